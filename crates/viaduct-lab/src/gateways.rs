@@ -137,6 +137,8 @@ pub struct ShellCounters {
     pub tap_drops_in: u64,
     /// Copies longer than the tap keeps.
     pub truncated: u64,
+    /// Copies whose checksum was missing.
+    pub unfinished: u64,
     /// Datagrams that the kernel would not take.
     pub send_failed: u64,
     /// Recovered packets handed to the kernel.

@@ -178,6 +178,44 @@ fn the_machine_is_put_back_as_it_was() {
 }
 
 #[test]
+fn gateways_that_observe_change_nothing_and_count_what_devices_cut() {
+    use_binary(env!("CARGO_BIN_EXE_viaduct"));
+    let mut world = World::build(&DumbbellSpec::default(), &Journal::new()).unwrap();
+    let nodes = [world.dumbbell.gateway_a().clone(), world.dumbbell.gateway_b().clone()];
+    // So that what the host sends reaches the tap as it left: long, to be cut by the last device.
+    nodes[0].run("ethtool", &["-K", "wan0", "tso", "on", "gso", "on"]).unwrap();
+    world.a1().run("ethtool", &["-K", "eth0", "tso", "on"]).unwrap();
+    let before = nodes.each_ref().map(|node| system(node));
+    world.protect(&GatewaySpec::fec("code = \"observe\"\n")).unwrap();
+    assert_eq!(nodes.each_ref().map(|node| system(node)), before);
+    let stream = Iperf::tcp("cubic", 3, 0).paced(100_000_000, 1 << 16);
+    let received = stream.run(world.a1(), world.b1()).unwrap().received;
+    thread::sleep(Duration::from_millis(1_500));
+    let gateways = world.gateways().unwrap();
+    let [a, b] = [&gateways.a, &gateways.b].map(|gateway| gateway.status().unwrap());
+    for (shell, tap) in [(a.shell(), &a), (b.shell(), &b)] {
+        assert_eq!((shell.truncated, shell.unfinished), (0, 0), "{:?}", tap.peer());
+    }
+    let (sender, receiver) = (a.peer().sender, b.peer().receiver);
+    let least = received * 3.0 / 8.0 / 1448.0;
+    assert!(sender.packets as f64 > 0.95 * least, "{least}: {sender:?}");
+    // Each is known by its name: it was cut alike at both ends.
+    assert_eq!((receiver.link.lost, receiver.late), (0, 0), "{receiver:?}");
+    assert!(receiver.link.covered as f64 > 0.95 * least, "{least}: {receiver:?}");
+    // Repairs need the changes: a reload makes them, and the end undoes them.
+    let text = std::fs::read_to_string(gateways.a.config()).unwrap();
+    std::fs::write(gateways.a.config(), text.replace("\"observe\"", "\"auto\"")).unwrap();
+    gateways.a.signal(Signal::HUP).unwrap();
+    eventually(&gateways.a, "a reload", || gateways.a.log().contains("INFO reloaded"));
+    assert_ne!(system(&nodes[0]), before[0]);
+    assert_eq!(lost_pings(&world, false, 100), 0);
+    let status = world.gateways().unwrap().a.status().unwrap();
+    assert!(status.peer().sender.protected >= 300, "{:?}", status.peer().sender);
+    world.gateways().unwrap().a.stop().unwrap();
+    assert_eq!(system(&nodes[0]), before[0]);
+}
+
+#[test]
 fn a_reload_takes_effect_whole_or_not_at_all() {
     let mut world = world((1200, 1500), "rate=100M,delay=5ms,loss=3%");
     world.protect(&GatewaySpec::default().host_mtu(1200)).unwrap();

@@ -22,6 +22,7 @@ use super::site::Site;
 use super::snapshot::{Details, Published, Status};
 use super::split;
 use super::system::System;
+use super::taps::Taps;
 use super::wan::WanWatch;
 use super::watch::Watch;
 use super::worker::Command;
@@ -190,8 +191,10 @@ impl Control {
     /// Has the packet thread take what `site` says.
     async fn hand_over(&self, site: &Site) -> Result<()> {
         let (outgoing, incoming) = site.filters()?;
+        let is_other = site.only_observes() != self.site.only_observes();
+        let taps = if is_other { Some(Box::new(Taps::open(site)?)) } else { None };
         let (reply, answer) = oneshot::channel();
-        self.worker.tell(Command::Reload { peers: site.peers(), outgoing, incoming, reply });
+        self.worker.tell(Command::Reload { peers: site.peers(), outgoing, incoming, taps, reply });
         answer.await.context("the packet thread is gone")?
     }
 

@@ -1,7 +1,7 @@
 //! `viaduct gateway -c site.toml`: a site's gateway.
 //!
 //! ```text
-//!   site.toml ─▶ Config ─▶ Site ──┬─▶ system: offloads, route MTU, MSS clamp, TUN (journalled)
+//!   site.toml ─▶ Config ─▶ Site ──┬─▶ system: offloads, TUN, route MTU, MSS clamp (journalled)
 //!                                 ├─▶ worker thread: taps, packet plane, repairs, injections
 //!                                 └─▶ control: signals, status socket, metrics, packet cache
 //! ```
@@ -15,12 +15,14 @@ mod control;
 mod desk;
 mod endpoints;
 mod families;
+mod injector;
 mod machine;
 mod peers;
 mod site;
 pub mod snapshot;
 mod split;
 mod system;
+mod taps;
 mod wan;
 mod watch;
 mod worker;
@@ -40,16 +42,16 @@ use viaduct_proto::repair::{Local, Plane};
 use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
 use viaduct_sys::poll::Waker;
-use viaduct_sys::ring::{Ring, RingConfig};
-use viaduct_sys::tun::Tun;
 use viaduct_sys::udp::UdpBatch;
 
 use clocks::ClockFile;
 use config::Config;
 use control::{Control, ToWorker};
+use injector::Injector;
 use site::Site;
 use snapshot::Published;
 use system::System;
+use taps::Taps;
 use worker::Worker;
 
 use crate::notify::{Phase, notify};
@@ -72,7 +74,7 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
         warn!("{warning}");
     }
     check_free(&site.config.socket())?;
-    let (mut system, tun) = System::prepare(&site)?;
+    let (mut system, injector) = System::prepare(&site)?;
     let flows = split.map(Beside::start).transpose()?;
     if let Some(intercept) = flows.as_ref().and_then(|f| f.handle.settings().intercept.clone()) {
         system.intercept(&site, intercept)?;
@@ -80,7 +82,7 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
     let published = Arc::new(Published::default());
     let (send, commands) = mpsc::channel();
     let waker = Arc::new(Waker::new().context("eventfd")?);
-    let worker = build_worker(&site, tun, commands, waker.clone(), published.clone())?;
+    let worker = build_worker(&site, injector, commands, waker.clone(), published.clone())?;
     // Dropped when the thread ends, whatever ends it.
     let (alive, gone) = oneshot::channel::<()>();
     let thread = std::thread::Builder::new()
@@ -164,19 +166,16 @@ impl Source {
 
 fn build_worker(
     site: &Site,
-    tun: Tun,
+    injector: Injector,
     commands: mpsc::Receiver<worker::Command>,
     waker: Arc<Waker>,
     published: Arc<Published>,
 ) -> Result<Worker> {
     let config = &site.config;
-    let ring = RingConfig { max_packet: site.wan_mtu.max(1500), bytes: site.ring_bytes() };
-    let (outgoing, incoming) = site.filters()?;
     let udp = UdpBatch::bind(config.listen)
         .with_context(|| format!("[site] listen: cannot use {}", config.listen))?;
     udp.block_receive().context("filter the repair socket")?;
-    let in_tap = Ring::open_filtered(&config.wan, ring, &incoming)?;
-    in_tap.ignore_outgoing().context("point a tap at what arrives")?;
+    let taps = Taps::open(site)?;
     let now = Instant::from_nanos(clock::now());
     let mut plane = Plane::new(local(config), site.peers(), now)?;
     if let Some(path) = config.clocks() {
@@ -184,11 +183,11 @@ fn build_worker(
     }
     Ok(Worker {
         plane,
-        out_tap: Ring::open_filtered(&config.wan, ring, &outgoing)?,
-        in_tap,
+        taps,
         udp,
         listen: config.listen,
-        tun,
+        injector,
+        cut: Vec::new(),
         commands,
         waker,
         published,

@@ -85,6 +85,12 @@ impl Site {
         (longest < sent).then_some(longest)
     }
 
+    /// Whether nothing is repaired, so that nothing of the machine has to be changed.
+    pub fn only_observes(&self) -> bool {
+        let is = |peer: &Peer| matches!(peer.coding, Some(Coding::Observe));
+        !self.config.peers.is_empty() && self.config.peers.iter().all(is)
+    }
+
     /// Name of the TUN through which recovered packets enter the kernel.
     pub fn tun_name(&self) -> String {
         let name: String = self.config.name.chars().filter(char::is_ascii_alphanumeric).collect();

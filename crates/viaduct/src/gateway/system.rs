@@ -11,9 +11,8 @@ use viaduct_sys::journal::Changes;
 use viaduct_sys::nft::MssClamp;
 use viaduct_sys::route::RouteMtu;
 use viaduct_sys::rules_watch::RulesWatch;
-use viaduct_sys::tool;
-use viaduct_sys::tun::Tun;
 
+use super::injector::Injector;
 use super::machine::pair;
 use super::site::Site;
 use crate::proxy::keeper::Interception;
@@ -21,6 +20,8 @@ use crate::proxy::keeper::Interception;
 /// The changes that are in force.
 pub struct System {
     changes: Changes,
+    /// Whether offloads are off.
+    is_cut: bool,
     room: Room,
     /// Where in the changes those for the room begin.
     mark: usize,
@@ -45,13 +46,13 @@ struct Room {
 }
 
 impl System {
-    /// Puts back what an earlier run left, then makes this run's changes: all of them, or none.
-    /// The TUN is where recovered packets enter the kernel; it goes when it is closed.
-    pub fn prepare(site: &Site) -> Result<(System, Tun)> {
+    /// Puts back what an earlier run left, then makes this run's changes: all of them, or none. Where nothing is repaired
+    /// there are none.
+    pub fn prepare(site: &Site) -> Result<(System, Injector)> {
         let config = &site.config;
         fs::create_dir_all(&config.run_dir)
             .with_context(|| format!("[site] run_dir: cannot make {}", config.run_dir.display()))?;
-        let mut changes = Changes::open(&config.journal())?;
+        let changes = Changes::open(&config.journal())?;
         for warning in changes.warnings() {
             warn!("left by an earlier run: {warning}");
         }
@@ -59,11 +60,14 @@ impl System {
             info!("put back what an earlier run that was killed had left");
         }
         // First: another gateway of this name has it already, and nothing of its must be touched.
-        let tun = injector(site)?;
-        changes.offload_off(&config.wan)?;
+        let mut injector = Injector::new(site);
+        if !site.only_observes() {
+            injector.open()?;
+        }
         let mark = changes.mark();
         let mut system = System {
             changes,
+            is_cut: false,
             room: Room::default(),
             mark,
             incomplete: false,
@@ -71,7 +75,7 @@ impl System {
             rules: RulesWatch::new().ok(),
         };
         system.follow(site)?;
-        Ok((system, tun))
+        Ok((system, injector))
     }
 
     /// Makes the room that `site` asks for instead of the one in force. What somebody else has undone
@@ -84,6 +88,11 @@ impl System {
         let room = Room::new(site)?;
         self.changes.repeat(self.mark)?;
         self.changes.restore_since(self.mark)?;
+        if !self.is_cut && !site.only_observes() {
+            // Below the room, and to the end: a gateway that observes again works on as well.
+            self.changes.offload_off(&site.config.wan)?;
+            (self.is_cut, self.mark) = (true, self.changes.mark());
+        }
         let made = room.make_clamps(&mut self.changes);
         if made.is_err() {
             let back = self.changes.restore_since(self.mark).map_err(anyhow::Error::from);
@@ -231,25 +240,4 @@ pub fn plan(site: &Site) -> Result<Vec<String>> {
 
 fn table_name(site: &str) -> String {
     site.chars().take(24).map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
-}
-
-/// The TUN through which recovered packets are forwarded as if they had come from the WAN.
-fn injector(site: &Site) -> Result<Tun> {
-    let tun = Tun::create(&site.tun_name())?;
-    tun.interface().set_mtu(u32::try_from(site.wan_mtu.max(1500))?)?;
-    let name = tun.name().to_owned();
-    // They come from addresses whose route leads elsewhere: reverse-path checks must be loose, and
-    // the loose check still wants an address on the interface (the dummy one of RFC 7600).
-    tool::run("ip", &["addr", "add", "192.0.0.8/32", "dev", &name, "scope", "link"], "")?;
-    set(&format!("net/ipv4/conf/{name}/rp_filter"), "2")?;
-    set(&format!("net/ipv4/conf/{name}/forwarding"), "1")?;
-    // A kernel without IPv6 has no such settings.
-    let _ = set(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
-    let _ = set(&format!("net/ipv6/conf/{name}/forwarding"), "1");
-    tun.interface().set_up()?;
-    Ok(tun)
-}
-
-fn set(key: &str, value: &str) -> Result<()> {
-    fs::write(format!("/proc/sys/{key}"), value).with_context(|| format!("set {key} to {value}"))
 }

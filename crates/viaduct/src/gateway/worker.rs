@@ -22,15 +22,17 @@ use viaduct_proto::repair::cache::{Found, Query};
 use viaduct_proto::repair::{PeerConfig, Plane};
 use viaduct_proto::time::Instant;
 use viaduct_proto::wire::ip::Header;
+use viaduct_proto::wire::offload::{self, Offload};
 use viaduct_sys::clock;
 use viaduct_sys::filter::BpfInsn;
 use viaduct_sys::poll::{Waker, wait};
-use viaduct_sys::ring::{Frame, Ring};
+use viaduct_sys::ring::Frame;
 use viaduct_sys::thread;
-use viaduct_sys::tun::Tun;
 use viaduct_sys::udp::UdpBatch;
 
+use super::injector::Injector;
 use super::snapshot::{Published, Shell};
+use super::taps::Taps;
 
 /// Packets read from a tap before the others get their turn.
 const BATCH: usize = 256;
@@ -65,6 +67,8 @@ pub enum Command {
         outgoing: Vec<BpfInsn>,
         /// Filter of what arrives.
         incoming: Vec<BpfInsn>,
+        /// Other taps, which have these filters.
+        taps: Option<Box<Taps>>,
         /// Where the answer goes.
         reply: Reply<Result<()>>,
     },
@@ -81,16 +85,16 @@ pub type Reply<T> = tokio::sync::oneshot::Sender<T>;
 pub struct Worker {
     /// The protocol.
     pub plane: Plane,
-    /// Copies of what leaves.
-    pub out_tap: Ring,
-    /// Copies of what arrives.
-    pub in_tap: Ring,
+    /// Copies of what crosses the WAN.
+    pub taps: Taps,
     /// Where repairs leave.
     pub udp: UdpBatch,
     /// Where peers send their datagrams.
     pub listen: SocketAddr,
     /// Where recovered packets enter the kernel.
-    pub tun: Tun,
+    pub injector: Injector,
+    /// Room for a packet that a device was to cut, or to complete.
+    pub cut: Vec<u8>,
     /// Requests of the control side.
     pub commands: Receiver<Command>,
     /// Wakes the thread for a command.
@@ -140,14 +144,14 @@ impl Worker {
 
     /// Takes notice of a WAN interface that went down, which goes on when it is up again.
     fn look_after_interfaces(&self, shell: &mut Shell) -> Result<()> {
-        let down = [&self.out_tap, &self.in_tap].map(|tap| tap.take_error().is_some());
+        let down = [&self.taps.outgoing, &self.taps.incoming].map(|tap| tap.take_error().is_some());
         // Each time: it goes down a moment before it is deleted, and that alone is an error.
-        ensure!(self.out_tap.is_attached(), "the WAN interface was deleted");
+        ensure!(self.taps.outgoing.is_attached(), "the WAN interface was deleted");
         if down.contains(&true) {
             shell.wan_falls += 1;
             warn!("the WAN interface went down");
         }
-        ensure!(self.tun.interface().mtu().is_ok(), "the TUN for recovered packets was deleted");
+        ensure!(!self.injector.is_gone(), "the TUN for recovered packets was deleted");
         Ok(())
     }
 
@@ -156,32 +160,36 @@ impl Worker {
         let fresh = wall.saturating_sub(STALE);
         // Delays are the path's alone: this thread may not have been run for a while.
         let crossed = |frame: &Frame<'_>| now - wall.saturating_sub(frame.stamp()).min(MAX_AGE);
+        let Worker { taps: Taps { outgoing, incoming }, plane, listen, cut, .. } = self;
         let mut read = 0;
         while read < BATCH
-            && let Some(mut frame) = self.out_tap.next()
+            && let Some(mut frame) = outgoing.next()
         {
             read += 1;
-            if repair(&mut frame, self.listen) {
-                continue;
-            }
-            let is_late = frame.stamp() < fresh;
-            shell.tap_late_out += u64::from(is_late);
-            if !is_late && whole(&frame, shell) {
-                self.plane.handle_outgoing(now, crossed(&frame), &mut frame);
-            } else {
-                self.plane.miss_outgoing(1);
+            let (is_late, crossed) = (frame.stamp() < fresh, crossed(&frame));
+            let seen = packets(&mut frame, cut, shell, |shell, packet| {
+                if repair(packet, *listen) {
+                    return;
+                }
+                shell.tap_late_out += u64::from(is_late);
+                if is_late {
+                    plane.miss_outgoing(1);
+                } else {
+                    plane.handle_outgoing(now, crossed, packet);
+                }
+            });
+            if !seen {
+                plane.miss_outgoing(1);
             }
         }
         for _ in 0..BATCH {
-            let Some(mut frame) = self.in_tap.next() else { break };
+            let Some(mut frame) = incoming.next() else { break };
             read += 1;
-            if !whole(&frame, shell) {
-                continue;
-            }
-            match datagram(&mut frame, self.listen) {
-                Some((from, payload)) => self.plane.handle_datagram(now, from, payload),
-                None => self.plane.handle_incoming(now, crossed(&frame), &mut frame),
-            }
+            let crossed = crossed(&frame);
+            packets(&mut frame, cut, shell, |_, packet| match datagram(packet, *listen) {
+                Some((from, payload)) => plane.handle_datagram(now, from, payload),
+                None => plane.handle_incoming(now, crossed, packet),
+            });
         }
         read
     }
@@ -194,16 +202,16 @@ impl Worker {
         }
         let inject = self.plane.injections();
         for packet in inject.iter() {
-            match self.tun.write(packet) {
-                Ok(()) => shell.injected += 1,
-                Err(_) => shell.inject_failed += 1,
+            match self.injector.inject(packet) {
+                true => shell.injected += 1,
+                false => shell.inject_failed += 1,
             }
         }
         inject.clear();
     }
 
     fn count_drops(&mut self, shell: &mut Shell) {
-        let (out, incoming) = (self.out_tap.drops(), self.in_tap.drops());
+        let (out, incoming) = (self.taps.outgoing.drops(), self.taps.incoming.drops());
         if out > shell.tap_drops_out {
             self.plane.miss_outgoing(out - shell.tap_drops_out);
         }
@@ -215,13 +223,20 @@ impl Worker {
 
     fn obey(&mut self, command: Command, now: Instant) {
         match command {
-            Command::Reload { peers, outgoing, incoming, reply } => {
-                let _ = reply.send(self.reload(peers, &outgoing, &incoming, now));
+            Command::Reload { peers, outgoing, incoming, taps, reply } => {
+                let done = self.reload(peers, &outgoing, &incoming, now);
+                if let Some(taps) = taps.filter(|_| done.is_ok()) {
+                    self.taps = *taps;
+                    // What the old ones still held.
+                    self.plane.miss_outgoing(1);
+                    self.plane.miss_incoming();
+                }
+                let _ = reply.send(done);
             }
             Command::Cache(query, reply) => {
                 let mut looked = 0;
                 let found = query.find(self.plane.cached().inspect(|_| looked += 1));
-                let resent = found.iter().filter(|packet| self.tun.write(packet).is_ok()).count();
+                let resent = found.iter().filter(|packet| self.injector.inject(packet)).count();
                 let _ = reply.send(Found { resent, looked });
             }
             Command::Stop => {}
@@ -237,8 +252,8 @@ impl Worker {
         now: Instant,
     ) -> Result<()> {
         self.plane.change(peers, now)?;
-        self.out_tap.attach_filter(outgoing).context("filter of the tap")?;
-        self.in_tap.attach_filter(incoming).context("filter of the tap")
+        self.taps.outgoing.attach_filter(outgoing).context("filter of the tap")?;
+        self.taps.incoming.attach_filter(incoming).context("filter of the tap")
     }
 
     /// Naps under load, otherwise sleeps until a packet, a deadline or a command comes.
@@ -251,7 +266,7 @@ impl Worker {
             return;
         }
         let due = self.plane.poll_timeout().map_or(IDLE, |due| due.since(now));
-        wait(&[&self.out_tap, &self.in_tap], &self.waker, due.min(IDLE));
+        wait(&[&self.taps.outgoing, &self.taps.incoming], &self.waker, due.min(IDLE));
     }
 }
 
@@ -263,11 +278,26 @@ fn now() -> Instant {
     Instant::from_nanos(clock::now())
 }
 
-/// Whether the frame holds the packet as it crossed the wire.
-fn whole(frame: &Frame<'_>, shell: &mut Shell) -> bool {
-    shell.unfinished += u64::from(!frame.checksum_ready());
-    shell.truncated += u64::from(frame.truncated());
-    frame.checksum_ready() && !frame.truncated()
+/// Calls `each` with the packets of the frame as they cross the wire: one, unless a device is to cut it. `false` if it
+/// does not hold them.
+fn packets(
+    frame: &mut Frame<'_>,
+    cut: &mut Vec<u8>,
+    shell: &mut Shell,
+    mut each: impl FnMut(&mut Shell, &mut [u8]),
+) -> bool {
+    if frame.truncated() {
+        shell.truncated += 1;
+        return false;
+    }
+    let offload = Offload { segment: frame.segment(), checksum: frame.checksum() };
+    if offload == Offload::default() && !frame.checksum_ready() {
+        shell.unfinished += 1;
+        return false;
+    }
+    let is_whole = offload::complete(frame, offload, cut, |packet| each(shell, packet));
+    shell.unfinished += u64::from(!is_whole);
+    is_whole
 }
 
 /// The payload of a UDP datagram to `listen`, and who sent it.

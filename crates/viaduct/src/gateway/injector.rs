@@ -1,0 +1,73 @@
+//! Where recovered packets enter the kernel: a TUN, through which they are forwarded as if they had come from the WAN. It
+//! is gone when it is closed.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use tracing::warn;
+use viaduct_sys::tool;
+use viaduct_sys::tun::Tun;
+
+use super::site::Site;
+
+/// The TUN, once it is needed: a gateway that observes has none until its peer repairs what comes from there.
+pub struct Injector {
+    name: String,
+    mtu: usize,
+    tun: Option<Tun>,
+    has_failed: bool,
+}
+
+impl Injector {
+    /// Changes nothing yet.
+    pub fn new(site: &Site) -> Injector {
+        let (name, mtu) = (site.tun_name(), site.wan_mtu.max(1500));
+        Injector { name, mtu, tun: None, has_failed: false }
+    }
+
+    /// Makes the TUN.
+    ///
+    /// # Errors
+    /// There is one of this name: another gateway is called so.
+    pub fn open(&mut self) -> Result<()> {
+        self.tun = Some(open(&self.name, self.mtu)?);
+        Ok(())
+    }
+
+    /// Hands a packet to the kernel, and makes the TUN before the first; whether the kernel has taken it.
+    pub fn inject(&mut self, packet: &[u8]) -> bool {
+        if self.tun.is_none()
+            && !self.has_failed
+            && let Err(error) = self.open()
+        {
+            self.has_failed = true;
+            warn!("recovered packets are not delivered: {error:#}");
+        }
+        self.tun.as_ref().is_some_and(|tun| tun.write(packet).is_ok())
+    }
+
+    /// Whether somebody has deleted the TUN.
+    pub fn is_gone(&self) -> bool {
+        self.tun.as_ref().is_some_and(|tun| tun.interface().mtu().is_err())
+    }
+}
+
+fn open(name: &str, mtu: usize) -> Result<Tun> {
+    let tun = Tun::create(name)?;
+    tun.interface().set_mtu(u32::try_from(mtu)?)?;
+    let name = tun.name().to_owned();
+    // They come from addresses whose route leads elsewhere: reverse-path checks must be loose, and
+    // the loose check still wants an address on the interface (the dummy one of RFC 7600).
+    tool::run("ip", &["addr", "add", "192.0.0.8/32", "dev", &name, "scope", "link"], "")?;
+    set(&format!("net/ipv4/conf/{name}/rp_filter"), "2")?;
+    set(&format!("net/ipv4/conf/{name}/forwarding"), "1")?;
+    // A kernel without IPv6 has no such settings.
+    let _ = set(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
+    let _ = set(&format!("net/ipv6/conf/{name}/forwarding"), "1");
+    tun.interface().set_up()?;
+    Ok(tun)
+}
+
+fn set(key: &str, value: &str) -> Result<()> {
+    fs::write(format!("/proc/sys/{key}"), value).with_context(|| format!("set {key} to {value}"))
+}

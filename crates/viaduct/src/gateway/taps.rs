@@ -1,0 +1,34 @@
+//! Copies of the packets that cross the WAN.
+
+use anyhow::{Context as _, Result};
+use viaduct_sys::filter::BpfInsn;
+use viaduct_sys::ring::{Ring, RingConfig};
+
+use super::site::Site;
+
+/// One tap for each way.
+pub struct Taps {
+    /// Packets that leave for the peers' sites.
+    pub outgoing: Ring,
+    /// Packets that come from them, and the peers' datagrams.
+    pub incoming: Ring,
+}
+
+impl Taps {
+    /// Opens both. Where nothing of the machine is changed, what devices cut, put together and complete is seen as such.
+    ///
+    /// # Errors
+    /// The interface is gone, or the kernel refuses.
+    pub fn open(site: &Site) -> Result<Taps> {
+        let config = RingConfig { max_packet: site.wan_mtu.max(1500), bytes: site.ring_bytes() };
+        let wan = &site.config.wan;
+        let open = |program: &[BpfInsn]| match site.only_observes() {
+            true => Ring::open_with_offloads(wan, config, program),
+            false => Ring::open_filtered(wan, config, program),
+        };
+        let (outgoing, incoming) = site.filters()?;
+        let (outgoing, incoming) = (open(&outgoing)?, open(&incoming)?);
+        incoming.ignore_outgoing().context("point a tap at what arrives")?;
+        Ok(Taps { outgoing, incoming })
+    }
+}
