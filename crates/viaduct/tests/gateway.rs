@@ -185,9 +185,9 @@ fn gateways_that_observe_change_nothing_and_count_what_devices_cut() {
     // So that what the host sends reaches the tap as it left: long, to be cut by the last device.
     nodes[0].run("ethtool", &["-K", "wan0", "tso", "on", "gso", "on"]).unwrap();
     world.a1().run("ethtool", &["-K", "eth0", "tso", "on"]).unwrap();
-    let before = nodes.each_ref().map(|node| system(node));
+    let before = nodes.each_ref().map(system);
     world.protect(&GatewaySpec::fec("code = \"observe\"\n")).unwrap();
-    assert_eq!(nodes.each_ref().map(|node| system(node)), before);
+    assert_eq!(nodes.each_ref().map(system), before);
     let stream = Iperf::tcp("cubic", 3, 0).paced(100_000_000, 1 << 16);
     let received = stream.run(world.a1(), world.b1()).unwrap().received;
     thread::sleep(Duration::from_millis(1_500));
