@@ -43,7 +43,7 @@ const FORWARD: f64 = 0.5;
 const RECURS: usize = 3;
 /// Overhead that is kept until a link has been clean for long: a new loss is then repaired at once.
 const LEAST: f64 = 0.0025;
-/// Overhead while it is not known why packets are lost.
+/// Overhead while it is not known why packets are lost, or of the first few after a time without, whether more will be.
 const PRIOR: f64 = 0.03;
 /// Overhead while it is not known how many are: until the fate of so many packets is known, and after a time without
 /// losses. Flows have not learnt to wait then, and each loss that they see costs much.
@@ -52,6 +52,8 @@ const FIRST_PACKETS: u64 = 4_096;
 /// Time after whose end a loss is the first of others, perhaps, and in which those tell how many there are.
 const QUIET: Duration = Duration::from_secs(10);
 const ONSET: Duration = Duration::from_secs(1);
+/// Bursts in that time of which a full queue may have been the reason, though it was not seen.
+const FEW: u64 = 12;
 /// Time without a loss after which a link is clean.
 const CLEAN: Duration = Duration::from_secs(60);
 /// Share by which the overhead falls a second.
@@ -269,6 +271,7 @@ impl Controller {
         if new > 0 && !is_unknown && self.lost[0].is_none_or(|at| now.since(at) >= QUIET) {
             self.onset = Some(Onset { since: now, bursts: 0 });
         }
+        let was_onset = self.onset.is_some();
         self.onset = self.onset.filter(|onset| now.since(onset.since) < ONSET);
         self.onset.iter_mut().for_each(|onset| onset.bursts += new);
         let new = new.min(RECURS as u64) as usize;
@@ -288,8 +291,12 @@ impl Controller {
         let quick = QUICK_MOST.min(most);
         let quick = overhead::least(&rates, soon, events, QUICK_LATE * events, quick)
             .map_or(0.0, |least| quick.min(QUICK_MORE * least));
-        let is_onset = self.onset.is_some_and(|onset| onset.bursts >= RECURS as u64);
-        let floor = if is_unknown || is_onset { FIRST } else { self.floor(now) };
+        let floor = match self.onset.map_or(0, |onset| onset.bursts) {
+            _ if is_unknown => FIRST,
+            bursts if bursts > FEW => FIRST,
+            bursts if bursts >= RECURS as u64 => PRIOR,
+            _ => self.floor(now),
+        };
         let wanted = floor.max(quick);
         let wanted = wanted.max(least.map_or(most, |least| least * self.trim)).min(most);
         self.regime = match least {
@@ -301,7 +308,8 @@ impl Controller {
         };
         // What few losses have told, or was kept for some that have never come, ends at once.
         let was_known = old.random.packets >= FIRST_PACKETS;
-        let is_known = was_known && self.lost[0].is_some() && self.bursts.is_enough();
+        let has_begun = was_onset && self.onset.is_none();
+        let is_known = was_known && !has_begun && self.lost[0].is_some() && self.bursts.is_enough();
         let fall = if is_known { FALL.powf(now.since(at).as_secs_f64()) } else { 0.0 };
         let fallen = self.asked * fall;
         // A full queue drops packets: for repairs, perhaps. There are to be fewer as long as it does.

@@ -95,10 +95,11 @@ fn few_losses_of_an_onset_are_enough() {
         world.controller.overhead()
     };
     assert_eq!(losses(2), 0.0, "they may be all");
-    assert_eq!(losses(2), FIRST);
-    assert_eq!(losses(0), FIRST);
+    assert_eq!(losses(2), PRIOR);
+    assert_eq!(losses(0), PRIOR);
+    assert_eq!(losses(9), FIRST);
     let later: Vec<_> = (0..80).map(|_| losses(0)).collect();
-    assert!(later[30] > 0.07 && later[79] < 0.01, "{later:?}");
+    assert!(later[30] > 0.07 && later[40] < 0.01, "{later:?}");
 }
 
 #[test]
