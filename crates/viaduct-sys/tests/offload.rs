@@ -51,7 +51,7 @@ fn ethtool_sees_them_go_and_come_back() {
     left.run(move || state.restore().expect("an interface that is gone needs nothing"));
 }
 
-/// What a tap saw.
+/// Counts of what a tap saw.
 #[derive(Debug, Default)]
 struct Seen {
     packets: usize,

@@ -109,7 +109,7 @@ pub struct Names<'a> {
     pub first: Seq,
     /// How the sender's packets are named.
     pub manner: Manner,
-    /// How far before each packet the one is whose tag and bit are combined with its own; 0 if none is.
+    /// Distance, in numbers, to the earlier packet whose tag and bit are combined with each; 0 if none is.
     pub apart: u16,
     tags: &'a [[u8; 2]],
     times: Option<Times<'a>>,
@@ -369,7 +369,7 @@ impl Name {
     }
 }
 
-/// What is said of packets beside their tags.
+/// Form of a section of names: the fields beside the tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// When they left; at most 255 [`GAP`]s apart.

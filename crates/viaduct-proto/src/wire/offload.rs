@@ -8,7 +8,7 @@
 //!   IP | TCP 1000 | ---- data ----    IP | TCP 2400 | ---- data ----    ...
 //! ```
 //!
-//! What is cut here is what Linux cuts: identifications of IPv4 count up, FIN and PSH are the last segment's, CWR is the
+//! Segments are those that Linux makes: identifications of IPv4 count up, FIN and PSH are the last segment's, CWR is the
 //! first's.
 
 use std::num::NonZeroU16;
@@ -16,7 +16,7 @@ use std::num::NonZeroU16;
 use super::ip::{self, Header, internet_checksum};
 use super::transport::{TCP, UDP};
 
-/// What is left to be done with a packet.
+/// Work that a device is still to do on a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
     /// Bytes of data of each segment but the last, if it is to be cut.

@@ -1,5 +1,5 @@
-//! What acknowledgements of TCP say of segments: which is the highest that has arrived (SACK, RFC 2018), and which has
-//! come twice (D-SACK, RFC 2883), so that its sender has sent again what was not lost.
+//! Selective acknowledgements of TCP: the highest segment that has arrived (SACK, RFC 2018), and one that has come twice
+//! (D-SACK, RFC 2883), so that its sender has sent again what was not lost.
 
 use super::tcp_option;
 use super::transport::{self, Segment};
@@ -11,7 +11,7 @@ const SACK: u8 = 5;
 /// Bytes of a block's two numbers.
 const BLOCK: usize = 8;
 
-/// What an acknowledgement says.
+/// Fields of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acknowledged {
     /// Number after the highest byte that has arrived, perhaps behind others that have not.

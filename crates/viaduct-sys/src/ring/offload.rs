@@ -1,4 +1,4 @@
-//! What a device is still to do with a packet, as the kernel says it: `struct virtio_net_hdr`, before the link header.
+//! Work that a device is still to do on a packet, as the kernel tells it: `struct virtio_net_hdr`, before the link header.
 
 use std::io;
 use std::num::NonZeroU16;
@@ -14,7 +14,7 @@ const NO_SEGMENTS: u8 = 0;
 /// Of `linux/if_packet.h`; libc has it not for all.
 const PACKET_VNET_HDR: libc::c_int = 15;
 
-/// What is left to be done.
+/// Work that is left to a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Offload {
     /// Bytes of data of each packet that it is cut into.

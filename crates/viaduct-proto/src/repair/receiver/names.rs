@@ -137,7 +137,7 @@ impl Receiver {
         }
     }
 
-    /// What codes would have done for a peer that observes.
+    /// Outcomes of the codes that were tried for a peer that observes.
     pub(in crate::repair) fn trials(&self) -> Option<[Outcome; TRIED.len()]> {
         self.observed.as_ref().map(|observed| observed.outcomes())
     }
