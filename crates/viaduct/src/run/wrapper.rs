@@ -175,8 +175,14 @@ impl Wrapper {
 
     /// The master has gone: its flows are reset, and the program is ours to wait for.
     fn wait_alone(&self) -> Result<ExitCode> {
+        // Its descriptors close before its children become ours.
+        let ended = loop {
+            match wrapped::wait(self.master).context("wait for the master")? {
+                Change::Stopped(_) | Change::Continued => {}
+                ended => break ended,
+            }
+        };
         let Some(program) = self.program else {
-            let ended = wrapped::wait(self.master).context("wait for the master")?;
             // The terminal has ended both.
             if let Change::Killed(signal @ (SIGINT | SIGQUIT | SIGHUP)) = ended {
                 signals::end_by(signal);
