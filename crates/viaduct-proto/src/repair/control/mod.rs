@@ -34,11 +34,12 @@ const MAX_LATER: f64 = 10.0;
 /// packet bring the others back.
 const QUICK: Duration = Duration::from_millis(15);
 const QUICK_LATE: f64 = 0.01;
-const QUICK_MOST: f64 = 0.031;
+const QUICK_MOST: f64 = 0.03;
 /// What that takes beyond what is reckoned: older packets are not in each repair.
 const QUICK_MORE: f64 = 1.2;
-/// Share of the repairs that there may be which leave without being asked for.
-const FORWARD: f64 = 0.5;
+/// Share of the repairs that there may be which leave without being asked for; the greater one where it is enough and
+/// the other is not, as for a flow of few packets on a link with long bursts, which would stay slow.
+const FORWARD: [f64; 2] = [0.5, 0.9];
 /// Bursts within that time that are told from none.
 const RECURS: usize = 3;
 /// Overhead that is kept until a link has been clean for long: a new loss is then repaired at once.
@@ -49,6 +50,11 @@ const PRIOR: f64 = 0.03;
 /// losses. Flows have not learnt to wait then, and each loss that they see costs much.
 const FIRST: f64 = 0.08;
 const FIRST_PACKETS: u64 = 4_096;
+/// Length of bursts that are repaired while flows can wait, however few packets that is: a flow that is slowed
+/// down in its slow start stays slow for long.
+const FIRST_BURST: f64 = 8.0;
+/// Packets of which that many should be known, though it is in doubt why the first were lost.
+const FIRST_PASSED: f64 = 16_384.0;
 /// Time after whose end a loss is the first of others, perhaps, and in which those tell how many there are.
 const QUIET: Duration = Duration::from_secs(10);
 const ONSET: Duration = Duration::from_secs(1);
@@ -179,6 +185,8 @@ pub struct Controller {
     lost: [Option<Instant>; RECURS],
     seen: Option<Instant>,
     onset: Option<Onset>,
+    /// Packets that have left since the first report.
+    passed: f64,
     /// When [`Controller::trim`] was last looked at, and the losses that flows had seen then.
     trimmed: Instant,
     visible: u64,
@@ -214,6 +222,7 @@ impl Controller {
             lost: [None; RECURS],
             seen: None,
             onset: None,
+            passed: 0.0,
             trimmed: now,
             visible: 0,
             asked: 0.0,
@@ -265,9 +274,10 @@ impl Controller {
         let before = self.last.replace((now, report));
         self.bursts.add(now, report.random);
         let (at, old) = before.unwrap_or((now, report));
+        self.passed += traffic.pace * now.since(at).as_secs_f64();
         let count = |report: &Report| report.random.bursts.iter().sum::<u64>();
         let new = count(&report).saturating_sub(count(&old));
-        let is_unknown = report.random.packets < FIRST_PACKETS;
+        let is_unknown = self.is_unknown();
         if new > 0 && !is_unknown && self.lost[0].is_none_or(|at| now.since(at) >= QUIET) {
             self.onset = Some(Onset { since: now, bursts: 0 });
         }
@@ -284,20 +294,22 @@ impl Controller {
         let target = TARGET * mean.clamp(1.0, MAX_LATER);
         self.correct(now, &report, &old, target);
         let (events, packets) = (pace * bursts, pace * traffic.wait.as_secs_f64());
-        let most = FORWARD * self.limits.max_overhead;
+        let [usual, most] = FORWARD.map(|share| share * self.limits.max_overhead);
         let least = overhead::least(&rates, packets, events, target, most / self.trim);
+        let most = if least.is_some() { most } else { usual };
         // Most of them sooner than flows can wait, where that is cheap.
         let soon = pace * QUICK.as_secs_f64();
-        let quick = QUICK_MOST.min(most);
+        let quick = QUICK_MOST.min(usual);
         let quick = overhead::least(&rates, soon, events, QUICK_LATE * events, quick)
             .map_or(0.0, |least| quick.min(QUICK_MORE * least));
         let floor = match self.onset.map_or(0, |onset| onset.bursts) {
-            _ if is_unknown => FIRST,
+            _ if is_unknown && self.passed < FIRST_PASSED => FIRST,
+            _ if is_unknown => PRIOR,
             bursts if bursts > FEW => FIRST,
             bursts if bursts >= RECURS as u64 => PRIOR,
             _ => self.floor(now),
         };
-        let wanted = floor.max(quick);
+        let wanted = floor.min(usual).max(quick);
         let wanted = wanted.max(least.map_or(most, |least| least * self.trim)).min(most);
         self.regime = match least {
             _ if report.queue_full => Regime::Congested,
@@ -343,13 +355,29 @@ impl Controller {
         if self.overhead <= 0.0 {
             return None;
         }
-        let repairs = (self.overhead * f64::from(PACKETS)).ceil();
-        let window = f64::from(self.reach(traffic)).max(3.0 / self.overhead);
+        let overhead = self.overhead.max(self.first(traffic));
+        let repairs = (overhead * f64::from(PACKETS)).ceil();
+        let window = f64::from(self.reach(traffic)).max(3.0 / overhead);
         Some(window::Parameters {
             window: window.min(f64::from(MAX_COVER)) as u16,
             repairs: repairs as u16,
             packets: PACKETS,
         })
+    }
+
+    /// Least overhead while little is known of the link, that a burst may not slow a flow down that begins.
+    fn first(&self, traffic: Traffic) -> f64 {
+        if !self.is_unknown() {
+            return 0.0;
+        }
+        let packets = traffic.pace * traffic.wait.as_secs_f64();
+        let needed = FIRST_BURST / (packets - FIRST_BURST).max(1.0);
+        needed.min(FORWARD[1] * self.limits.max_overhead)
+    }
+
+    /// Whether the fate of few packets is known.
+    fn is_unknown(&self) -> bool {
+        self.report().random.packets < FIRST_PACKETS
     }
 
     /// Packets that pass while flows can wait, and some more.
