@@ -51,8 +51,9 @@ const PRIOR: f64 = 0.03;
 const FIRST: f64 = 0.08;
 const FIRST_PACKETS: u64 = 4_096;
 /// Length of bursts that are repaired while flows can wait, however few packets that is: a flow that is slowed
-/// down in its slow start stays slow for long.
+/// down in its slow start stays slow for long. The same until the fate of so many packets is known.
 const FIRST_BURST: f64 = 8.0;
+const FIRST_FEW: u64 = 1_024;
 /// Packets of which that many should be known, though it is in doubt why the first were lost.
 const FIRST_PASSED: f64 = 16_384.0;
 /// Time after whose end a loss is the first of others, perhaps, and in which those tell how many there are.
@@ -277,7 +278,7 @@ impl Controller {
         self.passed += traffic.pace * now.since(at).as_secs_f64();
         let count = |report: &Report| report.random.bursts.iter().sum::<u64>();
         let new = count(&report).saturating_sub(count(&old));
-        let is_unknown = self.is_unknown();
+        let is_unknown = report.random.packets < FIRST_PACKETS;
         if new > 0 && !is_unknown && self.lost[0].is_none_or(|at| now.since(at) >= QUIET) {
             self.onset = Some(Onset { since: now, bursts: 0 });
         }
@@ -367,17 +368,12 @@ impl Controller {
 
     /// Least overhead while little is known of the link, that a burst may not slow a flow down that begins.
     fn first(&self, traffic: Traffic) -> f64 {
-        if !self.is_unknown() {
+        if self.report().random.packets >= FIRST_FEW {
             return 0.0;
         }
         let packets = traffic.pace * traffic.wait.as_secs_f64();
         let needed = FIRST_BURST / (packets - FIRST_BURST).max(1.0);
         needed.min(FORWARD[1] * self.limits.max_overhead)
-    }
-
-    /// Whether the fate of few packets is known.
-    fn is_unknown(&self) -> bool {
-        self.report().random.packets < FIRST_PACKETS
     }
 
     /// Packets that pass while flows can wait, and some more.
