@@ -1,5 +1,5 @@
 # Each target works as the first command in a fresh clone: it installs what is missing.
-.PHONY: demo test matrix bench lint fuzz bare build clean help
+.PHONY: demo test matrix bench lint fuzz arm bare build clean help
 
 # Test programs run under this: it ends those that hang. Cargo looks for it from each package's directory.
 # (Where there is no toolchain yet, Debian's is installed.)
@@ -44,6 +44,12 @@ bench:            ## absolute figures of the cores, with memcpy measured beside 
 fuzz:             ## every parser that reads the network, FUZZ_SECONDS each (default 60)
 	@scripts/need fuzz
 	scripts/fuzz $${FUZZ_SECONDS:-60}
+
+arm:              ## the codes' tests on aarch64, whose vectors are others, by an emulator of its processors
+	@scripts/need arm
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" \
+	cargo test -p viaduct-proto --lib --target aarch64-unknown-linux-gnu --profile checked --locked -- fec::
 
 bare:             ## `make demo` as the first command in a fresh Debian 12 with make and git alone (root, half an hour)
 	scripts/bare make demo

@@ -12,6 +12,10 @@ pub struct MulTable(pub [u8; 32]);
 
 static TABLES: [MulTable; 256] = tables();
 static INVERSES: [u8; 256] = inverses();
+/// The same as matrices of bits, as GFNI takes them: of a product's bit i the row is byte 7 - i, and has a bit for each
+/// of the other factor's that it is the sum of.
+#[cfg(target_arch = "x86_64")]
+pub(super) static MATRICES: [u64; 256] = matrices();
 
 impl MulTable {
     /// The table of `coefficient`.
@@ -65,6 +69,26 @@ const fn tables() -> [MulTable; 256] {
             all[coefficient].0[half] = slow_mul(coefficient as u8, half as u8);
             all[coefficient].0[16 + half] = slow_mul(coefficient as u8, (half as u8) << 4);
             half += 1;
+        }
+        coefficient += 1;
+    }
+    all
+}
+
+#[cfg(target_arch = "x86_64")]
+const fn matrices() -> [u64; 256] {
+    let mut all = [0; 256];
+    let mut coefficient = 0;
+    while coefficient < 256 {
+        let mut column = 0;
+        while column < 8 {
+            let product = slow_mul(coefficient as u8, 1 << column);
+            let mut bit = 0;
+            while bit < 8 {
+                all[coefficient] |= (((product >> bit) & 1) as u64) << (8 * (7 - bit) + column);
+                bit += 1;
+            }
+            column += 1;
         }
         coefficient += 1;
     }

@@ -16,12 +16,14 @@
 //! the rest.
 //!
 //! `portable` is the plain form that works everywhere; `simd` does the same with the vectors
-//! that the processor has. They are checked against each other.
+//! that the processor has (`vectors`). They are checked against each other.
 
 pub mod gf;
 mod portable;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod simd;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod vectors;
 
 use gf::MulTable;
 
@@ -89,6 +91,12 @@ enum Level {
     /// Vectors of 32 bytes.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// The same, with products in one instruction.
+    #[cfg(target_arch = "x86_64")]
+    Gfni,
+    /// Vectors of 16 bytes.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
 }
 
 impl Level {
@@ -97,12 +105,16 @@ impl Level {
         #[cfg(target_arch = "x86_64")]
         {
             if is_x86_feature_detected!("avx2") {
-                return Level::Avx2;
+                let gfni = is_x86_feature_detected!("gfni");
+                return if gfni { Level::Gfni } else { Level::Avx2 };
             }
             if is_x86_feature_detected!("ssse3") {
                 return Level::Ssse3;
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        return Level::Neon;
+        #[cfg(not(target_arch = "aarch64"))]
         Level::Portable
     }
 }
@@ -121,9 +133,9 @@ fn add_group_at(level: Level, dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficien
     }
     let common = dsts.iter().fold(shortest, |common, dst| common.min(dst.len()));
     let done = match level {
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx2 | Level::Ssse3 => simd::add(level, dsts, srcs, coefficients, common),
         Level::Portable => 0,
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+        _ => simd::add(level, dsts, srcs, coefficients, common),
     };
     if done == longest {
         return;
@@ -141,12 +153,12 @@ fn add_group_at(level: Level, dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficien
 /// What one pair has beyond the common length.
 fn add_rest(level: Level, dst: &mut [u8], src: &[u8], coefficient: u8) {
     let done = match level {
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx2 | Level::Ssse3 => {
+        Level::Portable => 0,
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+        _ => {
             let len = dst.len();
             simd::add(level, &mut [&mut *dst], &[src], &[coefficient], len)
         }
-        Level::Portable => 0,
     };
     portable::mul_add(&mut dst[done..], &src[done..], MulTable::of(coefficient));
 }

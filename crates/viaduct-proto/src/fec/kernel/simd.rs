@@ -1,15 +1,14 @@
-//! The same arithmetic in vectors of 16 (SSSE3) and 32 bytes (AVX2): the one file of this crate
-//! with `unsafe` in it, because intrinsics take pointers.
+//! The same arithmetic in vectors of 16 (SSSE3, NEON) and 32 bytes (AVX2, GFNI).
 //!
 //! A product is two shuffles: one looks up the low halves of all bytes in a register, the other
-//! the high halves. One loop, [`fused`], serves every shape; shapes are constants, so that the
-//! tables stay in registers and rows of ones cost no shuffle.
+//! the high halves; with GFNI it is one instruction. One loop, [`fused`], serves every shape; shapes
+//! are constants, so that the factors stay in registers and rows of ones cost no product. What the
+//! processor's vectors are is in [`super::vectors`].
 
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::*;
-
-use super::{GROUP, Level, gf::MulTable};
+use super::vectors::{self, Vector};
+use super::{GROUP, Level};
 
 /// Adds `coefficients * srcs` to `dsts` in their first `len` bytes and returns how many of those
 /// it did: all, or none if `len` is shorter than a vector or the shape is not one to four by one
@@ -29,7 +28,10 @@ pub(super) fn add(
     match (dsts.len(), level) {
         (_, Level::Portable) => 0,
         (_, _) if len < 16 => 0,
-        (_, Level::Avx2) if len < 32 => add(Level::Ssse3, dsts, srcs, coefficients, len),
+        #[cfg(target_arch = "x86_64")]
+        (_, Level::Avx2 | Level::Gfni) if len < 32 => {
+            add(Level::Ssse3, dsts, srcs, coefficients, len)
+        }
         (1, _) => by_sources::<1>(level, dsts, srcs, coefficients, len),
         (2, _) => by_sources::<2>(level, dsts, srcs, coefficients, len),
         (3, _) => by_sources::<3>(level, dsts, srcs, coefficients, len),
@@ -73,22 +75,19 @@ fn by_ones<const N: usize, const M: usize>(
     let ones = (0..N).take_while(|&d| shape.coefficients.iter().all(|row| row[d] == 1)).count();
     // SAFETY: `Shape::new` made every pointer from a slice of at least `len` bytes, the mutable
     // ones of at least `room`; they are borrowed until this function returns, the mutable ones
-    // exclusively; `len` is a vector or
-    // longer, as `add` checked; a `Level` is only made where the processor was asked for it.
+    // exclusively; `len` is a vector or longer, as `add` checked; a `Level` is only made where the
+    // processor was asked for it.
     unsafe {
-        match (level, ones) {
-            (Level::Avx2, _) if ones == N => avx2::<N, M, N>(&shape),
-            (Level::Avx2, 0) => avx2::<N, M, 0>(&shape),
-            (Level::Avx2, _) => avx2::<N, M, 1>(&shape),
-            (_, _) if ones == N => ssse3::<N, M, N>(&shape),
-            (_, 0) => ssse3::<N, M, 0>(&shape),
-            (_, _) => ssse3::<N, M, 1>(&shape),
+        match ones {
+            _ if ones == N => vectors::run::<N, M, N>(level, &shape),
+            0 => vectors::run::<N, M, 0>(level, &shape),
+            _ => vectors::run::<N, M, 1>(level, &shape),
         }
     }
 }
 
 /// `N` destinations, `M` sources and their coefficients, with the checks behind them.
-struct Shape<const N: usize, const M: usize> {
+pub(super) struct Shape<const N: usize, const M: usize> {
     dsts: [*mut u8; N],
     srcs: [*const u8; M],
     coefficients: [[u8; N]; M],
@@ -122,23 +121,6 @@ impl<const N: usize, const M: usize> Shape<N, M> {
     }
 }
 
-/// # Safety
-/// The pointers of `shape` must be good for `shape.len` >= 32 bytes, the destinations for writing
-/// and apart from all others, and the processor must have AVX2.
-#[target_feature(enable = "avx2")]
-unsafe fn avx2<const N: usize, const M: usize, const ONES: usize>(shape: &Shape<N, M>) {
-    // SAFETY: as the caller vouches.
-    unsafe { fused::<__m256i, N, M, ONES>(shape) }
-}
-
-/// # Safety
-/// As [`avx2`], with 16 bytes and SSSE3.
-#[target_feature(enable = "ssse3")]
-unsafe fn ssse3<const N: usize, const M: usize, const ONES: usize>(shape: &Shape<N, M>) {
-    // SAFETY: as the caller vouches.
-    unsafe { fused::<__m128i, N, M, ONES>(shape) }
-}
-
 /// Every destination gains its combination of the sources, one column of a vector's width after
 /// the other.
 ///
@@ -147,19 +129,21 @@ unsafe fn ssse3<const N: usize, const M: usize, const ONES: usize>(shape: &Shape
 /// `shape.room` bytes and apart from all others, and the processor must have the instructions
 /// of `V`.
 #[inline(always)]
-unsafe fn fused<V: Vector, const N: usize, const M: usize, const ONES: usize>(shape: &Shape<N, M>) {
+pub(super) unsafe fn fused<V: Vector, const N: usize, const M: usize, const ONES: usize>(
+    shape: &Shape<N, M>,
+) {
     // By value: behind the reference, every store could have changed them.
     let Shape { dsts, srcs, coefficients, len, room } = *shape;
     let full = len - len % V::BYTES;
     // SAFETY: columns begin at `full - V::BYTES` or before, the ragged one as `ragged` asks.
     unsafe {
-        let tables = tables::<V, N, M>(&coefficients);
+        let factors = factors::<V, N, M>(&coefficients);
         if full < len {
-            ragged::<V, N, M, ONES>(dsts, srcs, &tables, len, room);
+            ragged::<V, N, M, ONES>(dsts, srcs, &factors, len, room);
         }
         let mut at = 0;
         while at < full {
-            column::<V, N, M, ONES>(dsts, srcs, &tables, at, None);
+            column::<V, N, M, ONES>(dsts, srcs, &factors, at, None);
             at += V::BYTES;
         }
     }
@@ -175,7 +159,7 @@ unsafe fn fused<V: Vector, const N: usize, const M: usize, const ONES: usize>(sh
 unsafe fn ragged<V: Vector, const N: usize, const M: usize, const ONES: usize>(
     dsts: [*mut u8; N],
     srcs: [*const u8; M],
-    tables: &Tables<V, N, M>,
+    factors: &Factors<V, N, M>,
     len: usize,
     room: usize,
 ) {
@@ -192,10 +176,10 @@ unsafe fn ragged<V: Vector, const N: usize, const M: usize, const ONES: usize>(
             }
             let ends = ends.each_ref().map(|end| end.as_ptr());
             let dsts = dsts.map(|dst| dst.add(full));
-            column::<V, N, M, ONES>(dsts, ends, tables, 0, None);
+            column::<V, N, M, ONES>(dsts, ends, factors, 0, None);
         } else {
             let mask = V::load(ENDS.0.as_ptr().add(rest + 32 - V::BYTES));
-            column::<V, N, M, ONES>(dsts, srcs, tables, len - V::BYTES, Some(mask));
+            column::<V, N, M, ONES>(dsts, srcs, factors, len - V::BYTES, Some(mask));
         }
     }
 }
@@ -213,25 +197,25 @@ static ENDS: Ends = Ends({
     ends
 });
 
-/// For each source and destination, the products of the low halves and of the high halves.
-type Tables<V, const N: usize, const M: usize> = [[(V, V); N]; M];
+/// What multiplies each source for each destination.
+type Factors<V, const N: usize, const M: usize> = [[<V as Vector>::Factor; N]; M];
 
 /// # Safety
 /// The processor must have the instructions of `V`.
 #[inline(always)]
-unsafe fn tables<V: Vector, const N: usize, const M: usize>(
+unsafe fn factors<V: Vector, const N: usize, const M: usize>(
     coefficients: &[[u8; N]; M],
-) -> Tables<V, N, M> {
-    // SAFETY: a table is 32 bytes, two halves of 16.
+) -> Factors<V, N, M> {
+    // SAFETY: as the caller vouches.
     unsafe {
-        let mut tables = [[(V::splat(0), V::splat(0)); N]; M];
-        for s in 0..M {
-            for d in 0..N {
-                let table = MulTable::of(coefficients[s][d]).0.as_ptr();
-                tables[s][d] = (V::load_half(table), V::load_half(table.add(16)));
+        // Not by closures, which would not have those instructions.
+        let mut factors = [[V::factor(0); N]; M];
+        for (row, coefficients) in factors.iter_mut().zip(coefficients) {
+            for (factor, &coefficient) in row.iter_mut().zip(coefficients) {
+                *factor = V::factor(coefficient);
             }
         }
-        tables
+        factors
     }
 }
 
@@ -243,29 +227,24 @@ unsafe fn tables<V: Vector, const N: usize, const M: usize>(
 unsafe fn column<V: Vector, const N: usize, const M: usize, const ONES: usize>(
     dsts: [*mut u8; N],
     srcs: [*const u8; M],
-    tables: &Tables<V, N, M>,
+    factors: &Factors<V, N, M>,
     at: usize,
     mask: Option<V>,
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
-        let mut sums = [V::splat(0); N];
+        let mut sums = [V::zero(); N];
         for (sum, dst) in sums.iter_mut().zip(dsts) {
             *sum = V::load(dst.add(at));
         }
-        for (src, tables) in srcs.into_iter().zip(tables) {
+        for (src, factors) in srcs.into_iter().zip(factors) {
             let mut bytes = V::load(src.add(at));
             if let Some(mask) = mask {
                 bytes = bytes.and(mask);
             }
-            let low = bytes.and(V::splat(15));
-            let high = bytes.shift_right_4().and(V::splat(15));
-            for (d, (sum, (of_low, of_high))) in sums.iter_mut().zip(tables).enumerate() {
-                *sum = sum.xor(if d < ONES {
-                    bytes
-                } else {
-                    of_low.look_up(low).xor(of_high.look_up(high))
-                });
+            let split = bytes.split();
+            for (d, (sum, factor)) in sums.iter_mut().zip(factors).enumerate() {
+                *sum = sum.xor(if d < ONES { bytes } else { V::product(split, *factor) });
             }
         }
         for (sum, dst) in sums.iter().zip(dsts) {
@@ -273,95 +252,3 @@ unsafe fn column<V: Vector, const N: usize, const M: usize, const ONES: usize>(
         }
     }
 }
-
-/// A register full of bytes. Unsafe to use, since the processor must have it; loads and stores
-/// need a pointer that is good for [`Vector::BYTES`], not an aligned one.
-trait Vector: Copy {
-    const BYTES: usize;
-    unsafe fn splat(byte: i8) -> Self;
-    unsafe fn load(from: *const u8) -> Self;
-    /// The same 16 bytes in every half.
-    unsafe fn load_half(from: *const u8) -> Self;
-    unsafe fn store(self, to: *mut u8);
-    unsafe fn xor(self, other: Self) -> Self;
-    unsafe fn and(self, other: Self) -> Self;
-    /// Shifts within words: the upper half of each byte must be masked away afterwards.
-    unsafe fn shift_right_4(self) -> Self;
-    /// Each byte of `index` (0 to 15) is replaced by that entry of `self`.
-    unsafe fn look_up(self, index: Self) -> Self;
-}
-
-/// One intrinsic a method. SAFETY of each: the same as of the method, which its caller vouches.
-macro_rules! vector {
-    ($type:ty, $bytes:literal, $splat:ident, $load:ident, $half:expr, $store:ident, $xor:ident,
-     $and:ident, $shift:ident, $shuffle:ident) => {
-        impl Vector for $type {
-            const BYTES: usize = $bytes;
-            #[inline(always)]
-            unsafe fn splat(byte: i8) -> Self {
-                // SAFETY: the processor has it.
-                unsafe { $splat(byte) }
-            }
-            #[inline(always)]
-            unsafe fn load(from: *const u8) -> Self {
-                // SAFETY: the pointer is good for a vector.
-                unsafe { $load(from.cast()) }
-            }
-            #[inline(always)]
-            unsafe fn load_half(from: *const u8) -> Self {
-                // SAFETY: the pointer is good for 16 bytes.
-                unsafe { $half(_mm_loadu_si128(from.cast())) }
-            }
-            #[inline(always)]
-            unsafe fn store(self, to: *mut u8) {
-                // SAFETY: the pointer is good for a vector, and for writing.
-                unsafe { $store(to.cast(), self) }
-            }
-            #[inline(always)]
-            unsafe fn xor(self, other: Self) -> Self {
-                // SAFETY: the processor has it.
-                unsafe { $xor(self, other) }
-            }
-            #[inline(always)]
-            unsafe fn and(self, other: Self) -> Self {
-                // SAFETY: the processor has it.
-                unsafe { $and(self, other) }
-            }
-            #[inline(always)]
-            unsafe fn shift_right_4(self) -> Self {
-                // SAFETY: the processor has it.
-                unsafe { $shift::<4>(self) }
-            }
-            #[inline(always)]
-            unsafe fn look_up(self, index: Self) -> Self {
-                // SAFETY: the processor has it.
-                unsafe { $shuffle(self, index) }
-            }
-        }
-    };
-}
-
-vector!(
-    __m128i,
-    16,
-    _mm_set1_epi8,
-    _mm_loadu_si128,
-    std::convert::identity,
-    _mm_storeu_si128,
-    _mm_xor_si128,
-    _mm_and_si128,
-    _mm_srli_epi64,
-    _mm_shuffle_epi8
-);
-vector!(
-    __m256i,
-    32,
-    _mm256_set1_epi8,
-    _mm256_loadu_si256,
-    _mm256_broadcastsi128_si256,
-    _mm256_storeu_si256,
-    _mm256_xor_si256,
-    _mm256_and_si256,
-    _mm256_srli_epi64,
-    _mm256_shuffle_epi8
-);

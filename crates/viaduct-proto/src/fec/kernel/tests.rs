@@ -10,6 +10,10 @@ fn levels() -> impl Iterator<Item = Level> {
         Level::Ssse3,
         #[cfg(target_arch = "x86_64")]
         Level::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Level::Gfni,
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon,
     ];
     all.into_iter().filter(|level| *level <= Level::detect())
 }
@@ -105,7 +109,7 @@ proptest! {
 }
 
 #[test]
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn this_machine_tests_vectors() {
-    assert!(levels().count() > 1, "no SSSE3 here: the vector kernels went untested");
+    assert!(levels().count() > 1, "no vectors here: their kernels went untested");
 }

@@ -1,0 +1,71 @@
+//! NEON, which every processor of this architecture has.
+
+use std::arch::aarch64::*;
+
+use super::super::Level;
+use super::super::gf::MulTable;
+use super::super::simd::{Shape, fused};
+use super::Vector;
+
+/// Does all of `shape`.
+///
+/// # Safety
+/// The pointers of `shape` must be good for `shape.len` bytes, 16 or more, the destinations for writing `shape.room` and
+/// apart from all others.
+#[target_feature(enable = "neon")]
+pub(in super::super) unsafe fn run<const N: usize, const M: usize, const ONES: usize>(
+    _level: Level,
+    shape: &Shape<N, M>,
+) {
+    // SAFETY: as the caller vouches.
+    unsafe { fused::<uint8x16_t, N, M, ONES>(shape) }
+}
+
+/// The products of the low halves of bytes, and of the high halves. SAFETY of each method: the same as of the method,
+/// which its caller vouches.
+impl Vector for uint8x16_t {
+    const BYTES: usize = 16;
+    type Factor = (Self, Self);
+    type Split = (Self, Self);
+    #[inline(always)]
+    unsafe fn factor(coefficient: u8) -> Self::Factor {
+        let table = MulTable::of(coefficient).0.as_ptr();
+        // SAFETY: a table is 32 bytes, two halves of 16.
+        unsafe { (vld1q_u8(table), vld1q_u8(table.add(16))) }
+    }
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: every processor has it.
+        unsafe { vdupq_n_u8(0) }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: the pointer is good for a vector.
+        unsafe { vld1q_u8(from) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: the pointer is good for a vector, and for writing.
+        unsafe { vst1q_u8(to, self) }
+    }
+    #[inline(always)]
+    unsafe fn xor(self, other: Self) -> Self {
+        // SAFETY: every processor has it.
+        unsafe { veorq_u8(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn and(self, other: Self) -> Self {
+        // SAFETY: every processor has it.
+        unsafe { vandq_u8(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn split(self) -> Self::Split {
+        // SAFETY: every processor has it.
+        unsafe { (vandq_u8(self, vdupq_n_u8(15)), vshrq_n_u8::<4>(self)) }
+    }
+    #[inline(always)]
+    unsafe fn product((low, high): Self::Split, (of_low, of_high): Self::Factor) -> Self {
+        // SAFETY: every processor has it.
+        unsafe { veorq_u8(vqtbl1q_u8(of_low, low), vqtbl1q_u8(of_high, high)) }
+    }
+}
