@@ -1,0 +1,99 @@
+//! Copies of packets, as they stand in a section.
+
+use super::{COPIES, SECTION_HEAD, emit};
+use crate::fec::Seq;
+use crate::wire::ip::Hop;
+
+/// Bytes of a section of copies beside them.
+pub const COPIES_OVERHEAD: usize = SECTION_HEAD + COPIES_HEAD;
+/// Bytes of each copy beside its packet.
+pub const COPY_OVERHEAD: usize = 2;
+const COPIES_HEAD: usize = 6;
+
+/// Consecutive packets again, after the first ones may have been lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copies<'a> {
+    /// Number of the first, its low 32 bits.
+    pub first: Seq,
+    /// Mutable fields of all, as they left.
+    pub hop: Hop,
+    packets: &'a [u8],
+}
+
+impl<'a> Copies<'a> {
+    /// The packets, normalised; `None` where they are malformed, which those that were parsed are
+    /// not.
+    pub fn packets(&self) -> impl Iterator<Item = Option<&'a [u8]>> + use<'a> {
+        let mut rest = self.packets;
+        std::iter::from_fn(move || {
+            if rest.is_empty() {
+                return None;
+            }
+            let packet = take_packet(&mut rest);
+            if packet.is_none() {
+                rest = &[];
+            }
+            Some(packet)
+        })
+    }
+}
+
+fn take_packet<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (length, behind) = rest.split_first_chunk::<COPY_OVERHEAD>()?;
+    let (packet, behind) = behind.split_at_checked(usize::from(u16::from_be_bytes(*length)))?;
+    *rest = behind;
+    (!packet.is_empty()).then_some(packet)
+}
+
+pub(super) fn parse(body: &[u8]) -> Option<Copies<'_>> {
+    let (&[ref first @ .., ttl, tos], packets) = body.split_first_chunk::<COPIES_HEAD>()?;
+    let copies =
+        Copies { first: u32::from_be_bytes(*first).into(), hop: Hop { ttl, tos }, packets };
+    copies.packets().all(|packet| packet.is_some()).then_some(copies)
+}
+
+/// Appends copies of the packets from `first` on, which are normalised and left with `hop`.
+pub fn emit_copies<'a>(
+    first: Seq,
+    hop: Hop,
+    packets: impl Iterator<Item = &'a [u8]>,
+    out: &mut Vec<u8>,
+) {
+    emit(COPIES, out, |out| {
+        out.extend((first as u32).to_be_bytes());
+        out.extend([hop.ttl, hop.tos]);
+        for packet in packets {
+            out.extend(u16::try_from(packet.len()).unwrap_or(0).to_be_bytes());
+            out.extend_from_slice(packet);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{Section, sections};
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn copies_round_trip(
+            first: u32, ttl: u8, tos: u8,
+            packets in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..50), 1..5),
+        ) {
+            let mut out = Vec::new();
+            let packets: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
+            emit_copies(first.into(), Hop { ttl, tos }, packets.iter().copied(), &mut out);
+            let each = packets.iter().map(|packet| COPY_OVERHEAD + packet.len());
+            prop_assert_eq!(out.len(), COPIES_OVERHEAD + each.sum::<usize>());
+            let sections: Vec<_> = sections(&out).collect();
+            let [Some(Section::Copies(copies))] = &sections[..] else {
+                return Err(TestCaseError::fail("one section"));
+            };
+            prop_assert_eq!((copies.first, copies.hop), (first.into(), Hop { ttl, tos }));
+            let read: Option<Vec<_>> = copies.packets().collect();
+            prop_assert_eq!(read, Some(packets));
+        }
+    }
+}

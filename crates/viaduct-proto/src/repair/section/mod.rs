@@ -1,0 +1,279 @@
+//! Sections of a sealed message, and all their numbers. Everything is big endian.
+//!
+//! A message is one or more sections, so that small repairs, names and reports that leave together share a datagram:
+//!
+//! ```text
+//!  section  kind | length of what follows 2 | body
+//!
+//!  repair   kind=1 | family | parameter | first 4 | stride or dense 2 | count 2 | seed 2 | length code 2 | symbol
+//!  names    kind=2 | flags | first 4 | count | (sent 4 | ttl | tos) | (apart 2) | count x tag 2
+//!           | ((count - 1) x gap) | (count bits, in whole bytes)
+//!  need     kind=3 | first 8 | packets 2 | repairs
+//!  report   kind=4: see [`super::report`]
+//!  terms    kind=5: see [`super::terms`]
+//!  tried    kind=7: see [`super::report`]
+//!  copies   kind=6 | first 4 | ttl | tos | n x (length 2 | packet, normalised)
+//! ```
+//!
+//! | field | meaning |
+//! |---|---|
+//! | family | 0 exclusive or, 1 Reed-Solomon, 2 window; plus 0x40 for the head of a symbol in two datagrams, 0x80 for its tail |
+//! | parameter | layer, parity row, or density of the window in 256ths |
+//! | first | the lowest number; where it has four bytes, its low 32 bits: the others are those of the nearest number known |
+//! | stride or dense | distance of the numbers covered; of a window the newest packets that are all in it |
+//! | symbol | combination of packets, each with its [`PREFIX`] before it |
+//! | flags | 1: with send times; names without are repeated. 2: acknowledgements without data are named, too. 4: with bits. 8: no repairs are made. 16: each tag and bit is the exclusive or of two packets' |
+//! | sent | send time of the first packet, microseconds of the sender's clock, low 32 bits |
+//! | ttl, tos | of the first packet, as it left |
+//! | apart | of two packets whose tags are combined, the distance of their numbers; `first` is the later one's |
+//! | tag | low 16 bits of a packet's identity |
+//! | gap | time since the packet before, in units of 8 microseconds |
+//! | bits | one for each packet, the lowest of a byte first: whether it is in no repair, where it counts as empty |
+//! | packets, repairs | numbers from `first` on that are asked for, and how many repairs of them; 0 for their names |
+
+mod copies;
+mod names;
+
+use crate::fec::{Cover, Draw, MAX_COVER, Repair, Row, Seq};
+pub use copies::{COPIES_OVERHEAD, COPY_OVERHEAD, Copies, emit_copies};
+pub use names::{
+    Form, GAP, MAX_NAMES, Manner, Name, Names, Times, emit_names, names_len,
+};
+
+/// Bytes of a section's head.
+pub const SECTION_HEAD: usize = 3;
+/// Bytes of a repair's body before its symbol.
+pub const REPAIR_HEAD: usize = 14;
+/// Bytes before each packet of a symbol: identity 8, ttl, tos and their check.
+pub const PREFIX: usize = 11;
+
+const REPAIR: u8 = 1;
+const NAMES: u8 = 2;
+const NEED: u8 = 3;
+const COPIES: u8 = 6;
+
+const XOR: u8 = 0;
+const REED_SOLOMON: u8 = 1;
+const WINDOW: u8 = 2;
+const FAMILY: u8 = 0x3f;
+const HEAD: u8 = 0x40;
+const TAIL: u8 = 0x80;
+
+
+
+/// Which bytes of its symbol a repair carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// All.
+    Whole,
+    /// The first of two parts.
+    Head,
+    /// The second.
+    Tail,
+}
+
+/// A section, read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Section<'a> {
+    /// A repair. Its first number has the low 32 bits alone.
+    Repair(Repair<'a>, Part),
+    /// Names of packets.
+    Names(Names<'a>),
+    /// A request for repairs.
+    Need(Need),
+    /// Copies of consecutive packets.
+    Copies(Copies<'a>),
+    /// Of another kind: its number, and its body.
+    Other(u8, &'a [u8]),
+}
+
+/// A request for repairs of what is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// Lowest number.
+    pub first: Seq,
+    /// Numbers from there on.
+    pub packets: u16,
+    /// Repairs of them; 0 for their names.
+    pub repairs: u8,
+}
+
+/// The sections of a message; the last is `None` if the message is malformed there.
+pub fn sections(mut message: &[u8]) -> impl Iterator<Item = Option<Section<'_>>> {
+    std::iter::from_fn(move || {
+        if message.is_empty() {
+            return None;
+        }
+        let section = take(&mut message);
+        if section.is_none() {
+            message = &[];
+        }
+        Some(section)
+    })
+}
+
+fn take<'a>(message: &mut &'a [u8]) -> Option<Section<'a>> {
+    let (&[kind, high, low], rest) = message.split_first_chunk::<SECTION_HEAD>()?;
+    let (body, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes([high, low])))?;
+    *message = rest;
+    match kind {
+        REPAIR => parse_repair(body),
+        NAMES => names::parse(body).map(Section::Names),
+        NEED => parse_need(body).map(Section::Need),
+        COPIES => copies::parse(body).map(Section::Copies),
+        other => Some(Section::Other(other, body)),
+    }
+}
+
+fn parse_repair(body: &[u8]) -> Option<Section<'_>> {
+    let (head, symbol) = body.split_first_chunk::<REPAIR_HEAD>()?;
+    let &[family, parameter, f0, f1, f2, f3, s0, s1, c0, c1, d0, d1, l0, l1] = head;
+    let [distance, count, seed] = [[s0, s1], [c0, c1], [d0, d1]].map(u16::from_be_bytes);
+    let part = match family & !FAMILY {
+        0 => Part::Whole,
+        HEAD => Part::Head,
+        TAIL => Part::Tail,
+        _ => return None,
+    };
+    let (row, stride) = match family & FAMILY {
+        XOR => (Row::Xor { layer: parameter }, distance),
+        REED_SOLOMON => (Row::ReedSolomon { row: parameter }, distance),
+        WINDOW => (Row::Window(Draw { seed, dense: distance, density: parameter }), 1),
+        _ => return None,
+    };
+    let first = Seq::from(u32::from_be_bytes([f0, f1, f2, f3]));
+    if stride == 0 || !(1..=MAX_COVER).contains(&count) || symbol.is_empty() {
+        return None;
+    }
+    let cover = Cover { first, stride, count };
+    Some(Section::Repair(Repair { cover, row, len_code: [l0, l1], body: symbol }, part))
+}
+
+fn parse_need(body: &[u8]) -> Option<Need> {
+    let &[ref first @ .., p0, p1, repairs]: &[u8; 11] = body.try_into().ok()?;
+    let need =
+        Need { first: Seq::from_be_bytes(*first), packets: u16::from_be_bytes([p0, p1]), repairs };
+    let most = if repairs > 0 { MAX_COVER } else { MAX_NAMES as u16 };
+    let fits = (1..=most).contains(&need.packets);
+    (fits && need.first > 0 && need.first.checked_add(MAX_COVER.into()).is_some()).then_some(need)
+}
+
+/// Appends a section of this kind, whose body `write` appends.
+pub fn emit(kind: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    out.extend([kind, 0, 0]);
+    let start = out.len();
+    write(out);
+    let length = u16::try_from(out.len() - start).unwrap_or(u16::MAX);
+    out[start - 2..start].copy_from_slice(&length.to_be_bytes());
+}
+
+/// Appends a repair, of whose symbol it carries `part`.
+pub fn emit_repair(repair: &Repair<'_>, part: Part, out: &mut Vec<u8>) {
+    let Cover { first, stride, count } = repair.cover;
+    let (family, parameter, distance, seed) = match repair.row {
+        Row::Xor { layer } => (XOR, layer, stride, 0),
+        Row::ReedSolomon { row } => (REED_SOLOMON, row, stride, 0),
+        Row::Window(draw) => (WINDOW, draw.density, draw.dense, draw.seed),
+    };
+    let part = match part {
+        Part::Whole => 0,
+        Part::Head => HEAD,
+        Part::Tail => TAIL,
+    };
+    emit(REPAIR, out, |out| {
+        out.extend([family | part, parameter]);
+        out.extend((first as u32).to_be_bytes());
+        [distance, count, seed].iter().for_each(|number| out.extend(number.to_be_bytes()));
+        out.extend(repair.len_code);
+        out.extend_from_slice(repair.body);
+    });
+}
+
+/// Appends a request.
+pub fn emit_need(need: Need, out: &mut Vec<u8>) {
+    emit(NEED, out, |out| {
+        out.extend(need.first.to_be_bytes());
+        out.extend(need.packets.to_be_bytes());
+        out.push(need.repairs);
+    });
+}
+
+/// The number whose low 32 bits are `low` and which is nearest to `near`.
+pub fn expand(low: u32, near: Seq) -> Seq {
+    let distance = low.wrapping_sub(near as u32).cast_signed();
+    near.wrapping_add_signed(distance.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(bytes: &[u8]) -> Vec<Option<Section<'_>>> {
+        sections(bytes).collect()
+    }
+
+    #[test]
+    fn numbers_are_expanded_to_the_nearest() {
+        for near in [5, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 50) + 77] {
+            for seq in [near - 4, near, near + 1_000_000] {
+                assert_eq!(expand(seq as u32, near), seq);
+            }
+        }
+    }
+
+    #[test]
+    fn sections_share_a_message_and_a_cut_one_ends_it() {
+        let (mut out, need) = (Vec::new(), Need { first: 9, packets: 64, repairs: 2 });
+        emit_need(need, &mut out);
+        emit(9, &mut out, |out| out.extend(b"later"));
+        emit_need(need, &mut out);
+        let expected = [Section::Need(need), Section::Other(9, b"later"), Section::Need(need)];
+        assert_eq!(read(&out), expected.clone().map(Some));
+        for cut in 1..out.len() {
+            let read = read(&out[..cut]);
+            let whole = read.iter().filter(|section| section.is_some()).count();
+            assert!(
+                read.len() <= whole + 1 && read[..whole].iter().flatten().eq(&expected[..whole])
+            );
+        }
+    }
+
+    fn rows() -> impl Strategy<Value = (Row, u16)> {
+        prop_oneof![
+            (any::<u8>(), 1..=u16::MAX).prop_map(|(layer, stride)| (Row::Xor { layer }, stride)),
+            (any::<u8>(), 1..=u16::MAX)
+                .prop_map(|(row, stride)| (Row::ReedSolomon { row }, stride)),
+            any::<(u16, u16, u8)>()
+                .prop_map(|(seed, dense, density)| (Row::Window(Draw { seed, dense, density }), 1)),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn repairs_round_trip(
+            (row, stride) in rows(), first: u32, count in 1..=MAX_COVER, len_code: [u8; 2],
+            body in prop::collection::vec(any::<u8>(), 1..50),
+            part in prop_oneof![Just(Part::Whole), Just(Part::Head), Just(Part::Tail)],
+        ) {
+            let cover = Cover { first: first.into(), stride, count };
+            let repair = Repair { cover, row, len_code, body: &body };
+            let mut out = Vec::new();
+            emit_repair(&repair, part, &mut out);
+            prop_assert_eq!(out.len(), SECTION_HEAD + REPAIR_HEAD + body.len());
+            prop_assert_eq!(read(&out), vec![Some(Section::Repair(repair, part))]);
+        }
+
+        #[test]
+        fn parsing_never_panics(mut bytes: Vec<u8>, kind in 0..8u8, length in 0..80u16) {
+            if let Some(head) = bytes.first_chunk_mut::<3>() {
+                *head = [kind, 0, length as u8];
+            }
+            for section in sections(&bytes).flatten() {
+                if let Section::Names(names) = section {
+                    prop_assert!(names.tags().len() <= MAX_NAMES);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Names of packets, as they stand in a section: tags, and when the packets left.
+
+use std::num::NonZeroU16;
+
+use super::super::align::Tag;
+use super::{NAMES, SECTION_HEAD, emit};
+use crate::fec::Seq;
+use crate::time::Duration;
+
+/// Packets that a section names, at most.
+pub const MAX_NAMES: usize = 128;
+/// Unit of the gaps between send times.
+pub const GAP: Duration = Duration::from_micros(8);
+const WITH_TIMES: u8 = 1;
+const WITH_ACKS: u8 = 2;
+const WITH_BARE: u8 = 4;
+const OBSERVED: u8 = 8;
+const COMBINED: u8 = 16;
+const NAMES_HEAD: usize = 6;
+const TIMES_HEAD: usize = 6;
+const COMBINED_HEAD: usize = 2;
+
+/// Names of consecutive packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names<'a> {
+    /// Number of the first, its low 32 bits.
+    pub first: Seq,
+    /// How the sender's packets are named.
+    pub manner: Manner,
+    /// Distance, in numbers, to the earlier packet whose tag and bit are combined with each; 0 if none is.
+    pub apart: u16,
+    tags: &'a [[u8; 2]],
+    times: Option<Times<'a>>,
+    bare: &'a [u8],
+}
+
+/// How packets are named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Manner {
+    /// Acknowledgements without data are named, too.
+    pub acks: bool,
+    /// No repairs are made: the link is observed.
+    pub is_observed: bool,
+}
+
+/// When packets left, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times<'a> {
+    /// Send time of the first, microseconds of the sender's clock.
+    pub sent: u32,
+    /// Its TTL or hop limit.
+    pub ttl: u8,
+    /// Its TOS or traffic class.
+    pub tos: u8,
+    gaps: &'a [u8],
+}
+
+impl<'a> Names<'a> {
+    /// The tags, in order.
+    pub fn tags(&self) -> impl ExactSizeIterator<Item = Tag> + Clone + use<'a> {
+        self.tags.iter().map(|tag| Tag::from_be_bytes(*tag))
+    }
+
+    /// Whether each packet is in no repair.
+    pub fn bare(&self) -> impl Iterator<Item = bool> + Clone + use<'a> {
+        let bits = self.bare;
+        (0..self.tags.len()).map(|n| bits.get(n / 8).is_some_and(|byte| byte >> (n % 8) & 1 == 1))
+    }
+
+    /// Send times; `None` if these names are repeated.
+    pub fn times(&self) -> Option<Times<'a>> {
+        self.times
+    }
+}
+
+impl Times<'_> {
+    /// Send time of each packet, microseconds of the sender's clock.
+    pub fn sent(&self) -> impl Iterator<Item = u32> {
+        let unit = GAP.as_micros() as u32;
+        let mut at = self.sent;
+        std::iter::once(self.sent).chain(self.gaps.iter().map(move |&gap| {
+            at = at.wrapping_add(unit * u32::from(gap));
+            at
+        }))
+    }
+}
+
+pub(super) fn parse(body: &[u8]) -> Option<Names<'_>> {
+    let (head, mut rest) = body.split_first_chunk::<NAMES_HEAD>()?;
+    let &[flags, ref first @ .., count] = head;
+    let (first, count) = (Seq::from(u32::from_be_bytes(*first)), usize::from(count));
+    const KNOWN: u8 = WITH_TIMES | WITH_ACKS | WITH_BARE | OBSERVED | COMBINED;
+    if flags > KNOWN || count == 0 || count > MAX_NAMES {
+        return None;
+    }
+    let has = |flag: u8| flags & flag != 0;
+    if has(WITH_TIMES) && has(COMBINED) {
+        return None;
+    }
+    let timed = if has(WITH_TIMES) { Some(take_times_head(&mut rest)?) } else { None };
+    let apart = if has(COMBINED) { take_apart(&mut rest)?.get() } else { 0 };
+    let (tags, rest) = rest.split_at_checked(2 * count)?;
+    let (gaps, rest) = rest.split_at_checked(if timed.is_some() { count - 1 } else { 0 })?;
+    let bits = if has(WITH_BARE) { count.div_ceil(8) } else { 0 };
+    let times = timed.map(|(sent, ttl, tos)| Times { sent, ttl, tos, gaps });
+    let tags = tags.as_chunks().0;
+    let manner = Manner { acks: has(WITH_ACKS), is_observed: has(OBSERVED) };
+    (rest.len() == bits).then_some(Names { first, manner, apart, tags, times, bare: rest })
+}
+
+fn take_times_head(rest: &mut &[u8]) -> Option<(u32, u8, u8)> {
+    let (&[s0, s1, s2, s3, ttl, tos], behind) = rest.split_first_chunk::<TIMES_HEAD>()?;
+    *rest = behind;
+    Some((u32::from_be_bytes([s0, s1, s2, s3]), ttl, tos))
+}
+
+fn take_apart(rest: &mut &[u8]) -> Option<NonZeroU16> {
+    let (&apart, behind) = rest.split_first_chunk()?;
+    *rest = behind;
+    NonZeroU16::new(u16::from_be_bytes(apart))
+}
+
+/// What is said of a packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Name {
+    /// Its tag.
+    pub tag: Tag,
+    /// When it left, microseconds of the sender's clock.
+    pub sent: u32,
+    /// Its TTL or hop limit.
+    pub ttl: u8,
+    /// Its TOS or traffic class.
+    pub tos: u8,
+    /// Whether it is in no repair.
+    pub is_bare: bool,
+}
+
+impl Name {
+    /// Tag and bit of two packets, combined: either follows from the other.
+    pub fn combine(self, other: Name) -> Name {
+        let (tag, is_bare) = (self.tag ^ other.tag, self.is_bare ^ other.is_bare);
+        Name { tag, is_bare, ..self }
+    }
+}
+
+/// Form of a section of names: the fields beside the tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// When they left; at most 255 [`GAP`]s apart.
+    Timed,
+    /// Nothing.
+    Again,
+    /// The names are combined with those of the packets so far before.
+    Combined(NonZeroU16),
+}
+
+/// Bytes of a section of these names, at most [`MAX_NAMES`].
+pub fn names_len(names: &[Name], form: Form) -> usize {
+    let each = names.len() * size_of::<Tag>();
+    let beside = match form {
+        Form::Timed => TIMES_HEAD + names.len().saturating_sub(1),
+        Form::Again => 0,
+        Form::Combined(_) => COMBINED_HEAD,
+    };
+    let with_bare = names.iter().any(|name| name.is_bare);
+    let bits = if with_bare { names.len().div_ceil(8) } else { 0 };
+    SECTION_HEAD + NAMES_HEAD + beside + each + bits
+}
+
+/// Appends names of the packets from `first` on, at most [`MAX_NAMES`].
+pub fn emit_names(first: Seq, names: &[Name], form: Form, manner: Manner, out: &mut Vec<u8>) {
+    let names = &names[..names.len().min(MAX_NAMES)];
+    let Some(begin) = names.first() else { return };
+    let with_bare = names.iter().any(|name| name.is_bare);
+    let form_flag = match form {
+        Form::Timed => WITH_TIMES,
+        Form::Again => 0,
+        Form::Combined(_) => COMBINED,
+    };
+    let flag = |is: bool, flag: u8| if is { flag } else { 0 };
+    let flags = form_flag | flag(with_bare, WITH_BARE);
+    let flags = flags | flag(manner.acks, WITH_ACKS) | flag(manner.is_observed, OBSERVED);
+    emit(NAMES, out, |out| {
+        out.push(flags);
+        out.extend((first as u32).to_be_bytes());
+        out.push(names.len() as u8);
+        match form {
+            Form::Timed => {
+                out.extend(begin.sent.to_be_bytes());
+                out.extend([begin.ttl, begin.tos]);
+            }
+            Form::Again => {}
+            Form::Combined(apart) => out.extend(apart.get().to_be_bytes()),
+        }
+        names.iter().for_each(|name| out.extend(name.tag.to_be_bytes()));
+        if form == Form::Timed {
+            let unit = GAP.as_micros() as u32;
+            // Each gap from where the rounded ones before it have come, so that errors do not add up.
+            let mut at = begin.sent;
+            for name in &names[1..] {
+                let gap = name.sent.wrapping_sub(at).cast_signed().max(0).cast_unsigned();
+                let gap = u8::try_from(gap / unit).unwrap_or(u8::MAX);
+                at = at.wrapping_add(unit * u32::from(gap));
+                out.push(gap);
+            }
+        }
+        if with_bare {
+            let bits = |names: &[Name]| {
+                names.iter().rev().fold(0, |bits, name| bits << 1 | u8::from(name.is_bare))
+            };
+            out.extend(names.chunks(8).map(bits));
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{Section, sections};
+    use super::*;
+
+    /// The names of the only section.
+    fn read(message: &[u8]) -> Option<Names<'_>> {
+        let sections: Vec<_> = sections(message).collect();
+        match &sections[..] {
+            [Some(Section::Names(names))] => Some(names.clone()),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn times_keep_to_a_gap() {
+        let sent = |n: u32| (u32::MAX - 500).wrapping_add(13 * n);
+        let names: Vec<_> = (0..100).map(|n| Name { sent: sent(n), ..Name::default() }).collect();
+        let mut out = Vec::new();
+        emit_names(7, &names, Form::Timed, Manner::default(), &mut out);
+        let read = read(&out).expect("one section");
+        for (name, sent) in names.iter().zip(read.times().unwrap().sent()) {
+            assert!(name.sent.wrapping_sub(sent) < 8, "{} and {sent}", name.sent);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn names_round_trip(
+            first: u32, tags in prop::collection::vec(any::<(u16, bool)>(), 1..=MAX_NAMES),
+            form in prop_oneof![
+                Just(Form::Timed),
+                Just(Form::Again),
+                any::<NonZeroU16>().prop_map(Form::Combined),
+            ],
+            acks: bool, is_observed: bool,
+        ) {
+            let manner = Manner { acks, is_observed };
+            let name = |&(tag, is_bare)| Name { tag, sent: 3, ttl: 64, tos: 8, is_bare };
+            let names: Vec<_> = tags.iter().map(name).collect();
+            let mut out = Vec::new();
+            emit_names(first.into(), &names, form, manner, &mut out);
+            prop_assert_eq!(out.len(), names_len(&names, form));
+            let names = read(&out).expect("one section");
+            prop_assert_eq!((names.first, names.manner), (first.into(), manner));
+            let read: Vec<_> = names.tags().zip(names.bare()).collect();
+            prop_assert_eq!(&read, &tags);
+            let apart = if let Form::Combined(apart) = form { apart.get() } else { 0 };
+            prop_assert_eq!(names.apart, apart);
+            let head = names.times().map(|of| (of.sent, of.ttl, of.tos));
+            prop_assert_eq!(head, (form == Form::Timed).then_some((3, 64, 8)));
+            prop_assert_eq!(names.times().map_or(tags.len(), |of| of.sent().count()), tags.len());
+        }
+    }
+}
