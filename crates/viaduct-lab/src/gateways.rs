@@ -143,6 +143,8 @@ pub struct ShellCounters {
     pub send_failed: u64,
     /// Recovered packets handed to the kernel.
     pub injected: u64,
+    /// Packets that the WAN interface's own queue has dropped.
+    pub wan_drops: u64,
 }
 
 impl GatewayStatus {

@@ -1,6 +1,7 @@
 //! A network interface's settings, by the ioctls that every kernel has.
 #![allow(unsafe_code)]
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -206,6 +207,19 @@ impl Request {
 }
 
 const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
+
+/// Index of the interface `name` in the calling thread's network namespace.
+///
+/// # Errors
+/// There is none of that name.
+pub(crate) fn index(name: &str) -> io::Result<u32> {
+    let name = CString::new(name)?;
+    // SAFETY: a NUL-terminated string that lives through the call.
+    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+        0 => Err(io::Error::last_os_error()),
+        index => Ok(index),
+    }
+}
 
 /// Index of the only interface that has link-local addresses of IPv6; `None` if there are several, or none.
 pub fn only_link() -> Option<u32> {

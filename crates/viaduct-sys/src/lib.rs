@@ -12,6 +12,7 @@
 //!   what we send          udp   (datagrams to peers, many a call)   raw (packets)
 //!                         mmsg  (many of either a call, both ways)   undelivered (what did not arrive)
 //!                         segments (packets of TCP that are cut later)   hop (by whom they go)
+//!                         own_queue (what the interface drops)
 //!   what we change        journal (remembers, puts back)
 //!                           |- offload   segmentation, coalescing, checksums of an interface
 //!                           |- route     the MTU towards a prefix
@@ -51,6 +52,7 @@ pub mod netns;
 pub mod nfqueue;
 pub mod nft;
 pub mod offload;
+pub mod own_queue;
 pub mod pending;
 pub mod poll;
 pub mod process;

@@ -23,6 +23,7 @@ const ANSWER: usize = 16 << 10;
 const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 1;
 pub(crate) const NLM_F_ACK: u16 = 4;
+pub(crate) const NLM_F_ECHO: u16 = 8;
 pub(crate) const NLM_F_DUMP: u16 = 0x300;
 pub(crate) const NLM_F_REPLACE: u16 = 0x100;
 pub(crate) const NLM_F_CREATE: u16 = 0x400;

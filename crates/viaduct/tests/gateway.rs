@@ -16,6 +16,7 @@ use viaduct_lab::gateways::{Gateway, GatewaySpec};
 use viaduct_lab::topology::programs::{Iperf, Ping};
 use viaduct_lab::topology::{DumbbellSpec, Journal, Node};
 use viaduct_lab::world::World;
+use viaduct_proto::repair::stats::SenderStats;
 use viaduct_sys::ring::{Ring, RingConfig};
 
 fn world(mtu: (u32, u32), link: &str) -> World {
@@ -117,6 +118,32 @@ fn with_equal_mtus_packets_are_kept_short_where_the_operator_has_it_so() {
     let missed = status.shell().tap_drops_out + status.shell().tap_late_out;
     assert_eq!(unprotected, missed, "segments of TCP come at the right size");
     assert!(protected > 5.0 * plain, "{protected} against {plain}");
+}
+
+#[test]
+fn repairs_yield_where_the_gateways_own_queue_drops_packets() {
+    let mut world = world((1200, 1500), "rate=100M,delay=10ms,queue=50ms,loss=1%");
+    let shaper = "qdisc replace dev wan0 root tbf rate 20mbit burst 15k limit 60k";
+    let gateway = world.dumbbell.gateway_a().clone();
+    gateway.run("tc", &shaper.split(' ').collect::<Vec<_>>()).unwrap();
+    world.protect(&GatewaySpec::default()).unwrap();
+    let sent = |world: &mut World| world.gateways().unwrap().a.status().unwrap().peer().sender;
+    let (a1, b1) = (world.a1().clone(), world.b1().clone());
+    let mut overhead = |megabits: u64| {
+        let stream = Iperf::udp(1_000_000 * megabits, 1_172, 9);
+        let (a1, b1) = (a1.clone(), b1.clone());
+        let flow = thread::spawn(move || stream.run(&a1, &b1));
+        // Until more is known than that packets are lost.
+        thread::sleep(Duration::from_secs(5));
+        let before = sent(&mut world);
+        flow.join().unwrap().unwrap();
+        let after = sent(&mut world);
+        let share = |of: fn(&SenderStats) -> u64| (of(&after) - of(&before)) as f64;
+        share(|of| of.repair_bytes) / share(|of| of.bytes)
+    };
+    let (fits, too_much) = (overhead(15), overhead(24));
+    let dropped = world.gateways().unwrap().a.status().unwrap().shell().wan_drops;
+    assert!(dropped > 1_000 && fits > 0.025 && too_much < 0.015, "{dropped} {fits} {too_much}");
 }
 
 #[test]

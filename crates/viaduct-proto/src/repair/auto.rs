@@ -250,6 +250,11 @@ impl Auto {
         self.set(now);
     }
 
+    /// The queue before the link, this machine's own, has dropped packets.
+    pub(super) fn handle_own_drops(&mut self, now: Instant) {
+        self.controller.handle_drops(now);
+    }
+
     /// Sets what the encoder keeps, and its rate.
     fn set(&mut self, now: Instant) {
         let traffic = self.traffic(now);

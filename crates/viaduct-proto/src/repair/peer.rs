@@ -326,6 +326,12 @@ impl Peer {
         }
     }
 
+    pub(super) fn handle_own_drops(&mut self, now: Instant) {
+        if let Some(sender) = &mut self.sender {
+            sender.handle_own_drops(now);
+        }
+    }
+
     pub(super) fn miss_incoming(&mut self) {
         self.receiver.miss();
     }

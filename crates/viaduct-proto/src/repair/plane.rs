@@ -162,6 +162,11 @@ impl Plane {
         }
     }
 
+    /// The queue before the link, this machine's own, has dropped packets: they have not left, and repairs may be why.
+    pub fn handle_own_drops(&mut self, now: Instant) {
+        self.peers.iter_mut().for_each(|peer| peer.handle_own_drops(now));
+    }
+
     /// Packets arrived unseen, from whichever peer: nobody can tell lost from missed for a while.
     pub fn miss_incoming(&mut self) {
         self.peers.iter_mut().for_each(Peer::miss_incoming);

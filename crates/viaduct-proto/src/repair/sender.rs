@@ -222,6 +222,13 @@ impl Sender {
         }
     }
 
+    /// The queue before the link, this machine's own, has dropped packets.
+    pub(super) fn handle_own_drops(&mut self, now: Instant) {
+        if let Coder::Auto(auto) = &mut self.coder {
+            auto.handle_own_drops(now);
+        }
+    }
+
     /// Sends repairs that the peer asks for.
     pub(super) fn answer(&mut self, now: Instant, need: Need, channel: &mut Channel<'_>) {
         let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };

@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
+use crate::interface::index;
 use crate::netlink::{self, Message};
 
 const FLAGS: u16 = netlink::NLM_F_ACK | netlink::NLM_F_CREATE;
@@ -120,16 +121,6 @@ pub(super) fn go_out_and_come_in(comes: &ComesIn<'_>, table: u8) -> io::Result<(
 /// `struct rtmsg`.
 fn route(family: libc::c_int, length: u8, table: u8, scope: u8, kind: u8) -> [u8; 12] {
     [family as u8, length, 0, 0, table, libc::RTPROT_STATIC, scope, kind, 0, 0, 0, 0]
-}
-
-/// The number of an interface.
-pub(super) fn index(interface: &str) -> io::Result<u32> {
-    let name = CString::new(interface)?;
-    // SAFETY: the kernel reads the name, which ends with a zero byte.
-    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
-        0 => Err(io::Error::last_os_error()),
-        index => Ok(index),
-    }
 }
 
 /// Tells the kernel, and hears whether it agrees.

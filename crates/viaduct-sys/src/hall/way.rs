@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use rustix::net::sockopt;
 
 use super::routes;
-use crate::interface::Interface;
+use crate::interface::{self, Interface};
 use crate::netlink::{Attributes, Message, NLM_F_ACK, NLM_F_CREATE};
 use crate::offload::OffloadState;
 use crate::os;
@@ -164,7 +164,7 @@ fn packets(interface: &str) -> io::Result<OwnedFd> {
     // SAFETY: all zeros is an address.
     let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     (at.sll_family, at.sll_protocol) = (libc::AF_PACKET as u16, (libc::ETH_P_ALL as u16).to_be());
-    at.sll_ifindex = routes::index(interface)?.cast_signed();
+    at.sll_ifindex = interface::index(interface)?.cast_signed();
     let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
     // SAFETY: the kernel reads the address, which lives through the call.
     os::check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const at).cast(), length) })?;

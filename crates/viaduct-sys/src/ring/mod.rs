@@ -33,7 +33,6 @@ mod offload;
 
 pub use frame::{Direction, Frame};
 
-use std::ffi::CString;
 use std::io;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -42,6 +41,7 @@ use std::time::Duration;
 use libc::{c_int, c_uint};
 
 use crate::filter::{self, BpfInsn};
+use crate::interface;
 use crate::os;
 use map::{HEADROOM, Map};
 
@@ -171,7 +171,7 @@ impl Ring {
         config.check()?;
         let failed =
             |action| move |source| RingError::Socket { action, name: ifname.to_owned(), source };
-        let index = interface_index(ifname)
+        let index = interface::index(ifname)
             .map_err(|source| RingError::Interface { name: ifname.to_owned(), source })?;
         // Protocol 0: nothing arrives before the ring and the filter stand.
         let kind = if with_offloads { libc::SOCK_RAW } else { libc::SOCK_DGRAM };
@@ -295,15 +295,6 @@ fn set_up(socket: BorrowedFd<'_>, config: RingConfig) -> io::Result<Map> {
     };
     os::setsockopt(socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
     Map::new(socket, block_bytes, blocks)
-}
-
-fn interface_index(name: &str) -> io::Result<c_uint> {
-    let name = CString::new(name)?;
-    // SAFETY: a NUL-terminated string that lives through the call.
-    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
-        0 => Err(io::Error::last_os_error()),
-        index => Ok(index),
-    }
 }
 
 #[cfg(test)]

@@ -138,6 +138,9 @@ const SITE_COUNTERS: &[SiteCounter] = &[
     ("viaduct_wan_falls_total", "Times that the WAN interface went down.", |s| {
         s.counters.shell.wan_falls
     }),
+    ("viaduct_wan_drops_total", "Packets that the WAN interface's own queue has dropped.", |s| {
+        s.counters.shell.wan_drops
+    }),
     ("viaduct_cache_queries_total", "Queries of the packet cache.", |s| s.cache.queries),
     ("viaduct_cache_resent_packets_total", "Packets sent again from the cache.", |s| {
         s.cache.resent

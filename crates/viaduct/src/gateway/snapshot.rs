@@ -42,6 +42,9 @@ pub struct Shell {
     pub inject_failed: u64,
     /// Times that the WAN interface went down.
     pub wan_falls: u64,
+    /// Packets that its queueing discipline has dropped.
+    #[serde(default)]
+    pub wan_drops: u64,
 }
 
 impl Shell {

@@ -25,6 +25,7 @@ use viaduct_proto::wire::ip::Header;
 use viaduct_proto::wire::offload::{self, Offload};
 use viaduct_sys::clock;
 use viaduct_sys::filter::BpfInsn;
+use viaduct_sys::own_queue::OwnQueue;
 use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::ring::Frame;
 use viaduct_sys::thread;
@@ -89,6 +90,8 @@ pub struct Worker {
     pub taps: Taps,
     /// Where repairs leave.
     pub udp: UdpBatch,
+    /// What they wait in before, beside all else that leaves.
+    pub own_queue: OwnQueue,
     /// Where peers send their datagrams.
     pub listen: SocketAddr,
     /// Where recovered packets enter the kernel.
@@ -123,7 +126,7 @@ impl Worker {
             }
             self.write(&mut shell);
             if now >= publish_at {
-                self.count_drops(&mut shell);
+                self.count_drops(&mut shell, now);
                 self.published.publish(&self.plane, shell);
                 publish_at = now + PUBLISH;
                 if now >= details_at {
@@ -210,7 +213,12 @@ impl Worker {
         inject.clear();
     }
 
-    fn count_drops(&mut self, shell: &mut Shell) {
+    fn count_drops(&mut self, shell: &mut Shell, now: Instant) {
+        let dropped = self.own_queue.take_drops();
+        if dropped > 0 {
+            shell.wan_drops += u64::from(dropped);
+            self.plane.handle_own_drops(now);
+        }
         let (out, incoming) = (self.taps.outgoing.drops(), self.taps.incoming.drops());
         if out > shell.tap_drops_out {
             self.plane.miss_outgoing(out - shell.tap_drops_out);

@@ -325,14 +325,8 @@ impl Controller {
         let is_known = was_known && !has_begun && self.lost[0].is_some() && self.bursts.is_enough();
         let fall = if is_known { FALL.powf(now.since(at).as_secs_f64()) } else { 0.0 };
         let fallen = self.asked * fall;
-        // A full queue drops packets: for repairs, perhaps. There are to be fewer as long as it does.
         if report.congested > old.congested {
-            let begun = Room { share: 1.0, due: now + PERSISTS, dropped: now };
-            let mut room = Room { dropped: now, ..self.room.unwrap_or(begun) };
-            if now >= room.due {
-                (room.share, room.due) = (room.share / 2.0, now + YIELDS);
-            }
-            self.room = Some(room);
+            self.handle_drops(now);
         }
         self.room = self.room.filter(|room| now.since(room.dropped) < RECOVERS);
         // What is lost now may be for repairs: there are to be no more of them, or hardly more.
@@ -349,6 +343,18 @@ impl Controller {
         // If they were lost by chance, flows would slow down before that is known; if not, it is known soon.
         let doubted = if report.in_doubt { PRIOR.min(most) } else { 0.0 };
         self.overhead = self.asked.max(doubted) * self.room();
+    }
+
+    /// A full queue has dropped packets, here or on the way: for repairs, perhaps. There are to be fewer as long as it
+    /// does.
+    pub fn handle_drops(&mut self, now: Instant) {
+        let begun = Room { share: 1.0, due: now + PERSISTS, dropped: now };
+        let before = self.room.filter(|room| now.since(room.dropped) < RECOVERS);
+        let mut room = Room { dropped: now, ..before.unwrap_or(begun) };
+        if now >= room.due {
+            (room.share, room.due) = (room.share / 2.0, now + YIELDS);
+        }
+        self.room = Some(room);
     }
 
     /// Parameters of an encoder; `None` where no repairs are to leave.
