@@ -12,13 +12,15 @@ use serde_json::Value;
 /// A promise: group and name of a benchmark, and the least Gb/s of source data, if any.
 type Promise = (&'static str, &'static str, Option<f64>);
 
-const PROMISES: [Promise; 6] = [
+const PROMISES: [Promise; 8] = [
     ("plane limits", "memcpy", None),
     ("plane limits", "xor into three warm bins", None),
     ("plane", "encode (8,3)", Some(20.0)),
     ("plane", "decode (8,3), 1 % lost", Some(20.0)),
     ("encode", "Reed-Solomon (10,3)", Some(100.0)),
     ("encode", "window 240 with 3 repairs in 10", None),
+    ("encode", "window 2048 with 123 repairs in 4096", Some(20.0)),
+    ("decode", "window 2048 with 123 repairs in 4096, 1 % lost", Some(20.0)),
 ];
 
 fn main() -> ExitCode {

@@ -28,6 +28,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &maelstrom::observe::Observe,
     &maelstrom::classes::Classes,
     &maelstrom::split::Split,
+    &maelstrom::equal_mtu::EqualMtu,
     &maelstrom::peers::Peers,
     &maelstrom::latency_loss::LatencyLoss,
     &maelstrom::latency_delay::LatencyDelay,

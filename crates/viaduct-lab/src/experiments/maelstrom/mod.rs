@@ -5,6 +5,7 @@ pub(super) mod burst;
 pub(super) mod classes;
 pub(super) mod coprime;
 pub(super) mod delivery_trace;
+pub(super) mod equal_mtu;
 pub(super) mod fair;
 pub(super) mod forwarding;
 pub(super) mod interleaves;
