@@ -109,7 +109,9 @@ mod tests {
         let (kept, other) = (io::pipe().unwrap(), io::pipe().unwrap());
         let (fd, closed) = (kept.1.as_raw_fd(), other.1.as_raw_fd());
         let mut command = Command::new("sh");
-        command.args(["-c", &format!("echo hello >&{fd}; [ ! -e /proc/self/fd/{closed} ]")]);
+        // By path: a shell takes numbers of one digit alone.
+        let script = format!("echo hello >/proc/self/fd/{fd} && [ ! -e /proc/self/fd/{closed} ]");
+        command.args(["-c", &script]);
         keep(&mut command, &[kept.1.as_fd()]);
         assert!(command.status().unwrap().success());
         let (mut reader, writer) = kept;
