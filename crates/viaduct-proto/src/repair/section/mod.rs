@@ -36,9 +36,7 @@ mod names;
 
 use crate::fec::{Cover, Draw, MAX_COVER, Repair, Row, Seq};
 pub use copies::{COPIES_OVERHEAD, COPY_OVERHEAD, Copies, emit_copies};
-pub use names::{
-    Form, GAP, MAX_NAMES, Manner, Name, Names, Times, emit_names, names_len,
-};
+pub use names::{Form, GAP, MAX_NAMES, Manner, Name, Names, Times, emit_names, names_len};
 
 /// Bytes of a section's head.
 pub const SECTION_HEAD: usize = 3;
@@ -58,8 +56,6 @@ const WINDOW: u8 = 2;
 const FAMILY: u8 = 0x3f;
 const HEAD: u8 = 0x40;
 const TAIL: u8 = 0x80;
-
-
 
 /// Which bytes of its symbol a repair carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,9 +2,9 @@
 
 use std::arch::x86_64::*;
 
+use super::super::Level;
 use super::super::gf::{MATRICES, MulTable};
 use super::super::simd::{Shape, fused};
-use super::super::Level;
 use super::Vector;
 
 /// Does all of `shape`.
