@@ -107,7 +107,7 @@ fn encoders(c: &mut Criterion<ThreadTime>) {
     encode(&mut group, &Code::Window(AUTO));
 }
 
-/// What `code = "auto"` takes for single losses of 1 %, at 200 Mb/s and a round trip of 100 ms.
+/// Parameters that `code = "auto"` takes for single losses of 1 %, at 200 Mb/s and a round trip of 100 ms.
 const AUTO: window::Parameters = window::Parameters { window: 2_048, repairs: 123, packets: 4_096 };
 
 /// The packets that have arrived.

@@ -197,7 +197,7 @@ static ENDS: Ends = Ends({
     ends
 });
 
-/// What multiplies each source for each destination.
+/// Factors of each source for each destination.
 type Factors<V, const N: usize, const M: usize> = [[<V as Vector>::Factor; N]; M];
 
 /// # Safety

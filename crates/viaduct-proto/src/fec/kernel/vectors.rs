@@ -16,7 +16,7 @@ pub(super) use neon::run;
 /// need a pointer that is good for [`Vector::BYTES`], not an aligned one.
 pub(super) trait Vector: Copy {
     const BYTES: usize;
-    /// What multiplies by a coefficient.
+    /// Multiplier of bytes by a coefficient.
     type Factor: Copy;
     /// Bytes as products take them, whatever the factor.
     type Split: Copy;

@@ -25,7 +25,7 @@ const COMBINED_HEAD: usize = 2;
 pub struct Names<'a> {
     /// Number of the first, its low 32 bits.
     pub first: Seq,
-    /// How the sender's packets are named.
+    /// Manner in which the sender's packets are named.
     pub manner: Manner,
     /// Distance, in numbers, to the earlier packet whose tag and bit are combined with each; 0 if none is.
     pub apart: u16,
@@ -34,7 +34,7 @@ pub struct Names<'a> {
     bare: &'a [u8],
 }
 
-/// How packets are named.
+/// Manner of naming packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Manner {
     /// Acknowledgements without data are named, too.
@@ -48,9 +48,9 @@ pub struct Manner {
 pub struct Times<'a> {
     /// Send time of the first, microseconds of the sender's clock.
     pub sent: u32,
-    /// Its TTL or hop limit.
+    /// TTL or hop limit of the first.
     pub ttl: u8,
-    /// Its TOS or traffic class.
+    /// TOS or traffic class of the first.
     pub tos: u8,
     gaps: &'a [u8],
 }
@@ -120,16 +120,16 @@ fn take_apart(rest: &mut &[u8]) -> Option<NonZeroU16> {
     NonZeroU16::new(u16::from_be_bytes(apart))
 }
 
-/// What is said of a packet.
+/// Name of a packet, and when and how it left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Name {
-    /// Its tag.
+    /// Tag: low 16 bits of the identity.
     pub tag: Tag,
     /// When it left, microseconds of the sender's clock.
     pub sent: u32,
-    /// Its TTL or hop limit.
+    /// TTL or hop limit.
     pub ttl: u8,
-    /// Its TOS or traffic class.
+    /// TOS or traffic class.
     pub tos: u8,
     /// Whether it is in no repair.
     pub is_bare: bool,
