@@ -52,15 +52,15 @@ impl OwnQueue {
         let mut head = [0; HEAD];
         head[4..8].copy_from_slice(&self.index.to_ne_bytes());
         head[12..16].copy_from_slice(&ROOT.to_ne_bytes());
-        // Who asks for one alone hears of it by the echo.
+        // The kernel answers a question about one discipline as it echoes a change, and only if asked to.
         let question = Message::of_routing(libc::RTM_GETQDISC, netlink::NLM_F_ECHO, &head);
         let answer = netlink::ask(&self.socket, question, libc::RTM_NEWQDISC).ok()??;
         dropped(&answer)
     }
 }
 
-/// What an answer says.
-pub(crate) fn dropped(answer: &[u8]) -> Option<u32> {
+/// Packets dropped, as an answer tells them.
+fn dropped(answer: &[u8]) -> Option<u32> {
     let statistics = netlink::find(answer.get(HEAD..)?, STATISTICS)?;
     let queue = netlink::find(statistics, QUEUE)?;
     Some(u32::from_ne_bytes(*queue.get(DROPPED..)?.first_chunk()?))

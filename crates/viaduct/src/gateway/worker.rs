@@ -90,7 +90,7 @@ pub struct Worker {
     pub taps: Taps,
     /// Where repairs leave.
     pub udp: UdpBatch,
-    /// What they wait in before, beside all else that leaves.
+    /// Queue that they wait in before, beside all else that leaves.
     pub own_queue: OwnQueue,
     /// Where peers send their datagrams.
     pub listen: SocketAddr,

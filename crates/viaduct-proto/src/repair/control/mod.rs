@@ -362,7 +362,7 @@ impl Controller {
         if self.overhead <= 0.0 {
             return None;
         }
-        let overhead = self.overhead.max(self.first(traffic));
+        let overhead = self.overhead.max(self.room() * self.first(traffic));
         let repairs = (overhead * f64::from(PACKETS)).ceil();
         let window = f64::from(self.reach(traffic)).max(3.0 / overhead);
         Some(window::Parameters {
