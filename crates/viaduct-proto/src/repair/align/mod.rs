@@ -11,7 +11,7 @@
 //!   arrivals   41  07  9e  55  [e0]  12        e0 was skipped: no packet of the peer's, or one that is named later
 //! ```
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use crate::fec::Seq;
 
@@ -26,7 +26,7 @@ const MAX_AHEAD: usize = 4_096;
 const MAX_ASIDE: usize = 256;
 /// Arrivals by which a packet may be out of order. Tags of packets further apart agree by chance.
 const MAX_REORDERING: u64 = 256;
-/// How far a tag is searched for among the arrivals that come next.
+/// How far a tag that was named alone is searched for among the arrivals that come next.
 const REACH: usize = 512;
 /// Tags, or arrivals, that have to agree one after the other where one of them was passed over, and tags
 /// between the two that may be missing: a full queue drops every other packet.
@@ -44,6 +44,8 @@ pub struct Aligner {
     next: Arrival,
     /// Arrivals before that have no number, oldest first.
     skipped: VecDeque<(Tag, Arrival)>,
+    /// The last of them that were not compared yet with what is missing.
+    fresh: usize,
     /// Those of them whose numbers were never named.
     unnamed: VecDeque<(Tag, Arrival)>,
     /// Numbers that were never named, as many as arrivals may be skipped for.
@@ -162,6 +164,7 @@ impl Aligner {
         }
         let mut taken = taken.into_iter();
         self.unnamed.retain(|_| taken.next() == Some(false));
+        self.fresh = self.skipped.len();
     }
 
     /// A number that has no arrival is here after all: `is` says which arrival it may be, whose tag it has. Whether one
@@ -192,7 +195,7 @@ impl Aligner {
         self.skipped.clear();
         self.unnamed.clear();
         self.missing.clear();
-        (self.gap, self.expected, self.tail) = (0, None, 0);
+        (self.fresh, self.gap, self.expected, self.tail) = (0, 0, None, 0);
     }
 
     /// How the comparison goes on at the first of `tags`; `is_lone` if there were never more.
@@ -200,35 +203,29 @@ impl Aligner {
         if self.ahead.front() == Some(&tags[0]) {
             return Step::Match;
         }
-        // The least that can be passed over so that both agree again.
-        let most = REACH.min(self.ahead.len()) + tags.len();
-        for passed in 1..most {
-            let least = (passed + 1).saturating_sub(self.ahead.len().min(REACH));
-            for missing in least..=passed.min(tags.len() - 1) {
-                let skipped = passed - missing;
-                if self.agree(&tags[missing..], skipped, is_lone) {
-                    return if skipped > 0 { Step::Skip(skipped) } else { Step::Miss(missing) };
+        // The least that can be passed over so that both agree again, and what of it is missing.
+        let (few, mut least) = (Few::of(tags), None);
+        for (skipped, tag) in self.ahead.iter().enumerate() {
+            if least.is_some_and(|(passed, _)| skipped > passed) {
+                break;
+            }
+            if !few.may_have(*tag) {
+                continue;
+            }
+            for (missing, _) in tags.iter().enumerate().filter(|(_, of)| *of == tag) {
+                let found = (skipped + missing, missing);
+                if least.is_none_or(|least| found < least)
+                    && self.agree(&tags[missing..], skipped, is_lone)
+                {
+                    least = Some(found);
                 }
             }
         }
-        self.far_step(tags).unwrap_or(Step::Miss(tags.len()))
-    }
-
-    /// The same where several manifests were lost, so that many arrivals have no name.
-    fn far_step(&self, tags: &[Tag]) -> Option<Step> {
-        if self.ahead.len() <= REACH {
-            return None;
+        match least {
+            Some((passed, missing)) if passed > missing => Step::Skip(passed - missing),
+            Some((_, missing)) => Step::Miss(missing),
+            None => Step::Miss(tags.len()),
         }
-        let followers = self.ahead.iter().skip(1);
-        let pairs = self.ahead.iter().zip(followers).enumerate().skip(REACH - AGREE);
-        let at: HashMap<_, _> = pairs.map(|(at, (a, b))| ((*a, *b), at)).collect();
-        let here = |missing: usize| {
-            let (tag, rest) = tags[missing..].split_first()?;
-            rest.iter().take(GAPS + 1).find_map(|next| at.get(&(*tag, *next)))
-        };
-        let found = (0..tags.len()).filter_map(|missing| Some((missing, *here(missing)?)));
-        let (_, skipped) = found.min_by_key(|(missing, skipped)| missing + skipped)?;
-        Some(Step::Skip(skipped))
     }
 
     /// Whether tags and arrivals agree from here on, but for some that are missing. Where either ends,
@@ -241,7 +238,7 @@ impl Aligner {
             return false;
         }
         let next = arrived.next().filter(|_| !rest.is_empty());
-        let is_near = from <= FEW || is_lone;
+        let is_near = from <= FEW || is_lone && from < REACH;
         let follows = |next: &Tag| rest.iter().take(GAPS + 1).any(|tag| tag == next);
         next.map_or(is_near, |next| follows(next) || is_near && rest.len() <= GAPS)
     }
@@ -250,6 +247,7 @@ impl Aligner {
     fn skip(&mut self, count: usize) {
         for tag in self.ahead.drain(..count) {
             let aside = if self.gap > 0 { &mut self.unnamed } else { &mut self.skipped };
+            self.fresh += usize::from(self.gap == 0);
             self.gap = self.gap.saturating_sub(1);
             aside.push_back((tag, self.next));
             self.next += 1;
@@ -274,21 +272,38 @@ impl Aligner {
         Named::Missing
     }
 
-    /// Matches what is missing with what was skipped.
+    /// Matches what is missing with what was skipped since the last time. Older ones were compared already, and
+    /// there may be many of both.
     fn settle(&mut self, named: &mut Vec<(Seq, Named)>) {
-        if self.missing.is_empty() || self.skipped.is_empty() {
-            return;
-        }
-        let Aligner { missing, skipped, tail, .. } = self;
-        missing.retain(|absent| {
-            let found = skipped.iter().position(|&(tag, arrival)| absent.is(tag, arrival));
-            let found = found.and_then(|at| skipped.remove(at));
-            if let Some((_, arrival)) = found {
-                named.push((absent.seq, Named::Arrived(arrival)));
+        let old = self.skipped.len().saturating_sub(self.fresh);
+        for at in (old..self.skipped.len()).rev() {
+            let (tag, arrival) = self.skipped[at];
+            if let Some(of) = self.missing.iter().position(|absent| absent.is(tag, arrival)) {
+                self.skipped.remove(at);
+                let absent = self.missing.remove(of);
+                named.extend(absent.map(|absent| (absent.seq, Named::Arrived(arrival))));
             }
-            found.is_none()
-        });
-        *tail = (*tail).min(missing.len());
+        }
+        self.fresh = 0;
+        self.tail = self.tail.min(self.missing.len());
+    }
+}
+
+/// A set of few tags, to look most others up at once.
+struct Few([u64; 64]);
+
+impl Few {
+    fn of(tags: &[Tag]) -> Few {
+        let mut bits = [0; 64];
+        for tag in tags {
+            bits[usize::from(tag / 64 % 64)] |= 1 << (tag % 64);
+        }
+        Few(bits)
+    }
+
+    /// False of nearly all that are not in it.
+    fn may_have(&self, tag: Tag) -> bool {
+        self.0[usize::from(tag / 64 % 64)] >> (tag % 64) & 1 == 1
     }
 }
 
