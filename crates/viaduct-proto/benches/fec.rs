@@ -18,7 +18,9 @@ use viaduct_proto::fec::{
     Code, Cover, Decoder, Encoder, Recovered, Repair, Row, Seq, Sources, kernel, layered,
     reed_solomon, window,
 };
+use viaduct_proto::repair::control::{Controller, Limits, Report, Traffic};
 use viaduct_proto::rng::Rng;
+use viaduct_proto::time::{Duration, Instant};
 
 const LEN: usize = 1500;
 
@@ -104,11 +106,23 @@ fn encoders(c: &mut Criterion<ThreadTime>) {
         encode(&mut group, &Code::ReedSolomon(reed_solomon::Parameters { r, c, interleave: 1 }));
     }
     encode(&mut group, &Code::Window(window::Parameters { window: 240, repairs: 3, packets: 10 }));
-    encode(&mut group, &Code::Window(AUTO));
+    encode(&mut group, &Code::Window(auto()));
 }
 
 /// Parameters that `code = "auto"` takes for single losses of 1 %, at 200 Mb/s and a round trip of 100 ms.
-const AUTO: window::Parameters = window::Parameters { window: 2_048, repairs: 123, packets: 4_096 };
+fn auto() -> window::Parameters {
+    let traffic = Traffic { pace: 20_000.0, wait: Duration::from_millis(100) };
+    let mut now = Instant::ZERO;
+    let mut controller = Controller::new(now, Limits { max_overhead: 0.25, max_rate: None });
+    let mut report = Report::default();
+    for _ in 0..1_200 {
+        now += Duration::from_millis(25);
+        report.random.packets += 500;
+        report.random.bursts[0] += 5;
+        controller.handle_report(now, report, traffic);
+    }
+    controller.parameters(traffic).expect("losses ask for repairs")
+}
 
 /// The packets that have arrived.
 struct Arrived(Vec<Option<Vec<u8>>>);
@@ -148,7 +162,7 @@ fn decoders(c: &mut Criterion<ThreadTime>) {
     let mut group = group(c, "decode");
     let layered = layered::Parameters::new(8, &[1, 20, 40]);
     decode(&mut group, &Code::Layered(layered), 1_000, || Peeling::new(1 << 20));
-    decode(&mut group, &Code::Window(AUTO), 10_000, || Linear::new(16 << 20));
+    decode(&mut group, &Code::Window(auto()), 10_000, || Linear::new(16 << 20));
 }
 
 fn decode<D: Decoder>(group: &mut Group<'_>, code: &Code, count: usize, make: impl Fn() -> D) {

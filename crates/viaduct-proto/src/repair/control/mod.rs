@@ -23,7 +23,8 @@ use std::fmt;
 
 use crate::fec::{MAX_COVER, window};
 use crate::time::{Duration, Instant};
-use bursts::{Bursts, Counts};
+use bursts::{BUCKETS, Bursts, Counts};
+use overhead::Rates;
 
 /// Single losses a second that may be late: a cubic flow keeps its link at fewer than one in half a
 /// minute. Of longer bursts more may be, up to this many times: what comes late, but whole, is undone
@@ -82,6 +83,8 @@ const SETTLES: Duration = Duration::from_secs(2);
 const PERSISTS: Duration = Duration::from_millis(1_200);
 const YIELDS: Duration = Duration::from_millis(50);
 const RECOVERS: Duration = Duration::from_millis(500);
+/// How much rarer, by its logarithm, bursts are to be that the window is too short for than those that are late.
+const WINDOW_MARGIN: f64 = 2.0;
 /// Unit of an encoder's rate: repairs for so many packets.
 const PACKETS: u16 = 4_096;
 /// Least packets a second that are reckoned with.
@@ -181,6 +184,9 @@ struct Onset {
 pub struct Controller {
     limits: Limits,
     bursts: Bursts,
+    /// Bursts a packet, and the logarithm of how much rarer late ones are to be.
+    rates: Rates,
+    rarity: f64,
     last: Option<(Instant, Report)>,
     /// When the last bursts by chance were reported, newest first, and the last that flows have seen.
     lost: [Option<Instant>; RECURS],
@@ -219,6 +225,8 @@ impl Controller {
         Controller {
             limits,
             bursts: Bursts::default(),
+            rates: [0.0; BUCKETS],
+            rarity: 0.0,
             last: None,
             lost: [None; RECURS],
             seen: None,
@@ -265,9 +273,8 @@ impl Controller {
     /// Whether one in ten bursts of the last seconds, or more, took three packets or more: losses
     /// that have nothing to do with each other hardly do.
     pub fn is_bursty(&self) -> bool {
-        let rates = self.bursts.rates();
-        let long = rates[2..].iter().sum::<f64>();
-        long > 0.0 && long >= 0.1 * rates.iter().sum::<f64>()
+        let long = self.rates[2..].iter().sum::<f64>();
+        long > 0.0 && long >= 0.1 * self.rates.iter().sum::<f64>()
     }
 
     /// Takes a report.
@@ -290,11 +297,13 @@ impl Controller {
         self.lost[..new].fill(Some(now));
         let pace = traffic.pace.max(MIN_PACE);
         let rates = self.bursts.rates();
+        self.rates = rates;
         let bursts = rates.iter().sum::<f64>();
         let mean = if bursts > 0.0 { overhead::loss(&rates) / bursts } else { 1.0 };
         let target = TARGET * mean.clamp(1.0, MAX_LATER);
         self.correct(now, &report, &old, target);
         let (events, packets) = (pace * bursts, pace * traffic.wait.as_secs_f64());
+        self.rarity = (events / target).ln();
         let [usual, most] = FORWARD.map(|share| share * self.limits.max_overhead);
         let least = overhead::least(&rates, packets, events, target, most / self.trim);
         let most = if least.is_some() { most } else { usual };
@@ -364,7 +373,7 @@ impl Controller {
         }
         let overhead = self.overhead.max(self.room() * self.first(traffic));
         let repairs = (overhead * f64::from(PACKETS)).ceil();
-        let window = f64::from(self.reach(traffic)).max(3.0 / overhead);
+        let window = f64::from(self.window(traffic, overhead)).max(3.0 / overhead);
         Some(window::Parameters {
             window: window.min(f64::from(MAX_COVER)) as u16,
             repairs: repairs as u16,
@@ -380,6 +389,17 @@ impl Controller {
         let packets = traffic.pace * traffic.wait.as_secs_f64();
         let needed = FIRST_BURST / (packets - FIRST_BURST).max(1.0);
         needed.min(FORWARD[1] * self.limits.max_overhead)
+    }
+
+    /// Packets that a repair covers: as many as pass while flows can wait, or fewer where losses hardly ever ask for
+    /// more. The shorter the window, the less work is each packet.
+    fn window(&self, traffic: Traffic, overhead: f64) -> u16 {
+        let reach = self.reach(traffic);
+        if self.report().random.packets < FIRST_PACKETS || self.rarity <= 0.0 {
+            return reach;
+        }
+        let needed = WINDOW_MARGIN * self.rarity;
+        overhead::delay(&self.rates, overhead, needed, reach).unwrap_or(reach)
     }
 
     /// Packets that pass while flows can wait, and some more.

@@ -14,8 +14,8 @@
 
 use super::bursts::{BUCKETS, length};
 
-/// Halvings of an interval: beyond what a double tells apart.
-const HALVINGS: u32 = 60;
+/// Halvings of an interval: to a millionth of a millionth of it.
+const HALVINGS: u32 = 40;
 /// Most that exp is asked for.
 const MAX_EXPONENT: f64 = 500.0;
 
@@ -29,11 +29,17 @@ pub fn loss(rates: &Rates) -> f64 {
 
 /// The logarithm of how much rarer late bursts are than bursts, at least 0, where flows wait for so many packets.
 pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
-    let length = |bucket: usize| length(bucket) * (1.0 + overhead);
-    let slope = |t: f64| {
-        let drift = |n: usize| rates[n] * length(n) * (t * length(n)).min(MAX_EXPONENT).exp();
-        overhead - (0..BUCKETS).map(drift).sum::<f64>()
+    let mut bursts = [(0.0, 0.0); BUCKETS];
+    let mut kinds = 0;
+    for (bucket, &rate) in rates.iter().enumerate().filter(|(_, rate)| **rate > 0.0) {
+        bursts[kinds] = (rate, length(bucket) * (1.0 + overhead));
+        kinds += 1;
+    }
+    let sum = |term: &dyn Fn(f64, f64) -> f64| -> f64 {
+        bursts[..kinds].iter().map(|&(rate, length)| term(rate, length)).sum()
     };
+    let power = |t: f64, length: f64| (t * length).min(MAX_EXPONENT).exp();
+    let slope = |t: f64| overhead - sum(&|rate, length| rate * length * power(t, length));
     if slope(0.0) <= 0.0 {
         return 0.0;
     }
@@ -43,15 +49,24 @@ pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
         let t = f64::midpoint(low, high);
         if slope(t) > 0.0 { low = t } else { high = t }
     }
-    let moment = |n: usize| rates[n] * ((low * length(n)).min(MAX_EXPONENT).exp() - 1.0);
-    let exponent = (low * overhead - (0..BUCKETS).map(moment).sum::<f64>()).max(0.0);
-    let spread =
-        |n: usize| rates[n] * length(n).powi(2) * (low * length(n)).min(MAX_EXPONENT).exp();
-    let spread = (0..BUCKETS).map(spread).sum::<f64>();
+    let moment = sum(&|rate, length| rate * (power(low, length) - 1.0));
+    let exponent = (low * overhead - moment).max(0.0);
+    let spread = sum(&|rate, length| rate * length.powi(2) * power(low, length));
     let few = (low * (std::f64::consts::TAU * packets * spread).sqrt()).max(1.0);
     // Which holds of many bursts; of one in n packets, or fewer, the less the rarer they are.
-    let bursts = packets * rates.iter().sum::<f64>();
+    let bursts = packets * sum(&|rate, _| rate);
     packets * exponent + few.ln() * bursts.min(1.0)
+}
+
+/// Packets after which late bursts are so much rarer than bursts, by its logarithm; `None` if that takes `most` or more.
+pub fn delay(rates: &Rates, overhead: f64, needed: f64, most: u16) -> Option<u16> {
+    let (mut low, mut high) = (0, most);
+    while low + 1 < high {
+        let packets = u16::midpoint(low, high);
+        let enough = rarity(rates, overhead, f64::from(packets)) >= needed;
+        *(if enough { &mut high } else { &mut low }) = packets;
+    }
+    (high < most).then_some(high)
 }
 
 /// Repairs for each packet such that of `events` bursts a second no more than `target` are late by more than
@@ -95,6 +110,19 @@ mod tests {
         }
         assert!(needed(8, 0.025) > needed(8, 0.1) && needed(8, 0.1) > needed(1, 0.1));
         assert!(needed(1, 10.0) < 0.0125, "with time enough hardly more than is lost");
+    }
+
+    #[test]
+    fn the_delay_is_what_the_overhead_was_chosen_for() {
+        let (mut rates, overhead) = ([0.0; BUCKETS], needed(8, 0.025));
+        rates[bucket(8)] = 0.01 / 8.0;
+        let rare = (16_700.0 * rates[bucket(8)] / 0.03_f64).ln();
+        let delay = |overhead, needed| delay(&rates, overhead, needed, 2_048);
+        let found = delay(overhead, rare).unwrap();
+        assert!(found.abs_diff(417) <= 2, "{found}");
+        assert!(delay(overhead, 2.0 * rare).unwrap() > found);
+        assert!(delay(2.0 * overhead, rare).unwrap() < found);
+        assert_eq!((delay(0.005, rare), delay(overhead, 100.0)), (None, None));
     }
 
     #[test]
