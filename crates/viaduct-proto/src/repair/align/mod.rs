@@ -56,6 +56,9 @@ pub struct Aligner {
     missing: VecDeque<Absent>,
     /// The last of them that were named after the last number that has an arrival: the next arrival may be one.
     tail: usize,
+    /// Arrivals have been passed over for lack of room since the last match: numbers without an arrival may be theirs,
+    /// as names come long after the packets.
+    is_adrift: bool,
 }
 
 /// A number that has no arrival.
@@ -96,6 +99,7 @@ impl Aligner {
         }
         if self.ahead.len() == MAX_AHEAD {
             self.skip(1);
+            self.is_adrift = true;
         }
         self.ahead.push_back(tag);
         None
@@ -106,8 +110,8 @@ impl Aligner {
         self.next + self.ahead.len() as u64
     }
 
-    /// Names the numbers from `first` on, which were not named before; what each is goes to `named`. Numbers that
-    /// were missing and are found among what was skipped meanwhile go there, too.
+    /// Names the numbers from `first` on, which were not named before; what each is goes to `named`, as far as that can
+    /// be told. Numbers that were missing and are found among what was skipped meanwhile go there, too.
     pub fn name(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
         if self.expected.is_some_and(|expected| first + tags.len() as u64 <= expected) {
             return self.name_late(first, tags, named);
@@ -121,7 +125,7 @@ impl Aligner {
             match self.step(&tags[at..], tags.len() < AGREE) {
                 Step::Match => {
                     self.ahead.pop_front();
-                    (self.tail, self.gap) = (0, 0);
+                    (self.tail, self.gap, self.is_adrift) = (0, 0, false);
                     named.push((seq, Named::Arrived(self.next)));
                     self.next += 1;
                     at += 1;
@@ -129,7 +133,10 @@ impl Aligner {
                 Step::Skip(count) => self.skip(count),
                 Step::Miss(count) => {
                     for (seq, &tag) in (seq..).zip(&tags[at..at + count]) {
-                        named.push((seq, self.aside(tag, seq)));
+                        let of = self.aside(tag, seq);
+                        if of != Named::Missing || !self.is_adrift {
+                            named.push((seq, of));
+                        }
                     }
                     at += count;
                 }
@@ -196,6 +203,7 @@ impl Aligner {
         self.unnamed.clear();
         self.missing.clear();
         (self.fresh, self.gap, self.expected, self.tail) = (0, 0, None, 0);
+        self.is_adrift = false;
     }
 
     /// How the comparison goes on at the first of `tags`; `is_lone` if there were never more.

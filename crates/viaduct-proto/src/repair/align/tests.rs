@@ -101,6 +101,36 @@ fn a_full_queue_drops_every_other_packet_and_names_too() {
 }
 
 #[test]
+fn names_that_come_after_their_packets_are_forgotten_tell_of_no_loss() {
+    let (mut aligner, mut rng, mut named) = (Aligner::default(), Rng::from_seed(4), Vec::new());
+    let tags: Vec<_> = (0..40_000).map(|_| rng.next_u64() as Tag).collect();
+    let mut arrived = tags.iter().enumerate().filter(|(n, _)| n % 100 != 7).peekable();
+    let names = |aligner: &mut Aligner, n: usize, named: &mut Vec<_>| {
+        aligner.name(n as u64, &tags[n..n + 32], named);
+    };
+    // A sender that is far behind: its names tell nothing.
+    for n in (0..19_200).step_by(32) {
+        arrived.by_ref().take(if n == 0 { 9_000 } else { 32 }).for_each(|(_, &tag)| {
+            aligner.arrive(tag);
+        });
+        names(&mut aligner, n, &mut named);
+    }
+    assert!(named.iter().all(|(_, of)| *of != Named::Missing), "{} told", named.len());
+    // It catches up.
+    let next = arrived.peek().map_or(0, |(n, _)| *n).next_multiple_of(32);
+    named.clear();
+    for n in (next..next + 6_400).step_by(32) {
+        names(&mut aligner, n, &mut named);
+        while let Some((_, &tag)) = arrived.next_if(|(at, _)| *at < n + 64) {
+            aligner.arrive(tag);
+        }
+    }
+    let missing = named.iter().filter(|(_, of)| *of == Named::Missing);
+    let right = missing.clone().filter(|(seq, _)| seq % 100 == 7).count();
+    assert!(right >= 60 && missing.count() - right <= 2, "{right} of 64");
+}
+
+#[test]
 fn state_is_bounded() {
     let (mut aligner, mut rng) = (Aligner::default(), Rng::from_seed(1));
     for seq in 0..20_000 {
