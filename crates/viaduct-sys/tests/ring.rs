@@ -93,6 +93,7 @@ fn a_full_ring_counts_what_it_drops_and_goes_on() {
     }
     let mut next = 0;
     while let Some(frame) = ring.next() {
+        assert!(!frame.follows_gap(), "none is missing before those that are here");
         if let Some(number) = number(&frame, 9) {
             assert_eq!(number, next, "the oldest are kept");
             next += 1;
@@ -105,6 +106,43 @@ fn a_full_ring_counts_what_it_drops_and_goes_on() {
 
     socket.send_to(&77_u32.to_be_bytes(), "10.9.0.2:9").expect("send");
     read_until(&mut ring, |frame| number(frame, 9) == Some(77));
+}
+
+#[test]
+fn a_gap_is_told_where_it_is() {
+    if !is_root() {
+        return;
+    }
+    let (left, _right) = pair();
+    let mut ring = left.run(|| Ring::open("va", config(256 << 10)).expect("ring"));
+    let socket = left.run(|| UdpSocket::bind("10.9.0.1:0").expect("bind"));
+    for i in 0..300_u32 {
+        let mut payload = [0; 1000];
+        payload[..4].copy_from_slice(&i.to_be_bytes());
+        socket.send_to(&payload, "10.9.0.2:9").expect("send");
+    }
+    // Half of them are read, which makes room.
+    let mut last = 0;
+    while last < 50 {
+        let frame = ring.next().expect("a full ring");
+        assert!(!frame.follows_gap());
+        last = number(&frame, 9).unwrap_or(last);
+    }
+    for i in 300..320_u32 {
+        let mut payload = [0; 1000];
+        payload[..4].copy_from_slice(&i.to_be_bytes());
+        socket.send_to(&payload, "10.9.0.2:9").expect("send");
+    }
+    let (mut gaps, mut before) = (Vec::new(), last);
+    read_until(&mut ring, |frame| {
+        let Some(number) = number(frame, 9) else { return false };
+        if frame.follows_gap() {
+            gaps.push((before, number));
+        }
+        before = number;
+        number == 319
+    });
+    assert!(matches!(gaps[..], [(last, 300)] if last < 299), "{gaps:?}");
 }
 
 #[test]

@@ -278,7 +278,7 @@ impl Peer {
             self.endpoint = config.endpoint;
         }
         if config.memory != self.config.memory {
-            self.receiver.resize(config.memory);
+            self.receiver.resize(now, config.memory);
         }
         self.own_terms = own_terms(&config);
         self.config = config;
@@ -332,8 +332,8 @@ impl Peer {
         }
     }
 
-    pub(super) fn miss_incoming(&mut self) {
-        self.receiver.miss();
+    pub(super) fn miss_incoming(&mut self, now: Instant) {
+        self.receiver.miss(now);
     }
 
     /// The hint that its initiations begin with.

@@ -168,8 +168,8 @@ impl Plane {
     }
 
     /// Packets arrived unseen, from whichever peer: nobody can tell lost from missed for a while.
-    pub fn miss_incoming(&mut self) {
-        self.peers.iter_mut().for_each(Peer::miss_incoming);
+    pub fn miss_incoming(&mut self, now: Instant) {
+        self.peers.iter_mut().for_each(|peer| peer.miss_incoming(now));
     }
 
     /// Takes the payload of a datagram between gateways. Its bytes are spoilt.

@@ -30,9 +30,21 @@ pub struct Frame<'a> {
     protocol: u16,
     stamp: Duration,
     offload: Offload,
+    follows_gap: bool,
 }
 
 impl<'a> Frame<'a> {
+    /// Whether packets were missed between the one before and this: they found the ring full. After some gaps it is
+    /// the count alone that says so.
+    pub fn follows_gap(&self) -> bool {
+        self.follows_gap
+    }
+
+    /// The packet, which follows a gap or does not.
+    pub(super) fn after(self, follows_gap: bool) -> Frame<'a> {
+        Frame { follows_gap, ..self }
+    }
+
     /// A packet of a socket whose packets begin at the network header.
     pub(super) fn new(packet: Packet<'a>) -> Frame<'a> {
         Frame::behind(packet, 0, Offload::default())
@@ -69,6 +81,7 @@ impl<'a> Frame<'a> {
             protocol: u16::from_be(address.sll_protocol),
             stamp: Duration::new(header.tp_sec.into(), header.tp_nsec),
             offload,
+            follows_gap: false,
         }
     }
 

@@ -14,7 +14,8 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{
-    TP_STATUS_KERNEL, TP_STATUS_USER, sockaddr_ll, tpacket_block_desc, tpacket_hdr_v1, tpacket3_hdr,
+    TP_STATUS_KERNEL, TP_STATUS_LOSING, TP_STATUS_USER, sockaddr_ll, tpacket_block_desc,
+    tpacket_hdr_v1, tpacket3_hdr,
 };
 
 /// Where the kernel puts the link address of a packet: after its header, aligned to 16.
@@ -81,6 +82,11 @@ impl Map {
         // SAFETY: every block begins with this description, at a page, and is ours.
         let header: tpacket_hdr_v1 = unsafe { self.block(index).add(HEADER_AT).cast().read() };
         Some((header.num_pkts, header.offset_to_first_pkt as usize))
+    }
+
+    /// Whether packets had found the ring full when block `index`, which must be open, was handed over.
+    pub(super) fn is_losing(&self, index: usize) -> bool {
+        self.status(index).load(Ordering::Relaxed) & TP_STATUS_LOSING != 0
     }
 
     /// The packet at `offset` of block `index`, which must be open.

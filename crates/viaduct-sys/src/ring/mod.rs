@@ -122,6 +122,8 @@ pub struct Ring {
     /// kernel's.
     open: Option<(u32, usize)>,
     drops: u64,
+    /// Some found the ring full before the next packet.
+    is_gap: bool,
     with_offloads: bool,
     socket: OwnedFd,
 }
@@ -185,7 +187,7 @@ impl Ring {
         }
         let map = set_up(socket.as_fd(), config).map_err(failed("set up a packet ring"))?;
         os::bind_packet(socket.as_fd(), index).map_err(failed("bind a packet socket"))?;
-        Ok(Ring { map, block: 0, open: None, drops: 0, with_offloads, socket })
+        Ok(Ring { map, block: 0, open: None, drops: 0, is_gap: false, with_offloads, socket })
     }
 
     /// Takes the tap off the path of what leaves: a filter that refuses it would cost every
@@ -205,7 +207,9 @@ impl Ring {
         let packet = self.map.packet(self.block, offset)?;
         let step = packet.header().tp_next_offset as usize;
         self.open = Some((left - 1, offset + step));
-        Some(if self.with_offloads { Frame::with_offload(packet) } else { Frame::new(packet) })
+        let frame =
+            if self.with_offloads { Frame::with_offload(packet) } else { Frame::new(packet) };
+        Some(frame.after(mem::take(&mut self.is_gap)))
     }
 
     /// Packets left in the block that is being read, after giving back one that has been read.
@@ -217,6 +221,11 @@ impl Ring {
         }
         if self.open.is_none() {
             self.open = self.map.open(self.block);
+            if self.open.is_some() && self.map.is_losing(self.block) {
+                // Until its count is read, the kernel says so of each block.
+                self.drops();
+                self.is_gap = true;
+            }
         }
         self.open.filter(|&(left, _)| left > 0)
     }

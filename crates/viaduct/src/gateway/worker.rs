@@ -188,6 +188,9 @@ impl Worker {
         for _ in 0..BATCH {
             let Some(mut frame) = incoming.next() else { break };
             read += 1;
+            if frame.follows_gap() {
+                plane.miss_incoming(now);
+            }
             let crossed = crossed(&frame);
             packets(&mut frame, cut, shell, |_, packet| match datagram(packet, *listen) {
                 Some((from, payload)) => plane.handle_datagram(now, from, payload),
@@ -224,7 +227,7 @@ impl Worker {
             self.plane.miss_outgoing(out - shell.tap_drops_out);
         }
         if incoming > shell.tap_drops_in {
-            self.plane.miss_incoming();
+            self.plane.miss_incoming(now);
         }
         (shell.tap_drops_out, shell.tap_drops_in) = (out, incoming);
     }
@@ -237,7 +240,7 @@ impl Worker {
                     self.taps = *taps;
                     // What the old ones still held.
                     self.plane.miss_outgoing(1);
-                    self.plane.miss_incoming();
+                    self.plane.miss_incoming(now);
                 }
                 let _ = reply.send(done);
             }

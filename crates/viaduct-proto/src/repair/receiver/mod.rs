@@ -38,6 +38,8 @@ use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Header, Hop};
 use crate::wire::tcp_sack;
 
+/// Time in which packets are named, once they have arrived: a peer that has no time for it lets older ones go.
+const NAMED_WITHIN: Duration = Duration::from_millis(60);
 /// How far back the arrival of a neighbour is looked for, to tell when a packet was due.
 const NEIGHBOURS: u64 = 512;
 
@@ -153,8 +155,8 @@ enum Blind {
     Untold,
     /// All was seen.
     No,
-    /// Some were missed just now.
-    Now,
+    /// Some were missed just now; until then, what is named may have been among them.
+    Until(Instant),
     /// Numbers up to this one may have been missed.
     UpTo(Seq),
 }
@@ -210,11 +212,11 @@ impl Receiver {
     }
 
     /// Changes the bound on memory; what was received until now is forgotten.
-    pub(super) fn resize(&mut self, memory: usize) {
+    pub(super) fn resize(&mut self, now: Instant, memory: usize) {
         self.known.store = Store::new(store_share(memory));
         self.decoder = AnyDecoder::new(decoder_share(memory));
         self.aligner.clear();
-        self.miss();
+        self.miss(now);
     }
 
     pub(super) fn stats(&self) -> ReceiverStats {
@@ -252,9 +254,9 @@ impl Receiver {
 
     /// Packets went by unseen: until what the next repairs cover is surely later, nothing counts
     /// as lost.
-    pub(super) fn miss(&mut self) {
+    pub(super) fn miss(&mut self, now: Instant) {
         if !matches!(self.blind, Blind::Untold) {
-            self.blind = Blind::Now;
+            self.blind = Blind::Until(now + NAMED_WITHIN);
         }
     }
 
@@ -399,7 +401,7 @@ impl Receiver {
             self.stats.copies += 1;
             let next = self.known.ledger.next();
             let is_far = seq >= next.saturating_add(MAX_AHEAD);
-            if self.in_the_dark(seq, seq)
+            if self.in_the_dark(now, seq, seq)
                 || next == 0
                 || is_far
                 || self.known.ledger.row(seq).is_some_and(|row| row.is_here())
@@ -441,7 +443,7 @@ impl Receiver {
         if cover.last().saturating_add(NEIGHBOURS) >= self.known.ledger.next() {
             self.coming.cover = cover.count;
         }
-        let is_dark = self.in_the_dark(cover.first, cover.last());
+        let is_dark = self.in_the_dark(now, cover.first, cover.last());
         if is_dark
             || cover.first < self.known.ledger.floor()
             || cover.seqs().all(|seq| self.known.has(seq))
@@ -518,18 +520,21 @@ impl Receiver {
         self.aligner.forget_below(floor);
     }
 
-    fn in_the_dark(&mut self, first: Seq, last: Seq) -> bool {
-        if let Blind::Now = self.blind {
-            self.blind = Blind::UpTo(last);
-        }
+    fn in_the_dark(&mut self, now: Instant, first: Seq, last: Seq) -> bool {
         match self.blind {
+            Blind::Until(end) => {
+                if now >= end {
+                    self.blind = Blind::UpTo(last);
+                }
+                true
+            }
             Blind::UpTo(seq) if seq < self.known.ledger.floor() => {
                 self.blind = Blind::No;
                 false
             }
             Blind::UpTo(seq) => first <= seq,
             Blind::Untold => true,
-            Blind::No | Blind::Now => false,
+            Blind::No => false,
         }
     }
 

@@ -9,7 +9,7 @@ use super::super::ledger::State;
 use super::super::observed::Observed;
 use super::super::section::{Names, expand};
 use super::super::shadow::{Fate as Tried, Outcome, TRIED};
-use super::Receiver;
+use super::{Blind, Receiver};
 use crate::fec::{Decoder, Seq};
 use crate::time::Instant;
 use crate::wire::ip::Hop;
@@ -25,11 +25,14 @@ impl Receiver {
         let first = expand(names.first as u32, self.near());
         let Some(last) = first.checked_add(names.tags().len() as u64 - 1) else { return };
         let next = self.known.ledger.next();
-        if first == 0 || self.in_the_dark(first, last) || !self.known.ledger.reach(first, last) {
+        if first == 0 || self.in_the_dark(now, first, last) || !self.known.ledger.reach(first, last)
+        {
             return;
         }
         if next > 0 && (1..self.known.ledger.capacity()).contains(&first.saturating_sub(next)) {
-            self.unnamed.passed(now, next, first - 1);
+            // What was missed has lost its names as well; they are of no use.
+            let seen = if let Blind::UpTo(seq) = self.blind { seq + 1 } else { next };
+            self.unnamed.passed(now, next.max(seen), first - 1);
         }
         let new = match NonZeroU16::new(names.apart) {
             None => self.unnamed(first, names),

@@ -100,7 +100,7 @@ fn what_was_missed_by_ourselves_is_not_taken_for_lost() {
         if !(50..80).contains(&i) {
             world.b.handle_incoming(world.now, world.now, &mut packet.clone());
         } else {
-            world.b.miss_incoming();
+            world.b.miss_incoming(world.now);
         }
         world.run(Duration::from_millis(1), |_, _| false);
     }
