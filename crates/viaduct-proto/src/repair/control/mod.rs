@@ -83,8 +83,8 @@ const SETTLES: Duration = Duration::from_secs(2);
 const PERSISTS: Duration = Duration::from_millis(1_200);
 const YIELDS: Duration = Duration::from_millis(50);
 const RECOVERS: Duration = Duration::from_millis(500);
-/// How much rarer, by its logarithm, bursts are to be that the window is too short for than those that are late.
-const WINDOW_MARGIN: f64 = 2.0;
+/// Of the bursts that may be late, the share that the window is too short for.
+const TOO_SHORT: f64 = 0.1;
 /// Unit of an encoder's rate: repairs for so many packets.
 const PACKETS: u16 = 4_096;
 /// Least packets a second that are reckoned with.
@@ -398,7 +398,7 @@ impl Controller {
         if self.report().random.packets < FIRST_PACKETS || self.rarity <= 0.0 {
             return reach;
         }
-        let needed = WINDOW_MARGIN * self.rarity;
+        let needed = self.rarity - TOO_SHORT.ln();
         overhead::delay(&self.rates, overhead, needed, reach).unwrap_or(reach)
     }
 
