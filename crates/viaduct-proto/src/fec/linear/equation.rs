@@ -19,16 +19,15 @@ impl Equation {
     /// What `repair` says of the packets that `sources` does not have; `None` if one that it has is
     /// longer than the repair, which then is garbled.
     pub(super) fn of(repair: &Repair<'_>, sources: &dyn Sources) -> Option<Self> {
-        let covered = || {
-            let all = repair.cover.seqs().zip(0..);
-            let terms = all.map(|(seq, at)| (seq, coefficient(repair.row, repair.cover, at)));
-            terms.filter(|&(_, coefficient)| coefficient != 0)
-        };
-        let mut terms = Vec::new();
-        for (seq, coefficient) in covered() {
+        let (mut terms, mut known) = (Vec::new(), Vec::new());
+        for (seq, at) in repair.cover.seqs().zip(0..) {
+            let coefficient = coefficient(repair.row, repair.cover, at);
+            if coefficient == 0 {
+                continue;
+            }
             match sources.get(seq) {
                 Some(packet) if packet.len() > repair.body.len() => return None,
-                Some(_) => {}
+                Some(packet) => known.push((packet, coefficient)),
                 None => terms.push((seq, coefficient)),
             }
         }
@@ -37,10 +36,8 @@ impl Equation {
         }
         let mut sum = Sum::of(repair);
         let mut batch = Batch::into_sum(&mut sum);
-        for (seq, coefficient) in covered() {
-            if let Some(packet) = sources.get(seq) {
-                batch.add(packet, coefficient);
-            }
+        for (packet, coefficient) in known {
+            batch.add(packet, coefficient);
         }
         batch.finish();
         Some(Equation { terms, sum })
