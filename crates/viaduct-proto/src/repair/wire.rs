@@ -14,7 +14,7 @@
 //! and a sealed message consists of sections ([`super::section`]).
 
 /// Version of the whole format; a datagram of another version is refused.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// Bytes before the sealed message of a transport datagram; they are authenticated with it.
 pub const TRANSPORT_HEAD: usize = 16;
 /// Bytes of an authentication tag.

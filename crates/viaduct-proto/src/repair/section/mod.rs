@@ -7,7 +7,7 @@
 //!
 //!  repair   kind=1 | family | parameter | first 4 | stride or dense 2 | count 2 | seed 2 | length code 2 | symbol
 //!  names    kind=2 | flags | first 4 | count | (sent 4 | ttl | tos) | (apart 2) | count x tag 2
-//!           | ((count - 1) x gap) | (count bits, in whole bytes)
+//!           | ((count - 1) x gap, in whole bytes) | (count bits, in whole bytes)
 //!  need     kind=3 | first 8 | packets 2 | repairs
 //!  report   kind=4: see [`super::report`]
 //!  terms    kind=5: see [`super::terms`]
@@ -27,11 +27,12 @@
 //! | ttl, tos | of the first packet, as it left |
 //! | apart | of two packets whose tags are combined, the distance of their numbers; `first` is the later one's |
 //! | tag | low 16 bits of a packet's identity |
-//! | gap | time since the packet before, in units of 8 microseconds |
+//! | gap | time since the packet before, in units of 8 microseconds: half a byte where it is below 15, otherwise 15 and a byte |
 //! | bits | one for each packet, the lowest of a byte first: whether it is in no repair, where it counts as empty |
 //! | packets, repairs | numbers from `first` on that are asked for, and how many repairs of them; 0 for their names |
 
 mod copies;
+mod gaps;
 mod names;
 
 use crate::fec::{Cover, Draw, MAX_COVER, Repair, Row, Seq};

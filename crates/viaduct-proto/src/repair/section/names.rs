@@ -3,6 +3,7 @@
 use std::num::NonZeroU16;
 
 use super::super::align::Tag;
+use super::gaps::{self, Gaps};
 use super::{NAMES, SECTION_HEAD, emit};
 use crate::fec::Seq;
 use crate::time::Duration;
@@ -53,6 +54,8 @@ pub struct Times<'a> {
     /// TOS or traffic class of the first.
     pub tos: u8,
     gaps: &'a [u8],
+    /// How many they are.
+    count: usize,
 }
 
 impl<'a> Names<'a> {
@@ -78,7 +81,7 @@ impl Times<'_> {
     pub fn sent(&self) -> impl Iterator<Item = u32> {
         let unit = GAP.as_micros() as u32;
         let mut at = self.sent;
-        std::iter::once(self.sent).chain(self.gaps.iter().map(move |&gap| {
+        std::iter::once(self.sent).chain(Gaps::new(self.gaps, self.count).map(move |gap| {
             at = at.wrapping_add(unit * u32::from(gap));
             at
         }))
@@ -100,10 +103,11 @@ pub(super) fn parse(body: &[u8]) -> Option<Names<'_>> {
     let timed = if has(WITH_TIMES) { Some(take_times_head(&mut rest)?) } else { None };
     let apart = if has(COMBINED) { take_apart(&mut rest)?.get() } else { 0 };
     let (tags, rest) = rest.split_at_checked(2 * count)?;
-    let (gaps, rest) = rest.split_at_checked(if timed.is_some() { count - 1 } else { 0 })?;
+    let gap_count = if timed.is_some() { count - 1 } else { 0 };
+    let (tags, mut rest) = (tags.as_chunks().0, rest);
+    let gaps = gaps::take(&mut rest, gap_count)?;
     let bits = if has(WITH_BARE) { count.div_ceil(8) } else { 0 };
-    let times = timed.map(|(sent, ttl, tos)| Times { sent, ttl, tos, gaps });
-    let tags = tags.as_chunks().0;
+    let times = timed.map(|(sent, ttl, tos)| Times { sent, ttl, tos, gaps, count: gap_count });
     let manner = Manner { acks: has(WITH_ACKS), is_observed: has(OBSERVED) };
     (rest.len() == bits).then_some(Names { first, manner, apart, tags, times, bare: rest })
 }
@@ -154,11 +158,23 @@ pub enum Form {
     Combined(NonZeroU16),
 }
 
+/// Gaps between their send times, each from where the rounded ones before it have come, so that errors do not add up.
+fn gaps_between(names: &[Name]) -> impl Iterator<Item = u8> {
+    let unit = GAP.as_micros() as u32;
+    let mut at = names.first().map_or(0, |name| name.sent);
+    names.iter().skip(1).map(move |name| {
+        let gap = name.sent.wrapping_sub(at).cast_signed().max(0).cast_unsigned();
+        let gap = u8::try_from(gap / unit).unwrap_or(u8::MAX);
+        at = at.wrapping_add(unit * u32::from(gap));
+        gap
+    })
+}
+
 /// Bytes of a section of these names, at most [`MAX_NAMES`].
 pub fn names_len(names: &[Name], form: Form) -> usize {
     let each = names.len() * size_of::<Tag>();
     let beside = match form {
-        Form::Timed => TIMES_HEAD + names.len().saturating_sub(1),
+        Form::Timed => TIMES_HEAD + gaps::len(gaps_between(names)),
         Form::Again => 0,
         Form::Combined(_) => COMBINED_HEAD,
     };
@@ -194,15 +210,7 @@ pub fn emit_names(first: Seq, names: &[Name], form: Form, manner: Manner, out: &
         }
         names.iter().for_each(|name| out.extend(name.tag.to_be_bytes()));
         if form == Form::Timed {
-            let unit = GAP.as_micros() as u32;
-            // Each gap from where the rounded ones before it have come, so that errors do not add up.
-            let mut at = begin.sent;
-            for name in &names[1..] {
-                let gap = name.sent.wrapping_sub(at).cast_signed().max(0).cast_unsigned();
-                let gap = u8::try_from(gap / unit).unwrap_or(u8::MAX);
-                at = at.wrapping_add(unit * u32::from(gap));
-                out.push(gap);
-            }
+            gaps::emit(gaps_between(names), out);
         }
         if with_bare {
             let bits = |names: &[Name]| {
