@@ -34,8 +34,8 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Whether packets were missed between the one before and this: they found the ring full. After some gaps it is
-    /// the count alone that says so.
+    /// Whether packets were missed between the one before and this, as they found the ring full, or perhaps a little
+    /// earlier. After some gaps it is the count alone that says so.
     pub fn follows_gap(&self) -> bool {
         self.follows_gap
     }
