@@ -37,8 +37,8 @@ fn packets(count: usize) -> Vec<Vec<u8>> {
 fn group<'a>(c: &'a mut Criterion<ThreadTime>, name: &str) -> Group<'a> {
     let mut group = c.benchmark_group(name);
     group.throughput(Throughput::Bytes(LEN as u64)).sample_size(40);
-    group.warm_up_time(std::time::Duration::from_millis(500));
-    group.measurement_time(std::time::Duration::from_secs(2));
+    group.warm_up_time(Duration::from_millis(500));
+    group.measurement_time(Duration::from_secs(2));
     group
 }
 
