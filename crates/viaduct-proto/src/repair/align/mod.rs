@@ -26,7 +26,7 @@ const MAX_AHEAD: usize = 4_096;
 const MAX_ASIDE: usize = 256;
 /// Arrivals by which a packet may be out of order. Tags of packets further apart agree by chance.
 const MAX_REORDERING: u64 = 256;
-/// How far a tag that was named alone is searched for among the arrivals that come next.
+/// Arrivals, of those that come next, among which a tag that was named alone is searched for.
 const REACH: usize = 512;
 /// Tags, or arrivals, that have to agree one after the other where one of them was passed over, and tags
 /// between the two that may be missing: a full queue drops every other packet.

@@ -54,7 +54,7 @@ pub struct Times<'a> {
     /// TOS or traffic class of the first.
     pub tos: u8,
     gaps: &'a [u8],
-    /// How many they are.
+    /// Their number.
     count: usize,
 }
 
