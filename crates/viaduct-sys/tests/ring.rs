@@ -73,24 +73,35 @@ fn both_directions_in_one_ordered_stream() {
     assert_eq!(ring.drops(), 0);
 }
 
-#[test]
-fn a_full_ring_counts_what_it_drops_and_goes_on() {
-    if !is_root() {
-        return;
-    }
-    let (left, _right) = pair();
+/// An empty ring of a quarter of a megabyte, and a socket whose packets it sees; its neighbour is known.
+fn small() -> (Ring, UdpSocket, impl Sized) {
+    let (left, right) = pair();
     let mut ring = left.run(|| Ring::open("va", config(256 << 10)).expect("ring"));
     let socket = left.run(|| UdpSocket::bind("10.9.0.1:0").expect("bind"));
     socket.send_to(&[0; 4], "10.9.0.2:9").expect("learns the neighbour");
     std::thread::sleep(Duration::from_millis(100));
     while ring.next().is_some() {}
-    let before = ring.drops();
+    (ring, socket, (left, right))
+}
 
+/// Sends long packets of these numbers.
+fn send(socket: &UdpSocket, numbers: std::ops::Range<u32>) {
     let mut payload = [0; 1000];
-    for i in 0..300_u32 {
-        payload[..4].copy_from_slice(&i.to_be_bytes());
+    for number in numbers {
+        payload[..4].copy_from_slice(&number.to_be_bytes());
         socket.send_to(&payload, "10.9.0.2:9").expect("send");
     }
+}
+
+#[test]
+fn a_full_ring_counts_what_it_drops_and_goes_on() {
+    if !is_root() {
+        return;
+    }
+    let (mut ring, socket, _pair) = small();
+    let before = ring.drops();
+
+    send(&socket, 0..300);
     let mut next = 0;
     while let Some(frame) = ring.next() {
         assert!(!frame.follows_gap(), "none is missing before those that are here");
@@ -113,26 +124,16 @@ fn a_gap_is_told_where_it_is() {
     if !is_root() {
         return;
     }
-    let (left, _right) = pair();
-    let mut ring = left.run(|| Ring::open("va", config(256 << 10)).expect("ring"));
-    let socket = left.run(|| UdpSocket::bind("10.9.0.1:0").expect("bind"));
-    for i in 0..300_u32 {
-        let mut payload = [0; 1000];
-        payload[..4].copy_from_slice(&i.to_be_bytes());
-        socket.send_to(&payload, "10.9.0.2:9").expect("send");
-    }
-    // Half of them are read, which makes room.
+    let (mut ring, socket, _pair) = small();
+    send(&socket, 0..300);
+    // Some of them are read, which makes room.
     let mut last = 0;
     while last < 50 {
         let frame = ring.next().expect("a full ring");
         assert!(!frame.follows_gap());
         last = number(&frame, 9).unwrap_or(last);
     }
-    for i in 300..320_u32 {
-        let mut payload = [0; 1000];
-        payload[..4].copy_from_slice(&i.to_be_bytes());
-        socket.send_to(&payload, "10.9.0.2:9").expect("send");
-    }
+    send(&socket, 300..320);
     let (mut gaps, mut before) = (Vec::new(), last);
     read_until(&mut ring, |frame| {
         let Some(number) = number(frame, 9) else { return false };

@@ -31,7 +31,7 @@ impl Receiver {
         }
         if next > 0 && (1..self.known.ledger.capacity()).contains(&first.saturating_sub(next)) {
             // What was missed has lost its names as well; they are of no use.
-            let seen = if let Blind::UpTo(seq) = self.blind { seq + 1 } else { next };
+            let seen = if let Blind::UpTo(seq) = self.blind { seq.saturating_add(1) } else { next };
             self.unnamed.passed(now, next.max(seen), first - 1);
         }
         let new = match NonZeroU16::new(names.apart) {
