@@ -243,6 +243,12 @@ impl Plane {
         self.peers.iter().map(|peer| (peer.config().name.clone(), peer.stats())).collect()
     }
 
+    /// Repairs that have been sent and received.
+    pub fn repairs(&self) -> u64 {
+        let repairs = |peer: &Peer| peer.stats().sender.repairs + peer.stats().receiver.repairs;
+        self.peers.iter().map(repairs).sum()
+    }
+
     /// Facts of each peer by its name.
     pub fn facts(&self, now: Instant) -> HashMap<String, PeerFacts> {
         let version = |endpoint: Option<SocketAddr>| {

@@ -17,6 +17,7 @@ mod endpoints;
 mod families;
 mod injector;
 mod machine;
+mod nap;
 mod peers;
 mod site;
 pub mod snapshot;

@@ -32,14 +32,12 @@ use viaduct_sys::thread;
 use viaduct_sys::udp::UdpBatch;
 
 use super::injector::Injector;
+use super::nap::Nap;
 use super::snapshot::{Published, Shell};
 use super::taps::Taps;
 
 /// Packets read from a tap before the others get their turn.
 const BATCH: usize = 256;
-/// How long the thread naps under load: at 3 Gb/s some 150 packets, which share a wake-up and the
-/// system calls that send their repairs.
-const NAP: Duration = Duration::from_micros(600);
 /// Packets in a nap's time from which on napping pays.
 const BUSY: usize = 2;
 /// Age at which a copy is let go: its repairs would come too late for the packets, and cost the
@@ -116,7 +114,7 @@ impl Worker {
         let _ = thread::set_timer_slack(Duration::from_micros(1));
         // Forwarding comes first: a copy can wait in its ring.
         let _ = thread::set_batch();
-        let mut shell = Shell::default();
+        let (mut shell, mut nap) = (Shell::default(), Nap::default());
         let (mut publish_at, mut details_at) = (now(), now());
         loop {
             let read = self.read_taps(&mut shell);
@@ -128,6 +126,7 @@ impl Worker {
             if now >= publish_at {
                 self.count_drops(&mut shell, now);
                 self.published.publish(&self.plane, shell);
+                nap.see(now, self.plane.repairs());
                 publish_at = now + PUBLISH;
                 if now >= details_at {
                     self.published.publish_details(&self.plane, now);
@@ -141,7 +140,7 @@ impl Worker {
                 }
                 self.obey(command, now);
             }
-            self.rest(read, now);
+            self.rest(read, now, &mut nap);
         }
     }
 
@@ -268,12 +267,12 @@ impl Worker {
     }
 
     /// Naps under load, otherwise sleeps until a packet, a deadline or a command comes.
-    fn rest(&self, read: usize, now: Instant) {
+    fn rest(&self, read: usize, now: Instant, nap: &mut Nap) {
         if read >= BATCH {
             return;
         }
         if read >= BUSY {
-            std::thread::sleep(NAP);
+            std::thread::sleep(nap.next(now, read));
             return;
         }
         let due = self.plane.poll_timeout().map_or(IDLE, |due| due.since(now));
