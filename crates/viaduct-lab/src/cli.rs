@@ -51,7 +51,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Measure so often; the results are means with standard errors
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     pub repeat: u32,
     /// Directory that results are kept in, for the report
     #[arg(long, value_name = "DIR", default_value = "results")]

@@ -92,7 +92,8 @@ impl Hold {
         lines.extend(["}".to_owned(), chain("answers", second)]);
         lines.push(format!("meta mark {REFUSED:#x} meta l4proto tcp reject with tcp reset"));
         lines.push(format!(
-            "meta mark {UNREACHABLE:#x} meta l4proto tcp reject with icmpx type host-unreachable\n}}"
+            "meta mark {UNREACHABLE:#x} meta l4proto tcp reject with icmpx type \
+                host-unreachable\n}}"
         ));
         lines.join("\n")
     }

@@ -210,7 +210,8 @@ fn user_error(source: io::Error) -> NetnsError {
         }
         _ => {
             "the kernel forbids it (see sysctl kernel.unprivileged_userns_clone, \
-             kernel.apparmor_restrict_unprivileged_userns and user.max_user_namespaces): run as root"
+             kernel.apparmor_restrict_unprivileged_userns and user.max_user_namespaces): run as \
+             root"
         }
     };
     NetnsError::User { source, hint }

@@ -16,7 +16,8 @@ const PACKAGES: [(&str, &str); 3] =
 pub enum ToolError {
     /// It is not installed.
     #[error(
-        "`{program}` is not installed: it comes with the Debian package {package} (`apt-get install {package}`)"
+        "`{program}` is not installed: it comes with the Debian package {package} (`apt-get \
+            install {package}`)"
     )]
     Missing {
         /// The program.

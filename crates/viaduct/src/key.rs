@@ -81,7 +81,8 @@ fn make_secret(out: &Path, number: u8) -> Result<()> {
     }
     let mut file = create(out).map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => anyhow!(
-            "{0} exists already, and is left alone: `viaduct key serve --number N --out - >> {0}` adds a secret, \
+            "{0} exists already, and is left alone: `viaduct key serve --number N --out - >> {0}` \
+                adds a secret, \
              `--out FILE` makes another file",
             out.display()
         ),

@@ -398,7 +398,8 @@ fn vanished_clients_are_noticed_and_a_live_one_with_a_shut_window_lasts() {
     assert_eq!(site.tcp("open"), 2, "a live client was ended");
     let mut first = vec![0; 20_000_000];
     shut.read_exact(&mut first).unwrap();
-    let rules = "add table inet vanish; add chain inet vanish in { type filter hook input priority 0; policy drop; }";
+    let rules = "add table inet vanish; add chain inet vanish in { type filter hook input \
+        priority 0; policy drop; }";
     assert!(Command::new("nft").arg(rules).status().unwrap().success());
     until("both are noticed", || site.tcp("open") == 0);
     idle.set_nonblocking(true).unwrap();

@@ -27,7 +27,8 @@ pub(super) fn table(outcome: &Outcome) -> String {
         return String::new();
     }
     let head = "<table class=\"before-after\"><thead><tr><th></th><th class=\"n\">Without</th>\
-                <th class=\"n\">With Viaduct</th><th class=\"n\">Better by</th></tr></thead><tbody>";
+                <th class=\"n\">With Viaduct</th><th class=\"n\">Better \
+                by</th></tr></thead><tbody>";
     format!("<div class=\"card scroll\">{head}{rows}</tbody></table>{}</div>\n", price(outcome))
 }
 
@@ -64,7 +65,8 @@ fn row(outcome: &Outcome, key: &str, words: &str) -> Option<String> {
         _ => "-".to_owned(),
     };
     Some(format!(
-        "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\"><b>{}</b></td><td class=\"n\">{factor}</td></tr>",
+        "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\"><b>{}</b></td><td \
+            class=\"n\">{factor}</td></tr>",
         escape(words),
         cell(plain),
         cell(ours)

@@ -21,7 +21,8 @@ pub(super) fn render(outcomes: &[Outcome]) -> anyhow::Result<String> {
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<title>Viaduct: results</title>\n\
-         <style>\n{STYLE}{}</style>\n</head>\n<body>\n<header><h1>Viaduct: results</h1>\n{}</header>\n\
+         <style>\n{STYLE}{}</style>\n</head>\n<body>\n<header><h1>Viaduct: \
+         results</h1>\n{}</header>\n\
          {}{body}</body>\n</html>\n",
         colour_rules(),
         summary(&ordered),

@@ -80,7 +80,8 @@ pub enum TermsError {
 pub enum Refusal {
     /// The other end has said nothing.
     #[error(
-        "the other end does not negotiate, or something between has taken its option out; required: \
+        "the other end does not negotiate, or something between has taken its option out; \
+            required: \
          {0}"
     )]
     Plain(String),
@@ -92,7 +93,8 @@ pub enum Refusal {
     Format(String, u8, u8),
     /// It has others, where both must have the same.
     #[error(
-        "by first bytes both ends agree on the same handlers in the same order alone; here {0}, there {1}"
+        "by first bytes both ends agree on the same handlers in the same order alone; here {0}, \
+            there {1}"
     )]
     Differs(String, String),
 }

@@ -36,7 +36,8 @@ pub enum Error {
 pub enum Warning {
     /// Two layers meet in more than one packet (Maelstrom 4.4).
     #[error(
-        "interleaves {smaller} and {larger} meet every {lcm} packets, not more than r * {smaller} = \
+        "interleaves {smaller} and {larger} meet every {lcm} packets, not more than r * {smaller} \
+            = \
          {reach}: repairs of both layers cover the same pairs of packets and recover less; \
          interleaves without a common factor avoid it"
     )]

@@ -58,7 +58,8 @@ pub(super) fn about() -> About {
         .setting(
             "held",
             "BYTES",
-            "of datagrams, how much waits each way before they are dropped; 200ms' worth by default",
+            "of datagrams, how much waits each way before they are dropped; 200ms' worth by \
+                default",
         )
 }
 

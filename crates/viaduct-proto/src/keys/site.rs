@@ -17,7 +17,8 @@ pub struct PublicKey([u8; 32]);
 
 /// Why a text is no key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a key is 64 hexadecimal digits; this has {digits} characters{}", if *.bad { ", some of them no digits" } else { "" })]
+#[error("a key is 64 hexadecimal digits; this has {digits} \
+    characters{}", if *.bad { ", some of them no digits" } else { "" })]
 pub struct KeyError {
     digits: usize,
     bad: bool,

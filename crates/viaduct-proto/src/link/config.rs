@@ -55,7 +55,8 @@ pub struct Reorder {
 pub enum LinkError {
     /// No bit would ever leave.
     #[error(
-        "rate=0 carries nothing: give bits per second, such as 200M, or leave rate away for no limit"
+        "rate=0 carries nothing: give bits per second, such as 200M, or leave rate away for no \
+            limit"
     )]
     ZeroRate,
     /// Packets would arrive before they were sent.
@@ -76,7 +77,8 @@ pub enum LinkError {
     },
     /// Bursts that leave no packet between them.
     #[error(
-        "loss={rate} in bursts of {length}: with a delivered packet between bursts it may be at most {most:.4}"
+        "loss={rate} in bursts of {length}: with a delivered packet between bursts it may be at \
+            most {most:.4}"
     )]
     BurstsTooDense {
         /// As given.
@@ -99,7 +101,8 @@ pub enum LinkError {
     NoSetting(String),
     /// A key that does not exist.
     #[error(
-        "unknown key '{0}': known are rate, delay, jitter, queue, loss, burst, reorder, duplicate, corrupt"
+        "unknown key '{0}': known are rate, delay, jitter, queue, loss, burst, reorder, \
+            duplicate, corrupt"
     )]
     UnknownKey(String),
     /// A key twice.

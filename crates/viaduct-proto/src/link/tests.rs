@@ -302,7 +302,8 @@ proptest! {
         packets in prop::collection::vec((0..1_000_000u64, 1..9000usize), 1..200),
     ) {
         let delay = Duration::from_nanos(delay);
-        let mut link = Link::new(LinkConfig { rate, delay, ..Default::default() }, 1, Instant::ZERO);
+        let config = LinkConfig { rate, delay, ..Default::default() };
+        let mut link = Link::new(config, 1, Instant::ZERO);
         let (mut now, mut entered, mut out) = (Instant::ZERO, Vec::new(), Vec::new());
         for (i, &(gap, len)) in packets.iter().enumerate() {
             now += Duration::from_nanos(gap);
@@ -319,7 +320,8 @@ proptest! {
         prop_assert_eq!(order, (0..packets.len()).collect::<Vec<_>>());
         for delivery in &out {
             let least = rate.map_or(0, |r| delivery.len as u64 * 8_000_000_000 / r);
-            prop_assert!(delivery.due - entered[delivery.item] >= delay + Duration::from_nanos(least));
+            let passed = delivery.due - entered[delivery.item];
+            prop_assert!(passed >= delay + Duration::from_nanos(least));
         }
         prop_assert_eq!(link.held(), 0);
         prop_assert_eq!(link.backlog(), 0);

@@ -41,7 +41,8 @@ pub(super) fn judge(
         called.is_some_and(|at| at > since && now.since(at) < CALLS_WITHIN * prober.interval());
     let reason = match (calls, prober.last_answer()) {
         (true, _) => {
-            "its probes arrive, and it does not answer ours: is its endpoint here right, and its firewall open?"
+            "its probes arrive, and it does not answer ours: is its endpoint here right, and its \
+                firewall open?"
         }
         (_, Some(_)) => "it does not answer any more",
         (_, None) => "nothing is heard of it",

@@ -132,7 +132,8 @@ mod tests {
         #[test]
         fn what_was_said_is_heard_and_nothing_shorter_or_longer_is(
             (from, boot, number, nonce) in any::<(u32, u64, u64, u64)>(),
-            paths in prop::collection::vec((any::<u32>(), any::<Option<u32>>(), any::<u16>()), 0..5),
+            paths in prop::collection::vec(
+                (any::<u32>(), any::<Option<u32>>(), any::<u16>()), 0..5),
         ) {
             let path = |(to, rtt, loss): (u32, Option<u32>, u16)| Path {
                 to,

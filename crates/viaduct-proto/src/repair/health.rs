@@ -106,7 +106,8 @@ impl Rise {
         }
         if all_lost(into) {
             return wrong(match self.arrived {
-                0 => "every packet of the peer's site counts as lost, and none arrives here with its \
+                0 => "every packet of the peer's site counts as lost, and none arrives here with \
+                    its \
                       addresses: is there NAT on the WAN, or another way?"
                     .to_owned(),
                 _ => "every packet of the peer's site counts as lost, though some arrive: does \
@@ -116,7 +117,8 @@ impl Rise {
         }
         if all_lost(out) {
             return wrong(
-                "the peer counts every packet from here as lost: is there NAT on the WAN, or another \
+                "the peer counts every packet from here as lost: is there NAT on the WAN, or \
+                    another \
                  way there?"
                     .to_owned(),
             );
@@ -125,7 +127,8 @@ impl Rise {
             let (loss, whose) =
                 if useless(into) { (into, "of the peer's site") } else { (out, "from here") };
             return State::Useless(format!(
-                "{} packets {whose} were lost in the last half minute, too many at a time for the code",
+                "{} packets {whose} were lost in the last half minute, too many at a time for the \
+                    code",
                 loss.lost
             ));
         }
@@ -176,14 +179,16 @@ fn silence(facts: &PeerFacts) -> String {
     }
     if let Some(version) = facts.other_version {
         return format!(
-            "datagrams of version {version} of the protocol come from its address, and this gateway \
+            "datagrams of version {version} of the protocol come from its address, and this \
+                gateway \
              speaks {VERSION}: both need the same program"
         );
     }
     match (facts.endpoint, facts.silence) {
         (_, Some(_)) => "it does not answer any more".to_owned(),
         (Some(at), None) => format!(
-            "no answer from {at}: does its gateway run, and do firewalls let UDP through, both ways?"
+            "no answer from {at}: does its gateway run, and do firewalls let UDP through, both \
+                ways?"
         ),
         (None, None) => "it has not called: does its config have this site's endpoint?".to_owned(),
     }
@@ -263,7 +268,8 @@ mod tests {
             PeerFacts { endpoint: Some(([192, 0, 2, 1], 7400).into()), ..Default::default() };
         assert_eq!(
             look(&never, None),
-            "down: no answer from 192.0.2.1:7400: does its gateway run, and do firewalls let UDP through, both \
+            "down: no answer from 192.0.2.1:7400: does its gateway run, and do firewalls let UDP \
+                through, both \
              ways?"
         );
         let heard = PeerFacts { handshake: Some(Duration::from_secs(90)), ..never.clone() };

@@ -103,7 +103,8 @@ pub fn response(result: Result<(), Failure>) -> Vec<u8> {
 fn refusal(head: &str, why: &str) -> Vec<u8> {
     let length = why.len() + 1;
     let head = format!(
-        "HTTP/1.1 {head}\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: {length}"
+        "HTTP/1.1 {head}\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: \
+            {length}"
     );
     format!("{head}\r\n\r\n{why}\n").into()
 }

@@ -185,7 +185,8 @@ mod tests {
     use super::*;
     use crate::rng::Rng;
 
-    const HEAD_TEXT: &str = "\r\nGET /a/b%20c%e9?q=1 HTTP/1.1\r\nHost: h\r\nRange: bytes=5-9\r\nCookie: LONG\r\n\
+    const HEAD_TEXT: &str = "\r\nGET /a/b%20c%e9?q=1 HTTP/1.1\r\nHost: h\r\nRange: \
+        bytes=5-9\r\nCookie: LONG\r\n\
         If-None-Match: \"x\"\r\nConnection: close\r\nConnection: keep-alive\r\n\r\n";
 
     #[test]

@@ -257,7 +257,11 @@ fn bytes(plan: &Plan, range: std::ops::Range<u64>) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn any_range_of_a_response_can_be_made_again(plan in requests(), a in 0..3000_u64, b in 0..3000_u64) {
+    fn any_range_of_a_response_can_be_made_again(
+        plan in requests(),
+        a in 0..3000_u64,
+        b in 0..3000_u64,
+    ) {
         let whole = bytes(&plan, 0..u64::MAX);
         prop_assert_eq!(whole.len() as u64, plan.len());
         let [a, b] = [a.min(b), a.max(b)];
@@ -266,7 +270,8 @@ proptest! {
     }
 
     #[test]
-    fn reading_never_panics_and_never_leads_out(bytes: Vec<u8>, text in "(GET|HEAD) /[ -~]{0,40} HTTP/1.1\r\nHost: x\r\n([A-Za-z-]{1,9}:[ -~]{0,20}\r\n){0,3}\r\n") {
+    fn reading_never_panics_and_never_leads_out(bytes: Vec<u8>, text in "(GET|HEAD) /[ -~]{0,40} \
+        HTTP/1.1\r\nHost: x\r\n([A-Za-z-]{1,9}:[ -~]{0,20}\r\n){0,3}\r\n") {
         let _ = Request::parse(&bytes);
         if let Ok(Some((request, _))) = Request::parse(text.as_bytes()) {
             prop_assert!(request.path.iter().all(|part| part != b".." && !part.contains(&b'/')));

@@ -214,7 +214,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reading_never_panics(mut bytes: Vec<u8>, version in prop::sample::select(vec![0x45, 0x60])) {
+        fn reading_never_panics(
+            mut bytes: Vec<u8>,
+            version in prop::sample::select(vec![0x45, 0x60]),
+        ) {
             if let Some(first) = bytes.first_mut() {
                 *first = version;
             }

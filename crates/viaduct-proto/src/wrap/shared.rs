@@ -256,10 +256,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_is_heard(id: u64, of: u64, one in address(), other in address(), why in 0..6usize, lent: bool, options: [Option<i32>; OPTIONS]) {
+        fn what_is_said_is_heard(
+            id: u64,
+            of: u64,
+            one in address(),
+            other in address(),
+            why in 0..6usize,
+            lent: bool,
+            options: [Option<i32>; OPTIONS],
+        ) {
             let ups = [
                 Up::Hello { network: id },
-                Up::Call { id, to: one, source: other, lent, is_bound: of.is_multiple_of(2), options },
+                Up::Call {
+                    id,
+                    to: one,
+                    source: other,
+                    lent,
+                    is_bound: of.is_multiple_of(2),
+                    options,
+                },
                 Up::Arrival { id, client: one, own: other, lent },
                 Up::Another { id, of },
                 Up::NoOther { of },

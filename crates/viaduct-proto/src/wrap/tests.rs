@@ -222,13 +222,26 @@ fn some_rules() -> impl Strategy<Value = Rules> {
 
 proptest! {
     #[test]
-    fn joined_rules_say_what_their_parts_do(one in some_rules(), other in some_rules(), third in some_rules()) {
+    fn joined_rules_say_what_their_parts_do(
+        one in some_rules(),
+        other in some_rules(),
+        third in some_rules(),
+    ) {
         let Ok(both) = one.both(&other) else { return Ok(()) };
         let Ok(above) = one.above(&other) else { return Ok(()) };
         let Ok(third_of_above) = third.both(&above) else { return Ok(()) };
-        let (mut bytes, welcome) = ([0; WELCOME], Welcome { rules: above, meeting: [None; 2], offload: None, tells: false, heard: false });
+        let mut bytes = [0; WELCOME];
+        let welcome = Welcome {
+            rules: above,
+            meeting: [None; 2],
+            offload: None,
+            tells: false,
+            heard: false,
+        };
         let length = Answer::Welcome(welcome).emit(&mut bytes);
-        let Some(Answer::Welcome(heard)) = Answer::parse(&bytes[..length]) else { panic!("it is none") };
+        let Some(Answer::Welcome(heard)) = Answer::parse(&bytes[..length]) else {
+            panic!("it is none")
+        };
         for ip in ["10.0.0.1", "10.1.0.1", "192.0.2.1", "2001:db8::1", "2001:db9::1"] {
             for port in [22, 50, 80, 100, 443, 1000] {
                 for transport in [Transport::Tcp, Transport::Udp] {

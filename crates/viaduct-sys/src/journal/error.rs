@@ -41,7 +41,8 @@ pub enum JournalError {
     },
     /// Another user could have written the journal.
     #[error(
-        "{} is not believed, for {why}: delete it and see to offloads, routes and nftables yourself, \
+        "{} is not believed, for {why}: delete it and see to offloads, routes and nftables \
+            yourself, \
          or name another run directory", path.display()
     )]
     Untrusted {

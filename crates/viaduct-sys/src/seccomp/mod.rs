@@ -89,7 +89,8 @@ pub mod calls {
 pub enum SeccompError {
     /// Somebody else hears of this process's calls.
     #[error(
-        "seccomp: another supervisor hears of this process's calls already (another viaduct run, or a \
+        "seccomp: another supervisor hears of this process's calls already (another viaduct run, \
+            or a \
          container's); use --via preload or --via cgroup"
     )]
     Nested,

@@ -161,7 +161,10 @@ mod tests {
     fn a_failed_authentication_has_its_client_first_and_no_line_of_the_clients_making() {
         let client = "::ffff:192.0.2.7".parse().unwrap();
         let line = failure_line(client, "basic", Some("x\"\nclient 198.51.100.1"));
-        let right = r#"authentication failed: client 192.0.2.7, method basic, user "x\"\x0aclient\x20198.51.100.1""#;
+        let right = concat!(
+            "authentication failed: client 192.0.2.7, method basic, ",
+            r#"user "x\"\x0aclient\x20198.51.100.1""#,
+        );
         assert_eq!(line, right);
         let long = failure_line(client, "socks", Some(&"u".repeat(1000)));
         assert!(long.len() < 150, "{long}");

@@ -81,7 +81,8 @@ pub fn masquerades(config: &Config) -> Option<String> {
     let peers: Vec<IpNet> = config.peers.iter().flat_map(|peer| peer.prefixes.clone()).collect();
     let (chain, kind) = translation(&serde_json::from_str(&listed).ok()?, &config.wan, &peers)?;
     Some(format!(
-        "a rule of nftables may translate addresses of packets to the peers ({kind} in {chain}), of which \
+        "a rule of nftables may translate addresses of packets to the peers ({kind} in {chain}), \
+            of which \
          nothing is protected then: is there a rule that exempts the peers' prefixes?"
     ))
 }

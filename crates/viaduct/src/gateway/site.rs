@@ -38,7 +38,8 @@ impl Site {
             let fits = site.longest(peer);
             if fits < LEAST_MTU && site.config.host_mtu.is_none_or(|mtu| fits < mtu) {
                 bail!(
-                    "peer {:?}: the WAN's MTU of {wan_mtu} leaves packets of {fits} bytes beside repairs; \
+                    "peer {:?}: the WAN's MTU of {wan_mtu} leaves packets of {fits} bytes beside \
+                        repairs; \
                      a larger MTU, or lower_mtu = false, is expected",
                     peer.name,
                 );

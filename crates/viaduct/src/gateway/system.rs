@@ -230,7 +230,8 @@ pub fn plan(site: &Site) -> Result<Vec<String>> {
     }
     if let Some(vlan) = super::machine::vlan_of_trunk(&site.config) {
         bail!(
-            "[site] wan: {:?} is a trunk: packets to peers leave tagged, by its VLAN {vlan:?}, which is \
+            "[site] wan: {:?} is a trunk: packets to peers leave tagged, by its VLAN {vlan:?}, \
+                which is \
              expected here",
             site.config.wan
         );

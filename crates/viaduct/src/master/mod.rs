@@ -50,7 +50,8 @@ use crate::text;
     override_usage = "viaduct master --name NAME [+HANDLER[:KEY=VALUE,...]]... [OPTIONS]",
     after_help = "The handlers stand before or behind the options: +NAME[:KEY=VALUE,...], or +NAME \
     -KEY=VALUE ... as in\n  viaduct master --name site +congestion\n\
-    Programs join it by `viaduct run --master NAME`; `viaduct status --name NAME` shows what it sees."
+    Programs join it by `viaduct run --master NAME`; `viaduct status --name NAME` shows what it \
+    sees."
 )]
 pub struct MasterArgs {
     /// What programs call it

@@ -111,7 +111,14 @@ pub struct ProxyArgs {
     pub(super) trickles_key: Option<PublicKey>,
     /// Split the connections that pass this machine towards these addresses (tproxy, by nftables);
     /// put back at the end
-    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', conflicts_with = "to", value_parser = prefix)]
+    #[arg(
+        long,
+        value_name = "PREFIX,...",
+        value_delimiter = ',
+        ',
+        conflicts_with = "to",
+        value_parser = prefix
+    )]
     pub(super) intercept: Vec<IpNet>,
     /// Of those connections, only those to these ports, or ranges such as 8000-8080
     #[arg(long, value_name = "PORT,...", value_delimiter = ',', value_parser = ports)]
@@ -155,7 +162,12 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub(super) drain: Duration,
     /// Loops that share the flows, each in a thread; 0: one for each core
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=64))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(0..=64)
+    )]
     pub(super) workers: u16,
     /// Flows at once, at most
     #[arg(long, value_name = "N", default_value_t = 9_000, value_parser = count)]

@@ -95,12 +95,14 @@ impl Agreed {
         match via {
             _ if self.greets || above && self.insists => Ok(greeting()),
             _ if above => Err(anyhow!(
-                "--prefer offers in SYNs, which above a master (--master) are that one's; --require can do \
+                "--prefer offers in SYNs, which above a master (--master) are that one's; \
+                    --require can do \
                  without"
             )),
             Via::Seccomp | Via::Preload if self.insists => Ok(greeting()),
             Via::Seccomp | Via::Preload => Err(anyhow!(
-                "--prefer offers in SYNs, so that plain peers are not harmed, which takes root and --via \
+                "--prefer offers in SYNs, so that plain peers are not harmed, which takes root \
+                    and --via \
                  cgroup; --require with the whole chain can do without"
             )),
             Via::Auto if self.insists => self.offer(chain).or_else(|why| {

@@ -74,7 +74,8 @@ pub const OUR_FAULT: u8 = 125;
     after_help = "The handlers of the chain, the program's first, stand before the options: \
     +NAME[:KEY=VALUE,...], or +NAME -KEY=VALUE ... as in\n  \
     viaduct run +compress +crypt -key=site.key -- ssh host\n\
-    The exit status is the program's; 125 if viaduct fails, 126 if the command is no program, 127 if \
+    The exit status is the program's; 125 if viaduct fails, 126 if the command is no program, 127 \
+    if \
     it is not there."
 )]
 pub struct RunArgs {
@@ -127,7 +128,11 @@ pub struct RunArgs {
     #[arg(long, hide = true)]
     hall_datagrams: bool,
     /// The program and its arguments
-    #[arg(last = true, required_unless_present_any = ["list", "explain", "hall_fd"], value_name = "COMMAND")]
+    #[arg(
+        last = true,
+        required_unless_present_any = ["list", "explain", "hall_fd"],
+        value_name = "COMMAND"
+    )]
     command: Vec<OsString>,
 }
 

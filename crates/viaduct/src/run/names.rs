@@ -156,7 +156,8 @@ impl Remote {
     pub fn check_daemons(&self) -> Result<()> {
         let Some(path) = daemons::resolver_in_use() else { return Ok(()) };
         let what = format!(
-            "names are asked of the daemon at {path}, around this run: stop it, or take --via seccomp, \
+            "names are asked of the daemon at {path}, around this run: stop it, or take --via \
+                seccomp, \
              or say --names local"
         );
         if self.strict {

@@ -55,7 +55,8 @@ impl Road {
             }
             if !std::mem::replace(&mut is_another, true) {
                 warn!(
-                    "the master {name} runs again and carries other flows than before: programs that \
+                    "the master {name} runs again and carries other flows than before: programs \
+                        that \
                      began before are refused theirs; start them anew"
                 );
             }
@@ -73,7 +74,8 @@ fn greet(socket: &OwnedFd) -> Result<Welcome> {
         Some(Answer::Welcome(welcome)) => Ok(welcome),
         Some(Answer::Done(Errno::XDEV)) => {
             bail!(
-                "it is in another network namespace, where it could not reach what the program means"
+                "it is in another network namespace, where it could not reach what the program \
+                    means"
             )
         }
         Some(Answer::Done(Errno::PERM)) => bail!("only its user and root may share it"),
@@ -89,7 +91,8 @@ fn refusal(name: &str, at: &str, error: &io::Error) -> anyhow::Error {
     use io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
     match error.kind() {
         NotFound => anyhow::anyhow!(
-            "no master is named {name}: there is no {at}; start one by `viaduct master --name {name}`"
+            "no master is named {name}: there is no {at}; start one by `viaduct master --name \
+                {name}`"
         ),
         ConnectionRefused => anyhow::anyhow!(
             "the master {name} has been killed: nobody answers at {at}; start it again by `viaduct \

@@ -23,12 +23,14 @@ pub fn about() -> About {
         .setting(
             "key",
             "KEY",
-            "encrypt all to the server with this public key, and refuse others rather than go by TCP",
+            "encrypt all to the server with this public key, and refuse others rather than go by \
+                TCP",
         )
         .setting(
             "early",
             "never|known|always",
-            "let programs speak before the server has answered: their first bytes go in the first packet",
+            "let programs speak before the server has answered: their first bytes go in the first \
+                packet",
         )
 }
 
@@ -55,7 +57,8 @@ pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], Onward)> {
     };
     if handlers.iter().any(transport) {
         bail!(
-            "+{TRICKLES}: it is no handler, but what carries bytes from the end of a chain; put it last, and once"
+            "+{TRICKLES}: it is no handler, but what carries bytes from the end of a chain; put \
+                it last, and once"
         );
     }
     Ok((handlers, onward))

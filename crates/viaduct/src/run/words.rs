@@ -53,7 +53,8 @@ pub fn meant(error: &clap::Error) -> Option<String> {
         format!("{word}: a handler's settings stand behind it, as in +crypt -key=site.key")
     } else {
         format!(
-            "{word}: the program and its arguments stand behind --, as in viaduct run +count -- {word}"
+            "{word}: the program and its arguments stand behind --, as in viaduct run +count -- \
+                {word}"
         )
     })
 }
@@ -77,7 +78,8 @@ mod tests {
     fn handlers_and_their_settings_become_options() {
         assert_eq!(
             unfolded("viaduct run +crypt -key=site.key -peer=x +migrate --strict -- ssh +x -a=b"),
-            "viaduct run --handler=crypt:key=site.key,peer=x --handler=migrate --strict -- ssh +x -a=b"
+            "viaduct run --handler=crypt:key=site.key,peer=x --handler=migrate --strict -- ssh +x \
+                -a=b"
         );
         assert_eq!(
             unfolded("viaduct run +shape:in=1M -out=2M"),

@@ -32,7 +32,8 @@ pub fn share_out(threads: u32, connections: u32) -> Parts {
     let parts = parts(most, threads, connections);
     if parts.connections < connections {
         warn!(
-            "{most} descriptors are allowed, enough for {} connections over TCP at a time and not for \
+            "{most} descriptors are allowed, enough for {} connections over TCP at a time and not \
+                for \
              {connections}: raise the limit (ulimit -n, LimitNOFILE=), or ask for fewer \
              (--max-connections)",
             parts.connections

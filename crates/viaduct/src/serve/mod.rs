@@ -103,11 +103,19 @@ pub struct ServeArgs {
     #[arg(long, requires = "key")]
     balanced: bool,
     /// Bytes that Trickles remembers answered requests in [default: 16777216]
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1 << 16..=1 << 30))]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        value_parser = clap::value_parser!(u32).range(1 << 16..=1 << 30)
+    )]
     replay: Option<u32>,
     /// Connections of Trickles for which what was computed is kept, 120 bytes each, rounded up to a power
     /// of two; nothing depends on it [default: 0]
-    #[arg(long, value_name = "CONNECTIONS", value_parser = clap::value_parser!(u32).range(..=1 << 24))]
+    #[arg(
+        long,
+        value_name = "CONNECTIONS",
+        value_parser = clap::value_parser!(u32).range(..=1 << 24)
+    )]
     cache: Option<u32>,
     /// Threads that answer Trickles; each client's packets come to one of them, by its port, and they share
     /// --replay and --cache evenly. 0: one for each core [default: 1]

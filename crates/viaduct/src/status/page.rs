@@ -147,7 +147,8 @@ impl Page<'_> {
             );
             row(f, "auto", what)?;
             let what = format!(
-                "of {} packets out: {} bursts lost by chance, {} seen by flows; {} packets by full queues",
+                "of {} packets out: {} bursts lost by chance, {} seen by flows; {} packets by \
+                    full queues",
                 thousands(link.packets),
                 thousands(link.bursts),
                 thousands(link.visible),
@@ -167,7 +168,8 @@ impl Page<'_> {
         }
         let altered = match self.status.kept_below.get(at).copied().flatten() {
             Some(most) => format!(
-                "route MTU {most} and TCP's MSS lowered, so that repairs fit; nothing else is altered"
+                "route MTU {most} and TCP's MSS lowered, so that repairs fit; nothing else is \
+                    altered"
             ),
             None => "no packet is altered".to_owned(),
         };

@@ -182,7 +182,8 @@ impl ProxyPage<'_> {
         row(f, "sessions", what)?;
         if let Some(last) = &tunnel.denied_last {
             let what = format!(
-                "{} sessions by the far end, whose allow-to does not have where they go; the last to {last}",
+                "{} sessions by the far end, whose allow-to does not have where they go; the last \
+                    to {last}",
                 thousands(tunnel.denied),
             );
             row(f, "denied", self.ink.paint(31, what))?;

@@ -74,7 +74,8 @@ impl Display for ServePage<'_> {
         row(f, "tcp", tcp)?;
         let TcpStatus { crowded, slow, page_bytes, pages_refused, .. } = status.tcp;
         let limited = format!(
-            "{} connections beyond a source's places, {} ended for their slowness, {} pages refused",
+            "{} connections beyond a source's places, {} ended for their slowness, {} pages \
+                refused",
             self.ink.alarm(crowded),
             self.ink.alarm(slow),
             self.ink.alarm(pages_refused)

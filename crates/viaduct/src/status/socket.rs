@@ -89,7 +89,8 @@ pub fn show(mut client: tokio::net::UnixStream, status: &impl Serialize) -> Resu
 pub fn check_free(socket: &Path) -> Result<()> {
     match UnixStream::connect(socket) {
         Ok(_) => bail!(
-            "{}: a service of this name runs, or still ends its flows: wait for its end, or give this \
+            "{}: a service of this name runs, or still ends its flows: wait for its end, or give \
+                this \
              one another name or run-dir",
             socket.display()
         ),

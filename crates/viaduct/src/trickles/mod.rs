@@ -55,7 +55,8 @@ pub enum PortError {
     #[error(transparent)]
     Rules(#[from] JournalError),
     /// A socket was refused.
-    #[error("cannot {what}{}", if *.privilege { ", which takes root or CAP_NET_RAW; UDP alone takes neither" } else { "" })]
+    #[error("cannot {what}{}", if *.privilege { ", which takes root or CAP_NET_RAW; UDP alone \
+        takes neither" } else { "" })]
     Socket {
         /// As in "open a packet socket".
         what: String,

@@ -318,8 +318,10 @@ fn a_downgrade_from_outside_is_refused_by_who_insists() {
             python3 -c \"$SERVER\" 7 127.0.0.1 > up & server=$!
         until grep -q up up; do sleep 0.05; done
         run '--prefer +compress' \"$CLIENT\"
-        run '--require +compress' \"$CLIENT\" 2>&1 | grep -o 'does not negotiate, or something between'
-        run '--require=compress +compress +stripe' \"$CLIENT\" 2>&1 | grep -o 'ConnectionRefusedError'
+        run '--require +compress' \"$CLIENT\" 2>&1 | grep -o 'does not negotiate, or something \
+        between'
+        run '--require=compress +compress +stripe' \"$CLIENT\" 2>&1 | grep -o \
+        'ConnectionRefusedError'
         kill $server"
     );
     let directory = std::env::temp_dir().join(format!("viaduct-strip-{}", std::process::id()));

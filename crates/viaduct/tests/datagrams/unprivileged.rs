@@ -65,7 +65,8 @@ fn what_goes_to_no_address_goes_to_this_host() {
     let six = far_end("[::1]:0").port().to_string();
     let program = "
 import socket, sys
-for family, any, port in (socket.AF_INET, '0.0.0.0', sys.argv[1]), (socket.AF_INET6, '::', sys.argv[2]), (socket.AF_INET6, '::ffff:0.0.0.0', sys.argv[1]):
+for family, any, port in (socket.AF_INET, '0.0.0.0', sys.argv[1]), (socket.AF_INET6, '::', \
+sys.argv[2]), (socket.AF_INET6, '::ffff:0.0.0.0', sys.argv[1]):
     for connects in False, True:
         s = socket.socket(family, socket.SOCK_DGRAM)
         s.settimeout(5)
@@ -134,7 +135,8 @@ def of(family=socket.AF_INET): return socket.socket(family, socket.SOCK_DGRAM)
 print('no route', tried(lambda: of().connect(('203.0.113.1', 53))))
 print('no route, IPv6', tried(lambda: of(socket.AF_INET6).connect(('2001:db8:9::1', 53))))
 print('no route, sent', tried(lambda: of().sendto(b'x', ('203.0.113.1', 53))))
-print('no route, sent, IPv6', tried(lambda: of(socket.AF_INET6).sendto(b'x', ('2001:db8:9::1', 53))))
+print('no route, sent, IPv6', tried(lambda: of(socket.AF_INET6).sendto(b'x', ('2001:db8:9::1', \
+53))))
 print('loopback', tried(lambda: of().connect(('127.0.0.1', 53))))
 print('no address', tried(lambda: of().bind(('203.0.113.1', 0))))
 libc = ctypes.CDLL(None, use_errno=True)
@@ -221,7 +223,8 @@ import socket, struct, sys
 IP, V6 = socket.IPPROTO_IP, socket.IPPROTO_IPV6
 def ask(s, to, beside=[]):
     s.settimeout(5)
-    s.sendmsg([b'x'], [(level, kind, struct.pack('=i', value)) for level, kind, value in beside], 0, to)
+    s.sendmsg([b'x'], [(level, kind, struct.pack('=i', value)) for level, kind, value in beside], \
+    0, to)
     data, control, _, _ = s.recvmsg(99, 999)
     print(data, sorted((level, kind, value[0]) for level, kind, value in control))
 four, six = ('127.0.0.1', int(sys.argv[1])), ('::1', int(sys.argv[2]))
@@ -249,7 +252,8 @@ fn an_error_says_what_was_not_delivered() {
     }
     let program = "
 import socket
-for family, host, option in (socket.AF_INET, '127.0.0.1', (0, 11)), (socket.AF_INET6, '::1', (41, 25)):
+for family, host, option in (socket.AF_INET, '127.0.0.1', (0, 11)), (socket.AF_INET6, '::1', (41, \
+25)):
     closed = socket.socket(family, socket.SOCK_DGRAM); closed.bind((host, 0))
     at = closed.getsockname(); closed.close()
     s = socket.socket(family, socket.SOCK_DGRAM)
@@ -277,7 +281,8 @@ took, kept = [], []
 for n in range(8):
     began = time.monotonic()
     for _ in range(100):
-        s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 0)); kept.append(s)
+        s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 0)); \
+        kept.append(s)
     took.append(time.monotonic() - began)
 print(min(took[:3]), min(took[-3:]))
 ";

@@ -109,7 +109,7 @@ for line in sys.stdin:
 ";
 
 #[test]
-fn programs_of_a_master_that_was_killed_are_served_by_the_one_in_its_place_if_its_rules_are_the_same()
+fn programs_of_a_killed_master_are_served_by_its_successor_if_its_rules_are_the_same()
  {
     for via in VIAS {
         for own in [&[][..], &["+count", CHAIN]] {

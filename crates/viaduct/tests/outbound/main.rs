@@ -184,7 +184,8 @@ fn a_proxy_goes_on_by_trickles_where_a_policy_says_so() {
     let runs = world.dir.join("runs");
     let text = format!(
         "[proxy]\nlisten = '127.0.0.1:7000'\nexpect = 'connect'\nallow-from = '127.0.0.0/8'\n\
-         allow-to = ['0.0.0.0/0', '::/0']\nmetrics = '127.0.0.1:7001'\nworkers = 2\nrun-dir = '{}'\n\
+         allow-to = ['0.0.0.0/0', '::/0']\nmetrics = '127.0.0.1:7001'\nworkers = 2\nrun-dir = \
+         '{}'\n\
          [[policy]]\nto = ['{}']\ndirect = true\n[[policy]]\ntrickles = 'auto'\n",
         runs.display(),
         world.v6(),

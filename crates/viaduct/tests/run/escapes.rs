@@ -179,7 +179,8 @@ tried = paths + ['/run/alias', '/run/../run//docker.sock', 'system_bus_socket']
 for via in 'seccomp', 'preload':
     for chain in ['+compress'], ['+socks:via=127.0.0.1:1'], ['+compress', '--no-strict']:
         print(via, *chain, flush=True)
-        subprocess.run([viaduct, 'run', '--via', via, *chain, *(['--strict'] if chain == ['+compress'] else []), '--', program, 'paths', *tried])
+        strict = ['--strict'] if chain == ['+compress'] else []
+        subprocess.run([viaduct, 'run', '--via', via, *chain, *strict, '--', program, 'paths', *tried])
 "#;
     let inside = "mount -t tmpfs none /run && exec timeout 20 python3 -c \"$0\" \"$@\"";
     let mut command = Command::new("unshare");

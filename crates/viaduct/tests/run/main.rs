@@ -311,7 +311,8 @@ except ConnectionResetError: print('reset')
 
 #[test]
 fn signals_are_the_programs_when_the_master_is_killed_too() {
-    let program = "trap 'echo got it; exit 3' TERM; sleep 0.3; kill -KILL $PPID; echo ready; while :; do sleep 0.1; done";
+    let program = "trap 'echo got it; exit 3' TERM; sleep 0.3; kill -KILL $PPID; echo ready; \
+        while :; do sleep 0.1; done";
     let mut command = run(&[CHAIN, "--", "sh", "-c", program]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();

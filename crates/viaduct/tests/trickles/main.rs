@@ -145,7 +145,8 @@ fn where_marked_packets_are_dropped_or_refused_the_client_goes_on_by_udp() {
         }
         sh(
             &world.router,
-            "nft delete rule inet fw forward handle $(nft -a list chain inet fw forward | grep 253 | sed 's/.*handle //')",
+            "nft delete rule inet fw forward handle $(nft -a list chain inet fw forward | grep \
+                253 | sed 's/.*handle //')",
         );
     }
     let mut client = world.client(Ways::Any, "client");

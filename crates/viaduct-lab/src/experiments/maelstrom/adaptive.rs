@@ -82,7 +82,8 @@ impl Experiment for Adaptive {
             name: "maelstrom/adaptive",
             title: "One flow through gateways that follow the losses",
             figure: "beyond Maelstrom: its section 5.3 without a code that an operator has chosen",
-            finding: "With fixed codes a clean link loses 27 % to repairs, and bursts beyond the code's reach \
+            finding: "With fixed codes a clean link loses 27 % to repairs, and bursts beyond the \
+                code's reach \
                       make flows collapse.",
         }
     }

@@ -46,7 +46,8 @@ impl Experiment for Fair {
             name: "maelstrom/fair",
             title: "Protected flows beside plain ones, and on a link that is full",
             figure: "beyond Maelstrom: RFC 9265, repairs must not hide congestion",
-            finding: "Under a fixed code a protected flow takes all of a full queue from a plain one.",
+            finding: "Under a fixed code a protected flow takes all of a full queue from a plain \
+                one.",
         }
     }
 

@@ -31,7 +31,8 @@ impl Experiment for Bandwidth {
             name: "tesla/bandwidth",
             title: "Throughput by block size: plain, through proxies, and with handlers",
             figure: "TESLA, Figures 6 and 7",
-            finding: "On the loopback interface, TCP proxies reduce the throughput of large blocks by \
+            finding: "On the loopback interface, TCP proxies reduce the throughput of large \
+                blocks by \
                       nearly two thirds, TESLA by a little less; over 100 Mb/s neither costs much.",
         }
     }

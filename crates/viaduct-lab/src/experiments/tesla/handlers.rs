@@ -23,7 +23,8 @@ impl Experiment for Handlers {
             name: "tesla/handlers",
             title: "What compressing and striping bring over 100 Mb/s",
             figure: "TESLA, sections 1 and 4.3",
-            finding: "Services such as striping one flow over several connections fit the session layer.",
+            finding: "Services such as striping one flow over several connections fit the session \
+                layer.",
         }
     }
 

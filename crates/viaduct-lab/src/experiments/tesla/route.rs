@@ -48,7 +48,8 @@ impl Experiment for Route {
             name: "tesla/route",
             title: "An open flow when its path fails, and when the way around does",
             figure: "TESLA, section 4.2",
-            finding: "RON routes around failures of paths, under unmodified programs; migrating open \
+            finding: "RON routes around failures of paths, under unmodified programs; migrating \
+                open \
                       flows between its ways was left for the future.",
         }
     }
@@ -215,7 +216,8 @@ impl Overlay {
             let key = scratch.write_secret(&format!("{name}.key"), keys[n].to_text())?;
             let run_dir = scratch.path().display();
             let mut config = format!(
-                "[overlay]\nname = {name:?}\nkey = {key:?}\nlisten = \"{}:{PROBES}\"\nrun_dir = \"{run_dir}\"\n",
+                "[overlay]\nname = {name:?}\nkey = {key:?}\nlisten = \"{}:{PROBES}\"\nrun_dir \
+                    = \"{run_dir}\"\n",
                 host.v4()
             );
             if *name == "aside" {

@@ -45,7 +45,8 @@ impl Experiment for Aggregate {
             name: "trickles/aggregate",
             title: "Throughput and fairness of many clients on a 100 Mb/s link",
             figure: "Trickles, Figure 9",
-            finding: "Aggregate throughput is within 10 % of TCP's at all client counts; beyond 6,000 \
+            finding: "Aggregate throughput is within 10 % of TCP's at all client counts; beyond \
+                6,000 \
                       clients TCP exhausts the server's memory.",
         }
     }

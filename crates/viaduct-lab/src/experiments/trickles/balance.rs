@@ -305,7 +305,8 @@ fn sprayer(servers: [std::net::Ipv4Addr; 2]) -> String {
         "table ip sprayer {{
             chain deal {{
                 type filter hook prerouting priority raw; policy accept;
-                ip daddr {SERVICE} tcp dport {PORT} notrack ip daddr set numgen inc mod 2 map {{ 0 : {b1}, 1 : {b2} }}
+                ip daddr {SERVICE} tcp dport {PORT} notrack ip daddr set numgen inc mod 2 map {{ \
+                0 : {b1}, 1 : {b2} }}
                 ip saddr {{ {b1}, {b2} }} tcp sport {PORT} notrack ip saddr set {SERVICE}
             }}
         }}"

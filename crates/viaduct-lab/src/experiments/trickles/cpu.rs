@@ -59,7 +59,8 @@ impl Experiment for Cpu {
             name: "trickles/cpu",
             title: "Processor time of a server, and what it goes to",
             figure: "Trickles, Figure 12",
-            finding: "Trickles costs more than TCP, evenly split between cryptography and simulating \
+            finding: "Trickles costs more than TCP, evenly split between cryptography and \
+                simulating \
                       TCP, and does not limit a server at 1 Gb/s.",
         }
     }

@@ -90,8 +90,10 @@ impl Experiment for Failover {
             name: "trickles/failover",
             title: "A server that dies in mid-transfer",
             figure: "Trickles, Figure 16",
-            finding: "A flow of Trickles goes on with the server's next process as after the loss of \
-                      some packets; TCP detects the disconnection, connects anew and ramps up again.",
+            finding: "A flow of Trickles goes on with the server's next process as after the loss \
+                of \
+                      some packets; TCP detects the disconnection, connects anew and ramps up \
+                      again.",
         }
     }
 

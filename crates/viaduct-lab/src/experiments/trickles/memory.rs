@@ -57,7 +57,8 @@ impl Experiment for Memory {
             name: "trickles/memory",
             title: "Memory of a server by how many clients are connected",
             figure: "Trickles, Figure 11",
-            finding: "TCP's memory grows with the number of clients; Trickles uses a constant, small \
+            finding: "TCP's memory grows with the number of clients; Trickles uses a constant, \
+                small \
                       amount.",
         }
     }

@@ -102,7 +102,8 @@ proptest! {
         let mut coefficients = vec![0; 3 * n];
         rng.fill(&mut coefficients);
         let sources: Vec<_> = many.iter().map(|s| &s[..]).collect();
-        mul_add_many(&mut found.iter_mut().map(|d| &mut d[..]).collect::<Vec<_>>(), &sources, &coefficients);
+        let mut targets: Vec<_> = found.iter_mut().map(|d| &mut d[..]).collect();
+        mul_add_many(&mut targets, &sources, &coefficients);
         twin(&mut expected, &many, &coefficients);
         prop_assert_eq!(found, expected);
     }

@@ -147,7 +147,9 @@ proptest! {
     /// After every event, exactly the packets are known that arrived or are determined.
     #[test]
     fn whatever_is_determined_is_recovered_at_once(
-        seed: u64, total in 2usize..14, events in prop::collection::vec((any::<u16>(), 0u8..4), 1..40),
+        seed: u64,
+        total in 2usize..14,
+        events in prop::collection::vec((any::<u16>(), 0u8..4), 1..40),
     ) {
         let mut rng = Rng::from_seed(seed);
         let sent = packets(total);
@@ -179,7 +181,8 @@ proptest! {
                 }
                 rows.push(equation);
             }
-            let known: Vec<_> = (1..=total as Seq).map(|s| receiver.store.0.contains_key(&s)).collect();
+            let has = |seq| receiver.store.0.contains_key(&seq);
+            let known: Vec<_> = (1..=total as Seq).map(has).collect();
             prop_assert_eq!(known, determined(rows.clone(), total));
         }
         receiver.check(&sent);

@@ -53,7 +53,8 @@ proptest! {
         let count = (usize::from(r) * usize::from(interleave)).saturating_sub(short).max(1);
         let sent: Vec<_> = (0..count).map(|_| packet(&mut rng, 200)).collect();
         let mut encoder = encoder(r, c, interleave);
-        let mut repairs: Vec<_> = sent.iter().flat_map(|packet| push(&mut encoder, packet)).collect();
+        let repairs = sent.iter().flat_map(|packet| push(&mut encoder, packet));
+        let mut repairs: Vec<_> = repairs.collect();
         repairs.extend(flush(&mut encoder));
         let mut receiver = Receiver::new(Linear::new(10 << 20));
         let mut losses = vec![u64::from(c); usize::from(interleave)];

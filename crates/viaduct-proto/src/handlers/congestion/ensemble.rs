@@ -252,7 +252,8 @@ mod tests {
                     0 if !there => {
                         all.join(id);
                         let rtt = Duration::from_millis(40);
-                        let of = Measure { rtt, shortest: rtt, segment: 1000, ..Measure::default() };
+                        let of =
+                            Measure { rtt, shortest: rtt, segment: 1000, ..Measure::default() };
                         kernels.insert(id, of);
                     }
                     1 if there => {
@@ -380,7 +381,8 @@ mod tests {
         let mut all = Ensemble::new();
         all.join(1);
         let rtt = Duration::from_millis(40);
-        let of = Measure { rtt, shortest: rtt, segment: 1000, ..Measure::default() };
+        let of =
+            Measure { rtt, shortest: rtt, segment: 1000, ..Measure::default() };
         // The first window is ten segments of 1448 bytes.
         all.report(1, of, 1 << 20, Instant::ZERO);
         assert_eq!(all.may_send(1), 14_000);

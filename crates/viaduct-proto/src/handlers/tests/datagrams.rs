@@ -163,7 +163,8 @@ proptest! {
 
     #[test]
     fn latency_is_what_was_asked(traffic in traffic(), delay in 0..500u64) {
-        let (crossed, dropped) = cross(&[&format!("latency:delay={delay}ms,held=1000000")], &traffic);
+        let chain = format!("latency:delay={delay}ms,held=1000000");
+        let (crossed, dropped) = cross(&[&chain], &traffic);
         prop_assert_eq!(dropped, 0);
         for (.., came, when, _) in crossed {
             prop_assert_eq!(when.since(came), Duration::from_millis(delay));

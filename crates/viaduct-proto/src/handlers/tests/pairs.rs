@@ -58,7 +58,9 @@ proptest! {
         prop_assert_eq!(net.end(0).answer, Some(Ok(())), "{:?}", net.said);
         for step in steps {
             match step {
-                Step::Write(host, count) if net.end(host).chain.may_write() => net.write(host, count),
+                Step::Write(host, count) if net.end(host).chain.may_write() => {
+                    net.write(host, count);
+                }
                 Step::Write(..) => {}
                 Step::Takes(host, takes) => net.end(host).takes = takes,
                 Step::Wait(millis) => net.wait(Duration::from_millis(millis)),
@@ -119,7 +121,9 @@ proptest! {
                 None => {}
             }
             match step {
-                Step::Write(host, count) if net.end(host).chain.may_write() => net.write(host, count),
+                Step::Write(host, count) if net.end(host).chain.may_write() => {
+                    net.write(host, count);
+                }
                 Step::Write(..) => {}
                 Step::Takes(host, takes) => net.end(host).takes = takes,
                 Step::Wait(millis) => net.wait(Duration::from_millis(millis)),
@@ -133,7 +137,8 @@ proptest! {
         net.wait(Duration::from_secs(1));
         net.close(1);
         net.wait(long());
-        prop_assert!(net.end(0).failed.is_empty() && net.end(1).failed.is_empty(), "{:?}", net.said);
+        let is_whole = net.end(0).failed.is_empty() && net.end(1).failed.is_empty();
+        prop_assert!(is_whole, "{:?}", net.said);
         prop_assert_eq!(net.end(1).finished, 1);
         let open = |c: &super::super::testing::Connection| c.seats.iter().all(Option::is_some);
         prop_assert!(!net.connections.iter().any(open), "all is closed");

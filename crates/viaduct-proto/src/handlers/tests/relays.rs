@@ -212,7 +212,11 @@ proptest! {
         for step in steps {
             match step {
                 Step::Out(port, name, length) => {
-                    let to = if name { Address::Name("a.example".into(), 9) } else { ip("192.0.2.7:9") };
+                    let to = if name {
+                        Address::Name("a.example".into(), 9)
+                    } else {
+                        ip("192.0.2.7:9")
+                    };
                     let peer = if name { "198.18.0.1:9" } else { "192.0.2.7:9" };
                     relays.handle_out(now, ends(port, peer), &to, &vec![0; length]);
                     given += 1;

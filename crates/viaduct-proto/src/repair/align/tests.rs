@@ -150,7 +150,8 @@ proptest! {
     /// The twin knows which packet each arrival is.
     #[test]
     fn nearly_all_is_told_apart(
-        seed: u64, loss in 0.0..0.2f64, late in 0.0..0.05f64, foreign in 0.0..0.02f64, unnamed in 0.0..0.05f64,
+        seed: u64, loss in 0.0..0.2f64, late in 0.0..0.05f64,
+        foreign in 0.0..0.02f64, unnamed in 0.0..0.05f64,
     ) {
         let mut rng = Rng::from_seed(seed);
         let (mut tags, mut sent) = (Vec::new(), Vec::new());
@@ -166,7 +167,8 @@ proptest! {
             }
         }
         sent.sort_unstable();
-        let (mut aligner, mut truth, mut said) = (Aligner::default(), HashMap::new(), HashMap::new());
+        let mut aligner = Aligner::default();
+        let (mut truth, mut said) = (HashMap::new(), HashMap::new());
         let (mut sent, mut named) = (sent.into_iter().peekable(), Vec::new());
         let (all, mut repeats) = (tags.clone(), false);
         for (n, tags) in tags.chunks(33).enumerate() {

@@ -94,7 +94,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn gaps_round_trip(gaps in prop::collection::vec(prop_oneof![0..16u8, any::<u8>()], 0..99)) {
+        fn gaps_round_trip(
+            gaps in prop::collection::vec(prop_oneof![0..16u8, any::<u8>()], 0..99)
+        ) {
             let mut out = Vec::new();
             emit(gaps.iter().copied(), &mut out);
             prop_assert_eq!(out.len(), len(gaps.iter().copied()));

@@ -58,7 +58,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_the_one_that_the_plain_sum_gives(bytes in prop::collection::vec(any::<u8>(), 0..80), v6: bool) {
+        fn it_is_the_one_that_the_plain_sum_gives(
+            bytes in prop::collection::vec(any::<u8>(), 0..80),
+            v6: bool,
+        ) {
             let [from, to]: [IpAddr; 2] = match v6 {
                 true => ["fd00::1", "fd00:ffff::2"].map(|ip| ip.parse().unwrap()),
                 false => ["10.0.0.1", "255.255.1.2"].map(|ip| ip.parse().unwrap()),

@@ -29,7 +29,8 @@ pub enum Refusal {
     Superseded(u16),
     /// It tells another story of its losses than was answered.
     #[error(
-        "what arrived of the piece at packet {base} was told otherwise before, and answered: a loss stays one"
+        "what arrived of the piece at packet {base} was told otherwise before, and answered: a \
+            loss stays one"
     )]
     Forked {
         /// Where the piece begins, or the loss that was none.

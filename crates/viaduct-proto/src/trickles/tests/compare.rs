@@ -35,7 +35,8 @@ fn compare(up: &str, down: &str) -> [f64; 2] {
     spread.sort_by(f64::total_cmp);
     let ratios = [sum.packets, sum.bytes].map(|[ours, renos]| ours as f64 / renos as f64);
     println!(
-        "{up} | {down} | packets {:.3} ({:.3} to {:.3}) bytes {:.3} | recoveries {:?} timeouts {:?}",
+        "{up} | {down} | packets {:.3} ({:.3} to {:.3}) bytes {:.3} | recoveries {:?} timeouts \
+            {:?}",
         ratios[0],
         spread[0],
         spread[spread.len() - 1],
@@ -109,7 +110,8 @@ fn deltas_make_more_room_for_data() {
     };
     let [whole, delta] = [share(false), share(true)];
     println!(
-        "bytes of data in a packet of 1,400: {whole:.1} with whole continuations, {delta:.1} with deltas"
+        "bytes of data in a packet of 1,400: {whole:.1} with whole continuations, {delta:.1} with \
+            deltas"
     );
     assert!(delta > whole + 12.0, "{whole:.1}, {delta:.1}");
 }

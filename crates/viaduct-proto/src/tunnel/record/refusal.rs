@@ -15,7 +15,8 @@ pub enum Refusal {
     UnknownKey,
     /// It speaks this version of the format alone.
     #[error(
-        "the far end speaks version {0} of the tunnel, and this one speaks {ours}: update the older",
+        "the far end speaks version {0} of the tunnel, and this one speaks {ours}: update the \
+            older",
         ours = crate::tunnel::wire::VERSION
     )]
     Version(u8),

@@ -138,7 +138,8 @@ fn a_connection_of_pieces_and_two_servers_is_the_plan() {
     let cookie = format!("Cookie: {}\r\n", "c".repeat(3_000));
     let text = format!(
         "GET /a.txt HTTP/1.1\r\nHost: h\r\n{cookie}\r\n\r\nHEAD /b HTTP/1.1\r\nHost: h\r\n\r\n\
-         GET /c HTTP/1.1\r\nHost: h\r\nRange: bytes=500-40000\r\n\r\nGET /none HTTP/1.1\r\nHost: h\r\n\r\n\
+         GET /c HTTP/1.1\r\nHost: h\r\nRange: bytes=500-40000\r\n\r\nGET /none HTTP/1.1\r\nHost: \
+         h\r\n\r\n\
          GET /d HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
     );
     for step in [7, 1_000, 100_000] {

@@ -203,7 +203,8 @@ impl FecTable {
                 repairs: self.c.map_or(3, |c| c.0.into()),
             })),
             other => Err(format!(
-                "code {other:?} is unknown; one of auto, observe, layered, reed-solomon, window, none is \
+                "code {other:?} is unknown; one of auto, observe, layered, reed-solomon, window, \
+                    none is \
                  expected"
             )),
         }

@@ -245,7 +245,8 @@ pub(super) fn intercept(args: &ProxyArgs, port: u16) -> Result<Option<Intercept>
         if !args.listen.iter().any(|at| takes(at, net)) {
             let listen: Vec<_> = args.listen.iter().map(ToString::to_string).collect();
             bail!(
-                "intercept: no listener takes what is handed over of {net}: listen is {}; [::]:{port} \
+                "intercept: no listener takes what is handed over of {net}: listen is {}; \
+                    [::]:{port} \
                  takes both families, 0.0.0.0:{port} IPv4",
                 listen.join(", ")
             );

@@ -128,7 +128,8 @@ impl Settings {
             self.limits.flows = fit;
         } else if fit < wanted {
             warn!(
-                "{most} descriptors are allowed, enough for {fit} flows and not for {wanted}: raise \
+                "{most} descriptors are allowed, enough for {fit} flows and not for {wanted}: \
+                    raise \
                  the limit (ulimit -n, LimitNOFILE=), or ask for fewer flows"
             );
             self.limits.flows = fit;

@@ -23,7 +23,8 @@ impl Settings {
             let is_off = || fs::read_to_string(file).is_ok_and(|value| value.trim() == "0");
             (concerned && is_off()).then(|| {
                 format!(
-                    "{name} is 0: what is not intercepted, such as UDP and ICMP, and all connections while the proxy \
+                    "{name} is 0: what is not intercepted, such as UDP and ICMP, and all \
+                        connections while the proxy \
                      does not run, cannot pass this machine; set it to 1"
                 )
             })

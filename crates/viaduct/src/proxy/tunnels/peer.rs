@@ -216,7 +216,8 @@ impl Peer {
         DENIALS.warn(
             self.key,
             format_args!(
-                "the far end of the tunnel{name}{} does not let flows leave to {to}: its allow-to does not \
+                "the far end of the tunnel{name}{} does not let flows leave to {to}: its allow-to \
+                    does not \
                  have that address",
                 self.name
             ),

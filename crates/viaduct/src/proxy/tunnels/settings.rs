@@ -208,7 +208,8 @@ impl TunnelArgs {
             .any(|&it| it == secret.public())
         {
             bail!(
-                "peer: {} is this site's own key, of {}; give the public key of the tunnel's other end",
+                "peer: {} is this site's own key, of {}; give the public key of the tunnel's \
+                    other end",
                 secret.public(),
                 file.display()
             );

@@ -45,7 +45,8 @@ impl Experiment for Matrix {
             name: "tesla/matrix",
             title: "Real programs under `viaduct run`, beside themselves run directly",
             figure: "TESLA, sections 3 and 5: unmodified programs",
-            finding: "Unmodified programs run under the handlers, ftp, ssh and browsers among them.",
+            finding: "Unmodified programs run under the handlers, ftp, ssh and browsers among \
+                them.",
         }
     }
 

@@ -107,7 +107,8 @@ impl Row {
         let [before, now] = [before, now].map(|of| text(&of.stdout));
         let server = &wrapped.server;
         Some(format!(
-            "{what}\n--- direct\n{before}--- wrapped\n{now}--- its words\n{said}--- server\n{server}"
+            "{what}\n--- direct\n{before}--- wrapped\n{now}--- its words\n{said}--- \
+                server\n{server}"
         ))
     }
 
