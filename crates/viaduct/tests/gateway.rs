@@ -5,19 +5,20 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::net::UdpSocket;
+use std::net::{SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 use viaduct_lab::binary::use_binary;
+use viaduct_lab::emulator::Direction;
 use viaduct_lab::gateways::{Gateway, GatewaySpec};
 use viaduct_lab::topology::programs::{Iperf, Ping};
 use viaduct_lab::topology::{DumbbellSpec, Journal, Node};
 use viaduct_lab::world::World;
 use viaduct_proto::repair::stats::SenderStats;
-use viaduct_sys::ring::{Ring, RingConfig};
+use viaduct_sys::ring::{self, Ring, RingConfig};
 
 fn world(mtu: (u32, u32), link: &str) -> World {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
@@ -94,6 +95,95 @@ fn with_equal_mtus_nothing_is_altered_and_repairs_leave_in_parts() {
     let status = world.gateways().unwrap().a.status().unwrap();
     assert_eq!((status.kept_below[0], status.shell().send_failed), (None, 0));
     assert!(protected > 5.0 * plain, "{protected} against {plain}");
+}
+
+/// Ports of the compared datagrams and of the compared connection.
+const DATAGRAMS: (u16, u16) = (7_001, 7_002);
+const CONNECTION: u16 = 7_003;
+/// Payload of the longest datagram that a WAN of 1500 bytes takes.
+const LONGEST: usize = 1_472;
+
+/// Returns what arrives at A1 and at B1 of a connection's SYN and SYN-ACK and of a datagram of each
+/// length from A1 to B1.
+fn arriving(world: &World) -> [BTreeSet<Vec<u8>>; 2] {
+    let hosts = [world.a1(), world.b1()];
+    let config = RingConfig { max_packet: 1500, bytes: 8 << 20 };
+    let tap = |host: &Node| host.netns().enter(|| Ring::open("eth0", config).unwrap()).unwrap();
+    let mut taps = [tap(hosts[0]), tap(hosts[1])];
+    let from = SocketAddrV4::new(hosts[0].v4(), DATAGRAMS.0);
+    let to = SocketAddrV4::new(hosts[1].v4(), DATAGRAMS.1);
+    let bind = |host: &Node, at| host.netns().enter(|| UdpSocket::bind(at).unwrap()).unwrap();
+    let (sender, _receiver) = (bind(hosts[0], from), bind(hosts[1], to));
+    let server = (*to.ip(), CONNECTION);
+    let _listener = hosts[1].netns().enter(|| TcpListener::bind(server).unwrap()).unwrap();
+    let _client = hosts[0].netns().enter(|| TcpStream::connect(server).unwrap()).unwrap();
+    for length in 1..=LONGEST {
+        sender.send_to(&vec![length as u8; length], to).unwrap();
+        thread::sleep(Duration::from_micros(500));
+    }
+    thread::sleep(Duration::from_millis(500));
+    taps.each_mut().map(|tap| {
+        let mut arrived = BTreeSet::new();
+        while let Some(frame) = tap.next() {
+            if frame.direction() == ring::Direction::Incoming {
+                arrived.extend(comparable(&frame));
+            }
+        }
+        arrived
+    })
+}
+
+/// Returns the packet if it is one of [`arriving`]. Fields that differ from one connection to the
+/// next are zero: identification, client port, numbers, timestamps, and the checksums over them.
+fn comparable(packet: &[u8]) -> Option<Vec<u8>> {
+    let ports = |at: usize| u16::from_be_bytes([packet[at], packet[at + 1]]);
+    if packet.len() < 28 || packet[0] != 0x45 {
+        return None;
+    }
+    let mut packet = packet.to_vec();
+    match packet[9] {
+        17 if (ports(20), ports(22)) == DATAGRAMS => Some(packet),
+        6 if packet.len() >= 60 && packet[33] & 2 != 0 => {
+            let client = match (ports(20), ports(22)) {
+                (_, CONNECTION) => 20,
+                (CONNECTION, _) => 22,
+                _ => return None,
+            };
+            // Behind the MSS and SACK-permitted stands the option of timestamps.
+            assert_eq!(packet[46..48], [8, 10], "{packet:x?}");
+            let numbers = 24..32 - if packet[33] & 16 == 0 { 4 } else { 0 };
+            for zeroed in [4..6, 10..12, client..client + 2, numbers, 36..38, 48..56] {
+                packet[zeroed].fill(0);
+            }
+            Some(packet)
+        }
+        _ => None,
+    }
+}
+
+#[test]
+fn what_hosts_send_arrives_bit_for_bit_as_without_gateways() {
+    let mut world = world((1500, 1500), "rate=200M,delay=5ms,queue=50ms");
+    let plain = arriving(&world);
+    assert_eq!(plain.each_ref().map(BTreeSet::len), [1, 1 + LONGEST]);
+    world.protect(&GatewaySpec::default()).unwrap();
+    let same = |other: &[BTreeSet<Vec<u8>>; 2]| {
+        for (plain, other) in plain.iter().zip(other) {
+            let new: Vec<_> = other.difference(plain).take(2).collect();
+            let old: Vec<_> = plain.difference(other).take(2).collect();
+            assert!(new.is_empty(), "altered: {new:x?}, sent: {old:x?}");
+        }
+    };
+    let protected = arriving(&world);
+    same(&protected);
+    assert_eq!(protected.each_ref().map(BTreeSet::len), [1, 1 + LONGEST]);
+    // Recovered packets are those that were lost.
+    let lossy = "rate=200M,delay=5ms,queue=50ms,loss=3%".parse().unwrap();
+    world.emulator().unwrap().set(Direction::AtoB, lossy).unwrap();
+    let lost = arriving(&world);
+    same(&lost);
+    let receiver = world.gateways().unwrap().b.status().unwrap().peer().receiver;
+    assert!(receiver.recovered >= 20 && lost[1].len() >= LONGEST - 5, "{receiver:?}");
 }
 
 #[test]
