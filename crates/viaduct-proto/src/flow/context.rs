@@ -204,7 +204,7 @@ impl Upstream<'_> {
     }
 
     /// Hands all of `data` on. `false`: nobody reads any more, and these are dropped.
-    #[must_use = "a flow that nobody reads should be told of downstream"]
+    #[must_use = "a flow that is not read should be told of downstream"]
     pub fn avail(self, data: Bytes) -> bool {
         self.core.tell(self.from, Up::Avail(data))
     }

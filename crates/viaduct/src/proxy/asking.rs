@@ -188,7 +188,7 @@ impl Worker {
 
     fn go(&mut self, key: usize, to: SocketAddr, now: Instant) {
         if !holds(self.allowed(key), to.ip()) {
-            debug!("nobody may go to {to}");
+            debug!("no flow may go to {to}");
             return self.refuse(key, Failure::Denied);
         }
         let source = self.flows.at(key).source();

@@ -158,7 +158,7 @@ impl Syns {
                 let queue = SynQueue::open(number, most).with_context(|| {
                     format!(
                         "hold SYNs in queue {number}, which takes root or CAP_NET_ADMIN, a kernel \
-                         with NFQUEUE, and nobody else there (--accept early)"
+                         with NFQUEUE, and no other reader of it (--accept early)"
                     )
                 })?;
                 Ok(Syns::Queue(queue))

@@ -40,7 +40,7 @@ pub fn encode(status: &ProxyStatus) -> String {
             page.sample(own, value(counters));
         }
     }
-    let help = "Times that rules which somebody took away were put back.";
+    let help = "Times that rules which another program took away were put back.";
     page.family("viaduct_proxy_interception_restored_total", Kind::Counter, help);
     page.sample(own, status.restored);
     let help = "1 while rules are missing and connections pass by.";

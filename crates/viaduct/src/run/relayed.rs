@@ -350,7 +350,7 @@ fn relay_at(at: &Address, proxy: SocketAddr) -> Result<SocketAddr> {
     let ip = at.ip().to_canonical();
     let foreign = ip.is_loopback() && !proxy.ip().to_canonical().is_loopback();
     if at.port() == 0 || ip.is_multicast() {
-        bail!("nobody can be there");
+        bail!("it is no address of a relay");
     }
     let ip = if ip.is_unspecified() || foreign { proxy.ip() } else { ip };
     Ok(SocketAddr::new(ip, at.port()))

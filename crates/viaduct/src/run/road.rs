@@ -82,7 +82,7 @@ fn greet(socket: &OwnedFd) -> Result<Welcome> {
         Some(Answer::Done(Errno::AGAIN)) => {
             bail!("it has as many runs of this user as it takes (viaduct master --user-runs)")
         }
-        _ if length == 0 => bail!("it takes nobody any more"),
+        _ if length == 0 => bail!("it accepts no more programs"),
         _ => bail!("it is of another version of viaduct: have both be the same"),
     }
 }
@@ -95,7 +95,7 @@ fn refusal(name: &str, at: &str, error: &io::Error) -> anyhow::Error {
                 {name}`"
         ),
         ConnectionRefused => anyhow::anyhow!(
-            "the master {name} has been killed: nobody answers at {at}; start it again by `viaduct \
+            "the master {name} has been killed: no answer at {at}; start it again by `viaduct \
              master --name {name}`"
         ),
         PermissionDenied => anyhow::anyhow!("{at}: only the master's user and root may share it"),

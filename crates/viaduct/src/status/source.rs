@@ -93,7 +93,7 @@ impl Source {
         match sockets.as_slice() {
             [one] => Ok(Source(one.clone())),
             [] => bail!(
-                "nobody answers in {}; is a gateway or a proxy running, or elsewhere (--run-dir)?",
+                "no service answers in {}; is a gateway or a proxy running, or elsewhere (--run-dir)?",
                 dir.display()
             ),
             many => {
@@ -111,14 +111,14 @@ impl Source {
     pub fn read(&self) -> Result<Seen> {
         let path = self.0.display();
         let stream = UnixStream::connect(&self.0).map_err(|e| match e.kind() {
-            ErrorKind::NotFound => anyhow::anyhow!("nobody answers: there is no {path}"),
+            ErrorKind::NotFound => anyhow::anyhow!("no service answers: there is no {path}"),
             ErrorKind::ConnectionRefused => {
-                anyhow::anyhow!("nobody answers at {path}: the one that made it has been killed")
+                anyhow::anyhow!("no service answers at {path}: the one that made it was killed")
             }
             ErrorKind::PermissionDenied => {
                 anyhow::anyhow!("{path}: only the service's user (root) may ask")
             }
-            _ => anyhow::anyhow!("nobody answers at {path}: {e}"),
+            _ => anyhow::anyhow!("no service answers at {path}: {e}"),
         })?;
         stream.set_read_timeout(Some(PATIENCE))?;
         // Nothing is asked: a node of the overlay does not wait for it then.
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn the_only_gateway_that_lives_is_found_and_otherwise_one_line_says_what_to_do() {
         let dir = std::env::temp_dir().join(format!("viaduct-source-{}", std::process::id()));
-        assert!(error(&which(&dir, None)).starts_with("nobody answers in"));
+        assert!(error(&which(&dir, None)).starts_with("no service answers in"));
         fs::create_dir_all(&dir).unwrap();
         drop(UnixListener::bind(dir.join("dead.sock")).unwrap());
         assert!(error(&which(&dir, None)).contains("has been killed"));

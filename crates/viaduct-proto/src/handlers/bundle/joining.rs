@@ -75,7 +75,7 @@ impl Bundle {
         theirs: &Public,
         window: u32,
     ) -> Result<(), String> {
-        let mine = self.session.mine.take().ok_or("a welcome that nobody waits for")?;
+        let mine = self.session.mine.take().ok_or("a welcome that was not asked for")?;
         let public = *PublicKey::as_bytes(&mine.public());
         let secret = Secret::new(&mine, theirs, [&public, theirs]).ok_or("a key that is none")?;
         self.session.has(secret, window);

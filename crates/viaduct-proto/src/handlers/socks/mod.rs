@@ -36,7 +36,7 @@ struct Straight;
 pub(super) fn about() -> About {
     About::new("socks", "goes by a SOCKS5 proxy, which also looks up names")
         .setting("via", "HOST:PORT", "the proxy")
-        .setting("user", "NAME", "who to say that one is; nobody by default")
+        .setting("user", "NAME", "user name for the proxy; none by default")
         .setting("password", "FILE", "a file that holds the user's password")
         .guards()
         .datagrams()

@@ -138,8 +138,8 @@ fn warn_of_listeners(config: &mut Config) {
         && !inside(at.ip())
     {
         config.warnings.push(format!(
-            "[metrics] listen: {at} is neither local nor an address of this site: whoever reaches \
-             it reads the counters"
+            "[metrics] listen: {at} is neither local nor an address of this site: all hosts that \
+             reach it can read the counters"
         ));
     }
     if let Some(at) = config.cache

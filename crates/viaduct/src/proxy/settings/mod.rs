@@ -170,7 +170,7 @@ impl Settings {
         let names: Vec<TunnelName> = dials.map(|dial| dial.name.clone()).collect();
         let asked = !args.expect.is_empty() || args.tunnel.tunnel_listen.is_some();
         if !args.allow_to.is_empty() && !asked {
-            bail!("allow-to: nobody says where to; give expect or tunnel-listen");
+            bail!("allow-to: clients name no destination; give expect or tunnel-listen");
         }
         if args.on_demand && args.tunnel.tunnel_listen.is_some() {
             bail!("on-demand: it waits for connections, and tunnel-listen is served all the time");
