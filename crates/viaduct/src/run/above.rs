@@ -1,14 +1,15 @@
-//! Masters above each other: whoever has handlers of its own, and a master below, sends what they send on to
-//! that one, as its programs do.
+//! Nested masters: a run with handlers of its own and a master below hands its flows to that
+//! master, as its programs hand theirs to it.
 //!
 //! ```text
-//!   program ── Call ──▶ worker: handlers ── Above::connect ──▶ Joined ── Call ──▶ the master below ══▶ far end
+//!   program ── Call ──▶ worker: handlers ── Above::connect ──▶ Joined ── Call ──▶ master below ══▶
 //!   client ══▶ the master below ══ Between: a leg ══▶ worker: handlers ══▶ program
 //! ```
 //!
-//! A leg between the two is a connection over the loopback interface, which one end begins at a meeting
-//! ([`viaduct_sys::meeting`]) and the other crosses: it is in progress until the far end has answered, as a
-//! wrapped program's is. It needs no right, whichever the interposer.
+//! A leg between the two is a loopback connection that one end starts at a rendezvous
+//! ([`viaduct_sys::meeting`]) and the other completes. It is in progress until the far end has
+//! answered, like a wrapped program's connection. It needs no privilege, whichever interposer
+//! is used.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -31,20 +32,21 @@ use crate::proxy::leg::Leg;
 use crate::proxy::orders::{Order, ToWorker};
 use crate::proxy::through::Factories;
 
-/// The way to a master below.
+/// Connection to a master below.
 #[derive(Debug)]
 pub struct Above {
     below: Arc<Joined>,
-    /// What is its to carry.
+    /// Rules of the master below: the flows that it carries.
     theirs: Rules,
-    /// The kernel does all of its work: bytes a second at most, or 0.
+    /// Set if the kernel does all work of the master below: its rate limit in bytes a second,
+    /// or 0 for none.
     offload: Option<u64>,
     meeting: Meeting,
     closed: Arc<Closed>,
 }
 
 impl Above {
-    /// To `below`, which has said this of what it carries.
+    /// Joins `below`, whose welcome announces its rules.
     ///
     /// # Errors
     /// There is no loopback interface, or no port is free.
@@ -55,7 +57,8 @@ impl Above {
         Ok(Above { below, theirs, offload, meeting, closed })
     }
 
-    /// Begins what a program asks for: by the handlers of `worker` if `rules` want it, else by the master below.
+    /// Begins a program's connect: by the handlers of `worker` if `rules` want it, else by the
+    /// master below.
     pub fn call(&self, call: Call, rules: &Rules, worker: &ToWorker) {
         match call.to {
             Address::Ip(to) if rules.fate(Transport::Tcp, to) == Fate::Leave => {
@@ -65,7 +68,7 @@ impl Above {
         }
     }
 
-    /// Takes in a connection to a program: it passes the master below first.
+    /// Accepts a connection to a program, which passes the master below first.
     pub fn arrive(self: &Arc<Above>, arrival: Arrival, worker: &ToWorker) {
         if self.offload.is_some() {
             return worker.tell(Order::Arrive(Box::new(arrival)));
@@ -76,8 +79,8 @@ impl Above {
         self.below.arrive(Arrival { stream, client, own, handlers: None, program });
     }
 
-    /// A socket of ours whose connect is in progress, and that connect; with the address `from`, if one is
-    /// asked for, which the master below takes over.
+    /// Opens a leg: a socket whose connect is in progress, and that connect. `from` is the
+    /// source address to use, if one is asked for; the master below adopts it.
     fn leg(&self, v4: bool, from: Option<SocketAddr>) -> io::Result<(TcpStream, Pending)> {
         let at = self.meeting.at(v4).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let from = from.map_or(at.ip(), |from| from.ip());
@@ -117,7 +120,7 @@ impl Below for Above {
     }
 }
 
-/// As if no master were below; at most at this rate, in bytes a second.
+/// Connects as without a master below, at most at `rate` bytes a second.
 fn direct(
     to: SocketAddr,
     from: Option<SocketAddr>,
@@ -129,10 +132,10 @@ fn direct(
     Ok(Leg::Tcp(Conn::from(stream).into()))
 }
 
-/// A leg of the worker's to the master below.
+/// The worker's leg to the master below.
 #[derive(Debug)]
 struct Reach {
-    /// Gone with the leg.
+    /// Dropped with the leg.
     ends: Weak<Ends>,
     pending: Option<Pending>,
     place: Option<TcpStream>,
@@ -142,7 +145,7 @@ struct Reach {
 impl Held for Reach {
     fn named(&mut self, own: SocketAddr) {
         if let Some(ends) = self.ends.upgrade() {
-            // It is said once.
+            // It is set once.
             let _ = ends.own.set(own);
         }
     }
@@ -164,7 +167,7 @@ impl Held for Reach {
             return;
         };
         let _ = ends.refused.set(why);
-        // So that the worker looks.
+        // Wakes the worker, which reads the reason.
         if let Err(error) = pending.refuse(&self.closed) {
             debug!("a leg to the master below: {error}");
         }
@@ -172,22 +175,22 @@ impl Held for Reach {
 }
 
 impl Drop for Reach {
-    /// Nobody carries it any more.
+    /// Resets the leg: nothing carries it any more.
     fn drop(&mut self) {
         self.refuse(Failure::Reset);
     }
 }
 
-/// A connection to a program, while the master below has it.
+/// Connection to a program, while the master below has it.
 #[derive(Debug)]
 struct Between {
     above: Arc<Above>,
-    /// The connect that the master below crosses.
+    /// The connect that the master below completes.
     pending: Option<Pending>,
     next: Option<Next>,
 }
 
-/// What becomes of it then.
+/// Parts of the arrival that is handed to the worker afterwards.
 #[derive(Debug)]
 struct Next {
     client: SocketAddr,

@@ -1,7 +1,8 @@
 //! Admission of a run's own programs to its abstract sockets, which any local user can connect to.
 //!
-//! A request is heard if it begins with the run's secret and comes from the run's user, from root, or, where
-//! root started programs that have other users since, from a process of the run.
+//! A request is accepted if it begins with the run's secret, and comes from the run's user,
+//! from root, or from a process of the run: programs of a run that root started may have
+//! changed their user.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -13,27 +14,27 @@ use viaduct_sys::records::Peer;
 
 use crate::random::random;
 
-/// Generations of processes that are looked through.
+/// Ancestors of a process that are examined, at most.
 const MAX_DEPTH: usize = 4096;
 
-/// A secret for a new run.
+/// Returns a secret for a new run.
 pub fn secret() -> Result<Secret> {
     Ok(Secret::new(random()?))
 }
 
-/// Whether `peer` may ask this run anything.
+/// Returns whether `peer` may send requests to this run.
 pub fn admits(peer: Peer) -> bool {
     let own = rustix::process::getuid().as_raw();
     peer.user == own || peer.user == 0 || own == 0 && is_of_this_run(peer.process)
 }
 
-/// Whether a socket that was handed over is of TCP: type and protocol, as the kernel says.
+/// Returns whether a socket that was passed is of TCP, by its type and protocol in the kernel.
 pub fn is_tcp(socket: &OwnedFd) -> bool {
     sockopt::socket_type(socket) == Ok(SocketType::STREAM)
         && sockopt::socket_protocol(socket) == Ok(Some(ipproto::TCP))
 }
 
-/// Whether `process` descends from this one, which adopts the run's orphans.
+/// Returns whether `process` descends from this one, which adopts the run's orphans.
 fn is_of_this_run(mut process: u32) -> bool {
     let own = std::process::id();
     for _ in 0..MAX_DEPTH {

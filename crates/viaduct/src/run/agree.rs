@@ -1,5 +1,5 @@
-//! Handlers that are agreed on with the far end of each flow: what is said of it on the command line,
-//! and who is turned away.
+//! Handlers negotiated with the far end of each flow: the options, and the rejection of peers
+//! that do not have them.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, OnceLock};
@@ -18,29 +18,29 @@ use crate::proxy::agreeing::Agreeing;
 use crate::proxy::through::Factories;
 use crate::sparing::Sparing;
 
-/// What may be said of it.
+/// Options for the negotiation of handlers.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct AgreeArgs {
-    /// Agree on the handlers with each far end, without a further round trip; one that runs no Viaduct
-    /// is spoken to plainly. So are clients of a program that listens
+    /// Agree on the handlers with each far end, without a further round trip; one that runs no
+    /// Viaduct is spoken to plainly. So are clients of a program that listens
     #[arg(long, conflicts_with = "require")]
     prefer: bool,
-    /// Agree on the handlers with each far end, and go on with none of these missing (all that need both
-    /// ends, if none is named): whoever has less is refused
+    /// Agree on the handlers with each far end, and go on with none of these missing (all that
+    /// need both ends, if none is named): flows of ends that have less are refused
     #[arg(long, value_name = "HANDLER,...", num_args = 0..=1, require_equals = true,
           default_missing_value = "", value_delimiter = ',')]
     require: Option<Vec<String>>,
-    /// With --require, agree by the first bytes of each connection, for ends that may not write into
-    /// SYNs: both must have the same handlers then. Without privilege it is always so
+    /// With --require, agree by the first bytes of each connection, for ends that may not write
+    /// into SYNs: both must have the same handlers then. Without privilege it is always so
     #[arg(long, requires = "require")]
     greet: bool,
 }
 
 impl AgreeArgs {
-    /// What they mean for the chain of these handlers; `None` if nothing is agreed on.
+    /// Applies the options to the chain of these handlers; `None` if nothing is negotiated.
     ///
     /// # Errors
-    /// What keeps the chain from being agreed on.
+    /// Fails if the chain cannot be negotiated.
     pub fn load(
         &self,
         specs: &[HandlerSpec],
@@ -64,32 +64,33 @@ impl AgreeArgs {
     }
 }
 
-/// How it has begun.
+/// Means of negotiation in use.
 #[derive(Debug)]
 pub enum Begun {
-    /// By options of SYNs.
+    /// By TCP options of SYNs.
     Offering(Arc<Agreeing>),
-    /// By first bytes, with this chain.
+    /// By the first bytes of a connection, with this chain.
     Greeting(Factories),
 }
 
-/// What is agreed on, and with whom once that has begun.
+/// Terms of the negotiation, and its state once it has begun.
 #[derive(Debug)]
 pub struct Agreed {
     terms: Terms,
     both_ends: Vec<bool>,
-    /// By first bytes.
+    /// By the first bytes of a connection (`--greet`).
     greets: bool,
     insists: bool,
     begun: OnceLock<(Arc<Agreeing>, Ports)>,
 }
 
 impl Agreed {
-    /// Begins for `chain`: connections and listeners of programs that are seen by `via` and opened from
-    /// now on agree; above a master by first bytes alone, for the SYNs are that one's.
+    /// Starts for `chain`: connections and listeners of programs seen by `via`, if opened from
+    /// now on, negotiate. Above a master they do so by first bytes only, because the SYNs are
+    /// that master's.
     ///
     /// # Errors
-    /// It takes a right that is missing.
+    /// A privilege is missing.
     pub fn begin(&self, via: Via, chain: &Factories, above: bool) -> Result<Begun> {
         let greeting = || Begun::Greeting(greeting(&self.terms, chain, &self.both_ends));
         match via {
@@ -123,34 +124,35 @@ impl Agreed {
         Ok(Begun::Offering(agreeing.clone()))
     }
 
-    /// With whom by options of SYNs, and where programs that listen are noted; `None` if not so.
+    /// Negotiation by options of SYNs, and the ports at which programs listen; `None` if it is
+    /// not in use.
     pub fn begun(&self) -> Option<&(Arc<Agreeing>, Ports)> {
         self.begun.get()
     }
 }
 
-/// The interposer to take, if some way of agreeing takes one.
+/// Returns the interposer to use: negotiation in SYNs requires a cgroup.
 pub fn via(via: Via, plan: &Plan) -> Via {
     let offers = plan.agree.as_ref().is_some_and(|agree| agree.begun().is_some());
     if offers { Via::Cgroup } else { via }
 }
 
-/// Lets in whoever agrees on handlers.
+/// Accepts or rejects clients of programs, by the handlers that they agree on.
 #[derive(Debug)]
 pub struct Door {
     agreeing: Arc<Agreeing>,
     report: Option<Report>,
-    /// Clients that were turned away.
+    /// Rate-limited log of rejected clients.
     strangers: Sparing<IpAddr>,
 }
 
 impl Door {
-    /// Who is turned away is counted in `report`.
+    /// Counts rejected clients in `report`.
     pub fn new(agreeing: Arc<Agreeing>, report: Option<Report>) -> Door {
         Door { agreeing, report, strangers: Sparing::new(1) }
     }
 
-    /// The handlers for a client; `None`: it is refused, by a reset.
+    /// Returns the handlers for a client; `None` if it is rejected, by a reset.
     pub fn let_in(&mut self, stream: &TcpStream, client: SocketAddr) -> Option<Factories> {
         let syn = tcp::saved_syn(stream).unwrap_or_default();
         match self.agreeing.accept(&syn) {
@@ -163,7 +165,7 @@ impl Door {
                     let whose = SocketAddr::new(client.ip(), 0);
                     report.count(Fate::Refused, "tcp from", whose);
                 }
-                // It is closed here.
+                // The caller closes it.
                 let _ = tcp::reset_on_close(stream);
                 None
             }

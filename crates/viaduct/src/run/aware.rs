@@ -1,5 +1,5 @@
-//! The desk where programs that know of their handlers ask them (TESLA, 3.6; the crate `viaduct-aware`
-//! and `viaduct.h` do the asking).
+//! Control socket for programs that ask their own handlers (TESLA, 3.6). The crate
+//! `viaduct-aware` and `viaduct.h` are its clients.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,10 +18,11 @@ use crate::proxy::aware::{Asked, What, Whose};
 use crate::proxy::orders::{Order, ToWorker};
 use crate::random::random;
 
-/// Where programs find the desk.
+/// Environment variable with the address of the control socket.
 pub const CONTROL: &str = "VIADUCT_CONTROL";
 
-/// Opens the desk for the flows that `worker` carries: its name and secret, for [`CONTROL`].
+/// Opens the control socket for the flows that `worker` carries. Returns its name and secret,
+/// for [`CONTROL`].
 pub fn start(worker: ToWorker) -> Result<String> {
     let name = format!("@viaduct-control-{:x}", u64::from_ne_bytes(random()?));
     let listener = records::listen(&name).context("listen for programs' requests")?;
@@ -31,7 +32,7 @@ pub fn start(worker: ToWorker) -> Result<String> {
     Ok(format!("{name};{}", secret.digits()))
 }
 
-/// Has one answered; it is given back if it has asked nothing yet.
+/// Passes a request on. Returns the socket if no request has arrived yet.
 fn hear(socket: OwnedFd, secret: &Secret, worker: &ToWorker) -> Option<OwnedFd> {
     let mut bytes = [0; SECRET + MOST];
     let (length, beside) = match records::receive(&socket, &mut bytes) {
@@ -52,13 +53,13 @@ fn hear(socket: OwnedFd, secret: &Secret, worker: &ToWorker) -> Option<OwnedFd> 
     None
 }
 
-/// What a program's socket may be known by.
+/// Keys that may identify the flow of a program's socket.
 fn whose(socket: &OwnedFd) -> Vec<Whose> {
     let cookie = sockopt::socket_cookie(socket).ok().map(Whose::Cookie);
     [cookie, ends_of(socket)].into_iter().flatten().collect()
 }
 
-/// The flow of a program's socket that has come to it.
+/// Key of a flow inbound to the program, by the addresses of its socket.
 pub(super) fn ends_of(socket: &OwnedFd) -> Option<Whose> {
     let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
     let peer = SocketAddr::try_from(rustix::net::getpeername(socket).ok()??).ok()?;

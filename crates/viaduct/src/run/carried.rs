@@ -1,15 +1,17 @@
-//! Datagrams of programs, without privilege: a program's sockets of UDP are in a hall ([`super::hall`])
-//! which nothing leaves but by our hands, and each that has a port there has a socket of ours outside, at
-//! the same port if that is free.
+//! Datagrams of programs, without privilege. A program's UDP sockets are in a capture namespace
+//! ([`super::hall`]) whose only way out is this process. Each of them that is bound to a port
+//! has a socket outside, at the same port if that is free.
 //!
 //! ```text
-//!   program ── its socket ──▶ hall ══ out ══▶ rules ─▶ flow::datagrams::Passage ─▶ a socket outside ──▶
-//!           ◀── from whom it is ── hall ◀═ out ═ Passage ◀──────────────────────────── socket ◀──────
+//!   program ── its socket ──▶ hall ══ out ══▶ rules ─▶ flow::datagrams::Passage ─▶ socket outside
+//!           ◀── from the peer ── hall ◀═ out ═ Passage ◀─────────────────────── socket outside
 //! ```
 //!
-//! Where the chain ends at a relay ([`super::relayed`]), that stands in the place of the socket outside.
+//! If the chain ends at a relay ([`super::relayed`]), the relay takes the place of the socket
+//! outside.
 //!
-//! Of IPv6, what comes in and what goes to `::1` pass the hall's loopback interface, as the kernel wants it.
+//! IPv6 datagrams that arrive, and those to `::1`, pass the loopback interface of the capture
+//! namespace, as the kernel requires.
 
 mod outside;
 
@@ -45,32 +47,33 @@ use super::names::Remote;
 use super::relayed::Relayed;
 use super::report::{self, Report};
 
-/// The longest packet.
+/// The longest packet, in bytes.
 const PACKET: usize = 65_535;
-/// Datagrams that wait, at most.
+/// Datagrams held at once, at most.
 const MOST: usize = 16_384;
-/// Datagrams that are taken from one place before others have their turn.
+/// Datagrams read from one source before the others have their turn.
 const TURN: usize = 64;
-/// How often it is looked which sockets are left.
+/// Interval between checks for sockets that programs have closed.
 const LOOK: Duration = Duration::from_millis(1000);
-/// How late a datagram may go on so that the machine wakes up less often: not at all.
+/// Timer slack: a datagram is not delayed so that the machine wakes up less often.
 const SLACK: Duration = Duration::from_nanos(1);
-/// Where questions of DNS go.
+/// Port of DNS queries.
 const DNS: u16 = 53;
-/// What events bear: the way out's, the loopback interface's, and the relays'. Those of sockets have numbers.
+/// Event data of the namespace's output, its loopback interface, the relays, closed sockets and
+/// route changes. Sockets have numbers of their own.
 const OUT: u64 = u64::MAX;
 const LOOP: u64 = u64::MAX - 1;
 const RELAYED: u64 = u64::MAX - 2;
 const GONE: u64 = u64::MAX - 3;
 const ROUTES: u64 = u64::MAX - 4;
-/// How often it is asked where datagrams can go, while routes change.
+/// Least interval between reads of the routing table while routes change.
 const ROUTES_PAUSE: Duration = Duration::from_millis(100);
-/// The same, in times of what asking takes: a host may have very many routes.
+/// The same as a multiple of the time that a read takes: a host may have very many routes.
 const ROUTES_BACKOFF: u32 = 10;
-/// Hop limit of what a program sends without asking for another, in the hall.
+/// Default hop limit in the capture namespace.
 const HOPS: u8 = 64;
 
-/// Whoever carries them.
+/// UDP in user space: carries the datagrams of a run's programs.
 #[derive(Debug)]
 pub struct Carried {
     hall: Hall,
@@ -89,35 +92,35 @@ struct State {
     report: Option<Report>,
     outside: All,
     relayed: Option<Relayed>,
-    /// Who answers questions of DNS, if it is us.
+    /// Answers DNS queries, if names are looked up at the far end.
     names: Option<Arc<Remote>>,
-    /// By what the passage calls them.
+    /// Held datagrams, by the passage's tag.
     waiting: HashMap<u32, Held>,
     next: u32,
-    /// Those that found no room, and those that came without the relay.
+    /// Datagrams dropped for want of room, and those that did not come by the relay.
     lost: [u64; 2],
     looked: Instant,
-    /// Where datagrams can go.
+    /// Addresses and routes of this host.
     own: Arc<Own>,
-    /// When that may be asked again, and whether it may have changed.
+    /// Earliest time of the next read of the routes, and whether they may have changed.
     ask_at: Instant,
     changed: bool,
 }
 
-/// A datagram that waits for its time.
+/// A datagram that waits for its release time.
 struct Held {
     way: Way,
     ends: Ends,
     bytes: Vec<u8>,
-    /// Its hop limit and traffic class, where they are not the usual ones.
+    /// Hop limit and traffic class, where they differ from the defaults.
     fields: HopFields,
 }
 
 impl Carried {
-    /// Has datagrams pass the handlers of `plan`.
+    /// Makes datagrams pass the handlers of `plan`.
     ///
     /// # Errors
-    /// They cannot: why.
+    /// Datagrams cannot be carried; the error says why.
     pub fn start(plan: &Plan) -> Result<Arc<Carried>> {
         let passage = datagrams::passage(plan).map_err(anyhow::Error::msg)?;
         let (hall, Ways { out, v6, gone, lookup }) = Hall::open_for_datagrams()?;
@@ -133,7 +136,7 @@ impl Carried {
         if let Some(relayed) = &relayed {
             epoll::add(&epoll, relayed, epoll::EventData::new_u64(RELAYED), epoll::EventFlags::IN)?;
         }
-        // Not where there is no netlink; routes that come later are missing then.
+        // Fails where there is no netlink; routes that are added later are missing then.
         let watch = OwnWatch::new().ok();
         if let Some(watch) = &watch {
             epoll::add(&epoll, watch, epoll::EventData::new_u64(ROUTES), epoll::EventFlags::IN)?;
@@ -171,7 +174,7 @@ impl Carried {
         Ok(carried)
     }
 
-    /// A socket of UDP for a program, of IPv6 or of IPv4.
+    /// Opens a UDP socket for a program, of IPv6 or of IPv4.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -179,14 +182,14 @@ impl Carried {
         self.hall.datagram_socket(v6)
     }
 
-    /// Binds `socket`, a duplicate of a program's, which may be of IPv6, as it asks for.
+    /// Binds `socket`, a duplicate of a program's, to `at`. `v6`: it is an IPv6 socket.
     ///
     /// # Errors
-    /// What the program is to be told: its address is taken, or another host's.
+    /// The error for the program: its address is taken, or is another host's.
     pub fn bind(&self, socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<()> {
         let mut state = self.state();
         let outside = match Outside::like(socket, v6, at) {
-            // By one of ours, perhaps, whose program has closed its own.
+            // Perhaps held by an outside socket whose program has closed its own.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 self.sweep(&mut state);
                 Outside::like(socket, v6, at)?
@@ -202,10 +205,10 @@ impl Carried {
         self.open(&mut state, outside, port)
     }
 
-    /// Whether this host has a route for what `socket`, a program's, sends to `to`.
+    /// Checks that this host has a route for a datagram from `socket`, a program's, to `to`.
     ///
     /// # Errors
-    /// What the kernel says to a socket that is not in the hall.
+    /// The kernel's error for the same datagram from a socket outside of the capture namespace.
     pub fn probe(&self, socket: &OwnedFd, to: SocketAddr) -> io::Result<()> {
         let own: SocketAddr = rustix::net::getsockname(socket)?.try_into()?;
         let own = SocketAddr::new(own.ip().to_canonical(), own.port());
@@ -221,7 +224,7 @@ impl Carried {
         outside::probe(from, to, sockopt::socket_broadcast(socket)?)
     }
 
-    /// What handlers have let on so far.
+    /// Returns what the handlers have released so far.
     pub fn passed(&self) -> Passed {
         let state = self.state();
         let stats = state.passage.stats();
@@ -231,12 +234,12 @@ impl Carried {
         Passed { bytes: stats.bytes, dropped: [no_room, astray + relays] }
     }
 
-    /// Whether none is held.
+    /// Returns whether no datagram is held.
     pub fn is_empty(&self) -> bool {
         self.state().waiting.is_empty()
     }
 
-    /// For as long as the process runs.
+    /// Runs the event loop for as long as the process runs.
     fn run(&self) -> io::Result<()> {
         let (mut events, mut packet) = (Vec::with_capacity(64), vec![0; PACKET]);
         loop {
@@ -251,7 +254,7 @@ impl Carried {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
-            // Before what is sent to sockets that are gone.
+            // First, so that datagrams to sockets that are gone get their errors.
             if events.iter().any(|event| event.data.u64() == GONE) {
                 self.see_gone();
             }
@@ -271,7 +274,7 @@ impl Carried {
         }
     }
 
-    /// Lets on what may go: how long there is nothing to do, unless something comes.
+    /// Releases datagrams that are due. Returns how long to wait unless something arrives.
     fn turn(&self) -> Duration {
         let mut state = self.state();
         let now = now();
@@ -294,17 +297,17 @@ impl Carried {
             self.sweep(&mut state);
         }
         let look = if state.changed { state.ask_at.since(now).min(LOOK) } else { LOOK };
-        // Relays are given up when it is looked next.
+        // Relays that time out are given up at the next sweep.
         state.passage.poll_timeout().map_or(look, |at| at.since(now).min(look))
     }
 
-    /// What programs have sent.
+    /// Reads datagrams that programs have sent.
     fn take_out(&self, read: impl Fn(&mut [u8]) -> io::Result<usize>, packet: &mut [u8]) {
         for _ in 0..TURN {
             let Ok(length) = read(packet) else { return };
             let Some((datagram, carried)) = Datagram::split(&packet[..length]) else { continue };
             let Datagram { source: own, destination: peer, bytes } = datagram;
-            // Pieces of one that is longer than a packet are nobody's.
+            // Fragments of a datagram longer than a packet are dropped.
             if carried.len() < bytes {
                 continue;
             }
@@ -314,7 +317,7 @@ impl Carried {
         }
     }
 
-    /// What relays have brought.
+    /// Reads datagrams that relays have delivered.
     fn take_relayed(&self) {
         let (mut come, mut state) = (Vec::new(), self.state());
         if let Some(relayed) = &mut state.relayed {
@@ -322,7 +325,7 @@ impl Carried {
         }
         let fields = HopFields::default();
         for (ends, bytes) in come {
-            // Nobody else's but those whom the program reaches by them.
+            // Only from peers that the program reaches by the relay.
             match state.rules.fate(Transport::Udp, ends.peer) {
                 Fate::Divert => {
                     self.hold(&mut state, Held { way: Way::Back, ends, bytes, fields });
@@ -332,7 +335,7 @@ impl Carried {
         }
     }
 
-    /// What has come to one of ours.
+    /// Reads datagrams and errors of an outside socket.
     fn take_back(&self, number: u64, packet: &mut [u8]) {
         let (outside, from) = {
             let state = self.state();
@@ -349,7 +352,7 @@ impl Carried {
             let (length, peer, fields) = match hop_fields::receive_from(socket.as_fd(), packet) {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // What was said of a datagram that did not arrive.
+                // An error of an earlier datagram that did not arrive.
                 Err(_) => continue,
             };
             let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
@@ -370,7 +373,8 @@ impl Carried {
         }
         let by_relay_alone = state.relayed.as_ref().is_some_and(|relayed| !relayed.leaves());
         match state.rules.fate(Transport::Udp, held.ends.peer) {
-            // Who comes without the relay is nobody whom the program could have reached.
+            // The program reaches this peer by the relay alone: datagrams that came past it are
+            // dropped.
             Fate::Divert if held.way == Way::Back && by_relay_alone => state.lost[1] += 1,
             Fate::Divert => self.hold(&mut state, held),
             Fate::Leave => {
@@ -379,12 +383,12 @@ impl Carried {
                 }
                 self.let_on(&mut state, &held);
             }
-            // Programs are told so when they send.
+            // The program gets the error when it sends.
             Fate::Refuse => {}
         }
     }
 
-    /// Keeps one until the handlers let it on.
+    /// Holds a datagram until the handlers release it.
     fn hold(&self, state: &mut State, held: Held) {
         if state.waiting.len() >= MOST {
             state.lost[0] += 1;
@@ -433,7 +437,7 @@ impl Carried {
         Held { bytes, fields, .. }: &Held,
     ) -> io::Result<()> {
         if state.outside.find(own).is_none() {
-            // The program has not bound it, so that another port will do.
+            // The program has not bound its socket, so that any port will do.
             let any: IpAddr = match own.ip() {
                 IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
                 IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -442,7 +446,8 @@ impl Carried {
             let outside = at(own.port()).or_else(|_| at(0))?;
             self.open(state, outside, own.port())?;
         }
-        // To one of ours whose program has just closed its own: the kernel is to say so.
+        // To an outside socket whose program has just closed its own: close it first, so that
+        // the kernel reports the error.
         let ours = peer.ip().is_loopback() || state.own.has(peer.ip());
         if let (true, true, Some(lookup)) = (ours, state.outside.has(peer.port()), &self.lookup)
             && !lookup.finds(own, peer)?
@@ -450,11 +455,11 @@ impl Carried {
             self.sweep(state);
         }
         let Some(outside) = state.outside.find(own) else { return Ok(()) };
-        // What is said of an earlier one is said first, once.
+        // The first call may return the error of an earlier datagram.
         outside.send(bytes, peer, *fields).or_else(|_| outside.send(bytes, peer, *fields))
     }
 
-    /// Keeps a socket of ours for a program's at `port`.
+    /// Registers an outside socket for a program's socket at `port`.
     fn open(&self, state: &mut State, outside: Outside, port: u16) -> io::Result<()> {
         let number = state.outside.next();
         let data = epoll::EventData::new_u64(number);
@@ -463,15 +468,16 @@ impl Carried {
         Ok(())
     }
 
-    /// Routes or addresses have changed.
+    /// Notes that routes or addresses have changed.
     fn see_routes(&self) {
         if self.watch.as_ref().is_some_and(OwnWatch::changed) {
             self.state().changed = true;
         }
     }
 
-    /// Has the hall's routes be those of this host, if they may have changed. All of them are read, which the
-    /// datagrams of programs do not wait for.
+    /// Updates the routes of the capture namespace to those of this host, if they may have
+    /// changed. The lock is released while all routes are read, so that datagrams of programs
+    /// do not wait.
     fn refresh_routes(&self) {
         let mut state = self.state();
         let begun = now();
@@ -493,14 +499,15 @@ impl Carried {
         }
     }
 
-    /// Programs have closed sockets: ours are closed too, so that whoever sends there hears it from the kernel.
+    /// Handles sockets that programs have closed: closes those outside too, so that the kernel
+    /// reports errors to their senders.
     fn see_gone(&self) {
         if self.gone.as_ref().is_some_and(Gone::any) {
             self.sweep(&mut self.state());
         }
     }
 
-    /// Closes ours of those that programs have closed.
+    /// Closes outside sockets whose program has closed its own.
     fn sweep(&self, state: &mut State) {
         let now = now();
         state.looked = now;
@@ -517,7 +524,7 @@ impl Carried {
         }
     }
 
-    /// Hands the hall a packet, which drops it if nobody is there.
+    /// Writes a packet to the capture namespace, which drops it if no socket receives it.
     fn write(&self, packet: &[u8]) {
         let written = match &self.v6 {
             Some(v6) if packet.first().is_some_and(|first| first >> 4 == 6) => v6.write(packet),
@@ -539,7 +546,8 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// What a program has asked for, by an option of its socket or beside a datagram.
+/// Hop limit and traffic class that the program has set, by a socket option or a control
+/// message.
 fn fields_of(packet: &[u8]) -> HopFields {
     let Some(hop) = ip::hop(packet) else { return HopFields::default() };
     let other = |value: u8, usual: u8| (value != usual).then_some(value);

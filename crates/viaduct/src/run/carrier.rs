@@ -1,4 +1,4 @@
-//! Who carries the flows of a run's program: a worker of its own, or a master that others share.
+//! Carriers of the flows of a run's program: a worker of its own, or a shared master.
 
 use std::sync::Arc;
 
@@ -11,19 +11,20 @@ use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Arrival, Call};
 use crate::proxy::orders::{Order, ToWorker};
 
-/// It.
+/// Carrier of a run's flows.
 #[derive(Clone, Debug)]
 pub enum Carrier {
-    /// In this process.
+    /// The worker in this process.
     Own(ToWorker),
     /// A shared master.
     Shared(Arc<Joined>),
-    /// This process, and a master below: what these rules leave is that one's alone.
+    /// The worker in this process, above a master that carries alone the flows that these rules
+    /// leave.
     Above(ToWorker, Arc<Above>, Box<Rules>),
 }
 
 impl Carrier {
-    /// Has it begin what a program asks for.
+    /// Begins a program's connect.
     pub fn call(&self, call: Call) {
         match self {
             Carrier::Own(worker) => worker.tell(Order::Call(Box::new(call))),
@@ -32,15 +33,16 @@ impl Carrier {
         }
     }
 
-    /// Has the connections of a program's flow have what it has set on its socket. A shared master, which does not know
-    /// whose sockets its flows are, hears of that with the connect alone.
+    /// Applies the options that a program has set on its socket to the connections of its flow.
+    /// A shared master, which does not know the sockets of its flows, gets options with the
+    /// connect only.
     pub fn mirror(&self, whose: Whose, mirrored: Mirrored) {
         if let Carrier::Own(worker) | Carrier::Above(worker, ..) = self {
             worker.tell(Order::Mirror(whose, Box::new(mirrored)));
         }
     }
 
-    /// Has it take in a connection to a program.
+    /// Accepts a connection to a program.
     pub fn arrive(&self, arrival: Arrival) {
         match self {
             Carrier::Own(worker) => worker.tell(Order::Arrive(Box::new(arrival))),

@@ -1,11 +1,12 @@
-//! UNIX sockets of daemons that act for programs, outside of a run's process tree and so around its chain.
-//!
+//! UNIX sockets of daemons that act for programs, outside of a run's process tree and so around
+//! its chain.
 //! | kind | what they do | refused |
 //! |---|---|---|
-//! | [`Kind::Resolver`] | look names up | where names are looked up at the far end |
+//! | [`Kind::Resolver`] | look names up | if names are looked up at the far end |
 //! | [`Kind::Launcher`] | start programs, or ask others to | under `--strict` |
 //!
-//! Only interposers that are told of calls can refuse them: `seccomp`, and `preload` above it.
+//! Only interposers that see connect calls can refuse them: `seccomp`, and `preload` on top of
+//! it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,17 +17,17 @@ use std::path::{Component, Path, PathBuf};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// What a daemon does for programs.
+/// Service of a daemon for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It looks names up.
+    /// Looks names up.
     Resolver,
-    /// It starts programs, or reaches daemons that do.
+    /// Starts programs, or reaches daemons that do.
     Launcher,
 }
 
-/// Sockets of daemons that look names up, and the word of `hosts:` in nsswitch.conf that leads to them;
-/// an empty one where the C library asks without it.
+/// Sockets of daemons that look names up, and the service in `hosts:` of nsswitch.conf that
+/// uses each; empty where the C library uses it without.
 const RESOLVERS: [(&str, &str); 5] = [
     ("/run/nscd/socket", ""),
     ("/run/systemd/resolve/io.systemd.Resolve", "resolve"),
@@ -34,7 +35,7 @@ const RESOLVERS: [(&str, &str); 5] = [
     ("/var/lib/sss/pipes/nss", "sss"),
     ("/run/nslcd/socket", "ldap"),
 ];
-/// The system bus leads to both: systemd-resolved, and systemd itself.
+/// The system bus leads to both kinds: systemd-resolved, and systemd itself.
 const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
 const LAUNCHERS: [&str; 8] = [
     "/run/systemd/private",
@@ -46,11 +47,12 @@ const LAUNCHERS: [&str; 8] = [
     "/run/snapd.socket",
     "/var/lib/incus/unix.socket",
 ];
-/// The same below a user's own directory of `/run/user`.
+/// The same, relative to a user's directory in `/run/user`.
 const USER_LAUNCHERS: [&str; 3] = ["systemd/private", "docker.sock", "podman/podman.sock"];
 
-/// Whether a daemon of this kind is asked at `path`, the `sun_path` of a program's `connect`.
-/// `base` is where the program's own root and working directory are found: `/proc/TID`.
+/// Returns whether `path`, the `sun_path` of a program's `connect`, is the socket of such a
+/// daemon. `base` is `/proc/TID`, from which the program's root and working directory are
+/// resolved.
 pub fn is_of(kind: Kind, path: &[u8], base: &Path) -> bool {
     let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
     if path.is_empty() {
@@ -73,7 +75,8 @@ pub fn is_of(kind: Kind, path: &[u8], base: &Path) -> bool {
         .any(|known| plain == Path::new(known) || seen.is_some() && seen == id(Path::new(known)))
 }
 
-/// The first socket at which this machine's programs ask a daemon for names, if it lives.
+/// Returns the first socket at which programs of this machine query a daemon for names, if the
+/// daemon runs.
 pub fn resolver_in_use() -> Option<&'static str> {
     let text = fs::read_to_string("/etc/nsswitch.conf").unwrap_or_default();
     let hosts: Vec<&str> = text
@@ -96,7 +99,7 @@ fn paths(kind: Kind) -> Vec<&'static str> {
     paths
 }
 
-/// Without `.`, `..` and repeated slashes; `/var/run` is `/run`.
+/// Normalises a path: removes `.`, `..` and repeated slashes, and maps `/var/run` to `/run`.
 fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -118,8 +121,8 @@ fn is_of_user(path: &Path) -> bool {
     parts.next().is_some() && USER_LAUNCHERS.iter().any(|of| parts.as_path() == Path::new(of))
 }
 
-/// Whether some socket is bound at `path`, without asking it anything: a connect of another type fails, and
-/// the error says why.
+/// Returns whether a socket is bound at `path`, without sending to it: a connect of another
+/// socket type fails, and the error tells the two cases apart.
 fn is_alive(path: &str) -> bool {
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
     let Ok(socket) = rustix::net::socket_with(family, SocketType::DGRAM, flags, None) else {

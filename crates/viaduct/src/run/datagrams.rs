@@ -1,12 +1,13 @@
-//! Datagrams of programs that BPF sees: the kernel holds each until the handlers let it on.
+//! Datagrams of programs that BPF sees: the kernel holds each until the handlers release it.
 //!
 //! ```text
 //!   program ─▶ sys::datagrams ── headers ──▶ rules ─▶ flow::datagrams::Passage ─┐ when?
 //!              holds it ◀──────────────────── verdict, when its time has come ◀─┘
 //! ```
 //!
-//! It is the program's own datagram that goes on, so that addresses, errors and sizes are what they
-//! would be without us. But where the chain ends at a relay, what it carries goes there ([`replaced`]).
+//! The program's own datagram goes on, so that addresses, errors and sizes are those of a
+//! program without Viaduct. If the chain ends at a relay, the payload is sent there instead
+//! ([`replaced`]).
 
 mod replaced;
 
@@ -31,39 +32,39 @@ use self::replaced::Replaced;
 use super::Plan;
 use super::report::{self, Report};
 
-/// Pairs of ends whose handlers are remembered.
+/// Pairs of ends whose handlers keep state, at most.
 const PAIRS: usize = 16_384;
-/// How late a datagram may go on so that the machine wakes up less often: not at all.
+/// Timer slack: a datagram is not delayed so that the machine wakes up less often.
 const SLACK: Duration = Duration::from_nanos(1);
-/// How long it is waited for a moment in which nobody else holds a datagram.
+/// Limit of the wait for a moment in which no other process holds a datagram.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Datagrams that are read before those whose time has come have their turn.
+/// Datagrams read before those that are due have their turn.
 const TURN: usize = 256;
 
-/// What becomes of the program's datagrams.
+/// Outcome of [`start`].
 #[derive(Debug)]
 pub enum Fares {
-    /// They pass the handlers.
+    /// Datagrams pass the handlers.
     Held(Holder),
-    /// They cannot, and this is why.
+    /// Datagrams cannot pass them, for this reason.
     Not(String),
 }
 
-/// Whoever holds datagrams.
+/// Holds the datagrams of a group until its handlers release them.
 #[derive(Clone, Debug)]
 pub struct Holder(Arc<Shared>);
 
-/// What handlers have let on, for a report.
+/// Counts of datagrams that handlers have released, for a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Passed {
-    /// Bytes, out and back.
+    /// Bytes released, out and back.
     pub bytes: [u64; 2],
-    /// Datagrams that found no room; and where the chain ends at a relay, those that it did not take or
-    /// bring.
+    /// Datagrams dropped for want of room; and if the chain ends at a relay, those that the
+    /// relay did not take or bring.
     pub dropped: [u64; 2],
 }
 
-/// Has the datagrams of `group` pass the handlers of `plan` from now on, if they can.
+/// Makes the datagrams of `group` pass the handlers of `plan` from now on, if they can.
 pub fn start(group: &Group, plan: &Plan) -> Fares {
     let passage = match passage(plan) {
         Ok(passage) => passage,
@@ -95,7 +96,7 @@ pub fn start(group: &Group, plan: &Plan) -> Fares {
     }
 }
 
-/// The way of datagrams through the handlers of `plan`, or why there is none.
+/// Returns the handlers of `plan` as a path for datagrams, or the reason why there is none.
 pub fn passage(plan: &Plan) -> Result<Passage, String> {
     if let Some(why) = unable(plan) {
         return Err(why);
@@ -105,22 +106,22 @@ pub fn passage(plan: &Plan) -> Result<Passage, String> {
     passage.ok_or_else(|| "there is a handler that works on streams alone".to_owned())
 }
 
-/// Whether the handlers have anything to do with the program's datagrams: a rule may say that they have
-/// not, and where the kernel does all work of a chain it has none with them, unless somebody is to say how
-/// many bytes there were.
+/// Returns whether the handlers have work with the program's datagrams. They have none if the
+/// rules say so, or if the kernel does all work of the chain, unless a report has to count
+/// bytes.
 pub fn matter(plan: &Plan) -> bool {
     let paced = plan.offload.is_none_or(|offload| offload.rate.is_some());
     let seen = !plan.chain.is_empty() && (paced || plan.report.is_some());
     plan.rules.want_datagrams() && (seen || plan.rules.strict)
 }
 
-/// What the user is told when the first goes another way, and `why` it does.
+/// Returns the notice for the user when the first datagram goes another way because of `why`.
 pub fn notice(plan: &Plan, why: &str) -> String {
     let fare = if plan.rules.strict { "are refused (--strict)" } else { "go direct" };
     format!("{why}: datagrams {fare}")
 }
 
-/// Why this chain lets no datagrams through, if it does not.
+/// Returns the reason why this chain cannot pass datagrams, if there is one.
 pub fn unable(plan: &Plan) -> Option<String> {
     if plan.streams_alone {
         return Some("the master lets nothing go around it, and carries streams".to_owned());
@@ -144,22 +145,22 @@ fn source(error: &dyn std::error::Error) -> String {
 #[derive(Debug)]
 struct Shared {
     datagrams: Datagrams,
-    /// Locked while it works, so that whoever asks sees nothing half done.
+    /// Locked while it works, so that readers see consistent counts.
     state: Mutex<State>,
 }
 
 struct State {
     passage: Passage,
-    /// Where it is not the datagrams themselves that go on.
+    /// Set if payloads are sent elsewhere instead of the datagrams themselves.
     replaced: Option<Replaced>,
-    /// What is to be said next.
+    /// Verdicts to hand to the kernel next.
     verdicts: Vec<(u32, Verdict)>,
     rules: Rules,
     report: Option<Report>,
 }
 
 impl Holder {
-    /// What handlers have let on so far.
+    /// Returns what the handlers have released so far.
     pub fn passed(&self) -> Passed {
         let state = self.state();
         let stats = state.passage.stats();
@@ -168,12 +169,13 @@ impl Holder {
         Passed { bytes: stats.bytes, dropped: [no_room, astray] }
     }
 
-    /// What is to outlive this process, lest datagrams go around the handlers.
+    /// Returns the rules that must outlive this process, so that no datagram goes around the
+    /// handlers.
     pub fn rules(&self) -> Option<OwnedFd> {
         self.0.datagrams.rules()
     }
 
-    /// Whether none is held.
+    /// Returns whether no datagram is held.
     pub fn is_empty(&self) -> bool {
         let state = self.state();
         let mut fds = [PollFd::new(&self.0.datagrams, PollFlags::IN)];
@@ -181,12 +183,12 @@ impl Holder {
         !some_wait && state.passage.waiting() == 0
     }
 
-    /// Holds no more, without harm to others who hold datagrams.
+    /// Stops holding, without harm to other processes that hold datagrams.
     pub fn end(&self) {
         self.0.datagrams.end(PATIENCE);
     }
 
-    /// For as long as the process runs.
+    /// Runs the event loop for as long as the process runs.
     fn run(&self) -> io::Result<()> {
         let relayed = self.state().replaced.as_ref().map(Replaced::watch).transpose()?;
         let mut buffer = vec![0; if relayed.is_some() { WHOLE } else { SNAP }];
@@ -205,8 +207,8 @@ impl Holder {
         }
     }
 
-    /// Takes what has come and lets on what may go: how long there is nothing to do, unless something
-    /// comes.
+    /// Reads held datagrams and releases those that are due. Returns how long to wait unless
+    /// something arrives.
     fn turn(&self, buffer: &mut [u8]) -> io::Result<Option<Duration>> {
         let mut state = self.state();
         for _ in 0..TURN {
@@ -224,7 +226,7 @@ impl Holder {
         }
         state.passage.handle_timeout(now);
         if let Err(error) = self.0.datagrams.verdicts(&state.verdicts) {
-            // They stay where they are, and the next find less room.
+            // They stay held, and leave less room for the next.
             debug!("let datagrams on: {error}");
         }
         state.verdicts.clear();
@@ -262,7 +264,7 @@ impl State {
         self.pass(now, ends, way, bytes, tag);
     }
 
-    /// Has the handlers say when it goes on.
+    /// Asks the handlers when the datagram is due.
     fn pass(&mut self, now: Instant, ends: Ends, way: Way, bytes: usize, tag: u32) {
         match self.passage.handle_datagram(now, ends, way, bytes, tag) {
             Taken::Waits { begins: true } => {
@@ -281,7 +283,7 @@ impl State {
         }
     }
 
-    /// Takes what is to come to the program in the place of others.
+    /// Takes datagrams for the program that replace held ones.
     fn take_replacing(&mut self, now: Instant) {
         let Some(replaced) = &mut self.replaced else { return };
         for (ends, bytes, tag) in replaced.receive(now, &self.rules) {

@@ -1,4 +1,4 @@
-//! A desk: where processes of this run ask one thing each, by records.
+//! Control socket server: processes of this run send one request each, as a record.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,20 +12,20 @@ use viaduct_sys::records;
 
 use super::admission::admits;
 
-/// Who has come and asked nothing yet, at most; of more, the first has to go.
+/// Connections without a request, at most; the oldest are closed first.
 const WAITING: usize = 4096;
-/// After an error of accept.
+/// Pause after an error of accept.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Lets `answer` answer whoever comes to `listener`, for as long as the process runs. It gives back who
-/// has asked nothing yet.
+/// Serves `listener` with `answer` for as long as the process runs. `answer` returns the socket
+/// if no request has arrived yet.
 pub fn serve(listener: &OwnedFd, mut answer: impl FnMut(OwnedFd) -> Option<OwnedFd>) {
     let mut asking: VecDeque<OwnedFd> = VecDeque::new();
     loop {
         loop {
             match records::accept(listener) {
                 Ok((socket, peer)) if admits(peer) => asking.push_back(socket),
-                // Its close tells it: no other user's programs are wrapped here.
+                // Closed without an answer: no program of another user is wrapped here.
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {

@@ -1,4 +1,4 @@
-//! The interposer that sees all: BPF on the cgroup that the program runs in.
+//! The interposer that sees all calls: BPF on the cgroup of the program.
 
 use std::collections::HashMap;
 use std::io;
@@ -35,7 +35,7 @@ use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Arrival, Call, Held, Program};
 use crate::proxy::conn::Conn;
 
-/// What all connects need.
+/// State shared by all diverted connects.
 #[derive(Debug)]
 struct Shared {
     meeting: Meeting,
@@ -43,16 +43,16 @@ struct Shared {
     raw: Raw,
 }
 
-/// A connect whose SYN has vanished at the meeting.
+/// A connect whose SYN was dropped at the rendezvous.
 #[derive(Debug)]
 struct Diverted {
     waiting: Waiting,
     shared: Arc<Shared>,
-    /// Alive while it waits: its SYN is told of each time it is sent.
+    /// Alive while it waits. Each retransmission of its SYN is reported.
     _waits: Arc<()>,
 }
 
-/// A program that listens.
+/// A program that listens, for one client.
 #[derive(Clone, Debug)]
 struct Listening {
     client: SocketAddr,
@@ -61,14 +61,14 @@ struct Listening {
     came: Arc<Mutex<Ends>>,
 }
 
-/// Connections to programs that the kernel holds ready.
+/// Backlog of connections to programs.
 const BACKLOG: u32 = 4096;
-/// After an error of accept.
+/// Pause after an error of accept.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Attaches the programs to `group`, and has `carrier` hear of every connect that `plan` wants; whoever
-/// holds datagrams, if they pass the handlers too. What is put into `keep` outlives this process: connects
-/// fail then, and do not go around the chain.
+/// Attaches the BPF programs to `group`, and reports every connect that `plan` wants to
+/// `carrier`. Returns the holder of datagrams, if they pass the handlers too. Descriptors in
+/// `keep` outlive this process: connects fail then, and do not go around the chain.
 pub fn start(
     group: &Group,
     plan: &Plan,
@@ -80,7 +80,7 @@ pub fn start(
     let save_syn = agreeing.is_some();
     let v4 = listener(Ipv4Addr::LOCALHOST.into(), save_syn);
     let v4 = v4.context("listen for connections to the program")?;
-    // Missing where the machine has no IPv6.
+    // Absent if the machine has no IPv6.
     let v6 = listener(Ipv6Addr::LOCALHOST.into(), save_syn).ok();
     let ports = agreeing.map_or_else(Ports::new, |(_, ports)| Ok(ports.clone()))?;
     let (carry, holder, why) = carry(group, plan);
@@ -130,7 +130,8 @@ pub fn start(
     Ok(holder)
 }
 
-/// What becomes of datagrams that the chain is to see, who holds them, and what is said if nobody does.
+/// Decides on datagrams that the chain is to see. Returns the decision, their holder if any,
+/// and otherwise a notice for the user.
 fn carry(group: &Group, plan: &Plan) -> (Carry, Option<Holder>, Option<String>) {
     let otherwise = if plan.rules.strict { Carry::Refused } else { Carry::Left };
     if !datagrams::matter(plan) {
@@ -142,13 +143,13 @@ fn carry(group: &Group, plan: &Plan) -> (Carry, Option<Holder>, Option<String>) 
     }
 }
 
-/// Where programs' questions of DNS are answered.
+/// Addresses at which programs' DNS queries are answered.
 fn resolver(names: &Remote) -> Option<Resolver> {
     let [v4, v6] = names.at();
     Some(Resolver { v4: v4?, v6 })
 }
 
-/// The user's rules of one transport.
+/// Converts the user's rules of one transport.
 fn rules(rules: &wrap::Rules, transport: Transport) -> Rules {
     let fate = |fate| match fate {
         wrap::Fate::Refuse => Fate::Refuse,
@@ -159,7 +160,7 @@ fn rules(rules: &wrap::Rules, transport: Transport) -> Rules {
     for line in rules.lines().iter().filter(|line| line.transport.is_none_or(|of| of == transport))
     {
         if line.is_everything() {
-            // The kernel takes no instruction that nothing leads to.
+            // The BPF verifier rejects unreachable instructions.
             ours.otherwise = fate(line.fate);
             break;
         }
@@ -169,13 +170,13 @@ fn rules(rules: &wrap::Rules, transport: Transport) -> Rules {
     ours
 }
 
-/// Bits a second as the kernel takes them.
+/// Converts bits a second to the bytes a second that the kernel takes.
 fn bytes(bits: u64) -> u32 {
     u32::try_from(bits / 8).unwrap_or(u32::MAX).max(1)
 }
 
-/// A listener that connections to programs are led to, wherever they were meant to go: nobody can
-/// reach it by its own address but from this machine.
+/// Opens a listener to which connections to programs are redirected, whatever their
+/// destination. Only this machine can reach its own address.
 fn listener(at: IpAddr, save_syn: bool) -> io::Result<TcpListener> {
     let options = TcpOptions { inside: true, save_syn, ..TcpOptions::default() };
     let listener = tcp::listen((at, 0).into(), BACKLOG, options)?;
@@ -183,7 +184,7 @@ fn listener(at: IpAddr, save_syn: bool) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Takes connections to programs in for as long as the process runs.
+/// Accepts connections to programs for as long as the process runs.
 fn take_in(
     listener: &TcpListener,
     (inside, came): (&Inside, &Arc<Mutex<Ends>>),
@@ -196,7 +197,7 @@ fn take_in(
             Ok(accepted) => accepted,
             Err(error) => {
                 debug!("accept: {error}");
-                // Without a descriptor, say.
+                // For example, no descriptor is left.
                 thread::sleep(PAUSE);
                 continue;
             }
@@ -220,7 +221,7 @@ fn take_in(
     }
 }
 
-/// Hears of what the program does.
+/// Handles BPF events of the programs.
 struct Hearing {
     divert: Divert,
     shared: Arc<Shared>,
@@ -228,22 +229,23 @@ struct Hearing {
     rules: wrap::Rules,
     report: Option<Report>,
     names: Option<Arc<Remote>>,
-    /// Why datagrams do not pass the handlers, until it has been said.
+    /// Notice that datagrams do not pass the handlers, until it has been logged.
     why: Option<String>,
-    /// Connects that wait: a SYN is told of each time it is sent.
+    /// Connects that wait. Each retransmission of a SYN is reported again.
     known: HashMap<u64, (SocketAddr, Weak<()>)>,
-    /// Connects, by the program's ends.
+    /// Flows of connects, by the program's address.
     begun: Ends,
-    /// Connections to programs, by our ends.
+    /// Flows of connections to programs, by the address of the local end.
     came: Arc<Mutex<Ends>>,
 }
 
-/// Flows of connections by one of their ends, whose port is no other connection's at the same time; and what their programs
-/// have set.
+/// Flows of connections, and the options that programs have set on them, by the address of one
+/// end. No other connection has its port at the same time.
 #[derive(Debug, Default)]
 struct Ends(HashMap<SocketAddr, (Whose, Mirrored)>);
 
-/// Ends that are known before all are forgotten: programs have more ports by many addresses alone.
+/// Entries that are kept before all are dropped. Programs can have more only with many
+/// addresses.
 const ENDS: usize = 1 << 17;
 
 impl Ends {
@@ -259,7 +261,7 @@ impl Ends {
     }
 }
 
-/// Our end of a connection to a program at this address.
+/// Returns the local end of a connection to a program at this address.
 fn our_end(program: SocketAddr, port: u16) -> SocketAddr {
     let ip: IpAddr = match program {
         SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -269,11 +271,11 @@ fn our_end(program: SocketAddr, port: u16) -> SocketAddr {
     (ip, port).into()
 }
 
-/// Connects that are known before those that wait no more are forgotten.
+/// Connects that are kept before those that no longer wait are dropped.
 const KNOWN: usize = 1024;
 
 impl Hearing {
-    /// For as long as the process runs.
+    /// Runs the event loop for as long as the process runs.
     fn run(&mut self) -> io::Result<()> {
         let mut most = KNOWN;
         loop {
@@ -303,7 +305,8 @@ impl Hearing {
         match (heard, &self.report) {
             (Heard::Waits(waiting), _) => self.call(waiting),
             (Heard::Option(option), _) => self.mirror(option),
-            // Resolvers connect datagrams to all addresses of a name, to see which they can reach.
+            // Resolvers connect datagram sockets to all addresses of a name, to learn which are
+            // reachable.
             (Heard::Refused(passing), _) if self.is_placeholder(passing) => {}
             (Heard::Left(passing), Some(report)) => {
                 report.count(report::Fate::Direct, transport(passing), passing.to);
@@ -317,7 +320,7 @@ impl Hearing {
         }
     }
 
-    /// A program has set an option on a connection: that of a connect, or one that has come to it.
+    /// Mirrors an option that a program has set on a connection, outbound or inbound.
     fn mirror(&mut self, option: Optioned) {
         let Optioned { program, peer, which, value } = option;
         let at = self.shared.meeting.at(program.is_ipv4());
@@ -355,8 +358,9 @@ impl Hearing {
     }
 }
 
-/// A link-local address on the interface that the program has bound its socket to, or else on the only one that has such
-/// addresses: a scope that is said with the address is not seen.
+/// Adds the interface to a link-local address: the one that the program has bound its socket
+/// to, or else the only one with such addresses. The scope in the program's address is not
+/// visible here.
 fn on_a_link(to: SocketAddr) -> SocketAddr {
     match to {
         SocketAddr::V6(mut at) if at.ip().is_unicast_link_local() && at.scope_id() == 0 => {
@@ -371,7 +375,7 @@ impl Program for Listening {
     fn place(&mut self) -> io::Result<Conn<TcpStream>> {
         let from = match self.own {
             SocketAddr::V4(_) => (Ipv4Addr::LOCALHOST, 0).into(),
-            // By its interface, which the program hears of.
+            // With its interface, which the program sees.
             SocketAddr::V6(own) if own.ip().is_unicast_link_local() => {
                 SocketAddrV6::new(*own.ip(), 0, 0, own.scope_id()).into()
             }
@@ -423,11 +427,11 @@ impl Held for Diverted {
         let asked = Asked { from: program, to, number: syn };
         let packet = match why {
             _ if errno == Errno::NETUNREACH.0 => asked.without_route(),
-            // Of IPv4 no packet says so.
+            // No ICMP message of IPv4 has this meaning.
             _ if errno == Errno::ACCES.0 && program.is_ipv6() => asked.prohibited(),
-            // Its SYNs vanish: it gives up when it would have.
+            // Its SYNs are dropped: it gives up at its own timeout.
             Failure::TimedOut => return,
-            // No packet says that there is no room.
+            // No ICMP message says that there is no room.
             Failure::Unreachable | Failure::Full => asked.unreachable(),
             Failure::Refused | Failure::Reset | Failure::Denied => asked.refused(),
         };

@@ -5,7 +5,7 @@ use viaduct_proto::flow::{About, Registry};
 
 use super::transport;
 
-/// A line for each.
+/// Prints a line for each handler.
 pub fn list(registry: &Registry) {
     for About { name, line, guards, both_ends, datagrams, .. } in registry.about() {
         let mut notes = Vec::new();
@@ -26,10 +26,10 @@ pub fn list(registry: &Registry) {
     println!("+{name:<10} {line} [last of a chain]");
 }
 
-/// One of them, with its settings.
+/// Prints a handler with its settings.
 ///
 /// # Errors
-/// There is none of this name.
+/// No handler has this name.
 pub fn one(registry: &Registry, name: &str) -> Result<()> {
     let bare = name.trim_start_matches('+');
     let transport = transport::about();

@@ -1,7 +1,7 @@
-//! Programs that are stopped while one of their flows is without a network (`migrate:freeze`).
+//! Freezer: stops programs while one of their flows has no network (`migrate:freeze`).
 //!
-//! The kernel freezes the control group: the program's terminal and its parent notice nothing, as they
-//! would of a signal.
+//! The kernel freezes the control group. The program's terminal and its parent do not notice
+//! that, unlike a stop by a signal.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +10,10 @@ use viaduct_sys::bpf::Freezer;
 
 use crate::proxy::aware::Listens;
 
-/// Freezes programs for as long as one flow asks for it.
+/// Freezes programs while at least one flow asks for it.
 #[derive(Debug)]
 pub struct Freezing {
-    /// `None` where they cannot be.
+    /// `None` if they cannot be frozen.
     freezer: Option<Freezer>,
     /// Flows that ask for it.
     asking: BTreeSet<u64>,
@@ -21,7 +21,7 @@ pub struct Freezing {
 }
 
 impl Freezing {
-    /// The programs of a group, if they are in one.
+    /// Returns the freezer for the programs of a group, if they are in one.
     pub fn new(freezer: Option<Freezer>) -> Freezing {
         Freezing { freezer, asking: BTreeSet::new(), complained: false }
     }

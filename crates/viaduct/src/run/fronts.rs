@@ -1,15 +1,18 @@
-//! Programs that listen, without privilege: the port that a program asked for is the master's to accept
-//! at, and the program listens in a hall ([`super::hall`]) where nobody but the master comes.
+//! Programs that listen, without privilege: the master accepts at the port that the program
+//! asked for, and the program listens in a capture namespace ([`super::hall`]) that only the
+//! master connects into.
 //!
 //! ```text
-//!   program ── listen ──▶ its socket, bound to 192.0.2.1:80, becomes the front;
-//!                         in its place it gets a listener in the hall, bound to the same address
-//!   client ══▶ front ══▶ Arrival: handlers ══▶ a place in the hall, at the client's address ══▶ program
+//!   program ── listen ──▶ its socket, bound to 192.0.2.1:80, becomes the public listener;
+//!                         in its place it gets a listener in the namespace, same address
+//!   client ══▶ public listener ══▶ Arrival: handlers ══▶ a socket in the namespace, bound
+//!                                                        to the client's address ══▶ program
 //! ```
 //!
-//! So all that can go wrong with an address is the program's own error, and whom it accepts is who the
-//! kernel says. A front lives while somebody listens behind it, of which the kernel tells; and it is taken from only
-//! while the listener behind it has room, so that clients wait as they would before the program's own.
+//! Errors of an address are thus reported to the program by the kernel, and `accept` returns
+//! the client's address. A public listener lives while a program listens behind it; the kernel
+//! reports when the last one closes. It accepts only while the listener behind it has room in
+//! its backlog, so that clients wait as they would before the program's own listener.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -38,87 +41,90 @@ use super::report::{Report, Visited};
 use crate::proxy::calls::{Arrival, Program};
 use crate::proxy::conn::Conn;
 
-/// How often it is looked whether programs still listen: one that has shut its socket down has not closed it.
+/// Interval between checks that programs still listen: a socket that was shut down is not
+/// closed.
 const LOOK: Duration = Duration::from_millis(500);
-/// After an error of accept.
+/// Pause after an error of accept.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Connections that are taken from one front before others have their turn.
+/// Connections accepted from one public listener before the others have their turn.
 const TURN: usize = 64;
-/// How soon it is looked whether there is room again behind a front; twice as long each time, up to the second.
+/// First and last interval between checks for room behind a full listener; it doubles in
+/// between.
 const ROOM: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
-/// What events bear that are of no front.
+/// Event data that belongs to no public listener.
 const WOKEN: u64 = 0;
 const CLOSED: u64 = u64::MAX;
 
-/// All of a run's.
+/// All public listeners of a run.
 #[derive(Debug)]
 pub struct Fronts {
     hall: Mutex<Option<Opened>>,
     list: Mutex<List>,
-    /// Tells of those where somebody has come, by their cookies.
+    /// Reports public listeners with pending connections, by their socket cookies.
     epoll: OwnedFd,
     wake: OwnedFd,
-    /// A program takes connections while some wait for room.
+    /// Set when a program accepts a connection while some listener is full.
     drains: AtomicBool,
     carrier: Carrier,
     report: Option<Report>,
 }
 
-/// The hall, and what tells of listeners there.
+/// The capture namespace, and the source of events about listeners in it.
 #[derive(Clone, Debug)]
 struct Opened {
     hall: Arc<Hall>,
     listeners: Arc<Listeners>,
 }
 
-/// All fronts. One that is taken away is closed: its port is free then.
+/// All public listeners. Removing one closes it, and its port is free then.
 #[derive(Debug, Default)]
 struct List {
-    /// By their cookies.
+    /// By socket cookie.
     fronts: HashMap<u64, Front>,
-    /// Whose front a listener in the hall is behind, by its cookie.
+    /// The public listener in front of each listener in the namespace; both by cookie.
     behind: HashMap<u64, u64>,
-    /// Those at each port.
+    /// The public listeners at each port.
     ports: HashMap<u16, Vec<u64>>,
-    /// Those that are not taken from, for want of room.
+    /// Listeners that accept nothing for want of room behind them.
     full: Vec<u64>,
 }
 
-/// A port that programs listen at.
+/// Public listener: a port that programs listen at.
 #[derive(Debug)]
 struct Front {
     listener: TcpListener,
-    /// As the program knew its socket.
+    /// Cookie of the program's original socket.
     cookie: u64,
     port: u16,
     is: Socket,
     backlog: i32,
-    /// Whether the program's calls on it wait.
+    /// File status flags of the program's socket: whether its calls block.
     flags: OFlags,
     behind: Vec<Behind>,
-    /// It is in the list of those that are full.
+    /// True while it is in [`List::full`].
     is_full: bool,
-    /// Connections that may be taken before it is asked again how many wait behind it.
+    /// Connections that may be accepted before the backlog behind it is read again.
     room: usize,
-    /// Held by those that were taken, until they wait behind it, or for their clients' words.
+    /// Held by each accepted connection until it is in the program's backlog, and while its
+    /// client's preface is outstanding.
     taken: Arc<()>,
 }
 
-/// A program's listener behind it.
+/// A program's listener in the capture namespace.
 #[derive(Debug)]
 struct Behind {
     cookie: u64,
     inode: u64,
 }
 
-/// A connection to a program: what will be connected to it, and where it is in the hall.
+/// Connection to a program: the namespace, the client's address, and the socket bound there.
 #[derive(Debug)]
 struct Caller {
     hall: Arc<Hall>,
     client: SocketAddr,
     place: Option<TcpStream>,
     own: SocketAddr,
-    /// It takes a place among those that wait.
+    /// Counts this connection against the room of the backlog.
     taken: Option<Arc<()>>,
 }
 
@@ -129,7 +135,7 @@ impl List {
         self.fronts.insert(front.cookie, front);
     }
 
-    /// One more listens behind a front.
+    /// Adds a listener behind a public listener.
     fn add_behind(&mut self, front: u64, behind: Behind) {
         self.behind.insert(behind.cookie, front);
         if let Some(front) = self.fronts.get_mut(&front) {
@@ -137,7 +143,7 @@ impl List {
         }
     }
 
-    /// A listener in the hall has gone, and with the last behind it the front.
+    /// Removes a closed listener, and with the last one behind it the public listener.
     fn remove_behind(&mut self, cookie: u64) {
         let Some(of) = self.behind.remove(&cookie) else { return };
         let Some(front) = self.fronts.get_mut(&of) else { return };
@@ -155,7 +161,7 @@ impl List {
         }
     }
 
-    /// Looks which of those at `port`, or at any if it is 0, still listen.
+    /// Removes those at `port`, or at any port if it is 0, that no longer listen.
     fn sweep(&mut self, listeners: &Listeners, port: u16) -> io::Result<()> {
         let mut listening = HashSet::new();
         for v6 in [false, true] {
@@ -173,32 +179,33 @@ impl List {
 }
 
 impl Front {
-    /// How many more have room behind it.
+    /// Reads how many more connections fit behind the listener.
     fn look_for_room(&mut self, listeners: &Listeners) {
-        // Until nobody listens there, somebody may.
+        // If the listeners cannot be read, none has room.
         let there = listeners.at(self.port, self.is.is_v6()).unwrap_or_default();
         let ours = there.iter().filter(|of| self.behind.iter().any(|it| it.cookie == of.cookie));
         let room =
             ours.map(|of| (of.backlog + 1).saturating_sub(of.waiting) as usize).sum::<usize>();
-        // One is the front's own.
+        // One reference is the listener's own.
         self.room = room.saturating_sub(Arc::strong_count(&self.taken) - 1);
     }
 }
 
-/// Who has come, from where, and the place that is taken.
+/// An accepted connection, its client's address, and its share of the backlog.
 type Accepted = (TcpStream, SocketAddr, Arc<()>);
 
-/// What a program is given whose socket listens.
+/// Outcome of a program's `listen`.
 #[derive(Debug)]
 pub enum Listens {
-    /// This, in the place of its own, which is the other.
+    /// The first descriptor replaces the program's own, which is the second.
     Behind(OwnedFd, OwnedFd),
-    /// What it has: it stands behind a front already, or is in another network.
+    /// The socket stays: it is behind a public listener already, or in another network
+    /// namespace.
     Already,
 }
 
 impl Fronts {
-    /// None yet; `carrier` takes in whoever comes, of which `report` hears.
+    /// Starts without listeners. `carrier` takes the connections, and `report` counts them.
     ///
     /// # Errors
     /// No thread can be started.
@@ -213,10 +220,10 @@ impl Fronts {
         Ok(fronts)
     }
 
-    /// Sees that there is a hall.
+    /// Opens the capture namespace unless it is open.
     ///
     /// # Errors
-    /// This user cannot have one: why.
+    /// The user may not create one; the error says why.
     pub fn open_hall(&self) -> Result<()> {
         let mut hall = self.hall.lock().unwrap_or_else(PoisonError::into_inner);
         if hall.is_none() {
@@ -228,7 +235,7 @@ impl Fronts {
         Ok(())
     }
 
-    /// Whether there is one.
+    /// Returns whether the capture namespace is open.
     pub fn has_hall(&self) -> bool {
         self.opened().is_some()
     }
@@ -237,10 +244,10 @@ impl Fronts {
         self.hall.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Has `socket`, a duplicate of a program's TCP socket, listen behind a front.
+    /// Makes `socket`, a duplicate of a program's TCP socket, listen behind a public listener.
     ///
     /// # Errors
-    /// What the program is to be told: its address is taken; or there is no hall.
+    /// The error for the program: its address is taken, or there is no capture namespace.
     pub fn listen(&self, socket: OwnedFd, is: Socket, backlog: i32) -> io::Result<Listens> {
         let Opened { hall, listeners } = self.opened().ok_or(io::ErrorKind::NotConnected)?;
         let cookie = sockopt::socket_cookie(&socket)?;
@@ -251,7 +258,7 @@ impl Fronts {
         if !hall::is_of_this_network(&socket) {
             hall::listen(&socket, backlog)?;
             if hall::are_of_one_network(&listeners, &socket) {
-                // It was behind a front, and has been shut down.
+                // It was behind a public listener, and has been shut down.
                 let front = front_of(&socket, is, backlog)
                     .and_then(|front| self.add(front, is, backlog, flags, &socket));
                 if let Err(error) = front {
@@ -274,7 +281,7 @@ impl Fronts {
         Ok(Listens::Behind(behind, own))
     }
 
-    /// Takes connections at `front`, which listens, for `behind`.
+    /// Accepts connections at `front`, which listens, for `behind`.
     fn add(
         &self,
         front: OwnedFd,
@@ -289,22 +296,22 @@ impl Fronts {
         let port = listener.local_addr()?.port();
         let data = epoll::EventData::new_u64(cookie);
         epoll::add(&self.epoll, &listener, data, epoll::EventFlags::IN)?;
-        // Not yet known: it is asked first.
+        // The room is not known yet: it is read before the first accept.
         let (behind, room, taken) = (vec![Behind::of(behind)?], 0, Arc::default());
         let is_full = false;
         let front =
             Front { listener, cookie, port, is, backlog, flags, behind, is_full, room, taken };
         let mut list = self.list();
         list.add(front);
-        // Others are looked at already.
+        // With more than one the thread is awake already.
         if list.fronts.len() == 1 {
             self.wake();
         }
         Ok(())
     }
 
-    /// What is to be put in the place of a socket that a program accepts from, which it may have from
-    /// before somebody had it listen; `None` if nothing is.
+    /// Returns the replacement for a socket that a program accepts from, which it may have
+    /// inherited from before another process called `listen`; `None` if it needs none.
     pub fn accept(&self, cookie: u64, is: Socket) -> io::Result<Option<Listens>> {
         if !self.list().full.is_empty() && !self.drains.swap(true, Ordering::AcqRel) {
             self.wake();
@@ -313,7 +320,7 @@ impl Fronts {
         opened.map_or(Ok(None), |opened| self.listen_again(&opened.hall, cookie, is, None))
     }
 
-    /// A socket that was the front's, or is behind it.
+    /// Handles a socket that was the public listener, or is behind it.
     fn listen_again(
         &self,
         hall: &Hall,
@@ -324,7 +331,7 @@ impl Fronts {
         let mut list = self.list();
         if let Some(front) = list.fronts.get(&cookie) {
             let own = front.listener.try_clone()?.into();
-            // All who have the socket have one queue.
+            // All processes that share the socket share one accept queue.
             let theirs = front.behind.iter().find_map(|of| socket_of_somebody(of.inode));
             if let Some(behind) = theirs {
                 return Ok(Some(Listens::Behind(behind, own)));
@@ -342,7 +349,8 @@ impl Fronts {
         Ok(Some(Listens::Already))
     }
 
-    /// A program wants to bind a socket to `port`: what nobody listens at any more is free.
+    /// Frees `port`, to which a program wants to bind a socket, if no program listens there any
+    /// more.
     pub fn release(&self, port: u16) {
         let Some(Opened { listeners, .. }) = self.opened() else { return };
         let mut list = self.list();
@@ -353,7 +361,7 @@ impl Fronts {
         }
     }
 
-    /// Takes the fronts away behind which nobody listens any more.
+    /// Removes public listeners that no program listens behind any more.
     pub fn sweep(&self) {
         let Some(Opened { listeners, .. }) = self.opened() else { return };
         let mut list = self.list();
@@ -364,7 +372,7 @@ impl Fronts {
         }
     }
 
-    /// Listeners in the hall have been closed.
+    /// Handles closed listeners in the capture namespace.
     fn see_closed(&self) {
         let Some(Opened { listeners, .. }) = self.opened() else { return };
         match listeners.closed() {
@@ -376,13 +384,14 @@ impl Fronts {
         }
     }
 
-    /// Whether no program listens.
+    /// Returns whether no program listens.
     pub fn is_empty(&self) -> bool {
         self.list().fronts.is_empty()
     }
 
-    /// Whether the program of whoever listens at `port` lets others share its address (`SO_REUSEADDR`), or the port
-    /// (`SO_REUSEPORT`): its socket in the hall does in any case.
+    /// Returns whether the program that listens at `port` has set `SO_REUSEADDR`, or
+    /// `SO_REUSEPORT` if `whole_port`, on its socket. Its socket in the capture namespace has
+    /// them set in any case.
     pub fn shares(&self, port: u16, whole_port: bool) -> Option<bool> {
         let list = self.list();
         let front = list.fronts.get(list.ports.get(&port)?.first()?)?;
@@ -393,11 +402,11 @@ impl Fronts {
     }
 
     fn wake(&self) {
-        // It cannot be full.
+        // The counter cannot overflow.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Takes connections to programs in for as long as the process runs.
+    /// Accepts connections to programs for as long as the process runs.
     fn take_in(&self) {
         let (mut looked, mut events) = (Instant::now(), Vec::with_capacity(64));
         let [soonest, latest] = ROOM;
@@ -416,7 +425,7 @@ impl Fronts {
             {
                 return warn!("connections to programs cannot be heard of any more: {error}");
             }
-            // What was closed takes nobody any more.
+            // Closed listeners are removed before any connection is accepted for them.
             if events.iter().any(|event| event.data.u64() == CLOSED) {
                 self.see_closed();
             }
@@ -451,13 +460,13 @@ impl Fronts {
         }
         if let Some(error) = error {
             debug!("accept: {error}");
-            // Without a descriptor, say.
+            // For example, no descriptor is left.
             thread::sleep(PAUSE);
         }
     }
 
-    /// Who has come to a front, and what kept others from being known. One that there is no room behind is not heard
-    /// of for a while.
+    /// Accepts connections of a public listener; returns them, and the error that ended the
+    /// loop if any. A listener without room behind it is not polled for a while.
     fn accept_from(&self, cookie: u64) -> (Vec<Accepted>, Option<io::Error>) {
         let mut come = Vec::new();
         let Some(Opened { listeners, .. }) = self.opened() else { return (come, None) };
@@ -497,7 +506,7 @@ impl Fronts {
     }
 
     fn take(&self, stream: TcpStream, client: SocketAddr, taken: Arc<()>) -> io::Result<()> {
-        // Unless it is taken in whole, whoever has come is to hear of it.
+        // Reset the client if the connection is not handed over in whole.
         tcp::reset_on_close(&stream)?;
         let own = canonical(stream.local_addr()?);
         let client = canonical(client);
@@ -526,7 +535,7 @@ impl Behind {
     }
 }
 
-/// A listener in the hall that is as `front` is.
+/// Opens a listener in the capture namespace with the options of `front`.
 fn listen_behind(
     hall: &Hall,
     front: impl AsFd,
@@ -544,7 +553,7 @@ fn listen_behind(
     Ok(behind)
 }
 
-/// A front at the address of `behind`, a socket in the hall.
+/// Opens a public listener at the address of `behind`, a socket in the capture namespace.
 fn front_of(behind: &OwnedFd, is: Socket, backlog: i32) -> io::Result<OwnedFd> {
     let at: SocketAddr = rustix::net::getsockname(behind)?.try_into()?;
     let family = if is.is_v6() { AddressFamily::INET6 } else { AddressFamily::INET };
@@ -558,7 +567,7 @@ fn front_of(behind: &OwnedFd, is: Socket, backlog: i32) -> io::Result<OwnedFd> {
     Ok(front)
 }
 
-/// Addresses of IPv4 as such, whichever socket they came to; others with their interface.
+/// Maps IPv4-mapped addresses to IPv4; other addresses keep their scope.
 pub(super) fn canonical(at: SocketAddr) -> SocketAddr {
     match at.ip().to_canonical() {
         ip @ std::net::IpAddr::V4(_) => SocketAddr::new(ip, at.port()),
@@ -574,7 +583,7 @@ impl Program for Caller {
         }
     }
 
-    /// The client's port is one flow's; further ones have others.
+    /// Only one flow can use the client's port; further ones get ports of their own.
     fn another(&self) -> Option<Box<dyn Program>> {
         let client = SocketAddr::new(self.client.ip(), 0);
         let (hall, place, taken) = (self.hall.clone(), None, None);

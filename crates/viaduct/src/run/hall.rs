@@ -1,8 +1,8 @@
-//! The process that keeps the hall where wrapped programs listen ([`viaduct_sys::hall`]): it lives in that
-//! network namespace, and makes sockets there for the master, which stays where it is.
+//! Holder of a capture namespace, in which wrapped programs listen ([`viaduct_sys::hall`]): a
+//! process in that network namespace that opens sockets for the master, which stays in its own.
 //!
 //! ```text
-//!   master ── "listener [::]:80", "place 192.0.2.9:4711" ──▶ viaduct run, as the hall's keeper
+//!   master ── "listener [::]:80", "place 192.0.2.9:4711" ──▶ viaduct run, as the holder
 //!          ◀───────────── an error's number, a socket ─────┘
 //! ```
 
@@ -18,38 +18,41 @@ use anyhow::{Context, Result, bail};
 use viaduct_sys::hall::{self, Gone, Listeners, Lookup, Loop, Own, Purpose, Way, Ways};
 use viaduct_sys::{inherit, memory, records};
 
-/// Bytes of an answer that is a sentence, at most.
+/// Length of an error text in an answer, at most.
 const MOST: usize = 512;
-/// Bytes of a question: one that says where datagrams can go has many words.
+/// Length of a request, at most: the one with the routes is long.
 const MAX_QUESTION: usize = 32 << 10;
 
-/// Begins the keeper's first answer; a byte for each descriptor beside it follows. Any other is a sentence that says
-/// why there is no hall.
+/// First byte of the holder's first answer, followed by a byte for each descriptor that comes
+/// with it. Any other answer is an error text.
 const READY: u8 = b'!';
-/// The way out, the loopback interface of IPv6, notice of sockets that are gone, and what looks them up.
+/// Kinds of descriptors: the output, the loopback interface of IPv6, notices of closed UDP
+/// sockets, and the lookup of UDP sockets.
 const OUT: u8 = b'o';
 const V6: u8 = b'6';
 const GONE: u8 = b'g';
 const LOOKUP: u8 = b'l';
-/// Notice of listeners that are closed, and what finds those that are there.
+/// Notices of closed listeners, and the lookup of listeners.
 const CLOSED: u8 = b'c';
 const FIND: u8 = b'f';
 
-/// The way to it.
+/// A capture namespace, by the connection to its holder.
 #[derive(Debug)]
 pub struct Hall {
     socket: OwnedFd,
     asking: Mutex<()>,
     keeper: u32,
-    /// Links of the host's that were asked for, and whether there is one of the same number in there.
+    /// Interfaces of the host that were asked for, and whether the namespace has one of the
+    /// same index.
     links: Mutex<HashMap<u32, bool>>,
 }
 
 impl Hall {
-    /// Opens one, and what tells of listeners there; it is gone when this is.
+    /// Opens a capture namespace, and the source of events about listeners in it. It is gone
+    /// when this is dropped.
     ///
     /// # Errors
-    /// The kernel gives this user no network namespace: why.
+    /// The kernel gives this user no network namespace; the error says why.
     pub fn open() -> Result<(Hall, Listeners)> {
         let (hall, given) = Hall::start(false)?;
         let (mut closed, mut find) = (None, None);
@@ -65,11 +68,11 @@ impl Hall {
         Ok((hall, Listeners::of([closed, find])))
     }
 
-    /// Opens one for datagrams; what leaves it and comes in passes its way out, and its loopback interface where
-    /// there is IPv6.
+    /// Opens a capture namespace for datagrams. They leave and enter it by its output, and by
+    /// its loopback interface if there is IPv6.
     ///
     /// # Errors
-    /// As [`Hall::open`]'s; or there can be no way out.
+    /// Those of [`Hall::open`]; or it can have no output.
     pub fn open_for_datagrams() -> Result<(Hall, Ways)> {
         let (hall, given) = Hall::start(true)?;
         let (mut out, mut v6, mut gone, mut lookup) = (None, None, None, None);
@@ -86,7 +89,7 @@ impl Hall {
         Ok((hall, Ways { out, v6, gone, lookup }))
     }
 
-    /// What the keeper gives, and what each is.
+    /// Starts the holder. Returns the descriptors that it sends, with their kinds.
     fn start(datagrams: bool) -> Result<(Hall, Vec<(u8, OwnedFd)>)> {
         let (ours, theirs) = records::pair()?;
         let mut command = Command::new("/proc/self/exe");
@@ -95,7 +98,7 @@ impl Hall {
             command.arg("--hall-datagrams");
         }
         inherit::keep(&mut command, &[theirs.as_fd()]);
-        // What the terminal sends is not for it, nor does it keep anybody's pipe.
+        // Terminal signals are not for it, and it must not hold pipes of the program open.
         command.process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let keeper = command.spawn().context("start the keeper of a hall")?.id();
@@ -114,15 +117,16 @@ impl Hall {
         }
     }
 
-    /// A socket in there, not blocking.
+    /// Opens a non-blocking socket in the namespace.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn socket(&self, purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
         self.ask(&format!("{} {}", words(purpose), self.linked(at)))
     }
 
-    /// `at` with a link of the hall's: one of the same number, or where there can be none the loopback interface.
+    /// Returns `at` with an interface of the namespace: that of the same index, or the loopback
+    /// interface if there can be none.
     pub fn linked(&self, at: SocketAddr) -> SocketAddr {
         let SocketAddr::V6(v6) = at else { return at };
         if !v6.ip().is_unicast_link_local() {
@@ -135,25 +139,25 @@ impl Hall {
         SocketAddrV6::new(*v6.ip(), v6.port(), 0, if is_there { scope } else { 1 }).into()
     }
 
-    /// A socket of UDP in there, of IPv6 or of IPv4, which blocks.
+    /// Opens a blocking UDP socket in the namespace, of IPv6 or of IPv4.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn datagram_socket(&self, v6: bool) -> io::Result<OwnedFd> {
         self.ask(DATAGRAMS[usize::from(v6)])
     }
 
-    /// Has datagrams in there leave to where this host's can go.
+    /// Sets the routes of the namespace to those of this host.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn reach(&self, own: &Own) -> io::Result<()> {
         let question = [REACH, own.text().as_bytes()].concat();
         self.put(&question).map(drop)
     }
 
     fn ask(&self, question: &str) -> io::Result<OwnedFd> {
-        // Where none came it was sent, and there was no room for it here.
+        // Without a descriptor it was sent, but this process had no room for it.
         self.put(question.as_bytes())?.ok_or(rustix::io::Errno::MFILE.into())
     }
 
@@ -170,16 +174,16 @@ impl Hall {
         }
     }
 
-    /// The ports of those of UDP.
+    /// Returns the ports of UDP sockets in the namespace.
     ///
     /// # Errors
-    /// The keeper has ended.
+    /// The holder has ended.
     pub fn udp_ports(&self) -> io::Result<BTreeSet<u16>> {
         hall::udp_ports(self.keeper)
     }
 }
 
-/// Keeps a hall, or one for datagrams, for as long as somebody is at the other end of `fd`.
+/// Holds a capture namespace, or one for datagrams, until the other end of `fd` is closed.
 pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
     let socket = inherit::take(fd).context("take the master's socket")?;
     drop(inherit::rest().context("look at what is open")?);
@@ -204,7 +208,7 @@ pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
         }
         Err(error) => return Ok(records::send(&socket, error.to_string().as_bytes(), None)?),
     }
-    // Where it cannot be, more memory is held.
+    // On failure, more memory stays in use.
     let _ = memory::let_go_of_start();
     let mut question = [0; MAX_QUESTION];
     let mut reached = Own::default();
@@ -247,11 +251,11 @@ fn number_of<T>(done: &io::Result<T>) -> i32 {
     done.as_ref().err().map_or(0, |error| error.raw_os_error().unwrap_or(invalid))
 }
 
-/// Begins what says where datagrams can go.
+/// Prefix of the request that sets routes.
 const REACH: &[u8] = b"reach ";
-/// Begins what asks for a link of a number.
+/// Prefix of the request for an interface of a given index.
 const LINK: &str = "link ";
-/// Ask for a socket of UDP, of IPv4 and of IPv6.
+/// Requests for a UDP socket, of IPv4 and of IPv6.
 const DATAGRAMS: [&str; 2] = ["datagrams4", "datagrams6"];
 
 fn words(purpose: Purpose) -> &'static str {

@@ -1,8 +1,9 @@
-//! The run's side of a master that it shares with others.
+//! Connection of a run to a shared master.
 //!
-//! The run hears its program's connects as ever, and keeps the program's side of each: what to tell it,
-//! and how to meet it. Only the flow itself is the master's. So nothing goes around the chain when the
-//! master dies: this process is there to refuse, until one of its name runs again.
+//! The run hears its program's connects as ever, and keeps the program's side of each: how to
+//! report the outcome, and how to connect its socket. Only the flow itself is the master's.
+//! Nothing goes around the chain if the master dies: this process refuses flows until a master
+//! of that name runs again.
 //!
 //! ```text
 //!   interposer ── Call ──▶ Joined: keeps Held ── to, a place ──▶ master: the flow
@@ -28,21 +29,22 @@ use super::road::Road;
 use crate::proxy::calls::{Arrival, Call, Held, Program};
 use crate::proxy::conn::Conn;
 
-/// The way to a shared master, and the program's side of what it carries.
+/// Connection to a shared master, and the program's side of the flows that it carries.
 #[derive(Debug)]
 pub struct Joined {
     road: Road,
     waits: Mutex<Waits>,
-    /// What cannot be connected is connected to this: the master sees that it failed.
+    /// Sockets that cannot be connected are connected to this port, so that the master sees the
+    /// failure.
     closed: Closed,
 }
 
 #[derive(Debug, Default)]
 struct Waits {
     next: u64,
-    /// By number; the master has the other descriptor of each place.
+    /// Pending flows by ID; the master has the other descriptor of each socket.
     list: HashMap<u64, (Side, Conn<TcpStream>)>,
-    /// The way to the master, while one runs.
+    /// Socket to the master, while one runs.
     socket: Option<Arc<OwnedFd>>,
 }
 
@@ -54,10 +56,11 @@ enum Side {
 }
 
 impl Joined {
-    /// Joins the master `name`, whose socket is in `run_dir`; what it has to say of its flows.
+    /// Joins the master `name`, whose socket is in `run_dir`. Returns its welcome, which
+    /// announces its rules.
     ///
     /// # Errors
-    /// None of this name runs, or it wants nothing of this run.
+    /// No master of this name runs, or it rejects this run.
     pub fn to(name: &str, run_dir: &Path) -> Result<(Arc<Joined>, Welcome)> {
         let road = Road::to(name, run_dir);
         let (socket, welcome) = road.open()?;
@@ -71,7 +74,7 @@ impl Joined {
         Ok((joined, welcome))
     }
 
-    /// Has the master begin what a program asks for.
+    /// Asks the master to begin a program's connect.
     pub fn call(&self, call: Call) {
         let Call { to, source, is_bound, mirrored, mut held } = call;
         let Address::Ip(to) = to else { return held.refuse(Failure::Unreachable) };
@@ -89,10 +92,10 @@ impl Joined {
         }
     }
 
-    /// Has it take in a connection to a program.
+    /// Asks the master to accept a connection to a program.
     pub fn arrive(&self, arrival: Arrival) {
         let Arrival { stream, client, own, mut program, .. } = arrival;
-        // How long its handlers take is not known here.
+        // The time that its handlers take is not known here.
         program.waits();
         match program.place() {
             Ok(place) => {
@@ -107,7 +110,7 @@ impl Joined {
         }
     }
 
-    /// Keeps the program's side, and says what it wants.
+    /// Keeps the program's side, and sends the request.
     fn say(
         &self,
         side: Side,
@@ -135,7 +138,7 @@ impl Joined {
         }
     }
 
-    /// Hears the master, and whoever runs in its place after it, which has `promised` the same.
+    /// Handles messages of the master, and of each successor that has `promised` the same.
     fn stay(&self, mut socket: Arc<OwnedFd>, promised: &Welcome) {
         let name = &self.road.name;
         loop {
@@ -154,7 +157,7 @@ impl Joined {
         }
     }
 
-    /// Hears the master until it ends.
+    /// Handles messages of the master until it ends.
     fn hear(&self, socket: &OwnedFd) {
         let name = &self.road.name;
         let mut bytes = [0; RECORD];
@@ -191,12 +194,13 @@ impl Joined {
                 }
             }
             Down::Another { id: of } => self.another(of),
-            // A program that waits is told by whoever is dropped; of others the kernel tells again.
+            // Dropping the entry answers a blocked program; for other programs the kernel
+            // reports again.
             Down::Gone { id } => drop(self.take(id)),
         }
     }
 
-    /// Says where one more flow for the program of arrival `of` meets it.
+    /// Answers a request for one more flow to the program of arrival `of` with a socket for it.
     fn another(&self, of: u64) {
         let program = match self.waits().list.get(&of) {
             Some((Side::Listens(program), _)) => program.another(),
@@ -212,7 +216,7 @@ impl Joined {
         }
     }
 
-    /// Has the master see that it will not be connected.
+    /// Makes the master see that its socket will not be connected.
     fn fail(&self, place: &TcpStream) {
         let v4 = place.local_addr().is_ok_and(|at| at.is_ipv4());
         let failed = self.closed.at(v4).and_then(|at| tcp::connect_bound(place, at));
@@ -238,7 +242,8 @@ impl Side {
         }
     }
 
-    /// The one who has come to a program sees a reset: his connection is the master's, or is dropped.
+    /// Refuses the flow. A client that has connected to a program sees a reset: the master
+    /// drops its connection.
     fn refuse(self, why: Failure) {
         if let Side::Connects(mut held) = self {
             held.refuse(why);

@@ -1,8 +1,9 @@
-//! What is to outlive a master: while it is there, nothing of a program gets around the chain.
+//! Store of descriptors that outlive a master, so that nothing of a program gets around the
+//! chain.
 //!
-//! A master that is killed takes its descriptors with it: its ports could become somebody else's, and
-//! the kernel would take away what leads connections to programs that listen. So the wrapper has them too.
-//! It never looks: what lies in a socket's queue lives as long as whoever could read it.
+//! A killed master closes its descriptors: another process could bind its ports, and the kernel
+//! would remove the programs that redirect inbound connections. So the wrapper holds them too,
+//! unread: descriptors in a socket's queue live as long as its reading end.
 //!
 //! ```text
 //!   wrapper ── Keep, unread ◀══ descriptors ══ master
@@ -13,12 +14,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use viaduct_sys::records;
 
-/// Either end of it.
+/// Either end of the store.
 #[derive(Debug)]
 pub struct Keep(OwnedFd);
 
 impl Keep {
-    /// The wrapper's end, and the master's.
+    /// Returns the wrapper's end, and the master's.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -26,15 +27,15 @@ impl Keep {
         records::pair().map(|(one, other)| (Keep(one), Keep(other)))
     }
 
-    /// The master's, which it was left.
+    /// Returns the master's end, from an inherited descriptor.
     pub fn of(fd: OwnedFd) -> Keep {
         Keep(fd)
     }
 
-    /// Puts these in, for as long as the other end is there.
+    /// Adds these, for as long as the other end is open.
     ///
     /// # Errors
-    /// The other end has gone.
+    /// The other end is closed.
     pub fn fill(&self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         records::send_beside(&self.0, b"kept", descriptors)
     }

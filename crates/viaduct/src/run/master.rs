@@ -33,33 +33,34 @@ use crate::proxy::settings::Settings;
 use crate::proxy::stats::ProxyStats;
 use crate::trickles::put_back_left;
 
-/// How often it is looked whether anybody is left.
+/// Poll interval for remaining programs of the run.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long a report waits for what the program did last.
+/// Pause before a report, for events of the program's last calls.
 const SETTLE: Duration = Duration::from_millis(20);
-/// Time that a report waits for the ends of connections that the program has closed, or left to others.
+/// Limit of a report's wait for the ends of connections that the program has closed, or left to
+/// other processes.
 const MAX_CLOSING: Duration = Duration::from_secs(1);
-/// How to end if the program is not there, or is none.
+/// Exit statuses if the program does not exist, or cannot be executed.
 const NOT_FOUND: u8 = 127;
 const NOT_A_PROGRAM: u8 = 126;
 
-/// The way to the wrapper, for as long as it is there.
+/// Connection to the wrapper, while the wrapper runs.
 #[derive(Clone, Debug)]
 struct ToWrapper(Arc<Mutex<UnixStream>>);
 
 impl ToWrapper {
-    /// Does this when the wrapper has gone.
+    /// Calls `act` in a thread when the wrapper has ended.
     fn when_gone(&self, act: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner).try_clone()?;
         let wait = move || {
-            // It says nothing: that is its end.
+            // The wrapper sends nothing: a return means its end.
             let _ = stream.read(&mut [0]);
             act();
         };
         thread::Builder::new().name("wrapper".to_owned()).spawn(wait).map(drop)
     }
 
-    /// Nobody hears it when the wrapper has gone.
+    /// Sends a message. It is lost if the wrapper has ended.
     fn say(&self, word: &Word) {
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = stream.write_all(word.line().as_bytes());
@@ -67,7 +68,7 @@ impl ToWrapper {
 }
 
 impl io::Write for ToWrapper {
-    /// A line of the log.
+    /// Sends a line of the log.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.say(&Word::Say(String::from_utf8_lossy(bytes).trim_end().to_owned()));
         Ok(bytes.len())
@@ -78,7 +79,7 @@ impl io::Write for ToWrapper {
     }
 }
 
-/// Runs the handlers, and the program above them; `fd` leads to the wrapper.
+/// Runs the handlers, and the program on top of them; `fd` is the socket to the wrapper.
 pub fn run(fd: RawFd, args: &RunArgs, plan: Plan) -> Result<ExitCode> {
     let stream = UnixStream::from(inherit::take(fd).context("take the wrapper's socket")?);
     let wrapper = ToWrapper(Arc::new(Mutex::new(stream)));
@@ -90,12 +91,13 @@ pub fn run(fd: RawFd, args: &RunArgs, plan: Plan) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A program that cannot be started: how to end.
+/// Failure to start the program, with the exit status.
 #[derive(Debug, thiserror::Error)]
 #[error("{1}")]
 struct Failed(u8, String);
 
-/// Descriptors that a run is to have for its flows, whatever limit its program was started with.
+/// Least limit of open descriptors for a run's flows, whatever limit its program was started
+/// with.
 const LEAST_DESCRIPTORS: u64 = 1 << 16;
 
 fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
@@ -116,7 +118,7 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
             worker.tell(Order::Listen(Box::new(Freezing::new(interposer.freezer()?))));
             Some(aware::start(worker.clone())?)
         }
-        // Its handlers are others' too.
+        // A shared master runs handlers of other runs too.
         Carrier::Shared(_) => None,
     };
     let program = start(&args.command, control.as_deref(), &interposer)?;
@@ -124,7 +126,7 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     wrapper.say(&Word::Runs(program));
     let itself = Pid::from_raw(program.cast_signed()).context("the program has no number")?;
     let itself = pidfd_open(itself, PidfdFlags::empty()).context("hold on to the program")?;
-    // Whoever kills the one means the other.
+    // A kill of the wrapper is meant for the program.
     wrapper.when_gone(move || {
         let _ = pidfd_send_signal(itself, Signal::KILL);
     })?;
@@ -146,7 +148,7 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
             break;
         }
     }
-    // Others of its tree may be left; and what they have written is still on its way.
+    // Other processes of its tree may be left, and written data is still on its way.
     while !interposer.is_alone()? {
         thread::sleep(LOOK);
     }
@@ -159,7 +161,8 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     flows.end()
 }
 
-/// Who carries the program's flows: a worker beside this, a master that others share, or a worker above that.
+/// Starts the carrier of the program's flows: a worker in this process, a shared master, or a
+/// worker above a shared master.
 fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<Beside>)> {
     let Some(name) = &args.master else {
         let flows = worker(args, plan, None)?;
@@ -204,7 +207,7 @@ fn worker(args: &RunArgs, plan: &Plan, above: Option<Arc<Above>>) -> Result<Besi
     Beside::start(settings)
 }
 
-/// What became of the program's flows, as far as it is known when it ends.
+/// Sends the report on the program's flows, as far as they are known when it ends.
 fn say_report(
     wrapper: &ToWrapper,
     report: &Report,
@@ -212,7 +215,7 @@ fn say_report(
     flows: Option<&Handle>,
     trickles: bool,
 ) {
-    // What it did last is still on its way here.
+    // Events of its last calls are still on their way here.
     thread::sleep(SETTLE);
     let until = Instant::now() + MAX_CLOSING;
     while report.awaits_offloaded() && Instant::now() < until {
@@ -220,7 +223,7 @@ fn say_report(
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let datagrams = via.passed();
-    // Those of a shared master are not this program's alone.
+    // The counters of a shared master are not this program's alone.
     let counters =
         runtime.ok().zip(flows).map(|(runtime, flows)| runtime.block_on(flows.status()).counters);
     let bytes = counters.as_ref().map(|counters| {
@@ -233,7 +236,7 @@ fn say_report(
     }
 }
 
-/// How many flows went on by Trickles, and how many by TCP, which is all that their servers know.
+/// Counts of flows by Trickles and by TCP. Servers that know no Trickles get TCP.
 fn by_trickles(counters: &ProxyStats) -> String {
     let connected = |trickles: bool| -> u64 {
         let hops = counters.hops.iter().filter(|hop| hop.by.trickles().is_some() == trickles);
@@ -244,7 +247,8 @@ fn by_trickles(counters: &ProxyStats) -> String {
 
 fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -> Result<u32> {
     let [program, arguments @ ..] = command else { bail!("no program is given") };
-    // As soon as there is a program they are its own, and this process leaves the terminal only behind it.
+    // With a program, terminal signals are the program's; this process leaves the terminal only
+    // after the start.
     started::ignore_terminal();
     let fresh = || {
         let mut command = command_of(program, arguments, is_activated());
@@ -262,8 +266,9 @@ fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -
     })
 }
 
-/// Starts the program; one that is given sockets by a service manager as itself: they are for one process, which
-/// the manager names, and it knows the wrapper.
+/// Builds the command of the program. `activated`: a service manager has passed sockets to one
+/// process, which `LISTEN_PID` names. The manager knows only the wrapper's ID, so the program
+/// sets its own.
 fn command_of(program: &OsStr, arguments: &[OsString], activated: bool) -> Command {
     let mut command = match activated {
         false => Command::new(program),
@@ -277,13 +282,13 @@ fn command_of(program: &OsStr, arguments: &[OsString], activated: bool) -> Comma
     command
 }
 
-/// Whether a service manager has opened sockets for the wrapper (`sd_listen_fds(3)`).
+/// Returns whether a service manager has opened sockets for the wrapper (`sd_listen_fds(3)`).
 fn is_activated() -> bool {
     let named = env::var("LISTEN_PID").ok().and_then(|pid| pid.parse::<u32>().ok());
     named == Some(std::os::unix::process::parent_id())
 }
 
-/// What is logged is said by the wrapper, while it is there.
+/// Sends log lines to the wrapper, which prints them while it runs.
 fn log(wrapper: &ToWrapper) {
     let filter = EnvFilter::try_from_env("VIADUCT_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let wrapper = wrapper.clone();

@@ -1,17 +1,18 @@
 //! `viaduct run`: handlers under any program (TESLA, section 3).
 //!
 //! ```text
-//!   viaduct run +shape:rate=2M -- curl …            the wrapper: stands for the program to whoever
-//!     │ socket: what the program does, what to say    started it, and ends as it ends
+//!   viaduct run +shape:rate=2M -- curl …            the wrapper: stands for the program towards
+//!     │ socket: what the program does, what to say    its parent, and ends as it ends
 //!   viaduct run, as the master                      its own session, outlives the wrapper while
-//!     │    │ a proxy's worker: chains of handlers     somebody whom it serves is left
-//!     │    └──── Call ◀──── interposer              sees connects: where they wait, what they meant
+//!     │    │ a proxy's worker: chains of handlers     a program that it serves is left
+//!     │    └──── Call ◀──── interposer              sees connects: where they wait, their targets
 //!   curl  ══ its own socket ══▶ the master ══ handlers ══▶ the far end
 //!         ── its datagrams ── held by the kernel until handlers let them on ──▶ the far end
 //! ```
 //!
-//! With `--master N` the second process hears the program's calls as ever (`joined`), and the flows are a
-//! shared master's ([`crate::master`]); with handlers of its own it runs those, above that master (`above`).
+//! With `--master N` the second process still hears the program's calls (`joined`), but a
+//! shared master ([`crate::master`]) carries the flows. With handlers of its own it runs those,
+//! above that master (`above`).
 
 pub mod above;
 mod admission;
@@ -64,10 +65,10 @@ use crate::proxy::through::Factories;
 use crate::proxy::values::wait;
 use crate::run_dir::RunDir;
 
-/// How a run ends if it is Viaduct that cannot: as env(1) does.
+/// Exit status if viaduct itself fails, the same as env(1)'s.
 pub const OUR_FAULT: u8 = 125;
 
-/// What `viaduct run` may be told.
+/// Arguments of `viaduct run`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
     override_usage = "viaduct run [+HANDLER[:KEY=VALUE,...]]... [OPTIONS] -- COMMAND [ARG...]",
@@ -82,7 +83,7 @@ pub struct RunArgs {
     /// A handler, as +NAME[:KEY=VALUE,...] says it
     #[arg(long = "handler", value_name = "NAME[:KEY=VALUE,...]", hide = true)]
     handlers: Vec<HandlerSpec>,
-    /// How the program's calls are seen
+    /// Interposer that sees the program's calls
     #[arg(long, value_enum, default_value_t)]
     via: via::Via,
     #[command(flatten)]
@@ -91,13 +92,13 @@ pub struct RunArgs {
     agree: agree::AgreeArgs,
     #[command(flatten)]
     names: names::NameArgs,
-    /// Have flows pass Viaduct even where the kernel could do all of the chain's work on the program's
-    /// own socket
+    /// Have flows pass Viaduct even where the kernel could do all of the chain's work on the
+    /// program's own socket
     #[arg(long)]
     no_offload: bool,
     #[command(flatten)]
     times: ProgramTimes,
-    /// How long datagrams between two ends may be silent before their handlers forget them
+    /// Idle time of datagrams between two ends after which their handlers forget them
     #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
     datagram_idle: Duration,
     /// Say at the end, on standard error, what became of the program's flows
@@ -109,8 +110,8 @@ pub struct RunArgs {
     /// Explain a handler and its settings; --help HANDLER does the same
     #[arg(long, value_name = "HANDLER", exclusive = true)]
     explain: Option<String>,
-    /// Have the flows be carried by this master, which `viaduct master` runs; with handlers, they stand
-    /// above it
+    /// Have the flows carried by this master, which `viaduct master` runs; handlers given here
+    /// run above it
     #[arg(long, value_name = "NAME")]
     master: Option<String>,
     #[command(flatten)]
@@ -118,13 +119,13 @@ pub struct RunArgs {
     /// The socket to the wrapper, in its master
     #[arg(long, hide = true)]
     master_fd: Option<RawFd>,
-    /// What the wrapper keeps for its master
+    /// The socket that keeps the master's descriptors, in the wrapper
     #[arg(long, hide = true)]
     keep_fd: Option<RawFd>,
     /// The socket to the master, in the keeper of its hall
     #[arg(long, hide = true)]
     hall_fd: Option<RawFd>,
-    /// It is a hall for datagrams
+    /// Hold datagrams in the namespace, with --hall-fd
     #[arg(long, hide = true)]
     hall_datagrams: bool,
     /// The program and its arguments
@@ -136,22 +137,22 @@ pub struct RunArgs {
     command: Vec<OsString>,
 }
 
-/// What is to be done with the program's flows.
+/// Treatment of the program's flows, from the arguments.
 #[derive(Debug)]
 struct Plan {
     chain: Factories,
-    /// How flows go on from the end of it.
+    /// Transport by which flows continue from the end of the chain.
     by: Onward,
-    /// What is agreed on with far ends, if anything is.
+    /// Negotiation with far ends, if any.
     agree: Option<agree::Agreed>,
     rules: Rules,
-    /// Where names are looked up at the far end.
+    /// Resolver of names at the far end, if names are looked up there.
     names: Option<Arc<names::Remote>>,
-    /// The kernel can do all of the chain's work.
+    /// Set if the kernel can do all of the chain's work.
     offload: Option<Offload>,
-    /// How long datagrams may be silent before their handlers forget them.
+    /// Idle time of datagrams after which their handlers forget them.
     datagram_idle: Duration,
-    /// Nothing may go around another master, and that carries streams.
+    /// Set if a shared master is strict: nothing may go around it, and it carries streams only.
     streams_alone: bool,
     report: Option<Report>,
 }
@@ -179,7 +180,8 @@ impl Plan {
         Ok(Plan { offload, chain, by, agree, rules, names, datagram_idle, streams_alone, report })
     }
 
-    /// What those need to know who carry its datagrams, from the first on.
+    /// Returns the part of the plan that the carrier of datagrams needs, which starts with the
+    /// first of them.
     fn for_datagrams(&self) -> Plan {
         Plan {
             chain: self.chain.clone(),
@@ -194,7 +196,7 @@ impl Plan {
         }
     }
 
-    /// What a shared master has to say to it.
+    /// Adopts what a shared master announces: its rules and its offload.
     fn join(&mut self, welcome: &Welcome, no_offload: bool) -> Result<()> {
         self.rules = self.rules.both(&welcome.rules)?;
         self.streams_alone = self.rules.strict;
@@ -204,17 +206,18 @@ impl Plan {
         Ok(())
     }
 
-    /// What a master below has to say to it.
+    /// Adopts what a master below announces.
     fn stand_above(&mut self, welcome: &Welcome) -> Result<()> {
         self.rules = self.rules.above(&welcome.rules)?;
-        // What passes the handlers goes on to that master, and not by the program's own socket.
+        // Flows that pass the handlers continue to that master, not on the program's own
+        // socket.
         self.offload = None;
         self.streams_alone = welcome.rules.strict;
         Ok(())
     }
 }
 
-/// Runs the program; ends as it does.
+/// Runs the program, and ends as it does.
 pub fn run(args: &RunArgs, registry: &Registry) -> Result<ExitCode> {
     if let Some(fd) = args.hall_fd {
         return hall::keep(fd, args.hall_datagrams).map(|()| ExitCode::SUCCESS);

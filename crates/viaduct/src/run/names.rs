@@ -1,4 +1,4 @@
-//! Names that are looked up at the far end: programs' questions of DNS are answered here, with
+//! Names that are looked up at the far end: DNS queries of programs are answered here, with
 //! placeholders ([`viaduct_proto::names`]).
 
 use std::io;
@@ -15,7 +15,7 @@ use viaduct_proto::wrap::{Fate, Rules, Transport};
 use super::daemons;
 use crate::proxy::through::Factories;
 
-/// Who looks names up.
+/// Place where names are looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Where {
     /// The far end: a proxy, or the end of a tunnel
@@ -24,23 +24,24 @@ pub enum Where {
     Local,
 }
 
-/// What may be said of it.
+/// Options for the lookup of names.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct NameArgs {
-    /// Who looks names up; the far end is the default where a handler goes to hosts by name and nothing
-    /// may go around it (+socks)
+    /// Place where names are looked up; by default the far end, if a handler goes to hosts by
+    /// name and nothing may go around it (+socks)
     #[arg(long, value_enum, value_name = "WHERE")]
     names: Option<Where>,
-    /// Of IPv4, the prefix that placeholders for names are taken from
+    /// Prefix of IPv4 that placeholders for names are taken from
     #[arg(long, value_name = "PREFIX", default_value_t)]
     names_pool: Pool,
 }
 
 impl NameArgs {
-    /// What they mean for a chain and rules, which learn of it; `None` if names are no matter of ours.
+    /// Applies the options to a chain, and notes in `rules` that names are taken; `None` if
+    /// programs look names up as without Viaduct.
     ///
     /// # Errors
-    /// No handler of the chain goes to hosts by name.
+    /// `remote` was given, and no handler of the chain goes to hosts by name.
     pub fn load(&self, chain: &Factories, rules: &mut Rules) -> Result<Option<Arc<Remote>>> {
         let able = chain.iter().any(|handler| handler.takes_names());
         let remote = match self.names {
@@ -56,7 +57,7 @@ impl NameArgs {
     }
 }
 
-/// Whether a rule says that questions may go direct.
+/// Returns whether a rule lets DNS queries go direct.
 fn leave_questions(rules: &Rules) -> bool {
     let asks = |line: &&viaduct_proto::wrap::Line| {
         line.fate == Fate::Leave
@@ -67,7 +68,7 @@ fn leave_questions(rules: &Rules) -> bool {
     rules.lines().iter().any(|line| asks(&line))
 }
 
-/// Placeholders, and whoever gives them to programs.
+/// The placeholders, and the resolver that gives them to programs.
 #[derive(Debug)]
 pub struct Remote {
     book: Mutex<Book>,
@@ -76,12 +77,12 @@ pub struct Remote {
     at: OnceLock<[Option<SocketAddr>; 2]>,
 }
 
-/// Where a flow to `to` goes, if it stands for a name or for itself.
+/// Returns the target of a flow to `to`: an address, or the name that it is a placeholder for.
 pub fn place(names: Option<&Remote>, to: SocketAddr) -> Option<Address> {
     names.map_or(Some(Address::Ip(to)), |names| names.place(to))
 }
 
-/// Questions are shorter, by far.
+/// Buffer for a query; actual ones are far shorter.
 const LONGEST: usize = 4096;
 
 impl Remote {
@@ -89,7 +90,7 @@ impl Remote {
         Remote { book: Mutex::new(Book::new(pool)), pool, strict, at: OnceLock::new() }
     }
 
-    /// Begins to answer.
+    /// Starts to answer queries.
     ///
     /// # Errors
     /// There is no loopback interface.
@@ -105,22 +106,23 @@ impl Remote {
         Ok(())
     }
 
-    /// The answer to a question of DNS, if it is one.
+    /// Returns the answer to a DNS query; `None` if it is not a query.
     pub fn answer_to(&self, question: &[u8]) -> Option<Vec<u8>> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner).answer(question)
     }
 
-    /// Where questions are answered: by IPv4, by IPv6.
+    /// Addresses at which queries are answered: of IPv4, of IPv6.
     pub fn at(&self) -> [Option<SocketAddr>; 2] {
         self.at.get().copied().unwrap_or_default()
     }
 
-    /// Where a flow to `to` goes; `None` if that stands for no name any more.
+    /// Returns the target of a flow to `to`; `None` if `to` is a placeholder whose name was
+    /// forgotten.
     pub fn place(&self, to: SocketAddr) -> Option<Address> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner).place(to)
     }
 
-    /// Where a flow to `to` goes, in words: the name that a placeholder stands for.
+    /// Describes the target of a flow to `to`, by the name that a placeholder stands for.
     pub fn text(&self, to: SocketAddr) -> String {
         match self.place(to) {
             Some(Address::Name(name, port)) => format!("{name}:{port}"),
@@ -129,12 +131,12 @@ impl Remote {
         }
     }
 
-    /// Whether it is a placeholder.
+    /// Returns whether the address is a placeholder.
     pub fn holds(&self, to: SocketAddr) -> bool {
         self.pool.holds(to.ip())
     }
 
-    /// For as long as the process runs.
+    /// Answers queries for as long as the process runs.
     fn answer(&self, socket: &UdpSocket) {
         let mut packet = [0; LONGEST];
         loop {
@@ -148,11 +150,12 @@ impl Remote {
         }
     }
 
-    /// Sees that nobody is asked around us: daemons that look names up for programs are asked by sockets
-    /// of their own. Not where calls are seen by seccomp: there programs are told that nobody is there.
+    /// Checks that no daemon looks names up for programs: they query it by its own socket,
+    /// around this run. Not needed where seccomp sees the calls: their connects to it are
+    /// refused there.
     ///
     /// # Errors
-    /// Somebody would be, and nothing may go around the chain.
+    /// A daemon would be queried, and nothing may go around the chain.
     pub fn check_daemons(&self) -> Result<()> {
         let Some(path) = daemons::resolver_in_use() else { return Ok(()) };
         let what = format!(
@@ -168,13 +171,13 @@ impl Remote {
     }
 }
 
-/// At one port of both families.
+/// Binds the same port of both families.
 fn sockets() -> io::Result<(UdpSocket, Option<UdpSocket>)> {
     for _ in 0..16 {
         let v4 = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         match UdpSocket::bind((Ipv6Addr::LOCALHOST, v4.local_addr()?.port())) {
             Ok(v6) => return Ok((v4, Some(v6))),
-            // Somebody else's: another port.
+            // Taken by another socket: try another port.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             // This machine has no IPv6.
             Err(_) => return Ok((v4, None)),

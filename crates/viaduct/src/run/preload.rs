@@ -1,8 +1,9 @@
 //! The interposer of TESLA: a library in the program, between it and libc.
 //!
-//! The library decides by itself what is left alone, and asks here for all else; a question is a
-//! connection of its own. What reaches the kernel without its word, from static programs, other
-//! runtimes or libc itself, is told by seccomp and judged like any other call: nothing goes around.
+//! The library decides by itself what goes direct, and asks the master for the rest, each time
+//! by a connection of its own. Calls that reach the kernel without its word, from static
+//! programs, other runtimes or libc itself, are reported by seccomp and judged like any other:
+//! nothing goes around the chain.
 //!
 //! ```text
 //!   program ──connect──▶ library ── leave alone ── its word ──▶ kernel
@@ -31,13 +32,13 @@ use super::waiting::Common;
 use super::{admission, desk};
 use crate::random::random;
 
-/// The library's file: one for programs of glibc and of musl, whose loaders both take it.
+/// File name of the library; one file serves the loaders of both glibc and musl.
 const LIBRARY: &str = "libviaduct_preload.so";
-/// Where the library finds its master, its word and the run's secret: `NAME;WORD;SECRET`, in hexadecimal
-/// digits.
+/// Environment variable that gives the library its master, its word and the run's secret:
+/// `NAME;WORD;SECRET`, the last two in hexadecimal digits.
 const WRAP: &str = "VIADUCT_WRAP";
 
-/// Where the libraries of programs ask.
+/// Control socket for the libraries of programs.
 #[derive(Debug)]
 pub struct Stubs {
     common: Arc<Common>,
@@ -47,7 +48,7 @@ pub struct Stubs {
     secret: Secret,
 }
 
-/// Begins to listen for the libraries of programs.
+/// Starts to listen for the libraries of programs.
 pub fn start(common: Arc<Common>) -> Result<Stubs> {
     let library = find()?;
     let random = u128::from_ne_bytes(random()?);
@@ -60,7 +61,7 @@ pub fn start(common: Arc<Common>) -> Result<Stubs> {
 }
 
 impl Stubs {
-    /// Starts `command` with the library in it: its process.
+    /// Starts `command` with the library in it. Returns its process ID.
     pub fn start(&self, mut command: Command, fresh: impl Fn() -> Command) -> Result<u32> {
         self.put_in(&mut command);
         match seccomp::start(&self.common, command, Some(self.word)) {
@@ -72,7 +73,8 @@ impl Stubs {
             Err(why) => {
                 warn!("static programs can go around the library, for {why}");
                 self.common.not_heard();
-                // Nobody will say when the last of them has ended: then it is the first that counts.
+                // The end of the last program will not be reported: that of the first counts
+                // then.
                 self.common.end();
                 let mut command = fresh();
                 self.put_in(&mut command);
@@ -81,7 +83,7 @@ impl Stubs {
         }
     }
 
-    /// What they ask.
+    /// Returns the state that requests are answered from.
     pub fn common(&self) -> &Common {
         &self.common
     }
@@ -97,7 +99,7 @@ impl Stubs {
     }
 }
 
-/// The library, beside this program or where packages put it.
+/// Finds the library, beside this program or where packages install it.
 fn find() -> Result<PathBuf> {
     let program = env::current_exe().context("where is this program?")?;
     let beside = program.parent().context("this program is nowhere")?;
@@ -110,7 +112,7 @@ fn find() -> Result<PathBuf> {
     }
 }
 
-/// Answers one that asks; it is given back if it has asked nothing yet.
+/// Answers a request. Returns the socket if no request has arrived yet.
 fn answer(socket: OwnedFd, secret: &Secret, common: &Arc<Common>) -> Option<OwnedFd> {
     let mut bytes = [0; SECRET + REQUEST];
     let (length, beside) = match records::receive(&socket, &mut bytes) {
@@ -138,7 +140,7 @@ fn answer(socket: OwnedFd, secret: &Secret, common: &Arc<Common>) -> Option<Owne
         }
         Request::Connect { to, wait } => {
             let asks = Arc::new(socket);
-            // Without a descriptor this process may have had no room for it.
+            // Without a descriptor, this process may have had no room for it.
             let Some(program) = beside else {
                 say(&asks, &Answer::Done(Errno::NFILE));
                 return None;
@@ -151,7 +153,8 @@ fn answer(socket: OwnedFd, secret: &Secret, common: &Arc<Common>) -> Option<Owne
             let later = wait.then(|| {
                 let waits = later.clone();
                 let answer = super::waiting::Answer::new(send_timeout(&program), move |decided| {
-                    // The program is to hold its socket alone when it hears.
+                    // The program must be the only holder of its socket when it gets the
+                    // answer.
                     let errno = decided.map(drop).err().unwrap_or(Errno::NONE);
                     say(&later, &Answer::Done(errno));
                 });
@@ -165,7 +168,7 @@ fn answer(socket: OwnedFd, secret: &Secret, common: &Arc<Common>) -> Option<Owne
     None
 }
 
-/// Who asked may have gone.
+/// Sends an answer. The library may be gone.
 fn say(socket: &OwnedFd, answer: &Answer) {
     let mut bytes = [0; WELCOME];
     let length = answer.emit(&mut bytes);

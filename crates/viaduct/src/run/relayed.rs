@@ -1,9 +1,10 @@
-//! Datagrams whose chain ends at a relay (`socks`): the connections on which relays are agreed on, and the
-//! sockets that lead to them. When and what is said by [`Relays`]; here it is done.
+//! Datagrams whose chain ends at a relay (`socks`): the control connections on which relays are
+//! negotiated, and the sockets to the relays. [`Relays`] decides what is sent and when; this
+//! module does the I/O.
 //!
 //! ```text
 //!   Action::Open ─▶ a thread: connect, agree ─▶ opened ─▶ Link ══ datagrams ══ the relay
-//!                   (that may take seconds)                 └─ the connection: when it ends, so does this
+//!                   (that may take seconds)                 └─ the connection: ends with the link
 //! ```
 
 use std::collections::HashMap;
@@ -29,23 +30,24 @@ use viaduct_proto::time::{Duration, Instant};
 use super::Plan;
 use super::names::{Remote, place};
 
-/// Relays at once: each takes two descriptors here, and a port of the proxy's.
+/// Relays at once: each takes two descriptors here, and a port of the proxy.
 const RELAYS: usize = 1024;
-/// Bytes of a socket's that wait for its relay.
+/// Bytes of one socket that are queued until its relay is open.
 const EARLY: usize = 64 << 10;
-/// How long datagrams are dropped when there was no relay to be had, and how long they go direct where they
-/// may.
+/// Time after a failure to open a relay in which datagrams are dropped; and in which they go
+/// direct where they may.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_DIRECT: Duration = Duration::from_secs(30);
-/// Relays that are being agreed on at once; the others have to wait for the next datagram.
+/// Relays that are being opened at once. Further datagrams do not open one until there is room.
 const OPENING: usize = 32;
-/// How long a connection to the proxy may take, and what it has to say to us.
+/// Timeout of the connection to the proxy, and of the negotiation on it.
 const PATIENCE: Wait = Wait::from_secs(10);
-/// Datagrams of one relay that are taken before others have their turn.
+/// Datagrams read from one relay before the others have their turn.
 const TURN: usize = 64;
-/// The longest datagram.
+/// The longest datagram, in bytes.
 const LONGEST: usize = 65_535;
-/// What events bear: that something was opened, and a link's number doubled, one more for its connection.
+/// Event data: a relay was opened. A link has twice its number, and one more for its
+/// connection.
 const OPENED: u64 = u64::MAX;
 
 /// The relays of a program's sockets.
@@ -61,25 +63,25 @@ pub struct Relayed {
     opens: Sender<Opened>,
     wake: Arc<OwnedFd>,
     buffer: Vec<u8>,
-    /// What is to go by itself.
+    /// Datagrams that are to go direct.
     left: Vec<(Ends, Vec<u8>)>,
     leave: bool,
-    /// It has been said that there is no relay to be had.
+    /// The lack of a relay has been logged.
     complained: bool,
 }
 
-/// The number of a relay, and what leads there.
+/// Number of a relay, and the link to it.
 type Opened = (u64, Result<Link>);
 
 #[derive(Debug)]
 struct Link {
     connection: TcpStream,
-    /// Connected to the relay: the kernel takes nothing from others.
+    /// Connected to the relay, so that the kernel drops datagrams of other hosts.
     relay: UdpSocket,
 }
 
 impl Relayed {
-    /// The relays that the chain of `plan` ends at; `None` if it ends at none.
+    /// Returns the relays at the end of the chain of `plan`; `None` if it ends at none.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -114,14 +116,15 @@ impl Relayed {
 
     /// Sends a datagram to `ends.peer`, or to the name that it stands for.
     pub fn send(&mut self, now: Instant, ends: Ends, data: &[u8]) {
-        // A name that was forgotten is nobody's: nor is this address.
+        // A placeholder whose name was forgotten stands for no address.
         if let Some(to) = place(self.names.as_deref(), ends.peer) {
             self.relays.handle_out(now, ends, &to, data);
             self.act(now);
         }
     }
 
-    /// Takes what has come. Not all of it, perhaps: then this is readable still.
+    /// Takes datagrams that have arrived, up to a limit: the descriptor stays readable if some
+    /// are left.
     pub fn receive(&mut self, now: Instant, mut take: impl FnMut(Ends, &[u8])) {
         let mut events = Vec::with_capacity(TURN);
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -138,34 +141,34 @@ impl Relayed {
         self.act(now);
     }
 
-    /// When something is to be given up.
+    /// Time at which the next relay times out.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.relays.poll_timeout()
     }
 
-    /// Gives up what was silent for too long.
+    /// Closes relays that were idle for too long.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.relays.handle_timeout(now);
         self.act(now);
     }
 
-    /// Gives up what serves sockets that do not `stay`.
+    /// Closes the relays of sockets that do not `stay`.
     pub fn retain(&mut self, now: Instant, stay: impl Fn(SocketAddr) -> bool) {
         self.relays.retain(stay);
         self.act(now);
     }
 
-    /// Whether datagrams go by themselves, and come so, where there is no relay.
+    /// Returns whether datagrams go direct, out and back, where there is no relay.
     pub fn leaves(&self) -> bool {
         self.leave
     }
 
-    /// What there is no relay for, and may go by itself.
+    /// Takes the datagrams that have no relay and may go direct.
     pub fn left(&mut self) -> Vec<(Ends, Vec<u8>)> {
         std::mem::take(&mut self.left)
     }
 
-    /// Datagrams that were dropped.
+    /// Number of datagrams that were dropped.
     pub fn dropped(&self) -> u64 {
         self.relays.stats().dropped()
     }
@@ -180,7 +183,7 @@ impl Relayed {
                 }
                 Action::Send(number, wrapped) => {
                     let Some(link) = self.links.get(&number) else { continue };
-                    // What is said of an earlier one is said first, once.
+                    // The first call may return the error of an earlier datagram.
                     let send = || link.relay.send(&wrapped);
                     if let Err(error) = send().or_else(|_| send()) {
                         debug!("a datagram to a relay: {error}");
@@ -192,7 +195,7 @@ impl Relayed {
         }
     }
 
-    /// Begins to agree on a relay.
+    /// Starts to negotiate a relay.
     fn open(&mut self, number: u64) -> Result<()> {
         let relay = self.factory.relay().context("there is none")?;
         if self.opening >= OPENING {
@@ -200,7 +203,7 @@ impl Relayed {
         }
         let (opens, wake) = (self.opens.clone(), self.wake.clone());
         let agree = move || {
-            // Whoever wanted it may be gone.
+            // The receiver may be gone.
             let _ = opens.send((number, Link::open(relay)));
             let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
         };
@@ -240,7 +243,7 @@ impl Relayed {
         }
     }
 
-    /// The proxy has nothing more to say, but that it is over.
+    /// Reads the control connection: only its end has a meaning.
     fn hear(&mut self, now: Instant, number: u64) {
         let Some(link) = self.links.get(&number) else { return };
         match (&link.connection).read(&mut [0; 256]) {
@@ -259,7 +262,7 @@ impl Relayed {
             let length = match link.relay.recv(&mut self.buffer) {
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // What was said of one that did not arrive there.
+                // An error of an earlier datagram that did not arrive.
                 Err(_) => continue,
             };
             let come = self.relays.handle_in(now, number, &self.buffer[..length]);
@@ -271,14 +274,14 @@ impl Relayed {
 }
 
 impl AsFd for Relayed {
-    /// Readable when something has come.
+    /// Readable when a datagram or an event has arrived.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 }
 
 impl Link {
-    /// Agrees on a relay, which may take as long as the proxy likes, within bounds.
+    /// Negotiates a relay. The proxy's answers may take time, within bounds.
     fn open(mut relay: Box<dyn Relay + Send>) -> Result<Link> {
         let via = relay.via().clone();
         let mut connection = connect(&via).with_context(|| format!("connect to {via}"))?;
@@ -293,7 +296,7 @@ impl Link {
         relay.connect(at).with_context(|| format!("its relay {at}"))?;
         relay.set_nonblocking(true)?;
         connection.set_nonblocking(true)?;
-        // A proxy that has vanished is noticed, though nobody says anything.
+        // Notices a proxy that has vanished although the connection is idle.
         sockopt::set_socket_keepalive(&connection, true)?;
         Ok(Link { connection, relay })
     }
@@ -314,7 +317,7 @@ fn connect(via: &Address) -> Result<TcpStream> {
     Err(why)
 }
 
-/// Where the relay is, as the proxy says.
+/// Negotiates on `connection`; returns the relay's address, as the proxy announces it.
 fn agree(connection: &mut TcpStream, relay: &mut dyn Relay) -> Result<Address> {
     let until = Clock::now() + PATIENCE;
     connection.set_nodelay(true)?;
@@ -338,7 +341,8 @@ fn agree(connection: &mut TcpStream, relay: &mut dyn Relay) -> Result<Address> {
     }
 }
 
-/// A relay that says no address, or one that is another host's for whoever says it, is at the proxy's.
+/// Returns the proxy's own address if the relay's is unspecified, or is a loopback address of
+/// another host.
 fn relay_at(at: &Address, proxy: SocketAddr) -> Result<SocketAddr> {
     let at = match at {
         Address::Ip(at) => *at,

@@ -1,4 +1,4 @@
-//! What became of a program's flows, for `--report`.
+//! Report of a program's flows, for `--report`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,50 +14,51 @@ use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Held, Program};
 use crate::proxy::conn::Conn;
 
-/// What became of a flow.
+/// Outcome of a flow.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
-    /// Its far end was there, and its bytes pass the handlers.
+    /// The far end answered, and the bytes pass the handlers.
     Handled,
-    /// It came to a program that listens, and the handlers let it in; or did not.
+    /// Inbound to a program that listens, and accepted by the handlers.
     Came,
-    /// See there.
+    /// Inbound to a program that listens, and rejected.
     TurnedAway,
-    /// It was to be handled, and its far end was not there.
+    /// To be handled, but the far end could not be reached.
     Failed(String),
-    /// It was to be handled, and nobody had answered yet when the program gave up, or ended.
+    /// To be handled, but still without an answer when the program gave up, or ended.
     Unanswered,
-    /// The program has the connection itself, and the kernel does the handlers' work.
+    /// On the program's own connection; the kernel does the handlers' work.
     Offloaded,
-    /// It went by itself, as the rules say.
+    /// Direct, as the rules say.
     Direct,
-    /// It was refused, as the rules say.
+    /// Refused, as the rules say.
     Refused,
 }
 
-/// All of it: by fate, transport and destination.
+/// Counts of flows by fate, transport and destination.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     lines: Arc<Mutex<Lines>>,
-    /// Where placeholders stand for names, which are what is reported.
+    /// Resolves placeholders, so that the report shows names.
     names: Option<Arc<Remote>>,
 }
 
 #[derive(Debug, Default)]
 struct Lines {
     flows: BTreeMap<(Fate, &'static str, SocketAddr), u64>,
-    /// Bytes out and in, of connections that the kernel has served.
+    /// Bytes out and in, of connections with kernel offload.
     offloaded: [u64; 2],
-    /// Such connections that have not ended.
+    /// Number of such connections that have not ended.
     open: u64,
 }
 
-/// Destinations that a report names.
+/// Destinations that a report lists, at most.
 const MOST: usize = 4096;
 
 impl Lines {
     fn count(&mut self, fate: Fate, transport: &'static str, to: SocketAddr) {
-        // Who scans a network does not fill the memory.
+        // A port scan must not fill the memory: further ports of an address are counted
+        // together.
         let full = self.flows.len() >= MOST;
         let to = if full { SocketAddr::new(to.ip(), 0) } else { to };
         if !full || self.flows.contains_key(&(fate.clone(), transport, to)) {
@@ -77,50 +78,50 @@ impl Lines {
 }
 
 impl Report {
-    /// A report of a run where `names` may stand behind addresses.
+    /// Returns an empty report; `names` resolves placeholders if there are any.
     pub fn new(names: Option<Arc<Remote>>) -> Report {
         Report { lines: Arc::default(), names }
     }
 
-    /// One more.
+    /// Counts a flow.
     pub fn count(&self, fate: Fate, transport: &'static str, to: SocketAddr) {
         self.lock().count(fate, transport, to);
     }
 
-    /// A connect that was unanswered is so no more.
+    /// Replaces the `Unanswered` of a connect by its outcome.
     fn answered(&self, fate: Fate, to: SocketAddr) {
         let mut lines = self.lock();
         lines.forget(&Fate::Unanswered, "tcp", to);
         lines.count(fate, "tcp", to);
     }
 
-    /// A connection begins that is the program's own.
+    /// Counts the start of a connection with kernel offload.
     pub fn offload_begun(&self, to: SocketAddr) {
         let mut lines = self.lock();
         lines.count(Fate::Offloaded, "tcp", to);
         lines.open += 1;
     }
 
-    /// Whether connections of the program's own have not ended: their bytes are not known yet.
+    /// Returns whether connections with kernel offload are open, whose bytes are not known yet.
     pub fn awaits_offloaded(&self) -> bool {
         self.lock().open > 0
     }
 
-    /// A connection of the program's own has ended.
+    /// Counts the end of a connection with kernel offload.
     pub fn offloaded(&self, to: SocketAddr, out: u64, back: u64) {
         let mut lines = self.lock();
         match lines.open.checked_sub(1) {
             Some(open) => lines.open = open,
-            // Its beginning found no room among the events.
+            // Its start was lost: the event buffer was full.
             None => lines.count(Fate::Offloaded, "tcp", to),
         }
         lines.offloaded[0] += out;
         lines.offloaded[1] += back;
     }
 
-    /// As lines of text; `handled` are the bytes that passed handlers, out and in, if they are known,
-    /// `dropped` the datagrams that found no room, and those that were astray, and `via` names the
-    /// interposer.
+    /// Formats the report as lines of text. `handled`: bytes that passed handlers, out and in,
+    /// if known. `dropped`: datagrams dropped for want of room, and those that were astray.
+    /// `via`: name of the interposer.
     pub fn lines(
         &self,
         via: &str,
@@ -138,7 +139,7 @@ impl Report {
             let mut line = format!("{flows} {title}");
             // Writing to a string cannot fail.
             let _ = match title {
-                // The bytes are those of all.
+                // The bytes are those of both.
                 HANDLED | CAME => match handled.take() {
                     Some([out, back]) => {
                         let came = report.flows.keys().any(|(fate, ..)| *fate == Fate::Came);
@@ -175,7 +176,7 @@ impl Report {
         text
     }
 
-    /// The far end, as the user knows it.
+    /// Destination as the user knows it.
     fn name(&self, to: SocketAddr) -> String {
         self.names.as_ref().map_or_else(|| to.to_string(), |names| names.text(to))
     }
@@ -201,7 +202,7 @@ const TITLES: [(&str, Is); 8] = [
     ("were refused", |fate| *fate == Fate::Refused),
 ];
 
-/// A connect of which the report hears how it ended.
+/// Connect whose outcome the report counts.
 #[derive(Debug)]
 pub struct Reported {
     held: Box<dyn Held>,
@@ -210,7 +211,7 @@ pub struct Reported {
 }
 
 impl Reported {
-    /// `held`, to `to`; without a report it is that alone.
+    /// Wraps `held`, a connect to `to`; returns it unchanged without a report.
     pub fn of(held: Box<dyn Held>, to: SocketAddr, report: Option<&Report>) -> Box<dyn Held> {
         let Some(report) = report.cloned() else { return held };
         report.count(Fate::Unanswered, "tcp", to);
@@ -247,19 +248,19 @@ impl Held for Reported {
     }
 }
 
-/// A program that listens, of which the report hears who has come.
+/// Program that listens, whose inbound flows the report counts.
 #[derive(Debug)]
 pub struct Visited {
     program: Box<dyn Program>,
-    /// Where it listens.
+    /// Address at which it listens.
     at: SocketAddr,
     report: Report,
-    /// Somebody was let in, by this or another.
+    /// A connection was accepted, by this or another.
     let_in: AtomicBool,
 }
 
 impl Visited {
-    /// `program`, at `at`; without a report it is that alone.
+    /// Wraps `program`, which listens at `at`; returns it unchanged without a report.
     pub fn of(
         program: Box<dyn Program>,
         at: SocketAddr,

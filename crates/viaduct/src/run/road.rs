@@ -1,4 +1,4 @@
-//! The way to a shared master: found by its name, and found again when another runs in its place.
+//! Connection to a shared master by its name, and to its successor when it has ended.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use viaduct_sys::records;
 
 use crate::master::{find, network};
 
-/// How often is looked whether one runs again.
+/// Interval between attempts to connect to a successor.
 const AGAIN: Duration = Duration::from_millis(250);
 
-/// Where a master is found.
+/// Name and socket path of a master.
 #[derive(Debug)]
 pub(super) struct Road {
     pub(super) name: String,
@@ -25,15 +25,15 @@ pub(super) struct Road {
 }
 
 impl Road {
-    /// To the master `name`, whose socket is in `run_dir`.
+    /// Returns the path to the master `name`, whose socket is in `run_dir`.
     pub(super) fn to(name: &str, run_dir: &Path) -> Road {
         Road { name: name.to_owned(), door: find(run_dir, name) }
     }
 
-    /// Greets it; what it has to say of its flows.
+    /// Connects and greets the master. Returns the welcome, which announces its rules.
     ///
     /// # Errors
-    /// None of this name runs, or it wants nothing of this run.
+    /// No master of this name runs, or it rejects this run.
     pub(super) fn open(&self) -> Result<(OwnedFd, Welcome)> {
         let (name, at) = (&self.name, self.door.to_string_lossy());
         let socket = records::connect(&at).map_err(|error| refusal(name, &at, &error))?;
@@ -41,8 +41,8 @@ impl Road {
         Ok((socket, welcome))
     }
 
-    /// Waits until one runs again that carries what was `promised`: programs were told what goes direct when
-    /// they began.
+    /// Waits for a successor that carries the flows that were `promised`: programs that run
+    /// already know what goes direct.
     pub(super) fn open_again(&self, promised: &Welcome) -> OwnedFd {
         let name = &self.name;
         let mut is_another = false;
@@ -64,7 +64,7 @@ impl Road {
     }
 }
 
-/// Says hello; the answer.
+/// Sends the greeting; returns the answer.
 fn greet(socket: &OwnedFd) -> Result<Welcome> {
     let network = network().context("ask for the network namespace")?;
     records::send(socket, &Up::Hello { network }.emit(), None)?;

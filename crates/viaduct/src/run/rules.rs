@@ -1,4 +1,4 @@
-//! Which flows the chain applies to, as said on the command line and in files.
+//! Rules that say which flows the chain applies to, from the command line and from files.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow};
 use viaduct_proto::wrap::{Fate, Rules};
 
-/// What may be said of flows.
+/// Options that select flows.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct RuleArgs {
-    /// Have the handlers apply to these alone: tcp:443, 10.0.0.0/8, 192.0.2.1:8000-8999 [repeatable]
+    /// Have the handlers apply to these alone: tcp:443, 10.0.0.0/8, 192.0.2.1:8000-8999
+    /// [repeatable]
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
-    /// Leave these alone, as if nobody were there [repeatable]
+    /// Leave these alone, as without viaduct [repeatable]
     #[arg(long, value_name = "PATTERN")]
     except: Vec<String>,
     /// Refuse these [repeatable]
@@ -31,10 +32,10 @@ pub struct RuleArgs {
 }
 
 impl RuleArgs {
-    /// What they mean for a chain that guards what passes, or does not.
+    /// Applies the options to a chain; `guards`: it has a handler that guards what passes.
     ///
     /// # Errors
-    /// What is wrong, where it stands, and what would be right.
+    /// The error in a rule, with its place and the expected form.
     pub fn load(&self, guards: bool) -> Result<Rules> {
         let mut rules = Rules::EVERYTHING;
         rules.strict = self.strict || guards && !self.no_strict;

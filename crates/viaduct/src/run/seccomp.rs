@@ -1,9 +1,9 @@
-//! The interposer that needs no privilege: calls that the kernel tells of.
+//! The interposer that needs no privilege: seccomp reports the program's calls.
 //!
-//! Each call is answered by the thread that hears it, which never waits; a connect that its program
-//! waits for is answered by the worker, when the far end has spoken. What is left alone is done here,
-//! on a duplicate of the socket and with the address that was judged: the program could change its own
-//! copy between our look and the kernel's.
+//! The thread that receives a call answers it, and never blocks. A blocking connect is answered
+//! by the worker, when the far end has answered. A call that goes direct is made here, on a
+//! duplicate of the socket and with the address that was judged: the program could change its
+//! own copy between this check and the kernel's.
 //!
 //! | part | which calls |
 //! |---|---|
@@ -55,19 +55,19 @@ use self::told::{Header, MSGHDR, Span};
 use super::daemons::{self, Kind};
 use super::waiting::{Answer, Common};
 
-/// Bytes that a send which opens a stream fast takes at once: as many as a fresh socket has room for.
+/// Bytes that a send with TCP Fast Open takes at once: the buffer of a fresh socket.
 const FAST: usize = 16 << 10;
-/// Bytes of the datagrams that one call sends, about: those that follow are sent by another.
+/// Approximate bytes of the datagrams of one call; the program sends the rest by another call.
 const MAX_BYTES: usize = 1 << 20;
-/// Bytes of a question of DNS, at most.
+/// Bytes of a DNS query, at most.
 const QUESTION: usize = 4096;
-/// The option that asks for a socket's error.
+/// The socket option `SO_ERROR`.
 const SO_ERROR: i32 = 4;
-/// How often it is looked whether a signal has come for who waits for a connect.
+/// Interval between checks for signals to threads that wait for a connect.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Starts `command`, and hears its calls for as long as anybody can call; but not those that carry
-/// `word`.
+/// Starts `command`, and handles its calls until no process is left that could call. Calls that
+/// carry `word` are not reported.
 pub fn start(
     common: &Arc<Common>,
     command: Command,
@@ -93,17 +93,17 @@ pub fn start(
 struct Supervisor {
     listener: Arc<Listener>,
     common: Arc<Common>,
-    /// Threads that have called before: one whose number has passed to another does not answer.
+    /// Threads that have called before. Operations on one whose number was reused fail.
     tasks: HashMap<u32, Arc<Task>>,
     /// Connects that their programs wait for.
     waiting: VecDeque<(Notification, Answer)>,
-    /// When it was looked whether signals have come for them.
+    /// Time of the last check for their signals.
     looked: Instant,
-    /// Epoll instances.
+    /// Count of epoll instances.
     made: Made,
 }
 
-/// What a send says: its bytes, or the header of its message.
+/// Payload of a send: plain bytes, or the header of a message.
 #[derive(Clone, Copy, Debug)]
 enum Said {
     Plain(Span),
@@ -119,7 +119,7 @@ impl Said {
     }
 }
 
-/// What becomes of a call: an answer now, or one that comes later.
+/// Outcome of a call: a reply now, or `None` if it is answered later.
 type Outcome = Result<Option<Reply>, Errno>;
 
 impl Supervisor {
@@ -146,7 +146,7 @@ impl Supervisor {
             if events.contains(PollFlags::IN) {
                 match self.listener.receive() {
                     Ok(call) => self.answer(&call),
-                    // Whoever called has gone meanwhile.
+                    // The caller has ended meanwhile.
                     Err(error) => debug!("a call: {error}"),
                 }
             } else if events.contains(PollFlags::HUP) {
@@ -223,7 +223,8 @@ impl Supervisor {
         let (sockaddr, length) = self.sockaddr(call, at, size)?;
         if !is.is_of_ip() {
             self.see_daemons(call, is, (at, size))?;
-            // A path is looked up where the program is; no such socket leads out of this host.
+            // A path is resolved in the program's mount namespace; such a socket does not leave
+            // this host.
             return Ok(Some(Reply::Continue));
         }
         match self.common.rules.connect(is, &sockaddr[..length]) {
@@ -252,7 +253,8 @@ impl Supervisor {
                 self.leave(call, &socket, &sockaddr[..length])
             }
             Verdict::Divert(_) if !is_of_this_network(&socket) => {
-                // In the hall are programs' listeners, and what they accept. Elsewhere the meeting is not there.
+                // Sockets in the capture namespace are programs' listeners, and what they
+                // accept. In any other namespace the rendezvous does not exist.
                 if tcp::is_in_use(&socket) {
                     return Err(Errno::ISCONN);
                 }
@@ -262,7 +264,7 @@ impl Supervisor {
         }
     }
 
-    /// Has a connect become a flow to `to`.
+    /// Turns a connect into a flow to `to`.
     fn divert(
         &mut self,
         call: &Notification,
@@ -280,7 +282,7 @@ impl Supervisor {
                 self.waiting.push_back((*call, answer));
                 Ok(None)
             }
-            // What is in progress is no flow of ours, or no more.
+            // The connect in progress is not, or no longer, a flow of this run.
             Some(Errno::ALREADY) => {
                 let at = self.common.meeting.at(to.is_ipv4()).ok_or(Errno::NETUNREACH)?;
                 let (sockaddr, length) = is.sockaddr(at);
@@ -290,7 +292,7 @@ impl Supervisor {
         }
     }
 
-    /// Refuses the sockets of daemons that would act for the program around its chain.
+    /// Refuses connects to daemons that would act for the program around its chain.
     fn see_daemons(
         &mut self,
         call: &Notification,
@@ -303,7 +305,7 @@ impl Supervisor {
         }
         let path = self.path(call, at, size)?;
         let base = PathBuf::from(format!("/proc/{}", call.thread));
-        // The program asks by datagrams then.
+        // The program falls back to DNS by datagrams.
         if names && daemons::is_of(Kind::Resolver, &path, &base) {
             return Err(Errno::CONNREFUSED);
         }
@@ -314,7 +316,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Where this process answers a question to `whom`, as the socket is told it.
+    /// Returns the address at which this process answers queries to `whom`, in the form of the
+    /// socket's family.
     fn resolver(&self, is: Socket, whom: SocketAddr) -> Result<Vec<u8>, Errno> {
         let [v4, v6] = self.common.remote.as_ref().map(|of| of.at()).unwrap_or_default();
         let at = if whom.is_ipv4() { v4 } else { v6 };
@@ -326,7 +329,7 @@ impl Supervisor {
     fn leave(&self, call: &Notification, socket: &OwnedFd, sockaddr: &[u8]) -> Outcome {
         match connect_for(socket, sockaddr).map_err(number) {
             Ok(()) => Ok(Some(Reply::Returned(0))),
-            // The second is said to a connect that was interrupted, and begins anew.
+            // `EALREADY` means that the program repeats an interrupted connect.
             Err(Errno::INPROGRESS | Errno::ALREADY) if blocks(socket).map_err(number)? => {
                 self.complete(call, socket, sockaddr)
             }
@@ -334,7 +337,7 @@ impl Supervisor {
         }
     }
 
-    /// A send with an address: of datagrams, or one that opens a stream.
+    /// Handles a send with an address: datagrams, or one that opens a stream.
     fn send(
         &mut self,
         call: &Notification,
@@ -353,7 +356,8 @@ impl Supervisor {
         match self.common.rules.send(is, flags as i32, &sockaddr[..size]) {
             Verdict::Pass if !self.is_sent_here(&socket, is) => Ok(Some(Reply::Continue)),
             Verdict::Pass if flags as i32 & MSG_FASTOPEN != 0 && !is.is_of_datagrams() => {
-                // The kernel would read the address anew; programs can do without.
+                // The kernel would read the address again. Under `--strict` the program has to
+                // do without.
                 let strict = self.common.rules.strict;
                 if strict { Err(Errno::OPNOTSUPP) } else { Ok(Some(Reply::Continue)) }
             }
@@ -386,7 +390,7 @@ impl Supervisor {
                 let task = self.task(call)?;
                 let read = self.listener.read(call, &task, data, &mut bytes).map_err(number)?;
                 bytes.truncate(read);
-                // Without a cookie a connect that does not wait takes no data either.
+                // Without a cookie, a non-blocking connect with Fast Open takes no data either.
                 let waits = blocks(&socket).map_err(number)?;
                 let answer = waits.then(|| self.later(call, &socket, Some(bytes)));
                 Ok(told(self.common.begin(socket, to, answer)))
@@ -394,7 +398,8 @@ impl Supervisor {
         }
     }
 
-    /// Many at once: of datagrams each is judged; to open a stream so, kernels may be told not to.
+    /// Handles `sendmmsg`. Each datagram is judged; for Fast Open it is refused, as kernels may
+    /// refuse it.
     fn sends(&mut self, call: &Notification) -> Outcome {
         let [fd, headers, count, flags, ..] = call.arguments;
         let (socket, is) = self.duplicate(call, fd)?;
@@ -435,13 +440,14 @@ impl Supervisor {
         self.send_all(call, Sending { socket, flags: flags as i32, messages, lengths })
     }
 
-    /// Whether sends of this socket that go direct are done here. Those of sockets in the hall lead nowhere else,
-    /// and what is not of IP does not leave this host.
+    /// Returns whether direct sends of this socket are made here. Sockets in the capture
+    /// namespace reach nothing else, and those that are not of IP do not leave this host.
     fn is_sent_here(&self, socket: &OwnedFd, is: Socket) -> bool {
         is.is_of_ip() && is_of_this_network(socket)
     }
 
-    /// Answers a call on `socket` when its flow is decided; `data` is then sent by it.
+    /// Returns an answer for a call on `socket` that is given when its flow is decided; `data`
+    /// is sent on it then.
     fn later(&self, call: &Notification, socket: &OwnedFd, data: Option<Vec<u8>>) -> Answer {
         let (listener, call) = (self.listener.clone(), *call);
         Answer::new(send_timeout(socket), move |decided| {
@@ -470,7 +476,7 @@ impl Supervisor {
     }
 }
 
-/// Has the kernel send at most so many bytes a second; 0 leaves it as it is.
+/// Limits the socket to `rate` bytes a second; 0 sets no limit.
 fn pace(socket: &OwnedFd, rate: Option<u64>) -> Result<(), Errno> {
     match rate {
         None | Some(0) => Ok(()),
@@ -478,7 +484,7 @@ fn pace(socket: &OwnedFd, rate: Option<u64>) -> Result<(), Errno> {
     }
 }
 
-/// Time that a program allows for its calls on a socket (`SO_SNDTIMEO`).
+/// Time limit that a program has set for its calls on a socket (`SO_SNDTIMEO`).
 pub(super) fn send_timeout(socket: &OwnedFd) -> Option<Duration> {
     sockopt::socket_timeout(socket, Timeout::Send).ok().flatten()
 }
@@ -487,7 +493,7 @@ fn cookie(socket: &OwnedFd) -> Result<u64, Errno> {
     sockopt::socket_cookie(socket).map_err(|errno| Errno(errno.raw_os_error()))
 }
 
-/// Sends a question for the program; how many bytes it is told have gone.
+/// Sends a query for the program. Returns the number of bytes to report as sent.
 fn ask(socket: &OwnedFd, question: &[u8], at: &[u8]) -> Result<i64, Errno> {
     let Sockaddr::Ip(to) = parse_sockaddr(at) else { return Err(Errno::NETUNREACH) };
     let to = match to {

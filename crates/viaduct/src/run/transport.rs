@@ -1,5 +1,5 @@
-//! What carries flows from the end of a chain to their far ends: the kernel's TCP, or the transport that the
-//! chain ends with, as in `+compress +trickles:way=udp`.
+//! Transport of flows from the end of a chain to their far ends: the kernel's TCP, or the
+//! transport that the chain ends with, as in `+compress +trickles:way=udp`.
 
 use anyhow::{Result, anyhow, bail};
 use viaduct_proto::flow::{About, HandlerSpec};
@@ -10,7 +10,7 @@ use crate::proxy::trickles::{Course, Early, Ways};
 /// The transport's name.
 const TRICKLES: &str = "trickles";
 
-/// What there is to say about it.
+/// Description of the transport and its settings.
 pub fn about() -> About {
     let line =
         "goes by Trickles, so that a server keeps nothing of it; by TCP where it knows no other";
@@ -34,10 +34,10 @@ pub fn about() -> About {
         )
 }
 
-/// Takes the transport off the end of a chain.
+/// Splits the transport off the end of a chain.
 ///
 /// # Errors
-/// It stands elsewhere, or does not take these settings.
+/// The transport is not last, or does not take these settings.
 pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], Onward)> {
     let transport = |spec: &HandlerSpec| spec.name() == TRICKLES;
     let (handlers, onward) = match chain {

@@ -1,9 +1,10 @@
-//! Which interposer sees the program's calls, and what becomes of the program by each.
+//! Choice of the interposer that sees the program's calls, and the start of the program under
+//! it.
 //!
 //! ```text
 //!   cgroup    BPF on its cgroup: all of it, io_uring too           takes root
-//!   seccomp   the kernel tells of its calls: static ones too       io_uring is absent for it
-//!   preload   a library in it, between it and libc                 not in static and set-user-ID ones
+//!   seccomp   the kernel tells of its calls: static ones too       it has no io_uring
+//!   preload   a library in it, between it and libc                 not in static, set-user-ID ones
 //! ```
 
 use std::env;
@@ -23,10 +24,10 @@ use super::keep::Keep;
 use super::waiting::Common;
 use super::{Plan, agree, diverted, preload, seccomp};
 
-/// How a program's calls are seen.
+/// Interposers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Via {
-    /// The one that sees most of those that may be used
+    /// The one that sees most, of those that this user may use
     #[default]
     Auto,
     /// BPF on a cgroup of its own
@@ -37,26 +38,27 @@ pub enum Via {
     Preload,
 }
 
-/// Tells programs that their calls are heard of.
+/// Environment variable that tells programs that seccomp or a library reports their calls.
 const HEARD: &str = "VIADUCT_HEARD";
 
-/// Tells programs that a run by cgroup lets nothing go around it.
+/// Environment variable that tells programs that a run by cgroup lets nothing go around it.
 const WHOLE: &str = "VIADUCT_WHOLE";
 
-/// What sees the program's calls.
+/// The interposer of a run.
 #[derive(Debug)]
 pub enum Interposer {
-    /// BPF, whoever holds datagrams, and whether all must pass it.
+    /// BPF on a cgroup, the holder of datagrams, and whether all flows must pass it
+    /// (`--strict`).
     Cgroup(Group, Option<Holder>, bool),
-    /// Notifications.
+    /// Seccomp notifications.
     Seccomp(Arc<Common>),
-    /// A library, and the environment that puts it in.
+    /// A library, and the environment that loads it.
     Preload(preload::Stubs),
 }
 
 impl Interposer {
-    /// The one that is asked for, for what is planned; connects go to `carrier`, and what is to outlive
-    /// this process to `keep`.
+    /// Opens the interposer `via` for `plan`. Connects go to `carrier`, and descriptors that
+    /// are to outlive this process to `keep`.
     pub fn new(
         via: Via,
         plan: &Plan,
@@ -79,14 +81,14 @@ impl Interposer {
     }
 
     fn cgroup(plan: &Plan, carrier: &Carrier, keep: Option<&Keep>) -> Result<Interposer> {
-        // That run would take the connects before the kernel looks at the group.
+        // That run would take the connects before BPF sees them.
         if env::var_os(HEARD).is_some() && kernel::is_heard() {
             bail!(
                 "another viaduct run hears of this process's calls by seccomp; run that by cgroup"
             );
         }
-        // Its programs would be in a group of their own: what they send direct, and who comes to them, would
-        // go around that run.
+        // Programs of this run would be in a cgroup of their own: their direct flows and
+        // inbound connections would go around that run.
         if env::var_os(WHOLE).is_some() {
             bail!("another viaduct run by cgroup lets nothing go around it (--strict)");
         }
@@ -95,7 +97,7 @@ impl Interposer {
         Ok(Interposer::Cgroup(group, holder, plan.rules.strict))
     }
 
-    /// What handlers have let on of the programs' datagrams.
+    /// Returns the counts of the programs' datagrams that handlers have released.
     pub fn passed(&self) -> Passed {
         match self {
             Interposer::Cgroup(_, holder, _) => holder.as_ref().map(Holder::passed),
@@ -106,7 +108,7 @@ impl Interposer {
         .unwrap_or_default()
     }
 
-    /// Whether a datagram waits to be let on.
+    /// Returns whether a datagram is held.
     pub fn holds_any(&self) -> bool {
         match self {
             Interposer::Cgroup(_, holder, _) => holder.as_ref().is_some_and(|of| !of.is_empty()),
@@ -117,7 +119,7 @@ impl Interposer {
         }
     }
 
-    /// Holds no more datagrams.
+    /// Stops holding datagrams.
     pub fn end(&self) {
         if let Interposer::Cgroup(_, Some(holder), _) = self {
             holder.end();
@@ -132,7 +134,7 @@ impl Interposer {
         }
     }
 
-    /// What it is called.
+    /// Name of the interposer.
     pub fn name(&self) -> &'static str {
         match self {
             Interposer::Cgroup(..) => "cgroup",
@@ -141,7 +143,7 @@ impl Interposer {
         }
     }
 
-    /// What freezes the programs, where that can be.
+    /// Returns the freezer of the programs, where they can be frozen.
     pub fn freezer(&self) -> Result<Option<Freezer>> {
         Ok(match self {
             Interposer::Cgroup(group, ..) => Some(group.freezer()?),
@@ -149,10 +151,11 @@ impl Interposer {
         })
     }
 
-    /// Starts what `fresh` makes where its calls are seen: its process.
+    /// Starts the command that `fresh` makes under the interposer. Returns its process ID.
     ///
     /// # Errors
-    /// What kept it from starting, as [`io::Error`] if that is the program's own fault.
+    /// Fails if the program cannot be started; with [`io::Error`] if the cause is the program
+    /// itself.
     pub fn start(&self, fresh: impl Fn() -> Command) -> Result<u32> {
         let mut command = fresh();
         if !matches!(self, Interposer::Cgroup(..)) {
@@ -175,21 +178,21 @@ impl Interposer {
         }
     }
 
-    /// Lets go of ports that programs listened at which have ended: others may have them.
+    /// Frees ports of listeners whose programs have ended.
     pub fn let_go(&self) {
         if let Some(fronts) = self.common().and_then(|common| common.fronts.as_ref()) {
             fronts.sweep();
         }
     }
 
-    /// Whether nobody is left whose calls it sees; reaps who has ended.
+    /// Returns whether no program of the run is left; reaps children that have ended.
     pub fn is_alone(&self) -> io::Result<bool> {
         match self {
             Interposer::Cgroup(group, ..) => {
                 wrapped::reap();
                 group.is_empty().map_err(io::Error::other)
             }
-            // A child may be ours: who keeps a hall.
+            // A child may be the holder of a capture namespace.
             Interposer::Seccomp(common) => Ok(wrapped::reap_all() || common.has_ended()),
             Interposer::Preload(stubs) => Ok(wrapped::reap_all() || stubs.common().has_ended()),
         }

@@ -1,4 +1,4 @@
-//! Connects that interposers without privilege hold: by a duplicate of the program's socket.
+//! Pending connects of unprivileged interposers, held by a duplicate of the program's socket.
 
 mod answer;
 mod deadlines;
@@ -37,39 +37,39 @@ use crate::proxy::aware::Whose;
 use crate::proxy::calls::Call;
 use crate::sparing::Sparing;
 
-/// What all connects need.
+/// State shared by all pending connects.
 #[derive(Debug)]
 pub struct Common {
-    /// Which are ours.
+    /// Rules that say which flows pass the handlers.
     pub rules: Rules,
-    /// Where they wait.
+    /// The rendezvous where connects wait.
     pub meeting: Meeting,
     closed: Closed,
     names: Mutex<Names>,
     deadlines: Deadlines,
     carrier: Carrier,
     report: Option<Report>,
-    /// Where names are looked up at the far end.
+    /// Resolves placeholders for names that are looked up at the far end.
     pub remote: Option<Arc<Remote>>,
-    /// Where the kernel can do all that is to be done: bytes a second at most, or 0. Not where a report
-    /// is to say how many bytes there were.
+    /// Set where the kernel can do all of the chain's work: the rate limit in bytes a second,
+    /// or 0 for none. `None` if a report has to count bytes.
     pub offload: Option<u64>,
-    /// Where programs listen; not where the kernel can do all that is to be done.
+    /// Listeners of programs; `None` where the kernel can do all of the chain's work.
     pub fronts: Option<Arc<Fronts>>,
-    /// Nobody is left who could call.
+    /// No process is left that could make a call, or that cannot be known.
     ended: AtomicBool,
-    /// Seccomp cannot tell of calls.
+    /// Seccomp cannot report calls.
     unheard: AtomicBool,
-    /// Why programs cannot listen has been said.
+    /// The reason why programs cannot listen has been logged.
     complained: AtomicBool,
     carrying: Carrying,
-    /// What is said of datagrams, until it has been said.
+    /// Notice about datagrams, until it has been logged.
     notice: Mutex<Option<String>>,
-    /// Calls that were refused, as the log hears of them.
+    /// Rate-limited log of refused calls.
     refused: Sparing<String>,
 }
 
-/// Whoever carries datagrams, from the first on.
+/// Carrier of datagrams, started with the first of them.
 #[derive(Debug)]
 struct Carrying {
     plan: Option<Plan>,
@@ -81,7 +81,7 @@ fn uncarried(why: &anyhow::Error) -> String {
 }
 
 impl Common {
-    /// For programs whose flows `carrier` carries as is planned.
+    /// Returns the state for programs whose flows `carrier` carries as `plan` says.
     pub fn new(plan: &Plan, carrier: Carrier) -> Result<Arc<Common>> {
         let meeting = Meeting::open().context("open the meeting")?;
         let closed = Closed::open().context("reserve a port that is closed")?;
@@ -93,7 +93,8 @@ impl Common {
         let mut unable = datagrams::unable(plan).filter(|_| matter);
         let by = OnceLock::new();
         if matter && unable.is_none() && plan.names.is_some() {
-            // Who carries datagrams answers questions of DNS too: if nobody can, they are answered otherwise.
+            // The carrier of datagrams answers DNS queries too. If it cannot start, another
+            // resolver answers them.
             match Carried::start(&plan.for_datagrams()) {
                 Ok(carried) => drop(by.set(Some(carried))),
                 Err(why) => unable = Some(uncarried(&why)),
@@ -124,47 +125,48 @@ impl Common {
         }))
     }
 
-    /// Nobody is left who could call, or that cannot be known.
+    /// Notes that no process is left that could make a call, or that this cannot be known.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
-    /// Whether [`Common::end`] was called: the kernel knows it better than who waits for children.
+    /// Returns whether [`Common::end`] was called. The kernel's word is more exact than that of
+    /// a parent that reaps children.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Seccomp will not tell of calls: nothing stands below a library.
+    /// Notes that seccomp does not report calls: a library has nothing below it to rely on.
     pub fn not_heard(&self) {
         self.unheard.store(true, Ordering::Release);
     }
 
-    /// Whether seccomp tells of calls that a library does not see.
+    /// Returns whether seccomp reports calls that a library does not see.
     pub fn is_heard(&self) -> bool {
         !self.unheard.load(Ordering::Acquire)
     }
 
-    /// A program wants to listen, and cannot be wrapped: the user hears once what becomes of it, and why.
+    /// Warns once that a program listens and cannot be intercepted, and `why`.
     pub fn cannot_listen(&self, why: &str) {
         if !self.complained.swap(true, Ordering::AcqRel) {
             warn!("a program listens, which without privilege takes a namespace: {why}");
         }
     }
 
-    /// Whether the user is to hear that datagrams do not pass the handlers.
+    /// Returns whether a notice that datagrams do not pass the handlers is pending.
     pub fn has_notice(&self) -> bool {
         self.notice.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// There are datagrams: the user hears once what becomes of them.
+    /// Logs the notice about datagrams, once.
     pub fn see_datagrams(&self) {
         if let Some(notice) = self.notice.lock().unwrap_or_else(PoisonError::into_inner).take() {
             warn!("{notice}");
         }
     }
 
-    /// Whoever carries datagrams; from the first time on, which takes a moment. `None` if nobody does: the
-    /// user hears why.
+    /// Returns the carrier of datagrams. Starts it at the first call, which takes a moment.
+    /// `None`, with a warning, if it cannot start.
     pub fn carry(&self) -> Option<&Arc<Carried>> {
         let plan = self.carrying.plan.as_ref()?;
         let start = || match Carried::start(plan) {
@@ -177,13 +179,13 @@ impl Common {
         self.carrying.by.get_or_init(start).as_ref()
     }
 
-    /// Whoever carries datagrams, if there are any.
+    /// Returns the carrier of datagrams if it has been started.
     pub fn carried(&self) -> Option<&Arc<Carried>> {
         self.carrying.by.get()?.as_ref()
     }
 
-    /// Begins the flow of `socket`, a duplicate of a program's, to `to`. What the program is told at
-    /// once; `None` if it is told by `answer`, later.
+    /// Begins the flow of `socket`, a duplicate of a program's, to `to`. Returns the result for
+    /// the program at once, or `None` if `answer` delivers it later.
     pub fn begin(
         self: &Arc<Common>,
         socket: OwnedFd,
@@ -198,7 +200,8 @@ impl Common {
         }
     }
 
-    /// Whether it has begun, or goes on; if not, it is connected already.
+    /// Returns true if the connect has begun or is in progress, false if the socket is
+    /// connected already.
     fn try_begin(
         self: &Arc<Common>,
         socket: OwnedFd,
@@ -221,7 +224,8 @@ impl Common {
                         Ok(true)
                     }
                     (Some(Errno::CONNREFUSED), _) => {
-                        // In the kernel other refusals are this one.
+                        // The kernel reports every refusal as this error; the actual one is
+                        // kept here.
                         let errno = names.take_refusal(cookie).unwrap_or(Errno::CONNREFUSED);
                         Err(io::Error::from_raw_os_error(errno.0))
                     }
@@ -244,12 +248,14 @@ impl Common {
         Ok(true)
     }
 
-    /// Whether options that a program sets on such a socket are mirrored: not where its connections are its own.
+    /// Returns whether options that a program sets on such a socket are mirrored. They are not
+    /// where the program's connections are its own (offload).
     pub fn mirrors_of(&self, is: Socket) -> bool {
         self.offload.is_none() && is.is_tcp()
     }
 
-    /// A program has set an option on a socket, which `read` takes from there. If it is connected, `whose` is its flow.
+    /// Mirrors an option that a program has set on a socket; `read` reads it from there.
+    /// `whose` is the socket's flow if it is connected.
     pub fn mirror(
         &self,
         cookie: u64,
@@ -268,13 +274,14 @@ impl Common {
         }
     }
 
-    /// Has a call that its program limits be answered with `errno` at its end.
+    /// Answers a call with `errno` when the time limit of its program expires.
     fn limit(&self, answer: &Answer, errno: Errno) -> io::Result<()> {
         let Some(limit) = answer.limit else { return Ok(()) };
         self.deadlines.add(Instant::now() + limit, answer.clone(), errno)
     }
 
-    /// The program has disconnected a socket: a connect in progress is over, and its outcome not the program's.
+    /// Handles the disconnect of a socket: ends a connect in progress, whose outcome is not
+    /// reported.
     pub fn disconnected(&self, cookie: u64) {
         let mut names = self.names();
         let attempt = names.end(cookie);
@@ -286,36 +293,36 @@ impl Common {
         }
     }
 
-    /// What the program of a socket is to be told of its far end and its own, where that is not what
-    /// the kernel says.
+    /// Returns the peer and local address to report for a socket, where they differ from those
+    /// of the kernel.
     pub fn names_of(&self, cookie: u64) -> [Option<SocketAddr>; 2] {
         self.names().known.get(&cookie).map_or([None; 2], |known| [Some(known.peer), known.own])
     }
 
-    /// The program of a socket asks `whom`, as it is to be told.
+    /// Records `whom` as the peer address to report for a socket.
     pub fn asks(&self, cookie: u64, whom: SocketAddr) {
         self.names().set(cookie, Known { peer: whom, own: None, refused: None });
     }
 
-    /// Why the connect of a socket has failed, if its program has not yet asked: the kernel cannot be
-    /// made to say all of them, and says another for a moment.
+    /// Returns why the connect of a socket has failed, if its program has not yet asked. The
+    /// kernel cannot report all of these errors, and reports another for a moment.
     pub fn take_refusal(&self, cookie: u64) -> Option<Errno> {
         self.names().take_refusal(cookie)
     }
 
-    /// Whether somebody wants to know what goes direct.
+    /// Returns whether a report counts direct flows.
     pub fn tells(&self) -> bool {
         self.report.is_some()
     }
 
-    /// A stream of the program's own goes to there, as the rules say.
+    /// Counts a stream that goes direct, as the rules say.
     pub fn left(&self, to: SocketAddr) {
         if let Some(report) = &self.report {
             report.count(Fate::Direct, "tcp", to);
         }
     }
 
-    /// A call was refused: it is said.
+    /// Counts and logs a refused call.
     pub fn refused(&self, call: wire::Call, datagrams: bool, to: Option<SocketAddr>, errno: Errno) {
         if call == wire::Call::Socket {
             self.see_datagrams();
@@ -323,7 +330,8 @@ impl Common {
         if let (Some(report), Some(to)) = (&self.report, to) {
             report.count(Fate::Refused, if datagrams { "udp" } else { "tcp" }, to);
         }
-        // Resolvers connect datagrams to all addresses of a name, to see which they can reach.
+        // Resolvers connect datagram sockets to all addresses of a name, to learn which are
+        // reachable.
         if let (Some(remote), Some(to)) = (&self.remote, to)
             && remote.holds(to)
         {
@@ -339,7 +347,7 @@ impl Common {
         self.refused.warn(line.clone(), line);
     }
 
-    /// A program was kept from the socket of a daemon that starts programs.
+    /// Logs that a program was kept from the socket of a daemon that starts programs.
     pub fn refused_daemon(&self, path: &[u8]) {
         let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
         let path = String::from_utf8_lossy(path).into_owned();
@@ -353,7 +361,7 @@ impl Common {
     }
 }
 
-/// What a socket is, asked of the kernel.
+/// Domain, type and protocol of a socket, as the kernel reports them.
 pub fn socket_of(socket: impl AsFd) -> io::Result<Socket> {
     let socket = socket.as_fd();
     Ok(Socket {

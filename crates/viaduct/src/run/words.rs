@@ -4,8 +4,9 @@ use std::ffi::{OsStr, OsString};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// The words of a command line whose subcommand is `run` or `master`, with `+NAME -KEY=VALUE` as the options that
-/// they stand for; others as they are. What follows `--` is the program's.
+/// Expands the words of a command line of `run` or `master`: `+NAME -KEY=VALUE` becomes the
+/// option that it stands for. Others stay as they are, and everything after `--` is the
+/// program's.
 pub fn unfold(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = words.collect();
     if words.get(1).is_none_or(|word| word != "run" && word != "master") {
@@ -42,7 +43,7 @@ pub fn unfold(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     unfolded
 }
 
-/// What whoever wrote a word that is no option may have meant.
+/// Suggests what an unknown argument may have meant.
 pub fn meant(error: &clap::Error) -> Option<String> {
     let ErrorKind::UnknownArgument = error.kind() else { return None };
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };
@@ -59,7 +60,7 @@ pub fn meant(error: &clap::Error) -> Option<String> {
     })
 }
 
-/// `-KEY=VALUE`, without its dash.
+/// Returns `-KEY=VALUE` without its dash.
 fn setting(word: &OsStr) -> Option<String> {
     let text = word.to_str()?.strip_prefix('-')?;
     (!text.starts_with('-') && text.contains('=')).then(|| text.to_owned())

@@ -1,4 +1,4 @@
-//! The process that stands for the program to whoever started it: it passes signals on, stops when
+//! The process that stands for the program towards its parent: it forwards signals, stops when
 //! the program stops, and ends as it ends.
 
 use std::ffi::OsString;
@@ -17,16 +17,16 @@ use viaduct_sys::{inherit, started};
 
 use super::keep::Keep;
 
-/// What the master tells the wrapper, a line each.
+/// Messages of the master to the wrapper, one a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// The program runs, as this process.
+    /// The program runs, with this process ID.
     Runs(u32),
-    /// It has done this.
+    /// The program's state has changed.
     Did(Change),
-    /// It cannot be started: how to end, and why.
+    /// The program cannot be started: exit status, and reason.
     Failed(u8, String),
-    /// Words for the user.
+    /// A line for the user.
     Say(String),
 }
 
@@ -49,7 +49,7 @@ impl Word {
         })
     }
 
-    /// The line, with its end.
+    /// Formats the line, with its newline.
     pub fn line(&self) -> String {
         match self {
             Word::Runs(pid) => format!("runs {pid}\n"),
@@ -63,12 +63,13 @@ impl Word {
     }
 }
 
-/// Starts the master, which starts the program, and waits; `words` are the command line.
+/// Starts the master, which starts the program, and waits; `words` is the command line.
 pub fn run(words: Vec<OsString>) -> Result<ExitCode> {
     let signals = HeldSignals::hold().context("hold signals back")?;
     // Should the master be killed, the program becomes our child.
     wrapped::adopt_orphans()?;
-    // Other descriptors are the program's: whoever has their other ends hears when it closes them.
+    // Other descriptors are the program's. Close them here, so that their peers see when the
+    // program closes them.
     let left = inherit::rest().context("look at what is open")?;
     let (ours, theirs) = UnixStream::pair()?;
     let (_kept, keep) = Keep::pair()?;
@@ -91,7 +92,7 @@ struct Wrapper {
     signals: HeldSignals,
     master: u32,
     program: Option<u32>,
-    /// What came before it was known whose it is.
+    /// Signals that arrived before the program's process ID was known.
     early: Vec<Came>,
 }
 
@@ -100,7 +101,7 @@ impl Wrapper {
         let mut lines = BufReader::new(master);
         let mut line = String::new();
         loop {
-            // What is read already is heard before more is waited for.
+            // Buffered lines are handled before the next wait.
             if lines.buffer().is_empty() && !self.wait_for(lines.get_ref())? {
                 continue;
             }
@@ -114,7 +115,8 @@ impl Wrapper {
         }
     }
 
-    /// Waits for words of the master, meanwhile passing signals on; false if it has to look again.
+    /// Waits for a message of the master and forwards signals meanwhile. Returns false if the
+    /// caller has to wait again.
     fn wait_for(&mut self, master: &UnixStream) -> Result<bool> {
         let mut both =
             [PollFd::new(master, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
@@ -128,7 +130,7 @@ impl Wrapper {
             let came = self.signals.read()?;
             match self.program {
                 Some(_) => self.pass_on(came),
-                // The terminal stops all that stands for the program.
+                // The terminal stops all processes that stand for the program.
                 None if came.signal == SIGTSTP && !came.sent => signals::stop(SIGTSTP),
                 None => self.early.push(came),
             }
@@ -136,21 +138,23 @@ impl Wrapper {
         Ok(spoken)
     }
 
-    /// What the terminal sends goes to the program as well, but for the end of the terminal, which goes to whoever
-    /// leads the session; what a process sends is for the program.
+    /// Forwards a signal to the program. The terminal sends its signals to the program as well,
+    /// except for SIGHUP at its end, which goes to the session leader; signals sent by a
+    /// process are forwarded.
     fn pass_on(&self, Came { signal, sent }: Came) {
         let ours = signal == SIGCHLD;
         let alone = signal == SIGCONT || signal == SIGHUP && wrapped::leads_session();
         if let (Some(program), true, false) = (self.program, sent || alone, ours)
             && !(signal == SIGCONT && self.is_woken(program))
         {
-            // It may just have gone.
+            // The program may just have ended.
             let _ = signals::send(program, signal);
         }
     }
 
-    /// Whether who has woken this process has woken the program as well, as a shell wakes a whole group: to wake it
-    /// again could undo what the terminal has stopped since.
+    /// Returns whether the sender of SIGCONT has continued the program as well, as a shell
+    /// continues a whole process group. A second SIGCONT could undo a later stop by the
+    /// terminal.
     fn is_woken(&self, program: u32) -> bool {
         let stopped_since = self.signals.holds(SIGTSTP);
         wrapped::is_beside(program) && (stopped_since || !wrapped::is_stopped(program))
@@ -173,9 +177,10 @@ impl Wrapper {
         Ok(None)
     }
 
-    /// The master has gone: its flows are reset, and the program is ours to wait for.
+    /// Waits for the program without the master, which has ended: its flows are reset, and the
+    /// program is a child of this process now.
     fn wait_alone(&self) -> Result<ExitCode> {
-        // Its descriptors close before its children become ours.
+        // The master's descriptors close before its children are adopted.
         let ended = loop {
             match wrapped::wait(self.master).context("wait for the master")? {
                 Change::Stopped(_) | Change::Continued => {}
@@ -197,13 +202,13 @@ impl Wrapper {
                     return Ok(code);
                 }
             }
-            // That it has done something is a signal too.
+            // A change of the program's state raises SIGCHLD as well.
             self.pass_on(self.signals.read()?);
         }
     }
 }
 
-/// How to end if the program has ended.
+/// Returns the exit status if the program has ended; stops or dies as it did otherwise.
 fn end(change: Change) -> Option<ExitCode> {
     match change {
         Change::Stopped(signal) => signals::stop(signal),

@@ -1,4 +1,4 @@
-//! Sockets of ours outside the hall, one for each port that programs' sockets have in there.
+//! Outside sockets: one for each port that programs' sockets have in the capture namespace.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,13 +10,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use viaduct_sys::hop_fields::{self, HopFields, hear_hop_fields};
 use viaduct_sys::undelivered::hear_errors;
 
-/// One of ours.
+/// An outside socket.
 #[derive(Clone, Debug)]
 pub struct Outside {
     pub socket: Arc<UdpSocket>,
-    /// Where the program has bound its own to.
+    /// The address that the program has bound its socket to.
     pub at: Bound,
-    /// The port that it has there.
+    /// The port of the program's socket.
     pub port: u16,
 }
 
@@ -24,12 +24,13 @@ pub struct Outside {
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
     ip: IpAddr,
-    /// Of IPv6, it takes IPv4 too.
+    /// An IPv6 socket that takes IPv4 too.
     both: bool,
 }
 
 impl Bound {
-    /// The address of the family of `peer`; unspecified, if any is.
+    /// Returns the address in the family of `peer`; unspecified if the socket has all
+    /// addresses.
     pub fn of(self, peer: IpAddr) -> IpAddr {
         match (peer, self.both) {
             (IpAddr::V4(_), true) => Ipv4Addr::UNSPECIFIED.into(),
@@ -44,7 +45,7 @@ impl Bound {
 }
 
 impl Outside {
-    /// For a program's that is not bound: at `at`.
+    /// Opens a socket at `at` for a program's socket that is not bound.
     ///
     /// # Errors
     /// The port is taken.
@@ -56,10 +57,11 @@ impl Outside {
         Outside::bound(socket, at, false)
     }
 
-    /// For `socket`, a program's, which may be of IPv6 and is to be bound to `at`.
+    /// Opens a socket with the options of `socket`, a program's that is to be bound to `at`.
+    /// `v6`: it is an IPv6 socket.
     ///
     /// # Errors
-    /// What the program is to be told: its address is taken, or another host's.
+    /// The error for the program: its address is taken, or is another host's.
     pub fn like(socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<Outside> {
         let outside = open(at.is_ipv6())?;
         sockopt::set_socket_reuseaddr(&outside, sockopt::socket_reuseaddr(socket)?)?;
@@ -76,7 +78,7 @@ impl Outside {
     fn bound(socket: OwnedFd, at: SocketAddr, both: bool) -> io::Result<Outside> {
         rustix::net::bind(&socket, &at)?;
         let socket = UdpSocket::from(socket);
-        // Whether the program may is asked in the hall.
+        // The program's own permission is checked in the capture namespace.
         socket.set_broadcast(true)?;
         hear_errors(&socket)?;
         hear_hop_fields(&socket)?;
@@ -85,12 +87,12 @@ impl Outside {
         Ok(Outside { socket: Arc::new(socket), at, port })
     }
 
-    /// The address that the program has bound its own to, if that is one.
+    /// Returns the address that the program has bound its socket to, unless it is unspecified.
     pub fn address(&self) -> Option<IpAddr> {
         Some(self.at.ip).filter(|ip| !ip.is_unspecified())
     }
 
-    /// The port that it has outside.
+    /// Returns the port that it has outside.
     ///
     /// # Errors
     /// None are known.
@@ -101,7 +103,7 @@ impl Outside {
     /// Sends a datagram.
     ///
     /// # Errors
-    /// What the kernel says, of this one or of an earlier one.
+    /// The kernel's error, of this datagram or of an earlier one.
     pub fn send(&self, bytes: &[u8], peer: SocketAddr, fields: HopFields) -> io::Result<()> {
         let to = match peer.ip() {
             IpAddr::V4(ip) if self.at.both => {
@@ -116,10 +118,10 @@ impl Outside {
     }
 }
 
-/// Connects a socket of UDP from `from`, if that is given, to `to`; nothing is sent.
+/// Connects a UDP socket from `from`, if given, to `to`. Nothing is sent.
 ///
 /// # Errors
-/// There is no route, or the like.
+/// The kernel's error, for example that there is no route.
 pub fn probe(from: Option<IpAddr>, to: SocketAddr, broadcasts: bool) -> io::Result<()> {
     let socket = open(to.is_ipv6())?;
     sockopt::set_socket_broadcast(&socket, broadcasts)?;
@@ -135,34 +137,35 @@ fn open(v6: bool) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?)
 }
 
-/// All of them, by number.
+/// All outside sockets, by number.
 #[derive(Debug, Default)]
 pub struct All {
     list: HashMap<u64, Outside>,
-    /// Their numbers, by their programs' ports.
+    /// Numbers of the sockets, by their programs' ports.
     ports: HashMap<u16, Vec<u64>>,
     next: u64,
 }
 
 impl All {
-    /// The number of the next.
+    /// Returns the next number.
     pub fn next(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    /// Keeps one, by the number that it was given.
+    /// Adds a socket under the number that it was given.
     pub fn add(&mut self, number: u64, outside: Outside) {
         self.ports.entry(outside.port).or_default().push(number);
         self.list.insert(number, outside);
     }
 
-    /// That of this number.
+    /// Returns the socket of this number.
     pub fn get(&self, number: u64) -> Option<Outside> {
         self.list.get(&number).cloned()
     }
 
-    /// That of a program's whose datagrams come from `own`: one that has that address before one that has all.
+    /// Finds the socket for datagrams from `own`. A socket bound to that address is preferred
+    /// to one that has all addresses.
     pub fn find(&self, own: SocketAddr) -> Option<&Outside> {
         let numbers = self.ports.get(&own.port())?;
         let all = numbers.iter().filter_map(|number| self.list.get(number));
@@ -170,19 +173,19 @@ impl All {
         all.filter(|of| of.at.takes(own.ip())).max_by_key(|of| kin(of))
     }
 
-    /// Whether a program's socket has this port.
+    /// Returns whether a program's socket has this port.
     pub fn has(&self, port: u16) -> bool {
         self.ports.contains_key(&port)
     }
 
-    /// Keeps those whose ports `stay`.
+    /// Removes all but those whose ports `stay`.
     pub fn retain(&mut self, stay: impl Fn(u16) -> bool) {
         self.ports.retain(|port, _| stay(*port));
         let ports = &self.ports;
         self.list.retain(|_, outside| ports.contains_key(&outside.port));
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }

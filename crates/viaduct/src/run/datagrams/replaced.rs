@@ -1,13 +1,14 @@
-//! Datagrams in whose place others go: what the kernel holds is dropped when its time has come, and what it
-//! carries is sent to a relay; what the relay brings comes to the program in packets of our own making.
+//! Datagrams replaced by others: when a datagram that the kernel holds is due, it is dropped
+//! and its payload is sent to a relay. Payloads from the relay reach the program in packets
+//! built here.
 //!
 //! ```text
 //!   program ─▶ held ── when? ──▶ dropped, and what it carries ─▶ Relayed ─▶ the relay
 //!           ◀─ passes, by its mark ◀─ a raw socket ◀── when? ── Relayed ◀─ the relay
 //! ```
 //!
-//! What comes to the program from elsewhere is dropped, where nothing may go around the relay: it could not
-//! be answered.
+//! Datagrams to the program from elsewhere are dropped if nothing may go around the relay: the
+//! program could not answer them.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,28 +28,29 @@ use super::Plan;
 use crate::run::names::Remote;
 use crate::run::relayed::Relayed;
 
-/// Bytes of datagrams that wait, at most.
+/// Bytes of held datagrams, at most.
 const MOST: usize = 32 << 20;
-/// What one counts as beside what it carries.
+/// Overhead that each datagram counts beside its payload, in bytes.
 const EACH: usize = 256;
-/// What packets of ours bear, so that they are not held again: by a run below this one neither.
+/// Mark of packets built here, so that neither this run nor one below it holds them again.
 const MARK: u32 = 0x7669_6164;
 
-/// What stands for datagrams until their time has come.
+/// Payloads held until they are due.
 pub(super) struct Replaced {
     relayed: Relayed,
     raw: Raw,
     names: Option<Arc<Remote>>,
-    /// By what the passage calls them.
+    /// Held payloads, by the passage's tag.
     waiting: HashMap<u32, Parcel>,
     next: u32,
     bytes: usize,
-    /// Those that found no room, and those that came without the relay or were not for it.
+    /// Datagrams dropped for want of room, and those that did not come by the relay or were not
+    /// for it.
     lost: [u64; 2],
 }
 
 struct Parcel {
-    /// What the kernel calls the one that it holds.
+    /// ID of the datagram that the kernel holds, if any.
     held: Option<u32>,
     way: Way,
     ends: Ends,
@@ -56,7 +58,7 @@ struct Parcel {
 }
 
 impl Replaced {
-    /// Where the chain of `plan` ends at a relay.
+    /// Returns `None` unless the chain of `plan` ends at a relay.
     pub(super) fn new(plan: &Plan) -> io::Result<Option<Replaced>> {
         let Some(relayed) = Relayed::new(plan)? else { return Ok(None) };
         let raw = Raw::open()?;
@@ -66,13 +68,13 @@ impl Replaced {
         Ok(Some(Replaced { relayed, raw, names, waiting, next: 0, bytes: 0, lost: [0; 2] }))
     }
 
-    /// What is readable when a relay has brought something.
+    /// Duplicates the descriptor that is readable when a relay has delivered something.
     pub(super) fn watch(&self) -> io::Result<OwnedFd> {
         self.relayed.as_fd().try_clone_to_owned()
     }
 
-    /// Takes what `held` carries, which says that it is `length` bytes: what it is called, or what becomes of
-    /// it at once.
+    /// Takes the payload of `held`, whose header announces `length` bytes. Returns its tag, or
+    /// the verdict if it is decided at once.
     pub(super) fn take(
         &mut self,
         held: &Held<'_>,
@@ -94,8 +96,8 @@ impl Replaced {
         self.keep(parcel).ok_or(Verdict::Drop)
     }
 
-    /// What relays have brought from those whom the program reaches by them: between whom, how many bytes,
-    /// what it is called.
+    /// Receives payloads from relays, of peers that the program reaches by them. Returns the
+    /// ends, the length and the tag of each.
     pub(super) fn receive(&mut self, now: Instant, rules: &Rules) -> Vec<(Ends, usize, u32)> {
         let mut come = Vec::new();
         self.relayed.receive(now, |ends, bytes| come.push((ends, bytes.to_vec())));
@@ -112,7 +114,8 @@ impl Replaced {
         kept
     }
 
-    /// Its time has come; what becomes of the one that the kernel holds, if it holds one.
+    /// Releases the payload of `tag`. Returns the verdict on the datagram that the kernel
+    /// holds, if any.
     pub(super) fn let_on(&mut self, now: Instant, tag: u32) -> Option<(u32, Verdict)> {
         let Parcel { held, way, ends, bytes } = self.remove(tag)?;
         match (way, held) {
@@ -123,7 +126,7 @@ impl Replaced {
         held.map(|id| (id, Verdict::Drop))
     }
 
-    /// A packet of our own making.
+    /// Sends a packet built here.
     fn put(&self, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
         let Some(packet) = emit(from, to, bytes) else { return };
         if let Err(error) = self.raw.send(&packet, to.ip()) {
@@ -131,13 +134,14 @@ impl Replaced {
         }
     }
 
-    /// There was no room for it; what the kernel calls the one that it holds.
+    /// Drops the payload of `tag`, which found no room. Returns the ID of the held datagram, if
+    /// any.
     pub(super) fn forget(&mut self, tag: u32) -> Option<u32> {
         self.remove(tag)?.held
     }
 
-    /// Gives up relays that were silent for long, and lets go what has none and may; when the next is to be
-    /// given up.
+    /// Closes idle relays, and sends payloads direct that have no relay and may. Returns the
+    /// time of the next timeout.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Instant> {
         self.relayed.handle_timeout(now);
         for (ends, bytes) in self.relayed.left() {
@@ -146,7 +150,7 @@ impl Replaced {
         self.relayed.poll_timeout()
     }
 
-    /// Datagrams that found no room, and others that were dropped.
+    /// Datagrams dropped for want of room, and others that were dropped.
     pub(super) fn dropped(&self) -> [u64; 2] {
         let [no_room, astray] = self.lost;
         [no_room, astray + self.relayed.dropped()]

@@ -1,5 +1,5 @@
-//! A program opens a socket of UDP: it gets one in the hall whose datagrams are carried
-//! ([`crate::run::carried`]).
+//! UDP sockets of programs: they are opened in the capture namespace, and their datagrams are
+//! carried ([`crate::run::carried`]).
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread;
@@ -17,7 +17,8 @@ const CLOEXEC: i32 = OFlags::CLOEXEC.bits().cast_signed();
 const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 
 impl Supervisor {
-    /// `socket` of UDP. To open the hall takes a moment, so that is done beside.
+    /// Handles `socket` of UDP. In a thread if the capture namespace is to be opened, which
+    /// takes a moment.
     pub(super) fn carry(&self, call: &Notification, v6: bool, kind: i32) -> Outcome {
         if let Some(carried) = self.common.carried() {
             return Ok(Some(open(carried, &self.listener, call, v6, kind)));
@@ -38,7 +39,7 @@ impl Supervisor {
         begun.map(|_| None).map_err(number)
     }
 
-    /// `bind`: a port of a socket that is carried is taken outside too.
+    /// Handles `bind`: the port of a carried socket is bound outside too.
     pub(super) fn bind_carried(&mut self, call: &Notification) -> Outcome {
         let Some(carried) = self.common.carried().cloned() else {
             return Ok(Some(Reply::Continue));
@@ -55,7 +56,7 @@ impl Supervisor {
         if family.map(i32::from) != Some(is.domain) {
             return Ok(Some(Reply::Continue));
         }
-        // The kernel says what is wrong with another.
+        // The kernel reports the error of another address.
         let Sockaddr::Ip(at) = parse_bound(address) else { return Ok(Some(Reply::Continue)) };
         if at.is_ipv6() && !is.is_v6() {
             return Ok(Some(Reply::Continue));
@@ -64,8 +65,8 @@ impl Supervisor {
         Ok(Some(Reply::Returned(0)))
     }
 
-    /// `connect` of a socket in the hall, from where every address can be reached: whether this host has a route
-    /// is asked outside.
+    /// Handles `connect` of a socket in the capture namespace. Every address is reachable in
+    /// there, so that the route is looked up outside.
     pub(super) fn probe(&self, socket: &OwnedFd, is: Socket, address: &[u8]) -> Result<(), Errno> {
         let (Some(carried), Sockaddr::Ip(to)) = (self.common.carried(), parse_sockaddr(address))
         else {
@@ -78,7 +79,7 @@ impl Supervisor {
     }
 }
 
-/// Gives the caller a socket in the hall.
+/// Opens a socket in the capture namespace for the caller.
 fn open(carried: &Carried, listener: &Listener, call: &Notification, v6: bool, kind: i32) -> Reply {
     let given = carried.socket(v6).and_then(|socket| {
         if kind & NONBLOCK != 0 {

@@ -1,5 +1,5 @@
-//! A program listens: its socket goes to the front, and it gets another in the hall behind
-//! ([`crate::run::fronts`]).
+//! Programs that listen: the socket becomes a public listener, and the program gets another in
+//! the capture namespace ([`crate::run::fronts`]).
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -16,7 +16,7 @@ use super::{Outcome, Supervisor, number, say};
 use crate::run::fronts::{Fronts, Listens};
 
 impl Supervisor {
-    /// `bind`: what is not listened at any more is free.
+    /// Handles `bind`: frees the port if no program listens there any more.
     pub(super) fn bind(&mut self, call: &Notification) -> Outcome {
         let [_, at, size, ..] = call.arguments;
         if let Some(fronts) = self.common.fronts.clone()
@@ -29,7 +29,8 @@ impl Supervisor {
         self.bind_carried(call)
     }
 
-    /// `listen`. To open the hall takes a moment, so that is done beside.
+    /// Handles `listen`. In a thread if the capture namespace is to be opened, which takes a
+    /// moment.
     pub(super) fn listen(&mut self, call: &Notification) -> Outcome {
         let backlog = call.arguments[1] as i32;
         let Some(fronts) = self.common.fronts.clone() else { return Ok(Some(Reply::Continue)) };
@@ -79,7 +80,8 @@ impl Supervisor {
         begun.map(|_| None).map_err(number)
     }
 
-    /// `accept`: by a socket from before it listened, nobody is to be had.
+    /// Handles `accept`: a socket that was duplicated before it listened would get no
+    /// connection.
     pub(super) fn accept(&mut self, call: &Notification) -> Outcome {
         let fronts = self.common.fronts.clone().filter(|fronts| !fronts.is_empty());
         let Some(fronts) = fronts else { return Ok(Some(Reply::Continue)) };
@@ -107,7 +109,7 @@ impl Supervisor {
     }
 }
 
-/// Puts what stands behind a front in its place, with whatever watches it.
+/// Replaces a public listener in the program by the listener behind it, in its epoll sets too.
 fn put(
     listener: &Listener,
     (task, made): (&Task, Made),

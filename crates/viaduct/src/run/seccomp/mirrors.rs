@@ -1,7 +1,8 @@
-//! Socket options that are to hold for the connection that stands for a program's own.
+//! Socket options that are mirrored to the connection that stands for a program's own.
 //!
-//! They are set here, on a duplicate of the socket, so that their value is known when the program goes on. What takes a
-//! right is left to the kernel unless the program has it.
+//! The options are set here, on a duplicate of the socket, so that their value is known when
+//! the program continues. Options that need a privilege are left to the kernel unless the
+//! program has it.
 
 use std::fs;
 
@@ -15,13 +16,13 @@ use super::{Outcome, Supervisor, cookie, number};
 use crate::proxy::aware::Whose;
 use crate::run::aware::ends_of;
 
-/// Bytes of a value that are read.
+/// Bytes of a value that are read, at most.
 const MAX_VALUE: usize = 16;
 /// `CAP_NET_ADMIN`, by which a program may set marks and all priorities.
 const NET_ADMIN: u64 = 1 << 12;
 
 impl Supervisor {
-    /// `setsockopt` of an option that is mirrored.
+    /// Handles `setsockopt` of an option that is mirrored.
     pub(super) fn mirror(&mut self, call: &Notification) -> Outcome {
         let [fd, level, name, at, size, _] = call.arguments;
         let (level, name) = (level as i32, name as i32);
@@ -44,7 +45,7 @@ impl Supervisor {
         let whose = if is_of_this_network(&socket) {
             Some(Whose::Cookie(cookie))
         } else {
-            // What a program has accepted is in the hall.
+            // A socket that the program has accepted is in the capture namespace.
             ends_of(&socket)
         };
         self.common.mirror(cookie, whose, |mirrored| mirrored.read(&socket, level, name));
@@ -52,7 +53,8 @@ impl Supervisor {
     }
 }
 
-/// Whether a thread may configure this network: its right is that of this process's user namespace.
+/// Returns whether a thread may configure this network. Its capabilities must be those of this
+/// process's user namespace.
 fn may_configure_network(thread: u32) -> bool {
     let users = |whose: &str| fs::read_link(format!("/proc/{whose}/ns/user")).ok();
     let status = fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Calls that ask what a socket's names are, and what has become of it.
+//! Calls that read a socket's addresses and its error.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use super::{Outcome, Supervisor, cookie, number};
 const SO_REUSEPORT: u64 = 15;
 
 impl Supervisor {
-    /// `getpeername` (0) and `getsockname` (1).
+    /// Handles `getpeername` (0) and `getsockname` (1).
     pub(super) fn name(&mut self, call: &Notification, which: usize) -> Outcome {
         let [fd, at, size, ..] = call.arguments;
         let (socket, is) = self.duplicate(call, fd)?;
@@ -21,7 +21,7 @@ impl Supervisor {
             return Ok(Some(Reply::Continue));
         };
         if which == 0 && rustix::net::getpeername(&socket).is_err() {
-            // In progress, or over.
+            // The connect is in progress, or has failed.
             return Ok(Some(Reply::Continue));
         }
         let (bytes, length) = is.sockaddr(name);
@@ -35,19 +35,20 @@ impl Supervisor {
         Ok(Some(Reply::Returned(0)))
     }
 
-    /// `getsockopt` of `SO_ERROR`.
+    /// Handles `getsockopt` of `SO_ERROR`.
     pub(super) fn error(&mut self, call: &Notification) -> Outcome {
         let (socket, _) = self.duplicate(call, call.arguments[0])?;
         let Some(errno) = self.common.take_refusal(cookie(&socket)?) else {
             return Ok(Some(Reply::Continue));
         };
-        // The kernel's own is over with it, if the program has not had it by another call.
+        // This clears the kernel's own error, if the program has not read it by another call.
         let own = sockopt::socket_error(&socket).map_err(|errno| number(errno.into()))?;
         self.tell(call, own.map_or(errno.0, |()| 0))?;
         Ok(Some(Reply::Returned(0)))
     }
 
-    /// `getsockopt` of `SO_REUSEADDR` and `SO_REUSEPORT`: as the program has set it, and not as the hall needs it.
+    /// Handles `getsockopt` of `SO_REUSEADDR` and `SO_REUSEPORT`: returns the values that the
+    /// program has set, not those that the capture namespace needs.
     pub(super) fn shares(&mut self, call: &Notification) -> Outcome {
         let fronts = self.common.fronts.clone().filter(|fronts| !fronts.is_empty());
         let Some(fronts) = fronts else { return Ok(Some(Reply::Continue)) };
@@ -63,7 +64,7 @@ impl Supervisor {
         Ok(Some(Reply::Returned(0)))
     }
 
-    /// Gives an option's value to whoever asks for it.
+    /// Returns an option's value to the caller.
     fn tell(&mut self, call: &Notification, value: i32) -> Result<(), Errno> {
         let [_, _, _, at, size, _] = call.arguments;
         let mut room = [0; 4];

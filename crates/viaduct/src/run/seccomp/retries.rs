@@ -1,8 +1,8 @@
-//! A call that would block in the kernel, made here on a duplicate of its socket: the kernel would look at
-//! descriptor and address anew.
+//! Blocking calls, made here on a duplicate of the socket: the kernel would read descriptor and
+//! address again.
 //!
-//! The call ends as in the kernel: when it has succeeded or failed, after the time that its program allows
-//! (`SO_SNDTIMEO`), or by a signal.
+//! A call ends as in the kernel: when it has succeeded or failed, at the time limit of its
+//! program (`SO_SNDTIMEO`), or by a signal.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread;
@@ -20,8 +20,8 @@ use super::{Outcome, Supervisor, number, say, send_timeout};
 const LOOK: Duration = Duration::from_millis(50);
 
 impl Supervisor {
-    /// Makes `call` by `attempt` in a thread, each time that `socket` can be written to, until there is an answer;
-    /// `expired` is what it fails with at its time limit.
+    /// Makes `call` by `attempt` in a thread, each time that `socket` is writable, until there
+    /// is a reply. It fails with `expired` at its time limit.
     pub(super) fn retry(
         &self,
         call: &Notification,
@@ -52,7 +52,7 @@ impl Supervisor {
                     return;
                 }
             };
-            // The program is to hold its socket alone when it hears.
+            // The program must be the only holder of its socket when it gets the reply.
             drop((attempt, socket));
             say(&listener, &call, reply);
         };
@@ -78,7 +78,7 @@ impl Supervisor {
     }
 }
 
-/// Whether a socket can be written to, or has failed, within this time.
+/// Returns whether a socket is writable, or has failed, within this time.
 fn is_writable(socket: &OwnedFd, within: Duration) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::OUT)];
     let limit = Timespec { tv_sec: 0, tv_nsec: within.subsec_nanos().into() };

@@ -1,5 +1,6 @@
-//! Sends of datagrams that go direct: they are done here, on a duplicate of the socket and with copies of what was
-//! judged. Were the kernel to go on with the call, it would read address and descriptor anew.
+//! Direct sends of datagrams, made here on a duplicate of the socket and with copies of the
+//! judged arguments. If the kernel continued the call, it would read address and descriptor
+//! again.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,24 +17,24 @@ use super::{Outcome, Supervisor, number};
 const MAX_DATA: usize = 65_535;
 /// Bytes of control messages, at most.
 const MAX_CONTROL: usize = 4096;
-/// Pieces of a message, at most, as the kernel has it.
+/// Buffers of a message, at most, as in the kernel.
 const MAX_PIECES: u64 = 1024;
 /// Bytes of a `struct iovec`.
 const IOVEC: u64 = 16;
 /// `MSG_DONTWAIT`.
 const DONTWAIT: i32 = 0x40;
 
-/// What is sent for a call, and by which socket.
+/// Messages to send for a call, and the socket.
 pub(super) struct Sending {
     pub(super) socket: OwnedFd,
     pub(super) flags: i32,
     pub(super) messages: Vec<Message>,
-    /// Where the number of bytes that each has sent is written, for `sendmmsg`.
+    /// Addresses at which `sendmmsg` stores the number of bytes of each message.
     pub(super) lengths: Option<Vec<u64>>,
 }
 
 impl Supervisor {
-    /// Reads what the message of a header carries.
+    /// Reads the contents of a message.
     pub(super) fn copy(&mut self, call: &Notification, header: &Header) -> Result<Message, Errno> {
         let task = self.task(call)?;
         let (pieces, count) = header.pieces;
@@ -57,7 +58,7 @@ impl Supervisor {
         Ok(Message { sockaddr: Vec::new(), data, control })
     }
 
-    /// The same of a `sendto`.
+    /// Reads the contents of a `sendto`.
     pub(super) fn copy_plain(
         &mut self,
         call: &Notification,
@@ -69,7 +70,7 @@ impl Supervisor {
         Ok(message)
     }
 
-    /// Sends all, as soon as there is room; at once or not at all if the call does not block.
+    /// Sends all messages when there is room; at once or not at all if the call does not block.
     pub(super) fn send_all(&mut self, call: &Notification, sending: Sending) -> Outcome {
         let task = self.task(call)?;
         let Sending { socket, .. } = &sending;
@@ -88,7 +89,7 @@ impl Supervisor {
 }
 
 impl Sending {
-    /// Sends what can be sent at once; the answer, unless nothing could be.
+    /// Sends as much as fits. Returns `None` if nothing did.
     fn attempt(
         &self,
         socket: &OwnedFd,
@@ -115,7 +116,8 @@ impl Sending {
     }
 }
 
-/// Adds what stands at a place to `data`; a datagram that gets too long is the kernel's to refuse.
+/// Appends bytes of the program's memory to `data`. The kernel refuses a datagram that gets too
+/// long.
 fn read_more(task: &Task, (at, length): (u64, u64), data: &mut Vec<u8>) -> Result<(), Errno> {
     let old = data.len();
     let room = (MAX_DATA + 1).saturating_sub(old);

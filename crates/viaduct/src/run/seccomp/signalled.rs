@@ -1,8 +1,8 @@
-//! A signal comes while a program waits for its connect.
+//! Signals that arrive while a program waits for its connect.
 //!
-//! Who waits for an answer of ours hears no signal that does not end it. So where one has come the call ends as one
-//! of the kernel's does that is interrupted: the signal is handled, and the connect, which is in progress, fails or
-//! begins anew, as its handler says.
+//! A thread that waits for a seccomp reply handles no signal that does not kill it. So the call
+//! ends like an interrupted one of the kernel: the signal is handled, and the connect, which is
+//! in progress, fails with `EINTR` or is restarted, as the handler's flags say.
 
 use std::fs;
 
@@ -10,11 +10,11 @@ use viaduct_sys::seccomp::{Notification, Reply};
 
 use super::{Supervisor, say};
 
-/// Connects that are looked at at once.
+/// Connects that are checked at once.
 const MOST: usize = 64;
 
 impl Supervisor {
-    /// Lets signals in that have come.
+    /// Interrupts connects for which a signal is pending.
     pub(super) fn look_for_signals(&mut self) {
         for _ in 0..self.waiting.len().min(MOST) {
             let Some((call, answer)) = self.waiting.pop_front() else { return };
@@ -30,7 +30,7 @@ impl Supervisor {
     }
 }
 
-/// Whether a signal has come for who calls that is handled, and has not been heard.
+/// Returns whether a signal with a handler is pending for the caller.
 pub(super) fn is_signalled(call: &Notification) -> bool {
     let status = fs::read_to_string(format!("/proc/{}/status", call.thread)).unwrap_or_default();
     let set = |name: &str| {

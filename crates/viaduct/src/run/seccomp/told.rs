@@ -1,4 +1,4 @@
-//! What a call was given: what stands in its program's memory, and its descriptors.
+//! Arguments of a call: data in its program's memory, and descriptors.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,29 +9,29 @@ use viaduct_sys::seccomp::{Notification, Task};
 use super::{Supervisor, number};
 use crate::run::waiting::socket_of;
 
-/// Threads that are remembered.
+/// Threads that are remembered, at most.
 const TASKS: usize = 1024;
 /// Bytes of a `struct msghdr` up to its last field.
 pub(super) const MSGHDR: usize = 56;
 
-/// Where something stands in a program's memory, and its length.
+/// Address of an argument in the program's memory, and its length.
 pub(super) type Span = (u64, u64);
 
-/// What a `struct msghdr` says.
+/// Contents of a `struct msghdr`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
-    /// The address that it goes to.
+    /// The destination address.
     pub(super) name: Span,
-    /// Where its pieces are, and how many.
+    /// Address and number of the `struct iovec`s.
     pub(super) pieces: (u64, u64),
-    /// Its control messages.
+    /// The control messages.
     pub(super) control: Span,
-    /// The first piece.
+    /// The first buffer.
     pub(super) first: Span,
 }
 
 impl Supervisor {
-    /// What a message says of itself.
+    /// Reads the header of a message.
     pub(super) fn message(&mut self, call: &Notification, header: u64) -> Result<Header, Errno> {
         let mut bytes = [0; MSGHDR];
         let task = self.task(call)?;
@@ -47,7 +47,7 @@ impl Supervisor {
         Ok(Header { name, pieces, control, first: (word(0), word(8)) })
     }
 
-    /// The address that a call was given, as far as it matters.
+    /// Reads the address of a call, as far as it matters.
     pub(super) fn sockaddr(
         &mut self,
         call: &Notification,
@@ -84,14 +84,15 @@ impl Supervisor {
     ) -> Result<(OwnedFd, Socket), Errno> {
         let fd = fd as i32;
         let socket = match self.task(call)?.duplicate(fd) {
-            // Its number has passed to another.
+            // The thread's number was reused.
             Err(error) if error.raw_os_error() == Some(3) => {
                 self.tasks.remove(&call.thread);
                 self.task(call)?.duplicate(fd)
             }
             other => other,
         };
-        // A descriptor of another thread, to which the number has passed, is none of the caller's.
+        // A descriptor of another thread that has got the number must not be used for the
+        // caller.
         self.listener.check_waits(call).map_err(number)?;
         let socket = socket.map_err(number)?;
         let is = socket_of(&socket).map_err(number)?;

@@ -7,17 +7,17 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use viaduct_proto::wrap::Errno;
 
-/// What a program that waits for its connect is told, and its socket if it is connected.
+/// Outcome of a connect for the program that waits for it, with the connected socket.
 pub type Told = Result<OwnedFd, Errno>;
 
-/// How such a program is answered: once, by whichever thread takes it first. It may be taken because the program
-/// waits no more.
+/// Answer to a blocked call. It is given once, by the thread that takes it first; a thread may
+/// also take it because the call no longer waits.
 #[derive(Clone)]
 pub struct Answer {
     say: Arc<Mutex<Option<Say>>>,
     /// Time that the program allows for its connect (`SO_SNDTIMEO`).
     pub limit: Option<Duration>,
-    /// The other end is closed when the program waits no more.
+    /// Closed by the other end when the call no longer waits.
     asks: Option<Arc<OwnedFd>>,
 }
 
@@ -29,17 +29,17 @@ impl Answer {
         Answer { say: Arc::new(Mutex::new(Some(Box::new(say)))), limit, asks: None }
     }
 
-    /// The same, for as long as the other end of `asks` is open.
+    /// Returns an answer that is valid only while the other end of `asks` is open.
     pub fn while_open(self, asks: Arc<OwnedFd>) -> Answer {
         Answer { asks: Some(asks), ..self }
     }
 
-    /// Whether it was not given yet.
+    /// Returns whether it has not been given yet.
     pub fn is_open(&self) -> bool {
         self.say.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// What answers; `None` if it was answered, or the program waits no more.
+    /// Takes the function that answers; `None` if it was taken, or if the call no longer waits.
     pub fn take(&self) -> Option<Say> {
         let say = self.say.lock().unwrap_or_else(PoisonError::into_inner).take();
         say.filter(|_| !self.asks.as_ref().is_some_and(|asks| is_hung_up(asks)))

@@ -10,7 +10,7 @@ use viaduct_proto::wrap::Errno;
 
 use super::Answer;
 
-/// Answers that are due at a time. Its thread runs from the first one on.
+/// Answers that are due at a given time. Its thread starts with the first one.
 #[derive(Debug, Default)]
 pub(super) struct Deadlines(Arc<Shared>);
 
@@ -22,14 +22,14 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Due {
-    /// By time, and in their order.
+    /// By time, then in order of insertion.
     answers: BTreeMap<(Instant, u64), (Answer, Errno)>,
     next: u64,
     has_thread: bool,
 }
 
 impl Deadlines {
-    /// Has the program told `errno` at `at`, unless it is answered before.
+    /// Answers with `errno` at `at`, unless it is answered before.
     ///
     /// # Errors
     /// No thread can be started.

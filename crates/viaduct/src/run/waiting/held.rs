@@ -1,4 +1,4 @@
-//! A connect that waits: what its program hears, and when.
+//! A pending connect: the result that its program gets, and when.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -18,12 +18,12 @@ use crate::proxy::aware::Whose;
 use crate::proxy::calls::Held;
 use crate::proxy::conn::Conn;
 
-/// A connect.
+/// A pending connect.
 pub(super) struct Waiting {
     pub(super) pending: Option<Pending>,
     pub(super) to: SocketAddr,
     pub(super) cookie: u64,
-    /// Which of its socket's connects.
+    /// Number of the attempt among the connects of its socket.
     pub(super) attempt: u64,
     pub(super) common: Arc<Common>,
 }
@@ -47,7 +47,7 @@ impl Held for Waiting {
     fn meet(&mut self, place: &TcpStream) -> io::Result<()> {
         let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
         let crossing = pending.program().and_then(|program| tcp::connect_bound(place, program));
-        // A call that is heard from now on finds it connected.
+        // Calls from now on find the socket connected.
         let mut names = self.common.names();
         let attempt = names.end_of(self.cookie, self.attempt).ok_or(io::ErrorKind::NotConnected)?;
         let waiting = attempt.waiting();
@@ -79,7 +79,7 @@ impl Held for Waiting {
 }
 
 impl Waiting {
-    /// Has the program told `errno`.
+    /// Fails the connect with `errno`.
     fn give_up(&mut self, why: Failure, errno: Errno) {
         let Some(pending) = self.pending.take() else { return };
         let mut names = self.common.names();
@@ -87,11 +87,11 @@ impl Waiting {
         let Some(attempt) = names.end_of(self.cookie, self.attempt) else { return };
         let waiting = attempt.waiting();
         let told = if waiting.is_empty() {
-            // The kernel says that one by itself.
+            // The kernel reports this one by itself.
             let refused = Some(errno).filter(|errno| *errno != Errno::CONNREFUSED);
             names.set(self.cookie, Known { peer: self.to, own: None, refused });
             match why {
-                // Its SYNs vanish: it gives up when it would have.
+                // Its SYNs are dropped: it gives up at its own timeout.
                 Failure::TimedOut => Ok(()),
                 _ => pending.refuse(&self.common.closed),
             }
@@ -108,13 +108,13 @@ impl Waiting {
 }
 
 impl Attempt {
-    /// Ways to answer the calls that still wait for it.
+    /// Takes the answers of the calls that still wait for it.
     fn waiting(self) -> Vec<Say> {
         self.answers.iter().filter_map(Answer::take).collect()
     }
 }
 
-/// Tells calls that wait that `socket`, their program's, is connected.
+/// Answers the waiting calls: `socket`, their program's, is connected.
 fn tell_connected(mut waiting: Vec<Say>, socket: OwnedFd) {
     let last = waiting.pop();
     for say in waiting {
@@ -127,7 +127,7 @@ fn tell_connected(mut waiting: Vec<Say>, socket: OwnedFd) {
 }
 
 impl Drop for Waiting {
-    /// It is not carried any more.
+    /// Resets the connect: nothing carries it any more.
     fn drop(&mut self) {
         self.refuse(Failure::Reset);
     }
@@ -139,7 +139,7 @@ impl std::fmt::Debug for Waiting {
     }
 }
 
-/// What the far end would have made the program hear.
+/// Error that the program would get from the far end itself.
 fn errno(why: Failure) -> Errno {
     match why {
         Failure::Refused => Errno::CONNREFUSED,

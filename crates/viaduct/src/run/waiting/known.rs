@@ -1,4 +1,4 @@
-//! State of sockets whose connects were heard.
+//! State of sockets with intercepted connects.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -8,17 +8,17 @@ use viaduct_proto::wrap::Errno;
 use super::Answer;
 use super::options::Options;
 
-/// Sockets whose names are remembered; of more, the oldest are forgotten.
+/// Sockets whose addresses are remembered; the oldest are dropped first.
 const SOCKETS: usize = 65_536;
 
-/// Names of a socket.
+/// Addresses to report for a socket.
 #[derive(Debug)]
 pub(super) struct Known {
-    /// Where it was meant to go.
+    /// The destination that the program asked for.
     pub(super) peer: SocketAddr,
-    /// Its own address, as the far end sees it.
+    /// The local address, as the far end sees it.
     pub(super) own: Option<SocketAddr>,
-    /// Why it does not get there, until its program has asked.
+    /// Reason of the failure, until the program has read it.
     pub(super) refused: Option<Errno>,
 }
 
@@ -31,14 +31,14 @@ pub(super) struct Attempt {
     pub(super) answers: Vec<Answer>,
 }
 
-/// Sockets by cookie.
+/// State of sockets, by cookie.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     pub(super) known: HashMap<u64, Known>,
-    /// In the order in which they came.
+    /// Cookies in order of insertion.
     order: VecDeque<u64>,
     attempts: HashMap<u64, Attempt>,
-    /// What programs have set on their sockets.
+    /// Options that programs have set on their sockets.
     pub(super) mirrored: Options,
     /// Number of the next attempt.
     next: u64,
@@ -56,19 +56,19 @@ impl Names {
         }
     }
 
-    /// Its place in the order stays: it is soon over.
+    /// Removes the addresses of a socket. Its place in the order stays until it expires.
     pub(super) fn forget(&mut self, cookie: u64) {
         self.known.remove(&cookie);
     }
 
-    /// Why a socket's connect has failed, once.
+    /// Takes the reason why a socket's connect has failed.
     pub(super) fn take_refusal(&mut self, cookie: u64) -> Option<Errno> {
         let errno = self.known.get_mut(&cookie)?.refused.take()?;
         self.forget(cookie);
         Some(errno)
     }
 
-    /// Begins an attempt of this socket, in place of an earlier one: its number.
+    /// Begins an attempt of this socket, in place of an earlier one. Returns its number.
     pub(super) fn attempt(&mut self, cookie: u64, answer: Option<Answer>) -> u64 {
         let number = self.next;
         self.next += 1;

@@ -4,19 +4,19 @@ use std::collections::{HashMap, VecDeque};
 
 use viaduct_sys::tcp::Mirrored;
 
-/// Sockets whose options are remembered; of more, the oldest are forgotten.
+/// Sockets whose options are remembered; the oldest are dropped first.
 const MAX_SOCKETS: usize = 65_536;
 
-/// Options of sockets, by a number that each has.
+/// Options of sockets, by socket cookie.
 #[derive(Debug, Default)]
 pub struct Options {
     known: HashMap<u64, Mirrored>,
-    /// In the order in which they came.
+    /// Cookies in order of insertion.
     order: VecDeque<u64>,
 }
 
 impl Options {
-    /// Those of a socket, to be changed.
+    /// Returns the options of a socket, to be changed.
     pub fn of(&mut self, socket: u64) -> &mut Mirrored {
         if !self.known.contains_key(&socket) {
             self.order.push_back(socket);
@@ -28,7 +28,7 @@ impl Options {
         self.known.entry(socket).or_default()
     }
 
-    /// Those of a socket.
+    /// Returns the options of a socket.
     pub fn get(&self, socket: u64) -> Mirrored {
         if self.known.is_empty() {
             return Mirrored::default();
