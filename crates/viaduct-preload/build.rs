@@ -1,13 +1,15 @@
-//! Has the library name no other library but libc, so that glibc's loader and musl's both take it.
+//! Links the library so that it depends on libc only: the loaders of both glibc and musl take
+//! it.
 //!
-//! Rust's library for GNU systems names three. Of `libgcc_s.so.1` a copy that is linked in will do, and
-//! `ld-linux`, which musl does not have, is there wherever glibc is. `libc.so.6` stays: for musl's loader
-//! any name that begins with `libc.` is itself, and versions of symbols are nothing to it.
+//! Rust's library for GNU systems depends on three libraries. `libgcc_s.so.1` is replaced by a
+//! static copy. `ld-linux`, which musl does not have, is present wherever glibc is. `libc.so.6`
+//! stays: musl's loader takes any name that begins with `libc.` for itself, and ignores symbol
+//! versions.
 
 use std::path::PathBuf;
 use std::{env, fs, io};
 
-/// What the linker finds in place of what it is told to link: a script for each name.
+/// Linker scripts that replace the libraries of these names.
 const INSTEAD: [(&str, &str); 2] = [
     ("libgcc_s.so", "INPUT(-lgcc_eh -lgcc)\n"),
     ("libc.so", "INPUT(-l:libc.so.6 -l:libc_nonshared.a)\n"),

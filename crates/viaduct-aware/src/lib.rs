@@ -1,12 +1,13 @@
-//! Programs that know of their handlers (TESLA, 3.6): they ask them, and are told what they say.
+//! Programs that use their own handlers (TESLA, 3.6): they send requests to handlers, and
+//! receive their events.
 //!
-//! A program that is not run by `viaduct run`, or whose flow passes no handler, loses nothing by asking:
-//! every call succeeds, and says that there is nobody.
+//! In a program that is not run by `viaduct run`, or for a flow that passes no handler, every
+//! call succeeds and returns `None`.
 //!
 //! ```no_run
 //! # fn main() -> std::io::Result<()> {
 //! let stream = std::net::TcpStream::connect("example.org:22")?;
-//! // The network has changed, as this program knows: `migrate` need not find out.
+//! The program knows that the network has changed: `migrate` need not detect it.
 //! viaduct_aware::control(&stream, "migrate", b"retry")?;
 //! if let Some(mut events) = viaduct_aware::watch(&stream)? {
 //!     while let Some(event) = events.next()? {
@@ -17,7 +18,7 @@
 //! # }
 //! ```
 //!
-//! C programs include `viaduct.h`, which says the same words.
+//! C programs include `viaduct.h`, which uses the same protocol.
 
 use std::env;
 use std::io::{self, ErrorKind};
@@ -27,17 +28,17 @@ use viaduct_proto::wrap::Secret;
 use viaduct_proto::wrap::aware::{Ask, MOST, YES};
 use viaduct_sys::records;
 
-/// Where the run that wraps this program listens, and its secret: `@NAME;SECRET`.
+/// Environment variable with the control socket of the run, and its secret: `@NAME;SECRET`.
 const CONTROL: &str = "VIADUCT_CONTROL";
 
-/// Whether this program is wrapped; it may yet have flows that pass no handler.
+/// Returns whether this program is wrapped. Even so, some of its flows may pass no handler.
 pub fn is_wrapped() -> bool {
     env::var_os(CONTROL).is_some()
 }
 
-/// Asks the handler called `handler`, of the flow whose socket `flow` is, by a control call: its answer,
-/// at most 4095 bytes. `None` if nobody answers: the program is not wrapped, the flow passes no such
-/// handler, or it has nothing to say.
+/// Sends a control request to the handler called `handler` of the flow whose socket is `flow`.
+/// Returns its answer, at most 4095 bytes. `None` if there is no answer: the program is not
+/// wrapped, the flow passes no such handler, or the handler does not answer.
 ///
 /// # Errors
 /// The request, with the handler's name, has more than 4093 bytes, or no descriptor is left.
@@ -49,7 +50,8 @@ pub fn control(flow: impl AsFd, handler: &str, request: &[u8]) -> io::Result<Opt
     Ok((bytes.first() == Some(&YES)).then(|| bytes.split_off(1)))
 }
 
-/// What the handlers of the flow whose socket `flow` is say from now on. `None` if there are none.
+/// Subscribes to events of the handlers of the flow whose socket is `flow`, from now on. `None`
+/// if there are none.
 ///
 /// # Errors
 /// No descriptor is left.
@@ -59,18 +61,18 @@ pub fn watch(flow: impl AsFd) -> io::Result<Option<Events>> {
     Ok((length > 0).then_some(Events { desk }))
 }
 
-/// What handlers say, in the order in which they say it. A program that does not read loses what there is
-/// no room for.
+/// Events of handlers, in the order in which they are sent. Events are dropped if the program
+/// does not read them and the queue is full.
 #[derive(Debug)]
 pub struct Events {
     desk: OwnedFd,
 }
 
 impl Events {
-    /// The next; waits for it. `None`: the flow is over.
+    /// Waits for the next event. `None` if the flow is over.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel's error.
     #[allow(clippy::should_implement_trait, reason = "it may fail")]
     pub fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = vec![0; MOST];
@@ -81,13 +83,13 @@ impl Events {
 }
 
 impl AsFd for Events {
-    /// Readable when there is one.
+    /// Readable when there is an event.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.desk.as_fd()
     }
 }
 
-/// Says `ask` at the desk; `None` if there is none.
+/// Sends `ask` to the control socket. `None` if there is none.
 fn ask(flow: impl AsFd, ask: Ask<'_>) -> io::Result<Option<OwnedFd>> {
     let Some(control) = env::var(CONTROL).ok() else { return Ok(None) };
     let Some((name, secret)) = control.split_once(';') else { return Ok(None) };
@@ -95,7 +97,7 @@ fn ask(flow: impl AsFd, ask: Ask<'_>) -> io::Result<Option<OwnedFd>> {
     let words = ask.emit().ok_or(ErrorKind::ArgumentListTooLong)?;
     let desk = match records::connect(name) {
         Ok(desk) => desk,
-        // Whoever wrapped the program has gone, or it has entered another network namespace.
+        // The run has ended, or the program has entered another network namespace.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(None),
         Err(error) => return Err(error),
     };

@@ -1,4 +1,4 @@
-//! `msk_*` of clients, and of both ends.
+//! `msk_*` functions of clients, and of both ends.
 #![allow(unsafe_code)] // exported names, pointers of C
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::convert::{addresses, bytes, code, count, port_code, text, values};
 use crate::server::{Chosen, Options};
 use crate::table::{self, Client, End};
 
-/// Batches of packets that one `msk_turn` takes, at most.
+/// Batches of packets that one `msk_turn` processes, at most.
 const BATCHES: usize = 16;
 
 /// `msk_connect`
@@ -31,7 +31,7 @@ pub unsafe extern "C" fn msk_connect(to: *const c_char, options: *const Options)
         2 => Ways::Only(Format::Udp),
         _ => Ways::Any,
     };
-    // Each connection has rules of its own, which bear its name.
+    // Each connection has firewall rules of its own, under this name.
     static MADE: AtomicU32 = AtomicU32::new(0);
     let instance =
         format!("viaduct_c_{}_{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
@@ -58,7 +58,7 @@ pub extern "C" fn msk_turn(fd: c_int) -> c_int {
         End::Server(listener) => match listener.fetch() {
             Err(error) => code(&error),
             Ok(_) => {
-                // A file that is not in order changes nothing.
+                // A key file that is not valid changes nothing.
                 let _ = listener.look();
                 count(listener.endpoint().waiting())
             }
@@ -91,7 +91,7 @@ fn turn(client: &mut Client) -> c_int {
 pub extern "C" fn msk_timeout(fd: c_int) -> c_int {
     table::with(fd, |end| match end {
         End::Server(listener) if listener.waits() => 0,
-        // It looks at its secrets.
+        // The server checks its key file in this interval.
         End::Server(_) => 1_000,
         End::Client(client) => client.connector.poll_timeout().map_or(-1, |left| {
             c_int::try_from(left.as_micros().div_ceil(1_000)).unwrap_or(c_int::MAX)
@@ -225,7 +225,7 @@ fn connection(fd: c_int, act: impl FnOnce(&mut Stream) -> c_int) -> c_int {
     table::client(fd, |client| client.connector.stream(client.flow).map_or(-libc::ENOTCONN, act))
 }
 
-/// Of a stream that there is.
+/// Calls `act` with a stream; `-EINVAL` if it does not exist.
 fn stream(fd: c_int, id: c_int, act: impl FnOnce(&mut Stream, u32) -> c_int) -> c_int {
     connection(fd, |stream| match u32::try_from(id) {
         Ok(id) if stream.is_there(id) => act(stream, id),

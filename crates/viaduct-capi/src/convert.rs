@@ -1,4 +1,4 @@
-//! C's values as ours.
+//! Conversion of C values.
 #![allow(unsafe_code)] // pointers of C
 
 use std::ffi::{CStr, c_char, c_int};
@@ -7,7 +7,7 @@ use std::net::{SocketAddr, ToSocketAddrs as _};
 
 use viaduct::trickles::PortError;
 
-/// The bytes at `data`.
+/// Returns the bytes at `data`.
 ///
 /// # Safety
 /// `data` is null, and `length` 0, or `length` bytes can be read there for as long as `'a`.
@@ -19,7 +19,7 @@ pub(crate) unsafe fn bytes<'a>(data: *const u8, length: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(data, length) }
 }
 
-/// The values at `first`, to be read.
+/// Returns the values at `first`, to be read.
 ///
 /// # Safety
 /// `first` is null, or `count` values can be read there for as long as `'a`.
@@ -31,11 +31,11 @@ pub(crate) unsafe fn list<'a, T>(first: *const T, count: c_int) -> &'a [T] {
     }
 }
 
-/// The values at `first`, to be written.
+/// Returns the values at `first`, to be written.
 ///
 /// # Safety
-/// `first` is null, or `count` values can be read and written there, and by nobody else, for as long
-/// as `'a`.
+/// `first` is null, or `count` values can be read and written there, by this call alone, for as
+/// long as `'a`.
 pub(crate) unsafe fn values<'a, T>(first: *mut T, count: c_int) -> &'a mut [T] {
     match usize::try_from(count) {
         // SAFETY: as the caller says.
@@ -44,7 +44,7 @@ pub(crate) unsafe fn values<'a, T>(first: *mut T, count: c_int) -> &'a mut [T] {
     }
 }
 
-/// The text at `text`; None if it is null or no UTF-8.
+/// Returns the text at `text`; `None` if it is null or not UTF-8.
 ///
 /// # Safety
 /// `text` is null, or the first byte of a text that ends with 0.
@@ -56,23 +56,23 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
-/// The addresses in a text such as `[::]:80,0.0.0.0:80`, names among them.
+/// Resolves the addresses in a text such as `[::]:80,0.0.0.0:80`; names are allowed.
 pub(crate) fn addresses(text: &str) -> io::Result<Vec<SocketAddr>> {
     let all = text.split(',').map(|one| one.trim().to_socket_addrs());
     Ok(all.collect::<io::Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// A number of things, as C's functions return it.
+/// Converts a count to the result of a C function.
 pub(crate) fn count(number: usize) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
-/// `-errno` of an error.
+/// Converts an error to `-errno`.
 pub(crate) fn code(error: &io::Error) -> c_int {
     -error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// The same of a port's.
+/// Converts an error of a port to `-errno`.
 pub(crate) fn port_code(error: &PortError) -> c_int {
     match error {
         PortError::Socket { source, .. } => code(source),

@@ -1,4 +1,4 @@
-//! An event as C has it: what came, and the reply in the making.
+//! Events for C: the contents of a request, and the reply that is being built.
 #![allow(unsafe_code)] // exported names, pointers of C
 
 use std::ffi::c_int;
@@ -14,7 +14,7 @@ use viaduct_proto::trickles::standard::{Place, Valid};
 
 use crate::convert::{count, values};
 
-/// The ask of what nobody has asked for.
+/// Number of an ask for bytes that were not asked for.
 const UNASKED: c_int = -1;
 
 /// `minisock`: the right to answer an event.
@@ -24,13 +24,13 @@ pub struct Minisock {
     pub(crate) reply: Reply,
     inputs: Vec<Input>,
     asks: Vec<Ask>,
-    /// The output continuation that was given first.
+    /// The first output continuation that was given.
     given: Option<Valid>,
-    /// What is sent, by ask.
+    /// Bytes to send, by ask.
     stretches: Vec<(c_int, Stretch)>,
 }
 
-/// `struct msk_input`: of bytes that live as long as the event.
+/// `struct msk_input`: points to bytes that live as long as the event.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Input {
@@ -60,7 +60,7 @@ pub struct Ask {
     state_length: usize,
 }
 
-/// `struct msk_range`: where bytes belong.
+/// `struct msk_range`: position of bytes in a stream.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
@@ -112,22 +112,22 @@ impl Minisock {
         Minisock { event, reply, inputs, asks, given: None, stretches: Vec::new() }
     }
 
-    /// The place of an input, by its number in the event, and how many bytes it has.
+    /// Returns the place of an input, by its number in the event, and its length in bytes.
     pub(crate) fn input(&self, number: c_int) -> Option<(Place, u64)> {
         let input = self.inputs.get(usize::try_from(number).ok()?)?;
         let Input { stream, start, reserve, position, length, .. } = *input;
         Some((Place { stream, start, reserve, position }, length as u64))
     }
 
-    /// Gives an output continuation.
+    /// Adds an output continuation to the reply.
     pub(crate) fn give(&mut self, valid: Valid, state: &[u8]) {
         self.given.get_or_insert(valid);
         self.reply.output(valid, state);
     }
 
-    /// Puts bytes where they belong; those of one place are one behind the other. False if they belong nowhere: to
-    /// an ask that there is not, or that is of another stream; not behind those of the same ask; or, unasked, to
-    /// a second stream.
+    /// Adds bytes to the reply; those of one ask must be contiguous. Returns false if the ask
+    /// does not exist or is of another stream, if the bytes do not follow those of the same
+    /// ask, or if bytes without an ask are of a second stream.
     #[must_use]
     pub(crate) fn put(&mut self, range: &Range, piece: Piece) -> bool {
         let Range { ask, stream, position, ends } = *range;
@@ -147,7 +147,8 @@ impl Minisock {
         true
     }
 
-    /// Sends bytes that begin with the first ask, or with what was given, or with the first input's output.
+    /// Sends bytes that begin at the first ask, else at the given output continuation, else at
+    /// the output of the first input.
     pub(crate) fn fill(&mut self, data: &Bytes) {
         let Some(first) = self.asks.first().copied() else { return self.bring(data) };
         for ask in self.asks.clone() {
@@ -177,7 +178,7 @@ impl Minisock {
         }
     }
 
-    /// The event, and the reply to it.
+    /// Returns the event, and the reply to it.
     pub(crate) fn finish(mut self) -> (Minisocket<'static>, Reply) {
         for (ask, stretch) in self.stretches {
             match usize::try_from(ask) {
@@ -193,14 +194,15 @@ fn unknown(reply: &mut Reply, stream: u32) {
     reply.reset(stream, viaduct_proto::trickles::standard::Reason::Unknown);
 }
 
-/// Files by their descriptors.
+/// Reads files by their descriptors.
 #[derive(Debug)]
 pub(crate) struct Descriptors;
 
 impl Files for Descriptors {
     fn read(&mut self, file: u64, offset: u64, out: &mut [u8]) -> bool {
         let Ok(fd) = c_int::try_from(file) else { return false };
-        // SAFETY: it is not closed here; who calls msk_sendfilev keeps it open for the call.
+        // SAFETY: it is not closed here; the caller of `msk_sendfilev` keeps it open for the
+        // call.
         let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
         fd >= 0 && file.read_exact_at(out, offset).is_ok()
     }
@@ -278,7 +280,7 @@ pub unsafe extern "C" fn msk_rooms(msk: *const Minisock, rooms: *mut usize, most
 pub unsafe extern "C" fn msk_detach(_fd: c_int, msk: *mut Minisock) -> c_int {
     // SAFETY: as the caller says.
     let msk = unsafe { &mut *msk };
-    // What pointed into the request is gone with it.
+    // Pointers into the request become invalid with it.
     msk.inputs.iter_mut().for_each(|input| {
         (input.state_length, input.length) = (0, 0);
         (input.state, input.data) = (std::ptr::null(), std::ptr::null());

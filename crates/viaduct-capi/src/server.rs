@@ -1,4 +1,4 @@
-//! `msk_*` of servers.
+//! `msk_*` functions of servers.
 #![allow(unsafe_code)] // exported names, pointers of C
 
 use std::ffi::{c_char, c_int};
@@ -26,7 +26,7 @@ pub struct Options {
     balanced: c_int,
 }
 
-/// What was chosen, and the rest as it usually is.
+/// Options of the caller, with defaults for the rest.
 #[derive(Debug)]
 pub(crate) struct Chosen {
     pub(crate) ways: c_int,
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn msk_sendbulk(fd: c_int, all: *const Mskdesc, count: c_i
     for one in all {
         // SAFETY: as the caller says.
         let done = unsafe { msk_send(fd, one.msk, one.data, one.length) };
-        // Those behind one that failed are sent, and used up, too.
+        // Those after a failed one are sent, and used up, too.
         result = match (result, done) {
             (failed @ ..0, _) | (_, failed @ ..0) => failed,
             (sent, _) => sent + 1,
@@ -362,7 +362,7 @@ pub unsafe extern "C" fn msk_install_events(
     })
 }
 
-/// Answers with what was put into the reply.
+/// Sends the reply.
 fn finish(fd: c_int, msk: Minisock) -> c_int {
     let (event, reply) = msk.finish();
     table::server(fd, |listener| {

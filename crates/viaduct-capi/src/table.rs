@@ -1,4 +1,4 @@
-//! Which descriptor is which server or client.
+//! Table of servers and clients by descriptor.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use viaduct::trickles::{Connector, Flow, Listener};
 
-/// What stands behind a descriptor.
+/// Server or client of a descriptor.
 #[derive(Debug)]
 pub(crate) enum End {
     /// A server.
@@ -21,9 +21,9 @@ pub(crate) enum End {
 pub(crate) struct Client {
     pub(crate) connector: Connector,
     pub(crate) flow: Flow,
-    /// What was read of a stream, and not yet taken.
+    /// Bytes read from each stream, but not yet taken by the program.
     pub(crate) left: BTreeMap<u32, bytes::Bytes>,
-    /// The server is a plain TCP server, or there is none.
+    /// Set if the server is a plain TCP server, or there is none: the error.
     pub(crate) fallen: Option<c_int>,
 }
 
@@ -31,7 +31,7 @@ type Shared = Arc<Mutex<End>>;
 
 static TABLE: Mutex<BTreeMap<c_int, Shared>> = Mutex::new(BTreeMap::new());
 
-/// Enters it; its descriptor.
+/// Adds an end. Returns its descriptor.
 pub(crate) fn enter(end: End) -> c_int {
     let fd = match &end {
         End::Server(listener) => listener.as_fd().as_raw_fd(),
@@ -41,13 +41,13 @@ pub(crate) fn enter(end: End) -> c_int {
     fd
 }
 
-/// Takes it out, and closes it when nobody uses it any more.
+/// Removes an end; it is closed when its last user has returned.
 pub(crate) fn leave(fd: c_int) -> c_int {
     let gone = table().remove(&fd);
     if gone.is_some() { 0 } else { -libc::EBADF }
 }
 
-/// Does something with the server `fd`.
+/// Calls `act` with the server `fd`.
 pub(crate) fn server(fd: c_int, act: impl FnOnce(&mut Listener) -> c_int) -> c_int {
     with(fd, |end| match end {
         End::Server(listener) => act(listener),
@@ -55,7 +55,7 @@ pub(crate) fn server(fd: c_int, act: impl FnOnce(&mut Listener) -> c_int) -> c_i
     })
 }
 
-/// Does something with the connection `fd`.
+/// Calls `act` with the connection `fd`.
 pub(crate) fn client(fd: c_int, act: impl FnOnce(&mut Client) -> c_int) -> c_int {
     with(fd, |end| match end {
         End::Client(client) => act(client),
@@ -63,10 +63,10 @@ pub(crate) fn client(fd: c_int, act: impl FnOnce(&mut Client) -> c_int) -> c_int
     })
 }
 
-/// Does something with either.
+/// Calls `act` with the server or the connection `fd`.
 pub(crate) fn with(fd: c_int, act: impl FnOnce(&mut End) -> c_int) -> c_int {
     let Some(shared) = table().get(&fd).cloned() else { return -libc::EBADF };
-    // A panic is a defect of ours; what it left is in order.
+    // A panic is a bug in this library; the state that it leaves is consistent.
     let mut end = shared.lock().unwrap_or_else(PoisonError::into_inner);
     act(&mut end)
 }

@@ -1,4 +1,5 @@
-//! The C examples, compiled against the library and run: a server and a client in a namespace of their own.
+//! The C examples, compiled against the library and run: server and client in a network
+//! namespace.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::fs;
@@ -10,14 +11,14 @@ use std::time::{Duration, Instant};
 use viaduct_sys::netns::Netns;
 use viaduct_sys::process::Process;
 
-// The library is built with this test, and is beside it.
+// The library is built with this test, and is in the same directory.
 use viaduct_trickles as _;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Where the shared library was built.
+/// Directory in which the shared library was built.
 fn library() -> PathBuf {
     let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let places = [deps.clone(), deps.parent().unwrap().to_owned()];
@@ -25,7 +26,7 @@ fn library() -> PathBuf {
     there.expect("the library is built with its tests")
 }
 
-/// Compiles a C file of the repository into `dir`; whether there is a compiler.
+/// Compiles a C file of the repository into `dir`. Returns false if there is no compiler.
 fn compile(source: &str, dir: &Path) -> bool {
     let library = library();
     let mut cc = Command::new("cc");
@@ -59,7 +60,7 @@ struct World {
 }
 
 impl World {
-    /// `None`, and says so, without a compiler or namespaces.
+    /// `None`, with a message, if there is no compiler or no namespace.
     fn new(test: &str) -> Option<World> {
         let dir = std::env::temp_dir().join(format!("viaduct-capi-{test}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
@@ -76,7 +77,7 @@ impl World {
         Some(World { netns, dir })
     }
 
-    /// A server that has come up.
+    /// Starts a server, and waits until it is ready.
     fn serve(&self, at: &str, more: &[&str], stdin: Stdio, stdout: Stdio) -> Process {
         let mut command = self.netns.command(self.dir.join("server").to_str().unwrap());
         command.arg(at).arg(&self.dir).arg(self.dir.join("key")).args(more);
@@ -87,7 +88,8 @@ impl World {
         server
     }
 
-    /// One that answers nothing, and whoever answers what came to it: he does not listen at its port.
+    /// Starts a server that answers nothing, and one that answers the events of the first,
+    /// without listening at its port.
     fn serve_elsewhere(&self) -> [Process; 2] {
         let mut giver = self.serve("127.0.0.1:90", &["give"], Stdio::null(), Stdio::piped());
         let events = giver.stdout.take().unwrap();
@@ -101,7 +103,7 @@ impl World {
         client
     }
 
-    /// The same without any privilege: of root nothing but the name.
+    /// The same command as root without any capability.
     fn meek(&self, client: &Command) -> Command {
         let mut meek = self.netns.command("setpriv");
         meek.args(["--bounding-set", "-all", "--inh-caps", "-all", "--"]);
@@ -109,7 +111,7 @@ impl World {
         meek
     }
 
-    /// Whether rules of a client are there.
+    /// Returns whether firewall rules of a client exist.
     fn has_rules(&self) -> bool {
         let rules = self.netns.command("nft").args(["list", "tables"]).output().unwrap();
         String::from_utf8(rules.stdout).unwrap().contains("viaduct_c_")
@@ -140,7 +142,7 @@ fn a_server_and_a_client_in_c_fetch_and_upload() {
     let _server = world.serve("127.0.0.1:90", &[], Stdio::null(), Stdio::null());
     world.fetch("100", "200", "0");
     world.fetch("300000", "20", "50");
-    // More than a megabyte in one request, of which the server keeps nothing.
+    // More than a megabyte in one request: the server keeps no state of it.
     world.fetch("1000", "3", "1200000");
 }
 

@@ -1,4 +1,4 @@
-//! One question to the master, and its answer: a connection for each.
+//! Requests to the master: a connection for each request and its answer.
 
 use std::ffi::c_int;
 
@@ -7,11 +7,11 @@ use viaduct_proto::wrap::wire::{Answer, Request, WELCOME};
 use crate::raw;
 use crate::state::State;
 
-/// Seconds by which an answer may be late.
+/// Seconds that an answer may take beyond the program's time limit.
 const SLACK: i64 = 10;
 
-/// Asks; `beside` goes with the question. The error is the program's: a signal, its own time limit, or
-/// a master that has gone.
+/// Sends a request, with the descriptor `beside`, and waits for the answer. The error is the
+/// program's: a signal, its own time limit, or a master that has ended.
 pub(crate) fn ask(
     state: &State,
     request: &Request,
@@ -21,26 +21,27 @@ pub(crate) fn ask(
     socket.send([state.secret.bytes(), &request.emit()], beside)?;
     let mut bytes = [0; WELCOME];
     if let Some([seconds, micros]) = beside.and_then(send_limit) {
-        // The master keeps the limit. With one of its own the call is interrupted by signals, as the program's would be.
+        // The master enforces the limit. A timeout on this socket makes signals interrupt the
+        // call, as they would the program's own.
         socket.limit(&[seconds.saturating_add(SLACK), micros]);
     }
     let length = socket.receive(&mut bytes)?;
     Answer::parse(&bytes[..length]).ok_or(libc::ENETUNREACH)
 }
 
-/// Whether a question failed because this process may open no more files.
+/// Returns whether a request failed because this process may open no more files.
 pub(crate) fn is_full(errno: c_int) -> bool {
     matches!(errno, libc::EMFILE | libc::ENFILE)
 }
 
-/// Says something that has no answer.
+/// Sends a request that has no answer.
 pub(crate) fn tell(state: &State, request: &Request) {
-    // The master may have gone: then nobody makes a report.
+    // If the master has ended, there is no report.
     let _ = Socket::connect(state.name(), state.word)
         .and_then(|socket| socket.send([state.secret.bytes(), &request.emit()], None));
 }
 
-/// How long the program's calls on this socket may wait, if it has said so.
+/// Time limit of the program's calls on this socket, if it has set one.
 fn send_limit(fd: c_int) -> Option<[i64; 2]> {
     let limit: [i64; 2] = raw::option(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO)?;
     (limit != [0; 2]).then_some(limit)
@@ -129,7 +130,8 @@ impl Drop for Socket {
     }
 }
 
-/// An error as libc numbers it. What waited longer than the program allows is still in progress.
+/// Maps a kernel result to libc's error number. A call that exceeded the program's time limit
+/// is still in progress.
 fn checked(result: isize) -> Result<isize, c_int> {
     match -result as c_int {
         libc::EAGAIN if result < 0 => Err(libc::EINPROGRESS),

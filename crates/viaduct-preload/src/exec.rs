@@ -1,5 +1,6 @@
-//! libc's names for starting programs: what they start is wrapped too, though its environment was
-//! cleared. What is missed here, such as `execl` after `clearenv`, is told by seccomp.
+//! libc's functions that start programs: the new programs are wrapped too, even if their
+//! environment was cleared. Cases that are missed here, such as `execl` after `clearenv`, are
+//! reported by seccomp.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -61,7 +62,7 @@ pub(crate) unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_
     unsafe { execvpe(file, argv, own_environment()) }
 }
 
-/// posix_spawn(3) and its sister, which looks for the file in the path.
+/// Defines `posix_spawn(3)` or `posix_spawnp(3)`, which searches `PATH` for the file.
 macro_rules! spawn {
     ($name:ident, $real:literal) => {
         #[doc = concat!("`", stringify!($name), "(3)`.")]
@@ -88,7 +89,7 @@ macro_rules! spawn {
 spawn!(posix_spawn, c"posix_spawn");
 spawn!(posix_spawnp, c"posix_spawnp");
 
-/// Calls with `environment`, or with a copy that has our entries where it has them not.
+/// Calls with `environment`, or with a copy that has our entries if they are missing from it.
 fn with_entries(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> c_int {
     let Wrapped::By(state) = state() else { return call(environment) };
     let [preload, wrap] = state.entries();
@@ -104,14 +105,15 @@ fn with_entries(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> c_
     call(copy.at.cast())
 }
 
-/// An environment in pages of its own: in the child of a vfork the heap is its parent's.
+/// An environment in pages of its own: the child of a vfork shares the heap of its parent.
 struct Copy {
     at: *mut u8,
     length: usize,
 }
 
 impl Copy {
-    /// With our entries; and after the library those of `others`, an entry too.
+    /// Copies `environment` with our entries; the libraries of `others`, an `LD_PRELOAD` entry,
+    /// follow ours.
     fn of(state: &State, environment: Strings, others: Option<&[u8]>) -> Option<Copy> {
         let [preload, wrap] = state.entries();
         let others = others.map(|entry| &entry[PRELOAD.len()..]).unwrap_or_default();
@@ -164,7 +166,7 @@ impl Copy {
 
 impl Drop for Copy {
     fn drop(&mut self) {
-        // SAFETY: the pages are ours, and nobody looks at them any more.
+        // SAFETY: the pages are ours, and are not used any more.
         unsafe { raw::call(libc::SYS_munmap, [self.at as usize, self.length, 0, 0, 0, 0]) };
     }
 }

@@ -1,6 +1,7 @@
-//! What glibc's loader has and musl's has not: the unwinder that is linked in (see `build.rs`) asks the
-//! loader where code belongs. Nothing here unwinds, for a panic ends at the first of libc's names; so it
-//! is told that the code is nobody's. The name is hidden: programs have their loader's.
+//! Symbol that glibc's loader has and musl's has not. The unwinder that is linked in (see
+//! `build.rs`) asks the loader for the object that contains an address. Nothing here unwinds,
+//! because a panic ends at the first of libc's functions, so the answer is always "none". The
+//! symbol is hidden: programs use their loader's.
 
 use std::arch::global_asm;
 

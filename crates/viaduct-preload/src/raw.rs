@@ -1,10 +1,10 @@
-//! The kernel's calls, past libc: they set no `errno`, are no place to be cancelled at, and may have
-//! the word behind their arguments.
+//! System calls without libc: they do not set `errno`, are no cancellation points, and may
+//! carry the word behind their arguments.
 
 use std::arch::asm;
 use std::ffi::{c_int, c_long};
 
-/// Calls the kernel; what it returns, below 0 an error.
+/// Makes a system call. A result below 0 is an error.
 ///
 /// # Safety
 /// As the call with these arguments.
@@ -27,7 +27,7 @@ pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
     result
 }
 
-/// As libc returns it.
+/// Converts a result to libc's form: -1 and `errno` for an error.
 pub(crate) fn returned(result: isize) -> isize {
     if (-4095..0).contains(&result) { failed(-result as c_int) as isize } else { result }
 }
@@ -39,7 +39,7 @@ pub(crate) fn failed(errno: c_int) -> c_int {
     -1
 }
 
-/// One option of a socket, a plain number.
+/// Reads an option of a socket whose value is a plain number.
 pub(crate) fn option<T: Copy + Default>(fd: c_int, level: c_int, name: c_int) -> Option<T> {
     let mut value = T::default();
     let mut length = size_of::<T>() as libc::socklen_t;
@@ -50,8 +50,8 @@ pub(crate) fn option<T: Copy + Default>(fd: c_int, level: c_int, name: c_int) ->
     (result == 0).then_some(value)
 }
 
-/// Whether the first and the last of these bytes can be read, as the kernel says: it reads a set of signals there before it
-/// refuses what is to be done with it.
+/// Returns whether the first and the last of these bytes are readable. The kernel tells:
+/// `rt_sigprocmask` reads a signal set there before it rejects the invalid operation.
 pub(crate) fn is_readable(at: *const u8, length: usize) -> bool {
     const SET: usize = 8;
     let readable = |at: usize| {

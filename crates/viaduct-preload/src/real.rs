@@ -1,10 +1,10 @@
-//! libc's own functions behind the names that are ours.
+//! libc's own functions, under the names that this library defines.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function of the next library that has this name; looked up once. Two threads may both look: they
-/// find the same.
+/// A function of this name in the next library, looked up once. Two threads that both look it
+/// up find the same.
 pub(crate) struct Real {
     name: &'static CStr,
     at: AtomicPtr<c_void>,
@@ -15,7 +15,7 @@ impl Real {
         Real { name, at: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
-    /// Its address; null if no library has it.
+    /// Address of the function; null if no library has it.
     pub(crate) fn get(&self) -> *mut c_void {
         let known = self.at.load(Ordering::Acquire);
         if !known.is_null() {
@@ -36,7 +36,8 @@ macro_rules! real {
         if at.is_null() {
             crate::raw::failed(libc::ENOSYS) as $result
         } else {
-            // SAFETY: libc's function of this name has this type; the arguments are the program's own.
+            // SAFETY: libc's function of this name has this type; the arguments are the
+            // program's own.
             unsafe {
                 let real: unsafe extern "C" fn($($type),*) -> $result = std::mem::transmute(at);
                 real($($argument),*)

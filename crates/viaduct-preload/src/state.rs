@@ -1,4 +1,4 @@
-//! What is known of the master: written once, read by all.
+//! State of the connection to the master: written once, read by all threads.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char};
@@ -9,22 +9,22 @@ use viaduct_proto::wrap::{Rules, SECRET, Secret};
 
 use crate::ask;
 
-/// Bytes of a name or of an entry of the environment that are remembered.
+/// Maximum length of the socket name, and of an environment entry, that is kept.
 const ROOM: usize = 1024;
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const WRAP: &[u8] = b"VIADUCT_WRAP=";
 
-/// What a program's library knows.
+/// State of the library in a program.
 pub(crate) struct State {
-    /// Which calls are the master's, and where flows meet.
+    /// Rules that say which calls are the master's, and the addresses of the rendezvous.
     pub(crate) welcome: Welcome,
-    /// Lets a call pass that seccomp would tell of.
+    /// Marks a call that seccomp lets pass without a report.
     pub(crate) word: u64,
-    /// Has the master hear what this program asks.
+    /// Authenticates requests of this program to the master.
     pub(crate) secret: Secret,
-    /// Where the master listens.
+    /// Name of the master's socket.
     name: Text,
-    /// Entries of the environment that put us into what this program starts.
+    /// Environment entries that load the library into programs that this one starts.
     entries: [Text; 2],
 }
 
@@ -37,15 +37,15 @@ struct Text {
 const UNBORN: u8 = 0;
 const BEING_BORN: u8 = 1;
 const READY: u8 = 2;
-/// Nobody wraps this program.
+/// No master wraps this program.
 const ALONE: u8 = 3;
-/// Somebody does, but cannot be asked.
+/// A master wraps this program, but cannot be reached.
 const DEAF: u8 = 4;
 
 struct Cell(UnsafeCell<State>);
 
-// SAFETY: it is written only by the one that has moved `STAGE` to BEING_BORN, and read only when it is
-// beyond.
+// SAFETY: it is written only by the thread that has moved `STAGE` to BEING_BORN, and read only
+// at a later stage.
 unsafe impl Sync for Cell {}
 
 const NOTHING: Text = Text { bytes: [0; ROOM], length: 0 };
@@ -68,7 +68,7 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
-/// Before the program begins, or earlier, when another constructor calls.
+/// Runs before `main`, or earlier if another constructor makes a call.
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -79,38 +79,38 @@ static BEGIN: extern "C" fn() = {
     begin
 };
 
-/// Who wraps this program.
+/// State of wrapping of this program.
 #[derive(Clone, Copy)]
 pub(crate) enum Wrapped {
-    /// Nobody.
+    /// Not wrapped.
     No,
-    /// A master, of which this is known.
+    /// Wrapped by a master, with this state.
     By(&'static State),
-    /// A master that cannot be asked: no flow may begin.
+    /// Wrapped by a master that cannot be reached: no flow may begin.
     Deaf,
 }
 
-/// What is known; asked for, if nobody has.
+/// Returns the state; asks the master for it in the first call.
 pub(crate) fn state() -> Wrapped {
     if STAGE.load(Ordering::Acquire) == UNBORN {
         let (unborn, born) = (Ordering::AcqRel, Ordering::Acquire);
         if STAGE.compare_exchange(UNBORN, BEING_BORN, unborn, born).is_ok() {
-            // SAFETY: nobody else reads or writes it at this stage.
+            // SAFETY: no other thread reads or writes it at this stage.
             let stage = unsafe { (*STATE.0.get()).begin() };
             STAGE.store(stage, Ordering::Release);
         }
     }
     match STAGE.load(Ordering::Acquire) {
-        // SAFETY: it is written no more.
+        // SAFETY: it is not written any more.
         READY => Wrapped::By(unsafe { &*STATE.0.get() }),
         ALONE => Wrapped::No,
-        // Or another thread is just asking, before main.
+        // Another thread may be asking the master, before `main`.
         _ => Wrapped::Deaf,
     }
 }
 
 impl State {
-    /// The stage that it comes to.
+    /// Asks the master. Returns the next stage.
     fn begin(&mut self) -> u8 {
         let Some(wrap) = find(own_environment(), WRAP) else { return ALONE };
         let value = wrap.strip_prefix(WRAP).unwrap_or_default();
@@ -139,19 +139,19 @@ impl State {
         }
     }
 
-    /// Where the master listens.
+    /// Name of the master's socket.
     pub(crate) fn name(&self) -> &[u8] {
         self.name.get()
     }
 
-    /// The entry of the environment that names this library, and the one that names its master.
+    /// Environment entries that name this library, and its master.
     pub(crate) fn entries(&self) -> [&[u8]; 2] {
         [self.entries[0].get(), self.entries[1].get()]
     }
 }
 
 impl Text {
-    /// Whether there was room.
+    /// Returns false if there is no room.
     fn set(&mut self, bytes: &[u8]) -> bool {
         let Some(room) = self.bytes.get_mut(..bytes.len()) else { return false };
         room.copy_from_slice(bytes);
@@ -164,9 +164,10 @@ impl Text {
     }
 }
 
-/// This program's environment as it is now.
+/// The current environment of this program.
 pub(crate) fn own_environment() -> *const *const c_char {
-    // SAFETY: libc keeps it; whoever changes it in another thread at this moment has lost already.
+    // SAFETY: libc keeps it; a program that changes it in another thread at this moment has a
+    // race with or without this library.
     unsafe { environ }
 }
 
@@ -179,7 +180,8 @@ pub(crate) fn find<'a>(environment: *const *const c_char, name: &[u8]) -> Option
 pub(crate) fn entries<'a>(environment: *const *const c_char) -> impl Iterator<Item = &'a [u8]> {
     let mut at = environment;
     std::iter::from_fn(move || {
-        // SAFETY: an environment is a list of strings that ends with a null pointer; none is one too.
+        // SAFETY: an environment is a list of strings that ends with a null pointer, or is null
+        // itself.
         let entry = unsafe { at.as_ref() }.filter(|entry| !entry.is_null())?;
         // SAFETY: as above.
         let text = unsafe { CStr::from_ptr(*entry) };

@@ -1,4 +1,4 @@
-//! What becomes of a call that begins a flow, or sends without one.
+//! Decisions on calls that begin a flow, or send without one.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -10,15 +10,15 @@ use super::socket_of;
 use crate::raw;
 use crate::state::{State, Wrapped, state};
 
-/// What is to be done with a call, when rules and master have spoken.
+/// Decision on a call, by the rules and the master.
 pub(super) enum Decided {
-    /// It is the kernel's.
+    /// The kernel makes the call.
     Pass,
-    /// It has happened, and this is what came of it.
+    /// The call is done, with this error number.
     Done(c_int),
 }
 
-/// Whether a send with these flags must be looked at.
+/// Returns whether a send with these flags must be judged.
 pub(super) fn is_judged(flags: c_int) -> bool {
     match state() {
         Wrapped::No => false,
@@ -29,7 +29,8 @@ pub(super) fn is_judged(flags: c_int) -> bool {
     }
 }
 
-/// Asks the rules, and the master if they say so; and the word that lets the call pass.
+/// Judges a call by the rules, and by the master if they say so. Returns the decision, and the
+/// word that lets the call pass seccomp.
 pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (Decided, u64) {
     let state = match state() {
         Wrapped::No => return (Decided::Pass, 0),
@@ -38,11 +39,11 @@ pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (D
         Wrapped::By(state) if sockaddr.is_empty() => return (Decided::Pass, state.word),
         Wrapped::By(state) => state,
     };
-    // The kernel says what is wrong with what is no socket.
+    // The kernel reports the error of a descriptor that is not a socket.
     let Some(socket) = socket_of(fd) else { return (Decided::Pass, state.word) };
     let rules = &state.welcome.rules;
     if !socket.is_of_ip() {
-        // The master knows which sockets lead to daemons that act for programs.
+        // The master knows which UNIX sockets lead to daemons that act for programs.
         let judged = call == Call::Connect && (rules.names || rules.strict);
         return (Decided::Pass, if judged { 0 } else { state.word });
     }
@@ -50,9 +51,9 @@ pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (D
     let read = if call == Call::Send { &sent[..length] } else { sockaddr };
     let to = match parse_sockaddr(read) {
         Sockaddr::Ip(to) => to,
-        // The master hears that a connect in progress is given up.
+        // The master must learn that a connect in progress is given up.
         Sockaddr::None if call == Call::Connect => return (Decided::Pass, 0),
-        // Landlock would refuse it before the kernel says what is wrong with it.
+        // Landlock would refuse it before the kernel reports the error of the address.
         Sockaddr::Other if call == Call::Connect && rules.strict => return (Decided::Pass, 0),
         Sockaddr::None | Sockaddr::Other => return (Decided::Pass, state.word),
     };
@@ -61,8 +62,8 @@ pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (D
         _ => rules.connect(socket, sockaddr),
     };
     let decided = match verdict {
-        // Seccomp tells the master of what bears no word. Of datagrams that are carried it knows whether
-        // there is a route, and where nothing may go around it, it connects for the program.
+        // Seccomp reports calls without the word to the master. The master checks that carried
+        // datagrams have a route, and if nothing may go around it, it connects for the program.
         Verdict::Pass if state.welcome.tells || rules.strict || rules.carries_of(socket) => {
             return (Decided::Pass, 0);
         }
@@ -89,14 +90,14 @@ pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (D
     (decided, state.word)
 }
 
-/// Whether these bytes are an address of no family of IP.
+/// Returns whether these bytes are an address of a family other than IP.
 fn leads_nowhere(sockaddr: &[u8]) -> bool {
     let family = sockaddr.first_chunk().copied().map(u16::from_ne_bytes);
     let leads = [libc::AF_UNSPEC, libc::AF_INET, libc::AF_INET6];
     family.is_none_or(|family| !leads.contains(&family.into()))
 }
 
-/// Has the kernel send at most so many bytes a second; 0 leaves it as it is.
+/// Limits the socket to `rate` bytes a second; 0 sets no limit.
 fn pace(fd: c_int, rate: u64) {
     let [level, name] = [libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE].map(|of| of as usize);
     let arguments = [fd as usize, level, name, (&raw const rate) as usize, size_of::<u64>(), 0];
@@ -106,18 +107,19 @@ fn pace(fd: c_int, rate: u64) {
     }
 }
 
-/// Has the master make a flow of it; what the program is told, or `None` if seccomp is to hear of the call.
+/// Asks the master for a flow to `to`. Returns the result for the program, or `None` if the
+/// call is to be reported by seccomp.
 fn divert(state: &State, fd: c_int, to: SocketAddr) -> Option<c_int> {
     // SAFETY: it takes no pointers.
     let flags =
         unsafe { raw::call(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) };
     let wait = flags & libc::O_NONBLOCK as isize == 0;
     match crate::ask::ask(state, &Request::Connect { to, wait }, Some(fd)) {
-        // What is in progress is no flow of the master's, or no more.
+        // The connect in progress is not, or no longer, a flow of the master.
         Ok(Answer::Done(Errno::ALREADY)) if wait && state.welcome.heard => None,
         Ok(Answer::Done(errno)) => Some(errno.0),
         Ok(_) => Some(libc::ENETUNREACH),
-        // A question takes a descriptor; the program's own call takes none.
+        // A request requires a descriptor; the program's own call does not.
         Err(errno) if crate::ask::is_full(errno) && state.welcome.heard => None,
         Err(errno) => Some(errno),
     }

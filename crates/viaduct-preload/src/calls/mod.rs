@@ -1,10 +1,10 @@
-//! libc's names for sockets, as far as they begin flows or name their ends.
+//! libc's socket functions, as far as they begin flows or return their addresses.
 //!
 //! | part | |
 //! |---|---|
-//! | here | those that open, connect and send; and `syscall`, which leads to any |
-//! | `naming` | those that ask what became of a socket |
-//! | `deciding` | what rules and master say of a call |
+//! | here | those that open, connect and send; and `syscall`, which can make any call |
+//! | `naming` | those that read a socket's addresses and its error |
+//! | `deciding` | decisions of rules and master on a call |
 
 mod deciding;
 mod naming;
@@ -51,7 +51,7 @@ pub(crate) unsafe extern "C" fn connect(
     address: *const sockaddr,
     length: socklen_t,
 ) -> c_int {
-    // The kernel says what is wrong with an address that cannot be read.
+    // The kernel reports the error of an address that cannot be read.
     let length_read = if raw::is_readable(address.cast(), length as usize) { length } else { 0 };
     // SAFETY: as the caller promises, and as far as it can be read.
     let bytes = unsafe { bytes_of(address.cast(), length_read) };
@@ -139,7 +139,7 @@ pub(crate) unsafe extern "C" fn sendmmsg(
             let bytes = unsafe { bytes_of(header.msg_name, header.msg_namelen) };
             match decide(fd, flags, bytes, Call::Send).0 {
                 Decided::Pass => {}
-                // The first has connected it, and the others are data.
+                // The first has connected the socket, and the others are data.
                 Decided::Done(0) => {
                     flags &= !MSG_FASTOPEN;
                     break;
@@ -152,8 +152,8 @@ pub(crate) unsafe extern "C" fn sendmmsg(
         fd, messages, count, flags)
 }
 
-/// `syscall(2)`: what has a name above goes there. C passes and reads its arguments as it would those
-/// of a function of seven.
+/// `syscall(2)`: calls with a function above are passed to it. C passes the variable arguments
+/// like those of a function with seven parameters.
 ///
 /// # Safety
 /// As the call.
@@ -183,7 +183,7 @@ pub(crate) unsafe extern "C" fn syscall(
             }
             libc::SYS_sendmsg => sendmsg(fd, b as *const _, c as c_int) as c_long,
             libc::SYS_sendmmsg => sendmmsg(fd, b as *mut _, c as c_uint, d as c_int) as c_long,
-            // It would go around us; its callers have another way.
+            // It would bypass this library; its callers have a fallback.
             libc::SYS_io_uring_setup if matches!(state(), Wrapped::By(_) | Wrapped::Deaf) => {
                 failed(libc::ENOSYS) as c_long
             }
@@ -201,7 +201,8 @@ fn socket_of(fd: c_int) -> Option<Socket> {
     })
 }
 
-/// What a pointer and a length say; nothing, if it is null or the kernel refuses it. No address here is longer.
+/// Returns the bytes at `at`; none if it is null or the length is one that the kernel refuses.
+/// At most `SOCKADDR` bytes: no address here is longer.
 ///
 /// # Safety
 /// There are so many bytes.

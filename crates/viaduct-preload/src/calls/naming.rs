@@ -1,4 +1,4 @@
-//! Calls that ask what a socket's names are, and what has become of it.
+//! Calls that read a socket's addresses and its error.
 
 use std::ffi::{c_int, c_long, c_void};
 
@@ -50,14 +50,15 @@ pub(crate) unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     length: *mut socklen_t,
 ) -> c_int {
-    // The kernel does not know whether the program lets others share an address that it listens at.
+    // For these two the master answers: a listening socket has them set whether or not the
+    // program has set them.
     let shares = matches!(option, libc::SO_REUSEADDR | libc::SO_REUSEPORT);
     let word = match state() {
         Wrapped::By(state) if !(level == libc::SOL_SOCKET && shares) => state.word,
         _ => 0,
     };
     let is_error = (level, option) == (libc::SOL_SOCKET, libc::SO_ERROR);
-    // The master answers when the kernel knows of it too.
+    // The master answers by the time that the kernel has an error too.
     let refusal = if is_error { refusal(fd) } else { Refusal::None };
     let word = if matches!(refusal, Refusal::Unasked) { 0 } else { word };
     let at = [value as usize, length as usize];
@@ -72,7 +73,7 @@ pub(crate) unsafe extern "C" fn getsockopt(
             let room = size_of::<c_int>().min(*length as usize);
             let mut own = [0u8; size_of::<c_int>()];
             std::ptr::copy_nonoverlapping(value.cast(), own.as_mut_ptr(), room);
-            // If the program has had the kernel's by another call, it has had this one.
+            // If the program has read the kernel's error by another call, it has read this one.
             if own != [0; size_of::<c_int>()] {
                 std::ptr::copy_nonoverlapping((&raw const errno).cast::<u8>(), value.cast(), room);
             }
@@ -81,17 +82,17 @@ pub(crate) unsafe extern "C" fn getsockopt(
     returned(result) as c_int
 }
 
-/// Answer of the master about a connect that has failed.
+/// Answer of the master about a failed connect.
 enum Refusal {
-    /// Nothing: the kernel knows.
+    /// No answer: the kernel's result is right.
     None,
-    /// Why it has.
+    /// The reason of the failure.
     Because(c_int),
     /// No answer, for want of a descriptor: a call without the library's mark is left to seccomp.
     Unasked,
 }
 
-/// Why a flow of this socket has not come about, if it has not.
+/// Reason why the flow of this socket has failed, if it has.
 fn refusal(fd: c_int) -> Refusal {
     let Wrapped::By(state) = state() else { return Refusal::None };
     let mut bytes = [0u8; SOCKADDR];
@@ -113,7 +114,8 @@ fn refusal(fd: c_int) -> Refusal {
     }
 }
 
-/// What the kernel says, unless the socket's flow is the master's: then what that says.
+/// Returns an address of the socket: the master's answer if the flow is the master's, else the
+/// kernel's.
 ///
 /// # Safety
 /// `address` points to as many bytes as `length` says, which is given back.
@@ -121,7 +123,7 @@ unsafe fn name(call: c_long, fd: c_int, address: *mut sockaddr, length: *mut soc
     let mut word = if let Wrapped::By(state) = state() { state.word } else { 0 };
     let flow = flow_name(call, fd);
     if flow.is_err() {
-        // Without the word seccomp tells of it, and the master answers.
+        // Without the word, seccomp reports the call, and the master answers.
         word = 0;
     }
     if let Ok(Some((bytes, size))) = flow
@@ -141,7 +143,8 @@ unsafe fn name(call: c_long, fd: c_int, address: *mut sockaddr, length: *mut soc
     returned(unsafe { raw::call(call, arguments) }) as c_int
 }
 
-/// The name of a socket whose flow is the master's; an error if this process has no descriptor left to ask for it.
+/// Returns the address of a socket whose flow is the master's. The error says that this process
+/// has no descriptor left for the request.
 fn flow_name(call: c_long, fd: c_int) -> Result<Option<([u8; SOCKADDR], usize)>, c_int> {
     let Some((state, socket, cookie)) = flow_of(fd) else { return Ok(None) };
     match crate::ask::ask(state, &Request::Names { cookie }, None) {
