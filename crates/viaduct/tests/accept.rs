@@ -1,5 +1,5 @@
-//! When a proxy lets its clients in, and when it runs at all: after the server has answered, on
-//! demand, by a service manager's sockets.
+//! Times at which a proxy accepts its clients, and at which it runs at all: after the server
+//! has answered, on demand, by a service manager's sockets.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod common;
@@ -20,7 +20,7 @@ use viaduct_sys::ring::{Ring, RingConfig};
 use common::{until, when_seen};
 
 const PORT: u16 = 9000;
-/// Where a proxy is spoken to.
+/// Address of an explicit proxy.
 const AT: &str = "10.1.0.2:7000";
 const AFTER: [&str; 2] = ["--accept", "after-connect"];
 
@@ -40,13 +40,13 @@ impl World {
         &self.chain.hops()[0]
     }
 
-    /// On the path, with more arguments.
+    /// Starts a transparent proxy with more arguments.
     fn on_path(&self, more: &[&str]) -> Proxy {
         let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0"];
         Proxy::start(self.hop(), &[&path, more].concat()).unwrap()
     }
 
-    /// Spoken to, on the way to `to`, with more arguments.
+    /// Starts an explicit proxy for `to` with more arguments.
     fn spoken_to(&self, to: SocketAddr, more: &[&str]) -> Proxy {
         let to = to.to_string();
         Proxy::start(self.hop(), &[&["--listen", AT, "--to", &to], more].concat()).unwrap()
@@ -56,13 +56,13 @@ impl World {
         SocketAddr::new(self.chain.server().v4().into(), PORT)
     }
 
-    /// A listener in the server.
+    /// Opens a listener on the server.
     fn listen(&self, ip: IpAddr) -> TcpListener {
         let listen = || TcpListener::bind(SocketAddr::new(ip, PORT)).unwrap();
         self.chain.server().netns().enter(listen).unwrap()
     }
 
-    /// A connection from the client.
+    /// Connects from the client.
     fn connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
         let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(8));
         let stream = self.chain.client().netns().enter(connect).unwrap()?;
@@ -83,7 +83,7 @@ fn signal(proxy: &mut Proxy, signal: Signal) {
     kill_process(Pid::from_raw(proxy.process().id().cast_signed()).unwrap(), signal).unwrap();
 }
 
-/// One byte there and back.
+/// Sends one byte in each direction.
 fn echo(client: &mut TcpStream, listener: &TcpListener) -> IpAddr {
     let (mut server, peer) = listener.accept().unwrap();
     client.write_all(b"?").unwrap();
@@ -159,7 +159,7 @@ fn a_killed_proxy_is_passed_by_and_its_next_start_holds_again() {
     assert_eq!(world.rules(), "");
 }
 
-/// The proxies that a parent has started.
+/// Returns the proxies that a parent has started.
 fn children(parent: &mut Proxy) -> Vec<Pid> {
     let tasks = format!("/proc/{}/task", parent.process().id());
     let of = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children"));
@@ -211,7 +211,7 @@ fn on_demand_a_crashed_proxy_is_started_again() {
         }
         let mut client = world.connect(world.server()).unwrap();
         assert_ne!(echo(&mut client, &listener), client.local_addr().unwrap().ip());
-        // The parent's death is the proxy's too: then connections pass by.
+        // The proxy ends with its parent: then connections bypass it.
         signal(&mut parent, Signal::KILL);
         parent.process().wait().unwrap();
         until("passed by", || {
@@ -228,7 +228,7 @@ fn on_demand_what_keeps_a_proxy_from_starting_is_said_at_the_start() {
         let options = ["--listen", AT, "--to", "10.2.0.2:9000", "--on-demand"];
         Proxy::start(world.hop(), &[&options, more].concat())
     };
-    // No address of this machine.
+    // Not an address of this machine.
     let error = start(&["--metrics", "192.0.2.1:9747"]).unwrap_err().to_string();
     assert!(error.contains("192.0.2.1:9747") && error.contains("cannot start"), "{error}");
     let key = SecretKey::from_bytes([1; 32]).to_text();
@@ -283,11 +283,11 @@ fn a_service_managers_socket_is_served_and_the_proxy_goes_when_idle() {
     let listener = world.listen(world.server().ip());
     let at: SocketAddr = AT.parse().unwrap();
     let socket = world.hop().netns().enter(|| TcpListener::bind(at).unwrap()).unwrap();
-    // It is there before the proxy is.
+    // The socket exists before the proxy does.
     let mut client = world.connect(at).unwrap();
     let scratch = std::env::temp_dir().join(format!("viaduct-activated-{}", std::process::id()));
     let mut command = world.hop().command("sh");
-    // Descriptor 3 is the first of the protocol.
+    // Descriptor 3 is the first of the activation protocol.
     let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\"";
     command.args(["-c", script, env!("CARGO_BIN_EXE_viaduct"), "proxy", "--listen", AT, "--to"]);
     command.arg(world.server().to_string()).args(["--idle-exit", "300ms", "--run-dir"]);

@@ -1,5 +1,5 @@
-//! Clients that say where they want to go by SOCKS5 or HTTP CONNECT: hosts that they name, and what
-//! they are told of their flows.
+//! Clients that name their destination by SOCKS5 or HTTP CONNECT: hosts that they name, and the
+//! replies about their flows.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::io::{ErrorKind, Read, Write};
@@ -32,7 +32,7 @@ impl World {
         World { chain, keys: Scratch::new().unwrap() }
     }
 
-    /// The options of a tunnel's end whose key, and whose peer's, are made of these bytes.
+    /// Options of a tunnel's end, with its key and its peer's made of these bytes.
     fn keyed(&self, options: &str, [own, peer]: [u8; 2]) -> String {
         let key = SecretKey::from_bytes([own; 32]).to_text();
         let file = self.keys.write(&format!("{own}.key"), key).unwrap();
@@ -48,7 +48,7 @@ impl World {
         &self.chain.hops()[1]
     }
 
-    /// A server that sends back what it gets, for as long as the test runs.
+    /// Starts a server that echoes for as long as the test runs.
     fn echo(&self) {
         let listen = || TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).unwrap();
         let listener = self.chain.server().netns().enter(listen).unwrap();
@@ -62,7 +62,7 @@ impl World {
         });
     }
 
-    /// A connection from the client to the proxy at `at`.
+    /// Connects from the client to the proxy at `at`.
     fn connect(&self, at: &str) -> TcpStream {
         let at: SocketAddr = at.parse().unwrap();
         let connect = || TcpStream::connect_timeout(&at, SECONDS).unwrap();
@@ -71,7 +71,8 @@ impl World {
         stream
     }
 
-    /// Asks the proxy at `at` by SOCKS5 for `host`, as a name; its reply, and the flow.
+    /// Requests `host`, as a name, of the proxy at `at` by SOCKS5. Returns the reply code and
+    /// the flow.
     fn socks(&self, at: &str, host: &str, port: u16) -> (u8, TcpStream) {
         let mut stream = self.connect(at);
         stream.write_all(&[5, 1, 0]).unwrap();
@@ -84,7 +85,8 @@ impl World {
         (reply[1], stream)
     }
 
-    /// The same by HTTP CONNECT; the head of its answer. What follows is the flow, or why there is none.
+    /// Requests `host` by HTTP CONNECT. Returns the head of the answer; the flow, or the reason
+    /// for an error, follows it.
     fn http(&self, at: &str, host: &str, port: u16) -> (String, TcpStream) {
         let mut stream = self.connect(at);
         stream.write_all(format!("CONNECT {host}:{port} HTTP/1.1\r\n\r\n").as_bytes()).unwrap();
@@ -102,7 +104,7 @@ fn words(text: &str) -> Vec<&str> {
     text.split_whitespace().collect()
 }
 
-/// Whether what is said to a flow comes back.
+/// Returns whether the flow echoes what is sent on it.
 fn echoes(mut flow: TcpStream) -> bool {
     flow.write_all(b"is anybody there").unwrap();
     flow.shutdown(Shutdown::Write).unwrap();
@@ -115,7 +117,7 @@ fn a_name_goes_through_a_tunnel_as_it_is_and_the_far_end_alone_looks_it_up() {
     let world = World::new();
     world.echo();
     let far = "--tunnel-listen 10.2.0.2:7100 --allow-to 10.3.0.2/32";
-    // The first of a name's addresses may be one that is not allowed.
+    // The first address of a name may be one that is not allowed.
     let hosts = "10.3.0.1 only.there\n10.3.0.2 only.there\n10.2.0.2 not.allowed\n";
     let files = [("/etc/hosts", hosts), ("/etc/resolv.conf", "nameserver 127.0.0.1\n")];
     let far = world.keyed(far, [2, 1]);
@@ -142,7 +144,7 @@ fn a_name_goes_through_a_tunnel_as_it_is_and_the_far_end_alone_looks_it_up() {
     let asked = dns.recv(&mut [0; 512]).map_err(|error| error.kind());
     assert_eq!(asked, Err(ErrorKind::WouldBlock), "the near end has asked nobody");
 
-    // Where the near end has to know addresses, it asks.
+    // If the near end has to know addresses, it resolves names itself.
     let _particular = near(7001, "10.0.0.0/8");
     let mut stream = world.connect("10.1.0.2:7001");
     stream.write_all(b"CONNECT only.there:9000 HTTP/1.1\r\n\r\n").unwrap();
@@ -153,7 +155,7 @@ fn a_name_goes_through_a_tunnel_as_it_is_and_the_far_end_alone_looks_it_up() {
     assert!(query[..length].windows(10).any(|part| part == b"\x04only\x05ther"), "{query:?}");
 }
 
-/// Servers, and what is said of them: by SOCKS5, and by HTTP, with a word of its line.
+/// Servers, with the expected replies: SOCKS5 code, HTTP status, and a word of its line.
 const ANSWERS: [(&str, u16, u8, &str, &str); 5] = [
     ("10.3.0.2", PORT, 0, "200 ", ""),
     ("10.3.0.2", 9001, 5, "502 ", "refuses"),
@@ -187,7 +189,7 @@ fn clients_are_told_what_became_of_their_flow_whichever_way_it_went() {
         some.to_owned(),
         format!("{some} --next 10.2.0.2:7001 --tell option"),
         format!("{some} --next 10.2.0.2:7002 --tell proxy-tfo"),
-        // It is the far end that does not allow.
+        // The far end does not allow it.
         world.keyed("--allow-to 0.0.0.0/0,::/0 --tunnel 10.2.0.2:7100", [1, 2]),
     ];
     for way in ways {
@@ -235,7 +237,7 @@ fn bytes_that_came_with_the_request_are_counted() {
 #[test]
 fn no_address_in_particular_is_no_way_around_rules_about_this_machines() {
     let world = World::new();
-    // What nobody but the proxy's own machine may reach.
+    // Services that only the proxy's own machine may reach.
     let own = |node: &Node| {
         let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, PORT)).unwrap();
         node.netns().enter(listen).unwrap()
@@ -276,7 +278,7 @@ fn no_address_in_particular_is_no_way_around_rules_about_this_machines() {
 fn names_that_nobody_answers_for_keep_no_other_waiting() {
     let world = World::new();
     world.echo();
-    // A name server that hears and says nothing.
+    // A name server that never answers.
     let _deaf = world.near().netns().enter(|| UdpSocket::bind("127.0.0.1:53").unwrap()).unwrap();
     let files =
         [("/etc/hosts", "10.3.0.2 known.here\n"), ("/etc/resolv.conf", "nameserver 127.0.0.1\n")];

@@ -1,5 +1,5 @@
-//! The packet cache, asked by a real NAK-based receiver: what it dropped itself comes back in a LAN
-//! round trip instead of a WAN one.
+//! The packet cache with a real NAK-based receiver: packets that it dropped itself come back in
+//! a LAN round trip instead of a WAN one.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use viaduct_lab::gateways::GatewaySpec;
 use viaduct_lab::topology::{Host, Journal};
 use viaduct_lab::world::World;
 
-/// One-way delay of the link, in milliseconds.
+/// Delay of the link in each direction, in milliseconds.
 const DELAY: f64 = 50.0;
 
 #[test]

@@ -1,4 +1,4 @@
-//! `viaduct demo` as a person meets it: the table, the report, Ctrl-C, and what is refused.
+//! `viaduct demo` as a user sees it: the table, the report, Ctrl-C, and refusals.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The demo, with its report in a fresh directory of this test's own.
+/// The demo, with its report in a fresh directory of this test.
 fn demo(test: &str, args: &[&str]) -> (Command, PathBuf) {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
     let _ = fs::remove_dir_all(&dir);
@@ -20,7 +20,7 @@ fn demo(test: &str, args: &[&str]) -> (Command, PathBuf) {
     (command, dir)
 }
 
-/// Two demos at once would measure each other.
+/// Serialises the tests: two demos at once would disturb each other's measurements.
 fn alone() -> MutexGuard<'static, ()> {
     static MACHINE: Mutex<()> = Mutex::new(());
     MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -64,7 +64,7 @@ fn four_programs_cross_a_bad_link_and_viaduct_wins_back_what_loss_takes() {
     assert!(!fetches.iter().any(|fetch| page.contains(fetch)), "the page must stand alone");
 }
 
-/// Presses Ctrl-C once `step` begins; what the demo said.
+/// Sends SIGINT when `step` begins. Returns the output of the demo.
 fn interrupted(mut demo: Child, step: &str) -> Output {
     let mut lines = BufReader::new(demo.stderr.take().unwrap()).lines();
     let before: Vec<String> =
@@ -93,7 +93,7 @@ fn ctrl_c_ends_it_soon_and_keeps_what_there_is() {
 #[test]
 fn without_root_it_runs_as_well_or_says_what_forbids_it() {
     let _alone = alone();
-    // Where nobody may read and write.
+    // In a directory that everyone may read and write.
     let dir = std::env::temp_dir().join(format!("viaduct-test-demo-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
@@ -117,7 +117,7 @@ fn without_root_it_runs_as_well_or_says_what_forbids_it() {
     fs::remove_dir_all(&dir).unwrap();
 }
 
-/// `program`, run by the user nobody.
+/// Builds the command `program` as an unprivileged user.
 fn nobody(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program);

@@ -1,6 +1,7 @@
-//! Experiments in their quick form, with real gateways. A quick form is shorter and not softer: what is
-//! asserted has the figure's own bound. Where noise of a busy machine with two cores forbids that, FIGURES.md
-//! says "not in CI", and counts alone are asserted here, and that all checks were made.
+//! Experiments in their quick form, with real gateways. A quick form is shorter, but its bounds
+//! are the figure's own. Where the noise of a busy machine with two cores forbids that,
+//! FIGURES.md says "not in CI"; then only counts are asserted here, and that all checks were
+//! made.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -9,8 +10,8 @@ use viaduct_lab::binary::use_binary;
 use viaduct_lab::experiment::{Ended, Options, Outcome, perform, print_table};
 use viaduct_lab::experiments::select;
 
-/// They measure time: one at a time, but for those that do little else than wait for long round trips.
-/// (Tests begin by the order of their names: those of the second kind stand together.)
+/// Serialises the experiments, which measure time. Those that mostly wait for long round trips
+/// run in parallel. (Tests start in the order of their names: the second kind is adjacent.)
 static MACHINE: RwLock<()> = RwLock::new(());
 
 fn alone() -> RwLockWriteGuard<'static, ()> {
@@ -33,8 +34,8 @@ fn conduct(name: &str, quick: bool) -> Outcome {
     outcome
 }
 
-/// Asserts that an experiment made `total` checks, each of something that was measured, and that those whose
-/// names are chosen hold with the figure's own bound; there are `chosen` of them.
+/// Asserts that an experiment made `total` checks, each of a measured value, and that those
+/// selected by `of` meet the figure's bound; there are `chosen` of them.
 fn assert_holds(outcome: &Outcome, total: usize, chosen: usize, of: impl Fn(&str) -> bool) {
     let table = print_table(outcome, false);
     assert_eq!(outcome.checks.len(), total, "{table}");
@@ -65,7 +66,7 @@ fn the_link_loses_repeats_and_overtakes_as_it_is_told() {
 fn gateways_keep_messages_from_waiting_for_what_was_lost() {
     let _alone = alone();
     let outcome = quick("maelstrom/latency-loss");
-    // The 99th percentile through gateways is a matter of who else uses the processors.
+    // The 99th percentile through gateways depends on the load of the processors.
     assert_holds(&outcome, 3, 2, |name| !name.starts_with("protected p99"));
 }
 
@@ -73,7 +74,8 @@ fn gateways_keep_messages_from_waiting_for_what_was_lost() {
 fn gateways_keep_a_flow_from_collapsing() {
     let _alone = alone();
     let outcome = quick("maelstrom/throughput-loss");
-    // Protected flows without loss and with it, measured one after the other, share the processors with all else.
+    // Protected flows without and with loss, measured one after the other, share the processors
+    // with everything else.
     assert_holds(&outcome, 3, 1, |name| name == "at 1 %: protected over plain");
 }
 
@@ -89,7 +91,7 @@ fn real_gateways_recover_bursts_as_the_simulated_ones_do() {
 fn a_flood_of_syns_costs_the_servers_little_and_true_clients_next_to_nothing() {
     let _alone = alone();
     let outcome = quick("miniproxy/flood");
-    // How fast the flood and the clients are is the machine's affair, and one that is busy loses a SYN or two.
+    // The speed of flood and clients depends on the machine, and a busy one loses a SYN or two.
     let other = ["SYNs a second", "served, %"];
     let counted = |name: &str| !name.ends_with(", ms") && !other.iter().any(|o| name.ends_with(o));
     assert_holds(&outcome, 12, 4, counted);
@@ -106,11 +108,11 @@ fn an_idle_proxy_is_small() {
 fn hops_save_what_the_paper_says_on_the_path_and_told_by_the_option() {
     let _alone = alone();
     let outcome = quick("miniproxy/ttc");
-    // Whole downloads are longer, and are disturbed more often.
+    // Whole downloads take longer, and are disturbed more often.
     assert_holds(&outcome, 12, 6, |name| name.contains("time to first byte"));
 }
 
-/// The bar of this name.
+/// Returns the bar of this name.
 fn bar(outcome: &Outcome, plot: &str, name: &str) -> f64 {
     let found = outcome.series.iter().filter(|s| s.plot == plot).flat_map(|s| &s.points);
     found.filter(|point| point.label.as_deref() == Some(name)).map(|point| point.y).next().unwrap()
@@ -124,7 +126,7 @@ fn a_relay_costs_no_more_processor_time_than_the_one_that_splices() {
     for flows in ["1 flow", "8 flows"] {
         assert!(cost(flows, "viaduct") < 0.7 * cost(flows, "nginx stream"), "{outcome:#?}");
     }
-    // Rates are a matter of who else uses the processors.
+    // Rates depend on the load of the processors.
     assert_holds(&outcome, 5, 2, |name| name.ends_with("CPU-s per GB over HAProxy's"));
 }
 
@@ -132,7 +134,7 @@ fn a_relay_costs_no_more_processor_time_than_the_one_that_splices() {
 fn idle_relays_hold_no_pipes_and_little_memory() {
     let _alone = alone();
     let outcome = quick("miniproxy/connections");
-    // Times to the first byte are a matter of who else uses the processors.
+    // Times to the first byte depend on the load of the processors.
     assert_holds(&outcome, 5, 3, |name| !name.contains("time to the first byte"));
 }
 
@@ -155,8 +157,8 @@ fn tcp_of_1999_stalls_where_todays_does_not() {
 fn a_tunnel_lets_squids_answer_sooner_and_only_a_links_own_sessions_wait_for_it() {
     let _beside = beside_others();
     let outcome = quick("lfn/mux");
-    // Against connections that Squid has kept there is nothing left to win: on a busy machine either may be
-    // ahead. The slowest hundredth of a quick run is two documents.
+    // Against connections that Squid has kept there is nothing left to win: on a busy machine
+    // either may be ahead. The slowest 1 % of a quick run is two documents.
     let judged = |name: &str| !name.contains("kept") && !name.contains("slowest 1 %");
     assert_holds(&outcome, 27, 18, judged);
 }
@@ -172,11 +174,11 @@ fn a_tunnel_saves_small_documents_a_round_trip_and_its_sessions_do_not_hold_each
 fn first_answers_of_trickles_are_no_longer_than_what_asked_for_them() {
     let _alone = alone();
     let outcome = quick("trickles/object-size");
-    // Round trips of a single fetch are a matter of who else uses the processors.
+    // Round trips of a single fetch depend on the load of the processors.
     assert_holds(&outcome, 4, 1, |name| name.starts_with("bytes of the first"));
 }
 
-/// Every row that could be run does as it does directly.
+/// Asserts that every row that could be run gives the result of a direct connection.
 fn assert_alike(outcome: &Outcome) {
     let otherwise = outcome.params.iter().filter(|(name, _)| name.starts_with("otherwise"));
     for (name, what) in otherwise {
@@ -189,7 +191,8 @@ fn assert_alike(outcome: &Outcome) {
 fn attacks_on_a_server_that_keeps_nothing_are_refused_and_counted() {
     let _alone = alone();
     let outcome = quick("trickles/attacks");
-    // What liars and honest clients get in three seconds is not steady, but for who hides losses: it gets half.
+    // The rates of cheating and honest clients in three seconds are noisy, except for the
+    // client that hides losses: it gets half.
     let judged = |name: &str| !name.starts_with("who ") || name.starts_with("who hides losses");
     let chosen = outcome.checks.iter().filter(|check| judged(&check.name)).count();
     assert_holds(&outcome, 25, chosen, judged);
@@ -217,7 +220,7 @@ fn all_real_programs_do_as_they_do_directly() {
 fn offloaded_programs_are_woken_no_more_than_plain_ones() {
     let _alone = alone();
     let outcome = quick("tesla/latency");
-    // Wake-ups are counted; rates are a matter of the machine.
+    // Wake-ups are counts; rates depend on the machine.
     assert_holds(&outcome, 10, 2, |name| name.contains("wake-ups"));
     let outcome = quick("tesla/bandwidth");
     let blocks = outcome.checks.iter().filter(|check| !check.value.is_nan()).count();
@@ -273,6 +276,6 @@ fn an_open_flow_goes_around_a_path_that_fails_and_back() {
 fn four_flows_that_share_an_estimate_share_it_alike() {
     let _alone = alone();
     let outcome = quick("tesla/congestion");
-    // Their share of the bottleneck is short of the figure: FIGURES.md.
+    // Their share of the bottleneck is below the figure's: see FIGURES.md.
     assert_holds(&outcome, 5, 4, |name| name != "congestion: the four take of the bottleneck");
 }

@@ -1,5 +1,5 @@
-//! Whatever two programs do to each other over TCP, they see the same with Viaduct between them:
-//! each scenario runs over a direct connection first, and then each other way.
+//! Transparency: two programs over TCP see the same with and without Viaduct between them. Each
+//! scenario runs over a direct connection first, and then over each kind of proxy.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "common/mod.rs"]
@@ -20,24 +20,24 @@ use viaduct_proto::link::LinkConfig;
 use viaduct_proto::rng::Rng;
 use viaduct_sys::tcp;
 
-/// Where the server listens, and where nobody does.
+/// Port of the server, and a port without a listener.
 const OPEN: u16 = 9000;
 const CLOSED: u16 = 9001;
-/// The near proxy's ports that lead to them, and to a host that is not there.
+/// Ports of the near proxy that lead to them, and to a host that does not exist.
 const TO_OPEN: u16 = 7000;
 const TO_CLOSED: u16 = 7001;
 const TO_NOWHERE: u16 = 7002;
 
-/// What one end saw of the other.
+/// Result of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Saw {
-    /// So many bytes, which hash to this, and then the end.
+    /// This many bytes with this hash, and then the end.
     End(usize, u64),
-    /// So many bytes before a reset.
+    /// This many bytes before a reset.
     Reset(usize),
 }
 
-/// What both saw: the client, the server. `None`: there was no flow.
+/// Results of the client and the server; `None` if there was no flow.
 type Outcome = Option<(Saw, Saw)>;
 
 fn data(bytes: usize, seed: u64) -> Vec<u8> {
@@ -46,7 +46,7 @@ fn data(bytes: usize, seed: u64) -> Vec<u8> {
     data
 }
 
-/// Reads to the end, with a nap after each `every` bytes.
+/// Reads to the end, and sleeps after each `every` bytes.
 fn read(stream: &mut TcpStream, every: usize, nap: Duration) -> Saw {
     let (mut hash, mut sum, mut since) = (DefaultHasher::new(), 0, 0);
     let mut chunk = vec![0; 256 << 10];
@@ -76,14 +76,14 @@ fn write(mut stream: &TcpStream, bytes: &[u8]) {
     stream.shutdown(Shutdown::Write).unwrap();
 }
 
-/// Has it end by a reset, when it is dropped.
+/// Makes the drop of the stream send a reset.
 fn reset(stream: &TcpStream) {
     set_socket_linger(stream, Some(Duration::ZERO)).unwrap();
 }
 
 type Program = fn(TcpStream) -> Saw;
 
-/// A scenario: what the client does, what the server does.
+/// Scenarios: name, client, server.
 const SCENARIOS: &[(&str, Program, Program)] = &[
     ("nothing at all", quiet, quiet),
     ("one byte at a time", single_bytes, echo_bytes),
@@ -177,7 +177,7 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
             Saw::Reset(0)
         },
     ),
-    // A server that does not want the rest of a question answers so.
+    // A server that does not want the rest of a request answers this way.
     ("an answer, and a reset at once", half_heard, |s| answer_unheard(s, 200, |_| {})),
     ("a long one, and a reset", half_heard, |s| answer_unheard(s, 200_000, until_heard)),
     (
@@ -192,7 +192,7 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
     ),
 ];
 
-/// Waits until all that was sent has come: a reset would take the rest back.
+/// Waits until all sent data is acknowledged: a reset would discard the rest.
 fn until_heard(stream: &TcpStream) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while tcp::sending(stream).unwrap().held > 0 {
@@ -254,29 +254,29 @@ fn slowly(mut stream: &TcpStream) {
     stream.shutdown(Shutdown::Write).unwrap();
 }
 
-/// Bytes of a large transfer; `VIADUCT_LARGE` makes them a gigabyte.
+/// Bytes of a large transfer: 16 MB, or 1 GB if `VIADUCT_LARGE` is set.
 fn size() -> usize {
     if std::env::var_os("VIADUCT_LARGE").is_some() { 1_000_000_000 } else { 16_000_000 }
 }
 
-/// A client, two hops and a server, and what runs on the hops.
+/// A client, two hops and a server, and the proxies on the hops.
 struct World {
     _proxies: Vec<Proxy>,
     chain: Chain,
-    /// Where the client turns to, instead of the server.
+    /// Addresses to which the client connects instead of the server.
     by: Option<[IpAddr; 2]>,
 }
 
 impl World {
-    /// Of proxies with these arguments, at these hops; the first one's are for one family of
-    /// addresses, with `{to}` for where it leads.
+    /// Builds the world with proxies that `start` starts on the hops.
     fn new(start: impl FnOnce(&Chain) -> Vec<Proxy>) -> World {
         use_binary(env!("CARGO_BIN_EXE_viaduct"));
-        // The client is so far away that a server's answer may be there before its handshake's end.
+        // The client is so far away that the server's answer may arrive before the end of its
+        // handshake.
         let links = ["delay=5ms", "delay=1ms", "delay=1ms"];
         let links = links.map(|link| link.parse::<LinkConfig>().unwrap());
         let chain = Chain::build(&links, 1, &Journal::new()).unwrap();
-        // Refused there, as a router refuses that knows no way.
+        // Refused there, as by a router without a route.
         for hop in chain.hops() {
             let absent = ["10.99.0.0/16", "fd99::/64"];
             hop.ip(&absent.map(|net| format!("route add unreachable {net}"))).unwrap();
@@ -286,10 +286,10 @@ impl World {
         World { by: (!proxies.is_empty()).then_some(near), _proxies: proxies, chain }
     }
 
-    /// Runs a scenario in one family.
+    /// Runs a scenario in one address family.
     fn run(&self, v6: bool, (client, server): (Program, Program)) -> Outcome {
         let ip = self.chain.server().addresses().find(|ip| ip.is_ipv6() == v6).unwrap();
-        // The last listener may live on for a moment in a process that another test forks.
+        // A child that another test forks may hold the last listener open for a moment.
         let bind = || TcpListener::bind(SocketAddr::new(ip, OPEN)).ok();
         let listen = || common::within_some(Duration::from_secs(5), bind).unwrap();
         let listener = self.chain.server().netns().enter(listen).unwrap();
@@ -316,7 +316,7 @@ impl World {
         Ok(patient(self.chain.client().netns().enter(connect).unwrap()?))
     }
 
-    /// What becomes of a connection to somebody who is not there.
+    /// Result of a connection to a closed port or an absent host.
     fn absent(&self, v6: bool, port: u16) -> Outcome {
         let ip = match (port, v6) {
             (CLOSED, _) => self.chain.server().addresses().find(|ip| ip.is_ipv6() == v6).unwrap(),
@@ -325,7 +325,7 @@ impl World {
         };
         match self.connect(v6, ip, port) {
             Err(_) => None,
-            // Accepted before the server was asked: then it is a reset, and nothing before it.
+            // Accepted before the server was asked: the flow ends by a reset without data.
             Ok(mut stream) => match read_all(&mut stream) {
                 Saw::Reset(0) => None,
                 saw => panic!("a flow to nobody: {saw:?}"),
@@ -334,7 +334,7 @@ impl World {
     }
 }
 
-/// Addresses that no host has, on the server's link.
+/// Addresses without a host, on the server's link.
 const NOWHERE: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(10, 99, 0, 1), Ipv6Addr::new(0xfd99, 0, 0, 0, 0, 0, 0, 1));
 
@@ -344,7 +344,8 @@ fn patient(stream: TcpStream) -> TcpStream {
     stream
 }
 
-/// Where the near hop leads: its port, the place, and the family's number.
+/// Targets of the near hop: its port and the destination, with ports of their own in each
+/// family.
 fn places(chain: &Chain) -> Vec<(u16, SocketAddr)> {
     let mut places = Vec::new();
     for to in chain.server().addresses() {
@@ -357,7 +358,7 @@ fn places(chain: &Chain) -> Vec<(u16, SocketAddr)> {
     places
 }
 
-/// Proxies at the near hop, one for each place and family, with further arguments.
+/// Starts proxies at the near hop, one for each target, with further arguments.
 fn near(chain: &Chain, arguments: &[&str]) -> Vec<Proxy> {
     let start = |(port, to): (u16, SocketAddr)| {
         let words = [&["--listen", &format!("[::]:{port}"), "--to", &to.to_string()], arguments];
@@ -366,7 +367,7 @@ fn near(chain: &Chain, arguments: &[&str]) -> Vec<Proxy> {
     places(chain).into_iter().map(start).collect()
 }
 
-/// The same with a tunnel each, whose far end is the second hop.
+/// Starts the same proxies with a tunnel each to the second hop.
 fn tunnels(chain: &Chain, carrier: &str, keys: &Scratch) -> Vec<Proxy> {
     let key = |name: &str, byte: u8| {
         let secret = SecretKey::from_bytes([byte; 32]);
@@ -392,7 +393,7 @@ fn tunnels(chain: &Chain, carrier: &str, keys: &Scratch) -> Vec<Proxy> {
     proxies
 }
 
-/// Compares all scenarios in both families with what a direct connection shows.
+/// Compares all scenarios in both families with a direct connection.
 fn compare(start: impl FnOnce(&Chain) -> Vec<Proxy>) {
     let (direct, through) = (World::new(|_| Vec::new()), World::new(start));
     for v6 in [false, true] {

@@ -1,4 +1,4 @@
-//! Real gateways in a lab's world: what hosts see, and what stays when a gateway goes.
+//! Real gateways in a lab world: the view of hosts, and the state that a gateway leaves.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "common/mod.rs"]
@@ -25,7 +25,7 @@ fn world(mtu: (u32, u32), link: &str) -> World {
     World::new(mtu, &link.parse().unwrap(), 1, &Journal::new()).unwrap()
 }
 
-/// Waits until it is `done`, some seconds at most.
+/// Waits until the condition holds, 15 s at most.
 fn eventually(gateway: &Gateway, what: &str, done: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(15);
     while !done() {
@@ -34,13 +34,13 @@ fn eventually(gateway: &Gateway, what: &str, done: impl Fn() -> bool) {
     }
 }
 
-/// How many of 300 pings of `size` bytes never came back.
+/// Number of 300 pings of `size` bytes that got no answer.
 fn lost_pings(world: &World, v6: bool, size: u32) -> usize {
     let ping = Ping { count: 300, interval: Duration::from_millis(5), size };
     let b1 = world.b1();
     let to = if v6 { b1.v6().unwrap().into() } else { b1.v4().into() };
     let report = ping.run(world.a1(), to).unwrap();
-    // An answer may come twice, where a packet was recovered that was only late.
+    // A reply may arrive twice: a packet that was only late was recovered too.
     let answered: BTreeSet<_> = report.round_trips_ms.iter().map(|(number, _)| *number).collect();
     300 - answered.len()
 }
@@ -51,7 +51,8 @@ fn pings_of_every_kind_get_through_a_lossy_link() {
     let plain = lost_pings(&world, false, 100);
     assert!(plain >= 5, "the link loses six in a hundred round trips, not {plain} in 300");
     world.protect(&GatewaySpec::default()).unwrap();
-    // Those of few packets leave again at once; parts come back by the window or when asked for.
+    // Packets of few fragments are released at once; fragments are recovered by the window or
+    // on request.
     for (kind, v6, size) in [("IPv4", false, 100), ("IPv6", true, 100), ("in parts", false, 4000)] {
         let lost = lost_pings(&world, v6, size);
         assert!(lost <= 6, "{kind}: {lost}");
@@ -70,7 +71,7 @@ fn jumbo_packets_are_protected() {
     assert_eq!(status.kept_below, [None]);
 }
 
-/// Gateways that have hosts send shorter packets.
+/// Gateways that make hosts send shorter packets.
 fn short() -> GatewaySpec {
     GatewaySpec::fec("lower_mtu = true\n")
 }
@@ -83,7 +84,7 @@ fn with_equal_mtus_nothing_is_altered_and_repairs_leave_in_parts() {
     let node = world.dumbbell.gateway_a().clone();
     let altered = || {
         let routes = ["-4", "-6"].map(|family| node.run("ip", &[family, "route"]).unwrap());
-        // The interface of the gateway's own that recovered packets come in by.
+        // Excludes the gateway's own interface, by which recovered packets enter.
         let routes = routes.concat();
         let routes: Vec<_> = routes.lines().filter(|of| !of.contains(" vd-")).collect();
         format!("{routes:?} {}", node.run("nft", &["list", "ruleset"]).unwrap())
@@ -191,7 +192,7 @@ fn with_equal_mtus_packets_are_kept_short_where_the_operator_has_it_so() {
     let mut world = world((1500, 1500), "rate=200M,delay=20ms,queue=50ms,loss=1%");
     let flow = Iperf::tcp("cubic", 4, 2);
     let plain = flow.run(world.a1(), world.b1()).unwrap().received;
-    // Its last segments, which may be sent again, are as long as the WAN's MTU.
+    // Its last segments, which may be retransmitted, are as long as the WAN's MTU.
     let connected = ["-Htn", "state", "connected", "exclude", "time-wait"];
     let ended = |host: &Node| host.run("ss", &connected).unwrap().trim().is_empty();
     let ended = || ended(world.a1()) && ended(world.b1());
@@ -203,7 +204,7 @@ fn with_equal_mtus_packets_are_kept_short_where_the_operator_has_it_so() {
     let ruleset = world.dumbbell.gateway_a().run("nft", &["list", "ruleset"]).unwrap();
     assert!((1400..1430).contains(&kept) && ruleset.contains("maxseg"), "{kept} {ruleset}");
     assert_eq!(status.shell().send_failed, 0, "no repair is too long for the WAN");
-    // Beside what a busy machine has not looked at.
+    // Except for packets that a busy machine has missed.
     let unprotected = status.peer().sender.unprotected;
     let missed = status.shell().tap_drops_out + status.shell().tap_late_out;
     assert_eq!(unprotected, missed, "segments of TCP come at the right size");
@@ -223,7 +224,7 @@ fn repairs_yield_where_the_gateways_own_queue_drops_packets() {
         let stream = Iperf::udp(1_000_000 * megabits, 1_172, 9);
         let (a1, b1) = (a1.clone(), b1.clone());
         let flow = thread::spawn(move || stream.run(&a1, &b1));
-        // Until more is known than that packets are lost.
+        // Long enough to know more than that packets are lost.
         thread::sleep(Duration::from_secs(5));
         let before = sent(&mut world);
         flow.join().unwrap().unwrap();
@@ -259,7 +260,7 @@ fn a_gateway_may_be_killed_at_any_time() {
     assert!(report.received > 1e6, "{report:?}");
 }
 
-/// What a gateway changes on its machine, as the machine's own tools show it.
+/// State that a gateway changes on its machine, from the machine's own tools.
 fn system(node: &Node) -> String {
     let offloads = node.run("ethtool", &["-k", "wan0"]).unwrap();
     let routes = node.run("ip", &["route"]).unwrap() + &node.run("ip", &["-6", "route"]).unwrap();
@@ -285,7 +286,7 @@ fn the_machine_is_put_back_as_it_was() {
     assert_eq!(system(&node), during, "a start after a kill changes the same again, once");
     gateways.a.stop().unwrap();
     assert_eq!(system(&node), before);
-    // Also if it is asked to end before it is up.
+    // Also if it is stopped before it is up.
     for millis in [10, 30, 60, 100, 200] {
         gateways.a.start().unwrap();
         thread::sleep(Duration::from_millis(millis));
@@ -299,7 +300,7 @@ fn gateways_that_observe_change_nothing_and_count_what_devices_cut() {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
     let mut world = World::build(&DumbbellSpec::default(), &Journal::new()).unwrap();
     let nodes = [world.dumbbell.gateway_a().clone(), world.dumbbell.gateway_b().clone()];
-    // So that what the host sends reaches the tap as it left: long, to be cut by the last device.
+    // So that host packets reach the tap as sent: long, to be segmented by the last device.
     nodes[0].run("ethtool", &["-K", "wan0", "tso", "on", "gso", "on"]).unwrap();
     world.a1().run("ethtool", &["-K", "eth0", "tso", "on"]).unwrap();
     let before = nodes.each_ref().map(system);
@@ -316,10 +317,10 @@ fn gateways_that_observe_change_nothing_and_count_what_devices_cut() {
     let (sender, receiver) = (a.peer().sender, b.peer().receiver);
     let least = received * 3.0 / 8.0 / 1448.0;
     assert!(sender.packets as f64 > 0.95 * least, "{least}: {sender:?}");
-    // Each is known by its name: it was cut alike at both ends.
+    // Each packet has the same name at both ends: it was segmented alike.
     assert_eq!((receiver.link.lost, receiver.late), (0, 0), "{receiver:?}");
     assert!(receiver.link.covered as f64 > 0.95 * least, "{least}: {receiver:?}");
-    // Repairs need the changes: a reload makes them, and the end undoes them.
+    // Repairs require changes to the system: a reload makes them, and the end reverts them.
     let text = std::fs::read_to_string(gateways.a.config()).unwrap();
     std::fs::write(gateways.a.config(), text.replace("\"observe\"", "\"auto\"")).unwrap();
     gateways.a.signal(Signal::HUP).unwrap();
@@ -356,8 +357,8 @@ fn a_reload_takes_effect_whole_or_not_at_all() {
     assert!(after.up && after.sender.protected >= before + 250, "{after:?}");
 }
 
-/// Sends what a stranger on the WAN can send, for as long as `going`: real repairs again, cut,
-/// with a bit flipped, and noise. Returns how many.
+/// Sends packets that an attacker on the WAN can send, for as long as `going`: real repairs
+/// again, truncated, with a flipped bit, and noise. Returns their number.
 fn attack(node: &Node, going: &AtomicBool) -> u64 {
     node.netns()
         .enter(|| {
@@ -413,11 +414,11 @@ fn a_hostile_sender_gets_nothing_in_and_disturbs_nothing() {
     assert!(session.forged > 0 && session.replayed > 0, "{session:?}");
     assert_eq!(status.shell().injected, receiver.recovered, "only what was lost is injected");
     assert_eq!((receiver.garbled, receiver.foreign, receiver.malformed), (0, 0, 0));
-    // Every packet that B's hosts got was sent by A's: 300 requests and few more.
+    // Every packet that B's hosts got was sent by A's: 300 requests and a few more.
     assert!(receiver.packets + receiver.recovered <= 310, "{receiver:?}");
 }
 
-/// Processor time that the gateway's process has used.
+/// Processor time of the gateway's process.
 fn cpu(pid: Pid) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
     let words: Vec<_> = stat.rsplit(") ").next().unwrap().split(' ').collect();
@@ -466,10 +467,10 @@ fn the_room_for_repairs_follows_the_wan() {
         node.run("ip", &["link", "set", "wan0", to]).unwrap();
     }
     thread::sleep(Duration::from_millis(1_500));
-    // Later than the interface, as a network manager would.
+    // Later than the interface, as by a network manager.
     node.run("sh", &["-c", &format!("ip route replace {}", before.trim())]).unwrap();
     eventually(gateway, "a flap", || routes().contains("mtu lock"));
-    // An operator's route of his own is taken up.
+    // A route that an operator replaces is adopted.
     node.run("ip", &["route", "replace", route, "via", "192.0.2.2", "dev", "wan0"]).unwrap();
     assert!(!routes().contains("mtu lock"));
     eventually(gateway, "another route", || routes().contains("mtu lock"));
@@ -491,7 +492,7 @@ fn repairs_that_have_no_room_are_told_of_until_they_have() {
     assert_eq!(gateway.log().matches("WARN the WAN has changed").count(), 1, "{}", gateway.log());
     node.run("ip", &["link", "set", "wan0", "mtu", "1500"]).unwrap();
     eventually(gateway, "room again", || trouble().is_empty());
-    // A reload takes effect where a peer's route is not there, and waits for that route.
+    // A reload takes effect although a peer has no route, and waits for that route.
     node.run("ip", &["-6", "route", "flush", six]).unwrap();
     gateway.signal(Signal::HUP).unwrap();
     eventually(gateway, "the reload", || gateway.log().contains("INFO reloaded"));
@@ -517,7 +518,7 @@ fn a_peer_that_ends_is_down_and_the_log_says_so() {
     gateways.wait_until_up().unwrap();
     let up = || gateways.a.status().unwrap().peers[0].state == "up";
     eventually(&gateways.a, "up again", up);
-    // Where the interface itself is down, that is what is said.
+    // If the interface itself is down, that is the reported reason.
     let node = world.dumbbell.gateway_a().clone();
     node.run("ip", &["link", "set", "wan0", "down"]).unwrap();
     let gateway = &world.gateways().unwrap().a;

@@ -1,5 +1,5 @@
-//! Hops that may stand anywhere: told where a flow goes by an option in its SYN, by the SYN's data, or
-//! in words, and what of it is on the wire.
+//! Hops at any place: they learn a flow's destination from an option in its SYN, from the SYN's
+//! data, or from a preface. Also the packets on the wire.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::io::{ErrorKind, Read, Write};
@@ -28,12 +28,13 @@ fn chain(link: &str) -> Chain {
     Chain::build(&[link.clone(), link.clone(), link], 1, &Journal::new()).unwrap()
 }
 
-/// A proxy with these words.
+/// Starts a proxy with these arguments.
 fn proxy(node: &Node, words: &str) -> Proxy {
     Proxy::start(node, &words.split_whitespace().collect::<Vec<_>>()).unwrap()
 }
 
-/// An explicit hop, for clients in 10.0.0.0/8 and servers there, and the same in IPv6.
+/// Starts an explicit hop for clients in 10.0.0.0/8 and servers in 10.3.0.0/16, and the same in
+/// IPv6.
 fn hop(node: &Node, at: &str, words: &str) -> Proxy {
     let allowed = "--allow-from 10.0.0.0/8,fd00::/16 --allow-to 10.3.0.0/16,fd00:3::/32";
     proxy(node, &format!("--listen {at} {allowed} {words}"))
@@ -43,7 +44,7 @@ fn socket(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// A server that sends back what it gets, and says who came.
+/// Starts a server that echoes one connection. Returns its peer's address.
 fn echo(host: &Host, ip: IpAddr) -> thread::JoinHandle<IpAddr> {
     let bind = || TcpListener::bind(SocketAddr::new(ip, SERVER)).unwrap();
     let listener = host.netns().enter(bind).unwrap();
@@ -56,7 +57,7 @@ fn echo(host: &Host, ip: IpAddr) -> thread::JoinHandle<IpAddr> {
     })
 }
 
-/// Says something to `to` from the client; what comes back.
+/// Sends `words` to `to` from the client. Returns the answer.
 fn say(from: &Host, to: SocketAddr, words: &[u8]) -> std::io::Result<Vec<u8>> {
     let connect = || TcpStream::connect_timeout(&to, SECONDS);
     let mut stream = from.netns().enter(connect).unwrap()?;
@@ -68,7 +69,7 @@ fn say(from: &Host, to: SocketAddr, words: &[u8]) -> std::io::Result<Vec<u8>> {
     Ok(data)
 }
 
-/// What a machine's device sees of SYNs and of the first ACK behind one.
+/// Tap on a device for SYNs, and for the first ACK behind one.
 struct Tap(Ring);
 
 impl Tap {
@@ -77,7 +78,7 @@ impl Tap {
         Tap(node.netns().enter(|| Ring::open(device, config).unwrap()).unwrap())
     }
 
-    /// The first packet that `is` what is looked for, and when it came.
+    /// Waits for a packet that matches `is`. Returns it with its time.
     fn find(&mut self, is: impl Fn(&[u8]) -> bool) -> (Vec<u8>, Instant) {
         let deadline = Instant::now() + SECONDS;
         loop {
@@ -97,7 +98,7 @@ impl Tap {
     }
 }
 
-/// A TCP packet, IPv4 or IPv6, with ACK alone, or with data behind a handshake.
+/// True for a TCP packet, IPv4 or IPv6, with ACK and without SYN or RST.
 fn is_ack(packet: &[u8]) -> bool {
     const ACK: u8 = 0x10;
     const SYN_RST: u8 = 0x06;
@@ -105,7 +106,7 @@ fn is_ack(packet: &[u8]) -> bool {
     packet.get(at + 13).is_some_and(|flags| flags & ACK != 0 && flags & SYN_RST == 0)
 }
 
-/// The onward SYN of each hop, and how far ahead of its client's ACK it left.
+/// Returns the outbound SYN of each hop, and how long it left before the client's ACK.
 fn ahead(hops: &[&Node], say: impl FnOnce()) -> Vec<(Syn, Duration)> {
     let tapped = hops.iter().map(|node| {
         let (mut west, mut east) = (Tap::open(node, "west"), Tap::open(node, "east"));
@@ -120,7 +121,8 @@ fn ahead(hops: &[&Node], say: impl FnOnce()) -> Vec<(Syn, Duration)> {
     tapped.into_iter().map(seen).collect()
 }
 
-/// Half a round trip of a link in these tests: an ACK is a whole one behind what is early, and ahead of what is late.
+/// Half a round trip of a link in these tests. An early SYN leaves a whole one before the ACK,
+/// a late SYN after it.
 const EARLY: Duration = Duration::from_millis(25);
 
 #[test]
@@ -156,7 +158,7 @@ fn a_chain_of_two_hops_is_told_by_the_option_each_syn_ahead_of_its_clients_ack()
 fn ipv6_goes_by_the_data_of_the_syn_and_as_early() {
     let chain = chain("delay=25ms");
     let [first, second] = chain.hops() else { panic!("two hops") };
-    // The first is on the path; the second is told, and its client is the first.
+    // The first is on the path; the second is explicit, and its client is the first.
     let _second = hop(second, "[fd00:2::2]:7000", "--expect option,proxy");
     let _first = proxy(first, "--listen [::]:7000 --intercept fd00:3::/64 --next [fd00:2::2]:7000");
     let server: IpAddr = chain.server().v6().unwrap().into();
@@ -186,12 +188,12 @@ fn what_is_denied_or_has_no_option_is_reset_and_goes_nowhere() {
     );
     let reset = |to: &str| {
         let error = say(chain.client(), socket(to), b"anybody").unwrap_err();
-        // Which it is depends on what the client was at when the reset came.
+        // The kind depends on the client's state when the reset arrived.
         let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::NotConnected];
         let reset = kinds.contains(&error.kind());
         assert!(reset, "{to}: {error}");
     };
-    // Late, no tap has seen the option: it is heeded when the connection is accepted.
+    // With late forwarding no tap sees the option: it is read when the connection is accepted.
     for forward in ["early", "late"] {
         let _first = hop(first, "10.1.0.2:7000", &format!("--expect option --forward {forward}"));
         let steer = Proxy::steer(chain.client(), "10.1.0.2".parse().unwrap()).unwrap();
@@ -230,7 +232,7 @@ fn a_hop_on_the_path_lets_the_option_go_on_to_the_hop_that_it_is_for() {
     }
 }
 
-/// A server that says its port to everybody, for as long as the test runs.
+/// Starts a server that sends its port to each client, for as long as the test runs.
 fn ports(host: &Host, ip: IpAddr, port: u16) {
     let bind = || TcpListener::bind(SocketAddr::new(ip, port)).unwrap();
     let listener = host.netns().enter(bind).unwrap();
@@ -244,7 +246,7 @@ fn ports(host: &Host, ip: IpAddr, port: u16) {
     });
 }
 
-/// Many at once, from the client by the hop of that family, to two servers in turn.
+/// Opens many flows at once, from the client by the hop of that family, to two servers in turn.
 fn all_find_their_own(chain: &Chain, ip: IpAddr) {
     thread::scope(|scope| {
         for worker in 0..12 {
@@ -261,7 +263,7 @@ fn all_find_their_own(chain: &Chain, ip: IpAddr) {
 
 #[test]
 fn of_many_at_once_each_finds_its_own_server() {
-    // As quick as it goes: a SYN may be accepted before the tap was read.
+    // Without delay: a SYN may be accepted before the tap was read.
     let chain = chain("delay=0us");
     let [first, second] = chain.hops() else { panic!("two hops") };
     for ip in chain.server().addresses() {
@@ -283,7 +285,7 @@ fn a_mixed_chain_carries_curl() {
     let chain = chain("delay=1ms");
     let [first, second] = chain.hops() else { panic!("two hops") };
     let web = WebServer::start(chain.server(), 50_000, 1).unwrap();
-    // On the path, then by the option, on a machine where SOCKS is heard as well.
+    // On the path, then by the option, on a machine that accepts SOCKS as well.
     let _second = hop(second, "10.2.0.2:7000", "--expect option,proxy,socks");
     let _first = proxy(first, "--listen [::]:7000 --intercept 10.3.0.0/16 --next 10.2.0.2:7000");
     let direct = web.download(chain.client(), SECONDS).unwrap();

@@ -1,4 +1,4 @@
-//! `viaduct lab` as a person uses it: what it leaves behind when it is killed, and what it says.
+//! `viaduct lab` as a user sees it: the state that it leaves when it is killed, and its output.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../../viaduct-lab/tests/canary/mod.rs"]
@@ -13,7 +13,7 @@ use canary::{Canary, interfaces_here};
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 
-/// A directory of this test's own.
+/// A directory of this test.
 fn scratch(test: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
     let _ = fs::remove_dir_all(&dir);
@@ -44,7 +44,7 @@ fn wait_until<T>(what: &str, condition: impl Fn() -> Option<T>) -> T {
     }
 }
 
-/// The ids of the children of any thread of `pid` that run `program`.
+/// Process IDs of the children of any thread of `pid` that run `program`.
 fn children_running(pid: u32, program: &str) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
@@ -57,7 +57,7 @@ fn children_running(pid: u32, program: &str) -> Vec<u32> {
     ids.filter(runs).collect()
 }
 
-/// Lays a wire into every namespace that the lab keeps open.
+/// Watches every namespace that the lab keeps open.
 fn watch(lab: &Child) -> Canary {
     let mut canary = Canary::new();
     let own = fs::read_link("/proc/self/ns/net").unwrap();
@@ -85,7 +85,7 @@ fn kill_9_leaves_no_namespace_no_interface_and_no_process() {
         let stat = fs::read_to_string(format!("/proc/{sleeper}/stat")).unwrap_or_default();
         (stat.is_empty() || stat.contains(") Z ")).then_some(())
     });
-    // Its files are all that a killed lab leaves; the next one sweeps them away.
+    // A killed lab leaves only its files; the next one removes them.
     let files = std::env::temp_dir().join(format!("viaduct-lab-{}-0", lab.id()));
     assert!(self::lab(&["shell", "dumbbell", "--", "true"]).status().unwrap().success());
     assert!(!files.exists());
@@ -164,11 +164,12 @@ fn bad_input_gets_one_clear_line() {
 
 #[test]
 fn without_root_it_works_in_a_user_namespace_or_says_what_forbids_it() {
-    // Where nobody may read it.
+    // In a directory that everyone may read.
     let dir = std::env::temp_dir().join(format!("viaduct-test-rootless-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
     let binary = dir.join("viaduct");
-    // By a process that nobody inherits from: what is open to be written cannot be run.
+    // By another process: a file that is open for writing cannot be run, and children could
+    // inherit the descriptor.
     assert!(Command::new("cp").arg(VIADUCT).arg(&binary).status().unwrap().success());
     let mut nobody = Command::new("setpriv");
     nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&binary);

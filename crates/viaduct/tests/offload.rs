@@ -1,5 +1,5 @@
-//! Where the kernel can do all of a chain's work, a wrapped program holds the real socket, and makes no
-//! system call that it would not have made.
+//! Kernel offload: if the kernel can do all of a chain's work, a wrapped program has the real
+//! socket, and makes no further system calls.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod common;
@@ -13,20 +13,20 @@ use std::thread::{self, JoinHandle};
 
 use common::holders_of_other_end;
 
-/// Connects, says something and hears the answer, by descriptor 3.
+/// Connects, sends lines and reads the answers, by descriptor 3.
 const PROGRAM: &str = "exec 3<>/dev/tcp/127.0.0.1/$0; echo hello >&3; read -u 3 answer; \
                        echo and more >&3; read -u 3 answer; exec 3>&-";
 const LINES: usize = 2;
 
-/// What came of a run of the program.
+/// Observations of a run of the program.
 struct Seen {
-    /// Its system calls from its connect on, in order, without those that it makes of its own time.
+    /// Its system calls from the connect on, in order, without those that depend on timing.
     calls: Vec<String>,
-    /// The programs that hold the socket that the far end speaks with.
+    /// The programs that hold the other end of the far end's socket.
     holders: Vec<String>,
 }
 
-/// Runs the program under these words of `viaduct run`; plain without any.
+/// Runs the program under `viaduct run` with these words; without words, plainly.
 fn run(words: &[&str]) -> Seen {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
@@ -46,7 +46,7 @@ fn run(words: &[&str]) -> Seen {
     Seen { calls: calls.map(name).collect(), holders: far_end.join().unwrap() }
 }
 
-/// Answers each line; who held the other end meanwhile.
+/// Answers each line. Returns the programs that held the other end meanwhile.
 fn answer(stream: TcpStream) -> Vec<String> {
     let mut writer = stream.try_clone().unwrap();
     let mut lines = BufReader::new(stream).lines();

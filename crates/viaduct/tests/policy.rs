@@ -1,4 +1,4 @@
-//! A proxy with a config: what its policies do to flows, and that reading it again cuts none.
+//! A proxy with a config: the effect of its policies on flows, and reloads that cut no flow.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod common;
@@ -38,13 +38,14 @@ impl World {
         self.chain.server().addresses().collect()
     }
 
-    /// A flow to `port`, the client's end and the server's; `None` if it is refused.
+    /// Opens a flow to `port`. Returns the client's end and the server's; `None` if it is
+    /// refused.
     fn flow(&self, ip: IpAddr, port: u16) -> Option<(TcpStream, TcpStream)> {
         let at = SocketAddr::new(ip, port);
         let listen = || TcpListener::bind(at).unwrap();
         let listener = self.chain.server().netns().enter(listen).unwrap();
         let connect = || TcpStream::connect_timeout(&at, Duration::from_secs(5));
-        // A reset may come before the handshake is known to be done.
+        // A reset may arrive before the handshake is complete at the client.
         let mut client = self.chain.client().netns().enter(connect).unwrap().ok()?;
         client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -68,12 +69,12 @@ impl World {
         serde_json::from_slice::<Value>(&output.stdout).unwrap()["counters"].clone()
     }
 
-    /// Waits until the log says `what`.
+    /// Waits until the log contains `what`.
     fn wait_for(&self, what: &str) {
         self.wait_for_times(what, 1);
     }
 
-    /// Waits until it has said so, so often.
+    /// Waits until the log contains `what` this many times.
     fn wait_for_times(&self, what: &str, times: usize) {
         let deadline = Instant::now() + Duration::from_secs(5);
         while self.proxy.log().matches(what).count() < times {
@@ -83,7 +84,7 @@ impl World {
     }
 }
 
-/// Sends `bytes` one way to their end, and what came of them back.
+/// Sends `bytes` and the end in one direction, and the same bytes back. Returns the time.
 fn there_and_back(flow: Option<(TcpStream, TcpStream)>, bytes: &[u8]) -> Duration {
     let began = Instant::now();
     let (client, server) = flow.unwrap();
@@ -107,7 +108,7 @@ fn policies_pass_deny_and_slow_flows_and_have_them_pass_handlers() {
             assert!(took >= Duration::from_millis(100), "{bytes} bytes took {took:?}");
         }
         for port in [9003, 9004] {
-            // A second's worth each way, less what leaves at once.
+            // A second's worth in each direction, less the burst at the start.
             let took = there_and_back(world.flow(ip, port), &random(1_000_000));
             let expected = Duration::from_millis(1_400)..Duration::from_secs(4);
             assert!(expected.contains(&took), "{port}: {took:?}");
@@ -155,7 +156,8 @@ fn policies_lead_flows_through_tunnels_by_their_names_and_past_them() {
         file.unwrap().display().to_string()
     };
     let public = |own: u8| SecretKey::from_bytes([own; 32]).public().to_string();
-    // One far end is a router, the other the server itself: so it can be seen which way a flow came.
+    // One far end is a router, the other the server itself, so that the path of a flow can be
+    // told.
     let far = |node, own| {
         let near = public(1);
         let listen = ["--tunnel-listen", "[::]:7100", "--key", &key(own), "--peer", &near];
@@ -205,7 +207,7 @@ fn proxies_on_demand_do_what_their_parent_has_checked() {
         }
     };
     let gone = || world.wait_for_times("idle", world.proxy.log().matches("started").count());
-    // Wrong, and not even read: no signal has said so.
+    // The file is wrong, and not even read: there was no signal.
     gone();
     std::fs::write(world.proxy.directory().join("proxy.toml"), "[proxy]\nflows = 0\n").unwrap();
     assert!(world.flow(ip, 9001).is_some(), "the next one does as the last one did");
@@ -221,7 +223,7 @@ fn proxies_on_demand_do_what_their_parent_has_checked() {
     world.proxy.reload(&denied).unwrap();
     world.wait_for_times("read again", 1);
     denies();
-    // One that runs hears of it at once.
+    // A running proxy reloads at once.
     let (_client, _server) = world.flow(ip, 9002).unwrap();
     world.proxy.reload(&head).unwrap();
     world.wait_for_times("read again", 3);

@@ -1,4 +1,4 @@
-//! What passes a relay beside plain bytes: TCP's urgent byte, and the news that an end is gone.
+//! Signals that a relay forwards beside plain bytes: TCP's urgent byte, and the loss of an end.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::io::{ErrorKind, Read, Write};
@@ -15,7 +15,7 @@ use viaduct_proto::link::LinkConfig;
 use viaduct_proto::split::proxy::{Addresses, emit};
 use viaduct_sys::urgent;
 
-/// A client and a server, joined through a proxy on the path.
+/// A client and a server, connected through a proxy on the path.
 struct World {
     client: TcpStream,
     server: TcpStream,
@@ -41,7 +41,7 @@ impl World {
     }
 }
 
-/// Reads as many bytes as `expected` has, and compares.
+/// Reads as many bytes as `expected` has, and compares them.
 fn reads(stream: &mut impl Read, expected: &[u8]) {
     let mut got = vec![0; expected.len()];
     stream.read_exact(&mut got).unwrap();
@@ -56,7 +56,7 @@ fn an_urgent_byte_arrives_as_one_and_holds_nothing_up() {
         assert!(urgent::give(from, b'!').unwrap());
         from.write_all(b"behind").unwrap();
         reads(&mut to, b"before");
-        // Beside the stream, as programs take it that know of it.
+        // Read with MSG_OOB, as by programs that know of it.
         let deadline = Instant::now() + Duration::from_secs(5);
         let mut byte = [0];
         while recv(to, &mut byte[..], RecvFlags::OOB).is_err() {
@@ -83,7 +83,7 @@ fn an_urgent_byte_behind_where_to_go_stays_where_it_stood() {
     let request = format!("ONNECT {to} HTTP/1.1\r\n\r\n").into_bytes();
     let dial = || {
         let client = chain.client().netns().enter(|| TcpStream::connect(hop).unwrap()).unwrap();
-        // All that it says leaves in one segment.
+        // All data leaves in one segment.
         set_tcp_cork(&client, true).unwrap();
         client
     };
@@ -107,7 +107,7 @@ fn an_urgent_byte_behind_where_to_go_stays_where_it_stood() {
     }
     reads(&mut server, b"!behind");
     assert_eq!(server.read(&mut [0]).unwrap(), 0);
-    // In the words that say where to, it is a byte like any other.
+    // In the request that names the destination, it is a byte like any other.
     let mut client = dial();
     assert!(urgent::give(&client, b'C').unwrap());
     client.write_all(&[&request[..], b"behind"].concat()).unwrap();

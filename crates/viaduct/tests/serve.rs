@@ -1,4 +1,4 @@
-//! `viaduct serve` over TCP: what a browser would see.
+//! `viaduct serve` over TCP, as a browser sees it.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod common;
@@ -21,7 +21,8 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use viaduct_sys::netns::Netns;
 use viaduct_sys::process::Process;
 
-/// A directory, served at a port of its own namespace, which this thread is in.
+/// A directory, served at a port in a network namespace of its own, which this thread has
+/// joined.
 struct Site {
     dir: PathBuf,
     /// Run directory, and logs.
@@ -34,7 +35,8 @@ impl Site {
         Site::with("plain", &[])
     }
 
-    /// One with further options of the server; `DIR` in them is a scratch directory beside the files.
+    /// Starts a server with further options; `DIR` in them is a scratch directory beside the
+    /// files.
     fn with(name: &str, options: &[&str]) -> Option<Site> {
         let netns = match Netns::new() {
             Ok(netns) => netns,
@@ -52,7 +54,7 @@ impl Site {
         fs::write(dir.join("big.bin"), common::random(3_000_000)).unwrap();
         fs::write(dir.join("sub/page.html"), "<p>page</p>").unwrap();
         let mut command = netns.command("setpriv");
-        // What root may not read it does not read, as other users.
+        // Without these capabilities root cannot read files that other users cannot read.
         command.args(["--bounding-set", "-dac_override,-dac_read_search"]);
         command
             .arg(env!("CARGO_BIN_EXE_viaduct"))
@@ -72,12 +74,12 @@ impl Site {
         Some(Site { dir, beside, server })
     }
 
-    /// The server's own log.
+    /// The server's log.
     fn log(&self) -> String {
         fs::read_to_string(self.beside.join("log")).unwrap()
     }
 
-    /// What the status socket says.
+    /// Status of the server, from its socket.
     fn status(&self) -> serde_json::Value {
         let mut socket = UnixStream::connect(self.beside.join("serve-80.sock")).unwrap();
         let mut text = String::new();
@@ -85,12 +87,12 @@ impl Site {
         serde_json::from_str(&text).unwrap()
     }
 
-    /// A number of the status, of TCP.
+    /// A counter of TCP in the status.
     fn tcp(&self, name: &str) -> u64 {
         self.status()["tcp"][name].as_u64().unwrap()
     }
 
-    /// A connection on which this was said, and nothing read.
+    /// Connects and sends `request`; reads nothing.
     fn say(&self, request: &str) -> TcpStream {
         let mut stream = TcpStream::connect("127.0.0.1:80").unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -98,14 +100,14 @@ impl Site {
         stream
     }
 
-    /// Resident memory of the server, bytes.
+    /// Resident memory of the server, in bytes.
     fn memory(&self) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/status", self.server.id())).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
     }
 
-    /// All that comes back for these bytes.
+    /// Sends `request`. Returns all that arrives until the end.
     fn ask(&self, request: &str) -> Vec<u8> {
         let mut stream = TcpStream::connect("127.0.0.1:80").unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -113,7 +115,7 @@ impl Site {
         common::rest(&mut stream)
     }
 
-    /// Head and body of the one response to it.
+    /// Head and body of the response to a GET of `path`.
     fn get(&self, path: &str, headers: &str) -> (String, Vec<u8>) {
         let got = self
             .ask(&format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{headers}\r\n"));
@@ -155,7 +157,7 @@ fn files_parts_pages_and_errors() {
         let refused = String::from_utf8(site.ask(wrong)).unwrap();
         assert!(refused.starts_with(&format!("HTTP/1.1 {code}")), "{wrong}{refused}");
     }
-    // Several on one connection, sent at once.
+    // Several requests on one connection, sent at once.
     let twice = "HEAD /big.bin HTTP/1.1\r\nHost: h\r\n\r\n\r\n\
                  GET /sub/page.html HTTP/1.2\r\nHost: h\r\nConnection: close\r\n\r\n";
     let answers = String::from_utf8(site.ask(twice)).unwrap();
@@ -185,7 +187,7 @@ fn requests_are_logged_and_a_file_that_was_moved_away_is_opened_again() {
     }
 }
 
-/// The text of a log once it is there and has so many lines.
+/// Waits until a log has this many lines. Returns its text.
 fn wait_for_lines(log: &Path, lines: usize) -> String {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -214,11 +216,11 @@ fn listings_of_a_large_directory_take_bounded_memory_and_stop_nobody() {
     assert!(page.contains("more names than are listed: 10000 are shown"));
     assert_eq!(page.matches("<li>").count(), 10_001, "with the directory above");
     let before = site.memory();
-    // Who lists and reads nothing holds no page of its own.
+    // A client that requests a listing and reads nothing must not hold a page of its own.
     let mut stalled = Vec::new();
     for n in 0..250 {
         let mut stream = site.say("");
-        // The kernel takes less for it than a page.
+        // With this buffer the kernel queues less than a page for it.
         rustix::net::sockopt::set_socket_recv_buffer_size(&stream, 4096).unwrap();
         stream.write_all(GET_MANY.as_bytes()).unwrap();
         stalled.push(stream);
@@ -233,7 +235,7 @@ fn listings_of_a_large_directory_take_bounded_memory_and_stop_nobody() {
     assert!(grown < 60 << 20, "{} MB more", grown >> 20);
     assert!(site.tcp("page_bytes") < 33 << 20);
     assert!(site.get("/sub/page.html", "").0.starts_with("HTTP/1.1 200"));
-    // A source has its places, and no more.
+    // A client address has a limited number of connections.
     while site.tcp("open") < 300 {
         stalled.push(site.say(""));
         std::thread::sleep(Duration::from_millis(2));
@@ -246,7 +248,7 @@ fn listings_of_a_large_directory_take_bounded_memory_and_stop_nobody() {
     assert!(site.get("/sub/page.html", "").0.starts_with("HTTP/1.1 200"));
 }
 
-/// Names of the directory beside whose listings a small file is to come in time.
+/// Entries of the directory whose listings must not delay a small file.
 const NAMES: usize = 100_000;
 
 #[test]
@@ -254,7 +256,7 @@ fn a_small_file_comes_in_time_beside_listings_of_a_very_large_directory() {
     let Some(site) = Site::with("names-100k", &["--trickles", "off"]) else { return };
     let many = site.dir.join("many");
     fs::create_dir(&many).unwrap();
-    // In memory: what a disk takes for so many is not what is tested.
+    // In memory: the disk's speed for so many files is not under test.
     let mounted = Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&many).status().unwrap();
     let _mount = mounted.success().then(|| Mount(many.clone()));
     (0..NAMES).for_each(|n| drop(fs::File::create(many.join(format!("name-{n:06}"))).unwrap()));
@@ -264,7 +266,7 @@ fn a_small_file_comes_in_time_beside_listings_of_a_very_large_directory() {
         std::thread::spawn(move || {
             let mut pages = 0;
             while !stop.load(Ordering::Relaxed) {
-                // It changes: no page is the one before.
+                // The directory changes, so that no page can be reused.
                 fs::write(many.join(format!("changes-{n}")), pages.to_string()).unwrap();
                 let mut stream = TcpStream::connect("127.0.0.1:80").unwrap();
                 stream.write_all(GET_MANY.replace("\r\n\r\n", CLOSE).as_bytes()).unwrap();
@@ -292,10 +294,10 @@ fn a_small_file_comes_in_time_beside_listings_of_a_very_large_directory() {
     assert!(memory < 200 << 20, "{} MB", memory >> 20);
 }
 
-/// Ends a head and asks for no further response.
+/// Ends a request head, and asks for no further response.
 const CLOSE: &str = "\r\nConnection: close\r\n\r\n";
 
-/// A file system that was mounted there, until this is dropped.
+/// A mounted file system, unmounted on drop.
 struct Mount(PathBuf);
 
 impl Drop for Mount {
@@ -316,7 +318,7 @@ fn directory_pages_have_a_bound_together() {
             fs::write(site.dir.join(name), "").unwrap();
         }
     }
-    // More than the kernel takes for a client that reads nothing.
+    // More than the kernel queues for a client that reads nothing.
     let request = "GET /one/ HTTP/1.1\r\nHost: h\r\n\r\n".repeat(20);
     let stalled = site.say(&request);
     until("it is being sent", || site.tcp("page_bytes") > 1 << 20);
@@ -373,7 +375,7 @@ fn a_server_without_descriptors_says_so_once_and_accepts_again_by_itself() {
     let clients: Vec<_> = (0..8).map(|_| TcpStream::connect("127.0.0.1:80").unwrap()).collect();
     let failed = "connections wait to be accepted";
     until("nothing is said", || site.log().contains(failed));
-    // More attempts than one.
+    // Time for more than one attempt.
     std::thread::sleep(Duration::from_millis(300));
     prlimit(Some(server), Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     assert!(site.get("/sub/page.html", "").0.contains("200 OK"));

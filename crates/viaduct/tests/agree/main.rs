@@ -1,5 +1,5 @@
-//! Two ends that agree on their handlers while they connect: with each other, with plain peers, and
-//! with somebody between them.
+//! Two ends that negotiate their handlers while they connect: with each other, with plain
+//! peers, and with a middlebox between them.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::fs;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use viaduct_sys::ring::{Direction, Ring, RingConfig};
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
-/// Answers what it was told, and says so.
+/// Answers each message with "heard" and the message.
 const SERVER: &str = "
 import socket, sys
 family = socket.AF_INET6 if ':' in sys.argv[2] else socket.AF_INET
@@ -32,7 +32,8 @@ s.sendall(b'hello')
 print(s.makefile().read())
 ";
 
-/// The chain and its options, between `viaduct run` and the program; nothing: the program alone.
+/// Builds the command of a program under `viaduct run` with these words; without words, the
+/// program alone.
 fn program(words: &str, text: &str, at: SocketAddr) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "30"]);
@@ -43,7 +44,7 @@ fn program(words: &str, text: &str, at: SocketAddr) -> Command {
     command
 }
 
-/// A server, which is ended when this goes.
+/// A server, ended on drop.
 struct Server {
     child: Child,
     at: SocketAddr,
@@ -65,7 +66,7 @@ impl Server {
         Server { child, at }
     }
 
-    /// Ends it; what it has said of those that it turned away.
+    /// Ends it; returns its log of rejected clients.
     fn end(mut self) -> String {
         kill(&self.child);
         let mut said = String::new();
@@ -82,7 +83,7 @@ impl Drop for Server {
     }
 }
 
-/// `timeout` passes it on.
+/// `timeout` forwards the signal.
 fn kill(child: &Child) {
     let _ = Command::new("kill").arg(child.id().to_string()).stderr(Stdio::null()).status();
 }
@@ -93,7 +94,7 @@ fn client(words: &str, at: SocketAddr) -> (String, String) {
     (text(stdout), text(stderr))
 }
 
-/// A key in a file of its own, as a handler.
+/// A key in a file of its own, as a `crypt` handler.
 fn crypt(name: &str) -> String {
     let path = std::env::temp_dir().join(format!("viaduct-agree-{}-{name}", std::process::id()));
     let path = path.display().to_string();
@@ -125,7 +126,8 @@ fn it_is_the_same_by_ipv6_and_for_further_connections_of_a_flow() {
     let server = Server::start_at("[::1]:0", &format!("--require {chain}"));
     assert_eq!(client(&format!("--require {chain}"), server.at).0, "heard hello");
     let (said, why) = client("--prefer +compress", server.at);
-    // The reset comes as its connection is there, or just before the program hears of that.
+    // The reset arrives when the connection is established, or just before the program learns
+    // of that.
     let broken = ["ConnectionResetError", "ConnectionRefusedError"];
     assert!(said.is_empty() && broken.iter().any(|error| why.contains(error)), "{why}");
 }
@@ -182,7 +184,7 @@ fn who_may_not_write_into_syns_says_it_in_the_first_bytes() {
     assert!(said.is_empty() && why.contains("does not negotiate"), "{why}");
 }
 
-/// Echoes, and says how many connections there are to its port.
+/// Echoes, and prints the number of connections to its port.
 const MANY_SERVER: &str = "
 import socket, sys, threading
 s = socket.create_server((sys.argv[2], int(sys.argv[1])))
@@ -196,7 +198,7 @@ while True:
     c, at = s.accept()
     threading.Thread(target=serve, args=(c,), daemon=True).start()
 ";
-/// Five connections, which are there at once.
+/// Opens five connections at once.
 const MANY_CLIENT: &str = "
 import socket, sys
 port = int(sys.argv[1])
@@ -207,9 +209,10 @@ lines = [line.split() for line in open('/proc/net/tcp')][1:]
 print(sum(l[2].endswith(':%04X' % port) and l[3] == '01' for l in lines))
 ";
 
-/// Waits until the client before has left: its master may outlive it for a moment.
+/// Waits until the previous client has disconnected: its master may outlive it for a moment.
 fn nobody_is_connected(to: SocketAddr) {
-    // The remote address, and the state: the local one is followed by an address, which begins with 01 too.
+    // The remote address and the state. The local address comes before them and begins with 01
+    // too.
     let established = |line: &str| {
         let fields: Vec<_> = line.split_whitespace().collect();
         fields[2].ends_with(&format!(":{:04X}", to.port())) && fields[3] == "01"
@@ -241,12 +244,13 @@ fn flows_share_a_connection_where_both_have_agreed_on_it() {
         for words in clients {
             nobody_is_connected(at);
             let output = program(&words, MANY_CLIENT, at).output().unwrap();
-            // Theirs, which all share, and one each from the handlers to the server.
+            // The five of the programs share one connection, and the handlers have one each to
+            // the server.
             let said = String::from_utf8_lossy(&output.stdout);
             assert_eq!(said, "01234 6\n", "{words}: {output:?}");
         }
         if server.contains("--prefer") {
-            // One that has no mux: five, and five.
+            // A client without mux: five of its own, and five to the server.
             nobody_is_connected(at);
             let words = format!("--prefer {key}");
             let output = program(&words, MANY_CLIENT, at).output().unwrap();
@@ -255,10 +259,11 @@ fn flows_share_a_connection_where_both_have_agreed_on_it() {
     }
 }
 
-/// A packet of a connection: whether it goes to the server, its flags but PSH, whether it has data.
+/// A packet of a connection: whether it goes to the server, its flags without PSH, whether it
+/// has data.
 type Packet = (bool, u8, bool);
 
-/// The packets of the first connection to `port` that the tap sees, up to the first with data.
+/// Packets of the first connection to `port` on the tap, up to the first with data.
 fn until_data(tap: &mut Ring, port: u16) -> (Vec<Packet>, bool) {
     const PSH: u8 = 8;
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -308,7 +313,7 @@ fn it_costs_no_round_trip() {
 
 #[test]
 fn a_downgrade_from_outside_is_refused_by_who_insists() {
-    // Somebody on the path takes the option out of SYNs.
+    // A middlebox on the path removes the option from SYNs.
     let script = format!(
         "ip link set lo up
         nft 'table ip strip {{ chain in {{ type filter hook input priority raw;

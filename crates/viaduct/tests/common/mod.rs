@@ -1,4 +1,4 @@
-//! What several test files need.
+//! Helpers of several test files.
 #![allow(dead_code)] // none of them needs all
 
 use std::fs;
@@ -15,15 +15,15 @@ use rustix::process::Uid;
 use viaduct_proto::rng::Rng;
 use viaduct_sys::ring::Ring;
 
-/// The same random bytes each time.
+/// Returns the same random bytes each time.
 pub(crate) fn random(bytes: usize) -> Vec<u8> {
     let mut data = vec![0; bytes];
     Rng::from_seed(7).fill(&mut data);
     data
 }
 
-/// Builds a static program of Go's from `source`; whether that could be done. What the compiler keeps is in
-/// nobody's home, which there may not be.
+/// Builds a static Go program from `source`. Returns false if that is not possible. The
+/// compiler's cache is in the target directory, because there may be no home directory.
 pub(crate) fn build_go(program: &Path, source: &Path) -> bool {
     let mut go = Command::new("go");
     go.args(["build", "-o"]).args([program, source]).env("CGO_ENABLED", "0");
@@ -31,8 +31,9 @@ pub(crate) fn build_go(program: &Path, source: &Path) -> bool {
     go.status().is_ok_and(|status| status.success())
 }
 
-/// A port of TCP and UDP that nothing is bound to, another one with each call. It lies below those that the
-/// kernel assigns: tests beside this one, and connections, do not take it before it is used.
+/// Returns a port of TCP and UDP that is not in use, a different one with each call. It is
+/// below the range of ephemeral ports, so that other tests and connections do not take it
+/// before it is used.
 pub(crate) fn free_port() -> u16 {
     const RANGE: std::ops::Range<u16> = 10_000..32_000;
     static CALLS: AtomicU16 = AtomicU16::new(0);
@@ -47,20 +48,20 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
-/// Reads to the end of `stream`; what came.
+/// Reads `stream` to its end.
 pub(crate) fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut data = Vec::new();
     stream.read_to_end(&mut data).unwrap();
     data
 }
 
-/// Rules by which a machine vanishes: no packet tells of it.
+/// nftables rules that make a host vanish: it drops all packets silently.
 pub(crate) const VANISH: &str = "add table inet lost; \
     add chain inet lost i { type filter hook input priority 0; policy drop; }; \
     add chain inet lost o { type filter hook output priority 0; policy drop; }";
 
-/// Sends `bytes` to their end through `client`, has `server` send back what came, and sees that all of
-/// it is there.
+/// Sends `bytes` and the end through `client`, has `server` send them back, and checks that all
+/// of them arrive.
 pub(crate) fn there_and_back(mut client: TcpStream, mut server: TcpStream, bytes: &[u8]) {
     thread::scope(|scope| {
         scope.spawn(move || {
@@ -74,18 +75,18 @@ pub(crate) fn there_and_back(mut client: TcpStream, mut server: TcpStream, bytes
     });
 }
 
-/// Waits until it has happened, for so long at most; whether it has.
+/// Waits until the condition holds, for `limit` at most. Returns whether it does.
 pub(crate) fn within(limit: Duration, happened: impl Fn() -> bool) -> bool {
     within_some(limit, || happened().then_some(())).is_some()
 }
 
-/// Waits until `is`, for a while at most.
+/// Waits until the condition holds; panics after 20 s.
 pub(crate) fn until(what: &str, mut is: impl FnMut() -> bool) {
     let happened = within_some(Duration::from_secs(20), || is().then_some(()));
     assert!(happened.is_some(), "{what}: not in time");
 }
 
-/// What comes of asking again and again, within so long at most.
+/// Polls `ask` until it returns a value, for `limit` at most.
 pub(crate) fn within_some<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
     while Instant::now() < deadline {
@@ -97,7 +98,8 @@ pub(crate) fn within_some<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>
     None
 }
 
-/// Fills all buffers on the way from `stream`, whose other end reads nothing; the bytes that were taken.
+/// Fills all buffers on the path of `stream`, whose other end reads nothing. Returns the number
+/// of bytes.
 pub(crate) fn fill(stream: &mut TcpStream) -> usize {
     stream.set_nonblocking(true).unwrap();
     let (mut all, mut moved) = (0, Instant::now());
@@ -114,7 +116,7 @@ pub(crate) fn fill(stream: &mut TcpStream) -> usize {
     all
 }
 
-/// Does `what` in a thread that is another user's.
+/// Runs `what` in a thread of another user.
 pub(crate) fn as_user(user: u32, what: impl FnOnce() + Send + 'static) {
     let act = move || {
         let user = Uid::from_raw(user);
@@ -124,7 +126,7 @@ pub(crate) fn as_user(user: u32, what: impl FnOnce() + Send + 'static) {
     thread::spawn(act).join().unwrap();
 }
 
-/// When the first TCP packet that `is` what is looked for passes a tap.
+/// Waits for a TCP packet on a tap whose flags match `is`. Returns its time.
 pub(crate) fn when_seen(tap: &mut Ring, is: impl Fn(u8) -> bool) -> Instant {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
@@ -138,14 +140,14 @@ pub(crate) fn when_seen(tap: &mut Ring, is: impl Fn(u8) -> bool) -> Instant {
     }
 }
 
-/// The names of the programs that hold the other end of `stream`, a connection over loopback by IPv4.
+/// Names of the programs that hold the other end of `stream`, a loopback connection of IPv4.
 pub(crate) fn holders_of_other_end(stream: &TcpStream) -> Vec<String> {
     let written = |port: u16| format!("0100007F:{port:04X}");
     let ends = [stream.peer_addr().unwrap(), stream.local_addr().unwrap()];
     let ends = ends.map(|end| written(end.port()));
     let table = fs::read_to_string("/proc/net/tcp").unwrap();
     let inode = table.lines().find_map(|line| {
-        // Both ends: connections that have ended stay in the table for a minute.
+        // Compare both ends: closed connections stay in the table for a minute.
         let fields: Vec<&str> = line.split_whitespace().collect();
         (fields.get(1..3) == Some(&[ends[0].as_str(), ends[1].as_str()])).then(|| fields[9])
     });
@@ -160,8 +162,8 @@ pub(crate) fn holders_of_other_end(stream: &TcpStream) -> Vec<String> {
     processes.filter(|path| holds(path)).filter_map(program).filter_map(name).collect()
 }
 
-/// A user without any right, where this test is root; else whoever runs it. What they need is in a
-/// directory of their own, as paths of a build may be closed to them.
+/// An unprivileged user if this test is root, else the test's own user. Their files are in a
+/// directory of their own, because the build directory may be closed to them.
 pub(crate) struct Nobody {
     directory: PathBuf,
 }
@@ -169,10 +171,10 @@ pub(crate) struct Nobody {
 const NOBODY: u32 = 65_534;
 
 impl Nobody {
-    /// With the program and the library that it puts into others.
+    /// Copies viaduct and its preload library there.
     pub(crate) fn new(name: &str) -> Nobody {
         let directory = std::env::temp_dir().join(format!("viaduct-{name}-{}", std::process::id()));
-        // What an earlier run has left.
+        // Files that an earlier run has left.
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).unwrap();
         let nobody = Nobody { directory };
@@ -186,25 +188,26 @@ impl Nobody {
         nobody
     }
 
-    /// A path in their directory.
+    /// Returns a path in the user's directory.
     pub(crate) fn at(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
-    /// The program.
+    /// Path of the copy of viaduct.
     pub(crate) fn viaduct(&self) -> PathBuf {
         self.at("viaduct")
     }
 
-    /// A copy of a file that they may run. Made by another process: whoever another thread starts meanwhile
-    /// would hold the file open to be written, and it could not be run.
+    /// Copies a file that the user may run. `cp` makes the copy: a descriptor open for writing
+    /// in this process could be inherited by a child of another thread, and the file could not
+    /// be run.
     pub(crate) fn has(&self, file: &Path) -> PathBuf {
         let copy = self.at(file.file_name().unwrap().to_str().unwrap());
         assert!(Command::new("cp").arg(file).arg(&copy).status().unwrap().success());
         copy
     }
 
-    /// A key that they may read.
+    /// Creates a key that the user may read.
     pub(crate) fn key(&self) -> PathBuf {
         let key = self.at("site.key");
         let made = Command::new(self.viaduct()).args(["key", "new", "--out"]).arg(&key).output();
@@ -213,14 +216,14 @@ impl Nobody {
         key
     }
 
-    /// Makes a file theirs.
+    /// Changes the owner of a file to the user.
     pub(crate) fn give(&self, file: &Path) {
         if is_root() {
             chown(file, Some(NOBODY), Some(NOBODY)).unwrap();
         }
     }
 
-    /// A command of theirs.
+    /// Builds a command that runs as the user.
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         if !is_root() {
             return Command::new(program);

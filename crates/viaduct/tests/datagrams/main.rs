@@ -1,6 +1,8 @@
-//! Datagrams under `viaduct run`: they pass the handlers, and programs notice nothing but the time.
+//! Datagrams under `viaduct run`: they pass the handlers, and programs notice nothing but the
+//! delay.
 //!
-//! Each test has a network namespace of its own: a run that ends drops what others hold in the same.
+//! Each test has a network namespace of its own: a run that ends drops datagrams held by others
+//! in the same namespace.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod relayed;
@@ -17,7 +19,7 @@ use world::{TALK, answers, far_end, output, text, world};
 
 const DELAY: &str = "+latency:delay=20ms";
 
-/// What TALK says of each exchange: milliseconds, what came back, from which port, to which.
+/// Parses the output of TALK, by exchange: milliseconds, answer, source port, destination port.
 fn exchanges(said: &str) -> Vec<(f64, String, u16, u16)> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -42,13 +44,14 @@ fn latency_holds_each_datagram_both_ways_and_all_names_are_true() {
         assert_eq!(all.len(), 12, "{output:?}");
         let port = |n: usize| ends[n].rsplit(':').next().unwrap().parse::<u16>().unwrap();
         for (n, (took, answer, peer, own)) in all.iter().enumerate() {
-            // Two that are not connected, to one after the other; then connected ones.
+            // Two on an unconnected socket, one to each far end; then those on the connected
+            // socket.
             let (asked, of) = if n < 2 { ("to", n) } else { ("on", 0) };
             assert_eq!((answer.as_str(), *peer), (asked, port(of)), "{output:?}");
             assert!(*own == all[0].3 && *took >= 40.0, "{output:?}");
         }
         let best = all.iter().map(|(took, ..)| *took).fold(f64::MAX, f64::min);
-        // On a machine that does other things, too.
+        // With a margin for a busy machine.
         assert!(best < 48.0, "{best}");
         let report = text(&output.stderr);
         assert!(report.contains("2 passed the handlers by cgroup: 24 bytes out"), "{report}");
@@ -98,7 +101,7 @@ print((got - 1000) * 8 / (last - first))
             }
             thread::sleep(Duration::from_millis(10));
         }
-        // The last may find no room.
+        // The last one may find no room.
         for _ in 0..20 {
             far.send_to(b"end", program).unwrap();
             thread::sleep(Duration::from_millis(30));

@@ -1,4 +1,4 @@
-//! Datagrams through `socks`: they go by the proxy's relay, and by nothing else.
+//! Datagrams through `socks`: they pass the proxy's relay, and nothing else.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -13,19 +13,19 @@ use crate::world::{self, TALK, far_end, output, text, world};
 
 const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
 const PROXY: &str = "+socks:via=127.0.0.1:1080";
-/// How long a proxy may take to start, on a machine that does other things.
+/// Start timeout of a proxy, on a busy machine.
 const START: Duration = Duration::from_secs(60);
 
-/// A proxy that is ended with the test.
+/// A proxy, ended with the test.
 struct Proxy {
     child: Child,
-    /// What it says, a line each.
+    /// Lines of its output.
     says: Receiver<String>,
     files: Vec<PathBuf>,
 }
 
 impl Proxy {
-    /// Ours, with bad manners.
+    /// The proxy of these tests, which misbehaves.
     fn ours() -> Proxy {
         let mut command = Command::new("python3");
         command.args(["-c", include_str!("relay.py"), "1080"]).stdout(Stdio::piped());
@@ -34,7 +34,7 @@ impl Proxy {
         proxy
     }
 
-    /// Dante, which Debian has.
+    /// Dante, as packaged in Debian.
     fn dante() -> Proxy {
         let config = "logoutput: /dev/null\ninternal: 127.0.0.1 port = 1080\nexternal: 127.0.0.1\n\
             clientmethod: none\nsocksmethod: none\nuser.unprivileged: nobody\n\
@@ -75,7 +75,7 @@ impl Proxy {
         self.says.recv_timeout(START).unwrap()
     }
 
-    /// All that it has said until now.
+    /// Returns all lines of its output so far.
     fn said(&self) -> Vec<String> {
         self.says.try_iter().collect()
     }
@@ -83,7 +83,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // Dante's children end with their mother when she is asked.
+        // Dante ends its children when it gets SIGTERM.
         let _ = world::command("kill", &["-TERM", &self.child.id().to_string()]);
         thread::sleep(Duration::from_millis(50));
         let _ = self.child.kill();
@@ -94,8 +94,8 @@ impl Drop for Proxy {
     }
 }
 
-/// What TALK says of each exchange: what came back, the port that the far end has seen, from which port,
-/// to which.
+/// Parses the output of TALK, by exchange: answer, the port that the far end has seen, source
+/// port, destination port.
 fn exchanges(said: &str) -> Vec<(String, u16, u16, u16)> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -154,7 +154,8 @@ fn pieces_garbage_and_strangers_come_no_further_and_handlers_before_it_do_their_
             assert_eq!(all.len(), 12, "{ip} by {via}: {report}");
             assert!(began.elapsed() >= Duration::from_millis(12 * 40), "{:?}", began.elapsed());
             assert!(all.iter().all(|(_, seen, _, own)| seen != own), "{all:?}");
-            // Of each answer two pieces, what no relay says, nothing, and a group's.
+            // For each answer: two fragments, an invalid relay header, an empty datagram, and
+            // one of a multicast group.
             let dropped = format!("{} datagrams were no relay's", 12 * 5);
             assert!(report.contains(&dropped), "{ip} by {via}: {report}");
             let said = proxy.said();
@@ -184,7 +185,8 @@ except socket.timeout: print('nothing else')
     thread::spawn(move || {
         let mut buffer = [0; 99];
         while let Ok((length, relay)) = far.recv_from(&mut buffer) {
-            // Past the relay first: its port, if that is free, is the program's outside too.
+            // Past the relay first: its port, if it was free, is also the program's outside
+            // port.
             let own: u16 = text(&buffer[..length]).parse().unwrap();
             far.send_to(b"around", ("127.0.0.1", own)).unwrap();
             thread::sleep(Duration::from_millis(50));
@@ -202,7 +204,7 @@ fn names_are_looked_up_by_the_relay() {
     if !world() {
         return;
     }
-    // Placeholders have to lead somewhere.
+    // Placeholders need a route.
     let route = world::command("ip", &["route", "add", "198.18.0.0/15", "dev", "lo"]);
     assert!(route.status.success(), "{route:?}");
     let route = world::command("ip", &["route", "add", "203.0.113.0/24", "dev", "lo"]);
@@ -285,7 +287,7 @@ for _ in range(10):
         assert_eq!(said.matches("the proxy has no relay for them").count(), 1, "{via}: {said}");
         assert!(far.recv(&mut [0; 9]).is_err(), "{via}: none goes around");
     }
-    // Or by themselves, where the user lets them.
+    // Direct, if the user allows that.
     let ends = [(); 2].map(|()| far_end("127.0.0.1:0"));
     for via in VIAS {
         let (all, said) = talk(via, &[PROXY, "--no-strict"], ends);

@@ -1,5 +1,5 @@
-//! Datagrams by `seccomp` and `preload`, whose sockets are in a namespace of their own: what the kernel says and does
-//! for a plain program it says and does for a wrapped one.
+//! Datagrams by `seccomp` and `preload`, whose sockets are in a namespace of their own: the
+//! kernel's errors and behaviour are those of a plain program.
 
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::net::{SocketAddr, UdpSocket};
@@ -15,7 +15,7 @@ use super::world::{command, far_end, global_address, output, run, text, world};
 
 const VIAS: [&str; 2] = ["--via=seccomp", "--via=preload"];
 
-/// What a Python program says plainly; by each interposer it has to say the same.
+/// Checks that a Python program prints the same under each interposer as without viaduct.
 fn says_the_same(program: &str, words: &[&str]) -> String {
     let plain = text(&command("python3", &[&["-c", program], words].concat()).stdout);
     for via in VIAS {
@@ -26,7 +26,7 @@ fn says_the_same(program: &str, words: &[&str]) -> String {
     plain
 }
 
-/// A Python program by one interposer that hears lines and answers them.
+/// A Python program under an interposer that answers lines.
 struct Talk {
     child: Child,
     input: ChildStdin,
@@ -104,7 +104,8 @@ for _ in range(3):
             near.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
             near.send(b"x").unwrap();
             assert_eq!(talk.hear(), "closed");
-            // Sockets are looked through once a second besides, which three in a row do not meet.
+            // Sockets are also swept once a second; three attempts in a row do not all hit
+            // that.
             let began = Instant::now();
             let refused = || {
                 near.send(b"y").is_err()
@@ -193,7 +194,8 @@ for line in sys.stdin:
     }
 }
 
-/// A far end that answers each datagram with its hop limit and class, with these of its own.
+/// Starts a far end that answers each datagram with its hop limit and class, in packets with
+/// hop limit 33 and class 0x48.
 fn marking_far_end(at: &str) -> SocketAddr {
     let socket = UdpSocket::bind(at).unwrap();
     hear_hop_fields(&socket).unwrap();

@@ -1,4 +1,4 @@
-//! A network namespace, a far end, and programs in it.
+//! A network namespace with a far end and programs.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::process::{Command, Output};
@@ -9,9 +9,9 @@ use viaduct_sys::netns::Netns;
 
 pub(crate) const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 
-/// A Python program that asks two far ends with a socket that is not connected, and the first ten times
-/// with the socket connected. It says, of each: the milliseconds that took, what came back, from which
-/// port, to which.
+/// A Python program that asks two far ends on an unconnected socket, and the first ten times on
+/// the connected socket. It prints for each exchange: milliseconds, answer, source port,
+/// destination port.
 pub(crate) const TALK: &str = "
 import socket, sys, time
 def end(text):
@@ -32,7 +32,7 @@ assert s.getpeername()[1] == ends[0][1]
 for _ in range(10): ask(lambda: s.send(b'on'))
 ";
 
-/// Moves this test into a network of its own; false if it may not.
+/// Moves this test into a network namespace of its own. Returns false if it may not.
 pub(crate) fn world() -> bool {
     let namespace = match Netns::new() {
         Ok(namespace) => namespace,
@@ -46,7 +46,7 @@ pub(crate) fn world() -> bool {
     true
 }
 
-/// Gives it an address of IPv6 that is not the loopback's: 2001:db8::7.
+/// Adds an IPv6 address other than the loopback one: 2001:db8::7.
 pub(crate) fn global_address() {
     for words in [
         "link add d0 type veth peer name d1",
@@ -64,7 +64,7 @@ pub(crate) fn command(program: &str, words: &[&str]) -> Output {
     Command::new(program).args(words).output().unwrap()
 }
 
-/// `viaduct run` with these words; it is ended after a while.
+/// Builds the command `viaduct run` with these words, ended after 30 s.
 pub(crate) fn run(words: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "30", VIADUCT, "run"]).args(words);
@@ -79,7 +79,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Answers each datagram with itself and the port that has sent it.
+/// Starts a far end that answers each datagram with its contents and source port.
 pub(crate) fn far_end(at: &str) -> SocketAddr {
     let socket = UdpSocket::bind(at).unwrap();
     let address = socket.local_addr().unwrap();
@@ -87,17 +87,17 @@ pub(crate) fn far_end(at: &str) -> SocketAddr {
         let mut buffer = [0; 100];
         while let Ok((length, from)) = socket.recv_from(&mut buffer) {
             let answer = format!("{} {}", text(&buffer[..length]), from.port());
-            // A program may have gone.
+            // The program may have ended.
             let _ = socket.send_to(answer.as_bytes(), from);
         }
     });
     address
 }
 
-/// Begins an iperf3 that serves once, and waits until it listens.
+/// Starts an iperf3 server for one test, and waits until it listens.
 pub(crate) fn iperf_server() {
     let serves = || drop(command("timeout", &["20", "iperf3", "-s", "-1"]));
-    // Threads are where whoever starts them is.
+    // The thread is in the namespace of its creator.
     thread::spawn(serves);
     let listens = || text(&command("ss", &["-Hltn", "sport = :5201"]).stdout).contains(":5201");
     for _ in 0..200 {
@@ -109,7 +109,7 @@ pub(crate) fn iperf_server() {
     panic!("iperf3 does not listen");
 }
 
-/// The number at this place.
+/// Returns the number at this path.
 pub(crate) fn answers(json: &serde_json::Value, path: &[&str]) -> f64 {
     let found = path.iter().fold(json, |at, key| &at[key]);
     found.as_f64().unwrap_or_else(|| panic!("{path:?} in {json}"))

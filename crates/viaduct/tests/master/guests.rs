@@ -1,4 +1,4 @@
-//! Users of a master that serves all: none stops, starves or ends the flows of another.
+//! Users of a master with `--all-users`: none can stop, starve or end the flows of another.
 
 use std::cell::Cell;
 use std::io::{self, BufRead as _, BufReader, Lines};
@@ -25,11 +25,11 @@ use super::{CHAIN, Place, far_end, text};
 
 const STRANGER: u32 = 65_534;
 const HOSTILE_CALLS: usize = 10_000;
-/// Connects that a guest may have waiting, as the test's master is told.
+/// Limit of pending connects of a guest, an option of the test's master.
 const CALLS: usize = 32;
 
-/// Echoes over one connection, and makes further ones, until something comes by standard input; the longest
-/// echo in seconds, and how many connects went well and did not.
+/// Echoes over one connection, and opens further ones, until a line arrives on standard input.
+/// Prints the longest echo in seconds, and the numbers of connects that succeeded and failed.
 const VICTIM: &str = "
 import select, socket, sys, time
 host, port = sys.argv[1].rsplit(':', 1)
@@ -45,7 +45,7 @@ while not select.select([sys.stdin], [], [], 0.01)[0]:
 print(most, new, failed)
 ";
 
-/// A run of root's that does as [`VICTIM`] says.
+/// A run of root that executes [`VICTIM`].
 struct Victim(Child, Lines<BufReader<ChildStdout>>);
 
 impl Victim {
@@ -60,7 +60,7 @@ impl Victim {
         Victim(child, lines)
     }
 
-    /// Ends it: each echo came in time, and each connect.
+    /// Ends it, and checks that every echo was in time and every connect succeeded.
     fn end_unharmed(mut self) {
         drop(self.0.stdin.take());
         let said = self.1.next().unwrap().unwrap();
@@ -71,7 +71,7 @@ impl Victim {
     }
 }
 
-/// A run of a stranger's that says what it likes.
+/// A run of another user that sends arbitrary messages.
 struct Hostile(OwnedFd);
 
 impl Hostile {
@@ -108,7 +108,7 @@ fn connected() -> [TcpStream; 2] {
     [one, listener.accept().unwrap().0]
 }
 
-/// A listener that answers nobody: its queue is full.
+/// A listener that answers no SYN: its backlog is full.
 fn silent() -> (TcpListener, Vec<TcpStream>) {
     let listener = tcp::listen("127.0.0.1:0".parse().unwrap(), 0, TcpOptions::default()).unwrap();
     let at = listener.local_addr().unwrap();
@@ -119,7 +119,7 @@ fn silent() -> (TcpListener, Vec<TcpStream>) {
     (listener, filled)
 }
 
-/// Sockets that close slowly: they have bytes that nobody reads, and linger.
+/// Passes sockets that close slowly: they have unread bytes, and linger.
 fn lingers(door: &Path, closed: SocketAddr) {
     let run = Hostile::join(door);
     for id in 0..3 {
@@ -127,18 +127,18 @@ fn lingers(door: &Path, closed: SocketAddr) {
         ioctl_fionbio(&ours, true).unwrap();
         while rustix::io::write(&ours, &[0; 65536]).is_ok() {}
         run.call(id, closed, &ours).unwrap();
-        // The master clears it: set again, it is seen when the socket is closed.
+        // The master clears it. Set repeatedly, it is in effect when the socket is closed.
         for _ in 0..200 {
             sockopt::set_socket_linger(&ours, Some(Duration::from_secs(20))).unwrap();
         }
         drop(ours);
         assert!(matches!(run.hear(), Some(Down::Refuse { .. })));
-        // It reads nothing for longer than this test.
+        // Its other end reads nothing for longer than this test.
         std::mem::forget(theirs);
     }
 }
 
-/// Sockets that block again when the master has them.
+/// Passes sockets that are set to blocking again while the master has them.
 fn blocks(door: &Path, far: SocketAddr) {
     let run = Hostile::join(door);
     for id in 0..3 {
@@ -160,8 +160,8 @@ fn blocks(door: &Path, far: SocketAddr) {
     }
 }
 
-/// More calls than a guest may have, half of them to a host that never answers; all but those that may wait
-/// are refused, and the run is heard to the end.
+/// Sends more calls than a guest may have, half of them to a host that never answers. All but
+/// the pending ones are refused, and the run is served to the end.
 fn floods(door: &Path, closed: SocketAddr, silent: SocketAddr) {
     let run = Hostile::join(door);
     let theirs = Hostile(run.0.try_clone().unwrap());
@@ -183,13 +183,14 @@ fn floods(door: &Path, closed: SocketAddr, silent: SocketAddr) {
     hear.join().unwrap();
 }
 
-/// A run that reads no answer is not heard for ever: its calls stay with it.
+/// Sends calls without reading answers. The master stops reading at some point: the calls stay
+/// in the socket.
 fn reads_nothing(door: &Path, closed: SocketAddr) {
     let run = Hostile::join(door);
     ioctl_fionbio(&run.0, true).unwrap();
     let place = fresh();
     let sent = Cell::new(0);
-    // The master takes nothing more: twice in a row there is no room, a while apart.
+    // The master reads nothing more: the socket is full twice in a row, a while apart.
     let is_full = || {
         while run.call(sent.get(), closed, &place).is_ok() {
             sent.set(sent.get() + 1);
@@ -225,7 +226,7 @@ fn hostile_calls_of_one_user_neither_stop_nor_starve_nor_end_the_flows_of_anothe
 
     victim.end_unharmed();
     assert!(counter(&place, "over_limit") > 0, "{}", place.status("guests"));
-    // Connects that waited end with their run; what was met stays as long as its ends do.
+    // Pending connects end with their run; established flows last as long as their ends.
     let over = || counter(&place, "open") <= 8;
     assert!(within(Duration::from_secs(10), over), "{}", place.status("guests"));
 }
@@ -260,7 +261,7 @@ fn a_guest_that_keeps_its_sockets_leaves_no_registration_in_the_masters_poll() {
     assert!(within(Duration::from_secs(10), gone), "{} and {before}", registrations());
 }
 
-/// Descriptors that the event polls of process `id` watch.
+/// Number of descriptors that the epoll instances of process `id` watch.
 fn registrations(id: u32) -> usize {
     let infos = std::fs::read_dir(format!("/proc/{id}/fdinfo")).unwrap();
     let texts = infos.map(|info| std::fs::read_to_string(info.unwrap().path()).unwrap_or_default());
@@ -276,7 +277,7 @@ fn a_guests_sockets_that_an_upper_master_passes_on_stop_nobody_at_the_lower_one(
     let closed = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let own = ["+count", CHAIN, "--no-offload"];
     let _lower = place.master("lower", &own);
-    // What its own rules except goes to the lower master as it is.
+    // Flows that its own rules except go directly to the lower master.
     let (except, closed_too) = (to.to_string(), closed.to_string());
     let above = ["--master", "lower", "--all-users", "--except", &except, "--except", &closed_too];
     let _upper = place.master("upper", &[&own[..], &above].concat());
@@ -289,7 +290,7 @@ fn a_guests_sockets_that_an_upper_master_passes_on_stop_nobody_at_the_lower_one(
     victim.end_unharmed();
 }
 
-/// A counter of the master `guests`.
+/// Value of a counter of the master `guests`.
 fn counter(place: &Place, name: &str) -> usize {
     let status = place.status("guests");
     let after = status.split(&format!("\"{name}\":")).nth(1).unwrap().trim_start();
@@ -328,7 +329,7 @@ fn a_user_has_no_more_runs_than_he_may_and_hears_why() {
         let third = records::connect(&door.to_string_lossy()).unwrap();
         let mut answer = [0; 4096];
         let (length, _) = records::receive(&third, &mut answer).unwrap();
-        // EAGAIN, and no welcome.
+        // EAGAIN instead of a welcome.
         assert!(length > 0 && answer[8..12] == 11i32.to_ne_bytes(), "{:?}", &answer[..16]);
     });
     let said = place.output(&["run", "--master", "runs", "--", "true"]);

@@ -1,4 +1,4 @@
-//! What a master leaves that is killed, and who comes in its place.
+//! State that a killed master leaves, and its successor.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -14,15 +14,15 @@ use super::{
 };
 
 impl Place {
-    /// A master in the place of one that was killed.
+    /// Starts a master in place of one that was killed.
     pub(super) fn master_again(&self, name: &str, words: &[&str]) -> Master {
         std::fs::remove_file(self.0.join(format!("{name}.sock"))).unwrap();
         self.master(name, words)
     }
 }
 
-/// Connects to its first argument, kills its second (or its parent), and says what becomes of the
-/// connection, and of others.
+/// Connects to its first argument, kills its second (or its parent), and prints the outcome of
+/// the connection, and of others.
 const KILL: &str = "
 import errno, os, select, signal, socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
@@ -78,10 +78,10 @@ fn programs_that_listen_are_served_by_a_shared_master_and_by_nobody_when_it_is_k
                 assert!(place.status("serves").contains("flows 1\\n"));
                 master.signal("KILL");
             }
-            // The wrapper's child: the program is the child of that.
+            // The program is the child of the wrapper's child.
             None => kill_child_of(child_of(server.id())),
         }
-        // Who comes now reaches nobody: at once, or by a reset.
+        // Clients that connect now reach no program: they fail at once, or are reset.
         let alone = |port| match TcpStream::connect(("127.0.0.1", port)) {
             Err(_) => true,
             Ok(mut stream) => {
@@ -96,7 +96,7 @@ fn programs_that_listen_are_served_by_a_shared_master_and_by_nobody_when_it_is_k
     }
 }
 
-/// For each line that it is given, a connection to its first argument, and what became of it.
+/// For each input line, opens a connection to its first argument, and prints the outcome.
 const AGAIN: &str = "
 import socket, sys
 host, port = sys.argv[1].rsplit(':', 1)

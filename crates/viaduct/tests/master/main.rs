@@ -1,5 +1,5 @@
-//! `viaduct master`, as its users see it: programs share it, masters stand above each other, and what
-//! one leaves when it is killed goes around no chain.
+//! `viaduct master` as its users see it: programs share it, masters are nested, and no flow
+//! goes around the chain when one is killed.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]
@@ -21,7 +21,7 @@ const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 const CHAIN: &str = "+latency:delay=1ms";
 const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
 
-/// A directory for masters' sockets and keys, gone at the end.
+/// A directory for masters' sockets and keys, removed on drop.
 struct Place(PathBuf);
 
 impl Place {
@@ -34,7 +34,7 @@ impl Place {
         Place(path)
     }
 
-    /// `viaduct` with these words, ended after a while.
+    /// Builds a `viaduct` command with these words, ended after 30 s.
     fn viaduct(&self, words: &[&str]) -> Command {
         let mut command = Command::new("timeout");
         command.args(["--signal=KILL", "30", VIADUCT]).args(words);
@@ -46,7 +46,7 @@ impl Place {
         self.viaduct(words).output().unwrap()
     }
 
-    /// A master that is up.
+    /// Starts a master, and waits until it is up.
     fn master(&self, name: &str, words: &[&str]) -> Master {
         let mut command = Command::new(VIADUCT);
         command.args(["master", "--name", name]).args(words).env("VIADUCT_RUN_DIR", &self.0);
@@ -56,14 +56,14 @@ impl Place {
         Master(child)
     }
 
-    /// What a master says of itself.
+    /// Status of a master, as JSON.
     fn status(&self, name: &str) -> String {
         let seen = self.output(&["status", "--name", name, "--json"]);
         assert!(seen.status.success(), "{seen:?}");
         text(&seen.stdout)
     }
 
-    /// A key of this name, made here, as a handler of it.
+    /// Creates a key of this name. Returns a `crypt` handler that uses it.
     fn crypt(&self, name: &str) -> String {
         let path = self.0.join(name).display().to_string();
         assert!(self.output(&["key", "new", "--out", &path]).status.success());
@@ -77,7 +77,7 @@ impl Drop for Place {
     }
 }
 
-/// A master, or another that stays; told to end at the end, and killed if it does not.
+/// A master, or another long-running process: stopped on drop, and killed if it does not end.
 struct Master(Child);
 
 impl Master {
@@ -108,7 +108,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Answers each line with who has sent it; counts those who come.
+/// Starts a server that answers each line with its peer's address. Returns its address, and the
+/// count of connections.
 fn far_end() -> (SocketAddr, &'static AtomicUsize) {
     let count: &'static AtomicUsize = Box::leak(Box::new(AtomicUsize::new(0)));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -129,8 +130,8 @@ fn far_end() -> (SocketAddr, &'static AtomicUsize) {
     (address, count)
 }
 
-/// A Python program that connects to the address of its first argument, from the second if there is one, and
-/// tells its names.
+/// A Python program that connects to the address of its first argument, from the second if
+/// there is one, and prints its socket's addresses.
 const TELL: &str = "
 import socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
@@ -164,7 +165,7 @@ fn programs_of_every_interposer_share_a_master() {
     assert!(place.status("all").contains("flows 3\\nwritten 18\\n"), "{}", place.status("all"));
     let page = text(&place.output(&["status", "--name", "all"]).stdout);
     assert!(page.starts_with("master all  up "), "{page}");
-    // It ends when it is asked to, and leaves nothing.
+    // It ends on SIGTERM, and leaves no files.
     master.signal("TERM");
     assert!(master.0.wait().unwrap().success());
     assert!(!place.0.join("all.master").exists() && !place.0.join("all.sock").exists());
@@ -180,7 +181,7 @@ fn the_far_end_of_stacked_masters_sees_the_address_that_a_program_has_bound() {
         let said = place.output(&[&words[..], &program].concat());
         let said = text(&said.stdout);
         assert!(said.contains("hello 127.0.0.9:"), "{above:?} {said}");
-        // Its port too, unless there is another master between.
+        // The port is kept too, unless there is another master between.
         let port = said.split_whitespace().nth(1).unwrap();
         let is_kept = said.contains(&format!("hello 127.0.0.9:{port}\n"));
         assert!(is_kept || !above.is_empty(), "{said}");
@@ -233,7 +234,7 @@ fn a_name_is_one_masters_and_one_that_nobody_has_is_said_to_be() {
     let long = place.0.join("d".repeat(120)).display().to_string();
     let long = place.output(&["master", "--name", "two", CHAIN, "--run-dir", &long]);
     assert!(text(&long.stderr).contains("--run-dir names another directory"), "{long:?}");
-    // One that was killed leaves its sockets, and they keep nobody from its place.
+    // A killed master leaves its socket, which does not prevent another of its name.
     master.signal("KILL");
     drop(master);
     let killed = place.output(&["run", "--master", "one", "--", "true"]);
@@ -261,7 +262,7 @@ fn masters_stand_above_each_other_by_every_interposer() {
             report.contains(&format!("1 passed the handlers by {via}: 6 bytes out")),
             "{report}"
         );
-        // What cannot be reached fails as it would have.
+        // A connect to a closed port fails as it would have without viaduct.
         let said = place.output(&[&chain[..], &["python3", "-c", TELL, "127.0.0.1:1"]].concat());
         assert!(text(&said.stderr).contains("ConnectionRefusedError"), "{via} {said:?}");
     }
@@ -306,7 +307,8 @@ fn what_each_of_two_masters_rules_holds_where_it_carries() {
         let words = [&["run", "--master", master, "--report", "+count", CHAIN], options].concat();
         text(&place.output(&[&words[..], &["--", "python3", "-c", TELL, to]].concat()).stderr)
     };
-    // The upper one refuses; it leaves to the lower; the lower refuses what passed the upper.
+    // First the upper one refuses; then it leaves the flow to the lower; then the lower refuses
+    // a flow that passed the upper.
     let said = run("rules", &["--refuse", &to], &to);
     assert!(said.contains("1 were refused"), "{said}");
     assert_eq!(count.load(Ordering::Relaxed), 0);
@@ -317,14 +319,15 @@ fn what_each_of_two_masters_rules_holds_where_it_carries() {
         said.contains("1 did not come about") && said.contains("127.0.0.1:1 (denied)"),
         "{said}"
     );
-    // The lower one leaves alone what passed the upper.
+    // The lower one leaves alone a flow that passed the upper.
     let said = run("around", &[], &to);
     assert!(said.contains("1 passed the handlers"), "{said}");
     assert!(place.status("around").contains("flows 0\\n"), "{}", place.status("around"));
     assert_eq!(count.load(Ordering::Relaxed), 2);
 }
 
-/// Starts a program that listens at `port`, as [`SERVE`] does, and sees that it hears who has come.
+/// Starts a program that listens at `port`, as [`SERVE`] does, and checks that it sees its
+/// client's address.
 fn greeted(mut command: Command, port: u16) -> (Child, Lines<BufReader<ChildStdout>>) {
     let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
@@ -357,7 +360,7 @@ fn who_comes_to_a_program_passes_both_masters() {
     }
 }
 
-/// Listens at its first argument, and answers each line with itself.
+/// Listens at its first argument, and answers each line with the same line.
 const SERVE: &str = "
 import socket, sys
 s = socket.create_server(('127.0.0.1', int(sys.argv[1])))
@@ -380,7 +383,7 @@ while True:
     c, at = s.accept()
     threading.Thread(target=serve, args=(c,), daemon=True).start()
 ";
-/// Five connections that are there at once, until it is told to end.
+/// Keeps five connections open at once, until it gets a line.
 const FIVE: &str = "
 import socket, sys
 all = [socket.create_connection(('127.0.0.1', int(sys.argv[1]))) for n in range(5)]
@@ -417,8 +420,8 @@ fn flows_that_share_a_connection_come_to_programs_under_shared_masters() {
     }
 }
 
-/// Figure 4: two programs of a user, each with `migrate` and `crypt`, above a system-wide master in which
-/// flows to one destination share a congestion estimate.
+/// Figure 4: two programs of a user, each with `migrate` and `crypt`, above a system-wide
+/// master in which flows to one destination share a congestion estimate.
 #[test]
 fn figure_4_a_users_handlers_above_a_system_wide_master() {
     let place = Place::new();
@@ -428,7 +431,7 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
     let big: Vec<u8> =
         (0..3_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     std::fs::write(place.0.join("big"), &big).unwrap();
-    // The far end: a web server that takes uploads by socat, and one that serves files, under the same.
+    // The far end, with the same chain: socat takes uploads, and a web server serves files.
     let (up, down) = (free_port(), free_port());
     let directory = place.0.display().to_string();
     let came = place.0.join("came").display().to_string();
@@ -468,7 +471,7 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
         let there = || place.status("system").contains(&format!("127.0.0.1: {flows} share"));
         assert!(within(Duration::from_secs(10), there), "{flows}: {}", place.status("system"));
     };
-    // One stays until the other is there, which is slow.
+    // The upload stays open until the slow download has started.
     let to = format!("TCP:127.0.0.1:{up}");
     let stays = "(cat \"$0\"; cat) | socat -u - \"$1\"";
     let mut socat = near("preload", &["sh", "-c", stays, &file, &to]);
@@ -487,7 +490,7 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
     }
 }
 
-/// Whether somebody listens at a port of IPv4, without a connection to it.
+/// Returns whether a listener exists at an IPv4 port, without connecting to it.
 fn listens(port: u16) -> bool {
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     table.lines().any(|line| line.contains(&format!(":{port:04X} 00000000:0000 0A")))

@@ -1,5 +1,5 @@
-//! Names that are looked up at the far end: real programs reach a host that only the proxy knows, and no
-//! query leaves.
+//! Names that are looked up at the far end: real programs reach a host that only the proxy
+//! knows, and no query leaves.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]
@@ -11,7 +11,7 @@ use std::process::Command;
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 const WORLD: &str = include_str!("world.sh");
 
-/// The static program of Go, built once.
+/// A static Go program, built once.
 fn get() -> PathBuf {
     let at = Path::new(env!("CARGO_TARGET_TMPDIR")).join("get");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/names/get.go");
@@ -21,7 +21,7 @@ fn get() -> PathBuf {
 
 fn world(via: &str, get: &Path) {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("names-{via}"));
-    // What an earlier run has left.
+    // Files that an earlier run has left.
     let _ = std::fs::remove_dir_all(&directory);
     std::fs::create_dir_all(&directory).unwrap();
     let output = Command::new("timeout")

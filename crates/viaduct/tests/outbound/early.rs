@@ -1,5 +1,5 @@
-//! Programs whose first bytes go in the first packet: a round trip less where the server knows Trickles, and
-//! nothing lost, or twice, where it does not.
+//! Programs whose first bytes go in the first packet: this saves a round trip if the server
+//! knows Trickles, and loses or repeats no byte if it does not.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use crate::common::within;
 use crate::world::World;
 use crate::{VIADUCT, curl, done, url};
 
-/// A round trip of 300 ms.
+/// Link with a round trip of 300 ms.
 const FAR: &str = "rate=50M,delay=150ms,queue=300kB";
 const TRIP: f64 = 0.3;
 
-/// Times of requests, one after the other, of programs under one run.
+/// Times of sequential requests of programs under one run.
 fn times(world: &World, by: &str, path: &str, count: usize) -> Vec<f64> {
     let one = format!("curl --noproxy '*' -sS -o /dev/null -w '%{{time_total}}\\n' {path}");
     let script = vec![one; count].join("; ");
@@ -31,7 +31,8 @@ fn a_small_answer_takes_one_round_trip_where_the_server_is_known() {
     world.file("small", &[b'x'; 600]);
     let _server = world.serve("auto");
     let small = url(world.v4(), "small");
-    // A busy machine may have a program speak later than its first packet waits: one of several must not.
+    // On a busy machine a program may write after its first packet has left. At least one of
+    // several must be in time.
     let best = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min);
     let known = times(&world, "+trickles:way=tcp", &small, 5);
     assert!(known[0] >= 2.0 * TRIP, "nothing is known yet: {known:?}");
@@ -45,7 +46,7 @@ fn a_small_answer_takes_one_round_trip_where_the_server_is_known() {
 #[test]
 fn what_was_said_early_comes_once_and_whole_to_a_server_that_knows_only_tcp() {
     let Some(world) = World::new("early-tcp", "rate=50M,delay=5ms,queue=300kB") else { return };
-    // Answers each connection, when it has heard all, by what it has heard.
+    // Answers each connection after its end, with the bytes that it has received.
     let echo = "
 import socket
 listener = socket.create_server(('', 80))
@@ -81,7 +82,7 @@ print('alike')
         command.args(["--", "python3", "-c", &client]).stderr(Stdio::piped());
         assert_eq!(done(command).stdout, b"alike\n", "{by}");
     }
-    // Nobody listens: that is told, if not as a refusal.
+    // A closed port is reported, although not as a refusal.
     let closed = format!("http://{}:81/", world.v4());
     let start = Instant::now();
     let refused = curl(&world, &["+trickles:way=tcp,early=always"], &[&closed]).output().unwrap();

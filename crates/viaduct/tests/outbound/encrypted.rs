@@ -1,4 +1,4 @@
-//! Programs whose flows go by Trickles encrypted, and not at all where that cannot be.
+//! Programs whose flows go by encrypted Trickles, and fail if that is not possible.
 
 use std::process::Output;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{VIADUCT, curl, done, url};
 const LINK: &str = "rate=50M,delay=5ms,queue=300kB";
 const WORDS: &[u8] = b"what nobody on the way is to read";
 
-/// All packets that cross the server's interface.
+/// All packets on the server's interface.
 struct Watch {
     enough: Arc<AtomicBool>,
     thread: JoinHandle<Vec<Vec<u8>>>,
@@ -22,7 +22,7 @@ struct Watch {
 
 impl Watch {
     fn start(world: &World) -> Watch {
-        // Datagrams that leave together are seen before they are cut.
+        // The tap sees segmentation offload: large enough for datagrams before they are cut.
         let config = RingConfig { max_packet: 65535, bytes: 8 << 20 };
         let ring = world.net.b1().netns().enter(|| Ring::open("eth0", config));
         let (mut ring, enough) = (ring.unwrap().unwrap(), Arc::<AtomicBool>::default());
@@ -44,7 +44,7 @@ impl Watch {
         Watch { enough, thread }
     }
 
-    /// Bytes of packets, and how many of these show the words.
+    /// Returns the bytes of all packets, and the number of packets that contain `words`.
     fn finish(self, words: &[u8]) -> (usize, usize) {
         self.enough.store(true, Ordering::Relaxed);
         let seen = self.thread.join().unwrap();
@@ -53,7 +53,7 @@ impl Watch {
     }
 }
 
-/// The public key of an identity that is made.
+/// Creates an identity. Returns its public key.
 pub(crate) fn identity(world: &World, name: &str) -> String {
     let mut made = std::process::Command::new(VIADUCT);
     made.args(["key", "new", "--out"]).arg(world.dir.join(name));
@@ -88,14 +88,14 @@ fn encrypted_flows_show_nothing_and_are_refused_rather_than_sent_in_clear() {
     }
     let said = world.status();
     assert!(said["trickles"]["decrypted"].as_u64().unwrap() > 40, "{said}");
-    // Somebody else's key; no key; and what knows nothing of Trickles.
+    // The key of another server; no key; a server without Trickles.
     let mute = fails(&world, &format!("+trickles:way=tcp,key={other}"), &url);
     let said = String::from_utf8(mute.stderr).unwrap();
     assert!(said.contains("does not answer: a server with another key"), "{said}");
     fails(&world, "+trickles:way=tcp", &url);
     assert!(world.connect_plain().is_err(), "nothing over TCP");
     drop(server);
-    // One that has both answers as it is asked, and whoever looks on sees which.
+    // A server with both answers as it is asked; on the wire the two differ.
     let _server = world.serve_with("auto", &only[..2], || world.connect_plain().is_ok());
     for (by, is_clear) in
         [("+trickles:way=tcp".to_owned(), true), (format!("+trickles:way=tcp,key={key}"), false)]
@@ -103,7 +103,7 @@ fn encrypted_flows_show_nothing_and_are_refused_rather_than_sent_in_clear() {
         let watch = Watch::start(&world);
         assert!(done(curl(&world, &[&by], &[&url])).stdout == big, "{by}");
         let (_, shown) = watch.finish(&WORDS[..16]);
-        // What leaves together is seen as one packet.
+        // Segments that leave together are seen as one packet.
         assert_eq!(shown > 10, is_clear, "{by}: {shown} packets");
     }
 }

@@ -1,4 +1,5 @@
-//! What lasts long: a transfer that outlives its server's secret, a server that is gone, data that nobody reads.
+//! Long flows: a transfer that outlives its server's secret, a server that is gone, unread
+//! data.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -13,7 +14,7 @@ use crate::common::{random, within};
 use crate::world::World;
 use crate::{VIADUCT, counted, curl, url};
 
-/// Within which a server has looked at its secrets again.
+/// Time within which a server has read its secrets again.
 const LOOKED: Duration = Duration::from_millis(1_500);
 
 #[test]
@@ -68,7 +69,7 @@ fn a_server_that_is_silent_is_told_of() {
     server.kill().unwrap();
     let said = format!("{}:80 does not answer any more", world.v4());
     let told = || fs::read_to_string(&log).is_ok_and(|log| log.contains(&said));
-    // With the attempt that follows ten seconds of silence.
+    // Includes the attempt that follows ten seconds of silence.
     assert!(within(Duration::from_secs(25), told), "{:?}", fs::read_to_string(&log));
 }
 
@@ -96,7 +97,7 @@ fn data_that_nobody_reads_have_a_bound_over_all_flows() {
         flow.write_all(get.as_bytes()).unwrap();
         flow
     };
-    // What it needs for any flow is there after the first.
+    // Memory that is needed once is allocated after the first flow.
     open().read_to_end(&mut Vec::new()).unwrap();
     let memory = || resident(proxy.id());
     let begun = memory();
@@ -114,7 +115,7 @@ fn data_that_nobody_reads_have_a_bound_over_all_flows() {
     assert_eq!(counted(&world).1, 0, "nothing went by TCP");
 }
 
-/// Bytes of a process' memory that are its own.
+/// Anonymous memory of a process, in bytes.
 fn resident(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();

@@ -1,5 +1,5 @@
-//! Programs that know nothing of Trickles, and go by it: curl under `viaduct run +trickles`, and through
-//! `viaduct proxy --trickles`, to `viaduct serve` beyond a link that loses packets.
+//! Programs that know nothing of Trickles use it: curl under `viaduct run +trickles`, and
+//! through `viaduct proxy --trickles`, to `viaduct serve` over a link that loses packets.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]
@@ -26,11 +26,11 @@ use viaduct_sys::process::Process;
 use world::World;
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
-/// What becomes of a request that hangs.
+/// Time limit of a request, in seconds.
 const LIMIT: &str = "40";
 const LOSSY: &str = "rate=50M,delay=5ms,queue=300kB,loss=1%";
 
-/// A URL of the server's.
+/// A URL of the server.
 fn url(ip: IpAddr, path: &str) -> String {
     match ip {
         IpAddr::V4(ip) => format!("http://{ip}/{path}"),
@@ -38,7 +38,7 @@ fn url(ip: IpAddr, path: &str) -> String {
     }
 }
 
-/// curl in the client's host, under a run with these words if there are any.
+/// Builds a curl command on the client's host, under a run with these words if there are any.
 fn curl(world: &World, run: &[&str], words: &[&str]) -> Command {
     let mut command = world.net.a1().command("timeout");
     command.args(["--signal=KILL", LIMIT]);
@@ -58,7 +58,7 @@ fn done(mut command: Command) -> Output {
     output
 }
 
-/// What the server has counted: bytes by Trickles, and requests by TCP.
+/// Counters of the server: bytes by Trickles, and requests by TCP.
 fn counted(world: &World) -> (u64, u64) {
     let number = |of: &serde_json::Value| of.as_u64().unwrap();
     let read = || {
@@ -67,7 +67,7 @@ fn counted(world: &World) -> (u64, u64) {
     };
     let deadline = Instant::now() + Duration::from_secs(5);
     let mut before = read();
-    // It is written down a few times a second.
+    // The status file is written a few times a second.
     loop {
         std::thread::sleep(Duration::from_millis(300));
         let now = read();
@@ -107,7 +107,7 @@ fn curl_under_a_run_goes_by_trickles_whatever_sees_its_calls() {
     let big_url = url(world.v4(), "big.bin");
     let part = done(curl(&world, &run, &["-r", "1000000-1999999", &big_url]));
     assert!(part.stdout == big[1_000_000..2_000_000]);
-    // Beyond what 32 bits can say.
+    // Beyond the range of 32 bits.
     let huge = fs::File::create(world.dir.join("site/huge")).unwrap();
     huge.write_all_at(&big[..2_000], (1 << 32) - 1_000).unwrap();
     huge.set_len(5 << 30).unwrap();
@@ -116,7 +116,7 @@ fn curl_under_a_run_goes_by_trickles_whatever_sees_its_calls() {
     assert!(part.stdout == big[..2_000]);
     let head = String::from_utf8(done(curl(&world, &run, &["-I", &big_url])).stdout).unwrap();
     assert!(head.starts_with("HTTP/1.1 200") && head.contains("3000000"), "{head}");
-    // Several requests, one connection.
+    // Several requests on one connection.
     let small = url(world.v4(), "small");
     let words = ["-w", "%{num_connects},%{remote_ip},", &small, &small];
     let two = String::from_utf8(done(curl(&world, &run, &words)).stdout).unwrap();
@@ -158,7 +158,7 @@ fn a_server_that_knows_only_tcp_is_reached_by_tcp() {
     let _server = Process::spawn(command).unwrap();
     assert!(within(Duration::from_secs(10), || world.connect_plain().is_ok()));
     let url = url(world.v4(), "big.bin");
-    // Its TCP answers packets that look like TCP at once; to UDP nobody does.
+    // The server's TCP answers packets that look like TCP at once; UDP gets no answer.
     for (way, most) in [("auto", 2), ("tcp", 2), ("udp", 6)] {
         let start = Instant::now();
         let run = format!("+trickles:way={way}");

@@ -1,4 +1,4 @@
-//! A client whose address changes in the middle of a transfer, as on a network that it has just come to.
+//! A client whose address changes in the middle of a transfer, as when it changes networks.
 
 use std::process::{Child, Stdio};
 use std::thread;
@@ -8,14 +8,16 @@ use crate::common::random;
 use crate::world::World;
 use crate::{curl, url};
 
-/// What is fetched takes four seconds.
+/// The transfer takes four seconds.
 const LINK: &str = "rate=8M,delay=10ms,queue=60kB";
 const BYTES: usize = 4_000_000;
 const PLAIN: Duration = Duration::from_secs(5);
-/// What the change may cost: until the silence is noticed, and the transport begins anew at the new address.
+/// Cost of the change, at most: until the silence is detected, and the transport starts again
+/// at the new address.
 const CHANGE: Duration = Duration::from_secs(2);
 
-/// Gives the client's host another address, of these two of its network; the other leads nowhere any more.
+/// Changes the address of the client's host from one of these to the other; routers drop
+/// packets of the old one.
 fn move_to(world: &World, from: &str, to: &str) {
     let rules = format!(
         "add table ip old; delete table ip old; add table ip old; \

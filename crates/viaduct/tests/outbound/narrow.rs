@@ -1,4 +1,5 @@
-//! Paths that hold less than Ethernet's 1,500 bytes: down to the 1,280 that IPv6 promises, also with all encrypted.
+//! Paths with an MTU below Ethernet's 1,500 bytes: down to the 1,280 that IPv6 guarantees, also
+//! with encryption.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use crate::{counted, curl, done, url};
 const LINK: &str = "rate=50M,delay=5ms,queue=300kB";
 const NARROW: &str = "link set wan0 mtu 1280";
 
-/// Routers that drop what is longer than 1,280 bytes, and say nothing.
+/// Routers that drop packets longer than 1,280 bytes silently.
 const SILENT: &str = "
     table inet fw {
         chain forward {
@@ -21,7 +22,8 @@ const SILENT: &str = "
         }
     }";
 
-/// As on many a subscriber's line: 1,480 bytes, of which no ICMP tells, but SYNs do.
+/// A path as on many subscriber lines: 1,480 bytes, not reported by ICMP, but with the MSS of
+/// SYNs clamped.
 const CLAMPED: &str = "
     table inet fw {
         chain forward {
@@ -33,7 +35,8 @@ const CLAMPED: &str = "
         }
     }";
 
-/// Fetches a file from each of these addresses by all these ways, and sees that none takes longer than `most`.
+/// Fetches a file from each of these addresses by each of these ways, and checks that none
+/// takes longer than `most`.
 fn fetch_all(world: &World, ips: &[IpAddr], whats: &[&str], most: Duration) {
     let big = random(300_000);
     world.file("big.bin", &big);
@@ -71,7 +74,7 @@ fn a_narrow_path_is_learnt_of_from_routers_and_all_fits_it() {
 fn an_interface_of_ours_that_is_narrow_is_known_without_a_loss() {
     let Some(world) = World::new("narrow-own", LINK) else { return };
     world.net.a1().ip(&["link set eth0 mtu 1280".to_owned()]).unwrap();
-    // What is longer is dropped, and nobody says so.
+    // Longer packets are dropped silently.
     world.net.gateway_a().run("nft", &[SILENT]).unwrap();
     let whats = ["way=tcp", "way=udp,key=KEY"];
     fetch_all(&world, &[world.v4(), world.v6()], &whats, Duration::from_secs(2));
@@ -80,7 +83,7 @@ fn an_interface_of_ours_that_is_narrow_is_known_without_a_loss() {
 #[test]
 fn answers_fit_a_way_back_that_is_narrow_by_itself() {
     let Some(world) = World::new("narrow-back", LINK) else { return };
-    // Less than a client goes down to by itself, which hears nothing of it.
+    // Narrower than a client's own lower limit, and not reported to it.
     let narrow = "ip route replace $(ip route show default) mtu lock 900";
     world.net.b1().run("sh", &["-c", narrow]).unwrap();
     let whats = ["way=tcp", "way=udp", "way=tcp,key=KEY", "way=udp,key=KEY"];

@@ -1,5 +1,5 @@
-//! Where nobody listens, or nobody who knows Trickles: that is told, or gone on from, when somebody says so, and not when
-//! patience is over.
+//! Closed ports, and servers without Trickles: the connect fails, or falls back, when an answer
+//! arrives and not at a timeout.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::world::World;
 use crate::{VIADUCT, done};
 
 const LINK: &str = "rate=50M,delay=5ms,queue=300kB";
-/// What a firewall says that keeps packets out, and one that keeps datagrams out and says nothing.
+/// Firewall rules that reject packets, and one that drops datagrams silently.
 const RULES: &str = "
     table inet fw {
         chain in {
@@ -22,7 +22,7 @@ const RULES: &str = "
         }
     }";
 
-/// What becomes of connects to these ports, and after how many milliseconds: a line each.
+/// Results of connects to these ports, with the milliseconds that each took.
 fn connects(world: &World, by: &str, to: &str, ports: &[u16]) -> Vec<(String, u64)> {
     let script = format!(
         "
@@ -51,7 +51,7 @@ for port in {ports:?}:
 #[test]
 fn a_port_where_nobody_listens_is_refused_at_once_whoever_says_so() {
     let Some(world) = World::new("refused", LINK) else { return };
-    // A kernel tells one host only so often.
+    // The kernel limits the rate of ICMP errors to a host.
     let limits = [("net/ipv4/icmp_ratelimit", "0"), ("net/ipv6/icmp/ratelimit", "0")];
     world.net.b1().set_sysctls(&limits).unwrap();
     world.net.b1().run("nft", &[RULES]).unwrap();
@@ -62,7 +62,8 @@ fn a_port_where_nobody_listens_is_refused_at_once_whoever_says_so() {
     assert!(within(Duration::from_secs(10), || world.connect_plain().is_ok()));
     for to in [world.v4(), world.v6()] {
         for by in ["+trickles", "+trickles:way=tcp", "+trickles:way=udp"] {
-            // 81: closed. 82, 83: a firewall says no, in its words, as the kernel's TCP tells them.
+            // 81: closed. 82, 83: a firewall rejects, with errors as the kernel's TCP reports
+            // them.
             let found = connects(&world, by, &to.to_string(), &[81, 82, 83, 80]);
             println!("{to} {by}: {found:?}");
             let said: Vec<&str> = found.iter().map(|(said, _)| &said[..]).collect();
@@ -74,7 +75,7 @@ fn a_port_where_nobody_listens_is_refused_at_once_whoever_says_so() {
             assert_eq!(said[3], "open", "{to} {by}: {found:?}");
             assert!(found.iter().all(|(_, millis)| *millis < 1_500), "{to} {by}: {found:?}");
         }
-        // Nothing comes of the datagram: then twice the time of the reset is enough.
+        // The datagram gets no answer: then twice the time of the reset is enough.
         let found = connects(&world, "+trickles", &to.to_string(), &[84]);
         assert_eq!(found[0].0, "ECONNREFUSED", "{to}: {found:?}");
         assert!((200..2_000).contains(&found[0].1), "{to}: {found:?}");
@@ -85,7 +86,7 @@ fn a_port_where_nobody_listens_is_refused_at_once_whoever_says_so() {
 fn a_server_by_udp_alone_is_found_where_its_tcp_refuses() {
     let Some(world) = World::new("udp-alone", LINK) else { return };
     world.file("small", b"small");
-    // Encrypted only: nobody listens at TCP. It knows no packets in TCP's format.
+    // Encrypted only: no listener at TCP. It knows no packets in TCP's format.
     let key = crate::encrypted::identity(&world, "identity");
     let file = world.dir.join("identity");
     let only = ["--identity", file.to_str().unwrap(), "--encrypted-only"];

@@ -1,5 +1,5 @@
-//! `viaduct overlay` and the handler `route`: three nodes on this machine, one of which cannot reach
-//! another directly.
+//! `viaduct overlay` and the handler `route`: three nodes on this machine, one of which cannot
+//! reach another directly.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]
@@ -17,17 +17,17 @@ use std::time::{Duration, Instant};
 use common::free_port;
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
-/// Where the far end is: behind node b.
+/// Address of the far end: behind node b.
 const BEHIND_B: &str = "127.0.7.2";
 
-/// Nodes a, b and c; a and b have each other's wrong address.
+/// Nodes a, b and c; a and b are configured with wrong addresses of each other.
 struct Overlay {
     dir: PathBuf,
-    /// Where probes arrive at each.
+    /// Port for probes at each node.
     ports: Vec<u16>,
     keys: Vec<String>,
     socks: u16,
-    /// Of node a.
+    /// Metrics port of node a.
     metrics: u16,
     nodes: Vec<Option<Child>>,
 }
@@ -56,7 +56,7 @@ impl Overlay {
         overlay
     }
 
-    /// Writes the config of node `n`, in which a and b may have each other's right address.
+    /// Writes the config of node `n`. `right`: a and b get each other's right address.
     fn configure(&self, n: usize, right: bool) {
         let Overlay { ports, keys, socks, .. } = self;
         let (name, run_dir) = (NAMES[n], self.dir.display());
@@ -97,7 +97,7 @@ impl Overlay {
         command.stderr(log).spawn().unwrap()
     }
 
-    /// The process of node `n` itself.
+    /// Process ID of node `n`, the child of its `timeout`.
     fn pid(&self, n: usize) -> String {
         let parent = self.nodes[n].as_ref().unwrap().id().to_string();
         let children = Command::new("pgrep").args(["-P", &parent]).output().unwrap();
@@ -125,7 +125,7 @@ impl Overlay {
         began.elapsed()
     }
 
-    /// What node a answers over HTTP.
+    /// Answer of node a over HTTP.
     fn http(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.metrics)).unwrap();
         stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).unwrap();
@@ -151,7 +151,7 @@ impl Drop for Overlay {
     }
 }
 
-/// Answers each line with who has sent it.
+/// Answers each line with the address of its sender.
 fn far_end() -> SocketAddr {
     let listener = TcpListener::bind((BEHIND_B, 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -167,7 +167,8 @@ fn far_end() -> SocketAddr {
     address
 }
 
-/// What it is told of its own port, and which the far end sees: the same, if it goes directly.
+/// Prints the program's own port, and the port that the far end sees: the same if the flow goes
+/// directly.
 const TELL: &str = "
 import socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
@@ -182,7 +183,7 @@ fn tell(route: &str, to: SocketAddr) -> Output {
     command.arg(to.to_string()).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Whether a flow went directly.
+/// Returns whether a flow went directly.
 fn goes_directly(said: &Output) -> bool {
     let words = text(&said.stdout);
     let words: Vec<&str> = words.split_whitespace().collect();
@@ -201,14 +202,15 @@ fn flows_go_by_another_node_while_the_direct_path_is_down_and_directly_when_it_i
     let route = format!("+route:overlay={}", overlay.socket().display());
     overlay.wait_for(0, "by c; down");
     assert!(!goes_directly(&tell(&route, to)), "{}", overlay.status(0));
-    // A change of the config: the right address of b.
+    // Change of the config: the right address of b.
     for n in [0, 1] {
         overlay.configure(n, true);
         overlay.signal(n, "HUP");
     }
     overlay.wait_for(0, "  b         directly; ");
     assert!(goes_directly(&tell(&route, to)), "{}", overlay.status(0));
-    // Without c there is one way less, and without b none that is known: what is tried is the direct one.
+    // Without c there is one path less, and without b no known path: only the direct one is
+    // tried.
     overlay.signal(2, "KILL");
     overlay.nodes[2].take().unwrap().wait().unwrap();
     let took = overlay.wait_for(0, "no way is up");
@@ -217,14 +219,14 @@ fn flows_go_by_another_node_while_the_direct_path_is_down_and_directly_when_it_i
     assert!(overlay.nodes[1].take().unwrap().wait().unwrap().success());
     assert!(!overlay.dir.join("overlay-b.sock").exists());
     assert!(goes_directly(&tell(&route, to)));
-    // Nor is a node needed that is not there.
+    // A node that does not exist is not needed either.
     assert!(goes_directly(&tell("+route:overlay=/nowhere.sock", to)));
 }
 
 #[test]
 fn states_are_what_probes_achieve() {
     let mut overlay = Overlay::start("states");
-    // Each has the wrong address of the other, and so neither's probes arrive.
+    // Each has the wrong address of the other, so neither's probes arrive.
     overlay.wait_for(0, "degraded: the direct path is down, no answer yet; flows go by c");
     let health = overlay.http("/healthz");
     assert!(health.starts_with("HTTP/1.1 503") && health.contains("peer b: degraded"), "{health}");
@@ -232,7 +234,7 @@ fn states_are_what_probes_achieve() {
     for line in ["viaduct_trouble 1", "{peer=\"b\"} 1", "viaduct_peer_trouble{peer=\"c\"} 0"] {
         assert!(metrics.contains(line), "{metrics}");
     }
-    // Now b's probes arrive at a, and a's still go elsewhere.
+    // Now b's probes arrive at a, and a's are still sent elsewhere.
     overlay.signal(2, "KILL");
     overlay.nodes[2].take().unwrap().wait().unwrap();
     overlay.configure(1, true);
@@ -252,11 +254,11 @@ fn without_an_overlay_nodes_are_tried_where_the_direct_way_does_not_answer() {
     overlay.wait_for(2, "  b         directly; ");
     let node = format!("+route:node=127.0.0.1:1+127.0.0.1:{},wait=100ms", overlay.socks);
     assert!(goes_directly(&tell(&node, far_end())));
-    // Nobody is there: refused is final, and quick.
+    // Closed port: a refusal is final, and quick.
     let closed = SocketAddr::new(BEHIND_B.parse().unwrap(), free_port());
     let refused = tell(&node, closed);
     assert!(text(&refused.stderr).contains("ConnectionRefusedError"), "{refused:?}");
-    // Where the node does not let one go, one does not get.
+    // The flow fails if the node refuses the destination.
     let elsewhere = tell(&node, "[100::1]:9".parse().unwrap());
     assert!(!elsewhere.status.success(), "{elsewhere:?}");
 }

@@ -1,10 +1,10 @@
-//! SYNs from made-up addresses beside an open flow.
+//! SYNs from spoofed addresses beside an open flow.
 
 use viaduct_lab::flood::Flood;
 
 use super::*;
 
-/// More than a loop can look at on any machine.
+/// More than an event loop can process on any machine.
 const SYNS_A_SECOND: u64 = 300_000;
 
 #[test]
@@ -31,8 +31,9 @@ fn an_open_flow_goes_on_while_syns_are_held_in_a_flood() {
             times.push(one.elapsed());
         }
         times.sort_unstable();
-        // The aim is 10 ms on an idle machine. This bound holds on two cores with eight programs that never sleep
-        // beside (110 ms were seen); where SYNs were read until there were none an echo took seconds.
+        // The aim is 10 ms on an idle machine. This bound holds on two cores beside eight
+        // programs that never sleep (110 ms were seen). When SYNs were read until there were
+        // none left, an echo took seconds.
         let slow = times[times.len() * 99 / 100];
         assert!(slow < Duration::from_millis(200), "{more:?}: {slow:?} of {}", times.len());
     }

@@ -1,4 +1,4 @@
-//! What the access log of a proxy says, and when.
+//! Access log of a proxy: its lines, and their time.
 
 use super::*;
 
@@ -12,18 +12,18 @@ fn logging(chain: &Chain, scratch: &Scratch, words: &str) -> Proxy {
 
 fn lines(scratch: &Scratch) -> Vec<Value> {
     let text = std::fs::read_to_string(scratch.path().join("access.log")).unwrap_or_default();
-    // The last one may be written just now.
+    // The last line may be incomplete.
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     whole.map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// A connection from the client to the hop's port.
+/// Connects from the client to the hop's port.
 fn connect(chain: &Chain, port: u16) -> std::io::Result<TcpStream> {
     let at = SocketAddr::from(([10, 1, 0, 2], port));
     chain.client().netns().enter(|| TcpStream::connect(at)).unwrap()
 }
 
-/// Ends it as systemd does, and waits for that.
+/// Stops it as systemd does, and waits for its end.
 fn terminate(mut proxy: Proxy) {
     let pid = Pid::from_raw(proxy.process().id().cast_signed()).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
@@ -65,7 +65,7 @@ fn clients_that_are_refused_before_they_say_anything_are_logged() {
         let scratch = Scratch::new().unwrap();
         let words = format!("--listen 10.1.0.2:7001 --allow-to 0.0.0.0/0 {words}");
         let proxy = logging(&chain, &scratch, &words);
-        // One may be reset before its connect returns.
+        // A connection may be reset before its connect returns.
         let clients: Vec<_> = (0..clients).map(|_| connect(&chain, 7001)).collect();
         let logged = common::within(Duration::from_secs(5), || !lines(&scratch).is_empty());
         assert!(logged, "{words}: nothing was logged");

@@ -1,4 +1,4 @@
-//! A real proxy on the path between a client and a server: what programs see of it.
+//! A real proxy on the path between a client and a server, as programs see it.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]
@@ -40,7 +40,7 @@ struct World {
     chain: Chain,
 }
 
-/// The same without a proxy.
+/// Builds the chain without a proxy.
 fn chain(link: &str) -> Chain {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
     let link: LinkConfig = link.parse().unwrap();
@@ -57,13 +57,13 @@ impl World {
         self.chain.server().addresses().collect()
     }
 
-    /// A listener in the server.
+    /// Opens a listener on the server.
     fn listen(&self, ip: IpAddr) -> TcpListener {
         let listen = || TcpListener::bind(SocketAddr::new(ip, PORT)).unwrap();
         self.chain.server().netns().enter(listen).unwrap()
     }
 
-    /// A connection from the client.
+    /// Connects from the client.
     fn connect(&self, ip: IpAddr) -> std::io::Result<TcpStream> {
         let to = SocketAddr::new(ip, PORT);
         let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(5));
@@ -86,7 +86,7 @@ fn every_byte_arrives_and_each_direction_ends_by_itself() {
             let sent = random(bytes);
             let server = thread::spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();
-                // All of one direction, to its end, before the first byte of the other.
+                // All bytes of one direction, and its end, before the first byte of the other.
                 let got = rest(&mut stream);
                 stream.write_all(&got).unwrap();
                 got.len()
@@ -133,7 +133,8 @@ fn a_server_that_refuses_and_one_that_resets_are_resets_to_the_client() {
         let error = client.read(&mut [0; 10]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
     };
-    // Accepted early, so that the refusal comes as a reset; or before the connection is there.
+    // Accepted early, so that the refusal is a reset; or reset before the connection is
+    // established.
     match world.connect(ip) {
         Ok(client) => ends_by_reset(client),
         Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
@@ -171,11 +172,11 @@ fn the_syn_goes_on_before_the_clients_handshake_is_done() {
         (onward.join().unwrap(), done.join().unwrap())
     });
     let ahead = acknowledged.saturating_duration_since(onward);
-    // Nearly a round trip of 50 ms; a late one would be behind.
+    // Nearly a round trip of 50 ms; a late one would come after it.
     assert!(ahead > Duration::from_millis(25), "by a round trip to the client: {ahead:?}");
 }
 
-/// What curl gets from a web server, through what `options` say.
+/// Output of curl for a file of a web server, with `options` that name the proxy.
 fn curl(chain: &Chain, options: &str) -> Result<String, String> {
     let url = format!("http://{}:8080/file", chain.server().v4());
     let arguments = format!("--silent --show-error --fail --max-time 10 {options} {url}");
@@ -187,7 +188,7 @@ fn curl(chain: &Chain, options: &str) -> Result<String, String> {
 fn clients_that_say_where_to_are_served_in_each_language_and_others_refused() {
     let chain = chain("delay=1ms");
     let web = WebServer::start(chain.server(), 50_000, 1).unwrap();
-    // The longest way: a hop that is told by PROXY behind one that hears SOCKS5 and CONNECT.
+    // The longest path: a hop that accepts PROXY behind one that accepts SOCKS5 and CONNECT.
     let second = "--listen 10.1.0.2:7002 --expect proxy \
                   --allow-from 10.1.0.2/32 --allow-to 10.2.0.0/30";
     let first = "--listen 10.1.0.2:7001 --expect socks,connect --next 10.1.0.2:7002 \
@@ -211,7 +212,7 @@ fn clients_that_say_where_to_are_served_in_each_language_and_others_refused() {
     assert!(curl(&chain, unheard).is_err(), "a client that is not allowed");
 }
 
-/// Sends a few bytes and gets them back.
+/// Sends a few bytes in each direction.
 fn echo(client: &mut TcpStream, server: &mut TcpStream) {
     let mut got = [0; 5];
     client.write_all(b"there").unwrap();

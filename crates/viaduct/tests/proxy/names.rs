@@ -1,4 +1,4 @@
-//! Names of hosts as clients say them.
+//! Names of hosts as clients spell them.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn each_address_of_a_name_is_tried_and_a_dot_at_its_end_is_no_part_of_it() {
                  --allow-to 127.0.0.0/8,::1/128";
     let words: Vec<&str> = words.split_whitespace().collect();
     let _proxy = Proxy::with_files(router, &files, &words).unwrap();
-    // Nothing listens at ::1, which comes first.
+    // Nothing listens at ::1, which is the first address.
     let listen = || TcpListener::bind(("127.0.0.1", PORT)).unwrap();
     let listener = router.netns().enter(listen).unwrap();
     let connect = || TcpStream::connect("10.1.0.2:7001").unwrap();

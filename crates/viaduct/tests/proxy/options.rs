@@ -1,4 +1,4 @@
-//! What is refused at the start, in a line that says what would be right.
+//! Options that are refused at the start, with a line that names the right ones.
 
 use super::*;
 

@@ -1,17 +1,17 @@
-//! Addresses of the router itself under a proxy that intercepts everything: they, their services and the firewall rules
-//! about them are as without it.
+//! Addresses of the router itself under a proxy that intercepts everything: they, their
+//! services and their firewall rules work as without it.
 
 use std::io;
 
 use super::*;
 
 const EVERYTHING: [&str; 4] = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0"];
-/// Ports of the router: a service, one behind its firewall, and none.
+/// Ports of the router: a service, one behind its firewall, and a closed one.
 const SERVICE: u16 = 8080;
 const GUARDED: u16 = 8081;
 const CLOSED: u16 = 8082;
 
-/// Answers each client with the address that it comes from, at all addresses of the router.
+/// Answers each client with its address, at all addresses of the router.
 fn serve(router: &Node, port: u16) {
     let listen = || TcpListener::bind(("::", port)).unwrap();
     let listener = router.netns().enter(listen).unwrap();
@@ -30,7 +30,8 @@ fn own_addresses(router: &Node) -> Vec<IpAddr> {
     addresses.map(|net| net.split('/').next().unwrap().parse().unwrap()).collect()
 }
 
-/// Whether the router's service at `to` has seen the client's own address; or the error.
+/// Returns whether the router's service at `ip` has seen the client's own address; or the
+/// error.
 fn is_seen(chain: &Chain, ip: IpAddr, port: u16) -> Result<bool, ErrorKind> {
     let millis = if port == GUARDED { 150 } else { 5_000 };
     let connect = || -> io::Result<bool> {
@@ -44,7 +45,7 @@ fn is_seen(chain: &Chain, ip: IpAddr, port: u16) -> Result<bool, ErrorKind> {
     chain.client().netns().enter(connect).unwrap().map_err(|error| error.kind())
 }
 
-/// Gives the router one more address of each family, which the client reaches.
+/// Adds an address of each family to the router, and routes at the client.
 fn add_addresses(chain: &Chain) {
     let router = &chain.hops()[0];
     router
@@ -85,7 +86,7 @@ fn connections_to_the_router_itself_are_left_alone_by_what_intercepts_everything
             let guarded = is_seen(&chain, ip, GUARDED);
             assert_eq!(guarded, Err(ErrorKind::TimedOut), "{ip} {more:?}");
         }
-        // What does pass is intercepted.
+        // Forwarded flows are intercepted.
         let to = SocketAddr::new(chain.server().v4().into(), PORT);
         let listener = chain.server().netns().enter(|| TcpListener::bind(to).unwrap()).unwrap();
         let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap();

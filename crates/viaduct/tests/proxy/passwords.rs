@@ -1,8 +1,8 @@
-//! Clients that say who they are by HTTP CONNECT, and those that do not.
+//! Clients that authenticate by HTTP CONNECT, and those that do not.
 
 use super::*;
 
-/// A proxy that wants a name and a password.
+/// Starts a proxy that requires a name and a password.
 fn guarded(chain: &Chain, scratch: &Scratch) -> Proxy {
     let file = scratch.write("password", "me:pass:word\n").unwrap().display().to_string();
     let words = "--listen 10.1.0.2:7001 --expect socks,connect --allow-from 10.1.0.1/32 \
@@ -13,7 +13,7 @@ fn guarded(chain: &Chain, scratch: &Scratch) -> Proxy {
     Proxy::start(&chain.hops()[0], &words).unwrap()
 }
 
-/// Lines of the access log, when there are so many.
+/// Waits until the access log has this many lines. Returns them.
 fn logged(scratch: &Scratch, lines: usize) -> Vec<Value> {
     let read = || {
         let text = std::fs::read_to_string(scratch.path().join("access.log")).unwrap_or_default();

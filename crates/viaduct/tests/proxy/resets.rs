@@ -1,4 +1,4 @@
-//! Resets: they go on at once, and what was said before them goes before them.
+//! Resets: they are forwarded at once, after the data that was sent before them.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// How long it takes until the other end of a flow hears of a reset by `dying`, to which all buffers are full.
+/// Time until the other end of a flow sees a reset by `dying`, whose receive path is full.
 fn takes(mut living: TcpStream, dying: TcpStream) -> Duration {
     fill(&mut living);
     living.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -36,13 +36,13 @@ fn a_reset_goes_on_at_once_whatever_its_end_had_still_to_take() {
             let (server, _) = listener.accept().unwrap();
             quickest[1] = quickest[1].min(takes(server, client));
         }
-        // It took a second, in which what the dead end had not taken was waited for.
+        // It took a second when the proxy waited for the data that the dead end had not read.
         let most = Duration::from_millis(700);
         assert!(quickest.iter().all(|took| *took < most), "{more:?}: {quickest:?}");
     }
 }
 
-/// Bytes that came before a reset.
+/// Number of bytes before a reset.
 fn before_reset(mut stream: TcpStream) -> usize {
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let (mut bytes, mut buffer) = (0, [0; 4096]);

@@ -1,4 +1,5 @@
-//! What a proxy changes on its machine: whose it is, who puts it back, and what others do to it.
+//! Changes of a proxy to its machine: their owner, their removal, and interference by other
+//! programs.
 
 use viaduct_sys::process::Process;
 
@@ -52,7 +53,7 @@ fn a_port_is_one_proxys_and_so_is_what_it_changes() {
     assert!(refused.contains("viaduct_proxy_7000 is another process's"), "{refused}");
     assert!(rules(&world).contains("tproxy") && is_split(&world), "the first goes on");
 
-    // One that lets its flows end listens no more, but its rules are its own yet.
+    // A draining proxy has closed its listener, but still owns its rules.
     let mut flow = world.connect(ip).unwrap();
     let (mut server, _) = listener.accept().unwrap();
     let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();
@@ -68,7 +69,7 @@ fn a_port_is_one_proxys_and_so_is_what_it_changes() {
     assert!(is_split(&world) && rules(&world).contains("tproxy"));
 }
 
-/// A connection from the client's `port` to the server's, its address used already or not.
+/// Connects from `port` of the client to the server, even if the address is in use.
 fn connect_from(chain: &Chain, port: u16, to: SocketAddr) -> TcpStream {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
     let from: IpAddr = match to {
@@ -136,7 +137,7 @@ fn who_connects_to_the_listener_itself_is_refused_at_once() {
     }
 }
 
-/// What a proxy says of itself.
+/// Status of a proxy, as JSON.
 pub(super) fn status(proxy: &Proxy) -> Value {
     let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
     status.args(["status", "--json", "--run-dir"]).arg(proxy.directory());
@@ -196,7 +197,7 @@ fn no_syn_goes_on_early_while_rules_cannot_be_put_back() {
     let world = World::new("delay=1ms");
     let ip = world.addresses()[0];
     let listener = world.listen(ip);
-    // Nobody else may touch the table while its owner is there.
+    // No other process may change the table while its owner exists.
     let robber = || {
         let mut command = Command::new("nft");
         command.arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
@@ -220,7 +221,7 @@ fn no_syn_goes_on_early_while_rules_cannot_be_put_back() {
     assert_eq!(status(&world.proxy)["missing"], false);
 }
 
-/// Starts a proxy on the path, in this directory, and does not wait for it.
+/// Starts a proxy on the path with this run directory, and does not wait for it.
 fn begin(chain: &Chain, run_dir: &str, more: &[&str]) -> Process {
     let mut command = chain.hops()[0].command(env!("CARGO_BIN_EXE_viaduct"));
     let path = ["proxy", "--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--run-dir"];
@@ -239,7 +240,8 @@ fn left(chain: &Chain, run_dir: &Scratch) -> String {
     let rules = chain.hops()[0].run("ip", &["rule", "list", "priority", "118"]).unwrap();
     let files = std::fs::read_dir(run_dir.path()).unwrap();
     let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    // The lock of the directory stays: who takes it away might take it from another that waits for it.
+    // The lock of the directory stays: its removal could take it from another process that
+    // waits for it.
     let files: Vec<_> = files.filter(|name| !name.starts_with(".lock-")).collect();
     if files.is_empty() { tables + &rules } else { format!("{tables}{rules}{files:?}") }
 }
@@ -272,7 +274,7 @@ fn a_kill_while_it_starts_is_made_good_by_a_start_at_once() {
         let options = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0", "--run-dir"];
         let mut next = Proxy::start(&chain.hops()[0], &[&options[..], &[&directory]].concat())
             .unwrap_or_else(|error| panic!("after {millis} ms: {error}"));
-        // The second ends it at once.
+        // The second signal ends it at once.
         let process = Pid::from_child(next.process());
         kill_process(process, Signal::TERM).unwrap();
         kill_process(process, Signal::TERM).unwrap();
@@ -295,7 +297,8 @@ fn new_connections_pass_by_as_soon_as_a_proxy_is_asked_to_end() {
         let (mut server, _) = listener.accept().unwrap();
         kill_process(Pid::from_child(world.proxy.process()), Signal::TERM).unwrap();
         let asked = Instant::now();
-        // Those that come now are the proxy's or pass by, and none waits for its SYN's repetition.
+        // New connections pass the proxy or bypass it, and none waits for a retransmission of
+        // its SYN.
         let client = flow.local_addr().unwrap().ip();
         let mut by = 0;
         while asked.elapsed() < Duration::from_millis(900) {

@@ -1,4 +1,5 @@
-//! A proxy of a user without any right: it forwards late, says so, and keeps its socket where it may.
+//! A proxy of an unprivileged user: it forwards late, logs that, and keeps its socket in a
+//! directory that it may write.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::{TcpListener, TcpStream};
@@ -43,7 +44,7 @@ fn without_privilege_flows_are_forwarded_late_and_the_log_says_so() {
     if !is_root {
         return;
     }
-    // One who asks for it is told what it takes.
+    // With --forward early it reports the privilege that is missing.
     let mut asked = proxy(&["--forward", "early"]);
     let mut said = String::new();
     asked.stderr.take().unwrap().read_to_string(&mut said).unwrap();

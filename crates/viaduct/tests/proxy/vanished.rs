@@ -1,4 +1,4 @@
-//! Ends that vanish, which no packet tells of.
+//! Ends that vanish silently.
 
 use super::*;
 use crate::common::VANISH;
@@ -19,7 +19,7 @@ fn a_vanished_end_is_noticed_and_a_live_one_with_a_shut_window_lasts() {
         echo(client, server);
     }
     let sent = fill(&mut shut.0);
-    // The kernel's own limit would end it, though its peer answers.
+    // The kernel's own limit would end it, although its peer answers.
     thread::sleep(2 * DEAD_AFTER);
     shut.1.read_exact(&mut vec![0; sent]).unwrap();
     fill(&mut shut.0);

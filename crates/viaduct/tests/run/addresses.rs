@@ -5,8 +5,8 @@ use super::{CHAIN, far_end, output, text};
 
 const VIAS: [&str; 3] = ["--via=cgroup", "--via=seccomp", "--via=preload"];
 
-/// Connects from the first argument, an address or a port, unless it is empty, to the second: what the far end has
-/// seen, beside the program's own name.
+/// Connects from the first argument, an address or a port, unless it is empty, to the second.
+/// Prints the address that the far end has seen, and the program's own.
 const CONNECT: &str = "
 import socket, sys
 own, to, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -53,7 +53,7 @@ fn the_far_end_sees_the_address_that_a_program_has_bound() {
     }
 }
 
-/// Whether what the far end has seen is the port that a program has bound, and its socket says so.
+/// Returns whether both the far end and the socket report the port that a program has bound.
 fn is_kept(said: &str, port: u16) -> bool {
     said.split_whitespace().filter(|at| at.ends_with(&format!(":{port}"))).count() == 2
 }

@@ -1,4 +1,4 @@
-//! Programs that know of their handlers: one in C with the header, one in Rust with the crate.
+//! Programs that use their handlers: one in C with the header, one in Rust with the crate.
 
 use std::ffi::OsStr;
 use std::io::{Read as _, Write as _};
@@ -39,7 +39,7 @@ fn a_program_that_is_not_wrapped_loses_nothing_by_asking() {
 fn a_program_asks_its_handlers() {
     let port = port_of(far_end("127.0.0.1:0"));
     let program = program().to_str().unwrap();
-    // A chain that sees the bytes, one that does not, and one that is not there at all.
+    // A chain that processes the bytes, one that only counts them, and one that is offloaded.
     let passing: [&[&str]; 3] = [&[CHAIN, "+count"], &["+count", "--no-offload"], &["+count"]];
     for via in ["cgroup", "seccomp", "preload"] {
         for chain in passing {
@@ -54,7 +54,7 @@ fn a_program_asks_its_handlers() {
     }
 }
 
-/// A server that answers what it is told, under `migrate`; where it listens.
+/// Starts a server under `migrate` that answers each message. Returns it, and its port.
 fn migrating_server() -> (std::process::Child, String) {
     let port = port_of(TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
     let server = "
@@ -90,7 +90,7 @@ fn a_program_is_told_what_its_handlers_do_and_is_stopped_meanwhile_where_it_asks
     server.wait().unwrap();
 }
 
-/// What the program in Rust does, as a test that this test runs.
+/// The program in Rust, as a test that this test runs.
 const ITSELF: &str = "aware::it_is_a_program_that_asks_if_it_is_told_whom";
 const WHOM: &str = "VIADUCT_TEST_ASK";
 

@@ -1,12 +1,12 @@
-//! Programs with few descriptors: their limit is their own, and what does not fit is said.
+//! Programs with few descriptors: the limit applies to them alone, and failures are reported.
 
 use std::process::Command;
 
 use super::{CHAIN, VIADUCT, far_end, text};
 use crate::common::Nobody;
 
-/// Opens 45 connections to the address of its first argument, and keeps them: how many there are, its own
-/// limit of descriptors, and why others failed.
+/// Opens 45 connections to the address of its first argument, and keeps them. Prints their
+/// number, its own limit of descriptors, and the errors of the others.
 const OPENS: &str = "
 import errno, resource, socket, sys
 host, port = sys.argv[1].rsplit(':', 1)

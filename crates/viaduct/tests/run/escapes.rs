@@ -1,5 +1,5 @@
-//! Ways around a run: other numbers of the same calls, addresses without a family, a second thread, and daemons
-//! that act for programs.
+//! Ways around a run: other numbers of the same calls, addresses without a family, a second
+//! thread, and daemons that act for programs.
 
 use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{VIADUCT, output, text};
 
-/// As `escapes.c` says it.
+/// As in the output of `escapes.c`.
 const ENOSYS: i32 = 38;
 const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
 
@@ -26,7 +26,7 @@ fn program() -> &'static str {
     path.to_str().unwrap()
 }
 
-/// What it says by this interposer.
+/// Its output under this interposer.
 fn said(options: &[&str], words: &[&str]) -> Vec<(String, String)> {
     let output = output(&[options, &["--", program()], words].concat());
     assert!(output.status.success(), "{options:?} {words:?}: {output:?}");
@@ -44,7 +44,7 @@ fn said(options: &[&str], words: &[&str]) -> Vec<(String, String)> {
     text(&output.stdout).lines().map(pair).filter(has_abi).collect()
 }
 
-/// Numbers of calls that this kernel does not know, outside of any run.
+/// Call numbers that this kernel does not support, tested outside of any run.
 fn missing_abis() -> &'static [String] {
     static MISSING: OnceLock<Vec<String>> = OnceLock::new();
     MISSING.get_or_init(|| {
@@ -56,7 +56,7 @@ fn missing_abis() -> &'static [String] {
 
 #[test]
 fn families_that_are_refused_are_refused_by_every_number_of_the_call() {
-    // Packet sockets, and those between virtual machines.
+    // Packet sockets, and those of virtual machines (vsock).
     for kind in [["17", "3", "0"], ["40", "1", "0"]] {
         for via in VIAS {
             let words = [&["machines"], &kind[..]].concat();

@@ -1,4 +1,4 @@
-//! A signal comes while a program waits for its connect.
+//! Signals that arrive while a program waits for its connect.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,7 +9,7 @@ use super::{CHAIN, VIADUCT, output, run, text};
 
 const VIAS: [&str; 3] = ["--via=cgroup", "--via=seccomp", "--via=preload"];
 
-/// Listens, and has no room for anybody until somebody is accepted: SYNs are dropped.
+/// A listener with a full backlog, which drops SYNs until a connection is accepted.
 fn full() -> (TcpListener, Vec<TcpStream>, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     rustix::net::listen(&listener, 0).unwrap();
@@ -70,8 +70,8 @@ print('there', s.getpeername()[1], flush=True)
 
 #[test]
 fn a_send_that_blocks_heeds_its_time_limit_and_signals() {
-    // Datagrams to a neighbour that does not answer are kept for 3 s, and so is their room. These rules have sends
-    // with an address judged, and made by the master.
+    // Datagrams to a neighbour that does not answer are queued for 3 s, and take room that
+    // long. Under these rules sends with an address are judged, and made by the master.
     let program = "
 import signal, socket, struct, time
 def full(s):

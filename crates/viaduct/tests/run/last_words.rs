@@ -1,12 +1,12 @@
-//! What an end has said before it broke comes to the other end, through every handler; and then a reset, not an
-//! end.
+//! Data that an end has sent before it broke arrives at the other end, through every handler; a
+//! reset follows it, not an end.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 
 use super::{output, run, signal, text};
 
-/// Answers part of a question, and wants no more of it: the kernel says so by a reset.
+/// Answers part of a request and closes with unread data: the kernel sends a reset.
 const SERVER: &str = "
 import socket
 s = socket.create_server(('127.0.0.1', 0))
@@ -18,7 +18,7 @@ while True:
     c.close()
 ";
 
-/// Reads in its own time.
+/// Reads slowly.
 const CLIENT: &str = "
 import socket, sys, time
 for i in range(10):
@@ -69,7 +69,8 @@ fn an_answer_comes_whole_before_the_reset_behind_it() {
     assert!(lost.is_empty(), "{lost:#?}");
 }
 
-/// Clients that say something and reset at once, and a server that says how many were heard whole.
+/// Clients that send data and reset at once, and a server that prints how many arrived
+/// complete.
 const HASTY: &str = "
 import socket, struct, sys, threading
 def serve(l, n):

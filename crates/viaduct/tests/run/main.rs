@@ -1,4 +1,5 @@
-//! `viaduct run`, as whoever calls it sees it: the program is its own, and its flows are handled.
+//! `viaduct run`, as its caller sees it: the program behaves as its own, and its flows pass the
+//! handlers.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]
@@ -32,7 +33,7 @@ const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 /// A chain that the kernel cannot do: bytes pass the master.
 const CHAIN: &str = "+latency:delay=1ms";
 
-/// `viaduct run` with these words; it is ended after a while.
+/// Builds the command `viaduct run` with these words, ended after 20 s.
 fn run(words: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "20", VIADUCT, "run"]).args(words);
@@ -47,7 +48,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Answers each line with who has sent it, at an address of its own.
+/// Starts a server that answers each line with the address of its sender.
 fn far_end(at: &str) -> SocketAddr {
     let listener = TcpListener::bind(at).unwrap();
     let address = listener.local_addr().unwrap();
@@ -67,7 +68,8 @@ fn far_end(at: &str) -> SocketAddr {
     address
 }
 
-/// A Python program that connects to the address of its first argument and tells its names.
+/// A Python program that connects to the address of its first argument and prints its socket's
+/// addresses.
 const TELL: &str = "
 import socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
@@ -85,21 +87,21 @@ fn it_ends_as_the_program_does() {
     assert_eq!(code(&["--", "true"]), Some(0));
     assert_eq!(code(&["--", "no-such-program"]), Some(127));
     assert_eq!(code(&["--", "/etc/passwd"]), Some(126));
-    // Whoever starts it can tell its own failures from the program's.
+    // The caller can tell failures of viaduct from the program's.
     for wrong in
         [&["+nonsense", "--", "true"][..], &["--only", "x", "--", "true"], &["--nonsense"], &[]]
     {
         assert_eq!(code(wrong), Some(125), "{wrong:?}");
     }
     assert_eq!(code(&["--help"]), Some(0));
-    // What would be right stands in one line.
+    // The error names the right form in one line.
     let says = |words: &[&str], right: &str| {
         let said = text(&output(words).stderr);
         assert!(said.lines().count() == 1 && said.contains(right), "{words:?} {said}");
     };
     says(&["+count", "curl", "-O"], "as in viaduct run +count -- curl");
     says(&["-key=x", "--", "true"], "as in +crypt -key=site.key");
-    // What a signal has ended is ended by it, as the shell sees it.
+    // A program that dies by a signal is reported to the shell as such.
     let line = format!("{VIADUCT} run -- sh -c 'kill -TERM $$'; echo $?");
     let output = Command::new("sh").args(["-c", &line]).output().unwrap();
     assert_eq!(text(&output.stdout).trim(), "143");
@@ -219,7 +221,8 @@ fn a_chain_that_the_kernel_can_do_leaves_the_program_its_socket() {
 
 #[test]
 fn a_flow_that_the_kernel_serves_is_reported_also_if_it_ends_after_its_program() {
-    // Nobody reads: what was written is on its way when the program has ended, as over a long path.
+    // The far end reads nothing: data is still in flight when the program has ended, as over a
+    // long path.
     let far = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = far.local_addr().unwrap().to_string();
     let program = "
@@ -280,7 +283,7 @@ s.sendall(b'secret'); print(s.getsockname()[1], s.makefile().read())
     let wrong = client(&["+compress", &theirs]);
     assert!(text(&wrong.stderr).contains("ConnectionRefusedError"), "{wrong:?}");
     assert!(text(&wrong.stderr).contains("crypt"), "{wrong:?}");
-    // A client without it reaches nobody.
+    // A client without the handler does not reach the program.
     let mut plain = TcpStream::connect(("127.0.0.1", port)).unwrap();
     plain.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     plain.write_all(b"secret, in the clear and long enough to be taken for a message").unwrap();

@@ -1,4 +1,4 @@
-//! Flows that outlive their connection: what is left of them when it breaks is not lost.
+//! Flows that outlive their connection: data in flight is not lost when it breaks.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::{output, run, signal, text};
 
-/// Takes one client at a time. `answer`: has all that it says, and answers then; `ask`: says something and no
-/// more, and has all that comes.
+/// Serves one client at a time. `answer`: reads all data, and answers then. `ask`: sends a
+/// request, ends its direction, and reads all data.
 const SERVER: &str = "
 import socket, sys
 s = socket.create_server(('127.0.0.1', 0))
@@ -45,7 +45,7 @@ else:
     s.sendall(bytes(3_000_000))
 ";
 
-/// Passes on to `to` what comes; the first connection ends, both ways, behind so many bytes.
+/// A relay to `to` that cuts the first connection, in both directions, after `behind` bytes.
 fn cutting_relay(to: SocketAddr, behind: usize) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
@@ -99,7 +99,7 @@ fn what_one_end_still_says_when_the_other_has_ended_survives_a_cut() {
     }
 }
 
-/// Says much, until it cannot.
+/// Sends data until it fails.
 const TALKER: &str = "
 import socket
 s = socket.create_server(('127.0.0.1', 0))
@@ -118,7 +118,7 @@ fn an_end_that_breaks_is_not_waited_for() {
         let mut server = run(&words).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
         let port = lines.next().unwrap().unwrap();
-        // It ends with much that it has not read.
+        // It ends with much unread data.
         let client = "
 import socket, sys
 s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))

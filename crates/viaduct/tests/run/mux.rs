@@ -1,4 +1,4 @@
-//! `+mux`: a program's flows to one place share a connection.
+//! `+mux`: a program's flows to one destination share a connection.
 
 use std::io::{self, BufRead as _, BufReader};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,7 +9,7 @@ use std::thread;
 
 use super::{output, run, signal, text};
 
-/// Echoes each connection to its end, and says who is there.
+/// Echoes each connection to its end, and prints its peer.
 const SERVER: &str = "
 import socket, sys, threading
 s = socket.create_server(('127.0.0.1', 0), backlog=100)
@@ -24,7 +24,8 @@ while True:
     threading.Thread(target=serve, args=(c,), daemon=True).start()
 ";
 
-/// Many connections at once, each with bytes of its own; one is reset, one only ends its own direction.
+/// Opens many connections at once, each with bytes of its own; one is reset, one only ends its
+/// own direction.
 const CLIENT: &str = "
 import hashlib, socket, struct, sys, threading
 to = ('127.0.0.1', int(sys.argv[1]))
@@ -51,7 +52,7 @@ for t in threads: t.join()
 print('bad', bad)
 ";
 
-/// Passes connections on to `to`, and counts them.
+/// A relay to `to` that counts connections.
 fn relay(to: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (at, count) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
@@ -73,7 +74,7 @@ fn relay(to: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     (at, count)
 }
 
-/// The server under `chain`, and where it is.
+/// Starts the server under `chain`. Returns it, and its address.
 fn server(chain: &[&str]) -> (Child, SocketAddr) {
     let words = [chain, &["--", "python3", "-c", SERVER]].concat();
     let mut server = run(&words).stdout(Stdio::piped()).spawn().unwrap();

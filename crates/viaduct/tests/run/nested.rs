@@ -1,4 +1,4 @@
-//! Runs above each other: a flow passes the chains of both, or the inner run says why it cannot.
+//! Nested runs: a flow passes the chains of both, or the inner run reports why it cannot.
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{CHAIN, TELL, VIADUCT, far_end, output, run, text};
 
-/// A program that connects under two runs, each with these options and a report.
+/// Runs a program that connects under two runs, each with these options and a report.
 fn above(outer: &[&str], inner: &[&str]) -> std::process::Output {
     let to = far_end("127.0.0.1:0").to_string();
     let program = ["--report", "--", "python3", "-c", TELL, &to];
@@ -29,7 +29,7 @@ fn a_run_above_a_run_by_cgroup_passes_both() {
     }
 }
 
-/// Answers one who comes with who that is.
+/// Answers one client with the client's port.
 const LISTENS: &str = "
 import socket, sys
 s = socket.create_server(('127.0.0.1', 0))
@@ -40,7 +40,8 @@ c.sendall(b'%d\\n' % at[1]); c.close()
 
 #[test]
 fn who_comes_to_a_program_under_two_runs_passes_both() {
-    // Above one by cgroup, one by cgroup takes its programs out of that one's sight: not out of a strict one's.
+    // An inner run by cgroup hides its programs from an outer run by cgroup, unless that is
+    // strict.
     for (outer, via, passes) in [
         (&[CHAIN][..], "cgroup", 1),
         (&[CHAIN, "--strict"], "auto", 2),
@@ -62,7 +63,7 @@ fn who_comes_to_a_program_under_two_runs_passes_both() {
     }
 }
 
-/// Waits for one who comes, for three seconds.
+/// Waits three seconds for a client.
 const PATIENT: &str = "
 import socket, sys
 s = socket.create_server(('127.0.0.1', 0))

@@ -1,9 +1,10 @@
-//! Sockets that would lead around the handlers, or nowhere: they are refused when they are opened, and
-//! programs that can do without them do.
+//! Sockets that would bypass the handlers, or work nowhere: they are refused when they are
+//! opened, and programs that can do without them do.
 
 use super::{CHAIN, far_end, output, text};
 
-/// Opens a socket of each kind of its arguments, `family,type,protocol`, and says how that has failed.
+/// Opens a socket of each kind in its arguments, `family,type,protocol`, and prints the error
+/// of each.
 const OPEN: &str = "
 import socket, sys
 for kind in sys.argv[1:]:
@@ -14,7 +15,7 @@ const EPERM: &str = "1";
 const ENETUNREACH: &str = "101";
 const EPROTONOSUPPORT: &str = "93";
 
-/// What came of opening these sockets under these options.
+/// Results of opening these sockets under these options.
 fn opened(options: &[&str], kinds: &[&str]) -> Vec<(String, String)> {
     let program = [&[CHAIN], options, &["--", "python3", "-c", OPEN], kinds].concat();
     let output = output(&program);
@@ -35,7 +36,8 @@ fn expect(options: &[&str], expected: &[(&str, &str)]) {
 fn raw_sockets_and_other_protocols_are_refused_where_all_must_pass() {
     for via in ["cgroup", "seccomp", "preload"] {
         let options = ["--via", via, "--strict"];
-        // ICMP, any, TCP by hand; ping without privilege; SCTP; packets; UDP-Lite.
+        // ICMP, raw IP, TCP by raw sockets; unprivileged ping; UDP with protocol SCTP; packets;
+        // UDP-Lite.
         let kinds =
             ["2,3,1", "2,3,255", "2,3,6", "10,3,58", "2,2,1", "2,1,132", "17,3,0", "2,2,136"];
         let refused = opened(&options, &kinds);
@@ -63,7 +65,8 @@ fn programs_that_ask_for_mptcp_hear_that_there_is_none() {
     }
 }
 
-/// Connects from a network namespace of its own, where nothing of ours is, then from where it was.
+/// Connects from a new network namespace, where no rendezvous exists, then from the original
+/// one.
 const ELSEWHERE: &str = "
 import ctypes, os, socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
@@ -89,7 +92,8 @@ print('there')
 #[test]
 fn who_enters_another_network_is_refused_and_listens_for_itself() {
     let at = far_end("127.0.0.1:0").to_string();
-    // A library asks from where it is, and finds nobody.
+    // The preload library sends its request from the new namespace, where the master does not
+    // listen.
     for (via, errno) in [("cgroup", EPERM), ("seccomp", EPERM), ("preload", ENETUNREACH)] {
         let words = [CHAIN, "--via", via, "--", "python3", "-c", ELSEWHERE, &at];
         let output = output(&words);

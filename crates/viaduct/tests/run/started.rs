@@ -1,4 +1,5 @@
-//! What whoever starts a program has set for it, it has under `viaduct run` too.
+//! Process attributes that a program inherits from its parent: they are the same under `viaduct
+//! run`.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
@@ -19,12 +20,12 @@ fn what_is_ignored_stays_ignored_and_what_is_closed_stays_closed() {
         let output = command.args(wrapper).args(program).output().unwrap();
         let said = text(&output.stdout);
         let ignored = said.trim().strip_prefix("SigIgn:").map(str::trim).unwrap_or_default();
-        // Those from 32 on are the C library's own.
+        // Signals from 32 on are the C library's own.
         let ignored = u64::from_str_radix(ignored, 16).map(|all| all & 0x7fff_ffff);
         (output.status.code(), ignored, text(&output.stderr))
     };
     let plain = run(&[]);
-    // Whoever runs the tests may ignore more.
+    // The parent of the tests may ignore more.
     assert_eq!((plain.0, plain.1.clone().map(|all| all & 0x1200)), (Some(3), Ok(0x1200)));
     assert_eq!(run(&[VIADUCT, "run", CHAIN, "--"]), plain);
 }
@@ -68,8 +69,8 @@ fn who_kills_it_kills_the_program() {
     assert!(within(Duration::from_secs(10), || !program.exists()));
 }
 
-/// Starts its arguments in a terminal of their own, sends what its first says when they have said something, and
-/// closes the terminal; their status as `waitpid` has it, and all that they have said.
+/// Starts its arguments in a terminal of their own, sends its first argument as input after
+/// their first output, and closes the terminal. Prints their wait status and all their output.
 const TERMINAL: &str = "
 import os, pty, sys
 pid, terminal = pty.fork()
@@ -108,8 +109,9 @@ fn the_terminals_signals_and_its_end_are_the_programs() {
     std::fs::remove_file(at).expect("the program has heard of it");
 }
 
-/// Starts its arguments in the background of a terminal of their own, as a shell does, and has them in the
-/// foreground when they have stopped there; what has stopped them, each time, and their status.
+/// Starts its arguments in the background of a terminal of their own, as a shell does, and puts
+/// them in the foreground when they have stopped. Prints each signal that has stopped them, and
+/// their status.
 const JOB: &str = "
 import os, pty, signal, sys
 out = os.dup(1)
@@ -152,7 +154,8 @@ fn a_job_in_the_background_stops_by_the_signal_that_stops_its_program() {
 
 #[test]
 fn a_daemon_that_the_program_leaves_behind_keeps_its_master() {
-    // It listens and connects when the program has ended, and the master has had time to end as well.
+    // It listens and connects after the program has ended, and the master has had time to end
+    // as well.
     const PROGRAM: &str = "
 import os, socket, sys, time
 if os.fork(): os._exit(0)

@@ -1,4 +1,5 @@
-//! Other users of this machine find a run's abstract sockets, and reach none of its chain.
+//! Other users of this machine: they can find a run's abstract sockets, but get no access to
+//! its chain.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -16,10 +17,11 @@ use super::{CHAIN, VIADUCT, far_end, output, text};
 
 const STRANGER: u32 = 65_534;
 
-/// A run of root's whose program has said its environment, and waits.
+/// A run of root whose program has printed its environment, and waits.
 struct Run {
     child: Child,
-    /// Name and secret of what the library asks, and of what programs ask that know of handlers.
+    /// Name and secret of the socket for the library, and of the one for programs that use
+    /// their handlers.
     sockets: [(String, Secret); 2],
 }
 
@@ -53,11 +55,11 @@ fn socket(kind: SocketType) -> OwnedFd {
     rustix::net::socket(AddressFamily::INET, kind, None).unwrap()
 }
 
-/// What is answered at the abstract socket `name`; empty if nothing is.
+/// Returns the answer of the abstract socket `name`; empty if there is none.
 fn ask(name: &str, pieces: &[&[u8]], beside: Option<&OwnedFd>) -> Vec<u8> {
     let socket = records::connect(name).unwrap();
     let mut answer = vec![0; WELCOME.max(MOST)];
-    // A listener that does not want us has closed it already, or will.
+    // A listener that rejects this peer has closed the connection already, or will.
     let _ = records::send(&socket, &pieces.concat(), beside.map(AsFd::as_fd));
     let length = records::receive(&socket, &mut answer).map_or(0, |(length, _)| length);
     answer.truncate(length);
@@ -81,7 +83,8 @@ fn a_stranger_reaches_no_chain_of_roots_though_he_finds_its_sockets() {
     let (name, other) = (library.clone(), control);
     as_user(STRANGER, move || {
         let tcp = socket(SocketType::STREAM);
-        // Without the secret, with a wrong one, and with the right one, which he cannot know.
+        // Without the secret, with a wrong one, and with the right one, which another user
+        // cannot know.
         for sealed in [&[][..], &[0; SECRET], secret.bytes()] {
             for request in [&hello[..], &connect] {
                 assert!(ask(&name, &[sealed, request], Some(&tcp)).is_empty(), "{sealed:?}");
@@ -94,7 +97,7 @@ fn a_stranger_reaches_no_chain_of_roots_though_he_finds_its_sockets() {
         }
         assert!(rustix::net::getpeername(&tcp).is_err());
     });
-    // Whoever may, is heard: it is not that nobody is.
+    // Permitted peers get an answer: the socket works.
     let answer = ask(&library, &[secret.bytes(), &Request::Hello.emit()], None);
     assert!(matches!(Answer::parse(&answer), Some(Answer::Welcome(_))));
     assert!(ask(&library, &[&[0; SECRET], &Request::Hello.emit()], None).is_empty());
@@ -115,7 +118,7 @@ fn only_sockets_of_tcp_are_taken_for_flows() {
         }
     };
     let unix = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
-    // EPROTONOSUPPORT; ENFILE where none came; EINPROGRESS.
+    // EPROTONOSUPPORT; ENFILE if there was no descriptor; EINPROGRESS.
     assert_eq!(said(Some(socket(SocketType::DGRAM))), 93);
     assert_eq!(said(Some(unix)), 93);
     assert_eq!(said(None), 23);

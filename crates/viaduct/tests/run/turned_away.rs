@@ -1,4 +1,4 @@
-//! Who does not speak a chain's words is reset, and never told of an end.
+//! Clients that do not speak a chain's protocol are reset, and never see a regular end.
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{output, run, signal, text};
 
-/// Says much to whoever comes, and hears nothing.
+/// Sends much to each client, and reads nothing.
 const SERVER: &str = "
 import socket
 s = socket.create_server(('127.0.0.1', 0))
@@ -40,7 +40,7 @@ fn a_flow_that_handlers_break_off_does_not_look_as_if_it_had_ended() {
     }
 }
 
-/// A SOCKS5 proxy for which each far end is too far: its answer to a request says that a time has run out.
+/// A SOCKS5 proxy that answers each request with "TTL expired".
 fn tired_proxy() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -61,7 +61,7 @@ fn tired_proxy() -> u16 {
 #[test]
 fn a_connect_that_a_proxy_has_waited_for_in_vain_fails_at_once() {
     let chain = format!("+socks:via=127.0.0.1:{}", tired_proxy());
-    // By a descriptor that does not block nobody can be told in the call itself.
+    // On a non-blocking socket the call itself cannot return the error.
     let program = "
 import errno, select, socket
 s = socket.socket()

@@ -1,4 +1,4 @@
-//! Far ends that vanish, which no packet tells of.
+//! Far ends that vanish silently.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
@@ -13,8 +13,8 @@ use crate::common::VANISH;
 
 const DEAD_AFTER: Duration = Duration::from_secs(3);
 
-/// Has three connections: idle, with data that nobody acknowledges, and one whose far end reads nothing. Each step
-/// begins with a line; says of each connection how it has ended.
+/// Opens three connections: an idle one, one with unacknowledged data, and one whose far end
+/// reads nothing. Each step begins with a line. Prints how each connection has ended.
 const PROGRAM: &str = "
 import errno, select, socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
@@ -54,7 +54,7 @@ fn a_far_end_that_vanishes_is_noticed_and_a_live_one_with_a_shut_window_lasts() 
         let mut far: Vec<_> = (0..3).map(|_| listener.accept().unwrap().0).collect();
 
         let sent: usize = next().parse().unwrap();
-        // By the kernel's limit alone it would end.
+        // The kernel's own limit would end it.
         thread::sleep(2 * DEAD_AFTER);
         far[2].read_exact(&mut vec![0; sent]).unwrap();
         step.write_all(b"\n").unwrap();

@@ -1,10 +1,11 @@
-//! Connects that the kernel refuses by itself say why.
+//! Connects that the kernel refuses by itself return its error.
 
 use std::process::Command;
 
 use super::{CHAIN, VIADUCT};
 
-/// A network of its own: a route that is prohibited, one that is a black hole, one to nowhere, and no other.
+/// A network namespace with a prohibited route, a black hole, an unreachable route, and no
+/// other.
 const WORLD: &str = "
 ip link set lo up
 ip route add prohibit 192.0.2.1
@@ -43,7 +44,7 @@ fn as_the_kernel(via: &str, but: &[&str]) {
 
 #[test]
 fn by_cgroup_as_far_as_packets_say_it() {
-    // No packet of IPv4 says the others.
+    // No ICMP message of IPv4 has the meaning of the others.
     as_the_kernel("--via=cgroup", &["192.0.2.1 ECONNREFUSED", "192.0.2.2 EHOSTUNREACH"]);
 }
 

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use super::{CHAIN, VIADUCT};
 
-/// A network of its own with one link, and somebody who listens there.
+/// A network namespace with one link, and a listener on it.
 const WORLD: &str = "
 ip link set lo up
 ip link add link0 type veth peer name link1

@@ -1,4 +1,4 @@
-//! A wrapped program is told what the plain kernel would tell it, call by call.
+//! System calls of a wrapped program return what the plain kernel would, call by call.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]

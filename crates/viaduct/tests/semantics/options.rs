@@ -1,11 +1,12 @@
-//! Socket options of programs hold for the connections that stand for their own.
+//! Socket options of programs apply to the connections that stand for their own.
 
 use std::path::Path;
 use std::process::Command;
 
 use super::VIADUCT;
 
-/// Runs a script in a network of its own, where one address is reached by marked connections alone.
+/// Runs a script in a network namespace where one address is reachable by marked connections
+/// only.
 const WORLD: &str = "
 ip link set lo up
 echo 1 > /proc/sys/net/ipv4/tcp_fwmark_accept

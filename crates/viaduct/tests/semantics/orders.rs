@@ -1,4 +1,4 @@
-//! Connects in every order.
+//! Connects, polls and reads of errors in every order.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use super::{CHAIN, VIADUCT};
 
-/// Listeners that make room on request.
+/// Number of listeners that make room on request.
 const LATE: usize = 4;
 
-/// The program that connects.
+/// The program that connects, compiled once.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -25,7 +25,7 @@ fn program() -> &'static Path {
     })
 }
 
-/// A listener whose queue is full, and what fills it: SYNs are dropped.
+/// A listener with a full backlog, which drops SYNs, and the connections that fill it.
 fn full(loopback: &str) -> (TcpListener, Vec<TcpStream>) {
     let listener = TcpListener::bind((loopback, 0)).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
@@ -39,7 +39,7 @@ fn accept_all(listener: TcpListener) {
     thread::spawn(move || listener.incoming().flatten().collect::<Vec<_>>());
 }
 
-/// What the program says, run by these words: a line for each order.
+/// Output of the program under these words: a line for each order.
 fn said(words: &[&str], family: &str) -> Vec<String> {
     let loopback = if family == "6" { "::1" } else { "127.0.0.1" };
     let port =
@@ -47,7 +47,7 @@ fn said(words: &[&str], family: &str) -> Vec<String> {
     let open = TcpListener::bind((loopback, 0)).unwrap();
     let open_port = port(&open);
     accept_all(open);
-    // Nothing listens there, and nothing else can be bound to it.
+    // Nothing listens there, and no other socket can be bound to it.
     let closed = rustix::net::socket(
         if family == "6" {
             rustix::net::AddressFamily::INET6
@@ -89,7 +89,8 @@ fn said(words: &[&str], family: &str) -> Vec<String> {
     said
 }
 
-/// Runs the program plainly and wrapped. Most of its time it waits, so that the families go side by side.
+/// Compares the program's output, plain and wrapped. It mostly waits, so the families run in
+/// parallel.
 fn as_the_kernel(via: &[&str]) {
     thread::scope(|scope| {
         for family in ["4", "6", "46"] {

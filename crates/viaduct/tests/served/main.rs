@@ -1,4 +1,4 @@
-//! `viaduct serve` over Trickles, on real packets, beyond a link that loses some of them.
+//! `viaduct serve` over Trickles, on real packets, over a link that loses some of them.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]
@@ -62,7 +62,7 @@ fn ten_megabytes_come_whole_by_every_way_and_plain_tcp_beside() {
 
 #[test]
 fn several_threads_answer_each_request_once() {
-    // Whatever is sent comes twice.
+    // The link duplicates every packet.
     let link = "rate=100M,delay=1ms,queue=500kB,duplicate=100%";
     let Some(world) = World::new("threads", link) else { return };
     let big = random(500_000);
@@ -83,12 +83,13 @@ fn several_threads_answer_each_request_once() {
     let count = |name: &str| status[name].as_u64().unwrap();
     let replayed = status["refused"].as_array().unwrap().iter().find(|of| of[0] == "replayed");
     let replayed = replayed.unwrap()[1].as_u64().unwrap();
-    // An opening is answered twice: nothing is noted of it.
+    // Openings are answered twice: the replay cache does not record them.
     assert!(count("opened") >= 2 * 8, "{status}");
     let steps = count("messages") - count("opened");
     assert!(replayed * 2 <= steps && replayed * 2 + 40 > steps, "{replayed} of {steps}: {status}");
     assert!(count("bytes") < 8 * (big.len() as u64 + 50_000), "{status}");
-    // Each has had some of the eight clients, by their ports; and the port is given back.
+    // Each thread has served some of the eight clients, by their ports; and the rules are
+    // removed.
     let rules = || world.net.b1().run("nft", &["list", "ruleset"]).unwrap();
     assert_eq!(rules().matches("chain arriving").count(), 1, "{}", rules());
     let told = std::process::Command::new("kill").args(["-INT", &server.id().to_string()]).status();
@@ -181,7 +182,7 @@ fn many_requests_share_a_connection_and_a_rotation_breaks_none() {
             let (head, body) = client.response(*stream);
             assert!(head.starts_with("HTTP/1.1 200") && body == file, "{head}");
         }
-        // The secret that made what the client has is accepted still.
+        // The secret that made the client's state is still accepted.
         let (new, old) = ("b2".repeat(32), "a1".repeat(32));
         std::fs::write(world.dir.join("key"), format!("2 {new}\n1 {old}\n")).unwrap();
         std::thread::sleep(Duration::from_millis(600));
@@ -216,13 +217,13 @@ fn few_descriptors_are_enough_for_many_files_and_for_tcp_beside() {
     let got = String::from_utf8(client.read.remove(&MAIN).unwrap()).unwrap();
     assert_eq!(got.matches("HTTP/1.1 200").count(), 100, "{got}");
     assert!((0..100).all(|n| got.contains(&format!("\r\n\r\nfile {n}"))), "{got}");
-    // Whoever says nothing has a place; more than there are wait.
+    // Idle connections have a place each; further clients wait.
     let _idle: Vec<_> = (0..5).map(|_| world.connect_plain().unwrap()).collect();
     let mut plain = world.connect_plain().unwrap();
     plain.write_all(get("/99", "Connection: close\r\n").as_bytes()).unwrap();
     assert!(common::rest(&mut plain).ends_with(b"file 99"));
     assert!(world.status()["tcp"]["requests"].as_u64() >= Some(1));
-    // What was removed is not kept on the disk.
+    // Removed files are not kept on the disk.
     let removed = || {
         let open = std::fs::read_dir(format!("/proc/{}/fd", server.id())).unwrap();
         let links = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());

@@ -1,4 +1,4 @@
-//! A server of files beyond a lossy link, and a client in its own namespace.
+//! A file server behind a lossy link, and a client in a namespace of its own.
 
 use std::collections::HashMap;
 use std::fs;
@@ -27,7 +27,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// `None`, and says so, where no namespaces can be made.
+    /// `None`, with a message, if no namespaces can be created.
     pub(crate) fn new(test: &str, link: &str) -> Option<World> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: packets of our own take root");
@@ -48,12 +48,12 @@ impl World {
         fs::write(self.dir.join("site").join(name), bytes).unwrap();
     }
 
-    /// A server that has come up.
+    /// Starts a server, and waits until it is up.
     pub(crate) fn serve(&self, trickles: &str) -> Process {
         self.serve_with(trickles, &[], || self.connect_plain().is_ok())
     }
 
-    /// The same with more words; it has come up when `is_up` says so.
+    /// Starts a server with more arguments, and waits until `is_up` holds.
     pub(crate) fn serve_with(
         &self,
         trickles: &str,
@@ -63,7 +63,7 @@ impl World {
         self.serve_in(0, &[&["--trickles", trickles], more].concat(), is_up)
     }
 
-    /// The same in host b1 (0) or b2 (1), with these words.
+    /// Starts a server on host b1 (0) or b2 (1) with these arguments.
     pub(crate) fn serve_in(
         &self,
         host: usize,
@@ -74,7 +74,7 @@ impl World {
         self.start(host, command, words, is_up)
     }
 
-    /// In b1, with so few descriptors.
+    /// Starts a server on b1 with this limit of descriptors.
     #[allow(dead_code)] // by some tests
     pub(crate) fn serve_with_few(&self, descriptors: u32) -> Process {
         let mut command = self.net.b1().command("sh");
@@ -102,12 +102,12 @@ impl World {
         server
     }
 
-    /// By the kernel's TCP, from the client's namespace.
+    /// Connects by the kernel's TCP, from the client's namespace.
     pub(crate) fn connect_plain(&self) -> std::io::Result<std::net::TcpStream> {
         self.connect_plain_to(0)
     }
 
-    /// The same to host b1 (0) or b2 (1).
+    /// Connects by the kernel's TCP to host b1 (0) or b2 (1).
     pub(crate) fn connect_plain_to(&self, host: usize) -> std::io::Result<std::net::TcpStream> {
         let to = (self.net.hosts_b()[host].v4(), 80);
         self.net.a1().netns().enter(|| std::net::TcpStream::connect(to)).unwrap()
@@ -117,31 +117,31 @@ impl World {
         self.dir.join(["run", "run-2"][host])
     }
 
-    /// Gives both hosts of the server's side one address more; it leads to none of them yet.
+    /// Adds the shared address to both hosts of the server's side; no route leads to it yet.
     pub(crate) fn share_address(&self) {
         for host in self.net.hosts_b() {
             host.ip(&[format!("addr add {SHARED}/32 dev lo")]).unwrap();
         }
     }
 
-    /// The shared address leads to this host from now on.
+    /// Routes the shared address to this host.
     pub(crate) fn lead_to(&self, host: usize) {
         let via = self.net.hosts_b()[host].v4();
         self.net.gateway_b().ip(&[format!("route replace {SHARED}/32 via {via}")]).unwrap();
     }
 
-    /// Whether there is a server that says something of itself.
+    /// Returns whether a server has a status socket.
     #[allow(dead_code)] // by some tests
     pub(crate) fn status_is_there(&self) -> bool {
         std::os::unix::net::UnixStream::connect(self.dir.join("run/serve-80.sock")).is_ok()
     }
 
-    /// What the server says of itself.
+    /// Status of the server on b1.
     pub(crate) fn status(&self) -> serde_json::Value {
         self.status_of(0)
     }
 
-    /// What the server in host b1 (0) or b2 (1) says of itself.
+    /// Status of the server on host b1 (0) or b2 (1).
     pub(crate) fn status_of(&self, host: usize) -> serde_json::Value {
         let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
         status.args(["status", "--json", "--run-dir"]).arg(self.run_dir(host));
@@ -157,7 +157,7 @@ impl World {
         self.net.b1().v6().unwrap().into()
     }
 
-    /// A client in a1.
+    /// A client on a1.
     pub(crate) fn client(&self, ways: Ways) -> Client {
         let settings = ClientSettings {
             ways,
@@ -178,16 +178,16 @@ impl Drop for World {
     }
 }
 
-/// Streams, and what was read of them.
+/// A client: its connector, and the data read from each stream.
 pub(crate) struct Client {
     connector: Option<Connector>,
     netns: viaduct_sys::netns::Netns,
     pub(crate) read: HashMap<u32, Vec<u8>>,
-    /// Bytes read of the main stream.
+    /// Bytes read from the main stream.
     pub(crate) progress: Arc<AtomicUsize>,
 }
 
-/// How a connection ended.
+/// Outcome of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Finished,
@@ -207,7 +207,7 @@ impl Client {
         netns.enter(|| connector.connect(to, Config::default())).unwrap().unwrap()
     }
 
-    /// Sends `text` on the main stream and nothing more, and reads until all these streams have ended.
+    /// Sends `text` on the main stream, ends it, and reads until all these streams have ended.
     pub(crate) fn fetch(
         &mut self,
         flow: Flow,
@@ -266,7 +266,7 @@ impl Client {
         }
     }
 
-    /// Head and body of what was read.
+    /// Head and body of the response on a stream.
     pub(crate) fn response(&self, stream: u32) -> (String, &[u8]) {
         let got = self.read.get(&stream).map_or(&[][..], |got| got);
         let end = got.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
@@ -281,7 +281,7 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         let connector = self.connector.take();
-        // What it has changed is in the namespace.
+        // Its changes are in the namespace.
         let _ = self.netns.enter(|| drop(connector));
     }
 }

@@ -1,5 +1,5 @@
-//! Programs that listen, wrapped without privilege: they notice nothing, clients pass the chain first, and
-//! nobody else comes in.
+//! Unprivileged wrapping of programs that listen: they notice nothing, clients pass the chain
+//! first, and no other peer can connect.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]
@@ -17,7 +17,7 @@ use common::{Nobody, build_go, free_port, within};
 
 const CHAIN: &str = "+latency:delay=1ms";
 const LISTENS: &str = include_str!("listens.py");
-/// Listens at so many ports, and says how long each half has taken, in microseconds.
+/// Listens at this many ports, and prints the time that each half has taken, in microseconds.
 const MANY: &str = "
 import resource, socket, sys, time
 limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -33,7 +33,7 @@ for _ in range(2):
     took.append(int(1e6 * (time.monotonic() - began)))
 print(*took)
 ";
-/// A server of asyncio's; each answers with the port that its client has come from.
+/// An asyncio server that answers each request with the port of its client.
 const ASYNCIO: &str = "
 import asyncio, sys
 async def serve(reader, writer):
@@ -52,12 +52,13 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The ports that [`LISTENS`] closes and binds again.
+/// Ports that [`LISTENS`] closes and binds again.
 fn ports() -> [String; 3] {
     std::array::from_fn(|_| free_port().to_string())
 }
 
-/// `viaduct run` with these words, by nobody; it is ended after a while.
+/// Builds the command `viaduct run` with these words for the unprivileged user, ended after 40
+/// s.
 fn run(nobody: &Nobody, words: &[&str]) -> Command {
     let mut command = nobody.command("timeout");
     command.args(["--signal=KILL", "40"]).arg(nobody.viaduct()).arg("run").args(words);
@@ -92,8 +93,8 @@ fn by_cgroup_nobody_is_accepted_early_and_a_closed_listener_refuses() {
     }
 }
 
-/// Has a link of its own with the address `fe80::aa`, a client that comes to two ports there, and a server at both: as
-/// the words that follow say.
+/// Creates a link with the address `fe80::aa`, and runs a client that connects to two ports
+/// there, and a server at both, under the given words.
 const LINK_LOCAL: &str = r#"
 ip link set lo up; ip link add name v0 index 55 type veth peer name v1
 ip link set v0 up; ip link set v1 up
@@ -154,7 +155,8 @@ fn clients_at_link_local_addresses_come_by_their_interface() {
     }
 }
 
-/// On an idle machine each takes less than a millisecond, unoptimised; where each looked at all others, 40.
+/// On an idle machine each takes less than a millisecond, unoptimised; when each was compared
+/// with all others, it took 40.
 #[test]
 fn to_bind_and_listen_takes_a_millisecond_or_two_however_many_do() {
     const COUNT: u64 = 1000;
@@ -176,7 +178,7 @@ fn to_bind_and_listen_takes_a_millisecond_or_two_however_many_do() {
     }
 }
 
-/// A server under `viaduct run`, until it is dropped.
+/// A server under `viaduct run`, ended on drop.
 struct Server(Child);
 
 impl Server {
@@ -206,14 +208,14 @@ fn within_mut(child: &mut Child) -> bool {
     })
 }
 
-/// What curl says under this chain: the page, and its own port.
+/// Output of curl under this chain: the page, and curl's own port.
 fn curl(nobody: &Nobody, chain: &[&str], port: u16) -> Output {
     let url = format!("http://127.0.0.1:{port}/");
     let program = ["--", "curl", "-sS", "-m", "9", "-w", " %{local_port}", &url];
     run(nobody, &[chain, &program].concat()).output().unwrap()
 }
 
-/// The program and its arguments that serve at this port.
+/// Server programs for this port, with their arguments.
 fn servers(nobody: &Nobody, port: u16) -> Vec<Vec<String>> {
     let own = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let port_word = port.to_string();
@@ -299,7 +301,7 @@ except OSError: print('nobody')
     client.read_exact(&mut [0; 5]).unwrap();
     client.write_all(b"!").unwrap();
     assert!(!matches!(client.read(&mut [0; 1]), Ok(1..)));
-    // What a process held is closed one after the other.
+    // Descriptors of a process are closed one after the other.
     let refused = || TcpStream::connect(("127.0.0.1", port)).is_err();
     assert!(within(Duration::from_secs(5), refused), "nobody is there");
     let said = server.wait_with_output().unwrap();
@@ -325,7 +327,7 @@ fn a_set_user_id_program_runs_as_its_caller_without_privilege() {
         command.arg(&id);
         assert_eq!(said(command), caller, "{via}");
     }
-    // Who has the right to hear of its calls leaves it its own.
+    // Interposers that run with privilege leave the program its own sockets.
     for via in ["cgroup", "seccomp"] {
         let mut command = Command::new(nobody.viaduct());
         command.args(["run", CHAIN, "--via", via, "--", "setpriv", "--reuid=65534"]);

@@ -1,8 +1,9 @@
-//! The ways in which programs reach out: each is captured or refused, by every interposer; none leaks.
+//! Kinds of network calls of programs: each is captured or refused by every interposer; none
+//! leaks.
 //!
-//! The far end says whose connection it is that has come, by the descriptors of all processes: the
-//! program's own, or Viaduct's. Datagrams are the program's own in any case: Viaduct says whether they
-//! have passed its handlers.
+//! The far end tells the owner of each connection by the descriptors of all processes: the
+//! program itself, or Viaduct. Datagrams are always the program's own: the report of Viaduct
+//! tells if they have passed its handlers.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]
@@ -19,7 +20,7 @@ use std::thread;
 
 use common::{Nobody, build_go, holders_of_other_end};
 
-/// All but the static ones, which are programs of their own.
+/// All calls but the static ones, which are programs of their own.
 const SHAPES: [&str; 15] = [
     "blocking",
     "epoll-after",
@@ -37,19 +38,20 @@ const SHAPES: [&str; 15] = [
     "udp",
     "udp-many",
 ];
-/// What breaks those who stand in between, in a program of its own.
+/// Cases that break interposers, in a program of their own.
 const TRAPS: [&str; 5] = ["closed", "anew", "put-off", "interrupted", "before-main"];
 const ENOSYS: i32 = 38;
 const ENETUNREACH: i32 = 101;
 const CAPTURED: &str = "viaduct";
 const DIRECT: &str = "direct";
 
-/// What came of each shape, with these options of `viaduct run`; of the plain programs without any.
+/// Result of each kind of call, with these options of `viaduct run`; without options, of the
+/// plain programs.
 fn outcomes(options: &[&str]) -> Vec<(String, String)> {
     outcomes_of(options, None)
 }
 
-/// The same, of nobody's programs if that is who runs them.
+/// Results of calls, made by an unprivileged user if `nobody` is given.
 fn outcomes_of(options: &[&str], nobody: Option<&Nobody>) -> Vec<(String, String)> {
     let port = far_end();
     let programs = Programs::get();
@@ -85,7 +87,7 @@ fn outcomes_of(options: &[&str], nobody: Option<&Nobody>) -> Vec<(String, String
             false => said,
         }
     };
-    // A datagram may be lost, when another run of this network ends.
+    // A datagram may be lost when another run in this namespace ends.
     let run = |program: &Path, shape: &str| {
         let mut outcomes = (0..3).map(|_| once(program, shape));
         let first = outcomes.find(|said| said != "no answer");
@@ -106,7 +108,7 @@ fn outcomes_of(options: &[&str], nobody: Option<&Nobody>) -> Vec<(String, String
     outcomes
 }
 
-/// Whether datagrams to the far end, and nothing else, have passed the handlers.
+/// Returns whether datagrams to the far end, and nothing else, have passed the handlers.
 fn have_passed(report: &str, port: u16) -> bool {
     let passed = |via| format!("viaduct: 1 passed the handlers by {via}: 6 bytes out, 6 in");
     ["cgroup", "seccomp", "preload"].iter().any(|via| report.contains(&passed(via)))
@@ -114,7 +116,7 @@ fn have_passed(report: &str, port: u16) -> bool {
         && !report.contains("went direct")
 }
 
-/// Sees that all are captured but these, which are refused with these numbers.
+/// Asserts that all are captured, except for these, which are refused with these errors.
 fn none_leaks(options: &[&str], refused: &[(&str, i32)], nobody: Option<&Nobody>) {
     let outcomes = outcomes_of(options, nobody);
     for (shape, outcome) in &outcomes {
@@ -146,7 +148,7 @@ fn preload_captures_all_and_refuses_io_uring() {
     none_leaks(&["--via", "preload", "--strict"], &[("io_uring", ENOSYS)], None);
 }
 
-/// Of a master that cannot be asked whoever has the library in it begins no flow.
+/// A program with the library cannot begin a flow if its master cannot be reached.
 #[test]
 fn one_library_is_taken_by_glibcs_loader_and_by_musls() {
     let port = far_end().to_string();
@@ -171,7 +173,7 @@ fn one_library_is_taken_by_glibcs_loader_and_by_musls() {
 #[test]
 fn nobody_has_all_captured_but_io_uring_too() {
     let nobody = Nobody::new("shapes");
-    // His datagrams too, though `/dev/net/tun` may be root's alone.
+    // The user's datagrams too, although `/dev/net/tun` may be open to root only.
     for via in ["auto", "preload"] {
         none_leaks(&["--via", via, "--strict"], &[("io_uring", ENOSYS)], Some(&nobody));
     }
@@ -189,7 +191,7 @@ fn datagrams_that_handlers_cannot_carry_are_refused_or_go_direct() {
                 command.args(options).args([strict, "--via", via, "--"]).arg(program);
                 let output = command.args([shape, &port.to_string()]).output().unwrap();
                 assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), expected, "{output:?}");
-                // The library tells of what it refuses, and waits for nobody.
+                // The library reports its refusals, and does not wait for an answer.
                 let said = String::from_utf8_lossy(&output.stderr);
                 let tells = said.contains("compress works on streams alone");
                 assert!(tells || via == "preload", "{said}");
@@ -198,18 +200,18 @@ fn datagrams_that_handlers_cannot_carry_are_refused_or_go_direct() {
     }
 }
 
-/// The programs, compiled.
+/// The test programs, compiled.
 struct Programs {
     dynamic: PathBuf,
     traps: PathBuf,
     static_c: PathBuf,
     go: Option<PathBuf>,
-    /// Dynamic, of another C library.
+    /// Dynamically linked with musl.
     musl: Option<PathBuf>,
 }
 
 impl Programs {
-    /// Once, and for all tests.
+    /// Compiles the programs once, for all tests.
     fn get() -> &'static Programs {
         static PROGRAMS: OnceLock<Programs> = OnceLock::new();
         PROGRAMS.get_or_init(Programs::build)
@@ -243,7 +245,7 @@ impl Programs {
     }
 }
 
-/// Answers who has come, at the same port by TCP and by UDP.
+/// Answers each client with its owner, at the same port by TCP and by UDP.
 fn far_end() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -272,6 +274,6 @@ fn answer(mut stream: TcpStream) {
         b"port\n" => format!("{who} {peer}\n"),
         _ => format!("{who}\n"),
     };
-    // Who has asked may have gone.
+    // The client may have ended.
     let _ = stream.write_all(line.as_bytes());
 }

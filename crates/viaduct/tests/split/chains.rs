@@ -1,4 +1,4 @@
-//! Chains of handlers with connections of their own, in both gateways.
+//! Chains of handlers that open connections of their own, in both gateways.
 
 use std::fmt::Write as _;
 use std::io::{ErrorKind, Read, Write};
@@ -14,7 +14,7 @@ use viaduct_lab::world::World;
 
 use super::{PORT, common};
 
-/// Chains with connections of their own; those of each go to a port of its own.
+/// Chains with connections of their own; each has a server port of its own.
 const CHAINS: [&str; 5] = [
     "'migrate'",
     "'stripe:paths=3'",
@@ -23,13 +23,13 @@ const CHAINS: [&str; 5] = [
     "'migrate', 'route:node=192.0.2.9:1080'",
 ];
 
-/// Gateways whose flows to each of some ports pass a chain, before two hosts a site, where no policy of
-/// `first` says otherwise.
+/// Gateways whose flows to each of some ports pass a chain, with two hosts at each site.
+/// Policies in `first` take precedence.
 fn chained(chains: &[&str], first: &str) -> World {
     behind(Wan::Veth, chains, first)
 }
 
-/// The same, by such a link.
+/// The same gateways over the given link.
 fn behind(wan: Wan, chains: &[&str], first: &str) -> World {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
     let spec = DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() };
@@ -60,7 +60,7 @@ fn what_is_said_before_a_reset_comes_through_every_chain() {
         let mut client = world.a1().netns().enter(|| TcpStream::connect(to)).unwrap().unwrap();
         client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         client.write_all(&[0; 50_000]).unwrap();
-        // It has not read all: the kernel says so by a reset.
+        // It closes with unread data: the kernel sends a reset.
         let (mut server, _) = listener.accept().unwrap();
         server.read_exact(&mut [0; 10]).unwrap();
         server.write_all(&[0; 20_000]).unwrap();
@@ -90,7 +90,7 @@ fn connections_that_handlers_open_stand_for_the_same_host() {
         for ip in world.b1().addresses() {
             let to = SocketAddr::new(ip, port);
             let listener = world.b1().netns().enter(|| TcpListener::bind(to)).unwrap().unwrap();
-            // Two of each host: they may share a connection, and no two hosts do.
+            // Two flows of each host: they may share a connection, but not with another host.
             let mut flows = Vec::new();
             for host in world.dumbbell.hosts_a().iter().chain(world.dumbbell.hosts_a()) {
                 let client = host.netns().enter(|| TcpStream::connect(to)).unwrap().unwrap();
@@ -101,7 +101,8 @@ fn connections_that_handlers_open_stand_for_the_same_host() {
                 flows.push((client, server));
             }
             if chain.contains("migrate") {
-                // What they have between the gateways is lost; its end there is the host's by name.
+                // Cuts their connections between the gateways; the gateway's end has the host's
+                // address.
                 let words = ["-K", "dst", &to.to_string()];
                 let killed = world.dumbbell.gateway_a().run("ss", &words).unwrap();
                 assert!(killed.contains("ESTAB"), "{chain}: {killed}");
@@ -113,10 +114,10 @@ fn connections_that_handlers_open_stand_for_the_same_host() {
     }
 }
 
-/// Where another node lets flows of the first host go by it: the second host of its site.
+/// Addresses of a node that relays flows of the first host: the second host of its site.
 const NODES: [&str; 2] = ["10.1.2.2:1080", "[fd00:1:0:2::2]:1080"];
 
-/// Chains that lead to those when the direct way fails, or always.
+/// Chains that use the node when the direct path fails, or always.
 const BY_NODES: [&str; 8] = [
     "'route:node={}'",
     "'migrate', 'route:node={}'",
@@ -128,7 +129,7 @@ const BY_NODES: [&str; 8] = [
     "'mux', 'socks:via={}'",
 ];
 
-/// Nothing arrives at the second gateway that is of the first host of the first site.
+/// Drops packets of the first host of the first site at the second gateway.
 fn cut(world: &World) {
     let cut = "add table inet cut; \
                add chain inet cut gap { type filter hook prerouting priority raw; }; \
@@ -141,7 +142,8 @@ fn mend(world: &World) {
     world.dumbbell.gateway_b().run("nft", &["delete", "table", "inet", "cut"]).unwrap();
 }
 
-/// A flow of the first host's, its server's end of it, and whom that sees; `None`: it did not come in time.
+/// Opens a flow of the first host. Returns both ends, and the peer address at the server;
+/// `None` if it does not arrive in time.
 fn opened(
     world: &World,
     listener: &TcpListener,
@@ -159,11 +161,11 @@ fn opened(
 fn flows_go_by_another_node_where_the_direct_way_fails() {
     let ways = NODES.map(|node| BY_NODES.map(|chain| chain.replace("{}", node)));
     let chains: Vec<&str> = ways.as_flattened().iter().map(String::as_str).collect();
-    // What the node opens for others goes on as it is.
+    // Flows that the node opens for others pass no chain.
     let world = chained(&chains, "[[policy]]\nfrom = ['10.{own}.2.2/32', 'fd00:{own}:0:2::/64']\n");
     let node = &world.dumbbell.hosts_a()[1];
     let _nodes = NODES.map(|at| {
-        // Those who ask are the gateway, not its hosts.
+        // The node's clients are the gateway, not its hosts.
         let allowed = ["--allow-from", "10.1.2.1/32,fd00:1:0:2::1/128"];
         let to = ["--allow-to", "10.2.1.2/32,fd00:2:0:1::2/128"];
         let expect = ["--listen", at, "--expect", "socks"];

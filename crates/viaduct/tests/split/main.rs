@@ -1,4 +1,5 @@
-//! Gateways in split mode: they end the hosts' TCP connections, and go on by their own under FEC.
+//! Gateways in split mode: they end the hosts' TCP connections, and continue on their own under
+//! FEC.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod chains;
@@ -39,7 +40,7 @@ fn connect(host: &Host, ip: IpAddr) -> TcpStream {
     stream
 }
 
-/// What the gateway's proxy has counted.
+/// A counter of the gateway's proxy.
 fn split(gateway: &Gateway, key: &str) -> Value {
     use std::os::unix::net::UnixStream;
     let socket = gateway.config().with_file_name(match gateway.config().file_stem().unwrap() {
@@ -59,7 +60,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Sends `bytes` to their end, and what arrived back.
+/// Sends `bytes` and the end, and the same bytes back.
 fn there_and_back(client: TcpStream, listener: &TcpListener, bytes: &[u8]) {
     common::there_and_back(client, listener.accept().unwrap().0, bytes);
 }
@@ -77,10 +78,10 @@ fn flows_between_the_sites_are_split_and_protected_and_keep_their_addresses() {
         let began = Instant::now();
         let client = connect(world.a1(), ip);
         let ours = client.local_addr().unwrap();
-        // Acknowledged by the gateway beside us: the way there and back takes 40 ms.
+        // Acknowledged by the near gateway: the round trip to the far one takes 40 ms.
         assert!(began.elapsed() < Duration::from_millis(40), "{:?}", began.elapsed());
         there_and_back(client, &listener, &data);
-        // The server sees the client, port and all.
+        // The server sees the client's address.
         let _client = connect(world.a1(), ip);
         assert_eq!(listener.accept().unwrap().1.ip(), ours.ip());
     }
@@ -113,7 +114,7 @@ fn handlers_that_are_needed_at_both_ends_stand_in_both_gateways() {
         assert_eq!(peer, ours, "the server sees the client, port and all");
         common::there_and_back(client, server, text.as_bytes());
     }
-    // Both ways 10.4 MB, of which little crosses the link.
+    // 10.4 MB in both directions, of which little crosses the link.
     let wan = world.dumbbell.gateway_a().run("ip", &["-s", "-j", "link", "show", "wan0"]).unwrap();
     let wan: Value = serde_json::from_str(&wan).unwrap();
     let sent = wan[0]["stats64"]["tx"]["bytes"].as_u64().unwrap();
@@ -134,7 +135,7 @@ fn connections_of_before_pass_on_and_those_of_a_gateway_that_ends_are_drained() 
     for gateway in [&gateways.a, &gateways.b] {
         gateway.signal(Signal::TERM).unwrap();
     }
-    // What is there goes on to its end; what is new passes by.
+    // Open flows continue to their end; new ones bypass the proxy.
     eventually("both let new ones pass by", || {
         let opened = |world: &mut World| {
             let gateways = world.gateways().unwrap();
@@ -169,7 +170,7 @@ fn rules_that_a_firewalls_reload_takes_away_are_put_back() {
     world.dumbbell.gateway_a().run("nft", &["flush", "ruleset"]).unwrap();
     world.dumbbell.gateway_a().run("ip", &["rule", "del", "priority", "118"]).unwrap();
     eventually("put back", || {
-        // The order of tables is not ours to say.
+        // The order of tables is not defined.
         let [then, now] = [before.clone(), rules(&world).unwrap()].map(|text| {
             let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
             lines.sort();

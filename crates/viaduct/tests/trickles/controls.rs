@@ -1,5 +1,5 @@
-//! That the judges would say so: what conntrack must refuse it refuses here, and what GRO can join it
-//! joins.
+//! Controls of the tests: conntrack refuses here what it must refuse, and GRO joins what it can
+//! join.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn numbers_out_of_nowhere_are_invalid_to_this_router() {
     let mut client = world.client(TCP, "client");
     let flow = client.connect("10.2.0.2");
     client.ask_until_answered(flow);
-    // The first line of the table names the connection's port.
+    // The first line of the table has the connection's port.
     let tracked = sh(
         &world.router,
         "cat /proc/net/nf_conntrack 2>/dev/null || conntrack -L 2>/dev/null || true",
@@ -62,13 +62,13 @@ fn packets_that_somebody_has_joined_are_refused_and_counted() {
     let Some(world) = World::new("joined") else { return };
     let server = world.serve();
     world.coalesce();
-    // Alike in all that GRO compares: no PSH, one count, one behind the other.
+    // Equal in all that GRO compares: no PSH, one ACK number, consecutive.
     let packets = (0..640_u32).map(|n| {
         let mut packet = Vec::new();
         emit(&segment("10.2.0.1", 1 + n * 100, 0), &[1; 100], 1500, &mut packet).unwrap();
         packet[33] &= !8;
         let sum = u16::from_be_bytes([packet[36], packet[37]]);
-        // A flag less: so much more in the complement.
+        // The flag is cleared, so its value is added to the one's complement.
         let (sum, over) = sum.overflowing_add(8);
         packet[36..38].copy_from_slice(&(sum + u16::from(over)).to_be_bytes());
         packet
@@ -77,9 +77,9 @@ fn packets_that_somebody_has_joined_are_refused_and_counted() {
     world.router.netns().enter(|| send(&packets)).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     let stats = server.end();
-    // What is longer than any packet of ours is cut, besides.
+    // Packets that are longer than any of ours are cut, besides.
     assert!(stats.refused.merged + stats.refused.cut > 0, "{stats:?}");
-    // One that finds none to be joined with comes as it was sent.
+    // A packet that finds no other to be joined with arrives as it was sent.
     assert!(stats.received < 64, "{stats:?}");
     assert_eq!(stats.refused.checksum, 0, "{stats:?}");
 }

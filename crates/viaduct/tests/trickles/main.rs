@@ -1,4 +1,4 @@
-//! Trickles' packets through a router that masquerades and is strict, beside plain TCP on the same port.
+//! Trickles packets through a strict masquerading router, beside plain TCP on the same port.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod controls;
@@ -23,15 +23,16 @@ fn strict_conntrack_and_masquerading_pass_every_packet_beyond_four_gigabytes() {
     world.coalesce();
     let server = world.serve();
     let mut client = world.client(TCP, "client");
-    // What leaves together passes the router whole, or was cut where it left, and is joined where it arrives.
+    // With TSO, segments that leave together pass the router whole; without, they are cut at
+    // the sender and joined at the receiver.
     for ((ip, router), whole) in SERVERS.into_iter().zip(ROUTER).zip(["on", "off"]) {
         sh(&world.server, &format!("ethtool -K eth0 tso {whole}"));
         let flow = client.connect(ip);
         let opened = client.ask_until_answered(flow);
         assert_eq!(seen_from(&opened).to_string(), router, "masqueraded");
-        // As they come, each answered by two full packets.
+        // Requests as they come, each answered by two full packets.
         client.converse(flow, 1_500, 300, (2, 1400), 2_800);
-        // Sparse ranges: six gigabytes of numbers.
+        // Sparse ranges: six gigabytes of sequence numbers.
         let heard = client.converse(flow, 6_000, 300, (1, 200), MB);
         let mut numbers: Vec<u32> = heard
             .iter()
@@ -62,7 +63,7 @@ fn packets_leave_one_by_one_where_the_kernel_has_a_say_in_it() {
         for ip in SERVERS {
             let flow = client.connect(ip);
             client.ask_until_answered(flow);
-            // Answers that are too long are lost, and the server hears of it.
+            // Answers that are too long are lost, and the server learns that.
             for number in 0..10 {
                 client.ask(flow, number, 1, 1448, 1448);
                 if !client.listen(Duration::from_millis(300)).is_empty() {
@@ -75,13 +76,13 @@ fn packets_leave_one_by_one_where_the_kernel_has_a_say_in_it() {
     };
     assert!(converse(world.settings()).together > 0);
     assert_eq!(converse(ServerSettings { runs: false, ..world.settings() }).together, 0);
-    // What may have to be encrypted: of other addresses here, so it passes.
+    // An IPsec policy may apply: this one is of other addresses, so packets pass.
     let policy = "src 192.0.2.1 dst 192.0.2.2 dir out";
     sh(&world.server, &format!("ip xfrm policy add {policy} tmpl proto esp mode transport"));
     assert_eq!(converse(world.settings()).together, 0);
     sh(&world.server, &format!("ip xfrm policy delete {policy}"));
     assert!(converse(world.settings()).together > 0);
-    // Who has not been heard of for a while is asked by the kernel.
+    // A stale neighbour is resolved by the kernel.
     for ip in ROUTER {
         let link = sh(&world.server, &format!("ip neigh show {ip} dev eth0"));
         let link = link.split("lladdr ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
@@ -89,7 +90,8 @@ fn packets_leave_one_by_one_where_the_kernel_has_a_say_in_it() {
         sh(&world.server, &stale);
     }
     assert!(converse(world.settings()).together > 0, "and then is known");
-    // A route that is narrower than its interface: of what is too long for it the port is to hear.
+    // A route with a smaller MTU than its interface: the port must learn of packets that are
+    // too long.
     sh(&world.server, "ip route replace 10.2.0.1/32 dev eth0 mtu 1400");
     sh(&world.server, "ip route replace fd02::1/128 dev eth0 mtu 1400");
     let stats = converse(world.settings());
@@ -103,7 +105,7 @@ fn a_lost_and_repeated_opening_is_no_trouble_to_strict_conntrack() {
     let mut client = world.client(TCP, "client");
     for ip in SERVERS {
         let flow = client.connect(ip);
-        // Several SYNs at once, of which each is answered; the second by more.
+        // Several SYNs at once: each is answered, the second by more packets.
         for number in 0..5 {
             client.ask(flow, number, 2, 200 + 200 * number as u16, 400);
         }
@@ -188,7 +190,7 @@ fn a_client_of_a_plain_tcp_server_hears_so_and_connects_by_the_kernel() {
         let mut client = world.client(Ways::Any, "client");
         let refused = client.connect(ip);
         client.ask(refused, 0, 1, 100, 100);
-        // Nobody listens: its kernel resets, and so it is by UDP, which is refused too, at once.
+        // Closed port: the kernel resets. Then UDP is tried, which is refused at once too.
         let start = Instant::now();
         assert_eq!(client.listen(Duration::from_secs(2)), [Word::Refused]);
         assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
@@ -226,7 +228,7 @@ fn packets_get_no_longer_than_the_path() {
         for (ip, header) in SERVERS.into_iter().zip([20, 40]) {
             let flow = client.connect(ip);
             client.ask_until_answered(flow);
-            // The first is lost on the way, and a router says so.
+            // The first is lost on the way, and a router reports it.
             let mut words = Vec::new();
             for number in 0..10 {
                 client.ask(flow, number, 1, 1448, 1448);

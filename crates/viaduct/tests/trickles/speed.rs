@@ -1,4 +1,4 @@
-//! How many packets a second one core receives and answers.
+//! Packets that one core receives and answers per second.
 //!
 //! `cargo test -p viaduct --release --test trickles -- --ignored --nocapture packets_a_second`
 
@@ -18,14 +18,15 @@ use viaduct_sys::thread::pin;
 
 use crate::world::{PORT, World, sh};
 
-/// How long each figure is measured.
+/// Duration of each measurement.
 const LONG: Duration = Duration::from_secs(3);
 
 #[test]
 #[ignore = "a measurement"]
 fn packets_a_second_of_one_core() {
     let Some(world) = World::new("speed") else { return };
-    // Who floods hears no answers: no reset of its kernel's is to be paid for by the server's core.
+    // The flooding host gets no answers: the server's core must not spend time on resets of its
+    // kernel.
     sh(
         &world.router,
         "nft 'table inet deaf { chain seen { type filter hook prerouting priority raw; \
@@ -41,7 +42,7 @@ fn packets_a_second_of_one_core() {
     println!("the core's own work, without a system call: {:.0} packets/s", pure());
 }
 
-/// Answers and requests in a second of the core that makes them: so it matters little who else uses it.
+/// Answers and requests per second of the cores' own time, so that other load matters little.
 fn measure(world: &World, request: usize, answer: usize) -> (f64, f64) {
     let stop = Arc::new(AtomicBool::new(false));
     let (settings, netns, stopped) = (world.settings(), world.server.netns().clone(), stop.clone());
@@ -66,7 +67,7 @@ fn measure(world: &World, request: usize, answer: usize) -> (f64, f64) {
         answered as f64 / (core_time() - begin).as_secs_f64()
     });
     told.recv().unwrap();
-    // From beside the server, so that it is the server that is measured.
+    // From the router, so that the server is what is measured.
     let asked = world.router.netns().enter(|| flood(request)).unwrap();
     stop.store(true, Ordering::Relaxed);
     (server.join().unwrap(), asked)
@@ -111,7 +112,7 @@ fn segment(packet: &[u8]) -> tcp::Segment {
     }
 }
 
-/// Read a request and write its answer, in memory alone.
+/// Reads a request and writes its answer, in memory only.
 fn pure() -> f64 {
     let (packets, bytes) = (requests(88), [3; 1448]);
     let (begin, mut done, mut answer) = (core_time(), 0_u64, Vec::new());
@@ -125,7 +126,7 @@ fn pure() -> f64 {
     done as f64 / (core_time() - begin).as_secs_f64()
 }
 
-/// How long this thread has run.
+/// Processor time of this thread.
 fn core_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)

@@ -26,7 +26,7 @@ use viaduct_sys::poll::{Waker, wait};
 
 pub(crate) const PORT: u16 = 8080;
 pub(crate) const SERVERS: [&str; 2] = ["10.2.0.2", "fd02::2"];
-/// How the router looks from the server.
+/// Addresses of the router, as the server sees them.
 pub(crate) const ROUTER: [&str; 2] = ["10.2.0.1", "fd02::1"];
 
 const RULES: &str = "
@@ -59,7 +59,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// `None`, and says so, where no namespaces can be made.
+    /// `None`, with a message, if no namespaces can be created.
     pub(crate) fn new(test: &str) -> Option<World> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: packets of our own take root");
@@ -100,18 +100,18 @@ impl World {
         Some(World { client, router, server, run_dir })
     }
 
-    /// Has both hosts join what they receive to longer packets wherever they can (GRO): it waits for
-    /// more, and what is sent to them comes in packets as they are on the wire.
+    /// Makes both hosts join received packets whenever they can (GRO, with a flush timeout).
+    /// Packets to them are sent as they are on the wire.
     pub(crate) fn coalesce(&self) {
         sh(&self.router, "ethtool -K west tso off; ethtool -K east tso off");
         for node in [&self.client, &self.server] {
             let wait = "echo 200000 > /sys/class/net/eth0/gro_flush_timeout";
-            // The mounted sysfs shows the devices of the namespace that it was mounted in.
+            // A newly mounted sysfs shows the devices of the namespace that it was mounted in.
             sh(node, &format!("unshare --mount sh -ec 'mount -t sysfs sysfs /sys; {wait}'"));
         }
     }
 
-    /// A counter of the router's.
+    /// A counter of the router.
     pub(crate) fn count(&self, name: &str) -> u64 {
         let text = sh(&self.router, &format!("nft list counter inet fw {name}"));
         let packets = text.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
@@ -158,8 +158,9 @@ pub(crate) fn sh(node: &Node, script: &str) -> String {
     node.run("sh", &["-ec", script]).unwrap()
 }
 
-/// A server that answers each request as the request's first bytes say: how many answers, how long
-/// (16 bits); each with the request's number (32 bits), which answer it is, and where the request came from.
+/// A server that answers each request as its first bytes say: number of answers, and their
+/// length (16 bits). Each answer has the request's number (32 bits), its index, and the source
+/// of the request.
 pub(crate) struct Echo {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<PortStats>>,
@@ -215,13 +216,13 @@ impl Drop for Echo {
     }
 }
 
-/// A client.
+/// A client that sends requests.
 pub(crate) struct Asker {
     port: Option<ClientPort>,
     netns: Netns,
 }
 
-/// What a client heard.
+/// An event at a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
     Answer { number: u32, which: u8, seen_as: SocketAddr, length: usize },
@@ -240,7 +241,7 @@ impl Asker {
         netns.enter(|| port.connect(to)).unwrap().unwrap()
     }
 
-    /// Request `number`, for so many answers of so many bytes.
+    /// Sends request `number`, for this many answers of this many bytes.
     pub(crate) fn ask(&mut self, flow: Flow, number: u32, answers: u8, length: u16, expected: u32) {
         let mut message = vec![answers];
         message.extend(length.to_be_bytes());
@@ -250,7 +251,7 @@ impl Asker {
         self.port().flush();
     }
 
-    /// What comes within this time, as soon as something does.
+    /// Waits for events, for at most `patience`; returns with the first.
     pub(crate) fn listen(&mut self, patience: Duration) -> Vec<Word> {
         let (mut words, waker) = (Vec::new(), Waker::new().unwrap());
         let until = Instant::now() + patience;
@@ -266,7 +267,7 @@ impl Asker {
         words
     }
 
-    /// Asks until there is an answer; what it is.
+    /// Sends requests until there is an answer. Returns it.
     pub(crate) fn ask_until_answered(&mut self, flow: Flow) -> Word {
         for number in 0..40 {
             self.ask(flow, number, 1, 100, 100);
@@ -277,7 +278,8 @@ impl Asker {
         panic!("no answer: {:?}", self.port().stats());
     }
 
-    /// So many requests, so many of them outstanding; each is answered `answers` times. All must come.
+    /// Sends this many requests, with at most `outstanding` at a time; each is answered
+    /// `answers` times. All answers must arrive.
     pub(crate) fn converse(
         &mut self,
         flow: Flow,
@@ -303,12 +305,12 @@ impl Asker {
 impl Drop for Asker {
     fn drop(&mut self) {
         let port = self.port.take();
-        // What it has changed is in the namespace.
+        // Its changes are in the namespace.
         let _ = self.netns.enter(|| drop(port));
     }
 }
 
-/// What is an answer, in some way or other.
+/// Converts events that are answers of some kind.
 fn word(heard: Heard<'_>) -> Option<Word> {
     Some(match heard {
         Heard::Turned { .. } | Heard::Shorter => return None,

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::*;
 use crate::common::within_some;
 
-/// Lines of both ends' logs, which are one file, when there are so many of flows to `to`.
+/// Waits until the common log of both ends has this many lines of flows to `to`. Returns them.
 fn logged(log: &Path, to: &str, lines: usize) -> Vec<Value> {
     let of = format!("CONNECT {to} ");
     let read = || {
@@ -20,7 +20,7 @@ fn logged(log: &Path, to: &str, lines: usize) -> Vec<Value> {
     within_some(Duration::from_secs(10), read).expect("lines of the access logs")
 }
 
-/// Of two lines of one flow the near end's, and the far end's.
+/// Returns the near end's line, and the far end's, of two lines of one flow.
 fn ends(lines: &[Value]) -> [&Value; 2] {
     ["tcp", "tunnel"].map(|end| lines.iter().find(|line| line["protocol"] == end).unwrap())
 }
@@ -58,7 +58,7 @@ fn both_ends_log_each_flow_and_open_the_file_again() {
             assert!(line["seconds"].as_f64().unwrap() >= 0.02, "{line}");
         }
 
-        // SIGUSR1 opens it again by its name.
+        // SIGUSR1 reopens the file by its name.
         std::fs::rename(&log, scratch.path().join("old")).unwrap();
         for proxy in [&mut world.near, &mut world.far] {
             let pid = Pid::from_raw(proxy.process().id().cast_signed()).unwrap();
@@ -66,7 +66,7 @@ fn both_ends_log_each_flow_and_open_the_file_again() {
             until("opened again", || proxy.log().contains("access log reopened"));
         }
         let (mut client, mut server) = world.pair(&listener);
-        // Open for sure: a server that resets at once may as well have refused.
+        // Established for sure: a server that resets at once looks as if it had refused.
         client.write_all(b"x").unwrap();
         server.read_exact(&mut [0]).unwrap();
         rustix::net::sockopt::set_socket_linger(&server, Some(Duration::ZERO)).unwrap();
@@ -80,7 +80,7 @@ fn both_ends_log_each_flow_and_open_the_file_again() {
         }
         drop(client);
 
-        // Not of --allow-to: a client that was let in at once, and a refusal.
+        // Not in --allow-to: a client that was accepted at once, and a refusal.
         drop(world.connect("10.3.0.1".parse().unwrap()));
         let [near, far] = [200, 403];
         for (line, status) in ends(&logged(&log, "10.3.0.1:9000", 2)).iter().zip([near, far]) {

@@ -1,5 +1,5 @@
-//! A real tunnel between two routers on the path between a client and a server: what programs see
-//! of it.
+//! A real tunnel between two routers on the path between a client and a server, as programs see
+//! it.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod access_log;
@@ -33,7 +33,7 @@ struct World {
     chain: Chain,
 }
 
-/// A proxy whose key, and whose peer's, are made of these bytes.
+/// Starts a proxy, with its key and its peer's made of these bytes.
 fn proxy(node: &Node, options: &str, keys: &Scratch, [own, peer]: [u8; 2]) -> Proxy {
     let key = SecretKey::from_bytes([own; 32]).to_text();
     let file = keys.write(&format!("{own}.key"), key).unwrap();
@@ -43,7 +43,7 @@ fn proxy(node: &Node, options: &str, keys: &Scratch, [own, peer]: [u8; 2]) -> Pr
 }
 
 impl World {
-    /// `link` is between the tunnel's ends; `both` are options of both.
+    /// Builds the world. `link` is between the tunnel's ends; `both` are options of both.
     fn new(link: &str, both: &str) -> World {
         use_binary(env!("CARGO_BIN_EXE_viaduct"));
         let near: LinkConfig = "delay=1ms".parse().unwrap();
@@ -56,7 +56,7 @@ impl World {
         World { near, far, keys, chain }
     }
 
-    /// Ends the far end without a word, and starts it anew.
+    /// Kills the far end, and starts it again.
     fn restart_far(&mut self, both: &str) {
         self.far.process().kill().unwrap();
         self.far = proxy(&self.chain.hops()[1], &format!("{FAR} {both}"), &self.keys, [2, 1]);
@@ -66,13 +66,13 @@ impl World {
         self.chain.server().addresses().collect()
     }
 
-    /// A listener in the server.
+    /// Opens a listener on the server.
     fn listen(&self, ip: IpAddr) -> TcpListener {
         let listen = || TcpListener::bind(SocketAddr::new(ip, PORT)).unwrap();
         self.chain.server().netns().enter(listen).unwrap()
     }
 
-    /// A connection from the client.
+    /// Connects from the client.
     fn connect(&self, ip: IpAddr) -> TcpStream {
         let to = SocketAddr::new(ip, PORT);
         let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(5));
@@ -81,7 +81,7 @@ impl World {
         stream
     }
 
-    /// Both ends of a connection.
+    /// Opens a connection. Returns both of its ends.
     fn pair(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
         let client = self.connect(listener.local_addr().unwrap().ip());
         let (server, from) = listener.accept().unwrap();
@@ -99,7 +99,7 @@ impl Drop for World {
     }
 }
 
-/// A proxy's status, as people read it.
+/// Status of a proxy, as text.
 fn shown(proxy: &Proxy) -> String {
     let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
     status.args(["status", "--run-dir"]).arg(proxy.directory());
@@ -118,7 +118,8 @@ fn every_byte_arrives_and_each_direction_ends_by_itself() {
                 let sent = random(bytes);
                 let (mut client, mut server) = world.pair(&listener);
                 let server = thread::spawn(move || {
-                    // All of one direction, to its end, before the first byte of the other.
+                    // All bytes of one direction, and its end, before the first byte of the
+                    // other.
                     let got = rest(&mut server);
                     server.write_all(&got).unwrap();
                     got.len()
@@ -185,7 +186,7 @@ fn resets_and_refusals_are_resets_at_the_other_end() {
     }
 }
 
-/// Mb/s that iperf3 in the client gets to `to`, whose server is in the server.
+/// Rate in Mb/s of iperf3 from the client to `to`, with its server on the server.
 fn rate(chain: &Chain, to: &str) -> f64 {
     let mut server = chain.server().command("iperf3");
     server.args(["--server", "--one-off"]).stdout(Stdio::null());
@@ -212,7 +213,7 @@ fn one_session_fills_a_long_path() {
         let near = "--listen 127.0.0.1:5201 --to 10.1.0.2:5201 --tunnel 10.1.0.2:7100";
         let _near = proxy(chain.client(), &format!("{near} {carrier}"), &keys, [1, 2]);
         let tunnel = rate(&chain, "127.0.0.1");
-        // What lfn/fill holds to 95 % on a machine that has nothing else to do.
+        // The experiment lfn/fill requires 95 % on an idle machine.
         assert!(tunnel > 0.75 * plain, "{tunnel} of {plain} Mb/s by {carrier}");
     }
 }
@@ -233,7 +234,7 @@ fn a_reader_that_has_stopped_does_not_slow_the_others() {
         let until = Instant::now() + Duration::from_secs(2);
         while Instant::now() < until {
             for (client, _) in &stopped {
-                // As much as there is room for, for which nobody reads.
+                // As much as there is room for; the other end reads nothing.
                 let _ = (&*client).write(&data);
             }
             thread::sleep(Duration::from_millis(5));
@@ -318,7 +319,7 @@ fn whoever_only_knocks_keeps_no_peer_out() {
             TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap()
         };
         let idle: Vec<_> = (0..100).map(|_| stranger.netns().enter(knock).unwrap()).collect();
-        // A near end that begins now finds them there.
+        // A near end that starts now finds them there.
         let listener = world.listen(world.addresses()[0]);
         let to = listener.local_addr().unwrap();
         let second = format!("--listen 127.0.0.1:7001 --to {to} --tunnel 10.3.0.1:7100 {carrier}");
@@ -338,12 +339,12 @@ fn a_crowd_over_quic_must_show_where_it_is_and_keeps_no_peer_out() {
     let world = World::new("delay=5ms", "--carrier quic");
     let [stranger, far, peer] =
         [world.chain.client(), &world.chain.hops()[1], world.chain.server()];
-    // Its Initials arrive, and it hears of no answer: so do those from addresses that are not theirs.
+    // Its Initials arrive, but it gets no answer, as if they had spoofed source addresses.
     let deaf = "add table inet deaf; \
                 add chain inet deaf input { type filter hook input priority 0; }; \
                 add rule inet deaf input udp sport 7100 drop";
     stranger.run("nft", &[deaf]).unwrap();
-    // The first byte of a Retry, which no key hides.
+    // The first byte of a Retry, which is not encrypted.
     let retries = "add table inet seen; \
                    add chain inet seen output { type filter hook output priority 0; }; \
                    add rule inet seen output udp sport 7100 @th,64,8 & 0xf0 == 0xf0 counter";
@@ -425,7 +426,7 @@ fn a_session_over_quic_survives_a_change_of_address() {
     }
     drop(client);
     echo.join().unwrap();
-    // What came from the old address could not come any more.
+    // Packets from the old address could not arrive any more.
     let seen = far.run("ss", &["--udp", "--all", "--numeric"]).unwrap();
     assert!(seen.contains(":7100"), "{seen}");
     assert!(!world.near.log().contains("is gone"), "{}", world.near.log());
@@ -438,7 +439,7 @@ fn a_tunnel_shows_its_links_sessions_and_buffers() {
     let listener = world.listen(ip);
     let (mut client, _server) = world.pair(&listener);
     client.write_all(&random(100_000)).unwrap();
-    // How long it took is told by where it went: into the tunnel, and out of it.
+    // The time is attributed to its path: into the tunnel, and out of it.
     let [near, far] = ["onwards   tunnel: 1 connected", "onwards   direct: 1 connected"];
     for (proxy, onwards) in [(&world.near, near), (&world.far, far)] {
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -468,7 +469,7 @@ fn a_far_end_that_ends_says_so_at_once() {
     }
 }
 
-/// Descriptors that a process has open.
+/// Number of open descriptors of a process.
 fn descriptors(pid: u32) -> u64 {
     std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64
 }
@@ -487,7 +488,7 @@ fn a_far_end_without_descriptors_accepts_links_again_by_itself() {
     let strangers: Vec<_> = (0..24).map(|_| hop.netns().enter(knock).unwrap()).collect();
     let failed = "links wait to be accepted";
     until("nothing is said", || world.far.log().contains(failed));
-    // This one waits to be accepted, too.
+    // This link waits to be accepted, too.
     let listener = world.listen(world.addresses()[0]);
     let near = format!(
         "--listen 127.0.0.1:7001 --to {} --tunnel 10.3.0.1:7100 --links 1",

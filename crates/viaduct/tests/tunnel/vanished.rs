@@ -1,12 +1,13 @@
-//! Ends that vanish, of links and of flows, which no packet tells of.
+//! Ends of links and of flows that vanish silently.
 
 use super::*;
 use crate::common::{VANISH, fill};
 
 const DEAD_AFTER: Duration = Duration::from_secs(3);
-/// Time within which it has to be noticed: the limit twice, at both ends of the tunnel, and a machine that is busy.
+/// Time within which the loss must be detected: twice the limit, for both ends of the tunnel,
+/// plus a margin for a busy machine.
 const NOTICED_WITHIN: Duration = Duration::from_secs(12);
-/// Drops what passes between the two ends of the tunnel.
+/// Drops packets between the two ends of the tunnel.
 const CUT: &str = "add table inet lost; \
     add chain inet lost i { type filter hook input priority 0; iifname west drop; }; \
     add chain inet lost o { type filter hook output priority 0; oifname west drop; }";
@@ -15,7 +16,7 @@ fn world(carrier: &str) -> World {
     World::new("delay=1ms", &format!("{carrier} --dead-after 3s"))
 }
 
-/// Five bytes there and back.
+/// Sends five bytes in each direction.
 fn echo((client, server): &(TcpStream, TcpStream)) {
     let mut got = [0; 5];
     for (mut from, mut to) in [(client, server), (server, client)] {
@@ -24,7 +25,8 @@ fn echo((client, server): &(TcpStream, TcpStream)) {
     }
 }
 
-/// Waits for the reset of `stream` by a tunnel's end that has lost the other, or its flow's end, at `since`.
+/// Waits for the reset of `stream` by a tunnel's end that has lost its peer, or its flow's end,
+/// at `since`.
 fn ends(stream: &mut TcpStream, since: Instant, what: &str) {
     stream.set_read_timeout(Some(NOTICED_WITHIN)).unwrap();
     let read = stream.read(&mut [0]);
@@ -33,8 +35,8 @@ fn ends(stream: &mut TcpStream, since: Instant, what: &str) {
     assert!(since.elapsed() < NOTICED_WITHIN, "{what}: {:?}", since.elapsed());
 }
 
-/// Has `prepare` make a flow what it is to be, cuts the tunnel, goes on by `then`, and sees both ends of the flow reset
-/// by their own end of the tunnel.
+/// Prepares a flow with `prepare`, cuts the tunnel, continues with `then`, and checks that both
+/// ends of the flow are reset by their own end of the tunnel.
 fn is_noticed(
     what: &str,
     prepare: impl Fn(&mut TcpStream),
@@ -51,7 +53,7 @@ fn is_noticed(
         then(&mut flow);
         ends(&mut flow.0, cut, &format!("{what}, {carrier}, near end"));
         assert!(cut.elapsed() > DEAD_AFTER / 2, "{what}, {carrier}: {:?}", cut.elapsed());
-        // What had arrived for a reader that has stopped is read first.
+        // Data that had arrived for a stopped reader is read first.
         flow.1.set_read_timeout(Some(NOTICED_WITHIN)).unwrap();
         let ended = std::io::copy(&mut flow.1, &mut std::io::sink());
         let ended = ended.map_err(|error| error.kind());
@@ -61,7 +63,7 @@ fn is_noticed(
         }
         let table = ["delete", "table", "inet", "lost"];
         world.chain.hops()[1].run("nft", &table).unwrap();
-        // Dialled again, by itself.
+        // The link is dialled again without further action.
         echo(&world.pair(&listener));
     }
 }
@@ -115,7 +117,7 @@ fn a_reader_that_has_stopped_lasts_until_it_vanishes() {
         echo(&idle);
         echo(&unacknowledged);
         let sent = fill(&mut shut.0);
-        // By the kernel's limit alone the far end would give it up.
+        // The kernel's own limit would make the far end give up.
         thread::sleep(2 * DEAD_AFTER);
         shut.1.read_exact(&mut vec![0; sent]).unwrap();
         fill(&mut shut.0);
