@@ -20,7 +20,8 @@ const LINES: usize = 2;
 
 /// Observations of a run of the program.
 struct Seen {
-    /// Its system calls from the connect on, in order, without those that depend on timing.
+    /// System calls of the program from the connect on, in order, without those that depend on
+    /// timing.
     calls: Vec<String>,
     /// The programs that hold the other end of the far end's socket.
     holders: Vec<String>,

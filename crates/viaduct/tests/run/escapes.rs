@@ -26,7 +26,7 @@ fn program() -> &'static str {
     path.to_str().unwrap()
 }
 
-/// Its output under this interposer.
+/// Output of the program under this interposer, as pairs of a call and its result.
 fn said(options: &[&str], words: &[&str]) -> Vec<(String, String)> {
     let output = output(&[options, &["--", program()], words].concat());
     assert!(output.status.success(), "{options:?} {words:?}: {output:?}");
@@ -80,7 +80,8 @@ fn a_socket_of_datagrams_that_are_carried_cannot_be_had_by_another_number() {
 
 #[test]
 fn other_programs_of_the_machine_have_their_local_sockets() {
-    // As a C library opens them; by cgroup one that asks by socketcall is told to take socket.
+    // As a C library opens them. By cgroup, a program that uses `socketcall` is told to use
+    // `socket` (ENOSYS).
     for via in VIAS {
         let outcomes = said(&["+count", "--via", via, "--strict"], &["machines", "1", "1", "0"]);
         for (way, result) in outcomes {
@@ -127,7 +128,8 @@ fn what_may_go_direct_arrives_as_it_was_sent() {
     }
 }
 
-/// Whether the kernel can keep a program from connecting (`landlock(7)`): version 4 and later.
+/// Returns whether the kernel can keep a program from connecting (`landlock(7)`, version 4 and
+/// later).
 fn can_confine() -> bool {
     let ask = "import ctypes; raise SystemExit(ctypes.CDLL(None).syscall(444, None, 0, 1) < 4)";
     Command::new("python3").args(["-c", ask]).status().unwrap().success()
@@ -143,7 +145,7 @@ fn a_second_thread_cannot_change_what_was_judged() {
     far.set_nonblocking(true).unwrap();
     let port = far.local_addr().unwrap().port().to_string();
     for via in ["seccomp", "preload"] {
-        // The proxy is not there: whoever comes has gone around it.
+        // The proxy does not exist: a connection that arrives has gone around it.
         let options = ["+socks:via=127.0.0.1:1", "--via", via, "--strict"];
         let output = output(&[&options[..], &["--", program(), "race", &port, "4000"]].concat());
         assert_eq!(text(&output.stdout), "raced\n", "{output:?}");
@@ -165,7 +167,7 @@ fn a_connect_that_is_excepted_goes_direct_where_programs_may_not_connect_themsel
 
 #[test]
 fn daemons_that_act_for_programs_are_not_there() {
-    // In a /run of its own.
+    // In a mount namespace with a /run of its own.
     let script = r#"
 import os, socket, subprocess, sys
 viaduct, program = sys.argv[1:]

@@ -36,8 +36,8 @@ fn expect(options: &[&str], expected: &[(&str, &str)]) {
 fn raw_sockets_and_other_protocols_are_refused_where_all_must_pass() {
     for via in ["cgroup", "seccomp", "preload"] {
         let options = ["--via", via, "--strict"];
-        // ICMP, raw IP, TCP by raw sockets; unprivileged ping; UDP with protocol SCTP; packets;
-        // UDP-Lite.
+        // ICMP, all protocols and TCP by raw sockets; ICMPv6; unprivileged ping; SCTP; packet
+        // sockets; UDP-Lite.
         let kinds =
             ["2,3,1", "2,3,255", "2,3,6", "10,3,58", "2,2,1", "2,1,132", "17,3,0", "2,2,136"];
         let refused = opened(&options, &kinds);

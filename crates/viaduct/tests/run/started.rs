@@ -69,8 +69,9 @@ fn who_kills_it_kills_the_program() {
     assert!(within(Duration::from_secs(10), || !program.exists()));
 }
 
-/// Starts its arguments in a terminal of their own, sends its first argument as input after
-/// their first output, and closes the terminal. Prints their wait status and all their output.
+/// Starts a command (the arguments from the second on) in a terminal of its own, sends the
+/// first argument as input once it has printed "ready", and closes the terminal. Prints its
+/// wait status, and whether its output contains "told".
 const TERMINAL: &str = "
 import os, pty, sys
 pid, terminal = pty.fork()

@@ -327,7 +327,7 @@ fn a_set_user_id_program_runs_as_its_caller_without_privilege() {
         command.arg(&id);
         assert_eq!(said(command), caller, "{via}");
     }
-    // Interposers that run with privilege leave the program its own sockets.
+    // An interposer that runs with privilege leaves set-user-ID programs their user.
     for via in ["cgroup", "seccomp"] {
         let mut command = Command::new(nobody.viaduct());
         command.args(["run", CHAIN, "--via", via, "--", "setpriv", "--reuid=65534"]);
