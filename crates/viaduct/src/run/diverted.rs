@@ -427,7 +427,7 @@ impl Held for Diverted {
         let asked = Asked { from: program, to, number: syn };
         let packet = match why {
             _ if errno == Errno::NETUNREACH.0 => asked.without_route(),
-            // No ICMP message of IPv4 has this meaning.
+            // No ICMP message of IPv4 makes the kernel return this error.
             _ if errno == Errno::ACCES.0 && program.is_ipv6() => asked.prohibited(),
             // Its SYNs are dropped: it gives up at its own timeout.
             Failure::TimedOut => return,

@@ -105,8 +105,8 @@ struct Front {
     is_full: bool,
     /// Connections that may be accepted before the backlog behind it is read again.
     room: usize,
-    /// Held by each accepted connection until it is in the program's backlog, and while its
-    /// client's preface is outstanding.
+    /// Held by each accepted connection until it is in the program's backlog, or until its
+    /// handlers wait for the client's preface.
     taken: Arc<()>,
 }
 
@@ -303,7 +303,7 @@ impl Fronts {
             Front { listener, cookie, port, is, backlog, flags, behind, is_full, room, taken };
         let mut list = self.list();
         list.add(front);
-        // With more than one the thread is awake already.
+        // If there were listeners before, the thread already wakes up at intervals.
         if list.fronts.len() == 1 {
             self.wake();
         }

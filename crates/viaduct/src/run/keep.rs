@@ -2,8 +2,8 @@
 //! chain.
 //!
 //! A killed master closes its descriptors: another process could bind its ports, and the kernel
-//! would remove the programs that redirect inbound connections. So the wrapper holds them too,
-//! unread: descriptors in a socket's queue live as long as its reading end.
+//! would detach the BPF program that redirects inbound connections. So the wrapper holds them
+//! too, unread: descriptors in a socket's queue live as long as its reading end.
 //!
 //! ```text
 //!   wrapper ── Keep, unread ◀══ descriptors ══ master

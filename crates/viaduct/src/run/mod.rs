@@ -122,7 +122,7 @@ pub struct RunArgs {
     /// The socket that keeps the master's descriptors, in the wrapper
     #[arg(long, hide = true)]
     keep_fd: Option<RawFd>,
-    /// The socket to the master, in the keeper of its hall
+    /// The socket to the master, in the holder of its capture namespace
     #[arg(long, hide = true)]
     hall_fd: Option<RawFd>,
     /// Hold datagrams in the namespace, with --hall-fd

@@ -38,7 +38,8 @@ const EARLY: usize = 64 << 10;
 /// direct where they may.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_DIRECT: Duration = Duration::from_secs(30);
-/// Relays that are being opened at once. Further datagrams do not open one until there is room.
+/// Relays that are being opened at once. Above that, a later datagram of the socket tries
+/// again.
 const OPENING: usize = 32;
 /// Timeout of the connection to the proxy, and of the negotiation on it.
 const PATIENCE: Wait = Wait::from_secs(10);

@@ -44,7 +44,7 @@ fn as_the_kernel(via: &str, but: &[&str]) {
 
 #[test]
 fn by_cgroup_as_far_as_packets_say_it() {
-    // No ICMP message of IPv4 has the meaning of the others.
+    // No ICMP message of IPv4 makes the kernel return the other errors.
     as_the_kernel("--via=cgroup", &["192.0.2.1 ECONNREFUSED", "192.0.2.2 EHOSTUNREACH"]);
 }
 

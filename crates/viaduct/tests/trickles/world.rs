@@ -6,7 +6,7 @@
 //!       fd01::2     fd01::1    fd02::1      fd02::2
 //!
 //!   the router   drops and counts what conntrack calls INVALID, counts resets,
-//!                 lets in only packets that were asked for, and masquerades what leaves to the east
+//!                lets in only packets that were asked for, and masquerades what leaves east
 //! ```
 
 use std::net::{IpAddr, SocketAddr};
