@@ -1,5 +1,4 @@
-//! Links the library so that it depends on libc only: the loaders of both glibc and musl take
-//! it.
+//! Links the library so that it depends on libc only: the loaders of both glibc and musl take it.
 //!
 //! Rust's library for GNU systems depends on three libraries. `libgcc_s.so.1` is replaced by a
 //! static copy. `ld-linux`, which musl does not have, is present wherever glibc is. `libc.so.6`

@@ -201,8 +201,7 @@ pub(crate) struct Descriptors;
 impl Files for Descriptors {
     fn read(&mut self, file: u64, offset: u64, out: &mut [u8]) -> bool {
         let Ok(fd) = c_int::try_from(file) else { return false };
-        // SAFETY: it is not closed here; the caller of `msk_sendfilev` keeps it open for the
-        // call.
+        // SAFETY: it is not closed here; the caller of `msk_sendfilev` keeps it open for the call.
         let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
         fd >= 0 && file.read_exact_at(out, offset).is_ok()
     }

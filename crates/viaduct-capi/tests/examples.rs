@@ -1,5 +1,4 @@
-//! The C examples, compiled against the library and run: server and client in a network
-//! namespace.
+//! The C examples, compiled against the library and run: server and client in a network namespace.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::fs;

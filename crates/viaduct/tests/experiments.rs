@@ -1,7 +1,6 @@
 //! Experiments in their quick form, with real gateways. A quick form is shorter, but its bounds
 //! are the figure's own. Where the noise of a busy machine with two cores forbids that,
-//! FIGURES.md says "not in CI"; then only counts are asserted here, and that all checks were
-//! made.
+//! FIGURES.md says "not in CI"; then only counts are asserted here, and that all checks were made.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};

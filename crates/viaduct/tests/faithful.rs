@@ -344,8 +344,7 @@ fn patient(stream: TcpStream) -> TcpStream {
     stream
 }
 
-/// Targets of the near hop: its port and the destination, with ports of their own in each
-/// family.
+/// Targets of the near hop: its port and the destination, with ports of their own in each family.
 fn places(chain: &Chain) -> Vec<(u16, SocketAddr)> {
     let mut places = Vec::new();
     for to in chain.server().addresses() {

@@ -38,8 +38,7 @@ impl World {
         self.chain.server().addresses().collect()
     }
 
-    /// Opens a flow to `port`. Returns the client's end and the server's; `None` if it is
-    /// refused.
+    /// Opens a flow to `port`. Returns the client's end and the server's; `None` if it is refused.
     fn flow(&self, ip: IpAddr, port: u16) -> Option<(TcpStream, TcpStream)> {
         let at = SocketAddr::new(ip, port);
         let listen = || TcpListener::bind(at).unwrap();
@@ -156,8 +155,7 @@ fn policies_lead_flows_through_tunnels_by_their_names_and_past_them() {
         file.unwrap().display().to_string()
     };
     let public = |own: u8| SecretKey::from_bytes([own; 32]).public().to_string();
-    // One far end is a router, the other the server itself, so that the path of a flow can be
-    // told.
+    // One far end is a router, the other the server itself, so that the path of a flow can be told.
     let far = |node, own| {
         let near = public(1);
         let listen = ["--tunnel-listen", "[::]:7100", "--key", &key(own), "--peer", &near];

@@ -21,8 +21,7 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use viaduct_sys::netns::Netns;
 use viaduct_sys::process::Process;
 
-/// A directory, served at a port in a network namespace of its own, which this thread has
-/// joined.
+/// A directory, served at a port in a network namespace of its own, which this thread has joined.
 struct Site {
     dir: PathBuf,
     /// Run directory, and logs.
@@ -35,8 +34,7 @@ impl Site {
         Site::with("plain", &[])
     }
 
-    /// Starts a server with further options; `DIR` in them is a scratch directory beside the
-    /// files.
+    /// Starts a server with further options; `DIR` in them is a scratch directory beside the files.
     fn with(name: &str, options: &[&str]) -> Option<Site> {
         let netns = match Netns::new() {
             Ok(netns) => netns,

@@ -546,8 +546,7 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// Hop limit and traffic class that the program has set, by a socket option or a control
-/// message.
+/// Hop limit and traffic class that the program has set, by a socket option or a control message.
 fn fields_of(packet: &[u8]) -> HopFields {
     let Some(hop) = ip::hop(packet) else { return HopFields::default() };
     let other = |value: u8, usual: u8| (value != usual).then_some(value);

@@ -5,8 +5,7 @@
 //! | [`Kind::Resolver`] | look names up | if names are looked up at the far end |
 //! | [`Kind::Launcher`] | start programs, or ask others to | under `--strict` |
 //!
-//! Only interposers that see connect calls can refuse them: `seccomp`, and `preload` on top of
-//! it.
+//! Only interposers that see connect calls can refuse them: `seccomp`, and `preload` on top of it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -51,8 +50,7 @@ const LAUNCHERS: [&str; 8] = [
 const USER_LAUNCHERS: [&str; 3] = ["systemd/private", "docker.sock", "podman/podman.sock"];
 
 /// Returns whether `path`, the `sun_path` of a program's `connect`, is the socket of such a
-/// daemon. `base` is `/proc/TID`, from which the program's root and working directory are
-/// resolved.
+/// daemon. `base` is `/proc/TID`, from which the program's root and working directory are resolved.
 pub fn is_of(kind: Kind, path: &[u8], base: &Path) -> bool {
     let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
     if path.is_empty() {

@@ -107,8 +107,7 @@ pub fn passage(plan: &Plan) -> Result<Passage, String> {
 }
 
 /// Returns whether the handlers have work with the program's datagrams. They have none if the
-/// rules say so, or if the kernel does all work of the chain, unless a report has to count
-/// bytes.
+/// rules say so, or if the kernel does all work of the chain, unless a report has to count bytes.
 pub fn matter(plan: &Plan) -> bool {
     let paced = plan.offload.is_none_or(|offload| offload.rate.is_some());
     let seen = !plan.chain.is_empty() && (paced || plan.report.is_some());

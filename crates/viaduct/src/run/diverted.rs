@@ -244,8 +244,7 @@ struct Hearing {
 #[derive(Debug, Default)]
 struct Ends(HashMap<SocketAddr, (Whose, Mirrored)>);
 
-/// Entries that are kept before all are dropped. Programs can have more only with many
-/// addresses.
+/// Entries that are kept before all are dropped. Programs can have more only with many addresses.
 const ENDS: usize = 1 << 17;
 
 impl Ends {

@@ -41,15 +41,13 @@ use super::report::{Report, Visited};
 use crate::proxy::calls::{Arrival, Program};
 use crate::proxy::conn::Conn;
 
-/// Interval between checks that programs still listen: a socket that was shut down is not
-/// closed.
+/// Interval between checks that programs still listen: a socket that was shut down is not closed.
 const LOOK: Duration = Duration::from_millis(500);
 /// Pause after an error of accept.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Connections accepted from one public listener before the others have their turn.
 const TURN: usize = 64;
-/// First and last interval between checks for room behind a full listener; it doubles in
-/// between.
+/// First and last interval between checks for room behind a full listener; it doubles in between.
 const ROOM: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
 /// Event data that belongs to no public listener.
 const WOKEN: u64 = 0;
@@ -199,8 +197,7 @@ type Accepted = (TcpStream, SocketAddr, Arc<()>);
 pub enum Listens {
     /// The first descriptor replaces the program's own, which is the second.
     Behind(OwnedFd, OwnedFd),
-    /// The socket stays: it is behind a public listener already, or in another network
-    /// namespace.
+    /// The socket stays: it is behind a public listener already, or in another network namespace.
     Already,
 }
 

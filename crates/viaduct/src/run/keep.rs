@@ -1,5 +1,4 @@
-//! Store of descriptors that outlive a master, so that nothing of a program gets around the
-//! chain.
+//! Store of descriptors that outlive a master, so that nothing of a program gets around the chain.
 //!
 //! A killed master closes its descriptors: another process could bind its ports, and the kernel
 //! would detach the BPF program that redirects inbound connections. So the wrapper holds them

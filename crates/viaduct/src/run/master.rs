@@ -96,8 +96,7 @@ pub fn run(fd: RawFd, args: &RunArgs, plan: Plan) -> Result<ExitCode> {
 #[error("{1}")]
 struct Failed(u8, String);
 
-/// Least limit of open descriptors for a run's flows, whatever limit its program was started
-/// with.
+/// Least limit of open descriptors for a run's flows, whatever limit its program was started with.
 const LEAST_DESCRIPTORS: u64 = 1 << 16;
 
 fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {

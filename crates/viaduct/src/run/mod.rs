@@ -209,8 +209,7 @@ impl Plan {
     /// Adopts what a master below announces.
     fn stand_above(&mut self, welcome: &Welcome) -> Result<()> {
         self.rules = self.rules.above(&welcome.rules)?;
-        // Flows that pass the handlers continue to that master, not on the program's own
-        // socket.
+        // Flows that pass the handlers continue to that master, not on the program's own socket.
         self.offload = None;
         self.streams_alone = welcome.rules.strict;
         Ok(())

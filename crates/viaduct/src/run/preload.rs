@@ -73,8 +73,7 @@ impl Stubs {
             Err(why) => {
                 warn!("static programs can go around the library, for {why}");
                 self.common.not_heard();
-                // The end of the last program will not be reported: that of the first counts
-                // then.
+                // The end of the last program will not be reported: that of the first counts then.
                 self.common.end();
                 let mut command = fresh();
                 self.put_in(&mut command);
@@ -153,8 +152,7 @@ fn answer(socket: OwnedFd, secret: &Secret, common: &Arc<Common>) -> Option<Owne
             let later = wait.then(|| {
                 let waits = later.clone();
                 let answer = super::waiting::Answer::new(send_timeout(&program), move |decided| {
-                    // The program must be the only holder of its socket when it gets the
-                    // answer.
+                    // The program must be the only holder of its socket when it gets the answer.
                     let errno = decided.map(drop).err().unwrap_or(Errno::NONE);
                     say(&later, &Answer::Done(errno));
                 });

@@ -38,8 +38,7 @@ const EARLY: usize = 64 << 10;
 /// direct where they may.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_DIRECT: Duration = Duration::from_secs(30);
-/// Relays that are being opened at once. Above that, a later datagram of the socket tries
-/// again.
+/// Relays that are being opened at once. Above that, a later datagram of the socket tries again.
 const OPENING: usize = 32;
 /// Timeout of the connection to the proxy, and of the negotiation on it.
 const PATIENCE: Wait = Wait::from_secs(10);
@@ -47,8 +46,7 @@ const PATIENCE: Wait = Wait::from_secs(10);
 const TURN: usize = 64;
 /// The longest datagram, in bytes.
 const LONGEST: usize = 65_535;
-/// Event data: a relay was opened. A link has twice its number, and one more for its
-/// connection.
+/// Event data: a relay was opened. A link has twice its number, and one more for its connection.
 const OPENED: u64 = u64::MAX;
 
 /// The relays of a program's sockets.

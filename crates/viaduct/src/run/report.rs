@@ -57,8 +57,7 @@ const MOST: usize = 4096;
 
 impl Lines {
     fn count(&mut self, fate: Fate, transport: &'static str, to: SocketAddr) {
-        // A port scan must not fill the memory: further ports of an address are counted
-        // together.
+        // A port scan must not fill the memory: further ports of an address are counted together.
         let full = self.flows.len() >= MOST;
         let to = if full { SocketAddr::new(to.ip(), 0) } else { to };
         if !full || self.flows.contains_key(&(fate.clone(), transport, to)) {

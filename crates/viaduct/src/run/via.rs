@@ -1,5 +1,4 @@
-//! Choice of the interposer that sees the program's calls, and the start of the program under
-//! it.
+//! Choice of the interposer that sees the program's calls, and the start of the program under it.
 //!
 //! ```text
 //!   cgroup    BPF on its cgroup: all of it, io_uring too           takes root
@@ -47,8 +46,7 @@ const WHOLE: &str = "VIADUCT_WHOLE";
 /// The interposer of a run.
 #[derive(Debug)]
 pub enum Interposer {
-    /// BPF on a cgroup, the holder of datagrams, and whether all flows must pass it
-    /// (`--strict`).
+    /// BPF on a cgroup, the holder of datagrams, and whether all flows must pass it (`--strict`).
     Cgroup(Group, Option<Holder>, bool),
     /// Seccomp notifications.
     Seccomp(Arc<Common>),

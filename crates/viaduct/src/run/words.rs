@@ -5,8 +5,7 @@ use std::ffi::{OsStr, OsString};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Expands the words of a command line of `run` or `master`: `+NAME -KEY=VALUE` becomes the
-/// option that it stands for. Others stay as they are, and everything after `--` is the
-/// program's.
+/// option that it stands for. Others stay as they are, and everything after `--` is the program's.
 pub fn unfold(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = words.collect();
     if words.get(1).is_none_or(|word| word != "run" && word != "master") {

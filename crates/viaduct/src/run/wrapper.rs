@@ -153,8 +153,7 @@ impl Wrapper {
     }
 
     /// Returns whether the sender of SIGCONT has continued the program as well, as a shell
-    /// continues a whole process group. A second SIGCONT could undo a later stop by the
-    /// terminal.
+    /// continues a whole process group. A second SIGCONT could undo a later stop by the terminal.
     fn is_woken(&self, program: u32) -> bool {
         let stopped_since = self.signals.holds(SIGTSTP);
         wrapped::is_beside(program) && (stopped_since || !wrapped::is_stopped(program))

@@ -211,8 +211,7 @@ print(sum(l[2].endswith(':%04X' % port) and l[3] == '01' for l in lines))
 
 /// Waits until the previous client has disconnected: its master may outlive it for a moment.
 fn nobody_is_connected(to: SocketAddr) {
-    // The remote address and the state. The local address comes before them and begins with 01
-    // too.
+    // The remote address and the state. The local address comes before them and begins with 01 too.
     let established = |line: &str| {
         let fields: Vec<_> = line.split_whitespace().collect();
         fields[2].ends_with(&format!(":{:04X}", to.port())) && fields[3] == "01"

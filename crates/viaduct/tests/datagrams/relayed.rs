@@ -185,8 +185,7 @@ except socket.timeout: print('nothing else')
     thread::spawn(move || {
         let mut buffer = [0; 99];
         while let Ok((length, relay)) = far.recv_from(&mut buffer) {
-            // Past the relay first: its port, if it was free, is also the program's outside
-            // port.
+            // Past the relay first: its port, if it was free, is also the program's outside port.
             let own: u16 = text(&buffer[..length]).parse().unwrap();
             far.send_to(b"around", ("127.0.0.1", own)).unwrap();
             thread::sleep(Duration::from_millis(50));

@@ -104,8 +104,7 @@ for _ in range(3):
             near.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
             near.send(b"x").unwrap();
             assert_eq!(talk.hear(), "closed");
-            // Sockets are also swept once a second; three attempts in a row do not all hit
-            // that.
+            // Sockets are also swept once a second; three attempts in a row do not all hit that.
             let began = Instant::now();
             let refused = || {
                 near.send(b"y").is_err()

@@ -1,5 +1,4 @@
-//! Long flows: a transfer that outlives its server's secret, a server that is gone, unread
-//! data.
+//! Long flows: a transfer that outlives its server's secret, a server that is gone, unread data.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};

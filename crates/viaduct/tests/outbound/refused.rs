@@ -62,8 +62,7 @@ fn a_port_where_nobody_listens_is_refused_at_once_whoever_says_so() {
     assert!(within(Duration::from_secs(10), || world.connect_plain().is_ok()));
     for to in [world.v4(), world.v6()] {
         for by in ["+trickles", "+trickles:way=tcp", "+trickles:way=udp"] {
-            // 81: closed. 82, 83: a firewall rejects, with errors as the kernel's TCP reports
-            // them.
+            // 81: closed. 82, 83: a firewall rejects, with errors as the kernel's TCP reports them.
             let found = connects(&world, by, &to.to_string(), &[81, 82, 83, 80]);
             println!("{to} {by}: {found:?}");
             let said: Vec<&str> = found.iter().map(|(said, _)| &said[..]).collect();

@@ -209,8 +209,7 @@ fn flows_go_by_another_node_while_the_direct_path_is_down_and_directly_when_it_i
     }
     overlay.wait_for(0, "  b         directly; ");
     assert!(goes_directly(&tell(&route, to)), "{}", overlay.status(0));
-    // Without c there is one path less, and without b no known path: only the direct one is
-    // tried.
+    // Without c there is one path less, and without b no known path: only the direct one is tried.
     overlay.signal(2, "KILL");
     overlay.nodes[2].take().unwrap().wait().unwrap();
     let took = overlay.wait_for(0, "no way is up");

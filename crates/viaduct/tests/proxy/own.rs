@@ -30,8 +30,7 @@ fn own_addresses(router: &Node) -> Vec<IpAddr> {
     addresses.map(|net| net.split('/').next().unwrap().parse().unwrap()).collect()
 }
 
-/// Returns whether the router's service at `ip` has seen the client's own address; or the
-/// error.
+/// Returns whether the router's service at `ip` has seen the client's own address; or the error.
 fn is_seen(chain: &Chain, ip: IpAddr, port: u16) -> Result<bool, ErrorKind> {
     let millis = if port == GUARDED { 150 } else { 5_000 };
     let connect = || -> io::Result<bool> {

@@ -69,8 +69,7 @@ fn an_answer_comes_whole_before_the_reset_behind_it() {
     assert!(lost.is_empty(), "{lost:#?}");
 }
 
-/// Clients that send data and reset at once, and a server that prints how many arrived
-/// complete.
+/// Clients that send data and reset at once, and a server that prints how many arrived complete.
 const HASTY: &str = "
 import socket, struct, sys, threading
 def serve(l, n):

@@ -40,8 +40,7 @@ c.sendall(b'%d\\n' % at[1]); c.close()
 
 #[test]
 fn who_comes_to_a_program_under_two_runs_passes_both() {
-    // An inner run by cgroup hides its programs from an outer run by cgroup, unless that is
-    // strict.
+    // An inner run by cgroup hides its programs from an outer run by cgroup, unless that is strict.
     for (outer, via, passes) in [
         (&[CHAIN][..], "cgroup", 1),
         (&[CHAIN, "--strict"], "auto", 2),

@@ -65,8 +65,7 @@ fn programs_that_ask_for_mptcp_hear_that_there_is_none() {
     }
 }
 
-/// Connects from a new network namespace, where no rendezvous exists, then from the original
-/// one.
+/// Connects from a new network namespace, where no rendezvous exists, then from the original one.
 const ELSEWHERE: &str = "
 import ctypes, os, socket, sys
 host, port = sys.argv[1].rsplit(':', 1)

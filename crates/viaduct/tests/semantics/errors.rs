@@ -4,8 +4,7 @@ use std::process::Command;
 
 use super::{CHAIN, VIADUCT};
 
-/// A network namespace with a prohibited route, a black hole, an unreachable route, and no
-/// other.
+/// A network namespace with a prohibited route, a black hole, an unreachable route, and no other.
 const WORLD: &str = "
 ip link set lo up
 ip route add prohibit 192.0.2.1

@@ -5,8 +5,7 @@ use std::process::Command;
 
 use super::VIADUCT;
 
-/// Runs a script in a network namespace where one address is reachable by marked connections
-/// only.
+/// Runs a script in a network namespace where one address is reachable by marked connections only.
 const WORLD: &str = "
 ip link set lo up
 echo 1 > /proc/sys/net/ipv4/tcp_fwmark_accept

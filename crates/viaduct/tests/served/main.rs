@@ -88,8 +88,7 @@ fn several_threads_answer_each_request_once() {
     let steps = count("messages") - count("opened");
     assert!(replayed * 2 <= steps && replayed * 2 + 40 > steps, "{replayed} of {steps}: {status}");
     assert!(count("bytes") < 8 * (big.len() as u64 + 50_000), "{status}");
-    // Each thread has served some of the eight clients, by their ports; and the rules are
-    // removed.
+    // Each thread has served some of the eight clients, by their ports; and the rules are removed.
     let rules = || world.net.b1().run("nft", &["list", "ruleset"]).unwrap();
     assert_eq!(rules().matches("chain arriving").count(), 1, "{}", rules());
     let told = std::process::Command::new("kill").args(["-INT", &server.id().to_string()]).status();

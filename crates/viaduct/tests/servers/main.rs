@@ -57,8 +57,7 @@ fn ports() -> [String; 3] {
     std::array::from_fn(|_| free_port().to_string())
 }
 
-/// Builds the command `viaduct run` with these words for the unprivileged user, ended after 40
-/// s.
+/// Builds the command `viaduct run` with these words for the unprivileged user, ended after 40 s.
 fn run(nobody: &Nobody, words: &[&str]) -> Command {
     let mut command = nobody.command("timeout");
     command.args(["--signal=KILL", "40"]).arg(nobody.viaduct()).arg("run").args(words);

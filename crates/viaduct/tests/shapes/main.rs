@@ -1,5 +1,4 @@
-//! Kinds of network calls of programs: each is captured or refused by every interposer; none
-//! leaks.
+//! Kinds of network calls of programs: each is captured or refused by every interposer; none leaks.
 //!
 //! The far end tells the owner of each connection by the descriptors of all processes: the
 //! program itself, or Viaduct. Datagrams are always the program's own: the report of Viaduct

@@ -1,5 +1,4 @@
-//! A real tunnel between two routers on the path between a client and a server, as programs see
-//! it.
+//! A real tunnel between two routers on the path between a client and a server, as programs see it.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod access_log;
@@ -118,8 +117,7 @@ fn every_byte_arrives_and_each_direction_ends_by_itself() {
                 let sent = random(bytes);
                 let (mut client, mut server) = world.pair(&listener);
                 let server = thread::spawn(move || {
-                    // All bytes of one direction, and its end, before the first byte of the
-                    // other.
+                    // All bytes of one direction, and its end, before the first byte of the other.
                     let got = rest(&mut server);
                     server.write_all(&got).unwrap();
                     got.len()

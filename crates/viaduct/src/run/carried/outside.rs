@@ -29,8 +29,7 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Returns the address in the family of `peer`; unspecified if the socket has all
-    /// addresses.
+    /// Returns the address in the family of `peer`; unspecified if the socket has all addresses.
     pub fn of(self, peer: IpAddr) -> IpAddr {
         match (peer, self.both) {
             (IpAddr::V4(_), true) => Ipv4Addr::UNSPECIFIED.into(),

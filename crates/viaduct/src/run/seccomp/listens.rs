@@ -80,8 +80,7 @@ impl Supervisor {
         begun.map(|_| None).map_err(number)
     }
 
-    /// Handles `accept`: a socket that was duplicated before it listened would get no
-    /// connection.
+    /// Handles `accept`: a socket that was duplicated before it listened would get no connection.
     pub(super) fn accept(&mut self, call: &Notification) -> Outcome {
         let fronts = self.common.fronts.clone().filter(|fronts| !fronts.is_empty());
         let Some(fronts) = fronts else { return Ok(Some(Reply::Continue)) };

@@ -1,6 +1,5 @@
 //! Direct sends of datagrams, made here on a duplicate of the socket and with copies of the
-//! judged arguments. If the kernel continued the call, it would read address and descriptor
-//! again.
+//! judged arguments. If the kernel continued the call, it would read address and descriptor again.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -91,8 +91,7 @@ impl Supervisor {
             }
             other => other,
         };
-        // A descriptor of another thread that has got the number must not be used for the
-        // caller.
+        // A descriptor of another thread that has got the number must not be used for the caller.
         self.listener.check_waits(call).map_err(number)?;
         let socket = socket.map_err(number)?;
         let is = socket_of(&socket).map_err(number)?;
