@@ -3,8 +3,8 @@
 //! has a socket outside, at the same port if that is free.
 //!
 //! ```text
-//!   program ── its socket ──▶ hall ══ out ══▶ rules ─▶ flow::datagrams::Passage ─▶ socket outside
-//!           ◀── from the peer ── hall ◀═ out ═ Passage ◀─────────────────────── socket outside
+//!   program ── its socket ──▶ netns ══ out ══▶ rules ─▶ flow::datagrams::Passage ─▶ socket outside
+//!           ◀── from the peer ── netns ◀═ out ═ Passage ◀─────────────────────── socket outside
 //! ```
 //!
 //! If the chain ends at a relay ([`super::relayed`]), the relay takes the place of the socket
