@@ -119,7 +119,7 @@ impl Report {
     }
 
     /// Formats the report as lines of text. `handled`: bytes that passed handlers, out and in,
-    /// if known. `dropped`: datagrams dropped for want of room, and those that were not the relay's.
+    /// if known. `dropped`: datagrams dropped for want of room, and those without a relay.
     /// `via`: name of the interposer.
     pub fn lines(
         &self,
