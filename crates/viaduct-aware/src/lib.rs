@@ -7,7 +7,7 @@
 //! ```no_run
 //! # fn main() -> std::io::Result<()> {
 //! let stream = std::net::TcpStream::connect("example.org:22")?;
-//! The program knows that the network has changed: `migrate` need not detect it.
+//! // The program knows that the network has changed: `migrate` need not detect it.
 //! viaduct_aware::control(&stream, "migrate", b"retry")?;
 //! if let Some(mut events) = viaduct_aware::watch(&stream)? {
 //!     while let Some(event) = events.next()? {
