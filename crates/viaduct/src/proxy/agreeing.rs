@@ -1,13 +1,13 @@
-//! Connections whose two ends agree on their handlers ([`viaduct_proto::agree`]) while they are set up.
+//! Connections whose two ends negotiate their handlers ([`viaduct_proto::agree`]) at setup.
 //!
 //! ```text
 //!   a flow begins ── connect: offer ──▶ SYN            nothing stands between its ends yet
-//!   SYN-ACK ──▶ connected ── decide ──▶ Middle         the handlers that both ends have, or a refusal
+//!   SYN-ACK ──▶ connected ── decide ──▶ Middle         handlers that both ends have, or a refusal
 //!   SYN ──▶ accepted ── accept ──▶ handlers            the same from the other side
 //! ```
 //!
-//! Where the handlers agreed on have flows share a connection, that is the first flow's; those that come while
-//! it is there go over it, and have nothing to agree on.
+//! Where the negotiated handlers have flows share a connection, it is the first flow's. Flows
+//! that begin while it exists use it, and negotiate nothing.
 
 use std::collections::HashMap;
 use std::io;
@@ -28,39 +28,39 @@ use super::relay::Relay;
 use super::through::{Factories, Through};
 use crate::sparing::Sparing;
 
-/// What other ends have said that is remembered; ends of one kind say one thing.
+/// Capacity of the cache of negotiation results; ends of one kind send the same offer.
 const KNOWN: usize = 256;
 
-/// What this end has, and what it has made of what others have said.
+/// Negotiation state of this end: its terms, and the results with others.
 #[derive(Debug)]
 pub struct Agreeing {
     terms: Terms,
     chain: Factories,
-    /// Of each handler, whether it needs both ends.
+    /// For each handler, whether it needs both ends.
     both_ends: Vec<bool>,
     offers: Offers,
     known: Mutex<HashMap<Said, Result<Factories, Refusal>>>,
-    /// Chains whose flows to a place share a connection.
+    /// Chains whose flows to a destination share a connection.
     sharing: Mutex<HashMap<SocketAddr, Factories>>,
-    /// With whom it came to nothing, as the log hears of them.
+    /// Rate-limited warnings about failed negotiations, by address.
     disagreed: Sparing<IpAddr>,
 }
 
-/// Whether it was said to us when we connected, and what was said, if anything.
+/// Cache key: true if this end connected, and the other end's offer, if there was one.
 type Said = (bool, Option<Offer>);
 
-/// A flow whose handlers are not known yet.
+/// A flow whose handlers are not negotiated yet.
 #[derive(Debug)]
 pub struct Undecided {
     agreeing: Arc<Agreeing>,
     to: SocketAddr,
-    /// Bytes that each end of its chain holds.
+    /// Bytes that each end of the chain buffers.
     limit: usize,
 }
 
 impl Agreeing {
-    /// On `terms` for `chain`, for connections to programs that listen at `ports` too, and to listeners
-    /// of this process that are opened after this.
+    /// Returns the negotiation of `chain` on `terms`. It covers connections to programs that
+    /// listen at `ports`, and listeners that this process opens later.
     ///
     /// # Errors
     /// A right is missing, or the kernel is too old.
@@ -77,10 +77,10 @@ impl Agreeing {
         Ok(Agreeing { terms, chain, both_ends, offers, known, sharing, disagreed })
     }
 
-    /// Begins to connect, and offers.
+    /// Begins a connection whose SYN carries the offer.
     ///
     /// # Errors
-    /// As [`tcp::connect`]'s.
+    /// Same as [`tcp::connect`].
     pub fn connect(
         &self,
         to: SocketAddr,
@@ -90,7 +90,7 @@ impl Agreeing {
         Ok(tcp::connect_telling(to, from, options, Telling::Offer(&self.offers))?.0)
     }
 
-    /// The handlers of flows to `to` that go over a connection that is there.
+    /// Handlers of flows to `to` that use a shared connection, if that exists.
     pub fn shared(&self, to: SocketAddr) -> Option<Factories> {
         let chain = self.sharing().get(&to).cloned()?;
         let there = chain.iter().any(|factory| factory.reaches(&to.into()));
@@ -109,21 +109,22 @@ impl Agreeing {
         self.sharing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The handlers for who has connected by a SYN with these headers.
+    /// Handlers of an accepted connection, from the SYN's headers.
     ///
     /// # Errors
-    /// It may not be.
+    /// The ends' terms exclude each other.
     pub fn accept(&self, syn: &[u8]) -> Result<Factories, Refusal> {
         self.settle(false, Offer::in_headers(syn))
     }
 
-    /// The handlers for a connection of ours that is there.
+    /// Handlers of an established connection that this end began.
     fn answered(&self, stream: impl AsFd) -> Result<Factories, Refusal> {
         let answer = self.offers.answer(stream.as_fd());
         self.settle(true, answer.and_then(|option| Offer::parse(&option)))
     }
 
-    /// Chains that are made of the same are the same: connections of one flow may meet.
+    /// Settles on a chain. Equal offers get the identical chain, so that connections of one
+    /// flow can join.
     fn settle(&self, connects: bool, theirs: Option<Offer>) -> Result<Factories, Refusal> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(settled) = known.get(&(connects, theirs.clone())) {
@@ -144,15 +145,15 @@ impl Agreeing {
 }
 
 impl Undecided {
-    /// A flow to `to`, each end of whose chain holds `limit` bytes.
+    /// A flow to `to`; each end of its chain buffers at most `limit` bytes.
     pub fn new(agreeing: Arc<Agreeing>, to: SocketAddr, limit: usize) -> Undecided {
         Undecided { agreeing, to, limit }
     }
 
-    /// What stands between the ends of the flow whose connection, `server`, is there.
+    /// Returns the relay or chain of the flow whose connection, `server`, is established.
     ///
     /// # Errors
-    /// The ends cannot agree, which the log is told.
+    /// The negotiation failed, which is logged.
     pub fn decide(&self, server: &Leg, now: Instant) -> io::Result<Middle> {
         let stream = server.tcp().ok_or(io::ErrorKind::Unsupported)?;
         let chain = self.agreeing.answered(stream).map_err(|refusal| {
@@ -168,7 +169,7 @@ impl Undecided {
             Some((through, Some((to, _)))) if to == Address::Ip(self.to) => {
                 Ok(Middle::Through(Box::new(through)))
             }
-            // It goes over a connection of several flows, which this one's is to be, or is there.
+            // The flow uses a shared connection: its own is to become one, or one exists.
             Some((through, None)) if shares => {
                 self.agreeing.share(self.to, chain);
                 Ok(Middle::Through(Box::new(through)))

@@ -1,4 +1,4 @@
-//! Clients that arrive: their SYNs, and their connections.
+//! Arrival of clients: their SYNs, and their connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,21 +21,23 @@ use super::outward::{open, set_up};
 use super::target::{Route, Target, failure};
 use super::worker::{Budget, Worker};
 
-/// Connections accepted from one listener in a turn. Those before them have their server connected, and its answer
-/// passed on, meanwhile: of a crowd each waits for those that came before, and not for all.
+/// Connections accepted from one listener in a turn. Between turns, the servers of the accepted
+/// ones are connected and their answers passed on: in a crowd each client waits for the earlier
+/// ones, not for all.
 pub(super) const MAX_ACCEPTS: usize = 16;
 
-/// What a SYN has started.
+/// Flow that a SYN has started.
 #[derive(Clone, Copy, Debug)]
 pub struct Started {
-    /// The flow.
+    /// Key of the flow.
     pub key: usize,
-    /// Where to, as the SYN told: the same addresses may come again and tell another place.
+    /// Destination in the SYN: the same client address and port may come again with another
+    /// one.
     told: Option<Addresses>,
 }
 
 impl Worker {
-    /// Begins the connections of the SYNs that have come, as many as have their turn.
+    /// Begins the connections that received SYNs ask for, within a turn's budget.
     pub(super) fn see_syns(&mut self, now: Instant) {
         let mut budget = Budget::begin();
         self.read_syns(&mut budget, now);
@@ -52,15 +54,16 @@ impl Worker {
                 Err(_) => continue, // an interface went down
             };
             if let Some(syn) = syn {
-                // A client that is not begun for is refused when it comes, if it ever does.
+                // A client whose flow could not be begun is refused when it is accepted, if it
+                // ever is.
                 let _ = self.begin_early(&syn, now);
             }
         }
         self.unread.syns = true;
     }
 
-    /// Begins what a SYN asks for; `Ok(None)` if it has been begun, too many wait, or the client is
-    /// still to say where to.
+    /// Begins the connection that a SYN asks for. `Ok(None)` if it was begun earlier, too many
+    /// wait, or the client has not named its destination yet.
     pub(super) fn begin_early(
         &mut self,
         syn: &Syn,
@@ -69,7 +72,7 @@ impl Worker {
         let mut begun = Ok(None);
         let told = self.target.told(syn);
         let unclear = told.is_none() && matches!(self.target, Target::Asked(_));
-        // One that ends, or that connections pass by, sees SYNs still.
+        // A proxy that is ending, or that connections bypass, still sees SYNs.
         let in_vain = self.deadline.is_some() || self.interception.is_missing();
         if self.flows.is_full() || unclear || in_vain {
             return begun;
@@ -81,7 +84,8 @@ impl Worker {
                 flows.add(open(route, *options, teller, limits, now), source, now)
             };
             let route = target.route(&syn.tuple, told, policies).ok_or(Failure::Denied);
-            // Whether it may go on, its handlers say when they have heard their other side.
+            // The handlers decide about the connection after they have heard from their other
+            // side.
             if route.as_ref().is_ok_and(|route| route.accepts) {
                 return None;
             }
@@ -91,7 +95,7 @@ impl Worker {
         begun
     }
 
-    /// Takes in connections that wait at a listener, as many as have their turn.
+    /// Accepts connections that wait at a listener, at most [`MAX_ACCEPTS`] of them.
     pub(super) fn accept(&mut self, listener: usize, now: Instant) {
         let mut all_taken = false;
         let mut clients = Vec::with_capacity(MAX_ACCEPTS);
@@ -102,16 +106,17 @@ impl Worker {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     all_taken = true;
-                    // Without a descriptor, say; the next sweep asks again.
+                    // Out of descriptors, for example; the next sweep tries again.
                     if error.kind() != io::ErrorKind::WouldBlock {
                         self.cannot_accept(&error);
                     }
                 }
             }
         }
-        // Their SYNs are in the tap by now: they came before their handshakes were done. In a flood that is too
-        // much to read, they may be found only later: then such a client's connection goes on anew. Of SYNs that
-        // were held nothing is to be read: their clients come after the verdicts.
+        // Their SYNs are in the tap by now: they preceded the handshakes. In a flood too large
+        // to read in one turn, a SYN may be found only later; then that client gets a new
+        // connection to its server. Held SYNs need no reading here: their clients come after
+        // the verdicts.
         self.read_syns(&mut Budget::begin(), now);
         let at = self.met_at(listener);
         for (client, peer) in clients {
@@ -124,7 +129,7 @@ impl Worker {
         }
     }
 
-    /// Says so once: what keeps one out keeps many.
+    /// Logs the failure once as a warning: the cause usually lasts.
     fn cannot_accept(&mut self, error: &io::Error) {
         match std::mem::replace(&mut self.complained, true) {
             true => debug!("accept: {error}"),
@@ -132,13 +137,13 @@ impl Worker {
         }
     }
 
-    /// Where all clients of a listener are met, if it is one address and theirs.
+    /// Local address of all clients of a listener, if it is a single one of this machine.
     fn met_at(&self, listener: usize) -> Option<SocketAddr> {
         let at = self.listeners.get(listener)?.local_addr().ok()?;
         (!self.options.transparent && !at.ip().is_unspecified()).then_some(at)
     }
 
-    /// Takes in a connection.
+    /// Sets up an accepted connection.
     fn admit(&mut self, client: TcpStream, tuple: Tuple, now: Instant) {
         self.stats.accepted += 1;
         set_up(&client, self.policies.far.haul(tuple.client.ip()));
@@ -151,8 +156,8 @@ impl Worker {
         }
     }
 
-    /// Joins a client, of which we may have been told, with the connection that its SYN has begun, or
-    /// begins one now.
+    /// Joins a client, possibly with the addresses of a hop, with the connection that its SYN
+    /// has begun, or begins a connection now.
     pub(super) fn join(
         &mut self,
         client: TcpStream,
@@ -196,7 +201,7 @@ impl Worker {
         self.drive(key, End::Client, true, true, now);
     }
 
-    /// The flow that the SYN of `tuple` has started, if it goes where it is `told` to go.
+    /// Flow that the SYN of `tuple` has started, if it goes to the destination in `told`.
     pub(super) fn started(&mut self, tuple: &Tuple, told: Option<Addresses>) -> Option<usize> {
         let started = self.early.handle_accept(tuple)?;
         if told.is_none() || started.told == told {
@@ -206,7 +211,7 @@ impl Worker {
         None
     }
 
-    /// Begins the second half of the flow that `tuple` names, or that we were told of, late.
+    /// Begins the second half of a flow late; its destination comes from `tuple` or `told`.
     fn begin(
         &mut self,
         client: &Leg,
@@ -224,7 +229,7 @@ impl Worker {
 }
 
 impl Flows {
-    /// Takes in a flow for `source` whose second half was begun.
+    /// Inserts a flow for `source` whose second half was begun.
     pub(super) fn add(
         &mut self,
         begun: io::Result<Begun>,
@@ -236,14 +241,14 @@ impl Flows {
     }
 }
 
-/// What the option in the SYN of an accepted connection tells: the kernel has kept it, also where no
-/// tap has seen it.
+/// Addresses in the SYN option of an accepted connection. The kernel has saved the SYN, even if
+/// no tap has seen it.
 pub(super) fn by_option(client: &TcpStream) -> Option<Addresses> {
     let syn = Syn::parse_headers(&tcp::saved_syn(client).ok()?)?;
     syn.hop.and_then(|_| syn.told())
 }
 
-/// A socket for both families shows IPv4 addresses as mapped ones.
+/// Maps an IPv4-mapped address, as a dual-stack socket reports it, to IPv4.
 fn canonical(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(at.ip().to_canonical(), at.port())
 }

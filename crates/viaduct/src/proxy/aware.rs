@@ -1,9 +1,9 @@
-//! Programs that know of their handlers: they ask them, and are told what they say (TESLA, 3.6).
+//! Programs that know of their handlers: they send requests and receive events (TESLA, 3.6).
 //!
 //! ```text
 //!   program ── its socket, a request ──▶ interposer ── Asked ──▶ worker: whose flow? ──▶ chain
 //!   handler ── event ──▶ worker ──┬──▶ those who watch the flow
-//!                                 └──▶ Listens: whoever runs the programs
+//!                                 └──▶ Listens: the master of the programs
 //! ```
 
 use std::collections::HashMap;
@@ -19,41 +19,42 @@ use viaduct_sys::records;
 use super::flow::Middle;
 use super::worker::Worker;
 
-/// Which flow a program means.
+/// Identification of a flow by a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Whose {
-    /// That of its socket with this cookie.
+    /// By the cookie of the program's socket.
     Cookie(u64),
-    /// One that has come to it: from there, to here.
+    /// By the addresses of an inbound connection: client's, own.
     Ends(SocketAddr, SocketAddr),
 }
 
-/// What a program asks.
+/// Request of a program.
 pub struct Asked {
-    /// Of which flow: any of these.
+    /// Candidates for the flow: the first one known is meant.
     pub whose: Vec<Whose>,
-    /// What it wants.
+    /// Content of the request.
     pub what: What,
 }
 
-/// What a program wants of a flow's handlers.
+/// Kinds of requests to a flow's handlers.
 pub enum What {
-    /// Their answer to a request: the handler's name, and what it is asked. `None`: nobody answers.
+    /// Control call: the handler's name, the request, and a callback for the answer. `None`: no
+    /// answer.
     Control(String, Vec<u8>, Box<dyn FnOnce(Option<Vec<u8>>) + Send>),
-    /// To be told their events, by records; the first says that it will be.
+    /// Subscription to events, sent as records; the first record confirms it.
     Watch(OwnedFd),
 }
 
-/// Who wants to hear of all events.
+/// Listener for the events of all flows.
 pub trait Listens: fmt::Debug + Send {
-    /// A handler of this flow says this.
+    /// Reports an event of a handler of this flow.
     fn event(&mut self, flow: u64, said: &[u8]);
 
-    /// The flow is over.
+    /// Reports the end of the flow.
     fn over(&mut self, flow: u64);
 }
 
-/// Whose flows there are, and who hears of them.
+/// Programs' flows, and the listeners for their events.
 #[derive(Debug, Default)]
 pub struct Aware {
     whose: HashMap<usize, Whose>,
@@ -63,7 +64,7 @@ pub struct Aware {
 }
 
 impl Aware {
-    /// Flow `key` is of this program's socket.
+    /// Associates flow `key` with a program's socket.
     pub fn know(&mut self, key: usize, whose: Option<Whose>) {
         if let Some(whose) = whose {
             self.whose.insert(key, whose);
@@ -71,7 +72,7 @@ impl Aware {
         }
     }
 
-    /// It is over, or part of another.
+    /// Removes a flow that is over, or has joined another.
     pub fn forget(&mut self, key: usize, flow: Option<u64>) {
         if let Some(whose) = self.whose.remove(&key)
             && self.flows.get(&whose) == Some(&key)
@@ -84,19 +85,20 @@ impl Aware {
         }
     }
 
-    /// Has this hear of all events from now on.
+    /// Sets the listener for all events.
     pub fn listen(&mut self, listens: Box<dyn Listens>) {
         self.listens = Some(listens);
     }
 
-    /// The flow that is any of these.
+    /// Returns the first flow that matches one of `any`.
     pub fn find(&self, any: &[Whose]) -> Option<usize> {
         any.iter().find_map(|whose| self.flows.get(whose).copied())
     }
 
     fn tell(&mut self, key: usize, flow: u64, said: &[u8]) {
         if let Some(watchers) = self.watchers.get_mut(&key) {
-            // One that does not read loses what it has no room for; one that has gone is forgotten.
+            // A watcher that does not read loses records beyond its buffer; one that has gone
+            // is removed.
             watchers.retain(|to| match records::send(to, said, None) {
                 Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
                 Ok(()) => true,
@@ -109,7 +111,7 @@ impl Aware {
 }
 
 impl Worker {
-    /// Asks the handlers of a program's flow.
+    /// Handles a program's request to the handlers of its flow.
     pub(super) fn ask(&mut self, asked: Asked, now: Instant) {
         let key = self.aware.find(&asked.whose);
         match (asked.what, key) {
@@ -126,12 +128,12 @@ impl Worker {
                     self.aware.watchers.entry(key).or_default().push(to);
                 }
             }
-            // Its being dropped says that there is no such flow.
+            // Dropping the descriptor says that there is no such flow.
             (What::Watch(_), None) => {}
         }
     }
 
-    /// Passes on what the handlers of flow `key` have said.
+    /// Passes on the events of the handlers of flow `key`.
     pub(super) fn pass_events(&mut self, key: usize) {
         let Some(flow) = self.flows.get(key) else { return };
         let id = flow.id;

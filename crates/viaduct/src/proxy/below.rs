@@ -1,10 +1,11 @@
-//! What flows go on to if that is not the kernel's network alone: a master below (TESLA, 3.7).
+//! Outbound connections by a parent master instead of the kernel's network alone (TESLA, 3.7).
 //!
 //! ```text
 //!   worker ── Below::connect ──▶ a leg in progress ══ the master below: its handlers ══▶ far end
 //! ```
 //!
-//! Such a leg leads to that master over the loopback interface, so that its names are not what the kernel says.
+//! Such a leg leads to the parent master over the loopback interface, so that the kernel's
+//! socket addresses are not the flow's.
 
 use std::fmt::Debug;
 use std::io;
@@ -16,12 +17,13 @@ use viaduct_sys::tcp::Mirrored;
 
 use super::leg::Leg;
 
-/// Who carries what a worker sends on.
+/// Parent master that carries a worker's outbound flows.
 pub trait Below: Debug + Send + Sync {
-    /// Begins to connect to `to`, from the address `from` if it is given, with what a program has set on its own end.
+    /// Begins to connect to `to`, from the address `from` if given, with the socket options of
+    /// the program's own end.
     ///
     /// # Errors
-    /// It cannot even begin.
+    /// The connect failed at once.
     fn connect(
         &self,
         to: SocketAddr,
@@ -30,24 +32,24 @@ pub trait Below: Debug + Send + Sync {
     ) -> io::Result<Leg>;
 }
 
-/// What is to be known of a leg to a master below, as far as that one has said it.
+/// Addresses and result of a leg to a parent master, as far as it has reported them.
 #[derive(Debug)]
 pub struct Ends {
-    /// Where it was meant to go.
+    /// Destination of the flow.
     pub peer: SocketAddr,
-    /// Its own address, as the far end sees it.
+    /// Local address, as the far end sees it.
     pub own: OnceLock<SocketAddr>,
-    /// Why it does not get there.
+    /// Reason why the far end cannot be reached.
     pub refused: OnceLock<Failure>,
 }
 
 impl Ends {
-    /// Of a leg to `peer`.
+    /// State of a new leg to `peer`.
     pub fn of(peer: SocketAddr) -> Arc<Ends> {
         Arc::new(Ends { peer, own: OnceLock::new(), refused: OnceLock::new() })
     }
 
-    /// Of one that is there.
+    /// State of an established leg.
     pub fn between(own: SocketAddr, peer: SocketAddr) -> Arc<Ends> {
         Arc::new(Ends { peer, own: own.into(), refused: OnceLock::new() })
     }

@@ -2,13 +2,13 @@
 //! client of its flow; a connection to a program is brought to it when its handlers let it.
 //!
 //! ```text
-//!   interposer ── Call ──▶ connection begun ──┬─ the far end answers ──▶ Held::meet: the client's leg
+//!   interposer ── Call ──▶ connection begun ──┬─ the far end answers ──▶ Held::meet: client's leg
 //!                                             └─ it does not         ──▶ Held::refuse
 //!   interposer ── Arrival ──▶ handlers' own words ──▶ Program::connect: the client's leg
 //! ```
 //!
-//! The client's leg is a socket that was made for it, its place; whoever connects it to the program may
-//! be another process, and take a moment.
+//! The client's leg is a bound socket made for it (its place). The process that connects this
+//! socket to the program may be another one, so that the connection may come a moment later.
 
 use std::fmt::Debug;
 use std::io;
@@ -31,66 +31,69 @@ use super::through::{Factories, Through};
 use super::worker::{Worker, time};
 use crate::sparing::Sparing;
 
-/// Flows that were refused because there was no room.
+/// Rate-limited warning about flows refused for lack of room.
 static FULL: Sparing<()> = Sparing::new(1);
 
-/// Errors of connects that say more than a failure: no route, one that is prohibited, one that is a black hole or a source
-/// that does not fit.
+/// Errors of connects that say more than a general failure: no route (ENETUNREACH), a
+/// prohibited one (EACCES), and a blackhole route or a source address that does not fit
+/// (EINVAL).
 const EXACT: [i32; 3] = [101, 13, 22];
 
-/// A program's connect that waits, as its interposer holds it.
+/// A pending connect of a program, as its interposer holds it.
 pub trait Held: Debug + Send {
-    /// Which socket of the program's it is, if it may ask.
+    /// Identity of the program's socket, if the program may ask about its handlers.
     fn whose(&self) -> Option<Whose> {
         None
     }
 
-    /// Whether its socket is shared with another user's process: then nothing of the flow is spliced.
+    /// Returns whether the socket is shared with another user's process. Nothing of such a flow
+    /// is spliced.
     fn is_lent(&self) -> bool {
         false
     }
 
-    /// Whether its program cannot be told anything any more.
+    /// Returns whether the program can no longer be told of a result.
     fn has_gone(&self) -> bool {
         false
     }
 
-    /// What the program is told of its own end from now on.
+    /// Sets the local address that the program sees on its socket from now on.
     fn named(&mut self, own: SocketAddr);
 
-    /// The socket that the program's will be connected to; once only.
+    /// Takes the socket that the program's socket will be connected to; once only.
     ///
     /// # Errors
-    /// There is none.
+    /// No such socket could be made.
     fn place(&mut self) -> io::Result<Conn<std::net::TcpStream>>;
 
-    /// The far end is there: the program's socket becomes connected to `place`, now or soon.
+    /// Connects the program's socket to `place`, now or soon: the far end has answered.
     ///
     /// # Errors
     /// The program has gone.
     fn meet(&mut self, place: &std::net::TcpStream) -> io::Result<()>;
 
-    /// The far end is not there, as the program is told.
+    /// Tells the program that the far end cannot be reached.
     fn refuse(&mut self, why: Failure);
 
-    /// The same, where the kernel has refused to connect at all: its error number.
+    /// Like [`refuse`](Held::refuse), with the kernel's error number where the kernel refused
+    /// the connect itself.
     fn refuse_as(&mut self, why: Failure, _errno: i32) {
         self.refuse(why);
     }
 }
 
-/// A connect.
+/// A program's connect.
 #[derive(Debug)]
 pub struct Call {
-    /// Where to.
+    /// Destination.
     pub to: Address,
-    /// Who it is for.
+    /// Source address that the flow is carried for.
     pub source: SocketAddr,
-    /// Whether the program has chosen the port of that, which the far end is to see.
+    /// True if the program has chosen the port of `source`; the far end must see that port.
     pub is_bound: bool,
-    /// Options that the program has set on its socket.
+    /// Socket options that the program has set.
     pub mirrored: Mirrored,
-    /// The program's end.
+    /// The pending connect.
     pub held: Box<dyn Held>,
 }
 
@@ -102,47 +105,52 @@ pub trait Program: Debug + Send {
     /// There is none; or it is still to come ([`io::ErrorKind::WouldBlock`]).
     fn place(&mut self) -> io::Result<Conn<std::net::TcpStream>>;
 
-    /// Has `tell` be called when one that was to come is there, or will never be.
+    /// Arranges for `tell` to be called once a pending socket is available, or has failed for
+    /// good.
     fn when_there(&mut self, _tell: Box<dyn FnOnce() + Send>) {}
 
-    /// The handlers wait for the client's own words, before it can be connected to.
+    /// Tells the interposer that the handlers wait for the client's first words before the
+    /// program can be connected.
     fn waits(&mut self) {}
 
-    /// The same program, for one more flow of this client's; `None`: it takes one alone.
+    /// The same program, for one more flow of this client; `None` if it takes a single flow
+    /// only.
     fn another(&self) -> Option<Box<dyn Program>> {
         None
     }
 
-    /// Has `place` be connected to it, which takes the connection for the client's, now or soon.
+    /// Connects `place` to the program, which takes it for the client's connection; now or
+    /// soon.
     ///
     /// # Errors
-    /// It cannot even begin.
+    /// The connect failed at once.
     fn connect(&mut self, place: &std::net::TcpStream) -> io::Result<()>;
 }
 
-/// A connection to a program.
+/// An inbound connection for a program.
 #[derive(Debug)]
 pub struct Arrival {
-    /// It.
+    /// The connection.
     pub stream: Conn<std::net::TcpStream>,
-    /// Whose it is.
+    /// Address of the client.
     pub client: SocketAddr,
-    /// Where it was meant to go.
+    /// Address that the client connected to.
     pub own: SocketAddr,
-    /// The handlers that were agreed on with whose it is; without them the plan's.
+    /// Handlers negotiated with the client; without them, the policy's.
     pub handlers: Option<Factories>,
     /// The program.
     pub program: Box<dyn Program>,
 }
 
 impl Worker {
-    /// A connection to a program has come.
+    /// Counts an inbound connection for a program and accepts it.
     pub(super) fn arrive(&mut self, arrival: Arrival, now: Instant) {
         self.stats.accepted += 1;
         self.let_come(arrival, now);
     }
 
-    /// Takes in a connection to a program, or to whoever takes a program's place.
+    /// Accepts an inbound connection for a program, or for a server that takes a program's
+    /// place.
     pub(super) fn let_come(&mut self, arrival: Arrival, now: Instant) {
         let Arrival { stream, client, own, handlers, program } = arrival;
         let mut server = Leg::of(stream, client, own);
@@ -171,7 +179,7 @@ impl Worker {
             return server.reset(Failure::Denied);
         };
         let Some(key) = self.flows.insert(Flow::accepted(server, middle, client, now)) else {
-            // The program hears that nobody carries it as it is dropped.
+            // Dropping the program tells it that its flow is not carried.
             return self.stats.refused.count(Failure::Unreachable);
         };
         self.aware.know(key, Some(Whose::Ends(client, own)));
@@ -182,7 +190,7 @@ impl Worker {
         }
     }
 
-    /// The handlers of flow `key` let it in: if it is a program's, that is connected to.
+    /// Connects flow `key` to its program, if it has one: the flow's handlers have accepted it.
     pub(super) fn reach(&mut self, key: usize) {
         let Some(mut program) = self.programs.remove(&key) else { return };
         let place = match program.place() {
@@ -207,7 +215,8 @@ impl Worker {
         }
     }
 
-    /// Why no more flows are taken: it ends, or there is no room, which the log is told.
+    /// Reason why no more flows are accepted: the proxy is ending, or the flow limit is reached
+    /// (which is logged).
     fn full(&self) -> Failure {
         if self.deadline.is_some() {
             return Failure::Unreachable;
@@ -217,7 +226,7 @@ impl Worker {
         Failure::Full
     }
 
-    /// Begins what a program asks for.
+    /// Begins the flow that a program's connect asks for.
     pub(super) fn call(&mut self, call: Call, now: Instant) {
         self.stats.accepted += 1;
         let Call { to, source, is_bound, mirrored, mut held } = call;
@@ -265,14 +274,15 @@ impl Worker {
         Ok(key)
     }
 
-    /// A program has set options on its socket.
+    /// Applies the socket options that a program has set to its flow.
     pub(super) fn mirror(&mut self, whose: Whose, mirrored: Mirrored) {
         if let Some(key) = self.aware.find(&[whose]) {
             self.flows.at(key).mirror(mirrored);
         }
     }
 
-    /// The far end of flow `key` has answered: if a program waits for it, that is its client now.
+    /// Attaches the pending connect of flow `key`, if there is one, as its client: the far end has
+    /// answered.
     pub(super) fn meet(&mut self, key: usize, now: Instant) {
         let Some(mut held) = self.calls.remove(&key) else { return };
         if let Some(own) = self.flows.at(key).own_name(now) {
@@ -297,7 +307,8 @@ impl Worker {
         }
     }
 
-    /// The client of flow `key` is whoever `place` will be connected to.
+    /// Sets the socket `place`, which is still to be connected to the program, as the coming
+    /// client of flow `key`.
     fn await_client(&mut self, place: Conn<std::net::TcpStream>, key: usize) -> io::Result<()> {
         let mut client = Leg::Tcp(place.into());
         self.flows.watch_coming(&mut client, key)?;
@@ -305,13 +316,14 @@ impl Worker {
         Ok(())
     }
 
-    /// The far end of flow `key` does not answer. If a program waits for it, it is told so, and the
-    /// flow is over: true.
+    /// Refuses the pending connect of flow `key`, if there is one, because the far end does not
+    /// answer. Returns true if the flow is over with it.
     pub(super) fn turn_down(&mut self, key: usize, error: &io::Error) -> bool {
         let Some(mut held) = self.calls.remove(&key) else { return false };
         held.refuse(match failure(error) {
-            // When the kernel's time has run out here, so has the program's own. That of handlers, or of a proxy,
-            // is shorter, and no packet says so: for the program the far end is out of reach.
+            // A timeout of the kernel here is one for the program too. The timeouts of handlers
+            // and of the proxy are shorter, and no packet caused them: the program sees the far
+            // end as unreachable.
             Failure::TimedOut if error.raw_os_error().is_none() => Failure::Unreachable,
             why => why,
         });
@@ -320,9 +332,10 @@ impl Worker {
     }
 }
 
-/// What a program that connects from `source` has bound its socket to, and the far end is to see; its port, if that
-/// `is_bound`. One that has chosen no address connects to the meeting as the kernel chooses. A link-local address says
-/// nothing without its interface.
+/// Address that a program connecting from `source` has bound its socket to, and that the far
+/// end must see; with its port if `is_bound`. A program that has chosen no address connects to
+/// the rendezvous from whatever address the kernel chooses. A link-local address has no meaning
+/// without its interface.
 fn bound(source: SocketAddr, is_bound: bool) -> Option<SocketAddr> {
     let (ip, port) = (source.ip().to_canonical(), if is_bound { source.port() } else { 0 });
     let (chosen, any): (bool, IpAddr) = match ip {

@@ -1,5 +1,5 @@
-//! `--on-demand`: a small parent that holds the doors open, and a proxy that runs while there is
-//! something to do.
+//! `--on-demand`: a small parent that holds the listeners open, and a proxy that runs only
+//! while there is something to do.
 //!
 //! ```text
 //!   parent:  doors and rules ──▶ wait for a SYN, unread ──▶ start a proxy, wait for its end ─┐
@@ -30,10 +30,10 @@ use super::keeper::Interception;
 use super::told::Told;
 use crate::notify::{Phase, notify};
 
-/// The pause after a crash, and the longest; each further one doubles it.
+/// Pause after a crash, and its maximum; each further crash doubles it.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// A proxy that ran for so long did not crash at once.
+/// Run time after which an end does not count as a crash at start.
 const WELL: Duration = Duration::from_secs(30);
 
 /// The parent.
@@ -41,23 +41,23 @@ pub struct Demand {
     doors: Doors,
     signals: SignalPipes,
     told: Told,
-    /// What leads clients to the doors, if not their own will.
+    /// State of the rules that divert clients to the listeners, if there are any.
     interception: Arc<Interception>,
 }
 
-/// Signals, each kind a byte at the end of a pipe. From when this is made on none ends the process by
-/// itself.
+/// Signals, each kind as a byte in a pipe. From its creation on, none of them ends the process
+/// by itself.
 #[derive(Debug)]
 pub struct SignalPipes {
-    /// Readable when one asks for the end.
+    /// Readable after a request to end.
     end: UnixStream,
-    /// Readable when one asks for the config to be read again.
+    /// Readable after a request to reload the config.
     again: UnixStream,
-    /// Readable when one asks for log files to be opened again.
+    /// Readable after a request to reopen log files.
     reopen: UnixStream,
 }
 
-/// What ended a wait.
+/// Cause of the end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
     Work,
@@ -66,10 +66,10 @@ pub(super) enum Woken {
 }
 
 impl SignalPipes {
-    /// Hears signals from now on.
+    /// Registers the signal handlers.
     ///
     /// # Errors
-    /// The kernel gives no descriptors.
+    /// No descriptors are available.
     pub fn register() -> Result<SignalPipes> {
         let (end, ends) = UnixStream::pair()?;
         pipe::register(SIGTERM, ends.try_clone()?)?;
@@ -77,7 +77,7 @@ impl SignalPipes {
         let told_of = |signal| -> Result<UnixStream> {
             let (read, write) = UnixStream::pair()?;
             pipe::register(signal, write)?;
-            // Any number of them is one.
+            // Any number of them counts as one.
             read.set_nonblocking(true)?;
             Ok(read)
         };
@@ -88,13 +88,13 @@ impl SignalPipes {
         wait(&[&self.end], Some(Duration::ZERO)) == Woken::Work
     }
 
-    /// Whether one has come that the proxy is to hear of.
+    /// Returns whether a signal for the proxy has come.
     fn is_for_proxy(&self) -> bool {
         wait(&[&self.again, &self.reopen], Some(Duration::ZERO)) == Woken::Work
     }
 }
 
-/// Whether a signal has come by this pipe, since this was asked last.
+/// Returns whether a signal has come by this pipe since the last call.
 fn has_come(mut pipe: &UnixStream) -> bool {
     let mut bytes = [0; 64];
     let came = pipe.read(&mut bytes).is_ok();
@@ -103,7 +103,8 @@ fn has_come(mut pipe: &UnixStream) -> bool {
 }
 
 impl Demand {
-    /// Waits at `doors`; proxies are told what this process was, and the config that `told` has.
+    /// Returns a parent that waits at `doors`; proxies get this process's arguments, and the
+    /// config of `told`.
     pub fn new(
         doors: Doors,
         signals: SignalPipes,
@@ -113,8 +114,8 @@ impl Demand {
         Demand { doors, signals, told, interception }
     }
 
-    /// Starts a proxy that ends before it serves: whatever keeps it from starting is found now, and not
-    /// by the first client.
+    /// Starts a proxy that ends before it serves, so that errors at its start are found now,
+    /// and not by the first client.
     pub fn rehearse(&self) -> Result<()> {
         let status = self.start(&["--rehearse"])?.wait()?;
         if !status.success() {
@@ -123,7 +124,7 @@ impl Demand {
         Ok(())
     }
 
-    /// Runs until a signal, and then until the proxy that runs has ended.
+    /// Runs until a signal, and then until the running proxy has ended.
     pub fn run(mut self) -> Result<()> {
         let mut pause = Duration::ZERO;
         notify(Phase::Ready);
@@ -153,16 +154,16 @@ impl Demand {
             warn!(
                 "the proxy ended: {status}; the next one starts in {pause:?}, when it is asked for"
             );
-            // Nobody will say what becomes of the SYNs that it held.
+            // No process is left that would give a verdict on the SYNs it held.
             if let Syns::Queue(queue) = &self.doors.syns {
                 queue.reset().context("begin the queue of SYNs anew")?;
             }
         }
     }
 
-    /// Waits for a SYN, or a connection where SYNs are not seen.
+    /// Waits for a SYN, or for a connection where SYNs are not seen.
     fn wait_for_work(&mut self) -> Woken {
-        // Whatever this has run so far, it will not need it for some time.
+        // Memory used so far is not needed for some time.
         let _ = memory::let_go_of_start();
         loop {
             let (open, _) = self.doors.legacy();
@@ -174,7 +175,8 @@ impl Demand {
         }
     }
 
-    /// Waits for `work`; the proxy that runs, if there is one, hears of a reload, and that logs are to be opened again.
+    /// Waits for `work`; passes signals to reload and to reopen logs to the running proxy, if
+    /// there is one.
     fn wait_or_signal(
         &mut self,
         work: &[&OwnedFd],
@@ -190,7 +192,7 @@ impl Demand {
         }
     }
 
-    /// Waits for something; `None` if it is a signal that the proxy is to hear of.
+    /// Waits for something; `None` if it is a signal for the proxy.
     fn look(&self, work: &[&dyn AsFd], at_most: Option<Duration>) -> Option<Woken> {
         let SignalPipes { end, again, reopen } = &self.signals;
         let calls: [&dyn AsFd; 3] = [end, again, reopen];
@@ -201,7 +203,8 @@ impl Demand {
         }
     }
 
-    /// Does what signals have asked for. Log files are the proxy's own: one that starts later opens them anew.
+    /// Handles signals for the proxy. Log files are the proxy's own: one that starts later
+    /// opens them anew.
     fn heed(&mut self, proxy: Option<Pid>) {
         if has_come(&self.signals.reopen) {
             proxy.map(|pid| kill_process(pid, Signal::USR1));
@@ -211,25 +214,25 @@ impl Demand {
         }
     }
 
-    /// Reads the config again: proxies are told what was found right.
+    /// Reads the config again, and has the proxy reload it if it is valid.
     fn read_again(&mut self, proxy: Option<Pid>) {
         notify(Phase::Reloading);
         match self.told.read_again() {
             Ok(()) => {
                 info!("the config was read again");
-                // One that has just ended reads it when it starts.
+                // A proxy that has just ended reads it at its next start.
                 proxy.map(|pid| kill_process(pid, Signal::HUP));
             }
             Err(error) => {
                 error!("nothing has changed: {error:#}");
-                // SIGHUP opens logs again, too.
+                // SIGHUP also reopens logs.
                 proxy.map(|pid| kill_process(pid, Signal::USR1));
             }
         }
         notify(Phase::Ready);
     }
 
-    /// Starts a proxy that has the same doors, and is told `more`.
+    /// Starts a proxy with the same listeners and the additional arguments `more`.
     fn start(&self, more: &[&str]) -> Result<Process> {
         let (mut open, doors) = self.doors.legacy();
         let doors: Vec<_> = doors.iter().map(ToString::to_string).collect();
@@ -237,24 +240,24 @@ impl Demand {
         command.args(env::args_os().skip(1)).arg("--doors").arg(doors.join(","));
         command.args(self.told.number().map(|fd| format!("--told={fd}"))).args(more);
         open.extend(self.told.legacy());
-        // The manager hears of us.
+        // The service manager is notified by this process.
         command.env_remove("NOTIFY_SOCKET");
         inherit::keep(&mut command, &open);
-        // It reads the config and opens logs after it has begun to hear them.
+        // The proxy reads the config and opens logs after it has begun to handle these signals.
         signals::ignore_at_start(&mut command, &[SIGHUP, SIGUSR1]);
         die_with_parent(&mut command);
         let proxy = Process::spawn(command).context("start a proxy")?;
         Ok(proxy)
     }
 
-    /// Closes the doors and has the proxy end its flows; a second signal ends it at once.
+    /// Closes the listeners and has the proxy end its flows; a second signal ends it at once.
     fn drain(self, mut proxy: Process, pid: Pid, ended: &OwnedFd) -> Result<()> {
         notify(Phase::Stopping);
         let Demand { doors, signals: SignalPipes { mut end, .. }, interception, .. } = self;
-        // Before nobody answers them here.
+        // Rules must go first: afterwards no listener answers these connections.
         interception.pass_by();
         drop(doors);
-        // One byte a signal: the first is known.
+        // Each signal is a byte: the first is known.
         let _ = end.read(&mut [0]);
         kill_process(pid, Signal::TERM)?;
         wait(&[ended, &end], None);
@@ -265,7 +268,7 @@ impl Demand {
     }
 }
 
-/// Waits until one of these can be read, for ever if no time is given.
+/// Waits until one of `readable` is readable, for ever without a time.
 pub(super) fn wait(readable: &[&dyn AsFd], at_most: Option<Duration>) -> Woken {
     let mut fds: Vec<_> =
         readable.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();

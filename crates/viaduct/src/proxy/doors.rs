@@ -1,5 +1,5 @@
-//! What a proxy listens at: its listeners, and what shows it SYNs. Opened here, or by whoever
-//! started it: a service manager, or the parent of `--on-demand`.
+//! Listen set of a proxy: its listeners, and its source of SYNs. Opened here, or inherited from
+//! a service manager or the parent of `--on-demand`.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -14,39 +14,40 @@ use viaduct_sys::nfqueue::SynQueue;
 use viaduct_sys::syn::SynTap;
 use viaduct_sys::tcp::{self, TcpOptions};
 
-/// Connections that the kernel holds ready to be accepted.
+/// Backlog of each listener: connections ready to be accepted.
 pub(super) const BACKLOG: u32 = 4096;
 
-/// How SYNs are seen.
+/// Source of SYNs.
 #[derive(Debug)]
 pub enum Syns {
-    /// Not at all: flows begin when they are accepted.
+    /// None: flows begin when they are accepted.
     Unseen,
-    /// Copies of them.
+    /// Copies of SYNs.
     Tap(SynTap),
-    /// They themselves, held until a verdict.
+    /// The SYNs themselves, held until a verdict.
     Queue(SynQueue),
 }
 
-/// What is listened at.
+/// Listeners of one event loop, and their source of SYNs.
 #[derive(Debug)]
 pub struct Doors {
-    /// Whose of several loops they are, from 0.
+    /// Number of the event loop, from 0.
     pub number: u32,
-    /// Where connections arrive.
+    /// Listening sockets.
     pub listeners: Vec<TcpListener>,
-    /// What shows their SYNs.
+    /// Source of their SYNs.
     pub syns: Syns,
 }
 
-/// What SYNs are to be seen, and how.
+/// Requested source of SYNs.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// Their destinations.
+    /// Filter of SYNs by destination.
     pub filter: SynFilter<'a>,
-    /// The queue that they are held in, and how many at once; `None`: none is, a copy is looked at.
+    /// Number of the queue that holds SYNs, and how many it may hold; `None` to see copies
+    /// instead.
     pub held: Option<(u16, u32)>,
-    /// Whether none need be seen where this process may not.
+    /// True if SYNs may go unseen where this process lacks the right to see them.
     pub may_be_late: bool,
 }
 
@@ -65,8 +66,9 @@ enum Kind {
 }
 
 impl Doors {
-    /// Opens what `wanted` asks for and then listens at `listen`: no SYN may be missed that a
-    /// listener answers. Where a service manager listens there already, its sockets are used.
+    /// Opens the source of SYNs that `wanted` describes and then listens at `listen`: every SYN
+    /// that a listener answers must be seen. Uses a service manager's sockets where there are
+    /// any.
     pub fn open(
         listen: &[SocketAddr],
         wanted: Option<Wanted<'_>>,
@@ -91,7 +93,8 @@ impl Doors {
         Ok(Doors { number: 0, listeners, syns })
     }
 
-    /// The same for so many loops, each with its own; nobody else may listen there.
+    /// Like [`open`](Doors::open), for `loops` event loops with listeners of their own; no
+    /// other process may listen there.
     pub fn open_for(
         loops: u32,
         listen: &[SocketAddr],
@@ -120,7 +123,7 @@ impl Doors {
         Ok(all)
     }
 
-    /// Takes over what a parent has left open.
+    /// Takes over descriptors that a parent has left open.
     pub fn inherited(doors: &[Door], number: u16, held: u32) -> Result<Doors> {
         let (mut listeners, mut syns) = (Vec::new(), Syns::Unseen);
         for door in doors {
@@ -137,7 +140,7 @@ impl Doors {
         Ok(Doors { number: 0, listeners, syns })
     }
 
-    /// The same for a child: what to leave open, and what it is.
+    /// Descriptors for a child to inherit, and their description for its command line.
     pub fn legacy(&self) -> (Vec<BorrowedFd<'_>>, Vec<Door>) {
         let listeners = self.listeners.iter().map(|one| (Kind::Listen, one.as_fd()));
         let syns = match &self.syns {
@@ -180,7 +183,7 @@ impl Syns {
     }
 }
 
-/// The prefixes of what arrives at these listeners.
+/// Prefixes of the destinations that these listeners serve.
 pub fn prefixes(listen: &[SocketAddr]) -> Vec<(IpAddr, u8)> {
     let any = |ip: &str| (ip.parse().expect("an address"), 0);
     let one = |at: &SocketAddr| match at.ip() {

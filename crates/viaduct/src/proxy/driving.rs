@@ -1,5 +1,5 @@
-//! A flow's life in the loop: its ends are driven while it lasts, it is ended when it is over, and
-//! deadlines are looked at.
+//! Life of a flow in the loop: its ends are driven while it lasts, it is ended when it is over,
+//! and deadlines are checked.
 
 use std::io;
 use std::time::Duration;
@@ -14,14 +14,16 @@ use super::target::{error_of, failure};
 use super::through::Stage;
 use super::worker::{SWEEP, Worker, time};
 
-/// Time that a program's socket may take to be connected to its flow: longer than the kernel tries.
+/// Time that a program's socket may take to be connected to its flow: longer than the kernel's
+/// own timeout.
 const MAX_COMING: Duration = Duration::from_secs(180);
-/// Flows whose ends are looked for in one sweep, at most: so many, or this part of all.
+/// Maximum number of flows whose ends are checked in one sweep: this many, or this share of
+/// all.
 const MIN_LOOKS: usize = 1024;
 const LOOKS_EACH: usize = 4;
 
 impl Worker {
-    /// Does what can be done for a flow, one end of which is ready.
+    /// Drives a flow one of whose ends is ready.
     pub(super) fn drive(
         &mut self,
         key: usize,
@@ -38,7 +40,7 @@ impl Worker {
         if flow.asked().is_some_and(|asked| !asked.begun) {
             return self.hear(key, now);
         }
-        // Only a server's connection says by itself that it is there.
+        // Only a server's connection reports by itself that it is established.
         if !flow.is_connected()
             && (end == End::Server || flow.may_be_asked())
             && let Err(error) = flow.check_connected(now)
@@ -58,7 +60,7 @@ impl Worker {
         }
     }
 
-    /// A flow has moved.
+    /// Handles the result of driving a flow.
     fn moved(&mut self, key: usize, moved: Moved, now: Instant) {
         for (sum, bytes) in self.stats.bytes.iter_mut().zip(moved.bytes) {
             *sum += bytes;
@@ -84,7 +86,8 @@ impl Worker {
         self.flows.set_alarm(key);
     }
 
-    /// Tells whoever waits for the second half of a flow that it is there, once; whether it was so.
+    /// Tells the waiting party, once, that the second half of a flow is established; returns
+    /// whether this was the time.
     fn rise(&mut self, key: usize, now: Instant) -> bool {
         let flow = self.flows.at(key);
         let rises = flow.rises();
@@ -102,7 +105,7 @@ impl Worker {
         rises
     }
 
-    /// One of a flow's ends broke.
+    /// Handles a broken end of a flow.
     fn broke(&mut self, key: usize, error: &io::Error) {
         let flow = self.flows.at(key);
         debug!("flow of {} to {}: {error}", flow.source(), flow.destination());
@@ -110,7 +113,7 @@ impl Worker {
         self.end_or_tell(key, failure(error));
     }
 
-    /// A server does not answer, or says no.
+    /// Handles a server that does not answer, or refuses.
     fn unanswered(&mut self, key: usize, error: &io::Error) {
         let flow = self.flows.at(key);
         debug!("connect to {} for {}: {error}", flow.destination(), flow.source());
@@ -130,8 +133,9 @@ impl Worker {
         }
     }
 
-    /// Ends a flow that is broken; one whose client is still to come waits for it, to tell it, and
-    /// that is false. Those that came to a program, or that one calls for, have nobody to wait for.
+    /// Ends a broken flow and returns true. A flow whose client is still to come is kept for
+    /// it, to be told the result: false. Flows of programs, inbound or outbound, have no client
+    /// to wait for.
     fn end_or_tell(&mut self, key: usize, why: Failure) -> bool {
         let flow = self.flows.at(key);
         flow.set_broken(why);
@@ -145,13 +149,13 @@ impl Worker {
         ends
     }
 
-    /// Ends a flow; by a reset of both connections if one of them broke. One without a client ends
+    /// Ends a flow, by resetting both connections if one broke. A flow without a client ends
     /// only when its client comes or its time is up: `early` knows its key until then.
     pub(super) fn end(&mut self, key: usize, reset: bool) {
         self.forget_held(key);
         self.calls.remove(&key);
         self.programs.remove(&key);
-        // What its handlers said last is still told, to it and to other flows'.
+        // The handlers' last events and requests to other flows are still passed on.
         self.pass_events(key);
         self.abandon(key, time());
         let Some(mut flow) = self.flows.remove(key) else { return };
@@ -169,7 +173,7 @@ impl Worker {
         }
     }
 
-    /// Looks at deadlines, and for those who could not be accepted when they came.
+    /// Checks deadlines, and accepts connections that could not be accepted when they came.
     pub(super) fn sweep(&mut self, now: Instant) {
         (0..self.listeners.len()).for_each(|n| self.accept(n, now));
         while let Some((_, started)) = self.early.poll_expired(now) {
@@ -181,7 +185,8 @@ impl Worker {
         for key in self.flows.pick(unanswered) {
             self.unanswered(key, &io::ErrorKind::TimedOut.into());
         }
-        // Those that come for a program, or a server, and do not say what its handlers want to hear.
+        // Inbound flows for programs or servers that do not complete the handlers' handshake in
+        // time.
         let silent = |key: &usize| {
             let flow = self.flows.get(*key);
             flow.is_some_and(|flow| now.since(flow.begun) > words && !flow.serves_others())
@@ -203,8 +208,8 @@ impl Worker {
 }
 
 impl Worker {
-    /// Ends what nobody waits for any more: connects of programs whose run has gone, and flows whose
-    /// program's socket is not connected in time.
+    /// Ends abandoned flows: connects of programs whose run has gone, and flows whose program's
+    /// socket was not connected in time.
     fn end_abandoned(&mut self, now: Instant) {
         let gone = self.calls.iter().filter(|(_, held)| held.has_gone());
         let mut left: Vec<usize> = gone.map(|(key, _)| *key).collect();
@@ -215,8 +220,8 @@ impl Worker {
         }
     }
 
-    /// Looks whether ends of flows are still there, of flows that have seen a sweep before: most never do. What is
-    /// left of many flows is looked at in the next sweep.
+    /// Checks whether the ends of flows are still alive, for flows that are older than a sweep;
+    /// most are not. With many flows, the rest is checked in the next sweep.
     fn look_for_ends(&mut self, now: Instant) {
         let silence = self.limits.silence;
         if silence.is_unlimited() {
@@ -236,8 +241,8 @@ impl Worker {
     }
 }
 
-/// At most `most` of the flows that are due, by when they were looked at: those that never were first, then those
-/// whose last look is the longest ago.
+/// Selects at most `most` of the due flows, by last check: those never checked first, then
+/// those whose check is the longest ago.
 fn first_to_look_at(mut due: Vec<(Option<Instant>, usize)>, most: usize) -> Vec<usize> {
     if due.len() > most {
         due.select_nth_unstable(most);
@@ -246,7 +251,7 @@ fn first_to_look_at(mut due: Vec<(Option<Instant>, usize)>, most: usize) -> Vec<
     due.into_iter().map(|(_, key)| key).collect()
 }
 
-/// Tells a client that asked that its server is there.
+/// Tells a client that requested its destination that the server is connected.
 fn answer(flow: &mut Flow) {
     if let Some(asked) = flow.asked() {
         let words = asked.preface.answer(Ok(()));

@@ -1,5 +1,6 @@
-//! A proxy's config file. Its table `[proxy]` has the options of the command line by the same names,
-//! so that both are understood in one place; its tables `[[policy]]` and `[[tunnel]]` are the file's alone.
+//! Config file of a proxy. Its table `[proxy]` has the options of the command line by the same
+//! names, so that one parser reads both. The tables `[[policy]]` and `[[tunnel]]` exist only in
+//! the file.
 //!
 //! ```toml
 //! [proxy]
@@ -30,10 +31,10 @@ use super::tunnels::settings::{TunnelName, TunnelTable};
 use super::values::{ports, prefixes, rate, some_goal};
 use crate::text;
 
-/// Bytes of a config, at most.
+/// Maximum size of a config, in bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// What stands in a file.
+/// Contents of a file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -44,17 +45,17 @@ struct File {
     tunnel: Vec<TunnelTable>,
 }
 
-/// What a file says.
+/// Parsed contents of a file.
 pub struct Said {
-    /// The options.
+    /// Options.
     pub args: ProxyArgs,
-    /// The policies, as they are written.
+    /// Policies, as written.
     pub policies: Vec<PolicyTable>,
-    /// The tunnels that have names, as they are written.
+    /// Named tunnels, as written.
     pub tunnels: Vec<TunnelTable>,
 }
 
-/// A policy, as it is written.
+/// A policy, as written.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyTable {
@@ -80,14 +81,14 @@ pub struct PolicyTable {
     rate: Option<String>,
 }
 
-/// Which end of its handlers a policy's flows meet here.
+/// End of the handlers that a policy's flows meet here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Side {
-    /// The client's: what goes on from here is handled.
+    /// Client's end: flows that go on from here pass the handlers.
     #[default]
     Connect,
-    /// The server's: what comes here was handled by the same handlers elsewhere.
+    /// Server's end: flows that arrive here have passed the same handlers elsewhere.
     Accept,
 }
 
@@ -99,7 +100,7 @@ enum Action {
     Deny,
 }
 
-/// The options as a program's command line.
+/// Options in the form of a command line.
 #[derive(Debug, Parser)]
 #[command(name = "[proxy]", disable_help_flag = true)]
 struct Words {
@@ -107,18 +108,18 @@ struct Words {
     options: ProxyOptions,
 }
 
-/// The text of `path`.
+/// Reads the text of `path`.
 ///
 /// # Errors
-/// It cannot be read, or is too long.
+/// The file cannot be read, or is too long.
 pub fn read(path: &Path) -> Result<String, String> {
     text::read(path, LONGEST)
 }
 
-/// What `text` says.
+/// Parses `text`.
 ///
 /// # Errors
-/// One line that says where, what is wrong, and what would be right.
+/// One line: the place, the mistake, and a correct form.
 pub fn parse(text: &str) -> Result<Said, String> {
     let file: File = toml::from_str(text).map_err(|error| {
         if error.message().contains("missing field `proxy`") {
@@ -131,10 +132,10 @@ pub fn parse(text: &str) -> Result<Said, String> {
     Ok(Said { args, policies: file.policy, tunnels: file.tunnel })
 }
 
-/// Reads a table as if it stood on the command line.
+/// Parses a table as if it were a command line.
 ///
 /// # Errors
-/// One line that says what is wrong, and what would be right.
+/// One line: the mistake, and a correct form.
 pub fn options(table: &Table) -> Result<ProxyArgs, String> {
     let mut words = vec!["[proxy]".to_owned()];
     for (key, value) in table {
@@ -162,7 +163,7 @@ pub fn options(table: &Table) -> Result<ProxyArgs, String> {
     }
 }
 
-/// What the command line's parser says, in the words of a file and on one line.
+/// Message of the command line's parser in terms of a file, on one line.
 fn plain(message: &str) -> String {
     let message = message.split("\n\nUsage").next().unwrap_or_default();
     let message = message.strip_prefix("error: ").unwrap_or(message);
@@ -172,10 +173,11 @@ fn plain(message: &str) -> String {
 }
 
 impl PolicyTable {
-    /// What it means, where these tunnels are; what it does not say is as for all other flows.
+    /// Policy that the table describes, with these tunnels; what is left out is as in
+    /// `otherwise`.
     ///
     /// # Errors
-    /// What is wrong, and what would be right.
+    /// The mistake, and a correct form.
     pub fn policy(
         &self,
         otherwise: &Plan,
@@ -229,7 +231,7 @@ impl PolicyTable {
     }
 }
 
-/// The tunnel that is meant: `true`, the one without a name, or the name of one of `tunnels`.
+/// Name of the tunnel in `value`: `true` means the unnamed one, a string one of `tunnels`.
 fn tunnel(value: &Value, tunnels: &[TunnelName]) -> Result<TunnelName, String> {
     let name = match value {
         Value::Boolean(true) => "",
@@ -247,16 +249,16 @@ fn tunnel(value: &Value, tunnels: &[TunnelName]) -> Result<TunnelName, String> {
     })
 }
 
-/// The chain that texts such as `shape:rate=2M` ask for; none of no text.
+/// Chain that texts such as `shape:rate=2M` describe; `None` without any.
 fn handlers(texts: &[String], registry: &Registry) -> Result<Option<Factories>, String> {
     let specs = texts.iter().map(|text| text.parse()).collect::<Result<Vec<HandlerSpec>, _>>();
     chain(&specs.map_err(|error| error.to_string())?, registry)
 }
 
-/// The chain of these handlers; none of none.
+/// Chain of these handlers; `None` without any.
 ///
 /// # Errors
-/// There is no such handler, or it does not take these settings.
+/// There is no such handler, or it does not accept these settings.
 pub fn chain(specs: &[HandlerSpec], registry: &Registry) -> Result<Option<Factories>, String> {
     let chain = (!specs.is_empty()).then(|| registry.chain(specs)).transpose();
     chain.map_err(|error| error.to_string())

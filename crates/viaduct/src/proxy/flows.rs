@@ -1,4 +1,4 @@
-//! All flows of a loop, by number, and the poll that watches their ends.
+//! All flows of a loop, by key, and their registration with the poll.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,26 +15,26 @@ use super::leg::Leg;
 use super::through::Through;
 use super::tunnels::FIRST_TOKEN;
 
-/// The first token of flows' further connections; those of their ends are below.
+/// First token of flows' further connections; tokens of their ends are below.
 pub const FIRST_WIRE: usize = FIRST_TOKEN / 2;
 
 /// All flows. The ends of flow `n` have the tokens `2 n` (client) and `2 n + 1` (server).
 #[derive(Debug)]
 pub struct Flows {
     slab: Slab<Flow>,
-    /// Further connections: the flow of each, and what it is called there.
+    /// Further connections: the flow of each, and its ID there.
     wires: Slab<(usize, BottomId)>,
     registry: Arc<Registry>,
-    /// Flows at once, at most.
+    /// Maximum number of flows.
     pub most: usize,
-    /// What they share.
+    /// State that all flows share.
     pub shared: Shared,
-    /// When flows want to be driven, whatever happens.
+    /// Alarms: times at which flows are driven even without an event.
     alarms: BTreeSet<(Instant, usize)>,
 }
 
 impl Flows {
-    /// None yet, and `most` at once.
+    /// Returns an empty set for at most `most` flows.
     pub fn new(registry: Registry, most: usize, shared: Shared) -> Flows {
         Flows {
             slab: Slab::new(),
@@ -46,32 +46,33 @@ impl Flows {
         }
     }
 
-    /// How many there are.
+    /// Number of flows.
     pub fn len(&self) -> usize {
         self.slab.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is no flow.
     pub fn is_empty(&self) -> bool {
         self.slab.is_empty()
     }
 
-    /// Whether there may be no more.
+    /// Returns whether the maximum is reached.
     pub fn is_full(&self) -> bool {
         self.slab.len() >= self.most
     }
 
-    /// The flow of this number, if there is one.
+    /// Returns the flow with this key, if there is one.
     pub fn get(&mut self, key: usize) -> Option<&mut Flow> {
         self.slab.get_mut(key)
     }
 
-    /// The flow of this number, which is there.
+    /// Returns the flow with this key, which must exist.
     pub fn at(&mut self, key: usize) -> &mut Flow {
         &mut self.slab[key]
     }
 
-    /// Takes in a flow and registers its ends; `None` if there are too many, or that fails: then it is reset.
+    /// Inserts a flow and registers its ends. `None` if there are too many flows, or if
+    /// registration fails, which resets the flow.
     pub fn insert(&mut self, mut flow: Flow) -> Option<usize> {
         if self.is_full() {
             return None;
@@ -89,17 +90,17 @@ impl Flows {
             return None;
         }
         entry.insert(flow);
-        // Handlers may want to be called before any end is ready.
+        // Handlers may want a call before any end is ready.
         self.set_alarm(key);
         Some(key)
     }
 
-    /// Has the loop told of one end of flow `key`.
+    /// Registers an end of flow `key`.
     pub fn watch(&self, leg: &mut Leg, key: usize, end: End) -> io::Result<()> {
         watch(&self.registry, leg, key, end)
     }
 
-    /// Gives the second half of flow `early`, which has no client, to flow `key`.
+    /// Moves the second half of flow `early`, which has no client, to flow `key`.
     pub fn hand_over(&mut self, early: usize, key: usize, now: Instant) -> io::Result<()> {
         let Some(mut early) = self.take_out(early) else { return Ok(()) };
         if let [_, Some(server)] = early.legs() {
@@ -115,7 +116,7 @@ impl Flows {
         Ok(())
     }
 
-    /// Moves what can move of a flow.
+    /// Moves all bytes of a flow that can move.
     pub fn drive(&mut self, key: usize, now: Instant) -> io::Result<Moved> {
         let flow = &mut self.slab[key];
         let moved = flow.drive(&mut self.shared, now)?;
@@ -132,14 +133,15 @@ impl Flows {
         Ok(moved)
     }
 
-    /// Takes from a flow the connection that it has no use for, and where that goes.
+    /// Takes a flow's unused connection, with its destination.
     pub fn take_spare(&mut self, key: usize) -> Option<(Address, Leg)> {
         let (to, mut leg) = self.slab.get_mut(key)?.spare()?;
         leg.deregister(&self.registry).ok()?;
         Some((to, leg))
     }
 
-    /// Takes a flow out. Its ends are registered until they are closed or, if lent, given back ([`super::conn`]).
+    /// Removes a flow. Its ends stay registered until they are closed or, if lent, given back
+    /// ([`super::conn`]).
     pub fn remove(&mut self, key: usize) -> Option<Flow> {
         let flow = self.take_out(key)?;
         for &(wire, _) in &flow.wires {
@@ -148,19 +150,19 @@ impl Flows {
         Some(flow)
     }
 
-    /// The flow of the further connection that `token` names, and what it is called there.
+    /// Flow and ID of the further connection that `token` names.
     pub fn wire(&self, token: usize) -> Option<(usize, BottomId)> {
         self.wires.get(token - FIRST_WIRE).copied()
     }
 
-    /// Has the loop told of a further connection of flow `key`.
+    /// Registers a further connection of flow `key`.
     pub fn watch_wire(&mut self, leg: &mut Leg, key: usize, id: BottomId) -> io::Result<()> {
         let wire = self.wires.insert((key, id));
         self.slab[key].wires.push((wire, id));
         leg.register(&self.registry, Token(FIRST_WIRE + wire))
     }
 
-    /// The same of one that was another flow's.
+    /// Registers a further connection that came from another flow.
     pub fn rewatch_wire(&mut self, key: usize, id: BottomId) -> io::Result<()> {
         let wire = self.wires.insert((key, id));
         self.slab[key].wires.push((wire, id));
@@ -169,7 +171,8 @@ impl Flows {
         leg.reregister(&self.registry, Token(FIRST_WIRE + wire))
     }
 
-    /// Has the loop told when a client that is on its way has come, and of all after that.
+    /// Registers a client's connection that is still being made, for its completion and all
+    /// later events.
     pub fn watch_coming(&self, leg: &mut Leg, key: usize) -> io::Result<()> {
         leg.register(&self.registry, token(key, End::Client))
     }
@@ -181,7 +184,7 @@ impl Flows {
         Some(flow)
     }
 
-    /// Sees that the flow is driven when its handlers want it.
+    /// Sets the alarm of a flow to the time that its handlers ask for.
     pub fn set_alarm(&mut self, key: usize) {
         let Some(flow) = self.slab.get_mut(key) else { return };
         let next = flow.poll_timeout();
@@ -192,12 +195,12 @@ impl Flows {
         }
     }
 
-    /// When the next one wants to be driven.
+    /// Time of the next alarm.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.alarms.first().map(|&(at, _)| at)
     }
 
-    /// The next one that wants to be driven by `now`.
+    /// Takes the next flow whose alarm is due by `now`.
     pub fn poll_alarm(&mut self, now: Instant) -> Option<usize> {
         let &(_, key) = self.alarms.first().filter(|(at, _)| *at <= now)?;
         self.alarms.pop_first();
@@ -205,13 +208,14 @@ impl Flows {
         Some(key)
     }
 
-    /// The numbers of those that `which` picks.
+    /// Keys of the flows that `which` selects.
     pub fn pick(&self, which: impl Fn(&Flow) -> bool) -> Vec<usize> {
         self.slab.iter().filter(|(_, flow)| which(flow)).map(|(key, _)| key).collect()
     }
 }
 
-/// A client is taken to have room until it says that it has none; a server says when it is there.
+/// A client is assumed to have room until a write blocks; a server reports when it is
+/// connected.
 fn watch(registry: &Arc<Registry>, leg: &mut Leg, key: usize, end: End) -> io::Result<()> {
     let token = token(key, end);
     match end {

@@ -1,4 +1,4 @@
-//! What whoever runs a proxy's workers holds of them: to ask, to change and to end them.
+//! Control handle of a proxy's workers: queries, changes, and the end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,10 +17,10 @@ use super::snapshot::ProxyStatus;
 use super::stats::ProxyStats;
 use crate::access_log::AccessLog;
 
-/// How long one may take to say what it sees; more, and it hangs.
+/// Time limit for a worker's reply to a query; after it, the worker counts as hung.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// Running workers, and what they were told.
+/// Running workers, and their settings.
 #[derive(Debug)]
 pub struct Handle {
     settings: Settings,
@@ -30,16 +30,17 @@ pub struct Handle {
     started: Instant,
 }
 
-/// Workers in threads of their own, beside something else.
+/// A proxy in a thread beside other tasks of the process.
 #[derive(Debug)]
 pub struct Beside {
-    /// To ask, to change and to end it.
+    /// Control handle of the workers.
     pub handle: Handle,
     thread: JoinHandle<Result<()>>,
 }
 
 impl Handle {
-    /// Of workers that do what `settings` say, and what became of the rules that lead clients to them.
+    /// Returns the handle of workers that run with `settings`; `interception` is the state of
+    /// the rules that divert clients to them.
     pub fn new(
         settings: Settings,
         workers: Vec<ToWorker>,
@@ -49,35 +50,35 @@ impl Handle {
         Handle { settings, workers, interception, access_log, started: Instant::now() }
     }
 
-    /// The same with the access log that they write.
+    /// Sets the access log that the workers write.
     pub fn with_access_log(self, access_log: AccessLog) -> Handle {
         Handle { access_log, ..self }
     }
 
-    /// Opens the access log's file again.
+    /// Reopens the access log's file.
     pub fn reopen_log(&self) {
         self.access_log.reopen();
     }
 
-    /// The way to its first worker, which is the only one beside something else.
+    /// Sender of commands to the first worker, which is the only one in [`Beside`].
     pub fn worker(&self) -> Option<&ToWorker> {
         self.workers.first()
     }
 
-    /// What becomes of the rules, for whoever keeps them.
+    /// State of the interception rules.
     pub fn interception(&self) -> &Arc<Interception> {
         &self.interception
     }
 
-    /// What it was told.
+    /// Current settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Has it do what `new` says from now on; no flow is cut.
+    /// Applies new settings; no flow is cut.
     ///
     /// # Errors
-    /// Something has changed that only a restart can change; nothing happens then.
+    /// A setting has changed that needs a restart; nothing is applied then.
     pub fn reload(&mut self, new: Settings) -> Result<()> {
         self.settings.check_change(&new)?;
         self.tell(|| Order::Reload(Box::new(new.clone())));
@@ -85,13 +86,14 @@ impl Handle {
         Ok(())
     }
 
-    /// Has it take no more flows, and end when those that are there have ended or their time is up.
+    /// Stops accepting flows; the workers end when the present flows have ended or their time
+    /// is up.
     pub fn drain(&self) {
         self.interception.pass_by();
         self.tell(|| Order::Drain);
     }
 
-    /// Has it end at once.
+    /// Ends the workers at once.
     pub fn stop(&self) {
         self.tell(|| Order::Stop);
     }
@@ -100,7 +102,7 @@ impl Handle {
         self.workers.iter().for_each(|worker| worker.tell(order()));
     }
 
-    /// What they say of themselves now, together.
+    /// Current status of all workers together.
     pub async fn status(&self) -> ProxyStatus {
         let ask = |worker: &ToWorker| {
             let (reply, answer) = oneshot::channel();
@@ -139,10 +141,10 @@ impl Handle {
 }
 
 impl Beside {
-    /// Starts one.
+    /// Starts a proxy in a thread.
     ///
     /// # Errors
-    /// It cannot listen, or see SYNs.
+    /// The proxy cannot listen, or see SYNs.
     pub fn start(settings: Settings) -> Result<Beside> {
         let interception = Arc::default();
         let loops = Loops::new(&settings, opening::doors(&settings)?, &interception)?;
@@ -153,15 +155,15 @@ impl Beside {
         Ok(Beside { handle, thread })
     }
 
-    /// Whether it has ended.
+    /// Returns whether the thread has ended.
     pub fn is_over(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Ends it at once, if it has not ended.
+    /// Ends the proxy at once, if it has not ended.
     ///
     /// # Errors
-    /// What it ended with.
+    /// The error that the thread ended with.
     pub fn end(self) -> Result<()> {
         self.handle.stop();
         self.thread.join().unwrap_or_else(|_| Err(anyhow!("the thread of flows panicked")))

@@ -1,10 +1,10 @@
-//! Keeps the rules that lead connections to a proxy in place: a firewall that is reloaded or a network
-//! manager may take them away.
+//! Keeps the rules that divert connections to a proxy in place: a firewall reload or a network
+//! manager may remove them.
 //!
 //! ```text
-//!   somebody takes rules away ──▶ RulesWatch ──▶ keeper ──▶ Changes::repair, a warning
-//!                                                  └─ Interception: restored, missing ──▶ loops, status
-//!   a proxy ends ──▶ Interception::pass_by: new connections are led here no more
+//!   rules are removed ──▶ RulesWatch ──▶ keeper ──▶ Changes::repair, a warning
+//!                                          └─ Interception: restored, missing ──▶ loops, status
+//!   a proxy ends ──▶ Interception::pass_by: new connections are no longer diverted
 //! ```
 
 use std::os::unix::net::UnixStream;
@@ -22,20 +22,21 @@ use viaduct_sys::table::Table as _;
 
 use super::demand::{Woken, wait};
 
-/// The least time between two looks: two that fight over rules shall not fill the machine.
+/// Minimum time between two checks: two programs that fight over rules must not load the
+/// machine.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What became of the rules.
+/// State of the interception rules.
 #[derive(Debug, Default)]
 pub struct Interception {
     restored: AtomicU64,
     missing: AtomicBool,
-    /// The changes that made them, while they are kept by this process.
+    /// Journalled changes that made the rules, while this process keeps them.
     changes: Mutex<Option<Changes>>,
 }
 
 impl Interception {
-    /// Leads no new connection here any more: they pass by. Those that have begun still find here.
+    /// Stops diverting new connections. Established connections still arrive here.
     pub fn pass_by(&self) {
         if let Some(Err(error)) = self.changes().as_mut().map(Changes::pass_by) {
             let error = anyhow::Error::from(error);
@@ -47,17 +48,17 @@ impl Interception {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether rules are missing: connections may pass by.
+    /// Returns whether rules are missing, so that connections may pass by.
     pub fn is_missing(&self) -> bool {
         self.missing.load(Ordering::Relaxed)
     }
 
-    /// How often they were put back.
+    /// Number of times that the rules were restored.
     pub fn restored(&self) -> u64 {
         self.restored.load(Ordering::Relaxed)
     }
 
-    /// Puts back what is missing of `changes`.
+    /// Restores the missing part of `changes`.
     pub fn keep(&self, changes: &Changes) {
         match changes.repair() {
             Ok(false) => self.missing.store(false, Ordering::Relaxed),
@@ -78,7 +79,7 @@ impl Interception {
         }
     }
 
-    /// Sees whether another process keeps `intercept`.
+    /// Checks whether another process keeps `intercept` in place.
     fn look(&self, intercept: &Intercept) {
         let there = intercept.is_there().unwrap_or(false)
             || intercept.passed_by().is_there().unwrap_or(false);
@@ -88,7 +89,7 @@ impl Interception {
     }
 }
 
-/// A thread that keeps them. When this is dropped it has ended, and what was changed is put back.
+/// A thread that keeps the rules. Dropping it ends the thread and reverts the changes.
 #[derive(Debug)]
 pub struct Keeper {
     end: Option<UnixStream>,
@@ -96,17 +97,18 @@ pub struct Keeper {
     state: Arc<Interception>,
 }
 
-/// What it keeps: its own, or those of the parent, which it only looks at.
+/// Rules to keep: its own, or those of the parent, which it only checks.
 enum Kept {
     Ours,
     Parents(Intercept),
 }
 
 impl Keeper {
-    /// Of `changes`; without them of `intercept`, which a parent keeps. `None` if there is neither.
+    /// Starts a keeper of `changes`; without them it only checks `intercept`, which a parent
+    /// keeps. `None` if there is neither.
     ///
     /// # Errors
-    /// The kernel does not say what becomes of rules.
+    /// The kernel does not report changes of rules.
     pub fn start(
         changes: Option<Changes>,
         intercept: Option<&Intercept>,

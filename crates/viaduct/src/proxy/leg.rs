@@ -1,4 +1,4 @@
-//! One end of a flow: what it is read from and written to.
+//! One end of a flow: a source and sink of bytes.
 
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};
@@ -22,32 +22,33 @@ const TO_READ: Interest = Interest::READABLE.add(Interest::PRIORITY);
 /// An end of a flow.
 #[derive(Debug)]
 pub enum Leg {
-    /// A connection.
+    /// A TCP connection.
     Tcp(Conn<TcpStream>),
-    /// One that a master below carries on.
+    /// A connection to a parent master, which carries the flow on.
     Below(Conn<TcpStream>, Arc<Ends>),
     /// A session of a tunnel.
     Session(Session),
     /// A connection of Trickles.
     Trickles(Trickle),
-    /// None: the flow goes over another's connection. Nothing ever comes from here.
+    /// No connection of its own: the flow uses another flow's. Nothing is ever read from it.
     Elsewhere,
 }
 
 impl Leg {
-    /// A connection between these two ends, which may have come by a master below.
+    /// Returns a connection between these two ends, which may have come by a parent master.
     pub fn of(stream: Conn<std::net::TcpStream>, client: SocketAddr, own: SocketAddr) -> Leg {
         let is = stream.peer_addr().is_ok_and(|peer| peer.ip().to_canonical() == client.ip());
         let stream = stream.into();
         if is { Leg::Tcp(stream) } else { Leg::Below(stream, Ends::between(own, client)) }
     }
 
-    /// Whether another user's process holds its socket too: then it is copied, and never spliced.
+    /// Returns whether another user's process shares the socket. Its bytes are copied then,
+    /// never spliced.
     pub fn is_lent(&self) -> bool {
         matches!(self, Leg::Tcp(stream) | Leg::Below(stream, _) if stream.is_lent())
     }
 
-    /// The connection, if it is one: two of them can be spliced.
+    /// The TCP connection, if there is one: two of them can be spliced.
     pub fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => Some(stream),
@@ -55,7 +56,7 @@ impl Leg {
         }
     }
 
-    /// The addresses of a connection: its own, as the far end sees it, and the far end's.
+    /// Addresses of the connection: its own, as the far end sees it, and the far end's.
     pub fn names(&self) -> Option<(SocketAddr, SocketAddr)> {
         match self {
             Leg::Tcp(stream) => stream.local_addr().ok().zip(stream.peer_addr().ok()),
@@ -65,7 +66,7 @@ impl Leg {
         }
     }
 
-    /// Has the loop told, by `token`, when it can be read or written.
+    /// Registers for readability and writability, by `token`.
     pub fn register(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => {
@@ -83,7 +84,7 @@ impl Leg {
         }
     }
 
-    /// The same for reading alone, of an end that takes what it is given until it has said no.
+    /// Registers for readability alone: an end is assumed writable until a write blocks.
     pub fn register_to_read(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => stream.register(registry, token, TO_READ),
@@ -91,7 +92,7 @@ impl Leg {
         }
     }
 
-    /// Has the loop told of room as well, or by another token than before.
+    /// Registers for writability as well, or by another token.
     pub fn reregister(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => {
@@ -101,7 +102,7 @@ impl Leg {
         }
     }
 
-    /// Has the loop told of it no more.
+    /// Ends the registration.
     pub fn deregister(&mut self, registry: &Arc<Registry>) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => stream.deregister(registry),
@@ -109,7 +110,7 @@ impl Leg {
         }
     }
 
-    /// Whether it is connected by now. `Err`: it never will be.
+    /// Returns whether the end is connected by now. `Err`: it failed.
     pub fn check_connected(&self) -> io::Result<bool> {
         let stream = match self {
             Leg::Tcp(stream) => stream,
@@ -123,9 +124,9 @@ impl Leg {
         };
         match stream.peer_addr() {
             Ok(_) => Ok(true),
-            // It was, and was reset already: what it has said before is read first, and then the reset.
+            // Connected, and reset already: received bytes are read first, and then the reset.
             Err(_) if tcp::unread(stream).is_ok_and(|bytes| bytes > 0) => Ok(true),
-            // Either it failed, or this is a wake-up without a cause.
+            // Either the connect failed, or the wake-up was spurious.
             Err(error) if error.kind() == io::ErrorKind::NotConnected => {
                 stream.take_error()?.map_or(Ok(false), Err)
             }
@@ -133,7 +134,7 @@ impl Leg {
         }
     }
 
-    /// Reads what is there; `Some(0)` at the end, `None` if nothing is there now.
+    /// Reads available bytes; `Some(0)` at the end, `None` if there are none now.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => unless_blocked(|| stream.read(into)),
@@ -143,7 +144,7 @@ impl Leg {
         }
     }
 
-    /// Writes what it can of `pieces`; `None` if it takes nothing now.
+    /// Writes as much of `pieces` as possible; `None` if nothing can be written now.
     pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => unless_blocked(|| stream.write(pieces)),
@@ -153,7 +154,7 @@ impl Leg {
         }
     }
 
-    /// Bytes that were written, and that it has not acknowledged yet, as far as that is known.
+    /// Number of written bytes that the peer has not acknowledged yet, as far as known.
     pub fn unacknowledged(&self) -> u64 {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => {
@@ -165,7 +166,7 @@ impl Leg {
         }
     }
 
-    /// Ends the direction towards it, which may have gone already.
+    /// Ends the write direction, also if the peer has gone already.
     pub fn shutdown(&mut self) -> io::Result<()> {
         let stream = match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => stream,
@@ -179,7 +180,7 @@ impl Leg {
         }
     }
 
-    /// Has it end by a reset when it is closed, and says why where that can be said.
+    /// Makes the end close by a reset, with the reason where the transport can carry one.
     pub fn reset(&mut self, why: Failure) {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => drop(tcp::reset_on_close(&*stream)),
@@ -197,7 +198,7 @@ impl Leg {
     }
 }
 
-/// What `what` did, interruptions apart; `None` if it would have had to wait.
+/// Result of `what`, with interruptions retried; `None` if it would block.
 fn unless_blocked(mut what: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
     loop {
         match what() {

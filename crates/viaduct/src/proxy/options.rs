@@ -1,4 +1,4 @@
-//! What `viaduct proxy` may be told, on the command line and, by the same words, in a file.
+//! Options of `viaduct proxy`: the same names on the command line and in a file.
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -63,10 +63,11 @@ pub fn check_beside_config(said: &ArgMatches) -> Result<()> {
     }
 }
 
-/// What flows by Trickles may have asked for and not passed on, where nothing is said of it, bytes.
+/// Default limit, in bytes, of data that flows by Trickles have requested and not yet passed
+/// on.
 pub(super) const TRICKLES_BUFFER: usize = 256 << 20;
 
-/// What `viaduct proxy` may be told.
+/// Options of `viaduct proxy`, also those of a file.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProxyArgs {
     /// Where connections arrive
@@ -75,7 +76,7 @@ pub struct ProxyArgs {
     /// Where they go
     #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = goal)]
     pub(super) to: Option<SocketAddr>,
-    /// They go where each client says, in one of these languages
+    /// Clients name their destination in one of these protocols
     #[arg(long, value_enum, value_name = "LANGUAGE,...", value_delimiter = ',',
           conflicts_with_all = ["to", "intercept"], requires = "allow_from", requires = "allow_to")]
     pub(super) expect: Vec<Language>,
@@ -91,10 +92,12 @@ pub struct ProxyArgs {
     /// The next hop, another `viaduct proxy --expect proxy`; without it flows go straight on
     #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = goal)]
     pub(super) next: Option<SocketAddr>,
-    /// How hops are told where to; by the option if it can go, else by proxy-tfo, if not given
+    /// Form in which hops are told a flow's destination [default: by the SYN option if it can be sent,
+    /// else by proxy-tfo]
     #[arg(long, value_enum)]
     pub(super) tell: Option<Tell>,
-    /// A handler that flows pass, such as count or shape:rate=2M; may be repeated, the client's first
+    /// A handler that flows pass, such as count or shape:rate=2M; may be repeated, the client's
+    /// first
     #[arg(long, value_name = "HANDLER")]
     pub(super) handler: Vec<HandlerSpec>,
     /// The most that the kernel lets each flow send each way, bits a second
@@ -102,11 +105,12 @@ pub struct ProxyArgs {
     pub(super) rate: Option<u64>,
     #[command(flatten)]
     pub(super) tunnel: TunnelArgs,
-    /// Flows go on to their servers by Trickles, in these packets; by TCP where a server knows nothing else
+    /// Flows go on to their servers by Trickles, in these packets; by TCP where a server knows
+    /// nothing else
     #[arg(long, value_enum, value_name = "PACKETS", conflicts_with_all = ["next", "tunnel"])]
     pub(super) trickles: Option<Ways>,
-    /// Who those servers have to be, by the public key of their --identity: flows by Trickles are encrypted, and
-    /// refused rather than sent in clear, or by TCP
+    /// Public key of those servers' --identity: flows by Trickles are encrypted, and refused
+    /// rather than sent in clear, or by TCP
     #[arg(long, value_name = "KEY", requires = "trickles")]
     pub(super) trickles_key: Option<PublicKey>,
     /// Split the connections that pass this machine towards these addresses (tproxy, by nftables);
@@ -126,8 +130,8 @@ pub struct ProxyArgs {
     /// Keep the client's address towards the server; the way back must lead through this machine
     #[arg(long)]
     pub(super) keep_client: bool,
-    /// When to connect to the server: early (on the SYN) or late (after the client's handshake) [default: early;
-    /// late without CAP_NET_RAW]
+    /// Begin to connect to the server: early (on the SYN) or late (after the client's
+    /// handshake) [default: early; late without CAP_NET_RAW]
     #[arg(long, value_enum)]
     pub(super) forward: Option<Forwarding>,
     /// When a client is let in
@@ -137,7 +141,7 @@ pub struct ProxyArgs {
     /// 1024, or half of --flows where that is less]
     #[arg(long, value_name = "N")]
     pub(super) early_most: Option<usize>,
-    /// How long an early connection waits for its client
+    /// Time for which an early connection waits for its client
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = wait)]
     pub(super) early_wait: Duration,
     /// How long a server may take to answer
@@ -154,8 +158,8 @@ pub struct ProxyArgs {
     /// Only listen; start the proxy itself when a SYN comes, and again after it has ended
     #[arg(long)]
     pub(super) on_demand: bool,
-    /// End after so long without a flow, for whoever starts it again: systemd, or --on-demand, where
-    /// it is 60s if not given; 0s: never
+    /// End after so long without a flow, to be started again by systemd or --on-demand (where
+    /// it is 60s if not given); 0s: never
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(super) idle_exit: Option<Duration>,
     /// How long flows may go on after SIGTERM
@@ -172,32 +176,34 @@ pub struct ProxyArgs {
     /// Flows at once, at most
     #[arg(long, value_name = "N", default_value_t = 9_000, value_parser = count)]
     pub(super) flows: usize,
-    /// Addresses across a long link: connections to and from them are set up for it; all are, if none
-    /// is named
+    /// Addresses across a long link: connections to and from them are set up for it; all are,
+    /// if none is named
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
     pub(super) far: Vec<IpNet>,
     /// Of those connections, the congestion control, by the kernel's name
     #[arg(long, value_name = "NAME")]
     pub(super) congestion_control: Option<String>,
-    /// Of those connections, the bytes that may wait to be sent or acknowledged: what a host has got
-    /// rid of, and the other end does not have yet
+    /// Of those connections, the bytes that may wait to be sent or acknowledged: data that the
+    /// sending program has written, and the other end does not have yet
     #[arg(long, value_name = "BYTES", value_parser = buffer)]
     pub(super) far_buffer: Option<usize>,
-    /// Bytes of each socket's send buffer; twice the receive buffer's, or the kernel's choice, if not
-    /// given
+    /// Bytes of each socket's send buffer; twice the receive buffer's, or the kernel's choice,
+    /// if not given
     #[arg(long, value_name = "BYTES", value_parser = buffer)]
     pub(super) send_buffer: Option<usize>,
     /// Bytes of each socket's receive buffer; the kernel's choice if not given
     #[arg(long, value_name = "BYTES", value_parser = buffer)]
     pub(super) receive_buffer: Option<usize>,
-    /// How long a loop looks for what comes next before it sleeps, where that has paid of late; 0s: not at all
+    /// Time for which a loop polls for events before it sleeps, where that has paid of late;
+    /// 0s: not at all
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = spin)]
     pub(super) spin: Duration,
     /// Bytes that each end of a chain of handlers holds before it stops its source
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 10, value_parser = buffer)]
     pub(super) chain_buffer: usize,
-    /// Bytes that flows by Trickles have asked their servers for and not passed on yet, at most, all together, but
-    /// for each of the ways that policies name by itself; each flow may have 64 KiB all the same
+    /// Bytes that flows by Trickles have asked their servers for and not passed on yet, at
+    /// most, all together, but for each of the ways that policies name by itself; each flow may
+    /// have 64 KiB all the same
     #[arg(long, value_name = "BYTES", default_value_t = TRICKLES_BUFFER, value_parser = buffer)]
     pub(super) trickles_buffer: usize,
     /// Where Prometheus finds the metrics
@@ -205,14 +211,14 @@ pub struct ProxyArgs {
     pub(super) metrics: Option<SocketAddr>,
     #[command(flatten)]
     pub(super) access_log: AccessLogArgs,
-    /// What its status socket is called; proxy-PORT if not given
+    /// Name of the status socket; proxy-PORT if not given
     #[arg(long, value_name = "NAME")]
     pub(super) name: Option<String>,
     #[command(flatten)]
     pub(super) run_dir: RunDir,
 }
 
-/// How a client says where it wants to go.
+/// Protocol by which a client names its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Language {
     /// A TCP option in the SYN: another hop, or `viaduct steer`
@@ -225,20 +231,20 @@ pub enum Language {
     Connect,
 }
 
-/// When the second half of a flow begins.
+/// Moment at which the second half of a flow begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Forwarding {
-    /// When the client's SYN is seen; needs CAP_NET_RAW
+    /// On the client's SYN; needs CAP_NET_RAW
     Early,
-    /// When the client's handshake is done
+    /// After the client's handshake
     Late,
 }
 
-/// When a client's connection is accepted.
+/// Moment at which a client's connection is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Accept {
     /// At once; if the server then says no, that is a reset
     Early,
-    /// When the server has answered; if it says no, the client is told so in its words
+    /// After the server has answered; if it refuses, the client gets the same refusal
     AfterConnect,
 }

@@ -1,4 +1,4 @@
-//! What a worker is told, and how it obeys: its bounds when it begins, and orders while it runs.
+//! Commands to a worker and their handling; the limits that it begins with.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -19,66 +19,66 @@ use super::stats::ProxyStats;
 use super::tunnels::Tunnels;
 use super::worker::Worker;
 
-/// How long those who have begun a handshake are still let in by a proxy that ends: a round trip over
-/// satellites, and a lost packet.
+/// Time for which clients that have begun a handshake are still accepted by a proxy that ends:
+/// a round trip by satellite, and a lost packet.
 const HANDSHAKES: Duration = Duration::from_millis(1_200);
 
-/// Orders that are obeyed before flows have their turn.
+/// Commands handled in a row before flows have their turn.
 const MAX_ORDERS: usize = 64;
 
-/// What keeps a proxy within bounds.
+/// Resource limits and timeouts of a proxy.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Flows at once.
     pub flows: usize,
     /// Early connections at once, and how long each waits; `None` forwards no SYN early.
     pub early: Option<(usize, Duration)>,
-    /// How long a server may take to answer.
+    /// Timeout for a server's answer.
     pub connect: Duration,
-    /// How long whoever comes through handlers may take to say what they want to hear.
+    /// Timeout of the handlers' handshake on inbound connections.
     pub words: Duration,
-    /// How long an end may be silent.
+    /// Keepalive and dead-peer limits of the ends.
     pub silence: DeadPeerLimits,
-    /// How long a flow may say nothing.
+    /// Idle timeout of a flow.
     pub idle: Option<Duration>,
-    /// How long it stays without a flow before it ends; for ever if `None`.
+    /// Time without a flow after which the proxy ends; never if `None`.
     pub idle_exit: Option<Duration>,
-    /// How long flows may go on after they were asked to end.
+    /// Time that flows have to end after a request to stop.
     pub drain: Duration,
-    /// How long it looks for what comes next before it sleeps, where that pays.
+    /// Time for which the loop polls for events before it sleeps, where that pays.
     pub spin: Duration,
-    /// Bytes that each end of a chain of handlers holds before it stops its source.
+    /// Bytes that each end of a handler chain buffers before it stops reading.
     pub chain_buffer: usize,
-    /// Bytes that flows by Trickles have asked for and not taken yet, at most, all together.
+    /// Bytes that flows by Trickles may have requested and not yet passed on, all together.
     pub trickles_buffer: usize,
 }
 
-/// What a worker is told.
+/// Command to a worker.
 #[derive(Debug)]
 pub enum Order {
-    /// Do this from now on; what only a restart can change is as it was.
+    /// Use these settings from now on; those that need a restart stay.
     Reload(Box<Settings>),
-    /// Begin what a wrapped program asks for.
+    /// Begin the flow that a wrapped program asks for.
     Call(Box<Call>),
-    /// Take in a connection to a wrapped program.
+    /// Accept an inbound connection for a wrapped program.
     Arrive(Box<Arrival>),
-    /// A wrapped program has set options on the socket of a flow.
+    /// Apply the options that a wrapped program has set on the socket of a flow.
     Mirror(Whose, Box<Mirrored>),
-    /// What this flow waited for to reach its program is there, if it is still this one.
+    /// Go on with this flow (key and generation): the socket towards its program is available.
     Reach(usize, u64),
     /// Ask the handlers of a wrapped program's flow.
     Ask(Box<Asked>),
-    /// Have this hear of what all handlers say to programs.
+    /// Report the events of all handlers to this listener.
     Listen(Box<dyn Listens>),
-    /// Say what you see.
+    /// Reply with the counters.
     Show(oneshot::Sender<ProxyStats>),
-    /// Take no more flows, and end when those that are there have ended or their time is up.
+    /// Accept no more flows; end once the present ones have ended or their time is up.
     Drain,
     /// End at once.
     Stop,
 }
 
-/// The way to a worker.
+/// Sender of commands to a worker.
 #[derive(Clone, Debug)]
 pub struct ToWorker {
     orders: mpsc::Sender<Order>,
@@ -86,12 +86,12 @@ pub struct ToWorker {
 }
 
 impl ToWorker {
-    /// By `orders`, waking it by `waker`.
+    /// Sends by `orders` and wakes the worker by `waker`.
     pub fn new(orders: mpsc::Sender<Order>, waker: Arc<Waker>) -> ToWorker {
         ToWorker { orders, waker }
     }
 
-    /// Tells it. One that is gone drops the order, and with it the way back.
+    /// Sends a command. A worker that has ended drops it, and with it any reply channel.
     pub fn tell(&self, order: Order) {
         let _ = self.orders.send(order);
         let _ = self.waker.wake();
@@ -99,7 +99,7 @@ impl ToWorker {
 }
 
 impl Worker {
-    /// Does what it was told.
+    /// Handles queued commands, at most [`MAX_ORDERS`] of them.
     pub(super) fn obey(&mut self, now: Instant) {
         for _ in 0..MAX_ORDERS {
             let Ok(order) = self.orders.try_recv() else { return };
@@ -136,7 +136,7 @@ impl Worker {
         self.unread.orders = true;
     }
 
-    /// Takes no new flows. Who has begun a handshake is still let in.
+    /// Begins to stop: accepts no new flows, except from clients that have begun a handshake.
     fn drain(&mut self, now: Instant) {
         self.deadline = Some(now + self.limits.drain);
         self.doors_close = Some(now + HANDSHAKES);
@@ -149,7 +149,7 @@ impl Worker {
         info!(flows = self.flows.len(), "stopping");
     }
 
-    /// Closes the listeners, when those who had begun a handshake have been let in.
+    /// Closes the listeners after accepting the clients that had begun a handshake.
     pub(super) fn close_doors(&mut self, now: Instant) {
         if self.doors_close.is_some_and(|at| now >= at) {
             for n in 0..self.listeners.len() {
@@ -165,16 +165,17 @@ impl Worker {
             self.unread.listeners.clear();
             self.listeners.clear();
             (self.tap, self.doors_close) = (None, None);
-            // Whoever has not come by now never will.
+            // Early connections whose client has not come by now never get one.
             while let Some(started) = self.early.release() {
                 self.end(started.key, true);
             }
         }
     }
 
-    /// Whether it was asked to end, and can.
+    /// Returns whether the worker was asked to end and nothing is left to do.
     pub(super) fn is_over(&self, now: Instant) -> bool {
-        // The last bytes of flows that have ended may still be on their way into a tunnel, or by Trickles.
+        // The last bytes of flows that have ended may still be on their way into a tunnel, or
+        // by Trickles.
         let said = self.tunnels.as_ref().is_none_or(Tunnels::are_done) && self.trickles.are_done();
         let ended = self.flows.is_empty() && self.doors_close.is_none() && said;
         self.deadline.is_some_and(|at| ended || now >= at)

@@ -1,5 +1,5 @@
-//! Policies: which flows may pass, by which hop, through which handlers, how fast. The first that
-//! fits a flow decides.
+//! Policies: which flows may pass, by which hop, through which handlers, how fast. The first
+//! policy that matches a flow decides.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -12,78 +12,78 @@ use super::onward::Onward;
 use super::through::Factories;
 use super::trickles::Ways;
 
-/// What becomes of a flow.
+/// Decision about a flow.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// It is refused.
+    /// The flow is refused.
     pub deny: bool,
-    /// How it goes on.
+    /// Onward route.
     pub by: Onward,
-    /// The handlers that it passes, if any.
+    /// Handlers that the flow passes, if any.
     pub handlers: Option<Factories>,
-    /// It comes from the same handlers elsewhere: this is their accepting side.
+    /// The flow comes from the same handlers at another host; this is their accepting side.
     pub accepts: bool,
-    /// Bits a second that the kernel lets pass each way, if there is a limit.
+    /// Rate limit of the kernel each way, in bits a second, if any.
     pub rate: Option<u64>,
 }
 
-/// A policy: the flows that it fits, and what becomes of them. What is empty fits all.
+/// A policy: the flows that it matches, and the decision about them. An empty list matches all.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
-    /// Clients.
+    /// Clients' addresses.
     pub from: Vec<IpNet>,
-    /// Servers.
+    /// Servers' addresses.
     pub to: Vec<IpNet>,
     /// Servers' ports.
     pub ports: Vec<RangeInclusive<u16>>,
-    /// What becomes of such a flow.
+    /// Decision about flows that match.
     pub plan: Plan,
 }
 
-/// Which connections cross a long link, and how they are set up.
+/// Connections that cross a long link, and their socket settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Far {
-    /// The addresses across it; none means all.
+    /// Addresses across the link; an empty list means all.
     pub prefixes: Vec<IpNet>,
-    /// How.
+    /// Socket settings.
     pub haul: LongHaul,
 }
 
 impl Far {
-    /// How a connection to or from `peer` is set up, if it crosses the link.
+    /// Socket settings of a connection to or from `peer`, if it crosses the link.
     pub fn haul(&self, peer: IpAddr) -> Option<&LongHaul> {
         let crosses = self.prefixes.is_empty() || holds(&self.prefixes, peer);
         (crosses && self.haul != LongHaul::default()).then_some(&self.haul)
     }
 }
 
-/// All policies, in order, and what becomes of flows that none fits.
+/// All policies, in order, and the decision about flows that none of them matches.
 #[derive(Clone, Debug, Default)]
 pub struct Policies {
     /// The policies.
     pub list: Vec<Policy>,
-    /// For the others.
+    /// Decision about all other flows.
     pub otherwise: Plan,
-    /// How connections across a long link are set up.
+    /// Socket settings of connections across a long link.
     pub far: Far,
 }
 
 impl Policies {
-    /// What the handlers of those that no policy is for have come to, each its name and some lines.
+    /// State of the handlers of the default plan: the name of each, and some lines of text.
     pub fn state(&self) -> Vec<(String, String)> {
         let factories = self.otherwise.handlers.iter().flat_map(|list| list.iter());
         let state = factories.map(|factory| Some((factory.name().to_owned(), factory.state()?)));
         state.flatten().collect()
     }
 
-    /// What becomes of a flow of `client` to `to`.
+    /// Decision about a flow of `client` to `to`.
     pub fn plan(&self, client: IpAddr, to: SocketAddr) -> &Plan {
         let found = self.list.iter().find(|policy| policy.fits(client, to));
         found.map_or(&self.otherwise, |policy| &policy.plan)
     }
 
-    /// What becomes of a flow of `client` to a server of which no more than the port is known; `None` if
-    /// its address would have to be known to say.
+    /// Decision about a flow of `client` to a server whose port alone is known; `None` if it
+    /// depends on the server's address.
     pub fn plan_unseen(&self, client: IpAddr, port: u16) -> Option<&Plan> {
         let found = self.list.iter().find(|policy| policy.may_fit(client, port));
         match found {
@@ -92,17 +92,18 @@ impl Policies {
         }
     }
 
-    /// Whether some flows go by hops.
+    /// Returns whether some flows go by hops.
     pub fn have_hops(&self) -> bool {
         self.plans().any(|plan| plan.by.hop().is_some())
     }
 
-    /// Whether some come from the same handlers elsewhere.
+    /// Returns whether some flows come from the same handlers at another host.
     pub fn accept(&self) -> bool {
         self.plans().any(|plan| plan.accepts)
     }
 
-    /// Whether some have connections that may come to any loop: one that they share, or that come later.
+    /// Returns whether connections of some flows may arrive at any event loop: shared
+    /// connections, or ones that join a flow later.
     pub fn share(&self) -> bool {
         self.plans().any(|plan| {
             let mut handlers = plan.handlers.iter().flat_map(|all| all.iter());
@@ -110,7 +111,7 @@ impl Policies {
         })
     }
 
-    /// By which packets some go on by Trickles.
+    /// Packet formats of the flows that go on by Trickles.
     pub fn trickles(&self) -> impl Iterator<Item = Ways> {
         self.plans()
             .filter(|plan| !plan.deny)
@@ -118,7 +119,8 @@ impl Policies {
             .map(|by| by.ways)
     }
 
-    /// Policies that never decide, and the earlier ones that fit all their flows, by number from 1.
+    /// Policies that never decide, each with the earlier policy that matches all their flows;
+    /// by number from 1.
     pub fn shadowed(&self) -> impl Iterator<Item = (usize, usize)> {
         self.list.iter().enumerate().filter_map(|(n, policy)| {
             let earlier = self.list[..n].iter().position(|earlier| earlier.covers(policy))?;
@@ -136,7 +138,7 @@ impl Policy {
         self.may_fit(client, to.port()) && (self.to.is_empty() || holds(&self.to, to.ip()))
     }
 
-    /// Whether it fits all flows that `other` fits.
+    /// Returns whether this policy matches all flows that `other` matches.
     fn covers(&self, other: &Policy) -> bool {
         let nets = |ours: &[IpNet], theirs: &[IpNet]| match (ours, theirs) {
             ([], _) => true,
@@ -157,7 +159,7 @@ impl Policy {
         nets(&self.from, &other.from) && nets(&self.to, &other.to) && ports
     }
 
-    /// Whether it fits some server with this port.
+    /// Returns whether this policy matches some server with this port.
     fn may_fit(&self, client: IpAddr, port: u16) -> bool {
         (self.from.is_empty() || holds(&self.from, client))
             && (self.ports.is_empty() || self.ports.iter().any(|range| range.contains(&port)))
@@ -210,19 +212,20 @@ impl fmt::Display for Plan {
     }
 }
 
-/// A rate as people write it: 20M.
+/// A rate in short form, such as 20M.
 fn in_units(bits: u64) -> String {
     let units = [(1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
     let whole = units.iter().find(|(unit, _)| bits >= *unit && bits.is_multiple_of(*unit));
     whole.map_or_else(|| bits.to_string(), |(unit, name)| format!("{}{name}", bits / unit))
 }
 
-/// Whether one of `prefixes` has `ip` in it.
+/// Returns whether one of `prefixes` contains `ip`.
 pub fn holds(prefixes: &[IpNet], ip: IpAddr) -> bool {
     prefixes.iter().any(|net| net.contains(&ip.to_canonical()))
 }
 
-/// Whether `prefixes` have every address in them: then none needs to be known.
+/// Returns whether `prefixes` contain every address of both families, so that no address needs
+/// to be known.
 pub fn holds_all(prefixes: &[IpNet]) -> bool {
     let whole = |v4: bool| prefixes.iter().any(|n| n.prefix_len() == 0 && n.addr().is_ipv4() == v4);
     whole(true) && whole(false)

@@ -1,13 +1,13 @@
-//! Names of hosts, looked up beside the loop: the system's resolver waits, for a name server that does
-//! not answer ten seconds and more.
+//! Host name resolution in threads beside the loop: the system's resolver blocks, for ten
+//! seconds and more if a name server does not answer.
 //!
 //! ```text
 //!   loop ── ask ──▶ Desk: questions that wait ──▶ threads, started as they are needed ──▶ answer
 //!     └── forget: its client has gone
 //! ```
 //!
-//! Nobody's names keep others' waiting: of the threads one source may have some, not all, and the next
-//! question is that of the source that has fewest.
+//! One source's names never delay those of others: a source may use some of the threads, not
+//! all, and the next question is that of the source with the fewest look-ups.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, ToSocketAddrs as _};
@@ -20,45 +20,45 @@ use mio::Waker;
 
 use crate::source::Source;
 
-/// Look-ups at once, and of them those of one source.
+/// Concurrent look-ups: in total, and for one source.
 const THREADS: usize = 32;
 const THREADS_EACH: usize = 24;
-/// Questions that wait for a thread, and of them those of one source.
+/// Questions that wait for a thread: in total, and of one source.
 const WAITING: usize = 1024;
 const WAITING_EACH: usize = 64;
-/// How long a thread stays that has nothing to do.
+/// Time after which an idle thread ends.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// A flow's number, and its generation, which tells it from a later one of the same number.
+/// Key of a flow and its generation, which tells it from a later flow with the same key.
 pub type Asker = (usize, u64);
 
 type Answer = (Asker, Vec<SocketAddr>);
 
-/// Looks names up.
+/// The resolver.
 #[derive(Debug)]
 pub struct Resolver {
     shared: Arc<Shared>,
     answers: Receiver<Answer>,
 }
 
-/// What the threads share.
+/// State that the threads share.
 #[derive(Debug)]
 struct Shared {
     desk: Mutex<Desk>,
-    /// There is a question, or nothing more to do.
+    /// Signalled for a new question, and at the end.
     news: Condvar,
     answers: Sender<Answer>,
     waker: Arc<Waker>,
 }
 
-/// What waits, and who is at work.
+/// Waiting questions, and counts of look-ups and threads.
 #[derive(Debug, Default)]
 struct Desk {
     waiting: VecDeque<Question>,
-    /// Look-ups of each source that has any.
+    /// Running look-ups of each source.
     running: HashMap<Source, usize>,
     threads: usize,
-    /// Of them, those that wait for a question.
+    /// Threads that wait for a question.
     idle: usize,
     closed: bool,
 }
@@ -72,7 +72,7 @@ struct Question {
 }
 
 impl Resolver {
-    /// Wakes the loop by `waker` for each answer.
+    /// Returns a resolver that wakes the loop by `waker` for each answer.
     pub fn new(waker: &Arc<Waker>) -> Resolver {
         let (sender, answers) = channel();
         let shared = Shared {
@@ -84,7 +84,8 @@ impl Resolver {
         Resolver { shared: Arc::new(shared), answers }
     }
 
-    /// Asks for the addresses of `name`, for a client at `from`; false if too many wait.
+    /// Asks for the addresses of `name`, for a client at `from`; false if too many questions
+    /// wait.
     pub fn ask(&self, asker: Asker, from: SocketAddr, name: String, port: u16) -> bool {
         let mut desk = self.shared.desk();
         if !desk.add(Question { asker, source: from.ip().into(), name, port }) {
@@ -101,12 +102,12 @@ impl Resolver {
         desk.threads > 0
     }
 
-    /// The client has gone: what it has asked is not looked up any more, if it waits still.
+    /// Drops the question of a client that has gone, if it still waits.
     pub fn forget(&self, asker: Asker) {
         self.shared.desk().waiting.retain(|question| question.asker != asker);
     }
 
-    /// The next answer: all addresses, the one to be preferred first.
+    /// Next answer: all addresses, the preferred one first.
     pub fn answer(&self) -> Option<Answer> {
         self.answers.try_recv().ok()
     }
@@ -124,14 +125,14 @@ impl Shared {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread's life.
+    /// Body of a thread.
     fn work(&self) {
         let mut desk = self.desk();
         while !desk.closed {
             if let Some(Question { asker, source, name, port }) = desk.take() {
                 drop(desk);
                 let all = look_up(&name, port);
-                // Whoever is gone needs no answer.
+                // An answer to a resolver that is gone is dropped.
                 let _ = self.answers.send((asker, all)).map(|()| self.waker.wake());
                 desk = self.desk();
                 desk.done(source);
@@ -150,8 +151,8 @@ impl Shared {
     }
 }
 
-/// The addresses of `name`. A dot at its end says that nothing is to be added to it, which resolvers of the domain name
-/// system know; `/etc/hosts` and rules about `localhost` have names without it.
+/// Addresses of `name`. A trailing dot forbids search suffixes, which DNS resolvers understand.
+/// `/etc/hosts` and the rules for `localhost` use names without it.
 fn look_up(name: &str, port: u16) -> Vec<SocketAddr> {
     let ask =
         |name: &str| (name, port).to_socket_addrs().map(Iterator::collect).unwrap_or_default();
@@ -163,7 +164,7 @@ fn look_up(name: &str, port: u16) -> Vec<SocketAddr> {
 }
 
 impl Desk {
-    /// Lets a question wait, unless there are too many.
+    /// Queues a question, unless there are too many.
     fn add(&mut self, question: Question) -> bool {
         let own = self.waiting.iter().filter(|other| other.source == question.source).count();
         let room = self.waiting.len() < WAITING && own < WAITING_EACH;
@@ -173,13 +174,13 @@ impl Desk {
         room
     }
 
-    /// Whether there is more to do than threads to do it.
+    /// Returns whether another thread is needed.
     fn lacks_threads(&self) -> bool {
         self.waiting.len() > self.idle && self.threads < THREADS
     }
 
-    /// The next question, which is looked up from now on: the oldest of the source that has fewest
-    /// look-ups; `None` if those that wait have all that they may have.
+    /// Takes the next question: the oldest of the source with the fewest look-ups. `None` if
+    /// all waiting sources have reached their limit.
     fn take(&mut self) -> Option<Question> {
         let running = |question: &Question| self.running.get(&question.source).copied();
         let (n, count) = self
@@ -196,7 +197,7 @@ impl Desk {
         Some(question)
     }
 
-    /// A look-up of `source` has ended.
+    /// Records the end of a look-up of `source`.
     fn done(&mut self, source: Source) {
         if let Some(count) = self.running.get_mut(&source) {
             *count -= 1;

@@ -1,4 +1,4 @@
-//! What a proxy says of itself: the object of its status socket.
+//! Status of a proxy: the object of its status socket.
 
 use std::net::SocketAddr;
 
@@ -7,38 +7,38 @@ use serde::{Deserialize, Serialize};
 use super::stats::ProxyStats;
 use crate::access_log::AccessLogStats;
 
-/// The status.
+/// Status of a proxy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProxyStatus {
-    /// Its name.
+    /// Name of the proxy.
     pub proxy: String,
-    /// Its version.
+    /// Version of the program.
     pub version: String,
-    /// Seconds that it has run.
+    /// Uptime in seconds.
     pub uptime: f64,
-    /// Where connections arrive.
+    /// Listening addresses.
     pub listen: Vec<SocketAddr>,
-    /// Where links of tunnels arrive, if they do.
+    /// Listening address for links of tunnels, if any.
     #[serde(default)]
     pub tunnel_listen: Option<SocketAddr>,
-    /// Where they go.
+    /// Destination of flows, as text.
     pub to: String,
-    /// Flows at once, at most.
+    /// Flow limit.
     pub most: u64,
-    /// Its loop does not answer: the counters are not there.
+    /// The event loop does not answer; the counters are missing.
     pub hangs: bool,
-    /// How often rules that lead clients here were taken away and put back.
+    /// Number of times that removed interception rules were restored.
     #[serde(default)]
     pub restored: u64,
-    /// They are missing: clients pass by.
+    /// Interception rules are missing: clients pass by.
     #[serde(default)]
     pub missing: bool,
-    /// What its handlers have come to, each its name and some lines.
+    /// State of the handlers: the name of each, and some lines of text.
     #[serde(default)]
     pub handlers: Vec<(String, String)>,
-    /// Lines of its access log, if it has one.
+    /// Line counts of the access log, if there is one.
     #[serde(default)]
     pub access_log: Option<AccessLogStats>,
-    /// What it has counted.
+    /// Counters.
     pub counters: ProxyStats,
 }

@@ -1,10 +1,10 @@
-//! Looking for what comes next before the loop sleeps. Between programs that answer each other the next
-//! bytes are there within some tens of microseconds, which is less than it takes to go to sleep and to be
-//! woken: a core that has nothing else to do is put to rest, and another core has to rouse it.
+//! Busy polling before the loop sleeps. Between programs that answer each other the next bytes
+//! arrive within some tens of microseconds. That is less than the time to go to sleep and to be
+//! woken: an idle core is put into a low-power state, and another core has to wake it.
 //!
 //! ```text
-//!   events handled ─▶ looks, and lets others run, for so long at most ─▶ sleeps until there are events
-//!                     not at all for a while, if it has often looked in vain
+//!   events handled ─▶ polls and yields the core, for so long at most ─▶ sleeps until events
+//!                     not at all for a while, if it has often polled in vain
 //! ```
 
 use std::io;
@@ -15,24 +15,25 @@ use rustix::thread::sched_yield;
 
 use super::worker::time;
 
-/// A sleep as long as this says nothing of whether looking pays: what was lost is little against it.
+/// A sleep as long as this says nothing about polling: the time lost is small against it.
 const LONG: Duration = Duration::from_millis(10);
-/// A wait that lasts no longer than so many looks does not say that looking does not pay.
+/// A wait no longer than this many polling periods does not count against polling.
 const NEAR: u32 = 2;
-/// Waits without looking, at most, after one that has looked in vain.
+/// Longest run of waits without polling after one that polled in vain.
 const MOST_REST: u32 = 127;
 
-/// Whether looking has paid of late.
+/// Record of whether polling has paid recently.
 #[derive(Debug, Default)]
 pub struct Spin {
-    /// Waits that are still to sleep at once.
+    /// Remaining waits that sleep at once.
     rest: u32,
-    /// How many shall after the next look in vain, nearly.
+    /// About half of the waits to skip after the next poll in vain.
     doubt: u32,
 }
 
 impl Spin {
-    /// Waits for `events` as the poll does, `wait` at most; and looks for them for `most` of that.
+    /// Waits for `events` like [`Poll::poll`], at most for `wait`; polls busily for up to
+    /// `most` of that.
     ///
     /// # Errors
     /// As [`Poll::poll`].
@@ -54,7 +55,7 @@ impl Spin {
                 self.found();
                 return Ok(());
             }
-            // Who is to answer may need this core.
+            // The process that is to answer may need this core.
             sched_yield();
         }
         let ended = poll.poll(events, Some(wait - most));
@@ -62,7 +63,7 @@ impl Spin {
         ended
     }
 
-    /// Whether this wait is to begin with a look.
+    /// Returns whether this wait begins with polling.
     fn looks(&mut self) -> bool {
         if self.rest == 0 {
             return true;
@@ -71,13 +72,14 @@ impl Spin {
         false
     }
 
-    /// It was not in vain.
+    /// Records that polling found events.
     fn found(&mut self) {
         self.doubt /= 2;
     }
 
-    /// It was: the wait has lasted for `took`, and was looked at for `most` of that. If it ended soon after,
-    /// the look may have been late by the other end's wake-up, which looks next time as well.
+    /// Records that polling was in vain: the wait lasted for `took`, of which `most` was
+    /// polled. If it ended soon after, the answer may have been late by the other end's
+    /// wake-up, and the other end polls next time as well.
     fn missed(&mut self, took: Duration, most: Duration) {
         if (NEAR * most..LONG).contains(&took) {
             self.doubt = (2 * self.doubt + 1).min(MOST_REST);
@@ -90,7 +92,8 @@ impl Spin {
 mod tests {
     use super::*;
 
-    /// How many of `waits` have looked, where each lasts for `micros` and looking finds what comes within 50.
+    /// Number of `waits` that poll, where each lasts for `micros` and polling finds events
+    /// within 50.
     fn looks(spin: &mut Spin, waits: u32, micros: impl Fn(u32) -> u64) -> u32 {
         let mut looks = 0;
         for n in (0..waits).map(micros) {
@@ -108,7 +111,7 @@ mod tests {
     #[test]
     fn where_answers_are_quick_every_wait_looks() {
         assert_eq!(looks(&mut Spin::default(), 1_000, |_| 20), 1_000);
-        // One that is late now and then changes little.
+        // A late answer now and then changes little.
         let seldom = looks(&mut Spin::default(), 1_000, |n| if n % 50 == 0 { 900 } else { 20 });
         assert!(seldom > 950, "{seldom}");
     }
@@ -123,7 +126,7 @@ mod tests {
     fn where_they_are_not_few_waits_look() {
         let slow = looks(&mut Spin::default(), 10_000, |_| 900);
         assert!((50..150).contains(&slow), "{slow}");
-        // Quick and slow ones by turns: what is lost would outweigh what is gained.
+        // Quick and slow waits by turns: polling would lose more than it gains.
         let turns = looks(&mut Spin::default(), 10_000, |n| if n % 2 == 0 { 20 } else { 900 });
         assert!(turns < 1_000, "{turns}");
     }

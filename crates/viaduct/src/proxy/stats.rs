@@ -1,4 +1,4 @@
-//! What a proxy counts, copied out by value for status and metrics.
+//! Counters of a proxy, copied out by value for status and metrics.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use super::onward::Onward;
 pub const CONNECT_BOUNDS: [u64; 12] = [
     100, 300, 1_000, 3_000, 10_000, 30_000, 60_000, 100_000, 200_000, 400_000, 1_000_000, 3_000_000,
 ];
-/// Hops that are told apart; all further ones are counted as one.
+/// Hops with counters of their own; all further ones share the last.
 const MOST_HOPS: usize = 64;
 
-/// All that a proxy says of itself at one moment.
+/// All counters of a proxy at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProxyStats {
     /// Flows that are open, those included whose client or server has not answered yet.
@@ -25,9 +25,9 @@ pub struct ProxyStats {
     pub waiting: u64,
     /// Clients' connections that were accepted.
     pub accepted: u64,
-    /// Flows whose both ends were there.
+    /// Flows that had both ends present.
     pub opened: u64,
-    /// Flows that ended as their ends wanted.
+    /// Flows that ended in order.
     pub finished: u64,
     /// Flows that ended by a reset, of an end or of ours.
     pub reset: u64,
@@ -39,12 +39,12 @@ pub struct ProxyStats {
     pub bytes: [u64; 2],
     /// Early SYN forwarding.
     pub early: EarlyStats,
-    /// How long connections took, by where they went.
+    /// Connect times, by onward route.
     pub hops: Vec<Hop>,
-    /// Its tunnels.
+    /// Tunnels of the proxy.
     #[serde(default)]
     pub tunnels: Vec<TunnelCounters>,
-    /// Links that were let go for others before their ends had shown a key; `None` without tunnels.
+    /// Unauthenticated links dropped to make room for others; `None` without tunnels.
     #[serde(default)]
     pub strangers_dropped: Option<u64>,
 }
@@ -54,71 +54,72 @@ pub struct ProxyStats {
 pub struct TunnelCounters {
     /// The peer's public key.
     pub peer: String,
-    /// What the tunnel is called; empty without a name.
+    /// Name of the tunnel; empty if unnamed.
     #[serde(default)]
     pub name: String,
-    /// Why it is down, and since when; `None` if a link is up, or none was tried yet, and at far ends.
+    /// Reason and start of an outage; `None` if a link is up, or none was tried yet, and at far
+    /// ends.
     #[serde(default)]
     pub down: Option<String>,
-    /// Sessions that the far end did not let leave, and where the last one was to go.
+    /// Sessions that the far end denied, and destination of the last one.
     #[serde(default)]
     pub denied: u64,
     #[serde(default)]
     pub denied_last: Option<String>,
-    /// All of it.
+    /// Totals of the tunnel.
     pub all: TunnelStats,
-    /// Each of its links.
+    /// Counters of each link.
     pub links: Vec<LinkStats>,
-    /// The sessions with most bytes that wait, at most [`MOST_SESSIONS`].
+    /// Sessions with the most bytes waiting, at most [`MOST_SESSIONS`].
     pub sessions: Vec<SessionStats>,
 }
 
-/// Sessions that are shown one by one.
+/// Sessions that are shown individually.
 pub const MOST_SESSIONS: usize = 32;
 
-/// Clients that were refused.
+/// Clients that were refused, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusals {
     /// By a policy, `allow-from` or `allow-to`.
     pub denied: u64,
-    /// There were too many flows.
+    /// Flow limit reached.
     pub full: u64,
-    /// They did not say, in a language that is understood, where to.
+    /// Destination not stated in an accepted protocol.
     pub unclear: u64,
     /// The server, or the next hop, refused.
     pub refused: u64,
-    /// It did not answer in time.
+    /// Server or next hop that did not answer in time.
     pub timed_out: u64,
-    /// It could not be reached, or its name not be found.
+    /// Server or next hop that could not be reached, or name that could not be resolved.
     pub unreachable: u64,
     /// Runs, flows and connects of a master's users that had as many as they may have.
     #[serde(default)]
     pub over_limit: u64,
 }
 
-/// How connections by one hop or tunnel, or straight to all servers, went.
+/// Connections by one hop or tunnel, or direct to all servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hop {
-    /// How they go on.
+    /// Onward route.
     pub by: Onward,
-    /// Connections that came about, by the time they took: see [`CONNECT_BOUNDS`].
+    /// Established connections, by the time they took: see [`CONNECT_BOUNDS`].
     pub connected: [u64; CONNECT_BOUNDS.len() + 1],
-    /// Their times' sum, in microseconds.
+    /// Sum of those times, in microseconds.
     pub micros: u64,
-    /// Connections that did not come about.
+    /// Connections that failed.
     pub failed: u64,
-    /// Those of them since the last that did, and why the last one did not.
+    /// Failures since the last success, and reason of the last one.
     #[serde(default)]
     pub in_a_row: u64,
     #[serde(default)]
     pub reason: Option<String>,
 }
 
-/// Connections by a hop that fail in a row until it counts as down.
+/// Failures in a row after which a hop counts as down.
 const HOP_DOWN: u64 = 3;
 
 impl TunnelCounters {
-    /// Its state in a line, if it is not as it should be.
+    /// Short report of the tunnel's outage, if it is down.
     pub fn trouble(&self) -> Option<String> {
         let name = if self.name.is_empty() { "" } else { " " };
         let down = self.down.as_ref()?;
@@ -127,13 +128,14 @@ impl TunnelCounters {
 }
 
 impl ProxyStats {
-    /// A tunnel that is down, and why. Hops are not probed: of one that failed nothing new is heard without flows,
-    /// and a health check would keep those away for ever.
+    /// Report of a tunnel that is down. Hops are not probed: without flows nothing new is
+    /// learned of a hop that failed, and a health check that reported it would keep flows away
+    /// for ever.
     pub fn trouble(&self) -> Option<String> {
         self.tunnels.iter().find_map(TunnelCounters::trouble)
     }
 
-    /// The counters of those that go on `by` this.
+    /// Counters of connections by this route.
     pub fn hop(&mut self, by: &Onward) -> &mut Hop {
         let known = self.hops.iter().position(|hop| hop.by == *by);
         let n = known.unwrap_or_else(|| {
@@ -147,7 +149,7 @@ impl ProxyStats {
 }
 
 impl ProxyStats {
-    /// Adds what another loop of the same proxy has counted.
+    /// Adds the counters of another loop of the same proxy.
     pub fn add(&mut self, other: ProxyStats) {
         let ProxyStats { open, waiting, accepted, opened, finished, reset, idle, .. } = other;
         let sums = [
@@ -184,7 +186,7 @@ impl Refusals {
         self.over_limit += over_limit;
     }
 
-    /// Counts a client that is refused.
+    /// Counts a refused client.
     pub fn count(&mut self, why: Failure) {
         match why {
             Failure::Denied => self.denied += 1,
@@ -195,7 +197,7 @@ impl Refusals {
         }
     }
 
-    /// All of them, each with its name.
+    /// All counts, each with its name.
     pub fn by_reason(&self) -> [(&'static str, u64); 7] {
         let &Refusals { denied, full, unclear, refused, timed_out, unreachable, over_limit } = self;
         [
@@ -215,7 +217,7 @@ impl Hop {
         self.connected.iter_mut().zip(other.connected).for_each(|(sum, part)| *sum += part);
         self.micros = self.micros.saturating_add(other.micros);
         self.failed += other.failed;
-        // Loops take turns: a hop that serves one of them is up.
+        // Loops fail independently: a hop that works for one of them is up.
         let both = self.attempts() > 0 && other.attempts() > 0;
         if self.reason.is_none() || (both && other.reason.is_none()) {
             self.reason.clone_from(&other.reason);
@@ -230,22 +232,22 @@ impl Hop {
         self.connected.iter().sum::<u64>() + self.failed
     }
 
-    /// Counts a connection that did not come about.
+    /// Counts a failed connection.
     pub fn failed(&mut self, why: &str) {
         self.failed += 1;
         self.in_a_row += 1;
         self.reason = Some(why.to_owned());
     }
 
-    /// Why a hop is down: the last connections by it have all failed. Of servers that fail nothing
-    /// follows, and a tunnel knows itself.
+    /// Reason why a hop is down: its last connections have all failed. Failures of direct
+    /// servers say nothing of this, and a tunnel has its own state.
     pub fn down(&self) -> Option<String> {
         let reason = self.reason.as_ref()?;
         let is_down = self.by.hop().is_some() && self.in_a_row >= HOP_DOWN;
         is_down.then(|| format!("the last {} connections failed: {reason}", self.in_a_row))
     }
 
-    /// Counts a connection that took this long.
+    /// Counts a connection that took `time` to be established.
     pub fn took(&mut self, time: Duration) {
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let bucket = CONNECT_BOUNDS.partition_point(|&bound| bound < micros);

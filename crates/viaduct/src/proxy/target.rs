@@ -1,4 +1,4 @@
-//! Where a flow goes, and by which hop.
+//! Destinations of flows, and the hop that each flow takes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::{fmt, io};
@@ -17,66 +17,68 @@ use super::onward::Onward;
 use super::policy::{Plan, Policies, holds};
 use super::through::Factories;
 
-/// Where flows go.
+/// Rule that gives flows their destination.
 #[derive(Clone, Debug)]
 pub enum Target {
-    /// All to one place.
+    /// A fixed address for all flows.
     Fixed(SocketAddr),
-    /// Each to where its client meant to, as tproxy says.
+    /// Original destination of each client's connection, by tproxy.
     Meant {
-        /// With the client's address.
+        /// Servers see the client's address.
         keep_client: bool,
     },
-    /// Each to where its client says.
+    /// Destination that each client requests.
     Asked(Terms),
-    /// Each to where a wrapped program does ([`super::calls`]); nobody else comes.
+    /// Destination that a wrapped program connects to ([`super::calls`]); no other clients are
+    /// accepted.
     Called,
 }
 
-/// Who may say so, how, and where to: an open proxy is somebody else's weapon.
+/// Clients that may request a destination, the protocols, and the permitted destinations. An
+/// open proxy would be abused for attacks on others.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// What is understood.
+    /// Protocols that are accepted.
     pub languages: Languages,
-    /// The name and password that clients must know.
+    /// Name and password that clients must present.
     pub secret: Secret,
-    /// Clients' addresses.
+    /// Permitted client addresses.
     pub from: Vec<IpNet>,
-    /// Servers' addresses.
+    /// Permitted server addresses.
     pub to: Vec<IpNet>,
 }
 
-/// A flow's second half, to be begun.
+/// Route of a flow's second half that is still to be begun.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// Where to; a name only through the tunnel.
+    /// Destination; a host name only where the tunnel or a handler accepts names.
     pub to: Address,
-    /// With which address, if not our own.
+    /// Local address, if not this host's own.
     pub from: Option<SocketAddr>,
-    /// That is its client's, who is elsewhere: it stands towards `to`, and to nobody else.
+    /// `from` is the spoofed address of a client on another host; valid only towards `to`.
     pub keeps_client: bool,
-    /// Who it is for.
+    /// Source address that the flow is carried for.
     pub source: SocketAddr,
-    /// What the hop is told, if it goes by one.
+    /// Addresses to send to the hop, if the flow goes by one.
     pub told: Option<Addresses>,
-    /// What the option of the client's SYN tells a hop further on.
+    /// Addresses from the option of the client's SYN, to be passed to a hop further on.
     pub carries: Option<Addresses>,
-    /// How it goes on.
+    /// Onward route.
     pub by: Onward,
-    /// The handlers that it passes, if any.
+    /// Handlers that the flow passes, if any.
     pub handlers: Option<Factories>,
-    /// Its client comes from the same handlers elsewhere.
+    /// The client comes from the same handlers at another host; this is their accepting side.
     pub accepts: bool,
-    /// Its client's end is no connection, and cannot be spliced.
+    /// The client's end is no connection and cannot be spliced.
     pub copied: bool,
-    /// Bits a second that the kernel lets pass each way, if there is a limit.
+    /// Rate limit of the kernel each way, in bits a second, if any.
     pub rate: Option<u64>,
-    /// How its connection is set up for a long link, if it crosses it.
+    /// Long-haul socket settings, if the connection crosses the long link.
     pub haul: Option<LongHaul>,
 }
 
 impl Target {
-    /// Whether a running proxy can take up `other` instead.
+    /// Returns whether a running proxy can switch to `other` without a restart.
     pub fn is_alike(&self, other: &Target) -> bool {
         match (self, other) {
             (Target::Fixed(_), Target::Fixed(_)) | (Target::Meant { .. }, Target::Meant { .. }) => {
@@ -87,7 +89,7 @@ impl Target {
         }
     }
 
-    /// Where the flow that `tuple` names goes in the end, or the one that was `told` of.
+    /// Final destination of the flow that `tuple` names, or the one that `told` carries.
     pub fn destination(&self, tuple: &Tuple, told: Option<Addresses>) -> SocketAddr {
         match self {
             Target::Fixed(to) => *to,
@@ -95,22 +97,22 @@ impl Target {
         }
     }
 
-    /// Whether servers see clients' addresses.
+    /// Returns whether servers see clients' addresses.
     pub fn keeps_clients(&self) -> bool {
         matches!(self, Target::Meant { keep_client: true, .. })
     }
 
-    /// Whether sockets take other hosts' addresses.
+    /// Returns whether sockets use other hosts' addresses (transparent proxy).
     pub fn is_transparent(&self) -> bool {
         matches!(self, Target::Meant { .. })
     }
 
-    /// Whether a SYN may tell where its flow goes.
+    /// Returns whether a SYN may carry the destination of its flow.
     pub fn is_in_the_syn(&self) -> bool {
         !matches!(self, Target::Asked(terms) if !terms.languages.option)
     }
 
-    /// Whether options in SYNs matter: they may tell where to, or are for a hop further on.
+    /// Returns whether options in SYNs are used: for the destination, or for a hop further on.
     pub fn heeds_options(&self) -> bool {
         match self {
             Target::Fixed(_) | Target::Called => false,
@@ -119,7 +121,7 @@ impl Target {
         }
     }
 
-    /// What `syn` tells, as far as it is heeded.
+    /// Addresses that `syn` carries, if this target uses them.
     pub fn told(&self, syn: &Syn) -> Option<Addresses> {
         match self {
             Target::Asked(Terms { languages, .. }) => match syn.hop {
@@ -131,7 +133,8 @@ impl Target {
         }
     }
 
-    /// How the flow that `tuple` names goes on, or the one that was `told` of; `None` if it may not.
+    /// Route of the flow that `tuple` names, or that `told` describes; `None` if it is not
+    /// permitted.
     pub fn route(
         &self,
         tuple: &Tuple,
@@ -141,16 +144,18 @@ impl Target {
         match self {
             Target::Called => None,
             Target::Fixed(to) => Route::by(policies, tuple.client, *to, None),
-            // Nothing passes this machine from itself to itself: it would be our own connection,
-            // and so would the one that it asks for.
+            // No connection passes this machine from itself to itself: it would be the proxy's
+            // own, and so would be the one begun for it.
             Target::Meant { .. } if tuple.client.ip() == tuple.to.ip() => None,
-            // What goes to this machine does not pass it. Its SYNs are seen all the same, and clients may come to
-            // our own listener: with the client's address its second half would come back.
+            // Connections to this machine do not pass it. Their SYNs are seen all the same, and
+            // clients may connect to the proxy's own listener: with the client's address, the
+            // second half would come back to it.
             Target::Meant { .. } if is_here(tuple.to) => None,
             Target::Meant { keep_client, .. } => {
                 let from = keep_client.then_some(tuple.client);
                 let route = Route::by(policies, tuple.client, tuple.to, from)?;
-                // What a hop further on is told goes on with the flow, unless that is bent here.
+                // Addresses for a hop further on travel with the flow, unless a hop is chosen
+                // here.
                 let carries = told.filter(|_| route.by.hop().is_none());
                 Some(Route { carries, keeps_client: route.from.is_some(), ..route })
             }
@@ -164,9 +169,10 @@ impl Target {
 }
 
 impl Route {
-    /// The way of `client` to `to`, with the address `from` if that is given; by a hop, which is told
-    /// both, if a policy wants it. `None` if it may not: nobody may go to no address in particular, which
-    /// the kernel takes for this machine, past rules about its addresses.
+    /// Route of `client` to `to`, from the local address `from` if given; by a hop, which is
+    /// sent both addresses, if a policy says so. `None` if not permitted. The unspecified
+    /// address is never permitted: the kernel takes it for this machine, past rules about this
+    /// machine's addresses.
     pub fn by(
         policies: &Policies,
         client: SocketAddr,
@@ -189,7 +195,7 @@ impl Route {
         })
     }
 
-    /// What `plan` says of a flow of `client` to where it goes.
+    /// Route of a flow of `client` to `to` according to `plan`, without a hop.
     fn straight(plan: &Plan, client: SocketAddr, to: Address) -> Route {
         Route {
             to,
@@ -207,8 +213,8 @@ impl Route {
         }
     }
 
-    /// The way of `client` to the host of this name, if nobody here has to know its address; `None`: it
-    /// must be looked up. `Err`: it may not, whatever its address is.
+    /// Route of `client` to the host `name`, if no policy here depends on its address; `None`
+    /// if the name must be resolved first. `Err` if not permitted, whatever its address is.
     pub fn by_name(
         policies: &Policies,
         client: SocketAddr,
@@ -232,12 +238,12 @@ impl Route {
 }
 
 impl Terms {
-    /// Whether a client of this address may ask.
+    /// Returns whether a client with this address may request a destination.
     pub fn may_ask(&self, client: IpAddr) -> bool {
         holds(&self.from, client)
     }
 
-    /// Whether it may go there.
+    /// Returns whether a client may go to `to`.
     pub fn may_go(&self, to: IpAddr) -> bool {
         holds(&self.to, to)
     }
@@ -254,10 +260,10 @@ impl fmt::Display for Target {
     }
 }
 
-/// Whether this is an address of this machine's: what goes there comes from there.
+/// Returns whether `to` is an address of this machine: connections to it come from it too.
 pub fn is_here(to: SocketAddr) -> bool {
     thread_local! {
-        /// One a thread: answers must not meet another thread's questions.
+        /// Separate for each thread: answers must not reach another thread's query.
         static HERE: Option<Here> = Here::new().ok();
     }
     let ip = to.ip().to_canonical();
@@ -265,7 +271,7 @@ pub fn is_here(to: SocketAddr) -> bool {
     ip.is_loopback() || HERE.with(|here| here.as_ref().is_some_and(has))
 }
 
-/// What an error of a connection means to whoever asked for it.
+/// Failure that a connection error is reported as.
 pub fn failure(error: &io::Error) -> Failure {
     if let Some(number) = error.raw_os_error()
         && [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error).contains(&number)
@@ -281,7 +287,7 @@ pub fn failure(error: &io::Error) -> Failure {
     }
 }
 
-/// The error that means [`failure`].
+/// Error of the kind that [`failure`] maps back to `failure`.
 pub fn error_of(failure: Failure) -> io::Error {
     let kind = match failure {
         Failure::Refused => io::ErrorKind::ConnectionRefused,

@@ -1,4 +1,4 @@
-//! How the next hop is told where a flow comes from and goes to.
+//! Hop signalling: passes a flow's source and destination to the next hop.
 //!
 //! ```text
 //!   option      a TCP option in the SYN: the hop can go on at once       IPv4, and a BPF program
@@ -27,7 +27,7 @@ use super::trickles;
 use super::tunnels::Outlet;
 use super::tunnels::settings::TunnelName;
 
-/// Ways to tell it.
+/// Forms of hop signalling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Tell {
     /// A TCP option in the SYN; IPv6 addresses do not fit into it and go as by proxy-tfo
@@ -38,28 +38,29 @@ pub enum Tell {
     ProxyTfo,
 }
 
-/// Begins connections, and tells the hops among them.
+/// Begins connections, with signalling for hops.
 #[derive(Debug)]
 pub struct Teller {
-    /// What was said; without it the option where it can go, and otherwise the SYN's data.
+    /// Configured form; without one, the option where it can be sent, otherwise the SYN's data.
     tell: Option<Tell>,
-    /// The ways into tunnels, by their names.
+    /// Outlets into tunnels, by tunnel name.
     pub outlets: HashMap<TunnelName, Outlet>,
-    /// The ways out by Trickles.
+    /// Outlets by Trickles.
     pub trickles: trickles::Outlets,
-    /// What is agreed on with far ends, if anything is.
+    /// Negotiation with far ends, if there is one.
     pub agreeing: Option<Arc<Agreeing>>,
-    /// Who carries what goes on from here, if that is not the kernel.
+    /// Parent master that carries outbound flows, instead of the kernel.
     pub below: Option<Arc<dyn Below>>,
-    /// What writes options, once it was needed; nothing if it cannot be had.
+    /// BPF program that writes options, loaded on first use; `None` inside if it cannot be
+    /// loaded.
     program: OnceCell<Option<SynOption>>,
 }
 
 impl Teller {
-    /// That tells hops as `tell` says.
+    /// Returns a teller for this form of signalling.
     ///
     /// # Errors
-    /// It is to write options, and cannot.
+    /// Options are required and cannot be written.
     pub fn new(tell: Option<Tell>, policies: &Policies) -> Result<Teller> {
         let (outlets, program) = (HashMap::new(), OnceCell::new());
         let trickles = trickles::Outlets::default();
@@ -68,10 +69,10 @@ impl Teller {
         Ok(teller)
     }
 
-    /// Readies it for the hops of `policies`.
+    /// Prepares signalling for the hops of `policies`.
     ///
     /// # Errors
-    /// It is to write options, and cannot; it tells them in another way.
+    /// Options are required and cannot be written; another form is used.
     pub fn prepare(&self, policies: &Policies) -> Result<()> {
         let wanted = matches!(self.tell, None | Some(Tell::Option)) && policies.have_hops();
         if wanted && self.program().is_none() && self.tell.is_some() {
@@ -80,7 +81,8 @@ impl Teller {
         Ok(())
     }
 
-    /// Begins to connect to `to`, and tells it `told`; what is still to be said before all else.
+    /// Begins a connection to `to`, signalling `told`. Also returns the bytes to send as
+    /// preface.
     pub fn connect(
         &self,
         to: SocketAddr,
@@ -108,8 +110,8 @@ impl Teller {
         Ok((stream, header))
     }
 
-    /// Begins to connect to `to` with the option that the client's SYN had, which is for a hop further
-    /// on: whatever was said of how to tell, that one waits for an option.
+    /// Begins a connection to `to` with the option of the client's SYN, which is for a hop
+    /// further on. That hop waits for an option, whatever form is configured here.
     pub fn carry(
         &self,
         to: SocketAddr,

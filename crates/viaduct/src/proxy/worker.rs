@@ -1,4 +1,4 @@
-//! The loop that drives all flows of a proxy, in one thread.
+//! Event loop that drives all flows of a proxy, in one thread.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -41,36 +41,37 @@ use crate::access_log::AccessLog;
 
 /// Events taken from the kernel at once.
 const EVENTS: usize = 1024;
-/// How often deadlines are looked at: they are seconds long.
+/// Interval of deadline checks: deadlines are seconds long.
 pub(super) const SWEEP: Duration = Duration::from_millis(500);
-/// Bytes read at once where they cannot be spliced.
+/// Size of the read buffer, in bytes, for data that cannot be spliced.
 const SCRATCH: usize = 64 << 10;
-/// Things taken from one source in a turn: SYNs, orders, names. What is left waits until the flows have had
-/// their turn, so that a flood does not stop them.
+/// Items taken from one source in a turn: SYNs, commands, resolved names. The rest waits until
+/// the flows have had their turn, so that a flood does not stop them.
 pub(super) const MAX_READS: usize = 256;
-/// Time in a turn for SYNs, whose verdicts may take the kernel long.
+/// Time limit for SYNs in a turn: their verdicts may take the kernel long.
 const SYN_TURN: Duration = Duration::from_millis(1);
-/// Flows driven in a turn because their time has come.
+/// Flows driven in a turn because of their alarms.
 const MAX_ALARMS: usize = 4096;
 const SYNS: Token = Token(usize::MAX - 1);
-/// The loop's one waker: for orders, and for the resolver's answers.
+/// Token of the loop's one waker: for commands, and for the resolver's answers.
 const WAKER: Token = Token(usize::MAX - 2);
 const TRICKLES: Token = Token(usize::MAX - 4);
 /// Listeners' tokens end here and grow downwards; flows' grow upwards from 0, two each.
 const LISTENERS: usize = usize::MAX - 5;
 
-/// Sources that have more than was taken from them in their turn.
+/// Sources with items left after their turn.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     pub(super) syns: bool,
     pub(super) orders: bool,
     pub(super) names: bool,
-    /// By number.
+    /// Listeners, by number.
     pub(super) listeners: BTreeSet<usize>,
-    /// Connections to programs. One may be of another flow here, whose program is told first that it is connected:
-    /// the kernel has told of that before, which is read by now.
+    /// Connections to programs. Such a connection may be the far side of another flow of this
+    /// loop, whose program must be told first that it is connected: that event came earlier and
+    /// is handled by now.
     pub(super) arrivals: Vec<Arrival>,
-    /// Flows whose time has come were left.
+    /// Flows with a due alarm are left.
     alarms: bool,
 }
 
@@ -82,19 +83,19 @@ impl Backlog {
     }
 }
 
-/// Bound of what is read in one turn.
+/// Limit of reads in one turn.
 pub(super) struct Budget {
     left: usize,
     until: Instant,
 }
 
 impl Budget {
-    /// From now on.
+    /// Starts a budget now.
     pub(super) fn begin() -> Budget {
         Budget { left: MAX_READS, until: time() + SYN_TURN }
     }
 
-    /// Takes one read from it; false if none is left.
+    /// Takes one read from the budget; false if none is left.
     pub(super) fn take(&mut self) -> bool {
         let is_left = self.left > 0 && (!self.left.is_multiple_of(8) || time() < self.until);
         self.left = self.left.saturating_sub(1);
@@ -102,53 +103,54 @@ impl Budget {
     }
 }
 
-/// The loop's state.
+/// State of the event loop.
 pub struct Worker {
     poll: Poll,
     pub(super) listeners: Vec<TcpListener>,
     pub(super) tap: Option<SynTap>,
     pub(super) holding: Option<Holding>,
     pub(super) early: Early<Started>,
-    /// Programs that wait for the far end of their flow.
+    /// Pending connects of programs, by flow.
     pub(super) calls: HashMap<usize, Box<dyn Held>>,
-    /// Programs that are connected to when the handlers of a flow to them let it.
+    /// Programs to connect to once the handlers of their flow accept it.
     pub(super) programs: HashMap<usize, Box<dyn Program>>,
     /// Programs that know of their handlers.
     pub(super) aware: Aware,
     /// Keys that flows have claimed, for connections that name them.
     pub(super) claims: HashMap<Vec<u8>, usize>,
     pub(super) flows: Flows,
-    /// Flows that have more to move, after the others had their turn.
+    /// Flows with more to move, after the others had their turn.
     pub(super) again: Vec<usize>,
     pub(super) resolver: Option<Resolver>,
     pub(super) tunnels: Option<Tunnels>,
-    /// Where flows go on by Trickles.
+    /// Ports of flows that go on by Trickles.
     pub(super) trickles: Trickles,
     pub(super) target: Target,
     pub(super) policies: Policies,
     pub(super) options: TcpOptions,
     pub(super) teller: Teller,
     pub(super) limits: Limits,
-    /// What leads clients here, if not their own will.
+    /// State of the rules that divert clients to this proxy, if there are any.
     pub(super) interception: Arc<Interception>,
     pub(super) stats: ProxyStats,
     pub(super) access_log: AccessLog,
     pub(super) orders: mpsc::Receiver<Order>,
-    /// The way here, for whoever has something to say later.
+    /// Sender of commands to this loop, for results that come later.
     pub(super) own: ToWorker,
     pub(super) unread: Backlog,
-    /// The log knows that clients cannot be accepted.
+    /// The log has been told that clients cannot be accepted.
     pub(super) complained: bool,
-    /// When it had a flow last.
+    /// Time at which a flow was last open.
     busy: Instant,
-    /// When to end, if it was asked to.
+    /// Time at which to end, once asked to.
     pub(super) deadline: Option<Instant>,
-    /// When to close the listeners, if it was.
+    /// Time at which to close the listeners, once asked to end.
     pub(super) doors_close: Option<Instant>,
 }
 
 impl Worker {
-    /// Behind these doors, where nothing is accepted yet; and the way to tell it what to do.
+    /// Returns a worker for these listeners, which accepts nothing yet, and the sender of its
+    /// commands.
     pub fn new(
         settings: &Settings,
         doors: Doors,
@@ -160,7 +162,7 @@ impl Worker {
         let (send, orders) = mpsc::channel();
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let to_worker = ToWorker::new(send, waker.clone());
-        // Sessions of tunnels may name their servers whatever else comes here.
+        // Sessions of tunnels may name their servers by host name, whatever the target is.
         let arrive = settings.tunnels.as_ref().is_some_and(|of| of.listen.is_some());
         let resolver = match target {
             Target::Fixed(_) | Target::Meant { .. } | Target::Called if !arrive => None,
@@ -172,7 +174,7 @@ impl Worker {
             Syns::Unseen => (None, None),
             Syns::Tap(tap) => (Some(tap), None),
             Syns::Queue(queue) => {
-                // Its client comes after its server has answered.
+                // The client comes after its server has answered.
                 wait += limits.connect;
                 (None, Some(Holding::new(queue)))
             }
@@ -194,7 +196,7 @@ impl Worker {
         teller.agreeing.clone_from(&settings.agreeing);
         teller.below.clone_from(&settings.below);
         teller.outlets = tunnels.as_ref().map(Tunnels::outlets).unwrap_or_default();
-        // Of several loops each has rules of its own.
+        // With several loops, each has rules of its own.
         let name = match settings.workers {
             1 => settings.name.clone(),
             _ => format!("{}_{}", settings.name, doors.number),
@@ -240,7 +242,7 @@ impl Worker {
         Ok((worker, to_worker))
     }
 
-    /// Runs until it is told to end.
+    /// Runs until told to end.
     pub fn run(mut self) -> Result<()> {
         let ended = self.turn_until_over();
         self.log_cut(time());
@@ -252,7 +254,7 @@ impl Worker {
         let (mut sweep_at, mut spin) = (time() + SWEEP, Spin::default());
         loop {
             let wait = self.wait().min(sweep_at.since(time()));
-            // Without flows there is nobody who might answer at once.
+            // Without flows no peer can answer soon.
             let look = if self.flows.is_empty() { Duration::ZERO } else { self.limits.spin };
             match spin.poll(&mut self.poll, &mut events, wait, look) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
@@ -260,7 +262,8 @@ impl Worker {
                 }
                 _ => {}
             }
-            // A turn may take milliseconds, and paths are measured to less: each step has its own time.
+            // A turn may take milliseconds, and paths are measured more finely: each step has
+            // its own time.
             let unread = std::mem::take(&mut self.unread);
             for event in &events {
                 self.handle(event, time());
@@ -289,7 +292,7 @@ impl Worker {
         }
     }
 
-    /// Takes more from sources that had more than they were allowed before.
+    /// Takes further items from sources with some left.
     fn read_on(&mut self, unread: Backlog) {
         for arrival in unread.arrivals {
             self.arrive(arrival, time());
@@ -308,7 +311,7 @@ impl Worker {
         }
     }
 
-    /// Drives flows whose time has come.
+    /// Drives flows whose alarm is due.
     fn wake_due(&mut self, now: Instant) {
         for _ in 0..MAX_ALARMS {
             let Some(key) = self.flows.poll_alarm(now) else { return };
@@ -317,7 +320,7 @@ impl Worker {
         self.unread.alarms = true;
     }
 
-    /// Whether it has been without a flow for so long that it shall end.
+    /// Returns whether the loop has been without a flow for long enough to end.
     fn is_idle(&mut self, now: Instant) -> bool {
         if !self.flows.is_empty() {
             self.busy = now;
@@ -325,7 +328,7 @@ impl Worker {
         self.limits.idle_exit.is_some_and(|after| now.since(self.busy) >= after)
     }
 
-    /// How long the loop may sleep.
+    /// Time for which the loop may sleep.
     fn wait(&mut self) -> Duration {
         if !self.unread.is_empty()
             || !self.again.is_empty()
@@ -340,7 +343,7 @@ impl Worker {
         next.into_iter().chain(self.trickles.poll_timeout(now)).min().unwrap_or(SWEEP)
     }
 
-    /// A further connection of a flow is ready.
+    /// Handles the readiness of a further connection of a flow.
     fn drive_wire(&mut self, token: usize, event: &Event, now: Instant) {
         let Some((key, id)) = self.flows.wire(token) else { return };
         let (readable, writable) = readiness(event);
@@ -350,7 +353,7 @@ impl Worker {
             }
             through.wire_ready(id, readable, writable);
         }
-        // Nothing is said of its ends.
+        // The flow's own ends are not reported ready.
         self.drive(key, End::Client, false, false, now);
     }
 
@@ -361,7 +364,7 @@ impl Worker {
                 self.obey(now);
                 self.read_answers(now);
             }
-            // What has come is taken when all else is done.
+            // Received packets are handled at the end of the turn.
             TRICKLES => {}
             Token(n) if (FIRST_WIRE..FIRST_TOKEN).contains(&n) => self.drive_wire(n, event, now),
             Token(n) if (FIRST_TOKEN..=LISTENERS - self.listeners.len()).contains(&n) => {
@@ -391,7 +394,7 @@ impl Worker {
     }
 }
 
-/// Whether an end can be read, and written; an error is found by either.
+/// Returns whether an end is readable, and writable; either finds an error.
 fn readiness(event: &Event) -> (bool, bool) {
     (
         event.is_readable() || event.is_read_closed() || event.is_error(),
@@ -399,7 +402,7 @@ fn readiness(event: &Event) -> (bool, bool) {
     )
 }
 
-/// What the clock says.
+/// Current time of the monotonic clock.
 pub(super) fn time() -> Instant {
     Instant::from_nanos(clock::now())
 }

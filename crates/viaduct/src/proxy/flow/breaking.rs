@@ -1,6 +1,7 @@
-//! How a flow breaks: what the end that broke has said before still comes to the other end, which is reset behind it.
-//! So ends a server that answers and closes, with more of a request on its way: its answer is not to be lost. Bytes for
-//! the end that broke are nothing to wait for: without any for the other the reset goes on at once.
+//! End of a flow with a broken end. Bytes received from the broken end are still delivered to
+//! the other end, which is then reset. A server that answers and closes while more of a request
+//! is on its way ends like this: its answer must not be lost. Bytes for the broken end are not
+//! waited for: if there are none for the other end, the reset follows at once.
 
 use std::io;
 use std::time::Duration;
@@ -11,30 +12,30 @@ use super::{End, Flow, Middle, Moved, Shared, Stage};
 use crate::proxy::leg::Leg;
 use crate::proxy::target::error_of;
 
-/// The other end is reset when it has taken nothing of it for so long.
+/// Time without progress after which the other end is reset.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often is looked whether it has taken all.
+/// Interval of checks whether the other end has taken all bytes.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What is known of a flow that breaks.
+/// State of a flow with a broken end.
 #[derive(Debug)]
 pub(super) struct Breaking {
     error: io::Error,
-    /// The end that broke, as far as is known.
+    /// End that broke, if known.
     end: Option<End>,
     /// Bytes that the other end has not taken.
     left: u64,
-    /// When it took some.
+    /// Time of the last progress.
     since: Instant,
-    /// When to look again.
+    /// Time of the next check.
     pub(super) look: Instant,
 }
 
 impl Flow {
-    /// It breaks from now on, for this reason.
+    /// Puts the flow into this state, for this reason.
     pub(super) fn breaks(&mut self, error: io::Error, now: Instant) {
         let end = match &mut self.middle {
-            // It may have broken before there was anything to move.
+            // The end may have broken before there was anything to move.
             Middle::Relay(relay) => {
                 if let Some(end) = self.broken_end {
                     relay.set_broken(end);
@@ -49,7 +50,7 @@ impl Flow {
         self.breaking = Some(Breaking { error, end, left: u64::MAX, since: now, look: now });
     }
 
-    /// Whether its handlers have given up, though it was there.
+    /// Error of the handlers, if they gave up after the flow was established.
     pub(super) fn given_up(&self) -> Option<io::Error> {
         match self.stage() {
             Stage::Failed(why) if self.risen => Some(error_of(why)),
@@ -57,7 +58,8 @@ impl Flow {
         }
     }
 
-    /// Moves on what the end that broke has said. `Err`: the other end has it, or takes none of it.
+    /// Delivers the remaining bytes of the broken end. `Err`: the other end has them all, or
+    /// takes none.
     pub(super) fn last_words(
         &mut self,
         shared: &mut Shared,
@@ -83,7 +85,8 @@ impl Flow {
         Ok(moved)
     }
 
-    /// Has its handlers tell the other end, though what they hold does not move; whether they are still to.
+    /// Has the handlers abort towards the other end, whose bytes make no progress; returns
+    /// whether that is still under way.
     fn aborts(&mut self, now: Instant) -> bool {
         match &mut self.middle {
             Middle::Through(through) => through.abort(now),
@@ -91,13 +94,13 @@ impl Flow {
         }
     }
 
-    /// Bytes that are left of it, here and on their way.
+    /// Bytes that remain undelivered, here and in flight.
     fn say_last(&mut self, shared: &mut Shared, moved: &mut Moved, now: Instant) -> u64 {
         if !self.connected {
             return 0;
         }
         let broken = self.breaking.as_ref().and_then(|breaking| breaking.end);
-        // What goes to the other end before all else comes first now, too.
+        // Preface bytes for the other end still come first.
         let living: &[End] = match broken {
             Some(End::Client) => &[End::Server],
             Some(End::Server) => &[End::Client],

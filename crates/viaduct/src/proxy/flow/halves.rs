@@ -1,4 +1,4 @@
-//! How the halves of a flow come about: its server's, and its client's where that comes later.
+//! Setup of a flow's halves: the server's, and the client's where that comes later.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,7 +16,8 @@ use crate::proxy::target::failure;
 use crate::proxy::through::Stage;
 
 impl Flow {
-    /// Its second half has begun: what the client said behind that is the server's.
+    /// Sets the begun second half. Bytes that the client sent behind its request go to the
+    /// server.
     pub fn set_server(&mut self, begun: Begun, now: Instant) {
         let Begun { server, middle, undecided, first, to, from, by, rate } = begun;
         let urgent = self.client_is_urgent();
@@ -38,13 +39,13 @@ impl Flow {
         self.wake_client(urgent);
     }
 
-    /// Addresses to go to where the first does not answer.
+    /// Sets the addresses to try if the first one does not answer.
     pub fn set_others(&mut self, others: VecDeque<SocketAddr>) {
         self.others = others;
     }
 
-    /// The next of them, where it may still go there: its server has not answered, and nothing that its client has said
-    /// went elsewhere.
+    /// Next address to try. `None` unless the server has not answered and the client's bytes
+    /// have gone nowhere else.
     pub fn next_address(&mut self) -> Option<SocketAddr> {
         let stays = matches!((&self.middle, &self.by), (Middle::Relay(_), Onward::Direct));
         let next = self.others.pop_front().filter(|_| stays && !self.connected)?;
@@ -57,7 +58,7 @@ impl Flow {
         Some(next)
     }
 
-    /// Whether the loop has said that the client sends an urgent byte. It does not say so twice.
+    /// Returns whether the client has an urgent byte pending. The loop reports it only once.
     fn client_is_urgent(&self) -> bool {
         matches!(&self.middle, Middle::Relay(relay) if relay.is_urgent(End::Client))
     }
@@ -69,7 +70,8 @@ impl Flow {
         }
     }
 
-    /// Takes over the second half of a flow without a client. Its own client awaits no answer.
+    /// Takes over the second half of a flow without a client. This flow's client awaits no
+    /// answer.
     pub fn adopt(&mut self, early: Flow, now: Instant) {
         let Flow { legs: [_, server], first: [_, first], middle, undecided, .. } = early;
         let Flow { to, from, by, rate, .. } = early;
@@ -79,14 +81,14 @@ impl Flow {
         self.answered();
     }
 
-    /// The client's connection is there.
+    /// Sets the client's connection.
     pub fn set_client(&mut self, client: Leg, now: Instant) {
         (self.legs[0], self.moved) = (Some(client), now);
         self.pace();
         self.ready(End::Client, true, true);
     }
 
-    /// Has the kernel send no faster than it may.
+    /// Sets the kernel's pacing rate.
     fn pace(&self) {
         let Some(bits) = self.rate else { return };
         for stream in self.legs.iter().flatten().filter_map(Leg::tcp) {
@@ -96,8 +98,8 @@ impl Flow {
         }
     }
 
-    /// Its server is to be reached by `server`, over the kernel's TCP; what it has not heard, though it was
-    /// said, is said there first.
+    /// Goes on to `server` over the kernel's TCP; bytes written to the server before that it
+    /// has not received are sent there first.
     pub fn go_plain(&mut self, server: Leg) {
         self.liveness[1] = Liveness::New;
         if let Some(Leg::Trickles(trickle)) = self.legs[1].replace(server) {
@@ -109,7 +111,7 @@ impl Flow {
         self.pace();
     }
 
-    /// The far end is there: what stands between may depend on what it has said.
+    /// Settles the middle after the far end is connected: it may depend on the negotiation.
     fn decide(&mut self, now: Instant) -> io::Result<()> {
         let (Some(server), true) = (&self.legs[1], self.connected) else { return Ok(()) };
         let Some(undecided) = self.undecided.take() else { return Ok(()) };
@@ -117,7 +119,7 @@ impl Flow {
         self.middle = undecided.decide(server, now)?;
         match &mut self.middle {
             Middle::Through(through) if through.is_guest() => {
-                // Its handlers may want a connection to there for several flows: this one.
+                // The handlers may want this connection for several flows, this one among them.
                 self.spare = self.legs[1].replace(Leg::Elsewhere);
                 self.connected = false;
             }
@@ -129,7 +131,8 @@ impl Flow {
         Ok(())
     }
 
-    /// The server's end may have come about. `Err`: it will not, and nobody knows another way.
+    /// Checks whether the server's end is connected. `Err`: it failed, and the handlers have no
+    /// alternative.
     pub fn check_connected(&mut self, now: Instant) -> io::Result<()> {
         let Some(server) = &self.legs[1] else { return Ok(()) };
         let through = match &mut self.middle {
@@ -156,17 +159,18 @@ impl Flow {
         Ok(())
     }
 
-    /// The program's connection is on its way.
+    /// Sets the program's connection, which is still being made.
     pub fn set_coming(&mut self, client: Leg, now: Instant) {
         (self.coming, self.moved) = (Some(client), now);
     }
 
-    /// Whether one is.
+    /// Returns whether a program's connection is being made.
     pub fn is_coming(&self) -> bool {
         self.coming.is_some()
     }
 
-    /// Whether it has come: then it is the client. `Err`: it will not.
+    /// Checks whether the program's connection is made; it then becomes the client's end.
+    /// `Err`: it failed.
     pub fn check_coming(&mut self, now: Instant) -> io::Result<()> {
         if let Some(client) = &self.coming
             && client.check_connected()?

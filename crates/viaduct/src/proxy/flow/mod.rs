@@ -1,13 +1,13 @@
-//! A flow: the client's end, the one that goes on, and what stands between them.
+//! A flow: its two ends, and the relay or handler chain between them.
 //!
 //! | file | |
 //! |---|---|
-//! | here | what it is made of, and what is asked of it |
-//! | `beginning` | how it begins |
-//! | `halves` | how its halves come about |
-//! | `words` | what is said before all else |
-//! | `moving` | how bytes move, and how it ends |
-//! | `breaking` | what is still said when an end broke |
+//! | here | the parts of a flow, and queries about it |
+//! | `beginning` | constructors |
+//! | `halves` | how the client's end and the server's end come about |
+//! | `words` | the preface: bytes exchanged before the payload |
+//! | `moving` | payload transfer, and the end of a flow |
+//! | `breaking` | delivery of the remaining bytes after one end broke |
 
 mod beginning;
 mod breaking;
@@ -36,14 +36,14 @@ use super::pipes::Pipes;
 use super::relay::Relay;
 use super::through::{Stage, Through};
 
-/// Which end of a flow.
+/// End of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Client = 0,
     Server = 1,
 }
 
-/// What stands between the two ends.
+/// Relay or handler chain between the two ends.
 #[derive(Debug)]
 pub enum Middle {
     /// Nothing: two connections are spliced.
@@ -52,154 +52,156 @@ pub enum Middle {
     Through(Box<Through>),
 }
 
-/// What all flows of a loop share.
+/// State that all flows of an event loop share.
 #[derive(Debug)]
 pub struct Shared {
     /// Pipes that no flow uses now.
     pub pipes: Pipes,
-    /// Where bytes are read to.
+    /// Read buffer.
     pub scratch: Box<[u8]>,
 }
 
-/// A flow. Its client is missing while it is early, its server while the client says where to.
+/// A flow. The client's end is missing on an early connection; the server's end is missing
+/// until the client has named its destination.
 #[derive(Debug)]
 pub struct Flow {
-    /// The client, the server.
+    /// Ends: the client's, the server's.
     legs: [Option<Leg>; 2],
-    /// What goes to each end before all else.
+    /// Preface bytes to send to each end before any payload.
     first: [Vec<u8>; 2],
-    /// Nothing follows what goes to the server before all else.
+    /// End of stream follows the server's preface: no payload comes after it.
     shuts: bool,
     asked: Option<Asked>,
-    /// Who it is for.
+    /// Source address that the flow is carried for.
     source: SocketAddr,
-    /// Where its second half goes, when it was begun.
+    /// Destination of the second half, once that has begun.
     to: Option<Address>,
-    /// The address that it begins at, if not our own.
+    /// Local address to connect from, if not this host's own.
     from: Option<SocketAddr>,
-    /// Tells it from a later flow of the same number.
+    /// Generation number: distinguishes this flow from a later one with the same key.
     pub id: u64,
-    /// Further addresses of the name that its client has said.
+    /// Remaining addresses of the host name that the client requested.
     others: VecDeque<SocketAddr>,
-    /// How it goes on.
+    /// Onward route: direct, by a hop, through a tunnel or by Trickles.
     by: Onward,
     connected: bool,
-    /// A program's connection that is still on its way: it becomes the client.
+    /// A program's connection that is still being made; it becomes the client's end.
     coming: Option<Leg>,
-    /// Further connections of its handlers, by the loop's numbers.
+    /// Further connections of the flow's handlers, by the loop's key.
     pub wires: Vec<(usize, BottomId)>,
-    /// What waits for its second half has heard of it.
+    /// The waiting party (client or program) has been told that the second half is established.
     risen: bool,
-    /// Its ends are reset when they are closed, unless they have ended well: so they are when this
-    /// process is killed.
+    /// The ends are reset on close unless the flow ended well; this also holds if this process
+    /// is killed.
     breaks: bool,
-    /// Both ends have been there.
+    /// Both ends have been present.
     opened: bool,
-    /// Why there will be no server, if that is so.
+    /// Reason why the server cannot be reached, if so.
     broken: Option<Failure>,
-    /// The end that broke, where what stands between does not know.
+    /// End that broke, where the middle does not know it.
     broken_end: Option<End>,
-    /// One of its ends broke, and the other has not yet all that it said.
+    /// Set if an end broke and the other has not received all of its bytes yet.
     breaking: Option<Breaking>,
     middle: Middle,
-    /// What stands between its ends is agreed on with the far end.
+    /// The middle still has to be negotiated with the far end.
     undecided: Option<Undecided>,
-    /// Its connection, which it does not need: its handlers go over one of several flows.
+    /// The flow's own connection, left unused: its handlers share another flow's connection.
     spare: Option<Leg>,
-    /// Bits a second each way, at most.
+    /// Rate limit each way, in bits a second.
     rate: Option<u64>,
-    /// Bytes that the client said behind where it wants to go, until they are counted.
+    /// Payload bytes that the client sent right behind its request, not counted yet.
     behind: u64,
-    /// Whether the loop is told when the client has room.
+    /// True if the loop reports room in the client's send buffer.
     room_watched: bool,
-    /// What its program has set on its own end.
+    /// Socket options that the program has set on its own end.
     pub mirrored: Mirrored,
-    /// What is known of the peers of its two ends.
+    /// Liveness of the peers at both ends.
     liveness: [Liveness; 2],
-    /// When its ends were last looked for.
+    /// Time of the last liveness check.
     pub looked: Option<Instant>,
-    /// For the access log.
+    /// Record for the access log.
     pub account: Account,
-    /// When its second half was begun.
+    /// Time at which the second half was begun.
     pub begun: Instant,
-    /// When it last moved, or began.
+    /// Time of the last transfer, or of the start.
     pub moved: Instant,
-    /// When the loop is to drive it, whatever happens.
+    /// Time at which the loop drives the flow even without an event.
     pub alarm: Option<Instant>,
 }
 
 /// A second half that was begun.
 #[derive(Debug)]
 pub struct Begun {
-    /// Its end.
+    /// The server's end.
     pub server: Leg,
-    /// What stands before it.
+    /// Relay or handler chain in front of it.
     pub middle: Middle,
-    /// That is agreed on with its far end, when it is there.
+    /// Set if the middle is negotiated with the far end once that is connected.
     pub undecided: Option<Undecided>,
-    /// What goes to it before all else.
+    /// Preface bytes for the server.
     pub first: Vec<u8>,
-    /// Where to.
+    /// Destination.
     pub to: Address,
-    /// From where, if not from our own address.
+    /// Local address, if not this host's own.
     pub from: Option<SocketAddr>,
-    /// How it goes on.
+    /// Onward route.
     pub by: Onward,
-    /// Bits a second each way, at most.
+    /// Rate limit each way, in bits a second.
     pub rate: Option<u64>,
 }
 
-/// What a client says of where it wants to go.
+/// Client's request: where it wants to go.
 #[derive(Debug)]
 pub struct Asked {
-    /// What it has said.
+    /// Parser of the request.
     pub preface: Preface,
-    /// Its connection.
+    /// Addresses of the client's connection.
     pub tuple: Tuple,
-    /// What it has said since.
+    /// Bytes received since.
     pub bytes: Vec<u8>,
-    /// Whether the connection was begun, and the client waits for the answer.
+    /// True if the connection was begun and the client waits for its result.
     pub begun: bool,
 }
 
-/// What a drive has done.
+/// Result of driving a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Bytes that passed from the client, and to it.
     pub bytes: [u64; 2],
     /// Both directions have ended.
     pub done: bool,
-    /// There is more to move, after the other flows had their turn.
+    /// More can be moved, after the other flows had their turn.
     pub more: bool,
 }
 
 impl Flow {
-    /// Who it is for.
+    /// Source address that the flow is carried for.
     pub fn source(&self) -> SocketAddr {
         self.source
     }
 
-    /// Who it is for, if a hop before this one has told.
+    /// Sets the source address, if a previous hop has named it.
     pub fn set_source(&mut self, source: Option<SocketAddr>) {
         self.source = source.unwrap_or(self.source);
     }
 
-    /// What its client says, while it has not said where to.
+    /// Client's request, until the client has named its destination.
     pub fn asked(&mut self) -> Option<&mut Asked> {
         self.asked.as_mut()
     }
 
-    /// The client has its answer: nothing is asked any more.
+    /// Clears the request: the client has received its answer.
     pub fn answered(&mut self) {
         self.asked = None;
     }
 
-    /// Its two ends, as far as they are there: the client, the server.
+    /// Ends that are present: the client's, the server's.
     pub fn legs(&mut self) -> [Option<&mut Leg>; 2] {
         self.legs.each_mut().map(Option::as_mut)
     }
 
-    /// What its far end, or whoever goes there for it, sees it come from.
+    /// Local address as the far end sees it, also if a handler or a tunnel connects in this
+    /// host's place.
     pub fn own_name(&mut self, now: Instant) -> Option<SocketAddr> {
         match &mut self.middle {
             Middle::Through(through) => through.own_name(now),
@@ -207,10 +209,10 @@ impl Flow {
         }
     }
 
-    /// Looks whether its ends are still there; for flows that last.
+    /// Checks whether the peers of the ends are still alive; for flows that last.
     pub fn look_for_ends(&mut self, silence: DeadPeerLimits, now: Instant) {
         self.looked = Some(now);
-        // The program has said itself when its far end is given up.
+        // The program itself has set when its far end is given up.
         let decided = self.mirrored.decides_liveness();
         for (end, (leg, liveness)) in self.legs.iter().zip(&mut self.liveness).enumerate() {
             if let Some(stream) = leg.as_ref().and_then(Leg::tcp)
@@ -226,7 +228,7 @@ impl Flow {
         }
     }
 
-    /// Has its connections to the network have what its program has set on its own end.
+    /// Applies the socket options of the program's own end to the connections to the network.
     pub fn mirror(&mut self, mirrored: Mirrored) {
         self.mirrored = mirrored;
         if let Some(stream) = self.legs[End::Server as usize].as_ref().and_then(Leg::tcp) {
@@ -237,98 +239,100 @@ impl Flow {
         }
     }
 
-    /// A connection to where it goes that it has no use for.
+    /// Takes the unused connection to the destination, for use by another flow.
     pub fn spare(&mut self) -> Option<(Address, Leg)> {
         self.to.clone().zip(self.spare.take())
     }
 
-    /// Whether the server has answered.
+    /// Returns whether the server has answered.
     pub fn is_connected(&self) -> bool {
         self.connected
     }
 
-    /// Whether both ends are there, for the first time.
+    /// Returns whether both ends are present; true only once.
     pub fn opens(&mut self) -> bool {
         let both = self.connected && self.has_client();
         both && !std::mem::replace(&mut self.opened, true)
     }
 
-    /// Whether its second half can be asked at any time whether it is there.
+    /// Returns whether the second half can be polled for its state at any time (tunnel
+    /// sessions, Trickles).
     pub fn may_be_asked(&self) -> bool {
         matches!(self.legs[1], Some(Leg::Session(_) | Leg::Trickles(_)))
     }
 
-    /// Why there will be no server, if that is so.
+    /// Reason why the server cannot be reached, if so.
     pub fn broken(&self) -> Option<Failure> {
         self.broken
     }
 
-    /// The server's answer was no, or there was none.
+    /// Records that the server refused or did not answer.
     pub fn set_broken(&mut self, why: Failure) {
         self.broken = Some(why);
     }
 
-    /// Where its second half goes, as people read it.
+    /// Destination of the second half, as text for people.
     pub fn destination(&self) -> String {
         self.to.as_ref().map_or_else(|| "nowhere yet".to_owned(), Address::to_string)
     }
 
-    /// The address that one more connection to `to` begins at, if not our own: that of its first one, where that
-    /// goes there too. Its port is that one's.
+    /// Local address for one more connection to `to`, if not this host's own: the address of
+    /// the flow's first connection where that goes to `to` too. The port is 0: the first
+    /// connection uses its own.
     pub fn from(&self, to: &Address) -> Option<SocketAddr> {
         let from = self.from.filter(|_| self.to.as_ref() == Some(to))?;
         Some(SocketAddr::new(from.ip(), 0))
     }
 
-    /// How it goes on.
+    /// Onward route.
     pub fn by(&self) -> &Onward {
         &self.by
     }
 
-    /// Whether its client has come.
+    /// Returns whether the client's end is present.
     pub fn has_client(&self) -> bool {
         self.legs[0].is_some()
     }
 
-    /// How far its second half has come.
+    /// Stage of the second half.
     pub fn stage(&self) -> Stage {
         match &self.middle {
-            // It ends when all is said.
+            // A flow with a broken end stays open until all remaining bytes are delivered.
             _ if self.breaking.is_some() => Stage::Open,
-            // Its handlers may have gone by another connection than its own.
+            // The handlers may have used a connection other than the flow's own.
             Middle::Through(through) => through.stage(),
             Middle::Relay(_) if !self.connected => Stage::Opening,
             Middle::Relay(_) => Stage::Open,
         }
     }
 
-    /// Whether its second half is there, for the first time.
+    /// Returns whether the second half is established; true only once.
     pub fn rises(&mut self) -> bool {
         let is_open = self.stage() == Stage::Open;
         self.connected |= is_open;
         is_open && !std::mem::replace(&mut self.risen, true)
     }
 
-    /// Tells a client that waits for its second half that it is there.
+    /// Tells a client that waits for the second half that it is established.
     pub fn tell_client(&self) {
         if let Some(client) = &self.legs[0] {
             client.accept();
         }
     }
 
-    /// Whether its second half has been there.
+    /// Returns whether the second half has been reported as established.
     pub fn has_risen(&self) -> bool {
         self.risen
     }
 
-    /// Has its ends break should this process be killed, so that nobody takes what has come for all:
-    /// a program would otherwise see an end that its far end never meant.
+    /// Makes the ends reset if this process is killed. Otherwise a program would take the
+    /// kernel's FIN for the end of the stream, though its far end never sent one.
     pub fn break_unless_ended(&mut self) {
         self.breaks = true;
         self.ends().for_each(|stream| drop(tcp::reset_on_close(stream)));
     }
 
-    /// It has ended well: what was written still goes out.
+    /// Marks the flow as ended well: the ends close normally, and written bytes still go out.
     pub fn end_well(&mut self) {
         if self.breaks {
             self.ends().for_each(|stream| drop(tcp::end_on_close(stream)));
@@ -339,7 +343,7 @@ impl Flow {
         self.legs.iter().chain([&self.coming]).flatten().filter_map(Leg::tcp)
     }
 
-    /// Its chain of handlers, if it has one.
+    /// Handler chain, if the flow has one.
     pub fn through(&mut self) -> Option<&mut Through> {
         match &mut self.middle {
             Middle::Relay(_) => None,
@@ -347,17 +351,17 @@ impl Flow {
         }
     }
 
-    /// Whether it is there for other flows alone.
+    /// Returns whether the flow only serves other flows.
     pub fn serves_others(&mut self) -> bool {
         self.through().is_some_and(|through| through.is_alone())
     }
 
-    /// What stands between its ends.
+    /// Relay or handler chain between the ends.
     pub fn middle(&mut self) -> &mut Middle {
         &mut self.middle
     }
 
-    /// Takes it apart: its chain, and its leg to the network.
+    /// Takes the flow apart: its handler chain, and its end towards the network.
     pub fn into_chain(mut self) -> Option<(Through, Option<Leg>)> {
         match self.middle {
             Middle::Relay(_) => None,

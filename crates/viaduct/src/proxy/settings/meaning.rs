@@ -1,4 +1,4 @@
-//! What options mean, and which make no sense.
+//! Interpretation of options, and refusal of combinations that make no sense.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
@@ -20,15 +20,15 @@ use crate::proxy::orders::Limits;
 use crate::proxy::policy::{Far, Policies};
 use crate::proxy::target::{Target, Terms, is_here};
 
-/// How long a proxy on demand stays without a flow, if nobody says.
+/// Default of `idle-exit` with `on-demand`.
 const IDLE_EXIT: Duration = Duration::from_secs(60);
-/// Early connections that wait for their client, if nobody says and there are flows enough.
+/// Default of `early-most`, if there are flows enough.
 const EARLY_MOST: usize = 1024;
 
-/// Ports whose connections alone are intercepted, at most.
+/// Maximum number of ports for interception by port.
 const MOST_PORTS: usize = 128;
 
-/// Refuses what would do nothing without something else.
+/// Refuses options without effect because another option is missing.
 pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()> {
     let hops = args.next.is_some() || policies.iter().any(|policy| policy.next.is_some());
     let words = [Language::Socks, Language::Connect];
@@ -57,7 +57,8 @@ pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<(
     }
 }
 
-/// Refuses a way that leads back here: each connection would begin another, until there are no more.
+/// Refuses a destination that leads back to this proxy: each connection would begin another,
+/// without end.
 pub(super) fn leads_on(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()> {
     let ours = |to: SocketAddr| {
         let (to, port) = (to.ip().to_canonical(), to.port());
@@ -77,7 +78,7 @@ pub(super) fn leads_on(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()>
     Ok(())
 }
 
-/// Refuses metrics at an address where connections arrive: one of the two could not be had.
+/// Refuses a metrics address where connections arrive: only one of the two could be bound.
 pub(super) fn metrics_apart(args: &ProxyArgs) -> Result<()> {
     let Some(metrics) = args.metrics else { return Ok(()) };
     let takes =
@@ -100,18 +101,19 @@ pub(super) fn target(args: &ProxyArgs) -> Result<Target> {
     match args.to {
         Some(to) => Ok(Target::Fixed(to)),
         None if !args.expect.is_empty() => Ok(Target::Asked(terms(args)?)),
-        // Sessions say where to, and nobody else.
+        // Only sessions of tunnels name their destination.
         None if args.intercept.is_empty() => Ok(Target::Asked(terms(args)?)),
         None => Ok(Target::Meant { keep_client: args.keep_client }),
     }
 }
 
-/// Who may say where to, how, and where.
+/// Clients that may name a destination, the protocols, and the permitted destinations.
 pub(super) fn terms(args: &ProxyArgs) -> Result<Terms> {
     let speaks = |language| args.expect.contains(&language);
     Ok(Terms {
         languages: Languages {
-            // Whoever expects a hop takes what hops say first of all.
+            // A proxy that expects PROXY from a hop accepts the hop's first choice, the option,
+            // as well.
             option: speaks(Language::Option) || speaks(Language::Proxy),
             proxy: speaks(Language::Proxy),
             socks: speaks(Language::Socks),
@@ -130,7 +132,7 @@ pub(super) fn secret(file: &Path) -> Result<Secret> {
     let Some((name, password)) = pair.and_then(|line| line.split_once(':')) else {
         bail!("password-file: {}: one line, NAME:PASSWORD, is expected", file.display());
     };
-    // What SOCKS5 can carry (RFC 1929).
+    // Limits of SOCKS5 (RFC 1929).
     if [name, password].iter().any(|word| !(1..=255).contains(&word.len())) {
         bail!("password-file: {}: NAME and PASSWORD have 1 to 255 bytes each", file.display());
     }
@@ -150,7 +152,7 @@ pub(super) fn far(args: &ProxyArgs) -> Result<Far> {
 /// Checks that the kernel knows, or can load, the congestion control that `option` names.
 ///
 /// # Errors
-/// It does not; the names that there are.
+/// The name is unknown; lists the available names.
 pub(in crate::proxy) fn check_congestion_control(option: &str, name: &str) -> Result<()> {
     let probe = TcpListener::bind("127.0.0.1:0").with_context(|| format!("{option}: try it"))?;
     let haul = LongHaul { congestion_control: Some(name.to_owned()), buffer: None };
@@ -161,11 +163,12 @@ pub(in crate::proxy) fn check_congestion_control(option: &str, name: &str) -> Re
     })
 }
 
-/// Whether SYNs are held.
+/// Returns whether SYNs are held.
 pub(super) fn holds(args: &ProxyArgs, target: &Target) -> Result<bool> {
     match (args.accept, args.forward) {
         (Accept::Early, _) => Ok(false),
-        // Clients that ask behind the handshake are told in their own language.
+        // Clients that name a destination after the handshake get the answer in their own
+        // protocol.
         _ if !target.is_in_the_syn() => Ok(false),
         (Accept::AfterConnect, Some(Forwarding::Late)) => {
             bail!("accept: after-connect needs forward early: the SYN begins the connection")
@@ -174,7 +177,7 @@ pub(super) fn holds(args: &ProxyArgs, target: &Target) -> Result<bool> {
     }
 }
 
-/// How many loops there are.
+/// Number of event loops.
 pub(super) fn workers(
     args: &ProxyArgs,
     holds: bool,
@@ -183,7 +186,7 @@ pub(super) fn workers(
 ) -> Result<u32> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let wanted = if args.workers == 0 { cores } else { usize::from(args.workers) };
-    // What there is one of, or what one loop alone can say.
+    // Features that exist once, or that one loop alone can provide.
     let single = [
         ("tunnel", tunnels),
         ("accept after-connect", holds),
@@ -217,13 +220,14 @@ pub(super) fn limits(args: &ProxyArgs) -> Result<Limits> {
     })
 }
 
-/// After how long without a flow it ends; `None`: never.
+/// Time without a flow after which the proxy ends; `None`: never.
 fn idle_exit(args: &ProxyArgs) -> Option<Duration> {
     let said = args.idle_exit.or(args.on_demand.then_some(IDLE_EXIT));
     said.filter(|time| !time.is_zero())
 }
 
-/// SYNs alone, which anybody can send, never take all flows.
+/// Limit of early connections. SYNs alone can be sent by any host, so they never take all
+/// flows.
 pub(super) fn early_most(args: &ProxyArgs) -> Result<usize> {
     let most = args.flows / 2;
     match args.early_most {
@@ -237,7 +241,8 @@ pub(super) fn early_most(args: &ProxyArgs) -> Result<usize> {
 }
 
 pub(super) fn intercept(args: &ProxyArgs, port: u16) -> Result<Option<Intercept>> {
-    // What is handed over has the servers' addresses: a listener of one address has none of it.
+    // Diverted connections keep the servers' addresses: a listener at a single address gets
+    // none of them.
     let takes = |at: &SocketAddr, net: &IpNet| {
         at.port() == port && at.ip().is_unspecified() && (at.is_ipv6() || net.addr().is_ipv4())
     };

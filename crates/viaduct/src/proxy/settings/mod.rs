@@ -1,5 +1,5 @@
-//! What was said, on the command line or in a file, made into what a proxy needs. All of it is
-//! checked before anything is touched.
+//! Settings of a proxy, made from the command line or a file. All of them are checked before
+//! anything on the machine is changed.
 
 mod meaning;
 mod programs;
@@ -39,65 +39,65 @@ use meaning::{
 };
 pub use programs::ProgramTimes;
 
-/// Descriptors that are not flows': pipes, taps, listeners, the status socket; half of all, where
-/// there are few.
+/// Descriptors for other uses than flows: pipes, taps, listeners, the status socket. Half of
+/// all descriptors where there are few.
 const SPARE_DESCRIPTORS: u64 = 256;
 /// Descriptors of a flow over TCP.
 const DESCRIPTORS_EACH: u64 = 2;
 
-/// All that a proxy is to do.
+/// Complete settings of a proxy.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What it is called.
+    /// Name of the proxy.
     pub name: String,
-    /// Where connections arrive.
+    /// Addresses to listen at.
     pub listen: Vec<SocketAddr>,
-    /// Where they go.
+    /// Destinations of flows.
     pub target: Target,
-    /// How, and which may.
+    /// Policies: which flows may pass, and how.
     pub policies: Policies,
-    /// How hops are told where to.
+    /// Form in which hops are sent a flow's addresses.
     pub tell: Option<Tell>,
-    /// What is agreed on with far ends, if anything is.
+    /// Negotiation with far ends, if there is one.
     pub agreeing: Option<Arc<Agreeing>>,
-    /// Who carries what goes on from here, if that is not the kernel.
+    /// Parent master that carries outbound flows, instead of the kernel.
     pub below: Option<Arc<dyn Below>>,
-    /// How their sockets are set up.
+    /// Options of the flows' sockets.
     pub options: TcpOptions,
-    /// What keeps it within bounds.
+    /// Resource limits and timeouts.
     pub limits: Limits,
-    /// Loops that share the flows.
+    /// Event loops that share the flows.
     pub workers: u32,
-    /// Its tunnels.
+    /// Tunnels of the proxy.
     pub tunnels: Option<TunnelSettings>,
-    /// What the kernel is to hand to it.
+    /// Traffic that the kernel is to divert to the proxy.
     pub intercept: Option<Intercept>,
-    /// Whether the kernel is to hold SYNs until their server has answered.
+    /// True if the kernel holds SYNs until their server has answered.
     pub holds: bool,
-    /// Whether flows are forwarded late where this process may not watch for SYNs.
+    /// True if flows may be forwarded late where this process lacks the right to see SYNs.
     pub may_be_late: bool,
-    /// Whether a proxy is to run only while there is something to do.
+    /// True if the proxy process is started on demand.
     pub on_demand: bool,
     /// Directory of the status socket and the journal.
     pub run_dir: PathBuf,
-    /// Where Prometheus finds the metrics.
+    /// Address of the Prometheus endpoint.
     pub metrics: Option<SocketAddr>,
     /// Requests of users that a master refused because of their limits.
     pub over_limit: Option<Arc<AtomicU64>>,
-    /// Where flows are logged.
+    /// Access log.
     pub access_log: AccessLogArgs,
 }
 
 impl Settings {
-    /// What `options` say, with the handlers of `registry`.
+    /// Settings from `options`, with the handlers of `registry`.
     ///
     /// # Errors
-    /// One line that says where, what is wrong, and what would be right.
+    /// One line: the place, the mistake, and a correct form.
     pub fn load(options: &ProxyOptions, registry: &Registry) -> Result<Settings> {
         Self::read(options, registry).map(|(settings, _)| settings)
     }
 
-    /// The same, and the text of the config that was read, if there is one.
+    /// Like [`load`](Settings::load), with the text of the config file, if there is one.
     ///
     /// # Errors
     /// As [`Settings::load`].
@@ -117,10 +117,10 @@ impl Settings {
         read().with_context(|| path.display().to_string())
     }
 
-    /// With no more flows than there may be descriptors for: clients that none is left for would hang.
+    /// Lowers the flow limit to the available descriptors. Clients beyond that would hang.
     pub fn fitted(mut self) -> Settings {
         let most = raise_descriptors();
-        // By Trickles both formats are held ready.
+        // By Trickles, sockets of both formats are held open.
         let each = DESCRIPTORS_EACH + u64::from(self.policies.trickles().next().is_some());
         let fit = (most - SPARE_DESCRIPTORS.min(most / 2)) / each;
         let (fit, wanted) = (usize::try_from(fit).unwrap_or(usize::MAX), self.limits.flows);
@@ -138,13 +138,13 @@ impl Settings {
         self
     }
 
-    /// Leaves so many descriptors to others than flows.
+    /// Reserves `descriptors` for other uses than flows.
     pub fn leave_descriptors(&mut self, descriptors: usize) {
         let flows = descriptors.div_ceil(DESCRIPTORS_EACH as usize);
         self.limits.flows = self.limits.flows.saturating_sub(flows).max(1);
     }
 
-    /// What a table of options and tables of policies say.
+    /// Settings from a table of options and tables of policies.
     ///
     /// # Errors
     /// As [`Settings::load`].
@@ -211,7 +211,7 @@ impl Settings {
         Ok(Settings {
             options: TcpOptions {
                 transparent: target.is_transparent(),
-                // A window's bytes that wait to be acknowledged, and as many that wait to be sent.
+                // One window of unacknowledged bytes, and as many bytes still to be sent.
                 send_buffer: args
                     .send_buffer
                     .or(args.receive_buffer.map(|bytes| (2 * bytes).min(LARGEST))),
@@ -245,7 +245,7 @@ impl Settings {
         })
     }
 
-    /// What each of its loops is to do.
+    /// Settings of each event loop: its share of the limits.
     pub fn part(&self) -> Settings {
         let most = |all: usize| all.div_ceil(self.workers as usize);
         let early = self.limits.early.map(|(all, wait)| (most(all), wait));
@@ -253,17 +253,17 @@ impl Settings {
         Settings { limits, ..self.clone() }
     }
 
-    /// Its status socket.
+    /// Path of the status socket.
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join(format!("{}.sock", self.name))
     }
 
-    /// Its journal of changes to the machine.
+    /// Path of the journal of changes to the machine.
     pub fn journal(&self) -> PathBuf {
         self.run_dir.join(format!("{}.changes.json", self.name))
     }
 
-    /// Refuses what only a restart can change.
+    /// Refuses changes that need a restart.
     pub fn check_change(&self, new: &Settings) -> Result<()> {
         let fixed = [
             ("listen", self.listen == new.listen),

@@ -1,5 +1,5 @@
-//! A chain of handlers between the two ends of a flow, or an end that cannot be spliced: bytes pass
-//! through here.
+//! Handler chain between the two ends of a flow, or an end that cannot be spliced: bytes are
+//! copied through user space.
 //!
 //! ```text
 //!   application's leg ── Side ── chain ──┬── Wire 0 ── the flow's own leg to the network
@@ -8,10 +8,10 @@
 //!
 //! | file | |
 //! |---|---|
-//! | here | how a chain comes about, and what its flow hears of it |
-//! | `driving` | how bytes move, and what follows |
+//! | here | how a chain is made, and what its flow asks of it |
+//! | `driving` | chain I/O, and the actions that follow |
 //! | `others` | further connections, and other flows |
-//! | `side`, `wire` | an end, and a connection with its end |
+//! | `side`, `wire` | state of an end, and a network connection with its end |
 
 mod driving;
 mod others;
@@ -31,69 +31,70 @@ use super::flow::End;
 use super::leg::Leg;
 use super::liveness::DeadPeerLimits;
 
-/// The handlers of a chain, the client's first; none at all is an empty chain.
+/// Factories of a chain's handlers, the client's first; an empty list makes an empty chain.
 pub type Factories = Arc<[Arc<dyn Factory>]>;
 
-/// A chain, and how its ends stand.
+/// A handler chain, and the state of its ends.
 #[derive(Debug)]
 pub struct Through {
     chain: Chain,
-    /// How the application's end stands.
+    /// State of the application's end.
     app: Side,
     wires: Vec<Wire>,
-    /// What those were called that are no more, until the loop knows.
+    /// IDs of closed connections not yet reported to the event loop.
     left: Vec<BottomId>,
     stage: Stage,
-    /// The application's end broke, and the chain knows.
+    /// The application's end broke, and the chain has been told.
     aborted: bool,
-    /// The network has said all that it will, and the application has it.
+    /// End of stream from the network: the application has all of it.
     finished: bool,
     wants: Vec<Want>,
-    /// What its handlers have to say to the application (3.6).
+    /// Events of the handlers for the application (3.6).
     events: Vec<Vec<u8>>,
-    /// It serves other flows, and is over when its connections are.
+    /// Serves other flows only; over when its connections are closed.
     alone: bool,
-    /// It goes over another flow's connection.
+    /// Uses another flow's connection.
     guest: bool,
-    /// Where connections that are still to be wanted shall begin.
+    /// Local addresses for connections that are still to be requested.
     binds: Vec<(BottomId, SocketAddr)>,
 }
 
-/// How far a flow has come.
+/// Progress of a flow's second half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Its handlers are still at it.
+    /// The handlers are still connecting.
     Opening,
-    /// It is the application's.
+    /// Established: the application may use it.
     Open,
-    /// It broke, or never came about.
+    /// Broken, or never established.
     Failed(Failure),
 }
 
-/// What handlers want of the loop.
+/// Requests of handlers to the event loop.
 #[derive(Debug)]
 pub enum Want {
-    /// One more connection, to there, from an address of this host's if one is named.
+    /// A further connection to this address, from a local address if one is named.
     Connect(BottomId, Address, Option<SocketAddr>),
-    /// Connections that name this key are this flow's.
+    /// Connections that name this key belong to this flow.
     Claim(Vec<u8>),
-    /// They are no more.
+    /// Ends such a claim.
     Release(Vec<u8>),
     /// This flow's connections belong to the flow that has claimed the key.
     Give(Vec<u8>),
-    /// The flow that has claimed the key is to be driven on.
+    /// Drives the flow that has claimed the key.
     Wake(Vec<u8>),
-    /// One more flow of the same handlers.
+    /// A further flow of the same handlers.
     Spawn(Spawn),
 }
 
-/// Where a flow's own connection is to go, and from where if its handlers say so; `None`: it goes over
-/// another flow's.
+/// Destination of a flow's own connection, and its local address if the handlers name one;
+/// `None` if the flow uses another flow's connection.
 pub type Goal = Option<(Address, Option<SocketAddr>)>;
 
 impl Through {
-    /// A chain that is asked to go to `to`, each end of it holding `limit` bytes at most; and where
-    /// its handlers go instead. `None`: they have nowhere to go. Flows with another `from` share no connection.
+    /// Returns a chain that is asked to connect to `to`, each end buffering at most `limit`
+    /// bytes, and the destination that its handlers choose. `None` if no chain can be made.
+    /// Flows with a different `from` never share a connection.
     pub fn new(
         factories: Factories,
         limit: usize,
@@ -112,12 +113,12 @@ impl Through {
         Some((through, goal))
     }
 
-    /// Whether it has no connection of its own: it goes over another flow's.
+    /// Returns whether the flow uses another flow's connection instead of its own.
     pub fn is_guest(&self) -> bool {
         self.guest
     }
 
-    /// Where its own connection is to go.
+    /// Destination of the flow's own connection.
     fn goal(&mut self) -> Goal {
         let main = self.wires[0].id;
         let is_main = |want: &Want| matches!(want, Want::Connect(id, ..) if *id == main);
@@ -128,17 +129,17 @@ impl Through {
         }
     }
 
-    /// It has no application, and never will.
+    /// Marks the chain as one without an application, for good.
     pub fn be_alone(&mut self) {
         self.alone = true;
     }
 
-    /// Whether that is so.
+    /// Returns whether the chain has no application ([`be_alone`](Through::be_alone)).
     pub fn is_alone(&self) -> bool {
         self.alone
     }
 
-    /// The chain of a connection that was accepted, `network`.
+    /// Returns the chain of an accepted connection, `network`.
     pub fn accepting(
         factories: Factories,
         limit: usize,
@@ -174,29 +175,29 @@ impl Through {
         })
     }
 
-    /// How far it has come.
+    /// Progress of the second half.
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// What its handlers want, since this was asked last.
+    /// Takes the handlers' requests since the last call.
     pub fn wants(&mut self) -> Vec<Want> {
         std::mem::take(&mut self.wants)
     }
 
-    /// What its handlers have said to the application, since this was asked last.
+    /// Takes the handlers' events for the application since the last call.
     pub fn events(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.events)
     }
 
-    /// A control call of the application to the handler of this name (3.6).
+    /// Passes a control call of the application to the handler of this name (3.6).
     pub fn control(&mut self, to: &str, request: &[u8], now: Instant) -> Option<Vec<u8>> {
         let answer = self.chain.control(now, to, request);
         self.act();
         answer
     }
 
-    /// The loop says that `end` can be read or written.
+    /// Records the loop's report that `end` is readable or writable.
     pub fn ready(&mut self, end: End, readable: bool, writable: bool) {
         match end {
             End::Client => self.app.ready(readable, writable),
@@ -204,7 +205,7 @@ impl Through {
         }
     }
 
-    /// `end` ends, or has an urgent byte, behind what can be read first.
+    /// Records that `end` has an end of stream or an urgent byte behind the readable data.
     pub fn stutters(&mut self, end: End) {
         match end {
             End::Client => self.app.stutters = true,
@@ -212,7 +213,7 @@ impl Through {
         }
     }
 
-    /// Looks whether the peers of its further connections are still there.
+    /// Checks whether the peers of further connections are still alive.
     pub fn look_for_ends(&mut self, silence: DeadPeerLimits) {
         for wire in self.wires.iter_mut().filter(|wire| wire.connected && !wire.gone) {
             if let Some(stream) = wire.leg.as_ref().and_then(Leg::tcp) {
@@ -221,7 +222,7 @@ impl Through {
         }
     }
 
-    /// Has its further connections have what its program has set on its own end.
+    /// Applies the socket options of the program's own end to further connections.
     pub fn mirror(&self, mirrored: Mirrored) {
         for wire in self.wires.iter().filter(|wire| !wire.gone) {
             if let Some(stream) = wire.leg.as_ref().and_then(Leg::tcp) {
@@ -230,7 +231,7 @@ impl Through {
         }
     }
 
-    /// The flow's own leg to the network is there.
+    /// Reports to the handlers that the flow's own connection is established.
     pub fn connected(&mut self, network: &Leg, now: Instant) {
         let main = &mut self.wires[0];
         if !std::mem::replace(&mut main.connected, true) {
@@ -241,7 +242,8 @@ impl Through {
         }
     }
 
-    /// It will not be: what becomes of the flow, its handlers say.
+    /// Reports to the handlers that the flow's own connection failed; they decide what becomes
+    /// of the flow.
     pub fn unconnected(&mut self, why: Failure, now: Instant) {
         let main = &mut self.wires[0];
         if !std::mem::replace(&mut main.gone, true) {
@@ -250,17 +252,18 @@ impl Through {
         }
     }
 
-    /// Whether that leg has been there.
+    /// Returns whether the flow's own connection has been established.
     pub fn is_connected(&self) -> bool {
         self.wires[0].connected
     }
 
-    /// Whether that leg is of no use any more.
+    /// Returns whether the flow's own connection is closed or failed.
     pub fn is_without_main(&self) -> bool {
         self.wires[0].gone
     }
 
-    /// Whether that leg is to be closed, though the flow goes on: its handlers have left it.
+    /// Returns whether the flow's own connection is to be closed though the flow goes on: its
+    /// handlers have moved to other connections.
     pub fn leaves_main(&mut self) -> bool {
         let [main, others @ ..] = &mut self.wires[..] else { return false };
         let left = main.end == Some(Ending::Close);
@@ -268,7 +271,7 @@ impl Through {
         left && main.gone
     }
 
-    /// What the flow's own address is, its handlers say.
+    /// Local address of the flow, as its handlers report it.
     pub fn own_name(&mut self, now: Instant) -> Option<SocketAddr> {
         match self.chain.getsockname(now)? {
             Address::Ip(at) => Some(at),
@@ -276,7 +279,7 @@ impl Through {
         }
     }
 
-    /// What the client said before the chain was there.
+    /// Passes on bytes that the client sent before the chain existed.
     pub fn write(&mut self, data: Vec<u8>, now: Instant) {
         self.chain.write(now, data.into());
     }

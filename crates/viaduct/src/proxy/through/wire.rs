@@ -1,4 +1,4 @@
-//! One of the connections by which a chain meets the network.
+//! A network connection of a handler chain.
 
 use std::io;
 
@@ -11,30 +11,30 @@ use crate::proxy::leg::Leg;
 use crate::proxy::liveness::Liveness;
 use crate::proxy::target::failure;
 
-/// A connection. The first one's leg is the flow's own, and is lent for each turn; further ones have
-/// theirs.
+/// A connection of a chain to the network. The first one uses the flow's own leg, which is lent
+/// for each turn; further ones own theirs.
 #[derive(Debug)]
 pub(super) struct Wire {
     pub(super) id: BottomId,
     pub(super) leg: Option<Leg>,
     pub(super) side: Side,
     pub(super) connected: bool,
-    /// How it is to end.
+    /// Requested ending.
     pub(super) end: Option<Ending>,
-    /// It takes nothing more, for it broke; what it has said may not have been read yet.
+    /// Error of a write: nothing more is written, but received bytes may still be unread.
     broke: Option<io::Error>,
-    /// It broke, or was closed: the chain knows.
+    /// The connection broke or was closed, and the chain has been told.
     pub(super) gone: bool,
-    /// What is known of its peer, if it has a leg of its own.
+    /// Liveness of the peer, if the connection owns its leg.
     pub(super) liveness: Liveness,
 }
 
-/// How a connection is ended.
+/// Ending of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// Nothing more goes to it.
+    /// Write side closed.
     Shut,
-    /// Nothing comes from it either.
+    /// Both sides closed.
     Close,
 }
 
@@ -52,22 +52,22 @@ impl Wire {
         }
     }
 
-    /// Whether nothing more happens on it.
+    /// Returns whether nothing more happens on this connection.
     pub(super) fn is_over(&self) -> bool {
         self.gone || self.side.shut
     }
 
-    /// Whether it broke, or its handlers have left it.
+    /// Returns whether the connection broke, or its handlers have closed it.
     pub(super) fn is_left(&self) -> bool {
         self.gone || self.end == Some(Ending::Close)
     }
 
-    /// Whether it broke, and what it has said is to be read.
+    /// Returns whether the connection broke and its remaining bytes are still to be read.
     pub(super) fn is_breaking(&self) -> bool {
         self.broke.is_some() && !self.gone && !self.side.paused
     }
 
-    /// Tells the chain what the kernel has measured of it, where there is something to measure.
+    /// Passes the kernel's measurements of the connection to the chain, if there are any.
     pub(super) fn measure(&self, main: Option<&Leg>, chain: &mut Chain) {
         let leg = self.leg.as_ref().or(main).filter(|_| self.connected && !self.gone);
         let Some(Ok(of)) = leg.and_then(Leg::tcp).map(tcp::sending) else { return };
@@ -76,7 +76,7 @@ impl Wire {
         chain.set_measure(self.id, measure);
     }
 
-    /// Reads what is there; how many bytes that was.
+    /// Reads the available bytes; returns their number.
     pub(super) fn read(
         &mut self,
         main: &mut Option<&mut Leg>,
@@ -113,7 +113,7 @@ impl Wire {
                 chain.finished(now, self.id);
                 return 0;
             }
-            // The end behind an error is none that the far end meant.
+            // End of stream after an error was not sent by the far end.
             (Err(error), _) | (Ok(_), Some(error)) => {
                 self.breaks(chain, &error, now);
                 return 0;
@@ -124,7 +124,7 @@ impl Wire {
         bytes
     }
 
-    /// Writes what waits; how many bytes that was.
+    /// Writes queued bytes; returns their number.
     pub(super) fn write(
         &mut self,
         main: &mut Option<&mut Leg>,
@@ -142,7 +142,8 @@ impl Wire {
                     written += count;
                 }
                 Err(error) => {
-                    // What it has said since it was read last may be there, though nobody has told us so yet.
+                    // Bytes received since the last read may be there, though no event has
+                    // reported them yet.
                     (self.broke, self.side.readable) = (Some(error), true);
                     return written;
                 }
@@ -150,11 +151,11 @@ impl Wire {
         }
     }
 
-    /// Ends it as the chain wants it, if that is so.
+    /// Ends the connection if the chain has asked for it.
     pub(super) fn end(&mut self, main: &mut Option<&mut Leg>) {
         let leg = of(self.gone, &mut self.leg, main);
         let (Some(end), Some(leg)) = (self.end, leg) else { return };
-        // One that broke meanwhile says so when it is read.
+        // An error that occurs here is found by the next read.
         let _ = self.side.shut(leg);
         if end == Ending::Close {
             // Nothing is read any more.
@@ -167,7 +168,7 @@ impl Wire {
         self.gone = true;
         self.leg = None;
         let why = match failure(error) {
-            // Of a connection that was there.
+            // Errors of an established connection count as a reset.
             Failure::Unreachable | Failure::Refused => Failure::Reset,
             other => other,
         };
@@ -182,7 +183,7 @@ pub(super) fn name(chain: &mut Chain, id: BottomId, leg: &Leg) {
     }
 }
 
-/// A connection's leg: its own, or the flow's that is lent. One that is gone has none, and is lent none.
+/// Leg of a connection: its own, or the flow's that is lent; `None` if the connection is gone.
 fn of<'a>(
     is_gone: bool,
     own: &'a mut Option<Leg>,

@@ -1,4 +1,4 @@
-//! How flows go on by Trickles: by which packets, and to whom.
+//! Parameters of flows by Trickles: the packet formats, and the server's key.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,28 +8,29 @@ use viaduct_proto::keys::PublicKey;
 
 use super::ways::Ways;
 
-/// By which packets flows go on, and whether in clear.
+/// Packet formats, encryption and early data of a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Course {
-    /// The packets that may be tried.
+    /// Permitted packet formats.
     pub ways: Ways,
-    /// Who the server has to be: then all is encrypted, and flows end rather than go on in clear, also by
-    /// TCP.
+    /// Public key that the server must have. With a key all is encrypted: the flow ends rather
+    /// than go on in clear, or by TCP.
     pub key: Option<PublicKey>,
-    /// When who connects is told that the server is there.
+    /// Time at which a connect is reported as successful.
     pub early: Early,
 }
 
-/// When a program that connects is told that the server is there. Before the server has answered, what
-/// the program says first goes in the first packet, and an answer that fits one comes a round trip after its
-/// connect; but a port that nobody listens at is then told as a connection that breaks.
+/// Time at which a program's connect is reported as successful. Before the server has answered,
+/// the program's first bytes go in the first packet, and an answer that fits one packet comes a
+/// round trip after the connect. The cost: a closed port is then seen as a connection that
+/// breaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Early {
-    /// When the server has answered.
+    /// After the server has answered.
     #[default]
     Never,
-    /// At once where the server has answered by Trickles not long ago.
+    /// At once where the server has answered by Trickles recently.
     Known,
     /// At once.
     Always,
@@ -54,7 +55,7 @@ impl From<Ways> for Course {
     }
 }
 
-/// As in a table, which does not have `early`: `udp`, `auto encrypted to 01ab...`.
+/// Form used in tables, without `early`: `udp`, `auto encrypted to 01ab...`.
 impl fmt::Display for Course {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.key {

@@ -1,6 +1,6 @@
-//! Servers of which something is known. Of one that knows only TCP each new connection would lose a round
-//! trip before it is told so again; one that has answered by Trickles may be sent a program's first bytes at
-//! once.
+//! Cache of servers with a known property. A server known to use only TCP saves each new
+//! connection the round trip of learning it again; one known to answer by Trickles may be sent
+//! a program's first bytes at once.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -8,24 +8,24 @@ use std::time::Duration;
 
 use viaduct_proto::time::Instant;
 
-/// Servers that are remembered, at most.
+/// Capacity of the cache.
 const MOST: usize = 1024;
 
-/// Those that are known.
+/// The cache.
 #[derive(Debug)]
 pub(super) struct Known {
     known: HashMap<SocketAddr, Instant>,
-    /// How long it is taken to be so: a server may be given another program.
+    /// Lifetime of an entry: a server may change.
     holds: Duration,
 }
 
 impl Known {
-    /// Of none, and of each for so long.
+    /// Returns an empty cache whose entries last for `holds`.
     pub(super) fn new(holds: Duration) -> Known {
         Known { known: HashMap::new(), holds }
     }
 
-    /// It is so of the server at `to`, as it seems.
+    /// Adds the server at `to`.
     pub(super) fn learn(&mut self, to: SocketAddr, now: Instant) {
         if self.known.len() >= MOST {
             self.known.retain(|_, until| now < *until);
@@ -36,12 +36,12 @@ impl Known {
         self.known.insert(to, now + self.holds);
     }
 
-    /// It is so no more.
+    /// Removes the server at `to`.
     pub(super) fn forget(&mut self, to: SocketAddr) {
         self.known.remove(&to);
     }
 
-    /// Whether that is known.
+    /// Returns whether the server at `to` is known.
     pub(super) fn holds(&self, to: SocketAddr, now: Instant) -> bool {
         self.known.get(&to).is_some_and(|until| now < *until)
     }

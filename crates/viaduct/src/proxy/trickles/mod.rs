@@ -1,4 +1,5 @@
-//! Flows that go on by Trickles: each is a connection of its own, over a port that all of a loop's share.
+//! Flows that go on by Trickles: each is a connection of its own, over a port shared by the
+//! loop.
 //!
 //! ```text
 //!   flow ─ Leg ─ Trickle ─┐
@@ -8,14 +9,14 @@
 //!
 //! | file | noun |
 //! |---|---|
-//! | here | [`Trickles`]: all ports of a loop, one for each of the [`Ways`] that its policies name |
-//! | [`ways`] | which packets may be tried |
-//! | [`course`] | that, and whether all is encrypted |
+//! | here | [`Trickles`]: the ports of a loop, one for each [`Ways`] that its policies name |
+//! | [`ways`] | permitted packet formats |
+//! | [`course`] | packet formats and encryption of a flow |
 //! | `port` | a port |
-//! | `seat` | how a connection over it stands |
-//! | `known` | servers that are known to know only TCP, or Trickles |
+//! | `seat` | state of a connection at its port |
+//! | `known` | cache of servers known to know only TCP, or Trickles |
 //! | [`trickle`] | a connection as an end of a flow |
-//! | `pump` | how the loop drives all this |
+//! | `pump` | integration with the loop |
 
 mod course;
 mod known;
@@ -45,27 +46,27 @@ pub use ways::Ways;
 use port::SharedPort;
 use seat::News;
 
-/// All ports of a loop.
+/// Ports of a loop.
 #[derive(Debug)]
 pub struct Trickles {
     ports: BTreeMap<Ways, SharedPort>,
     registry: Registry,
     token: Token,
-    /// What its loop is called, as rules are.
+    /// Name of the loop, used in the names of rules.
     instance: String,
     run_dir: PathBuf,
-    /// Bytes that the flows of a port may have asked for and not taken yet.
+    /// Bytes that the flows of a port may have requested and not yet taken.
     buffer: usize,
 }
 
-/// The ways out.
+/// Outlets to the open ports.
 #[derive(Clone, Debug, Default)]
 pub struct Outlets(Arc<BTreeMap<Ways, SharedPort>>);
 
 impl Trickles {
-    /// Without a port. The loop is woken by `token`; rules and their journal in `run_dir` are called after
-    /// `name`, which no other loop of this network namespace has. The flows of a port have asked for `buffer` bytes
-    /// at most that they have not taken.
+    /// Returns a set without ports. The loop is woken by `token`. Rules and their journal in
+    /// `run_dir` are named after `name`, which must be unique in this network namespace. The
+    /// flows of a port may have at most `buffer` bytes requested and not yet taken.
     pub fn new(
         registry: Registry,
         token: Token,
@@ -78,7 +79,7 @@ impl Trickles {
         Trickles { ports: BTreeMap::new(), registry, token, instance, run_dir, buffer }
     }
 
-    /// Opens the ports of these ways that are not open yet.
+    /// Opens the ports for `wanted` that are not open yet.
     ///
     /// # Errors
     /// Privilege is missing, or a rule cannot be set.
@@ -97,34 +98,34 @@ impl Trickles {
         Ok(())
     }
 
-    /// The ways out that are open.
+    /// Outlets to the open ports.
     pub fn outlets(&self) -> Outlets {
         Outlets(Arc::new(self.ports.clone()))
     }
 
-    /// Takes what has come, does what is due by `now`, and sends.
+    /// Handles received packets and the timers due by `now`, and sends.
     fn turn(&mut self, now: Instant) {
         self.ports.values().for_each(|port| port.lock().turn(now));
     }
 
-    /// The token of an end of which there is something to say, and what.
+    /// Takes the next piece of news: the token of the end, and the news.
     fn poll_news(&mut self) -> Option<(Token, News)> {
         self.ports.values().find_map(|port| port.lock().poll_news())
     }
 
-    /// How long the loop may sleep.
+    /// Time until the next timer: the loop may sleep for so long.
     pub fn poll_timeout(&self, now: Instant) -> Option<Duration> {
         self.ports.values().filter_map(|port| port.lock().poll_timeout(now)).min()
     }
 
-    /// Whether all that was said has arrived.
+    /// Returns whether all written data has been delivered.
     pub fn are_done(&self) -> bool {
         self.ports.values().all(|port| port.lock().is_done())
     }
 }
 
 impl Outlets {
-    /// Whether the server at `to` is known to know only TCP, and that will do.
+    /// Returns whether the server at `to` is known to know only TCP, and TCP is permitted.
     pub fn is_plain(&self, course: Course, to: SocketAddr, now: Instant) -> bool {
         let port = self.0.get(&course.ways).filter(|_| course.key.is_none());
         port.is_some_and(|port| port.lock().is_plain(to, now))
@@ -133,7 +134,7 @@ impl Outlets {
     /// Begins a connection.
     ///
     /// # Errors
-    /// There is no way there, no port is left, or these ways could not be opened.
+    /// There is no route, no port number is left, or the port could not be opened.
     pub fn connect(&self, course: Course, to: SocketAddr, now: Instant) -> io::Result<Trickle> {
         let port = self.0.get(&course.ways).ok_or(io::ErrorKind::AddrNotAvailable)?;
         Trickle::connect(port, to, course, now)

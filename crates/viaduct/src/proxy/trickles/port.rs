@@ -1,9 +1,9 @@
-//! A port, and how the connections over it stand.
+//! A Trickles port, and the state of its connections.
 //!
 //! ```text
 //!   Asking ── answered ─────────────▶ There
-//!      ├── the server's TCP answers, or nobody does for a while ──▶ PlainTcp: the loop goes on by TCP
-//!      └── nobody listens there, and its TCP says so ──▶ Refused
+//!      ├── the server's TCP answers, or no answer for a while ──▶ PlainTcp: goes on by TCP
+//!      └── no listener there, and the server's TCP says so ──▶ Refused
 //! ```
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -29,22 +29,23 @@ use crate::shell::entropy;
 use crate::sparing::Sparing;
 use crate::trickles::{ClientSettings, Connector, Flow, PortError, Word};
 
-/// Bytes of the longest packet: Ethernet's. Where less passes, the route's interface or a router says so.
+/// Longest packet, in bytes: Ethernet's. A smaller MTU is reported by the route's interface or
+/// a router.
 const MTU: usize = 1500;
-/// How long a connection that was there waits for an answer. A server may be away for as long as this and
-/// nobody has to know; a TCP that sends in vain gives up about then.
+/// Timeout of an established connection without an answer. A server may be away for this long
+/// and the flow survives; a TCP that retransmits in vain gives up after about the same time.
 const GIVE_UP: Duration = Duration::from_secs(900);
-/// How long a server that knows only TCP is taken to be so, and one that has answered by Trickles.
+/// Cache TTL of a server that knows only TCP, and of one that has answered by Trickles.
 const PLAIN: Duration = Duration::from_secs(60);
 const THERE: Duration = Duration::from_secs(600);
-/// How long the first packet of a connection waits for what its program says first.
+/// Time for which the first packet of a connection waits for the program's first bytes.
 const FIRST_WORDS: Duration = Duration::from_millis(5);
-/// Turns of the connector before the other flows have theirs.
+/// Turns of the connector before other flows have theirs.
 const TURNS: usize = 64;
-/// Servers that are not reached, or no longer, as the log hears of them.
+/// Rate-limited warnings about servers that cannot be reached, or no longer.
 static TROUBLE: Sparing<(SocketAddr, &str)> = Sparing::new(1);
 
-/// A port that the ends of its flows share with their loop.
+/// A port, shared by the ends of its flows and their loop.
 #[derive(Clone, Debug)]
 pub(super) struct SharedPort(Arc<Mutex<Port>>);
 
@@ -53,21 +54,21 @@ pub(super) struct SharedPort(Arc<Mutex<Port>>);
 pub(super) struct Port {
     connector: Connector,
     seats: HashMap<Flow, Seat>,
-    /// Seats of which the loop is to hear.
+    /// Connections with news for the loop.
     news: VecDeque<Flow>,
-    /// Those that are not answered yet, by when they are tried by TCP, or people are told.
+    /// Unanswered connections, by the time at which TCP is tried or a warning is logged.
     waiting: BTreeSet<(Instant, Flow)>,
-    /// Connections whose flow has ended, and that have still to bring what was written.
+    /// Connections whose flow has ended, with written data still to be delivered.
     leaving: BTreeSet<Flow>,
     /// Servers that know only TCP, and those that have answered.
     plain: Known,
     there: Known,
-    /// The last turn was not the end of what had come.
+    /// The last turn left received packets unread.
     busy: bool,
 }
 
 impl SharedPort {
-    /// Opens it in the calling thread's network namespace.
+    /// Opens the port in the calling thread's network namespace.
     pub(super) fn open(
         ways: Ways,
         instance: String,
@@ -77,7 +78,7 @@ impl SharedPort {
         let settings = ClientSettings {
             ways: ways.into(),
             mtu: MTU,
-            // It may be this machine that translates its own addresses.
+            // This machine itself may translate its own addresses (NAT).
             untracked: false,
             instance,
             run_dir,
@@ -100,12 +101,13 @@ impl SharedPort {
 }
 
 impl Port {
-    /// Whether the server at `to` is known to know only TCP.
+    /// Returns whether the server at `to` is known to know only TCP.
     pub(super) fn is_plain(&self, to: SocketAddr, now: Instant) -> bool {
         self.plain.holds(to, now)
     }
 
-    /// Begins a connection, and says whether its program is to speak at once.
+    /// Begins a connection; returns its flow, and whether the program's first bytes may be sent
+    /// at once.
     pub(super) fn connect(
         &mut self,
         to: SocketAddr,
@@ -133,7 +135,7 @@ impl Port {
         Ok((flow, early))
     }
 
-    /// Has the loop told by `token`.
+    /// Sets the token by which the loop knows the connection.
     pub(super) fn register(&mut self, flow: Flow, token: Token) {
         if let Some(seat) = self.seats.get_mut(&flow) {
             seat.token = Some(token);
@@ -145,18 +147,18 @@ impl Port {
         self.seats.get(&flow).map_or(Standing::Refused, |seat| seat.standing)
     }
 
-    /// A connection's streams.
+    /// Streams of a connection.
     pub(super) fn stream(&mut self, flow: Flow) -> Option<&mut Stream> {
         self.connector.stream(flow)
     }
 
-    /// Our address, and the server's.
+    /// Local and remote address.
     pub(super) fn names(&self, flow: Flow) -> Option<(SocketAddr, SocketAddr)> {
         let seat = self.seats.get(&flow)?;
         Some((self.connector.port().local(flow)?, seat.to))
     }
 
-    /// The end of a flow has gone; `well`: what was written is still to arrive.
+    /// Removes the end of a flow; `well`: written data is still to be delivered.
     pub(super) fn leave(&mut self, flow: Flow, well: bool) {
         let Some(seat) = self.seats.remove(&flow) else { return };
         self.waiting.remove(&(seat.until, flow));
@@ -170,7 +172,7 @@ impl Port {
         }
     }
 
-    /// Takes what has come, does what is due by `now`, and sends.
+    /// Handles received packets and the timers due by `now`, and sends.
     pub(super) fn turn(&mut self, now: Instant) {
         self.busy = true;
         for _ in 0..TURNS {
@@ -190,7 +192,7 @@ impl Port {
         while let Some(&(at, flow)) = self.waiting.first().filter(|(at, _)| *at <= now) {
             self.waiting.remove(&(at, flow));
             match self.seats.get(&flow) {
-                // One that may not go on by TCP waits until it is given up.
+                // An encrypted connection may not go on by TCP: it waits until it is given up.
                 Some(Seat { encrypted: true, standing: Standing::Asking, to, .. }) => {
                     let why =
                         "a server with another key than the given one, or with none, says nothing";
@@ -210,7 +212,7 @@ impl Port {
         }
     }
 
-    /// The token of an end of which there is something to say, and what.
+    /// Takes the next piece of news: the token of the end, and the news.
     pub(super) fn poll_news(&mut self) -> Option<(Token, News)> {
         while let Some(flow) = self.news.pop_front() {
             let Some(seat) = self.seats.get_mut(&flow) else { continue };
@@ -226,7 +228,7 @@ impl Port {
         None
     }
 
-    /// How long the loop may sleep.
+    /// Time until the next timer: the loop may sleep for so long.
     pub(super) fn poll_timeout(&self, now: Instant) -> Option<Duration> {
         if self.busy || !self.news.is_empty() {
             return Some(Duration::ZERO);
@@ -235,7 +237,7 @@ impl Port {
         self.connector.poll_timeout().into_iter().chain(waiting).min()
     }
 
-    /// Whether no connection has still something to bring.
+    /// Returns whether no ended connection has data left to deliver.
     pub(super) fn is_done(&self) -> bool {
         self.leaving.is_empty()
     }
@@ -278,8 +280,8 @@ impl Port {
         }
     }
 
-    /// One kind of packets is refused. Where it was the server's TCP that said so, UDP is not waited for as long as
-    /// if nothing were known: whoever keeps datagrams out says nothing.
+    /// Handles the refusal of one packet format. If the server's TCP reset it, the wait for UDP
+    /// is shorter than without such knowledge: a filter that drops datagrams sends no answer.
     fn turned(&mut self, flow: Flow, reset: bool, now: Instant) {
         self.refused(flow);
         let Some(seat) = self.seats.get_mut(&flow).filter(|_| reset) else { return };
@@ -295,10 +297,10 @@ impl Port {
         }
     }
 
-    /// It is known how a connection stands.
+    /// Sets the state of a connection.
     fn stand(&mut self, flow: Flow, standing: Standing, now: Instant) {
         let Some(seat) = self.seats.get_mut(&flow) else { return };
-        // What has been decided stays so.
+        // A decision is final.
         if seat.standing != Standing::Asking {
             return;
         }
@@ -308,14 +310,14 @@ impl Port {
             Standing::PlainTcp | Standing::Refused => self.there.forget(seat.to),
             Standing::Asking => {}
         }
-        // One who has refused us may be there the next time.
+        // A server that has refused may accept the next time.
         if standing == Standing::PlainTcp && !seat.refused {
             self.plain.learn(seat.to, now);
         }
         self.name(flow);
     }
 
-    /// The loop is to hear of it.
+    /// Queues news of a connection for the loop.
     fn name(&mut self, flow: Flow) {
         let Some(seat) = self.seats.get_mut(&flow) else { return };
         if !std::mem::replace(&mut seat.named, true) {
@@ -323,7 +325,7 @@ impl Port {
         }
     }
 
-    /// Whether nothing of what was written is still to arrive, or ever will.
+    /// Returns whether all written data has been delivered, or never will be.
     fn is_over(&self, flow: Flow) -> bool {
         self.connector.look(flow).is_none_or(|stream| {
             let failed = matches!(stream.state(MAIN), State::Failed(_));
@@ -340,7 +342,7 @@ impl AsFd for Port {
 
 fn random() -> u64 {
     let mut bytes = [0; 8];
-    // The kernel always has them once it has started.
+    // Random bytes are always available once the kernel has started.
     SystemRandom::new().fill(&mut bytes).expect("the kernel gives random bytes");
     u64::from_be_bytes(bytes)
 }

@@ -1,4 +1,4 @@
-//! A connection's place at its port, and how it stands.
+//! State of a connection at its port.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,60 +6,61 @@ use std::time::Duration;
 use mio::Token;
 use viaduct_proto::time::Instant;
 
-/// How long a server may say nothing before it is tried by the kernel's TCP: two more tries, by the other
-/// packets too, and a round trip by satellite.
+/// Time without an answer after which the kernel's TCP is tried: two retransmissions, by the
+/// other packet format too, and a round trip by satellite.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The same where its TCP has refused us and it is asked by UDP: twice the time that the refusal took, and this.
+/// Shorter wait for UDP after the server's TCP refused: twice the time that the refusal took,
+/// plus this.
 const AFTER_RESET: Duration = Duration::from_millis(200);
 
-/// A connection's place.
+/// State of a connection.
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) to: SocketAddr,
-    /// It is not to go on by anything else.
+    /// Encrypted: never goes on by TCP.
     pub(super) encrypted: bool,
     began: Instant,
-    /// When it is tried by TCP.
+    /// Time at which TCP is tried.
     pub(super) until: Instant,
-    /// The server's TCP, or its host, has said no to us.
+    /// The server's TCP, or its host, has refused.
     pub(super) refused: bool,
     pub(super) token: Option<Token>,
     pub(super) standing: Standing,
-    /// The loop is to hear of it.
+    /// News is queued for the loop.
     pub(super) named: bool,
 }
 
-/// How a connection stands.
+/// Progress of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// Nothing is known of the server.
+    /// No answer yet.
     Asking,
-    /// It has answered.
+    /// Established: the server has answered.
     There,
-    /// It is to be reached by TCP.
+    /// To be continued by TCP.
     PlainTcp,
-    /// Nobody listens there.
+    /// Refused: no listener there.
     Refused,
 }
 
-/// What the loop hears of an end.
+/// News of an end for the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// It can be read, or written, or has ended.
+    /// Readable, writable, or ended.
     Ready,
-    /// Its server, here, is to be reached by TCP.
+    /// To be continued by TCP to this server.
     PlainTcp(SocketAddr),
 }
 
 impl Seat {
-    /// Of a connection that begins.
+    /// Returns the state of a new connection.
     pub(super) fn new(to: SocketAddr, encrypted: bool, now: Instant) -> Seat {
         let (token, standing) = (None, Standing::Asking);
         let until = now + PATIENCE;
         Seat { to, encrypted, began: now, until, refused: false, token, standing, named: false }
     }
 
-    /// Its TCP has refused us: UDP is not waited for as long as if nothing were known.
+    /// Shortens the wait for UDP after a refusal by the server's TCP.
     pub(super) fn hurry(&mut self, now: Instant) {
         self.until = self.until.min(now + 2 * now.since(self.began) + AFTER_RESET);
     }

@@ -1,4 +1,4 @@
-//! A connection as an end of a flow: the byte stream of its main stream.
+//! A Trickles connection as an end of a flow: the byte stream of its main stream.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -16,21 +16,21 @@ use super::seat::Standing;
 use crate::proxy::target::error_of;
 use crate::trickles::Flow;
 
-/// The end. Dropped before its client has ended what it says, it ends the connection at once.
+/// An end. Dropped without a shutdown, it ends the connection at once.
 #[derive(Debug)]
 pub struct Trickle {
     port: SharedPort,
     flow: Flow,
-    /// What was read of the stream, and not yet from here.
+    /// Bytes read from the stream and not yet by the flow.
     rest: Bytes,
-    /// Nothing more is written, and what was is to arrive.
+    /// Nothing more is written; written bytes are still delivered.
     shut: bool,
-    /// What was written before the server had answered, where that may be: if it knows only TCP, it is
-    /// said again there.
+    /// Bytes written before the server answered, where that is permitted. If the server knows
+    /// only TCP, they are sent again there.
     said: Option<Vec<u8>>,
 }
 
-/// Most bytes that are written before the server has answered: what fits the first packets.
+/// Maximum of bytes written before the server has answered: the first packets' capacity.
 const EARLY: usize = 16 << 10;
 
 impl Trickle {
@@ -45,12 +45,13 @@ impl Trickle {
         Ok(Trickle { port: port.clone(), flow, rest: Bytes::new(), shut: false, said })
     }
 
-    /// Has the loop told by `token`.
+    /// Sets the token by which the loop knows the connection.
     pub fn register(&self, token: Token) {
         self.port.lock().register(self.flow, token);
     }
 
-    /// Whether the server has answered, or is not waited for. `Err`: it never will.
+    /// Returns whether bytes can be written: the server has answered, or is not waited for.
+    /// `Err`: it refused.
     pub fn check_connected(&self) -> io::Result<bool> {
         match self.port.lock().standing(self.flow) {
             Standing::Asking | Standing::PlainTcp => Ok(self.said.is_some()),
@@ -59,17 +60,18 @@ impl Trickle {
         }
     }
 
-    /// What was written and its server has not heard, and whether no more follows: to be said by TCP.
+    /// Takes the bytes that were written and not received by the server, and whether the stream
+    /// ends behind them; to be sent by TCP.
     pub fn into_said(mut self) -> (Vec<u8>, bool) {
         (self.said.take().unwrap_or_default(), self.shut)
     }
 
-    /// Our address, and the server's, where they are known.
+    /// Local and remote address, where known.
     pub fn names(&self) -> Option<(SocketAddr, SocketAddr)> {
         self.port.lock().names(self.flow)
     }
 
-    /// Reads what is there; `Some(0)` at the end, `None` if nothing is there now.
+    /// Reads available bytes; `Some(0)` at the end, `None` if there are none now.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         let mut port = self.port.lock();
         match port.standing(self.flow) {
@@ -98,7 +100,7 @@ impl Trickle {
         }
     }
 
-    /// Writes what there is room for; `None` if there is none now.
+    /// Writes as much as there is room for; `None` if there is none now.
     pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         let mut port = self.port.lock();
         let left = match (port.standing(self.flow), &self.said) {
@@ -116,8 +118,8 @@ impl Trickle {
         if let State::Failed(why) = stream.state(MAIN) {
             return Err(error(why));
         }
-        // Nothing waits, and there is no room: nobody reads it any more. What is still said is lost on
-        // whoever has answered already.
+        // No room, though nothing waits: the peer no longer reads. Further bytes are discarded;
+        // the peer has finished its answer.
         if stream.writable(MAIN) == 0 && stream.is_flushed(MAIN) {
             return Ok(Some(pieces.iter().map(|piece| piece.len()).sum()));
         }
@@ -135,7 +137,8 @@ impl Trickle {
         Ok((written > 0).then_some(written))
     }
 
-    /// Bytes that were written and that its server has not consumed, as far as is known, but may: one, or none.
+    /// Estimate of the bytes that were written and may still be consumed by the server: one if
+    /// there are any, or none.
     pub fn unacknowledged(&self) -> u64 {
         let mut port = self.port.lock();
         if port.standing(self.flow) == Standing::Refused {
@@ -147,7 +150,7 @@ impl Trickle {
         })
     }
 
-    /// Writes no more.
+    /// Ends the write direction.
     pub fn shutdown(&mut self) -> io::Result<()> {
         self.shut = true;
         if let Some(stream) = self.port.lock().stream(self.flow) {
@@ -156,7 +159,7 @@ impl Trickle {
         Ok(())
     }
 
-    /// Has it end at once.
+    /// Makes the connection end at once when dropped.
     pub fn reset(&mut self) {
         self.shut = false;
     }
@@ -168,7 +171,7 @@ impl Drop for Trickle {
     }
 }
 
-/// What a failure of the stream is here.
+/// Maps a failure of the stream to an error.
 fn error(why: Failure) -> io::Error {
     error_of(match why {
         Failure::TimedOut => flow::Failure::TimedOut,

@@ -1,4 +1,4 @@
-//! A link, whatever carries it.
+//! A link, over either transport.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,31 +14,31 @@ use super::quic::{Endpoint, QuicLink};
 use super::settings::TunnelSettings;
 use super::stream::Stream;
 
-/// What carries a link.
+/// Transport of a link.
 #[derive(Debug)]
 pub(super) enum Wire {
     Stream(Box<Stream>),
     Quic(Box<QuicLink>),
 }
 
-/// A near end's number, and that of one of its slots.
+/// Number of a near end, and of one of its slots.
 pub(super) type Place = (usize, usize);
 
-/// A link, and what it belongs to.
+/// A link, and its place.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) wire: Wire,
-    /// Where the other end was when it began.
+    /// Address of the other end when the link began.
     pub(super) remote: SocketAddr,
-    /// The slot that dials it again.
+    /// Slot that dials the link again.
     pub(super) slot: Option<Place>,
-    /// Its tunnel, and its number there, once that is known.
+    /// Tunnel, and the link's number there, once known.
     pub(super) place: Option<(SharedPeer, u32)>,
-    /// When it is given up, unless it is up.
+    /// Deadline for coming up.
     pub(super) deadline: Instant,
 }
 
-/// What driving a link takes.
+/// Shared resources for driving a link.
 pub(super) struct Tools<'a> {
     pub(super) endpoint: Option<&'a mut Endpoint>,
     pub(super) settings: &'a TunnelSettings,
@@ -54,7 +54,7 @@ impl Link {
         }
     }
 
-    /// Whether both ends have shown who they are.
+    /// Returns whether both ends have authenticated.
     pub(super) fn is_up(&self) -> bool {
         match &self.wire {
             Wire::Stream(stream) => stream.is_up(),
@@ -62,12 +62,12 @@ impl Link {
         }
     }
 
-    /// Whether somebody has dialled it who has not shown yet whose it is.
+    /// Returns whether this is an accepted link whose peer is not known yet.
     pub(super) fn is_stranger(&self) -> bool {
         self.slot.is_none() && self.place.is_none()
     }
 
-    /// Who dialled, once that is known.
+    /// Public key of the peer, once known.
     pub(super) fn peer(&self) -> Option<PublicKey> {
         match &self.wire {
             Wire::Stream(stream) => stream.peer(),
@@ -75,14 +75,14 @@ impl Link {
         }
     }
 
-    /// Lifts what bounds a link whose other end was not known yet.
+    /// Lifts the limits of an unauthenticated link.
     pub(super) fn trust(&mut self, sessions: u32) {
         if let Wire::Quic(quic) = &mut self.wire {
             quic.trust(sessions);
         }
     }
 
-    /// What came before the link had its place.
+    /// Bytes received before the link was assigned to a tunnel.
     pub(super) fn early(&mut self) -> &mut Vec<u8> {
         match &mut self.wire {
             Wire::Stream(stream) => &mut stream.plain_in,
@@ -90,12 +90,12 @@ impl Link {
         }
     }
 
-    /// Whether there is more to read, after others had their turn.
+    /// Returns whether more can be read, after other links had their turn.
     pub(super) fn is_readable(&self) -> bool {
         matches!(&self.wire, Wire::Stream(stream) if stream.is_readable())
     }
 
-    /// Reads what there is, and hands it on.
+    /// Reads the available bytes, and passes them to the tunnel.
     pub(super) fn receive(&mut self, tools: &mut Tools<'_>, now: Instant) -> io::Result<()> {
         let mut tunnel = self.place.as_ref().map(|(peer, number)| (peer.lock(), *number));
         let mut deliver = |lane: Lane, bytes: Option<&[u8]>| {
@@ -119,7 +119,7 @@ impl Link {
         }
     }
 
-    /// Adds frames to be sent.
+    /// Queues frames to be sent.
     pub(super) fn push(&mut self, lane: Lane, frames: &[u8]) {
         match &mut self.wire {
             Wire::Stream(stream) => stream.push(frames),
@@ -127,14 +127,14 @@ impl Link {
         }
     }
 
-    /// Nothing follows on a lane.
+    /// Ends a lane: no more frames follow.
     pub(super) fn end(&mut self, lane: Lane) {
         if let Wire::Quic(quic) = &mut self.wire {
             quic.end(lane);
         }
     }
 
-    /// Whether it is time to write what was added.
+    /// Returns whether enough is queued to write it now.
     pub(super) fn is_full(&self) -> bool {
         match &self.wire {
             Wire::Stream(stream) => stream.is_full(),
@@ -142,7 +142,7 @@ impl Link {
         }
     }
 
-    /// Writes what can be written, and tells the tunnel whether there is room for more.
+    /// Writes as much as possible, and tells the tunnel whether there is room for more.
     pub(super) fn flush(
         &mut self,
         endpoint: Option<&mut Endpoint>,
@@ -165,7 +165,7 @@ impl Link {
         Ok(())
     }
 
-    /// When it wants to be driven; `None` while it waits for its socket alone.
+    /// Time at which the link wants to be driven; `None` while it waits for its socket only.
     pub(super) fn poll_timeout(&mut self, endpoint: Option<&Endpoint>) -> Option<Instant> {
         let deadline = self.place.is_none().then_some(self.deadline);
         let carrier = match (&mut self.wire, endpoint) {
@@ -175,7 +175,7 @@ impl Link {
         deadline.into_iter().chain(carrier).min()
     }
 
-    /// Closes it for this reason, which the other end is told where the handshake has a word for it.
+    /// Closes the link. The other end is told the reason where the handshake has a code for it.
     pub(super) fn close(
         &mut self,
         why: &io::Error,
@@ -185,7 +185,7 @@ impl Link {
     ) {
         match (&mut self.wire, endpoint) {
             (Wire::Stream(stream), _) => {
-                // The handshake's last message may say that the dialler is refused.
+                // The handshake's last message may carry the refusal of the dialler.
                 let _ = stream.flush(now);
                 let _ = registry.deregister(stream.source());
             }
@@ -198,7 +198,7 @@ impl Link {
     }
 }
 
-/// The code with which a QUIC connection is closed: the refusal's, or 0.
+/// Close code of a QUIC connection: the refusal's, or 0.
 fn refusal_code(why: &io::Error) -> u8 {
     match record_error(why) {
         Some(RecordError::Unknown(_)) => Refusal::UnknownKey.code(),
@@ -206,7 +206,7 @@ fn refusal_code(why: &io::Error) -> u8 {
     }
 }
 
-/// The handshake's error, if that is what ended a link.
+/// Error of the handshake, if that is what ended the link.
 pub(super) fn record_error(why: &io::Error) -> Option<RecordError> {
     why.get_ref().and_then(|inner| inner.downcast_ref()).copied()
 }

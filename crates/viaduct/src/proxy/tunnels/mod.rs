@@ -1,5 +1,5 @@
-//! Tunnels of a proxy: flows enter one at its near end, as if it were a server, and leave it at its
-//! far end, as if they were clients'.
+//! Tunnels of a proxy: flows enter a tunnel at its near end, as if it were their server, and
+//! leave it at its far end, as if it were their client.
 //!
 //! ```text
 //!     flow ─ Leg ─ Session ─┐                        ┌─ Session ─ Leg ─ flow
@@ -10,18 +10,18 @@
 //!
 //! | file | noun |
 //! |---|---|
-//! | here | [`Tunnels`]: all of a loop's tunnels, and what carries them |
-//! | [`near`] | the near end of a tunnel, and the way into it |
+//! | here | [`Tunnels`]: all of a loop's tunnels, and their links |
+//! | [`near`] | the near end of a tunnel, and its outlet |
 //! | [`peer`] | a tunnel to one peer, which its sessions share |
 //! | [`session`] | a flow's end |
-//! | [`link`] | a link, whatever carries it |
+//! | [`link`] | a link, over either transport |
 //! | [`stream`] | over TCP: records under the sites' keys |
 //! | [`quic`] | over QUIC: a stream for each session |
-//! | `coming` | how links come about, and go |
-//! | `strangers` | how many may not have shown whose they are |
-//! | `carrying` | how they are driven |
-//! | [`dial`] | when to try again |
-//! | [`pump`] | how the loop drives all this |
+//! | `coming` | setup and end of links |
+//! | `strangers` | limits of unauthenticated links |
+//! | `carrying` | how links are driven |
+//! | [`dial`] | when to dial again |
+//! | [`pump`] | integration with the loop |
 
 mod carrying;
 mod coming;
@@ -63,13 +63,13 @@ pub use peer::Arrival;
 pub use session::Session;
 pub use stream::Took;
 
-/// Tokens of tunnels begin here.
+/// First token of tunnels.
 pub const FIRST_TOKEN: usize = usize::MAX / 2;
 const LISTENER: Token = Token(FIRST_TOKEN);
 const DATAGRAMS: Token = Token(FIRST_TOKEN + 1);
-/// Links' tokens begin here.
+/// First token of links.
 const LINKS: usize = FIRST_TOKEN + 2;
-/// Connections that wait to be accepted.
+/// Backlog of the listener.
 const BACKLOG: u32 = 64;
 /// Bytes read at once.
 const SCRATCH: usize = 256 << 10;
@@ -79,22 +79,22 @@ pub struct Tunnels {
     settings: TunnelSettings,
     registry: Registry,
     listener: Option<TcpListener>,
-    /// When links are accepted again, after a turn's worth or a failure.
+    /// Time at which links are accepted again, after a turn's limit or a failure.
     accept_at: Option<Instant>,
     endpoint: Option<Endpoint>,
-    /// Links that were let go for others before their ends had shown a key.
+    /// Unauthenticated links dropped to make room for others.
     strangers_dropped: u64,
     entropy: Entropy,
     links: Slab<Link>,
-    /// Where flows enter.
+    /// Near ends: flows enter here.
     nears: Vec<Near>,
-    /// Where they leave.
+    /// Far ends: flows leave here.
     far: Vec<SharedPeer>,
     scratch: Box<[u8]>,
 }
 
 impl Tunnels {
-    /// Listens, and begins to dial.
+    /// Opens the listeners, and begins to dial.
     pub fn new(settings: TunnelSettings, registry: Registry, now: Instant) -> Result<Tunnels> {
         let listener = settings.listen.map(|at| {
             let listener = stream::listen(at, BACKLOG, &settings);
@@ -126,7 +126,7 @@ impl Tunnels {
         })
     }
 
-    /// The ways into the tunnels that this end dials.
+    /// Outlets into the tunnels that this end dials.
     pub fn outlets(&self) -> HashMap<TunnelName, Outlet> {
         self.nears.iter().map(|near| (near.dial.name.clone(), near.outlet())).collect()
     }
@@ -135,35 +135,35 @@ impl Tunnels {
         self.nears.iter().map(|near| &near.peer).chain(&self.far)
     }
 
-    /// What each has counted.
+    /// Counters of each tunnel.
     pub fn counters(&self) -> Vec<super::stats::TunnelCounters> {
         let nears = self.nears.iter().map(Near::counters);
         nears.chain(self.far.iter().map(|peer| peer.lock().counters())).collect()
     }
 
-    /// Links that were let go for others before their ends had shown a key.
+    /// Unauthenticated links dropped to make room for others.
     pub fn strangers_dropped(&self) -> u64 {
         self.strangers_dropped
     }
 
-    /// Whether all that was said in sessions has arrived, and none is left.
+    /// Returns whether all data of sessions is delivered and no session is left.
     pub fn are_done(&self) -> bool {
         self.peers().all(|peer| peer.lock().tunnel.stats().open == 0)
     }
 
-    /// The servers that sessions may leave to.
+    /// Permitted destinations of sessions.
     pub fn allowed(&self) -> &[ipnet::IpNet] {
         &self.settings.allow_to
     }
 
-    /// As many links to each far end as these say, from now on.
+    /// Changes the number of links to each far end.
     pub fn set_links(&mut self, dials: &[Dial], now: Instant) {
         for (near, dial) in self.nears.iter_mut().zip(dials) {
             near.set_links(dial.links, &self.links, now);
         }
     }
 
-    /// An event of one of its sockets.
+    /// Handles an event of one of the sockets.
     pub fn handle(&mut self, event: &Event, now: Instant) {
         match event.token() {
             LISTENER => self.accept(now),
@@ -180,7 +180,7 @@ impl Tunnels {
         }
     }
 
-    /// Reads on where there was more than one turn takes.
+    /// Goes on with sockets that had more to read than one turn takes.
     pub fn resume(&mut self, now: Instant) {
         if self.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable) {
             self.receive(now);
@@ -191,7 +191,7 @@ impl Tunnels {
         }
     }
 
-    /// Whether there is something to do before any event.
+    /// Returns whether there is something to do before any event.
     pub fn is_busy(&self) -> bool {
         let mut peers = self.peers();
         self.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable)
@@ -199,12 +199,12 @@ impl Tunnels {
             || peers.any(|peer| !peer.lock().ready.is_empty())
     }
 
-    /// The token of a session's end that is ready, and for what.
+    /// Takes the next ready end of a session: its token, and its readiness.
     pub fn poll_ready(&mut self) -> Option<(Token, Took)> {
         self.peers().find_map(|peer| peer.lock().ready.pop_front())
     }
 
-    /// The next session that a peer has opened.
+    /// Takes the next session that a peer has opened.
     pub fn poll_arrival(&mut self) -> Option<Arrival> {
         self.far.iter().find_map(|peer| {
             let (seat, to, source) = peer.lock().arrivals.pop_front()?;
@@ -213,7 +213,7 @@ impl Tunnels {
         })
     }
 
-    /// When [`handle_timeout`](Tunnels::handle_timeout) has something to do.
+    /// Time at which [`handle_timeout`](Tunnels::handle_timeout) has something to do.
     pub fn poll_timeout(&mut self) -> Option<Instant> {
         let tunnels = self.peers().filter_map(|peer| peer.lock().tunnel.poll_timeout()).min();
         let Tunnels { endpoint, links, nears, .. } = self;
@@ -222,7 +222,7 @@ impl Tunnels {
         slots.chain(links).chain(tunnels).chain(self.accept_at).min()
     }
 
-    /// Does what is due by now.
+    /// Handles the timers due by `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.accept_at.is_some_and(|at| at <= now) {
             self.accept(now);
@@ -257,7 +257,7 @@ impl Tunnels {
 }
 
 impl Drop for Tunnels {
-    /// Whoever is at the other end of a link hears at once that this one has gone, also by QUIC.
+    /// Closes all links, so that the other ends notice at once, over QUIC as well.
     fn drop(&mut self) {
         let now = Instant::from_nanos(clock::now());
         let why = io::Error::other("the process ends");
@@ -267,7 +267,7 @@ impl Drop for Tunnels {
     }
 }
 
-/// The tunnel to the peer of this key, called `name` if it was given one.
+/// Returns the tunnel to the peer with this key; `name` is empty if it has none.
 fn new_peer(
     settings: &TunnelSettings,
     key: PublicKey,
@@ -280,10 +280,11 @@ fn new_peer(
     SharedPeer::new(Peer::new(tunnel, key, name, instance))
 }
 
-/// The kernel's random bytes.
+/// Source of the kernel's random bytes.
 fn entropy() -> Entropy {
     Arc::new(|out: &mut [u8]| {
-        // Without them nothing here is safe; the kernel always has them once it has started.
+        // Without random bytes nothing here is secure; the kernel always has them once it has
+        // started.
         SystemRandom::new().fill(out).expect("the kernel gives random bytes");
     })
 }

@@ -1,4 +1,4 @@
-//! A tunnel to one peer, which its sessions' ends share.
+//! A tunnel to one peer, shared by the ends of its sessions.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -17,23 +17,23 @@ use super::stream::Took;
 use crate::proxy::stats::{MOST_SESSIONS, TunnelCounters};
 use crate::sparing::Sparing;
 
-/// What far ends deny is told of by the peer's key.
+/// Rate-limited warnings about sessions that far ends deny, by the peer's key.
 static DENIALS: Sparing<PublicKey> = Sparing::new(3);
 
 /// A session that a peer has opened.
 #[derive(Debug)]
 pub struct Arrival {
-    /// Its end here.
+    /// Local end of the session.
     pub session: Session,
-    /// Where it is to go.
+    /// Destination.
     pub to: Address,
-    /// Who it is for.
+    /// Source address that the session is carried for.
     pub source: Option<SocketAddr>,
-    /// The peer.
+    /// Public key of the peer.
     pub peer: PublicKey,
 }
 
-/// The tunnel, as its ends and links share it: all in one thread, so that nobody ever waits.
+/// A tunnel, shared by its ends and links. All are in one thread, so the lock never blocks.
 #[derive(Clone, Debug)]
 pub(super) struct SharedPeer(Arc<Mutex<Peer>>);
 
@@ -42,7 +42,7 @@ impl SharedPeer {
         SharedPeer(Arc::new(Mutex::new(peer)))
     }
 
-    /// Whether both are the same tunnel.
+    /// Returns whether both refer to the same tunnel.
     pub(super) fn is_same_tunnel(&self, other: &SharedPeer) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -52,45 +52,46 @@ impl SharedPeer {
     }
 }
 
-/// The tunnel.
+/// A tunnel.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) key: PublicKey,
-    /// What its tunnel is called; empty without a name.
+    /// Name of the tunnel; empty if unnamed.
     name: String,
-    /// The instance of a peer that dials; one that is dialled may come back as another.
+    /// Instance of a peer that dials; `None` for a peer that is dialled, which may restart as
+    /// another.
     instance: Option<u64>,
     pub(super) tunnel: Tunnel,
-    /// What carries each link, by the link's number.
+    /// Loop key of each link, by the link's number.
     pub(super) keys: BTreeMap<u32, usize>,
     pub(super) seats: Slab<Seat>,
     by_id: HashMap<SessionId, usize>,
     /// Sessions that wait for a link.
     waiting: VecDeque<usize>,
-    /// Ends that are ready, and for what.
+    /// Ends that are ready, and their readiness.
     pub(super) ready: VecDeque<(Token, Took)>,
     /// Sessions that the peer has opened.
     pub(super) arrivals: VecDeque<(usize, Address, Option<SocketAddr>)>,
-    /// Whether the peer has answered on a link since this was taken.
+    /// True if a link has come up since this flag was last taken.
     pub(super) has_risen: bool,
-    /// Sessions that the peer has denied, and where the last one was to go.
+    /// Number of sessions that the peer has denied, and destination of the last one.
     denied: u64,
     denied_last: Option<Address>,
 }
 
-/// A session, as its end sees it.
+/// State of a session, as its end sees it.
 #[derive(Debug, Default)]
 pub(super) struct Seat {
     pub(super) id: Option<SessionId>,
-    /// Where it is to go, while it waits for a link.
+    /// Destination and source, while the session waits for a link.
     goes: Option<(Address, SocketAddr)>,
-    /// Where it was to go, if it was opened here.
+    /// Destination, if the session was opened here.
     to: Option<Address>,
-    /// By which the loop knows the end.
+    /// Token by which the loop knows the end.
     pub(super) token: Option<Token>,
-    /// The peer has accepted it.
+    /// The peer has accepted the session.
     pub(super) accepted: bool,
-    /// Nothing follows what can be read.
+    /// End of stream behind the readable data.
     pub(super) finished: bool,
     pub(super) broken: Option<Failure>,
 }
@@ -114,12 +115,12 @@ impl Peer {
         }
     }
 
-    /// Whether it is the tunnel of this peer's instance.
+    /// Returns whether this is the tunnel of this instance of the peer.
     pub(super) fn is(&self, key: PublicKey, instance: u64) -> bool {
         self.key == key && self.instance == Some(instance)
     }
 
-    /// What it has counted.
+    /// Counters of the tunnel.
     pub(super) fn counters(&self) -> TunnelCounters {
         let sessions = self.by_id.keys().filter_map(|id| self.tunnel.session_stats(*id));
         let mut sessions: Vec<_> = sessions.collect();
@@ -137,12 +138,12 @@ impl Peer {
         }
     }
 
-    /// Whether nothing is left of it.
+    /// Returns whether no link and no session is left.
     pub(super) fn is_idle(&self) -> bool {
         self.keys.is_empty() && self.seats.is_empty()
     }
 
-    /// Opens a session, now or when there is a link.
+    /// Opens a session, now or once there is a link.
     pub(super) fn open(&mut self, to: Address, source: SocketAddr) -> usize {
         let goes = Some((to, source));
         let seat = Seat { goes, ..Seat::default() };
@@ -152,7 +153,7 @@ impl Peer {
         number
     }
 
-    /// An end is gone.
+    /// Removes the end of a session.
     pub(super) fn leave(&mut self, number: usize) {
         if let Some(id) = self.seats.remove(number).id {
             self.by_id.remove(&id);
@@ -172,7 +173,7 @@ impl Peer {
         }
     }
 
-    /// Takes what the tunnel has to tell. Returns the links that broke, and those that are over.
+    /// Handles the tunnel's events. Returns the links that broke, and those that are over.
     pub(super) fn settle(&mut self) -> (Vec<(usize, LinkError)>, Vec<usize>) {
         let mut down = Vec::new();
         while let Some(event) = self.tunnel.poll_event() {
@@ -208,7 +209,7 @@ impl Peer {
         (down, over.map(|(_, key)| *key).collect())
     }
 
-    /// Notes that the far end does not let a session leave.
+    /// Records that the far end denied a session.
     fn denied(&mut self, id: SessionId) {
         let seat = self.by_id.get(&id).and_then(|&number| self.seats.get(number));
         let Some(to) = seat.and_then(|seat| seat.to.clone()) else { return };
@@ -238,7 +239,7 @@ impl Peer {
         self.tell(number, Took { readable, writable });
     }
 
-    /// Has the loop drive the flow of an end.
+    /// Queues the readiness of an end, so that the loop drives its flow.
     pub(super) fn tell(&mut self, number: usize, what: Took) {
         if let Some(token) = self.seats[number].token {
             self.ready.push_back((token, what));

@@ -1,4 +1,4 @@
-//! What the tunnels of a proxy need to know.
+//! Settings of a proxy's tunnels.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -22,57 +22,58 @@ use crate::text;
 /// The tunnels of a proxy.
 #[derive(Clone, Debug)]
 pub struct TunnelSettings {
-    /// This site's key.
+    /// Secret key of this site.
     pub secret: SecretKey,
-    /// Those whose links are accepted.
+    /// Public keys of peers whose links are accepted.
     pub peers: Vec<PublicKey>,
-    /// Where links arrive.
+    /// Address to listen at for links.
     pub listen: Option<SocketAddr>,
-    /// The far ends that are dialled.
+    /// Far ends to dial.
     pub dials: Vec<Dial>,
-    /// What carries their links.
+    /// Transport of the links.
     pub carrier: CarrierKind,
-    /// The links' congestion control; the carrier's own choice if not given.
+    /// Congestion control of the links; the transport's default if not given.
     pub congestion: Option<String>,
-    /// Whether a client is let in only when the far end has reached the server.
+    /// True if a client is accepted only after the far end has reached the server.
     pub waits: bool,
-    /// Servers that sessions may leave to.
+    /// Permitted destinations of sessions that leave here.
     pub allow_to: Vec<IpNet>,
-    /// What links may hold whose other ends have not shown a key.
+    /// Memory limit of links whose other ends have not shown a key.
     pub stranger_memory: StrangerMemory,
-    /// Buffers and times.
+    /// Buffer sizes and timeouts.
     pub core: Settings,
 }
 
-/// The buffer of a tunnel, if nobody says.
+/// Default buffer of a tunnel, in bytes.
 const TUNNEL_BUFFER: u64 = 64 << 20;
-/// Memory for links of one source whose other ends have not shown a key, and of all, if nobody says.
+/// Default memory, in bytes, for links whose other ends have not shown a key: of one source, of
+/// all.
 const SOURCE_MEMORY: usize = 2 << 20;
 const STRANGER_MEMORY: usize = 8 << 20;
-/// What QUIC links may have.
+/// Congestion controls that QUIC links support.
 const QUIC_CONGESTION: [&str; 3] = ["cubic", "bbr", "reno"];
 
-/// A tunnel's name; of the one that `tunnel` alone leads to it is empty.
+/// Name of a tunnel; empty for the one that the option `tunnel` makes.
 pub type TunnelName = Arc<str>;
 
-/// A far end that is dialled.
+/// A far end to dial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dial {
-    /// What policies call the tunnel.
+    /// Name of the tunnel in policies.
     pub name: TunnelName,
-    /// Where the far end listens.
+    /// Address of the far end's listener.
     pub to: SocketAddr,
-    /// Its public key.
+    /// Public key of the far end.
     pub peer: PublicKey,
-    /// How many links are dialled, at least one.
+    /// Number of links to dial, at least one.
     pub links: usize,
 }
 
-/// A table `[[tunnel]]`, as it is written.
+/// A table `[[tunnel]]` as written in the file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TunnelTable {
-    /// What policies call it.
+    /// Name of the tunnel in policies.
     pub name: String,
     #[serde(deserialize_with = "goal_in")]
     to: SocketAddr,
@@ -80,7 +81,7 @@ pub struct TunnelTable {
     links: Option<u16>,
 }
 
-/// What carries a tunnel's links.
+/// Transport of a tunnel's links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum CarrierKind {
     /// TCP, all sessions of a link in one stream
@@ -91,7 +92,7 @@ pub enum CarrierKind {
 }
 
 impl CarrierKind {
-    /// How many links serve well.
+    /// Default number of links.
     fn links(self) -> u16 {
         match self {
             CarrierKind::Tcp => 2,
@@ -100,7 +101,7 @@ impl CarrierKind {
     }
 }
 
-/// What `viaduct proxy` may be told of tunnels.
+/// Tunnel options of `viaduct proxy`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TunnelArgs {
     /// Flows go through a tunnel, whose far end listens here
@@ -133,11 +134,11 @@ pub struct TunnelArgs {
     /// queue; 1 over QUIC, where flows do not wait for each other]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub links: Option<u16>,
-    /// What carries them
+    /// Transport of the links
     #[arg(long, value_enum, default_value_t = CarrierKind::Tcp)]
     pub carrier: CarrierKind,
-    /// The links' congestion control: by TCP any of the kernel's, its own choice if not given; by QUIC
-    /// cubic (if not given), bbr or reno
+    /// Congestion control of the links: over TCP any that the kernel has (default: the
+    /// kernel's); over QUIC cubic (default), bbr or reno
     #[arg(long, value_name = "NAME")]
     pub link_congestion: Option<String>,
     /// Bytes that a tunnel's other end may have sent and we not yet passed on, at most; four times
@@ -145,20 +146,21 @@ pub struct TunnelArgs {
     #[arg(long, value_name = "BYTES", default_value_t = TUNNEL_BUFFER,
           value_parser = clap::value_parser!(u64).range(64 << 10..=1 << 40))]
     pub tunnel_buffer: u64,
-    /// Memory that links of one address (a /64 of IPv6) may hold where tunnels arrive until their other ends have
-    /// shown a known key, by each carrier; one more link, and the oldest is let go [default: 2M]
+    /// Memory that links of one address (a /64 of IPv6) may hold, per carrier, at the listening
+    /// end until their other ends have shown a known key; beyond that the oldest is dropped
+    /// [default: 2M]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     pub stranger_memory_per_source: Option<usize>,
-    /// The same of all addresses [default: 8M]
+    /// The same for all addresses together [default: 8M]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     pub stranger_memory: Option<usize>,
 }
 
 impl TunnelArgs {
-    /// The tunnels that are asked for, here and by `tables`, if any.
+    /// Tunnels that these options and `tables` ask for, if any.
     ///
     /// # Errors
-    /// What is wrong, and what would be right.
+    /// The mistake, and a correct form.
     pub fn settings(
         &self,
         tables: &[TunnelTable],
@@ -232,8 +234,8 @@ impl TunnelArgs {
         }))
     }
 
-    /// Whether all that the links are of can have the congestion control that is asked for. An end that
-    /// listens takes TCP and QUIC; QUIC then does as it can.
+    /// Checks that the transports in use support the congestion control. A listening end
+    /// accepts TCP and QUIC; QUIC then falls back to its default if it lacks the name.
     fn check_congestion(&self) -> Result<()> {
         let Some(name) = &self.link_congestion else { return Ok(()) };
         if self.carrier == CarrierKind::Tcp || self.tunnel_listen.is_some() {
@@ -244,7 +246,7 @@ impl TunnelArgs {
         Ok(())
     }
 
-    /// The tunnel without a name, if there is one, and those with.
+    /// Far ends to dial: of the unnamed tunnel, if there is one, and of the named ones.
     fn dials(&self, tables: &[TunnelTable]) -> Result<Vec<Dial>> {
         let otherwise = usize::from(self.links.unwrap_or(self.carrier.links()));
         let unnamed = self.tunnel.zip(self.peer.first());
@@ -268,7 +270,7 @@ impl TunnelArgs {
 }
 
 impl Dial {
-    /// All but the number of links.
+    /// All fields but the number of links.
     fn end(&self) -> (&str, SocketAddr, PublicKey) {
         (&self.name, self.to, self.peer)
     }
@@ -292,7 +294,8 @@ impl fmt::Display for TunnelSettings {
 }
 
 impl TunnelSettings {
-    /// The same with links given up after so long without a word at most, if that is not 0.
+    /// Limits the time without a word from the peer after which a link is given up; no change
+    /// if 0.
     pub fn dead_after(mut self, after: Option<Duration>) -> TunnelSettings {
         let core = &mut self.core;
         if let Some(after) = after {
@@ -303,7 +306,8 @@ impl TunnelSettings {
         self
     }
 
-    /// Whether a running proxy can take up `new` instead: only the number of links may differ.
+    /// Returns whether a running proxy can switch to `new` without a restart: only the number
+    /// of links may differ.
     pub fn is_alike(old: &Option<TunnelSettings>, new: &Option<TunnelSettings>) -> bool {
         match (old, new) {
             (None, None) => true,

@@ -12,63 +12,63 @@ use viaduct_sys::tcp::{self, LongHaul, TcpOptions};
 
 use super::settings::TunnelSettings;
 
-/// Bytes that each socket may hold: the kernel sends and acknowledges what the path needs, and the
-/// tunnel's tokens bound what is on its way.
+/// Bytes that each socket may hold. The kernel sends and acknowledges what the path needs; the
+/// tunnel's flow control bounds the bytes in flight.
 const SOCKET: usize = 64 << 20;
-/// Reads before others have their turn.
+/// Reads of one link before other sources have their turn.
 const READS: usize = 4;
-/// Bytes read at once of a dialler that has not shown its key.
+/// Bytes read at once from a dialler that has not shown its key.
 const UNTRUSTED_READ: usize = 4 << 10;
-/// What waits in front of the path lasts as long as it took to come back with more, of late; between
-/// these.
+/// Unsent data in the socket lasts for the time that this process recently took to write more;
+/// between these bounds.
 const SHORTEST_AHEAD: Duration = Duration::from_millis(2);
 const FIRST_AHEAD: Duration = Duration::from_millis(10);
 const LONGEST_AHEAD: Duration = Duration::from_millis(50);
-/// And between these, in bytes.
+/// Bounds of the same in bytes.
 const LEAST_AHEAD: usize = 16 << 10;
 const MOST_AHEAD: usize = 4 << 20;
-/// It grows by so much each time that the socket has waited for us, and shrinks by so much in each
-/// [`SPAN`], which takes it a second to forget. Waiting costs more than the moment: for a round trip
-/// BBR takes the rate that it measures to be ours and not the path's, does not lower its estimate,
-/// and in its beginning does not end overshooting.
+/// Growth each time that the socket has run empty and waited for us, and decay in each
+/// [`SPAN`]: growth is forgotten in about a second. An empty socket costs more than the moment.
+/// For a round trip BBR takes the measured rate to be application-limited and not the path's:
+/// it does not lower its estimate, and at startup it does not stop overshooting.
 const GROW: (u32, u32) = (3, 2);
 const SHRINK: (u32, u32) = (159, 160);
-/// How often the rate is looked at.
+/// Interval of looks at the pacing rate.
 const SPAN: Duration = Duration::from_millis(20);
 
-/// What a socket, or an end, is ready for.
+/// Readiness of a socket, or of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Took {
-    /// It may be read.
+    /// Readable.
     pub readable: bool,
-    /// It may be written.
+    /// Writable.
     pub writable: bool,
 }
 
-/// The link.
+/// A link over TCP.
 #[derive(Debug)]
 pub(super) struct Stream {
     stream: TcpStream,
     secure: Secure,
     connected: bool,
     writable: bool,
-    /// It may have something; until a read says that it does not.
+    /// Possibly readable: true until a read would block.
     readable: bool,
-    /// What came before it was known to which tunnel the link belongs.
+    /// Bytes received before the link was assigned to a tunnel.
     pub(super) plain_in: Vec<u8>,
     /// Frames to be sealed.
     plain_out: Vec<u8>,
-    /// Records to be written, and how much of them is.
+    /// Sealed records, and the number of their bytes that are written.
     sealed: Vec<u8>,
     written: usize,
     ahead: usize,
-    /// The time that it is to last.
+    /// Time that the unsent data is to last.
     lasts: Duration,
-    /// When the rate was looked at.
+    /// Time of the last look at the pacing rate.
     measured: Instant,
 }
 
-/// What a read hands on.
+/// Callback for the bytes of a read.
 pub(super) type Deliver<'a> = &'a mut dyn FnMut(&[u8]);
 
 /// Listens for links.
@@ -93,7 +93,7 @@ fn options() -> TcpOptions {
 }
 
 impl Stream {
-    /// A link that somebody has dialled.
+    /// Wraps an accepted link.
     pub(super) fn accepted(
         stream: TcpStream,
         settings: &TunnelSettings,
@@ -104,7 +104,7 @@ impl Stream {
         Stream::new(stream, secure, Vec::new(), true)
     }
 
-    /// Dials one.
+    /// Dials a link.
     pub(super) fn dial(
         to: SocketAddr,
         settings: &TunnelSettings,
@@ -143,12 +143,12 @@ impl Stream {
         &mut self.stream
     }
 
-    /// The loop says that it can be read or written.
+    /// Records the loop's report that the socket is readable or writable.
     pub(super) fn ready(&mut self, readable: bool, writable: bool) {
         self.readable |= readable;
         if writable && !self.writable {
             self.writable = true;
-            // It had been filled: if all of that is gone, it has waited for us.
+            // The socket had been full: if it is empty now, it has waited for us.
             if tcp::unsent(&self.stream).is_ok_and(|unsent| unsent == 0) {
                 self.lasts = (self.lasts * GROW.0 / GROW.1).min(LONGEST_AHEAD);
                 self.set_ahead(self.ahead * GROW.0 as usize / GROW.1 as usize);
@@ -156,22 +156,22 @@ impl Stream {
         }
     }
 
-    /// Whether there is more to read, after others had their turn.
+    /// Returns whether more can be read, after other links had their turn.
     pub(super) fn is_readable(&self) -> bool {
         self.readable
     }
 
-    /// Whether both ends have shown who they are.
+    /// Returns whether both ends have authenticated.
     pub(super) fn is_up(&self) -> bool {
         self.secure.is_up()
     }
 
-    /// Who dialled, once that is known.
+    /// Public key of the peer, once known.
     pub(super) fn peer(&self) -> Option<PublicKey> {
         self.secure.peer()
     }
 
-    /// Reads what there is, and hands it to `deliver`, or keeps it for later.
+    /// Reads the available bytes and passes them to `deliver`, or keeps them without one.
     pub(super) fn receive(
         &mut self,
         scratch: &mut [u8],
@@ -206,22 +206,22 @@ impl Stream {
         Ok(())
     }
 
-    /// Adds frames to be sent.
+    /// Queues frames to be sent.
     pub(super) fn push(&mut self, frames: &[u8]) {
         self.plain_out.extend_from_slice(frames);
     }
 
-    /// Whether it is time to write what was added.
+    /// Returns whether enough is queued to write it now.
     pub(super) fn is_full(&self) -> bool {
         self.plain_out.len() >= self.ahead / 2
     }
 
-    /// Whether the socket takes more.
+    /// Returns whether the socket has taken all sealed records.
     pub(super) fn has_room(&self) -> bool {
         self.sealed.is_empty()
     }
 
-    /// Writes what can be written.
+    /// Writes as much as the socket takes.
     pub(super) fn flush(&mut self, now: Instant) -> io::Result<()> {
         if !self.check_connected()? {
             return Ok(());
@@ -248,7 +248,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether TCP's handshake is done.
+    /// Returns whether TCP's handshake is done.
     fn check_connected(&mut self) -> io::Result<bool> {
         if !self.connected {
             if let Some(error) = self.stream.take_error()? {
@@ -264,7 +264,7 @@ impl Stream {
         Ok(self.connected)
     }
 
-    /// Follows the rate, so that little waits in the kernel, and never too little.
+    /// Follows the pacing rate, so that little data waits in the kernel, and always enough.
     fn measure(&mut self, now: Instant) {
         if now.since(self.measured) < SPAN {
             return;

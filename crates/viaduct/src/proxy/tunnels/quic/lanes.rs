@@ -1,6 +1,6 @@
-//! A link's lanes as streams of a connection. Which is which follows from their numbers: the
-//! dialler's first stream is lane 0, and each end's next streams are its sessions, in the order in
-//! which it opens them.
+//! A link's lanes as streams of a connection. The mapping follows from the stream numbers: the
+//! dialler's first stream is lane 0, and each end's next streams are its sessions, in the order
+//! in which it opens them.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,26 +13,26 @@ use viaduct_proto::tunnel::Lane;
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     waiting: HashMap<Lane, Waiting>,
-    /// How many came since the last flush.
+    /// Number of bytes added since the last flush.
     fresh: usize,
-    /// Lanes whose last byte is written.
+    /// Lanes whose last byte is queued.
     ended: Vec<Lane>,
-    /// Streams that this end has opened.
+    /// Number of streams that this end has opened.
     opened: u64,
 }
 
-/// What waits for one stream.
+/// Bytes that wait for one stream.
 #[derive(Debug, Default)]
 struct Waiting {
-    /// What it would not take.
+    /// Bytes that the stream has not taken yet.
     pieces: Vec<Bytes>,
-    /// What came since, in one piece: the library looks for bytes piece by piece.
+    /// Bytes added since, in one piece: the library searches piece by piece.
     fresh: Vec<u8>,
-    /// Bytes of both.
+    /// Bytes in both.
     length: usize,
 }
 
-/// The lane of a stream.
+/// Lane of a stream.
 pub(super) fn lane_of(id: StreamId) -> Option<Lane> {
     let index = u32::try_from(id.index()).ok()?;
     match id.initiator() {
@@ -59,29 +59,29 @@ impl Lanes {
         self.fresh += bytes.len();
     }
 
-    /// How many came since the last flush.
+    /// Number of bytes added since the last flush.
     pub(super) fn fresh(&self) -> usize {
         self.fresh
     }
 
-    /// How many wait.
+    /// Number of bytes that wait.
     pub(super) fn len(&self) -> usize {
         self.waiting.values().map(|waiting| waiting.length).sum()
     }
 
-    /// Nothing follows on a lane.
+    /// Ends a lane: no more bytes follow.
     pub(super) fn end(&mut self, lane: Lane) {
         self.ended.push(lane);
     }
 
-    /// Writes about so many bytes of what waits; whether anything was written, or ended.
+    /// Writes about `most` of the waiting bytes; returns whether anything was written or ended.
     pub(super) fn flush(&mut self, connection: &mut Connection, most: usize) -> io::Result<bool> {
         self.fresh = 0;
         let mut order: Vec<Lane> = self.waiting.keys().copied().collect();
-        // Streams are opened in this order.
+        // Streams must be opened in this order.
         order.sort_unstable();
         order.retain(|&lane| self.open(connection, lane));
-        // And who has little goes first. It keeps nobody waiting for long: no more is added than is
+        // Lanes with few bytes go first. The others wait only briefly: no more is added than is
         // written at once.
         order.sort_by_key(|lane| self.waiting[lane].length);
         let mut written = 0;
@@ -103,7 +103,7 @@ impl Lanes {
         Ok(written > 0 || self.ended.len() < ends)
     }
 
-    /// Writes what waits for a lane: how many bytes its stream took.
+    /// Writes the waiting bytes of a lane; returns how many its stream took.
     fn write(&mut self, connection: &mut Connection, lane: Lane) -> io::Result<usize> {
         let Some(waiting) = self.waiting.get_mut(&lane) else { return Ok(0) };
         let Waiting { pieces, fresh, length } = waiting;
@@ -118,7 +118,7 @@ impl Lanes {
                 pieces.drain(..written.chunks);
             }
             Err(WriteError::Blocked) => {}
-            // The peer has done with the session.
+            // The peer has finished with the session.
             Err(WriteError::Stopped(_) | WriteError::ClosedStream) if lane > 0 => pieces.clear(),
             Err(error) => return Err(io::Error::other(error)),
         }
@@ -128,7 +128,7 @@ impl Lanes {
         Ok(count)
     }
 
-    /// Whether the stream of a lane was opened, or could be.
+    /// Opens the stream of a lane; returns whether it is open.
     fn open(&mut self, connection: &mut Connection, lane: Lane) -> bool {
         let stream = stream_of(lane);
         if stream.initiator() != connection.side() {
@@ -138,7 +138,7 @@ impl Lanes {
             let Some(opened) = connection.streams().open(Dir::Bi) else { return false };
             self.opened += 1;
             if lane_of(opened) == Some(0) {
-                // Acknowledgements come first.
+                // Lane 0 goes first: it carries acknowledgements.
                 let _ = connection.send_stream(opened).set_priority(1);
             }
         }

@@ -1,4 +1,4 @@
-//! A connection as a link.
+//! A QUIC connection as a link.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -18,14 +18,15 @@ use super::lanes::{Lanes, lane_of};
 use super::{Endpoint, SEGMENTS};
 use crate::proxy::tunnels::settings::TunnelSettings;
 
-/// What binds the sites' handshake to the connection.
+/// Exporter label: binds the sites' handshake to the connection.
 const LABEL: &[u8] = b"EXPORTER viaduct tunnel";
-/// Bytes that the library is given at once, when it has none left, and that wait meanwhile, at least and
-/// at most; between them what the pacer lets go at once. Turns are taken where all sessions meet, so
-/// little waits in front of the path: at 130 Mb/s 16 KB are a millisecond for whoever comes behind them.
+/// Bytes given to the QUIC library at once when it has none left, and bytes that wait meanwhile:
+/// minimum and maximum. Between these, the size of the pacer's burst. Scheduling between sessions
+/// happens before this point, so little may wait behind it: at 130 Mb/s 16 KB delay all later data
+/// by a millisecond.
 const AHEAD: (usize, usize) = (8 << 10, 32 << 10);
 
-/// The link.
+/// A link over QUIC.
 #[derive(Debug)]
 pub(in crate::proxy::tunnels) struct QuicLink {
     handle: ConnectionHandle,
@@ -33,20 +34,20 @@ pub(in crate::proxy::tunnels) struct QuicLink {
     dialled: bool,
     secure: Option<Secure>,
     lanes: Lanes,
-    /// Streams that may have something.
+    /// Streams that may be readable.
     readable: BTreeSet<StreamId>,
     pacer: Pacer,
-    /// When the pacer lets more go.
+    /// Time at which the pacer lets more go.
     held: Option<Instant>,
-    /// It has told the endpoint that nothing follows.
+    /// The connection has told the endpoint that it is drained.
     drained: bool,
-    /// It was given bytes, and none have left since: the path takes no more now.
+    /// The last bytes given have not been sent: the path takes no more now.
     stuck: bool,
-    /// What came by the first lane before it was known to which tunnel the link belongs.
+    /// Bytes received on the first lane before the link was assigned to a tunnel.
     pub(in crate::proxy::tunnels) plain_in: Vec<u8>,
 }
 
-/// What a read hands on: bytes of a lane, or that nothing follows.
+/// Callback for received bytes of a lane; `None` at the end of the lane.
 pub(in crate::proxy::tunnels) type Deliver<'a> = &'a mut dyn FnMut(Lane, Option<&[u8]>);
 
 impl QuicLink {
@@ -70,30 +71,31 @@ impl QuicLink {
         self.handle
     }
 
-    /// Whether both ends have shown who they are.
+    /// Returns whether both ends have authenticated.
     pub(in crate::proxy::tunnels) fn is_up(&self) -> bool {
         self.secure.as_ref().is_some_and(Secure::is_up)
     }
 
-    /// Who dialled, once that is known.
+    /// Public key of the peer, once known.
     pub(in crate::proxy::tunnels) fn peer(&self) -> Option<PublicKey> {
         self.secure.as_ref().and_then(Secure::peer)
     }
 
-    /// Lifts the limits of a connection whose other end was not known yet: as many streams as there
-    /// may be sessions, besides the first, and as many bytes as the tunnel's tokens allow.
+    /// Lifts the limits of a connection whose other end was not authenticated: as many streams
+    /// as there may be sessions, besides the first, and as many bytes as the tunnel's flow
+    /// control allows.
     pub(in crate::proxy::tunnels) fn trust(&mut self, sessions: u32) {
         let streams = VarInt::from_u32(sessions.saturating_add(1));
         self.connection.set_max_concurrent_streams(Dir::Bi, streams);
         self.connection.set_receive_window(VarInt::MAX);
     }
 
-    /// A datagram's part that is for this connection.
+    /// Handles a datagram's event for this connection.
     pub(in crate::proxy::tunnels) fn handle_event(&mut self, event: ConnectionEvent) {
         self.connection.handle_event(event);
     }
 
-    /// When the connection wants to be driven.
+    /// Time at which the connection wants to be driven.
     pub(in crate::proxy::tunnels) fn poll_timeout(
         &mut self,
         endpoint: &Endpoint,
@@ -102,17 +104,17 @@ impl QuicLink {
         theirs.into_iter().chain(self.held).min()
     }
 
-    /// Adds frames of a lane.
+    /// Queues frames of a lane.
     pub(in crate::proxy::tunnels) fn push(&mut self, lane: Lane, frames: &[u8]) {
         self.lanes.push(lane, frames);
     }
 
-    /// Nothing follows on a lane.
+    /// Ends a lane: no more frames follow.
     pub(in crate::proxy::tunnels) fn end(&mut self, lane: Lane) {
         self.lanes.end(lane);
     }
 
-    /// Takes note of what has happened; an error if the connection is lost.
+    /// Handles timers and events of the connection; an error if the connection is lost.
     pub(in crate::proxy::tunnels) fn settle(
         &mut self,
         endpoint: &mut Endpoint,
@@ -141,7 +143,7 @@ impl QuicLink {
         Ok(())
     }
 
-    /// Tells the endpoint what it has to know.
+    /// Exchanges events between the connection and the endpoint.
     pub(super) fn tell(&mut self, endpoint: &mut Endpoint) {
         while let Some(event) = self.connection.poll_endpoint_events() {
             self.drained |= event.is_drained();
@@ -151,7 +153,7 @@ impl QuicLink {
         }
     }
 
-    /// Begins to show who this end is, bound to this connection.
+    /// Begins this end's authentication, bound to this connection.
     fn greet(&mut self, settings: &TunnelSettings, entropy: &Entropy) -> io::Result<()> {
         let mut binding = [0; 32];
         let exported =
@@ -169,7 +171,8 @@ impl QuicLink {
         Ok(())
     }
 
-    /// Reads what there is. Before the link has its place only the first lane is read, and kept.
+    /// Reads the available bytes. Until the link is assigned to a tunnel, only the first lane
+    /// is read, and its bytes are kept.
     pub(in crate::proxy::tunnels) fn receive(
         &mut self,
         mut deliver: Option<Deliver<'_>>,
@@ -205,7 +208,7 @@ impl QuicLink {
         Ok(())
     }
 
-    /// Hands on what came by the first lane, or takes it for the handshake.
+    /// Decrypts bytes of the first lane: passes on the plaintext, and answers the handshake.
     fn open(&mut self, bytes: &[u8], deliver: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let Some(secure) = &mut self.secure else {
             return Err(io::Error::other("bytes before the connection was there"));
@@ -219,7 +222,7 @@ impl QuicLink {
         Ok(())
     }
 
-    /// Reads a stream to what is there of it; whether it has ended.
+    /// Reads all that a stream has; returns whether the stream has ended.
     fn read(&mut self, id: StreamId, pieces: &mut Vec<Bytes>) -> io::Result<bool> {
         let mut stream = self.connection.recv_stream(id);
         let mut chunks = match stream.read(true) {
@@ -234,12 +237,12 @@ impl QuicLink {
                 Err(ReadError::Blocked) => break false,
             }
         };
-        // Whatever is to be said of credit is said with the next transmit.
+        // Flow-control updates are sent with the next transmit.
         let _ = chunks.finalize();
         Ok(ended)
     }
 
-    /// Sends what can be sent.
+    /// Sends as much as the pacer and the path allow.
     pub(in crate::proxy::tunnels) fn flush(
         &mut self,
         endpoint: &mut Endpoint,
@@ -250,7 +253,7 @@ impl QuicLink {
         Ok(())
     }
 
-    /// Sends what the pacer lets go; whether there may be more.
+    /// Sends one burst, as the pacer allows; returns whether there may be more.
     fn transmit(&mut self, endpoint: &mut Endpoint, now: Instant) -> bool {
         let mtu = self.connection.current_mtu();
         let rate = self.connection.congestion_state().metrics().pacing_rate;
@@ -268,7 +271,7 @@ impl QuicLink {
         let frames = self.connection.stats().frame_tx.stream;
         let next = self.connection.poll_transmit(theirs, most, &mut endpoint.send);
         let Some(transmit) = next else { return false };
-        // Acknowledgements alone are not paced: what is acknowledged of them is not measured.
+        // Acknowledgements alone are not paced: their acknowledgements are not measured.
         if self.connection.stats().frame_tx.stream > frames {
             self.pacer.spend(transmit.size as u64);
         }
@@ -277,7 +280,7 @@ impl QuicLink {
         true
     }
 
-    /// Gives the library more to send, if it may have none left; whether it took some.
+    /// Gives the library more to send, if it may have none left; returns whether it took some.
     fn give(&mut self) -> io::Result<bool> {
         if self.held.is_some() || self.stuck {
             return Ok(false);
@@ -287,7 +290,7 @@ impl QuicLink {
         Ok(self.stuck)
     }
 
-    /// Bytes that the library is given at once, and that wait meanwhile.
+    /// Bytes given to the library at once, and bytes that wait meanwhile.
     fn ahead(&self) -> usize {
         let (least, most) = AHEAD;
         let mtu = self.connection.current_mtu();
@@ -296,17 +299,17 @@ impl QuicLink {
         burst.unwrap_or(most).clamp(least, most)
     }
 
-    /// Whether it is time to flush.
+    /// Returns whether enough is queued to flush now.
     pub(in crate::proxy::tunnels) fn is_full(&self) -> bool {
         self.lanes.fresh() >= self.ahead()
     }
 
-    /// Whether the connection takes more.
+    /// Returns whether the connection takes more.
     pub(in crate::proxy::tunnels) fn has_room(&self) -> bool {
         self.lanes.len() < self.ahead()
     }
 
-    /// Ends the connection, with this code.
+    /// Closes the connection with this code.
     pub(in crate::proxy::tunnels) fn close(
         &mut self,
         code: u8,
@@ -315,10 +318,11 @@ impl QuicLink {
     ) {
         let theirs = endpoint.clock.theirs(now);
         self.connection.close(theirs, VarInt::from_u32(code.into()), Bytes::new());
-        // Nor does the pacer hold this back.
+        // The pacer must not delay the close.
         self.pacer = Pacer::default();
         let _ = self.flush(endpoint, now);
-        // Nobody waits for the peer's answer: what it still sends is answered by a reset.
+        // The connection does not wait for the peer's close: later packets of the peer are
+        // answered by a stateless reset.
         self.tell(endpoint);
         if !self.drained {
             let drained = quinn_proto::EndpointEvent::drained();
@@ -327,7 +331,8 @@ impl QuicLink {
     }
 }
 
-/// Why a connection is lost: the far end's refusal, if it has closed it with one.
+/// Maps the reason of a lost connection to an error: the far end's refusal, if it closed with
+/// one.
 fn lost(reason: ConnectionError) -> io::Error {
     let code = match &reason {
         ConnectionError::ApplicationClosed(close) => close.error_code.into_inner(),

@@ -1,5 +1,5 @@
-//! Links over QUIC: a connection each, and in it a stream for each session, so that a lost packet
-//! holds up the sessions whose bytes it had and no others.
+//! Links over QUIC: a connection for each link, and a stream for each session, so that a lost
+//! packet delays only the sessions whose bytes it carried.
 //!
 //! ```text
 //!   UDP socket ── Endpoint ──┬── Connection ── lanes ── Tunnel     one socket for all of a loop's
@@ -8,12 +8,12 @@
 //!
 //! | file | noun |
 //! |---|---|
-//! | here | [`Endpoint`]: the socket, and which datagram is whose |
+//! | here | [`Endpoint`]: the socket, and the dispatch of its datagrams |
 //! | [`link`] | a connection as a link |
 //! | [`lanes`] | its streams |
-//! | [`congestion`] | how fast it sends |
-//! | [`identity`] | what outlives a restart |
-//! | [`tls`] | keys that prove nothing, and what proves instead |
+//! | [`congestion`] | congestion control and pacing |
+//! | [`identity`] | state that survives a restart |
+//! | [`tls`] | TLS with unauthenticated keys; the sites' handshake authenticates |
 //! | [`clock`] | the library's time |
 
 mod clock;
@@ -51,33 +51,35 @@ use congestion::BbrConfig;
 
 pub(super) use link::QuicLink;
 
-/// Datagrams read before others have their turn.
+/// Datagrams read before other sources have their turn.
 const READS: usize = 512;
-/// A datagram that has waited longer, by the wall's clock, has not: the clock was set.
+/// Longest time in the receive queue that is believed, by the wall clock; more means the clock
+/// was set.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 /// Bytes that the socket may hold in each direction.
 const SOCKET: usize = 8 << 20;
 /// Datagrams handed to the kernel at once.
 const SEGMENTS: usize = 32;
-/// A packet is lost when one that was sent later is there, and so many round trips have passed since
-/// it was sent; not when so many packets have overtaken it. Gateways below put lost packets back, some
-/// ms late, which at 130 Mb/s are a hundred packets: each would be sent twice, and be taken for a sign
-/// of congestion. Where nothing is put back, a quarter of a round trip is lost with it.
+/// Loss detection by time: a packet is lost when a later one was acknowledged, and so many
+/// round trips have passed since it was sent. The packet threshold is off. Gateways below
+/// repair losses some milliseconds late, which at 130 Mb/s are a hundred packets; by the
+/// threshold each would be retransmitted, and be taken for a sign of congestion. Where nothing
+/// is repaired, a quarter of a round trip is lost with this.
 const LATE: f32 = 1.25;
 const PACKETS: u32 = u32::MAX >> 1;
-/// Packets that the peer acknowledges together, and the time for which it may wait for them.
+/// Packets that the peer acknowledges together, and the longest delay of an acknowledgement.
 const ACKNOWLEDGED: u32 = 20;
 const ACKNOWLEDGE: Duration = Duration::from_millis(2);
-/// Interval of probes on an idle connection, which also tell the peer of a new address. At least four are
-/// lost before the connection is given up.
+/// Interval of probes on an idle connection, which also tell the peer of a new address. At
+/// least four are lost before the connection is given up.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
-/// Bytes that the other end may send in all streams before it has shown its key: the handshake, HELLO and
-/// the frames that follow it at once.
+/// Bytes that the other end may send in all streams before it has authenticated: the handshake,
+/// HELLO and the frames that follow it at once.
 const UNTRUSTED_WINDOW: u32 = 8 << 10;
-/// Bytes of TLS's handshake that may wait for others that come before them.
+/// Bytes of TLS's handshake that may wait for earlier ones.
 const CRYPTO_BUFFER: usize = 4 << 10;
 
-/// The socket, and what is needed to make connections.
+/// The UDP socket, and the state for making connections.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     inner: quinn_proto::Endpoint,
@@ -85,26 +87,26 @@ pub(super) struct Endpoint {
     v6: bool,
     client: ClientConfig,
     clock: Clock,
-    /// Links by their connections.
+    /// Loop keys of links, by connection.
     keys: HashMap<ConnectionHandle, usize>,
-    /// Whether there may be more to read.
+    /// True if more may be readable.
     pub(super) readable: bool,
-    /// When the last datagram arrived.
+    /// Arrival time of the last datagram.
     heard: Instant,
     receive: Box<[u8]>,
     send: Vec<u8>,
 }
 
-/// What arrived.
+/// Result of a received datagram.
 pub(super) enum Arrived {
-    /// Something for this link.
+    /// Event for a known link.
     For(usize, Box<quinn_proto::ConnectionEvent>),
-    /// Somebody dials.
+    /// A new link from this address.
     New(Box<QuicLink>, SocketAddr),
 }
 
 impl Endpoint {
-    /// Opens the socket: where links arrive, or anywhere.
+    /// Opens the socket: at the listening address, or at any.
     pub(super) fn new(settings: &TunnelSettings, now: Instant) -> anyhow::Result<Endpoint> {
         let anywhere = match settings.dials.iter().all(|dial| dial.to.is_ipv4()) {
             true => SocketAddr::from(([0, 0, 0, 0], 0)),
@@ -146,7 +148,7 @@ impl Endpoint {
         )
     }
 
-    /// Begins a connection.
+    /// Dials a link.
     pub(super) fn dial(&mut self, to: SocketAddr, now: Instant) -> io::Result<QuicLink> {
         let to = match to.ip() {
             IpAddr::V4(ip) if self.v6 => SocketAddr::new(ip.to_ipv6_mapped().into(), to.port()),
@@ -158,7 +160,7 @@ impl Endpoint {
         Ok(QuicLink::new(handle, connection, true))
     }
 
-    /// Knows a connection's link from now on.
+    /// Registers the loop key of a connection's link.
     pub(super) fn insert(&mut self, link: &QuicLink, key: usize) {
         self.keys.insert(link.handle(), key);
     }
@@ -167,12 +169,12 @@ impl Endpoint {
         self.keys.remove(&link.handle());
     }
 
-    /// Reads what has come, a few hundred datagrams at most; `crowded`: whoever dials is to show first
-    /// that it is where it says, which takes a round trip.
+    /// Reads received datagrams, at most a few hundred. If `crowded`, diallers first have to
+    /// prove their address by a Retry, which takes a round trip.
     pub(super) fn receive(&mut self, crowded: bool) -> Vec<Arrived> {
         let mut arrived = Vec::new();
-        // In this order: a pause between the two makes a round trip longer, never shorter than it was, and
-        // the shortest is what counts.
+        // Wall clock first: a pause between the two calls makes a round trip longer, never
+        // shorter than it was, and the shortest counts.
         let wall = SystemTime::now();
         let now = time();
         for _ in 0..READS {
@@ -189,7 +191,8 @@ impl Endpoint {
             };
             let datagram = BytesMut::from(&self.receive[..length]);
             self.send.clear();
-            // What it waited here is not the path's: rates and round trips are measured by this.
+            // Time spent in the socket's queue is not the path's: rates and round trips are
+            // measured by this.
             let arrived_at = match wall.duration_since(at) {
                 Ok(waited) => now - waited.min(LONGEST_WAIT),
                 Err(since) => now + since.duration().min(LONGEST_WAIT),
@@ -213,7 +216,7 @@ impl Endpoint {
                         Ok((handle, connection)) => {
                             let link = QuicLink::new(handle, connection, false);
                             arrived.push(Arrived::New(Box::new(link), from));
-                            // What follows may be for it.
+                            // The next datagrams may be for the new link.
                             break;
                         }
                         Err(refused) => {
@@ -229,8 +232,8 @@ impl Endpoint {
         arrived
     }
 
-    /// Sends what `transmit` says, from the buffer. What the kernel has no room for is lost, as it
-    /// would be in a queue on the way.
+    /// Sends the datagrams of `transmit` from the send buffer. Those that the kernel has no
+    /// room for are lost, as in a queue on the path.
     fn transmit(&mut self, transmit: &Transmit) {
         let bytes = &self.send[..transmit.size];
         let datagrams = bytes.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1));
@@ -242,12 +245,13 @@ impl Endpoint {
     }
 }
 
-/// Limits of a connection whose other end has not shown its key, and may open so many streams;
-/// [`QuicLink::trust`] lifts them.
+/// Transport limits of a connection whose other end has not authenticated; it may open
+/// `streams` streams. [`QuicLink::trust`] lifts the limits.
 fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<TransportConfig> {
     let core = &settings.core;
-    // From then on the tunnel's tokens bound what is on its way and what is held; QUIC's own credit never
-    // does. A stream's cannot be raised later, and the connection's bounds all of them together.
+    // After authentication the tunnel's flow control bounds the bytes in flight and in buffers;
+    // QUIC's own credit never does. A stream's credit cannot be raised later; the connection's
+    // bounds all streams together.
     let most = core.limit + u64::from(core.floor) * u64::from(core.sessions);
     let most = VarInt::from_u64(2 * most).unwrap_or(VarInt::MAX);
     let mut transport = TransportConfig::default();
@@ -268,8 +272,8 @@ fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<Transpor
     Ok(transport)
 }
 
-/// How often the peer acknowledges: a tenth of what the protocol asks for at first, which at 1 Gb/s
-/// are 43,000 a second; at once whatever comes late, since only time tells what is lost.
+/// Acknowledgement frequency: a tenth of the protocol's default, which at 1 Gb/s is 43,000 a
+/// second. Packets out of order are acknowledged at once, since only time decides about loss.
 fn acknowledgements() -> AckFrequencyConfig {
     let mut config = AckFrequencyConfig::default();
     config
@@ -286,7 +290,7 @@ fn controller(
         None | Some("cubic") => Arc::new(CubicConfig::default()),
         Some("bbr") => Arc::new(BbrConfig),
         Some("reno") => Arc::new(NewRenoConfig::default()),
-        // It is meant for TCP, which an end that listens takes as well.
+        // The name is meant for TCP, which a listening end accepts as well.
         Some(_) if settings.dials.is_empty() => Arc::new(CubicConfig::default()),
         Some(name) => anyhow::bail!("link-congestion: QUIC has cubic, bbr and reno, not {name:?}"),
     })

@@ -1,9 +1,8 @@
 //! BBR: Cardwell et al., "BBR: Congestion-Based Congestion Control" (ACM Queue, 2016), with a
-//! gentler look at the round trip and an answer to heavy loss from its later drafts
-//! (draft-ietf-ccwg-bbr).
+//! gentler ProbeRTT and a response to heavy loss from its later drafts (draft-ietf-ccwg-bbr).
 //!
 //! ```text
-//!   Startup ──the rate grows no more──▶ Drain ──the queue is gone──▶ Cruise: ask, give back, 1, 1, 1, 1, 1, 1
+//!   Startup ──the rate grows no more──▶ Drain ──the queue is gone──▶ Cruise: ask, give back, 6 × 1
 //!      ▲                                                              │ ▲
 //!      └──────────── 10 s without a round trip as short as the least ─▶ Look
 //! ```
@@ -19,44 +18,48 @@ use super::pacer::quantum;
 use super::path::Path;
 use super::samples::Samples;
 
-/// What doubles the rate each round trip: 2 / ln 2.
+/// Startup pacing gain, which doubles the rate each round trip: 2 / ln 2.
 const HIGH: f64 = 2.885;
-/// A cycle has so many steps of a round trip: the first asks for more, the second gives back what was too
-/// much, the others send at the path's rate.
+/// Steps of a cycle, each a round trip long: the first probes for more bandwidth, the second
+/// drains the excess, the others send at the path's rate.
 const STEPS: usize = 8;
-/// The rate of the first step, of the path's. The publication asks for 5/4 throughout, which puts a queue of
-/// a quarter of a round trip before whoever shares the path. Where nothing came of the last question the
-/// next one is small; where something did, the next is large, and comes at once.
+/// Pacing gain of the first step. The publication probes with 5/4 always, which puts a queue of
+/// a quarter of a round trip in front of the flows that share the path. Here a probe is small
+/// after one that found no more bandwidth; after one that did, the next is large and follows at
+/// once.
 const SMALL: f64 = 1.08;
 const LARGE: f64 = 1.25;
-/// What something is.
+/// Growth of the rate that counts as more bandwidth found.
 const ANSWER: f64 = 1.04;
-/// The rate of the second step.
+/// Pacing gain of the second step.
 const BACK: f64 = 0.75;
-/// What is on its way at most, of what fits the path: while the path is not known; and later. The
-/// publication has 2 throughout, for acknowledgements that come in clusters; since the rate found is
-/// a little too high rather than too low, a queue stands then. So clusters are measured, and added.
+/// Window gain, of the bandwidth-delay product: while the path is not known; and later. The
+/// publication has 2 throughout, to allow for aggregated acknowledgements. The bandwidth
+/// estimate is a little too high rather than too low, so that a queue would stand then.
+/// Aggregation is measured instead, and added.
 const UNKNOWN: f64 = 2.0;
 const KNOWN: f64 = 1.05;
-/// A little less than what was found, which is the highest of many samples and so a little too high: or
-/// a queue stands. (0.99 and 1.2 above: an echo took 1.3 round trips beside a bulk flow under FEC, now
-/// 1.07 where the machine is idle enough.)
+/// Pacing margin: a little below the estimate. The estimate is the highest of many samples, and
+/// so a little too high; without a margin a queue stands. (0.99 and 1.2 above: an echo took 1.3
+/// round trips beside a bulk flow under FEC, now 1.07 where the machine is idle enough.)
 const MARGIN: f64 = 0.98;
-/// And less, of that, after a round in which a queue stood that nobody asked for: the rate found was too high
-/// by more. It drains by a twentieth of a round trip in each round, where the publication waits for 3/4.
+/// Further margin after a round in which a queue stood without a probe: the estimate was too
+/// high by more. The queue drains by a twentieth of a round trip in each round, where the
+/// publication waits for the step of 3/4.
 const YIELD: f64 = 0.95;
-/// The rate grows while it grows by this in [`PATIENCE`] rounds.
+/// Startup ends when the rate has grown by less than this in [`PATIENCE`] rounds.
 const GROWTH: f64 = 1.25;
 const PATIENCE: u32 = 3;
-/// To see the shortest round trip again: what is on its way meanwhile, of what fits the path, and for how long.
+/// ProbeRTT, which measures the shortest round trip again: window gain meanwhile, and duration.
 const LOOK: f64 = 0.5;
 const LOOKING: Duration = Duration::from_millis(200);
-/// A round in which more than this share is lost bounds what is on its way: less is the path's own
-/// loss, and no sign of a queue.
+/// Loss threshold: a round that loses more than this share bounds the bytes in flight. Less is
+/// the path's own loss, and no sign of a queue.
 const HEAVY: f64 = 1.0 / 32.0;
-/// The bound, of what was on its way then; never less than what fits the path.
+/// Bound after heavy loss, as a share of the bytes in flight at that time; never below the
+/// bandwidth-delay product.
 const BOUND: f64 = 0.85;
-/// Packets on their way at the beginning (RFC 9002, section 7.2), and always.
+/// Packets in flight at the beginning (RFC 9002, section 7.2), and the minimum.
 const INITIAL: u64 = 10;
 const LEAST: u64 = 4;
 
@@ -66,11 +69,11 @@ enum State {
     Drain,
     /// In a step of the cycle, since a time.
     Cruise(usize, Instant),
-    /// Until a time, once little enough is on its way.
+    /// Until a time, set once few enough bytes are in flight.
     Look(Option<Instant>),
 }
 
-/// Makes one for each path.
+/// Factory: makes a controller for each path.
 #[derive(Debug)]
 pub(in super::super) struct BbrConfig;
 
@@ -80,23 +83,24 @@ impl ControllerFactory for BbrConfig {
     }
 }
 
-/// The controller of a path.
+/// Congestion controller of a path.
 #[derive(Clone, Debug)]
 pub(super) struct Bbr {
     mtu: u64,
     state: State,
     samples: Samples,
     path: Path,
-    /// What the rate was when it last grew, and rounds since.
+    /// Rate when it last grew, and rounds since.
     grown: (f64, u32),
-    /// The rate of the first step, of the path's; and what that was when it was asked for more.
+    /// Pacing gain of the first step, and the rate when the probe began.
     ask: f64,
     asked_at: f64,
-    /// A queue stood in all of the last round.
+    /// A queue stood during all of the last round.
     stood: bool,
     window: u64,
     bound: Option<u64>,
-    /// In this round: bytes lost, what was on its way then, and what had been delivered before.
+    /// In this round: bytes lost, bytes in flight at the first loss, and bytes delivered before
+    /// the round.
     lost: u64,
     lost_at: u64,
     round_began: u64,
@@ -122,7 +126,7 @@ impl Bbr {
         }
     }
 
-    /// Bytes a second to be sent.
+    /// Pacing rate, in bytes a second.
     fn pace(&self) -> Option<f64> {
         let gain = match self.state {
             State::Startup => HIGH,
@@ -133,12 +137,13 @@ impl Bbr {
             State::Cruise(..) => 1.0,
             State::Look(_) => 1.0,
         };
-        // Who has little to send has shown little: what may be sent at the beginning always may.
+        // A sender with little to send has shown little bandwidth: the initial rate is always
+        // allowed.
         let least = (INITIAL * self.mtu) as f64 / self.path.rtt()?.as_secs_f64().max(1e-6);
         Some(gain * MARGIN * self.path.rate()?.max(least))
     }
 
-    /// So many times what fits the path.
+    /// Bandwidth-delay product times `gain`.
     fn fits(&self, gain: f64) -> u64 {
         match (self.path.rate(), self.path.rtt()) {
             (Some(rate), Some(rtt)) => (gain * rate * rtt.as_secs_f64()) as u64,
@@ -150,8 +155,8 @@ impl Bbr {
         LEAST * self.mtu
     }
 
-    /// A round has ended: whether the rate still grows. A sender that had too little to send cannot
-    /// tell, unless a queue has stood all the while.
+    /// Notes at the end of a round whether the rate still grows. An application-limited sender
+    /// cannot tell, unless a queue has stood all the while.
     fn see_growth(&mut self, limited: bool, queue: bool) {
         let Some(rate) = self.path.rate() else { return };
         if self.state != State::Startup || (limited && !queue) {
@@ -167,7 +172,8 @@ impl Bbr {
         }
     }
 
-    /// A round has ended: what was lost in it bounds what is on its way, or the bound yields.
+    /// Applies loss at the end of a round: heavy loss bounds the bytes in flight, otherwise the
+    /// bound grows.
     fn weigh_loss(&mut self, delivered: u64) {
         let (lost, came) = (self.lost as f64, (delivered - self.round_began) as f64);
         if lost > HEAVY * (lost + came) {
@@ -199,7 +205,8 @@ impl Bbr {
             State::Cruise(step, since) => {
                 let long = now.saturating_duration_since(since) >= rtt;
                 let over = match step {
-                    // Until the path was asked, or says no, or there is nothing to ask with.
+                    // Until the path was probed, or loses packets, or there is too little to
+                    // send.
                     0 if self.ask < LARGE && self.is_answered() => {
                         self.ask = LARGE;
                         false
@@ -216,7 +223,7 @@ impl Bbr {
         }
     }
 
-    /// The step after this one. What came of a question is known a round trip after it ended.
+    /// Begins the next step. The result of a probe is known a round trip after its end.
     fn next_step(&mut self, step: usize, now: Instant) {
         let answered = step == 2 && self.is_answered();
         let next = if answered { 0 } else { (step + 1) % STEPS };
@@ -227,17 +234,17 @@ impl Bbr {
         self.state = State::Cruise(next, now);
     }
 
-    /// Whether something came of the last question.
+    /// Returns whether the last probe found more bandwidth.
     fn is_answered(&self) -> bool {
         self.path.rate().is_some_and(|rate| rate >= ANSWER * self.asked_at)
     }
 
-    /// What may be on its way while the shortest round trip is looked for.
+    /// Bytes that may be in flight during ProbeRTT.
     fn look(&self) -> u64 {
         self.fits(LOOK).max(self.least())
     }
 
-    /// The window follows what fits, by what is delivered.
+    /// Moves the window towards its target, by the bytes delivered.
     fn set_window(&mut self, acked: u64) {
         let (gain, filled) = match self.state {
             State::Startup => (UNKNOWN, false),
@@ -251,8 +258,8 @@ impl Bbr {
         self.window = self.window.max(self.least());
     }
 
-    /// What bounds the window for now. Neither a path that is not known yet nor the question whether
-    /// there is more is bound by loss.
+    /// Upper bound of the window in this state. Loss bounds neither a path that is not known
+    /// yet nor a probe for more.
     fn limit(&self) -> u64 {
         match self.state {
             State::Look(_) => self.look(),
@@ -289,7 +296,7 @@ impl Controller for Bbr {
         }
         self.lost += lost;
         if persistent {
-            // Nothing came through for long: the window opens again by what does.
+            // Nothing came through for long: the window grows again as bytes are delivered.
             self.window = self.least();
         }
     }
