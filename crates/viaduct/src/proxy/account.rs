@@ -14,7 +14,7 @@ use crate::access_log::Entry;
 /// Status of a flow whose client left before its server had answered, as some web servers log it.
 const CLIENT_LEFT: u16 = 499;
 
-/// A flow's part of its entry.
+/// Data of a flow for its entry.
 #[derive(Clone, Debug)]
 pub struct Account {
     /// Arrival of the client.
@@ -24,31 +24,32 @@ pub struct Account {
     protocol: &'static str,
     /// Destination in the client's words, if it is logged.
     to: Option<String>,
-    /// Name that the client has authenticated as; at the far end of a tunnel, public key of the near end.
+    /// Name that the client has authenticated as; at the far end of a tunnel, public key of the
+    /// near end.
     user: Option<String>,
     /// Status and cause of an end that is not the ends' own.
     ended: Option<(u16, String)>,
 }
 
 impl Account {
-    /// Of a flow that begins now.
+    /// Returns the account of a flow that begins now.
     pub fn new(begun: Instant) -> Account {
         Account { begun, bytes: [0; 2], protocol: "tcp", to: None, user: None, ended: None }
     }
 
-    /// The client wants to go to `to`, and says so in this protocol.
+    /// Records the client's destination, the protocol of its request, and its name.
     pub fn wants(&mut self, protocol: &'static str, to: &Address, user: Option<String>) {
         (self.protocol, self.to, self.user) = (protocol, Some(to.to_string()), user);
-        // It may have known no password before.
+        // An earlier attempt may have lacked the password.
         self.ended = None;
     }
 
-    /// So many bytes have passed each way.
+    /// Adds bytes that have passed each way.
     pub fn add(&mut self, bytes: [u64; 2]) {
         self.bytes.iter_mut().zip(bytes).for_each(|(sum, bytes)| *sum += bytes);
     }
 
-    /// What the client has said leads nowhere.
+    /// Records the refusal of the client's request.
     pub fn refuse(&mut self, why: Refusal) {
         let status = match why {
             Refusal::Unclear(_) => 400,
@@ -58,12 +59,12 @@ impl Account {
         self.ended = Some((status, why.to_string()));
     }
 
-    /// The proxy ends before the flow does.
+    /// Records that the proxy ends before the flow does.
     fn cut(&mut self, is_connected: bool) {
         self.ended = Some((if is_connected { 200 } else { 503 }, "the proxy stopped".to_owned()));
     }
 
-    /// Nothing has moved for too long.
+    /// Records the idle timeout.
     pub fn idle(&mut self) {
         self.ended = Some((200, "idle".to_owned()));
     }
@@ -155,7 +156,7 @@ pub(super) fn outcome(why: Failure) -> (u16, String) {
     (status(why), why.to_string())
 }
 
-/// The status of HTTP that stands for a failure, as clients of CONNECT are told it.
+/// HTTP status for a failure, as clients of CONNECT get it.
 fn status(why: Failure) -> u16 {
     match why {
         Failure::Denied => 403,

@@ -6,8 +6,8 @@
 //!   SYN ──▶ accepted ── accept ──▶ handlers            the same from the other side
 //! ```
 //!
-//! Where the negotiated handlers have flows share a connection, it is the first flow's. Flows
-//! that begin while it exists use it, and negotiate nothing.
+//! If the negotiated handlers let flows share a connection, it is the first flow's. Flows that
+//! begin while it exists use it, and negotiate nothing.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,5 +1,5 @@
-//! Clients that say where they want to go, by PROXY, SOCKS5 or HTTP CONNECT: what is heard from them
-//! until their flow begins.
+//! Client handshakes by PROXY, SOCKS5 or HTTP CONNECT: clients name their destination, until
+//! their flow begins.
 
 use std::net::SocketAddr;
 
@@ -25,14 +25,14 @@ use crate::access_log::authentication_failed;
 use crate::source::Source;
 use crate::sparing::Sparing;
 
-/// Addresses of a name that are tried, one after the other.
+/// Maximum number of addresses of a name that are tried, one after the other.
 const MAX_ADDRESSES: usize = 8;
 
 /// Failed authentication, by source: each attempt is logged until there are many.
 static PASSWORDS: Sparing<Source> = Sparing::new(10);
 
 impl Worker {
-    /// Takes a client in whose SYN says where it wants to go, or that is to say it.
+    /// Accepts a client that has named its destination in the SYN, or is about to.
     pub(super) fn welcome(&mut self, client: TcpStream, tuple: Tuple, terms: &Terms, now: Instant) {
         if !terms.may_ask(tuple.client.ip()) {
             debug!("{} may not ask", tuple.client);
@@ -63,19 +63,19 @@ impl Worker {
         }
     }
 
-    /// Listens to such a client.
+    /// Reads and handles the request of such a client.
     pub(super) fn hear(&mut self, key: usize, now: Instant) {
         let mut past = false;
         loop {
             let flow = self.flows.at(key);
-            // Who has said all that it will may have said enough.
+            // A client that has closed its side may have sent all that is needed.
             let Ok(heard) = flow.listen(LONGEST, past) else { return self.end(key, false) };
             past = false;
             let Some(asked) = flow.asked().filter(|asked| !asked.begun) else { return };
             match asked.preface.handle(&mut asked.bytes) {
                 Step::Wait => match heard {
                     Heard::All => return,
-                    // Here it is a byte like any other.
+                    // In the handshake it is a byte like any other.
                     Heard::Mark => past = true,
                     Heard::End => return self.end(key, false),
                 },
@@ -99,7 +99,7 @@ impl Worker {
                     match why {
                         Refusal::Unclear(_) => self.stats.refused.unclear += 1,
                         Refusal::Denied => self.denied_password(key),
-                        // It may have only asked whether a password is wanted.
+                        // The client may only have asked whether a password is required.
                         Refusal::Unauthenticated | Refusal::HealthCheck => {}
                     }
                     return self.end(key, false);
@@ -108,7 +108,8 @@ impl Worker {
         }
     }
 
-    /// The client of flow `key` does not know the password. Logs its address, for programs that bar such clients.
+    /// Records that the client of flow `key` does not know the password, and logs its address,
+    /// for programs that ban such clients.
     fn denied_password(&mut self, key: usize) {
         self.stats.refused.denied += 1;
         let flow = self.flows.at(key);
@@ -122,7 +123,7 @@ impl Worker {
         }
     }
 
-    /// A client has said where it wants to go, for itself or for `source`.
+    /// Handles a client's request to connect to `to`, for itself or for `source`.
     pub(super) fn open(
         &mut self,
         key: usize,
@@ -137,8 +138,8 @@ impl Worker {
         }
     }
 
-    /// A name goes through a tunnel as it is, for the far end to look up and to allow, unless somebody
-    /// here has to know its address.
+    /// Begins the flow to a host name. The name goes through a tunnel as it is, to be resolved
+    /// and checked at the far end, unless a policy or limit here depends on its address.
     fn go_by_name(&mut self, key: usize, name: String, port: u16, now: Instant) {
         let asker = (key, self.flows.at(key).id);
         let source = self.flows.at(key).source();
@@ -154,12 +155,12 @@ impl Worker {
         }
     }
 
-    /// Names that were looked up.
+    /// Handles resolved names.
     pub(super) fn read_answers(&mut self, now: Instant) {
         for _ in 0..MAX_READS {
             let answer = self.resolver.as_ref().and_then(|r| r.answer());
             let Some(((key, id), found)) = answer else { return };
-            // Its client may have gone meanwhile.
+            // The client may have gone meanwhile.
             if self.flows.get(key).is_none_or(|flow| flow.id != id) {
                 continue;
             }
@@ -176,8 +177,8 @@ impl Worker {
         self.unread.names = true;
     }
 
-    /// Goes on with the next address of the name that the client of flow `key` has said, if there is one (RFC 1123,
-    /// 2.3); the one before does not answer, or says no.
+    /// Tries the next address of the name that the client of flow `key` requested, if there is
+    /// one (RFC 1123, 2.3): the previous address did not answer, or refused.
     pub(super) fn try_next_address(&mut self, key: usize, now: Instant) -> bool {
         let next = self.flows.get(key).and_then(Flow::next_address);
         if let Some(at) = next {
@@ -206,7 +207,7 @@ impl Worker {
         self.set_out(key, route, now);
     }
 
-    /// Begins the second half of a flow whose client is there.
+    /// Begins the second half of a flow whose client is present.
     fn set_out(&mut self, key: usize, mut route: Route, now: Instant) {
         route.copied = matches!(self.flows.at(key).legs(), [Some(Leg::Session(_)), _]);
         let mut begun = match open(route, self.options, &self.teller, &self.limits, now) {
@@ -221,20 +222,20 @@ impl Worker {
         self.flows.set_alarm(key);
     }
 
-    /// Goes on with what the data of a client's SYN has started.
+    /// Goes on with the second half that the data of the client's SYN has started.
     fn take_over(&mut self, early: usize, key: usize, now: Instant) {
         if let Some(why) = self.flows.at(early).broken() {
             self.end(early, true);
             return self.refuse(key, why);
         }
-        // What its handlers have claimed goes with them.
+        // The claims of its handlers go along.
         self.claims.values_mut().filter(|owner| **owner == early).for_each(|owner| *owner = key);
         if self.flows.hand_over(early, key, now).is_err() {
             self.refuse(key, Failure::Unreachable);
         }
     }
 
-    /// Where the client of a flow may go.
+    /// Permitted destinations of the client of a flow.
     fn allowed(&mut self, key: usize) -> &[IpNet] {
         let [client, _] = self.flows.at(key).legs();
         match (client, &self.tunnels, &self.target) {
@@ -244,7 +245,7 @@ impl Worker {
         }
     }
 
-    /// Tells a client that its flow will not be, in its language, and ends it.
+    /// Refuses a client in its protocol, and ends its flow.
     pub(super) fn refuse(&mut self, key: usize, why: Failure) {
         self.stats.refused.count(why);
         let flow = self.flows.at(key);

@@ -1,4 +1,5 @@
-//! Flows that come from the same handlers elsewhere: their bytes are unwrapped, and go on to their server.
+//! Egress of flows that come from the same handlers at another host: their bytes are unwrapped,
+//! and go on to their server.
 //!
 //! ```text
 //!   client ── handlers, another proxy's ══════ accepting side ── Behind ──▶ server
@@ -18,17 +19,18 @@ use super::calls::{Arrival, Program};
 use super::conn::Conn;
 use super::worker::Worker;
 
-/// A server, for a flow whose handlers let it in.
+/// Server of a flow, connected once the flow's handlers have accepted it.
 #[derive(Clone, Debug)]
 struct Behind {
     to: SocketAddr,
-    /// The address that it is connected to from, if not our own.
+    /// Local address, if not this host's own.
     from: Option<SocketAddr>,
     options: TcpOptions,
 }
 
 impl Worker {
-    /// Takes in a client whose flow comes from the same handlers elsewhere; any other is given back.
+    /// Accepts a client whose flow comes from the same handlers at another host; returns any
+    /// other client.
     pub(super) fn unwrap(
         &mut self,
         client: TcpStream,
@@ -66,7 +68,7 @@ impl Program for Behind {
         tcp::connect_bound(place, self.to)
     }
 
-    /// The client's port is one flow's; further ones have others.
+    /// Only one flow can use the client's port; further flows get other ports.
     fn another(&self) -> Option<Box<dyn Program>> {
         let from = self.from.map(|from| SocketAddr::new(from.ip(), 0));
         Some(Box::new(Behind { from, ..self.clone() }))

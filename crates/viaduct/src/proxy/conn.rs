@@ -1,9 +1,11 @@
-//! A TCP socket of the loop, and the lender of one that another user's process holds too.
+//! TCP sockets of the loop, and the lender of sockets that another user's process holds too.
 //!
-//! Whoever shares a socket's open file description may change it at any time: a lingering close would block
-//! the loop, and so would a read once the socket blocks again. So a lent socket is closed by its lender, in
-//! another thread, and is read and written by calls that never block, whatever its flags say. The kernel reports
-//! events of a descriptor until the last copy of its file is closed, so a lent socket is deregistered before.
+//! A process that shares a socket's open file description may change its flags at any time.
+//! With them, a lingering close would block the loop, and so would a read once the socket
+//! blocks again. So a lent socket is closed by its lender, in another thread, and is read and
+//! written by calls that never block, whatever its flags. The kernel reports events of a
+//! descriptor until the last copy of its file is closed, so a lent socket is deregistered
+//! first.
 
 use std::fmt::Debug;
 use std::io::{self, IoSlice, Read as _, Write as _};
@@ -19,7 +21,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 /// Closes sockets that another process holds too.
 pub trait Lender: Debug + Send + Sync {
-    /// Closes `socket`, which may block, in a thread that carries nothing.
+    /// Closes `socket`, which may block, in a thread that carries no flows.
     fn take_back(&self, socket: OwnedFd);
 }
 
@@ -29,22 +31,22 @@ pub struct Conn<S: Into<OwnedFd>> {
     /// `None` only while it is dropped or converted.
     socket: Option<S>,
     lender: Option<Arc<dyn Lender>>,
-    /// Of a lent socket: where it is registered.
+    /// Registry of a lent socket.
     registry: Option<Arc<Registry>>,
 }
 
 impl<S: Into<OwnedFd>> Conn<S> {
-    /// A socket that `lender` closes.
+    /// Returns a socket that `lender` closes.
     pub fn lent(socket: S, lender: Arc<dyn Lender>) -> Conn<S> {
         Conn { socket: Some(socket), lender: Some(lender), registry: None }
     }
 
-    /// Whether another user's process holds it too.
+    /// Returns whether another user's process holds the socket too.
     pub fn is_lent(&self) -> bool {
         self.lender.is_some()
     }
 
-    /// The same socket as another type.
+    /// Converts the socket to another type.
     pub fn map<T: Into<OwnedFd>>(mut self, to: impl FnOnce(S) -> T) -> Conn<T> {
         Conn {
             socket: self.socket.take().map(to),
@@ -91,7 +93,7 @@ impl<S: Into<OwnedFd>> Drop for Conn<S> {
         if let (Some(socket), Some(lender)) = (self.socket.take(), self.lender.take()) {
             let socket = socket.into();
             if let Some(registry) = self.registry.take() {
-                // The registry forgets it in any case when its last copy is closed.
+                // The registry drops it in any case when its last copy is closed.
                 let _ = registry.deregister(&mut SourceFd(&socket.as_raw_fd()));
             }
             lender.take_back(socket);
@@ -100,7 +102,7 @@ impl<S: Into<OwnedFd>> Drop for Conn<S> {
 }
 
 impl Conn<TcpStream> {
-    /// Registers it for events under `token`.
+    /// Registers the socket for events under `token`.
     pub fn register(
         &mut self,
         registry: &Arc<Registry>,
@@ -112,13 +114,13 @@ impl Conn<TcpStream> {
         Ok(())
     }
 
-    /// Removes its registration.
+    /// Removes the registration.
     pub fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
         self.registry = None;
         (**self).deregister(registry)
     }
 
-    /// Reads some of what is there.
+    /// Reads some of the available bytes.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.lender.is_none() {
             return (**self).read(into);

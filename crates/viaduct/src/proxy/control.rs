@@ -15,7 +15,7 @@ use crate::notify::{Phase, notify};
 use crate::signals::{Heard, Signals};
 use crate::status::socket;
 
-/// Everything but flows.
+/// Control side: everything but flows.
 pub struct Control {
     options: Option<ProxyOptions>,
     registry: Registry,
@@ -25,11 +25,12 @@ pub struct Control {
     metrics: Metrics,
 }
 
-/// Runs the control side beside the workers of `proxy`, in a thread of its own, until the process ends. The name of its
-/// status socket is the caller's, for that thread does not see the end.
+/// Runs the control side beside the workers of `proxy`, in a thread of its own, until the
+/// process ends. The caller owns the name of its status socket, since that thread does not
+/// notice the end.
 ///
 /// # Errors
-/// The status socket or the metrics' address cannot be had.
+/// The status socket or the metrics' address cannot be opened.
 pub fn start(
     options: Option<ProxyOptions>,
     registry: Registry,
@@ -75,7 +76,7 @@ impl Control {
         }
     }
 
-    /// Lets flows end; the second time it lets nothing.
+    /// Lets flows end; the second time, ends at once.
     fn stop(&self, stopping: &mut bool) {
         notify(Phase::Stopping);
         let again = std::mem::replace(stopping, true);

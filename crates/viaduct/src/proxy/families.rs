@@ -1,4 +1,4 @@
-//! Which metrics a proxy has: one line each.
+//! Metrics of a proxy: one line each.
 
 use viaduct_proto::tunnel::stats::TunnelStats;
 
@@ -30,7 +30,7 @@ const GAUGES: &[Counter] = &[
     ("viaduct_proxy_early_waiting", "Early connections that wait for their client.", |c| c.waiting),
 ];
 
-/// All of them, as Prometheus reads them.
+/// Page of all metrics in the format of Prometheus.
 pub fn encode(status: &ProxyStatus) -> String {
     let (mut page, counters) = (Exposition::default(), &status.counters);
     let own: Labels<'_> = &[("proxy", &status.proxy)];
@@ -85,7 +85,7 @@ const TUNNELS: &[TunnelCounter] = &[
     ("viaduct_tunnel_held_bytes", Kind::Gauge, "Of it, filled.", |t| t.held),
 ];
 
-/// Which tunnel it is: its peer, and its name if it has one.
+/// Labels of a tunnel: its peer, and its name if it has one.
 fn of(tunnel: &TunnelCounters) -> Vec<(&str, &str)> {
     let name = Some(("tunnel", &tunnel.name[..])).filter(|(_, name)| !name.is_empty());
     name.into_iter().chain([("peer", &tunnel.peer[..])]).collect()

@@ -1,10 +1,10 @@
-//! Clients that are let in only when their server has answered: the kernel holds their SYNs
-//! meanwhile, and says no in the server's words.
+//! Deferred accept: clients are accepted only when their server has answered. The kernel holds
+//! their SYNs meanwhile, and passes a refusal on as the server's own.
 //!
 //! ```text
 //!   SYN held ──▶ connection begun ──┬─ the server answers   ──▶ the SYN goes on to the listener
 //!                                   ├─ it refuses           ──▶ reset
-//!                                   ├─ nobody knows the way ──▶ ICMP unreachable
+//!                                   ├─ no route             ──▶ ICMP unreachable
 //!                                   └─ silence              ──▶ silence
 //! ```
 
@@ -23,24 +23,25 @@ use viaduct_sys::nfqueue::{SNAP, SynQueue, Verdict};
 use super::target::failure;
 use super::worker::{Budget, Worker};
 
-/// Verdicts given in a turn: with each the kernel's TCP answers a SYN in this thread.
+/// Verdicts given in a turn: with each, the kernel's TCP answers a SYN in this thread.
 const MAX_VERDICTS: usize = 32;
 
-/// The SYNs that are held.
+/// Held SYNs.
 #[derive(Debug)]
 pub struct Holding {
     queue: SynQueue,
-    /// By the number of the flow that each has begun.
+    /// Queue ID and addresses of each SYN, by the key of the flow that it has begun.
     held: HashMap<usize, (u32, Tuple)>,
 }
 
 impl Holding {
-    /// Those of `queue`.
+    /// Returns the set for the SYNs of `queue`.
     pub fn new(queue: SynQueue) -> Holding {
         Holding { queue, held: HashMap::new() }
     }
 
-    /// Says what becomes of the SYN that has begun flow `key`, if it is held; whose it is.
+    /// Gives the verdict on the SYN that has begun flow `key`, if it is held; returns its
+    /// addresses.
     fn decide(&mut self, key: usize, verdict: Verdict) -> Option<Tuple> {
         let (id, tuple) = self.held.remove(&key)?;
         self.tell(id, verdict);
@@ -55,14 +56,14 @@ impl Holding {
 }
 
 impl AsFd for Holding {
-    /// Readable when one has come.
+    /// Readable when a SYN has come.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.queue.as_fd()
     }
 }
 
 impl Worker {
-    /// Begins the connections of the SYNs that are held, as many as have their turn.
+    /// Begins the connections of held SYNs, within a turn's budget.
     pub(super) fn read_held(&mut self, budget: &mut Budget, now: Instant) {
         let mut verdicts = Vec::new();
         let is_all = self.read_some_held(budget, &mut verdicts, now);
@@ -75,7 +76,8 @@ impl Worker {
         self.unread.syns |= !is_all;
     }
 
-    /// Whether that is all that is held; what becomes of those that no server is asked for.
+    /// Reads held SYNs and collects the immediate verdicts, of SYNs that begin no connection;
+    /// returns whether all SYNs are read.
     fn read_some_held(
         &mut self,
         budget: &mut Budget,
@@ -102,14 +104,14 @@ impl Worker {
         self.holding.is_none()
     }
 
-    /// What becomes of a SYN; `None` if that is for its server to say.
+    /// Begins the connection of a SYN; `None` if the verdict waits for its server.
     fn hold(&mut self, id: u32, syn: Syn, now: Instant) -> Option<Verdict> {
         let tuple = syn.tuple;
         let Worker { early, holding: Some(holding), .. } = self else {
             return Some(Verdict::Pass);
         };
         if let Some(started) = early.get(&tuple) {
-            // A repetition; of one that is held still, or of one that may come in.
+            // A retransmission: of a SYN that is still held, or of one that has passed.
             return Some(if holding.held.contains_key(&started.key) {
                 Verdict::Drop
             } else {
@@ -127,7 +129,7 @@ impl Worker {
         }
     }
 
-    /// The server of flow `key` has answered: its client may come in.
+    /// Lets the client of flow `key` in: its server has answered.
     pub(super) fn let_in(&mut self, key: usize, now: Instant) {
         let Some(holding) = &mut self.holding else { return };
         if let Some(tuple) = holding.decide(key, Verdict::Pass)
@@ -137,8 +139,8 @@ impl Worker {
         }
     }
 
-    /// The server of flow `key` does not answer. If its client is held, it is told so, and the
-    /// flow is over: true.
+    /// Refuses the held client of flow `key`, if there is one, as its server did. Returns true
+    /// if the flow is over with it.
     pub(super) fn turn_away(&mut self, key: usize, error: &io::Error) -> bool {
         let Some(holding) = &mut self.holding else { return false };
         let Some(tuple) = holding.decide(key, words_for(failure(error))) else { return false };
@@ -147,8 +149,8 @@ impl Worker {
         true
     }
 
-    /// Holds no SYN any more: those that it has go on as if nobody had held them, and what they have
-    /// begun ends first, which may have their clients' addresses.
+    /// Stops holding SYNs: those held pass as if they had never been held. The connections that
+    /// they began are closed first, since these may have the clients' addresses.
     pub(super) fn let_go(&mut self) {
         let Some(holding) = self.holding.take() else { return };
         for (key, (id, tuple)) in &holding.held {
@@ -158,7 +160,7 @@ impl Worker {
         }
     }
 
-    /// Flow `key` ends: its client, if it is held, hears nothing.
+    /// Drops the held SYN of flow `key`, which ends: the client gets no answer.
     pub(super) fn forget_held(&mut self, key: usize) {
         if let Some(holding) = &mut self.holding {
             holding.decide(key, Verdict::Drop);
@@ -166,7 +168,7 @@ impl Worker {
     }
 }
 
-/// What the direct way would have said.
+/// Verdict that gives the client the answer of a direct connection.
 fn words_for(failure: Failure) -> Verdict {
     match failure {
         Failure::Refused | Failure::Reset | Failure::Denied => Verdict::Mark(REFUSED),

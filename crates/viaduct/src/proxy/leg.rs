@@ -1,4 +1,4 @@
-//! One end of a flow: a source and sink of bytes.
+//! End of a flow: a source and sink of bytes.
 
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};

@@ -1,5 +1,6 @@
-//! All loops of a proxy, each a worker in a thread of its own, with its own listeners, flows and limits.
-//! The kernel shares connections out among them (`viaduct_sys::filter::Share`).
+//! Event loops of a proxy: each is a worker in a thread of its own, with its own listeners,
+//! flows and limits. The kernel distributes connections among them
+//! (`viaduct_sys::filter::Share`).
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, mpsc};
@@ -14,7 +15,7 @@ use super::settings::Settings;
 use super::worker::Worker;
 use crate::access_log::AccessLog;
 
-/// The loops, before they run.
+/// Event loops, before they run.
 pub struct Loops {
     workers: Vec<Worker>,
     orders: Vec<ToWorker>,
@@ -22,10 +23,11 @@ pub struct Loops {
 }
 
 impl Loops {
-    /// One behind each of these doors, which the rules of `interception` lead to.
+    /// Returns a loop for each set of `doors`; `interception` is the state of the rules that
+    /// divert clients to them.
     ///
     /// # Errors
-    /// As [`Worker::new`].
+    /// Same as [`Worker::new`].
     pub fn new(
         settings: &Settings,
         doors: Vec<Doors>,
@@ -38,20 +40,20 @@ impl Loops {
         Ok(Loops { workers, orders, access_log })
     }
 
-    /// Their access log.
+    /// Access log of the loops.
     pub fn access_log(&self) -> AccessLog {
         self.access_log.clone()
     }
 
-    /// The ways to tell them what to do.
+    /// Senders of commands to the loops.
     pub fn orders(&self) -> Vec<ToWorker> {
         self.orders.clone()
     }
 
-    /// Runs until all have ended. If one fails the others are stopped.
+    /// Runs until all loops have ended. If one fails, the others are stopped.
     ///
     /// # Errors
-    /// What the first of them failed with; a panic is a failure too.
+    /// The error of the first loop that failed; a panic counts as one.
     pub fn run(mut self) -> Result<()> {
         if let [_] = self.workers[..]
             && let Some(worker) = self.workers.pop()
@@ -64,7 +66,7 @@ impl Loops {
             let run = move || {
                 let ran = panic::catch_unwind(AssertUnwindSafe(|| worker.run()));
                 let panicked = |_| Err(anyhow!("a loop of flows panicked"));
-                // Whoever started it waits for all of them.
+                // The receiver waits for all loops.
                 let _ = end.send(ran.unwrap_or_else(panicked));
             };
             let started = thread::Builder::new().name(format!("flows-{n}")).spawn(run);

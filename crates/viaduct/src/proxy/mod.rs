@@ -7,7 +7,7 @@
 //!              └──                         ├─ relay: bytes by splice, through a pipe, never here
 //!                                          └─ through: a chain of handlers, or ends that cannot be
 //!                                             spliced
-//!   doors: listeners, and the SYN tap or a queue of held SYNs; opened here, or by whoever began us
+//!   doors: listeners, and the SYN tap or a queue of held SYNs; opened here, or inherited
 //!   options, a file ─▶ settings ─▶ worker: a loop of flows, one thread; loops: all of them
 //!                             └──▶ control: signals, status socket, metrics, another thread
 //! ```
@@ -77,9 +77,9 @@ use told::Told;
 use crate::signals::Signals;
 use crate::status::socket::check_free;
 
-/// Runs until a signal ends it.
+/// Runs a proxy until a signal ends it.
 pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
-    // The parent of proxies on demand says by a signal that it has changed the config.
+    // The parent of on-demand proxies signals changes of the config.
     let early = (!options.doors.is_empty()).then(Signals::register).transpose()?;
     let (settings, text) = Settings::read(options, &registry)?;
     check_free(&settings.socket())?;
@@ -88,7 +88,7 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
         return run_on_demand(&settings, told);
     }
     let signals = early.map_or_else(Signals::register, Ok)?;
-    // What was changed on the machine is put back when this ends.
+    // Dropping the changes reverts them.
     let (doors, changes) = opening::open(&settings, &options.doors)?;
     let interception = Arc::<Interception>::default();
     let _keeper = Keeper::start(changes, settings.intercept.as_ref(), &interception)?;
@@ -109,7 +109,7 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     ended.context("the proxy stopped")
 }
 
-/// The same, with a proxy only while there is something to do.
+/// Runs the parent of on-demand proxies until a signal ends it.
 fn run_on_demand(settings: &Settings, told: Told) -> Result<()> {
     let calls = SignalPipes::register()?;
     let (doors, changes) = opening::open(settings, &[])?;
@@ -122,8 +122,8 @@ fn run_on_demand(settings: &Settings, told: Told) -> Result<()> {
     parent.run().context("the parent of proxies stopped")
 }
 
-/// Carries flows of programs, as `settings` say, until a signal ends it; `open` is told the way to the
-/// worker before anything is said to be up.
+/// Carries flows of programs, as `settings` say, until a signal ends it. `open` gets the sender
+/// of the worker's commands before the service is reported as up.
 pub fn carry(
     settings: &Settings,
     registry: Registry,
@@ -140,7 +140,7 @@ pub fn carry(
     loops.run().context("the master stopped")
 }
 
-/// Checks what was said, says what it means, and touches nothing.
+/// Checks the options and prints their meaning; changes nothing.
 pub fn check(options: &ProxyOptions, registry: &Registry) -> Result<()> {
     let settings = Settings::load(options, registry)?;
     print!("{settings}");

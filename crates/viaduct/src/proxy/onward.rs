@@ -1,4 +1,4 @@
-//! How a flow goes on from here.
+//! Onward routes of flows.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,23 +7,24 @@ use serde::{Deserialize, Serialize};
 
 use super::trickles::{Course, Ways};
 
-/// How a flow goes on: to its server, or by something that brings it there.
+/// Onward route of a flow: to its server, or by way of another program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Onward {
-    /// Straight to its server.
+    /// Directly to the server.
     #[default]
     Direct,
-    /// By the hop that listens there.
+    /// By the hop at this address.
     Hop(SocketAddr),
-    /// Through the tunnel of this name; of the one that needs none it is empty.
+    /// Through the tunnel of this name; empty for the unnamed one.
     Tunnel(String),
-    /// To its server by Trickles; by TCP where that knows nothing else, unless all is to be encrypted.
+    /// To the server by Trickles; by TCP where the server knows nothing else, unless all is to
+    /// be encrypted.
     Trickles(Course),
 }
 
 impl Onward {
-    /// The hop, if it goes by one.
+    /// Address of the hop, if the flow goes by one.
     pub fn hop(&self) -> Option<SocketAddr> {
         match self {
             Onward::Hop(at) => Some(*at),
@@ -31,7 +32,7 @@ impl Onward {
         }
     }
 
-    /// The tunnel's name, if it goes through one.
+    /// Name of the tunnel, if the flow goes through one.
     pub fn tunnel(&self) -> Option<&str> {
         match self {
             Onward::Tunnel(name) => Some(name),
@@ -39,7 +40,7 @@ impl Onward {
         }
     }
 
-    /// In which manner, if it goes by Trickles.
+    /// Parameters of Trickles, if the flow goes by it.
     pub fn trickles(&self) -> Option<Course> {
         match self {
             Onward::Trickles(course) => Some(*course),
@@ -48,7 +49,7 @@ impl Onward {
     }
 }
 
-/// As in a table: `direct`, `10.0.0.1:7000`, `tunnel paris`, `trickles udp`.
+/// Form used in tables: `direct`, `10.0.0.1:7000`, `tunnel paris`, `trickles udp`.
 impl fmt::Display for Onward {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

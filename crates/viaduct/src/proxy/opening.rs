@@ -1,4 +1,4 @@
-//! How a proxy is begun: its doors, and what it changes on the machine for them.
+//! Start of a proxy: its listeners, and the changes to the machine that they need.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,27 +12,27 @@ use viaduct_sys::journal::Changes;
 use super::doors::{self, Door, Doors, Wanted};
 use super::settings::Settings;
 
-/// An address and a prefix's length.
+/// An address and a prefix length.
 type Prefix = (IpAddr, u8);
 
-/// Opens the doors, those of each loop, or takes over those that a parent `left`, and makes the changes
-/// that belong to them; they are put back when they are dropped.
+/// Opens the listen sets of all loops, or takes over those that a parent `left`, and makes the
+/// changes to the machine that belong to them. Dropping the changes reverts them.
 pub fn open(settings: &Settings, left: &[Door]) -> Result<(Vec<Doors>, Option<Changes>)> {
     if !left.is_empty() {
         let doors = Doors::inherited(left, queue(settings), most_held(settings))?;
         return Ok((vec![doors], None));
     }
-    // First: another proxy of this port may have them, and nothing of its must be touched.
+    // First: another proxy at this port may own the rules, and nothing of its must be touched.
     let mut changes = claim(settings)?;
     let doors = doors(settings)?;
-    // Only now that somebody listens.
+    // Rules are set only after a listener is in place.
     if let Some(changes) = &mut changes {
         change(settings, changes)?;
     }
     Ok((doors, changes))
 }
 
-/// Opens the doors alone, those of each loop.
+/// Opens only the listen sets of all loops.
 pub fn doors(settings: &Settings) -> Result<Vec<Doors>> {
     let (ways, ports) = concern(settings);
     let (sources, destinations) = ends(&ways);
@@ -44,18 +44,18 @@ pub fn doors(settings: &Settings) -> Result<Vec<Doors>> {
     Doors::open_for(settings.workers, &settings.listen, wanted, settings.options)
 }
 
-/// SYNs that are held, at most.
+/// Maximum number of held SYNs.
 fn most_held(settings: &Settings) -> u32 {
     let (most, _) = settings.limits.early.unwrap_or_default();
     u32::try_from(most).unwrap_or(u32::MAX)
 }
 
-/// The queue of held SYNs.
+/// Number of the queue that holds SYNs.
 fn queue(settings: &Settings) -> u16 {
     settings.listen.first().map_or(0, SocketAddr::port)
 }
 
-/// Which SYNs concern this proxy: their ways, and the ports where they go.
+/// SYNs that concern this proxy: their sources and destinations, and the ports.
 fn concern(settings: &Settings) -> (Vec<Way>, Vec<u16>) {
     match &settings.intercept {
         Some(intercept) => (intercept.ways.clone(), intercept.ports.clone()),
@@ -66,21 +66,21 @@ fn concern(settings: &Settings) -> (Vec<Way>, Vec<u16>) {
     }
 }
 
-/// All sources, none if one way has any, and all destinations.
+/// All sources (none if one entry matches any), and all destinations.
 fn ends(ways: &[Way]) -> (Vec<Prefix>, Vec<Prefix>) {
     let all = |end: fn(&Way) -> &Vec<Prefix>| ways.iter().flat_map(end).copied().collect();
     let anywhere = ways.iter().any(|way| way.from.is_empty());
     (if anywhere { Vec::new() } else { all(|way| &way.from) }, all(|way| &way.to))
 }
 
-/// Puts back what an earlier run has left, and makes sure of the tables that this one is to make, if
+/// Reverts the remains of an earlier run, and claims the tables that this run is to make, if
 /// any.
 fn claim(settings: &Settings) -> Result<Option<Changes>> {
     let intercept = settings.intercept.as_ref().map(|intercept| intercept.instance.clone());
     let instances = intercept.into_iter().chain(settings.holds.then(|| hold_instance(settings)));
     let instances: Vec<String> = instances.collect();
     let journal = settings.journal();
-    // One of an earlier run that was to change something is heeded all the same.
+    // A journal of an earlier run is handled even if this run changes nothing.
     if instances.is_empty() && !journal.exists() {
         return Ok(None);
     }
@@ -91,16 +91,16 @@ fn claim(settings: &Settings) -> Result<Option<Changes>> {
     for instance in &instances {
         changes.claim(instance)?;
     }
-    // Without changes its end, here, deletes the journal.
+    // Without changes, dropping them here deletes the journal.
     Ok((!instances.is_empty()).then_some(changes))
 }
 
-/// Names the table that holds SYNs.
+/// Name of the table that holds SYNs.
 fn hold_instance(settings: &Settings) -> String {
     format!("hold_{}", queue(settings))
 }
 
-/// Has the kernel hand connections to the proxy, and hold their SYNs, if that is wanted.
+/// Makes the kernel divert connections to the proxy, and hold their SYNs, as configured.
 fn change(settings: &Settings, changes: &mut Changes) -> Result<()> {
     let intercept = &settings.intercept;
     if settings.holds {

@@ -92,8 +92,8 @@ pub struct ProxyArgs {
     /// The next hop, another `viaduct proxy --expect proxy`; without it flows go straight on
     #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = goal)]
     pub(super) next: Option<SocketAddr>,
-    /// Form in which hops are told a flow's destination [default: by the SYN option if it can be sent,
-    /// else by proxy-tfo]
+    /// Form in which hops are told a flow's addresses [default: the SYN option if it can be sent,
+    /// else proxy-tfo]
     #[arg(long, value_enum)]
     pub(super) tell: Option<Tell>,
     /// A handler that flows pass, such as count or shape:rate=2M; may be repeated, the client's

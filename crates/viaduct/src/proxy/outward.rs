@@ -1,4 +1,4 @@
-//! Connections that go on: the second half of a flow, and the further ones of its handlers.
+//! Outbound connections: the second half of a flow, and the further ones of its handlers.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use super::target::Route;
 use super::tell::Teller;
 use super::through::Through;
 
-/// Begins to connect, and makes what stands between the two ends.
+/// Begins the second half of a flow: its connection, and the relay or chain between the ends.
 pub(super) fn open(
     route: Route,
     options: TcpOptions,
@@ -43,7 +43,7 @@ fn begin(
 ) -> io::Result<Begun> {
     let Route { to, from, told, carries, by, handlers, copied, rate, haul, source, .. } = route;
     let by = match (by, &to) {
-        // It would be asked in vain.
+        // Trickles is known to fail there.
         (Onward::Trickles(course), Address::Ip(to))
             if teller.trickles.is_plain(course, *to, now) =>
         {
@@ -54,7 +54,7 @@ fn begin(
     if let (Some(agreeing), Address::Ip(at)) = (&teller.agreeing, &to) {
         return agree(agreeing, (*at, from), (to.clone(), by, rate), options, limits, now);
     }
-    // A change of tunnels needs a restart: whatever a policy names is there.
+    // A change of tunnels needs a restart: every tunnel that a policy names exists.
     let outlet = by.tunnel().and_then(|name| teller.outlets.get(name));
     let relay = match &handlers {
         // Neither a session nor a connection of Trickles can be spliced.
@@ -70,7 +70,7 @@ fn begin(
             None => return Err(io::Error::other("the handlers lead nowhere")),
         },
     };
-    // What follows finds it a server.
+    // Replaced below if the flow has a connection of its own.
     let (server, first) = (Leg::Elsewhere, Vec::new());
     let mut begun = Begun { server, middle, undecided: None, first, to: meant, from, by, rate };
     let Some((to, bound)) = goal else { return Ok(begun) };
@@ -84,7 +84,7 @@ fn begin(
         ));
     };
     let from = if route.keeps_client && begun.to != to.into() {
-        // Handlers lead to somebody else, whom we ask for ourselves.
+        // The handlers connect to another host, for which the client's address is not used.
         None
     } else {
         bound.or(from.filter(|from| from.is_ipv4() == to.is_ipv4()))
@@ -111,7 +111,7 @@ fn begin(
     Ok(begun)
 }
 
-/// Begins to connect over the kernel's TCP, and tells nobody anything.
+/// Begins a connection over the kernel's TCP, without hop signalling.
 pub(super) fn straight(
     to: SocketAddr,
     options: TcpOptions,
@@ -122,8 +122,8 @@ pub(super) fn straight(
     Ok(server)
 }
 
-/// Begins to connect to `at`, or to go over a connection that is there; what stands between the two ends is
-/// agreed on with the far end.
+/// Begins a connection to `at`, or joins a shared one; the relay or chain is negotiated with
+/// the far end.
 fn agree(
     agreeing: &Arc<Agreeing>,
     (at, from): (SocketAddr, Option<SocketAddr>),
@@ -148,8 +148,8 @@ fn agree(
     Ok(begun)
 }
 
-/// Begins one more connection of a flow, from an address of its own if one is named. Where handlers are
-/// agreed on it offers them as the first did; that the other end means the same shows in what it says.
+/// Begins a further connection of a flow, from a local address if one is named. With
+/// negotiation it sends the offer again; whether the other end agrees shows in its bytes.
 pub(super) fn dial(
     to: &Address,
     from: Option<SocketAddr>,
@@ -170,7 +170,7 @@ pub(super) fn dial(
     }
 }
 
-/// Sets up a connection that crosses a long link.
+/// Applies the long-haul settings to a connection that crosses the long link.
 pub(super) fn set_up(stream: &TcpStream, haul: Option<&LongHaul>) {
     if let Some(Err(error)) = haul.map(|haul| haul.apply(stream)) {
         warn!("set up a connection across the long link: {error}");

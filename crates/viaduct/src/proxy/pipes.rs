@@ -1,36 +1,37 @@
-//! Pipes that no flow uses now: an idle flow holds none.
+//! Pool of pipes between flows: an idle flow holds none.
 
 use std::io;
 
 use viaduct_sys::splice::Pipe;
 
-/// Bytes that a pipe holds: the larger, the fewer calls and short segments a byte costs a fast flow.
+/// Capacity of a large pipe, in bytes: a fast flow needs fewer calls and fewer short segments
+/// per byte with it.
 const LARGE: usize = 1 << 20;
-/// Large pipes of a proxy at once, at most: half of what the kernel grants a user (`fs.pipe-user-pages-soft`),
-/// beyond which it hands out the smallest.
+/// Maximum number of large pipes of a proxy: half of what the kernel grants a user
+/// (`fs.pipe-user-pages-soft`). Beyond that limit it hands out the smallest pipes.
 const MOST_LARGE: usize = 32;
-/// Bytes that the others hold.
+/// Capacity of the other pipes, in bytes.
 const ROOM: usize = 256 << 10;
-/// Pipes kept for the next flow that has bytes.
+/// Maximum number of free pipes that are kept.
 const KEPT: usize = 64;
 
-/// The pool of a loop.
+/// Pool of an event loop.
 #[derive(Debug)]
 pub struct Pipes {
     free: Vec<Pipe>,
-    /// Large pipes at once, at most.
+    /// Maximum number of large pipes.
     most_large: usize,
-    /// Large pipes that there are, in flows or here.
+    /// Present number of large pipes, in flows or in the pool.
     large: usize,
 }
 
 impl Pipes {
-    /// None yet, for one of so many loops.
+    /// Returns an empty pool for one of `loops` event loops.
     pub fn new(loops: u32) -> Pipes {
         Pipes { free: Vec::new(), most_large: MOST_LARGE / loops as usize, large: 0 }
     }
 
-    /// An empty pipe.
+    /// Takes an empty pipe.
     pub fn take(&mut self) -> io::Result<Pipe> {
         if let Some(pipe) = self.free.pop() {
             return Ok(pipe);
@@ -40,7 +41,8 @@ impl Pipes {
         Ok(pipe)
     }
 
-    /// Takes a pipe back. One that still holds bytes is closed: they belong to a flow that broke.
+    /// Takes a pipe back. A pipe that still holds bytes is closed: they belong to a flow that
+    /// broke.
     pub fn give(&mut self, pipe: Pipe) {
         if pipe.held() == 0 && self.free.len() < KEPT {
             self.free.push(pipe);

@@ -6,7 +6,7 @@
 //!     └── forget: its client has gone
 //! ```
 //!
-//! One source's names never delay those of others: a source may use some of the threads, not
+//! Names of a source never delay those of others: a source may use some of the threads, not
 //! all, and the next question is that of the source with the fewest look-ups.
 
 use std::collections::{HashMap, VecDeque};

@@ -3,7 +3,7 @@
 //! ```text
 //!   option      a TCP option in the SYN: the hop can go on at once       IPv4, and a BPF program
 //!   proxy-tfo   a PROXY header as the SYN's data (Fast Open): likewise   any; else as below
-//!   proxy       a PROXY header, the flow's first bytes                   any; other proxies know it
+//!   proxy       a PROXY header, the flow's first bytes                   any; widely supported
 //! ```
 
 use std::cell::OnceCell;

@@ -1,5 +1,6 @@
-//! What proxies on demand are told: the config as their parent has checked it last. Whatever becomes of
-//! the file meanwhile, each proxy that starts is what its parent holds the doors for.
+//! Config hand-off to proxies on demand: the config as last checked by their parent. Later
+//! edits of the file cannot make a proxy start with settings other than those its parent
+//! listens for.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, RawFd};
@@ -13,21 +14,22 @@ use viaduct_proto::flow::Registry;
 use super::options::ProxyOptions;
 use super::settings::Settings;
 
-/// The config in force.
+/// Config in force.
 #[derive(Debug)]
 pub struct Told {
     options: ProxyOptions,
     registry: Registry,
     settings: Settings,
-    /// Its text, in memory that proxies inherit; `None` if all was said on the command line.
+    /// Text of the config, in memory that proxies inherit; `None` if all options are on the
+    /// command line.
     text: Option<File>,
 }
 
 impl Told {
-    /// `text` is what `options` have named, and means `settings`.
+    /// Keeps the config: `options` have named `text`, which results in `settings`.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// No memory for the text.
     pub fn new(
         options: ProxyOptions,
         registry: Registry,
@@ -43,10 +45,11 @@ impl Told {
         Ok(Told { options, registry, settings, text })
     }
 
-    /// Reads the file again; proxies are told the new text if it is right and needs no restart.
+    /// Reads the file again; later proxies get the new text if it is valid and needs no
+    /// restart.
     ///
     /// # Errors
-    /// Nothing has changed then: one line that says why.
+    /// One line with the reason; nothing has changed then.
     pub fn read_again(&mut self) -> Result<()> {
         let (new, text) = Settings::read(&self.options, &self.registry)?;
         let (Some(file), Some(text)) = (&self.text, text) else {
@@ -58,18 +61,18 @@ impl Told {
         Ok(())
     }
 
-    /// What a proxy inherits of it.
+    /// Descriptor for proxies to inherit.
     pub fn legacy(&self) -> Option<BorrowedFd<'_>> {
         self.text.as_ref().map(AsFd::as_fd)
     }
 
-    /// Its number, for [`path_of`].
+    /// Number of that descriptor, for [`path_of`].
     pub fn number(&self) -> Option<RawFd> {
         self.text.as_ref().map(|text| text.as_raw_fd())
     }
 }
 
-/// Where a proxy finds the text that it has inherited.
+/// Path of an inherited config.
 pub fn path_of(number: RawFd) -> PathBuf {
     format!("/proc/self/fd/{number}").into()
 }

@@ -1,5 +1,4 @@
-//! Values as people write them, on the command line and in a file, and what is said of those that
-//! are none or would make no sense.
+//! Parsers of values on the command line and in files, with error messages for invalid values.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -8,23 +7,23 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
-/// The slowest rate that a flow may be held to, bits a second.
+/// Slowest permitted rate limit, in bits a second.
 const SLOWEST: u64 = 1_000;
-/// The smallest buffer, bytes, and the largest that the kernel can be asked for.
+/// Smallest buffer, and the largest that the kernel can be asked for, in bytes.
 const SMALLEST: usize = 4 << 10;
 pub(super) const LARGEST: usize = 1 << 30;
-/// The least that a limit of memory may be, bytes.
+/// Smallest limit of memory, in bytes.
 const SMALLEST_MEMORY: usize = 64 << 10;
-/// The longest time, in days: a hundred years. What is longer can be said by 0s, where there is an end
-/// to be had at all.
+/// Longest time, in days: a hundred years. Where a limit can be switched off, 0s does it.
 const LONGEST: u64 = 36_500;
-/// Limits of the kernel's timer, which counts milliseconds, and of its keepalive probes, which count seconds.
+/// Limits of the kernel's timer, which counts milliseconds, and of its keepalive probes, which
+/// count seconds.
 const DEAD_AFTER: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(24 * 24 * 3600);
-/// The longest that a loop may look for what comes next: a sleep costs a small part of that.
+/// Longest time that a loop may poll for events: a sleep costs a small part of that.
 const LONGEST_SPIN: Duration = Duration::from_millis(1);
 
-/// An address and a port that one can go to, or listen at.
+/// Parses an address and a port to listen at or connect to.
 pub fn place(text: &str) -> Result<SocketAddr, String> {
     let at: SocketAddr = text.parse().map_err(|_| {
         "a numeric address with a port is expected, such as 192.0.2.1:7000 or [2001:db8::1]:7000 \
@@ -37,7 +36,7 @@ pub fn place(text: &str) -> Result<SocketAddr, String> {
     Ok(at)
 }
 
-/// A [`place`] that one can go to.
+/// Parses a [`place`] to connect to.
 pub fn goal(text: &str) -> Result<SocketAddr, String> {
     let at = place(text)?;
     if at.ip().to_canonical().is_unspecified() {
@@ -48,7 +47,7 @@ pub fn goal(text: &str) -> Result<SocketAddr, String> {
     Ok(at)
 }
 
-/// A prefix; an address alone is one of its full length.
+/// Parses a prefix; an address alone is one of its full length.
 pub fn prefix(text: &str) -> Result<IpNet, String> {
     let address = |text: &str| text.parse::<IpAddr>().ok().map(IpNet::from);
     let Some(net) = text.parse().ok().or_else(|| address(text)) else {
@@ -60,7 +59,7 @@ pub fn prefix(text: &str) -> Result<IpNet, String> {
     Ok(net)
 }
 
-/// `80` or `8000-8080`.
+/// Parses ports: `80` or `8000-8080`.
 pub fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
@@ -69,7 +68,7 @@ pub fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
     }
 }
 
-/// A time, which may be none.
+/// Parses a time, which may be zero.
 pub fn time(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text)
         .map_err(|_| "a time such as 30s or 2m is expected".to_owned())?;
@@ -79,19 +78,19 @@ pub fn time(text: &str) -> Result<Duration, String> {
     Ok(time)
 }
 
-/// Time without an answer after which an end is given up; none is for ever.
+/// Parses the time without an answer after which an end is given up; zero is for ever.
 pub fn dead_after(text: &str) -> Result<Duration, String> {
     let time = time(text).ok().filter(|time| time.is_zero() || DEAD_AFTER.contains(time));
     time.ok_or_else(|| "a time of 1s to 24d is expected, or 0s for the kernel's".to_owned())
 }
 
-/// How long a loop may look before it sleeps.
+/// Parses the time for which a loop may poll for events before it sleeps.
 pub fn spin(text: &str) -> Result<Duration, String> {
     let time = time(text).ok().filter(|&time| time <= LONGEST_SPIN);
     time.ok_or_else(|| "a time such as 50us is expected, 1ms at most; 0s is never".to_owned())
 }
 
-/// A time in which something may happen.
+/// Parses a time above zero.
 pub fn wait(text: &str) -> Result<Duration, String> {
     match time(text)? {
         Duration::ZERO => Err("a time above 0s is expected".to_owned()),
@@ -99,12 +98,12 @@ pub fn wait(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// How many, at least one.
+/// Parses a number, at least one.
 pub fn count(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&n| n > 0).ok_or("a number from 1 is expected".to_owned())
 }
 
-/// Bytes of memory, as a number of them or with K, M or G, which are powers of 1024.
+/// Parses an amount of memory: bytes, or K, M or G, which are powers of 1024.
 pub fn memory(text: &str) -> Result<usize, String> {
     let units = [("K", 10), ("M", 20), ("G", 30)];
     let upper = text.to_ascii_uppercase();
@@ -115,31 +114,31 @@ pub fn memory(text: &str) -> Result<usize, String> {
     bytes.ok_or_else(|| "bytes are expected, such as 2M; 64K at least and 1G at most".to_owned())
 }
 
-/// Bytes of a buffer.
+/// Parses the size of a buffer, in bytes.
 pub fn buffer(text: &str) -> Result<usize, String> {
     let bytes = text.parse().ok().filter(|bytes| (SMALLEST..=LARGEST).contains(bytes));
     bytes.ok_or_else(|| format!("bytes are expected, {SMALLEST} at least and {LARGEST} at most"))
 }
 
-/// A number of bits a second.
+/// Parses a rate, in bits a second.
 pub fn rate(text: &str) -> Result<u64, String> {
     let rate = viaduct_proto::handlers::rate(text).filter(|&rate| rate >= SLOWEST);
     rate.ok_or_else(|| "bits a second such as 500k, 2M or 1G are expected, 1k at least".to_owned())
 }
 
-/// [`prefix`]es of a list in a file.
+/// Parses the [`prefix`]es of a list in a file.
 pub(super) fn prefixes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<IpNet>, D::Error> {
     let texts = Vec::<String>::deserialize(from)?;
     texts.iter().map(|text| prefix(text).map_err(|what| wrong(text, &what))).collect()
 }
 
-/// A [`goal`] in a file.
+/// Parses a [`goal`] in a file.
 pub(super) fn goal_in<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
     let text = String::deserialize(from)?;
     goal(&text).map_err(|what| wrong(&text, &what))
 }
 
-/// The same, where there may be none.
+/// Parses an optional [`goal`] in a file.
 pub(super) fn some_goal<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<SocketAddr>, D::Error> {

@@ -1,11 +1,11 @@
-//! What the handlers of a flow want of the loop: further connections, and connections of other flows.
+//! Chain requests: a flow's handlers ask for further connections, and for those of other flows.
 //!
 //! ```text
 //!   Connect          one more wire of the flow
 //!   Claim, Release   a key by which accepted flows find the flow that they belong to
 //!   Give             an accepted flow says such a key: its connection goes over to that flow
 //!   Wake             the flow that such a key belongs to is driven on
-//!   Spawn            one more flow: without an application, or for the one that an accepted flow came for
+//!   Spawn            one more flow: without an application, or for that of an accepted flow
 //! ```
 
 use std::io;
@@ -23,16 +23,17 @@ use super::target::{Target, failure};
 use super::through::Want;
 use super::worker::Worker;
 
-/// Where a connection goes, and where it begins if that is named.
+/// Destination of a connection, and its local address if named.
 type Way = (Address, Option<SocketAddr>);
 
 impl Worker {
-    /// Does what the handlers of flow `key` want. It may have become part of another.
+    /// Carries out the requests of flow `key`'s handlers. The flow may have become part of
+    /// another.
     pub(super) fn fulfil(&mut self, key: usize, now: Instant) {
         self.pass_events(key);
         let Some(through) = self.flows.at(key).through() else { return };
         let wants = through.wants();
-        // Whatever is not used now is closed.
+        // If no request uses it, it is closed.
         let mut spare = self.flows.take_spare(key);
         for want in wants {
             match want {
@@ -59,7 +60,7 @@ impl Worker {
         }
     }
 
-    /// Flow `key` is over: others may have to know.
+    /// Ends the chain of flow `key`, and wakes other flows that wait for it.
     pub(super) fn abandon(&mut self, key: usize, now: Instant) {
         let Some(through) = self.flows.get(key).and_then(Flow::through) else { return };
         for want in through.abandon(now) {
@@ -69,7 +70,8 @@ impl Worker {
         }
     }
 
-    /// Makes a flow that the handlers of flow `key` want; over `spare`, if that goes there.
+    /// Makes a flow that the handlers of flow `key` ask for; over `spare`, if that goes to its
+    /// destination.
     fn spawn(&mut self, key: usize, spawn: &Spawn, spare: Option<(Address, Leg)>, now: Instant) {
         let Some(through) = self.flows.at(key).through() else { return };
         let made = through.spawned(spawn, now);
@@ -77,7 +79,7 @@ impl Worker {
             through.be_alone();
         }
         let program = self.programs.get(&key).and_then(|program| program.another());
-        // One for an application is for the same one.
+        // A flow for an application is for the same application.
         let made = made.filter(|_| spawn.kin == Kin::Alone || program.is_some());
         let flow = made.and_then(|(through, goal)| {
             let network = match goal {
@@ -106,7 +108,7 @@ impl Worker {
         if let (Kin::Accepted, Some(program)) = (spawn.kin, program) {
             self.programs.insert(new, program);
         }
-        // What it has claimed must be known before anything of it is used.
+        // Its claims must be known before any of its connections is used.
         self.fulfil(new, now);
         self.again.push(new);
     }
@@ -132,7 +134,7 @@ impl Worker {
         Ok(leg)
     }
 
-    /// Flow `key` is a connection of the flow that has claimed `name`.
+    /// Gives the connection of flow `key` to the flow that has claimed `name`.
     fn give(&mut self, key: usize, name: &[u8], now: Instant) {
         let owner = self.claims.get(name).copied().filter(|owner| *owner != key);
         let Some(owner) = owner.filter(|owner| self.flows.get(*owner).is_some()) else {
@@ -148,7 +150,7 @@ impl Worker {
             return;
         };
         let Some(through) = self.flows.at(owner).through() else { return };
-        // One that is not wanted is closed by being dropped.
+        // Connections that are not accepted are closed by being dropped.
         let taken = through.take(giver, main, now).unwrap_or_default();
         for id in taken {
             if let Err(error) = self.flows.rewatch_wire(owner, id) {
@@ -158,13 +160,14 @@ impl Worker {
                 }
             }
         }
-        // Before any other chain's: what was claimed and what is given must agree.
+        // Before any other chain runs: claims and gifts must agree.
         self.drive(owner, End::Client, false, false, now);
     }
 }
 
-/// The address at which one more connection of a flow to `to` begins, if that matters. Whoever keeps clients'
-/// addresses does so towards those whom they mean, whatever handlers say, and asks others for itself.
+/// Local address of a further connection of a flow to `to`, if it matters. A proxy that keeps
+/// clients' addresses uses them towards the client's own destination, whatever the handlers
+/// say, and its own address towards others.
 fn begins(
     flow: &Flow,
     target: &Target,

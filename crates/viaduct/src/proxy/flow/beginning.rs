@@ -1,4 +1,4 @@
-//! How a flow begins.
+//! Constructors of flows.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -19,14 +19,14 @@ use crate::proxy::relay::Relay;
 use crate::proxy::through::Through;
 
 impl Flow {
-    /// Whose second half was begun, and no client yet.
+    /// Returns a flow whose second half was begun, without a client yet.
     pub fn new(begun: Begun, source: SocketAddr, now: Instant) -> Flow {
         let mut flow = Flow::empty(source, now);
         flow.set_server(begun, now);
         flow
     }
 
-    /// With a client that is still to say where it wants to go.
+    /// Returns a flow with a client that has not named its destination yet.
     pub fn asking(client: TcpStream, tuple: Tuple, preface: Preface, now: Instant) -> Flow {
         let asked = Some(Asked { preface, tuple, bytes: Vec::new(), begun: false });
         Flow {
@@ -36,12 +36,13 @@ impl Flow {
         }
     }
 
-    /// With a client that has said where it wants to go.
+    /// Returns a flow with a client that has named its destination.
     pub fn waiting(client: Leg, source: SocketAddr, now: Instant) -> Flow {
         Flow { legs: [Some(client), None], ..Flow::empty(source, now) }
     }
 
-    /// With a connection from the network for a program, which has it when its chain says so.
+    /// Returns a flow of an inbound connection for a program; the program gets it when its
+    /// chain allows it.
     pub fn accepted(server: Leg, middle: Middle, source: SocketAddr, now: Instant) -> Flow {
         let mut flow = Flow::empty(source, now);
         (flow.legs[1], flow.middle, flow.connected) = (Some(server), middle, true);
@@ -49,7 +50,7 @@ impl Flow {
         flow
     }
 
-    /// One that the handlers of `other` want; it goes over `network`.
+    /// Returns a flow that the handlers of `other` ask for; it goes over `network`.
     pub fn spawned(network: Leg, through: Through, other: &Flow, now: Instant) -> Flow {
         let mut flow = Flow::empty(other.source, now);
         (flow.to, flow.from) = (other.to.clone(), other.from);

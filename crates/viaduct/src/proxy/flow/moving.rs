@@ -1,4 +1,4 @@
-//! How bytes move through a flow, and how it ends.
+//! Payload transfer of a flow, and its end.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use viaduct_proto::time::Instant;
 use super::{End, Flow, Middle, Moved, Shared};
 
 impl Flow {
-    /// The loop says that `end` can be read or written.
+    /// Records the loop's report that `end` is readable or writable.
     pub fn ready(&mut self, end: End, readable: bool, writable: bool) {
         match &mut self.middle {
             Middle::Relay(relay) => relay.ready(end, readable, writable),
@@ -16,7 +16,7 @@ impl Flow {
         }
     }
 
-    /// The loop says that `end` sends an urgent byte, or will.
+    /// Records the loop's report of an urgent byte at `end`.
     pub fn urgent(&mut self, end: End) {
         match &mut self.middle {
             Middle::Relay(relay) => relay.urgent(end),
@@ -24,7 +24,7 @@ impl Flow {
         }
     }
 
-    /// What `end` says ends, behind what can be read.
+    /// Records that `end` has closed its write side, behind bytes that may still be readable.
     pub fn ending(&mut self, end: End) {
         match &mut self.middle {
             Middle::Relay(relay) => relay.ending(end),
@@ -32,7 +32,8 @@ impl Flow {
         }
     }
 
-    /// Whether room at the client is waited for, and for the first time: few clients are so slow.
+    /// Returns whether room at the client has to be watched; true only once. Few clients are
+    /// that slow.
     pub fn awaits_room(&mut self) -> bool {
         let full = match &self.middle {
             Middle::Relay(relay) => relay.client_is_full() || !self.first[0].is_empty(),
@@ -41,7 +42,7 @@ impl Flow {
         full && self.has_client() && !std::mem::replace(&mut self.room_watched, true)
     }
 
-    /// When it is to be driven, whatever happens.
+    /// Time at which the flow is driven even without an event.
     pub fn poll_timeout(&self) -> Option<Instant> {
         if let Some(breaking) = &self.breaking {
             return Some(breaking.look);
@@ -52,7 +53,8 @@ impl Flow {
         }
     }
 
-    /// Moves what can move. `Err`: one of the ends broke, and the other has what it said before.
+    /// Moves all bytes that can move. `Err`: an end broke, and the other has its remaining
+    /// bytes.
     pub fn drive(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
         let mut moved = Moved::default();
         if self.breaking.is_none() {
@@ -73,11 +75,11 @@ impl Flow {
         if is_relay && !self.connected {
             return Ok(());
         }
-        // It broke while it said where it wants to go, which may have been enough.
+        // The client broke during its request, which may have been complete.
         if self.broken_end == Some(End::Client) && self.connected {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
-        // Handlers may be at it by other connections than the flow's own.
+        // Handlers may use connections other than the flow's own.
         let held = match self.connected {
             true => {
                 [!self.say_first_or_break(End::Client)?, !self.say_first_or_break(End::Server)?]
@@ -93,9 +95,9 @@ impl Flow {
             self.shuts = false;
         }
         match (&mut self.middle, &mut self.legs) {
-            // Handlers speak with the far end before there is a client.
+            // Handlers talk to the far end before there is a client.
             (Middle::Through(through), [client, server]) => {
-                // A flow without a client may still be another's second half, which this is.
+                // A flow without a client may still become the second half of another flow.
                 let is_whole = client.is_some() || through.is_alone();
                 let client = client.as_mut().filter(|_| self.connected);
                 *moved =
@@ -120,13 +122,13 @@ impl Flow {
         Ok(())
     }
 
-    /// Ends both ends by a reset.
+    /// Resets both ends.
     pub fn reset(&mut self) {
         let why = self.broken.unwrap_or(Failure::Reset);
         self.legs().into_iter().flatten().for_each(|leg| leg.reset(why));
     }
 
-    /// Gives back what it holds of what is shared.
+    /// Gives shared resources back.
     pub fn release(&mut self, shared: &mut Shared) {
         if let Middle::Relay(relay) = &mut self.middle {
             relay.release(&mut shared.pipes);

@@ -1,4 +1,5 @@
-//! What is said before all else: by a client that is to say where it wants to go, and to it.
+//! Preface of a flow: the client's request for a destination, and other bytes before the
+//! payload.
 
 use std::io::{self, IoSlice};
 
@@ -6,29 +7,29 @@ use viaduct_sys::urgent;
 
 use super::{End, Flow};
 
-/// Bytes that a client has said in vain and that are read all the same, at most.
+/// Maximum number of bytes of a refused client that are read and dropped.
 const MOST_UNHEARD: usize = 64 << 10;
 
-/// How far a client was listened to.
+/// Position at which reading from the client stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// To all that it has said.
+    /// After all received bytes.
     All,
-    /// To an urgent byte.
+    /// At an urgent byte.
     Mark,
-    /// To its end.
+    /// At the end of the stream.
     End,
 }
 
 impl Flow {
-    /// Reads what the client says, up to an urgent byte; `past` it, if it is the next.
+    /// Reads the client's bytes, up to an urgent byte; over it if it is next and `past` is set.
     pub fn listen(&mut self, most: usize, mut past: bool) -> io::Result<Heard> {
         let (Some(client), Some(asked)) = (&mut self.legs[0], &mut self.asked) else {
             return Ok(Heard::All);
         };
         let mut chunk = [0; 1024];
         while asked.bytes.len() < most {
-            // It is passed on as such if it is behind all that is said to be led: a read stops there.
+            // Behind the request it is passed on as urgent: reading stops there.
             if !std::mem::take(&mut past)
                 && let Some(stream) = client.tcp()
                 && urgent::is_next(stream)?
@@ -40,7 +41,7 @@ impl Flow {
                 Ok(None) => break,
                 Ok(Some(0)) => return Ok(Heard::End),
                 Ok(Some(read)) => asked.bytes.extend(&chunk[..read]),
-                // What it has said before it broke may be enough.
+                // Bytes received before the client broke may be enough.
                 Err(_) if !asked.bytes.is_empty() => {
                     self.broken_end = Some(End::Client);
                     return Ok(Heard::End);
@@ -51,8 +52,8 @@ impl Flow {
         Ok(Heard::All)
     }
 
-    /// Says to the client why there will be no flow. What it has said besides is read and dropped:
-    /// a connection that is closed with bytes unread is reset, and its client may not read on then.
+    /// Sends the client a refusal. Its further bytes are read and dropped: a connection closed
+    /// with unread bytes is reset, and its client might not read the refusal then.
     pub fn turn_away(&mut self, words: &[u8]) {
         self.say(End::Client, words);
         let Some(client) = self.legs[0].as_mut().filter(|_| !words.is_empty()) else { return };
@@ -62,21 +63,21 @@ impl Flow {
         }
     }
 
-    /// Says something to one end before all that follows.
+    /// Queues preface bytes for an end.
     pub fn say(&mut self, to: End, words: &[u8]) {
         self.first[to as usize].extend(words);
-        // Without a server nothing drives the flow yet.
+        // Without a server, no event drives the flow yet.
         if to == End::Client {
             let _ = self.say_first(to);
         }
     }
 
-    /// [Says](Flow::say_first) it; an end that breaks meanwhile is known to have.
+    /// Sends the preface like [`say_first`](Flow::say_first), and notes which end broke.
     pub(super) fn say_first_or_break(&mut self, to: End) -> io::Result<bool> {
         self.say_first(to).inspect_err(|_| self.broken_end = Some(to))
     }
 
-    /// Writes what goes to an end before all else; false if some of it must wait.
+    /// Writes the preface bytes of an end; false if some of them must wait.
     pub(super) fn say_first(&mut self, to: End) -> io::Result<bool> {
         let (first, leg) = (&mut self.first[to as usize], &mut self.legs[to as usize]);
         while let Some(leg) = leg

@@ -1,9 +1,9 @@
-//! The empty chain between two connections, or one whose handlers need no byte of what passes: bytes
-//! go through a pipe inside the kernel, and are never copied to user space.
+//! Relay between two connections without handlers, or with handlers that need no bytes: the
+//! bytes go through a pipe inside the kernel, and are never copied to user space.
 //!
 //! | file | |
 //! |---|---|
-//! | here | both directions, and what handlers hear of them |
+//! | here | both directions, and reports to the handlers |
 //! | `way` | one direction |
 
 mod way;
@@ -22,19 +22,20 @@ use super::through::Factories;
 /// Both directions.
 #[derive(Debug, Default)]
 pub struct Relay {
-    /// From the client to the server, and back.
+    /// Directions: from the client to the server, and back.
     ways: [Way; 2],
-    /// The end that broke.
+    /// End that broke.
     broken: Option<End>,
-    /// Handlers that are told what has passed.
+    /// Handlers that are told the numbers of bytes.
     told: Option<Told>,
 }
 
-/// Handlers that need no bytes: their factories.
+/// Factories of handlers that need no bytes.
 struct Told(Factories);
 
 impl Relay {
-    /// For a chain of these; `None` if one of them needs the bytes, or the sockets set.
+    /// Returns a relay for these handlers; `None` if one of them needs the bytes, or options on
+    /// the sockets.
     pub fn of(factories: &Factories) -> Option<Relay> {
         if offload(factories) != Some(Offload::default()) {
             return None;
@@ -43,14 +44,14 @@ impl Relay {
         Some(Relay { told: Some(Told(factories.clone())), ..Relay::default() })
     }
 
-    /// A control call to the handler of this name: what it does without the bytes is known to all its
-    /// flows together.
+    /// Handles a control call to the handler of this name. Its state without the bytes is that
+    /// of all its flows together.
     pub fn control(&self, to: &str) -> Option<Vec<u8>> {
         let Told(factories) = self.told.as_ref()?;
         factories.iter().find(|factory| factory.name() == to)?.state().map(String::into_bytes)
     }
 
-    /// The loop says that `end` can be read or written.
+    /// Records the loop's report that `end` is readable or writable.
     pub fn ready(&mut self, end: End, readable: bool, writable: bool) {
         let [out, back] = &mut self.ways;
         let (from, to) = match end {
@@ -61,27 +62,28 @@ impl Relay {
         to.writable |= writable;
     }
 
-    /// The loop says that `end` sends an urgent byte, or will.
+    /// Records the loop's report of an urgent byte at `end`.
     pub fn urgent(&mut self, end: End) {
         self.ways[end as usize].urgent = true;
     }
 
-    /// Whether `end` has announced one, once at least.
+    /// Returns whether `end` has ever announced an urgent byte.
     pub fn is_urgent(&self, end: End) -> bool {
         self.ways[end as usize].urgent
     }
 
-    /// Whether what goes to the client waits for room there.
+    /// Returns whether bytes for the client wait for room there.
     pub fn client_is_full(&self) -> bool {
         !self.ways[End::Server as usize].writable
     }
 
-    /// The source at `end` has said that it ends, behind what it may have ready.
+    /// Records that `end` has closed its write side, behind bytes that may still be readable.
     pub fn ending(&mut self, end: End) {
         self.ways[end as usize].ending = true;
     }
 
-    /// Moves what can move; `held` says which ends take nothing yet. `Err`: an end broke.
+    /// Moves all bytes that can move; `held` tells for each end whether it accepts none yet.
+    /// `Err`: an end broke.
     pub fn drive(
         &mut self,
         [client, server]: [&TcpStream; 2],
@@ -105,25 +107,25 @@ impl Relay {
         Ok(())
     }
 
-    /// Tells handlers that so many bytes have passed each way.
+    /// Reports the bytes that have passed each way to the handlers.
     fn tell(&self, bytes: [u64; 2]) {
         if let Some(Told(factories)) = &self.told {
             factories.iter().for_each(|factory| factory.relayed(false, bytes));
         }
     }
 
-    /// The end that broke, if one did.
+    /// End that broke, if one did.
     pub fn broken(&self) -> Option<End> {
         self.broken
     }
 
-    /// `end` broke before its bytes were moved from here.
+    /// Records that `end` broke before its bytes were moved here.
     pub fn set_broken(&mut self, end: End) {
         self.broken = Some(end);
     }
 
-    /// Moves on what the end that broke has said before; how many bytes are left. `bytes` passed each way since
-    /// handlers were told.
+    /// Delivers the remaining bytes of the broken end; returns how many are left. `bytes`
+    /// passed each way since the last report to the handlers.
     pub fn last_words(
         &mut self,
         [client, server]: [&TcpStream; 2],

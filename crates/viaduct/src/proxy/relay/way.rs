@@ -1,4 +1,4 @@
-//! One direction of a relay.
+//! A single direction of a relay.
 
 use std::io;
 use std::net::Shutdown;
@@ -12,32 +12,33 @@ use crate::proxy::pipes::Pipes;
 /// Pipes that one direction may fill before the other flows have their turn.
 const FILLS: usize = 4;
 
-/// Bytes in one direction, from one end to the other.
+/// A direction: bytes from one end to the other.
 #[derive(Debug, Default)]
 pub(super) struct Way {
-    /// Held only while bytes are in it.
+    /// Pipe, held only while bytes are in it.
     pub(super) pipe: Option<Pipe>,
-    /// The source may have something; until a read says that it does not.
+    /// Source possibly readable: true until a read would block.
     pub(super) readable: bool,
-    /// The sink may have room; until a write says that it does not.
+    /// Sink possibly writable: true until a write would block.
     pub(super) writable: bool,
-    /// The source has said that it ends, behind what it may have ready.
+    /// The source has closed its write side, behind bytes that may still be readable.
     pub(super) ending: bool,
-    /// The source has ended.
+    /// End of stream from the source was read.
     ended: bool,
     /// The source broke.
     pub(super) broke: bool,
-    /// The sink has been told so.
+    /// End of stream was sent to the sink.
     pub(super) shut: bool,
-    /// The source has announced an urgent byte, once at least.
+    /// The source has announced an urgent byte at least once.
     pub(super) urgent: bool,
-    /// One that waits for room at the sink.
+    /// Urgent byte that waits for room at the sink.
     mark: Option<u8>,
 }
 
 impl Way {
-    /// Moves bytes until one side can no more; true if others are to have their turn before. `last`
-    /// says that the other direction has ended, so that the end of this one closes both connections.
+    /// Moves bytes until one side blocks; true if the other flows are to have their turn first.
+    /// `last` means that the other direction has ended, so that the end of this one closes both
+    /// connections.
     pub(super) fn drive(
         &mut self,
         from: &TcpStream,
@@ -47,7 +48,7 @@ impl Way {
         last: bool,
     ) -> io::Result<bool> {
         for _ in 0..FILLS {
-            // An end that is known before the last bytes are sent leaves in one segment with them.
+            // An end that is known before the last bytes are sent leaves in the same segment.
             while self.comes_to_an_end() && self.fill_pipe(from, pipes)? {}
             if !self.empty_pipe(to, pipes, moved)? {
                 return Ok(false);
@@ -56,7 +57,7 @@ impl Way {
                 return Ok(false);
             }
             if self.ended {
-                // Closing it says as much.
+                // Closing the connection sends the same.
                 if !self.shut && !last {
                     shutdown(to)?;
                 }
@@ -70,7 +71,8 @@ impl Way {
         Ok(true)
     }
 
-    /// Moves what is left of a source that broke; how many bytes still wait, as far as is known.
+    /// Delivers the remaining bytes of a broken source; returns how many still wait, as far as
+    /// known.
     pub(super) fn last_words(
         &mut self,
         from: &TcpStream,
@@ -79,7 +81,7 @@ impl Way {
         moved: &mut u64,
     ) -> usize {
         for _ in 0..FILLS {
-            // What comes behind an error, be it an end, is nothing that was said.
+            // Bytes after an error, or an end, were not sent by the source.
             let more = !self.broke && !self.ended && self.fill_pipe(from, pipes).unwrap_or(false);
             let waits = self.held();
             match self.empty_pipe(to, pipes, moved) {
@@ -88,7 +90,7 @@ impl Way {
                 Ok(true) | Err(_) => return 0,
             }
         }
-        // It goes on, as though nothing had been.
+        // More remains: the next call continues.
         1
     }
 
@@ -96,12 +98,12 @@ impl Way {
         self.pipe.as_ref().map_or(0, Pipe::held)
     }
 
-    /// Whether what can be read is all that there will be.
+    /// Returns whether the readable bytes are the last ones.
     fn comes_to_an_end(&self) -> bool {
         self.ending && self.readable && !self.ended && !self.urgent && self.mark.is_none()
     }
 
-    /// Moves what the pipe holds; false if some of it must wait.
+    /// Moves the contents of the pipe; false if some of it must wait.
     fn empty_pipe(
         &mut self,
         to: &TcpStream,
@@ -124,13 +126,13 @@ impl Way {
         Ok(true)
     }
 
-    /// Passes an urgent byte on as one, if it is next; false if it must wait. The pipe is empty:
-    /// all before it has passed.
+    /// Passes an urgent byte on as one, if it is next; false if it must wait. The pipe is
+    /// empty: all earlier bytes have passed.
     fn pass_mark(&mut self, from: &TcpStream, to: &TcpStream, moved: &mut u64) -> io::Result<bool> {
         if self.urgent && self.mark.is_none() && urgent::is_next(from)? {
             self.mark = urgent::take(from)?;
-            // A splice that stopped before it said nothing of what is behind it. Or only its
-            // announcement has come: it is still on its way.
+            // A splice that stopped before the byte tells nothing of later bytes. Or only the
+            // announcement has come, and the byte is still on its way.
             self.readable = self.mark.is_some();
         }
         let Some(byte) = self.mark else { return Ok(true) };
@@ -151,20 +153,20 @@ impl Way {
         };
         match pipe.fill(from).inspect_err(|_| self.broke = true)? {
             Spliced::Moved(bytes) => {
-                // Fewer bytes than pieces did not fill the pipe: they were all. What comes after
-                // them has a wake-up of its own.
+                // Fewer bytes than pieces did not fill the pipe: they were all. Later bytes
+                // cause an event of their own.
                 self.readable = bytes >= pipe.pieces() || self.ending || self.urgent;
                 return Ok(true);
             }
-            // A splice takes an urgent byte for the end, if the end is behind it. When the end was
-            // announced, so was whatever is before it.
+            // A splice takes an urgent byte for the end if the end is behind it. If the end was
+            // announced, so was everything before it.
             Spliced::End if (self.urgent || !self.ending) && urgent::is_next(from)? => {
                 self.urgent = true;
             }
             Spliced::End => self.ended = true,
             Spliced::Blocked if self.urgent && urgent::is_next(from)? => {}
             Spliced::Blocked if pipe.held() == 0 => self.readable = false,
-            // It may be the pipe that is full.
+            // The pipe may be full.
             Spliced::Blocked => return Ok(false),
         }
         if pipe.held() == 0 {
@@ -174,7 +176,7 @@ impl Way {
     }
 }
 
-/// Ends the direction towards `to`, which may have gone already.
+/// Closes the write direction of `to`, also if the peer has gone already.
 fn shutdown(to: &TcpStream) -> io::Result<()> {
     match to.shutdown(Shutdown::Write) {
         Err(error) if error.kind() != io::ErrorKind::NotConnected => Err(error),

@@ -1,4 +1,4 @@
-//! The settings of a worker that carries flows of wrapped programs.
+//! Settings of a worker that carries flows of wrapped programs.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,28 +17,31 @@ use crate::proxy::target::Target;
 use crate::proxy::through::Factories;
 use crate::proxy::values::{dead_after, spin, wait};
 
-/// How long flows of programs that have ended may go on: as long as the kernel keeps connections whose
-/// program has gone.
+/// Time that flows of ended programs have to complete: as long as the kernel keeps connections
+/// whose program has gone.
 const DRAIN: Duration = Duration::from_secs(60);
 
 /// Times that `viaduct run` and `viaduct master` may be told.
 #[derive(Clone, Copy, Debug, clap::Args)]
 #[cfg_attr(test, derive(Default))]
 pub struct ProgramTimes {
-    /// How long whoever comes to a program that listens may take to say what the handlers want to hear
+    /// Time within which an inbound connection of a program has to complete the handlers'
+    /// handshake
     #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
     arrival_wait: Duration,
-    /// How long a far end may leave data, probes and questions whether it is there without an answer before its flow
-    /// ends; 0s: as long as the kernel waits
+    /// Time for which a far end may leave data, probes and keepalives unanswered before its
+    /// flow ends; 0s: the kernel's
     #[arg(long, value_name = "TIME", value_parser = dead_after, default_value = "60s")]
     dead_after: Duration,
-    /// How long the master looks for what comes next before it sleeps, where that has paid of late; 0s: never
+    /// Time for which the master polls for events before it sleeps, where that has paid of
+    /// late; 0s: never
     #[arg(long, value_name = "TIME", value_parser = spin, default_value = "100us")]
     spin: Duration,
 }
 
 impl Settings {
-    /// For wrapped programs: flows pass `handlers`, go on `by` this, and end as theirs would.
+    /// Returns settings for wrapped programs: flows pass `handlers`, take the route `by`, and
+    /// end like direct ones.
     pub fn for_programs(
         name: String,
         handlers: Factories,

@@ -1,4 +1,5 @@
-//! Settings in words, for `--check`: effects on the machine, and warnings of what has none.
+//! Settings as text, for `--check`: effects on the machine, and warnings about settings without
+//! effect.
 
 use std::fmt;
 use std::fs;
@@ -8,14 +9,14 @@ use viaduct_sys::intercept::Intercept;
 
 use super::Settings;
 
-/// Settings of the kernel that let other hosts' packets pass, by family.
+/// Kernel settings that let other hosts' packets pass, by family.
 const FORWARDING: [(bool, &str, &str); 2] = [
     (true, "net.ipv4.ip_forward", "/proc/sys/net/ipv4/ip_forward"),
     (false, "net.ipv6.conf.all.forwarding", "/proc/sys/net/ipv6/conf/all/forwarding"),
 ];
 
 impl Settings {
-    /// Remarks on settings that are allowed but have less effect than they seem to.
+    /// Warnings about settings that are allowed but have less effect than they seem to.
     pub fn warnings(&self) -> Vec<String> {
         let intercepted: Vec<_> = self.intercept.iter().flat_map(prefixes).collect();
         let forwarding = FORWARDING.into_iter().filter_map(|(v4, name, file)| {
@@ -37,7 +38,7 @@ impl Settings {
         forwarding.chain(shadowed).collect()
     }
 
-    /// Effects on the machine and on what servers see.
+    /// Writes the effects on the machine, and on what servers see.
     pub(super) fn write_interception(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(intercept) = &self.intercept else { return Ok(()) };
         let nets: Vec<_> = prefixes(intercept).map(|(ip, len)| format!("{ip}/{len}")).collect();
@@ -58,7 +59,7 @@ fn prefixes(intercept: &Intercept) -> impl Iterator<Item = &(IpAddr, u8)> {
     intercept.ways.iter().flat_map(|way| &way.to)
 }
 
-/// Ports as people write them: `80, 8000-8080`.
+/// Ports in short form: `80, 8000-8080`.
 fn in_ranges(ports: &[u16]) -> String {
     let mut ranges: Vec<(u16, u16)> = Vec::new();
     let mut sorted = ports.to_vec();

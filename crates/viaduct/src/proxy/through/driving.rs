@@ -1,4 +1,4 @@
-//! How bytes move through a chain, and what it wants done.
+//! Chain I/O, and the handlers' requests.
 
 use std::io;
 
@@ -11,19 +11,20 @@ use crate::proxy::flow::Moved;
 use crate::proxy::leg::Leg;
 use crate::sparing::Sparing;
 
-/// Times that each end is read before the other flows have their turn.
+/// Reads of each end before the other flows have their turn.
 const TURNS: usize = 16;
-/// What handlers say in the log, who may have been made to by anybody.
+/// Log lines of handlers, rate-limited: remote hosts can provoke them.
 static SAID: Sparing<String> = Sparing::new(4);
 
 impl Through {
-    /// When it is to be driven, whatever happens: at its handlers' earliest timer, and at once if they
-    /// want something.
+    /// Time at which the flow is driven even without an event: the handlers' earliest timer, or
+    /// at once if there are requests.
     pub fn poll_timeout(&self) -> Option<Instant> {
         if self.wants.is_empty() { self.chain.poll_timeout() } else { Some(Instant::ZERO) }
     }
 
-    /// Moves what can move; `held` says which ends take nothing yet. `Err`: the application's end broke.
+    /// Moves all bytes that can move; `held` tells for each end whether it accepts none yet.
+    /// `Err`: the application's end broke.
     pub fn drive(
         &mut self,
         [mut app, mut main]: [Option<&mut Leg>; 2],
@@ -49,7 +50,7 @@ impl Through {
                     written += wire.write(&mut main, &mut self.chain, now);
                 }
             }
-            // What was sent may have ended a direction, or let the other go on.
+            // Sent bytes may have completed a direction, or unblocked the other.
             self.act();
             self.end_directions(&mut app, &mut main)?;
             let breaking = self.wires.iter().any(Wire::is_breaking);
@@ -66,14 +67,14 @@ impl Through {
         Ok(moved)
     }
 
-    /// Whether nothing more goes to the network. A chain that has lost all its connections and has set a timer
-    /// waits for others: what it was given may not have arrived.
+    /// Returns whether no more bytes go to the network. A chain that has lost all connections
+    /// and has a timer set waits for new ones: its bytes may not have arrived.
     fn is_over(&self) -> bool {
         let waits = self.chain.poll_timeout().is_some();
         self.wires.iter().all(Wire::is_over) && !(waits && self.wires.iter().all(Wire::is_left))
     }
 
-    /// Moves on what the end that broke has said before; how many bytes are left.
+    /// Delivers the remaining bytes of the broken end; returns how many are left.
     pub fn last_words(
         &mut self,
         [mut app, main]: [Option<&mut Leg>; 2],
@@ -81,7 +82,7 @@ impl Through {
         now: Instant,
     ) -> u64 {
         if let Stage::Failed(_) = self.stage {
-            // It was the network's.
+            // The broken end was the network's.
             let written = self.write_app(&mut app, now);
             return written.map_or(0, |_| self.chain.incoming().len() as u64);
         }
@@ -91,11 +92,12 @@ impl Through {
         }
         let _ = self.drive([None, main], [true, false], scratch, now);
         let outgoing = self.wires.iter().map(|wire| self.chain.outgoing(wire.id).len() as u64);
-        // Without its handlers' word for the other end it is not over.
+        // Over only after the handlers have told the other end.
         outgoing.sum::<u64>() + self.chain.held() + u64::from(!self.aborted)
     }
 
-    /// Has the handlers tell the other end, whatever waits, if that is still to be done.
+    /// Has the handlers tell the other end, whatever waits; returns whether that was still to
+    /// be done.
     pub fn abort(&mut self, now: Instant) -> bool {
         let aborts = !std::mem::replace(&mut self.aborted, true);
         if aborts {
@@ -104,7 +106,8 @@ impl Through {
         aborts
     }
 
-    /// Reads what the application has said before its end broke; whether that is all.
+    /// Reads the remaining bytes of the application's broken end; returns whether those are
+    /// all.
     fn read_rest(&mut self, app: Option<&mut Leg>, scratch: &mut [u8], now: Instant) -> bool {
         let Some(leg) = app else { return true };
         self.app.readable = true;
@@ -112,7 +115,7 @@ impl Through {
             self.app.paused = false;
             match self.app.read(leg, scratch) {
                 Ok(Some(data)) if !data.is_empty() => _ = self.chain.write(now, data),
-                // The end behind an error is none that it meant.
+                // End of stream after an error was not sent by the application.
                 _ => return true,
             }
         }
@@ -150,12 +153,12 @@ impl Through {
         Ok(written)
     }
 
-    /// Takes down what the chain wants done.
+    /// Carries out the chain's actions, or records them as requests.
     pub(super) fn act(&mut self) {
         while let Some(action) = self.chain.poll_action() {
             match action {
                 Action::Bind(id, Address::Ip(at)) => {
-                    // The last one holds.
+                    // The last address for a connection counts.
                     self.binds.retain(|(of, _)| *of != id);
                     self.binds.push((id, at));
                 }
@@ -187,13 +190,13 @@ impl Through {
         }
     }
 
-    /// Ends the directions that are to end, of the legs that are there.
+    /// Closes the directions that are to end, of the legs that are present.
     pub(super) fn end_directions(
         &mut self,
         app: &mut Option<&mut Leg>,
         main: &mut Option<&mut Leg>,
     ) -> io::Result<()> {
-        // What breaks is reset soon, and must not look as if it had ended.
+        // A broken flow is reset soon, and must not look as if it had ended in order.
         let breaks = matches!(self.stage, Stage::Failed(_));
         self.wires.iter_mut().skip(usize::from(breaks)).for_each(|wire| wire.end(main));
         match app {

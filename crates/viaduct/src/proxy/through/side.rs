@@ -1,4 +1,4 @@
-//! How one end of a chain stands: what it may give, and take.
+//! State of one end of a chain: readiness, and which directions have ended.
 
 use std::io::{self, IoSlice};
 
@@ -10,45 +10,45 @@ use crate::proxy::leg::Leg;
 /// Pieces written at once.
 const PIECES: usize = 16;
 
-/// An end.
+/// State of an end.
 #[derive(Debug, Default)]
 pub(super) struct Side {
-    /// It may have something; until a read says that it does not.
+    /// Possibly readable: true until a read would block.
     pub(super) readable: bool,
-    /// It may have room; until a write says that it does not.
+    /// Possibly writable: true until a write would block.
     pub(super) writable: bool,
-    /// A read that brought little may have left more: an end or an urgent byte is behind it.
+    /// An end of stream or an urgent byte is pending: a short read may have left more.
     pub(super) stutters: bool,
-    /// The chain wants nothing from it now.
+    /// The chain does not read from this end now.
     pub(super) paused: bool,
-    /// It has ended, or nobody reads it any more.
+    /// End of stream was read, or the chain no longer reads.
     pub(super) ended: bool,
-    /// Nothing more goes to it.
+    /// The write direction is closed.
     pub(super) shut: bool,
 }
 
 impl Side {
-    /// The loop says that it can be read or written.
+    /// Records the loop's report that the end is readable or writable.
     pub(super) fn ready(&mut self, readable: bool, writable: bool) {
         self.readable |= readable;
         self.writable |= writable;
     }
 
-    /// What `leg` has; empty at its end, `None` if it has nothing now or must wait.
+    /// Reads from `leg`; empty at the end of the stream, `None` if nothing can be read now.
     pub(super) fn read(&mut self, leg: &mut Leg, scratch: &mut [u8]) -> io::Result<Option<Bytes>> {
         if self.ended || self.paused || !self.readable {
             return Ok(None);
         }
         let read = leg.read(scratch)?;
-        // Fewer bytes than there was room for were all; what comes after them has a wake-up of its own.
+        // A short read took everything; later bytes cause an event of their own.
         let full = read == Some(scratch.len());
         self.readable = full || read.is_some() && (self.stutters || leg.tcp().is_none());
         self.ended = read == Some(0);
-        // As long as what came: many short pieces may wait in a chain.
+        // Copied to their exact length: many short pieces may wait in a chain.
         Ok(read.map(|read| Bytes::copy_from_slice(&scratch[..read])))
     }
 
-    /// Writes some of what waits; `None` if nothing does, or `leg` takes nothing now.
+    /// Writes some of `buffer`; `None` if it is empty, or `leg` takes nothing now.
     pub(super) fn write(&mut self, leg: &mut Leg, buffer: &Buffer) -> io::Result<Option<usize>> {
         if !self.writable || buffer.is_empty() {
             return Ok(None);
@@ -59,7 +59,7 @@ impl Side {
         Ok(written)
     }
 
-    /// Ends the direction towards `leg`, once.
+    /// Closes the write direction of `leg`, once.
     pub(super) fn shut(&mut self, leg: &mut Leg) -> io::Result<()> {
         if std::mem::replace(&mut self.shut, true) { Ok(()) } else { leg.shutdown() }
     }

@@ -1,4 +1,4 @@
-//! How the loop drives its ports: the ends that are ready, and servers that are to be reached by TCP.
+//! Integration of Trickles ports with the loop: ready ends, and servers to be reached by TCP.
 
 use std::net::SocketAddr;
 
@@ -14,9 +14,9 @@ use crate::proxy::outward::straight;
 use crate::proxy::target::failure;
 use crate::proxy::worker::Worker;
 
-/// Times that the ports are driven before the other flows have their turn.
+/// Rounds of driving the ports before the other flows have their turn.
 const ROUNDS: usize = 8;
-/// Ends that are driven in each of them.
+/// Ends that are driven in each round.
 const MAX_NEWS: usize = 4096;
 
 impl Worker {
@@ -27,7 +27,7 @@ impl Worker {
         opened
     }
 
-    /// Moves all that can move by Trickles.
+    /// Moves all bytes that can move by Trickles.
     pub(in crate::proxy) fn trickle(&mut self, now: Instant) {
         for _ in 0..ROUNDS {
             self.trickles.turn(now);
@@ -47,10 +47,10 @@ impl Worker {
         }
     }
 
-    /// Flow `key` goes on to `to` over the kernel's TCP.
+    /// Continues flow `key` over the kernel's TCP, to `to`.
     fn go_plain(&mut self, key: usize, to: SocketAddr, now: Instant) {
         let Some(flow) = self.flows.get(key) else { return };
-        // It was given up meanwhile.
+        // The flow was given up meanwhile.
         if flow.broken().is_some() {
             return;
         }
@@ -70,7 +70,7 @@ impl Worker {
                 if let Some(through) = self.flows.at(key).through() {
                     through.unconnected(failure(&error), now);
                 }
-                // Its handlers may know another way.
+                // The handlers may know another way.
                 self.drive(key, End::Client, false, false, now);
             }
         }

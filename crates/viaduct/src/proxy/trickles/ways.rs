@@ -1,4 +1,4 @@
-//! By which packets flows go on.
+//! Packet formats of flows by Trickles.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use viaduct_proto::trickles::packet::{self, Format};
 
-/// The packets that may be tried.
+/// Permitted packet formats.
 #[derive(
     Clone,
     Copy,
@@ -24,10 +24,10 @@ use viaduct_proto::trickles::packet::{self, Format};
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Ways {
-    /// Those that look like TCP, if privileges allow it; UDP's where these are not answered
+    /// Packets that look like TCP, if privileges allow it; UDP where these are not answered
     #[default]
     Auto,
-    /// Those that look like TCP; takes root or `CAP_NET_RAW` and `CAP_NET_ADMIN`
+    /// Packets that look like TCP; takes root or `CAP_NET_RAW` and `CAP_NET_ADMIN`
     Tcp,
     /// UDP datagrams
     Udp,

@@ -1,4 +1,4 @@
-//! How links are driven: what comes is read, what is to leave is sent.
+//! Driving of links: reading and writing.
 
 use std::io;
 
@@ -10,11 +10,11 @@ use super::link::Tools;
 use super::peer::SharedPeer;
 
 impl Tunnels {
-    /// Reads and writes what can be.
+    /// Reads and writes as much of a link as possible.
     pub(super) fn drive(&mut self, key: usize, now: Instant) {
         let result = self.receive_by(key, now).and_then(|()| self.place(key, now));
         let result = result.and_then(|placed| {
-            // What came behind the first words is read now.
+            // Bytes behind the first ones are read now.
             if placed { self.receive_by(key, now) } else { Ok(()) }
         });
         match result {
@@ -31,7 +31,7 @@ impl Tunnels {
         link.receive(&mut tools, now)
     }
 
-    /// Sends what the tunnels have to send, and closes links that they have done with.
+    /// Sends what the tunnels have to send, and closes links that they have finished with.
     pub fn flush(&mut self, now: Instant) {
         for peer in self.peers().cloned().collect::<Vec<_>>() {
             let mut turn = Vec::new();
@@ -66,7 +66,7 @@ impl Tunnels {
         }
     }
 
-    /// Takes what a tunnel has to tell.
+    /// Handles a tunnel's events.
     fn settle(&mut self, peer: &SharedPeer, now: Instant) {
         loop {
             let (down, over) = peer.lock().settle();

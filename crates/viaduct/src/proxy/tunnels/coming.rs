@@ -1,4 +1,4 @@
-//! How links come about, here and from elsewhere, get their place in a tunnel, and go.
+//! Setup and end of links: dialled or accepted, placed in a tunnel, and closed.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -28,11 +28,11 @@ use crate::sparing::Sparing;
 
 /// Time for the handshake and HELLO.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Links accepted before others have their turn.
+/// Links accepted before other sources have their turn.
 const MAX_ACCEPTS: usize = 64;
-/// Time until links are accepted again after that failed, for want of descriptors, say.
+/// Time until links are accepted again after a failure, such as a lack of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// The log hears once a minute that links cannot be accepted.
+/// Rate-limited warning that links cannot be accepted: once a minute.
 static ACCEPT_FAILURES: Sparing<()> = Sparing::new(1);
 
 impl Tunnels {
@@ -63,8 +63,8 @@ impl Tunnels {
         &mut self.nears[near].slots[slot]
     }
 
-    /// Takes links that wait at the listener, a bounded number of them. The listener's readiness is told
-    /// once: what is left, and a failure, are come back to by a timer.
+    /// Accepts links that wait at the listener, a bounded number of them. The listener's
+    /// readiness is reported only once: a timer continues after the bound, and after a failure.
     pub(super) fn accept(&mut self, now: Instant) {
         self.accept_at = None;
         let mut left = MAX_ACCEPTS;
@@ -89,7 +89,7 @@ impl Tunnels {
         }
     }
 
-    /// Takes a link that was dialled; those that have waited longest may go for it.
+    /// Admits an accepted link; the longest-waiting unauthenticated ones may be dropped for it.
     fn admit(&mut self, wire: Wire, from: SocketAddr, now: Instant) -> Option<usize> {
         let quic = matches!(wire, Wire::Quic(_));
         let places = self.settings.stranger_memory.places(quic);
@@ -100,7 +100,7 @@ impl Tunnels {
         self.add(wire, from, None, now)
     }
 
-    /// Links that have not shown yet whose they are, the oldest first.
+    /// Unauthenticated links, the oldest first.
     fn strangers(&self, quic: bool) -> Vec<(usize, Source)> {
         let is = |link: &Link| link.is_stranger() && matches!(link.wire, Wire::Quic(_)) == quic;
         let mut waiting: Vec<_> = self.links.iter().filter(|(_, link)| is(link)).collect();
@@ -108,7 +108,7 @@ impl Tunnels {
         waiting.into_iter().map(|(key, link)| (key, link.remote.ip().into())).collect()
     }
 
-    /// Links whose ends have not shown a key.
+    /// Number of unauthenticated links.
     #[cfg(test)]
     pub(super) fn strangers_held(&self) -> usize {
         self.links.iter().filter(|(_, link)| link.is_stranger()).count()
@@ -157,7 +157,7 @@ impl Tunnels {
         Some(key)
     }
 
-    /// Gives a link that has shown whose it is its place in a tunnel; whether it did.
+    /// Places an authenticated link in its tunnel; returns whether it did.
     pub(super) fn place(&mut self, key: usize, now: Instant) -> io::Result<bool> {
         let Some(link) = self.links.get_mut(key) else { return Ok(false) };
         if link.place.is_some() || !link.is_up() {
@@ -189,7 +189,7 @@ impl Tunnels {
         Ok(true)
     }
 
-    /// The tunnel that a HELLO belongs to; a new one, if it is of a peer that was started since.
+    /// Tunnel that a HELLO belongs to; a new one for a peer that has restarted.
     fn far_peer(&mut self, key: PublicKey, hello: Hello) -> SharedPeer {
         self.far.retain(|peer| !peer.lock().is_idle());
         let same = |peer: &&SharedPeer| peer.lock().is(key, hello.instance);
@@ -207,7 +207,7 @@ impl Tunnels {
         link.close(why, self.endpoint.as_mut(), &self.registry, now);
         let (up, remote) = (link.place.is_some(), link.remote);
         match (link.is_stranger(), up) {
-            // Anybody can have as many of these as they like.
+            // Any host can cause as many of these as it likes.
             (true, _) => debug!("{remote} dialled and did not show a known key: {why}"),
             (_, true) => {
                 let name = link.slot.map(|(near, _)| self.nears[near].name());
@@ -233,7 +233,7 @@ impl Tunnels {
     }
 }
 
-/// Why a link did not come up.
+/// Reason why a link did not come up.
 fn reason(remote: SocketAddr, why: &io::Error) -> String {
     match record_error(why) {
         Some(RecordError::Refused(refusal)) => format!("{remote}: {refusal}"),
@@ -247,7 +247,7 @@ fn reason(remote: SocketAddr, why: &io::Error) -> String {
     }
 }
 
-/// Whether the other end has ended a link, and not the way to it.
+/// Returns whether the other end has ended a link, rather than the network.
 fn is_the_peers(why: &io::Error) -> bool {
     let lost = why.get_ref().and_then(|inner| inner.downcast_ref());
     matches!(why.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)

@@ -1,54 +1,54 @@
-//! When a link that broke, or did not come about, is dialled again.
+//! Timing of dials of a link: at start, and after a failure.
 
 use std::time::Duration;
 
 use viaduct_proto::time::Instant;
 
-/// The first wait, which doubles.
+/// First wait, which doubles.
 const FIRST: Duration = Duration::from_millis(100);
-/// The longest.
+/// Longest wait.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// A link that is to be there.
+/// A link to keep up.
 #[derive(Debug)]
 pub(super) struct Slot {
     /// The link, while there is one.
     pub(super) link: Option<usize>,
     next: Option<Instant>,
     wait: Duration,
-    /// It is wanted no more.
+    /// The link is no longer wanted.
     retired: bool,
 }
 
 impl Slot {
-    /// To be dialled at once.
+    /// Returns a slot to be dialled at once.
     pub(super) fn new(now: Instant) -> Slot {
         Slot { link: None, next: Some(now), wait: FIRST, retired: false }
     }
 
-    /// When to dial.
+    /// Time of the next dial.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.next
     }
 
-    /// It was dialled, or could not even begin.
+    /// Records a dial; `link` is `None` if it failed at once.
     pub(super) fn dialled(&mut self, link: Option<usize>) {
         (self.link, self.next) = (link, None);
     }
 
-    /// The link is gone; `up`: it was there.
+    /// Records the loss of the link; `up`: it had come up.
     pub(super) fn failed(&mut self, up: bool, now: Instant) {
         self.wait = if up { FIRST } else { (self.wait * 2).min(LONGEST) };
         self.link = None;
         self.next = (!self.retired).then_some(now + self.wait);
     }
 
-    /// It is wanted no more.
+    /// Stops dialling.
     pub(super) fn retire(&mut self) {
         (self.retired, self.next) = (true, None);
     }
 
-    /// It is wanted.
+    /// Dials again if stopped.
     pub(super) fn revive(&mut self, now: Instant) {
         if std::mem::replace(&mut self.retired, false) && self.link.is_none() {
             self.next = Some(now);

@@ -1,4 +1,4 @@
-//! The near end of a tunnel: where flows enter, and the links that it dials.
+//! Near end of a tunnel: flows enter here, and links are dialled from here.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,25 +18,26 @@ use super::peer::SharedPeer;
 use super::session::Session;
 use super::settings::{Dial, TunnelSettings};
 
-/// The near end.
+/// Near end of a tunnel.
 pub(super) struct Near {
     pub(super) dial: Dial,
-    /// Those of all tunnels, with this one's far end as the only peer.
+    /// Settings of all tunnels, with this one's far end as the only peer.
     pub(super) settings: TunnelSettings,
     pub(super) peer: SharedPeer,
     pub(super) slots: Vec<Slot>,
-    /// When the log hears again that no link comes up; `None`: at once, as a warning.
+    /// Time at which the log is told again that no link comes up; `None`: at once, as a
+    /// warning.
     complain: Option<Instant>,
-    /// Why the last link did not come up, or broke.
+    /// Reason why the last link did not come up, or broke.
     reason: Option<String>,
-    /// When a link was up last.
+    /// Time at which a link was last up.
     last_up: Option<Instant>,
 }
 
-/// How often the log hears that no link of a tunnel comes up.
+/// Interval of log lines about a tunnel without links.
 const COMPLAIN: Duration = Duration::from_secs(300);
 
-/// The way into a tunnel.
+/// Outlet into a tunnel.
 #[derive(Clone, Debug)]
 pub struct Outlet {
     peer: SharedPeer,
@@ -45,14 +46,14 @@ pub struct Outlet {
 }
 
 impl Outlet {
-    /// Opens a session to `to`, for `source`. It opens as soon as there is a link.
+    /// Opens a session to `to`, for `source`, as soon as there is a link.
     pub fn open(&self, to: Address, source: SocketAddr) -> Session {
         Session::open(&self.peer, to, source, self.waits)
     }
 }
 
 impl Near {
-    /// That dials its links as soon as it can.
+    /// Returns a near end that dials its links as soon as possible.
     pub(super) fn new(settings: &TunnelSettings, dial: &Dial, now: Instant) -> Near {
         let settings = TunnelSettings { peers: vec![dial.peer], ..settings.clone() };
         let slots = (0..dial.links).map(|_| Slot::new(now)).collect();
@@ -68,17 +69,17 @@ impl Near {
         }
     }
 
-    /// The far end has answered on a link.
+    /// Records that the far end has answered on a link.
     pub(super) fn mark_up(&mut self, now: Instant) {
         (self.complain, self.reason, self.last_up) = (None, None, Some(now));
     }
 
-    /// A link that was up broke, for this reason.
+    /// Records that a link broke that was up, with the reason.
     pub(super) fn mark_broken(&mut self, why: &str, now: Instant) {
         (self.reason, self.last_up) = (Some(why.to_owned()), Some(now));
     }
 
-    /// What its tunnel has counted, and why it is down if it is.
+    /// Counters of the tunnel, with the reason if it is down.
     pub(super) fn counters(&self) -> TunnelCounters {
         let mut counters = self.peer.lock().counters();
         let up = counters.links.iter().any(|link| link.up);
@@ -92,12 +93,12 @@ impl Near {
         counters
     }
 
-    /// What people call its tunnel.
+    /// Name of the tunnel, for people.
     pub(super) fn name(&self) -> Onward {
         Onward::Tunnel(self.dial.name.to_string())
     }
 
-    /// A link did not come up, for this reason: at first a warning, then seldom a line.
+    /// Logs that a link did not come up: at first as a warning, then rarely.
     pub(super) fn complain(&mut self, why: &str, now: Instant) {
         self.reason = Some(why.to_owned());
         let what = format!("a link of the {} did not come up: {why}", self.name());
@@ -113,7 +114,7 @@ impl Near {
         Outlet { peer: self.peer.clone(), waits: self.settings.waits }
     }
 
-    /// So many links from now on: new ones are dialled, those too many are left.
+    /// Changes the number of links: new ones are dialled, surplus ones are closed gracefully.
     pub(super) fn set_links(&mut self, wanted: usize, links: &Slab<Link>, now: Instant) {
         for slot in self.slots.iter_mut().skip(wanted) {
             slot.retire();

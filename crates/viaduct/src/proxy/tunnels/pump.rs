@@ -1,5 +1,4 @@
-//! How the loop drives its tunnels: what they have to send, the ends that are ready, and sessions
-//! that arrive.
+//! Integration of tunnels with the loop: sending, ready ends, and sessions that arrive.
 
 use mio::Token;
 use viaduct_proto::flow::Failure;
@@ -10,13 +9,13 @@ use crate::proxy::flow::{End, Flow};
 use crate::proxy::leg::Leg;
 use crate::proxy::worker::{Worker, time};
 
-/// Times that the tunnels are driven before the other flows have their turn.
+/// Rounds of driving the tunnels before the other flows have their turn.
 const ROUNDS: usize = 8;
-/// Ends that are driven in each of them.
+/// Ends that are driven in each round.
 const MAX_READY: usize = 4096;
 
 impl Worker {
-    /// Moves all that can move through tunnels.
+    /// Moves all bytes that can move through tunnels.
     pub(in crate::proxy) fn pump(&mut self) {
         let Some(tunnels) = &mut self.tunnels else { return };
         tunnels.resume(time());
@@ -47,7 +46,7 @@ impl Worker {
         self.drive(token / 2, end, what.readable, what.writable, now);
     }
 
-    /// Takes in a session that a peer has opened.
+    /// Accepts a session that a peer has opened.
     fn take_in(&mut self, arrival: Arrival, now: Instant) {
         let Arrival { session, to, source, peer } = arrival;
         let client = source.unwrap_or_else(|| ([0, 0, 0, 0], 0).into());

@@ -1,4 +1,4 @@
-//! A session as an end of a flow.
+//! A tunnel session as an end of a flow.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -13,18 +13,19 @@ use viaduct_sys::clock;
 use super::peer::SharedPeer;
 use super::stream::Took;
 
-/// The end. Dropped before both directions have ended, it resets the session.
+/// An end. Dropped before both directions have ended, it resets the session.
 #[derive(Debug)]
 pub struct Session {
     peer: SharedPeer,
     seat: usize,
-    /// It counts as connected only when the peer has accepted it.
+    /// Connected only once the peer has accepted the session; otherwise as soon as bytes can be
+    /// sent.
     waits: bool,
-    /// What was read from the tunnel, and not yet from here.
+    /// Bytes read from the tunnel and not yet by the flow.
     rest: Bytes,
     /// The direction towards the peer has ended.
     shut: bool,
-    /// So has the one from it.
+    /// The direction from the peer has ended.
     ended: bool,
 }
 
@@ -41,15 +42,15 @@ impl Session {
         Session { peer, seat, waits: false, rest: Bytes::new(), shut: false, ended: false }
     }
 
-    /// Has the loop told by `token`.
+    /// Sets the token by which the loop knows the session.
     pub fn register(&self, token: Token) {
         let mut peer = self.peer.lock();
         peer.seats[self.seat].token = Some(token);
         peer.tell(self.seat, Took { readable: true, writable: true });
     }
 
-    /// Whether it counts as connected: bytes can be written before the peer has answered. `Err`: it
-    /// never will be.
+    /// Returns whether the session counts as connected: bytes can be written before the peer
+    /// has answered. `Err`: it failed.
     pub fn check_connected(&self) -> io::Result<bool> {
         let peer = self.peer.lock();
         let seat = &peer.seats[self.seat];
@@ -59,7 +60,7 @@ impl Session {
         }
     }
 
-    /// Tells the peer that the session has got to where it was to go.
+    /// Tells the peer that the session has reached its destination.
     pub fn accept(&self) {
         let mut peer = self.peer.lock();
         if let Some(id) = peer.seats[self.seat].id {
@@ -67,7 +68,7 @@ impl Session {
         }
     }
 
-    /// Reads what is there; `Some(0)` at the end, `None` if nothing is there now.
+    /// Reads available bytes; `Some(0)` at the end, `None` if there are none now.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         let id = self.id()?;
         let mut peer = self.peer.lock();
@@ -91,7 +92,7 @@ impl Session {
         Ok(self.ended.then_some(0))
     }
 
-    /// Writes `pieces`, all of them; `None` if enough waits already.
+    /// Writes all of `pieces`; `None` if enough waits already.
     pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         let id = self.id()?;
         let tunnel = &mut self.peer.lock().tunnel;
@@ -107,14 +108,14 @@ impl Session {
         }
     }
 
-    /// Bytes that were written, and that the reader at the far end has not consumed.
+    /// Number of written bytes that the reader at the far end has not consumed.
     pub fn unacknowledged(&self) -> u64 {
         let peer = self.peer.lock();
         let stats = peer.seats[self.seat].id.and_then(|id| peer.tunnel.session_stats(id));
         stats.map_or(0, |of| of.queued + of.outstanding)
     }
 
-    /// Writes no more.
+    /// Ends the write direction.
     pub fn shutdown(&mut self) -> io::Result<()> {
         self.shut = true;
         let id = self.id()?;
@@ -122,14 +123,14 @@ impl Session {
         Ok(())
     }
 
-    /// Ends it, and says why.
+    /// Resets the session, with the reason.
     pub fn reset(&mut self, why: Failure) {
         if let Ok(id) = self.id() {
             self.peer.lock().tunnel.reset(id, why);
         }
     }
 
-    /// Its number; an error if it is over, or not yet there.
+    /// ID of the session; an error if it is over, or not yet open.
     fn id(&self) -> io::Result<SessionId> {
         let peer = self.peer.lock();
         let seat = &peer.seats[self.seat];
@@ -153,7 +154,7 @@ fn now() -> Instant {
     Instant::from_nanos(clock::now())
 }
 
-/// What a failure at the far end is here.
+/// Maps a failure at the far end to an error.
 fn error(why: Failure) -> io::Error {
     let kind = match why {
         Failure::Refused => io::ErrorKind::ConnectionRefused,

@@ -1,39 +1,39 @@
-//! Links that have arrived and have not shown yet whose they are: how many may wait, and which is let
-//! go for one more. Nobody who only knocks keeps a peer out: where all places are taken, the source with
-//! the most of them loses its oldest link.
+//! Limits of accepted links whose peer has not authenticated: how many may wait, and which is
+//! dropped for a new one. Clients that only connect cannot keep peers out: when all places are
+//! taken, the source with the most links loses its oldest one.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use crate::source::Source;
 
-/// At most as many links of one source as one tunnel may have.
+/// Maximum number of links of one source: as many as one tunnel may have.
 const MAX_SOURCE_LINKS: usize = 64;
 
-/// Places for links whose ends have not shown a key.
+/// Places for unauthenticated links: of one source, and of all.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
     each: usize,
     all: usize,
 }
 
-/// Bytes of a link over TCP: a socket, the handshake, and one read.
+/// Memory of a link over TCP, in bytes: a socket, the handshake, and one read.
 const TCP: usize = 16 << 10;
-/// Over QUIC: a connection with its TLS, what its windows and buffers can hold, and the datagrams in
-/// which that came.
+/// Memory of a link over QUIC, in bytes: a connection with its TLS, its full windows and
+/// buffers, and the datagrams that brought these.
 const QUIC: usize = 64 << 10;
 
-/// Bytes that links may hold before their ends have shown a key, by each carrier.
+/// Memory limits of unauthenticated links, in bytes, for each transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrangerMemory {
-    /// Those of one source.
+    /// Limit for one source.
     pub source: usize,
-    /// All.
+    /// Limit for all.
     pub all: usize,
 }
 
 impl StrangerMemory {
-    /// For how many links that is enough.
+    /// Number of links that fit.
     pub(super) fn places(self, quic: bool) -> Places {
         let link = if quic { QUIC } else { TCP };
         let each = (self.source / link).clamp(1, MAX_SOURCE_LINKS);
@@ -41,8 +41,8 @@ impl StrangerMemory {
     }
 }
 
-/// The link of `waiting`, from the oldest to the newest, that is closed so that one from `new` may wait; `None`
-/// if there is room.
+/// Picks the link of `waiting`, which goes from the oldest to the newest, that is closed to
+/// make room for one from `new`; `None` if there is room.
 pub(super) fn in_the_way(
     waiting: &[(usize, Source)],
     new: Source,
@@ -55,13 +55,13 @@ pub(super) fn in_the_way(
     let loser = match links.get(&new).is_some_and(|own| *own >= places.each) {
         true => new,
         false if waiting.len() < places.all => return None,
-        // Of several, that of the oldest link.
+        // Among equals, the source of the oldest link.
         false => waiting.iter().min_by_key(|(_, source)| Reverse(links[source]))?.1,
     };
     waiting.iter().find(|(_, source)| *source == loser).map(|(key, _)| *key)
 }
 
-/// Whether whoever dials over UDP is to show first that it is where it says.
+/// Returns whether diallers over UDP first have to prove their address.
 pub(super) fn is_crowded(waiting: usize, places: Places) -> bool {
     waiting >= places.each / 2
 }

@@ -1,10 +1,10 @@
-//! The library reads its own kind of instants; ours come from the same clock.
+//! Conversion between the QUIC library's instants and ours, which come from the same clock.
 
 use std::time::Instant as Theirs;
 
 use viaduct_proto::time::Instant;
 
-/// One moment in both.
+/// The same moment in both.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock(Instant, Theirs);
 

@@ -1,6 +1,6 @@
-//! What an end that listens still knows after it was killed and started anew: which connections were
-//! its own, and the tokens that end them. So the other end hears at once that they are gone (a
-//! stateless reset, RFC 9000 section 10.3), and need not wait until the silence is too long.
+//! State of a listening end that survives a restart: the keys for its connection IDs and for
+//! its stateless reset tokens. So the other end learns at once that its connections are gone (a
+//! stateless reset, RFC 9000 section 10.3), and need not wait for a timeout.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,10 +9,11 @@ use quinn_proto::{ConnectionIdGenerator, EndpointConfig, HashedConnectionIdGener
 use ring::hmac;
 use viaduct_proto::keys::SecretKey;
 
-/// Of the site at `listen`; keys of the moment for one that only dials, which nobody finds again.
+/// Returns the config of the site at `listen`; an end that only dials gets temporary keys,
+/// since its port changes.
 ///
-/// Both keys are derived from the site's, and from where it listens: a token that another process of
-/// this site gives away ends none of these connections.
+/// Both keys are derived from the site's key and the listening address. A token that another
+/// process of this site reveals ends none of these connections.
 pub(super) fn config(secret: &SecretKey, listen: Option<SocketAddr>) -> EndpointConfig {
     let Some(at) = listen else { return EndpointConfig::default() };
     let derive = |what: &str| secret.derive(format!("viaduct tunnel quic {what} {at}").as_bytes());

@@ -1,5 +1,4 @@
-//! Limits of connections whose ends have not shown a key: a stranger's, which does all that QUIC lets
-//! it do.
+//! Limits of unauthenticated connections, against a stranger that does all that QUIC permits.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
@@ -36,7 +35,7 @@ struct Stranger {
     at: SocketAddr,
     endpoint: Endpoint,
     links: Vec<QuicLink>,
-    /// Whether it writes.
+    /// True if the stranger writes.
     writes: bool,
     written: usize,
     streams: usize,
@@ -56,7 +55,7 @@ impl Stranger {
         self.links.push(link);
     }
 
-    /// Does what it can, and writes what it may.
+    /// Drives the connections, and writes as much as permitted.
     fn turn(&mut self) {
         for arrived in self.endpoint.receive(false) {
             if let Arrived::For(key, event) = arrived {
@@ -86,10 +85,10 @@ struct Far {
 }
 
 impl Far {
-    /// A far end that listens at a free port, and its address.
+    /// Returns a far end that listens at a free port, and its address.
     fn new() -> (Far, SocketAddr) {
         let poll = Poll::new().unwrap();
-        // A port that is free may be another test's a moment later.
+        // A free port may be another test's a moment later.
         let listen = |_| {
             let free = TcpListener::bind("127.0.0.1:0").unwrap();
             let at = free.local_addr().unwrap();
@@ -102,21 +101,21 @@ impl Far {
         (Far { tunnels, _poll: poll }, at)
     }
 
-    /// Does what it can.
+    /// Drives the far end.
     fn turn(&mut self) {
         self.tunnels.receive(time());
         self.tunnels.handle_timeout(time());
     }
 }
 
-/// A far end, and a stranger.
+/// Returns a far end, and a stranger.
 fn world(writes: bool) -> (Far, Stranger) {
     let (far, at) = Far::new();
     (far, Stranger::new(at, writes))
 }
 
 impl QuicLink {
-    /// Goes through what has happened, and never shows a key.
+    /// Handles all events without ever authenticating.
     fn run(&mut self, endpoint: &mut Endpoint) {
         let theirs = endpoint.clock.theirs(time());
         if self.connection.poll_timeout().is_some_and(|at| at <= theirs) {
@@ -172,7 +171,8 @@ fn a_stranger_has_a_bounded_number_of_connections_however_often_it_dials() {
     assert!(far.tunnels.strangers_dropped() > 0);
 }
 
-/// The far end of the next test, in a process of its own: it says where it listens, and ends with its input.
+/// Far end of the next test, in a process of its own: prints its address, and ends when its
+/// input does.
 #[test]
 #[ignore = "it is started by the test of the memory that a stranger takes"]
 fn far_end_in_a_process() {
@@ -185,7 +185,7 @@ fn far_end_in_a_process() {
     }
 }
 
-/// The private memory of a process, in bytes.
+/// Private memory of a process, in bytes.
 fn private_memory(pid: u32) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -205,7 +205,7 @@ fn a_stranger_makes_a_far_end_hold_two_megabytes_at_most() {
         .unwrap();
     let mut lines = BufReader::new(far.stderr.take().unwrap()).lines().map(Result::unwrap);
     let at = lines.find_map(|line| line.strip_prefix("at ")?.parse().ok()).unwrap();
-    // A first one, so that what the far end makes once is not counted.
+    // A first connection, so that one-time allocations of the far end do not count.
     let mut stranger = Stranger::new(at, true);
     stranger.dial();
     while stranger.streams == 0 {

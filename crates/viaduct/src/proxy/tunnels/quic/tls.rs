@@ -1,6 +1,7 @@
-//! QUIC's own keys. They prove nothing: each process makes a key for itself, and takes whatever the
-//! other end has. Who the ends are is shown inside, by the sites' keys, in a handshake that is bound
-//! to this very channel; so whoever stands between has two channels, and fits in neither.
+//! TLS keys of QUIC. They authenticate nothing: each process makes a key for itself, and
+//! accepts any key of the other end. The ends authenticate inside, by the sites' keys, in a
+//! handshake bound to this very channel. A man in the middle has two channels, and the
+//! handshake fits neither.
 
 use std::sync::Arc;
 
@@ -21,10 +22,10 @@ use rustls::sign::{CertifiedKey, public_key_to_spki};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme};
 
-/// Name of the protocol inside (ALPN), with its version.
+/// Protocol name inside (ALPN), with its version.
 const PROTOCOL: &[u8] = b"viaduct-tunnel-2";
 
-/// TLS of the end that is dialled, with a key of its own.
+/// TLS config of the listening end, with a key of its own.
 pub(super) fn server() -> Result<QuicServerConfig, Error> {
     let provider = Arc::new(default_provider());
     let key = CertifiedKeyOf::new(&provider)?.0;
@@ -37,7 +38,7 @@ pub(super) fn server() -> Result<QuicServerConfig, Error> {
     QuicServerConfig::try_from(config).map_err(|error| Error::General(error.to_string()))
 }
 
-/// TLS of the end that dials.
+/// TLS config of the dialling end.
 pub(super) fn client() -> Result<QuicClientConfig, Error> {
     let provider = Arc::new(default_provider());
     let anybody = Arc::new(Anybody(provider.signature_verification_algorithms));
@@ -66,7 +67,7 @@ impl CertifiedKeyOf {
     }
 }
 
-/// Takes any key, of which the other end has the secret half.
+/// Verifier that accepts any key whose secret half the other end has.
 #[derive(Debug)]
 struct Anybody(WebPkiSupportedAlgorithms);
 

@@ -1,14 +1,14 @@
-//! How fast a link over QUIC sends.
+//! Congestion control of a link over QUIC.
 //!
-//! The library has its own congestion controls, and paces them by their windows. Its BBR fills no
-//! long path, and a window alone cannot say what BBR has to say: how fast to send, and, which is
-//! another thing, how much may be on its way. So BBR is ours, and so is the pacer that follows it.
+//! The library has its own congestion controls, and paces them by their windows. Its BBR does not
+//! fill a long path. A window alone cannot express both results of BBR: the pacing rate, and the
+//! limit of bytes in flight. So BBR is implemented here, and so is the pacer that follows it.
 //!
 //! | file | noun |
 //! |---|---|
 //! | [`bbr`] | the controller |
-//! | [`path`] | what it knows of the path |
-//! | [`samples`] | where it knows that from: the rate of delivery |
+//! | [`path`] | the model of the path |
+//! | [`samples`] | its input: delivery rate samples |
 //! | [`pacer`] | when datagrams leave |
 
 mod bbr;

@@ -1,17 +1,17 @@
-//! Datagrams leave at a rate, in bursts that are worth a wake-up.
+//! Pacing: datagrams leave at a rate, in bursts that are worth a wake-up.
 
 use std::time::Duration;
 
 use viaduct_proto::time::Instant;
 
-/// What a burst holds: so much time's worth, but not less than two packets.
+/// Size of a burst: this much time's worth, at least two packets.
 const BURST: Duration = Duration::from_millis(1);
 const LEAST: u64 = 2;
-/// What leaves at once after a pause: so much time's worth, but not less than so many packets.
+/// Burst after a pause: this much time's worth, at least so many packets.
 const PAUSE: Duration = Duration::from_millis(4);
 const AT_ONCE: u64 = 10;
-/// What is made good when the pacer was waited for and is asked too late: its timer was late, or the
-/// machine was busy, and the path has a gap that this fills.
+/// Time that is made up for if the pacer is called late after a wait: the timer was late, or
+/// the machine was busy. The extra bytes fill the gap on the path.
 const LATE: Duration = Duration::from_millis(20);
 
 /// Bytes of a burst, at a rate in bytes a second.
@@ -19,18 +19,19 @@ pub(in super::super) fn quantum(rate: f64, mtu: u64) -> u64 {
     ((rate * BURST.as_secs_f64()) as u64).max(LEAST * mtu)
 }
 
-/// The pacer of a path.
+/// Pacer of a path.
 #[derive(Debug, Default)]
 pub(in super::super) struct Pacer {
-    /// Bytes that may leave; less than none after a packet that was longer.
+    /// Bytes that may leave; negative after a longer packet.
     credit: f64,
     at: Instant,
-    /// Somebody waits.
+    /// The last call had to wait.
     waited: bool,
 }
 
 impl Pacer {
-    /// Bytes that may leave now, if they are worth it.
+    /// Returns the bytes that may leave now, if they make a burst; otherwise the time to call
+    /// again.
     pub(in super::super) fn poll(
         &mut self,
         now: Instant,
@@ -46,12 +47,12 @@ impl Pacer {
             return Ok(self.credit as u64);
         }
         self.waited = true;
-        // A rate of next to nothing is looked at again.
+        // A rate near zero is checked again soon.
         let after = Duration::try_from_secs_f64(missing / rate).unwrap_or(LATE);
         Err(now + after.min(Duration::from_secs(1)))
     }
 
-    /// So many have left.
+    /// Accounts for sent bytes.
     pub(in super::super) fn spend(&mut self, bytes: u64) {
         self.credit -= bytes as f64;
     }

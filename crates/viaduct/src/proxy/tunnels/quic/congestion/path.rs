@@ -1,5 +1,4 @@
-//! What is known of a path: how fast it delivers, how long a round trip takes, and how
-//! acknowledgements cluster.
+//! Model of a path: delivery rate, round-trip time, and aggregation of acknowledgements.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,35 +7,37 @@ use super::samples::Sample;
 
 /// Rounds for which the highest rate counts.
 const ROUNDS: u64 = 10;
-/// For how long the shortest round trip counts.
+/// Time for which the shortest round trip counts.
 const FRESH: Duration = Duration::from_secs(10);
-/// A cluster of acknowledgements, at most.
+/// Longest burst of aggregated acknowledgements, as time.
 const CLUSTER: Duration = Duration::from_millis(100);
 
-/// The path.
+/// Model of a path.
 #[derive(Clone, Debug)]
 pub(super) struct Path {
     rates: Highest,
     clusters: Highest,
-    /// What was acknowledged since a time, and less was to be expected since.
+    /// Start of the present burst, and bytes acknowledged since: always more than the rate
+    /// predicts.
     cluster: (Instant, u64),
     round: u64,
-    /// The round ends when what is sent after this is delivered.
+    /// The round ends when a packet sent after this many bytes were delivered is acknowledged.
     round_ends: u64,
-    /// The shortest in this round.
+    /// Shortest round trip in this round.
     round_rtt: Option<Duration>,
-    /// The shortest round trip, and when it was seen.
+    /// Shortest round trip, and time of its measurement.
     rtt: Option<(Duration, Instant)>,
 }
 
-/// What a sample has brought about.
+/// Consequences of a sample.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
-    /// A round has ended; in all of it a queue stood, of a 25th of a round trip; and one of an eighth.
+    /// A round has ended; throughout it a queue of a 25th of a round trip stood; or one of an
+    /// eighth.
     pub(super) round: bool,
     pub(super) stood: bool,
     pub(super) queue: bool,
-    /// The shortest round trip was seen too long ago; the present one stands for it.
+    /// The shortest round trip was measured too long ago; the present one replaces it.
     pub(super) stale: bool,
 }
 
@@ -53,22 +54,22 @@ impl Path {
         }
     }
 
-    /// Bytes a second that it delivers.
+    /// Delivery rate, in bytes a second.
     pub(super) fn rate(&self) -> Option<f64> {
         self.rates.get()
     }
 
-    /// Its round trip, without queues.
+    /// Round-trip time without queues.
     pub(super) fn rtt(&self) -> Option<Duration> {
         self.rtt.map(|(rtt, _)| rtt)
     }
 
-    /// Bytes that come more at once than the rate tells.
+    /// Aggregation: bytes acknowledged at once in excess of the rate.
     pub(super) fn cluster(&self) -> u64 {
         self.clusters.get().unwrap_or(0.0) as u64
     }
 
-    /// Takes note.
+    /// Updates the model by a sample.
     pub(super) fn see(&mut self, now: Instant, sample: &Sample) -> Seen {
         let stale = self.see_rtt(now, sample.rtt);
         let mut seen = Seen { stale, ..Seen::default() };
@@ -87,12 +88,12 @@ impl Path {
         seen
     }
 
-    /// The round trip is known from now on, whatever it is.
+    /// Treats the round-trip time as freshly measured.
     pub(super) fn refresh(&mut self, now: Instant) {
         self.rtt = self.rtt.map(|(rtt, _)| (rtt, now));
     }
 
-    /// Whether the shortest has not been seen for long.
+    /// Updates the round-trip times; returns whether the shortest was measured too long ago.
     fn see_rtt(&mut self, now: Instant, seen: Duration) -> bool {
         self.round_rtt = Some(self.round_rtt.map_or(seen, |least| least.min(seen)));
         let Some((shortest, at)) = self.rtt else {
@@ -103,7 +104,7 @@ impl Path {
         if seen <= shortest || stale {
             self.rtt = Some((seen, now));
         } else if seen <= shortest + shortest / 32 {
-            // As good as the shortest: there is no need to look.
+            // Nearly the shortest: no ProbeRTT is needed.
             self.rtt = Some((shortest, now));
         }
         stale
@@ -121,7 +122,7 @@ impl Path {
     }
 }
 
-/// The highest of the last [`ROUNDS`], each with its round, falling.
+/// Windowed maximum over [`ROUNDS`]: values with their rounds, falling.
 #[derive(Clone, Debug, Default)]
 struct Highest(VecDeque<(u64, f64)>);
 

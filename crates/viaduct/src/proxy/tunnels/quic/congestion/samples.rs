@@ -1,42 +1,42 @@
-//! How fast a path delivers, by what is sent and what is acknowledged: Cheng, Cardwell et al.,
-//! "Delivery Rate Estimation" (draft-cheng-iccrg-delivery-rate-estimation).
+//! Delivery rate samples, from sent and acknowledged bytes: Cheng, Cardwell et al., "Delivery
+//! Rate Estimation" (draft-cheng-iccrg-delivery-rate-estimation).
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Times of sending that are remembered, at most.
+/// Maximum number of send times that are kept.
 const MOST: usize = 16 << 10;
-/// And for so many round trips: what is acknowledged later tells nothing.
+/// Round trips for which they are kept: later acknowledgements carry no information.
 const MEMORY: u32 = 4;
 
-/// Packets that were sent at one time, and how things stood then.
+/// Packets sent at one time, and the state at that time.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     at: Instant,
     delivered: u64,
     delivered_at: Instant,
-    /// When the packet was sent whose acknowledgement was the latest.
+    /// Send time of the packet with the latest acknowledgement then.
     first_at: Instant,
     limited: bool,
 }
 
-/// What the acknowledgements that came together tell.
+/// Information from acknowledgements that came together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
-    /// Bytes a second; none if it cannot be told.
+    /// Delivery rate, in bytes a second; `None` if it cannot be determined.
     pub(super) rate: Option<f64>,
-    /// The sender had not enough to send: the path may be faster.
+    /// The sender was application-limited: the path may be faster.
     pub(super) limited: bool,
-    /// Bytes that had been delivered when the packet was sent, and are delivered now.
+    /// Bytes delivered when the packet was sent, and bytes delivered now.
     pub(super) before: u64,
     pub(super) delivered: u64,
-    /// Bytes that came together.
+    /// Bytes acknowledged together.
     pub(super) acked: u64,
-    /// The shortest round trip among them.
+    /// Shortest round trip among them.
     pub(super) rtt: Duration,
 }
 
-/// The count.
+/// Counters of sent and acknowledged bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Samples {
     sent: VecDeque<Sent>,
@@ -44,9 +44,10 @@ pub(super) struct Samples {
     delivered: u64,
     delivered_at: Instant,
     first_at: Instant,
-    /// Until so much is delivered, samples are limited; 0: they are not.
+    /// Samples are application-limited until this many bytes are delivered; 0: they are not.
     limited_until: u64,
-    /// Of the acknowledgements that are coming in: their bytes, the packet sent last, and the shortest time.
+    /// Of the acknowledgements that are coming in: their bytes, the packet sent last, and the
+    /// shortest round trip.
     acked: u64,
     newest: Option<Sent>,
     rtt: Option<Duration>,
@@ -67,7 +68,7 @@ impl Samples {
         }
     }
 
-    /// Bytes that are on their way, or a few more.
+    /// Bytes in flight; an upper estimate.
     pub(super) fn in_flight(&self) -> u64 {
         self.in_flight
     }
@@ -88,7 +89,7 @@ impl Samples {
         self.sent.push_back(Sent { at: now, delivered, delivered_at, first_at, limited });
     }
 
-    /// One packet is acknowledged.
+    /// Records the acknowledgement of a packet.
     pub(super) fn acked(&mut self, now: Instant, sent_at: Instant, bytes: u64) {
         self.delivered += bytes;
         self.acked += bytes;
@@ -103,7 +104,7 @@ impl Samples {
         }
     }
 
-    /// All that came together is told; so many bytes are on their way still.
+    /// Completes the sample after a batch of acknowledgements; `in_flight` bytes remain.
     pub(super) fn take(&mut self, now: Instant, in_flight: u64, limited: bool) -> Option<Sample> {
         self.in_flight = in_flight;
         if self.limited_until > 0 && self.delivered > self.limited_until {
@@ -121,7 +122,7 @@ impl Samples {
         let acking = now.saturating_duration_since(newest.delivered_at);
         let over = sending.max(acking);
         let bytes = self.delivered - newest.delivered;
-        // In less than a round trip something is told that no path did.
+        // An interval shorter than a round trip shows a rate that no path has.
         let rate = (over >= rtt && !over.is_zero()).then(|| bytes as f64 / over.as_secs_f64());
         let acked = std::mem::take(&mut self.acked);
         let (before, delivered) = (newest.delivered, self.delivered);

@@ -7,26 +7,27 @@ use super::*;
 
 const MTU: u64 = 1200;
 const TICK: Duration = Duration::from_micros(250);
-/// After which a packet that did not come is known to be lost, of a round trip.
+/// Time until a missing packet is known to be lost, in round trips.
 const LATE: f64 = 1.25;
 
-/// A bottleneck with a queue, a way there and back, and a sender.
+/// A bottleneck with a queue, a path in both directions, and a sender.
 struct World {
     began: Instant,
     now: Instant,
     bbr: Bbr,
     pacer: Pacer,
-    /// Bytes a second, bytes, seconds, and packets of which one is lost; none: 0.
+    /// Rate in bytes a second, buffer in bytes, round trip in seconds, and the number of
+    /// packets of which one is lost (0: none).
     rate: f64,
     buffer: u64,
     rtt: f64,
     lose: u64,
-    /// Bytes a second that the sender has; and may send.
+    /// Bytes a second that the source produces, and bytes that it has ready.
     source: f64,
     budget: f64,
     queue: VecDeque<Instant>,
     credit: f64,
-    /// When the sender learns, of packets that were sent at a time, that they came; or are lost.
+    /// Times at which the sender learns of arrivals and of losses, each with the send time.
     acks: VecDeque<(Instant, Instant)>,
     losses: VecDeque<(Instant, Instant)>,
     in_flight: u64,
@@ -65,7 +66,8 @@ impl World {
         }
     }
 
-    /// Share of the bottleneck's rate in so many seconds, and the queue's mean share of a round trip.
+    /// Runs for so many seconds; returns the used share of the bottleneck's rate, and the mean
+    /// queue in round trips.
     fn run(&mut self, seconds: f64) -> (f64, f64) {
         (self.delivered, self.queued) = (0, 0);
         let ticks = (seconds / TICK.as_secs_f64()) as u64;
@@ -103,7 +105,7 @@ impl World {
         let mut came = false;
         while let Some(sent_at) = due(&mut self.acks, now) {
             self.in_flight -= MTU;
-            // What `on_ack` does, which takes an estimate of the library's own.
+            // Same as `on_ack`, which takes an estimate of the library's own.
             self.bbr.samples.acked(now, sent_at, MTU);
             came = true;
         }
@@ -151,7 +153,7 @@ impl World {
     }
 }
 
-/// The next of what is due by now.
+/// Takes the next entry due by `now`.
 fn due(of: &mut VecDeque<(Instant, Instant)>, now: Instant) -> Option<Instant> {
     let &(at, sent_at) = of.front()?;
     (at <= now).then(|| of.pop_front())?;
