@@ -84,8 +84,8 @@ impl Worker {
                 flows.add(open(route, *options, teller, limits, now), source, now)
             };
             let route = target.route(&syn.tuple, told, policies).ok_or(Failure::Denied);
-            // The handlers decide about the connection after they have heard from their other
-            // side.
+            // The handlers decide whether the flow may go on, once they have heard from their
+            // peer.
             if route.as_ref().is_ok_and(|route| route.accepts) {
                 return None;
             }
@@ -137,7 +137,7 @@ impl Worker {
         }
     }
 
-    /// Local address of all clients of a listener, if it is a single one of this machine.
+    /// Local address of all connections of a listener, if it is bound to an address of this machine.
     fn met_at(&self, listener: usize) -> Option<SocketAddr> {
         let at = self.listeners.get(listener)?.local_addr().ok()?;
         (!self.options.transparent && !at.ip().is_unspecified()).then_some(at)

@@ -99,10 +99,10 @@ pub struct Call {
 
 /// A wrapped program that listens, as its interposer reaches it.
 pub trait Program: Debug + Send {
-    /// The socket that will be connected to it; once only.
+    /// Takes the socket that will be connected to the program; once only.
     ///
     /// # Errors
-    /// There is none; or it is still to come ([`io::ErrorKind::WouldBlock`]).
+    /// No such socket could be made; or it is not available yet ([`io::ErrorKind::WouldBlock`]).
     fn place(&mut self) -> io::Result<Conn<std::net::TcpStream>>;
 
     /// Arranges for `tell` to be called once a pending socket is available, or has failed for
@@ -138,7 +138,7 @@ pub struct Arrival {
     pub own: SocketAddr,
     /// Handlers negotiated with the client; without them, the policy's.
     pub handlers: Option<Factories>,
-    /// The program.
+    /// Program to connect.
     pub program: Box<dyn Program>,
 }
 

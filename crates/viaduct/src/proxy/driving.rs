@@ -17,8 +17,8 @@ use super::worker::{SWEEP, Worker, time};
 /// Time that a program's socket may take to be connected to its flow: longer than the kernel's
 /// own timeout.
 const MAX_COMING: Duration = Duration::from_secs(180);
-/// Maximum number of flows whose ends are checked in one sweep: this many, or this share of
-/// all.
+/// Maximum number of flows whose ends are checked in one sweep: the larger of this number and
+/// this share (1/n) of all flows.
 const MIN_LOOKS: usize = 1024;
 const LOOKS_EACH: usize = 4;
 

@@ -190,7 +190,7 @@ impl Leg {
         }
     }
 
-    /// Tells it that the other end is there, if it waits for that.
+    /// Accepts the peer's session, if this end is one: the other end of the flow is connected.
     pub fn accept(&self) {
         if let Leg::Session(session) = self {
             session.accept();

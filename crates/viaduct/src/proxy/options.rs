@@ -28,13 +28,13 @@ pub struct ProxyOptions {
     /// A file with a table [proxy] of these options and tables [[policy]]; SIGHUP reads it again
     #[arg(short, long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
-    /// Check all that was said, say what it means, and touch nothing
+    /// Check the configuration, print what it means, and change nothing
     #[arg(long)]
     pub check: bool,
     /// Descriptors that the parent of --on-demand leaves open
     #[arg(long, value_delimiter = ',', hide = true)]
     pub(super) doors: Vec<Door>,
-    /// End as soon as all is there that flows need: the parent of --on-demand tries it once
+    /// End once the start has succeeded: a trial run by the parent of --on-demand
     #[arg(long, hide = true)]
     pub(super) rehearse: bool,
     /// The descriptor of the config that the parent of --on-demand has checked
@@ -44,10 +44,10 @@ pub struct ProxyOptions {
     pub(super) args: ProxyArgs,
 }
 
-/// Refuses options beside `--config`, whose file has all of them: they would do nothing.
+/// Refuses options beside `--config`: the file has all of them, so they would have no effect.
 ///
 /// # Errors
-/// One line that names the first.
+/// One line that names the first such option.
 pub fn check_beside_config(said: &ArgMatches) -> Result<()> {
     let words = |id: &str| said.value_source(id) == Some(ValueSource::CommandLine);
     if !words("config") {
@@ -80,10 +80,10 @@ pub struct ProxyArgs {
     #[arg(long, value_enum, value_name = "LANGUAGE,...", value_delimiter = ',',
           conflicts_with_all = ["to", "intercept"], requires = "allow_from", requires = "allow_to")]
     pub(super) expect: Vec<Language>,
-    /// Clients that may say so
+    /// Clients that may name a destination
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
     pub(super) allow_from: Vec<IpNet>,
-    /// Servers that they, and sessions that come by tunnels, may go to
+    /// Destinations permitted to them, and to sessions that come by tunnels
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
     pub(super) allow_to: Vec<IpNet>,
     /// A file of one line, NAME:PASSWORD, that SOCKS and CONNECT clients must know
@@ -100,7 +100,7 @@ pub struct ProxyArgs {
     /// first
     #[arg(long, value_name = "HANDLER")]
     pub(super) handler: Vec<HandlerSpec>,
-    /// The most that the kernel lets each flow send each way, bits a second
+    /// Rate limit of each flow in each direction, kept by the kernel; bits a second
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub(super) rate: Option<u64>,
     #[command(flatten)]
@@ -243,7 +243,7 @@ pub enum Forwarding {
 /// Moment at which a client's connection is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Accept {
-    /// At once; if the server then says no, that is a reset
+    /// At once; if the server then refuses, the client gets a reset
     Early,
     /// After the server has answered; if it refuses, the client gets the same refusal
     AfterConnect,

@@ -172,7 +172,7 @@ impl Worker {
         }
     }
 
-    /// Returns whether the worker was asked to end and nothing is left to do.
+    /// Returns whether the worker was asked to end, and no work is left or its time is up.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         // The last bytes of flows that have ended may still be on their way into a tunnel, or
         // by Trickles.

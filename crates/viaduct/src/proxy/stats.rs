@@ -19,7 +19,7 @@ const MOST_HOPS: usize = 64;
 /// All counters of a proxy at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProxyStats {
-    /// Flows that are open, those included whose client or server has not answered yet.
+    /// Open flows, including those whose client or server has not answered yet.
     pub open: u64,
     /// Early connections that wait for their client.
     pub waiting: u64,
@@ -92,7 +92,7 @@ pub struct Refusals {
     pub timed_out: u64,
     /// Server or next hop that could not be reached, or name that could not be resolved.
     pub unreachable: u64,
-    /// Runs, flows and connects of a master's users that had as many as they may have.
+    /// Runs, flows and connects refused because a user of a master had reached a limit.
     #[serde(default)]
     pub over_limit: u64,
 }
@@ -239,8 +239,8 @@ impl Hop {
         self.reason = Some(why.to_owned());
     }
 
-    /// Reason why a hop is down: its last connections have all failed. Failures of direct
-    /// servers say nothing of this, and a tunnel has its own state.
+    /// Reason why a hop is down: its last connections have all failed. `None` for other routes:
+    /// failing servers do not mean that the direct route is down, and a tunnel has its own state.
     pub fn down(&self) -> Option<String> {
         let reason = self.reason.as_ref()?;
         let is_down = self.by.hop().is_some() && self.in_a_row >= HOP_DOWN;

@@ -1,4 +1,4 @@
-//! End of a flow with a broken end. Bytes received from the broken end are still delivered to
+//! Last phase of a flow with a broken end. Bytes received from that end are still delivered to
 //! the other end, which is then reset. A server that answers and closes while more of a request
 //! is on its way ends like this: its answer must not be lost. Bytes for the broken end are not
 //! waited for: if there are none for the other end, the reset follows at once.
@@ -85,8 +85,8 @@ impl Flow {
         Ok(moved)
     }
 
-    /// Has the handlers abort towards the other end, whose bytes make no progress; returns
-    /// whether that is still under way.
+    /// Has the handlers abort towards the other end, although their bytes make no progress;
+    /// returns whether that was still to be done.
     fn aborts(&mut self, now: Instant) -> bool {
         match &mut self.middle {
             Middle::Through(through) => through.abort(now),

@@ -157,7 +157,7 @@ pub struct Asked {
     pub preface: Preface,
     /// Addresses of the client's connection.
     pub tuple: Tuple,
-    /// Bytes received since.
+    /// Bytes received and not parsed yet.
     pub bytes: Vec<u8>,
     /// True if the connection was begun and the client waits for its result.
     pub begun: bool,

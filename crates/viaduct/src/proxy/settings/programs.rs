@@ -21,7 +21,7 @@ use crate::proxy::values::{dead_after, spin, wait};
 /// whose program has gone.
 const DRAIN: Duration = Duration::from_secs(60);
 
-/// Times that `viaduct run` and `viaduct master` may be told.
+/// Timeouts among the options of `viaduct run` and `viaduct master`.
 #[derive(Clone, Copy, Debug, clap::Args)]
 #[cfg_attr(test, derive(Default))]
 pub struct ProgramTimes {

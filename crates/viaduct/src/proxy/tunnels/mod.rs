@@ -71,7 +71,7 @@ const DATAGRAMS: Token = Token(FIRST_TOKEN + 1);
 const LINKS: usize = FIRST_TOKEN + 2;
 /// Backlog of the listener.
 const BACKLOG: u32 = 64;
-/// Bytes read at once.
+/// Size of the read buffer, in bytes.
 const SCRATCH: usize = 256 << 10;
 
 /// All tunnels of a loop.

@@ -104,7 +104,7 @@ impl CarrierKind {
 /// Tunnel options of `viaduct proxy`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TunnelArgs {
-    /// Flows go through a tunnel, whose far end listens here
+    /// Send flows through a tunnel whose far end listens here
     #[arg(
         long,
         value_name = "ADDRESS:PORT",

@@ -33,7 +33,7 @@ const MOST_AHEAD: usize = 4 << 20;
 /// it does not lower its estimate, and at startup it does not stop overshooting.
 const GROW: (u32, u32) = (3, 2);
 const SHRINK: (u32, u32) = (159, 160);
-/// Interval of looks at the pacing rate.
+/// Interval between readings of the pacing rate.
 const SPAN: Duration = Duration::from_millis(20);
 
 /// Readiness of a socket, or of an end.
@@ -64,7 +64,7 @@ pub(super) struct Stream {
     ahead: usize,
     /// Time that the unsent data is to last.
     lasts: Duration,
-    /// Time of the last look at the pacing rate.
+    /// Time of the last reading of the pacing rate.
     measured: Instant,
 }
 

@@ -9,8 +9,8 @@ use quinn_proto::{ConnectionIdGenerator, EndpointConfig, HashedConnectionIdGener
 use ring::hmac;
 use viaduct_proto::keys::SecretKey;
 
-/// Returns the config of the site at `listen`; an end that only dials gets temporary keys,
-/// since its port changes.
+/// Returns the config of the site at `listen`; an end that only dials gets temporary keys: no
+/// peer can find it again after a restart.
 ///
 /// Both keys are derived from the site's key and the listening address. A token that another
 /// process of this site reveals ends none of these connections.
