@@ -137,7 +137,7 @@ impl Worker {
         }
     }
 
-    /// Local address of all connections of a listener, if it is bound to an address of this machine.
+    /// Local address of all connections of a listener, if it is bound to a single address.
     fn met_at(&self, listener: usize) -> Option<SocketAddr> {
         let at = self.listeners.get(listener)?.local_addr().ok()?;
         (!self.options.transparent && !at.ip().is_unspecified()).then_some(at)
