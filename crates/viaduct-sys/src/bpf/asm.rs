@@ -1,11 +1,11 @@
 //! A small assembler for extended BPF: registers, labels instead of offsets, calls by name.
 //!
-//! `R0` holds what a call or the program returns; `R1` to `R5` are a call's arguments, and gone after
-//! it; `R6` to `R9` stay; `FP` is the end of 512 bytes of stack.
+//! `R0` holds the result of a call or of the program. `R1` to `R5` are the arguments of a call,
+//! which clobbers them; `R6` to `R9` are preserved. `FP` is the end of the 512 bytes of stack.
 
 use super::kernel::Numbered;
 
-/// One instruction, as the kernel reads it.
+/// An instruction, in the kernel's encoding.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Insn {
@@ -39,7 +39,7 @@ pub(super) enum Width {
     Double = 0x18,
 }
 
-/// What the kernel can be asked for (`BPF_FUNC_...`).
+/// Helper functions of the kernel (`BPF_FUNC_...`).
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Helper {
     MapLookup = 1,
@@ -206,12 +206,12 @@ impl Asm {
         self.jump(IF_BELOW_WORD, reg, R0, value.cast_signed(), label);
     }
 
-    /// Goes to `label` if the register holds nothing: what a look-up has found.
+    /// Goes to `label` if the register is 0: a null pointer, such as a failed look-up's.
     pub(super) fn if_nothing(&mut self, reg: Reg, label: Label) {
         self.jump(IF_EQUAL, reg, R0, 0, label);
     }
 
-    /// Goes to `label` if the register holds something.
+    /// Goes to `label` if the register is not 0.
     pub(super) fn if_something(&mut self, reg: Reg, label: Label) {
         self.jump(IF_DIFFERENT, reg, R0, 0, label);
     }
@@ -226,7 +226,7 @@ impl Asm {
         self.jump(IF_ABOVE_REGISTER, a, b, 0, label);
     }
 
-    /// R0 = what the kernel answers.
+    /// Calls `helper`; R0 = its result.
     pub(super) fn call(&mut self, helper: Helper) {
         self.push(CALL, R0, R0, 0, helper as i32);
     }

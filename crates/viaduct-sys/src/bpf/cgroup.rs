@@ -1,4 +1,4 @@
-//! The cgroup whose sockets a program sees.
+//! The cgroup whose sockets a program is attached to.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -10,44 +10,45 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 
 use super::BpfError;
 
-/// Where control groups usually are.
+/// Usual mount points of cgroup version 2.
 const USUAL: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
-/// A directory of cgroup version 2.
+/// A cgroup version 2 directory.
 #[derive(Debug)]
 pub(super) struct Cgroup {
     directory: OwnedFd,
 }
 
-/// A group of our own making, for programs that are wrapped. It is gone when this is dropped, if nobody is
-/// left in it.
+/// A cgroup of our own for wrapped programs. It is removed when this is dropped, if it is
+/// empty.
 ///
 /// ```text
-///   viaduct-run-1            all that is wrapped by the first, also by another that it runs
-///   ├── programs             whom the first's programs of BPF see
+///   viaduct-run-1            all programs wrapped by the first run, also by runs inside it
+///   ├── programs             seen by the first run's BPF programs
 ///   └── viaduct-run-2
-///       └── programs         whom the second's see: not the first's, they would see what ours have
-/// ```                        changed; what passes us passes them
+///       └── programs         seen by the second's, not by the first's, which would see what ours
+///                            have changed; what passes us passes them
+/// ```
 #[derive(Debug)]
 pub struct Group {
     parent: Cgroup,
     name: String,
-    /// How deep it lies: 1 below the root.
+    /// Depth below the root: 1 for a child of the root.
     level: u32,
     whole: OwnedFd,
     programs: OwnedFd,
     members: OwnedFd,
 }
 
-/// Begins the names of groups.
+/// Prefix of the names of our groups.
 const PREFIX: &str = "viaduct-run-";
-/// The file that stops all in one.
+/// File that freezes a group.
 const FREEZE: &str = "cgroup.freeze";
-/// The part of one where its programs are.
+/// Subgroup of the wrapped programs.
 const PROGRAMS: &str = "programs";
 
 impl Group {
-    /// An empty one; what others have left empty is removed.
+    /// Returns an empty group; empty groups that ended runs have left behind are removed.
     ///
     /// # Errors
     /// A right is missing, or there is no cgroup version 2.
@@ -70,12 +71,12 @@ impl Group {
         Ok(Group { parent, name, level, whole, programs, members })
     }
 
-    /// Where a program that joins writes `0`.
+    /// File that a program writes `0` to in order to join.
     pub fn members(&self) -> BorrowedFd<'_> {
         self.members.as_fd()
     }
 
-    /// What freezes all that is in it.
+    /// Returns the freezer of the group.
     ///
     /// # Errors
     /// The kernel is older than 5.2, or no descriptor is left.
@@ -86,7 +87,7 @@ impl Group {
         Ok(Freezer { state })
     }
 
-    /// Lets all processes of the group go on whose maker `pid` has ended while they were frozen.
+    /// Thaws the group of a run whose process `pid` has ended while the group was frozen.
     pub fn thaw_after(pid: u32) {
         let Ok(beside) = Cgroup::below_root(parent(&Cgroup::own_path())) else { return };
         let write = OFlags::CLOEXEC | OFlags::WRONLY;
@@ -96,7 +97,8 @@ impl Group {
         }
     }
 
-    /// What netfilter knows it by, and all that is wrapped in it: its level, and its number.
+    /// Identifies the group, and all that is wrapped in it, to netfilter: its level and its
+    /// inode number.
     ///
     /// # Errors
     /// None are known.
@@ -104,7 +106,7 @@ impl Group {
         Ok((self.level, rustix::fs::fstat(&self.whole)?.st_ino))
     }
 
-    /// Whether nobody is in it.
+    /// Returns whether no process is in the group.
     ///
     /// # Errors
     /// The kernel does not say.
@@ -112,7 +114,7 @@ impl Group {
         self.says("populated 0")
     }
 
-    /// Whether all that is in it is stopped.
+    /// Returns whether all processes of the group are frozen.
     ///
     /// # Errors
     /// The kernel does not say.
@@ -129,14 +131,14 @@ impl Group {
     }
 }
 
-/// Stops all processes of a group, and lets them go on.
+/// Freezes and thaws all processes of a group.
 #[derive(Debug)]
 pub struct Freezer {
     state: OwnedFd,
 }
 
 impl Freezer {
-    /// Stops them, or lets them go on. It is over when this is dropped.
+    /// Freezes or thaws the processes. Dropping this thaws them.
     ///
     /// # Errors
     /// None are known.
@@ -152,12 +154,13 @@ impl Drop for Freezer {
     }
 }
 
-/// Where a group of a process at `own` belongs: beside it, but inside the group of whoever wraps it.
+/// Returns the parent for a group of a process in `own`: the innermost group that wraps the
+/// process, or else `own` itself.
 fn parent(own: &str) -> &str {
     let programs = format!("/{PROGRAMS}");
     let is_ours =
         |whole: &str| whole.rsplit('/').next().is_some_and(|name| name.starts_with(PREFIX));
-    // The last: there may be groups of others below.
+    // The last match: groups of other runs may lie above.
     let mut ends = own.rmatch_indices(&programs[..]).map(|(at, _)| at);
     ends.find(|&at| is_ours(&own[..at])).map_or(own, |at| &own[..at])
 }
@@ -175,19 +178,19 @@ impl Drop for Group {
 }
 
 impl Cgroup {
-    /// All processes that this one's cgroup namespace shows.
+    /// Root of this process's cgroup namespace.
     pub(super) fn root() -> Result<Cgroup, BpfError> {
-        // A mount that only this process has, and nobody sees: gone with it.
+        // A private mount, which no other process sees and which ends with this one.
         let directory = private_mount().or_else(|error| visible_root().ok_or(error));
         directory.map(|directory| Cgroup { directory }).map_err(|source| no_cgroup("/", source))
     }
 
-    /// This process's own, and those below it.
+    /// This process's own cgroup and its descendants.
     pub(super) fn own() -> Result<Cgroup, BpfError> {
         Cgroup::below_root(&Cgroup::own_path())
     }
 
-    /// Where this process is, below the root.
+    /// Path of this process's cgroup below the root.
     fn own_path() -> String {
         let text = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         text.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default().to_owned()
@@ -195,7 +198,7 @@ impl Cgroup {
 
     fn below_root(path: &str) -> Result<Cgroup, BpfError> {
         let root = Cgroup::root()?;
-        // One that lies outside of what is shown has the root stand for it.
+        // A cgroup outside our cgroup namespace falls back to the root.
         if path.is_empty() || path.starts_with("..") {
             return Ok(root);
         }
@@ -205,7 +208,7 @@ impl Cgroup {
             .map_err(|errno| no_cgroup(path, errno.into()))
     }
 
-    /// That at `path`.
+    /// Opens the cgroup at `path`.
     pub(super) fn at(path: &Path) -> Result<Cgroup, BpfError> {
         let failed = |source| no_cgroup(&path.to_string_lossy(), source);
         let directory =
@@ -218,13 +221,12 @@ impl Cgroup {
 }
 
 impl Cgroup {
-    /// Removes groups that nobody is in any more, of those who could not: one whose maker lives may
-    /// just wait for its program.
+    /// Removes empty groups whose process has ended without removing them.
     fn sweep(&self) {
         let Ok(list) = Dir::read_from(&self.directory) else { return };
         for entry in list.flatten() {
             let name = entry.file_name().to_string_lossy();
-            // Whoever has made it may be about to fill it.
+            // A process that lives may be about to fill its group.
             let left = |pid: &&str| !Path::new("/proc").join(pid).exists();
             if name.strip_prefix(PREFIX).filter(left).is_some() {
                 self.remove(&name);
@@ -232,7 +234,7 @@ impl Cgroup {
         }
     }
 
-    /// Removes the group `name`. Who is still in it keeps it.
+    /// Removes the group `name`, unless processes are left in it.
     fn remove(&self, name: &str) {
         if let Ok(directory) = openat(&self.directory, name, FLAGS, Mode::empty()) {
             Cgroup { directory }.sweep();
@@ -262,7 +264,7 @@ fn private_mount() -> io::Result<OwnedFd> {
             | MountAttrFlags::MOUNT_ATTR_NODEV
             | MountAttrFlags::MOUNT_ATTR_NOEXEC,
     )?;
-    // What is mounted is only a place as yet: this opens it.
+    // The mount's descriptor is an `O_PATH` one as yet: this opens it for reading.
     Ok(openat(&mount, ".", FLAGS, Mode::empty())?)
 }
 
@@ -277,7 +279,7 @@ fn is_cgroup(directory: &OwnedFd) -> bool {
 }
 
 fn no_cgroup(path: &str, source: io::Error) -> BpfError {
-    // The way to all of them takes rights of its own, and the path is not what is wrong.
+    // Mounting the hierarchy takes privileges, so the path is not what is wrong.
     if source.kind() == io::ErrorKind::PermissionDenied {
         return BpfError::Denied { action: "open a cgroup", source };
     }

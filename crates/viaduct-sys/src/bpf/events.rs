@@ -1,7 +1,7 @@
-//! What programs tell this process: a ring buffer that the kernel writes and we read.
+//! Events from programs to this process: a ring buffer that the kernel writes and we read.
 //!
 //! ```text
-//!   page 0: where we are │ page 1: where the kernel is │ the ring, mapped twice: no record is cut
+//!   page 0: our position │ page 1: the kernel's │ the ring, mapped twice: records are contiguous
 //! ```
 #![allow(unsafe_code)]
 
@@ -18,24 +18,24 @@ use super::kernel::{Numbered, new_ring};
 
 /// A record that is still being written.
 const BUSY: u32 = 1 << 31;
-/// One that was given up.
+/// A record that was discarded.
 const DISCARDED: u32 = 1 << 30;
-/// Before each record: its length, and what the kernel keeps for itself.
+/// Bytes before each record: its length, and a word of the kernel's own.
 const HEADER: usize = 8;
 
 /// Events of `N` bytes each.
 #[derive(Debug)]
 pub(super) struct Events<const N: usize> {
     fd: OwnedFd,
-    /// Where we are, the only page that we may write.
+    /// Our position, the only page that we may write.
     ours: Mapping,
-    /// Where the kernel is, and the ring.
+    /// The kernel's position, and the ring.
     theirs: Mapping,
     size: usize,
 }
 
 impl<const N: usize> Events<N> {
-    /// In a ring of `size` bytes, a power of two and whole pages.
+    /// Creates a ring of `size` bytes, a power of two and whole pages.
     pub(super) fn new(size: usize) -> Result<Events<N>, BpfError> {
         let fd = new_ring(u32::try_from(size).unwrap_or(u32::MAX))?;
         let page = page_size();
@@ -47,11 +47,11 @@ impl<const N: usize> Events<N> {
         Ok(Events { fd, ours, theirs, size })
     }
 
-    /// The next one, if there is one.
+    /// Next event, if there is one.
     pub(super) fn poll(&mut self) -> Option<[u8; N]> {
         loop {
             let at = self.ours.position().load(Ordering::Relaxed);
-            // Acquire: what was written before the kernel moved on is seen.
+            // Acquire: makes visible what was written before the kernel moved on.
             if self.theirs.position().load(Ordering::Acquire) <= at {
                 return None;
             }
@@ -79,7 +79,7 @@ impl<const N: usize> Numbered for Events<N> {
 }
 
 impl<const N: usize> AsFd for Events<N> {
-    /// Readable when there is one.
+    /// Readable when an event waits.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -118,7 +118,7 @@ impl Mapping {
         Ok(Mapping { base, length })
     }
 
-    /// The position that its first page begins with.
+    /// Position at the start of the mapping's first page.
     fn position(&self) -> &AtomicU64 {
         // SAFETY: aligned, inside the mapping, which `self` keeps; both sides access it atomically.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast()) }
@@ -134,8 +134,8 @@ impl Mapping {
     /// The bytes of the record at `place`.
     fn read<const N: usize>(&self, place: usize) -> [u8; N] {
         assert!(place + HEADER + N <= self.length, "{place}");
-        // SAFETY: inside, as asserted; the kernel has finished the record, and leaves it alone until
-        // our position is beyond it.
+        // SAFETY: inside, as asserted; the kernel has finished the record, and leaves it alone
+        // until our position is beyond it.
         unsafe { self.base.as_ptr().add(place + HEADER).cast::<[u8; N]>().read_unaligned() }
     }
 }

@@ -1,4 +1,4 @@
-//! What programs do again and again: look a socket up, keep something for it, copy on the stack.
+//! Common instruction sequences: map look-ups and updates, cookies, copies on the stack.
 
 use super::asm::{Asm, FP, Helper, Label, R0, R1, R2, R3, R4, Reg, Width};
 use super::kernel::Numbered;
@@ -10,7 +10,7 @@ impl Asm {
         self.add(to, at.into());
     }
 
-    /// The cookie of the socket of the context in `context`, at `at` on the stack.
+    /// Stores the cookie of the socket of the context in `context` at `at` on the stack.
     pub(super) fn store_cookie(&mut self, context: Reg, at: i16) {
         if context != R1 {
             self.copy(R1, context);
@@ -19,14 +19,14 @@ impl Asm {
         self.store(Width::Double, FP, at, R0);
     }
 
-    /// R0 = where `map` keeps what belongs to the key that is at `key` on the stack; goes to `none` if
-    /// there is nothing.
+    /// R0 = address of the value in `map` for the key at `key` on the stack; goes to `none` if
+    /// there is none.
     pub(super) fn look_up(&mut self, map: &dyn Numbered, key: i16, none: Label) {
         self.ask(map, key);
         self.if_nothing(R0, none);
     }
 
-    /// The same; goes to `some` if there is something.
+    /// R0 = address of the value, as in [`Asm::look_up`]; goes to `some` if there is one.
     pub(super) fn look_for(&mut self, map: &dyn Numbered, key: i16, some: Label) {
         self.ask(map, key);
         self.if_something(R0, some);
@@ -38,8 +38,8 @@ impl Asm {
         self.call(Helper::MapLookup);
     }
 
-    /// Puts what is at `value` on the stack into `map`, for the key that is at `key`. R0 = 0, or what is
-    /// wrong: it is full.
+    /// Puts the value at `value` on the stack into `map`, for the key at `key`. R0 = 0, or an
+    /// error: the map is full.
     pub(super) fn keep(&mut self, map: &dyn Numbered, key: i16, value: i16) {
         self.set_map(R1, map);
         self.point(R2, key);
@@ -48,14 +48,14 @@ impl Asm {
         self.call(Helper::MapUpdate);
     }
 
-    /// Takes what belongs to the key that is at `key` on the stack out of `map`.
+    /// Removes the entry of the key at `key` on the stack from `map`.
     pub(super) fn forget(&mut self, map: &dyn Numbered, key: i16) {
         self.set_map(R1, map);
         self.point(R2, key);
         self.call(Helper::MapDelete);
     }
 
-    /// Copies `bytes`, a multiple of 8, between places that are registers and offsets; R2 is gone.
+    /// Copies `bytes`, a multiple of 8, between two pairs of register and offset. Clobbers R2.
     pub(super) fn copy_memory(&mut self, to: (Reg, i16), from: (Reg, i16), bytes: i16) {
         for n in (0..bytes).step_by(8) {
             self.load(Width::Double, R2, from.0, from.1 + n);
@@ -63,7 +63,7 @@ impl Asm {
         }
     }
 
-    /// Clears `bytes`, a multiple of 8, from `at` on of the stack; R2 is gone.
+    /// Clears `bytes`, a multiple of 8, on the stack from `at`. Clobbers R2.
     pub(super) fn clear(&mut self, at: i16, bytes: i16) {
         self.set(R2, 0);
         for n in (0..bytes).step_by(8) {
@@ -71,8 +71,8 @@ impl Asm {
         }
     }
 
-    /// Goes to `elsewhere` unless the socket of the context in `context` is of the network namespace
-    /// with this cookie; the arguments' registers are gone.
+    /// Goes to `elsewhere` unless the socket of the context in `context` is of the network
+    /// namespace with this cookie. Clobbers the argument registers.
     pub(super) fn if_in_other_namespace(&mut self, context: Reg, cookie: u64, elsewhere: Label) {
         self.copy(R1, context);
         self.call(Helper::NetnsCookie);
@@ -80,8 +80,8 @@ impl Asm {
         self.if_registers_differ(R0, R2, elsewhere);
     }
 
-    /// In a program of `sock_ops` whose context is in `context`: changes, in R2, which calls the socket
-    /// asks for, which stand in this field; other programs' wishes stay.
+    /// Changes, in R2, the callback flags in `field` of the sock_ops context in `context`;
+    /// flags of other programs are kept.
     pub(super) fn set_flags(&mut self, context: Reg, field: i16, change: impl FnOnce(&mut Asm)) {
         self.load(Width::Word, R2, context, field);
         change(self);

@@ -1,5 +1,5 @@
-//! The calls of bpf(2) that are needed here: a map, a program, and a link that holds a program to a
-//! cgroup for as long as its descriptor is open.
+//! The bpf(2) calls needed here: maps, programs, and links that keep a program attached for as
+//! long as their descriptor is open.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_long};
@@ -16,7 +16,7 @@ const MAP_DELETE: c_int = 3;
 const PROG_LOAD: c_int = 5;
 const PROG_ATTACH: c_int = 8;
 const LINK_CREATE: c_int = 28;
-/// Beside others.
+/// Attaches beside other programs.
 const ALLOW_MULTI: u32 = 2;
 const HASH: u32 = 1;
 const LRU_HASH: u32 = 9;
@@ -24,12 +24,12 @@ const SOCKET_MAP: u32 = 15;
 const RING: u32 = 27;
 /// `BPF_F_NO_PREALLOC`.
 const NOT_BEFOREHAND: u32 = 1;
-/// Bytes of the verifier's complaint that are read.
+/// Max bytes of the verifier's log that are read.
 const LOG: usize = 64 << 10;
-/// Of this project: no helper in use asks for another.
+/// License of this project; no helper in use requires another.
 const LICENSE: &std::ffi::CStr = c"Apache-2.0";
 
-/// What kind of program, and where it is attached.
+/// Program type and attach point.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Hook {
     SockOps,
@@ -86,13 +86,14 @@ pub(super) struct Map<const N: usize> {
 }
 
 impl<const N: usize> Map<N> {
-    /// For about `most`. When it is full, what was not used for longest is forgotten.
+    /// Returns a map for about `most` entries. When it is full, the least recently used entry
+    /// is evicted.
     pub(super) fn new(most: u32) -> Result<Map<N>, BpfError> {
         Map::of(LRU_HASH, most, 0)
     }
 
-    /// One that takes memory as it fills, forgets nothing by itself, and takes nothing more when it is
-    /// full.
+    /// Returns a map that allocates memory as it fills, evicts nothing, and refuses new entries
+    /// when it is full.
     pub(super) fn growing(most: u32) -> Result<Map<N>, BpfError> {
         Map::of(HASH, most, NOT_BEFOREHAND)
     }
@@ -109,14 +110,14 @@ impl<const N: usize> Map<N> {
         self.element(MAP_UPDATE, cookie, value as u64)
     }
 
-    /// What is there, if anything is.
+    /// Returns the value of `cookie`, if there is one.
     pub(super) fn get(&self, cookie: u64) -> Option<[u8; N]> {
         let mut value = [0; N];
         self.element(MAP_LOOKUP, cookie, (&raw mut value) as u64).ok()?;
         Some(value)
     }
 
-    /// It may be gone already.
+    /// Removes the entry of `cookie`, which may be gone already.
     pub(super) fn clear(&self, cookie: u64) {
         let _ = self.element(MAP_DELETE, cookie, 0);
     }
@@ -134,14 +135,14 @@ impl<const N: usize> Numbered for Map<N> {
     }
 }
 
-/// A map that holds sockets, each in its place.
+/// An array of sockets.
 #[derive(Debug)]
 pub(super) struct SocketMap {
     fd: OwnedFd,
 }
 
 impl SocketMap {
-    /// Holding `sockets`.
+    /// Returns an array of `sockets`.
     pub(super) fn of<const N: usize>(
         sockets: [Option<BorrowedFd<'_>>; N],
     ) -> Result<SocketMap, BpfError> {
@@ -170,21 +171,21 @@ impl Numbered for SocketMap {
     }
 }
 
-/// What a program may name: a map of any kind.
+/// A map of any kind that a program may refer to.
 pub(super) trait Numbered {
-    /// Its descriptor.
+    /// Returns its descriptor.
     fn number(&self) -> c_int;
 }
 
-/// A program at work. It ends with this value, or with the process, however that ends.
+/// An attached program. It is detached when this value is dropped, or when the process ends.
 #[derive(Debug)]
 pub(super) struct Link {
     fd: OwnedFd,
 }
 
 impl Link {
-    /// Has the kernel run `program` for all sockets of a cgroup and of those below it, or of a network
-    /// namespace, beside what others have attached there.
+    /// Attaches `program` to all sockets of a cgroup and its descendants, or of a network
+    /// namespace, beside programs attached by others.
     pub(super) fn new(
         hook: Hook,
         program: &[Insn],
@@ -203,14 +204,14 @@ impl Link {
 }
 
 impl AsFd for Link {
-    /// Whoever holds it as well has the program stay.
+    /// The program stays attached while any process holds this descriptor.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// Has the kernel run `program` for all sockets of a cgroup for as long as that is there: also when this
-/// process has ended.
+/// Attaches `program` to all sockets of a cgroup for the cgroup's lifetime, beyond the end of
+/// this process.
 pub(super) fn attach(hook: Hook, program: &[Insn], cgroup: BorrowedFd<'_>) -> Result<(), BpfError> {
     let program = load(hook, program)?;
     let attr = ProgAttach {
@@ -239,12 +240,12 @@ fn load(hook: Hook, program: &[Insn]) -> Result<OwnedFd, BpfError> {
     };
     bpf_fd(PROG_LOAD, &attr).map_err(|source| match source.raw_os_error() {
         Some(libc::EPERM) => denied("load a program", source),
-        // Once more, to hear why.
+        // Loaded once more, to read the verifier's log.
         _ => BpfError::Refused { hook: format!("{hook:?}"), why: complaint(attr), source },
     })
 }
 
-/// What the kernel's verifier says of a program.
+/// Returns the verifier's log for a program.
 fn complaint(attr: ProgLoad) -> String {
     let mut log = vec![0u8; LOG];
     let attr =
@@ -258,7 +259,8 @@ fn denied(action: &'static str, source: io::Error) -> BpfError {
     BpfError::Denied { action, source }
 }
 
-/// A ring buffer of `size` bytes, a power of two, that programs write and one process reads.
+/// Returns a ring buffer of `size` bytes, a power of two, written by programs and read by one
+/// process.
 pub(super) fn new_ring(size: u32) -> Result<OwnedFd, BpfError> {
     let attr = MapCreate { kind: RING, key_size: 0, value_size: 0, most: size, flags: 0 };
     bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("make a ring buffer", source))
@@ -290,8 +292,8 @@ struct Element {
     value: u64,
     flags: u64,
 }
-// SAFETY: made only by `Map::element` and `SocketMap::of`, with a key and, where one is read, a value of
-// the map's sizes.
+// SAFETY: made only by `Map::element` and `SocketMap::of`, with a key and, where one is read, a
+// value of the map's sizes.
 unsafe impl Attr for Element {}
 
 #[repr(C)]
@@ -310,8 +312,8 @@ struct ProgLoad {
     ifindex: u32,
     attach_type: u32,
 }
-// SAFETY: made only by `load` and `complaint`, from a slice of instructions, a C string, and a log of
-// the length that it says.
+// SAFETY: made only by `load` and `complaint`, from a slice of instructions, a C string, and a
+// log of the length that it says.
 unsafe impl Attr for ProgLoad {}
 
 #[repr(C)]
@@ -336,15 +338,16 @@ unsafe impl Attr for LinkCreate {}
 
 fn bpf<A: Attr>(command: c_int, attr: &A) -> io::Result<c_long> {
     let attr: *const A = attr;
-    // SAFETY: the kernel reads `size_of::<A>()` bytes of `attr`, which lives through the call, and what
-    // its addresses name, as `Attr` promises. It takes the rest of the union for zeros.
+    // SAFETY: the kernel reads `size_of::<A>()` bytes of `attr`, which lives through the call,
+    // and what its addresses name, as `Attr` promises. It takes the rest of the union for
+    // zeros.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr, size_of::<A>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// The same for commands that open a descriptor; close-on-exec, as all of BPF's are.
+/// Runs a command that opens a descriptor; close-on-exec, as all of BPF's are.
 fn bpf_fd<A: Attr>(command: c_int, attr: &A) -> io::Result<OwnedFd> {
     let fd = bpf(command, attr)? as c_int;
-    // SAFETY: `fd` was just opened and nobody else owns it.
+    // SAFETY: `fd` was just opened and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

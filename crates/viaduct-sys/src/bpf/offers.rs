@@ -1,14 +1,14 @@
-//! Offers: an option in the SYNs of connections that ask for it, and the other end's in its SYN-ACK; and
-//! the same from the side that listens, which speaks only when it was spoken to.
+//! Offers: an option in the SYNs of connections that ask for it, answered by the other end's in
+//! its SYN-ACK; and the listening side, which answers only a SYN that has the option.
 //!
 //! ```text
-//!   ours, connects   CONNECT ─▶ in the map? ─▶ option in the SYN        ESTABLISHED ─▶ theirs to the map
+//!   ours, connects   CONNECT ─▶ in the map? ─▶ option in the SYN     ESTABLISHED ─▶ theirs to map
 //!   ours, listens    LISTEN ─▶ asks to be called    SYN with theirs ─▶ ours in the SYN-ACK
 //! ```
 //!
-//! The listener is this process's own, to which wrapped programs' connections are led
-//! ([`Ports`]): what it hears stands in the SYN that it saves. Where SYNs are answered by cookies it
-//! hears nothing, and says nothing.
+//! The listener is this process's own, to which wrapped programs' connections are redirected
+//! ([`Ports`]): it reads the option from the SYN that the kernel saves. Where SYN cookies are
+//! in use, it reads no option and sends none.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -27,19 +27,19 @@ use super::sock_ops::{
 };
 use crate::tcp::INSIDE;
 
-/// Connections between their begin and the look at the answer, at most.
+/// Max connections between their connect and the reading of the answer.
 const SOCKETS: u32 = 65_536;
 
-/// One more field of `struct bpf_sock_ops`.
+/// Offset in `struct bpf_sock_ops`: 1 if the socket is a full one.
 const IS_FULL: i16 = 72;
 /// A field of `struct bpf_sock`.
 const MARK: i16 = 16;
-/// The first argument where a SYN is answered by a cookie.
+/// Value of the first argument where a SYN is answered by a SYN cookie.
 const COOKIES: u32 = 2;
-/// To look in the SYN that is being answered.
+/// Flag: search the SYN that is being answered.
 const IN_SYN: i32 = 1;
 
-/// The program at work, for the sockets of this process's cgroup.
+/// The attached program, for the sockets of this process's cgroup.
 #[derive(Debug)]
 pub struct Offers {
     asked: Map<OPTION>,
@@ -48,8 +48,9 @@ pub struct Offers {
 }
 
 impl Offers {
-    /// Says `own`, an option whose first four bytes are its kind, its length and what tells it from
-    /// others; as a server to whoever connects to `ports`. Listeners must be opened after this.
+    /// Sends `own`, an option whose first four bytes are its kind, its length and an experiment
+    /// identifier; as a server, to hosts that connect to `ports`. Listeners must be opened
+    /// after this.
     ///
     /// # Errors
     /// A right is missing, the kernel is too old, or there is no cgroup version 2.
@@ -59,7 +60,7 @@ impl Offers {
         Ok(Offers { asked, own, _link: link })
     }
 
-    /// Has the SYN of `socket` carry the option. Call it before the socket connects.
+    /// Adds the option to the SYN of `socket`. Call it before the socket connects.
     ///
     /// # Errors
     /// None are known.
@@ -67,7 +68,7 @@ impl Offers {
         self.asked.set(socket_cookie(socket)?, &[0; OPTION])
     }
 
-    /// What the other end of a socket that has connected said, if anything; once only.
+    /// Returns the option of the other end of a connected socket, if it sent one; once only.
     pub fn answer(&self, socket: BorrowedFd<'_>) -> Option<[u8; OPTION]> {
         let cookie = socket_cookie(socket).ok()?;
         let answer = self.asked.get(cookie);
@@ -131,8 +132,8 @@ fn program(asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTION]) -> Vec<Insn> 
     asm.finish().expect("short enough for every jump")
 }
 
-/// Of a socket that is between a program and us: it asks for options while it listens; what it accepts
-/// asks no more. Ends there.
+/// Emits the handling of a socket between a program and us: option callbacks are on while it
+/// listens, and off for sockets that it accepts. The program ends there.
 fn listener(asm: &mut Asm, done: Label) {
     let accepted = asm.label();
     asm.load(Width::Double, R2, R6, SOCKET);
@@ -147,8 +148,9 @@ fn listener(asm: &mut Asm, done: Label) {
     asm.goto(done);
 }
 
-/// Goes on where the option is to be said: in the SYN of a connection that asked for it, and in the
-/// answer to a SYN that had one, to a port that a program of ours listens at.
+/// Emits a jump to `done` unless the option is to be sent: in the SYN of a connection that
+/// asked for it, and in the answer to a SYN that had it, to a port that a wrapped program
+/// listens at.
 fn may_speak(asm: &mut Asm, asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTION], done: Label) {
     let [answers, speak] = [(); 2].map(|()| asm.label());
     asm.load(Width::Word, R2, R6, IS_FULL);
@@ -165,9 +167,9 @@ fn may_speak(asm: &mut Asm, asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTIO
     asm.place(speak);
 }
 
-/// The other end's option to the stack; goes to `none` if there is none.
+/// Emits code that copies the other end's option to the stack; goes to `none` if there is none.
 fn find(asm: &mut Asm, own: &[u8; OPTION], flags: i32, none: Label) {
-    // What is searched for: the kind, the length up to here, and what tells it from others.
+    // The search key: kind, key length, identifier.
     let mut sought = [0; OPTION];
     sought[..4].copy_from_slice(&[own[0], 4, own[2], own[3]]);
     put(asm, &sought);
@@ -180,7 +182,7 @@ fn find(asm: &mut Asm, own: &[u8; OPTION], flags: i32, none: Label) {
     asm.if_different(R0, OPTION as u32, none);
 }
 
-/// `bytes` to the stack.
+/// Emits a store of `bytes` on the stack.
 fn put(asm: &mut Asm, bytes: &[u8; OPTION]) {
     for (at, part) in (0..).step_by(8).zip(bytes.as_chunks::<8>().0) {
         asm.set_double(R2, u64::from_ne_bytes(*part));

@@ -17,8 +17,8 @@ use super::steer::Template;
 /// Bytes of the option.
 pub const OPTION: usize = 16;
 
-/// Sockets that are between their connect and the answer, at most: four times what a proxy holds
-/// early. Beyond it the oldest lose their option.
+/// Max sockets between their connect and the answer: four times the early connections that a
+/// proxy holds. Beyond it the oldest lose their option.
 const SOCKETS: u32 = 8192;
 
 // On the stack: the socket's cookie, the option.
@@ -33,7 +33,7 @@ pub struct SynOption {
 }
 
 impl SynOption {
-    /// Attached; no socket has an option yet.
+    /// Attaches the program; no socket has an option yet.
     ///
     /// # Errors
     /// A right is missing, the kernel is too old, or there is no cgroup version 2.
@@ -43,7 +43,7 @@ impl SynOption {
         Ok(SynOption { map, _link: link })
     }
 
-    /// Has the SYN of `socket` carry `option`, and its repetitions too. Call it before the socket
+    /// Adds `option` to the SYN of `socket` and its retransmissions. Call it before the socket
     /// connects; once it is connected the option is forgotten.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl SynOption {
         self.map.set(socket_cookie(socket)?, option)
     }
 
-    /// Forgets it, should the socket not connect.
+    /// Forgets the option, for a socket that did not connect.
     pub fn clear(&self, socket: BorrowedFd<'_>) {
         if let Ok(cookie) = socket_cookie(socket) {
             self.map.clear(cookie);
@@ -60,8 +60,8 @@ impl SynOption {
     }
 }
 
-/// The program. With a template the socket's own address is written into the option as its source, and
-/// the map is left as it is.
+/// The sock_ops program. With a template, the socket's own address is written into the option
+/// as its source, and the map is not changed.
 pub(super) fn program(map: &Map<OPTION>, own: Option<&Template>) -> Vec<Insn> {
     let mut asm = Asm::default();
     let [wanted, connect, established, length, write, done] = [(); 6].map(|()| asm.label());
@@ -117,8 +117,8 @@ pub(super) fn program(map: &Map<OPTION>, own: Option<&Template>) -> Vec<Insn> {
     asm.finish().expect("short enough for every jump")
 }
 
-/// R8 = what the map holds for the socket of the context in R6, whose cookie is on the stack then; goes
-/// to `none` if nothing.
+/// R8 = address of the map's value for the socket of the context in R6; goes to `none` if there
+/// is none. Stores the socket's cookie on the stack.
 pub(super) fn look_up(asm: &mut Asm, map: &Map<OPTION>, none: Label) {
     asm.store_cookie(R6, COOKIE);
     asm.look_up(map, COOKIE, none);

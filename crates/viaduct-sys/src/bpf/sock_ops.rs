@@ -1,5 +1,4 @@
-//! What programs of `sock_ops` are told: fields of `struct bpf_sock_ops`, and what they are called
-//! for.
+//! Context of `sock_ops` programs: fields of `struct bpf_sock_ops`, and callback codes.
 
 use super::asm::{Asm, R2, R6, R7, R8, Width};
 
@@ -13,7 +12,7 @@ pub(super) const LOCAL_PORT: i16 = 68;
 pub(super) const FLAGS: i16 = 84;
 pub(super) const SOCKET: i16 = 184;
 
-// What it is called for.
+// Callback codes.
 pub(super) const CONNECT: u32 = 3;
 pub(super) const ESTABLISHED: u32 = 4;
 pub(super) const ACCEPTED: u32 = 5;
@@ -21,10 +20,10 @@ pub(super) const LISTENS: u32 = 11;
 pub(super) const LENGTH: u32 = 14;
 pub(super) const WRITE: u32 = 15;
 
-/// Asks to be called for options.
+/// Flag that enables option callbacks.
 pub(super) const WANTS_OPTIONS: u32 = 1 << 6;
 
-/// R7 = the last word of the local address of the context in R6, and R8 = its port; R2 is gone.
+/// R7 = last word of the local address of the context in R6, R8 = its port. Clobbers R2.
 pub(super) fn local_end(asm: &mut Asm) {
     let [v6, named] = [(); 2].map(|()| asm.label());
     asm.load(Width::Word, R8, R6, LOCAL_PORT);

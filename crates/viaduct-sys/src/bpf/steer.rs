@@ -1,5 +1,5 @@
-//! Programs of this machine that are sent to a hop: their connections go there, and the SYN says where
-//! they meant to go.
+//! Steering of this machine's programs to a hop: their connections are redirected to the hop,
+//! and the SYN carries the intended destination.
 
 use std::net::{IpAddr, SocketAddrV4};
 use std::os::fd::AsFd as _;
@@ -12,12 +12,12 @@ use super::kernel::{Hook, Link, Map};
 use super::option::{self, COOKIE, OPTION, VALUE, look_up};
 use crate::netns;
 
-/// Connections that are remembered, so that programs are told whom they meant.
+/// Max connections whose intended destination is remembered for getpeername(2).
 const SOCKETS: u32 = 65_536;
-/// Prefixes and ports that a program tests, together.
+/// Max prefixes and ports, together, that a program tests.
 const MOST: usize = 1000;
 const TCP: u32 = libc::IPPROTO_TCP as u32;
-/// What an IPv4 address among IPv6 ones has before it, the third word.
+/// Third word of an IPv4-mapped IPv6 address.
 const MAPPED: [u8; 4] = [0, 0, 0xff, 0xff];
 
 // Fields of `struct bpf_sock_addr`.
@@ -26,7 +26,7 @@ const IP6: i16 = 8;
 const PORT: i16 = 24;
 const PROTOCOL: i16 = 36;
 
-/// An option of 16 bytes, and at which of them the addresses stand.
+/// An option of 16 bytes, and the offsets of the addresses in it.
 #[derive(Clone, Copy, Debug)]
 pub struct Template {
     /// The option, its addresses zero.
@@ -41,27 +41,27 @@ pub struct Template {
     pub destination_port: i16,
 }
 
-/// Which connections, and where to.
+/// Connections to steer, and the hop.
 #[derive(Clone, Debug)]
 pub struct Steering {
     /// The hop.
     pub hop: SocketAddrV4,
-    /// Those to these prefixes; only IPv4 ones count.
+    /// Destination prefixes; only IPv4 ones count.
     pub destinations: Vec<(IpAddr, u8)>,
-    /// Of them, those to these ports; all if there are none.
+    /// Destination ports; empty means all.
     pub ports: Vec<u16>,
-    /// The option that tells the hop.
+    /// Option that tells the hop the destination.
     pub template: Template,
 }
 
-/// The programs at work, in the calling thread's network namespace only.
+/// The attached programs, for the calling thread's network namespace only.
 #[derive(Debug)]
 pub struct Steer {
     _links: Vec<Link>,
 }
 
 impl Steer {
-    /// For the programs of a cgroup; of all if there is none.
+    /// Attaches to the programs of a cgroup, or to all programs without one.
     ///
     /// # Errors
     /// A right is missing, the kernel is too old, too many prefixes, or there is no such cgroup.
@@ -74,7 +74,8 @@ impl Steer {
         let map = Map::new(SOCKETS)?;
         let netns = netns::cookie().map_err(BpfError::Socket)?;
         let template = Some(&steering.template);
-        // The option's first: nobody may be sent to the hop without it.
+        // The option's program is attached first: no connection may be steered to the hop
+        // without it.
         let programs = [
             (Hook::SockOps, option::program(&map, template)),
             (Hook::PeerName4, peer_name(&map, &steering.template, Family::V4)),
@@ -90,7 +91,7 @@ impl Steer {
     }
 }
 
-/// How a socket writes an IPv4 address: as it is, or among IPv6 ones.
+/// Form of an IPv4 address in a socket: native or IPv4-mapped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Family {
     V4,
@@ -98,12 +99,12 @@ enum Family {
 }
 
 impl Family {
-    /// Where the address stands.
+    /// Offset of the address in the context.
     fn ip(self) -> i16 {
         if self == Family::V4 { IP4 } else { IP6 + 12 }
     }
 
-    /// Goes to `other` unless it is such an address.
+    /// Emits a jump to `other` unless the destination has this form.
     fn test(self, asm: &mut Asm, other: Label) {
         if self == Family::V4 {
             return;
@@ -115,7 +116,7 @@ impl Family {
     }
 }
 
-/// Sends a connection to the hop, and remembers where it was meant to go.
+/// The connect program: redirects a connection to the hop and notes its destination.
 fn connect(map: &Map<OPTION>, steering: &Steering, netns: u64, family: Family) -> Vec<Insn> {
     let Steering { hop, template, .. } = steering;
     let (hop_ip, hop_port) = (u32::from_ne_bytes(hop.ip().octets()), u32::from(hop.port().to_be()));
@@ -130,7 +131,7 @@ fn connect(map: &Map<OPTION>, steering: &Steering, netns: u64, family: Family) -
     asm.load(Width::Word, R7, R6, family.ip());
     asm.load(Width::Word, R8, R6, PORT);
     is_meant(&mut asm, steering, leave);
-    // Whoever speaks to the hop itself knows what it does.
+    // A program that connects to the hop itself is left alone.
     asm.if_different(R7, hop_ip, steer);
     asm.if_equal(R8, hop_port, leave);
 
@@ -142,7 +143,7 @@ fn connect(map: &Map<OPTION>, steering: &Steering, netns: u64, family: Family) -
     asm.store(Width::Word, FP, VALUE + template.destination, R7);
     asm.store(Width::Half, FP, VALUE + template.destination_port, R8);
     asm.keep(map, COOKIE, VALUE);
-    // Without a note of where to, it goes there itself.
+    // If the destination cannot be noted, the connection goes there directly.
     asm.if_different(R0, 0, done);
     asm.set(R2, hop_ip.cast_signed());
     asm.store(Width::Word, R6, family.ip(), R2);
@@ -151,14 +152,14 @@ fn connect(map: &Map<OPTION>, steering: &Steering, netns: u64, family: Family) -
     asm.goto(done);
 
     asm.place(leave);
-    // The same socket may have been sent to the hop before.
+    // The same socket may have been steered before.
     asm.forget(map, COOKIE);
     asm.place(done);
     asm.exit(1);
     asm.finish().expect("no more prefixes than jumps reach over")
 }
 
-/// Goes on if the address in R7 and the port in R8 are to be steered, else to `leave`.
+/// Emits a jump to `leave` unless the address in R7 and the port in R8 are to be steered.
 fn is_meant(asm: &mut Asm, steering: &Steering, leave: Label) {
     if !steering.ports.is_empty() {
         let known = asm.label();
@@ -181,7 +182,7 @@ fn is_meant(asm: &mut Asm, steering: &Steering, leave: Label) {
     asm.place(inside);
 }
 
-/// Tells a program whom it meant.
+/// The getpeername program: gives the intended destination.
 fn peer_name(map: &Map<OPTION>, template: &Template, family: Family) -> Vec<Insn> {
     let mut asm = Asm::default();
     let done = asm.label();

@@ -1,5 +1,5 @@
-//! Datagrams: whether they may go. Where to is never changed: who is to handle them holds them on their way
-//! ([`crate::datagrams`]).
+//! Datagrams: let through or refused. Their destination never changes: datagrams for handlers
+//! are held on their way ([`crate::datagrams`]).
 
 use super::ends::ENDS;
 use super::judge::{Fate, Fates, note};
@@ -9,7 +9,7 @@ use crate::bpf::asm::{Asm, FP, Insn, R0, R1, R2, R6, Width};
 use crate::bpf::events::Events;
 use crate::bpf::kernel::Map;
 
-/// Lets datagrams pass that no connect has gone before, or refuses them.
+/// The sendmsg program: lets through or refuses datagrams of sockets that are not connected.
 pub(super) fn message(ours: &Ours<'_>, v4: bool) -> Vec<Insn> {
     let mut asm = Asm::default();
     asm.copy(R6, R1);
@@ -18,7 +18,7 @@ pub(super) fn message(ours: &Ours<'_>, v4: bool) -> Vec<Insn> {
     asm.finish().expect("no more rules than jumps reach over")
 }
 
-/// Ends the program: the datagrams to what is noted may go, or not.
+/// Emits the verdict on datagrams to the noted destination, and the end of the program.
 pub(super) fn judge(asm: &mut Asm, ours: &Ours<'_>, v4: bool) {
     let Ours { map, events, diversion, asked, netns } = *ours;
     let [divert, leave, refuse] = [(); 3].map(|()| asm.label());
@@ -41,7 +41,7 @@ pub(super) fn judge(asm: &mut Asm, ours: &Ours<'_>, v4: bool) {
         asm.place(divert);
         match diversion.carry {
             Carry::Held => {
-                // Nobody holds them there.
+                // Datagrams of another namespace are not held.
                 let elsewhere = asm.label();
                 asm.if_in_other_namespace(R6, netns, elsewhere);
                 asm.exit(1);
@@ -61,8 +61,8 @@ pub(super) fn judge(asm: &mut Asm, ours: &Ours<'_>, v4: bool) {
     }
 }
 
-/// Tells this process of it, the first time even if it does not want to know of all: whoever expects
-/// handlers to see datagrams shall hear that they do not.
+/// Emits a report to this process. Without [`Diversion::tells`] only the first is reported: a
+/// user who expects handlers to see datagrams must learn that they do not.
 fn say_once(
     asm: &mut Asm,
     map: &Map<ENDS>,
@@ -73,7 +73,7 @@ fn say_once(
     if diversion.tells {
         return say(asm, events, diversion, kind);
     }
-    // No socket has this cookie.
+    // No socket has the cookie 0.
     let said = asm.label();
     asm.set(R2, 0);
     asm.store(Width::Double, FP, COOKIE, R2);

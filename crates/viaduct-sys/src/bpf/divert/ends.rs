@@ -1,22 +1,23 @@
-//! The ends of a connection, as maps and events hold them: each an IPv6 address (IPv4 ones among them)
-//! and a port in network order. Where a connect was meant to go, the port that its program
-//! has bound, and the interface, stand behind.
+//! Encoding of a connection's endpoints in maps and events: an IPv6 address (IPv4 ones are
+//! mapped) and a port in network order. For a connect's destination, the port and the interface
+//! that its program has bound follow.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// Bytes of one end.
 pub(super) const END: i16 = 24;
-/// Where in an end the port stands that the program has bound its socket to, in this machine's order; 0 if it has not.
+/// Offset, in an end, of the port that the program has bound, in host byte order; 0 if none.
 pub(super) const BOUND: i16 = 18;
-/// Where the interface stands that the program has bound its socket to, in this machine's order.
+/// Offset, in an end, of the index of the interface that the program has bound, in host byte
+/// order.
 pub(super) const INTERFACE: i16 = 20;
-/// Bytes of both: the other end, the own one.
+/// Bytes of two ends: the peer's, then the own one.
 pub(super) const ENDS: usize = 2 * END as usize;
 
-/// An IPv4 address among IPv6 ones: the word before it.
+/// Word before the address in a mapped IPv4 address.
 pub(super) const MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
 
-/// Two ends.
+/// Encodes two ends.
 pub(super) fn pair(peer: SocketAddr, own: SocketAddr) -> [u8; ENDS] {
     let mut ends = [0; ENDS];
     ends[..END as usize].copy_from_slice(&write(peer));
@@ -24,7 +25,7 @@ pub(super) fn pair(peer: SocketAddr, own: SocketAddr) -> [u8; ENDS] {
     ends
 }
 
-/// One end.
+/// Encodes one end.
 pub(super) fn write(at: SocketAddr) -> [u8; END as usize] {
     let ip = match at.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -36,18 +37,18 @@ pub(super) fn write(at: SocketAddr) -> [u8; END as usize] {
     end
 }
 
-/// The end that `bytes` begin with.
+/// Decodes the end that `bytes` begin with.
 pub(super) fn read(bytes: &[u8]) -> SocketAddr {
     let ip: [u8; 16] = bytes[..16].try_into().expect("sixteen");
     let port = u16::from_be_bytes([bytes[16], bytes[17]]);
     SocketAddr::new(Ipv6Addr::from(ip).to_canonical(), port)
 }
 
-/// The end that a connect was meant to go to.
+/// Decodes the intended destination of a connect.
 pub(super) fn read_meant(bytes: &[u8]) -> SocketAddr {
     let interface = bytes[INTERFACE as usize..][..4].try_into().expect("four");
     match read(bytes) {
-        // Without its interface it says nothing.
+        // A link-local address has no meaning without its interface.
         SocketAddr::V6(at) if at.ip().is_unicast_link_local() => {
             SocketAddrV6::new(*at.ip(), at.port(), 0, u32::from_ne_bytes(interface)).into()
         }

@@ -1,4 +1,4 @@
-//! What becomes of a connect, or of a datagram, by the user's rules.
+//! Classification of connects and datagrams by the user's rules.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
@@ -11,38 +11,38 @@ pub(super) const IP4: i16 = 4;
 pub(super) const IP6: i16 = 8;
 pub(super) const PORT: i16 = 24;
 
-/// What becomes of it.
+/// Action for a connect or a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is ours.
+    /// Redirect it.
     Divert,
-    /// It goes where it was meant to, by itself.
+    /// Let it pass untouched.
     Leave,
-    /// The program is told that it may not.
+    /// Refuse it: the call fails.
     Refuse,
 }
 
-/// What fits a destination.
+/// A destination and its action.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// A prefix of its address; IPv4 ones are mapped, 96 longer.
+    /// Address prefix; IPv4 prefixes are mapped, 96 bits longer.
     pub prefix: (Ipv6Addr, u8),
-    /// Its port.
+    /// Ports.
     pub ports: RangeInclusive<u16>,
-    /// What becomes of it.
+    /// Action.
     pub fate: Fate,
 }
 
-/// All rules; the first that fits decides.
+/// All rules, in order; the first match decides.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// In their order.
+    /// The rules in order.
     pub list: Vec<Rule>,
-    /// What becomes of the rest.
+    /// Action without a match.
     pub otherwise: Fate,
 }
 
-/// Where the code of each fate is.
+/// Labels of the code for each action.
 #[derive(Clone, Copy)]
 pub(super) struct Fates {
     pub(super) divert: Label,
@@ -51,12 +51,12 @@ pub(super) struct Fates {
 }
 
 impl Rules {
-    /// Whether some may have this fate: the kernel takes no instruction that nothing leads to.
+    /// Returns whether any rule has this action: the verifier rejects unreachable instructions.
     pub(super) fn lead_to(&self, fate: Fate) -> bool {
         self.otherwise == fate || self.list.iter().any(|rule| rule.fate == fate)
     }
 
-    /// Goes to the fate of the destination that is noted at `at` on the stack.
+    /// Emits jumps to the action for the destination that is noted at `at` on the stack.
     pub(super) fn judge(&self, asm: &mut Asm, at: i16, fates: Fates) {
         for rule in &self.list {
             let other = asm.label();
@@ -79,7 +79,7 @@ impl Fates {
 }
 
 impl Rule {
-    /// Goes to `other` unless it fits.
+    /// Emits a jump to `other` unless the destination matches.
     fn test(&self, asm: &mut Asm, at: i16, other: Label) {
         let (ip, length) = self.prefix;
         for (n, word) in (0..).step_by(4).zip(ip.octets().as_chunks::<4>().0) {
@@ -101,8 +101,8 @@ impl Rule {
     }
 }
 
-/// Notes the destination in the context in R6 at `at` on the stack, in `room` bytes. No address in particular
-/// is this host's own, as for the kernel; R2 is gone.
+/// Emits code that notes the destination of the context in R6 at `at` on the stack, in `room`
+/// bytes. The unspecified address becomes the loopback address, as in the kernel. Clobbers R2.
 pub(super) fn note(asm: &mut Asm, at: i16, room: usize, v4: bool) {
     asm.set(R2, 0);
     for n in (0..room as i16).step_by(8) {
@@ -139,7 +139,7 @@ pub(super) fn note(asm: &mut Asm, at: i16, room: usize, v4: bool) {
     asm.store(Width::Half, FP, at + 16, R2);
 }
 
-/// Puts a word in network order at `at` on the stack.
+/// Emits a store of `word`, in network byte order, at `at` on the stack.
 fn put(asm: &mut Asm, at: i16, word: u32) {
     asm.set(R2, word.to_be().cast_signed());
     asm.store(Width::Word, FP, at, R2);

@@ -1,23 +1,24 @@
-//! Programs that are wrapped: their connects wait at a meeting ([`crate::meeting`]), and this process
-//! hears where they were meant to go. Where no handler needs the bytes, the kernel does all the work and
-//! programs keep their connections.
+//! Redirection of wrapped programs by cgroup BPF: a connect is redirected to a rendezvous
+//! socket ([`crate::meeting`]), and this process learns its intended destination. Where no
+//! handler needs the bytes, the kernel does all the work and programs keep their connections.
 //!
 //! ```text
-//!   connect(2) ─▶ connect: notes where to, by cookie; another address ─▶ SYN ─▶ sock_ops: Heard::Waits
-//!   getpeername(2) ─▶ what was meant            getsockname(2) ─▶ what Names::set_own has said
-//!   what rules leave alone or refuse ─▶ Heard::Left, Heard::Refused, if that is wanted
+//!   connect(2) ─▶ connect: notes the destination by cookie, rewrites the address ─▶ SYN ─┐
+//!                                                        sock_ops: Heard::Waits ◀─────────┘
+//!   getpeername(2) ─▶ intended destination     getsockname(2) ─▶ address of Names::set_own
+//!   left alone or refused by the rules ─▶ Heard::Left, Heard::Refused, if `tells` is set
 //! ```
 //!
 //! | file | |
 //! |---|---|
-//! | `create` | sockets that may not be |
+//! | `create` | types of sockets that are refused |
 //! | `judge` | the user's rules as instructions |
-//! | `programs` | the programs |
-//! | `datagrams` | those for datagrams |
-//! | `names` | questions of DNS |
+//! | `programs` | the programs for connections |
+//! | `datagrams` | the programs for datagrams |
+//! | `names` | DNS queries |
 //! | `serve` | connections to programs that listen |
 //! | `options` | socket options that programs set |
-//! | `ends` | how ends of connections are written |
+//! | `ends` | encoding of connection endpoints |
 
 mod create;
 mod datagrams;
@@ -45,20 +46,21 @@ use super::kernel::{Hook, Map, attach};
 use crate::netns;
 use crate::tcp::{MIRRORED, Mirrored};
 
-/// Connections that are remembered, so that programs are told whom they meant.
+/// Max connections whose intended destination is remembered for getpeername(2).
 const SOCKETS: u32 = 65_536;
-/// Bytes of events that wait to be read; one that finds no room comes again with its SYN.
+/// Bytes of the event ring. An event that does not fit is sent again with its SYN's
+/// retransmission.
 const RING: usize = 256 << 10;
-/// Rules that a program tests.
+/// Max rules that a program tests.
 const MOST: usize = 256;
 
 // An event: the cookie, the destination, then what the kind says.
 const EVENT: usize = 80;
 const KIND: usize = 60;
-/// Where the socket of a connect that waits stands, by its address in the kernel, or the value of an option.
+/// Offset of a pending connect's socket, by its kernel address, or of an option's value.
 const VALUE: i16 = 64;
 
-/// What an event is about, in its last word.
+/// Kind of an event, in its last word.
 #[derive(Clone, Copy)]
 enum Kind {
     Waits = 0,
@@ -71,108 +73,109 @@ enum Kind {
     Option = 7,
 }
 
-/// Which connects are ours, and where they wait.
+/// Connects to redirect, and the sockets to redirect them to.
 #[derive(Clone, Debug)]
 pub struct Diversion<'a> {
     /// For connections.
     pub streams: Rules,
     /// For datagrams.
     pub datagrams: Rules,
-    /// What becomes of those that are to be diverted.
+    /// Handling of datagrams that are to be diverted.
     pub carry: Carry,
-    /// Where connects wait, by IPv4.
+    /// Rendezvous address for IPv4 connects.
     pub v4: SocketAddr,
-    /// The same by IPv6; without it those are refused.
+    /// Rendezvous address for IPv6 connects; without it they are refused.
     pub v6: Option<SocketAddr>,
-    /// The listeners that take connections to programs: of IPv4, and of IPv6, at addresses that only this
-    /// machine reaches. Without one they go there by themselves.
+    /// Listeners that take connections to programs, IPv4 and IPv6, at addresses that only this
+    /// machine reaches. Without one, connections reach the programs directly.
     pub listeners: [Option<BorrowedFd<'a>>; 2],
-    /// Where programs that listen are noted.
+    /// Addresses and ports that programs listen at.
     pub ports: Ports,
-    /// Connections stay the programs', and the kernel does this for them; `None`: they come here.
+    /// Offload: connections stay the programs' own, and the kernel does this for them. `None`:
+    /// they are redirected to this process.
     pub offload: Option<Offload>,
-    /// Where questions of DNS are answered, if they are.
+    /// Resolver for DNS queries; `None` leaves them alone.
     pub resolver: Option<Resolver>,
-    /// Whether what is left alone or refused is told of.
+    /// True if events are sent for what is left alone or refused.
     pub tells: bool,
-    /// Whether sockets that carry neither connections nor datagrams may not be opened.
+    /// True if sockets other than TCP and UDP ones are refused.
     pub strict: bool,
 }
 
 impl Diversion<'_> {
-    /// Whether it matters later where a connection was meant to go. If it is the program's own, and the
-    /// kernel does nothing for it, nobody asks.
+    /// Returns whether the intended destination of a connection is needed later. It is not if
+    /// no events are wanted and the connection stays the program's own without a pacing rate.
     fn takes_notes(&self) -> bool {
         self.tells || self.offload.is_none_or(|offload| offload.rate.is_some())
     }
 }
 
-/// What becomes of datagrams that are to be diverted.
+/// Handling of datagrams that are to be diverted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carry {
-    /// Nothing here: they are held on their way ([`crate::datagrams`]).
+    /// Pass here, and are held on their way ([`crate::datagrams`]).
     Held,
-    /// They cannot be; they go by themselves. The first is told of in any case.
+    /// Cannot be handled, and pass untouched. The first one is reported in any case.
     Left,
-    /// They cannot be; they are refused. The first is told of in any case.
+    /// Cannot be handled, and are refused. The first one is reported in any case.
     Refused,
 }
 
-/// What the programs of one diversion share.
+/// State that the programs of one redirection share.
 #[derive(Clone, Copy)]
 struct Ours<'a> {
     map: &'a Map<ENDS>,
     events: &'a Events<EVENT>,
     diversion: &'a Diversion<'a>,
     asked: Option<&'a Asked>,
-    /// The network namespace that we serve.
+    /// Cookie of the network namespace that we serve.
     netns: u64,
 }
 
-/// What the kernel does for connections.
+/// Kernel features for a connection that stays the program's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
-    /// Sends at most so many bytes a second on each.
+    /// Pacing rate of each connection, at most, in bytes per second.
     pub rate: Option<u32>,
 }
 
-/// What this process is told.
+/// Events for this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// A connect waits. It may be told of more than once.
+    /// A connect waits. May be reported more than once.
     Waits(Waiting),
-    /// A connection, or datagrams, went by itself.
+    /// A connection, or datagrams, passed untouched.
     Left(Passing),
-    /// It was refused.
+    /// A connection, or datagrams, were refused.
     Refused(Passing),
     /// An option of a connection was set.
     Option(Optioned),
-    /// A connection begins that is the program's own: where to.
+    /// A connection that stays the program's own begins: its destination.
     OffloadBegun(SocketAddr),
-    /// A connection that was the program's own has ended: where to, bytes sent, bytes received. Over a long path that is
-    /// after the program has closed it.
+    /// A connection that was the program's own has ended: destination, bytes sent, bytes
+    /// received. Over a long path this comes after the program's close.
     Offloaded(SocketAddr, u64, u64),
 }
 
-/// What did not come here.
+/// Traffic that was not redirected to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passing {
-    /// Where to.
+    /// Destination.
     pub to: SocketAddr,
-    /// Whether it is datagrams.
+    /// True for datagrams, false for a connection.
     pub datagrams: bool,
 }
 
 /// A connect that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// The socket's name among all of this kernel's.
+    /// Socket cookie, unique in this kernel.
     pub cookie: u64,
-    /// Where it is meant to go.
+    /// Intended destination.
     pub to: SocketAddr,
     /// The program's end of it.
     pub program: SocketAddr,
-    /// Whether the program has chosen its port.
+    /// True if the program has bound its port.
     pub is_bound: bool,
     /// The SYN's sequence number.
     pub syn: u32,
@@ -187,30 +190,31 @@ pub struct Optioned {
     pub program: SocketAddr,
     /// The other end's port.
     pub peer: u16,
-    /// Which of [`MIRRORED`].
+    /// Index into [`MIRRORED`].
     pub which: usize,
-    /// Its value.
+    /// Value of the option.
     pub value: i32,
 }
 
-/// What wrapped programs are told of the ends of their connections.
+/// Addresses that wrapped programs see for the ends of their connections.
 #[derive(Clone, Debug)]
 pub struct Names(Arc<Map<ENDS>>);
 
-/// The programs at work.
+/// The attached programs.
 #[derive(Debug)]
 pub struct Divert {
     map: Arc<Map<ENDS>>,
     events: Events<EVENT>,
     serve: Option<Serve>,
     options: Options,
-    /// Programs set some.
+    /// True once a program has set an option.
     have_options: bool,
 }
 
 impl Divert {
-    /// For what runs in the cgroup `directory`, for as long as that is there: should this process end
-    /// before them, connects lead to a meeting where nobody is, and not around the chain.
+    /// Attaches to the cgroup `directory`, for as long as the cgroup exists. If this process
+    /// ends before the wrapped programs, their connects lead to a rendezvous address without a
+    /// listener and do not bypass the chain.
     ///
     /// # Errors
     /// A right is missing, the kernel is too old, or there are too many rules.
@@ -225,7 +229,8 @@ impl Divert {
         let (map, events) = (Arc::new(Map::new(SOCKETS)?), Events::new(RING)?);
         let serve = Serve::new(diversion.listeners, &diversion.ports)?;
         let netns = netns::cookie().map_err(BpfError::Socket)?;
-        // Names first, and those who tell us: nobody may be sent away without them.
+        // The name hooks and `tell` are attached first: no connect may be redirected without
+        // them.
         let options = Options::new()?;
         let tell =
             programs::tell(&map, &events, &options, serve.as_ref(), diversion.offload, netns);
@@ -261,7 +266,7 @@ impl Divert {
         Ok(Divert { map, events, serve, options, have_options: false })
     }
 
-    /// What this process is told next, if there is something.
+    /// Next event, if there is one.
     pub fn poll(&mut self) -> Option<Heard> {
         loop {
             let event = self.events.poll()?;
@@ -278,35 +283,38 @@ impl Divert {
         }
     }
 
-    /// What programs are told.
+    /// Address table that programs see.
     pub fn names(&self) -> Names {
         Names(self.map.clone())
     }
 
-    /// What leads connections to programs here, if they come here: it is at work while this process, or
-    /// another that has it, is there, and refuses them once this one has ended.
+    /// Link of the program that redirects connections to wrapped programs to this process, if
+    /// they are redirected. It works while this process, or another holder of the link, lives,
+    /// and refuses connections once this process has ended.
     pub fn look_up(&self) -> Option<BorrowedFd<'_>> {
         self.serve.as_ref().map(|serve| serve.link.as_fd())
     }
 
-    /// What is said of connections to programs, if they come here.
+    /// Table of connections that this process makes to wrapped programs, if they are
+    /// redirected.
     pub fn inside(&self) -> Option<Inside> {
         self.serve.as_ref().map(|serve| serve.inside.clone())
     }
 }
 
 impl Names {
-    /// What the program is told of its own end of the socket `cookie`, from now on.
+    /// Sets the program's own address of the socket `cookie`, as getsockname(2) shows it from
+    /// now on.
     pub fn set_own(&self, cookie: u64, own: SocketAddr) {
         let Some(mut value) = self.0.get(cookie) else { return };
         value[END as usize..].copy_from_slice(&ends::write(own));
-        // It may have been forgotten since: then it is told the truth.
+        // The entry may have been evicted since; the program then sees its real address.
         let _ = self.0.set(cookie, &value);
     }
 }
 
 impl AsFd for Divert {
-    /// Readable when there is something to be told.
+    /// Readable when an event waits.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
@@ -326,7 +334,7 @@ fn read(event: &[u8; EVENT]) -> Option<Heard> {
     Some(match kind {
         _ if kind == Kind::Waits as u32 => {
             let mut program = ends::read(&event[32..56]);
-            // Ports of our own are told in this machine's order.
+            // sock_ops gives local ports in host byte order.
             program.set_port(word(52) as u16);
             let at = 8 + BOUND as usize;
             let is_bound = event[at..at + 2] != [0; 2];
@@ -344,7 +352,7 @@ fn read(event: &[u8; EVENT]) -> Option<Heard> {
         _ if kind == Kind::LeftDatagram as u32 => Heard::Left(datagram),
         _ if kind == Kind::RefusedDatagram as u32 => Heard::Refused(datagram),
         _ if kind == Kind::OffloadBegun as u32 => Heard::OffloadBegun(to),
-        // The kernel counts a SYN, and an end, for a byte each.
+        // The kernel's counters include one byte each for SYN and FIN.
         _ if kind == Kind::Offloaded as u32 => {
             Heard::Offloaded(to, double(32).saturating_sub(2), double(40).saturating_sub(1))
         }

@@ -1,9 +1,9 @@
-//! Questions of DNS: they go to this process's resolver, whoever was to answer, and its answers come from
-//! him.
+//! DNS queries: redirected to this process's resolver, whatever server they are for; its
+//! answers appear to come from that server.
 //!
 //! ```text
-//!   connect(2), sendto(2) ─▶ port 53? notes whom, by cookie; another address ─▶ the resolver
-//!   recvfrom(2) ◀─ from whom was asked ◀─ recvmsg: the resolver's, and the socket has asked
+//!   connect(2), sendto(2) ─▶ port 53? notes the server by cookie; another address ─▶ the resolver
+//!   recvfrom(2) ◀─ from that server ◀─ recvmsg: from the resolver, and the socket has asked
 //! ```
 
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use crate::bpf::BpfError;
 use crate::bpf::asm::{Asm, FP, Insn, R0, R1, R2, R6, R8, Width};
 use crate::bpf::kernel::Map;
 
-/// Sockets that have asked and are remembered.
+/// Max sockets whose server is remembered.
 const SOCKETS: u32 = 65_536;
 const DNS: u16 = 53;
 /// On the stack.
@@ -24,16 +24,16 @@ const NOTED: usize = END as usize;
 const LOOPBACK4: u32 = u32::from_ne_bytes([127, 0, 0, 1]);
 const LOOPBACK6: u32 = u32::from_ne_bytes([0, 0, 0, 1]);
 
-/// Where this process answers questions of DNS: at one port of both loopback addresses.
+/// Addresses of this process's resolver: one port at both loopback addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resolver {
-    /// By IPv4.
+    /// Resolver address for IPv4 sockets.
     pub v4: SocketAddr,
-    /// The same by IPv6; without it such questions are refused.
+    /// Resolver address for IPv6 sockets; without it their queries are refused.
     pub v6: Option<SocketAddr>,
 }
 
-/// Who has asked whom.
+/// Servers that sockets have asked, by cookie.
 #[derive(Debug)]
 pub(super) struct Asked {
     map: Map<NOTED>,
@@ -45,8 +45,9 @@ impl Asked {
         Ok(Asked { map: Map::new(SOCKETS)?, resolver })
     }
 
-    /// In a program whose context is in R6 and that has noted at `note` on the stack where a datagram
-    /// goes: a question goes to the resolver, and ends the program. The cookie stands at `cookie` then.
+    /// Emits the redirection of a query to the resolver, in a program with its context in R6
+    /// and the destination of a datagram at `note` on the stack. The program ends there for a
+    /// query. Stores the cookie at `cookie`.
     pub(super) fn ask(&self, asm: &mut Asm, note: i16, cookie: i16, v4: bool) {
         let [other, refuse] = [(); 2].map(|()| asm.label());
         asm.load(Width::Half, R2, FP, note + 16);
@@ -61,7 +62,7 @@ impl Asked {
         asm.place(other);
     }
 
-    /// The program that says whose an answer is.
+    /// The recvmsg program: rewrites the source of an answer to the server that was asked.
     pub(super) fn answer(&self, v4: bool) -> Vec<Insn> {
         let mut asm = Asm::default();
         let [ours, done] = [(); 2].map(|()| asm.label());
@@ -83,7 +84,7 @@ impl Asked {
             false => &[(0, IP6), (4, IP6 + 4), (8, IP6 + 8), (12, IP6 + 12)],
         };
         if v4 {
-            // A socket that has asked by IPv6 alone is none of IPv4.
+            // A socket that has asked over IPv6 only has no IPv4 server.
             asm.load(Width::Word, R2, R8, 8);
             asm.if_different(R2, MAPPED, done);
         }

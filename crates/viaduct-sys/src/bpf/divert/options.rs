@@ -1,9 +1,10 @@
-//! Options that programs set on their sockets, and that are to hold for the connections that stand for those
-//! ([`crate::tcp::Mirrored`]).
+//! Options that programs set on their sockets, to be applied to the connections that replace
+//! them ([`crate::tcp::Mirrored`]).
 //!
-//! A socket that is not connected yet is known by its address in the kernel: there is no cookie in this hook. One that is
-//! connected is known by its ends. What the kernel refuses is told of too, and refused again where it is applied; so what
-//! takes a right, marks and priorities, is read from the socket when it connects.
+//! A socket that is not connected yet is identified by its address in the kernel, as this hook
+//! has no cookie; a connected one by its endpoints. Options that the kernel refuses are
+//! reported too, and refused again where they are applied. Privileged options, marks and
+//! priorities, are therefore read from the socket when it connects.
 
 use std::sync::Arc;
 
@@ -16,10 +17,10 @@ use crate::bpf::events::Events;
 use crate::bpf::kernel::Map;
 use crate::tcp::{MIRRORED, MIRRORED_OPTIONS, Mirrored};
 
-/// Bytes of a socket's options: their values, and a bit for each that is set.
+/// Bytes of a socket's options: their values, and a bit mask of those set.
 const VALUES: usize = 4 * (MIRRORED + 1);
 const SET: i16 = 4 * MIRRORED as i16;
-/// Sockets that are remembered.
+/// Max sockets that are remembered.
 const SOCKETS: u32 = 16_384;
 
 // Fields of `struct bpf_sockopt`.
@@ -45,7 +46,7 @@ const SAID: i16 = -(EVENT as i16);
 const KEY: i16 = SAID - 8;
 const FRESH: i16 = KEY - VALUES as i16;
 
-/// Sockets that are not connected, by their addresses in the kernel.
+/// Options of sockets that are not connected, by kernel address.
 #[derive(Clone, Debug)]
 pub(super) struct Options(Arc<Map<VALUES>>);
 
@@ -54,7 +55,8 @@ impl Options {
         Ok(Options(Arc::new(Map::new(SOCKETS)?)))
     }
 
-    /// What was set on the socket at this address, with its mark and priority.
+    /// Returns the options set on the socket at this kernel address, with its mark and
+    /// priority.
     pub(super) fn get(&self, socket: u64, [mark, priority]: [u32; 2]) -> Mirrored {
         let mut mirrored = Mirrored::default();
         if let Some(values) = self.0.get(socket) {
@@ -68,13 +70,14 @@ impl Options {
         mirrored
     }
 
-    /// Forgets the socket whose address is in `socket`: another had it.
+    /// Emits the removal of options stored for the kernel address in `socket`, which an earlier
+    /// socket may have had.
     pub(super) fn forget(&self, asm: &mut Asm, socket: Reg, key: i16) {
         asm.store(Width::Double, FP, key, socket);
         asm.forget(&*self.0, key);
     }
 
-    /// Notes and tells of an option that a program sets.
+    /// The setsockopt program: stores and reports the options that programs set.
     pub(super) fn program(&self, events: &Events<EVENT>) -> Vec<Insn> {
         let mut asm = Asm::default();
         let [found, connected, known, tell, done] = [(); 5].map(|()| asm.label());
@@ -137,7 +140,7 @@ impl Options {
         asm.place(tell);
         send(&mut asm, events, SAID, Kind::Option);
         asm.place(done);
-        // The kernel takes the value from the program itself.
+        // A length of 0 makes the kernel read the value from the program's own buffer.
         asm.set(R2, 0);
         asm.store(Width::Word, R6, LENGTH, R2);
         asm.exit(1);
@@ -145,7 +148,7 @@ impl Options {
     }
 }
 
-/// Notes both ports and the own address of the socket in R7, as an event has them.
+/// Emits both ports and the local address of the socket in R7, as in an event.
 fn local_end(asm: &mut Asm) {
     let [v6, named] = [(); 2].map(|()| asm.label());
     asm.load(Width::Word, R2, R7, FAMILY);

@@ -1,4 +1,4 @@
-//! The programs of a diversion.
+//! The cgroup programs for connections.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -30,9 +30,9 @@ const STATE: i16 = 88;
 const FIRST_UNACKNOWLEDGED: i16 = 108;
 const RECEIVED: i16 = 168;
 const ACKNOWLEDGED: i16 = 176;
-/// One more thing that it is called for.
+/// Callback code of a state change.
 const STATE_CHANGED: u32 = 10;
-/// Asks to be called when the state changes.
+/// Flag that enables state callbacks.
 const WANTS_STATES: u32 = 1 << 2;
 const SYN_SENT: u32 = 2;
 const CLOSED: u32 = 7;
@@ -43,12 +43,12 @@ const UDP: u32 = libc::IPPROTO_UDP as u32;
 pub(super) const COOKIE: i16 = -8;
 pub(super) const NOTE: i16 = COOKIE - ENDS as i16;
 const SAID: i16 = -(EVENT as i16);
-/// An event beside a note.
+/// Event next to a note.
 const BESIDE: i16 = NOTE - EVENT as i16;
-/// A number for the kernel.
+/// Argument of a helper call.
 const NUMBER: i16 = BESIDE - 8;
 
-/// Sends a connect to the meeting, and notes where it was meant to go.
+/// The connect program: redirects a connect to the rendezvous socket and notes its destination.
 pub(super) fn connect(ours: &Ours<'_>, v4: bool) -> Vec<Insn> {
     let Ours { map, events, diversion, netns, .. } = *ours;
     let mut asm = Asm::default();
@@ -71,11 +71,11 @@ pub(super) fn connect(ours: &Ours<'_>, v4: bool) -> Vec<Insn> {
     diversion.streams.judge(&mut asm, NOTE, fates);
     if diversion.streams.lead_to(Fate::Divert) {
         asm.place(divert);
-        // The meeting is not there.
+        // The rendezvous socket is in our namespace only.
         if diversion.offload.is_none() {
             asm.if_in_other_namespace(R6, netns, refuse);
         }
-        // Without a note of where to, nobody would know.
+        // Without the note, the destination would be lost.
         if diversion.takes_notes() {
             asm.keep(map, COOKIE, NOTE);
             asm.if_different(R0, 0, refuse);
@@ -87,7 +87,7 @@ pub(super) fn connect(ours: &Ours<'_>, v4: bool) -> Vec<Insn> {
     }
     if diversion.streams.lead_to(Fate::Leave) {
         asm.place(leave);
-        // The same socket may have been sent to the meeting before.
+        // The same socket may have been redirected before.
         if diversion.takes_notes() {
             asm.forget(map, COOKIE);
         }
@@ -99,7 +99,7 @@ pub(super) fn connect(ours: &Ours<'_>, v4: bool) -> Vec<Insn> {
     datagrams::judge(&mut asm, ours, v4);
     asm.place(done);
     asm.exit(1);
-    // A full map refuses what was to be diverted.
+    // A full map refuses what was to be redirected.
     let notes = diversion.takes_notes() && diversion.streams.lead_to(Fate::Divert);
     if notes || diversion.streams.lead_to(Fate::Refuse) {
         asm.place(refuse);
@@ -109,12 +109,13 @@ pub(super) fn connect(ours: &Ours<'_>, v4: bool) -> Vec<Insn> {
     asm.finish().expect("no more rules than jumps reach over")
 }
 
-/// Has a connect lead to the meeting.
+/// Emits the redirection of a connect to the rendezvous socket.
 fn go_to_meeting(asm: &mut Asm, diversion: &Diversion<'_>, v4: bool, refuse: Label) {
     lead(asm, NOTE, (diversion.v4, diversion.v6), v4, refuse);
 }
 
-/// Has what is noted at `note` lead to one of two places, by its family.
+/// Emits the redirection of the destination noted at `note` to one of two addresses, by its
+/// family.
 pub(super) fn lead(
     asm: &mut Asm,
     note: i16,
@@ -140,7 +141,7 @@ pub(super) fn lead(
     asm.place(done);
 }
 
-/// Has the connect lead to `at`.
+/// Emits the redirection of a connect to `at`.
 fn go(asm: &mut Asm, at: SocketAddr, v4: bool) {
     let put = |asm: &mut Asm, field: i16, word: [u8; 4]| {
         asm.set(R2, i32::from_ne_bytes(word));
@@ -158,14 +159,14 @@ fn go(asm: &mut Asm, at: SocketAddr, v4: bool) {
     asm.store(Width::Word, R6, PORT, R2);
 }
 
-/// Tells this process what became of what is noted, if it wants to know.
+/// Emits a report of the noted destination to this process, if reports are on.
 pub(super) fn say(asm: &mut Asm, events: &Events<EVENT>, diversion: &Diversion<'_>, kind: Kind) {
     if diversion.tells {
         tell_of_note(asm, events, kind);
     }
 }
 
-/// Tells this process what became of what is noted.
+/// Emits a report of the noted destination to this process.
 pub(super) fn tell_of_note(asm: &mut Asm, events: &Events<EVENT>, kind: Kind) {
     asm.clear(BESIDE, EVENT as i16);
     asm.copy_memory((FP, BESIDE + 8), (FP, NOTE), END);
@@ -182,7 +183,7 @@ pub(super) fn send(asm: &mut Asm, events: &Events<EVENT>, at: i16, kind: Kind) {
     asm.call(Helper::RingOutput);
 }
 
-/// Tells this process of each SYN of a connect that was sent to the meeting, and notes who listens.
+/// The sock_ops program: reports each SYN of a redirected connect, and counts listeners.
 pub(super) fn tell(
     map: &Map<ENDS>,
     events: &Events<EVENT>,
@@ -207,7 +208,7 @@ pub(super) fn tell(
     asm.goto(done);
     if let (Some(serve), None) = (serve, offload) {
         asm.place(listens);
-        // One that is between a program and a master of its own is nobody's to connect to.
+        // A socket between a program and its own master is not for clients to connect to.
         asm.load(Width::Double, R2, R6, sock_ops::SOCKET);
         asm.if_nothing(R2, done);
         asm.load(Width::Word, R2, R2, MARK);
@@ -241,7 +242,8 @@ pub(super) fn tell(
     asm.finish().expect("short")
 }
 
-/// Forgets what was set on a socket that was where this one is, which was accepted.
+/// Emits the removal of options that were set on an earlier socket at the kernel address of
+/// this accepted one.
 fn forget_options(asm: &mut Asm, options: &Options) {
     let none = asm.label();
     asm.load(Width::Double, R2, R6, sock_ops::SOCKET);
@@ -250,7 +252,8 @@ fn forget_options(asm: &mut Asm, options: &Options) {
     asm.place(none);
 }
 
-/// Of a connection that is the program's own, known by R8: what the kernel does for it, and its end.
+/// Emits the events of a connection that stays the program's own, with its note at R8: pacing,
+/// begin and end.
 fn tell_offloaded(asm: &mut Asm, events: &Events<EVENT>, offload: Offload, done: Label) {
     let [begun, changes] = [(); 2].map(|()| asm.label());
     asm.if_equal(R7, CONNECT, begun);
@@ -284,7 +287,7 @@ fn tell_offloaded(asm: &mut Asm, events: &Events<EVENT>, offload: Offload, done:
     send(asm, events, SAID, Kind::Offloaded);
 }
 
-/// Of a connection that was sent to the meeting, known by R8: its SYN.
+/// Emits the report of a redirected connection's SYN, with its note at R8.
 fn tell_diverted(asm: &mut Asm, events: &Events<EVENT>, done: Label) {
     let [begun, length, v6, named] = [(); 4].map(|()| asm.label());
     asm.if_equal(R7, CONNECT, begun);
@@ -335,7 +338,7 @@ fn tell_diverted(asm: &mut Asm, events: &Events<EVENT>, done: Label) {
     send(asm, events, SAID, Kind::Waits);
 }
 
-/// Tells a program the end of its connection that stands at `which` in the note.
+/// The getpeername or getsockname program: gives the end that stands at `which` in the note.
 pub(super) fn name(map: &Map<ENDS>, which: i16, v4: bool) -> Vec<Insn> {
     let mut asm = Asm::default();
     let done = asm.label();

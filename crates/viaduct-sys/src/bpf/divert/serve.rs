@@ -1,11 +1,11 @@
-//! Wrapped programs that listen: whoever connects to them is led to this process, which connects to
-//! them in turn.
+//! Wrapped programs that listen: connections to them are redirected to this process, which
+//! connects to the programs in turn.
 //!
 //! ```text
 //!   listen(2) ─▶ sock_ops: the port is noted          close ─▶ it is forgotten
 //!   SYN to a noted port ─▶ sk_lookup ─┬─ from elsewhere ─▶ this process's listener ─▶ handlers ─┐
 //!                                     └─ from us, "inside" ─▶ the program's listener ◀──────────┘
-//!   accept(2), getpeername(2) ─▶ whom Inside::note has named for the port that we come from
+//!   accept(2), getpeername(2) ─▶ the client that Inside::note has set for our source port
 //! ```
 
 use std::net::SocketAddr;
@@ -18,10 +18,10 @@ use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R6, R7, R8, 
 use crate::bpf::kernel::{Hook, Link, Map, SocketMap};
 use crate::bpf::sock_ops;
 
-/// Addresses and ports that programs have listened at. One is kept for good: who passes files by FTP
-/// listens at many, one after the other.
+/// Max addresses and ports that programs have listened at. Entries are never removed, and a
+/// program that serves files over FTP listens at many, one after the other.
 const PORTS: u32 = 1 << 18;
-/// Connections to programs that are not yet there.
+/// Max connections to programs that are not yet accepted.
 const INSIDE: u32 = 8192;
 
 // Fields of `struct bpf_sk_lookup`.
@@ -33,11 +33,11 @@ const LOCAL_IP6: i16 = 44;
 const LOCAL_PORT: i16 = 60;
 const REMOTE_IP4: i16 = 16;
 const REMOTE_IP6: i16 = 20;
-/// `127.0.0.1`, and the words of `::1`, as they stand in memory: the kernel drops what claims to come from there and
-/// comes from elsewhere.
+/// `127.0.0.1`, and the words of `::1`, in memory order. The kernel drops packets that claim
+/// this source and come from another host.
 const LOOPBACK4: u32 = u32::from_ne_bytes([127, 0, 0, 1]);
 const LOOPBACK6: [u32; 4] = [0, 0, 0, u32::from_ne_bytes([0, 0, 0, 1])];
-/// `fe80::/10`: its first word, and the bits of that.
+/// `fe80::/10`: its first word, and the mask of that.
 const LINK_LOCAL: [u32; 2] =
     [u32::from_ne_bytes([0xfe, 0x80, 0, 0]), u32::from_ne_bytes([0xff, 0xc0, 0, 0])];
 const TCP: u32 = libc::IPPROTO_TCP as u32;
@@ -46,22 +46,21 @@ const TCP: u32 = libc::IPPROTO_TCP as u32;
 const OPS_REMOTE_PORT: i16 = 64;
 const LISTENING: u32 = 10;
 
-// On the stack.
-// (below what `divert` keeps there)
+// On the stack, below what `divert` keeps there.
 const KEY: i16 = -88;
 const ONE: i16 = -96;
-/// Where a copy of two ends may stand.
+/// Copy of two ends.
 const COPY: i16 = -160;
-/// Which listener: 0 of IPv4, 1 of IPv6.
+/// Index of the listener: 0 for IPv4, 1 for IPv6.
 const WHICH: i16 = -104;
 
-/// Connections of ours to wrapped programs: by the port that we come from, whose they are.
+/// Connections of ours to wrapped programs: the client of each, by our source port.
 #[derive(Clone, Debug)]
 pub struct Inside(Arc<Map<ENDS>>);
 
 impl Inside {
-    /// The connection that comes from our loopback `port` is `client`'s, who asked for `own`. Say so
-    /// before it connects.
+    /// Names the client of the connection from our loopback `port`: `client`, which asked for
+    /// `own`. Call it before the connection is opened.
     ///
     /// # Errors
     /// The kernel has no memory.
@@ -70,12 +69,12 @@ impl Inside {
     }
 }
 
-/// Where wrapped programs listen: how many do, by address and port.
+/// Number of wrapped programs' listeners, by address and port.
 #[derive(Clone, Debug)]
 pub struct Ports(Arc<Map<8>>);
 
 impl Ports {
-    /// None yet.
+    /// Returns an empty table.
     ///
     /// # Errors
     /// A right is missing.
@@ -83,8 +82,8 @@ impl Ports {
         Ok(Ports(Arc::new(Map::growing(PORTS)?)))
     }
 
-    /// Goes to `none` unless somebody listens at the address whose last word is in R7, or at all
-    /// addresses, and at the port in R8.
+    /// Emits a jump to `none` unless a program listens at the port in R8, at the address whose
+    /// last word is in R7 or at the wildcard address.
     pub(in crate::bpf) fn find(&self, asm: &mut Asm, none: Label) {
         let found = asm.label();
         for last in [false, true] {
@@ -103,7 +102,7 @@ impl Ports {
     }
 }
 
-/// What leads connections to wrapped programs here.
+/// The sk_lookup program that redirects connections to wrapped programs to this process.
 #[derive(Debug)]
 pub(super) struct Serve {
     ports: Ports,
@@ -113,7 +112,7 @@ pub(super) struct Serve {
 }
 
 impl Serve {
-    /// To `listeners`, of this network namespace; `None` if there are none.
+    /// Redirects to `listeners`, of this network namespace; `None` if there are none.
     pub(super) fn new(
         listeners: [Option<BorrowedFd<'_>>; 2],
         ports: &Ports,
@@ -129,20 +128,21 @@ impl Serve {
         Ok(Some(Serve { ports, inside, _listeners: sockets, link }))
     }
 
-    /// In a program of sock_ops whose context is in R6: a socket listens.
+    /// Emits the handling of a new listening socket, in a sock_ops program with its context in
+    /// R6.
     pub(super) fn listens(&self, asm: &mut Asm) {
         self.count(asm, 1);
     }
 
-    /// A socket's state changes: one that listened may have stopped.
+    /// Emits the handling of a state change: a socket that listened may have stopped.
     pub(super) fn changes(&self, asm: &mut Asm, done: Label) {
         asm.load(Width::Word, R2, R6, sock_ops::FIRST_ARGUMENT);
         asm.if_different(R2, LISTENING, done);
         self.count(asm, -1);
     }
 
-    /// A program's socket was connected to, maybe by us: then `names` says whose it is, by its cookie,
-    /// which is at `cookie` on the stack.
+    /// Emits the handling of an accepted connection. If it is ours, its client is put into
+    /// `names`, by the cookie that is at `cookie` on the stack.
     pub(super) fn accepts(&self, asm: &mut Asm, names: &Map<ENDS>, cookie: i16, done: Label) {
         asm.load(Width::Word, R2, R6, OPS_REMOTE_PORT);
         asm.network_order_word(R2);
@@ -150,11 +150,13 @@ impl Serve {
         asm.look_up(&*self.inside.0, KEY, done);
         asm.copy_memory((FP, COPY), (R0, 0), ENDS as i16);
         asm.keep(names, cookie, COPY);
-        // The port may be somebody else's next: he must not be taken for us, and go around the chain.
+        // The port may be reused by another client, which must not be taken for us and bypass
+        // the chain.
         asm.forget(&*self.inside.0, KEY);
     }
 
-    /// Adds to the number of those who listen where the context says.
+    /// Emits the addition of `change` to the number of listeners at the context's local
+    /// address.
     fn count(&self, asm: &mut Asm, change: i32) {
         let [unknown, done] = [(); 2].map(|()| asm.label());
         sock_ops::local_end(asm);
@@ -173,7 +175,7 @@ impl Serve {
     }
 }
 
-/// The key of an address, its last word in `ip`, and a port, on the stack.
+/// Emits the map key of an address, its last word in `ip`, and a port, on the stack.
 fn key(asm: &mut Asm, ip: Reg, port: Reg) {
     asm.copy(R2, ip);
     asm.shift_left(R2, 16);
@@ -181,7 +183,7 @@ fn key(asm: &mut Asm, ip: Reg, port: Reg) {
     asm.store(Width::Double, FP, KEY, R2);
 }
 
-/// Chooses the socket that a SYN goes to.
+/// The sk_lookup program: chooses the socket for a SYN.
 fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> {
     let mut asm = Asm::default();
     let [v6, named, from_v6, from_here, from_us] = [(); 5].map(|()| asm.label());
@@ -201,8 +203,8 @@ fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> 
     asm.place(named);
     asm.store(Width::Word, FP, WHICH, R2);
     ports.find(&mut asm, done);
-    // Not by the interface: for the kernel, what a machine sends to an address of its own comes in by
-    // the interface that has it.
+    // Tests the source address, not the interface: what a host sends to one of its own
+    // addresses seems to arrive by the interface that has that address.
     asm.load(Width::Word, R2, FP, WHICH);
     asm.if_different(R2, 0, from_v6);
     asm.load(Width::Word, R2, R6, REMOTE_IP4);
@@ -214,8 +216,8 @@ fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> 
         asm.if_different(R2, word, from_here);
     }
     asm.goto(from_us);
-    // A link-local address is reached from itself: the program is told of the interface that way. Others who claim
-    // to be there, and guess the port, do not hear what they are answered.
+    // We reach a link-local address from that same address, so that the program learns the
+    // interface. A host that spoofs it and guesses the port does not receive the replies.
     asm.place(from_here);
     let [first, bits] = LINK_LOCAL;
     asm.load(Width::Word, R2, R6, LOCAL_IP6);
@@ -232,7 +234,8 @@ fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> 
     asm.store(Width::Double, FP, KEY, R2);
     asm.look_for(inside, KEY, done);
     asm.place(elsewhere);
-    // Its process has ended, and somebody holds the link: nobody goes around the chain.
+    // No listener in the map: its process has ended, and another process holds the link. The
+    // SYN is dropped, so that it does not bypass the chain.
     asm.look_up(sockets, WHICH, gone);
     asm.copy(R7, R0);
     asm.copy(R1, R6);
