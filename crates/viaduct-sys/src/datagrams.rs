@@ -1,16 +1,16 @@
-//! Datagrams of a group's programs, each held by the kernel until we say that it may go on.
+//! Datagrams of a group's programs, each held by the kernel until we give a verdict.
 //!
-//! Nothing of a datagram changes: its socket, its addresses and what it carries are the program's and
-//! its peer's. So there is nothing that a program could notice but the time that passes.
+//! Nothing of a datagram changes: its socket, its addresses and its payload are the program's
+//! and its peer's. A program can notice nothing but the delay.
 //!
 //! ```text
 //!   program ─▶ [ rule: of the group? queue ]─┐                  ┌─▶ the network
 //!   network ─▶ [ rule: to the group? queue ]─┴─▶ recv, verdict ─┴─▶ the program's socket
 //! ```
 //!
-//! The rules are a table of nftables that the kernel keeps for as long as our socket is open, and
-//! takes away when this process ends, however it ends, and whoever it was given to. What is held then is
-//! dropped.
+//! The rules are an nftables table that the kernel keeps for as long as our socket is open. It
+//! is deleted when this process, and any process that was given the socket, has ended in any
+//! way. Datagrams that are held then are dropped.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,28 +22,28 @@ use crate::bpf::Group;
 use crate::netlink::{self, Attributes, Message, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE};
 use crate::nfqueue::{self, Held, SynQueue, Verdict};
 
-/// Datagrams that the kernel holds at once; what finds no room is dropped.
+/// Max datagrams that the kernel holds at once; more are dropped.
 pub const MOST: u32 = 16_384;
-/// Verdicts in one message: more might find no room in the socket.
+/// Max verdicts in one message: more might find no room in the socket.
 const AT_ONCE: usize = 256;
-/// Bytes of a datagram that are read: its headers.
+/// Max bytes of a datagram that are read: its headers.
 const COPY: u32 = 160;
-/// Those where all of it is: as many as an attribute of netlink's holds.
+/// Max bytes where whole datagrams are read: the most that a netlink attribute holds.
 const WHOLE_PACKET: u32 = 65_531;
-/// Queues of other services have low numbers, as people give them; ours begin here.
+/// Lowest queue number tried: other services' queues have low numbers, as people choose them.
 const FIRST: u16 = 30_000;
-/// How often it is looked whether others hold anything.
+/// Poll interval while other queues hold packets.
 const LOOK: Duration = Duration::from_millis(2);
-/// Numbers that are tried.
+/// Max queue numbers that are tried.
 const TRIES: u16 = 256;
 
-/// Why datagrams cannot be held.
+/// Errors of holding datagrams.
 #[derive(Debug, thiserror::Error)]
 pub enum DatagramError {
-    /// There is no queue.
+    /// No queue could be opened.
     #[error("the kernel gives no queue for packets: this takes CAP_NET_ADMIN and NFQUEUE")]
     Queue(#[source] io::Error),
-    /// There are no rules.
+    /// The kernel refuses the rules.
     #[error(
         "the kernel takes no rule for a group's datagrams: this takes nftables with `socket \
          cgroupv2` and tables that have an owner (Linux 5.13)"
@@ -51,21 +51,21 @@ pub enum DatagramError {
     Rules(#[source] io::Error),
 }
 
-/// The reading end.
+/// Reading end of the queue.
 #[derive(Debug)]
 pub struct Datagrams {
     queue: SynQueue,
     number: u16,
-    /// The table is there while this is open.
+    /// Owner of the table, which lasts while this is open.
     rules: Mutex<Option<OwnedFd>>,
 }
 
 impl Datagrams {
-    /// Holds the datagrams of `group`'s sockets from now on, in the calling thread's network namespace; of
-    /// each the headers are read, or all of it.
+    /// Holds the datagrams of `group`'s sockets from now on, in the calling thread's network
+    /// namespace. Reads whole datagrams if `whole` is set, else their headers.
     ///
     /// # Errors
-    /// A right is missing, or the kernel lacks something.
+    /// A right is missing, or the kernel lacks a feature.
     pub fn hold(group: &Group, whole: bool) -> Result<Datagrams, DatagramError> {
         let copy = if whole { WHOLE_PACKET } else { COPY };
         let (number, queue) = any_queue(copy).map_err(DatagramError::Queue)?;
@@ -80,8 +80,8 @@ impl Datagrams {
         Ok(Datagrams { queue, number, rules })
     }
 
-    /// Reads the next into `buffer`, of [`nfqueue::SNAP`] or [`nfqueue::WHOLE`] bytes; `None` if none waits.
-    /// Its headers are there, and not all the rest unless that was asked for.
+    /// Reads the next datagram into `buffer`, of [`nfqueue::SNAP`] or [`nfqueue::WHOLE`] bytes;
+    /// `None` if none waits. It may be cut after its headers unless whole ones are read.
     ///
     /// # Errors
     /// The socket is broken.
@@ -89,15 +89,16 @@ impl Datagrams {
         self.queue.recv(buffer)
     }
 
-    /// How many found no room in the kernel so far, and were dropped: none in the queue, or none in the
+    /// Returns the number of datagrams dropped so far for lack of room in the queue or in the
     /// socket.
     pub fn lost(&self) -> u64 {
         let ours = queues().find(|queue| queue[0] == u64::from(self.number));
         ours.map_or(0, |queue| queue[5] + queue[6])
     }
 
-    /// Holds no more. Taking rules away has the kernel drop all that any queue of this network namespace
-    /// holds, so this waits until the others hold nothing, for as long as `patience` lasts.
+    /// Removes the rules. The kernel then drops all packets that any queue of this network
+    /// namespace holds, so this first waits until the other queues are empty, at most for
+    /// `patience`.
     pub fn end(&self, patience: Duration) {
         let until = Instant::now() + patience;
         let others = || queues().any(|queue| queue[0] != u64::from(self.number) && queue[2] > 0);
@@ -107,14 +108,15 @@ impl Datagrams {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// What the rules last as long as: should this process be killed while somebody else has it, datagrams
-    /// are dropped, and do not go by themselves.
+    /// Returns a duplicate of the descriptor that owns the rules. If this process is killed
+    /// while another holds the duplicate, datagrams are dropped, and do not bypass the
+    /// handlers.
     pub fn rules(&self) -> Option<OwnedFd> {
         let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
         rules.as_ref().and_then(|rules| rules.try_clone().ok())
     }
 
-    /// Says what becomes of some, in this order.
+    /// Gives several verdicts, in order.
     ///
     /// # Errors
     /// The kernel has no memory.
@@ -124,14 +126,14 @@ impl Datagrams {
 }
 
 impl AsFd for Datagrams {
-    /// Readable when one waits.
+    /// Readable when a datagram waits.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.queue.as_fd()
     }
 }
 
-/// All queues of packets: number, reader, packets that wait, how and how much is copied, packets that found
-/// no room, and so on.
+/// Reads the list of all packet queues: number, reader, packets that wait, copy mode and range,
+/// packets dropped by the queue and by its socket, and so on.
 fn queues() -> impl Iterator<Item = [u64; 7]> {
     let table = std::fs::read_to_string("/proc/net/netfilter/nfnetlink_queue").unwrap_or_default();
     let line = |line: &str| {
@@ -142,13 +144,13 @@ fn queues() -> impl Iterator<Item = [u64; 7]> {
     table.lines().filter_map(line).collect::<Vec<_>>().into_iter()
 }
 
-/// A queue that nobody reads.
+/// Opens a queue that has no reader.
 fn any_queue(copy: u32) -> io::Result<(u16, SynQueue)> {
     let mut number = FIRST;
     loop {
         match SynQueue::open_closed(number, MOST, copy) {
             Ok(queue) => return Ok((number, queue)),
-            // The kernel says so of one that somebody else reads.
+            // The queue has another reader.
             Err(error) if number < FIRST + TRIES && is_taken(&error) => number += 1,
             Err(error) => return Err(error),
         }
@@ -159,17 +161,17 @@ fn is_taken(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EPERM | libc::EBUSY))
 }
 
-/// The rules that lead a group's datagrams to a queue.
+/// Rules that lead a group's datagrams to a queue.
 struct Rules {
-    /// The queue's, and the table's: nobody else has it.
+    /// Number of the queue and of the table; unique to this process.
     number: u16,
     level: u32,
     id: u64,
-    /// The expression that does.
+    /// Expression that leads to the queue.
     queue: Attributes,
 }
 
-// Of nftables: its part of netfilter, and what it is asked for.
+// Netfilter subsystem and message types of nftables.
 const NFTABLES: u16 = 10;
 const NEW_TABLE: u16 = 0;
 const NEW_CHAIN: u16 = 3;
@@ -177,20 +179,20 @@ const NEW_RULE: u16 = 6;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 const INET: u8 = 1;
-/// The table belongs to the socket that makes it.
+/// Table flag: the table belongs to the socket that makes it.
 const OWNER: u32 = 2;
-/// Where packets come to this machine, and where they leave it.
+/// Hooks of packets that come to this machine, and that leave it.
 const HOOKS: [(&str, u32); 2] = [("in", 1), ("out", 3)];
-/// Behind the firewall's rules: what those refuse does not come so far.
+/// Priority behind the firewall's rules: packets that those refuse do not get here.
 const PRIORITY: i32 = 10;
-/// Where expressions keep what they have read.
+/// Register in which expressions leave their result.
 const REGISTER: u32 = 1;
 const TRANSPORT: u32 = 16;
 const CGROUP: u32 = 3;
 const UDP: u8 = libc::IPPROTO_UDP as u8;
 
 impl Rules {
-    /// Puts them in place, all or none, for as long as what is returned is open.
+    /// Installs the rules atomically, for as long as the returned descriptor is open.
     fn apply(&self) -> io::Result<OwnedFd> {
         let table = format!("viaduct_run_{}\0", self.number);
         let begin = |kind, flags| Message::new(NFTABLES, kind, flags | NLM_F_ACK, INET, 0);
@@ -223,7 +225,7 @@ impl Rules {
         Ok(socket)
     }
 
-    /// If it is a datagram, and its socket the group's, it goes to the queue.
+    /// Builds the rule: UDP datagrams of the group's sockets go to the queue.
     fn expressions(&self) -> Attributes {
         let register = REGISTER.to_be_bytes();
         let transport = Attributes::default().with(1, &register).with(2, &TRANSPORT.to_be_bytes());
@@ -242,13 +244,14 @@ impl Rules {
     }
 }
 
-/// nftables' own expression that leads to queue `number`; where nobody reads it, packets are dropped.
+/// Builds nftables' own expression that leads to queue `number`; while it has no reader,
+/// packets are dropped.
 fn native(number: u16) -> Attributes {
     let one = 1u16.to_be_bytes();
     expression("queue", &Attributes::default().with(1, &number.to_be_bytes()).with(2, &one))
 }
 
-/// What was read last is `value`.
+/// Builds the comparison of the register with `value`.
 fn is(value: &[u8]) -> Attributes {
     let compared = Attributes::default()
         .with(1, &REGISTER.to_be_bytes())
@@ -261,7 +264,7 @@ fn expression(name: &str, data: &Attributes) -> Attributes {
     Attributes::default().with(1, format!("{name}\0").as_bytes()).nest(2, data)
 }
 
-/// Rules come in batches, all of one or nothing.
+/// Builds the start or end of a batch, which the kernel applies atomically.
 fn fence(kind: u16) -> Vec<u8> {
     Message::new(0, kind, 0, 0, NFTABLES).bytes()
 }

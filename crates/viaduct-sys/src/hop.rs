@@ -1,8 +1,8 @@
-//! By whom packets to an address leave this host: the interface, and the link's addresses at its ends.
+//! Next-hop lookup: output interface and link-layer addresses.
 //!
-//! For packets that go past the kernel's routing ([`crate::segments`]). Where the kernel itself would still have to find
-//! out (a neighbour that was not heard of for a while), or would do something else than send it on (a tunnel,
-//! IPsec), there is no such hop, and packets are to go by the kernel.
+//! For packets that bypass the kernel's routing ([`crate::segments`]). There is no hop where
+//! the kernel would still have to resolve it (a neighbour not heard of for a while), or would
+//! do more than forward (a tunnel, IPsec); such packets are to be sent through the kernel.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,61 +11,61 @@ use std::os::fd::OwnedFd;
 use crate::here::{ROUTE_HEAD, ROUTE_KIND, family, route_to};
 use crate::netlink::{self, Message};
 
-/// Bytes of a link's address.
+/// Bytes of a link-layer address.
 const LINK: usize = 6;
-/// `struct ndmsg`: its bytes, and where a neighbour's state stands.
+/// Size of `struct ndmsg`, and the offset of a neighbour's state in it.
 const NEIGHBOUR_HEAD: usize = 12;
 const STATE: usize = 8;
-/// States of a neighbour whose address the kernel uses without a doubt, or looks after.
+/// States of a neighbour whose link-layer address the kernel uses without a new resolution.
 const KNOWN: u16 = 0x02 | 0x08 | 0x10 | 0x80; // REACHABLE, DELAY, PROBE, PERMANENT
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
-/// `struct ifinfomsg`: its bytes, and where an interface's kind stands.
+/// Size of `struct ifinfomsg`, and the offset of an interface's type in it.
 const INTERFACE_HEAD: usize = 16;
 const INTERFACE_KIND: usize = 2;
-/// Of `linux/rtnetlink.h`; libc has it not.
+/// Constant of `linux/rtnetlink.h`, which libc lacks.
 const RTAX_MTU: u16 = 2;
 const ARPHRD_ETHER: u16 = 1;
 const ARPHRD_LOOPBACK: u16 = 772;
-/// `linux/xfrm.h`: how many policies there are; libc has them not.
+/// Constants of `linux/xfrm.h` for the number of policies, which libc lacks.
 const XFRM_MSG_GETSPDINFO: u16 = 0x25;
 const XFRM_MSG_NEWSPDINFO: u16 = 0x24;
 const XFRMA_SPD_INFO: u16 = 1;
 
-/// Where a route leads.
+/// Result of a route lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// The interface's number.
+    /// Interface index.
     pub interface: u32,
-    /// Who is asked to pass packets on; at the end of the way who is to have them.
+    /// Next router; the destination itself on the last link.
     pub via: IpAddr,
-    /// Bytes of the longest packet, as far as the route says, or a router has said.
+    /// MTU of the route, if it has one or a router has reported one.
     pub mtu: Option<usize>,
 }
 
-/// The next station of a packet.
+/// Next hop of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// The interface's number.
+    /// Interface index.
     pub interface: u32,
-    /// The interface's own address, and the next host's.
+    /// Link-layer address of the interface, and that of the next host.
     pub own: [u8; LINK],
     /// See `own`.
     pub next: [u8; LINK],
-    /// Bytes of the longest packet that the interface takes.
+    /// MTU of the interface.
     pub mtu: usize,
 }
 
-/// Asks the kernel.
+/// Next-hop lookup in the kernel's tables.
 #[derive(Debug)]
 pub struct Hops {
     routes: OwnedFd,
-    /// None where the kernel knows no IPsec.
+    /// `None` if the kernel lacks IPsec.
     policies: Option<OwnedFd>,
 }
 
 impl Hops {
-    /// Of the calling thread's network namespace.
+    /// Opens lookups in the calling thread's network namespace.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -74,7 +74,7 @@ impl Hops {
         Ok(Hops { routes, policies: netlink::hear(libc::NETLINK_XFRM, 0).ok() })
     }
 
-    /// Where packets to `ip` go first; none where they do not simply go on.
+    /// Returns the route of packets to `ip`; `None` if they are not simply forwarded.
     ///
     /// # Errors
     /// The kernel cannot be asked.
@@ -83,7 +83,8 @@ impl Hops {
         Ok(route.and_then(|route| leads_to(&route, ip)))
     }
 
-    /// How to get there, over Ethernet or the loopback interface; none where the kernel has to send itself.
+    /// Returns the next hop, over Ethernet or the loopback interface; `None` where the kernel
+    /// itself has to send.
     ///
     /// # Errors
     /// The kernel cannot be asked.
@@ -100,7 +101,7 @@ impl Hops {
         Ok(next.map(|next| Hop { interface, own, next, mtu }))
     }
 
-    /// Whether some of what leaves may have to be encrypted.
+    /// Returns whether IPsec policies may apply to packets that leave.
     fn has_policies(&self) -> io::Result<bool> {
         let Some(socket) = &self.policies else { return Ok(false) };
         let ask = Message::of_routing(XFRM_MSG_GETSPDINFO, 0, &[0; 4]);
@@ -149,7 +150,7 @@ fn leads_to(route: &[u8], ip: IpAddr) -> Option<Way> {
     let metrics = netlink::find(attributes, libc::RTA_METRICS);
     let mtu = metrics.and_then(|all| word(netlink::find(all, RTAX_MTU)?, 0));
     let mtu = mtu.map(|mtu| mtu as usize);
-    // A router of the other family has its family before its address.
+    // `RTA_VIA` has the router's address family before its address.
     let via = netlink::find(attributes, libc::RTA_VIA).and_then(|via| via.get(2..));
     let via = netlink::find(attributes, libc::RTA_GATEWAY).or(via);
     let via = match via.map(|via| (via.len(), via)) {

@@ -1,17 +1,17 @@
-//! Where a wrapped program's connect waits, and where its socket is met.
+//! Rendezvous: the socket that a wrapped program's connect is redirected to, and waits at.
 //!
-//! A program must not be told that it is connected before the far end has answered, and what it holds
-//! must be its own socket. So its connect leads to a port of ours where SYNs vanish: for the kernel it
-//! is in progress, for as long as it takes. When the far end is there, we connect *to it*, from that
-//! port: two connects that cross are one connection (RFC 9293, 3.5, simultaneous open). Nobody else
-//! can reach the port.
+//! A program must not see its connect complete before the far end has answered, and must keep
+//! its own socket. Its connect is therefore redirected to a port of ours that drops SYNs: for
+//! the kernel it is in progress, for as long as needed. When the far end has answered, we
+//! connect *to the program*, from that port: two connects that cross are one connection (RFC
+//! 9293, 3.5, simultaneous open). No other program can reach the port.
 //!
 //! ```text
 //!   program   connect ── SYN ──▶ ╳ Meeting                      far end
 //!                in progress        │ ─────────── SYN ────────────▶ │
 //!                                   │ ◀───────── SYN-ACK ────────── │
 //!             socket  ◀──── SYN ─── │ Meeting::meet
-//!                     ─ SYN-ACK ──▶ │          … or Refuser: a reset, as the far end would have said
+//!                     ─ SYN-ACK ──▶ │          … or Refuser: a reset, as from the far end
 //! ```
 
 use std::io;
@@ -19,23 +19,23 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 
 use crate::tcp::{self, MIRRORED, Mirrored, TcpOptions};
 
-/// Its ports, one for each family.
+/// The rendezvous ports, one for each address family.
 #[derive(Debug)]
 pub struct Meeting {
     v4: Vanishing,
-    /// Missing where the machine has no IPv6.
+    /// `None` without IPv6.
     v6: Option<Vanishing>,
 }
 
-/// A port where SYNs vanish.
+/// A listener whose SYNs are dropped.
 #[derive(Debug)]
 struct Vanishing {
     listener: TcpListener,
-    /// What it has no room beside, where it has no filter.
+    /// Connection that fills the accept queue of a listener without a filter.
     _filler: Option<TcpStream>,
 }
 
-/// How its sockets are set up.
+/// Options of the rendezvous sockets.
 const OPTIONS: TcpOptions = TcpOptions {
     transparent: false,
     send_buffer: None,
@@ -47,7 +47,7 @@ const OPTIONS: TcpOptions = TcpOptions {
 };
 
 impl Meeting {
-    /// At ports of the kernel's choice.
+    /// Opens ports of the kernel's choice.
     ///
     /// # Errors
     /// There is no loopback interface, or no port is free.
@@ -56,14 +56,15 @@ impl Meeting {
         Ok(Meeting { v4: vanish(Ipv4Addr::LOCALHOST.into())?, v6 })
     }
 
-    /// Where connects of IPv4, or else of IPv6, are to lead.
+    /// Returns the address to redirect IPv4 connects to, or else IPv6 ones.
     pub fn at(&self, v4: bool) -> Option<SocketAddr> {
         let listener = if v4 { Some(&self.v4) } else { self.v6.as_ref() };
         listener.and_then(|at| at.listener.local_addr().ok())
     }
 
-    /// Meets the program's socket at `program`, which connects to here. The stream is there at once;
-    /// if the program has gone meanwhile, reading it says so.
+    /// Connects to the program's socket at `program`, which is connecting to the rendezvous
+    /// port. The stream is connected at once; if the program has ended meanwhile, a read
+    /// reports that.
     ///
     /// # Errors
     /// The same two addresses were connected a moment ago.
@@ -73,21 +74,22 @@ impl Meeting {
         Ok(place)
     }
 
-    /// A socket that is to meet a program by IPv4, or else by IPv6, by [`tcp::connect_bound`]. While one
-    /// is there nobody else has the port.
+    /// Opens a socket for [`tcp::connect_bound`] to a program, for IPv4 or else IPv6. While it
+    /// is open, no other process can have the port.
     ///
     /// # Errors
-    /// The machine has no such family.
+    /// The machine lacks the address family.
     pub fn place(&self, v4: bool) -> io::Result<TcpStream> {
         let at = self.at(v4).ok_or(io::ErrorKind::AddrNotAvailable)?;
         tcp::bound(at, OPTIONS)
     }
 }
 
-/// Listens where SYNs vanish: without a listener they would be answered by a reset.
+/// Opens a listener that drops SYNs; without a listener the kernel would answer them by a
+/// reset.
 fn vanish(ip: IpAddr) -> io::Result<Vanishing> {
     let listener = tcp::listen_anywhere(ip, 0, OPTIONS)?;
-    // Newer kernels (6.18) let nobody filter TCP but who may configure the network.
+    // Newer kernels (6.18) let only users with CAP_NET_ADMIN filter TCP.
     let filler = match tcp::take_no_more(&listener) {
         Ok(()) => None,
         Err(_) => Some(fill(&listener)?),
@@ -95,7 +97,7 @@ fn vanish(ip: IpAddr) -> io::Result<Vanishing> {
     Ok(Vanishing { listener, _filler: filler })
 }
 
-/// Takes the one place of a listener without a backlog: the kernel drops the SYNs of all others.
+/// Fills the only place of a listener without a backlog: the kernel drops all further SYNs.
 fn fill(listener: &TcpListener) -> io::Result<TcpStream> {
     tcp::connect(listener.local_addr()?, None, TcpOptions::default())
 }

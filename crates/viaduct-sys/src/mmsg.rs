@@ -5,10 +5,10 @@
 //!   socket ◀─ sendmmsg ─── Outbox  [ bytes | to | from ] ...
 //! ```
 //!
-//! Unlike [`crate::udp::UdpBatch`] they say which of this machine's addresses a datagram came to, and
-//! send from the one that they are told; and they serve packet and raw sockets as well. An outbox of a UDP
-//! socket has the kernel cut neighbours out of one message ([`Outbox::of_datagrams`]), which takes it a fraction
-//! of the time.
+//! Unlike [`crate::udp::UdpBatch`], an inbox reports the local address that a datagram came to,
+//! and an outbox sends from the address that it is given; both serve packet and raw sockets
+//! too. An outbox for UDP lets the kernel cut one message into several datagrams
+//! ([`Outbox::of_datagrams`]), which takes it a fraction of the time.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -24,25 +24,25 @@ use crate::udp::{self, Name, SendReport, address};
 
 /// Room for two control messages, in words that align them: headers (16 bytes), at most 20, and 2.
 const CONTROL_WORDS: usize = 8;
-/// Messages in one call.
+/// Max messages in one call.
 const BATCH: usize = 64;
-/// Datagrams in one message, at most. A queue that is full loses a message whole: more would be a burst of losses
-/// that takes long to repair, and save little.
+/// Max datagrams in one message. A full queue loses a message whole: more datagrams would make
+/// a burst of losses that takes long to repair, and save little.
 const TOGETHER: usize = 16;
 
-/// One that was received.
+/// A received message.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
-    /// Its bytes, as many as there was room for.
+    /// Payload, as much as there was room for.
     pub bytes: &'a [u8],
-    /// Its length: more than `bytes` if it was cut.
+    /// Length of the message: more than `bytes` has if it was cut.
     pub length: usize,
-    /// Who sent it; none on a packet socket, where its header says so.
+    /// Sender; `None` on a packet socket, where the header has it.
     pub from: Option<SocketAddr>,
-    /// This machine's address that it came to, where [`tell_destination`] asks for it.
+    /// Local address that it came to, if [`tell_destination`] is set.
     pub to: Option<IpAddr>,
-    /// False where the sender's transport checksum is still to be filled in, or a device has found it
-    /// right: then it need not, or cannot, be checked. Packet sockets only ([`tell_checksum`]).
+    /// False if the checksum need not or cannot be checked: the sender has still to fill it in,
+    /// or a device has verified it. Packet sockets with [`tell_checksum`] only.
     pub check: bool,
 }
 
@@ -54,7 +54,7 @@ struct Meta {
     check: bool,
 }
 
-/// What one call has brought.
+/// Messages of one receive call.
 #[derive(Debug)]
 pub struct Inbox {
     bytes: Vec<u8>,
@@ -63,15 +63,17 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// For messages of at most `snap` bytes.
+    /// Creates an inbox for messages of at most `snap` bytes.
     pub fn new(snap: usize) -> Inbox {
         Inbox { bytes: vec![0; snap * BATCH], snap, metas: Vec::with_capacity(BATCH) }
     }
 
-    /// Receives what waits, up to 64 messages, in place of what was here; never waits. How many.
+    /// Receives waiting messages, up to 64, in place of the last ones, and returns how many;
+    /// does not block.
     ///
     /// # Errors
-    /// The kernel's: the interface went down, say. A refusal of an earlier datagram is none.
+    /// The kernel's: the interface went down, say. The refusal of an earlier datagram is not
+    /// reported.
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.metas.clear();
         // SAFETY: all zeros is a `sockaddr_storage`.
@@ -93,8 +95,8 @@ impl Inbox {
             header.msg_controllen = size_of_val(&controls[n]) as _;
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-        // SAFETY: each header points to a name, a slice of `snap` bytes of ours and control words, all
-        // of which live until the call returns and are written by nobody else.
+        // SAFETY: each header points to a name, a slice of `snap` bytes of ours and control
+        // words, all of which live until the call returns and have no other writer.
         let got = unsafe {
             let (fd, count) = (socket.as_raw_fd(), BATCH as u32);
             libc::recvmmsg(fd, headers.as_mut_ptr(), count, flags as _, ptr::null_mut())
@@ -113,7 +115,7 @@ impl Inbox {
         Ok(got)
     }
 
-    /// What the last call has brought, in order.
+    /// Messages of the last call, in order.
     pub fn iter(&self) -> impl Iterator<Item = Received<'_>> {
         self.bytes.chunks(self.snap).zip(&self.metas).map(|(bytes, meta)| {
             let Meta { length, from, to, check } = *meta;
@@ -127,7 +129,7 @@ struct Told {
     check: bool,
 }
 
-/// What the kernel says beside the bytes.
+/// Parses the control messages of a header.
 ///
 /// # Safety
 /// The header is one that `recvmmsg` has filled in, and its control words are alive.
@@ -162,14 +164,14 @@ unsafe fn controls_of(header: &libc::msghdr) -> Told {
     told
 }
 
-/// What is to be sent by the next call.
+/// Messages for the next send call.
 #[derive(Debug, Default)]
 pub struct Outbox {
     bytes: Vec<u8>,
     entries: Vec<Entry>,
-    /// To whom something was too long; see [`Outbox::too_long`].
+    /// Destinations whose path MTU a message exceeded; see [`Outbox::too_long`].
     too_long: Vec<IpAddr>,
-    /// Whether the kernel may be given several as one message.
+    /// True if the kernel may get several datagrams as one message.
     segments: bool,
 }
 
@@ -181,35 +183,38 @@ struct Entry {
 }
 
 impl Outbox {
-    /// For a UDP socket: neighbours of one length, to one peer from one address, go as one message, which
-    /// the kernel cuts as late as it can (UDP_SEGMENT).
+    /// Creates an outbox for a UDP socket: consecutive datagrams of one length, to one peer
+    /// from one address, are passed as one message, which the kernel cuts as late as possible
+    /// (UDP_SEGMENT).
     pub fn of_datagrams() -> Outbox {
         Outbox { segments: true, ..Outbox::default() }
     }
 
-    /// One more, to `to`; from this address of ours if one is given (datagrams: a packet says it itself).
+    /// Adds a message to `to`. Datagrams are sent from the local address `from`, if it is
+    /// given; packets carry their source in the header.
     pub fn push(&mut self, bytes: &[u8], to: SocketAddr, from: Option<IpAddr>) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(bytes);
         self.entries.push(Entry { range: start..self.bytes.len(), to, from });
     }
 
-    /// Whether there is nothing to send.
+    /// Returns whether there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Whether as many wait as one call takes.
+    /// Returns whether as many messages wait as one call takes.
     pub fn is_full(&self) -> bool {
         self.entries.len() >= BATCH
     }
 
-    /// What waits, in order.
+    /// Waiting messages, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], SocketAddr)> {
         self.entries.iter().map(|entry| (&self.bytes[entry.range.clone()], entry.to))
     }
 
-    /// Forgets some of what waits, by their places in order. Not of datagrams, of which neighbours leave together.
+    /// Drops waiting messages by their index. Not for datagrams, of which several leave as one
+    /// message.
     pub fn forget(&mut self, gone: impl Fn(usize) -> bool) {
         let mut place = 0..;
         self.entries.retain(|_| !place.next().is_some_and(&gone));
@@ -218,8 +223,8 @@ impl Outbox {
         }
     }
 
-    /// Sends all, as far as the kernel takes it now, and forgets it; never waits. An error costs the
-    /// message that it concerns and is counted.
+    /// Sends all messages, as far as the kernel takes them now, and drops them; does not block.
+    /// A message that fails is counted.
     pub fn flush(&mut self, socket: BorrowedFd<'_>) -> SendReport {
         let mut report = SendReport::default();
         self.too_long.clear();
@@ -233,7 +238,8 @@ impl Outbox {
                     done += count;
                 }
                 Err(error) if counts[0] > 1 && udp::concerns_segments(error) => {
-                    // As with `UdpBatch`: one device cannot do it at all, another not with these.
+                    // As with `UdpBatch`: a device may lack segmentation altogether, or refuse
+                    // these segments.
                     self.segments &= error != Some(libc::EIO);
                     singly = done + counts[0];
                 }
@@ -251,13 +257,14 @@ impl Outbox {
         report
     }
 
-    /// To whom something was longer than the way takes, in the last [`Outbox::flush`]; see [`path_mtu`].
+    /// Destinations whose path MTU a message of the last [`Outbox::flush`] exceeded; see
+    /// [`path_mtu`].
     pub fn too_long(&self) -> &[IpAddr] {
         &self.too_long
     }
 
-    /// How many entries each message of the next call takes, from the entry `first` on; those before `singly` go
-    /// one by one.
+    /// Returns the number of entries in each message of the next call, from the entry `first`
+    /// on. Entries before `singly` are sent one by one.
     fn messages(&self, first: usize, singly: usize) -> Vec<usize> {
         let (mut counts, mut at) = (Vec::with_capacity(BATCH), first);
         while at < self.entries.len() && counts.len() < BATCH {
@@ -270,8 +277,8 @@ impl Outbox {
         counts
     }
 
-    /// One call, from the entry `first` on, with so many in each message: how many messages went, or the error of
-    /// the first.
+    /// Makes one call, from the entry `first` on, with `counts` entries in each message.
+    /// Returns how many messages were sent, or the error of the first.
     fn send(
         &self,
         socket: BorrowedFd<'_>,
@@ -315,23 +322,23 @@ impl Outbox {
         usize::try_from(sent).map_err(|_| io::Error::last_os_error().raw_os_error())
     }
 
-    /// The bytes of neighbours, which stand one behind the other.
+    /// Bytes of consecutive entries, which are contiguous.
     fn slice(&self, entries: &[Entry]) -> libc::iovec {
         let end = entries.last().map_or(0, |last| last.range.end);
         let bytes = &self.bytes[entries[0].range.start..end];
-        // The kernel only reads it: the cast away from const is the C interface's.
+        // The kernel only reads the bytes: the cast away from const is due to the C interface.
         libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
     }
 }
 
-/// The control messages that say which address of ours datagrams are from, and at which length they are cut if they
-/// are several; and their length, 0 for none.
+/// Builds the control messages for datagrams: the source address, and the segment length if
+/// there are several. Returns them with their length, 0 for none.
 fn control(entries: &[Entry]) -> ([u64; CONTROL_WORDS], usize) {
     let mut words = [0; CONTROL_WORDS];
     let at = words.as_mut_ptr().cast::<libc::cmsghdr>();
-    // SAFETY: `words` has room for a header and either structure, and behind that for another with a number
-    // (asserted below), and is aligned for headers, whose lengths are multiples of its words; all zeros is a
-    // value of both structures.
+    // SAFETY: `words` has room for a header and either structure, and behind that for another
+    // with a number (asserted below), and is aligned for headers, whose lengths are multiples
+    // of its words; all zeros is a value of both structures.
     let mut length = unsafe {
         match entries[0].from {
             None => 0,
@@ -355,7 +362,7 @@ fn control(entries: &[Entry]) -> ([u64; CONTROL_WORDS], usize) {
     (words, length)
 }
 
-/// Writes a control message; its length, padding included.
+/// Writes a control message and returns its length, padding included.
 ///
 /// # Safety
 /// There is room for it at `at`, which is aligned for a header.
@@ -371,13 +378,13 @@ unsafe fn put<T>(at: *mut libc::cmsghdr, level: c_int, kind: c_int, value: T) ->
 }
 
 const _: () = {
-    // Of two: each is rounded up to words.
+    // Room for two messages, each rounded up to words.
     let room = CONTROL_WORDS * 8 - 2 * size_of::<libc::cmsghdr>() - 8;
     assert!(size_of::<libc::in6_pktinfo>() <= room && size_of::<libc::in_pktinfo>() <= room);
     assert!(size_of::<libc::tpacket_auxdata>() <= room);
 };
 
-/// Has a UDP socket say which address a datagram came to.
+/// Makes a UDP socket report the address that a datagram came to.
 ///
 /// # Errors
 /// None are known.
@@ -388,7 +395,7 @@ pub fn tell_destination(socket: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()>
     }
 }
 
-/// Has a packet socket say whether a packet's checksum is ready.
+/// Makes a packet socket report whether a packet's checksum is ready.
 ///
 /// # Errors
 /// None are known.
@@ -396,11 +403,11 @@ pub fn tell_checksum(socket: BorrowedFd<'_>) -> io::Result<()> {
     os::setsockopt(socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, &1)
 }
 
-/// Bytes of the longest packet to `ip`, as far as the kernel knows: the device's, or less where a router
-/// has said so to a socket of the kernel's own.
+/// Returns the bytes of the longest packet to `ip`, as far as the kernel knows: the device's
+/// MTU, or less where a router has reported less to a socket of the kernel's own.
 ///
 /// # Errors
-/// There is no way there.
+/// There is no route to `ip`.
 pub fn path_mtu(ip: IpAddr) -> io::Result<usize> {
     use std::os::fd::AsFd as _;
     let any: IpAddr =

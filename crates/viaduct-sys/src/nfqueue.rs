@@ -1,12 +1,12 @@
-//! A queue of SYNs that the kernel holds until we say what becomes of each (NFQUEUE).
+//! A queue of SYNs that the kernel holds until we give a verdict on each (NFQUEUE).
 //!
 //! ```text
 //!   SYN ──▶ [ rule: queue ] ── copy ──▶ recv()   …   verdict(id, Pass)   ──▶ goes on, as it came
 //!                 │ held in the kernel               verdict(id, Mark(m))──▶ goes on, marked
-//!                 └ nobody reads, or full: passes    verdict(id, Drop)
+//!                 └ no reader, or full: passes       verdict(id, Drop)
 //! ```
 //!
-//! Rules that lead there are [`crate::hold`]'s.
+//! The rules that lead there are in [`crate::hold`].
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,13 +16,14 @@ use rustix::net::{RecvFlags, recv};
 use crate::{netlink, os};
 use netlink::{Attributes, Message, NETFILTER_HEAD};
 
-/// Bytes that [`SynQueue::recv`] needs: a SYN of an MTU, Fast Open data included, and its wrapping.
+/// Buffer size for [`SynQueue::recv`]: a SYN of an MTU, Fast Open data included, and netlink
+/// headers.
 pub const SNAP: usize = 4096;
-/// Those that it needs where packets are copied whole: the longest, and its wrapping.
+/// Buffer size where packets are copied whole: the longest packet, and netlink headers.
 pub const WHOLE: usize = 65_536 + SNAP;
-/// Bytes of a packet that are copied to us.
+/// Max bytes of a packet that are copied to us.
 const COPY: u32 = 2048;
-/// Bytes of copies that wait to be read, at most.
+/// Max bytes of copies that wait to be read.
 const BACKLOG: libc::c_int = 4 << 20;
 
 const SUBSYSTEM: u16 = 3;
@@ -38,14 +39,14 @@ const CFG_FLAGS: u16 = 5;
 const BIND: u8 = 1;
 const UNBIND: u8 = 2;
 const COPY_PACKET: u8 = 2;
-/// What finds the queue full passes.
+/// Flag: a packet that finds the queue full passes.
 const FAIL_OPEN: u32 = 1;
 /// Attributes of packets and verdicts.
 const PACKET_HEAD: u16 = 1;
 const VERDICT_HEAD: u16 = 2;
 const MARK: u16 = 3;
 const PAYLOAD: u16 = 10;
-/// Where packets to this machine are seen.
+/// Netfilter hook of packets to this machine.
 const LOCAL_IN: u8 = 1;
 const NF_DROP: u32 = 0;
 const NF_ACCEPT: u32 = 1;
@@ -55,29 +56,29 @@ const NO_ENOBUFS: libc::c_int = 5;
 /// A packet that the kernel holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held<'a> {
-    /// Its number, for the verdict.
+    /// Packet ID, for the verdict.
     pub id: u32,
-    /// Whether it comes to this machine (else it goes out, or passes).
+    /// True if the packet comes to this machine, false if it leaves or is forwarded.
     pub comes: bool,
-    /// The mark that it bears; 0 is none.
+    /// Packet mark; 0 for none.
     pub mark: u32,
-    /// It, from its IP header on.
+    /// Packet, from its IP header on.
     pub packet: &'a [u8],
 }
 
-/// What becomes of a packet.
+/// Verdict on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It goes on.
+    /// Lets the packet continue.
     Pass,
-    /// It goes on with this mark, which later rules see.
+    /// Lets the packet continue with this mark, which later rules see.
     Mark(u32),
-    /// It was never there.
+    /// Drops the packet silently.
     Drop,
 }
 
-/// The reading end of a queue. When it is closed the kernel drops what it holds, and what comes
-/// later passes.
+/// Reading end of a queue. When it is closed the kernel drops the packets that it holds, and
+/// later ones pass.
 #[derive(Debug)]
 pub struct SynQueue {
     socket: OwnedFd,
@@ -86,49 +87,51 @@ pub struct SynQueue {
     manner: Manner,
 }
 
-/// What a queue holds, and what becomes of the rest.
+/// Settings of a queue.
 #[derive(Clone, Copy, Debug)]
 struct Manner {
-    /// Bytes of a packet that are copied to us.
+    /// Max bytes of a packet that are copied to us.
     copy: u32,
-    /// Whether what finds the queue full passes, or is dropped.
+    /// True if a packet that finds the queue full passes, false if it is dropped.
     fail_open: bool,
 }
 
 const SYNS: Manner = Manner { copy: COPY, fail_open: true };
 
 impl SynQueue {
-    /// Reads queue `number` of the calling thread's network namespace, which holds `most` packets;
-    /// those that find it full pass.
+    /// Reads queue `number` of the calling thread's network namespace, which holds `most`
+    /// packets; packets that find it full pass.
     ///
     /// # Errors
-    /// Somebody reads it already (`EBUSY`), a right is missing (`EPERM`), or the kernel has no
-    /// NFQUEUE.
+    /// The queue has a reader already (`EBUSY`), a right is missing (`EPERM`), or the kernel
+    /// has no NFQUEUE.
     pub fn open(number: u16, most: u32) -> io::Result<SynQueue> {
         SynQueue::open_as(number, most, SYNS)
     }
 
-    /// The same; of a packet the first `copy` bytes are read, and those that find the queue full are
-    /// dropped.
+    /// Opens a queue that drops packets when it is full, and copies the first `copy` bytes of
+    /// each.
     pub(crate) fn open_closed(number: u16, most: u32, copy: u32) -> io::Result<SynQueue> {
         SynQueue::open_as(number, most, Manner { copy, fail_open: false })
     }
 
     fn open_as(number: u16, most: u32, manner: Manner) -> io::Result<SynQueue> {
         let queue = SynQueue { socket: netlink::socket()?, number, most, manner };
-        // What does not fit is let pass, not told us as an error.
+        // An overflow of the socket drops the copy without an error.
         os::setsockopt(queue.socket.as_fd(), SOL_NETLINK, NO_ENOBUFS, &1)?;
         os::set_receive_buffer(queue.socket.as_fd(), BACKLOG)?;
         queue.bind()?;
         Ok(queue)
     }
 
-    /// The same queue in another process: `socket` was opened by [`SynQueue::open`] there.
+    /// Wraps a queue in another process than the one that opened `socket` with
+    /// [`SynQueue::open`].
     pub fn inherited(socket: OwnedFd, number: u16, most: u32) -> SynQueue {
         SynQueue { socket, number, most, manner: SYNS }
     }
 
-    /// Drops all that is held, and begins anew: whoever was to say what becomes of it has died.
+    /// Drops all packets held, and starts anew after the process that was to give the verdicts
+    /// has died.
     ///
     /// # Errors
     /// As [`SynQueue::open`].
@@ -158,13 +161,13 @@ impl SynQueue {
         self.answer()
     }
 
-    /// The answer to a configuration, behind packets that came before it.
+    /// Reads the answer to a configuration, behind packets that came before it.
     fn answer(&self) -> io::Result<()> {
         netlink::answers(&self.socket)
     }
 
-    /// Reads the next packet into `buffer`, of [`SNAP`] bytes, or [`WHOLE`] for a queue that copies packets
-    /// whole; `None` if none waits.
+    /// Reads the next packet into `buffer`, of [`SNAP`] bytes, or [`WHOLE`] for a queue that
+    /// copies packets whole; `None` if none waits.
     ///
     /// # Errors
     /// The socket is broken.
@@ -176,15 +179,15 @@ impl SynQueue {
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::NOBUFS) => continue,
                 Err(error) => return Err(error.into()),
             };
-            // The rest are errors about verdicts that came too late: the packet is gone.
+            // Other messages are errors about late verdicts: their packet is gone.
             if held(&buffer[..len]).is_some() {
-                // Asked twice, for the borrow checker's sake.
+                // Parsed twice, to satisfy the borrow checker.
                 return Ok(held(&buffer[..len]));
             }
         }
     }
 
-    /// Says what becomes of a packet.
+    /// Gives the verdict on a packet.
     ///
     /// # Errors
     /// The kernel has no memory.
@@ -192,7 +195,7 @@ impl SynQueue {
         netlink::send(&self.socket, &self.message(id, verdict))
     }
 
-    /// The same of several, in their order.
+    /// Gives several verdicts, in order.
     ///
     /// # Errors
     /// As [`SynQueue::verdict`].
@@ -219,7 +222,7 @@ impl AsFd for SynQueue {
     }
 }
 
-/// The packet in what was read: one message.
+/// Parses the packet in one message.
 pub(crate) fn held(bytes: &[u8]) -> Option<Held<'_>> {
     let (kind, message) = netlink::messages(bytes).next()?;
     if kind != SUBSYSTEM << 8 | PACKET {
@@ -235,9 +238,9 @@ pub(crate) fn held(bytes: &[u8]) -> Option<Held<'_>> {
     Some(Held { id, comes, mark, packet: netlink::find(attributes, PAYLOAD)? })
 }
 
-/// Adds a rule to `chain` of `table` (family inet) that leads all it sees to queue `number`, or
-/// lets it pass if nobody reads there: for kernels whose nftables has no `queue` of its own but
-/// may borrow iptables' (`CONFIG_NFT_COMPAT`).
+/// Adds a rule to `chain` of `table` (family inet) that leads all packets to queue `number`, or
+/// lets them pass if the queue has no reader: for kernels whose nftables has no `queue` of its
+/// own but may borrow iptables' (`CONFIG_NFT_COMPAT`).
 ///
 /// # Errors
 /// The kernel has not even that, or there is no such chain.
@@ -251,15 +254,15 @@ pub(crate) fn borrowed_rule(table: &str, chain: &str, number: u16) -> io::Result
         .with(1, format!("{table}\0").as_bytes())
         .with(2, format!("{chain}\0").as_bytes())
         .nest(4, &Attributes::default().nest(1, &expression));
-    // Rules come in batches, all of one or nothing.
+    // Rules come in atomic batches.
     let fence = |kind| Message::new(0, kind, 0, 0, NFTABLES).bytes();
     let socket = netlink::socket()?;
     netlink::send(&socket, &[fence(0x10), rule.bytes(), fence(0x11)].concat())?;
     netlink::answers(&socket)
 }
 
-/// iptables' expression that leads to queue `number`; where nobody reads it, `bypass` says whether
-/// packets pass or are dropped.
+/// Builds iptables' expression that leads to queue `number`; `bypass` lets packets pass while
+/// the queue has no reader, otherwise they are dropped.
 pub(crate) fn borrowed(number: u16, bypass: bool) -> Attributes {
     const REVISION: u32 = 3;
     // What xt_NFQUEUE calls xt_NFQ_info_v3: first queue, how many, flags; padded to 8 bytes.

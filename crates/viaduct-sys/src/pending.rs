@@ -1,20 +1,21 @@
-//! A wrapped program's connect, by a duplicate of its socket: it shares everything with the program's
-//! descriptor, so what we do to it happens to the program.
+//! Completion of a wrapped program's connect by a duplicate of its socket. The duplicate shares
+//! all state with the program's descriptor.
 //!
 //! ```text
-//!   Pending::begin     the program's socket connects to the meeting: for the kernel it is in progress
+//!   Pending::begin     the program's socket connects to the rendezvous socket: in progress
 //!        │
 //!        ├─▶ finish    Meeting::meet has been called: a blocking connect returns
-//!        ├─▶ crossed   the same where no connect waits: the program's next connect is told 0, as by the kernel
-//!        ├─▶ refuse    the program learns it as from a far end that is not there: EPOLLERR, SO_ERROR
-//!        └─▶ forget    a blocking connect is answered with the exact error: the socket is as it was
+//!        ├─▶ crossed   the same without a waiting connect: the program's next connect returns 0,
+//!        │             as the kernel does
+//!        ├─▶ refuse    the program sees a connection refused by its peer: EPOLLERR, SO_ERROR
+//!        └─▶ forget    a blocking connect returns the exact error: the socket is as it was
 //! ```
 //!
-//! Each of them gives the duplicate up: the last close must be the program's.
+//! Each of them closes the duplicate: the last close must be the program's.
 //!
-//! Sockets of MPTCP cannot wait so: one that is met falls back to TCP, but is not told that it is
-//! connected before the first byte comes (kernel 6.18). They are refused when they are opened, as by a
-//! kernel that has none, and programs take TCP.
+//! MPTCP sockets cannot wait like this: one that connects to the rendezvous socket falls back
+//! to TCP, but is not reported as connected before the first byte comes (kernel 6.18). They are
+//! refused when they are opened, as by a kernel without MPTCP, and programs take TCP.
 
 #![allow(unsafe_code)]
 
@@ -31,7 +32,7 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use crate::os;
 use crate::tcp::INSIDE;
 
-/// How long the kernel may take to complete a connection over loopback that both ends have begun.
+/// Max time for the kernel to complete a loopback connection that both ends have begun.
 const CROSSING: Duration = Duration::from_millis(200);
 const TCP_FASTOPEN_CONNECT: libc::c_int = 30;
 
@@ -40,28 +41,30 @@ const TCP_FASTOPEN_CONNECT: libc::c_int = 30;
 pub struct Pending {
     socket: OwnedFd,
     at: SocketAddr,
-    /// The program has bound it to its port.
+    /// True if the program has bound its port.
     is_bound: bool,
-    /// It may be shared, for as long as it waits.
+    /// True if `SO_REUSEADDR` is set on the socket while the connect waits.
     is_shared: bool,
 }
 
 impl Pending {
-    /// Has `socket`, a duplicate of a program's TCP socket, connect to the meeting `at`.
+    /// Connects `socket`, a duplicate of a program's TCP socket, to the rendezvous address
+    /// `at`.
     ///
     /// # Errors
-    /// What the kernel says to the program's connect: it has begun one before (`EALREADY`), it is
-    /// connected (`EISCONN`), or bound to what does not reach the meeting.
+    /// The kernel's answer to the program's connect: a connect is in progress already
+    /// (`EALREADY`), the socket is connected (`EISCONN`), or bound to an address that does not
+    /// reach `at`.
     pub fn begin(socket: OwnedFd, at: SocketAddr) -> io::Result<Begun> {
         let at = within(&socket, at)?;
         let own: SocketAddr = rustix::net::getsockname(&socket)?.try_into()?;
         let is_bound = own.port() != 0;
-        // Data in the SYN would be lost at the meeting.
+        // Data in the SYN would be lost at the rendezvous socket.
         let _ = os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_FASTOPEN_CONNECT, &0);
         match as_ours(&socket, || rustix::net::connect(&socket, &at))? {
             Ok(()) => Ok(Begun::Connected),
             Err(Errno::INPROGRESS) => {
-                // The real connection is to have its port.
+                // The real connection is to use its port.
                 let is_shared = is_bound && !sockopt::socket_reuseaddr(&socket)?;
                 if is_shared {
                     sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -72,12 +75,12 @@ impl Pending {
         }
     }
 
-    /// Whether the program has bound its socket to a port.
+    /// Returns whether the program has bound its socket to a port.
     pub fn is_bound(&self) -> bool {
         self.is_bound
     }
 
-    /// Has the socket share its address as the program has set it.
+    /// Restores the program's value of `SO_REUSEADDR`.
     fn share_no_more(&self) -> io::Result<()> {
         if self.is_shared {
             sockopt::set_socket_reuseaddr(&self.socket, false)?;
@@ -85,7 +88,7 @@ impl Pending {
         Ok(())
     }
 
-    /// The program's end of it.
+    /// Returns the program's end of the connection.
     ///
     /// # Errors
     /// None are known.
@@ -94,11 +97,12 @@ impl Pending {
         Ok(SocketAddr::new(own.ip().to_canonical(), own.port()))
     }
 
-    /// Waits until the program's socket is connected, when the meeting has met it. The program has still to hear of
-    /// it: by its next connect, which succeeds once.
+    /// Waits until the program's socket is connected, after the rendezvous socket has connected
+    /// to it. The program still has to learn of it, by its next connect, which succeeds once.
     ///
     /// # Errors
-    /// It is not connected: another socket has the same two addresses, or the program has disconnected it.
+    /// The socket is not connected: another has the same two addresses, or the program has
+    /// disconnected it.
     pub fn crossed(self) -> io::Result<()> {
         self.share_no_more()?;
         let timeout = Timespec { tv_sec: 0, tv_nsec: CROSSING.subsec_nanos().into() };
@@ -107,15 +111,17 @@ impl Pending {
         Ok(())
     }
 
-    /// Completes a connect that its program waits for, when the meeting has met its socket; the duplicate.
+    /// Completes a connect that its program waits for, after the rendezvous socket has
+    /// connected to it. Returns the duplicate.
     ///
     /// # Errors
-    /// It is not: somebody else has the same two addresses, or the program has disconnected it.
+    /// The socket is not connected: another has the same two addresses, or the program has
+    /// disconnected it.
     pub fn finish(self) -> io::Result<OwnedFd> {
         self.share_no_more()?;
         let timeout = Timespec { tv_sec: 0, tv_nsec: CROSSING.subsec_nanos().into() };
         loop {
-            // A second connect says it, as it does to programs.
+            // A second connect reports the outcome, as it does to programs.
             match as_ours(&self.socket, || rustix::net::connect(&self.socket, &self.at))? {
                 Ok(()) | Err(Errno::ISCONN) => return Ok(self.socket),
                 Err(Errno::ALREADY) => {
@@ -129,14 +135,15 @@ impl Pending {
         }
     }
 
-    /// Tells the program, which waits for its socket, that the connection is refused.
+    /// Reports to the program that the connection is refused.
     ///
     /// # Errors
     /// The program has done something else with its socket meanwhile.
     pub fn refuse(self, closed: &Closed) -> io::Result<()> {
         self.share_no_more()?;
         let at = within(&self.socket, closed.at(self.at.ip().to_canonical().is_ipv4())?)?;
-        // In between it is reset, which a program that polls may see: so the two calls follow each other at once.
+        // The socket is disconnected between the two calls, which a polling program may see:
+        // they follow each other at once.
         let refuse = || {
             rustix::net::connect_unspec(&self.socket)?;
             rustix::net::connect(&self.socket, &at)
@@ -153,14 +160,15 @@ impl Pending {
         }
     }
 
-    /// Makes the socket what it was before the connect: its program is told the error by other means.
+    /// Restores the socket's state before the connect; the program gets the error by other
+    /// means.
     ///
     /// # Errors
     /// None are known.
     pub fn forget(self) -> io::Result<()> {
         self.share_no_more()?;
         rustix::net::connect_unspec(&self.socket)?;
-        // The disconnect itself leaves an error behind.
+        // The disconnect itself leaves an error on the socket.
         Ok(sockopt::socket_error(&self.socket)?.or(Ok::<(), Errno>(()))?)
     }
 }
@@ -171,11 +179,11 @@ impl AsFd for Pending {
     }
 }
 
-/// Does a program's connect for it, on a duplicate of its socket, with the address that we have seen:
-/// the program cannot change it meanwhile. It does not wait.
+/// Connects a duplicate of a program's socket to the address that we have checked, which the
+/// program cannot change meanwhile. Does not block.
 ///
 /// # Errors
-/// What the kernel says; `EINPROGRESS` where it would have waited.
+/// The kernel's; `EINPROGRESS` where a blocking connect would have waited.
 pub fn connect_for(socket: &OwnedFd, sockaddr: &[u8]) -> io::Result<()> {
     let length = sockaddr.len() as libc::socklen_t;
     without_waiting(socket, || {
@@ -187,7 +195,7 @@ pub fn connect_for(socket: &OwnedFd, sockaddr: &[u8]) -> io::Result<()> {
 /// Sets a socket option for a program, on a duplicate of its socket.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn set_option_for(socket: &OwnedFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
     let length = value.len() as libc::socklen_t;
     let at = value.as_ptr().cast();
@@ -195,7 +203,7 @@ pub fn set_option_for(socket: &OwnedFd, level: i32, name: i32, value: &[u8]) -> 
     os::check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, at, length) })
 }
 
-/// Whether calls on this descriptor wait for what they ask for.
+/// Returns whether calls on this descriptor block.
 ///
 /// # Errors
 /// None are known.
@@ -203,16 +211,16 @@ pub fn blocks(socket: impl AsFd) -> io::Result<bool> {
     Ok(!fcntl_getfl(socket)?.contains(OFlags::NONBLOCK))
 }
 
-/// What became of a connect that was to begin.
+/// Outcome of [`Pending::begin`].
 #[derive(Debug)]
 pub enum Begun {
-    /// It is in progress.
+    /// The connect is in progress.
     Waits(Pending),
-    /// It was in progress already, and is connected now; the program has asked again.
+    /// An earlier connect has completed; the program has called again.
     Connected,
 }
 
-/// Ports of ours where nobody listens, and nobody else will: what connects to them is refused.
+/// Loopback ports that are bound without a listener, for good: connects to them are refused.
 #[derive(Debug)]
 pub struct Closed {
     v4: OwnedFd,
@@ -220,7 +228,7 @@ pub struct Closed {
 }
 
 impl Closed {
-    /// At ports of the kernel's choice.
+    /// Binds ports of the kernel's choice.
     ///
     /// # Errors
     /// There is no loopback interface, or no port is free.
@@ -235,7 +243,7 @@ impl Closed {
         Ok(Closed { v4: bound(AddressFamily::INET, Ipv4Addr::LOCALHOST.into())?, v6 })
     }
 
-    /// That of IPv4, or else of IPv6.
+    /// Returns the IPv4 address, or else the IPv6 one.
     ///
     /// # Errors
     /// The machine has no such family.
@@ -246,7 +254,7 @@ impl Closed {
     }
 }
 
-/// `at` as a socket of this family is told it.
+/// Converts `at` to the family of the socket.
 fn within(socket: &OwnedFd, at: SocketAddr) -> io::Result<SocketAddr> {
     Ok(match at {
         SocketAddr::V4(v4) if sockopt::socket_domain(socket)? == AddressFamily::INET6 => {
@@ -256,8 +264,9 @@ fn within(socket: &OwnedFd, at: SocketAddr) -> io::Result<SocketAddr> {
     })
 }
 
-/// Does it without waiting, and unseen by another run's cgroup that the program may be in: what leads
-/// to us is not the program's connect. To be unseen takes a right.
+/// Runs `act` without blocking and with our mark, so that another run's cgroup programs ignore
+/// it: what leads to us is not the program's own connect. The mark takes a privilege; without
+/// it, `act` runs unmarked.
 fn as_ours<T>(socket: &OwnedFd, act: impl FnOnce() -> T) -> io::Result<T> {
     let fd = socket.as_fd();
     let mark = os::getsockopt::<libc::c_int>(fd, libc::SOL_SOCKET, libc::SO_MARK)?;
@@ -269,7 +278,8 @@ fn as_ours<T>(socket: &OwnedFd, act: impl FnOnce() -> T) -> io::Result<T> {
     done
 }
 
-/// Does it as on a socket that does not block; the flag is the program's too, and put back.
+/// Runs `act` on the socket in non-blocking mode. The flag is shared with the program, and
+/// restored.
 fn without_waiting<T>(socket: &OwnedFd, act: impl FnOnce() -> T) -> io::Result<T> {
     let flags = fcntl_getfl(socket)?;
     if flags.contains(OFlags::NONBLOCK) {

@@ -1,8 +1,9 @@
-//! Packets of TCP's format that are cut late: as many as go together pass the kernel as one, up to the device, which cuts it
-//! (TSO), or up to the kernel's own cutting before that.
+//! TCP segmentation offload for packets of our own: a run of segments passes the kernel as one
+//! packet up to the device, which cuts it (TSO), or up to the kernel's own segmentation before
+//! that.
 //!
-//! A raw socket sends no packet that is longer than the interface takes; a packet socket does, where it is told at which
-//! length to cut. It stands behind routes and rules: the caller says by which [`Hop`].
+//! A raw socket sends no packet that exceeds the interface's MTU; a packet socket does, given
+//! the segment size. It bypasses routes and rules: the caller names the next [`Hop`].
 #![allow(unsafe_code)]
 
 use std::io;
@@ -14,35 +15,36 @@ use rustix::net::sockopt;
 
 /// Bytes of an Ethernet header; the loopback interface has one, too.
 const ETHERNET: usize = 14;
-/// `struct virtio_net_hdr`, bytes.
+/// Bytes of `struct virtio_net_hdr`.
 const CUTTING: usize = 10;
-/// Of `linux/virtio_net.h`: the checksum is to be completed; TCP over IPv4, and over IPv6.
+/// Constants of `linux/virtio_net.h`: flag for a checksum to complete; TCP over IPv4, and over
+/// IPv6.
 const NEEDS_CHECKSUM: u8 = 1;
 const TCP_V4: u8 = 1;
 const TCP_V6: u8 = 4;
-/// Of `linux/if_packet.h`; libc has it not for all.
+/// Constant of `linux/if_packet.h`, which libc lacks on some targets.
 const PACKET_VNET_HDR: libc::c_int = 15;
 
-/// A packet that is to be cut: its headers, checksum that of the pseudo header, and what stands behind.
+/// A packet to be cut: its headers, with the checksum of the pseudo header, and its payload.
 #[derive(Clone, Copy, Debug)]
 pub struct Whole<'a> {
-    /// IP's and TCP's headers.
+    /// IP and TCP headers.
     pub head: &'a [u8],
-    /// Pieces, one behind the other, of `segment` bytes each; 64 at most.
+    /// Contiguous pieces of payload, of `segment` bytes each; 64 at most.
     pub pieces: &'a [&'a [u8]],
-    /// Where TCP's header begins, and where in it the checksum stands.
+    /// Offset of the TCP header, and offset of the checksum in it.
     pub checksum: (usize, usize),
-    /// Bytes between two cuts, headers aside.
+    /// Bytes of payload in a segment.
     pub segment: usize,
 }
 
-/// The socket.
+/// Packet socket for such packets.
 #[derive(Debug)]
 pub struct Segments(OwnedFd);
 
 impl Segments {
-    /// In the calling thread's network namespace. Nothing is received. `buffer`: bytes that may wait to leave, or as many
-    /// as the kernel allows.
+    /// Opens a socket in the calling thread's network namespace, which receives nothing.
+    /// `buffer`: max bytes that wait to be sent, or as many as the kernel allows.
     ///
     /// # Errors
     /// CAP_NET_RAW is missing.
@@ -54,17 +56,18 @@ impl Segments {
         Ok(Segments(socket))
     }
 
-    /// Sends it; never waits.
+    /// Sends the packet; does not block.
     ///
     /// # Errors
-    /// The interface is gone, or does not take it; a queue is full.
+    /// The interface is gone, or refuses the packet; a queue is full.
     pub fn send(&self, hop: &Hop, whole: &Whole<'_>) -> io::Result<()> {
         let is_ipv4 = whole.head.first().is_some_and(|byte| byte >> 4 == 4);
         let protocol = (if is_ipv4 { libc::ETH_P_IP } else { libc::ETH_P_IPV6 }) as u16;
         let front = front(hop, whole, protocol, if is_ipv4 { TCP_V4 } else { TCP_V6 });
         let parts = [&front[..], whole.head].into_iter().chain(whole.pieces.iter().copied());
         let mut slices: Vec<libc::iovec> = parts
-            // The kernel only reads it: the cast away from const is the C interface's.
+            // The kernel only reads the bytes: the cast away from const is due to the C
+            // interface.
             .map(|part| libc::iovec {
                 iov_base: part.as_ptr().cast_mut().cast(),
                 iov_len: part.len(),
@@ -80,13 +83,14 @@ impl Segments {
         (message.msg_name, message.msg_namelen) = ((&raw mut to).cast(), size_of_val(&to) as u32);
         (message.msg_iov, message.msg_iovlen) = (slices.as_mut_ptr(), slices.len() as _);
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the header points to an address and to slices of bytes, all of which live until the call returns.
+        // SAFETY: the header points to an address and to slices of bytes, all of which live
+        // until the call returns.
         let sent = unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const message, flags) };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 }
 
-/// What stands before IP's header: how to cut, and the link's own.
+/// Builds the headers before IP's: how to cut, and the link layer's.
 fn front(hop: &Hop, whole: &Whole<'_>, protocol: u16, kind: u8) -> [u8; CUTTING + ETHERNET] {
     let (starts, stands) = whole.checksum;
     let words = [ETHERNET + whole.head.len(), whole.segment, ETHERNET + starts, stands];

@@ -1,4 +1,4 @@
-//! Signals as events, with who sent them.
+//! Signals as events, with their origin.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -10,25 +10,25 @@ use std::ptr;
 
 use crate::os;
 
-/// Signals that would end, stop or wake this process, held back and read here instead.
+/// Signals that would end, stop or wake this process, blocked and read here instead.
 pub struct HeldSignals {
     fd: OwnedFd,
-    /// What was held back before.
+    /// Signal mask before that.
     before: libc::sigset_t,
 }
 
-/// A signal that came.
+/// A signal that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Came {
-    /// Its number.
+    /// Signal number.
     pub signal: i32,
-    /// Whether a process has sent it; otherwise the kernel has, for the terminal say, to all of the
-    /// process group.
+    /// True if a process has sent it; false if the kernel has, for the terminal say, to all of
+    /// the process group.
     pub sent: bool,
 }
 
 impl HeldSignals {
-    /// All that can be held back, but those that a fault raises.
+    /// Blocks all signals that can be blocked, except those that a fault raises.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -44,14 +44,14 @@ impl HeldSignals {
         if blocked != 0 {
             return Err(io::Error::from_raw_os_error(blocked));
         }
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: just opened, and without another owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: the set was written by the call.
         let before = unsafe { before.assume_init() };
         Ok(HeldSignals { fd, before })
     }
 
-    /// Has what `command` starts hold back what was held back before.
+    /// Restores the earlier signal mask in the child of `command`.
     pub fn release(&self, command: &mut Command) {
         let before = self.before;
         let release = move || {
@@ -61,13 +61,13 @@ impl HeldSignals {
             };
             if set == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(set)) }
         };
-        // SAFETY: between fork and exec the closure makes one system call; it neither allocates nor takes
-        // a lock.
+        // SAFETY: between fork and exec the closure makes one system call; it neither allocates
+        // nor takes a lock.
         unsafe { command.pre_exec(release) };
     }
 
-    /// Whether `signal` has come and was not read. Of [`SIGTSTP`](libc::SIGTSTP) and [`SIGCONT`](libc::SIGCONT) the
-    /// later takes the earlier away.
+    /// Returns whether `signal` is pending and was not read. Of [`SIGTSTP`](libc::SIGTSTP) and
+    /// [`SIGCONT`](libc::SIGCONT) the later one discards the earlier.
     pub fn holds(&self, signal: i32) -> bool {
         let mut pending = MaybeUninit::zeroed();
         // SAFETY: zeroed, which is a set, and then written by the call; it is read afterwards.
@@ -77,7 +77,7 @@ impl HeldSignals {
         }
     }
 
-    /// The next one; waits for it.
+    /// Returns the next signal; waits for it.
     ///
     /// # Errors
     /// None are known.
@@ -96,13 +96,14 @@ impl HeldSignals {
 }
 
 impl AsFd for HeldSignals {
-    /// Readable when one has come.
+    /// Readable when a signal is pending.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// Has what `command` starts ignore these signals until it handles them, which would end it otherwise.
+/// Ignores these signals in the child of `command`, which they would otherwise end, until it
+/// handles them.
 pub fn ignore_at_start(command: &mut Command, signals: &'static [i32]) {
     let ignore = move || {
         for &signal in signals {
@@ -113,26 +114,26 @@ pub fn ignore_at_start(command: &mut Command, signals: &'static [i32]) {
         }
         Ok(())
     };
-    // SAFETY: between fork and exec the closure makes system calls alone; it neither allocates nor takes a
-    // lock.
+    // SAFETY: between fork and exec the closure makes system calls alone; it neither allocates
+    // nor takes a lock.
     unsafe { command.pre_exec(ignore) };
 }
 
 /// Sends `signal` to process `pid`.
 ///
 /// # Errors
-/// It has gone, or is somebody else's.
+/// The process has ended, or is another user's.
 pub fn send(pid: u32, signal: i32) -> io::Result<()> {
     // SAFETY: no memory is involved.
     os::check(unsafe { libc::kill(pid.cast_signed(), signal) })
 }
 
-/// Has this process end as one that `signal` has ended, without a dump of its memory: the one that it
-/// stands for has left its own.
+/// Ends this process by `signal`, like the program that it stands for, without a core dump: the
+/// program has left its own.
 pub fn end_by(signal: i32) -> ! {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the set and the limit are initialised and live through the calls; nothing of this process
-    // runs on after the signal, and if it does, it ends.
+    // SAFETY: the set and the limit are initialised and live through the calls; nothing of this
+    // process runs on after the signal, and if it does, it ends.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
         libc::signal(signal, libc::SIG_DFL);
@@ -145,8 +146,8 @@ pub fn end_by(signal: i32) -> ! {
     }
 }
 
-/// Stops this process as one that `signal` has stopped; returns when it is continued, or at once where the kernel
-/// stops nobody by it: who is left of a job that no shell controls.
+/// Stops this process by `signal`. Returns when it is continued, or at once where the kernel
+/// ignores the stop: in an orphaned process group.
 pub fn stop(signal: i32) {
     let mut before = MaybeUninit::zeroed();
     // SAFETY: the sets are initialised before they are read, and live through the calls.
@@ -156,7 +157,7 @@ pub fn stop(signal: i32) {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), signal);
         libc::raise(signal);
-        // What is held back stops it here, and SIGSTOP already has.
+        // A pending blocked signal stops the process here; SIGSTOP has already.
         libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), before.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
     }

@@ -8,7 +8,7 @@ use rustix::pipe::{
     PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, splice,
 };
 
-/// A pipe, and how much is in it.
+/// A pipe, and the number of bytes in it.
 #[derive(Debug)]
 pub struct Pipe {
     read: OwnedFd,
@@ -17,7 +17,7 @@ pub struct Pipe {
     room: usize,
 }
 
-/// What became of a splice.
+/// Result of a splice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spliced {
     /// So many bytes moved, at least one.
@@ -29,8 +29,8 @@ pub enum Spliced {
 }
 
 impl Pipe {
-    /// An empty pipe with room for about `room` bytes; less where the kernel allows no more
-    /// (`fs.pipe-user-pages-soft`).
+    /// Creates an empty pipe with room for about `room` bytes; less where the kernel allows no
+    /// more (`fs.pipe-user-pages-soft`).
     ///
     /// # Errors
     /// No descriptors are left.
@@ -40,12 +40,12 @@ impl Pipe {
         Ok(Pipe { read, write, held: 0, room })
     }
 
-    /// Bytes that it has room for, about.
+    /// Capacity in bytes, about.
     pub fn room(&self) -> usize {
         self.room
     }
 
-    /// Pieces that it has room for: each is a byte at least, and a page at most.
+    /// Capacity in pieces, each of one byte to one page.
     pub fn pieces(&self) -> usize {
         self.room / rustix::param::page_size()
     }
@@ -55,7 +55,7 @@ impl Pipe {
         self.held
     }
 
-    /// Moves what `from` has into the pipe.
+    /// Moves available bytes of `from` into the pipe.
     ///
     /// # Errors
     /// `from` broke.
@@ -73,8 +73,8 @@ impl Pipe {
         })
     }
 
-    /// Moves what is in the pipe to `to`. `more` says that something follows at once, be it the end:
-    /// a last segment that is not full waits for it.
+    /// Moves the bytes in the pipe to `to`. `more` announces that more follows at once, data or
+    /// the end: a last partial segment waits for it.
     ///
     /// # Errors
     /// `to` broke.

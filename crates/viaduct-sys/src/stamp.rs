@@ -1,5 +1,5 @@
-//! When a datagram reached this machine's network stack, by the kernel's clock: what it waits until
-//! its reader is scheduled does not count.
+//! Receive timestamps: the kernel's time at which a datagram reached this machine's network
+//! stack. The delay until its reader is scheduled does not count.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -8,8 +8,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 use std::time::{Duration, SystemTime};
 
-/// Has the kernel stamp what `socket` receives (`SO_TIMESTAMPNS`). If no other socket of the machine
-/// asked before, it begins some milliseconds later; until then stamps tell the time of reading.
+/// Enables receive timestamps on `socket` (`SO_TIMESTAMPNS`). If no other socket of the machine
+/// has enabled them before, they begin some milliseconds later; until then they are the time of
+/// reading.
 pub fn enable(socket: impl AsFd) -> io::Result<()> {
     let on: libc::c_int = 1;
     // SAFETY: the pointer is to a live int of the length given, which the call only reads.
@@ -25,13 +26,13 @@ pub fn enable(socket: impl AsFd) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Receives a datagram and the time of its arrival. Needs [`enable`] before; a datagram without a
-/// stamp is `InvalidData`.
+/// Receives a datagram and the time of its arrival. Needs [`enable`] before; a datagram without
+/// a timestamp is `InvalidData`.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, SystemTime)> {
     receive_from(socket, buffer, None)
 }
 
-/// The same; who sent it is written to `from`.
+/// Receives like [`receive`]; writes the sender's address to `from`.
 pub(crate) fn receive_from(
     socket: impl AsFd,
     buffer: &mut [u8],

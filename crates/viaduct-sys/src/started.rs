@@ -1,8 +1,8 @@
-//! What whoever started this process has set, and the runtime of Rust changes before `main`, or this process for
-//! itself: a program that it stands for is to have it as it was.
+//! Inherited state that Rust's runtime changes before `main`, or this process for itself: a
+//! program that this process stands for gets it as it was.
 //!
 //! ```text
-//!   exec ─▶ look (before the runtime) ─▶ runtime: SIGPIPE ignored, 0 to 2 open ─▶ main: its own signals
+//!   exec ─▶ look (before the runtime) ─▶ runtime: SIGPIPE ignored, 0 to 2 open ─▶ main: its signals
 //!                     └──── hand_on(&mut command) ─▶ program: as it was
 //! ```
 #![allow(unsafe_code)]
@@ -18,10 +18,12 @@ use rustix::process::{Resource, setrlimit};
 
 use crate::process::found_descriptors;
 
-/// Bits 0 to 2: that descriptor was closed. Others: the bit of [`SIGNALS`], that was ignored.
+/// Inherited state. Bits 0 to 2: that descriptor was closed. Others: the bit of [`SIGNALS`],
+/// that signal was ignored.
 static FOUND: AtomicU32 = AtomicU32::new(0);
 const DESCRIPTORS: u32 = 3;
-/// The runtime ignores the first, who waits for children must not ignore the second, and others are a terminal's.
+/// Signals to restore. The runtime ignores the first; a process that waits for children must
+/// not ignore the second; the others come from a terminal.
 const SIGNALS: [(u32, libc::c_int); 8] = [
     (1 << 3, libc::SIGPIPE),
     (1 << 4, libc::SIGCHLD),
@@ -32,15 +34,16 @@ const SIGNALS: [(u32, libc::c_int); 8] = [
     (1 << 9, libc::SIGTTIN),
     (1 << 10, libc::SIGTTOU),
 ];
-/// Of these, those that a terminal sends: to all that run in its foreground, and the last two to all of a job in its
-/// background of which one reads from it, or writes.
+/// Signals that a terminal sends, as a range of [`SIGNALS`]: to all processes in its
+/// foreground; the last two to all of a background job of which a process reads from it, or
+/// writes to it.
 const TERMINALS: std::ops::Range<usize> = 2..8;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;
 
-/// It runs before the runtime is there: system calls, and nothing else.
+/// Runs before the runtime is initialised: makes system calls only.
 extern "C" fn look() {
     let mut found = 0;
     for fd in 0..DESCRIPTORS {
@@ -63,13 +66,14 @@ extern "C" fn look() {
     FOUND.store(found, Ordering::Relaxed);
 }
 
-/// Has the kernel tell this process of its children, whoever ignored that.
+/// Resets SIGCHLD to its default in case the parent ignored it.
 pub fn hear_of_children() {
     // SAFETY: no handler is set.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
-/// Has this process ignore a terminal's signals from now on: what it starts in the terminal's sight is meant.
+/// Ignores a terminal's signals from now on: they are meant for the programs that this process
+/// has started.
 pub fn ignore_terminal() {
     for (_, signal) in &SIGNALS[TERMINALS] {
         // SAFETY: no handler is set.
@@ -77,13 +81,13 @@ pub fn ignore_terminal() {
     }
 }
 
-/// Has `command` find what this process has found. What it is to read or write at its standard descriptors
-/// must be this process's own.
+/// Restores the inherited state in the child of `command`. The child's standard descriptors
+/// must be inherited from this process.
 pub fn hand_on(command: &mut Command) {
     let found = FOUND.load(Ordering::Relaxed);
     let limit = found_descriptors();
     let restore = move || {
-        // Its limit is its own, whatever was raised for this process.
+        // The inherited limit, not the one raised for this process.
         setrlimit(Resource::Nofile, limit)?;
         for (bit, signal) in SIGNALS {
             let as_found = if found & bit != 0 { libc::SIG_IGN } else { libc::SIG_DFL };
@@ -93,12 +97,12 @@ pub fn hand_on(command: &mut Command) {
             }
         }
         for fd in (0..DESCRIPTORS).filter(|fd| found & 1 << fd != 0) {
-            // SAFETY: in the child nobody uses it any more.
+            // SAFETY: in the child nothing uses it any more.
             unsafe { libc::close(fd.cast_signed()) };
         }
         Ok(())
     };
-    // SAFETY: between fork and exec the closure makes system calls alone; it neither allocates nor takes a
-    // lock.
+    // SAFETY: between fork and exec the closure makes system calls alone; it neither allocates
+    // nor takes a lock.
     unsafe { command.pre_exec(restore) };
 }

@@ -1,4 +1,4 @@
-//! What a UDP socket hears of its datagrams that did not arrive, beside those that come.
+//! Error queue of a UDP socket: ICMP errors for its datagrams.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -9,19 +9,19 @@ use rustix::net::{AddressFamily, sockopt};
 
 use crate::os;
 
-/// A datagram that did not arrive.
+/// A datagram that was not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Undelivered {
-    /// Where it was to go.
+    /// Destination.
     pub to: SocketAddr,
-    /// What was said of it: type and code of ICMP, or of ICMPv6 where `to` is of IPv6.
+    /// Type and code of ICMP, or of ICMPv6 where `to` is IPv6.
     pub why: [u8; 2],
 }
 
-/// Has a socket keep what is said of datagrams that did not arrive.
+/// Enables a socket's error queue.
 ///
 /// # Errors
-/// It is no socket of IP.
+/// The socket is not an IP socket.
 pub fn hear_errors(socket: impl AsFd) -> io::Result<()> {
     let fd = socket.as_fd();
     os::setsockopt(fd, libc::SOL_IP, libc::IP_RECVERR, &1)?;
@@ -31,12 +31,13 @@ pub fn hear_errors(socket: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// What such a socket was told, if it was.
+/// Returns the next ICMP error of the socket's error queue, if there is one.
 pub fn take_error(socket: BorrowedFd<'_>) -> Option<Undelivered> {
     take_error_of(socket, &mut []).map(|(error, _)| error)
 }
 
-/// The same, and as much of what the datagram carried as was sent back and `carried` has room for: its length.
+/// Returns the next error with the number of bytes of the datagram's payload in `carried`: as
+/// many as were sent back and it has room for.
 pub fn take_error_of(socket: BorrowedFd<'_>, carried: &mut [u8]) -> Option<(Undelivered, usize)> {
     // SAFETY: all zeros is an address and a message.
     let (mut name, mut message): (libc::sockaddr_in6, libc::msghdr) =
@@ -49,14 +50,14 @@ pub fn take_error_of(socket: BorrowedFd<'_>, carried: &mut [u8]) -> Option<(Unde
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control) as _;
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
-    // SAFETY: the kernel writes to the address, the control bytes and `carried`, which live through the call
-    // and are as long as the message says.
+    // SAFETY: the kernel writes to the address, the control bytes and `carried`, which live
+    // through the call and are as long as the message says.
     let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     let got = usize::try_from(got).ok()?;
     let errors = [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR)];
     // SAFETY: the message is as the kernel has just written it.
     let mut head = unsafe { libc::CMSG_FIRSTHDR(&raw const message).as_ref() }?;
-    // Others may stand before it, such as the hop limit of what was said.
+    // Other control messages may precede it, such as the hop limit of the ICMP packet.
     while !errors.contains(&(head.cmsg_level, head.cmsg_type)) {
         // SAFETY: as above.
         head = unsafe { libc::CMSG_NXTHDR(&raw const message, head).as_ref() }?;
@@ -66,7 +67,7 @@ pub fn take_error_of(socket: BorrowedFd<'_>, carried: &mut [u8]) -> Option<(Unde
         unsafe { libc::CMSG_DATA(head).cast::<libc::sock_extended_err>().read_unaligned() };
     let port = u16::from_be(name.sin6_port);
     let ip = match i32::from(name.sin6_family) {
-        // The address stands where the other has its flow.
+        // The IPv4 address is at the offset of IPv6's flow label.
         libc::AF_INET => Ipv4Addr::from(u32::from_be(name.sin6_flowinfo)).into(),
         _ => IpAddr::from(name.sin6_addr.s6_addr).to_canonical(),
     };
@@ -91,7 +92,7 @@ mod tests {
         socket.send_to(b"x", closed).unwrap();
         assert_eq!(take_error(socket.as_fd()), Some(Undelivered { to: closed, why: [3, 3] }));
         for (sent, length) in [(&b"payload"[..], 7), (&[1; 99], 9)] {
-            // An error that waits is told by the next call.
+            // A pending error is reported by the next call.
             let _ = sockopt::socket_error(&socket);
             socket.send_to(sent, closed).unwrap();
             let mut carried = [0; 9];

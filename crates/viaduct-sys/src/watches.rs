@@ -1,16 +1,17 @@
-//! What watches a program's descriptor by epoll, when another socket is put in its place.
+//! Transfer of epoll watches when another socket replaces a program's descriptor.
 //!
-//! An epoll instance knows a file by the number under which it was added, and keeps it when another file
-//! gets that number. So whoever watches from before is moved: in a thread with a table of descriptors of
-//! its own, where any number can be ours.
+//! An epoll instance identifies a file by the descriptor number under which it was added, and
+//! keeps watching that file when another one gets the number. Watches are therefore moved: in a
+//! thread with a descriptor table of its own, in which any number is free to use.
 //!
 //! ```text
 //!   program's epoll ── watches 7: one file ──▶ fdinfo says: events, data
-//!                                               thread: 7 = one file,   epoll_ctl(DEL, 7)
-//!                                                       7 = the other,  epoll_ctl(ADD, 7, events, data)
+//!                                               thread: 7 = one file,  epoll_ctl(DEL, 7)
+//!                                                       7 = the other, epoll_ctl(ADD, 7, events, data)
 //! ```
 //!
-//! A thread's descriptors are looked through for epoll instances once, and again when one may have been made since.
+//! A thread's descriptors are searched for epoll instances once, and again when a new one may
+//! exist.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -32,31 +33,32 @@ struct Watch {
     data: u64,
 }
 
-/// How many epoll instances the programs have made, or may just be making.
+/// Number of epoll instances that programs have made, or may be making, and the time of the
+/// last.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Made(u64, Option<Instant>);
 
-/// How long a call that makes one may take from when it was told of.
+/// Max duration of a call that makes an instance, from its notification on.
 const MAKING: Duration = Duration::from_millis(100);
 
 impl Made {
-    /// One more is being made.
+    /// Counts an instance that is being made.
     pub fn one_more(&mut self) {
         *self = Made(self.0 + 1, Some(Instant::now()));
     }
 
-    /// Whether the last one is there by now.
+    /// Returns whether the call for the last instance has ended by now.
     fn is_done(self) -> bool {
         self.1.is_none_or(|at| at.elapsed() > MAKING)
     }
 }
 
-/// The epoll instances of a thread, as far as they are known: their numbers, when so many had been made.
+/// Known epoll instances of a thread: their descriptor numbers, as of a value of [`Made`].
 #[derive(Debug, Default)]
 pub(crate) struct Epolls(Mutex<Option<(u64, Vec<i32>)>>);
 
 impl Epolls {
-    /// Those of `thread`.
+    /// Returns those of `thread`.
     fn of(&self, thread: u32, made: Made) -> io::Result<Vec<i32>> {
         let is_epoll = |number: &i32| {
             let path = format!("/proc/{thread}/fd/{number}");
@@ -77,11 +79,11 @@ impl Epolls {
     }
 }
 
-/// Moves what watches descriptor `fd` of `thread`, which `task` is, from the file of `one` to that of
-/// `other`. Its epoll instances are among those that were `made`, or it had them before.
+/// Moves the epoll watches of descriptor `fd` of `thread`, which is `task`, from the file of
+/// `one` to that of `other`. `made` counts the epoll instances made so far.
 ///
 /// # Errors
-/// The thread has gone, or no descriptor is left.
+/// The thread has ended, or no descriptor is left.
 pub fn move_over(
     (task, thread): (&Task, u32),
     made: Made,
@@ -96,7 +98,7 @@ pub fn move_over(
         let info = fs::read_to_string(format!("/proc/{thread}/fdinfo/{number}"))?;
         let Some(watch) = info.lines().find_map(|line| parse(line, fd, inode)) else { continue };
         let epoll = task.duplicate(number)?;
-        // What the thread closes is closed in its own table alone.
+        // A descriptor closed by this thread is closed in its own table only.
         let replace = || replace(epoll.as_fd(), fd, [one, other], watch);
         let moved = thread::scope(|scope| scope.spawn(replace).join());
         moved.map_err(|_| io::Error::from(io::ErrorKind::Other))??;
@@ -104,8 +106,9 @@ pub fn move_over(
     Ok(())
 }
 
-/// Whether an epoll instance, a thread's of this number, watches descriptor `fd`, which is the file of `one`; also if
-/// the kernel does not say (`CONFIG_KCMP`). What an instance tells of itself is as long as it watches many.
+/// Returns whether epoll instance `number` of a thread watches descriptor `fd` with the file of
+/// `one`; true too if the kernel cannot tell (`CONFIG_KCMP`). Cheaper than fdinfo, whose length
+/// grows with the number of watches.
 fn may_watch((thread, number): (u32, i32), fd: i32, one: BorrowedFd<'_>) -> bool {
     const KCMP_EPOLL_TFD: libc::c_int = 7;
     // `struct kcmp_epoll_slot`.
@@ -120,7 +123,8 @@ fn may_watch((thread, number): (u32, i32), fd: i32, one: BorrowedFd<'_>) -> bool
     }
 }
 
-/// A line such as `tfd: 7 events: 19 data: 7  pos:0 ino:2a sdev:8`, if it is about this file.
+/// Parses a line such as `tfd: 7 events: 19 data: 7  pos:0 ino:2a sdev:8`, if it is about this
+/// file.
 fn parse(line: &str, fd: i32, inode: u64) -> Option<Watch> {
     let mut words = line.split_whitespace();
     let mut after = |name: &str| match words.next()?.strip_prefix(name)? {
@@ -136,22 +140,23 @@ fn parse(line: &str, fd: i32, inode: u64) -> Option<Watch> {
     (target == fd && ino == inode).then_some(Watch { events: u32::try_from(events).ok()?, data })
 }
 
-/// In a thread that does nothing else.
+/// Replaces the watched file. Runs in a thread that does nothing else.
 fn replace(
     epoll: BorrowedFd<'_>,
     fd: i32,
     [one, other]: [BorrowedFd<'_>; 2],
     watch: Watch,
 ) -> io::Result<()> {
-    // SAFETY: the flag is FILES alone: this thread has a copy of the table from now on, and ends when
-    // this function does; others' descriptors stay theirs.
+    // SAFETY: the flag is FILES alone: this thread has a copy of the table from now on, and
+    // ends when this function does; others' descriptors stay theirs.
     unsafe { unshare_unsafe(UnshareFlags::FILES)? };
-    // Beyond the number, so that none of them has it.
+    // Duplicates above `fd`, so that none of them has its number.
     let [epoll, one, other] = [epoll, one, other].map(|of| above(of, fd));
     let (epoll, one, other) = (epoll?, one?, other?);
     let mut event = libc::epoll_event { events: watch.events, u64: watch.data };
     for (file, operation) in [(&one, libc::EPOLL_CTL_DEL), (&other, libc::EPOLL_CTL_ADD)] {
-        // SAFETY: the table is this thread's own, and whoever owns the number in it does not run in it.
+        // SAFETY: the table is this thread's own, and the owner of the number does not run in
+        // it.
         let put = unsafe { libc::dup3(file.as_raw_fd(), fd, libc::O_CLOEXEC) };
         os::check(put.min(0))?;
         // SAFETY: the kernel reads the event, which lives through the call.
@@ -208,7 +213,7 @@ mod tests {
         assert_eq!(ready(), [0u64; 0]);
         at_other.write_all(b"x").unwrap();
         assert_eq!(ready(), [77]);
-        // Nobody else keeps either open: a pipe has two ends here.
+        // The test has the only descriptors: each pipe has two ends here.
         let ends = |file: &io::PipeReader| {
             let inode = rustix::fs::fstat(file).unwrap().st_ino;
             let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
@@ -216,7 +221,7 @@ mod tests {
             open.filter(|at| at.ino() == inode).count()
         };
         assert_eq!([&one, &other].map(ends), [2, 2]);
-        // The number is the other's now, as the program sees it.
+        // The number refers to the other file now, as the program sees it.
         let mut one = one;
         io::Read::read_exact(&mut one, &mut [0; 1]).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Programs that are started to be wrapped, and what becomes of them.
+//! Programs that are started to be wrapped, and changes of their state.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File, OpenOptions};
@@ -17,21 +17,21 @@ use rustix::process::{
 
 use crate::os;
 
-/// What a program does.
+/// State change of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It has stopped, by this signal.
+    /// Stopped by this signal.
     Stopped(i32),
-    /// It goes on.
+    /// Continued.
     Continued,
-    /// It has ended: its exit status.
+    /// Exited with this status.
     Exited(i32),
-    /// A signal has ended it.
+    /// Killed by this signal.
     Killed(i32),
 }
 
-/// Has what `command` starts join the cgroup whose `cgroup.procs` is `members`, which must be open when
-/// it is spawned.
+/// Makes the child of `command` join the cgroup whose `cgroup.procs` is `members`, which must
+/// be open when the child is spawned.
 pub fn join(command: &mut Command, members: BorrowedFd<'_>) {
     let members = members.as_raw_fd();
     let join = move || {
@@ -39,12 +39,12 @@ pub fn join(command: &mut Command, members: BorrowedFd<'_>) {
         let wrote = unsafe { libc::write(members, b"0".as_ptr().cast(), 1) };
         if wrote == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
     };
-    // SAFETY: between fork and exec the closure makes one system call; it neither allocates nor takes a
-    // lock.
+    // SAFETY: between fork and exec the closure makes one system call; it neither allocates nor
+    // takes a lock.
     unsafe { command.pre_exec(join) };
 }
 
-/// Waits until the child `pid` does something; reaps orphans that end meanwhile.
+/// Waits until the state of child `pid` changes; reaps orphans that end meanwhile.
 ///
 /// # Errors
 /// There is no such child.
@@ -66,7 +66,7 @@ pub fn wait(pid: u32) -> io::Result<Change> {
     }
 }
 
-/// What the child `pid` has done since it was last asked for, without waiting.
+/// Returns the state change of child `pid` since the last call, if any, without waiting.
 ///
 /// # Errors
 /// There is no such child.
@@ -100,7 +100,7 @@ pub fn reap() {
     let _ = reap_all();
 }
 
-/// The same; whether no child is left.
+/// Reaps orphans like [`reap`]; returns whether no child is left.
 pub fn reap_all() -> bool {
     loop {
         match peek(libc::WEXITED | libc::WNOHANG) {
@@ -112,10 +112,10 @@ pub fn reap_all() -> bool {
     }
 }
 
-/// Whom somebody waits for is gone after so long.
+/// Poll interval while another thread reaps the child.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A child of which there is something to be told, as `how` wants it; it still is afterwards.
+/// Returns a child with a state change of the kinds in `how`, without consuming the change.
 fn peek(how: libc::c_int) -> io::Result<Option<Pid>> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     // SAFETY: the kernel writes one, which lives through the call.
@@ -124,27 +124,29 @@ fn peek(how: libc::c_int) -> io::Result<Option<Pid>> {
     Ok(Pid::from_raw(unsafe { info.assume_init().si_pid() }))
 }
 
-/// Takes what there is to be told of `child`, if it is an orphan. Those of this process's own group it has started:
-/// whoever did so waits for them. An orphan is of another, for nobody can join that of one who leads its session.
+/// Consumes the state change of `child` if it is an orphan. Children in this process's own
+/// group were started here, and the code that started them waits for them. Orphans are in other
+/// groups: a process of another session cannot join the group of a session leader.
 fn reap_orphan(child: Pid) -> bool {
     let own = is_beside(child.as_raw_pid().cast_unsigned());
     let how = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
     !own && waitpid(Some(child), how).is_ok()
 }
 
-/// Whether `pid` has stopped, and nothing has woken it.
+/// Returns whether `pid` is stopped.
 pub fn is_stopped(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // Its name stands before, in brackets, and may hold any itself.
+    // The process name precedes the state in brackets, and may contain brackets itself.
     stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
 }
 
-/// Whether `pid` is of this process's group: what a terminal or a shell sends to that comes to both.
+/// Returns whether `pid` is in this process's group: signals from a terminal or a shell to the
+/// group reach both.
 pub fn is_beside(pid: u32) -> bool {
     getpgid(Pid::from_raw(pid.cast_signed())).is_ok_and(|of| of == getpgrp())
 }
 
-/// Makes this process the parent of those below it that have lost theirs.
+/// Makes this process the parent of its descendants that lose theirs.
 ///
 /// # Errors
 /// None are known.
@@ -152,22 +154,25 @@ pub fn adopt_orphans() -> io::Result<()> {
     Ok(set_child_subreaper(Pid::from_raw(1))?)
 }
 
-/// Whether this process leads its session: it is whom the kernel tells that the terminal has gone.
+/// Returns whether this process leads its session: the kernel signals the leader when the
+/// terminal is gone.
 pub fn leads_session() -> bool {
     getsid(None).is_ok_and(|leader| leader == getpid())
 }
 
-/// Takes this process out of the terminal's sight: no signal of its, and none of its descriptors.
+/// Detaches this process from the terminal: it gets no signals from it and holds none of its
+/// descriptors.
 ///
 /// # Errors
-/// It leads a process group.
+/// This process leads a process group.
 pub fn leave_terminal() -> io::Result<()> {
     setsid()?;
     let nowhere = leave_streams()?;
     Ok(rustix::stdio::dup2_stderr(&nowhere)?)
 }
 
-/// Leaves standard input and output to others: whoever has their other ends hears when those let go of them.
+/// Replaces standard input and output by `/dev/null`: their other ends then see when the
+/// remaining holders close theirs.
 ///
 /// # Errors
 /// There is no `/dev/null`.

@@ -1,15 +1,16 @@
-//! A hall for datagrams: all that leaves it is read by whoever opened it ([`Way`]), and what is written
-//! there comes in, from whatever address it says. Sockets of UDP that programs have in there are their
-//! own in all they do; where their datagrams go is ours to say.
+//! Capture namespace for datagrams: all packets that leave it are read through [`Way`] by the
+//! process that made it, and packets written there come in, from any source address. A
+//! program's UDP sockets in the namespace are its own in all respects; this process forwards
+//! their datagrams.
 //!
 //! ```text
-//!   program ── sendto 192.0.2.1:53 ──▶ route: everything leaves ──▶ way ──▶ handlers ──▶ a socket outside
-//!           ◀── from 192.0.2.1:53 ─── rule: what comes in is ours ◀─┘ ◀── handlers ◀──────────┘
+//!   program ── sendto 192.0.2.1:53 ──▶ route: all leaves ──▶ way ──▶ handlers ──▶ a socket outside
+//!           ◀── from 192.0.2.1:53 ─── rule: all is local ◀──┘ ◀──── handlers ◀───────────┘
 //! ```
 //!
-//! The kernel takes no datagram of IPv6 from `::1`, nor lets one leave to it, but by the loopback interface.
-//! So those of IPv6 come in there ([`Loop`]), with a mark by which they are told from what leaves; and what goes
-//! to `::1` is read there.
+//! The kernel accepts IPv6 datagrams from `::1`, and sends them to it, on the loopback
+//! interface only. IPv6 datagrams therefore come in there ([`Loop`]), with a mark that tells
+//! them from those that leave; datagrams to `::1` are read there.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -27,9 +28,9 @@ use crate::interface::Interface;
 use crate::offload::OffloadState;
 use crate::{os, tool};
 
-/// Any table but the kernel's own.
+/// Any routing table but the kernel's own.
 const TABLE: u8 = 100;
-/// Addresses of loopback leave too, and may come in by another interface.
+/// Loopback addresses leave too, and may come in by another interface.
 const SETTINGS: [(&str, &str); 4] = [
     ("conf/datagrams/route_localnet", "1"),
     ("conf/datagrams/accept_local", "1"),
@@ -37,13 +38,13 @@ const SETTINGS: [(&str, &str); 4] = [
     ("conf/all/rp_filter", "0"),
 ];
 
-/// The way out has no address of IPv6 but those that it is given.
+/// Setting that keeps the interface from generating an IPv6 link-local address.
 const NO_LINK_LOCAL: &str = "/proc/sys/net/ipv6/conf/datagrams/addr_gen_mode";
 const IPV6: &str = "/proc/sys/net/ipv6";
-/// What comes in has this mark.
+/// Mark of packets that come in.
 const MARK: libc::c_int = 7;
-/// The kernel sends what goes to 0.0.0.0 to 127.0.0.1 by the loopback interface, whatever the routes are: the
-/// mark has it look again, and find the way out.
+/// The kernel sends packets for 0.0.0.0 to 127.0.0.1 by the loopback interface, whatever the
+/// routes are. The mark makes it route them again, to the way out.
 const UNSPECIFIED: &str = "table ip viaduct {
     chain unspecified {
         type route hook output priority mangle;
@@ -52,39 +53,39 @@ const UNSPECIFIED: &str = "table ip viaduct {
 }
 ";
 
-/// The ways out of a hall.
+/// The ways out of a capture namespace.
 #[derive(Debug)]
 pub struct Ways {
-    /// What leaves, and what comes in of IPv4.
+    /// IPv4 packets, and IPv6 packets that leave.
     pub out: Way,
-    /// What comes in of IPv6, and what leaves to `::1`; `None` where there is no IPv6.
+    /// IPv6 packets that come in, and those that leave to `::1`; `None` without IPv6.
     pub v6: Option<Loop>,
-    /// Which sockets are gone; `None` where the kernel does not tell.
+    /// Notice of closed sockets; `None` if the kernel does not send it.
     pub gone: Option<Gone>,
-    /// Looks sockets up; `None` where it cannot be asked.
+    /// Socket look-up; `None` if the kernel cannot be asked.
     pub lookup: Option<Lookup>,
 }
 
-/// Moves this process, which has one thread, into such a hall, which has routes to the loopback alone: others are
-/// made after the host's ([`super::Own::apply`]).
+/// Moves this process, which has one thread, into such a namespace. It has routes to the
+/// loopback alone; the others are copied from the host's ([`super::Own::apply`]).
 ///
 /// # Errors
-/// The kernel gives this user no network namespace, or no interface in there.
+/// The kernel gives this user no network namespace, or no interface in it.
 pub fn enter_for_datagrams() -> Result<Ways, HallError> {
     enter_network()?;
     set_up_for(Way::make().map_err(|why| set_up("a way out", why))?)
 }
 
-/// Has everything leave by `out`, and come in by it.
+/// Routes all packets out by `out`, and accepts all that come in by it.
 pub(super) fn set_up_for(out: Way) -> Result<Ways, HallError> {
-    // It has nothing to say of its own; where there is no IPv6 it cannot.
+    // Keeps the interface from sending packets of its own. Missing without IPv6.
     let _ = std::fs::write(NO_LINK_LOCAL, "1");
     for (key, value) in SETTINGS {
         let path = format!("/proc/sys/net/ipv4/{key}");
         std::fs::write(&path, value).map_err(|error| set_up(&path, error))?;
     }
     route_v4().map_err(|error| set_up("routes", error))?;
-    // Without nft what goes to 0.0.0.0 does not leave.
+    // Without nft, packets for 0.0.0.0 do not leave.
     let _ = tool::run("nft", &["-f", "-"], UNSPECIFIED);
     let (gone, lookup) = (Gone::hear().ok(), Lookup::open().ok());
     if !std::path::Path::new(IPV6).exists() {
@@ -92,7 +93,7 @@ pub(super) fn set_up_for(out: Way) -> Result<Ways, HallError> {
     }
     let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
     lo.map_err(|error| set_up("the loopback interface", error))?;
-    // What it would cut later we would see whole.
+    // With offloads, packets that are cut later would be read whole.
     let _ = OffloadState::read(LOOPBACK).and_then(|state| state.switch_off());
     route_v6().map_err(|error| set_up("routes of IPv6", error))?;
     let v6 = Loop::open().map_err(|error| set_up("a packet socket", error))?;
@@ -114,7 +115,7 @@ fn route_v6() -> io::Result<()> {
     routes::go_out_and_come_in(&ComesIn::Marked(MARK.cast_unsigned()), TABLE)
 }
 
-/// The loopback interface of a hall, as packets pass it.
+/// The loopback interface of a capture namespace, as a packet socket sees it.
 #[derive(Debug)]
 pub struct Loop(OwnedFd);
 
@@ -134,15 +135,16 @@ impl Loop {
         Ok(Loop(socket))
     }
 
-    /// One that another process has opened.
+    /// Wraps a socket that another process has opened.
     pub fn of(socket: OwnedFd) -> Loop {
         Loop(socket)
     }
 
-    /// The next packet of IPv6 that leaves, to the start of `packet`: its length, 0 if it is another.
+    /// Reads the next IPv6 packet that leaves into `packet`. Returns its length, 0 for any
+    /// other packet.
     ///
     /// # Errors
-    /// There is none ([`io::ErrorKind::WouldBlock`]).
+    /// No packet waits ([`io::ErrorKind::WouldBlock`]).
     pub fn read(&self, packet: &mut [u8]) -> io::Result<usize> {
         let (mut from, mut length) = (address(0), ADDRESS);
         // SAFETY: the kernel writes at most as much as `packet` and `from` have room for.
@@ -157,12 +159,12 @@ impl Loop {
             )
         };
         let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
-        // What leaves is seen a second time, as what comes in.
+        // A packet that leaves is seen a second time, as one that comes in.
         let leaves = from.sll_pkttype == libc::PACKET_OUTGOING && from.sll_protocol == v6();
         Ok(if leaves { got } else { 0 })
     }
 
-    /// Has a packet of IPv6 come in.
+    /// Injects an IPv6 packet that comes in.
     ///
     /// # Errors
     /// There is no room for it.
@@ -188,7 +190,7 @@ fn v6() -> u16 {
     (libc::ETH_P_IPV6 as u16).to_be()
 }
 
-/// The loopback interface, which is the first of every network namespace.
+/// Address of the loopback interface, the first of every network namespace.
 fn address(protocol: u16) -> libc::sockaddr_ll {
     // SAFETY: all zeros is an address.
     let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
@@ -197,14 +199,14 @@ fn address(protocol: u16) -> libc::sockaddr_ll {
     at
 }
 
-/// A socket of UDP in this process's hall, of IPv6 or of IPv4.
+/// Opens a UDP socket in this process's capture namespace, IPv6 or IPv4.
 ///
 /// # Errors
 /// No descriptor is left, or there is no such family.
 pub fn datagram_socket(v6: bool) -> io::Result<OwnedFd> {
     let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
     let socket = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    // Whether an address is this host's is asked outside.
+    // The host outside decides which addresses are its own.
     os::setsockopt(socket.as_fd(), libc::SOL_IP, libc::IP_FREEBIND, &1)?;
     if v6 {
         os::setsockopt(socket.as_fd(), libc::SOL_IPV6, libc::IPV6_FREEBIND, &1)?;
@@ -212,10 +214,10 @@ pub fn datagram_socket(v6: bool) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The ports that sockets of UDP have in the hall that process `pid` is in.
+/// Returns the ports of UDP sockets in the capture namespace of process `pid`.
 ///
 /// # Errors
-/// It has ended.
+/// The process has ended.
 pub fn udp_ports(pid: u32) -> io::Result<BTreeSet<u16>> {
     let mut text = std::fs::read_to_string(format!("/proc/{pid}/net/udp"))?;
     // Missing where there is no IPv6.

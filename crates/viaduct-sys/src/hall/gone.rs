@@ -1,4 +1,4 @@
-//! Notice of a hall's UDP sockets that have been closed (`sock_diag(7)`).
+//! Notice of closed UDP sockets of a capture namespace (`sock_diag(7)`).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,15 +9,15 @@ use crate::netlink;
 const GROUPS: u32 = 1 << 1 | 1 << 3;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 
-/// Hears of UDP sockets that are gone, with the last descriptor of each.
+/// Notice of UDP sockets whose last descriptor has been closed.
 #[derive(Debug)]
 pub struct Gone(OwnedFd);
 
 impl Gone {
-    /// Of the calling thread's network namespace, from now on.
+    /// Listens in the calling thread's network namespace, from now on.
     ///
     /// # Errors
-    /// The kernel does not tell of them.
+    /// The kernel does not send these notices.
     pub(super) fn hear() -> io::Result<Gone> {
         netlink::hear(libc::NETLINK_SOCK_DIAG, GROUPS).map(Gone)
     }
@@ -27,7 +27,7 @@ impl Gone {
         Gone(socket)
     }
 
-    /// Whether any has gone since it was last asked.
+    /// Returns whether any was closed since the last call.
     pub fn any(&self) -> bool {
         netlink::heard(&self.0, |kind, _| kind == SOCK_DIAG_BY_FAMILY)
     }

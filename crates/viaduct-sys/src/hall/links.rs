@@ -1,5 +1,5 @@
-//! Links of a hall for link-local addresses, whose number is part of them: one of the same number as the host's, with
-//! nothing behind it.
+//! Links of a capture namespace for link-local addresses, which include an interface index: an
+//! interface of the same index as the host's, with nothing behind it.
 
 use std::io;
 use std::net::Ipv6Addr;
@@ -9,14 +9,16 @@ use super::way::{IFLA_IFNAME, IFLA_LINKINFO, INFO_DATA, INFO_KIND, VETH_PEER};
 use crate::interface::Interface;
 use crate::netlink::{Attributes, Message, NLM_F_ACK, NLM_F_CREATE};
 
-/// Added to a link's number for that of its other end, so that it is none of the host's.
+/// Added to a link's index for that of its other end, so that it differs from all of the
+/// host's.
 const OTHER_END: u32 = 1 << 30;
 const LINK_LOCAL: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
 
-/// Has the calling thread's network namespace have a link of this number, where every link-local address is its own.
+/// Adds a link of this index to the calling thread's network namespace; every link-local
+/// address is local there.
 ///
 /// # Errors
-/// The kernel has no pairs of interfaces, or no IPv6.
+/// The kernel has no veth pairs, or no IPv6.
 pub fn link(number: u32) -> io::Result<()> {
     let (name, other) = (format!("link{number}"), format!("other{number}"));
     // `struct ifinfomsg`: family, type, number; flags, and which of them are meant.
@@ -37,7 +39,7 @@ pub fn link(number: u32) -> io::Result<()> {
             .with(IFLA_IFNAME, &word(&name))
             .nest(IFLA_LINKINFO, &info),
     )?;
-    // Neither has anything to say of its own.
+    // Keeps both from sending packets of their own.
     for name in [&name, &other] {
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/addr_gen_mode"), "1");
         let raised = Interface::new(name).and_then(|interface| interface.set_up());

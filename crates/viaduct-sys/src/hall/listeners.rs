@@ -1,4 +1,4 @@
-//! Listening TCP sockets of a hall: which there are, and notice of those that have been closed (`sock_diag(7)`).
+//! Listening TCP sockets of a capture namespace, and notice of closed ones (`sock_diag(7)`).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,28 +11,28 @@ const GROUPS: u32 = 1 << 0 | 1 << 2;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// The state `TCP_LISTEN`, as a bit.
 const LISTENING: u32 = 1 << 10;
-/// Bytes of `struct inet_diag_req_v2` behind the port that is asked for.
+/// Bytes of `struct inet_diag_req_v2` behind the port.
 const REST: usize = 46;
 /// Fields of `struct inet_diag_msg`.
 const PEER_PORT: usize = 6;
 const COOKIE: usize = 44;
 const WAITING: usize = 56;
 const BACKLOG: usize = 60;
-/// Bytes of the head before it.
+/// Bytes of the netlink header before it.
 const HEAD: usize = 16;
 
 /// A listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// Its name among all of this kernel's (`SO_COOKIE`).
+    /// Socket cookie (`SO_COOKIE`), unique in this kernel.
     pub cookie: u64,
     /// Connections that wait to be accepted.
     pub waiting: u32,
-    /// The backlog: one more than so many may wait.
+    /// Backlog: up to one connection more may wait.
     pub backlog: u32,
 }
 
-/// Those of one network namespace.
+/// Listening sockets of one network namespace.
 #[derive(Debug)]
 pub struct Listeners {
     closed: OwnedFd,
@@ -40,29 +40,29 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Of the calling thread's network namespace.
+    /// Opens those of the calling thread's network namespace.
     ///
     /// # Errors
-    /// The kernel does not tell of them.
+    /// The kernel does not send these notices.
     pub(super) fn open() -> io::Result<Listeners> {
         let closed = netlink::hear(libc::NETLINK_SOCK_DIAG, GROUPS)?;
-        // Connections end far more often. Without the filter they are read, too.
+        // Connections end far more often; without the filter their notices are read too.
         let _ = filter::attach(closed.as_fd(), &without_peer());
         Ok(Listeners { closed, ask: netlink::hear(libc::NETLINK_SOCK_DIAG, 0)? })
     }
 
-    /// Those that another process has opened, as [`Listeners::parts`] gave them.
+    /// Wraps the sockets that another process has opened, from [`Listeners::parts`].
     pub fn of([closed, ask]: [OwnedFd; 2]) -> Listeners {
         Listeners { closed, ask }
     }
 
-    /// The sockets that this consists of, for another process.
+    /// Returns the sockets that this consists of, for another process.
     pub fn parts(&self) -> [BorrowedFd<'_>; 2] {
         [self.closed.as_fd(), self.ask.as_fd()]
     }
 
-    /// The cookies of sockets without a peer that have been closed since this was last asked; `None` if some of
-    /// them are not known.
+    /// Returns the cookies of sockets without a peer that have been closed since the last call;
+    /// `None` if notices were lost.
     pub fn closed(&self) -> Option<Vec<u64>> {
         let mut cookies = Vec::new();
         let lost = netlink::heard(&self.closed, |kind, message| {
@@ -75,7 +75,8 @@ impl Listeners {
         (!lost).then_some(cookies)
     }
 
-    /// Those that listen at `port`, or at any if it is 0, of IPv6 or of IPv4.
+    /// Returns the sockets that listen at `port`, or at any port if it is 0, for IPv6 or for
+    /// IPv4.
     ///
     /// # Errors
     /// The kernel cannot be asked.
@@ -109,7 +110,7 @@ impl AsFd for Listeners {
     }
 }
 
-/// Keeps notices of sockets without a peer.
+/// Filter that keeps notices of sockets without a peer.
 fn without_peer() -> Vec<BpfInsn> {
     let mut asm = Asm::default();
     let other = asm.label();

@@ -1,4 +1,4 @@
-//! Whether a hall has a socket for a datagram, asked of the kernel (`sock_diag(7)`).
+//! Look-up of a capture namespace's socket for a datagram (`sock_diag(7)`).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,15 +10,15 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// `INET_DIAG_NOCOOKIE`: any socket.
 const ANY: [u8; 8] = [0xff; 8];
 
-/// Looks UDP sockets of a hall up.
+/// Looks up UDP sockets of a capture namespace.
 #[derive(Debug)]
 pub struct Lookup(OwnedFd);
 
 impl Lookup {
-    /// In the calling thread's network namespace.
+    /// Opens a look-up in the calling thread's network namespace.
     ///
     /// # Errors
-    /// No socket is left.
+    /// No descriptor is left.
     pub(super) fn open() -> io::Result<Lookup> {
         netlink::hear(libc::NETLINK_SOCK_DIAG, 0).map(Lookup)
     }
@@ -28,14 +28,15 @@ impl Lookup {
         Lookup(socket)
     }
 
-    /// Whether a socket receives what is sent from one address to another, both of one family.
+    /// Returns whether a socket receives datagrams from one address to another, both of one
+    /// family.
     ///
     /// # Errors
     /// The kernel cannot be asked.
     pub fn finds(&self, from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
         let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        // `struct inet_diag_req_v2`: family, protocol, what to tell, padding, states; then the two ends, as a
-        // datagram has them, an interface and a cookie.
+        // `struct inet_diag_req_v2`: family, protocol, extensions, padding, states; then the
+        // two ends, as in a datagram, an interface and a cookie.
         let mut head = vec![family as u8, libc::IPPROTO_UDP as u8, 0, 0];
         head.extend(u32::MAX.to_ne_bytes());
         head.extend(from.port().to_be_bytes());

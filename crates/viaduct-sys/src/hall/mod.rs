@@ -1,15 +1,15 @@
-//! A place where programs listen without anybody from outside: a network namespace whose one interface
-//! is the loopback, and where every address is this host's own.
+//! Capture namespace ("hall"): a network namespace in which programs listen out of reach of
+//! other hosts. Its only interface is the loopback, and every address is local.
 //!
-//! A listener that is bound there may have any address, and whoever connects to it may come from any: so
-//! a program that listens in the hall hears, and is told, just what it would hear outside, while the only
-//! one who can reach it is the one who has opened the hall. It takes no privilege where the kernel lets
-//! users have namespaces of their own.
+//! A listener there may be bound to any address, and connections to it may come from any
+//! address. A program that listens there sees the same addresses as it would outside, while
+//! only the process that made the namespace can reach it. No privilege is needed where the
+//! kernel lets users have namespaces of their own.
 //!
 //! ```text
-//!   clients ══▶ front, at 192.0.2.1:80 ── handlers ──┐            the hall: lo, and a route that says
-//!                                                    ▼            that every address is here
-//!                          a place, at the client's address ──▶ the program's listener, at 192.0.2.1:80
+//!   clients ══▶ public listener, 192.0.2.1:80 ── handlers ─┐      the namespace: lo, and a route
+//!                                                          ▼      that makes every address local
+//!                 a socket bound to the client's address ──▶ the program's listener, 192.0.2.1:80
 //! ```
 #![allow(unsafe_code)]
 
@@ -42,36 +42,36 @@ use crate::netns::{self, NetnsError, enter_user_namespace};
 use crate::{os, tcp};
 
 const LOOPBACK: &str = "lo";
-/// Whoever has the same two ends again need not wait for a minute: nothing is late here.
+/// Disables TIME-WAIT: the same two ends may be reused at once, as no segment is late here.
 const NO_WAITING: (&str, &str) = ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0");
 
-/// What a socket of the hall is for.
+/// Purpose of a socket in the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// A program listens by it; one of IPv6 may take IPv4 too.
+    /// Listener of a program; an IPv6 one may take IPv4 too.
     Listener {
-        /// Its family is IPv6.
+        /// True for IPv6.
         v6: bool,
-        /// It takes IPv6 alone.
+        /// True for IPv6 only.
         alone: bool,
     },
-    /// It is to be connected to a listener, for a client who has its address.
+    /// Socket to be connected to a listener from a client's address.
     Place,
 }
 
-/// Why there is no hall.
+/// Errors of making a capture namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum HallError {
     /// No namespace.
     #[error(transparent)]
     Namespace(#[from] NetnsError),
-    /// It cannot be set up.
+    /// The namespace cannot be set up.
     #[error("a network namespace cannot be set up: {0}")]
     SetUp(String),
 }
 
-/// Moves this process, which has one thread, into a hall of its own. Its sockets from then on are there; those that
-/// listen.
+/// Moves this process, which has one thread, into a capture namespace of its own, where its
+/// sockets are from then on. Returns the listening sockets of it.
 ///
 /// # Errors
 /// The kernel gives this user no network namespace.
@@ -81,16 +81,16 @@ pub fn enter() -> Result<Listeners, HallError> {
     lo.map_err(|error| set_up("the loopback interface", error))?;
     routes::be_everywhere(libc::AF_INET, LOOPBACK, libc::RT_TABLE_LOCAL)
         .map_err(|error| set_up("a route", error))?;
-    // Missing where the machine has no IPv6.
+    // Missing without IPv6.
     let _ = routes::be_everywhere(libc::AF_INET6, LOOPBACK, libc::RT_TABLE_LOCAL);
-    // Where it may not be written, a client's port is free again after a minute.
+    // If it is not writable, a client's port is free again after a minute.
     let _ = std::fs::write(NO_WAITING.0, NO_WAITING.1);
     Listeners::open().map_err(|error| set_up("notice of closed sockets", error))
 }
 
 fn enter_network() -> Result<(), HallError> {
-    // Not by a thread: for a moment after its end the kernel still counts it, and gives no user namespace
-    // to a process of several.
+    // Not in a thread: for a moment after its end the kernel still counts it, and gives no user
+    // namespace to a process of several threads.
     if netns::move_to_new().is_err() {
         enter_user_namespace()?;
     }
@@ -102,7 +102,8 @@ fn set_up(what: &str, why: impl ToString) -> HallError {
     HallError::SetUp(format!("{what}: {}", why.to_string()))
 }
 
-/// A TCP socket of this process's hall at `at`, whosever address that is; several may be there.
+/// Opens a TCP socket in this process's capture namespace, bound to `at`, which may be any
+/// host's address; several may be bound there.
 ///
 /// # Errors
 /// The machine has no such family, or no descriptor is left.
@@ -119,13 +120,13 @@ pub fn socket(purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
         os::setsockopt(socket.as_fd(), libc::SOL_IPV6, libc::IPV6_FREEBIND, &1)?;
     }
     if purpose == Purpose::Place {
-        // As of all connections to programs: see `tcp`.
+        // As on all connections to programs: see `tcp`.
         sockopt::set_socket_oobinline(&socket, true)?;
         sockopt::set_tcp_nodelay(&socket, true)?;
-        // Another run's cgroup that this process may be in lets it be.
+        // The cgroup programs of another run around this process ignore this mark.
         let _ = os::setsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, &tcp::INSIDE);
     }
-    // A client's port may be that of a listener; one that is the kernel's choice is nobody else's.
+    // A client's port may equal a listener's; a port of the kernel's choice is never shared.
     let named = at.port() != 0 || purpose != Purpose::Place;
     sockopt::set_socket_reuseaddr(&socket, named)?;
     sockopt::set_socket_reuseport(&socket, named)?;
@@ -133,7 +134,7 @@ pub fn socket(purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// `at` as a socket of this family is told it in the hall; one that is link-local with its link.
+/// Converts `at` to a socket's family in the namespace; a link-local address gets its link.
 pub fn here(at: SocketAddr, v6: bool) -> SocketAddr {
     match at {
         SocketAddr::V4(v4) if v6 => {
@@ -152,7 +153,7 @@ pub fn here(at: SocketAddr, v6: bool) -> SocketAddr {
     }
 }
 
-/// What a program may have set on a socket before it listens: level and number.
+/// Options that a program may set on a socket before it listens: level and number.
 const OPTIONS: [(libc::c_int, libc::c_int); 15] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_OOBINLINE),
@@ -173,10 +174,11 @@ const OPTIONS: [(libc::c_int, libc::c_int); 15] = [
 const ASYNC: OFlags = OFlags::from_bits_retain(libc::O_ASYNC as u32);
 const BUFFERS: [libc::c_int; 2] = [libc::SO_RCVBUF, libc::SO_SNDBUF];
 
-/// Has `socket` be set up as `like` is, and block or not as `flags` say: what it accepts follows.
+/// Copies the options of `like` to `socket`, and its blocking mode from `flags`; accepted
+/// sockets inherit them.
 ///
 /// # Errors
-/// One of them is no socket.
+/// One of them is not a socket.
 pub fn set_up_like(socket: BorrowedFd<'_>, like: BorrowedFd<'_>, flags: OFlags) -> io::Result<()> {
     fcntl_setfl(socket, flags & (OFlags::NONBLOCK | ASYNC))?;
     for (level, name) in OPTIONS {
@@ -192,7 +194,7 @@ pub fn set_up_like(socket: BorrowedFd<'_>, like: BorrowedFd<'_>, flags: OFlags) 
         let size = |of| os::getsockopt::<libc::c_int>(of, libc::SOL_SOCKET, name);
         let theirs = size(like)?;
         if theirs != size(socket)? {
-            // The kernel doubles it for its own bookkeeping.
+            // The kernel doubles the value, for its own bookkeeping.
             os::setsockopt(socket, libc::SOL_SOCKET, name, &(theirs / 2))?;
         }
     }
@@ -207,14 +209,15 @@ fn option(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> Opti
     (got == 0).then(|| value[..length as usize].to_vec())
 }
 
-/// One that the kernel does not take is left as it is: the program could not have set it either.
+/// Sets an option. One that the kernel refuses is left as it is: the program could not have set
+/// it either.
 fn set_option(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: &[u8]) {
     let (at, length) = (value.as_ptr().cast(), value.len() as libc::socklen_t);
     // SAFETY: the kernel reads `length` bytes of `value`, which lives through the call.
     unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, at, length) };
 }
 
-/// The number by which the tables know a socket.
+/// Returns the inode number by which `/proc` identifies a socket.
 ///
 /// # Errors
 /// None are known.
@@ -222,7 +225,8 @@ pub fn inode(socket: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(socket)?.st_ino)
 }
 
-/// Whether a socket is of the calling thread's network namespace, as far as the kernel says (5.14).
+/// Returns whether a socket is of the calling thread's network namespace; true if the kernel
+/// cannot tell (before 5.14).
 pub fn is_of_this_network(socket: impl AsFd) -> bool {
     match (network(socket), netns::cookie()) {
         (Ok(theirs), Ok(ours)) => theirs == ours,
@@ -230,7 +234,7 @@ pub fn is_of_this_network(socket: impl AsFd) -> bool {
     }
 }
 
-/// Whether two sockets are of one network namespace, as far as the kernel says (5.14).
+/// Returns whether two sockets are known to be of one network namespace (5.14 and later).
 pub fn are_of_one_network(one: impl AsFd, other: impl AsFd) -> bool {
     matches!((network(one), network(other)), (Ok(one), Ok(other)) if one == other)
 }
@@ -239,18 +243,18 @@ fn network(socket: impl AsFd) -> io::Result<u64> {
     os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, netns::NETNS_COOKIE)
 }
 
-/// Has a listener take nobody any more.
+/// Makes a listener accept no more connections.
 ///
 /// # Errors
-/// It is none.
+/// The socket does not listen.
 pub fn stop_listening(socket: impl AsFd) -> io::Result<()> {
     Ok(rustix::net::shutdown(socket, rustix::net::Shutdown::Read)?)
 }
 
-/// Has `socket`, a duplicate of a program's, listen, as it asked for.
+/// Listens by `socket`, a duplicate of a program's, with the program's backlog.
 ///
 /// # Errors
-/// What the kernel says: its address is taken.
+/// The kernel's: the address is in use.
 pub fn listen(socket: impl AsFd, backlog: i32) -> io::Result<()> {
     Ok(rustix::net::listen(socket, backlog)?)
 }

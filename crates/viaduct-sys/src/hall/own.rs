@@ -1,5 +1,6 @@
-//! Where this host's datagrams can go, and from which of its addresses: a hall's routes are made after it, so that
-//! its sockets hear of a missing route what they would hear outside.
+//! Destinations that this host's datagrams reach, and their source addresses. A capture
+//! namespace gets matching routes, so that its sockets see the same error for a missing route
+//! as they would outside.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -9,12 +10,12 @@ use super::routes;
 use super::way::INSIDE;
 use crate::netlink;
 
-/// Prefixes at most; of more, those that were found last are left to the default route.
+/// Max prefixes; of more, the last ones found are left to the default route.
 const MAX_PREFIXES: usize = 256;
 /// `RTF_REJECT`.
 const REJECT: u32 = 0x200;
-/// Addresses that a default route leads to: of documentation, which some hosts have no route for, and of a root
-/// server of DNS.
+/// Addresses that a default route leads to: of documentation, which some hosts have no route
+/// for, and of a DNS root server.
 const FAR: [IpAddr; 5] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)),
@@ -25,7 +26,7 @@ const FAR: [IpAddr; 5] = [
 /// `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, and the same of IPv6.
 const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
 
-/// A prefix that can be reached, and the address that datagrams to it come from.
+/// A reachable prefix, and the source address of datagrams to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Near {
     /// The prefix.
@@ -39,8 +40,9 @@ pub struct Near {
 pub struct Own(pub Vec<Near>);
 
 impl Own {
-    /// Of the network namespace that this thread is in. `everywhere` says that every address can be reached, whatever
-    /// the routes are: by a relay. Of IPv6, where this host has an address.
+    /// Reads those of this thread's network namespace. With `everywhere`, every address counts
+    /// as reachable by a relay, whatever the routes are; IPv6 only if this host has an IPv6
+    /// address.
     pub fn ask(everywhere: bool) -> Own {
         let mut near: Vec<Near> = Vec::new();
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
@@ -71,7 +73,7 @@ impl Own {
         Own(v4.into_iter().chain(v6).chain(near).collect())
     }
 
-    /// The address of a socket that is bound to `at`, towards `peer`.
+    /// Returns the address of a socket that is bound to `at`, towards `peer`.
     pub fn towards(&self, at: IpAddr, peer: IpAddr) -> IpAddr {
         let loopback = || match peer {
             IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -85,23 +87,23 @@ impl Own {
         }
         let fitting = self.0.iter().filter(|near| holds(near.to, peer));
         let best = fitting.max_by_key(|near| near.to.1);
-        // A peer that came by a route which was not found.
+        // The peer came by a route that was not found.
         let any = || self.0.iter().find(|near| near.own.is_ipv4() == peer.is_ipv4());
         best.or_else(any).map_or_else(loopback, |near| near.own)
     }
 
-    /// Whether this is an address of this host's that datagrams come from.
+    /// Returns whether this is an address of this host that datagrams come from.
     pub fn has(&self, ip: IpAddr) -> bool {
         self.0.iter().any(|near| near.own == ip)
     }
 
-    /// Its words, as [`Own::parse`] reads them.
+    /// Formats the prefixes, for [`Own::parse`].
     pub fn text(&self) -> String {
         let word = |near: &Near| format!("{}/{}={}", near.to.0, near.to.1, near.own);
         self.0.iter().map(word).collect::<Vec<_>>().join(" ")
     }
 
-    /// Reads such words; `None` if they are none.
+    /// Parses the format of [`Own::text`]; `None` if it does not match.
     pub fn parse(text: &str) -> Option<Own> {
         let near = |word: &str| {
             let (to, own) = word.split_once('=')?;
@@ -111,18 +113,18 @@ impl Own {
         text.split_whitespace().map(near).collect::<Option<_>>().map(Own)
     }
 
-    /// Makes the routes of this process's hall, which has those of `before`, after it.
+    /// Updates the routes of this process's capture namespace from those of `before` to these.
     ///
     /// # Errors
-    /// The first that the kernel does not take; the others are made.
+    /// The first that the kernel refuses; the others are made.
     pub fn apply(&self, before: &Own) -> io::Result<()> {
         for near in before.0.iter().filter(|near| !self.0.contains(near)) {
-            // It has gone with its address, perhaps.
+            // The route may be gone with its address.
             let _ = routes::leave_no_more(INSIDE, near.to);
         }
         let mut first = Ok(());
         for near in self.0.iter().filter(|near| !before.0.contains(near)) {
-            // It may be there already.
+            // The address may be there already.
             let _ = routes::add_address(INSIDE, near.own);
             first = first.and(routes::leave_by(INSIDE, near.to, Some(near.own)));
         }
@@ -130,20 +132,20 @@ impl Own {
     }
 }
 
-/// Hears that routes or addresses have changed.
+/// Notice of changed routes or addresses.
 #[derive(Debug)]
 pub struct OwnWatch(OwnedFd);
 
 impl OwnWatch {
-    /// Of the calling thread's network namespace, from now on.
+    /// Listens in the calling thread's network namespace, from now on.
     ///
     /// # Errors
-    /// No socket is left.
+    /// No descriptor is left.
     pub fn new() -> io::Result<OwnWatch> {
         netlink::hear(libc::NETLINK_ROUTE, GROUPS).map(OwnWatch)
     }
 
-    /// Whether any has since it was last asked.
+    /// Returns whether any has changed since the last call.
     pub fn changed(&self) -> bool {
         netlink::heard(&self.0, |_, _| true)
     }
@@ -155,19 +157,19 @@ impl AsFd for OwnWatch {
     }
 }
 
-/// The address that datagrams to `to` come from; `None` if there is no route.
+/// Returns the source address of datagrams to `to`; `None` if there is no route.
 fn source(to: IpAddr) -> Option<IpAddr> {
     let any: IpAddr = match to {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = UdpSocket::bind((any, 0)).ok()?;
-    // Nothing is sent.
+    // Connecting a UDP socket sends nothing.
     socket.connect((to, 9)).ok()?;
     Some(socket.local_addr().ok()?.ip()).filter(|own| !own.is_loopback())
 }
 
-/// A host in a prefix.
+/// Returns a host address in a prefix.
 fn inside((ip, length): (IpAddr, u8)) -> IpAddr {
     match ip {
         IpAddr::V4(ip) if length < 31 => Ipv4Addr::from_bits(ip.to_bits() | 1).into(),
@@ -190,12 +192,12 @@ fn holds((prefix, length): (IpAddr, u8), ip: IpAddr) -> bool {
     }
 }
 
-/// The prefix of an address alone.
+/// Returns the host prefix of an address.
 fn whole(ip: IpAddr) -> (IpAddr, u8) {
     (ip, if ip.is_ipv4() { 32 } else { 128 })
 }
 
-/// A line of `/proc/net/route`, whose numbers are in the machine's order.
+/// Parses a line of `/proc/net/route`, whose numbers are in host byte order.
 fn route_v4(line: &str) -> Option<(IpAddr, u8)> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let number = |n: usize| u32::from_str_radix(words.get(n)?, 16).ok();
@@ -205,7 +207,8 @@ fn route_v4(line: &str) -> Option<(IpAddr, u8)> {
     (flags & REJECT == 0 && length > 0).then_some((ip.into(), length))
 }
 
-/// A line of `/proc/net/ipv6_route`. Those of a link, and of groups, lead nowhere from a hall.
+/// Parses a line of `/proc/net/ipv6_route`. Link-local and multicast routes lead nowhere from a
+/// capture namespace.
 fn route_v6(line: &str) -> Option<(IpAddr, u8)> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let ip = Ipv6Addr::from_bits(u128::from_str_radix(words.first()?, 16).ok()?);
@@ -215,7 +218,7 @@ fn route_v6(line: &str) -> Option<(IpAddr, u8)> {
     (flags & REJECT == 0 && length > 0 && !near).then_some((ip.into(), length))
 }
 
-/// This host's own, but those of the loopback and of links.
+/// Returns this host's addresses, except loopback and link-local ones.
 fn addresses() -> Vec<IpAddr> {
     let (mut first, mut found) = (std::ptr::null_mut(), Vec::new());
     // SAFETY: it writes the list's head, or fails.
@@ -223,7 +226,8 @@ fn addresses() -> Vec<IpAddr> {
         return found;
     }
     let mut at: *const libc::ifaddrs = first;
-    // SAFETY: the list, and what it points to, is there until it is freed; an address is of its family's kind.
+    // SAFETY: the list, and what it points to, is there until it is freed; an address is of its
+    // family's kind.
     unsafe {
         while let Some(entry) = at.as_ref() {
             let family = entry.ifa_addr.as_ref().map_or(0, |of| i32::from(of.sa_family));

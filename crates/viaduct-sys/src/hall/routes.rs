@@ -14,12 +14,12 @@ const LOCAL_ADDRESS: u16 = 2;
 const RULE_INTERFACE: u16 = 3;
 const RULE_PRIORITY: u16 = 6;
 const RULE_MARK: u16 = 10;
-/// It is used at once, without asking whether somebody else has it.
+/// Address flag: usable at once, without duplicate address detection.
 const NODAD: u8 = 2;
-/// A rule that names a table.
+/// Rule action: look up in a table.
 const TO_TABLE: u8 = 1;
 
-/// Has every address of a family be this host's own, by `interface`, for whoever asks this table.
+/// Makes every address of a family local on `interface`, for look-ups in this table.
 pub(super) fn be_everywhere(family: libc::c_int, interface: &str, table: u8) -> io::Result<()> {
     let head = route(family, 0, table, libc::RT_SCOPE_HOST, libc::RTN_LOCAL);
     let index = index(interface)?;
@@ -27,7 +27,7 @@ pub(super) fn be_everywhere(family: libc::c_int, interface: &str, table: u8) -> 
         .with(libc::RTA_OIF, &index.to_ne_bytes()))
 }
 
-/// Has all addresses of a prefix of IPv6 be this host's own on `interface`, beside others.
+/// Makes all addresses of an IPv6 prefix local on `interface`, beside other routes.
 pub(super) fn be_here(interface: &str, (to, length): (Ipv6Addr, u8)) -> io::Result<()> {
     let table = libc::RT_TABLE_LOCAL;
     let head = route(libc::AF_INET6, length, table, libc::RT_SCOPE_HOST, libc::RTN_LOCAL);
@@ -36,7 +36,7 @@ pub(super) fn be_here(interface: &str, (to, length): (Ipv6Addr, u8)) -> io::Resu
         .with(libc::RTA_OIF, &index(interface)?.to_ne_bytes()))
 }
 
-/// Has what goes to a prefix leave by `interface`, from the address `own` where none was chosen.
+/// Routes a prefix out by `interface`, with `own` as the default source address.
 pub(super) fn leave_by(
     interface: &str,
     (to, length): (IpAddr, u8),
@@ -46,7 +46,7 @@ pub(super) fn leave_by(
     prefix(libc::RTM_NEWROUTE, flags, interface, (to, length), own)
 }
 
-/// Has nothing leave to a prefix any more.
+/// Removes the route to a prefix.
 pub(super) fn leave_no_more(interface: &str, to: (IpAddr, u8)) -> io::Result<()> {
     prefix(libc::RTM_DELROUTE, netlink::NLM_F_ACK, interface, to, None)
 }
@@ -92,16 +92,16 @@ fn octets(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-/// What is looked up among the addresses that come in.
+/// Packets that come in and are looked up as local.
 pub(super) enum ComesIn<'a> {
-    /// What comes by this interface, of IPv4.
+    /// IPv4 packets that come in by this interface.
     By(&'a str),
-    /// What has this mark, of IPv6.
+    /// IPv6 packets with this mark.
     Marked(u32),
 }
 
-/// Has what comes in be looked up in `table`, and what goes out not among this host's own addresses: it
-/// leaves, though it is meant for here.
+/// Looks packets that come in up in `table`, and removes the look-up of local addresses for
+/// those that leave: they leave even if they are for this host.
 pub(super) fn go_out_and_come_in(comes: &ComesIn<'_>, table: u8) -> io::Result<()> {
     let (family, attribute, value) = match comes {
         ComesIn::By(name) => {
@@ -123,7 +123,7 @@ fn route(family: libc::c_int, length: u8, table: u8, scope: u8, kind: u8) -> [u8
     [family as u8, length, 0, 0, table, libc::RTPROT_STATIC, scope, kind, 0, 0, 0, 0]
 }
 
-/// Tells the kernel, and hears whether it agrees.
+/// Sends a request to the kernel and waits for its answer.
 pub(super) fn say(message: Message) -> io::Result<()> {
     let socket = netlink::hear(libc::NETLINK_ROUTE, 0)?;
     netlink::send(&socket, &message.bytes())?;

@@ -1,10 +1,13 @@
-//! The way out of a hall for datagrams: a TUN, or where that is root's alone, a pair of interfaces that end in
-//! the hall both, one of which is read and written by a packet socket. That takes no right but those that whoever
-//! has made the namespace has in there.
+//! The way out of a capture namespace for datagrams: a TUN interface or, where only root may
+//! make one, a veth pair with both ends in the namespace, one of which is read and written by a
+//! packet socket. That takes no privilege beyond those of the namespace's maker inside it.
 //!
 //! ```text
-//!   sockets ── route ──▶ datagrams ══ TUN ══▶ read                 sockets ── route ──▶ datagrams ══▶ outside ─▶ read
-//!           ◀──────────────────────────────── write                        ◀─────────────────────────────────── write
+//!   sockets ── route ──▶ datagrams ══ TUN ══▶ read
+//!           ◀──────────────────────────────── write
+//!
+//!   sockets ── route ──▶ datagrams ══▶ outside ──▶ read
+//!           ◀───────────────────────────────────── write
 //! ```
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -22,14 +25,14 @@ use crate::tun::Tun;
 /// The interface that datagrams leave by, and the other end of the pair.
 pub(super) const INSIDE: &str = "datagrams";
 const OUTSIDE: &str = "outside";
-/// Bytes that a packet has at most: no datagram is too long.
+/// Max bytes of a packet: no datagram is too long.
 const MTU: u32 = 65_535;
-/// Packets that wait to be read, and about as many bytes of them where the kernel counts those.
+/// Max packets that wait to be read, and a limit of their bytes where the kernel counts bytes.
 const QUEUE: u32 = 8192;
 const ROOM: usize = 8 << 20;
-/// Theirs; both are administered by nobody.
+/// MAC addresses of the pair, locally administered: inside, outside.
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
-/// What stands before a packet in a frame.
+/// Bytes of the Ethernet header.
 const HEAD: usize = 14;
 
 const IFLA_ADDRESS: u16 = 1;
@@ -38,22 +41,22 @@ pub(super) const IFLA_LINKINFO: u16 = 18;
 pub(super) const INFO_KIND: u16 = 1;
 pub(super) const INFO_DATA: u16 = 2;
 pub(super) const VETH_PEER: u16 = 1;
-/// It has nothing to say of its own.
+/// Setting that keeps the outer interface from sending IPv6 packets of its own.
 const QUIET: &str = "/proc/sys/net/ipv6/conf/outside/disable_ipv6";
 
-/// Whole packets that leave a hall, and that come in.
+/// Whole packets that leave a capture namespace, and that come in.
 #[derive(Debug)]
 pub struct Way {
     fd: OwnedFd,
-    /// They are in frames.
+    /// True if packets are in Ethernet frames.
     frames: bool,
 }
 
 impl Way {
-    /// Makes one in this thread's network namespace, up and without addresses.
+    /// Makes a way out of this thread's network namespace, up and without addresses.
     ///
     /// # Errors
-    /// There can be neither: why.
+    /// Neither kind can be made: the reasons.
     pub(super) fn make() -> Result<Way, String> {
         Way::by_tun().or_else(|no_tun| {
             Way::by_pair().map_err(|why| format!("{no_tun}; nor a pair of interfaces: {why}"))
@@ -62,7 +65,7 @@ impl Way {
 
     fn by_tun() -> Result<Way, String> {
         let tun = Tun::create(INSIDE).map_err(|error| error.to_string())?;
-        // A longer queue takes a right of the host's.
+        // A longer queue takes a privilege on the host.
         let _ = tun.interface().set_queue_len(QUEUE);
         raise(tun.interface())?;
         let fd = tun.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
@@ -71,29 +74,29 @@ impl Way {
 
     fn by_pair() -> Result<Way, String> {
         pair().map_err(|error| error.to_string())?;
-        // Where there is no IPv6 it cannot say anything.
+        // Missing without IPv6, where the interface sends nothing anyway.
         let _ = std::fs::write(QUIET, "1");
         for name in [OUTSIDE, INSIDE] {
-            // What would be cut later we would see whole.
+            // With offloads, packets that are cut later would be read whole.
             let _ = OffloadState::read(name).and_then(|state| state.switch_off());
             raise(&Interface::new(name).map_err(|error| error.to_string())?)?;
         }
         let fd = packets(OUTSIDE).map_err(|error| error.to_string())?;
-        // As much as a user may have.
+        // As much as an unprivileged user may have.
         let _ = sockopt::set_socket_recv_buffer_size(&fd, ROOM);
         Ok(Way { fd, frames: true })
     }
 
-    /// One that another process has made.
+    /// Wraps a descriptor that another process has opened.
     pub fn of(fd: OwnedFd) -> Way {
         let frames = sockopt::socket_type(&fd).is_ok();
         Way { fd, frames }
     }
 
-    /// The next packet that leaves, to the start of `packet`: its length.
+    /// Reads the next packet that leaves into `packet`, and returns its length.
     ///
     /// # Errors
-    /// There is none ([`io::ErrorKind::WouldBlock`]).
+    /// No packet waits ([`io::ErrorKind::WouldBlock`]).
     pub fn read(&self, packet: &mut [u8]) -> io::Result<usize> {
         if !self.frames {
             return Ok(rustix::io::read(&self.fd, packet)?);
@@ -103,7 +106,7 @@ impl Way {
         Ok(rustix::io::readv(&self.fd, &mut pieces)?.saturating_sub(HEAD))
     }
 
-    /// Has a packet come in.
+    /// Injects a packet that comes in.
     ///
     /// # Errors
     /// There is no room for it.
@@ -129,7 +132,7 @@ fn raise(interface: &Interface) -> Result<(), String> {
     raised.map_err(|error| error.to_string())
 }
 
-/// Two interfaces, each of which receives what the other sends. Nobody is asked for an address on the first.
+/// Makes a veth pair. The first interface does no neighbour discovery.
 fn pair() -> io::Result<()> {
     let head = |flags: libc::c_int| {
         // `struct ifinfomsg`: of any family, type and number; flags, and which of them are meant.
@@ -152,10 +155,10 @@ fn pair() -> io::Result<()> {
     routes::say(message)
 }
 
-/// A socket of the frames that an interface receives, not blocking.
+/// Opens a packet socket on an interface, non-blocking.
 fn packets(interface: &str) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // Of no kind, until it is bound to the interface.
+    // Protocol 0: receives nothing until it is bound to the interface.
     // SAFETY: it takes numbers alone.
     let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
     os::check(fd)?;

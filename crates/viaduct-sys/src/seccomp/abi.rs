@@ -1,11 +1,11 @@
-//! The calls by which a program could go around an interposer, by every number that the kernel knows them by:
-//! the machine's own, x32's, and those of the other machine whose programs run here (i386, or ARM's EABI).
+//! System calls by which a program could bypass an interposer, by every number that the kernel
+//! has for them: native, x32, and those of the compatible architecture (i386, or ARM's EABI).
 //!
-//! All filters take their numbers from here, so that none of them forgets a way in.
+//! All filters take their numbers from here, so that none of them misses one.
 
 use crate::filter::asm::{Asm, Label, Test};
 
-/// A call by its number here, and on the other machine.
+/// Numbers of a call, native and on the compatible architecture.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call {
     pub(super) native: libc::c_long,
@@ -67,7 +67,8 @@ pub(super) const SYS_SOCKET: u32 = 1;
 /// Address families that stay on this machine.
 pub(super) const LOCAL: [libc::c_int; 3] = [libc::AF_UNIX, libc::AF_NETLINK, libc::AF_ALG];
 
-/// Goes on to `to` if the loaded word is the number of one of the other machine's `calls`.
+/// Emits a jump to `to` if the loaded word is the compatible architecture's number of one of
+/// `calls`.
 pub(super) fn jump_if_other(asm: &mut Asm, calls: &[Call], to: Label) {
     for call in calls {
         asm.jump_if(Test::Equal(call.other), to);

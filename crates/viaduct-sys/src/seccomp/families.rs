@@ -1,4 +1,4 @@
-//! Families of sockets that other means do not see: a program is kept from opening them.
+//! Filter against socket families that the other means do not see.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -11,13 +11,13 @@ use super::set_filter;
 use crate::filter::BpfInsn;
 use crate::filter::asm::{Asm, Test};
 
-/// Has `command`, and all that it starts, open no sockets but those of IP and those that lead nowhere:
-/// it may not (`EPERM`). Nobody has to answer for that, and it stays when this process ends. Sockets
-/// that it inherits or is given are not looked at, nor those that io_uring opens.
+/// Restricts `command`, and all that it starts, to sockets of IP and of local families; others
+/// fail with `EPERM`. The filter needs no supervisor, and stays when this process ends. Sockets
+/// that the program inherits or is given are not checked, nor those that io_uring opens.
 pub fn keep_to_known_families(command: &mut Command) {
     let program = filter();
-    // SAFETY: between fork and exec the closure makes system calls only; it neither allocates nor takes
-    // a lock.
+    // SAFETY: between fork and exec the closure makes system calls only; it neither allocates
+    // nor takes a lock.
     unsafe { command.pre_exec(move || set_filter(0, &program).map(drop)) };
 }
 
@@ -45,7 +45,8 @@ fn filter() -> Vec<BpfInsn> {
     }
     asm.keep(SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned());
 
-    // The family stands in memory: a C library that is told that there is no such call has socket(2).
+    // The family is in memory, which a filter cannot read: on `ENOSYS`, a C library takes
+    // socket(2).
     asm.place(socketcall);
     asm.load_word(argument(0).0);
     asm.jump_unless(Test::Equal(abi::SYS_SOCKET), allow);

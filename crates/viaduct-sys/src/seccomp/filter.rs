@@ -1,10 +1,10 @@
-//! The program that says which calls are told of: classic BPF over `struct seccomp_data`.
+//! The program that selects trapped calls: classic BPF over `struct seccomp_data`.
 //!
 //! ```text
-//!   another machine's calls ──▶ those that could go around us: no such call
+//!   compatible architecture ──▶ calls that could bypass us: no such call
 //!   io_uring_setup, x32     ──▶ no such call; runtimes have another way
-//!   connect, some sends, some sockets, names, listeners ──▶ told
-//!   all else                ──▶ the kernel's, which remembers that by number: it costs nothing
+//!   connect, some sends, some sockets, names, listeners ──▶ trapped
+//!   all else                ──▶ the kernel's, which caches that by number: it costs nothing
 //! ```
 
 use libc::{
@@ -21,7 +21,8 @@ use crate::tcp::MIRRORED_OPTIONS;
 pub(super) const NR: u32 = 0;
 pub(super) const ARCH: u32 = 4;
 
-/// The low word of an argument, which all machines here keep first, and the high one.
+/// Offsets of an argument's low word, which is first on all machines here, and of its high
+/// word.
 pub(super) const fn argument(n: u32) -> (u32, u32) {
     (16 + 8 * n, 20 + 8 * n)
 }
@@ -39,7 +40,7 @@ pub(super) fn nothing() -> Vec<BpfInsn> {
     asm.finish()
 }
 
-/// Where each call goes on.
+/// Labels of the verdicts.
 struct Ends {
     allow: Label,
     tell: Label,
@@ -68,7 +69,7 @@ impl Traps {
         if let Some(nr) = abi::SOCKETCALL {
             asm.jump_if(Test::Equal(nr), absent);
         }
-        // One of IP would be opened unseen, and its calls could be native ones.
+        // An IP socket would be opened unseen, and used by native calls.
         asm.jump_unless(Test::Equal(abi::SOCKET.other), allow);
         asm.load_word(argument(0).0);
         for family in LOCAL {
@@ -156,7 +157,7 @@ impl Traps {
         }
         asm.goto(ends.allow);
 
-        // Whether there is an address stands behind a pointer.
+        // The address is behind a pointer, out of the filter's reach.
         for (label, flags) in [(sendmsg, 2), (sendmmsg, 3)] {
             asm.place(label);
             if self.sends && flags == 2 {
@@ -170,7 +171,7 @@ impl Traps {
         }
     }
 
-    /// Tells of a call of less than `n` arguments, unless the word is the one after those.
+    /// Emits the trap of a call of less than `n` arguments, unless the word follows them.
     fn without_word(&self, asm: &mut Asm, ends: &Ends, n: u32) {
         if let Some(word) = self.word {
             let (low, high) = argument(n);
@@ -182,7 +183,8 @@ impl Traps {
         asm.goto(ends.tell);
     }
 
-    /// Sockets that could go around us, and those that programs can do without.
+    /// Emits the verdict on socket(2): sockets that could bypass us, and those that programs
+    /// can do without.
     fn socket(&self, asm: &mut Asm, ends: &Ends) {
         let inet = asm.label();
         asm.load_word(argument(0).0);

@@ -1,13 +1,15 @@
-//! Landlock rule against direct TCP connects of a program, whatever it does while a call of its is judged.
+//! Landlock rule that forbids a program direct TCP connects, whatever it does while its call is
+//! judged.
 //!
-//! A call that is left to the kernel reads its descriptor and its memory anew, and another thread may have changed
-//! both. So where nothing may go around the chain the program may connect no TCP socket at all (`landlock(7)`,
-//! Linux 6.7): its connects are made by the supervisor, which is not confined, on duplicates of its sockets.
+//! A call that is left to the kernel reads its descriptor and its memory anew, and another
+//! thread may have changed both. Where the chain must not be bypassed, the program may
+//! therefore connect no TCP socket at all (`landlock(7)`, Linux 6.7): its connects are made by
+//! the supervisor, which is not confined, on duplicates of its sockets.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
-/// `LANDLOCK_CREATE_RULESET_VERSION`, and the first version that knows of connects.
+/// `LANDLOCK_CREATE_RULESET_VERSION`, and the first version with a rule for connects.
 const VERSION: libc::c_long = 1;
 const OF_CONNECTS: libc::c_long = 4;
 /// `LANDLOCK_ACCESS_NET_CONNECT_TCP`.
@@ -20,8 +22,9 @@ struct Ruleset {
     network: u64,
 }
 
-/// Keeps this thread, and all that it starts, from connecting TCP sockets. Without the right to administer it takes
-/// `no_new_privs`. It neither allocates nor takes a lock. Where the kernel cannot do it, nothing happens.
+/// Forbids this thread, and all that it starts, to connect TCP sockets. Without CAP_SYS_ADMIN
+/// it needs `no_new_privs`. Neither allocates nor takes a lock. Does nothing where the kernel
+/// lacks the rule.
 pub(super) fn keep_from_connecting() {
     let _ = confine();
 }

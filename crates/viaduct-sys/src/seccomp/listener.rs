@@ -14,7 +14,7 @@ const ADD_FD: libc::Ioctl = 0x4018_2103;
 const SET_FLAGS: libc::Ioctl = 0x4008_2104;
 const SYNC_WAKE_UP: u64 = 1;
 
-/// Where a program's calls are told.
+/// Listener for a program's trapped calls.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
@@ -22,45 +22,47 @@ pub struct Listener(OwnedFd);
 #[derive(Clone, Copy, Debug)]
 pub struct Notification {
     id: u64,
-    /// The thread that has called, as this process numbers it.
+    /// Thread ID of the caller, in this process's PID namespace.
     pub thread: u32,
     /// The number of the call.
     pub call: i64,
-    /// What it was given.
+    /// Arguments.
     pub arguments: [u64; 6],
 }
 
-/// What a call is answered.
+/// Answer to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// It has returned this.
+    /// The call returns this.
     Returned(i64),
-    /// It has failed with this.
+    /// The call fails with this error number.
     Failed(i32),
-    /// The kernel is to do it. Whoever calls may have changed since what its pointers point to.
+    /// The kernel runs the call. The caller may have changed the memory behind its pointers
+    /// since.
     Continue,
 }
 
 impl Reply {
-    /// A signal has come: the kernel has it handled, and begins the call anew if its handler says so
-    /// (`ERESTARTSYS`), unless the call's time is limited (`EINTR`).
+    /// A signal has arrived: the kernel handles it, and restarts the call if the handler has
+    /// `SA_RESTART` (`ERESTARTSYS`), unless the call has a timeout (`EINTR`).
     pub fn interrupted(is_limited: bool) -> Reply {
         Reply::Failed(if is_limited { libc::EINTR } else { 512 })
     }
 }
 
 impl Listener {
-    /// Who wakes whom is told to the scheduler where the kernel can be (6.6 and later).
+    /// Wraps the listener's descriptor. Enables synchronous wake-ups, a hint to the scheduler,
+    /// where the kernel can (6.6 and later).
     pub(super) fn new(fd: OwnedFd) -> Listener {
         // SAFETY: the kernel takes the flags as a number.
         let _ = unsafe { libc::ioctl(fd.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) };
         Listener(fd)
     }
 
-    /// The next call. It blocks until there is one; see [`AsFd`].
+    /// Returns the next call. Blocks until there is one; see [`AsFd`].
     ///
     /// # Errors
-    /// Who called has gone meanwhile ([`io::ErrorKind::NotFound`]), or a signal came.
+    /// The caller is gone ([`io::ErrorKind::NotFound`]), or a signal arrived.
     pub fn receive(&self) -> io::Result<Notification> {
         // SAFETY: all zeros is a `seccomp_notif`, and what the kernel asks for.
         let mut told: libc::seccomp_notif = unsafe { std::mem::zeroed() };
@@ -74,17 +76,18 @@ impl Listener {
         })
     }
 
-    /// Whether the call still waits: what was read of its thread meanwhile was its thread's.
+    /// Returns whether the call still waits: if so, what was read of its thread was the right
+    /// thread's.
     pub fn waits(&self, call: &Notification) -> bool {
         // SAFETY: the kernel reads one number, which lives through the call.
         unsafe { libc::ioctl(self.0.as_raw_fd(), IS_VALID, &raw const call.id) == 0 }
     }
 
-    /// Reads memory of the caller, who is `task`; how many bytes there were.
+    /// Reads memory of the caller, `task`, and returns how many bytes there were.
     ///
     /// # Errors
-    /// As [`Task::read`]; the call does not wait any more, so that another may have been read
-    /// ([`io::ErrorKind::NotFound`]).
+    /// As [`Task::read`]; or the call does not wait any more, so that another thread's memory
+    /// may have been read ([`io::ErrorKind::NotFound`]).
     pub fn read(
         &self,
         call: &Notification,
@@ -97,19 +100,19 @@ impl Listener {
         read
     }
 
-    /// Writes to memory of the caller, who is `task`.
+    /// Writes to memory of the caller, `task`.
     ///
     /// # Errors
-    /// As [`Task::write`]; the call does not wait any more ([`io::ErrorKind::NotFound`]).
+    /// As [`Task::write`]; or the call does not wait any more ([`io::ErrorKind::NotFound`]).
     pub fn write(&self, call: &Notification, task: &Task, to: u64, bytes: &[u8]) -> io::Result<()> {
         self.check_waits(call)?;
         task.write(to, bytes)
     }
 
-    /// Checks that the call still waits, so that its thread's number is still its own.
+    /// Checks that the call still waits, so that its thread ID has not been reused.
     ///
     /// # Errors
-    /// It does not ([`io::ErrorKind::NotFound`]).
+    /// The call does not wait any more ([`io::ErrorKind::NotFound`]).
     pub fn check_waits(&self, call: &Notification) -> io::Result<()> {
         match self.waits(call) {
             true => Ok(()),
@@ -117,11 +120,11 @@ impl Listener {
         }
     }
 
-    /// Puts a duplicate of `from` in place of the caller's descriptor `at`, which is closed there; it is
-    /// closed on exec if `cloexec` says so. The call still waits.
+    /// Replaces the caller's descriptor `at` by a duplicate of `from`, close-on-exec if
+    /// `cloexec` is set. The call still waits.
     ///
     /// # Errors
-    /// Who called has gone, or was interrupted ([`io::ErrorKind::NotFound`]).
+    /// The caller is gone, or was interrupted ([`io::ErrorKind::NotFound`]).
     pub fn put(
         &self,
         call: &Notification,
@@ -132,10 +135,11 @@ impl Listener {
         self.add(call, from, Some(at), cloexec).map(drop)
     }
 
-    /// Gives the caller a duplicate of `from`: its number there. The call still waits.
+    /// Gives the caller a duplicate of `from`, and returns its number there. The call still
+    /// waits.
     ///
     /// # Errors
-    /// Who called has gone, or has no room.
+    /// The caller is gone, or has no descriptor left.
     pub fn give(
         &self,
         call: &Notification,
@@ -164,10 +168,10 @@ impl Listener {
         os::check(number.min(0)).map(|()| number)
     }
 
-    /// Answers.
+    /// Answers the call.
     ///
     /// # Errors
-    /// Who called has gone, or was interrupted ([`io::ErrorKind::NotFound`]).
+    /// The caller is gone, or was interrupted ([`io::ErrorKind::NotFound`]).
     pub fn reply(&self, call: &Notification, reply: Reply) -> io::Result<()> {
         let (val, error, flags) = match reply {
             Reply::Returned(value) => (value, 0, 0),
@@ -181,7 +185,7 @@ impl Listener {
 }
 
 impl AsFd for Listener {
-    /// Readable when a call waits; hung up when nobody is left who could call.
+    /// Readable when a call waits; hung up when no process with the filter is left.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

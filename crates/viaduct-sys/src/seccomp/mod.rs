@@ -1,20 +1,22 @@
-//! Programs whose calls are told of before they happen: seccomp's user notification.
+//! Interception of a program's system calls: seccomp's user notification.
 //!
-//! The child puts the filter on itself between fork and exec, and tells its parent which descriptor the
-//! listener is: to pass one takes a call that the filter may name.
-//! From then on a call that the filter names waits until it is answered here; what the program starts
-//! inherits that, static programs and other runtimes alike. No privilege is needed: without one, the
-//! program can gain none either (`no_new_privs`), so that set-user-ID programs run as their caller.
+//! The child installs the filter between fork and exec, and writes the number of its listener
+//! descriptor to its parent: passing the descriptor itself would take a call that the filter
+//! may trap. From then on a call that the filter traps waits until it is answered here. The
+//! program's children inherit the filter, static programs and other runtimes included. No
+//! privilege is needed: without one, the program cannot gain any either (`no_new_privs`), so
+//! that set-user-ID programs run as their caller.
 //!
 //! ```text
 //!   spawn ──fork──▶ child: filter ── the listener's number ──▶ parent: pidfd_getfd
 //!                     │ exec                                          │
 //!                   program ── connect(2) ──▶ waits ─────────▶ Listener::receive
-//!                                               │                     │ Task: its memory, its socket
+//!                                               │                     │ Task: memory, descriptors
 //!                                               ◀──────────────── Listener::reply
 //! ```
 //!
-//! Who answers must live as long as the program: without them its calls fail with `ENOSYS`.
+//! The supervisor must live as long as the program: without it, trapped calls fail with
+//! `ENOSYS`.
 #![allow(unsafe_code)]
 
 mod abi;
@@ -37,30 +39,30 @@ pub use task::{Task, socket_of_somebody};
 use crate::filter::BpfInsn;
 use crate::{os, records};
 
-/// Which calls are told of, beside `connect` and sends that open a stream fast.
+/// Calls that are trapped, beside `connect` and Fast Open sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traps {
-    /// Every send that may have an address.
+    /// Sends that may have an address.
     pub sends: bool,
-    /// Opening sockets of IP that are no streams.
+    /// Opening of IP sockets that are not streams.
     pub datagrams: bool,
-    /// Opening sockets of families that may leave this host in ways of their own.
+    /// Opening of sockets of families that may leave this host in other ways.
     pub families: bool,
-    /// `getpeername` and `getsockname`, `getsockopt` of a socket's error, and `setsockopt` of what is
-    /// [mirrored](crate::tcp::Mirrored).
+    /// `getpeername` and `getsockname`, `getsockopt` of `SO_ERROR`, and `setsockopt` of options
+    /// that are [mirrored](crate::tcp::Mirrored).
     pub names: bool,
-    /// `bind`, `listen` and `accept`, `epoll_create`, and with `names` `getsockopt` of whether an address may be
-    /// shared, even with the word.
+    /// `bind`, `listen`, `accept` and `epoll_create`; with `names`, also `getsockopt` of
+    /// `SO_REUSEADDR` and `SO_REUSEPORT`, even with the word.
     pub listeners: bool,
-    /// The program may connect no TCP socket by itself, where the kernel can see to that: whoever hears its calls
-    /// connects for it.
+    /// Forbids the program to connect a TCP socket by itself, where the kernel can (Landlock):
+    /// the supervisor connects for it.
     pub confined: bool,
-    /// Calls that carry this behind their arguments are not told of: whoever makes them has asked
-    /// already. It guards against oversight, not against programs that want to be unseen.
+    /// Marker behind a call's arguments that exempts the call: its caller has asked already. It
+    /// guards against oversight, not against programs that want to evade the filter.
     pub word: Option<u64>,
 }
 
-/// The numbers of calls that may be told of, on this machine.
+/// Numbers of the calls that may be trapped, on this machine.
 pub mod calls {
     #![allow(missing_docs, reason = "they are named as the kernel names them")]
 
@@ -84,20 +86,20 @@ pub mod calls {
     pub const EPOLL_CREATE: i64 = libc::SYS_epoll_create1;
 }
 
-/// Why a program was not started.
+/// Errors of starting a program.
 #[derive(Debug, thiserror::Error)]
 pub enum SeccompError {
-    /// Somebody else hears of this process's calls.
+    /// Another supervisor traps this process's calls.
     #[error(
         "seccomp: another supervisor hears of this process's calls already (another viaduct run, \
             or a \
          container's); use --via preload or --via cgroup"
     )]
     Nested,
-    /// The kernel has no such thing.
+    /// The kernel lacks user notification.
     #[error("seccomp: the kernel cannot tell of calls ({0}); Linux 5.6 or later can")]
     Missing(io::Error),
-    /// The listener did not come.
+    /// The listener was not handed over.
     #[error("seccomp: the filter's listener was not handed over: {0}")]
     Handover(io::Error),
     /// The program could not be started.
@@ -106,7 +108,8 @@ pub enum SeccompError {
 }
 
 impl Traps {
-    /// Starts `command`; its calls, and those of all that it starts, are told to the listener.
+    /// Starts `command`. The calls of the program, and of all that it starts, are reported to
+    /// the listener.
     ///
     /// # Errors
     /// The program cannot be started, or not like this.
@@ -116,14 +119,14 @@ impl Traps {
         let (spawned, taken) = thread::scope(|scope| {
             let taker = scope.spawn(|| take_over(&ours));
             let spawned = command.spawn();
-            // Nobody else will come; what has come is still read.
+            // No other message will come; what has come is still read.
             let _ = rustix::net::shutdown(&ours, rustix::net::Shutdown::Both);
             (spawned, taker.join().unwrap_or(Err(SeccompError::Handover(ErrorKind::Other.into()))))
         });
         match (spawned, taken) {
             (Ok(child), Ok(listener)) => Ok((child, listener)),
             (Ok(mut child), Err(error)) => {
-                // Without a listener it could do nothing, and would go around nobody.
+                // Without a listener the program could not do anything.
                 let _ = child.kill().and_then(|()| child.wait());
                 Err(error)
             }
@@ -132,34 +135,36 @@ impl Traps {
         }
     }
 
-    /// Has `command` put the filter on before its exec and wait there for its parent, who is to take the listener
-    /// by the socket returned. It does not start if that is closed instead.
+    /// Makes `command` install the filter before its exec and wait there for its parent, which
+    /// takes the listener by the returned socket. The program does not start if the socket is
+    /// closed instead.
     fn put_on(self, command: &mut Command) -> io::Result<OwnedFd> {
         let program = self.filter();
         let (ours, theirs) = records::pair()?;
         let number = ours.as_raw_fd();
         let hand_over = move || {
-            // SAFETY: this is the child's copy, which has no owner there. As long as it is open the child waits
-            // on, although its parent has been killed.
+            // SAFETY: this is the child's copy, which has no owner there. As long as it is open
+            // the child waits on, although its parent has been killed.
             unsafe { libc::close(number) };
             hand_over(&program, self.confined, &theirs)
         };
-        // SAFETY: between fork and exec the closure makes system calls only; it neither allocates nor
-        // takes a lock.
+        // SAFETY: between fork and exec the closure makes system calls only; it neither
+        // allocates nor takes a lock.
         unsafe { command.pre_exec(hand_over) };
         Ok(ours)
     }
 }
 
-/// Whether somebody hears of this process's calls already: there can be but one.
+/// Returns whether a supervisor traps this process's calls already; only one can.
 pub fn is_heard() -> bool {
-    // A thread of its own, which ends with its filter.
+    // The thread of its own ends with its filter.
     let probe = || install(&filter::nothing());
     let probed = thread::scope(|scope| scope.spawn(probe).join());
     matches!(probed, Ok(Err(error)) if error.raw_os_error() == Some(libc::EBUSY))
 }
 
-/// In the child: puts the filter on, and says the listener's number, or below 0 why there is none.
+/// Runs in the child: installs the filter, and sends the listener's number, or the negated
+/// error.
 fn hand_over(program: &[BpfInsn], confined: bool, parent: &OwnedFd) -> io::Result<()> {
     let installed = install(program);
     if confined {
@@ -169,7 +174,7 @@ fn hand_over(program: &[BpfInsn], confined: bool, parent: &OwnedFd) -> io::Resul
         Ok(listener) => listener.as_raw_fd(),
         Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
     };
-    // Not a send: that may be told of.
+    // A write, not a send, which may be trapped.
     let said = (u64::from(std::process::id()) << 32) | u64::from(said.cast_unsigned());
     rustix::io::write(parent, &said.to_ne_bytes())?;
     if rustix::io::read(parent, &mut [0; 1])? == 0 {
@@ -178,7 +183,7 @@ fn hand_over(program: &[BpfInsn], confined: bool, parent: &OwnedFd) -> io::Resul
     installed.map(drop)
 }
 
-/// In the parent: takes the listener of a child that has put the filter on.
+/// Runs in the parent: takes the listener of a child that has installed the filter.
 fn take_over(child: &OwnedFd) -> Result<Listener, SeccompError> {
     let failed = SeccompError::Handover;
     let mut said = [0; 8];
@@ -195,14 +200,14 @@ fn take_over(child: &OwnedFd) -> Result<Listener, SeccompError> {
             .map(Listener::new)
             .map_err(failed),
     };
-    // If it has gone, it needs no word.
+    // A child that has ended needs no reply.
     let _ = rustix::io::write(child, b"!");
     taken
 }
 
-/// Puts the filter on this thread. Signals that do not kill leave calls waiting whose notification was
-/// received, where the kernel can do that (5.19): runtimes that interrupt their threads, such as Go's,
-/// would else call again and again.
+/// Installs the filter on this thread. Where the kernel can (5.19), signals that do not kill
+/// leave a call waiting whose notification was received: runtimes that interrupt their threads,
+/// such as Go's, would else repeat the call again and again.
 fn install(program: &[BpfInsn]) -> io::Result<OwnedFd> {
     let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
     let patient = listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
@@ -214,8 +219,8 @@ fn install(program: &[BpfInsn]) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Puts `program` on this thread. Who has the privilege keeps it, and their set-user-ID programs theirs;
-/// who has not gives it up for good.
+/// Installs `program` on this thread. With the privilege, the process keeps it, and its
+/// set-user-ID programs theirs; without it, `no_new_privs` is set for good.
 fn set_filter(flags: libc::c_ulong, program: &[BpfInsn]) -> io::Result<RawFd> {
     let program = libc::sock_fprog {
         len: u16::try_from(program.len()).map_err(|_| ErrorKind::InvalidInput)?,

@@ -1,4 +1,4 @@
-//! The thread that has called: its memory and its descriptors.
+//! The thread that made a call: its memory and its descriptors.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,20 +10,20 @@ use crate::watches::Epolls;
 /// A thread, not its process (`PIDFD_THREAD`, 6.9 and later).
 const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
 
-/// A thread of a program. One that has gone answers nothing, though another may have its number.
+/// A thread of a program. After its end all calls fail, even if its ID is reused.
 #[derive(Debug)]
 pub struct Task {
     pid: Pid,
     fd: OwnedFd,
-    /// Its epoll instances.
+    /// Epoll instances of the thread.
     pub(crate) epolls: Epolls,
 }
 
 impl Task {
-    /// The thread of this number.
+    /// Opens the thread of this ID.
     ///
     /// # Errors
-    /// It has gone.
+    /// The thread has ended.
     pub fn open(thread: u32) -> io::Result<Task> {
         let pid = i32::try_from(thread).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or(io::ErrorKind::NotFound)?;
@@ -32,11 +32,11 @@ impl Task {
         Ok(Task { pid, fd, epolls: Epolls::default() })
     }
 
-    /// A duplicate of its descriptor `fd`.
+    /// Duplicates the thread's descriptor `fd`.
     ///
     /// # Errors
-    /// It has none of this number, or we may not: it is another user's, or does not let itself be
-    /// looked at (`PR_SET_DUMPABLE`).
+    /// The thread has no such descriptor, or access is denied: it is another user's, or not
+    /// dumpable (`PR_SET_DUMPABLE`).
     pub fn duplicate(&self, fd: i32) -> io::Result<OwnedFd> {
         if fd < 0 {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
@@ -44,10 +44,10 @@ impl Task {
         Ok(pidfd_getfd(&self.fd, fd, PidfdGetfdFlags::empty())?)
     }
 
-    /// Whether its descriptor `fd` is closed on exec.
+    /// Returns whether the thread's descriptor `fd` is close-on-exec.
     ///
     /// # Errors
-    /// It has none of this number, or we may not look.
+    /// The thread has no such descriptor, or access is denied.
     pub fn closes_on_exec(&self, fd: i32) -> io::Result<bool> {
         let info = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.pid))?;
         let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
@@ -55,32 +55,34 @@ impl Task {
         Ok(flags.ok_or(io::ErrorKind::InvalidData)? & libc::O_CLOEXEC != 0)
     }
 
-    /// Whether it is in this process's network namespace, as far as we may know.
+    /// Returns whether the thread is in this process's network namespace; true if that cannot
+    /// be read.
     pub fn is_of_this_network(&self) -> bool {
         let network = |whose: &str| std::fs::read_link(format!("/proc/{whose}/ns/net")).ok();
         let theirs = network(&self.pid.to_string());
         theirs.is_none_or(|theirs| network("self").is_none_or(|ours| ours == theirs))
     }
 
-    /// Reads its memory at `from`; how many bytes there were before the first that it does not have.
+    /// Reads the thread's memory at `from`, and returns the number of bytes before the first
+    /// unmapped one.
     ///
     /// # Errors
-    /// There is none, or we may not.
+    /// The memory is not mapped, or access is denied.
     pub fn read(&self, from: u64, to: &mut [u8]) -> io::Result<usize> {
         let ours = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() };
         let theirs = libc::iovec { iov_base: from as *mut _, iov_len: to.len() };
         let pid = self.pid.as_raw_nonzero().get();
-        // SAFETY: the kernel writes at most the length of `to`; the other address is not ours, and is
-        // checked by it.
+        // SAFETY: the kernel writes at most the length of `to`; the other address is not ours,
+        // and is checked by it.
         let read =
             unsafe { libc::process_vm_readv(pid, &raw const ours, 1, &raw const theirs, 1, 0) };
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Writes `bytes` to its memory at `to`.
+    /// Writes `bytes` to the thread's memory at `to`.
     ///
     /// # Errors
-    /// There is none that it may write, or we may not.
+    /// The memory is not mapped as writable, or access is denied.
     pub fn write(&self, to: u64, bytes: &[u8]) -> io::Result<()> {
         let ours = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let theirs = libc::iovec { iov_base: to as *mut _, iov_len: bytes.len() };
@@ -96,7 +98,7 @@ impl Task {
     }
 }
 
-/// A duplicate of the socket of this inode, from whichever process has it.
+/// Duplicates the socket of this inode from any process that has it.
 pub fn socket_of_somebody(inode: u64) -> Option<OwnedFd> {
     let name = format!("socket:[{inode}]");
     let number = |entry: &std::fs::DirEntry| entry.file_name().to_str()?.parse::<i32>().ok();
@@ -109,7 +111,7 @@ pub fn socket_of_somebody(inode: u64) -> Option<OwnedFd> {
         let found = open.find(|entry| std::fs::read_link(entry.path()).is_ok_and(is));
         let Some(fd) = found.as_ref().and_then(number) else { continue };
         let socket = Task::open(pid.cast_unsigned()).and_then(|task| task.duplicate(fd));
-        // It may have been closed, and another opened.
+        // The descriptor may have been closed, and its number reused.
         if let Ok(socket) = socket
             && rustix::fs::fstat(&socket).is_ok_and(|stat| stat.st_ino == inode)
         {
@@ -119,7 +121,8 @@ pub fn socket_of_somebody(inode: u64) -> Option<OwnedFd> {
     None
 }
 
-/// The process of a thread, for kernels that know only processes; itself if that cannot be known.
+/// Returns the process of a thread, for kernels without thread pidfds; the thread itself if
+/// unknown.
 fn process_of(thread: Pid) -> Pid {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
     let id = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());

@@ -5,8 +5,9 @@ use std::thread;
 
 use super::*;
 
-/// Answers all calls of `command` by `answer`, and waits for its end. Connects that lead nowhere go on
-/// untold: a C library asks a daemon of names by them, or does not, as the machine is set up.
+/// Answers all calls of `command` by `answer`, and waits for its end. Connects to Unix sockets
+/// are left to the kernel: a C library may connect to a name service daemon, as the machine is
+/// set up.
 fn watch(
     traps: Traps,
     command: Command,

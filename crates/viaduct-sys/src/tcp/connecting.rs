@@ -1,4 +1,4 @@
-//! Connections that are begun without waiting.
+//! Non-blocking connects.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -13,29 +13,29 @@ use crate::os;
 
 const TCP_FASTOPEN_NO_COOKIE: libc::c_int = 34;
 const TCP_REPAIR: libc::c_int = 19;
-/// Without a probe.
+/// Value that leaves repair mode without a window probe.
 const TCP_REPAIR_OFF: libc::c_int = -1;
 const MSG_FASTOPEN: SendFlags = SendFlags::from_bits_retain(0x2000_0000);
 
-/// What the SYN says beside its addresses.
+/// Content of the SYN beside its addresses.
 #[derive(Clone, Copy, Debug)]
 pub enum Telling<'a> {
     /// Nothing.
     Nothing,
     /// An option.
     Option(&'a SynOption, &'a [u8; OPTION]),
-    /// What this end offers; the answer is there when the stream is.
+    /// Option to offer; the other end's answer is known when the stream is connected.
     Offer(&'a Offers),
-    /// Data, by Fast Open without a cookie (RFC 7413, 4.1.3.1): whoever knows nothing of it leaves it
-    /// unacknowledged, and the kernel repeats it behind the handshake.
+    /// Data, by Fast Open without a cookie (RFC 7413, 4.1.3.1). A peer without Fast Open leaves
+    /// it unacknowledged, and the kernel sends it again after the handshake.
     Data(&'a [u8]),
 }
 
-/// Begins to connect to `to`, from the address `from` if it is given. The answer comes when the
-/// stream is writable: [`take_error`](TcpStream::take_error).
+/// Begins to connect to `to`, from the address `from` if it is given. The result is known when
+/// the stream is writable: [`take_error`](TcpStream::take_error).
 ///
 /// # Errors
-/// It cannot even begin: no route, no port left.
+/// The connect cannot begin: no route, no port left.
 pub fn connect(
     to: SocketAddr,
     from: Option<SocketAddr>,
@@ -44,10 +44,11 @@ pub fn connect(
     connect_telling(to, from, options, Telling::Nothing).map(|(stream, _)| stream)
 }
 
-/// A socket at `from` that is to [`connect_bound`]; port 0 is one of the kernel's choice.
+/// Opens a socket bound to `from`, for [`connect_bound`]; port 0 means one of the kernel's
+/// choice.
 ///
 /// # Errors
-/// The address is not this machine's, or taken.
+/// The address is not this machine's, or in use.
 pub fn bound(from: SocketAddr, options: TcpOptions) -> io::Result<TcpStream> {
     let socket = socket(from, options)?;
     if from.port() != 0 {
@@ -61,7 +62,7 @@ pub fn bound(from: SocketAddr, options: TcpOptions) -> io::Result<TcpStream> {
 /// Begins to connect such a socket, as [`connect`] does.
 ///
 /// # Errors
-/// It cannot even begin: the same two addresses were connected a moment ago.
+/// The connect cannot begin: the same two addresses were connected a moment ago.
 pub fn connect_bound(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
     match rustix::net::connect(socket, &to) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
@@ -69,8 +70,9 @@ pub fn connect_bound(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
     }
 }
 
-/// The same with a SYN that tells something; and how many bytes of the data are said by that. Where
-/// Fast Open is switched off (`net.ipv4.tcp_fastopen`) none are. If the port of `from` is taken, another is, unless the
+/// Begins to connect like [`connect`], with a SYN that carries `telling`. Returns also the
+/// number of bytes of its data in the SYN: none where Fast Open is off
+/// (`net.ipv4.tcp_fastopen`). If the port of `from` is in use, another is taken, unless the
 /// address is another host's.
 ///
 /// # Errors
@@ -95,15 +97,16 @@ pub fn connect_telling(
     }
 }
 
-/// Binds `socket` to `from` though another socket may be bound there, which is not shared: in repair mode the kernel
-/// does not look, which takes CAP_NET_ADMIN. Without it the other has to be one that may be shared.
+/// Binds `socket` to `from` even if another socket, which is not shared, is bound there. The
+/// kernel does not check in repair mode, which takes CAP_NET_ADMIN; without it the other socket
+/// must be shareable.
 fn bind_beside(socket: &OwnedFd, from: SocketAddr) -> io::Result<()> {
     let repairs = |on: libc::c_int| os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_REPAIR, &on);
     let is_repaired = repairs(1).is_ok();
     let bound = rustix::net::bind(socket, &from);
     if is_repaired {
         repairs(TCP_REPAIR_OFF)?;
-        // The mode's end has taken it away.
+        // Leaving repair mode clears it.
         sockopt::set_socket_reuseaddr(socket, true)?;
     }
     Ok(bound?)
@@ -122,7 +125,7 @@ fn begin(
         if from.port() != 0 && !options.transparent {
             bind_beside(&socket, from)?;
         } else if from.port() == 0 {
-            // The port is chosen with the far end known, so that one serves many.
+            // The port is chosen when the peer is known, so that one port serves several peers.
             os::setsockopt(socket.as_fd(), libc::SOL_IP, libc::IP_BIND_ADDRESS_NO_PORT, &1)?;
             rustix::net::bind(&socket, &from)?;
         } else {
@@ -179,7 +182,7 @@ mod tests {
         let one = come(from);
         assert_eq!(one.1.1.port(), port);
         sockopt::set_socket_reuseaddr(&taken, false).unwrap();
-        // The same two ends are connected.
+        // The same two ends are connected already.
         assert_ne!(come(from).1.1.port(), port);
         let elsewhere = TcpListener::bind("127.0.0.2:0").unwrap();
         let to = elsewhere.local_addr().unwrap();

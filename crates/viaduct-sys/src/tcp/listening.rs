@@ -1,4 +1,4 @@
-//! Sockets that listen.
+//! Listening sockets.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -10,8 +10,8 @@ use rustix::net::sockopt;
 use super::{TcpOptions, apply, socket};
 use crate::{filter, os};
 
-/// Listens at `address`, not blocking, alone unless the options say otherwise. What it accepts has no
-/// Nagle's delay.
+/// Opens a non-blocking listener at `address`, which is not shared unless the options say so.
+/// Accepted sockets have Nagle's algorithm off.
 ///
 /// # Errors
 /// The address is in use or not this machine's, or a right is missing.
@@ -24,8 +24,8 @@ pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Res
     Ok(socket.into())
 }
 
-/// Listens at a port of the kernel's choice at `ip`, not blocking; nobody else has that port. Sockets of
-/// this user may share it from then on.
+/// Opens a non-blocking listener at a port of the kernel's choice at `ip` that no other socket
+/// has. Sockets of this user may share it from then on.
 ///
 /// # Errors
 /// No port is free, or the address is not this machine's.
@@ -33,54 +33,55 @@ pub fn listen_anywhere(ip: IpAddr, backlog: u32, options: TcpOptions) -> io::Res
     let at = SocketAddr::new(ip, 0);
     let socket = socket(at, options)?;
     rustix::net::bind(&socket, &at)?;
-    // Not before: the kernel would choose a port that another who shares has.
+    // Set after bind: the kernel would otherwise choose a port of another sharing socket.
     sockopt::set_socket_reuseport(&socket, true)?;
     rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(socket.into())
 }
 
-/// Has a listener hand out connections only when their clients have said something, at the latest
-/// after about `patience` (`TCP_DEFER_ACCEPT`).
+/// Delays accept until a client has sent data, at most for about `patience`
+/// (`TCP_DEFER_ACCEPT`).
 ///
 /// # Errors
-/// It is no TCP socket.
+/// The socket is not a TCP socket.
 pub fn await_words(listener: impl AsFd, patience: Duration) -> io::Result<()> {
     let seconds = libc::c_int::try_from(patience.as_secs()).unwrap_or(libc::c_int::MAX);
     os::setsockopt(listener.as_fd(), libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, &seconds)
 }
 
-/// Sees that nobody listens at `address`, not even somebody who would share it.
+/// Checks that no socket listens at `address`, not even one that would share it.
 ///
 /// # Errors
-/// Somebody does, or the address is not this machine's.
+/// A socket listens there, or the address is not this machine's.
 pub fn check_free(address: SocketAddr, options: TcpOptions) -> io::Result<()> {
     let socket = socket(address, options)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
     Ok(rustix::net::bind(&socket, &address)?)
 }
 
-/// Has the kernel hand connections to so many listeners as [`filter::Share`] says, in the order in which
-/// [`listen`] has opened them at one address, where nobody else listens; `listener` is one of them.
+/// Distributes connections over `of` listeners as [`filter::Share`] says, in the order in which
+/// [`listen`] has opened them at one address, where no other socket listens. `listener` is one
+/// of them.
 ///
 /// # Errors
-/// It is no such listener.
+/// The socket is not such a listener.
 pub fn share_out(listener: impl AsFd, of: u32) -> io::Result<()> {
     filter::attach_to_group(listener.as_fd(), &filter::listener_of(of))
 }
 
-/// Has a listener take no new connections; those whose handshake has begun still come about.
+/// Makes a listener drop new SYNs; handshakes that have begun still complete.
 ///
 /// # Errors
-/// It is no TCP socket.
+/// The socket is not a TCP socket.
 pub fn take_no_more(listener: impl AsFd) -> io::Result<()> {
     filter::attach(listener.as_fd(), &filter::no_syns())
 }
 
-/// Sets up a listener that somebody else has opened as [`listen`] would have: what it accepts
-/// follows.
+/// Sets up a listener that another process has opened as [`listen`] would have; accepted
+/// sockets inherit the options.
 ///
 /// # Errors
-/// It is no TCP socket, or a right is missing.
+/// The socket is not a TCP socket, or a right is missing.
 pub fn adopt(listener: TcpListener, options: TcpOptions) -> io::Result<TcpListener> {
     listener.set_nonblocking(true)?;
     apply(listener.as_fd(), listener.local_addr()?.is_ipv4(), options)?;

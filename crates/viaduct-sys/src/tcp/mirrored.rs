@@ -1,4 +1,5 @@
-//! Socket options that a program sets on its connection, and that are to hold for the connection that stands for it.
+//! Socket options that a program sets on its connection, applied to the connection that
+//! replaces it.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -8,10 +9,10 @@ use rustix::net::{AddressFamily, SocketType};
 
 use crate::os;
 
-/// Options that are mirrored.
+/// Number of mirrored options.
 pub const MIRRORED: usize = 11;
 
-/// Level and name of each.
+/// Level and name of each option.
 pub(crate) const MIRRORED_OPTIONS: [(c_int, c_int); MIRRORED] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_TCP, libc::TCP_KEEPIDLE),
@@ -30,7 +31,7 @@ const TIMES: std::ops::Range<usize> = 1..4;
 const USER_TIMEOUT: usize = 4;
 const MARK: usize = 5;
 const PRIORITY: usize = 6;
-/// The highest priority that takes no right.
+/// Highest priority that takes no privilege.
 const MAX_PRIORITY: i32 = 6;
 
 /// Values of those options that a program has set.
@@ -38,22 +39,22 @@ const MAX_PRIORITY: i32 = 6;
 pub struct Mirrored(pub [Option<i32>; MIRRORED]);
 
 impl Mirrored {
-    /// Whether this option is mirrored.
+    /// Returns whether this option is mirrored.
     pub fn has(level: c_int, name: c_int) -> bool {
         index(level, name).is_some()
     }
 
-    /// Whether this option takes a right (`CAP_NET_ADMIN` or `CAP_NET_RAW`).
+    /// Returns whether this option takes a privilege (`CAP_NET_ADMIN` or `CAP_NET_RAW`).
     pub fn is_privileged(level: c_int, name: c_int) -> bool {
         matches!(index(level, name), Some(MARK | PRIORITY))
     }
 
-    /// Whether none was set.
+    /// Returns whether no option is set.
     pub fn is_empty(&self) -> bool {
         *self == Mirrored::default()
     }
 
-    /// Reads one of them from a program's socket, which has just set it.
+    /// Reads one option from a program's socket, on which it has just been set.
     ///
     /// # Errors
     /// The socket has no such option.
@@ -63,14 +64,14 @@ impl Mirrored {
         Ok(())
     }
 
-    /// Adds a mark and a priority, as a socket has them that has set or not set one.
+    /// Adds a socket's mark and priority; 0 means not set.
     pub(crate) fn set_privileged(&mut self, values: [u32; 2]) {
         for (at, value) in [MARK, PRIORITY].into_iter().zip(values) {
             self.0[at] = Some(value.cast_signed()).filter(|value| *value != 0);
         }
     }
 
-    /// The same without those that take a right.
+    /// Removes the values that take a privilege.
     pub fn unprivileged(mut self) -> Mirrored {
         self.0[MARK] = None;
         self.0[PRIORITY] =
@@ -78,26 +79,28 @@ impl Mirrored {
         self
     }
 
-    /// Whether the program has said when a vanished peer is given up, so that nobody else's limit holds.
+    /// Returns whether the program decides when a vanished peer is given up, so that no other
+    /// limit applies.
     pub fn decides_liveness(&self) -> bool {
         let is_set = |at: usize| self.0[at].is_some_and(|value| value != 0);
         is_set(USER_TIMEOUT) || is_set(KEEPALIVE) && self.0[TIMES].iter().any(Option::is_some)
     }
 
-    /// Sets them on a socket that is not connected, as far as the kernel takes them.
+    /// Sets the options on a socket that is not connected, as far as the kernel accepts them.
     pub fn apply(&self, socket: impl AsFd) {
         let socket = socket.as_fd();
         let decides = self.decides_liveness();
         for (at, (level, name)) in MIRRORED_OPTIONS.into_iter().enumerate() {
             let Some(value) = self.0[at] else { continue };
             if decides || at > USER_TIMEOUT {
-                // What the kernel does not take, it has not taken from the program, or is of another family.
+                // The kernel refused the option to the program too, or it is of another family.
                 let _ = os::setsockopt(socket, level, name, &value);
             }
         }
     }
 
-    /// Sets them on a connection whose peer others may watch: their limits go where the program's own hold.
+    /// Sets the options on a connection that may have limits of its own: the program's limits
+    /// replace them.
     pub fn apply_later(&self, socket: impl AsFd) {
         let socket = socket.as_fd();
         let mut all = *self;
@@ -111,7 +114,7 @@ impl Mirrored {
     }
 }
 
-/// Values of a fresh socket, which say when a vanished peer is given up.
+/// Returns a fresh socket's values of the options that decide when a vanished peer is given up.
 fn defaults() -> io::Result<Mirrored> {
     let fresh = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
     let mut all = Mirrored::default();
@@ -151,7 +154,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         set_dead_after(&stream, Duration::from_secs(60)).unwrap();
-        // That it is to be probed says nothing of when.
+        // Enabling probes alone does not set their times.
         said(&[(ALIVE.0, ALIVE.1, 1)]).apply_later(&stream);
         assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 60_000);
         said(&[(ALIVE.0, ALIVE.1, 1), (COUNT.0, COUNT.1, 3)]).apply_later(&stream);

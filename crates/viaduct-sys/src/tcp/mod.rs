@@ -1,15 +1,15 @@
-//! TCP sockets as a proxy needs them: with another host's address, begun without waiting, ended by
-//! a reset; and what a SYN says beside its addresses.
+//! TCP sockets as a proxy needs them: with another host's address, non-blocking connects,
+//! closed by a reset; and additional content of a SYN.
 //!
-//! | part | of what |
+//! | part | content |
 //! |---|---|
-//! | `listening` | sockets that others come to |
-//! | `connecting` | those that go to others, and what their SYNs tell |
-//! | `sending` | how much may be sent, and how it goes |
-//! | `liveness` | detection of peers that have vanished |
+//! | `listening` | listening sockets |
+//! | `connecting` | connects, and the content of their SYNs |
+//! | `sending` | limits and measurements of sending |
+//! | `liveness` | detection of vanished peers |
 //! | `mirrored` | options that a program sets on its own end |
 //!
-//! Here is how any of them is set up, and how a connection ends.
+//! This file has what they share: the set-up of a socket, and the end of a connection.
 #![allow(unsafe_code)]
 
 mod connecting;
@@ -38,38 +38,39 @@ pub use sending::{LongHaul, Sending, pace, pacing_rate, sending, set_unsent_most
 
 const TCP_SAVE_SYN: libc::c_int = 27;
 const TCP_SAVED_SYN: libc::c_int = 28;
-/// The longest headers of a SYN: of IPv6 and TCP with all its options, and some extensions.
+/// Max bytes of a SYN's headers: IPv6, some extensions, and TCP with all its options.
 const SYN_HEADERS: usize = 256;
 
-/// How a socket is set up.
+/// Options of a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpOptions {
-    /// It may have addresses of other hosts (`IP_TRANSPARENT`), which takes CAP_NET_ADMIN.
+    /// Allows addresses of other hosts (`IP_TRANSPARENT`), which takes CAP_NET_ADMIN.
     pub transparent: bool,
     /// Bytes of the send buffer; the kernel's choice if `None`.
     pub send_buffer: Option<usize>,
     /// Bytes of the receive buffer; the kernel's choice if `None`.
     pub receive_buffer: Option<usize>,
-    /// What is accepted keeps the headers of its SYN, for [`saved_syn`].
+    /// Keeps the SYN's headers of accepted sockets, for [`saved_syn`].
     pub save_syn: bool,
-    /// Other sockets of this user may have the same address: the listeners of this process's loops
-    /// ([`share_out`]), or what meets programs ([`crate::meeting`]).
+    /// Allows other sockets of this user at the same address: the listeners of this process's
+    /// event loops ([`share_out`]), or rendezvous sockets ([`crate::meeting`]).
     pub shared: bool,
-    /// It is between a wrapped program and us, and no flow of ours: who wraps us lets it be. That takes
-    /// CAP_NET_ADMIN; without it nobody can wrap us by a cgroup either.
+    /// Marks a socket between a wrapped program and us, which is no flow of ours: an outer run
+    /// ignores it. The mark takes CAP_NET_ADMIN; without it no outer run can wrap us by a
+    /// cgroup either.
     pub inside: bool,
-    /// What a program has set on the end that it sees.
+    /// Options that a program has set on the end that it sees.
     pub mirrored: Mirrored,
 }
 
-/// The mark of sockets that are [inside](TcpOptions::inside).
+/// Mark of sockets that are [inside](TcpOptions::inside).
 pub(crate) const INSIDE: libc::c_int = 0x7665_0003;
 
-/// Probes without an answer before a connection is given up.
+/// Unanswered probes before a connection is given up.
 const PROBES: u32 = 4;
 
-/// The headers of the SYN that has begun an accepted connection, from its IP header on, without its
-/// data; once only, and empty if its listener did not save them.
+/// Returns the headers of an accepted connection's SYN, from its IP header on, without data;
+/// only once, and empty if the listener did not save them.
 ///
 /// # Errors
 /// None are known.
@@ -85,13 +86,13 @@ pub fn saved_syn(stream: impl AsFd) -> io::Result<Vec<u8>> {
     Ok(syn)
 }
 
-/// Whether a socket listens or is connected, so that it cannot connect (again).
+/// Returns whether a socket listens or is connected, so that it cannot connect (again).
 pub fn is_in_use(socket: impl AsFd) -> bool {
     let socket = socket.as_fd();
     sockopt::socket_acceptconn(socket).unwrap_or(false) || rustix::net::getpeername(socket).is_ok()
 }
 
-/// Has the stream end by a reset when it is closed.
+/// Makes closing the stream send a reset.
 ///
 /// # Errors
 /// None are known.
@@ -99,7 +100,7 @@ pub fn reset_on_close(stream: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(stream, Some(Duration::ZERO))?)
 }
 
-/// Has the stream end as usual when it is closed, which undoes [`reset_on_close`].
+/// Makes closing the stream send a FIN as usual, which undoes [`reset_on_close`].
 ///
 /// # Errors
 /// None are known.
@@ -107,11 +108,11 @@ pub fn end_on_close(stream: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(stream, None)?)
 }
 
-/// Has the other end probed when nothing was said for `quiet`, and the connection given up when four
-/// probes, `quiet` apart at most, have no answer.
+/// Enables keepalive probes after `quiet` without data. The connection is given up when four
+/// probes, at most `quiet` apart, have no answer.
 ///
 /// # Errors
-/// It is no TCP socket.
+/// The socket is not a TCP socket.
 pub fn keep_alive(stream: impl AsFd, quiet: Duration) -> io::Result<()> {
     // The kernel counts seconds.
     let quiet = Duration::from_secs(quiet.as_secs().clamp(1, 32_767));
@@ -122,7 +123,8 @@ pub fn keep_alive(stream: impl AsFd, quiet: Duration) -> io::Result<()> {
     Ok(sockopt::set_socket_keepalive(socket, true)?)
 }
 
-/// Bytes that have come and were not read; those of a connection that was reset too, which can still be read.
+/// Returns the number of received bytes that were not read; also after a reset, when they can
+/// still be read.
 ///
 /// # Errors
 /// None are known.
@@ -139,15 +141,15 @@ fn socket(address: SocketAddr, options: TcpOptions) -> io::Result<rustix::fd::Ow
 }
 
 fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()> {
-    // An urgent byte stays where it stands in the stream, and whoever writes has put together what
-    // is to be sent at once. What is accepted follows.
+    // An urgent byte keeps its position in the stream. Writers pass all that is to be sent at
+    // once, so Nagle's algorithm is off. Accepted sockets inherit both.
     sockopt::set_socket_oobinline(socket, true)?;
     sockopt::set_tcp_nodelay(socket, true)?;
     if options.transparent {
         set_transparent(socket, v4)?;
     }
     if options.inside {
-        // Without the right there is nobody to tell.
+        // Without the privilege, there is no outer run to see the mark.
         let _ = os::setsockopt(socket, libc::SOL_SOCKET, libc::SO_MARK, &INSIDE);
     }
     options.mirrored.apply(socket);
@@ -155,7 +157,7 @@ fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()
         os::setsockopt(socket, libc::SOL_TCP, TCP_SAVE_SYN, &1)?;
     }
     if let Some(bytes) = options.send_buffer {
-        // Beyond the system's limit, if we may.
+        // Beyond the system's limit, if this process may.
         sockopt::set_socket_send_buffer_size_force(socket, bytes)
             .or_else(|_| sockopt::set_socket_send_buffer_size(socket, bytes))?;
     }

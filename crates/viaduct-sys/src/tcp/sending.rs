@@ -1,4 +1,4 @@
-//! How much a connection sends: what it may, and what the kernel has measured.
+//! Limits and measurements of a connection's sending.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -8,7 +8,7 @@ use rustix::net::sockopt;
 
 use crate::os;
 
-/// Has the kernel send at most `bytes` a second, evenly (`SO_MAX_PACING_RATE`).
+/// Limits sending to `bytes` a second, evenly (`SO_MAX_PACING_RATE`).
 ///
 /// # Errors
 /// None are known.
@@ -16,8 +16,8 @@ pub fn pace(stream: impl AsFd, bytes: u64) -> io::Result<()> {
     os::setsockopt(stream.as_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes)
 }
 
-/// Has the kernel take no more while so many bytes wait that were not sent once
-/// (`TCP_NOTSENT_LOWAT`): what is written next need not wait behind them.
+/// Limits the bytes that wait to be sent for the first time (`TCP_NOTSENT_LOWAT`): later data
+/// need not wait behind more than that.
 ///
 /// # Errors
 /// None are known.
@@ -25,7 +25,7 @@ pub fn set_unsent_most(socket: impl AsFd, bytes: i32) -> io::Result<()> {
     os::setsockopt(socket.as_fd(), libc::SOL_TCP, libc::TCP_NOTSENT_LOWAT, &bytes)
 }
 
-/// Bytes that were written and not yet sent once (`SIOCOUTQNSD`).
+/// Returns the number of bytes that were written and not yet sent once (`SIOCOUTQNSD`).
 ///
 /// # Errors
 /// None are known.
@@ -33,8 +33,8 @@ pub fn unsent(socket: impl AsFd) -> io::Result<usize> {
     os::unsent(socket.as_fd())
 }
 
-/// Bytes a second at which the kernel sends what there is, as its congestion control has it now;
-/// `None` while it has no measure yet.
+/// Returns the kernel's pacing rate in bytes per second, from its congestion control; `None`
+/// before it has a measurement.
 ///
 /// # Errors
 /// None are known.
@@ -43,29 +43,29 @@ pub fn pacing_rate(socket: impl AsFd) -> io::Result<Option<u64>> {
     Ok(Some(info.pacing_rate).filter(|rate| (1..u64::MAX).contains(rate)))
 }
 
-/// What the kernel has measured of a connection that sends.
+/// Measurements of a connection that sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sending {
-    /// Bytes that the other end has acknowledged.
+    /// Bytes that the peer has acknowledged.
     pub acked: u64,
-    /// Bytes that were written and are not acknowledged; and those of them that were never sent.
+    /// Bytes that were written and not acknowledged; and those of them that were never sent.
     pub held: u64,
     /// See `held`.
     pub unsent: u64,
-    /// Segments that were sent again.
+    /// Retransmitted segments.
     pub again: u64,
-    /// The round trip, smoothed; 0 while there is no measure.
+    /// Smoothed round-trip time; 0 without a measurement.
     pub rtt: Duration,
-    /// The shortest of the last minutes; 0 while there is no measure.
+    /// Minimum round-trip time of the last minutes; 0 without a measurement.
     pub shortest: Duration,
     /// Bytes of a full segment.
     pub segment: u32,
 }
 
-/// How a connection's sending goes (`TCP_INFO`, `SIOCOUTQ`).
+/// Returns a connection's measurements (`TCP_INFO`, `SIOCOUTQ`).
 ///
 /// # Errors
-/// It is no TCP connection.
+/// The socket is not a TCP connection.
 pub fn sending(stream: impl AsFd) -> io::Result<Sending> {
     let fd = stream.as_fd();
     let info: os::TcpInfo = os::getsockopt(fd, libc::SOL_TCP, libc::TCP_INFO)?;
@@ -75,25 +75,25 @@ pub fn sending(stream: impl AsFd) -> io::Result<Sending> {
         held: os::unacknowledged(fd)? as u64,
         unsent: info.unsent.into(),
         again: info.sent_again().into(),
-        // There is none before something was acknowledged.
+        // There is no measurement before something was acknowledged.
         rtt: micros(info.rtt()),
         shortest: micros(info.min_rtt),
         segment: info.segment(),
     })
 }
 
-/// How a connection across a long link is set up.
+/// Options of a connection across a long link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LongHaul {
-    /// The congestion control, by the kernel's name; its default if `None`.
+    /// Congestion control, by the kernel's name; its default if `None`.
     pub congestion_control: Option<String>,
-    /// Bytes that may wait to be sent or acknowledged; the kernel's choice if `None`. As root it may
-    /// be beyond `net.core.wmem_max`.
+    /// Max bytes that wait to be sent or acknowledged; the kernel's choice if `None`. As root
+    /// it may exceed `net.core.wmem_max`.
     pub buffer: Option<usize>,
 }
 
 impl LongHaul {
-    /// Sets up `stream`.
+    /// Applies the options to `stream`.
     ///
     /// # Errors
     /// The kernel has no such congestion control.
@@ -103,7 +103,7 @@ impl LongHaul {
             sockopt::set_tcp_congestion(socket, name)?;
         }
         if let Some(bytes) = self.buffer {
-            // The kernel doubles it for its own bookkeeping.
+            // The kernel doubles the value, for its own bookkeeping.
             let half = libc::c_int::try_from(bytes / 2).unwrap_or(libc::c_int::MAX);
             let forced = os::setsockopt(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &half);
             forced.or_else(|_| os::setsockopt(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, &half))?;
@@ -130,7 +130,7 @@ mod tests {
         while sending(&stream).unwrap().held > 0 && std::time::Instant::now() < deadline {}
         let Sending { acked, held, unsent, again, rtt, shortest, segment } =
             sending(&stream).unwrap();
-        // The SYN counts for a byte.
+        // The SYN counts as one byte.
         assert_eq!((acked, held, unsent, again), (5_001, 0, 0, 0));
         assert!(rtt >= shortest && shortest > Duration::ZERO && rtt < Duration::from_secs(1));
         assert!(segment >= 536);
