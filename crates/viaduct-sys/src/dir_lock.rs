@@ -1,6 +1,7 @@
-//! An exclusive lock on a directory, for short work on the files in it. It is a lock on a file there that
-//! this user alone may open: on the directory itself any reader of it could hold one, and keep services
-//! from starting and ending. The kernel releases it however the process ends; the file goes with the lock.
+//! An exclusive lock on a directory, for short work on the files in it. It locks a file there
+//! that only this user may open: a lock on the directory itself could be taken by any of its
+//! readers, to keep services from starting and ending. The kernel releases it when the process
+//! ends in any way; the file is removed with the lock.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Begins the name of the file; the user's number follows, since other users could not open it.
+/// Prefix of the file's name; the user ID follows, since other users could not open it.
 const PREFIX: &str = ".lock-";
 /// Time after which another holder is reported.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -26,10 +27,10 @@ pub struct DirLock {
 }
 
 impl DirLock {
-    /// Waits until no other holder has `directory`, which must exist; for 5 seconds at most.
+    /// Waits until no other holder has `directory`, which must exist, for at most 5 seconds.
     ///
     /// # Errors
-    /// `TimedOut` if another process holds it for longer, or the file cannot be made.
+    /// `TimedOut` if another process holds it for longer, or the file cannot be created.
     pub fn take(directory: &Path) -> io::Result<DirLock> {
         let path = file_in(directory);
         let mut open = OpenOptions::new();
@@ -47,7 +48,7 @@ impl DirLock {
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
-                // Its holder before may have removed the file that was opened here.
+                // The last holder may have removed the file that was opened here.
                 Ok(()) if inode(&path) == Some(file.metadata()?.ino()) => {
                     return Ok(DirLock { path, _file: file });
                 }
@@ -56,10 +57,11 @@ impl DirLock {
         }
     }
 
-    /// As [`DirLock::take`], for the directory of the file `path`, which is made if it is not there.
+    /// Locks the directory of the file `path`, as [`DirLock::take`] does; it is created if it
+    /// is missing.
     ///
     /// # Errors
-    /// As [`DirLock::take`]'s.
+    /// As [`DirLock::take`].
     pub fn around(path: &Path) -> io::Result<DirLock> {
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = directory.unwrap_or(Path::new("."));
@@ -70,7 +72,8 @@ impl DirLock {
 
 impl Drop for DirLock {
     fn drop(&mut self) {
-        // While it is held: whoever has opened the file meanwhile sees that it is gone, and makes another.
+        // Removed under the lock: a process that has opened the file meanwhile finds it gone
+        // and creates another.
         let _ = std::fs::remove_file(&self.path);
     }
 }

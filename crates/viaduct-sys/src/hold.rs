@@ -1,12 +1,13 @@
-//! Rules that have the kernel hold SYNs until a proxy has asked the server ([`crate::nfqueue`]).
+//! Rules that make the kernel hold SYNs until a proxy has asked the server
+//! ([`crate::nfqueue`]).
 //!
 //! ```text
 //!   SYN ─▶ firewall ─▶ [ table inet viaduct_<instance>: queue ] ─▶ [ what the verdict marked ] ─▶
-//!                        nobody reads: passes                       reset, or unreachable
+//!                        no reader: passes                          reset, or unreachable
 //! ```
 //!
-//! On the path they stand before the rules of [`crate::intercept`]; at a proxy that is spoken to,
-//! behind the firewall's.
+//! On the forwarding path these rules precede those of [`crate::intercept`]; at a proxy that is
+//! the destination, they follow the firewall's.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,33 +15,33 @@ use crate::intercept::{NOT_OWN, SYN, Way, matches};
 use crate::nfqueue;
 use crate::table::{NftError, Table};
 
-/// The mark of a SYN that is answered as a server does that refuses.
+/// Mark of a SYN that is answered by a reset, as by a server that refuses.
 pub const REFUSED: u32 = 0x7665_0001;
-/// The mark of a SYN that is answered as a router does that knows no way.
+/// Mark of a SYN that is answered by an ICMP error, as by a router without a route.
 pub const UNREACHABLE: u32 = 0x7665_0002;
 
-/// Whose SYNs are held.
+/// SYNs to hold, by their destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Where {
-    /// Those that pass this machine.
+    /// SYNs that are forwarded.
     Passing,
     /// Those to this machine.
     Here,
 }
 
-/// SYNs to be held.
+/// SYNs to hold, and their queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
-    /// Names the table: letters, digits and `_`, at most 32 of them.
+    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
     pub instance: String,
-    /// The queue that they wait in.
+    /// Queue number.
     pub queue: u16,
-    /// Whose.
+    /// Forwarded SYNs, or those to this machine.
     pub whose: Where,
-    /// Where they come from and go.
+    /// Source and destination prefixes.
     pub ways: Vec<Way>,
-    /// Their destination ports; none means all.
+    /// Destination ports; empty means all.
     pub ports: Vec<u16>,
 }
 
@@ -64,7 +65,7 @@ impl Table for Hold {
         let Err(refused) = self.put(&self.contents()) else { return Ok(()) };
         self.put(&self.leading(""))?;
         nfqueue::borrowed_rule(&self.table(), "hold", self.queue).map_err(|_| {
-            // The reader knows `nft`'s words better.
+            // The error of `nft` is clearer to the reader.
             let _ = self.undo();
             refused.into()
         })
@@ -76,7 +77,7 @@ impl Hold {
         self.whose == Where::Passing
     }
 
-    /// With `queue` as the rule that leads to the queue.
+    /// Builds the table's contents, with `queue` as the rule that leads to the queue.
     fn leading(&self, queue: &str) -> String {
         let (hook, first, second) = match self.whose {
             Where::Passing => ("prerouting", "mangle - 10", "mangle - 9"),

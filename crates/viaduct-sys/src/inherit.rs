@@ -1,5 +1,5 @@
-//! Descriptors that a process has from whoever started it: from the service manager (systemd's
-//! socket activation), or from a parent of ours.
+//! Descriptors that a process inherits: from the service manager (systemd's socket activation),
+//! or from a parent of ours.
 //!
 //! ```text
 //!   LISTEN_PID=<us> LISTEN_FDS=2          listen_fds() ─▶ 3, 4
@@ -17,17 +17,17 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 
-/// The first descriptor of socket activation.
+/// First descriptor of socket activation.
 const FIRST: RawFd = 3;
 
 /// Descriptors that were taken: each has one owner.
 static TAKEN: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 
-/// The sockets that a service manager has opened for this process, in its order; none if it was
-/// started otherwise. A second call has none.
+/// Takes the sockets that a service manager has opened for this process, in its order; none if
+/// it was started otherwise, or on a second call.
 ///
 /// # Errors
-/// The environment names descriptors that are not there.
+/// The environment names descriptors that are not open.
 pub fn listen_fds() -> io::Result<Vec<OwnedFd>> {
     let number = |name: &str| env::var(name).ok()?.parse::<i32>().ok();
     let ours = number("LISTEN_PID") == Some(std::process::id().cast_signed());
@@ -36,27 +36,26 @@ pub fn listen_fds() -> io::Result<Vec<OwnedFd>> {
     (FIRST..FIRST.saturating_add(count)).filter(fresh).map(take).collect()
 }
 
-/// The descriptor `fd` that was left open for this process. It is closed in programs that this
-/// process starts.
+/// Takes the descriptor `fd` that was left open for this process. It becomes close-on-exec.
 ///
 /// # Errors
-/// It is not open (`EBADF`), or was taken before (`EBUSY`).
+/// The descriptor is not open (`EBADF`), or was taken before (`EBUSY`).
 pub fn take(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: only borrowed to be looked at, and only kept if it is open.
     let looked_at = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = fcntl_getfd(looked_at)?;
-    // Our own descriptors are all close-on-exec; what is not came from outside.
+    // Our own descriptors are all close-on-exec; any other is inherited.
     if fd < FIRST || flags.contains(FdFlags::CLOEXEC) || !taken().insert(fd) {
         return Err(io::Error::from_raw_os_error(libc::EBUSY));
     }
     fcntl_setfd(looked_at, flags | FdFlags::CLOEXEC)?;
     // SAFETY: it is open, is not one that this process opened (those are close-on-exec), and
-    // nobody took it before.
+    // was not taken before.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// All others that were left open for this process, for as long as they are kept: programs that it starts have
-/// them too. Whoever asks first has them.
+/// Takes all other inherited descriptors. While they are kept, programs that this process
+/// starts inherit them too. Only the first call gets them.
 ///
 /// # Errors
 /// There is no `/proc`.
@@ -69,7 +68,7 @@ pub fn rest() -> io::Result<Vec<OwnedFd>> {
         };
         // SAFETY: only borrowed to be looked at.
         let Ok(flags) = fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }) else { continue };
-        // As above: what is not close-on-exec came from outside.
+        // As above: a descriptor that is not close-on-exec is inherited.
         if fd >= FIRST && !flags.contains(FdFlags::CLOEXEC) && taken().insert(fd) {
             // SAFETY: as in `take`.
             rest.push(unsafe { OwnedFd::from_raw_fd(fd) });
@@ -82,8 +81,8 @@ fn taken() -> std::sync::MutexGuard<'static, BTreeSet<RawFd>> {
     TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has `command` leave these descriptors open, under their numbers, for the program to
-/// [`take`]. They must be open when it is spawned.
+/// Leaves these descriptors open in the child of `command`, under their numbers, for the
+/// program to [`take`]. They must be open when it is spawned.
 pub fn keep(command: &mut Command, descriptors: &[BorrowedFd<'_>]) {
     let numbers: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
     let open = move || {
@@ -109,7 +108,7 @@ mod tests {
         let (kept, other) = (io::pipe().unwrap(), io::pipe().unwrap());
         let (fd, closed) = (kept.1.as_raw_fd(), other.1.as_raw_fd());
         let mut command = Command::new("sh");
-        // By path: a shell takes numbers of one digit alone.
+        // By path: a shell accepts descriptor numbers of one digit only.
         let script = format!("echo hello >/proc/self/fd/{fd} && [ ! -e /proc/self/fd/{closed} ]");
         command.args(["-c", &script]);
         keep(&mut command, &[kept.1.as_fd()]);
@@ -127,7 +126,7 @@ mod tests {
         let busy = take(own.0.as_raw_fd()).unwrap_err();
         assert_eq!(busy.raw_os_error(), Some(libc::EBUSY));
         assert_eq!(take(9_999).unwrap_err().raw_os_error(), Some(libc::EBADF));
-        // SAFETY: opened here and owned by nobody else.
+        // SAFETY: opened here, without another owner.
         let outside = unsafe { libc::dup(own.0.as_raw_fd()) };
         let taken = take(outside).unwrap();
         assert!(fcntl_getfd(&taken).unwrap().contains(FdFlags::CLOEXEC));

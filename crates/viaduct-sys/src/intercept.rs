@@ -7,18 +7,19 @@
 //!   listener on port 7000, whose accepted socket is 10.2.0.9:80 ◀── local ── table ◀──┘
 //! ```
 //!
-//! Connections to addresses of this machine end here and do not pass: they are left alone whatever the prefixes, and so
-//! are the machine's own services and the firewall rules about them.
+//! Connections to addresses of this machine are left alone, whatever the prefixes, as they end
+//! here. This covers the machine's own services and the firewall rules about them.
 //!
-//! Only connections whose SYN was seen are handed over: those that were there before pass on as they
-//! did. Their SYNs are remembered for some seconds ([`REMEMBERED`]), because a handshake that the
-//! kernel does without memory (SYN cookies, in a flood) shows no socket until it is done.
+//! Only connections whose SYN was seen are handed over; earlier ones are still forwarded. SYNs
+//! are remembered for some seconds ([`REMEMBERED`]), because a handshake without state in the
+//! kernel (SYN cookies, in a flood) has no socket until it completes.
 //!
-//! A proxy that lets its flows end has new connections pass by at once ([`Intercept::passed_by`]): SYNs
-//! are handed over no more, and what belongs to those that were is.
+//! A proxy that drains its flows lets new connections pass by at once
+//! ([`Intercept::passed_by`]): SYNs are handed over no more, while packets of connections that
+//! were handed over still are.
 //!
-//! Where nobody listens on the port any more the kernel finds no socket and forwards the packets as
-//! if the rule were not there: new connections pass a dead proxy by.
+//! Without a listener on the port, the kernel finds no socket and forwards the packets as if
+//! the rule did not exist: new connections bypass a dead proxy.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -28,38 +29,38 @@ use serde::{Deserialize, Serialize};
 use crate::table::{NftError, Table, nft, set};
 use crate::tool;
 
-/// Families as nft names them, their addresses, and whether it is IPv4.
+/// Address families: nft's name, nft's address type, and whether it is IPv4.
 const FAMILIES: [(&str, &str, bool); 2] = [("ip", "ipv4_addr", true), ("ip6", "ipv6_addr", false)];
-/// A SYN that begins a connection.
+/// Match of a SYN that opens a connection.
 pub(crate) const SYN: &str = "tcp flags & (fin | syn | rst | ack) == syn";
-/// Leaves packets to addresses of this machine alone, whatever it has when they come: they end here and pass through
-/// nothing, and its own listeners and firewall rules are for them.
+/// Leaves packets to addresses of this machine, as of their arrival, alone: they are not
+/// forwarded, and the machine's own listeners and firewall rules apply to them.
 pub(crate) const NOT_OWN: &str = "fib daddr type local return";
-/// Anything else.
+/// Match of all other TCP packets.
 const NO_SYN: &str = "tcp flags & (fin | syn | rst | ack) != syn";
-/// Marks and routing tables of ours: this, and the port.
+/// Base of our marks and routing table numbers; the port is added.
 pub(crate) const BASE: u32 = 0x7664_0000;
 
 /// An address and a prefix's length.
 type Prefix = (IpAddr, u8);
 
-/// How long a SYN is remembered: longer than a handshake takes.
+/// Lifetime of a remembered SYN: longer than a handshake takes.
 const REMEMBERED: &str = "3s";
-/// SYNs that are remembered, at most, in each family: a flood of 43,000 a second.
+/// Max SYNs that are remembered in each family: a flood of 43,000 per second.
 const MOST_REMEMBERED: usize = 131_072;
 
-/// What to intercept.
+/// Connections to intercept, and the proxy's port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Intercept {
-    /// Names the table: letters, digits and `_`, at most 32 of them.
+    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
     pub instance: String,
-    /// The port that the proxy listens on.
+    /// Port that the proxy listens on.
     pub to_port: u16,
-    /// Which connections are intercepted.
+    /// Source and destination prefixes of the connections.
     pub ways: Vec<Way>,
-    /// Their destination ports; none means all.
+    /// Destination ports; empty means all.
     pub ports: Vec<u16>,
-    /// New connections pass by: only those whose SYN was handed over before still are.
+    /// Lets new connections pass by: only those whose SYN was handed over before still are.
     #[serde(default)]
     pub passed_by: bool,
 }
@@ -67,22 +68,22 @@ pub struct Intercept {
 /// Connections from some addresses to others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Way {
-    /// Where they come from; none means anywhere.
+    /// Source prefixes; empty means any.
     pub from: Vec<(IpAddr, u8)>,
-    /// Where they go.
+    /// Destination prefixes.
     pub to: Vec<(IpAddr, u8)>,
 }
 
 impl Intercept {
-    /// The same, where new connections pass by.
+    /// Returns the same interception with new connections passing by.
     pub fn passed_by(&self) -> Intercept {
         Intercept { passed_by: true, ..self.clone() }
     }
 
-    /// Does so with rules that are in place: what they remember stays.
+    /// Lets new connections pass by, with rules that are installed: remembered SYNs stay.
     ///
     /// # Errors
-    /// `nft` refuses: the rules are not in place, say.
+    /// `nft` refuses: the rules are not installed, say.
     pub fn pass_by(&self) -> Result<(), NftError> {
         self.check()?;
         let chain = format!("inet {} prerouting", self.table());
@@ -98,27 +99,28 @@ impl Intercept {
         format!("{:#x}", BASE | u32::from(self.to_port))
     }
 
-    /// The routing table's number.
+    /// Returns the routing table's number.
     fn routes(&self) -> String {
         (BASE | u32::from(self.to_port)).to_string()
     }
 
-    /// The rules, in order.
+    /// Returns the rules, in order.
     fn rules(&self) -> Vec<String> {
         let mark = self.mark();
-        // Packets of connections that are ours already, with whatever address.
+        // Packets of connections that have a socket of ours already, at any address.
         let ours = format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept");
         let mut rules = vec![ours, NOT_OWN.to_owned()];
         for (family, matches) in matches(&self.ways, &self.ports).1 {
-            // All of it: a client may have the same port to another server, from before.
+            // The full tuple: a client may use the same port to another server, on an older
+            // connection.
             let tuple = format!("{family} saddr . tcp sport . {family} daddr . tcp dport");
             let over = format!("tproxy {family} to :{} meta mark set {mark} accept", self.to_port);
             if self.passed_by {
-                // A SYN that comes once more goes where its repetitions will.
+                // A retransmitted SYN takes the same path as the first.
                 rules.push(format!("{matches}{NO_SYN} {tuple} @{family}_begun {over}"));
                 continue;
             }
-            // By itself: where no more can be remembered, a SYN is handed over all the same.
+            // A rule of its own: a SYN is handed over even if no more can be remembered.
             rules.push(format!("{matches}{SYN} add @{family}_begun {{ {tuple} }}"));
             rules.push(format!("{matches}{SYN} {over}"));
             rules.push(format!("{matches}{tuple} @{family}_begun {over}"));
@@ -149,19 +151,19 @@ impl Table for Intercept {
         format!("{}\n{ways}\n{chain}\n{rules}\n}}", sets.join("\n"))
     }
 
-    /// Rules, and routes.
+    /// Installs the rules and the routes.
     fn apply(&self) -> Result<(), NftError> {
         self.check()?;
         for family in ["-4", "-6"] {
             let (mark, table) = (self.mark(), self.routes());
             let any = if family == "-4" { "0.0.0.0/0" } else { "::/0" };
-            // What is there already stays: flows may depend on it.
+            // An existing rule stays: flows may depend on it.
             if ip(&[family, "rule", "list", "fwmark", &mark])?.trim().is_empty() {
                 ip(&[family, "rule", "add", "fwmark", &mark, "lookup", &table, "priority", "118"])?;
             }
             ip(&[family, "route", "replace", "local", any, "dev", "lo", "table", &table])?;
         }
-        // Last: what it marks finds its way already.
+        // Last, when marked packets have a route already.
         Ok(self.put(&self.contents())?)
     }
 
@@ -169,7 +171,7 @@ impl Table for Intercept {
         self.check()?;
         self.delete()?;
         for family in ["-4", "-6"] {
-            // What is not there cannot be deleted, and need not be.
+            // The rule and the route may be gone already.
             let (mark, table) = (self.mark(), self.routes());
             let _ = ip(&[family, "rule", "del", "fwmark", &mark, "lookup", &table]);
             let _ = ip(&[family, "route", "flush", "table", &table]);
@@ -185,14 +187,14 @@ impl Table for Intercept {
         let shows = |arguments: &[&str]| ip(arguments).is_ok_and(|text| !text.trim().is_empty());
         Ok(["-4", "-6"].iter().all(|family| {
             shows(&[family, "rule", "list", "fwmark", &mark])
-                // One that does not exist is an error.
+                // A table that does not exist is an error.
                 && shows(&[family, "route", "list", "table", &table])
         }))
     }
 }
 
-/// The sets of addresses of `ways`, and for each way and family the family and what picks its
-/// packets to `ports`, all if there are none.
+/// Returns the address sets of `ways`; and, for each way and family, the family and the match
+/// of its packets to `ports`, or to all ports if there are none.
 pub(crate) fn matches(ways: &[Way], ports: &[u16]) -> (String, Vec<(&'static str, String)>) {
     let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
     let ports = match ports.is_empty() {
@@ -206,7 +208,7 @@ pub(crate) fn matches(ways: &[Way], ports: &[u16]) -> (String, Vec<(&'static str
                 all.iter().filter(|(ip, _)| ip.is_ipv4() == v4).copied().collect()
             };
             let (from, to) = (of(&way.from), of(&way.to));
-            // Prefixes of the other family alone let none of this one through.
+            // Source prefixes of the other family alone match nothing of this one.
             if to.is_empty() || from.is_empty() && !way.from.is_empty() {
                 continue;
             }

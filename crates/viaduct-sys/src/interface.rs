@@ -8,16 +8,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use libc::{c_char, c_int, c_short, c_ulong};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-/// An interface of the network namespace in which its thread was when this was made; every method
-/// acts there, whichever thread calls it. The interface may come and go meanwhile.
+/// An interface of the network namespace that the calling thread was in when this was made.
+/// Every method acts there, from any thread. The interface may come and go meanwhile.
 #[derive(Debug)]
 pub struct Interface {
     name: String,
-    /// A socket of its namespace.
+    /// Socket of its namespace.
     control: OwnedFd,
 }
 
-/// Something that the kernel would not do for an interface.
+/// Errors of an interface's settings.
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
     /// The kernel takes names of 1 to 15 bytes.
@@ -26,9 +26,9 @@ pub enum InterfaceError {
     /// A step that the kernel refused.
     #[error("interface {interface}: cannot {step}")]
     Kernel {
-        /// Its name.
+        /// Interface name.
         interface: String,
-        /// What was tried.
+        /// The step that failed.
         step: &'static str,
         /// The kernel's answer.
         source: io::Error,
@@ -53,12 +53,12 @@ impl Interface {
         Ok(Interface { name: name.to_owned(), control })
     }
 
-    /// Its name.
+    /// Returns the interface's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The largest packet, in bytes.
+    /// Returns the MTU in bytes.
     ///
     /// # Errors
     /// There is no such interface.
@@ -69,7 +69,7 @@ impl Interface {
         Ok(unsafe { answer.int }.unsigned_abs())
     }
 
-    /// Sets the largest packet, 68 to 65535 bytes.
+    /// Sets the MTU, 68 to 65535 bytes.
     ///
     /// # Errors
     /// The driver's bounds, a missing right, or no such interface.
@@ -78,7 +78,7 @@ impl Interface {
         self.set("set the MTU", libc::SIOCSIFMTU, Value { int: bytes })
     }
 
-    /// Whether it is up: switched on by the administrator.
+    /// Returns whether the interface is administratively up.
     ///
     /// # Errors
     /// There is no such interface.
@@ -86,7 +86,7 @@ impl Interface {
         Ok(c_int::from(self.flags()?) & libc::IFF_UP != 0)
     }
 
-    /// Whether it is operational: up, with a carrier.
+    /// Returns whether the interface is operational: up, with a carrier.
     ///
     /// # Errors
     /// There is no such interface.
@@ -94,7 +94,7 @@ impl Interface {
         Ok(c_int::from(self.flags()?) & libc::IFF_RUNNING != 0)
     }
 
-    /// Whether it leads back to this machine.
+    /// Returns whether this is a loopback interface.
     ///
     /// # Errors
     /// There is no such interface.
@@ -102,7 +102,7 @@ impl Interface {
         Ok(c_int::from(self.flags()?) & libc::IFF_LOOPBACK != 0)
     }
 
-    /// Brings it up.
+    /// Sets the interface up.
     ///
     /// # Errors
     /// A missing right, or no such interface.
@@ -111,7 +111,7 @@ impl Interface {
         self.set("bring it up", libc::SIOCSIFFLAGS, Value { flags })
     }
 
-    /// How many packets may wait to be sent.
+    /// Returns the transmit queue's length in packets.
     ///
     /// # Errors
     /// There is no such interface.
@@ -122,8 +122,8 @@ impl Interface {
         Ok(unsafe { answer.int }.unsigned_abs())
     }
 
-    /// How many packets may wait to be sent; the kernel's default is 500 for a TUN. In a user
-    /// namespace the kernel refuses this call, but not `ip link set NAME txqueuelen N`.
+    /// Sets the transmit queue's length in packets; the kernel's default is 500 for a TUN. In a
+    /// user namespace the kernel refuses this call, but not `ip link set NAME txqueuelen N`.
     ///
     /// # Errors
     /// A missing right, or no such interface.
@@ -168,7 +168,7 @@ impl Interface {
     }
 }
 
-/// `struct ifreq`: what every interface ioctl takes.
+/// `struct ifreq`, the argument of every interface ioctl.
 #[repr(C)]
 pub(crate) struct Request {
     name: [c_char; libc::IFNAMSIZ],
@@ -211,7 +211,7 @@ const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
 /// Index of the interface `name` in the calling thread's network namespace.
 ///
 /// # Errors
-/// There is none of that name.
+/// There is no interface of that name.
 pub(crate) fn index(name: &str) -> io::Result<u32> {
     let name = CString::new(name)?;
     // SAFETY: a NUL-terminated string that lives through the call.
@@ -221,13 +221,15 @@ pub(crate) fn index(name: &str) -> io::Result<u32> {
     }
 }
 
-/// Index of the only interface that has link-local addresses of IPv6; `None` if there are several, or none.
+/// Returns the index of the only interface with IPv6 link-local addresses; `None` if there are
+/// several, or none.
 pub fn only_link() -> Option<u32> {
     let text = std::fs::read_to_string("/proc/thread-self/net/if_inet6").ok()?;
     only_link_in(&text)
 }
 
-/// The same, of lines of address, index, prefix length, scope, flags (in hexadecimal digits) and name.
+/// Finds that index in lines of address, index, prefix length, scope, flags (hexadecimal) and
+/// name.
 fn only_link_in(text: &str) -> Option<u32> {
     const LINK: &str = "20";
     let link = |line: &str| {

@@ -5,9 +5,9 @@
 //!   leaves  ─▶ [ output, raw: marked? untracked ] ─▶ the wire
 //! ```
 //!
-//! Everything unmarked passes, so plain TCP lives on the same port; and what only passes this machine,
-//! on its way to others, is not touched. What we send is not tracked: conntrack, which never sees the
-//! answers, would take the second packet for invalid.
+//! Unmarked packets pass, so plain TCP works on the same port; packets that are forwarded are
+//! not touched. Packets that we send are not tracked: conntrack, which never sees the answers,
+//! would judge the second packet invalid.
 
 use std::net::SocketAddr;
 
@@ -16,19 +16,20 @@ use serde::{Deserialize, Serialize};
 use crate::filter::TcpMark;
 use crate::table::Table;
 
-/// What is kept out.
+/// Packets to keep out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepOut {
-    /// Names the table: letters, digits and `_`, at most 32 of them.
+    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
     pub instance: String,
-    /// The mark of what arrives.
+    /// Mark of incoming packets.
     pub mark: TcpMark,
-    /// Where it arrives: ports at addresses, of which `0.0.0.0` and `[::]` are all of their family; none means
-    /// everywhere. A journal of a version that had only ports has none; to put back what it says the name is enough.
+    /// Local addresses and ports; `0.0.0.0` and `[::]` mean all addresses of their family;
+    /// empty means everywhere. Empty also in the journal of a version that had only ports,
+    /// where the name suffices to remove the table.
     #[serde(default)]
     pub at: Vec<SocketAddr>,
-    /// The last byte of the mark of what we send, to leave it untracked; none where this machine itself
-    /// translates the addresses of what it sends.
+    /// Last byte of the mark of our own packets, to leave them untracked; `None` where this
+    /// machine itself translates their addresses (NAT).
     pub untracked: Option<u8>,
 }
 
@@ -61,7 +62,7 @@ impl Table for KeepOut {
 }
 
 impl KeepOut {
-    /// `rule` for each place, a line each.
+    /// Builds `rule` for each address and port, one per line.
     fn places(&self, port: &str, address: &str, rule: &str) -> String {
         let place = |at: &SocketAddr| {
             let (version, family) = if at.is_ipv4() { ("ipv4", "ip") } else { ("ipv6", "ip6") };
@@ -77,7 +78,7 @@ impl KeepOut {
         }
     }
 
-    /// The option's ExID and the byte behind it.
+    /// Builds the match of the option's ExID and of the byte after it.
     fn matches(&self, byte: u8) -> String {
         let (kind, exid) = (self.mark.word >> 24, self.mark.word & 0xffff);
         format!("tcp option @{kind},16,16 {exid:#x} tcp option @{kind},32,8 {byte:#x}")

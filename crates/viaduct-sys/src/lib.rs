@@ -1,8 +1,8 @@
 //! Linux for Viaduct: what the gateway and the lab need from the kernel, behind safe types.
 //!
-//! This is the home of `unsafe`: each module that needs it allows it for itself, and each block
-//! says why it is sound. Nothing here knows a protocol of Viaduct; addresses, packets, interfaces
-//! and sockets are all it talks about.
+//! All of the kernel interface's `unsafe` is here: each module that needs it allows it for
+//! itself, and each block says why it is sound. No protocol of Viaduct is known here, only
+//! addresses, packets, interfaces and sockets.
 //!
 //! ```text
 //!   what is on the wire   ring  (copies of all packets of an interface)   filter (which of them)
@@ -10,8 +10,8 @@
 //!                         datagrams (programs' own, held)   marked (packets that bear a mark)
 //!   what our SYNs say     bpf   (a TCP option)               tcp    (data)
 //!   what we send          udp   (datagrams to peers, many a call)   raw (packets)
-//!                         mmsg  (many of either a call, both ways)   undelivered (what did not arrive)
-//!                         segments (packets of TCP that are cut later)   hop (by whom they go)
+//!                         mmsg  (many of either a call, both ways)   undelivered (error queue)
+//!                         segments (TCP packets that are cut later)   hop (next-hop lookup)
 //!                         own_queue (what the interface drops)
 //!   what we change        journal (remembers, puts back)
 //!                           |- offload   segmentation, coalescing, checksums of an interface
@@ -20,12 +20,12 @@
 //!                           |- intercept, hold   connections handed to a proxy; its SYNs held
 //!                           |- keep_out  marked packets kept from the kernel's TCP
 //!                           `- sysctl    one setting
-//!                         claim (a table is one process's)   rules_watch (somebody takes rules away)
-//!   whom we wrap          wrapped, signals (a program and its end)   meeting (where its connects wait)
-//!                         seccomp (its calls, told of)   pending (its socket, by a duplicate)
-//!                         records (what stubs and masters say)
-//!   what we hold          memory (pages)   inherit (descriptors of whoever started us)
-//!                         started (what else they have set)
+//!                         claim (one process per table)   rules_watch (deleted rules)
+//!   wrapped programs      wrapped, signals (a program and its end)   meeting (pending connects)
+//!                         seccomp (trapped calls)   pending (its socket, by a duplicate)
+//!                         records (messages of stubs and masters)
+//!   what we hold          memory (pages)   inherit (descriptors from our parent)
+//!                         started (other state from it)
 //!   where and when        thread (priority, core, timer slack)            clock
 //! ```
 

@@ -1,5 +1,5 @@
-//! Messages to and from the kernel, as bytes: a head, and attributes that may hold attributes. Those
-//! to netfilter have a head of its own besides.
+//! Netlink messages as bytes: a header, and attributes, which may be nested. Messages to
+//! netfilter have a second header.
 //!
 //! ```text
 //!   length u32 │ type u16 │ flags u16 │ number u32 │ port u32 │ family u8 │ version u8 │ what u16
@@ -15,10 +15,10 @@ use rustix::net::{RecvFlags, SendFlags, recv, sendto};
 
 use crate::os;
 
-/// Bytes of a message's head, and of netfilter's behind it.
+/// Bytes of a message's header, and of netfilter's header after it.
 const HEAD: usize = 16;
 pub(crate) const NETFILTER_HEAD: usize = 4;
-/// Bytes of the answer to one question, at most.
+/// Max bytes of the answer to a request.
 const ANSWER: usize = 16 << 10;
 const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 1;
@@ -30,17 +30,18 @@ pub(crate) const NLM_F_CREATE: u16 = 0x400;
 pub(crate) const NLM_F_APPEND: u16 = 0x800;
 const NESTED: u16 = 0x8000;
 
-/// A netlink socket for netfilter, of the calling thread's network namespace.
+/// Opens a netlink socket for netfilter, in the calling thread's network namespace.
 pub(crate) fn socket() -> io::Result<OwnedFd> {
     hear(libc::NETLINK_NETFILTER, 0)
 }
 
-/// A message in the making.
+/// A message being built.
 #[derive(Debug)]
 pub(crate) struct Message(Vec<u8>);
 
 impl Message {
-    /// To netfilter's part `subsystem`; `what` is its number in there, in the order of the network.
+    /// Begins a message to netfilter's subsystem `subsystem`; `what` is its resource ID, sent
+    /// in network byte order.
     pub(crate) fn new(subsystem: u16, kind: u16, flags: u16, family: u8, what: u16) -> Message {
         let mut bytes = vec![0; HEAD];
         bytes[4..6].copy_from_slice(&(subsystem << 8 | kind).to_ne_bytes());
@@ -50,7 +51,7 @@ impl Message {
         Message(bytes)
     }
 
-    /// To the kernel's routing, whose messages of this kind begin with `head`.
+    /// Begins a message without netfilter's header: its payload begins with `head`.
     pub(crate) fn of_routing(kind: u16, flags: u16, head: &[u8]) -> Message {
         let mut bytes = vec![0; HEAD];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
@@ -59,18 +60,18 @@ impl Message {
         Message(bytes)
     }
 
-    /// With an attribute.
+    /// Adds an attribute.
     pub(crate) fn with(mut self, kind: u16, value: &[u8]) -> Message {
         attribute(&mut self.0, kind, value);
         self
     }
 
-    /// With an attribute that holds attributes.
+    /// Adds an attribute with nested attributes.
     pub(crate) fn nest(self, kind: u16, inner: &Attributes) -> Message {
         self.with(kind | NESTED, &inner.0)
     }
 
-    /// Whole.
+    /// Returns the finished message.
     pub(crate) fn bytes(mut self) -> Vec<u8> {
         let len = self.0.len() as u32;
         self.0[..4].copy_from_slice(&len.to_ne_bytes());
@@ -83,18 +84,18 @@ impl Message {
 pub(crate) struct Attributes(Vec<u8>);
 
 impl Attributes {
-    /// Those that stand behind a head of their own.
+    /// Begins attributes that follow a header of their own.
     pub(crate) fn behind(head: &[u8]) -> Attributes {
         Attributes(head.to_vec())
     }
 
-    /// With one more.
+    /// Adds an attribute.
     pub(crate) fn with(mut self, kind: u16, value: &[u8]) -> Attributes {
         attribute(&mut self.0, kind, value);
         self
     }
 
-    /// With one more that holds attributes.
+    /// Adds an attribute with nested attributes.
     pub(crate) fn nest(self, kind: u16, inner: &Attributes) -> Attributes {
         self.with(kind | NESTED, &inner.0)
     }
@@ -107,7 +108,7 @@ fn attribute(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
     bytes.resize(bytes.len().next_multiple_of(4), 0);
 }
 
-/// The attribute `kind` among `attributes`.
+/// Returns the value of the attribute `kind` in `attributes`.
 pub(crate) fn find(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
     loop {
         let len = usize::from(u16::from_ne_bytes(*attributes.first_chunk()?));
@@ -120,14 +121,15 @@ pub(crate) fn find(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
     }
 }
 
-/// Sends messages that belong together.
+/// Sends one or more messages in one datagram.
 pub(crate) fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
     let kernel = SocketAddrNetlink::new(0, 0);
     sendto(socket, bytes, SendFlags::empty(), &kernel)?;
     Ok(())
 }
 
-/// Asks one thing: what is behind the head of the first answer of the type `kind`; none if the kernel says no.
+/// Sends a request and returns the payload of the first answer of type `kind`; `None` if the
+/// kernel refuses.
 ///
 /// # Errors
 /// The kernel cannot be asked.
@@ -143,10 +145,10 @@ pub(crate) fn ask(socket: impl AsFd, message: Message, kind: u16) -> io::Result<
     Ok(answer)
 }
 
-/// Reads the answers to all that was sent so far: the kernel has given them when `send` returns.
+/// Reads the answers to all messages sent so far; the kernel has answered when `send` returns.
 ///
 /// # Errors
-/// The first that says no.
+/// The first refusal.
 pub(crate) fn answers(socket: impl AsFd) -> io::Result<()> {
     let (mut buffer, mut first) = ([0; 4096], Ok(()));
     loop {
@@ -168,7 +170,8 @@ pub(crate) fn answers(socket: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// How many nftables rules `chain` of `table`, family inet, has; none if there is no such chain.
+/// Returns the number of rules in `chain` of the nftables table `table`, family inet; 0 if
+/// there is no such chain.
 ///
 /// # Errors
 /// The kernel has no nftables.
@@ -186,7 +189,7 @@ pub(crate) fn count_rules(table: &str, chain: &str) -> io::Result<usize> {
     send(&socket, &ask.bytes())?;
     let (mut buffer, mut rules) = (vec![0; 64 << 10], 0);
     loop {
-        // The kernel fills it as it is read: there is nothing to wait for.
+        // The kernel fills the socket as it is read: there is nothing to wait for.
         let (len, _) = match recv(&socket, &mut buffer[..], RecvFlags::empty()) {
             Err(rustix::io::Errno::INTR) => continue,
             answer => answer?,
@@ -201,22 +204,22 @@ pub(crate) fn count_rules(table: &str, chain: &str) -> io::Result<usize> {
     }
 }
 
-/// What an error means to who has asked for rules.
+/// Interprets an error answer to a request for rules.
 fn refusal(error: &[u8]) -> io::Result<usize> {
     let code = error.first_chunk().map_or(0, |&code| -i32::from_ne_bytes(code));
     if code == libc::ENOENT { Ok(0) } else { Err(io::Error::from_raw_os_error(code)) }
 }
 
-/// A socket that hears of what `groups` (a bit each) of the kernel's `protocol` tell, in the calling
-/// thread's network namespace.
+/// Opens a socket that receives notifications of `groups` (a bit each) of the kernel's
+/// `protocol`, in the calling thread's network namespace.
 pub(crate) fn hear(protocol: c_int, groups: u32) -> io::Result<OwnedFd> {
     let socket = os::socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol)?;
     rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;
     Ok(socket)
 }
 
-/// Reads all that such a socket has, and says whether a message, by its type and what is behind its
-/// head, `matters`.
+/// Reads all that waits on such a socket. Returns whether a message, by its type and payload,
+/// `matters`.
 pub(crate) fn heard(socket: impl AsFd, matters: impl FnMut(u16, &[u8]) -> bool) -> bool {
     read(socket, &mut vec![0; 64 << 10], matters)
 }
@@ -228,7 +231,7 @@ fn read(socket: impl AsFd, buffer: &mut [u8], mut matters: impl FnMut(u16, &[u8]
             Ok((len, _)) => {
                 heard |= messages(&buffer[..len]).any(|(kind, message)| matters(kind, message));
             }
-            // More than the socket holds: some of it may matter.
+            // Messages were lost: some of them may matter.
             Err(rustix::io::Errno::NOBUFS) => heard = true,
             Err(rustix::io::Errno::INTR) => {}
             Err(_) => return heard,
@@ -236,7 +239,7 @@ fn read(socket: impl AsFd, buffer: &mut [u8], mut matters: impl FnMut(u16, &[u8]
     }
 }
 
-/// The messages in `bytes`: their types, and what is behind their heads.
+/// Iterates over the messages in `bytes`: type and payload.
 pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let len = u32::from_ne_bytes(*bytes.first_chunk()?) as usize;

@@ -1,15 +1,15 @@
 //! Network namespaces without names.
 //!
-//! A namespace is kept alive by a descriptor of this process and by the threads and children in
-//! it, and by nothing else: nothing is mounted in `/run/netns`, so when the process ends, be it by
-//! `kill -9`, the kernel takes the namespaces and every interface in them away.
+//! A namespace is kept alive only by a descriptor of this process and by the threads and
+//! children in it. Nothing is mounted in `/run/netns`: when the process ends, also by `kill
+//! -9`, the kernel removes the namespaces and every interface in them.
 //!
 //! ```text
 //!   this process            the namespace
 //!   Netns (a descriptor) ── keeps alive ──> interfaces, routes, sysctls, sockets
 //!      enter(|| …)          runs a closure in a thread inside
 //!      command("ip")        a program inside, which dies with this process
-//!      path()               /proc/<pid>/fd/<n>, for `ip link … netns PATH` and `nsenter --net=PATH`
+//!      path()               /proc/<pid>/fd/<n>, for `ip link … netns PATH`, `nsenter --net=PATH`
 //! ```
 #![allow(unsafe_code)]
 
@@ -31,16 +31,16 @@ use crate::process::die_with_parent;
 /// `SO_NETNS_COOKIE`.
 pub(crate) const NETNS_COOKIE: libc::c_int = 71;
 
-/// What can go wrong with namespaces.
+/// Errors of namespaces.
 #[derive(Debug, thiserror::Error)]
 pub enum NetnsError {
-    /// The kernel made none.
+    /// The kernel did not make the namespace.
     #[error(
         "cannot make a network namespace, which takes root or a kernel that allows unprivileged \
          user namespaces"
     )]
     Create(#[source] io::Error),
-    /// A thread could not be started or moved into it.
+    /// A thread could not be started or moved into the namespace.
     #[error("cannot enter a network namespace")]
     Enter(#[source] io::Error),
     /// A setting was refused.
@@ -48,7 +48,7 @@ pub enum NetnsError {
     Sysctl {
         /// As in `net/ipv4/ip_forward`.
         key: String,
-        /// What was to be written.
+        /// The value.
         value: String,
         /// The kernel's answer.
         source: io::Error,
@@ -58,7 +58,7 @@ pub enum NetnsError {
     User {
         /// The kernel's answer.
         source: io::Error,
-        /// What would help.
+        /// A way to allow it.
         hint: &'static str,
     },
 }
@@ -89,8 +89,8 @@ impl Netns {
         Ok(Netns { fd: Arc::new(file.into()) })
     }
 
-    /// Runs `work` in a thread inside the namespace and waits for it. Sockets that it opens stay in
-    /// the namespace for good. A panic in `work` is handed on.
+    /// Runs `work` in a thread inside the namespace and waits for it. Sockets that it opens
+    /// stay in the namespace for good. A panic in `work` is propagated.
     ///
     /// # Errors
     /// If no thread can be started or the kernel does not let it in.
@@ -105,8 +105,9 @@ impl Netns {
         Ok(move_into_link_name_space(self.fd.as_fd(), Some(LinkNameSpaceType::Network))?)
     }
 
-    /// A command that runs `program` inside the namespace and dies with the thread that spawns it
-    /// (see [`crate::process`], whose `spawn` gives it a thread that lives as long as the process).
+    /// Returns a command that runs `program` inside the namespace and dies with the thread that
+    /// spawns it (see [`crate::process`], whose `spawn` gives it a thread that lives as long as
+    /// the process).
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         die_with_parent(&mut command);
@@ -123,36 +124,37 @@ impl Netns {
         format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd())
     }
 
-    /// The number by which the kernel knows it, as in `net:[4026531840]`.
+    /// Returns the namespace's inode number, as in `net:[4026531840]`.
     pub fn id(&self) -> Result<u64, NetnsError> {
         Ok(fs::metadata(self.path()).map_err(NetnsError::Enter)?.ino())
     }
 
-    /// Kills every process whose main thread is inside, but never this one: for daemons that a
-    /// program left behind, which would keep the namespace alive.
+    /// Kills every process whose main thread is in the namespace, except this one: daemons that
+    /// a program left behind would keep the namespace alive.
     pub fn kill_all(&self) -> Result<(), NetnsError> {
         let id = self.id()?;
         let own = std::process::id().cast_signed();
         for entry in fs::read_dir("/proc").map_err(NetnsError::Enter)?.flatten() {
             let pid = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
             let Some(pid) = pid.filter(|pid| *pid != own).and_then(Pid::from_raw) else { continue };
-            // First the descriptor, then the look: the number may pass to another process.
+            // The pidfd is opened before the check: the number may be reused by another
+            // process.
             let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
             if fs::metadata(entry.path().join("ns/net")).is_ok_and(|ns| ns.ino() == id) {
-                // One that has just ended is as good as killed.
+                // A process that has just ended needs no signal.
                 let _ = pidfd_send_signal(&pidfd, Signal::KILL);
             }
         }
         Ok(())
     }
 
-    /// Writes each setting, `("net/ipv4/ip_forward", "1")`, inside the namespace; all or the error
-    /// of the first that is refused.
+    /// Writes each setting, `("net/ipv4/ip_forward", "1")`, inside the namespace, up to the
+    /// first that is refused.
     pub fn set_sysctls(&self, settings: &[(&str, &str)]) -> Result<(), NetnsError> {
         self.enter(|| settings.iter().try_for_each(|(key, value)| write_sysctl(key, value)))?
     }
 
-    /// Reads a setting inside the namespace, without the line's end.
+    /// Reads a setting inside the namespace, without the trailing newline.
     pub fn sysctl(&self, key: &str) -> Result<String, NetnsError> {
         let path = format!("/proc/sys/{key}");
         let text = self.enter(|| fs::read_to_string(path))?.map_err(NetnsError::Enter)?;
@@ -166,10 +168,10 @@ impl AsFd for Netns {
     }
 }
 
-/// What tells the calling thread's network namespace from all others of this kernel.
+/// Returns the cookie of the calling thread's network namespace, unique in this kernel.
 ///
 /// # Errors
-/// The kernel has no such number (before 5.14), or no socket may be opened.
+/// The kernel has no such cookie (before 5.14), or no socket may be opened.
 pub fn cookie() -> io::Result<u64> {
     let socket = os::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
     os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, NETNS_COOKIE)
@@ -178,7 +180,7 @@ pub fn cookie() -> io::Result<u64> {
 /// Moves the calling thread into a new network namespace, for good.
 ///
 /// # Errors
-/// It takes root.
+/// The caller is not root.
 pub fn move_to_new() -> Result<(), NetnsError> {
     // SAFETY: as in [`Netns::new`].
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(|e| NetnsError::Create(e.into()))
@@ -188,14 +190,14 @@ pub fn move_to_new() -> Result<(), NetnsError> {
 /// in it, so that all of this module works in it. Call it first in `main`, before any thread.
 ///
 /// # Errors
-/// If the kernel forbids it; the message says which setting decides.
+/// The kernel forbids it; the message says which setting decides.
 pub fn enter_user_namespace() -> Result<(), NetnsError> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     // SAFETY: the flags make new namespaces and unshare nothing that memory safety rests on.
     unsafe { unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWNET) }
         .map_err(|e| user_error(e.into()))?;
     let map = |file: &str, text: String| fs::write(format!("/proc/self/{file}"), text);
-    // Without `deny` the kernel refuses a group map from one without root.
+    // Without `deny` the kernel refuses a group map from a process without root.
     map("setgroups", "deny".into())
         .and_then(|()| map("uid_map", format!("0 {uid} 1")))
         .and_then(|()| map("gid_map", format!("0 {gid} 1")))
@@ -225,7 +227,7 @@ fn write_sysctl(key: &str, value: &str) -> Result<(), NetnsError> {
     })
 }
 
-/// Runs `work` in a thread of its own and waits; a panic in it goes on in the caller.
+/// Runs `work` in a thread of its own and waits for it; a panic is propagated.
 fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().spawn_scoped(scope, work)?;
@@ -264,7 +266,7 @@ mod tests {
         let inside = netns.enter(|| UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
         let to = inside.local_addr().unwrap();
         inside.set_read_timeout(Some(std::time::Duration::from_millis(200))).unwrap();
-        // From outside the same address is another machine's.
+        // Outside of the namespace the same address is another machine's.
         UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"outside", to).unwrap();
         netns
             .enter(|| UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"inside", to).unwrap())

@@ -1,4 +1,4 @@
-//! The few raw calls that several modules share, each once.
+//! System calls that several modules share.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint};
@@ -24,25 +24,25 @@ unsafe impl Plain for libc::tpacket_req3 {}
 // SAFETY: three integers.
 unsafe impl Plain for libc::tpacket_stats_v3 {}
 
-/// What the kernel knows of a TCP connection, as far as it is looked at (`linux/tcp.h`).
+/// `struct tcp_info` of a connection, as far as it is used (`linux/tcp.h`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct TcpInfo {
     states: [u8; 8],
     words: [u32; 24],
-    /// Bytes a second; all ones while there is no measure.
+    /// Bytes per second; all ones without a measurement.
     pub(crate) pacing_rate: u64,
     pub(crate) max_pacing_rate: u64,
     pub(crate) bytes_acked: u64,
     pub(crate) bytes_received: u64,
     pub(crate) segments: [u32; 2],
     pub(crate) unsent: u32,
-    /// Microseconds; all ones while there is no measure.
+    /// Microseconds; all ones without a measurement.
     pub(crate) min_rtt: u32,
 }
 
 impl TcpInfo {
-    /// Microseconds.
+    /// Smoothed round-trip time in microseconds.
     pub(crate) fn rtt(&self) -> u32 {
         self.words[15]
     }
@@ -60,7 +60,7 @@ impl TcpInfo {
         self.words[4]
     }
 
-    /// Time since data was last sent; probes of a shut window are none.
+    /// Time since data was last sent; window probes do not count.
     pub(crate) fn last_sent(&self) -> Duration {
         Duration::from_millis(self.words[9].into())
     }
@@ -71,12 +71,13 @@ impl TcpInfo {
     }
 }
 
-// The kernel only ever adds at the end; what `libc` has of it differs from release to release.
+// The kernel only adds fields at the end; `libc`'s version of it differs from release to
+// release.
 const _: () = assert!(mem::offset_of!(TcpInfo, pacing_rate) == 104 && size_of::<TcpInfo>() == 152);
 // SAFETY: integers, without a gap, as the assertion above sees to.
 unsafe impl Plain for TcpInfo {}
 
-/// A new close-on-exec, non-blocking socket.
+/// Opens a close-on-exec, non-blocking socket.
 pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.
     let fd =
@@ -84,11 +85,11 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> io::Result<
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `fd` was just opened and nobody else owns it.
+    // SAFETY: `fd` was just opened and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Binds a packet socket to all protocols of an interface; 0 is all interfaces.
+/// Binds a packet socket to all protocols of an interface; 0 means all interfaces.
 pub(crate) fn bind_packet(socket: BorrowedFd<'_>, index: c_uint) -> io::Result<()> {
     // SAFETY: all zeros is a `sockaddr_ll`.
     let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
@@ -100,7 +101,7 @@ pub(crate) fn bind_packet(socket: BorrowedFd<'_>, index: c_uint) -> io::Result<(
     check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })
 }
 
-/// Sets one socket option.
+/// Sets a socket option.
 pub(crate) fn setsockopt<T: Plain>(
     fd: BorrowedFd<'_>,
     level: c_int,
@@ -114,14 +115,14 @@ pub(crate) fn setsockopt<T: Plain>(
     })
 }
 
-/// Sets a socket's receive buffer; beyond the system's limit (`net.core.rmem_max`) where that is
-/// allowed, up to it elsewhere.
+/// Sets a socket's receive buffer; beyond the system's limit (`net.core.rmem_max`) with the
+/// privilege, up to it otherwise.
 pub(crate) fn set_receive_buffer(fd: BorrowedFd<'_>, bytes: c_int) -> io::Result<()> {
     setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
         .or_else(|_| setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &bytes))
 }
 
-/// Reads one socket option.
+/// Reads a socket option.
 pub(crate) fn getsockopt<T: Plain>(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<T> {
     // SAFETY: `Plain` types are valid when all bytes are zero.
     let mut value: T = unsafe { mem::zeroed() };
@@ -133,9 +134,9 @@ pub(crate) fn getsockopt<T: Plain>(fd: BorrowedFd<'_>, level: c_int, name: c_int
     Ok(value)
 }
 
-/// Whether the next byte of a TCP socket is the urgent one.
+/// Returns whether the next byte of a TCP socket is the urgent one.
 pub(crate) fn at_mark(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    /// The kernel's for this question; the same on all machines that Rust's `libc` leaves it out for.
+    /// Request number; the same on all machines for which `libc` lacks it.
     const SIOCATMARK: libc::Ioctl = 0x8905;
     let mut answer: c_int = 0;
     // SAFETY: the kernel writes one `int`, which lives through the call.
@@ -143,22 +144,22 @@ pub(crate) fn at_mark(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(answer != 0)
 }
 
-/// Turns the -1 of a libc call into the error it left behind.
+/// Converts a libc call's result of -1 into `errno`.
 pub(crate) fn check(result: c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Bytes of a stream that wait to be sent for the first time.
+/// Returns the bytes of a stream that wait to be sent for the first time.
 pub(crate) fn unsent(fd: BorrowedFd<'_>) -> io::Result<usize> {
     queued(fd, SIOCOUTQNSD)
 }
 
-/// Bytes of a stream that wait to be acknowledged.
+/// Returns the bytes of a stream that wait to be acknowledged.
 pub(crate) fn unacknowledged(fd: BorrowedFd<'_>) -> io::Result<usize> {
     queued(fd, libc::TIOCOUTQ)
 }
 
-/// Bytes of a stream that have come and were not read. They stay when it is reset.
+/// Returns the received bytes of a stream that were not read. They stay after a reset.
 pub(crate) fn unread(fd: BorrowedFd<'_>) -> io::Result<usize> {
     queued(fd, libc::FIONREAD)
 }
@@ -170,5 +171,5 @@ fn queued(fd: BorrowedFd<'_>, question: libc::Ioctl) -> io::Result<usize> {
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
-/// `linux/sockios.h`; not in `libc`.
+/// Constant of `linux/sockios.h`; not in `libc`.
 const SIOCOUTQNSD: libc::Ioctl = 0x894B;

@@ -1,5 +1,5 @@
-//! Records between processes of this host, a descriptor or two beside one of them (`SOCK_SEQPACKET`,
-//! `SCM_RIGHTS`).
+//! Records between processes of this host, with up to four descriptors beside each
+//! (`SOCK_SEQPACKET`, `SCM_RIGHTS`).
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,14 +12,14 @@ use rustix::net::{
 
 use crate::os;
 
-/// Descriptors beside a record, at most.
+/// Max descriptors beside a record.
 const MOST: usize = 4;
-/// Room for them.
+/// Size of the control buffer for them.
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MOST));
-/// Connections that wait to be accepted.
+/// Max connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// Two ends.
+/// Creates a connected pair of sockets.
 ///
 /// # Errors
 /// No descriptor is left.
@@ -28,10 +28,11 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Listens at `name`, not blocking. One that begins with `@` is of this network namespace and no file.
+/// Listens at `name`, non-blocking. A name that begins with `@` is abstract: of this network
+/// namespace, without a file.
 ///
 /// # Errors
-/// The name is taken, too long, or its directory does not exist.
+/// The name is in use or too long, or its directory does not exist.
 pub fn listen(name: &str) -> io::Result<OwnedFd> {
     let socket = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     rustix::net::bind(&socket, &address(name)?)?;
@@ -39,23 +40,23 @@ pub fn listen(name: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// User and process that have connected a socket, as they were then.
+/// User and process of a peer, at the time of its connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Effective user.
+    /// Effective user ID.
     pub user: u32,
-    /// Process, as this one numbers it; 0 if it is outside of this one's PID namespace.
+    /// Process ID in this process's PID namespace; 0 if the peer is outside of it.
     pub process: u32,
 }
 
-/// The next connection to `listener`, not blocking, and its peer.
+/// Accepts the next connection to `listener`, non-blocking, and returns its peer.
 ///
 /// # Errors
 /// No connection is pending ([`io::ErrorKind::WouldBlock`]), or no descriptor is left.
 pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Peer)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::accept_with(listener, flags)?;
-    // Not by rustix, for which no process has the number 0.
+    // Not by rustix, which rejects the process ID 0.
     let of: libc::ucred = os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED)?;
     Ok((socket, Peer { user: of.uid, process: of.pid.cast_unsigned() }))
 }
@@ -63,22 +64,22 @@ pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Peer)> {
 /// Connects to `name`.
 ///
 /// # Errors
-/// Nobody listens there.
+/// No process listens there.
 pub fn connect(name: &str) -> io::Result<OwnedFd> {
     let socket = socket(SocketFlags::CLOEXEC)?;
     rustix::net::connect(&socket, &address(name)?)?;
     Ok(socket)
 }
 
-/// Sends one. It neither allocates nor takes a lock.
+/// Sends a record. Neither allocates nor takes a lock.
 ///
 /// # Errors
-/// The other end has gone, or does not read.
+/// The other end is closed, or does not read.
 pub fn send(socket: impl AsFd, bytes: &[u8], beside: Option<BorrowedFd<'_>>) -> io::Result<()> {
     send_beside(socket, bytes, beside.as_slice())
 }
 
-/// The same with up to four descriptors.
+/// Sends a record with up to four descriptors.
 ///
 /// # Errors
 /// As [`send`]'s.
@@ -93,24 +94,26 @@ pub fn send_beside(socket: impl AsFd, bytes: &[u8], beside: &[BorrowedFd<'_>]) -
     Ok(())
 }
 
-/// A record, and what is known of its descriptors.
+/// A received record, with its descriptors.
 #[derive(Debug)]
 pub struct Received {
-    /// Its bytes; 0 if the other end has gone.
+    /// Bytes of the record; 0 if the other end is closed.
     pub length: usize,
-    /// Descriptors that came beside it.
+    /// Descriptors beside it.
     pub beside: Vec<OwnedFd>,
-    /// It was longer than the buffer, so it is not of the format that is expected.
+    /// True if it was longer than the buffer, so that it is not of the expected format.
     pub is_cut: bool,
-    /// Descriptors beside it were lost: there were too many, or this process may open no more.
+    /// True if descriptors beside it were lost: there were too many, or this process may open
+    /// no more.
     pub lost_descriptors: bool,
 }
 
-/// Receives a record; its length, 0 if the other end has gone, and the first descriptor beside it.
+/// Receives a record. Returns its length, 0 if the other end is closed, and its first
+/// descriptor.
 ///
 /// # Errors
-/// There is none ([`io::ErrorKind::WouldBlock`]), if the socket does not block; it is longer than `bytes`
-/// ([`io::ErrorKind::InvalidData`]).
+/// No record waits on a non-blocking socket ([`io::ErrorKind::WouldBlock`]); the record is
+/// longer than `bytes` ([`io::ErrorKind::InvalidData`]).
 pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let received = receive_beside(socket, bytes)?;
     if received.is_cut {
@@ -120,10 +123,10 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option
     Ok((received.length, received.beside.into_iter().next()))
 }
 
-/// The same with all that was beside it, and whether that is all that was sent.
+/// Receives a record with all its descriptors, and reports whether it is complete.
 ///
 /// # Errors
-/// There is none ([`io::ErrorKind::WouldBlock`]), if the socket does not block.
+/// No record waits on a non-blocking socket ([`io::ErrorKind::WouldBlock`]).
 pub fn receive_beside(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -1,4 +1,4 @@
-//! The MTU towards a prefix, lowered so that hosts learn it by ICMP and leave a repair its room.
+//! The MTU towards a prefix, lowered so that hosts learn it by ICMP and leave room for repair.
 //!
 //! ```text
 //!   before   default via 192.0.2.1 dev wan
@@ -6,13 +6,14 @@
 //!            10.2.0.0/16 via 192.0.2.1 dev wan proto 118 mtu lock 1400      <- ours
 //! ```
 //!
-//! The narrowest route of the main table to all of the prefix is read and stated again for the
-//! prefix, with an MTU. If the prefix has a route of its own, that one is replaced and remembered;
-//! routes to parts of the prefix through the same interface are as well. Routes of other tables
-//! (policy routing) are not looked at. Ours carry the protocol number 118, which no
-//! routing daemon uses, so that ours are told from all others.
+//! The narrowest route of the main table to all of the prefix is read and added again for the
+//! prefix, with an MTU. If the prefix has a route of its own, that route is replaced and
+//! remembered; so are routes to parts of the prefix through the same interface. Other tables
+//! (policy routing) are not considered. Our routes carry the protocol number 118, which no
+//! routing daemon uses, to tell them from all others.
 //!
-//! The MTU is locked: the kernel heeds an unlocked one when it forwards IPv4, but not IPv6.
+//! The MTU is locked: in forwarding, the kernel heeds an unlocked one for IPv4, but not for
+//! IPv6.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -23,7 +24,7 @@ use crate::tool::{self, ToolError};
 /// The routing protocol number of our routes.
 pub const PROTOCOL: &str = "118";
 
-/// What `ip` prints of a route's state, which it does not take back.
+/// State flags that `ip` prints for a route and does not accept as input.
 const STATES: [&str; 8] =
     ["linkdown", "dead", "offload", "trap", "rt_offload", "rt_trap", "offload_failed", "cache"];
 
@@ -37,13 +38,13 @@ pub struct RouteMtu {
 struct Entry {
     /// `-4` or `-6`.
     family: String,
-    /// Our route, as `ip route replace` takes it.
+    /// Our route, as arguments of `ip route replace`.
     ours: Vec<String>,
-    /// The one that it replaces, if it replaces one.
+    /// Route that it replaces, if any.
     before: Option<Vec<String>>,
 }
 
-/// Why the MTU towards a prefix cannot be lowered.
+/// Errors of lowering the MTU towards a prefix.
 #[derive(Debug, thiserror::Error)]
 pub enum RouteError {
     /// `ip` failed.
@@ -56,7 +57,7 @@ pub enum RouteError {
         prefix: String,
         /// The interface that was expected.
         dev: String,
-        /// What the kernel would do.
+        /// The route that the kernel would take.
         route: String,
     },
     /// There is no route to the prefix.
@@ -64,30 +65,30 @@ pub enum RouteError {
     Unreachable {
         /// The prefix.
         prefix: String,
-        /// What `ip` said.
+        /// Message of `ip`.
         reason: String,
     },
-    /// An MTU that no link may have.
+    /// The MTU is out of range.
     #[error("an MTU of {mtu} towards {prefix}: {least} to 65535 is expected")]
     Mtu {
         /// The prefix.
         prefix: String,
-        /// What was asked for.
+        /// Requested MTU.
         mtu: u32,
-        /// The least for the family.
+        /// Minimum for the family.
         least: u32,
     },
 }
 
 impl RouteMtu {
-    /// Finds what has to change so that packets to `prefix` (address and length) through `dev`
-    /// are at most `mtu` bytes (576, for IPv6 1280, to 65535). Changes nothing. Routes that have
-    /// such an MTU already stay as they are.
+    /// Finds the routes to change so that packets to `prefix` (address and length) through
+    /// `dev` are at most `mtu` bytes (576, for IPv6 1280, to 65535). Changes nothing. Routes
+    /// that have such an MTU already are not changed.
     ///
-    /// A prefix of length 0 is the default route only, not the routes to parts of it.
+    /// A prefix of length 0 means the default route only, not the routes to parts of it.
     ///
     /// # Errors
-    /// No route, one through another interface, or an MTU out of range.
+    /// No route, a route through another interface, or an MTU out of range.
     pub fn plan(prefix: (IpAddr, u8), dev: &str, mtu: u32) -> Result<RouteMtu, RouteError> {
         let target = Target::new(prefix);
         let least = if prefix.0.is_ipv4() { 576 } else { 1280 };
@@ -109,12 +110,12 @@ impl RouteMtu {
         Ok(RouteMtu { entries: higher.map(|route| target.entry(route, mtu)).collect() })
     }
 
-    /// Whether nothing has to change.
+    /// Returns whether no route has to change.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Puts our routes in place.
+    /// Installs our routes.
     ///
     /// # Errors
     /// `ip` refuses.
@@ -122,9 +123,9 @@ impl RouteMtu {
         self.entries.iter().try_for_each(|entry| replace(&entry.family, &entry.ours))
     }
 
-    /// Takes our routes away and puts those that they replaced back. Repeating it does no harm;
-    /// where ours is gone already (the interface went down, an administrator changed it), nothing
-    /// is put back.
+    /// Removes our routes and restores those that they replaced. May be repeated. Where ours is
+    /// gone already (the interface went down, an administrator changed it), nothing is
+    /// restored.
     ///
     /// # Errors
     /// `ip` refuses.
@@ -156,7 +157,7 @@ fn replace(family: &str, route: &[String]) -> Result<(), ToolError> {
     tool::run("ip", &args, "").map(drop)
 }
 
-/// A prefix to find routes for.
+/// Prefix to find routes for.
 struct Target {
     prefix: (IpAddr, u8),
     text: String,
@@ -170,7 +171,8 @@ impl Target {
         Target { prefix: (address, length), text: format!("{address}/{length}"), family }
     }
 
-    /// The narrowest route to all of the prefix; of several the one of the lowest metric.
+    /// Returns the narrowest route to all of the prefix; of several the one with the lowest
+    /// metric.
     fn route_taken(&self) -> Result<Route, RouteError> {
         let unreachable = |reason: &str| RouteError::Unreachable {
             prefix: self.text.clone(),
@@ -187,7 +189,7 @@ impl Target {
         }
     }
 
-    /// Routes to parts of the prefix and to the prefix itself.
+    /// Returns the routes to parts of the prefix and to the prefix itself.
     fn parts(&self) -> Result<Vec<Route>, ToolError> {
         if self.prefix.1 == 0 {
             return Ok(Vec::new());
@@ -197,14 +199,16 @@ impl Target {
         Ok(routes)
     }
 
-    /// Routes of the main table, as the kernel orders them: by metric where prefixes are equal.
+    /// Returns routes of the main table in the kernel's order: by metric where prefixes are
+    /// equal.
     fn show(&self, relation: &str) -> Result<Vec<Route>, ToolError> {
         let args = [self.family, "-o", "route", "show", relation, &self.text];
         let routes = tool::run("ip", &args, "")?;
         Ok(routes.lines().map(|line| Route::parse(line, self.prefix.0.is_ipv6())).collect())
     }
 
-    /// `route` with the MTU; to the whole prefix, if it reaches further than that.
+    /// Builds the entry of `route` with the MTU, for the whole prefix if the route is wider
+    /// than that.
     fn entry(&self, route: &Route, mtu: u32) -> Entry {
         let inside = route.destination().is_some_and(|(address, length)| {
             length >= self.prefix.1 && network(address, self.prefix.1) == self.prefix.0
@@ -217,7 +221,7 @@ impl Target {
     }
 }
 
-/// A route as `ip` prints it and takes it, in words.
+/// A route in the words of `ip`'s output and input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Route {
     words: Vec<String>,
@@ -227,7 +231,7 @@ struct Route {
 impl Route {
     fn parse(line: &str, v6: bool) -> Route {
         let words = line.split_whitespace().filter(|word| *word != "\\" && !STATES.contains(word));
-        // It prints "expires 1798sec" and takes the bare number.
+        // `ip` prints "expires 1798sec" and accepts the bare number.
         let bare = |word: &str| word.strip_suffix("sec").unwrap_or(word).to_owned();
         Route { words: words.map(bare).collect(), v6 }
     }
@@ -245,8 +249,8 @@ impl Route {
         self.words[at + 1..].iter().find(|word| *word != "lock")?.parse().ok()
     }
 
-    /// Whether packets go on by it. A word before its prefix says that they do not: blackhole,
-    /// unreachable, local and so on.
+    /// Returns whether the route forwards packets. A word before its prefix means that it does
+    /// not: blackhole, unreachable, local and so on.
     fn forwards(&self) -> bool {
         self.words.first().is_some_and(|word| self.parse_prefix(word).is_some())
     }
@@ -267,7 +271,7 @@ impl Route {
         Some((address.parse().ok()?, length.map_or(Some(most), |n| n.parse().ok())?))
     }
 
-    /// All but its prefix, origin, MTU and term.
+    /// Returns the attributes except prefix, protocol, MTU and expiry.
     fn attributes(&self) -> Vec<String> {
         let mut words = self.words.iter().skip(1).peekable();
         let mut kept = Vec::new();

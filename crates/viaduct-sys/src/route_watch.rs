@@ -1,4 +1,4 @@
-//! Notice of routes that somebody changes: a routing daemon, a network manager, an administrator.
+//! Notice of changed routes: by a routing daemon, a network manager or an administrator.
 
 use std::io;
 use std::net::IpAddr;
@@ -13,10 +13,11 @@ const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 const RTA_DST: u16 = 1;
 const MAIN_TABLE: u8 = 254;
-/// Bytes of a route's head.
+/// Bytes of a route's header.
 const ROUTE_HEAD: usize = 12;
 
-/// Routes of the main table to some prefixes, or to parts or wholes of them.
+/// Watch of the main table's routes to some prefixes, to parts of them, or to prefixes that
+/// contain them.
 #[derive(Debug)]
 pub struct RouteWatch {
     socket: OwnedFd,
@@ -24,16 +25,16 @@ pub struct RouteWatch {
 }
 
 impl RouteWatch {
-    /// Of the calling thread's network namespace, from now on.
+    /// Listens in the calling thread's network namespace, from now on.
     ///
     /// # Errors
-    /// No socket is left.
+    /// No descriptor is left.
     pub fn new(prefixes: Vec<(IpAddr, u8)>) -> io::Result<RouteWatch> {
         Ok(RouteWatch { socket: netlink::hear(libc::NETLINK_ROUTE, GROUPS)?, prefixes })
     }
 
-    /// Whether one was made or deleted since it was last asked; ours (see [`PROTOCOL`]) do not
-    /// count.
+    /// Returns whether such a route was added or deleted since the last call; ours (see
+    /// [`PROTOCOL`]) do not count.
     pub fn changed(&self) -> bool {
         netlink::heard(&self.socket, |kind, message| {
             matches!(kind, RTM_NEWROUTE | RTM_DELROUTE) && is_theirs(&self.prefixes, message)
@@ -41,7 +42,7 @@ impl RouteWatch {
     }
 }
 
-/// Whether a message's route is to one of `prefixes`, and not ours.
+/// Returns whether a message's route is to one of `prefixes`, and not ours.
 pub(crate) fn is_theirs(prefixes: &[(IpAddr, u8)], message: &[u8]) -> bool {
     let Some((route, attributes)) = message.split_at_checked(ROUTE_HEAD) else { return false };
     let (family, length, table, protocol) = (route[0], route[1], route[4], route[5]);
@@ -61,7 +62,7 @@ pub(crate) fn is_theirs(prefixes: &[(IpAddr, u8)], message: &[u8]) -> bool {
     })
 }
 
-/// Whether two addresses begin with the same `bits`.
+/// Returns whether two addresses begin with the same `bits` bits.
 fn same_bits(one: &[u8], other: &[u8], bits: usize) -> bool {
     let bit = |bytes: &[u8], n: usize| bytes.get(n / 8).map(|byte| byte >> (7 - n % 8) & 1);
     (0..bits).all(|n| bit(one, n).is_some() && bit(one, n) == bit(other, n))

@@ -1,5 +1,4 @@
-//! Notice of rules that somebody takes away: a firewall that is reloaded, a network manager, an
-//! administrator.
+//! Notice of deleted rules: by a firewall's reload, a network manager or an administrator.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,21 +6,21 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use crate::intercept::BASE;
 use crate::netlink;
 
-/// nftables' changes, a group of netfilter's: `NFNLGRP_NFTABLES`.
+/// Notifications of nftables' changes: netfilter's group `NFNLGRP_NFTABLES`.
 const NFT_GROUP: u32 = 1 << 6;
-/// Tables, chains and rules that go: `NFT_MSG_DELTABLE`, `DELCHAIN`, `DELRULE`.
+/// Deletions of tables, chains and rules: `NFT_MSG_DELTABLE`, `DELCHAIN`, `DELRULE`.
 const NFT_GONE: [u16; 3] = [10 << 8 | 2, 10 << 8 | 5, 10 << 8 | 8];
-/// Routes and rules of policy routing, of both families: `RTNLGRP_IPV4_ROUTE`, `IPV4_RULE`,
-/// `IPV6_ROUTE`, `IPV6_RULE`.
+/// Notifications of routes and policy rules of both families: `RTNLGRP_IPV4_ROUTE`,
+/// `IPV4_RULE`, `IPV6_ROUTE`, `IPV6_RULE`.
 const ROUTE_GROUPS: u32 = 1 << 6 | 1 << 7 | 1 << 10 | 1 << 18;
 const RTM_DELROUTE: u16 = 25;
 const RTM_DELRULE: u16 = 33;
-/// Bytes of a route's head, and the attribute that has the number of its table.
+/// Bytes of a route's header, and the attribute that has the number of its table.
 const ROUTE_HEAD: usize = 12;
 const RTA_TABLE: u16 = 15;
 
-/// Two sockets that hear of rules. They can be waited for; one that is readable need not have heard
-/// anything that matters.
+/// Two sockets with notifications about rules. They can be polled; a readable one need not have
+/// a notification that matters.
 #[derive(Debug)]
 pub struct RulesWatch {
     nft: OwnedFd,
@@ -29,10 +28,10 @@ pub struct RulesWatch {
 }
 
 impl RulesWatch {
-    /// Of the calling thread's network namespace, from now on.
+    /// Listens in the calling thread's network namespace, from now on.
     ///
     /// # Errors
-    /// No socket is left, or the kernel has no nftables.
+    /// No descriptor is left, or the kernel has no nftables.
     pub fn new() -> io::Result<RulesWatch> {
         Ok(RulesWatch {
             nft: netlink::hear(libc::NETLINK_NETFILTER, NFT_GROUP)?,
@@ -40,12 +39,12 @@ impl RulesWatch {
         })
     }
 
-    /// What to wait for.
+    /// Returns the sockets to poll.
     pub fn sockets(&self) -> [BorrowedFd<'_>; 2] {
         [self.nft.as_fd(), self.route.as_fd()]
     }
 
-    /// Whether something was taken away since it was last asked that may have been a proxy's.
+    /// Returns whether a rule that may be a proxy's was deleted since the last call.
     pub fn lost(&self) -> bool {
         let nft = netlink::heard(&self.nft, |kind, _| NFT_GONE.contains(&kind));
         let route = netlink::heard(&self.route, |kind, message| match kind {
@@ -57,7 +56,7 @@ impl RulesWatch {
     }
 }
 
-/// Whether a route is of a table of ours.
+/// Returns whether a route is of a table of ours.
 fn is_ours(message: &[u8]) -> bool {
     let table = message.get(ROUTE_HEAD..).and_then(|rest| netlink::find(rest, RTA_TABLE));
     let table = table.and_then(|table| table.first_chunk()).map(|&table| u32::from_ne_bytes(table));

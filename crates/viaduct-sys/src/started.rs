@@ -2,7 +2,7 @@
 //! program that this process stands for gets it as it was.
 //!
 //! ```text
-//!   exec ─▶ look (before the runtime) ─▶ runtime: SIGPIPE ignored, 0 to 2 open ─▶ main: its signals
+//!   exec ─▶ look (before the runtime) ─▶ runtime: SIGPIPE ignored, 0 to 2 open ─▶ main
 //!                     └──── hand_on(&mut command) ─▶ program: as it was
 //! ```
 #![allow(unsafe_code)]

@@ -1,4 +1,4 @@
-//! One kernel setting, changed and put back.
+//! A kernel setting that is changed and restored.
 
 use std::fs;
 use std::io;
@@ -6,18 +6,18 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// A setting with the value that it had and the one that it is to have.
+/// A setting with its earlier and its new value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sysctl {
-    /// Below `/proc/sys`, with slashes: `net/ipv4/conf/eth0/rp_filter`.
+    /// Path below `/proc/sys`, with slashes: `net/ipv4/conf/eth0/rp_filter`.
     pub name: String,
-    /// What it was.
+    /// Earlier value.
     pub before: String,
-    /// What it is to be.
+    /// New value.
     pub after: String,
 }
 
-/// A setting that cannot be read or written.
+/// Errors of reading or writing a setting.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} the kernel setting {name:?}")]
 pub struct SysctlError {
@@ -25,15 +25,15 @@ pub struct SysctlError {
     pub action: &'static str,
     /// The setting.
     pub name: String,
-    /// What the kernel said.
+    /// The kernel's error.
     pub source: io::Error,
 }
 
 impl Sysctl {
-    /// Reads the setting as it is in the calling thread's network namespace. Changes nothing.
+    /// Reads the setting's value in the calling thread's network namespace. Changes nothing.
     ///
     /// # Errors
-    /// There is no such setting, or the name is not one.
+    /// There is no such setting, or the name is invalid.
     pub fn plan(name: &str, value: &str) -> Result<Sysctl, SysctlError> {
         let failed = |source| SysctlError { action: "read", name: name.to_owned(), source };
         let before = fs::read_to_string(path(name).map_err(failed)?).map_err(failed)?;
@@ -41,19 +41,19 @@ impl Sysctl {
         Ok(Sysctl { name: name.to_owned(), before, after })
     }
 
-    /// Changes it.
+    /// Writes the new value.
     ///
     /// # Errors
-    /// The kernel refuses the value, or us.
+    /// The kernel refuses the value, or access.
     pub fn apply(&self) -> Result<(), SysctlError> {
         self.write(&self.after)
     }
 
-    /// Puts it back. Repeating it does no harm; a setting that went with its interface needs
-    /// nothing.
+    /// Restores the earlier value. May be repeated; a setting that is gone with its interface
+    /// needs nothing.
     ///
     /// # Errors
-    /// The kernel refuses us.
+    /// The kernel refuses access.
     pub fn undo(&self) -> Result<(), SysctlError> {
         match self.write(&self.before) {
             Err(e) if e.source.kind() == io::ErrorKind::NotFound => Ok(()),

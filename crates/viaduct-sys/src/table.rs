@@ -1,12 +1,11 @@
-//! Tables of nftables that are ours: whatever their rules, they are put in place, taken away and looked for
-//! alike, each in one transaction.
+//! Our nftables tables: created, deleted and checked alike, each in one transaction.
 //!
-//! | of | what for |
+//! | implementation | purpose |
 //! |---|---|
 //! | [`crate::nft::MssClamp`] | the segment size between sites |
 //! | [`crate::intercept::Intercept`] | connections that are handed to a proxy |
-//! | [`crate::hold::Hold`] | SYNs that wait |
-//! | [`crate::keep_out::KeepOut`] | packets that are not the kernel's TCP's |
+//! | [`crate::hold::Hold`] | SYNs that wait for a verdict |
+//! | [`crate::keep_out::KeepOut`] | packets kept from the kernel's TCP |
 
 use std::io;
 use std::net::IpAddr;
@@ -14,7 +13,7 @@ use std::net::IpAddr;
 use crate::netlink;
 use crate::tool::{self, ToolError};
 
-/// Why a table cannot be.
+/// Errors of installing and removing a table.
 #[derive(Debug, thiserror::Error)]
 pub enum NftError {
     /// `nft` failed.
@@ -23,14 +22,14 @@ pub enum NftError {
     /// A name that cannot be written into a rule.
     #[error("{what} {name:?}: {expected}")]
     Name {
-        /// What it names.
+        /// Kind of name.
         what: &'static str,
-        /// The name.
+        /// Name.
         name: String,
-        /// What would be right.
+        /// Expected form.
         expected: &'static str,
     },
-    /// The kernel does not say which rules it has.
+    /// The kernel does not list its rules.
     #[error("cannot ask for the rules of nftables")]
     Ask(#[source] io::Error),
     /// A packet size that leaves TCP no payload.
@@ -38,31 +37,31 @@ pub enum NftError {
     MaxPacket(u32),
 }
 
-/// One of ours, of the family `inet`.
+/// A table of ours, of the family `inet`.
 pub trait Table {
-    /// What names it: letters, digits and `_`, at most 32 of them.
+    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
     fn instance(&self) -> &str;
 
-    /// What stands in it: `nft`'s words between the braces.
+    /// Contents of the table: `nft`'s syntax between the braces.
     fn contents(&self) -> String;
 
-    /// How many rules its chains have when all of it is in place.
+    /// Chains of the complete table, with their numbers of rules.
     fn chains(&self) -> Vec<(&'static str, usize)>;
 
-    /// Its name.
+    /// Name of the table.
     fn table(&self) -> String {
         format!("viaduct_{}", self.instance())
     }
 
-    /// Sees that all of it can be written into rules.
+    /// Checks that all names can be written into rules.
     ///
     /// # Errors
-    /// A name that cannot.
+    /// The name that cannot.
     fn check(&self) -> Result<(), NftError> {
         check_instance(self.instance())
     }
 
-    /// Puts it in place; one of the same name is replaced.
+    /// Installs the table; one of the same name is replaced.
     ///
     /// # Errors
     /// As [`Table::check`], or `nft` refuses.
@@ -71,7 +70,7 @@ pub trait Table {
         Ok(self.put(&self.contents())?)
     }
 
-    /// Takes it away, if it is there.
+    /// Removes the table, if it exists.
     ///
     /// # Errors
     /// `nft` refuses.
@@ -80,27 +79,27 @@ pub trait Table {
         Ok(self.delete()?)
     }
 
-    /// Whether all of it is in place.
+    /// Returns whether the table is complete.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not list its rules.
     fn is_there(&self) -> Result<bool, NftError> {
         self.has_chains()
     }
 
-    /// Whether its chains have their rules.
+    /// Returns whether the table's chains have all their rules.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not list its rules.
     fn has_chains(&self) -> Result<bool, NftError> {
-        // Sets, which may be long, are not looked at.
+        // Sets, which may be long, are not compared.
         let count = |chain| netlink::count_rules(&self.table(), chain).map_err(NftError::Ask);
         self.chains()
             .iter()
             .try_fold(true, |so_far, (chain, rules)| Ok(so_far && count(chain)? == *rules))
     }
 
-    /// Takes the table alone away, if it is there.
+    /// Removes the table alone, without what belongs to it elsewhere, if it exists.
     ///
     /// # Errors
     /// `nft` refuses.
@@ -108,7 +107,7 @@ pub trait Table {
         nft(&deletion(&self.table()))
     }
 
-    /// Puts the table alone in place, with these contents.
+    /// Installs the table alone, with these contents.
     ///
     /// # Errors
     /// `nft` refuses.
@@ -118,7 +117,7 @@ pub trait Table {
     }
 }
 
-/// Whether `instance` can name a table.
+/// Checks that `instance` can name a table.
 pub(crate) fn check_instance(instance: &str) -> Result<(), NftError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let (what, expected) = ("instance", "letters, digits and _ are expected, 1 to 32 of them");
@@ -128,17 +127,17 @@ pub(crate) fn check_instance(instance: &str) -> Result<(), NftError> {
     Ok(())
 }
 
-/// Has `nft` do all of `script`, or nothing.
+/// Runs `script` in `nft`, as one transaction.
 pub(crate) fn nft(script: &str) -> Result<(), ToolError> {
     tool::run("nft", &["-f", "-"], script).map(drop)
 }
 
-/// Adding it first makes that right whether it was there or not.
+/// Builds the commands that delete a table. The `add` makes them valid if it does not exist.
 fn deletion(table: &str) -> String {
     format!("add table inet {table}\ndelete table inet {table}\n")
 }
 
-/// A set of prefixes.
+/// Builds a set of prefixes.
 pub(crate) fn set(name: &str, kind: &str, prefixes: &[(IpAddr, u8)]) -> String {
     let elements: Vec<String> =
         prefixes.iter().map(|(ip, length)| format!("{ip}/{length}")).collect();

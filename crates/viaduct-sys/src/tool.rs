@@ -1,4 +1,4 @@
-//! The outside programs that we run: `ip` and `nft`. Every failure shows the command and its words.
+//! External programs that we run: `ip` and `nft`. Every error shows the command and its output.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,43 +11,43 @@ use crate::process::die_with_parent;
 const PACKAGES: [(&str, &str); 3] =
     [("ip", "iproute2"), ("nft", "nftables"), ("ethtool", "ethtool")];
 
-/// Why a program did not do what it was run for.
+/// Errors of running a program.
 #[derive(Debug, thiserror::Error)]
 pub enum ToolError {
-    /// It is not installed.
+    /// The program is not installed.
     #[error(
         "`{program}` is not installed: it comes with the Debian package {package} (`apt-get \
             install {package}`)"
     )]
     Missing {
-        /// The program.
+        /// Program.
         program: String,
-        /// The package that has it.
+        /// Package that contains it.
         package: String,
     },
-    /// It could not be started, or not be talked to.
+    /// The program could not be started, or its pipes failed.
     #[error("`{command}` could not be run")]
     Run {
-        /// The command line.
+        /// Command line.
         command: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// It refused.
+    /// The program failed.
     #[error("`{command}` failed: {stderr}")]
     Failed {
-        /// The command line.
+        /// Command line.
         command: String,
-        /// What it said, or how it ended if it said nothing.
+        /// Standard error, or the exit status if that is empty.
         stderr: String,
     },
 }
 
-/// Runs `program` in the calling thread's network namespace, with `input` on its standard input;
-/// what it wrote to its standard output.
+/// Runs `program` in the calling thread's network namespace, with `input` on its standard
+/// input, and returns its standard output.
 ///
 /// # Errors
-/// It is missing, cannot be run, or ends with another status than zero.
+/// The program is missing, cannot be run, or ends with a non-zero status.
 pub fn run(program: &str, args: &[&str], input: &str) -> Result<String, ToolError> {
     let command = || [&[program], args].concat().join(" ");
     let output = start(program, args, input).map_err(|source| match source.kind() {
@@ -71,7 +71,8 @@ fn start(program: &str, args: &[&str], input: &str) -> io::Result<Output> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // Nothing of ours may be done after we were killed, when the next start has put all back.
+    // A tool must not change anything after we were killed, when the next start has restored
+    // all.
     die_with_parent(&mut command);
     let mut child = command.spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
@@ -81,7 +82,7 @@ fn start(program: &str, args: &[&str], input: &str) -> io::Result<Output> {
     child.wait_with_output()
 }
 
-/// The user's path, and where Debian keeps what only root is expected to run.
+/// The user's path, and Debian's directories for programs of root.
 fn search_path() -> OsString {
     let mut path = env::var_os("PATH").unwrap_or_default();
     path.push(":/usr/sbin:/sbin");

@@ -20,8 +20,8 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::interface::{Interface, InterfaceError, Request};
 
-/// A TUN interface that lasts as long as this value. It belongs to the network namespace in which
-/// its thread was when it made it; every method acts there, whichever thread calls it.
+/// A TUN interface that lasts as long as this value. It belongs to the network namespace that
+/// the calling thread was in when it was made. Every method acts there, from any thread.
 #[derive(Debug)]
 pub struct Tun {
     fd: OwnedFd,
@@ -30,25 +30,25 @@ pub struct Tun {
     counters: File,
 }
 
-/// A TUN interface that could not be made.
+/// Errors of making a TUN interface.
 #[derive(Debug, thiserror::Error)]
 pub enum TunError {
-    /// Its name, or a setting.
+    /// The name, or a setting.
     #[error(transparent)]
     Interface(#[from] InterfaceError),
     /// A step that the kernel refused.
     #[error("TUN {name}: cannot {step}")]
     Kernel {
-        /// The interface.
+        /// Interface name.
         name: String,
-        /// What was tried, and what it takes.
+        /// The step that failed, and its requirement.
         step: &'static str,
         /// The kernel's answer.
         source: io::Error,
     },
 }
 
-/// Packets that the interface dropped, as the kernel counts them.
+/// Packets that the interface dropped, by the kernel's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TunDrops {
     /// Sent by the host, but the queue towards [`Tun::read`] was full.
@@ -77,30 +77,30 @@ impl Tun {
         Ok(Tun { fd, interface, counters })
     }
 
-    /// Its settings.
+    /// Returns the interface, for its settings.
     pub fn interface(&self) -> &Interface {
         &self.interface
     }
 
-    /// The interface's name.
+    /// Returns the interface's name.
     pub fn name(&self) -> &str {
         self.interface.name()
     }
 
-    /// Takes the next packet that the host sent, whole if `packet` holds the MTU, else cut off.
-    /// `WouldBlock` when there is none.
+    /// Reads the next packet that the host sent, whole if `packet` holds the MTU, else
+    /// truncated. `WouldBlock` if none waits.
     pub fn read(&self, packet: &mut [u8]) -> io::Result<usize> {
         Ok(rustix::io::read(&self.fd, packet)?)
     }
 
-    /// Hands the host a packet. Returns once its IP layer has taken it, which for forwarded
-    /// packets includes the next interface.
+    /// Injects a packet into the host. Returns once its IP layer has taken it, which for
+    /// forwarded packets includes the next interface.
     pub fn write(&self, packet: &[u8]) -> io::Result<()> {
         rustix::io::write(&self.fd, packet)?;
         Ok(())
     }
 
-    /// What the interface has dropped since it was made.
+    /// Returns the drops since the interface was made.
     pub fn drops(&self) -> io::Result<TunDrops> {
         let mut text = vec![0; 64 * 1024];
         let length = self.counters.read_at(&mut text, 0)?;
@@ -120,7 +120,8 @@ impl AsFd for Tun {
     }
 }
 
-/// The line `name: rx (bytes packets errs drop …8 in all) tx (bytes packets errs drop …)`.
+/// Parses the line `name: rx (bytes packets errs drop …8 in all) tx (bytes packets errs drop
+/// …)`.
 fn parse_drops(text: &str, name: &str) -> Option<TunDrops> {
     let line = text.lines().find_map(|l| l.trim_start().strip_prefix(name)?.strip_prefix(':'))?;
     let mut numbers = line.split_whitespace().map(|n| n.parse().ok());

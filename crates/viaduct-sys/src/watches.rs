@@ -7,7 +7,7 @@
 //! ```text
 //!   program's epoll ── watches 7: one file ──▶ fdinfo says: events, data
 //!                                               thread: 7 = one file,  epoll_ctl(DEL, 7)
-//!                                                       7 = the other, epoll_ctl(ADD, 7, events, data)
+//!                                                       7 = the other, epoll_ctl(ADD, 7, same)
 //! ```
 //!
 //! A thread's descriptors are searched for epoll instances once, and again when a new one may
