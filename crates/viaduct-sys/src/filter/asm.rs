@@ -15,7 +15,7 @@ use super::BpfInsn;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Label(usize);
 
-/// What is compared with the accumulator.
+/// Comparison with the accumulator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Test {
     Equal(u32),
@@ -76,12 +76,12 @@ impl Asm {
         self.plain(BPF_LD | BPF_H | BPF_IND, offset);
     }
 
-    /// A = what the kernel knows of the packet beside its bytes (`SKF_AD_...`).
+    /// A = metadata of the packet (`SKF_AD_...`).
     pub(crate) fn load_meta(&mut self, which: libc::c_int) {
         self.load_word((libc::SKF_AD_OFF + which).cast_unsigned());
     }
 
-    /// X = the length of the IPv4 header that begins there.
+    /// X = length of the IPv4 header at `at`.
     pub(crate) fn x_from_ipv4_header_length(&mut self, at: u32) {
         self.plain(BPF_LDX | BPF_B | BPF_MSH, at);
     }
@@ -102,27 +102,27 @@ impl Asm {
         self.plain(BPF_ALU | BPF_AND | BPF_K, mask);
     }
 
-    /// A = A times `by`, less what does not fit.
+    /// A = A times `by`, modulo 2^32.
     pub(crate) fn multiply(&mut self, by: u32) {
         self.plain(BPF_ALU | BPF_MUL | BPF_K, by);
     }
 
-    /// A = A without its low `bits`.
+    /// A = A shifted to the right by `bits`.
     pub(crate) fn shift_right(&mut self, bits: u32) {
         self.plain(BPF_ALU | BPF_RSH | BPF_K, bits);
     }
 
-    /// A = what remains of A, divided by `by`.
+    /// A = A modulo `by`.
     pub(crate) fn remainder(&mut self, by: u32) {
         self.plain(BPF_ALU | BPF_MOD | BPF_K, by);
     }
 
-    /// Ends the program: A is what it says.
+    /// Ends the program with the result A.
     pub(crate) fn answer(&mut self) {
         self.plain(BPF_RET | BPF_A, 0);
     }
 
-    /// Ends the program: `bytes` of the packet are kept, none if 0.
+    /// Ends the program: keeps `bytes` of the packet, none if 0.
     pub(crate) fn keep(&mut self, bytes: u32) {
         self.plain(BPF_RET | BPF_K, bytes);
     }

@@ -1,5 +1,5 @@
-//! The program that lets through what bears a mark: packets in TCP's format whose first option is ours,
-//! and what concerns them.
+//! The program that accepts marked packets: those in TCP's format whose first option is ours,
+//! and ICMP errors about them.
 
 use libc::{
     ETH_P_IP, ETH_P_IPV6, IPPROTO_ICMP, IPPROTO_ICMPV6, IPPROTO_TCP, PACKET_OTHERHOST,
@@ -10,63 +10,65 @@ use super::asm::{Asm, Label, Test};
 use super::syn::IPV6_HEAD;
 use super::{BpfInsn, FilterError, MAX_INSNS, Share, WHOLE};
 
-/// Where TCP's ports, flags and first option are, bytes.
+/// Offsets of TCP's ports, flags and first option, in bytes.
 const SOURCE: u32 = 0;
 const DESTINATION: u32 = 2;
 const FLAGS: u32 = 12;
 const OPTION: u32 = 20;
 const RST: u32 = 0x04;
 const SYN_ACK: u32 = 0x12;
-/// ICMP's type and code where a packet was too long, its type where nobody is there, and the bytes of its head.
+/// ICMP's type and code for a packet that is too big, its type for an unreachable destination,
+/// and the bytes of its header.
 const TOO_BIG_V4: u32 = 0x0304;
 const TOO_BIG_V6: u32 = 0x0200;
 const UNREACHABLE_V4: u32 = 3;
 const UNREACHABLE_V6: u32 = 1;
 const ICMP_HEAD: u32 = 8;
-/// Headers that ICMP quotes: without options.
+/// Length of an IPv4 header that ICMP quotes: without options.
 const QUOTED_V4: u32 = 20;
 
-/// Most ports that are told apart; of more the program knows between which they are.
+/// Max ports that are tested one by one; more are tested as one range.
 const TOLD_APART: usize = 64;
 
-/// What a mark looks like: the first bytes of a TCP option.
+/// A mark: the first bytes of a TCP option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TcpMark {
-    /// Kind, length, and the two bytes of its ExID, in network order.
+    /// Kind, length, and the two bytes of the ExID, in network order.
     pub word: u32,
-    /// The byte behind them.
+    /// Byte after them.
     pub byte: u8,
 }
 
-/// What a tap of one end wants to see, on a socket whose packets begin at the network header.
+/// Packets for the tap of one end, on a socket whose packets begin at the network header.
 ///
 /// ```text
 ///   leaves, or for another host                                     -> no
 ///   unfragmented TCP to one of the ports, marked                    -> yes
 ///   the same unmarked: a SYN-ACK or a reset, if `plain`             -> yes
-///   ICMP: too long, about TCP from one of the ports                 -> yes
-///   ICMP: nobody is there, likewise, if `plain`                     -> yes
+///   ICMP: too big, about TCP from one of the ports                  -> yes
+///   ICMP: unreachable, likewise, if `plain`                         -> yes
 ///   all else                                                        -> no
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct MarkedFilter<'a> {
-    /// The mark of what comes.
+    /// Mark of incoming packets.
     pub mark: TcpMark,
-    /// This end's ports; at least one, or nothing is seen. If there are more than 64, what comes to others
-    /// between the least and the greatest is seen too: no program has room for thousands.
+    /// This end's ports; without any, nothing is accepted. Of more than 64, the range from the
+    /// least to the greatest is accepted, other ports included: a program has no room for
+    /// thousands.
     pub ports: &'a [u16],
-    /// Also what the kernel of a server says that knows no mark.
+    /// Also accepts answers of a server whose kernel does not know the mark.
     pub plain: bool,
-    /// Of several taps for one port, the one that this is: each sees the clients of its share. What ICMP says
-    /// concerns all.
+    /// Share of this tap, if several taps have one port: each gets the clients of its share.
+    /// ICMP errors go to all.
     pub share: Option<Share>,
 }
 
 impl MarkedFilter<'_> {
-    /// The program for the kernel.
+    /// Builds the program for the kernel.
     ///
     /// # Errors
-    /// It is longer than the kernel takes.
+    /// The program is longer than the kernel accepts.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
         let program = self.assemble();
         let (insns, prefixes) = (program.len(), self.ports.len());
@@ -92,7 +94,7 @@ impl MarkedFilter<'_> {
 
         asm.place(v4);
         asm.load_half(6);
-        // A fragment, the first too: what is cut in pieces is no whole message.
+        // Any fragment, the first included: it is not a whole message.
         asm.jump_if(Test::AnyBit(0x3fff), no);
         asm.x_from_ipv4_header_length(0);
         asm.load_byte(9);
@@ -123,7 +125,7 @@ impl MarkedFilter<'_> {
         asm.finish()
     }
 
-    /// Goes on if the type and code in A are of what concerns us, else to `no`.
+    /// Emits a jump to `no` unless the type and code in A are of an error that concerns us.
     fn test_icmp(&self, asm: &mut Asm, too_big: u32, unreachable: u32, no: Label) {
         if !self.plain {
             return asm.jump_unless(Test::Equal(too_big), no);
@@ -135,7 +137,8 @@ impl MarkedFilter<'_> {
         asm.place(known);
     }
 
-    /// Whether TCP's header at `base` is one of ours. A load beyond the packet's end refuses it.
+    /// Emits the test of the TCP header at `base`. A load beyond the packet's end refuses the
+    /// packet.
     fn test_tcp(
         &self,
         asm: &mut Asm,
@@ -153,10 +156,10 @@ impl MarkedFilter<'_> {
         self.test_port(asm, to_us, no);
         asm.place(to_us);
         if self.plain {
-            // Before the option, which need not be there.
+            // Before the option, which need not be present.
             half(asm, base + FLAGS);
             asm.jump_if(Test::AnyBit(RST), yes);
-            // The offset says where the data begins: without options no more is loaded.
+            // Tests the data offset: without options, nothing further is loaded.
             asm.and(0xff00 | SYN_ACK);
             asm.branch(Test::AtLeast(0x8000), marked, plain);
             asm.place(plain);

@@ -1,4 +1,4 @@
-//! Which packets the tap is shown: programs in classic BPF that the kernel runs on every packet
+//! Selection of a tap's packets: classic BPF programs that the kernel runs on every packet
 //! before it copies it.
 //!
 //! ```text
@@ -44,37 +44,38 @@ pub use syn::{SynFilter, no_syns};
 
 /// Bits of a VLAN tag that name the VLAN.
 const VLAN_ID: u32 = 0x0fff;
-/// Instructions that the kernel takes at most.
+/// Max instructions that the kernel accepts.
 const MAX_INSNS: usize = 4096;
 
-/// Bytes of an accepted packet that are kept: more than any has.
+/// Bytes of an accepted packet that are kept: more than any packet has.
 const WHOLE: u32 = 0x4_0000;
-/// Scratch cells: where in the packet the address of our side stands, and that of the peer's.
+/// Scratch cells: offsets in the packet of our side's address, and of the peer's.
 const LOCAL_AT: u32 = 0;
 const PEER_AT: u32 = 1;
 
-/// One instruction of classic BPF, as the kernel reads it.
+/// An instruction of classic BPF, in the kernel's encoding.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BpfInsn {
-    /// What to do.
+    /// Operation code.
     pub code: u16,
     /// Instructions to skip if a test holds.
     pub jt: u8,
     /// Instructions to skip if it does not.
     pub jf: u8,
-    /// The operand.
+    /// Operand.
     pub k: u32,
 }
 
-/// A program that counts bytes from the network header, for a socket whose packets begin at the link header.
+/// Converts a program with offsets from the network header for a socket whose packets begin at
+/// the link header.
 pub(crate) fn from_network_header(program: &[BpfInsn]) -> Vec<BpfInsn> {
     let moved = |insn: &BpfInsn| {
         let code = u32::from(insn.code);
         let (class, mode) = (code & 0x07, code & 0xe0);
         let is_load = class == libc::BPF_LD && [libc::BPF_ABS, libc::BPF_IND].contains(&mode)
             || class == libc::BPF_LDX && mode == libc::BPF_MSH;
-        // What is not of the packet's bytes lies above all offsets.
+        // Offsets of metadata lie above all offsets of bytes.
         let is_offset = insn.k < i32::MAX.cast_unsigned();
         let k = insn.k.wrapping_add(libc::SKF_NET_OFF.cast_unsigned());
         if is_load && is_offset { BpfInsn { k, ..*insn } } else { *insn }
@@ -82,19 +83,19 @@ pub(crate) fn from_network_header(program: &[BpfInsn]) -> Vec<BpfInsn> {
     program.iter().map(moved).collect()
 }
 
-/// What a gateway's tap wants to see, on a socket whose packets begin at the network header.
+/// Packets for a gateway's tap, on a socket whose packets begin at the network header.
 #[derive(Clone, Debug, Default)]
 pub struct TapFilter {
     /// Prefixes of this site: address and length; host bits are ignored.
     pub local: Vec<(IpAddr, u8)>,
     /// Prefixes of all peer sites.
     pub peers: Vec<(IpAddr, u8)>,
-    /// Where peers send their UDP datagrams. An unspecified address means any of its family,
-    /// `[::]` both families.
+    /// Local addresses of the peers' UDP datagrams. An unspecified address means any of its
+    /// family, `[::]` both families.
     pub listen: Vec<SocketAddr>,
 }
 
-/// Why there is no such filter.
+/// Errors of building a filter.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum FilterError {
     /// A prefix is longer than an address.
@@ -106,7 +107,7 @@ pub enum FilterError {
         /// The prefix's length, bits.
         length: u8,
     },
-    /// The kernel takes no program of this length.
+    /// The program is longer than the kernel accepts.
     #[error(
         "{prefixes} prefixes need a filter of {insns} instructions, and the kernel takes \
          {MAX_INSNS}: about {fit} prefixes like these fit; join neighbours into shorter ones"
@@ -122,7 +123,7 @@ pub enum FilterError {
 }
 
 impl TapFilter {
-    /// The program for the kernel.
+    /// Builds the program for the kernel.
     ///
     /// # Errors
     /// A prefix length out of range, or more prefixes than fit into a program.
@@ -147,7 +148,8 @@ impl TapFilter {
         let untagged = asm.label();
         asm.load_meta(SKF_AD_VLAN_TAG_PRESENT);
         asm.jump_if(Test::Equal(0), untagged);
-        // VLAN 0 is none: the tag has a priority alone (IEEE 802.1Q), and the interface takes it.
+        // VLAN 0 is no VLAN: the tag has a priority alone (IEEE 802.1Q), and the interface
+        // accepts it.
         asm.load_meta(SKF_AD_VLAN_TAG);
         asm.and(VLAN_ID);
         asm.jump_unless(Test::Equal(0), no);
@@ -185,7 +187,7 @@ impl TapFilter {
         asm.finish()
     }
 
-    /// Datagrams to us over IPv4: fragments (the flag or an offset) are none.
+    /// Emits the test for datagrams to us over IPv4, unfragmented (neither flag nor offset).
     fn test_listeners_v4(&self, asm: &mut Asm, yes: Label, no: Label) {
         only_incoming(asm, no);
         asm.load_byte(9);
@@ -212,7 +214,8 @@ impl TapFilter {
         asm.goto(no);
     }
 
-    /// Datagrams to us over IPv6, without extension headers: a fragment has one.
+    /// Emits the test for datagrams to us over IPv6 without extension headers, which a fragment
+    /// has.
     fn test_listeners_v6(&self, asm: &mut Asm, yes: Label, no: Label) {
         only_incoming(asm, no);
         asm.load_byte(6);
@@ -236,8 +239,8 @@ impl TapFilter {
     }
 }
 
-/// Notes which address is our side's: the source if the packet leaves, the destination if it
-/// arrives. Goes to `no` if it is for another host.
+/// Emits code that notes the offset of our side's address: the source if the packet leaves, the
+/// destination if it arrives. Goes to `no` if the packet is for another host.
 fn find_sides(asm: &mut Asm, source: u32, destination: u32, no: Label) {
     let [leaves, known] = [(); 2].map(|()| asm.label());
     asm.load_meta(SKF_AD_PKTTYPE);
@@ -257,7 +260,7 @@ fn only_incoming(asm: &mut Asm, no: Label) {
     asm.jump_if(Test::Equal(PACKET_OUTGOING.into()), no);
 }
 
-/// Puts `program` in place of the socket's filter, in one step.
+/// Replaces the socket's filter by `program`, atomically.
 ///
 /// # Errors
 /// `EINVAL` for a malformed or empty program, `ENOMEM` for one that is longer than
@@ -266,18 +269,19 @@ pub fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
     attach_as(libc::SO_ATTACH_FILTER, socket, program)
 }
 
-/// Has `program` say which of the sockets that share an address and a port a packet belongs to, in the
-/// order in which they were opened; it is told of one of them. Where it names none the kernel chooses.
+/// Attaches `program` to the sockets that share an address and a port, of which `socket` is
+/// one. Its result is the socket for a packet, by index in the order in which they were opened;
+/// out of range, the kernel chooses.
 ///
 /// # Errors
-/// As [`attach`], and for a socket that shares nothing.
+/// As [`attach`], and for a socket that does not share its address.
 pub fn attach_to_group(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
     attach_as(libc::SO_ATTACH_REUSEPORT_CBPF, socket, program)
 }
 
 fn attach_as(how: libc::c_int, socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // The kernel only reads it: the cast away from const is the C interface's.
+    // The kernel only reads the program: the cast away from const is due to the C interface.
     let fprog = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
     let length = size_of::<libc::sock_fprog>() as libc::socklen_t;
     // SAFETY: `BpfInsn` has the layout of `sock_filter`; the kernel reads `len` of them, and

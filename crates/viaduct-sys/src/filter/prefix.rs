@@ -1,4 +1,4 @@
-//! Sets of prefixes, made small, and the code that tests an address against them.
+//! Minimal sets of prefixes, and the code that tests an address against them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -37,14 +37,14 @@ impl PrefixSet {
         Ok(set)
     }
 
-    /// Goes to `hit` if the IPv4 address at X is in the set, else to `miss`.
+    /// Emits a jump to `hit` if the IPv4 address at X is in the set, else to `miss`.
     pub(super) fn test_v4(&self, asm: &mut Asm, hit: Label, miss: Label) {
         asm.load_word_at_x(0);
-        // Stepping stones within reach of a short jump keep this at two instructions a range.
+        // Jump targets within reach of a short jump keep this at two instructions a range.
         for ranges in self.v4.chunks(100) {
             let [near_hit, near_miss, on] = [(); 3].map(|()| asm.label());
             for &(first, last) in ranges {
-                // Below this range and above the one before: in none, since they ascend.
+                // Below this range and above the one before: in no range, as they ascend.
                 asm.jump_unless(Test::AtLeast(first), near_miss);
                 let next = asm.label();
                 asm.branch(Test::Above(last), next, near_hit);
@@ -60,7 +60,7 @@ impl PrefixSet {
         asm.goto(miss);
     }
 
-    /// Goes to `hit` if the IPv6 address at X is in the set, else to `miss`.
+    /// Emits a jump to `hit` if the IPv6 address at X is in the set, else to `miss`.
     pub(super) fn test_v6(&self, asm: &mut Asm, hit: Label, miss: Label) {
         for &(network, length) in &self.v6 {
             let next = asm.label();

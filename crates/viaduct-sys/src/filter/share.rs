@@ -1,6 +1,6 @@
-//! Which of several loops a connection belongs to. Two programs say the same of it: the one of each loop's
-//! tap, and the one by which the kernel chooses among listeners. So the loop that has seen a SYN is the one
-//! that accepts it.
+//! Distribution of connections over several event loops. Two programs compute the same: the
+//! filter of each loop's tap, and the one by which the kernel chooses a listener. The loop that
+//! has seen a SYN is thus the one that accepts the connection.
 
 use libc::{ETH_P_IP, SKF_AD_PROTOCOL, SKF_NET_OFF};
 
@@ -8,29 +8,30 @@ use super::BpfInsn;
 use super::asm::{Asm, Label, Test};
 use super::syn::IPV6_HEAD;
 
-/// Where the network header begins, whatever of the packet the program is shown.
+/// Offset of the network header, wherever the program's packets begin.
 const NETWORK: u32 = SKF_NET_OFF.cast_unsigned();
 /// 2^32 divided by the golden ratio, which spreads neighbours evenly (Knuth, 6.4).
 const GOLDEN: u32 = 0x9e37_79b1;
 
-/// One of several loops.
+/// Share of one of several event loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Which, from 0.
+    /// Index of the loop, from 0.
     pub number: u32,
-    /// How many there are, at least one.
+    /// Number of loops, at least one.
     pub of: u32,
 }
 
 impl Share {
-    /// Goes on if the source port in A is of this loop, else to `no`.
+    /// Emits a jump to `no` unless the source port in A belongs to this loop.
     pub(super) fn test(self, asm: &mut Asm, no: Label) {
         loop_of(asm, self.of);
         asm.jump_unless(Test::Equal(self.number), no);
     }
 }
 
-/// The program that says which of so many listeners a SYN belongs to. It is shown TCP's payload.
+/// Builds the program that chooses one of `of` listeners for a SYN. Its packets begin at TCP's
+/// payload.
 pub fn listener_of(of: u32) -> Vec<BpfInsn> {
     let mut asm = Asm::default();
     let [v6, known] = [(); 2].map(|()| asm.label());
@@ -47,8 +48,8 @@ pub fn listener_of(of: u32) -> Vec<BpfInsn> {
     asm.finish()
 }
 
-/// A = the loop that the source port in A belongs to. Ports are not random: those that connect(2)
-/// chooses are even as long as there are such.
+/// Emits A = index of the loop for the source port in A. The multiplication spreads ports that
+/// are not random: connect(2) chooses even ones as long as there are any.
 fn loop_of(asm: &mut Asm, of: u32) {
     asm.multiply(GOLDEN);
     asm.shift_right(16);

@@ -1,4 +1,4 @@
-//! The program that lets arriving SYNs through.
+//! The program that accepts incoming SYNs.
 
 use std::net::IpAddr;
 
@@ -11,32 +11,33 @@ use super::{BpfInsn, FilterError, MAX_INSNS};
 
 /// Length of the IPv6 header, which SYNs follow at once.
 pub(super) const IPV6_HEAD: u32 = 40;
-/// Where TCP's flags and destination port are, in 16-bit words.
+/// Offsets of TCP's flags and destination port, of 16 bits each.
 const FLAGS: u32 = 12;
 const PORT: u32 = 2;
 const SYN: u32 = 0x02;
 const SYN_ACK_RST_FIN: u32 = 0x17;
-/// Where the source's and the destination's addresses are in each header, bytes.
+/// Offsets of the source and destination addresses in each IP header, in bytes.
 const FROM_TO_V4: [u32; 2] = [12, 16];
 const FROM_TO_V6: [u32; 2] = [8, 24];
-/// The scratch cell that holds that place.
+/// Scratch cell for such an offset.
 const AT: u32 = 0;
 
-/// SYNs, without ACK, to some addresses and ports; on a socket whose packets begin at the network header.
+/// SYNs, without ACK, to some addresses and ports, on a socket whose packets begin at the
+/// network header.
 #[derive(Clone, Copy, Debug)]
 pub struct SynFilter<'a> {
-    /// Prefixes of the sources; none means all.
+    /// Source prefixes; empty means all.
     pub sources: &'a [(IpAddr, u8)],
-    /// Prefixes of the destinations; none means all.
+    /// Destination prefixes; empty means all.
     pub destinations: &'a [(IpAddr, u8)],
-    /// The destination ports; none means all.
+    /// Destination ports; empty means all.
     pub ports: &'a [u16],
-    /// Of them all, those of one of several loops.
+    /// Restricts them to the share of one event loop.
     pub share: Option<Share>,
 }
 
 impl SynFilter<'_> {
-    /// The program for the kernel.
+    /// Builds the program for the kernel.
     ///
     /// # Errors
     /// A prefix length out of range, or more prefixes than fit into a program.
@@ -51,7 +52,7 @@ impl SynFilter<'_> {
         Ok(program)
     }
 
-    /// With the sets of sources and destinations.
+    /// Builds the program from the sets of sources and destinations.
     fn assemble(&self, sets: &[PrefixSet; 2]) -> Vec<BpfInsn> {
         let mut asm = Asm::default();
         let [v4, v6, yes, no] = [(); 4].map(|()| asm.label());
@@ -73,7 +74,7 @@ impl SynFilter<'_> {
         asm.load_byte(9);
         asm.jump_unless(Test::Equal(IPPROTO_TCP as u32), no);
         asm.load_half(6);
-        // A fragment but the first has no TCP header.
+        // Fragments except the first have no TCP header.
         asm.jump_if(Test::AnyBit(0x1fff), no);
         asm.x_from_ipv4_header_length(0);
         asm.load_half_at_x(FLAGS);
@@ -124,9 +125,9 @@ fn is_syn(asm: &mut Asm, no: Label) {
     asm.jump_unless(Test::Equal(SYN), no);
 }
 
-/// The program that lets everything through to a TCP socket but SYNs: a listener that has it takes
-/// no new connections, and those whose handshake has begun still come about. On a TCP socket packets
-/// begin at TCP's header.
+/// Builds the program that drops SYNs to a TCP socket: a listener with it accepts no new
+/// connections, while handshakes that have begun still complete. On a TCP socket packets begin
+/// at TCP's header.
 pub fn no_syns() -> Vec<BpfInsn> {
     let mut asm = Asm::default();
     let other = asm.label();

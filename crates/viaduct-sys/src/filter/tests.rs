@@ -1,4 +1,4 @@
-//! The programs, run by a small interpreter and held against the rule written plainly.
+//! Tests of the programs, run by a small interpreter, against the rules in plain Rust.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -39,12 +39,12 @@ impl Packet {
     }
 }
 
-/// Where something is in a packet that begins at its network header.
+/// Offset in a packet that begins at its network header.
 fn place(at: u32) -> u32 {
     if at.cast_signed() < 0 { at.wrapping_sub(libc::SKF_NET_OFF.cast_unsigned()) } else { at }
 }
 
-/// What the kernel would keep of the packet; a load beyond its end keeps nothing.
+/// Number of bytes that the kernel would keep of the packet; a load beyond its end keeps none.
 fn run(program: &[BpfInsn], packet: &Packet) -> u32 {
     let (mut a, mut x, mut cells, mut pc) = (0_u32, 0_u32, [0_u32; 16], 0_usize);
     loop {
@@ -205,7 +205,7 @@ fn datagrams_to_us_need_our_address_port_and_protocol() {
     assert!(!accepts(&any("0.0.0.0:4500"), &packet(PACKET_HOST, "2001:db8::9", "2001:db8::5")));
 }
 
-/// Numbers that look random and are the same in every run.
+/// Pseudorandom numbers, the same in every run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -334,7 +334,7 @@ fn syns_pass_by_destination_port_and_flags() {
             assert!(!passes(&some, to, flags) && !passes(&all, to, flags), "{to}, {flags:#x}");
         }
     }
-    // Segments of this test come from nowhere.
+    // Segments of this test have the source 0.0.0.0.
     for (from, length, expected) in [("0.0.0.0", 32, true), ("10.0.0.0", 8, false)] {
         let sources = [(from.parse().unwrap(), length)];
         let few = SynFilter { sources: &sources, destinations: &prefixes, ports: &[], share: None };
@@ -434,7 +434,7 @@ fn each_syn_is_of_one_loop_and_its_listener_is_too() {
     let (filters, listener) = ([0, 1, 2].map(filter), listener_of(LOOPS));
     for to in ["10.2.7.9:80", "[fd00:2::9]:80"] {
         let mut got = [0_usize; LOOPS as usize];
-        // Those that connect(2) chooses.
+        // Ports that connect(2) chooses.
         for port in (32_768..61_000_u16).step_by(2) {
             let mut packet = segment(to.parse().unwrap(), 0x02);
             let at = packet.bytes.len() - 20;

@@ -1,4 +1,4 @@
-//! One change, and its undoing.
+//! A change of the system, and its undoing.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ pub(super) enum Change {
 }
 
 impl Change {
-    /// The instance whose tables it makes, where another process's may have the same name.
+    /// Instance whose tables the change makes, where another process may use the same name.
     pub(super) fn instance(&self) -> Option<&str> {
         match self {
             Change::Intercept(intercept) => Some(&intercept.instance),
@@ -38,7 +38,7 @@ impl Change {
         }
     }
 
-    /// Its table, if it is one.
+    /// The change's table, if it is one.
     fn table(&self) -> Option<&dyn Table> {
         match self {
             Change::Mss(clamp) => Some(clamp),
@@ -49,7 +49,7 @@ impl Change {
         }
     }
 
-    /// Whether its tables and rules are in place; what has none is not looked at.
+    /// Returns whether the change's table is in place; true for a change without a table.
     pub(super) fn is_there(&self) -> Result<bool, JournalError> {
         Ok(self.table().map_or(Ok(true), |table| table.is_there())?)
     }
@@ -75,8 +75,8 @@ impl Change {
     }
 }
 
-/// As [`undo_all`], but for tables that another process has made its own meanwhile: those changes, and
-/// what became of the others.
+/// Undoes all changes as [`undo_all`] does, except tables that another process has claimed
+/// meanwhile. Returns those changes, and the result for the others.
 pub(super) fn undo_unclaimed(changes: Vec<Change>) -> (Vec<Change>, (Vec<Change>, Vec<String>)) {
     let mut claims = BTreeMap::new();
     for instance in changes.iter().filter_map(Change::instance) {
@@ -87,7 +87,7 @@ pub(super) fn undo_unclaimed(changes: Vec<Change>) -> (Vec<Change>, (Vec<Change>
     (disputed, undo_all(ours))
 }
 
-/// Undoes the last first; what could not be undone, in order, and why.
+/// Undoes changes, the last first. Returns those that could not be undone, in order, and why.
 pub(super) fn undo_all(changes: Vec<Change>) -> (Vec<Change>, Vec<String>) {
     let mut left = Vec::new();
     let mut errors = Vec::new();
@@ -100,7 +100,7 @@ pub(super) fn undo_all(changes: Vec<Change>) -> (Vec<Change>, Vec<String>) {
     (left, errors)
 }
 
-/// An error and all that caused it, in one line.
+/// Formats an error with all its causes, in one line.
 fn whole(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

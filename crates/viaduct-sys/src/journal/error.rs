@@ -1,4 +1,4 @@
-//! What may go wrong with a journal and its changes.
+//! Errors of a journal and its changes.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use crate::sysctl::SysctlError;
 use crate::table::NftError;
 use crate::tool::ToolError;
 
-/// Why a change was not made, not written down or not put back.
+/// Errors of making, recording and undoing a change.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// Another process is at work.
+    /// Another process owns the journal and runs.
     #[error(
         "{} is in use by process {pid}, which is running: stop it, or choose another name or \
          run directory", path.display()
@@ -20,7 +20,7 @@ pub enum JournalError {
     Busy {
         /// The journal.
         path: PathBuf,
-        /// Its owner.
+        /// Process ID of its owner.
         pid: u32,
     },
     /// Another process has rules of the same port in this network namespace.
@@ -36,7 +36,7 @@ pub enum JournalError {
         action: &'static str,
         /// The journal.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// Another user could have written the journal.
@@ -51,7 +51,7 @@ pub enum JournalError {
         /// Reason why it is not trusted.
         why: &'static str,
     },
-    /// The journal is something else.
+    /// The file is not a journal.
     #[error(
         "{} is no journal of changes; delete it and see to offloads, routes and nftables yourself, \
          or name another run_dir", path.display()
@@ -59,10 +59,10 @@ pub enum JournalError {
     Corrupt {
         /// The journal.
         path: PathBuf,
-        /// What was wrong.
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// Some of it could not be put back; it is still in the journal.
+    /// Some changes could not be undone; they are still in the journal.
     #[error("not put back, and tried again at the next start: {}", .0.join("; "))]
     Restore(Vec<String>),
     /// An interface's offloads.

@@ -16,8 +16,8 @@ use super::trust;
 pub(super) struct Journal {
     pub(super) owner: Owner,
     pub(super) changes: Vec<Change>,
-    /// What an earlier owner has left whose tables are another process's now. It is not ours to put
-    /// back, as long as that lives.
+    /// Changes of an earlier owner whose tables another process has claimed. They are not
+    /// undone while that process lives.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) disputed: Vec<Change>,
 }
@@ -29,18 +29,18 @@ pub(super) fn read(path: &Path) -> Result<Option<Journal>, JournalError> {
         .map_err(|source| JournalError::Corrupt { path: path.to_owned(), source })
 }
 
-/// The journal that `bytes` are.
+/// Parses the journal in `bytes`.
 pub(super) fn parse(bytes: &[u8]) -> serde_json::Result<Journal> {
     serde_json::from_slice(bytes)
 }
 
-/// Numbers the temporary files of this process.
+/// Number of the next temporary file of this process.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// Ending of temporary files.
 const TEMPORARY: &str = ".new";
 
-/// Removes temporary files beside `path` that processes which are gone have left. Call it with the
+/// Removes temporary files beside `path` that ended processes have left. Call it with the
 /// directory locked and no other owner alive.
 pub(super) fn remove_temporary(path: &Path) {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return };
@@ -55,8 +55,8 @@ pub(super) fn remove_temporary(path: &Path) {
     }
 }
 
-/// The file holds the old bytes or the new ones, whenever the power fails. No two writers share a
-/// temporary file.
+/// Replaces a file: it holds the old bytes or the new ones, whenever the power fails. No two
+/// writers share a temporary file.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));

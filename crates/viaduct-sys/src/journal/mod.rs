@@ -1,5 +1,5 @@
-//! What we change on the system, written down before it is changed, so that it is put back:
-//! on exit by us, after kill -9 by the next start.
+//! Journal of system changes, written before each change, so that all are undone: on exit by
+//! us, after kill -9 by the next start.
 //!
 //! ```text
 //!   offload_off, route_mtu, mss_clamp, sysctl:
@@ -8,18 +8,18 @@
 //!      undo each, the last first --> delete the journal
 //! ```
 //!
-//! Each undoing may be repeated, so being killed in the middle of one does no harm either. The
-//! journal names its owner by process id and start time; a second owner is refused while the first
-//! lives. A journal from before a reboot, or of another network namespace, tells of things that
-//! are gone, and is deleted.
+//! Each undoing may be repeated, so being killed in the middle of one does no harm. The journal
+//! names its owner by process ID and start time; a second owner is refused while the first
+//! lives. A journal from before a reboot, or of another network namespace, describes changes
+//! that are gone, and is deleted.
 //!
-//! | part | what of it |
+//! | part | content |
 //! |---|---|
-//! | `change` | one change: how it is made, undone, looked for |
-//! | `file` | what is written down, so that a failing of the power leaves the old or the new |
-//! | `owner` | whose it is, and who still runs |
-//! | `trust` | whether another user could have written it |
-//! | `error` | what may go wrong |
+//! | `change` | one change: how it is made, undone, checked |
+//! | `file` | the file, which a power failure leaves old or new |
+//! | `owner` | the owner, and whether it runs |
+//! | `trust` | checks that no other user could have written it |
+//! | `error` | errors |
 
 mod change;
 mod error;
@@ -47,33 +47,36 @@ use crate::route::RouteMtu;
 use crate::sysctl::Sysctl;
 use crate::table::Table as _;
 
-/// Number of changes that a journal of these bytes tells of; `None` if they are no journal. For fuzzing.
+/// Returns the number of changes in a journal of these bytes; `None` if they are not a journal.
+/// For fuzzing.
 pub fn count(bytes: &[u8]) -> Option<usize> {
     file::parse(bytes).ok().map(|journal| journal.changes.len() + journal.disputed.len())
 }
 
-/// The changes that this process has made. Dropping it puts all of them back.
+/// Changes that this process has made. Dropping it undoes all of them.
 #[derive(Debug)]
 pub struct Changes {
     path: PathBuf,
     journal: Journal,
     warnings: Vec<String>,
     took_over: bool,
-    /// Tables that no other process may make or delete. Dropped after all was put back.
+    /// Tables that no other process may make or delete. Dropped after all was undone.
     claims: Vec<(String, Claim)>,
 }
 
 impl Changes {
-    /// Takes over the journal at `path`: puts back what an owner that died has left, and starts
-    /// with no changes. Call it, and all else here, from a thread of the network namespace that
-    /// is to be changed.
+    /// Takes over the journal at `path`: undoes what an owner that died has left, and starts
+    /// without changes. Call this and all other methods in a thread of the network namespace
+    /// that is to be changed.
     ///
     /// # Errors
-    /// A live owner, or a file that cannot be used. What cannot be put back is a warning only.
+    /// A live owner, or a file that cannot be used. Changes that cannot be undone are warnings
+    /// only.
     pub fn open(path: &Path) -> Result<Changes, JournalError> {
         let failed = |source| JournalError::File { action: "read", path: path.to_owned(), source };
         let owner = Owner::this_process().map_err(failed)?;
-        // Of two that start at the same instant the second one reads that the first has it.
+        // Of two processes that start at once, the second one reads that the first owns the
+        // journal.
         let _lock = DirLock::around(path).map_err(failed)?;
         let (mut changes, mut disputed) = (Vec::new(), Vec::new());
         let (mut warnings, mut took_over) = (Vec::new(), false);
@@ -97,13 +100,13 @@ impl Changes {
         Ok(changes)
     }
 
-    /// What an earlier owner left behind and could not be put back, for the log. It stays in the
-    /// journal and is tried again by [`Changes::restore`].
+    /// Changes of an earlier owner that could not be undone, for the log. They stay in the
+    /// journal and are tried again by [`Changes::restore`].
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// Whether an earlier owner was killed and what it had changed was put back.
+    /// Returns whether an earlier owner was killed and its changes were undone.
     pub fn took_over(&self) -> bool {
         self.took_over
     }
@@ -139,7 +142,7 @@ impl Changes {
         self.make(&Change::Mss(clamp))
     }
 
-    /// Makes sure of the tables of `instance` before anything is changed for it.
+    /// Claims the tables of `instance` before anything is changed for it.
     ///
     /// # Errors
     /// Another process of this network namespace has them.
@@ -162,7 +165,7 @@ impl Changes {
         self.make(&Change::Intercept(intercept))
     }
 
-    /// Has the kernel hold SYNs until a proxy says what becomes of them.
+    /// Makes the kernel hold SYNs until a proxy gives a verdict on each.
     ///
     /// # Errors
     /// As [`Changes::claim`]'s and [`Hold::apply`]'s; nothing is left changed.
@@ -182,8 +185,8 @@ impl Changes {
         self.make(&Change::KeepOut(keep_out))
     }
 
-    /// Has new connections pass by what [`Changes::intercept`] has led somewhere; those that have begun
-    /// are led there still.
+    /// Lets new connections bypass the proxy of [`Changes::intercept`]; connections that were
+    /// handed over stay with it.
     ///
     /// # Errors
     /// As [`Intercept::pass_by`]'s.
@@ -191,7 +194,7 @@ impl Changes {
         for change in &mut self.journal.changes {
             if let Change::Intercept(intercept) = change {
                 intercept.passed_by = true;
-                // Where somebody has taken the rules away they are made anew.
+                // Rules that another program has deleted are made anew.
                 intercept.pass_by().or_else(|_| intercept.apply())?;
             }
         }
@@ -206,12 +209,12 @@ impl Changes {
         self.make(&Change::Sysctl(Sysctl::plan(name, value)?))
     }
 
-    /// How many changes are in force: where [`Changes::restore_since`] may go back to.
+    /// Returns the number of changes in force, for [`Changes::restore_since`].
     pub fn mark(&self) -> usize {
         self.journal.changes.len()
     }
 
-    /// Makes the changes before `mark` once more, should somebody else have undone them.
+    /// Makes the changes before `mark` again, in case another program has undone them.
     ///
     /// # Errors
     /// As when they were made.
@@ -219,11 +222,11 @@ impl Changes {
         self.journal.changes.iter().take(mark).try_for_each(Change::apply)
     }
 
-    /// Makes what somebody else has taken away of tables and rules once more; whether there was
-    /// anything.
+    /// Makes tables and rules again that another program has deleted. Returns whether there
+    /// were any.
     ///
     /// # Errors
-    /// As when it was made.
+    /// As when they were made.
     pub fn repair(&self) -> Result<bool, JournalError> {
         let mut repaired = false;
         for change in &self.journal.changes {
@@ -235,12 +238,12 @@ impl Changes {
         Ok(repaired)
     }
 
-    /// Puts back what was changed since `mark`, the last change first.
+    /// Undoes the changes since `mark`, the last one first.
     ///
     /// # Errors
-    /// What could not be put back; it stays in the journal.
+    /// Changes that could not be undone; they stay in the journal.
     pub fn restore_since(&mut self, mark: usize) -> Result<(), JournalError> {
-        // A journal that cannot be written now must be known before anything is undone.
+        // An unwritable journal must be noticed before anything is undone.
         self.save()?;
         let since = self.journal.changes.split_off(mark.min(self.mark()));
         let (left, failures) = undo_all(since);
@@ -249,10 +252,10 @@ impl Changes {
         if failures.is_empty() { Ok(()) } else { Err(JournalError::Restore(failures)) }
     }
 
-    /// Puts everything back, the last change first, and deletes the journal.
+    /// Undoes all changes, the last one first, and deletes the journal.
     ///
     /// # Errors
-    /// What could not be put back; it stays in the journal.
+    /// Changes that could not be undone; they stay in the journal.
     pub fn restore(mut self) -> Result<(), JournalError> {
         self.put_back()
     }
@@ -261,7 +264,7 @@ impl Changes {
         self.journal.changes.push(change.clone());
         let made = self.save().and_then(|()| change.apply());
         if made.is_err() {
-            // Some of it may have been done. If it cannot be undone it stays in the journal.
+            // The change may be made in part. If it cannot be undone it stays in the journal.
             if change.undo().is_ok() {
                 self.journal.changes.pop();
             }
@@ -302,7 +305,7 @@ impl Changes {
 
 impl Drop for Changes {
     fn drop(&mut self) {
-        // What fails is in the journal still, and the next start says so.
+        // Failures are still in the journal, and the next start reports them.
         let _ = self.put_back();
     }
 }
@@ -348,7 +351,7 @@ mod tests {
             ports: Vec::new(),
             passed_by: false,
         };
-        // No process has ever started so late.
+        // No process has ever started this late.
         let mut owner = Owner::this_process().unwrap();
         owner.started = u64::MAX;
         let changes = vec![Change::Intercept(intercept)];

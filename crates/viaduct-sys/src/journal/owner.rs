@@ -1,4 +1,4 @@
-//! Whose a journal is, and whose tables are.
+//! Owners of a journal and of nftables tables.
 
 use std::time::{Duration, Instant};
 use std::{fs, io, process, thread};
@@ -7,19 +7,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::claim::Claim;
 
-/// How long a process that was killed may take to be gone: it may be seen as dead while its last threads
-/// and descriptors still go.
+/// Max time for a killed process to end: it may look dead while its last threads and
+/// descriptors still exist.
 const DYING: Duration = Duration::from_millis(500);
 
-/// A process, and the world that its changes are in.
+/// A process, with the boot and the namespace of its changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Owner {
     pub(super) pid: u32,
-    /// Clock ticks after boot; a process id may be given again, but not with the same start.
+    /// Start time, in clock ticks after boot; a process ID may be reused, but not with the same
+    /// start.
     pub(super) started: u64,
-    /// The kernel's name for this boot.
+    /// The kernel's ID of this boot.
     boot: String,
-    /// The kernel's name for the network namespace.
+    /// The kernel's ID of the network namespace.
     namespace: String,
 }
 
@@ -42,21 +43,23 @@ impl Owner {
     }
 }
 
-/// When a process that still runs was started.
+/// Returns the start time of a process that runs.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; the state follows it, the start is the 22nd field.
+    // The name in parentheses may contain anything; the state follows it, the start is the 22nd
+    // field.
     let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
     let dead = matches!(*fields.first()?, "Z" | "X");
     if dead { None } else { fields.get(19)?.parse().ok() }
 }
 
-/// `None` if another process has the tables of `instance`, and does not end in these moments.
+/// Claims the tables of `instance`; `None` if another process has them and does not end in
+/// time.
 pub(super) fn claim(instance: &str) -> Option<Claim> {
     eventually(|| Claim::take(&format!("viaduct_{instance}")).ok().flatten())
 }
 
-/// What is to be had at once, or when somebody who was killed is gone.
+/// Repeats `look` until it succeeds, for as long as a killed process may take to end.
 pub(super) fn eventually<T>(look: impl Fn() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + DYING;
     loop {

@@ -1,5 +1,5 @@
-//! Trust in a journal: what it says is undone with all rights of this process, so no other user may have
-//! written it.
+//! Trust in a journal: its changes are undone with all privileges of this process, so no other
+//! user may have written it.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read as _};
@@ -8,9 +8,10 @@ use std::path::Path;
 
 use super::JournalError;
 
-/// Bytes of a journal, at most: some thousands of changes.
+/// Max bytes of a journal: some thousands of changes.
 const MAX_BYTES: u64 = 16 << 20;
-/// Modes: others than the owner may write; a directory where each may only delete what is theirs.
+/// Mode bits: writable by others than the owner; a directory in which users may delete only
+/// their own files.
 const WRITABLE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
@@ -28,7 +29,7 @@ pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, JournalError> {
             Err(error) => return Err(failed(error)),
         }
     }
-    // Neither a link nor a pipe that another user has put there is opened.
+    // A symbolic link or a pipe of another user is not opened.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = match File::options().read(true).custom_flags(flags).open(path) {
         Ok(file) => file,

@@ -1,6 +1,6 @@
 //! The kernel's feature list of an interface, by `ioctl(SIOCETHTOOL)`.
 //!
-//! Features are bits whose names the kernel tells: first how many there are, then the names,
+//! Features are bits, named by the kernel: the requests read their number, then their names,
 //! then their state in words of 32.
 
 use std::ffi::CString;
@@ -14,24 +14,24 @@ const GET_STRINGS: u32 = 0x1b;
 const GET_SET_SIZE: u32 = 0x37;
 const GET_FEATURES: u32 = 0x3a;
 const SET_FEATURES: u32 = 0x3b;
-/// The set of strings that names the features.
+/// String set that names the features.
 const FEATURE_NAMES: u32 = 4;
 /// Words of one name (32 bytes, filled with NUL).
 const NAME_WORDS: usize = 8;
 
-/// One feature of an interface.
+/// A feature of an interface.
 #[derive(Debug)]
 pub(super) struct Feature {
     pub(super) name: String,
-    /// It can be switched at all.
+    /// True if it can be switched at all.
     pub(super) changeable: bool,
-    /// The administrator asked for it.
+    /// True if the administrator asked for it.
     pub(super) wanted: bool,
-    /// It is in force.
+    /// True if it is in force.
     pub(super) active: bool,
 }
 
-/// An interface that can be asked.
+/// An interface that can be queried.
 #[derive(Debug)]
 pub(super) struct Device {
     socket: OwnedFd,
@@ -48,7 +48,7 @@ impl Device {
         Ok(Device { socket, name })
     }
 
-    /// All features, in the kernel's order.
+    /// Returns all features, in the kernel's order.
     pub(super) fn features(&self) -> io::Result<Vec<Feature>> {
         let names = self.names()?;
         let words = names.len().div_ceil(32);
@@ -68,12 +68,12 @@ impl Device {
         Ok(names.into_iter().enumerate().map(feature).collect())
     }
 
-    /// Asks for the named features to be on or off; names that the kernel does not know are
-    /// passed over.
+    /// Requests the named features to be on or off; names that the kernel does not know are
+    /// ignored.
     pub(super) fn set(&self, features: &[String], on: bool) -> io::Result<()> {
         let names = self.names()?;
         let words = names.len().div_ceil(32);
-        // Command, words; for each: which bits are meant, their values.
+        // Command, words; for each: mask of the bits to change, their values.
         let mut request = vec![0; 2 + 2 * words];
         request[..2].copy_from_slice(&[SET_FEATURES, words as u32]);
         for (index, _) in names.iter().enumerate().filter(|(_, name)| features.contains(name)) {
@@ -98,7 +98,7 @@ impl Device {
         Ok(request[3..].chunks(NAME_WORDS).map(name).collect())
     }
 
-    /// One command; `request` is as long as the command's answer.
+    /// Runs a command; `request` is as long as the command's answer.
     fn ioctl(&self, request: &mut [u32]) -> io::Result<()> {
         // SAFETY: all zeros is an `ifreq`.
         let mut ifreq: libc::ifreq = unsafe { mem::zeroed() };

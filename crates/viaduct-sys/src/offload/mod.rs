@@ -1,5 +1,5 @@
-//! What an interface does to packets on its own: cutting super-packets into segments, joining
-//! segments that arrive, filling in checksums.
+//! Offloads of an interface: cutting super-packets into segments, joining segments that arrive,
+//! filling in checksums.
 //!
 //! ```text
 //!   a host's 64 KiB --> [ segmentation ] --> 1500-byte packets on the wire
@@ -7,9 +7,10 @@
 //!          `-- what a tap sees with it on             `-- what a tap sees with it off
 //! ```
 //!
-//! A tap that must see the wire's packets byte for byte needs all of it off on its interface; the
-//! kernel then cuts and fills in before the tap. On a veth pair the other end's settings decide
-//! what arrives, and have to be off as well; a real link only carries real packets.
+//! A tap that must see the wire's packets byte for byte needs all offloads off on its
+//! interface; the kernel then cuts packets and fills in checksums before the tap. On a veth
+//! pair the other end's settings decide what arrives, and have to be off as well; a real link
+//! only carries real packets.
 #![allow(unsafe_code)]
 
 mod ethtool;
@@ -20,16 +21,16 @@ use serde::{Deserialize, Serialize};
 
 use ethtool::Device;
 
-/// Which features of an interface were on and have to go off.
+/// Features of an interface that were on and have to be off.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OffloadState {
-    /// The interface.
+    /// Interface name.
     pub interface: String,
-    /// The features, by the kernel's names (`ethtool -k` shows some by older names).
+    /// Features by the kernel's names (`ethtool -k` shows some by older names).
     pub features: Vec<String>,
 }
 
-/// An interface that cannot be asked or told.
+/// Errors of an interface's offloads.
 #[derive(Debug, thiserror::Error)]
 pub enum OffloadError {
     /// The kernel refused.
@@ -39,10 +40,10 @@ pub enum OffloadError {
         action: &'static str,
         /// The interface.
         interface: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Features that the driver does not let go of.
+    /// Features that the driver does not switch off.
     #[error(
         "{interface:?} cannot switch off {}: a tap on it does not see the wire's packets; use an \
          interface whose driver can", features.join(", ")
@@ -50,16 +51,16 @@ pub enum OffloadError {
     Stuck {
         /// The interface.
         interface: String,
-        /// What is still on.
+        /// Features that are still on.
         features: Vec<String>,
     },
 }
 
 impl OffloadState {
-    /// Reads which features that hide the wire's packets are on. Changes nothing.
+    /// Reads the features that are on and hide the wire's packets. Changes nothing.
     ///
     /// # Errors
-    /// No such interface.
+    /// There is no such interface.
     pub fn read(interface: &str) -> Result<OffloadState, OffloadError> {
         let device = open(interface)?;
         let features = device.features().map_err(failed("read", interface))?;
@@ -69,10 +70,11 @@ impl OffloadState {
         Ok(OffloadState { interface: interface.to_owned(), features })
     }
 
-    /// Switches them off.
+    /// Switches the features off.
     ///
     /// # Errors
-    /// No such interface, no right (`CAP_NET_ADMIN`), or a driver that keeps one on.
+    /// There is no such interface, a right is missing (`CAP_NET_ADMIN`), or a driver keeps a
+    /// feature on.
     pub fn switch_off(&self) -> Result<(), OffloadError> {
         self.set(false)?;
         let features =
@@ -85,11 +87,11 @@ impl OffloadState {
         Err(OffloadError::Stuck { interface: self.interface.clone(), features })
     }
 
-    /// Switches on again what was on. Repeating it does no harm; an interface that is gone by now
-    /// needs nothing.
+    /// Switches the features on again. May be repeated; an interface that is gone needs
+    /// nothing.
     ///
     /// # Errors
-    /// No right (`CAP_NET_ADMIN`).
+    /// A right is missing (`CAP_NET_ADMIN`).
     pub fn restore(&self) -> Result<(), OffloadError> {
         match self.set(true) {
             Err(OffloadError::Device { source, .. })
@@ -118,7 +120,7 @@ fn failed<'a>(
     move |source| OffloadError::Device { action, interface: interface.to_owned(), source }
 }
 
-/// Whether a feature makes a tap see something else than the wire carries.
+/// Returns whether a feature makes a tap see other packets than the wire carries.
 fn hides_packets(name: &str) -> bool {
     let segments =
         name.starts_with("tx-") && (name.ends_with("-segmentation") || name.starts_with("tx-gso-"));

@@ -1,4 +1,4 @@
-//! One captured packet, lent by the ring.
+//! A captured packet, borrowed from the ring.
 
 use std::num::NonZeroU16;
 use std::ops::{Deref, DerefMut};
@@ -9,18 +9,18 @@ use libc::{PACKET_OUTGOING, TP_STATUS_CSUMNOTREADY};
 use super::map::Packet;
 use super::offload::{self, Offload};
 
-/// Which way a packet crosses the interface, seen from this machine.
+/// Direction of a packet on the interface, seen from this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// This machine sends it: its own, or one that it forwards.
+    /// Sent by this machine: its own, or one that it forwards.
     Outgoing,
-    /// It arrived here, whoever it is for.
+    /// Received by this machine, for any destination.
     Incoming,
 }
 
 /// A packet in the ring, from the first byte of its network header to the last of it.
 ///
-/// What is written to it is seen by nobody else: the packet itself has long been on its way.
+/// The frame is a copy: writes to it do not change the packet, which has long been on its way.
 #[derive(Debug)]
 pub struct Frame<'a> {
     bytes: &'a mut [u8],
@@ -34,36 +34,37 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Whether packets were missed between the one before and this, as they found the ring full, or perhaps a little
-    /// earlier. After some gaps it is the count alone that says so.
+    /// Returns whether packets were missed between the previous frame and this one, or perhaps
+    /// a little earlier, because the ring was full. After some gaps only the drop count tells.
     pub fn follows_gap(&self) -> bool {
         self.follows_gap
     }
 
-    /// The packet, which follows a gap or does not.
+    /// Sets whether the packet follows a gap.
     pub(super) fn after(self, follows_gap: bool) -> Frame<'a> {
         Frame { follows_gap, ..self }
     }
 
-    /// A packet of a socket whose packets begin at the network header.
+    /// Wraps a packet of a socket whose packets begin at the network header.
     pub(super) fn new(packet: Packet<'a>) -> Frame<'a> {
         Frame::behind(packet, 0, Offload::default())
     }
 
-    /// A packet of a socket whose packets begin at the link header, before which the kernel says what is left to be done.
+    /// Wraps a packet of a socket whose packets begin at the link header, preceded by the
+    /// kernel's offload header.
     pub(super) fn with_offload(packet: Packet<'a>) -> Frame<'a> {
         let header = packet.header();
         let (link, network) = (usize::from(header.tp_mac), usize::from(header.tp_net));
         let before = network.saturating_sub(link);
         let told = link.checked_sub(offload::LEN).and_then(|at| packet.bytes_at(at));
         let mut offload = told.map_or_else(Offload::default, Offload::parse);
-        // Counted from the link header; what does not reach behind it is none.
+        // The offset counts from the link header; a checksum within that is ignored.
         offload.checksum =
             offload.checksum.and_then(|(start, at)| Some((start.checked_sub(before)?, at)));
         Frame::behind(packet, before, offload)
     }
 
-    /// A packet that stands behind a link header of so many bytes.
+    /// Wraps a packet that follows a link header of `link` bytes.
     fn behind(packet: Packet<'a>, link: usize, offload: Offload) -> Frame<'a> {
         let header = packet.header();
         let address = packet.address();
@@ -85,42 +86,44 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Which way it goes.
+    /// Direction of the packet.
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
     /// Bytes of the packet as it crossed the interface, of which the frame holds the first.
     ///
-    /// An IP packet's own length counts, so that the padding of short Ethernet frames is no part
-    /// of it.
+    /// An IP packet's own length counts, so the padding of short Ethernet frames is excluded.
     pub fn original_len(&self) -> usize {
         self.original_len
     }
 
-    /// Whether the packet was longer than a block of the ring, so that its end is missing.
+    /// Returns whether the packet was longer than a block of the ring, so that its end is
+    /// missing.
     pub fn truncated(&self) -> bool {
         self.bytes.len() < self.original_len
     }
 
-    /// False where the sender's transport checksum is still to be filled in by the device: the
-    /// bytes here are then not those on the wire. Switch checksum offload off to see the real ones.
+    /// False if a device has still to fill in the transport checksum: the bytes here then
+    /// differ from those on the wire. Switch checksum offload off to see the real ones.
     pub fn checksum_ready(&self) -> bool {
         self.checksum_ready
     }
 
-    /// Bytes of data of each packet that the frame is to be cut into; `None` if it is one packet, or offloads are not told.
+    /// Bytes of data of each packet that the frame will be cut into; `None` if it is one
+    /// packet, or offloads are not reported.
     pub fn segment(&self) -> Option<NonZeroU16> {
         self.offload.segment
     }
 
-    /// Where the bytes begin whose checksum is missing, and where from there it is to stand: there is the sum of the
-    /// pseudo header. `None` if none is missing, or offloads are not told.
+    /// Offset of the first byte under a missing checksum, and from there the offset of the
+    /// checksum field, which holds the sum of the pseudo header. `None` if no checksum is
+    /// missing, or offloads are not reported.
     pub fn checksum(&self) -> Option<(usize, usize)> {
         self.offload.checksum
     }
 
-    /// When it crossed the interface, by the wall clock: since 1970.
+    /// Time when the packet crossed the interface, by the wall clock: since 1970.
     pub fn stamp(&self) -> Duration {
         self.stamp
     }
@@ -144,7 +147,7 @@ impl DerefMut for Frame<'_> {
     }
 }
 
-/// The length that an IP packet states; nothing where it states none (not IP, or a jumbogram).
+/// Length that an IP packet states; `None` if it states none (not IP, or a jumbogram).
 fn ip_length(bytes: &[u8]) -> Option<usize> {
     let word =
         |at: usize| Some(usize::from(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])));

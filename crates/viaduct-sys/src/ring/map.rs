@@ -1,9 +1,9 @@
 //! The memory that the kernel and we share: equal blocks, each owned by one side at a time.
 //!
-//! A block begins with a description whose first word of status says whose it is. The kernel fills
-//! a block with packets, one after another, and then sets `TP_STATUS_USER`; we read them and then
-//! store `TP_STATUS_KERNEL`. Neither side touches the rest of a block that is not its own. That
-//! handover is the whole of this file's safety.
+//! A block begins with a header whose status word says which side owns it. The kernel fills a
+//! block with packets, one after another, and then sets `TP_STATUS_USER`; we read them and then
+//! store `TP_STATUS_KERNEL`. Neither side touches the rest of a block that it does not own. The
+//! safety of this file rests on that handover.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -18,14 +18,15 @@ use libc::{
     tpacket_hdr_v1, tpacket3_hdr,
 };
 
-/// Where the kernel puts the link address of a packet: after its header, aligned to 16.
+/// Offset of a packet's link-layer address: after its header, aligned to 16.
 const ADDRESS_AT: usize = align(size_of::<tpacket3_hdr>());
 
-/// Bytes that a packet takes beside its own: header and address, aligned, the 16 bytes that the
-/// kernel keeps before the network header of a SOCK_DGRAM packet, and those that align the next.
+/// Bytes of a packet in a block beside its own: header and address, aligned, the 16 bytes that
+/// the kernel keeps before the network header of a SOCK_DGRAM packet, and those that align the
+/// next.
 pub(super) const HEADROOM: usize = align(ADDRESS_AT + size_of::<sockaddr_ll>()) + 24;
 
-/// Where a block's own description stands in it.
+/// Offset of a block's own header.
 const HEADER_AT: usize = offset_of!(tpacket_block_desc, hdr);
 
 const fn align(bytes: usize) -> usize {
@@ -72,10 +73,10 @@ impl Map {
         self.blocks
     }
 
-    /// How many packets block `index` holds and where the first one is; nothing while it is the
-    /// kernel's.
+    /// Number of packets in block `index` and offset of the first; `None` while the kernel owns
+    /// the block.
     pub(super) fn open(&self, index: usize) -> Option<(u32, usize)> {
-        // Acquire: what the kernel wrote before it set the bit is seen by what we read after.
+        // Acquire: makes visible what the kernel wrote before it set the bit.
         if self.status(index).load(Ordering::Acquire) & TP_STATUS_USER == 0 {
             return None;
         }
@@ -84,12 +85,13 @@ impl Map {
         Some((header.num_pkts, header.offset_to_first_pkt as usize))
     }
 
-    /// Whether packets had found the ring full when block `index`, which must be open, was handed over.
+    /// Returns whether packets had found the ring full when block `index`, which must be open,
+    /// was handed over.
     pub(super) fn is_losing(&self, index: usize) -> bool {
         self.status(index).load(Ordering::Relaxed) & TP_STATUS_LOSING != 0
     }
 
-    /// The packet at `offset` of block `index`, which must be open.
+    /// Packet at `offset` of block `index`, which must be open.
     pub(super) fn packet(&mut self, index: usize, offset: usize) -> Option<Packet<'_>> {
         let room = self.block_bytes.checked_sub(offset)?;
         if room < HEADROOM || !offset.is_multiple_of(align_of::<tpacket3_hdr>()) {
@@ -100,8 +102,8 @@ impl Map {
         Some(Packet { base, room, map: PhantomData })
     }
 
-    /// Hands block `index` back to the kernel. Nothing of it may be touched after, which the
-    /// exclusive borrow that every packet holds sees to.
+    /// Hands block `index` back to the kernel. It must not be accessed afterwards, which the
+    /// exclusive borrow of each packet ensures.
     pub(super) fn give_back(&mut self, index: usize) {
         // Release: our last reads and writes of the block come before the kernel's next ones.
         self.status(index).store(TP_STATUS_KERNEL, Ordering::Release);
@@ -138,32 +140,34 @@ pub(super) struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// The kernel's description of the packet.
+    /// The kernel's header of the packet.
     pub(super) fn header(&self) -> tpacket3_hdr {
         // SAFETY: `room` and the alignment were checked when this was made; the block is ours.
         unsafe { self.base.cast().read() }
     }
 
-    /// The link address that came with the packet.
+    /// Link-layer address of the packet.
     pub(super) fn address(&self) -> sockaddr_ll {
         // SAFETY: within HEADROOM, so within the block, at a multiple of 16 from a header.
         unsafe { self.base.add(ADDRESS_AT).cast().read() }
     }
 
-    /// `N` bytes from `offset`, where they are within the block.
+    /// `N` bytes from `offset`; `None` unless they are within the block.
     pub(super) fn bytes_at<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         let end = offset.checked_add(N)?;
-        // SAFETY: within the block, checked; initialised, since the kernel hands out zeroed pages; the block is ours.
+        // SAFETY: within the block, checked; initialised, since the kernel hands out zeroed
+        // pages; the block is ours.
         (end <= self.room).then(|| unsafe { self.base.add(offset).cast::<[u8; N]>().read() })
     }
 
-    /// `length` bytes from `offset`, both cut to the block.
+    /// `length` bytes from `offset`, both limited to the block.
     pub(super) fn into_bytes(self, offset: usize, length: usize) -> &'a mut [u8] {
         let offset = offset.min(self.room);
         let length = length.min(self.room - offset);
-        // SAFETY: within the block; initialised, since the kernel hands out zeroed pages; nobody
-        // else reads or writes them: the kernel leaves a block of ours alone, and `'a` keeps the
-        // map borrowed so that no second packet is taken and no block given back meanwhile.
+        // SAFETY: within the block; initialised, since the kernel hands out zeroed pages;
+        // without other readers or writers: the kernel leaves a block of ours alone, and `'a`
+        // keeps the map borrowed so that no second packet is taken and no block given back
+        // meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(offset), length) }
     }
 }

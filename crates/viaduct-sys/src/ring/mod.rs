@@ -1,8 +1,8 @@
 //! A tap on one interface: copies of the packets that cross it, both ways in one ordered stream.
 //!
-//! The kernel writes the copies, one behind the other, into a ring of blocks that it shares with
-//! us. Reading a packet is looking at a block of ours; giving a block back is one store. There is
-//! no system call per packet; when the ring is empty, poll its descriptor.
+//! The kernel writes the copies, one after another, into a ring of blocks that it shares with
+//! us. Reading a packet is a memory access in a block of ours; giving a block back is one
+//! store. There is no system call per packet; when the ring is empty, poll its descriptor.
 //!
 //! ```text
 //!                     the kernel forwards ------------------------> the wire
@@ -20,10 +20,11 @@
 //!   over each packet by itself, with a wake-up and lookups of cold memory in the path of the very
 //!   packet that is forwarded. At 3 Gb/s on two cores, forwarding kept up with V3 and fell some
 //!   per cent short with V2. The price is [`RETIRE`] at low rates.
-//! - `SOCK_RAW` with `PACKET_VNET_HDR` only where offloads are left on ([`Ring::open_with_offloads`]): the kernel then says
-//!   of a packet what a device is still to do with it.
-//! - VLAN: packets that carry a tag belong to another interface (`eth0.7`, not `eth0`) but are
-//!   shown here too, with the tag taken off. [`crate::filter::TapFilter`] refuses them, but for those
+//! - `SOCK_RAW` with `PACKET_VNET_HDR` only where offloads are left on
+//!   ([`Ring::open_with_offloads`]): the kernel then reports the work that a device has still
+//!   to do on a packet.
+//! - VLAN: tagged packets belong to another interface (`eth0.7`, not `eth0`) but are captured
+//!   here too, with the tag removed. [`crate::filter::TapFilter`] refuses them, except those
 //!   with VLAN 0, which have a priority and no VLAN.
 #![allow(unsafe_code)]
 
@@ -45,20 +46,20 @@ use crate::interface;
 use crate::os;
 use map::{HEADROOM, Map};
 
-/// Bytes of a block: so small that it fills within a fraction of a millisecond under load, and
-/// that a reader that is held up at a low rate, when the timer hands over blocks with one packet,
-/// has many of them left; so large that it holds several packets.
+/// Min and max bytes of a block. It is small enough to fill within a fraction of a millisecond
+/// under load, and to leave a delayed reader many blocks at a low rate, when the timer hands
+/// over blocks with one packet. It is large enough to hold several packets.
 const BLOCK: (usize, usize) = (8 << 10, 128 << 10);
-/// Packets of the longest kind that a block should hold.
+/// Packets of maximum length that a block should hold.
 const PACKETS: usize = 4;
-/// How long a packet waits in a block that does not fill: one to two of these, on kernels before
+/// Timeout of a block that does not fill: a packet waits one to two of these, on kernels before
 /// 6.18 one to two ticks.
 const RETIRE: Duration = Duration::from_millis(1);
 
-/// How large a ring is.
+/// Size of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingConfig {
-    /// Longest packet that is captured whole for sure, bytes (68 to 65535); set it to the
+    /// Longest packet that is certainly captured whole, in bytes (68 to 65535); set it to the
     /// interface's MTU.
     pub max_packet: usize,
     /// Memory of the whole ring, bytes (256 KiB to 1 GiB), rounded down to whole blocks.
@@ -83,31 +84,31 @@ impl RingConfig {
     }
 }
 
-/// Why a ring could not be had.
+/// Errors of opening a ring.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
-    /// `max_packet` is no length of an IP packet.
+    /// `max_packet` is not a length of an IP packet.
     #[error("max_packet is {0}: an interface's MTU, from 68 to 65535 bytes, is expected")]
     MaxPacket(usize),
-    /// `bytes` is too small or too large.
+    /// `bytes` is out of range.
     #[error("a ring of {0} bytes: between 256 KiB and 1 GiB is expected")]
     Bytes(usize),
     /// There is no such interface.
     #[error("there is no network interface named {name:?}")]
     Interface {
-        /// The name that was asked for.
+        /// Requested name.
         name: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A packet socket was refused.
     #[error("cannot {action} on {name:?}, which takes root or CAP_NET_RAW")]
     Socket {
-        /// What was tried.
+        /// The step that failed.
         action: &'static str,
         /// The interface.
         name: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -116,13 +117,13 @@ pub enum RingError {
 #[derive(Debug)]
 pub struct Ring {
     map: Map,
-    /// The block that is read, or that comes next.
+    /// Index of the block that is read, or that comes next.
     block: usize,
-    /// Packets of it that are still to be read, and where the next one is; none while it is the
-    /// kernel's.
+    /// Number of its unread packets, and offset of the next one; `None` while the kernel owns
+    /// the block.
     open: Option<(u32, usize)>,
     drops: u64,
-    /// Some found the ring full before the next packet.
+    /// True if packets were dropped before the next one.
     is_gap: bool,
     with_offloads: bool,
     socket: OwnedFd,
@@ -137,8 +138,8 @@ impl Ring {
         Ring::open_filtered(ifname, config, &[])
     }
 
-    /// Taps the packets of interface `ifname` that `program` accepts, from the very first one on.
-    /// An empty program accepts all.
+    /// Taps the packets of interface `ifname` that `program` accepts, from the very first one
+    /// on. An empty program accepts all.
     ///
     /// # Errors
     /// As [`Ring::open`], or a program that the kernel refuses.
@@ -150,8 +151,9 @@ impl Ring {
         Ring::open_as(ifname, config, program, false)
     }
 
-    /// The same on an interface whose offloads are on: a frame may be one that a device is to cut into packets, or whose
-    /// checksum is missing ([`Frame::segment`], [`Frame::checksum`]). Such a frame has up to 65535 bytes.
+    /// Taps an interface whose offloads are on: a frame may be one that a device is to cut into
+    /// packets, or whose checksum is missing ([`Frame::segment`], [`Frame::checksum`]). Such a
+    /// frame has up to 65535 bytes.
     ///
     /// # Errors
     /// As [`Ring::open_filtered`].
@@ -175,7 +177,7 @@ impl Ring {
             |action| move |source| RingError::Socket { action, name: ifname.to_owned(), source };
         let index = interface::index(ifname)
             .map_err(|source| RingError::Interface { name: ifname.to_owned(), source })?;
-        // Protocol 0: nothing arrives before the ring and the filter stand.
+        // Protocol 0: no packet arrives before the ring and the filter are set up.
         let kind = if with_offloads { libc::SOCK_RAW } else { libc::SOCK_DGRAM };
         let socket =
             os::socket(libc::AF_PACKET, kind, 0).map_err(failed("open a packet socket"))?;
@@ -190,8 +192,8 @@ impl Ring {
         Ok(Ring { map, block: 0, open: None, drops: 0, is_gap: false, with_offloads, socket })
     }
 
-    /// Takes the tap off the path of what leaves: a filter that refuses it would cost every
-    /// packet its run.
+    /// Stops capturing outgoing packets. A filter that refuses them would cost a run of the
+    /// program for each.
     ///
     /// # Errors
     /// `ENOPROTOOPT` before Linux 4.20.
@@ -200,7 +202,7 @@ impl Ring {
         os::setsockopt(self.socket.as_fd(), libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &yes)
     }
 
-    /// The next packet, if one has arrived; never waits.
+    /// Returns the next packet, if one has arrived; does not block.
     #[expect(clippy::should_implement_trait, reason = "a frame borrows the ring: no Iterator")]
     pub fn next(&mut self) -> Option<Frame<'_>> {
         let (left, offset) = self.unread()?;
@@ -212,7 +214,8 @@ impl Ring {
         Some(frame.after(mem::take(&mut self.is_gap)))
     }
 
-    /// Packets left in the block that is being read, after giving back one that has been read.
+    /// Returns the packets left in the block that is being read, after giving back one that has
+    /// been read.
     fn unread(&mut self) -> Option<(u32, usize)> {
         if self.open.is_some_and(|(left, _)| left == 0) {
             self.map.give_back(self.block);
@@ -222,7 +225,7 @@ impl Ring {
         if self.open.is_none() {
             self.open = self.map.open(self.block);
             if self.open.is_some() && self.map.is_losing(self.block) {
-                // Until its count is read, the kernel says so of each block.
+                // The kernel flags each block until its drop count is read.
                 self.drops();
                 self.is_gap = true;
             }
@@ -230,10 +233,10 @@ impl Ring {
         self.open.filter(|&(left, _)| left > 0)
     }
 
-    /// Packets that found the ring full, since it was opened.
+    /// Returns the number of packets dropped since the ring was opened because it was full.
     pub fn drops(&mut self) -> u64 {
-        // The kernel's count starts anew at each reading. Reading it cannot fail on a packet
-        // socket; if it did, the last count would stand.
+        // The kernel resets its count at each reading. Reading it cannot fail on a packet
+        // socket; if it did, the last count would remain.
         let stats: io::Result<libc::tpacket_stats_v3> =
             os::getsockopt(self.socket.as_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS);
         self.drops += stats.map_or(0, |stats| u64::from(stats.tp_drops));
@@ -248,8 +251,8 @@ impl Ring {
         attach(self.socket.as_fd(), program, self.with_offloads)
     }
 
-    /// Whether the interface is still there. One of the same name that is made later is another:
-    /// then a new ring is needed.
+    /// Returns whether the interface still exists. A later one of the same name is another
+    /// interface, and needs a new ring.
     pub fn is_attached(&self) -> bool {
         // SAFETY: all zeros is a `sockaddr_ll`.
         let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
@@ -261,8 +264,9 @@ impl Ring {
         asked.is_ok() && address.sll_ifindex > 0
     }
 
-    /// What the kernel has to report, once: that the interface went down (`ENETDOWN`; it goes on
-    /// when the interface is up again). Ask when poll says `POLLERR`, which this clears.
+    /// Returns the pending error of the socket, once: the interface went down (`ENETDOWN`;
+    /// capture continues when the interface is up again). Call it when poll reports `POLLERR`,
+    /// which this clears.
     pub fn take_error(&self) -> Option<io::Error> {
         let code: c_int =
             os::getsockopt(self.socket.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
@@ -277,7 +281,7 @@ impl AsFd for Ring {
     }
 }
 
-/// Attaches a program that counts from the network header.
+/// Attaches a program whose offsets count from the network header.
 fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn], has_link_header: bool) -> io::Result<()> {
     if has_link_header {
         filter::attach(socket, &filter::from_network_header(program))
@@ -286,7 +290,7 @@ fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn], has_link_header: bool) ->
     }
 }
 
-/// Tells the kernel the geometry and maps the memory.
+/// Sets the ring's geometry and maps its memory.
 fn set_up(socket: BorrowedFd<'_>, config: RingConfig) -> io::Result<Map> {
     let version = libc::tpacket_versions::TPACKET_V3 as c_int;
     os::setsockopt(socket, libc::SOL_PACKET, libc::PACKET_VERSION, &version)?;
@@ -295,7 +299,8 @@ fn set_up(socket: BorrowedFd<'_>, config: RingConfig) -> io::Result<Map> {
     let request = libc::tpacket_req3 {
         tp_block_size: block_bytes as c_uint,
         tp_block_nr: blocks as c_uint,
-        // Packets follow each other without slots; the kernel only checks that these two agree.
+        // Packets have no fixed slots in TPACKET_V3; the kernel only checks that these two
+        // agree.
         tp_frame_size: block_bytes as c_uint,
         tp_frame_nr: blocks as c_uint,
         tp_retire_blk_tov: RETIRE.as_millis() as c_uint,

@@ -1,4 +1,5 @@
-//! Work that a device is still to do on a packet, as the kernel tells it: `struct virtio_net_hdr`, before the link header.
+//! Work that a device has still to do on a packet: the kernel's `struct virtio_net_hdr`, before
+//! the link header.
 
 use std::io;
 use std::num::NonZeroU16;
@@ -8,10 +9,10 @@ use crate::os;
 
 /// Bytes of the structure.
 pub(super) const LEN: usize = 10;
-/// Of `linux/virtio_net.h`.
+/// Constants of `linux/virtio_net.h`.
 const NEEDS_CHECKSUM: u8 = 1;
 const NO_SEGMENTS: u8 = 0;
-/// Of `linux/if_packet.h`; libc has it not for all.
+/// Constant of `linux/if_packet.h`, which libc lacks on some targets.
 const PACKET_VNET_HDR: libc::c_int = 15;
 
 /// Work that is left to a device.
@@ -19,17 +20,18 @@ const PACKET_VNET_HDR: libc::c_int = 15;
 pub(super) struct Offload {
     /// Bytes of data of each packet that it is cut into.
     pub(super) segment: Option<NonZeroU16>,
-    /// Where the bytes begin whose checksum is missing, from the link header, and where from there it is to stand.
+    /// Offset of the first byte under a missing checksum, from the link header, and from there
+    /// the offset of the checksum field.
     pub(super) checksum: Option<(usize, usize)>,
 }
 
-/// Has the kernel tell of each packet. Before the ring is set up.
+/// Enables the header on each packet. Call it before the ring is set up.
 pub(super) fn ask_for(socket: BorrowedFd<'_>) -> io::Result<()> {
     os::setsockopt(socket, libc::SOL_PACKET, PACKET_VNET_HDR, &1)
 }
 
 impl Offload {
-    /// Reads the structure, which is in this machine's order.
+    /// Parses the structure, which is in host byte order.
     pub(super) fn parse(bytes: [u8; LEN]) -> Offload {
         let [flags, kind, _, _, size_0, size_1, start_0, start_1, at_0, at_1] = bytes;
         let number = |pair: [u8; 2]| usize::from(u16::from_ne_bytes(pair));

@@ -1,4 +1,4 @@
-//! Messages as the kernel reads them: to whom, from where, cut at which length.
+//! Messages in the kernel's format: destination, payload, segment length.
 
 use std::ffi::{c_int, c_void};
 use std::io::IoSlice;
@@ -8,7 +8,7 @@ use std::{mem, ptr};
 /// Control space for one 16-bit number, in words that align it.
 const CONTROL_WORDS: usize = 3;
 
-/// An address as the kernel reads it.
+/// An address in the kernel's format.
 pub(crate) struct Name {
     pub(crate) storage: libc::sockaddr_storage,
     pub(crate) length: libc::socklen_t,
@@ -46,7 +46,7 @@ impl Name {
     }
 }
 
-/// The address that the kernel has written.
+/// Parses an address that the kernel has written.
 pub(crate) fn address(from: &libc::sockaddr_storage) -> Option<SocketAddr> {
     match c_int::from(from.ss_family) {
         libc::AF_INET => {
@@ -67,7 +67,7 @@ pub(crate) fn address(from: &libc::sockaddr_storage) -> Option<SocketAddr> {
     }
 }
 
-/// The control message that says at which length to cut.
+/// Builds the control message with the segment length.
 pub(super) fn segment_control(length: u16) -> [u64; CONTROL_WORDS] {
     let mut words = [0; CONTROL_WORDS];
     // SAFETY: takes no pointers.
@@ -84,7 +84,7 @@ pub(super) fn segment_control(length: u16) -> [u64; CONTROL_WORDS] {
 
 const _: () = assert!(size_of::<libc::cmsghdr>() + size_of::<u16>() <= CONTROL_WORDS * 8);
 
-/// A message of the slices; the control words go along if there is more than one.
+/// Builds a message of the slices, with the control words if there is more than one.
 pub(super) fn header(
     name: &mut Name,
     slices: &[IoSlice<'_>],
@@ -95,7 +95,8 @@ pub(super) fn header(
     let header = &mut message.msg_hdr;
     header.msg_name = ptr::from_mut(&mut name.storage).cast::<c_void>();
     header.msg_namelen = name.length;
-    // The kernel only reads it; `IoSlice` is an `iovec`, as its documentation guarantees.
+    // The kernel only reads the slices; `IoSlice` is an `iovec`, as its documentation
+    // guarantees.
     header.msg_iov = slices.as_ptr().cast_mut().cast();
     header.msg_iovlen = slices.len() as _;
     if slices.len() > 1 {

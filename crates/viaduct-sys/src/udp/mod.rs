@@ -1,11 +1,12 @@
-//! A UDP socket that sends many datagrams a call and never lets one be fragmented.
+//! A UDP socket that sends many datagrams per system call, none of which is ever fragmented.
 //!
 //! ```text
 //!   [(peer, bytes), ...]  --runs to one peer, of one length-->  one message each (UDP_SEGMENT)
 //!                         --up to 64 messages-->                one sendmmsg
 //! ```
 //!
-//! `run` says what a run is, `message` how the kernel reads it, and `report` what has become of each.
+//! `run` finds runs, `message` builds messages in the kernel's format, `report` counts the
+//! results.
 #![allow(unsafe_code)]
 
 mod message;
@@ -30,19 +31,19 @@ pub use report::SendReport;
 use run::MAX_SEGMENTS;
 pub(crate) use run::{concerns_segments, run};
 
-/// Messages in one system call.
+/// Max messages in one system call.
 const BATCH: usize = 64;
 
-/// The socket.
+/// A UDP socket for batches of datagrams.
 #[derive(Debug)]
 pub struct UdpBatch {
     socket: UdpSocket,
-    /// Whether the device still accepts several datagrams as one message.
+    /// True while the device accepts several datagrams as one message.
     segments: bool,
 }
 
 impl UdpBatch {
-    /// Binds a non-blocking socket. Its datagrams carry DF: what does not fit the path's MTU, as
+    /// Binds a non-blocking socket. Its datagrams carry DF: one that exceeds the path MTU, as
     /// far as it is known, is refused, not fragmented.
     ///
     /// # Errors
@@ -51,12 +52,13 @@ impl UdpBatch {
         UdpBatch::new(UdpSocket::bind(address)?, address)
     }
 
-    /// As [`UdpBatch::bind`], but `[::]` is IPv6 alone, so that `0.0.0.0` may be bound beside it; and one of several
-    /// that share the address, if there is a `share`: each hears the peers of its own. They are to be bound in
-    /// the order of their numbers.
+    /// Binds like [`UdpBatch::bind`], with two differences. `[::]` is IPv6 only, so that
+    /// `0.0.0.0` may be bound beside it. With a `share`, several sockets share the address, and
+    /// each receives from the peers of its share; they must be bound in the order of their
+    /// numbers.
     ///
     /// # Errors
-    /// As [`UdpBatch::bind`]'s.
+    /// As [`UdpBatch::bind`].
     pub fn bind_one_family(address: SocketAddr, share: Option<Share>) -> io::Result<UdpBatch> {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -81,12 +83,12 @@ impl UdpBatch {
             let option = libc::IPV6_MTU_DISCOVER;
             os::setsockopt(fd, libc::IPPROTO_IPV6, option, &libc::IPV6_PMTUDISC_DO)?;
         }
-        // On an IPv6 socket this governs datagrams to mapped IPv4 addresses.
+        // On an IPv6 socket this applies to datagrams to IPv4-mapped addresses.
         os::setsockopt(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, &libc::IP_PMTUDISC_DO)?;
         Ok(UdpBatch { socket, segments: true })
     }
 
-    /// Has the kernel hold so many bytes in each direction, or as many as it allows.
+    /// Sets the send and receive buffers to `bytes` each, or to as much as the kernel allows.
     ///
     /// # Errors
     /// None are known.
@@ -98,7 +100,7 @@ impl UdpBatch {
         Ok(())
     }
 
-    /// The address that it is bound to.
+    /// Returns the local address.
     ///
     /// # Errors
     /// None are known for a bound socket.
@@ -106,8 +108,8 @@ impl UdpBatch {
         self.socket.local_addr()
     }
 
-    /// Sends the datagrams in order, as many as the kernel takes now; never waits. An error costs
-    /// the datagrams that it concerns and is counted, the others go on.
+    /// Sends the datagrams in order, as many as the kernel takes now; does not block. An error
+    /// is counted for the datagrams that it concerns; the others are sent.
     pub fn send(&mut self, datagrams: &[(SocketAddr, &[u8])]) -> SendReport {
         let mut report = SendReport::default();
         let mut rest = datagrams;
@@ -122,7 +124,7 @@ impl UdpBatch {
             let Some(error) = error else { continue };
             let failed = messages[done];
             if failed > 1 && concerns_segments(error) {
-                // EIO: the device on the way cannot do it at all (kernels before 6.11 without
+                // EIO: the device lacks segmentation altogether (kernels before 6.11 without
                 // checksum offload).
                 self.segments &= error != Some(libc::EIO);
                 singly = failed;
@@ -135,10 +137,11 @@ impl UdpBatch {
         report
     }
 
-    /// Receives one datagram, if one waits: its length and sender. What does not fit is cut off.
+    /// Receives a datagram, if one waits: its length and sender. A longer one than `buffer` is
+    /// truncated.
     ///
     /// # Errors
-    /// The kernel's; a peer's refusal of an earlier datagram is not one.
+    /// The kernel's; a peer's refusal of an earlier datagram (`ECONNREFUSED`) is not reported.
     pub fn recv(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
         match self.socket.recv_from(buffer) {
             Ok(received) => Ok(Some(received)),
@@ -148,7 +151,7 @@ impl UdpBatch {
         }
     }
 
-    /// Has what is received stamped with its time of arrival, for [`recv_at`](UdpBatch::recv_at).
+    /// Enables receive timestamps, for [`recv_at`](UdpBatch::recv_at).
     ///
     /// # Errors
     /// None are known.
@@ -156,8 +159,8 @@ impl UdpBatch {
         stamp::enable(self)
     }
 
-    /// Receives one datagram, if one waits, as [`recv`](UdpBatch::recv) does, and when it arrived.
-    /// Needs [`stamp`](UdpBatch::stamp) before.
+    /// Receives a datagram, if one waits, as [`recv`](UdpBatch::recv) does, with its time of
+    /// arrival. Needs [`stamp`](UdpBatch::stamp) before.
     ///
     /// # Errors
     /// As those of [`recv`](UdpBatch::recv).
@@ -177,8 +180,8 @@ impl UdpBatch {
         Ok(Some((length, address(&from).ok_or_else(unknown)?, at)))
     }
 
-    /// Lets nothing in any more: the socket holds its port, so that no peer is refused, while a
-    /// tap reads the datagrams.
+    /// Drops all incoming datagrams: the socket only holds its port, so that no peer is
+    /// refused, while a tap reads the datagrams.
     ///
     /// # Errors
     /// None are known.
@@ -188,8 +191,8 @@ impl UdpBatch {
         filter::attach(self.socket.as_fd(), &[keep_nothing])
     }
 
-    /// How many datagrams each of the next messages carries, for one call; one each for the first
-    /// `singly`.
+    /// Returns the number of datagrams in each of the next messages, for one call; the first
+    /// `singly` messages have one each.
     fn messages(&self, datagrams: &[(SocketAddr, &[u8])], singly: usize) -> Vec<usize> {
         let mut counts = Vec::with_capacity(BATCH);
         let mut rest = datagrams;
@@ -203,7 +206,8 @@ impl UdpBatch {
         counts
     }
 
-    /// Sends the messages: how many went out, and the error of the next one, if it had one.
+    /// Sends the messages. Returns how many were sent, and the error of the next one, if it had
+    /// one.
     fn send_messages(
         &self,
         datagrams: &[(SocketAddr, &[u8])],
@@ -234,7 +238,7 @@ impl UdpBatch {
             let count = headers.len() as u32;
             libc::sendmmsg(self.socket.as_raw_fd(), headers.as_mut_ptr(), count, flags as _)
         };
-        // The error of a message that is not the first is only told by the next call.
+        // An error of a message after the first is only reported by the next call.
         match usize::try_from(sent) {
             Ok(sent) => (sent, None),
             Err(_) => (0, Some(io::Error::last_os_error().raw_os_error())),
@@ -264,7 +268,7 @@ mod tests {
             let receiver = UdpBatch::bind(host.parse().unwrap()).unwrap();
             let mut sender = UdpBatch::bind(host.parse().unwrap()).unwrap();
             let to = receiver.local_addr().unwrap();
-            // Runs of 50, and then none at all: more messages than one call takes.
+            // Runs of 50, and then no runs at all: more messages than one call takes.
             let length =
                 |i| if i < 50 { 200 - usize::from(i == 49) } else { 10 + usize::from(i % 2) };
             let payloads: Vec<Vec<u8>> = (0..150_u8).map(|i| vec![i; length(i)]).collect();

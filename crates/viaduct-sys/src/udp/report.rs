@@ -1,22 +1,22 @@
-//! What has become of datagrams.
+//! Outcome of sent datagrams.
 
-/// What became of the datagrams of one or more [`send`](super::UdpBatch::send). Each counts datagrams.
+/// Outcome of the datagrams of one or more [`send`](super::UdpBatch::send), in datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendReport {
     /// Handed to the kernel.
     pub sent: u64,
-    /// Longer than the path to the peer takes (`EMSGSIZE`).
+    /// Longer than the path MTU (`EMSGSIZE`).
     pub too_long: u64,
     /// No room in a queue (`ENOBUFS`, `ENOMEM`, `EAGAIN`).
     pub no_buffer: u64,
-    /// The peer said that nobody listens there (`ECONNREFUSED`).
+    /// Refused by the peer's host: no socket has the port (`ECONNREFUSED`).
     pub refused: u64,
     /// Any other error: no route, a firewall's refusal.
     pub other: u64,
 }
 
 impl SendReport {
-    /// All datagrams that were not sent.
+    /// Returns the number of datagrams that were not sent.
     pub fn failed(&self) -> u64 {
         self.too_long + self.no_buffer + self.refused + self.other
     }

@@ -1,17 +1,17 @@
-//! Which datagrams go as one message.
+//! Runs of datagrams that can be sent as one message.
 
-/// Datagrams in one message, at most (the kernel's limit was 64 until 6.9).
+/// Max datagrams in one message (the kernel's limit was 64 until 6.9).
 pub(super) const MAX_SEGMENTS: usize = 64;
-/// Payload of one message, at most, bytes.
+/// Max payload of one message, bytes.
 const MAX_MESSAGE: usize = 65_000;
 
-/// Whether the datagrams of a refused message may still go one by one.
+/// Returns whether the datagrams of a refused message may still be sent one by one.
 pub(crate) fn concerns_segments(error: Option<i32>) -> bool {
     matches!(error, Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP | libc::EMSGSIZE))
 }
 
-/// Datagrams at the front that can go as one message, by where they go and their lengths: to one peer, of
-/// one length, but that the last may be shorter; `segments` at most.
+/// Returns the number of datagrams at the front that can be sent as one message, by peer and
+/// length: to one peer, of one length except a shorter last one; at most `segments`.
 pub(crate) fn run<P: PartialEq>(
     mut datagrams: impl Iterator<Item = (P, usize)>,
     segments: usize,
