@@ -1,18 +1,20 @@
-//! A name that one process of a network namespace may have at a time, until it ends, however it
-//! ends: an abstract Unix socket, which the kernel keeps for each network namespace apart.
+//! Instance lock: a name that one process of a network namespace at a time can hold. It is an
+//! abstract Unix socket, of which the kernel has one set per network namespace, and is released
+//! when the process ends in any way.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// The name is ours until this is dropped.
+/// A claimed name, released on drop.
 #[derive(Debug)]
 pub(crate) struct Claim {
     _socket: UnixDatagram,
 }
 
 impl Claim {
-    /// Claims `name` in the calling thread's network namespace; `None` if another has it.
+    /// Claims `name` in the calling thread's network namespace; `None` if another process has
+    /// it.
     pub(crate) fn take(name: &str) -> io::Result<Option<Claim>> {
         let address = SocketAddr::from_abstract_name(name)?;
         match UnixDatagram::bind_addr(&address) {

@@ -1,8 +1,8 @@
 //! The monotonic clock, as a number.
 #![allow(unsafe_code)]
 
-/// Nanoseconds since some moment before the machine came up (`CLOCK_MONOTONIC`): never goes back,
-/// the same in all processes. Read without a system call.
+/// Nanoseconds since some moment before boot (`CLOCK_MONOTONIC`): never decreases, the same in
+/// all processes. Read without a system call.
 pub fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes one `timespec`, ours. This clock exists on every Linux: it cannot fail.

@@ -1,10 +1,11 @@
-//! Parsers of what the kernel sends, for the fuzz targets and the properties below.
+//! Parsers of the kernel's messages, for the fuzz targets and the properties below.
 
 use std::net::IpAddr;
 
 use crate::{netlink, nfqueue, route_watch};
 
-/// Reads `bytes` as messages of netlink with attributes; how many bytes were attributes' values.
+/// Parses `bytes` as netlink messages with attributes. Returns how many bytes were attributes'
+/// values.
 pub fn netlink(bytes: &[u8]) -> usize {
     let all = netlink::messages(bytes).map(|(_, message)| {
         let behind = message.get(netlink::NETFILTER_HEAD..).unwrap_or_default();
@@ -13,12 +14,12 @@ pub fn netlink(bytes: &[u8]) -> usize {
     all.sum()
 }
 
-/// The packet in a message of a queue.
+/// Returns the packet in a message of a queue.
 pub fn nfqueue(bytes: &[u8]) -> Option<&[u8]> {
     nfqueue::held(bytes).map(|held| held.packet)
 }
 
-/// Whether a message tells of a route to one of two prefixes.
+/// Returns whether a message is about a route to one of two prefixes.
 pub fn route(bytes: &[u8]) -> bool {
     let prefixes: [(IpAddr, u8); 2] =
         [([10, 2, 0, 0].into(), 16), ([0xfd00, 2, 0, 0, 0, 0, 0, 0].into(), 48)];
@@ -29,7 +30,7 @@ pub fn route(bytes: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// Numbers that look random, and are the same each time.
+    /// Pseudorandom bytes, the same in every run.
     fn noise(seed: u64) -> impl Iterator<Item = u8> {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         std::iter::repeat_with(move || {
@@ -40,7 +41,7 @@ mod tests {
         })
     }
 
-    /// A message of `kind` with one attribute whose length says `says`.
+    /// A message of `kind` with one attribute whose length field is `says`.
     fn message(kind: u16, says: u16, seed: u64) -> Vec<u8> {
         let mut bytes = vec![0; 16 + 12];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());

@@ -1,7 +1,7 @@
-//! Which addresses are this host's own, by its routes.
+//! Lookup of this host's own addresses, by its routes.
 //!
-//! That a socket can be bound to an address says less: with `net.ipv4.ip_nonlocal_bind`, as hosts have it that take
-//! over each other's addresses, it can be bound to any.
+//! A successful bind to an address says less: with `net.ipv4.ip_nonlocal_bind`, as on hosts
+//! that take over each other's addresses, a socket can be bound to any.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,16 +9,16 @@ use std::os::fd::OwnedFd;
 
 use crate::netlink::{self, Message};
 
-/// Bytes of `struct rtmsg`, and where a route's kind stands in it.
+/// Bytes of `struct rtmsg`, and the offset of a route's type in it.
 pub(crate) const ROUTE_HEAD: usize = 12;
 pub(crate) const ROUTE_KIND: usize = 7;
 
-/// Asks the kernel for routes.
+/// Lookup in the kernel's routes.
 #[derive(Debug)]
 pub struct Here(OwnedFd);
 
 impl Here {
-    /// Of the calling thread's network namespace.
+    /// Opens lookups in the calling thread's network namespace.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -26,27 +26,27 @@ impl Here {
         netlink::hear(libc::NETLINK_ROUTE, 0).map(Here)
     }
 
-    /// Whether what goes to `ip` goes to this host: an address of an interface, or one that a route of the kind
-    /// `local` leads here.
+    /// Returns whether packets to `ip` go to this host: it is an address of an interface, or
+    /// within a route of type `local`.
     ///
     /// # Errors
-    /// The kernel cannot be asked. That nothing leads to `ip` is none.
+    /// The kernel cannot be asked. A missing route to `ip` is not an error.
     pub fn has(&self, ip: IpAddr) -> io::Result<bool> {
         let route = netlink::ask(&self.0, route_to(ip), libc::RTM_NEWROUTE)?;
         Ok(route.is_some_and(|route| route.get(ROUTE_KIND) == Some(&libc::RTN_LOCAL)))
     }
 }
 
-/// Asks by which route packets to `ip` go.
+/// Builds the query for the route of packets to `ip`.
 pub(crate) fn route_to(ip: IpAddr) -> Message {
     let (family, octets) = family(ip);
-    // `struct rtmsg`, and the route to all bits of the address.
+    // `struct rtmsg`, with a prefix of all bits of the address.
     let mut head = [0; ROUTE_HEAD];
     head[..2].copy_from_slice(&[family, 8 * octets.len() as u8]);
     Message::of_routing(libc::RTM_GETROUTE, 0, &head).with(libc::RTA_DST, &octets)
 }
 
-/// An address as netlink has it.
+/// Returns an address in netlink's format: family and octets.
 pub(crate) fn family(ip: IpAddr) -> (u8, Vec<u8>) {
     match ip {
         IpAddr::V4(ip) => (libc::AF_INET as u8, ip.octets().to_vec()),

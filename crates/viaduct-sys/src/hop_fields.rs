@@ -1,5 +1,5 @@
-//! UDP datagrams with their hop limit and traffic class (IPv4: time to live and type of service), which control
-//! messages carry.
+//! UDP datagrams with their hop limit and traffic class (IPv4: time to live and type of
+//! service), in control messages.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -17,7 +17,7 @@ use crate::udp::{Name, address};
 /// Room for control messages, in words that align them: four of 24 bytes.
 const CONTROL_WORDS: usize = 12;
 
-/// Hop limit and traffic class of a datagram; `None` is the socket's own.
+/// Hop limit and traffic class of a datagram; `None` means the socket's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HopFields {
     /// Hop limit, or time to live: 1 to 255.
@@ -26,10 +26,10 @@ pub struct HopFields {
     pub class: Option<u8>,
 }
 
-/// Has `socket` tell the hop fields of what it receives.
+/// Makes `socket` report the hop fields of received datagrams.
 ///
 /// # Errors
-/// It is no UDP socket.
+/// The socket is not a UDP socket.
 pub fn hear_hop_fields(socket: impl AsFd) -> io::Result<()> {
     let fd = socket.as_fd();
     for option in [libc::IP_RECVTTL, libc::IP_RECVTOS] {
@@ -46,7 +46,7 @@ pub fn hear_hop_fields(socket: impl AsFd) -> io::Result<()> {
 /// Sends a datagram with these hop fields.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn send_to(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -85,15 +85,16 @@ pub fn send_to(
         }
     }
     message.msg_controllen = length as _;
-    // SAFETY: the kernel reads the message and what it points to, all of which live through the call.
+    // SAFETY: the kernel reads the message and what it points to, all of which live through the
+    // call.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The next datagram, to the start of `bytes`: its length, its sender and its hop fields.
+/// Receives the next datagram into `bytes`. Returns its length, its sender and its hop fields.
 ///
 /// # Errors
-/// There is none ([`io::ErrorKind::WouldBlock`]), or an earlier one has not arrived.
+/// No datagram waits ([`io::ErrorKind::WouldBlock`]), or an earlier one was not delivered.
 pub fn receive_from(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],

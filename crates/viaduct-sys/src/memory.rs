@@ -1,12 +1,12 @@
-//! How much memory this process holds.
+//! Memory of this process.
 #![allow(unsafe_code)]
 
 use std::fs;
 use std::io;
 
-/// Lets go of the program's own pages, its code and its constants: what only the start needed,
-/// such as the command line's help, leaves memory for good; what runs on comes back from the page
-/// cache when it is next touched, for some microseconds each.
+/// Drops the program's own pages, its code and constants, from memory. Pages that only the
+/// start needed, such as the command line's help, stay out of it; others are read again from
+/// the page cache on their next access, in some microseconds each.
 ///
 /// # Errors
 /// `/proc` is not mounted.
@@ -20,7 +20,7 @@ pub fn let_go_of_start() -> io::Result<()> {
     Ok(())
 }
 
-/// The mappings, as `smaps` lists them, that are files, cannot be written, and never were.
+/// Returns the mappings in `smaps` that are of files, read-only, and never modified.
 fn constant(smaps: &str) -> Vec<std::ops::Range<usize>> {
     let (mut found, mut current) = (Vec::new(), None);
     for line in smaps.lines() {
@@ -33,7 +33,7 @@ fn constant(smaps: &str) -> Vec<std::ops::Range<usize>> {
     found
 }
 
-/// As in `55d0-55e0 r-xp 00000000 fe:00 1234  /usr/bin/viaduct`.
+/// Parses a line such as `55d0-55e0 r-xp 00000000 fe:00 1234  /usr/bin/viaduct`.
 fn file_without_writing(line: &str) -> Option<std::ops::Range<usize>> {
     let mut words = line.split_whitespace();
     let ((start, end), rights) = (words.next()?.split_once('-')?, words.next()?);
@@ -42,8 +42,8 @@ fn file_without_writing(line: &str) -> Option<std::ops::Range<usize>> {
     (is_file && matches!(rights, "r--p" | "r-xp")).then_some(address(start)?..address(end)?)
 }
 
-/// Gives the kernel the pages that were freed and that the allocator has kept: of many small pieces that is nearly all.
-/// Takes some milliseconds.
+/// Returns freed pages that the allocator has kept to the kernel: nearly all, if they held many
+/// small allocations. Takes some milliseconds.
 pub fn give_back() {
     // SAFETY: it touches only what is free, under the allocator's own locks.
     #[cfg(target_env = "gnu")]
@@ -52,7 +52,7 @@ pub fn give_back() {
     }
 }
 
-/// Bytes of this process that are in memory now.
+/// Returns the resident set size of this process in bytes.
 ///
 /// # Errors
 /// `/proc` is not mounted.

@@ -1,11 +1,11 @@
-//! The TCP segment size between the sites, lowered in the SYNs that this machine forwards, so that
-//! connections leave a repair its room from their first segment on.
+//! MSS clamp: the TCP segment size between the sites, lowered in forwarded SYNs, so that
+//! connections leave room for repair from their first segment on.
 //!
 //! ```text
 //!   host --SYN, MSS 1460--> [ forward: table inet viaduct_<instance> ] --SYN, MSS 1360--> wan
 //! ```
 //!
-//! Its [`Table`] only ever lowers an MSS, and touches no other packet.
+//! Its [`Table`] only lowers an MSS, and changes no other packet.
 
 use std::net::IpAddr;
 
@@ -13,22 +13,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::table::{NftError, Table, check_instance, set};
 
-/// Bytes of a segment that are not its payload: the IP and TCP headers without options.
+/// Bytes of a packet beside the segment's payload: IP and TCP headers without options.
 const HEADERS_V4: u32 = 40;
 const HEADERS_V6: u32 = 60;
-/// Rules of a clamp: each family, each way.
+/// Rules of a clamp: one for each family and direction.
 const RULES: usize = 4;
 
-/// What to clamp.
+/// Parameters of a clamp.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MssClamp {
-    /// Names the table: letters, digits and `_`, at most 32 of them.
+    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
     pub instance: String,
-    /// The WAN interface.
+    /// WAN interface.
     pub interface: String,
     /// Prefixes of the peer sites.
     pub peers: Vec<(IpAddr, u8)>,
-    /// Longest packet that a segment may become, bytes; the MSS is 40 less, 60 for IPv6.
+    /// Max bytes of a packet; the MSS is 40 less, 60 for IPv6.
     pub max_packet: u32,
 }
 
@@ -37,7 +37,7 @@ impl Table for MssClamp {
         &self.instance
     }
 
-    /// Of more than a name: an interface and a size may be wrong too.
+    /// Checks the interface and the packet size too.
     fn check(&self) -> Result<(), NftError> {
         check_instance(&self.instance)?;
         let odd = |c: char| c.is_whitespace() || c.is_control() || c == '"' || c == '*' || c == '/';

@@ -13,14 +13,14 @@ use rustix::fd::OwnedFd;
 pub struct Waker(OwnedFd);
 
 impl Waker {
-    /// A new one.
+    /// Creates a waker.
     pub fn new() -> io::Result<Waker> {
         Ok(Waker(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Ends the sleep that is, or the next one.
+    /// Ends the current sleep, or the next one.
     pub fn wake(&self) {
-        // It can fail only if the counter is full, and then the sleeper is awake already.
+        // Fails only if the counter is full, and then the sleeper is awake already.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -29,7 +29,7 @@ impl Waker {
     }
 }
 
-/// Sleeps until one of `readable` is, `waker` is woken, or `at_most` has passed.
+/// Sleeps until one of `readable` is readable, `waker` is woken, or `at_most` has passed.
 pub fn wait(readable: &[&dyn AsFd], waker: &Waker, at_most: Duration) {
     let mut fds: Vec<PollFd<'_>> =
         readable.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
@@ -38,7 +38,7 @@ pub fn wait(readable: &[&dyn AsFd], waker: &Waker, at_most: Duration) {
         tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: at_most.subsec_nanos().into(),
     };
-    // An interrupted sleep is a short one: callers look at everything again anyway.
+    // An interrupted sleep is a short one: callers check all conditions again anyway.
     let _ = poll(&mut fds, Some(&timeout));
     if fds.last().is_some_and(|fd| fd.revents().contains(PollFlags::IN)) {
         waker.clear();

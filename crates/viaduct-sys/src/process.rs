@@ -1,9 +1,9 @@
 //! Children that never outlive us.
 //!
-//! The kernel's parent-death signal kills a child when its parent is gone, also by `kill -9`. Two
-//! traps: "parent" means the *thread* that forked, and a parent may be gone before the child has
-//! asked for the signal. [`Process::spawn`] therefore forks from one thread that lives as long as
-//! the process, and the child looks once whether its parent is still there.
+//! The kernel's parent-death signal kills a child when its parent ends, also by `kill -9`. Two
+//! traps: "parent" means the *thread* that forked, and a parent may have ended before the child
+//! has requested the signal. [`Process::spawn`] therefore forks from one thread that lives as
+//! long as the process, and the child checks once whether its parent still lives.
 //!
 //! ```text
 //!   Process::spawn ──command──> the keeper thread ──fork──> child: asks for SIGKILL at parent's
@@ -35,20 +35,20 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command` in a process group of its own, so that a Ctrl-C at the terminal is ours to
-    /// handle and the whole group can be killed.
+    /// Starts `command` in a process group of its own, so that a Ctrl-C at the terminal is ours
+    /// to handle and the whole group can be killed.
     pub fn spawn(mut command: Command) -> io::Result<Process> {
         command.process_group(0);
         Ok(Process { child: spawn_from_keeper(command)?, own_group: true })
     }
 
-    /// Starts `command` in our process group: for a program that talks to the terminal.
+    /// Starts `command` in our process group, for a program that uses the terminal.
     pub fn spawn_foreground(command: Command) -> io::Result<Process> {
         Ok(Process { child: spawn_from_keeper(command)?, own_group: false })
     }
 
-    /// Waits until the child ends, `limit` is over or `cancelled` says so (asked every 50 ms).
-    /// `None` if it still runs.
+    /// Waits until the child ends, `limit` is over or `cancelled` returns true (called every 50
+    /// ms). `None` if the child still runs.
     pub fn wait_for(
         &mut self,
         limit: Duration,
@@ -77,7 +77,7 @@ impl Process {
         }
     }
 
-    /// Kills the child, and its group if it has its own, and reaps it.
+    /// Kills the child, with its group if it has its own, and reaps it.
     pub fn kill(&mut self) -> io::Result<ExitStatus> {
         if self.child.try_wait()?.is_none() && self.own_group {
             kill_process_group(pid_of(&self.child), Signal::KILL)?;
@@ -102,13 +102,13 @@ impl DerefMut for Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A child that is gone already is as good as killed.
+        // The child may have ended already.
         let _ = self.kill();
     }
 }
 
-/// Makes what `command` starts die when the *thread* that spawns it ends. [`Process`] spawns from
-/// a thread that never ends; spawn from a passing thread only what is waited for in it.
+/// Makes the child of `command` die when the *thread* that spawns it ends. [`Process`] spawns
+/// from a thread that never ends; a shorter-lived thread must wait for the child itself.
 pub fn die_with_parent(command: &mut Command) {
     let parent = std::process::id();
     // SAFETY: between fork and exec the closure makes two system calls; it neither allocates nor
@@ -116,7 +116,8 @@ pub fn die_with_parent(command: &mut Command) {
     unsafe {
         command.pre_exec(move || {
             set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The parent may have died before the signal was asked for; then nobody sends it.
+            // The parent may have died before this request; the signal would then never be
+            // sent.
             match getppid() {
                 Some(pid) if pid.as_raw_nonzero().get().cast_unsigned() == parent => Ok(()),
                 _ => Err(io::ErrorKind::BrokenPipe.into()),
@@ -125,29 +126,30 @@ pub fn die_with_parent(command: &mut Command) {
     };
 }
 
-/// Has this process, and what it starts, open as many descriptors as it may.
+/// Raises the limit of open descriptors of this process, and of its children, to the maximum.
 ///
 /// # Returns
-/// How many that is.
+/// The limit.
 pub fn raise_descriptors() -> u64 {
     let limit = found_descriptors();
     let limit = Rlimit { maximum: getrlimit(Resource::Nofile).maximum, ..limit };
-    // Up to the hard limit everybody may.
+    // Any process may raise it up to the hard limit.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Allows this process, and what it starts, at least `least` descriptors, where it may raise its hard limit.
+/// Raises the hard limit of descriptors of this process, and of its children, to at least
+/// `least`, if it has the privilege.
 pub fn lift_descriptors(least: u64) {
     let found = found_descriptors();
     if found.maximum.is_some_and(|most| most < least) {
         let lifted = Rlimit { current: Some(least), maximum: Some(least) };
-        // Without privilege the limit stays.
+        // Without the privilege the limit stays as it is.
         let _ = setrlimit(Resource::Nofile, lifted);
     }
 }
 
-/// The limit of descriptors that this process was started with, as of the first call.
+/// Returns the limit of descriptors that this process was started with, as of the first call.
 pub(crate) fn found_descriptors() -> Rlimit {
     static FOUND: OnceLock<Rlimit> = OnceLock::new();
     *FOUND.get_or_init(|| getrlimit(Resource::Nofile))
@@ -159,14 +161,14 @@ fn pid_of(child: &Child) -> Pid {
 
 type Job = (Command, Sender<io::Result<Child>>);
 
-/// Has the keeper thread start `command`.
+/// Starts `command` in the keeper thread.
 fn spawn_from_keeper(command: Command) -> io::Result<Child> {
     static KEEPER: OnceLock<Sender<Job>> = OnceLock::new();
     let keeper = KEEPER.get_or_init(|| {
         let (sender, jobs) = channel::<Job>();
         thread::spawn(move || {
             for (mut command, answer) in jobs {
-                // Whoever asked may have gone: then the child is dropped, not waited for.
+                // If the requesting thread has ended, the child is dropped, without a wait.
                 let _ = answer.send(command.spawn());
             }
         });
@@ -217,7 +219,7 @@ mod tests {
         let mut out = io::BufReader::new(child.stdout.take().unwrap());
         io::BufRead::read_line(&mut out, &mut line).unwrap();
         drop(child);
-        // An orphan is reaped by init; until then it is a zombie, which is dead as well.
+        // An orphan is reaped by init; until then it is a zombie, which counts as dead.
         let dead = || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", line.trim()));
             stat.map_or(true, |s| s.contains(") Z ") || s.contains(") X "))

@@ -1,4 +1,4 @@
-//! Whole IP packets of our own making, into this machine's stack.
+//! Raw IP packets, sent through this machine's stack.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -9,19 +9,19 @@ use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, s
 
 use crate::os;
 
-/// `IPPROTO_RAW`: what is sent begins with its IP header, and nothing is received.
+/// `IPPROTO_RAW`: packets are sent with their IP header, and none is received.
 const RAW: u8 = 255;
 
-/// Sockets to send them by.
+/// Raw sockets of both families.
 #[derive(Debug)]
 pub struct Raw {
     v4: OwnedFd,
-    /// Missing where the machine has no IPv6.
+    /// `None` without IPv6.
     v6: Option<OwnedFd>,
 }
 
 impl Raw {
-    /// Ready to send.
+    /// Opens the sockets.
     ///
     /// # Errors
     /// CAP_NET_RAW is missing.
@@ -36,12 +36,13 @@ impl Raw {
         Ok(Raw { v4: open(AddressFamily::INET)?, v6: open(AddressFamily::INET6).ok() })
     }
 
-    /// The socket for packets of a family, for [`crate::mmsg::Outbox`]; none where the machine has no IPv6.
+    /// Socket for packets of a family, for [`crate::mmsg::Outbox`]; `None` for IPv6 where the
+    /// machine lacks it.
     pub fn socket(&self, is_ipv4: bool) -> Option<BorrowedFd<'_>> {
         if is_ipv4 { Some(self.v4.as_fd()) } else { self.v6.as_ref().map(|fd| fd.as_fd()) }
     }
 
-    /// Whether it sends by one interface alone, as in a VRF.
+    /// Returns whether the sockets are bound to one interface, as in a VRF.
     ///
     /// # Errors
     /// None are known.
@@ -51,7 +52,7 @@ impl Raw {
         Ok(number != 0)
     }
 
-    /// Has the kernel hold so many bytes that wait to leave, or as many as it allows.
+    /// Sets the send buffers to `bytes`, or to as much as the kernel allows.
     ///
     /// # Errors
     /// None are known.
@@ -63,7 +64,7 @@ impl Raw {
         Ok(())
     }
 
-    /// Has all that is sent bear this mark, by which rules and queues of this machine know it.
+    /// Sets the mark of all packets sent, by which this machine's rules and queues know them.
     ///
     /// # Errors
     /// CAP_NET_ADMIN is missing.
@@ -75,10 +76,10 @@ impl Raw {
         })
     }
 
-    /// Sends `packet` to `to`, which its header names too.
+    /// Sends `packet` to `to`, which must also be the destination in its header.
     ///
     /// # Errors
-    /// There is no way there.
+    /// There is no route to `to`.
     pub fn send(&self, packet: &[u8], to: IpAddr) -> io::Result<()> {
         let socket = if to.is_ipv4() { Some(&self.v4) } else { self.v6.as_ref() };
         let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;

@@ -1,4 +1,4 @@
-//! A tap that sees the SYNs that arrive, before the kernel's TCP answers them.
+//! A tap for incoming SYNs, before the kernel's TCP answers them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,12 +8,12 @@ use libc::{AF_PACKET, SOCK_DGRAM};
 use crate::filter::{self, SynFilter};
 use crate::os;
 
-/// Bytes of SYNs that wait to be read, at most: some thousands.
+/// Max bytes of SYNs that wait to be read: some thousands of SYNs.
 const BACKLOG: libc::c_int = 4 << 20;
-/// Bytes of a SYN that are read: an MTU, Fast Open data included.
+/// Max bytes of a SYN that are read: an MTU, Fast Open data included.
 pub const SNAP: usize = 2048;
 
-/// Of `linux/if_packet.h`; libc has it not.
+/// Constant of `linux/if_packet.h`, which libc lacks.
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 
 /// The tap. Packets begin at their IP header.
@@ -23,23 +23,25 @@ pub struct SynTap {
 }
 
 impl SynTap {
-    /// A tap on all interfaces of the calling thread's network namespace, for SYNs that the filter
-    /// wants.
+    /// Opens a tap on all interfaces of the calling thread's network namespace, with this
+    /// filter.
     ///
     /// # Errors
-    /// Root or CAP_NET_RAW is missing; or there is no such filter.
+    /// Root or CAP_NET_RAW is missing, or the filter cannot be built.
     pub fn open(filter: SynFilter<'_>) -> io::Result<SynTap> {
-        // Without a protocol nothing arrives until the filter is in place.
+        // Protocol 0: no packet arrives before the filter is in place.
         let socket = os::socket(AF_PACKET, SOCK_DGRAM, 0)?;
         filter::attach(socket.as_fd(), &filter.build().map_err(io::Error::other)?)?;
         os::set_receive_buffer(socket.as_fd(), BACKLOG)?;
-        // Else the kernel would copy each packet that leaves, only to have the filter refuse it.
+        // Otherwise the kernel would copy each outgoing packet, only for the filter to refuse
+        // it.
         os::setsockopt(socket.as_fd(), libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &1)?;
         os::bind_packet(socket.as_fd(), 0)?;
         Ok(SynTap { socket })
     }
 
-    /// The same tap in another process: `socket` was opened by [`SynTap::open`] there.
+    /// Wraps the tap in another process than the one that opened `socket` with
+    /// [`SynTap::open`].
     pub fn inherited(socket: OwnedFd) -> SynTap {
         SynTap { socket }
     }
@@ -47,7 +49,7 @@ impl SynTap {
     /// Reads the next SYN into `packet`, [`SNAP`] bytes; `None` if none waits.
     ///
     /// # Errors
-    /// The interface that it came by went down, say; the tap goes on.
+    /// The kernel's: the interface of the packet went down, say; the tap continues.
     pub fn recv<'a>(&self, packet: &'a mut [u8; SNAP]) -> io::Result<Option<&'a [u8]>> {
         match rustix::net::recv(&self.socket, &mut packet[..], rustix::net::RecvFlags::empty()) {
             Ok((len, _)) => Ok(Some(&packet[..len])),

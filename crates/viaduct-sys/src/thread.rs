@@ -1,7 +1,7 @@
-//! When and where the calling thread runs.
+//! Scheduling of the calling thread: priority, core, timer slack.
 //!
-//! Each call changes the thread that makes it and says whether the kernel agreed: without
-//! privileges, some of it is refused, and the program runs on, just less punctually.
+//! Each call changes the calling thread and reports whether the kernel agreed: without
+//! privileges some are refused, and the program runs on, less punctually.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -20,9 +20,9 @@ pub fn set_nice(nice: i32) -> io::Result<()> {
     check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) })
 }
 
-/// Puts the thread under `SCHED_FIFO` with `priority` (1 to 99): it runs before all ordinary
-/// threads until it waits. True if it worked; it needs `CAP_SYS_NICE` and, in a cgroup, a
-/// real-time budget. Threads and programs that it starts later are ordinary again.
+/// Sets the thread's policy to `SCHED_FIFO` with `priority` (1 to 99): it runs before all
+/// ordinary threads until it blocks. True if it worked; it needs `CAP_SYS_NICE` and, in a
+/// cgroup, a real-time budget. Threads and programs that it starts later are ordinary again.
 pub fn set_fifo(priority: i32) -> bool {
     let parameters = libc::sched_param { sched_priority: priority };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
@@ -30,8 +30,8 @@ pub fn set_fifo(priority: i32) -> bool {
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
 }
 
-/// Puts the thread under `SCHED_BATCH`: when it wakes, it waits for its turn instead of
-/// interrupting what runs.
+/// Sets the thread's policy to `SCHED_BATCH`: on waking, it does not preempt the running
+/// thread.
 ///
 /// # Errors
 /// None are known for an ordinary thread on Linux.
@@ -41,10 +41,10 @@ pub fn set_batch() -> io::Result<()> {
     check(unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) })
 }
 
-/// Keeps the thread on one core.
+/// Pins the thread to one core.
 ///
 /// # Errors
-/// `EINVAL` if there is no such core or it is not allowed to this process.
+/// `EINVAL` if the core does not exist or is not allowed to this process.
 pub fn pin(core: usize) -> io::Result<()> {
     // SAFETY: all zeros is the empty `cpu_set_t`.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
@@ -69,8 +69,8 @@ pub fn cores() -> Vec<usize> {
     (0..8 * size_of_val(&set)).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect()
 }
 
-/// How late the kernel may wake the thread to join timers: 50 microseconds unless set; at least
-/// 1 ns. Real-time threads have none anyway.
+/// Sets the time by which the kernel may delay the thread's wake-ups to join timers: 50
+/// microseconds unless set; at least 1 ns. Real-time threads have no slack.
 ///
 /// # Errors
 /// None are known on Linux.

@@ -1,5 +1,5 @@
-//! TCP's urgent byte, which stands in the stream but is marked. A splice stops before it, and tells
-//! nothing.
+//! TCP's urgent byte, which is marked in the stream. A splice stops before it, without an
+//! error.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,19 +9,19 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::os;
 
-/// Whether the next byte of `stream` is urgent.
+/// Returns whether the next byte of `stream` is urgent.
 ///
 /// # Errors
-/// It is no TCP socket.
+/// The stream is not a TCP socket.
 pub fn is_next(stream: impl AsFd) -> io::Result<bool> {
     os::at_mark(stream.as_fd())
 }
 
-/// Takes the urgent byte that [is next](is_next) from a socket of [`crate::tcp`], where it stands in
-/// the stream; `None` if it has not come yet, but its announcement has.
+/// Reads the urgent byte that [is next](is_next), in line, from a socket of [`crate::tcp`].
+/// `None` if the byte was announced but has not arrived yet.
 ///
 /// # Errors
-/// `stream` broke.
+/// `stream` failed.
 pub fn take(stream: impl AsFd) -> io::Result<Option<u8>> {
     let mut byte = [0];
     match recv(&stream, &mut byte[..], RecvFlags::DONTWAIT) {
@@ -31,10 +31,10 @@ pub fn take(stream: impl AsFd) -> io::Result<Option<u8>> {
     }
 }
 
-/// Sends an urgent byte; false if there is no room now.
+/// Sends an urgent byte. False if there is no room now.
 ///
 /// # Errors
-/// `stream` broke.
+/// `stream` failed.
 pub fn give(stream: impl AsFd, byte: u8) -> io::Result<bool> {
     let flags = SendFlags::OOB | SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     match send(stream.as_fd(), &[byte], flags) {

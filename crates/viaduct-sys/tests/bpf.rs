@@ -1,4 +1,4 @@
-//! The option in a SYN, as it is on the wire, and programs that are steered.
+//! The option in a SYN on the wire, and steered programs.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod common;
@@ -17,7 +17,7 @@ use viaduct_sys::syn::{SNAP, SynTap};
 use viaduct_sys::tcp::{self, TcpOptions, Telling};
 
 const OPTION: [u8; 16] = *b"\xfd\x10Vhsrc.dst.SPDP";
-/// Where the addresses stand in it.
+/// Offsets of the addresses in the option.
 const TEMPLATE: Template = Template {
     bytes: *b"\xfd\x10Vh\0\0\0\0\0\0\0\0\0\0\0\0",
     source: 4,
@@ -30,12 +30,12 @@ fn socket(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// A tap that sees SYNs to these ports.
+/// Opens a tap for SYNs to these ports.
 fn tap(ports: &[u16]) -> SynTap {
     SynTap::open(SynFilter { sources: &[], destinations: &[], ports, share: None }).unwrap()
 }
 
-/// The next SYN that a tap sees.
+/// Waits for the next SYN at a tap.
 fn next_syn(tap: &SynTap) -> Vec<u8> {
     let deadline = Instant::now() + Duration::from_secs(5);
     let mut packet = [0; SNAP];
@@ -52,7 +52,7 @@ fn has(packet: &[u8], option: &[u8]) -> bool {
     packet.windows(option.len()).any(|window| window == option)
 }
 
-/// Connects with the option, and waits until that is done or fails.
+/// Connects with the option, and waits until that succeeds or fails.
 fn connect(program: &SynOption, to: SocketAddr) -> TcpStream {
     let options = TcpOptions::default();
     let telling = Telling::Option(program, &OPTION);
@@ -111,7 +111,7 @@ fn a_repeated_syn_has_the_option_too_and_a_cleared_one_has_none() {
         assert!(has(&next_syn(&tap), &OPTION), "a second later");
         program.clear(waits.as_fd());
         assert!(!has(&next_syn(&tap), &OPTION), "two seconds later");
-        // Nobody listens: the entry stays until the program forgets it, and does no harm.
+        // Without a listener, the entry stays until the program removes it, and does no harm.
         let refused = begin("127.0.0.1:81");
         assert!(has(&next_syn(&tap), &OPTION));
         drop(refused);
@@ -160,7 +160,7 @@ fn steering(ports: &[u16]) -> Steering {
     }
 }
 
-/// The option that a program's SYN to 192.0.2.7 has.
+/// The option in a program's SYN to 192.0.2.7.
 fn meant(client: &TcpStream, port: u16) -> Vec<u8> {
     let from = client.local_addr().unwrap().port().to_be_bytes();
     let to = port.to_be_bytes();
@@ -207,7 +207,7 @@ fn other_network_namespaces_are_not_steered() {
     });
 }
 
-/// A cgroup of the test's own, if there is a tree of version 2 to put it into.
+/// A cgroup of the test's own, if the machine has a tree of version 2.
 struct Cgroup(PathBuf);
 
 impl Cgroup {

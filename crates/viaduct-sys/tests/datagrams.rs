@@ -1,4 +1,4 @@
-//! Datagrams of a group's programs, held until it is said what becomes of them.
+//! Datagrams of a group's programs, held until a verdict.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod common;
@@ -21,7 +21,7 @@ fn send(group: &Group, line: &str) {
     assert!(command.status().unwrap().success());
 }
 
-/// The number of the datagram that is held next, if there is one, and whether it comes to us.
+/// Returns the ID of the next held datagram, if there is one, and whether it comes to us.
 fn next(held: &Datagrams) -> Option<(u32, bool)> {
     let deadline = Instant::now() + Duration::from_millis(300);
     while Instant::now() < deadline {

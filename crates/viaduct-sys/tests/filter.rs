@@ -28,7 +28,7 @@ fn tap(host: &Host) -> Ring {
     })
 }
 
-/// A datagram from an address of `host`.
+/// Sends a datagram from an address of `host`.
 fn send(host: &Host, from: &str, to: &str, payload: usize) {
     let (from, to) = (format!("{from}:0"), to.to_owned());
     host.run(move || {
@@ -37,8 +37,8 @@ fn send(host: &Host, from: &str, to: &str, payload: usize) {
     });
 }
 
-/// Direction, protocol and length of what the tap has seen, but for neighbour discovery, which
-/// is ICMPv6 between the two sites' addresses as well.
+/// Returns direction, protocol and length of the captured packets, except neighbour discovery,
+/// which is ICMPv6 between the two sites' addresses as well.
 fn seen(ring: &mut Ring) -> Vec<(Direction, u8, usize)> {
     std::thread::sleep(Duration::from_millis(50));
     let mut seen = Vec::new();
@@ -108,7 +108,7 @@ fn packets_of_a_vlan_are_not_those_of_its_interface() {
     assert_eq!(seen(&mut ring)[0], (Direction::Incoming, 17, 28), "without a tag it is seen");
 }
 
-/// Puts a whole Ethernet frame on the wire.
+/// Sends a whole Ethernet frame.
 fn send_raw(name: &str, frame: &[u8]) {
     let name = std::ffi::CString::new(name).expect("no NUL");
     // SAFETY: all pointers are to live values of the lengths given; the socket is closed here.

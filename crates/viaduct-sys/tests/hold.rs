@@ -18,7 +18,7 @@ use viaduct_sys::tcp::{self, TcpOptions};
 const PORT: u16 = 7000;
 const QUEUE: u16 = 7000;
 
-/// A host, a machine that holds its SYNs, and one behind it; the queue, and the listener.
+/// A host, a machine that holds its SYNs, and one behind that; the queue, and the listener.
 struct World {
     host: Host,
     left: Host,
@@ -55,7 +55,7 @@ impl World {
         let to = SocketAddr::new(ip, PORT);
         let (tell, told) = std::sync::mpsc::channel();
         self.host.run(move || {
-            // A thread that the namespace's own thread starts is in there too.
+            // A thread inherits the namespace of the thread that starts it.
             let work = move || TcpStream::connect_timeout(&to, Duration::from_secs(3));
             tell.send(thread::spawn(work)).unwrap();
         });
@@ -77,7 +77,7 @@ impl World {
         }
     }
 
-    /// What becomes of a connection to `ip` by `verdict`.
+    /// Outcome of a connection to `ip` after `verdict`.
     fn outcome(&self, ip: IpAddr, verdict: Verdict) -> Result<SocketAddr, ErrorKind> {
         let connection = self.connect(ip);
         let syn = self.judge(verdict);
@@ -91,14 +91,14 @@ impl World {
             assert_eq!(self.outcome(ip, Verdict::Mark(REFUSED)), Err(ErrorKind::ConnectionRefused));
             let unreachable = self.outcome(ip, Verdict::Mark(UNREACHABLE));
             assert_eq!(unreachable, Err(ErrorKind::HostUnreachable), "{ip}");
-            // Held for as long as nothing is said.
+            // Held until the verdict.
             let connection = self.connect(ip);
             thread::sleep(Duration::from_millis(300));
             assert!(!connection.is_finished(), "{ip}: not held");
             self.judge(Verdict::Pass);
             assert_eq!(connection.join().unwrap().unwrap().peer_addr().unwrap(), to);
             assert!(self.listener.accept().is_ok());
-            // A reset forgets what is held.
+            // A reset drops held SYNs.
             let connection = self.connect(ip);
             thread::sleep(Duration::from_millis(100));
             self.queue.as_ref().unwrap().reset().unwrap();

@@ -1,5 +1,5 @@
-//! Changes on a real system: that they work, that outside judges see them, and that everything is
-//! put back, by restore, by drop and by the next start after kill -9.
+//! Changes on a real system: they work, external tools see them, and all are undone, by
+//! restore, by drop and by the next start after kill -9.
 
 mod common;
 
@@ -34,7 +34,7 @@ fn clamp() -> MssClamp {
     MssClamp { instance: "test".into(), interface: "va".into(), peers, max_packet: 1400 }
 }
 
-/// One change of each kind.
+/// Makes a change of each kind.
 fn change_everything(path: &Path) -> Changes {
     let mut changes = Changes::open(path).expect("open");
     changes.offload_off("va").expect("offload");
@@ -48,7 +48,7 @@ fn change_everything(path: &Path) -> Changes {
     changes
 }
 
-/// A host with routes of every kind towards the other end.
+/// Creates a host with routes of every kind towards the other end.
 fn world() -> (Host, Host) {
     let (left, right) = pair();
     left.sh("ip route add 10.2.0.0/16 via 10.9.0.2 proto static metric 50 mtu 1450
@@ -63,10 +63,10 @@ fn world() -> (Host, Host) {
     (left, right)
 }
 
-/// All that the changes are about, as other programs see it.
+/// State that the changes concern, as other programs see it.
 fn seen(host: &Host) -> String {
     let routes = |host: &Host, family| {
-        // The kernel's own link-local ones come when they like, and the order is not the point.
+        // The kernel adds its own link-local routes at any time, and the order does not matter.
         let text = host.sh(&format!("ip {family} route"));
         let mut lines: Vec<_> = text.lines().filter(|line| !line.starts_with("fe80::")).collect();
         lines.sort_unstable();
@@ -235,7 +235,7 @@ fn hosts_learn_the_lowered_mtu_by_icmp() {
     left.run(move || changes.restore().expect("restore"));
 }
 
-/// The MSS of the next SYN to or from the port that leaves or arrives at the tap.
+/// Returns the MSS of the next SYN to or from the port that leaves or arrives at the tap.
 fn mss(ring: &mut Ring, port: u16, direction: Direction) -> u16 {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(5) {
@@ -272,7 +272,7 @@ fn segment_sizes_are_lowered_both_ways_and_never_raised() {
         let to = listener.local_addr().expect("bound");
         let stream = host.run(move || TcpStream::connect(to).expect("connect"));
         let port = stream.local_addr().expect("connected").port();
-        // What the server is asked, and what the host is answered.
+        // MSS that the server receives, and MSS of the answer that the host receives.
         (mss(&mut wan, port, Direction::Incoming), mss(&mut lan, port, Direction::Incoming))
     };
     assert_eq!(connect("10.2.0.1:0"), (1460, 1460));

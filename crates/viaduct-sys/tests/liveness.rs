@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use viaduct_sys::tcp::{ShutWindow, set_dead_after};
 
 const AFTER: Duration = Duration::from_secs(2);
-/// Time within which a connection has to end: the limit, what keepalive rounds up, and a machine that is busy.
+/// Time within which a connection has to end: the limit, keepalive's rounding, and the delay of
+/// a busy machine.
 const LATE: Duration = Duration::from_secs(10);
 
-/// Both ends of a connection of the present namespace.
+/// Both ends of a connection in the current namespace.
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -24,7 +25,7 @@ fn pair() -> (TcpStream, TcpStream) {
     (client, server)
 }
 
-/// Writes until the other end's receive window is shut and no more fits; the bytes that were taken.
+/// Writes until the peer's receive window is shut and no more fits. Returns the bytes written.
 fn fill(stream: &mut TcpStream) -> usize {
     let (mut all, mut quiet_since) = (0, Instant::now());
     while quiet_since.elapsed() < Duration::from_millis(300) {
@@ -39,7 +40,7 @@ fn fill(stream: &mut TcpStream) -> usize {
     all
 }
 
-/// Lets no packet through any more.
+/// Drops all outgoing packets from now on.
 fn drop_everything() {
     common::sh(
         "nft 'table inet lost { chain o { type filter hook output priority 0; policy drop; }; }'",
@@ -89,14 +90,14 @@ fn a_shut_window_lasts_until_its_peer_vanishes() {
         common::in_namespace(|| {
             let (mut client, mut server) = pair();
             let sent = fill(&mut client);
-            // By `TCP_USER_TIMEOUT` alone it would end.
+            // `TCP_USER_TIMEOUT` alone would end it.
             let (start, mut window) = (Instant::now(), ShutWindow::default());
             while start.elapsed() < 3 * AFTER {
                 window.look(&client, AFTER).unwrap();
                 assert!(client.take_error().unwrap().is_none(), "{:?}", start.elapsed());
                 thread::sleep(AFTER / 10);
             }
-            // It opens, and data move again; then it is shut for good.
+            // The window opens, and data moves again; then it is shut for good.
             server.read_exact(&mut vec![0; sent]).unwrap();
             fill(&mut client);
             drop_everything();

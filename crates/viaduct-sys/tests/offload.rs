@@ -1,4 +1,4 @@
-//! Offloads on real veth pairs, judged by ethtool and by what a tap sees of forwarded TCP.
+//! Offloads on real veth pairs, verified by ethtool and by a tap of forwarded TCP.
 //!
 //! ```text
 //!   host h0 ==== g0 gateway  va ==== vb  server
@@ -51,21 +51,21 @@ fn ethtool_sees_them_go_and_come_back() {
     left.run(move || state.restore().expect("an interface that is gone needs nothing"));
 }
 
-/// Counts of what a tap saw.
+/// Counts of captured packets.
 #[derive(Debug, Default)]
 struct Seen {
     packets: usize,
-    /// Bytes of the longest that left.
+    /// Bytes of the longest outgoing packet.
     longest: usize,
-    /// Those that had no checksum yet, and those of them of which it was said where it is to stand.
+    /// Packets without a checksum, and those of them with the checksum's offset reported.
     unready: usize,
     told: usize,
-    /// Those that were to be cut, and bytes of data that they are to be cut into.
+    /// Packets to be cut, and bytes of data of each segment.
     cut: usize,
     segment: u16,
 }
 
-/// Sends 8 MB of TCP from host to server.
+/// Sends 8 MB over TCP from host to server.
 fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> Seen {
     const BYTES: usize = 8 << 20;
     let listener = server.run(|| TcpListener::bind("10.9.0.2:0").expect("bind"));
@@ -86,7 +86,7 @@ fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> Seen {
             if frame.protocol() != 0x0800 || frame[9] != 6 {
                 continue;
             }
-            // The end of an earlier connection may come late.
+            // The end of an earlier connection may arrive late.
             let port = to.port().to_be_bytes();
             if frame[20..22] != port && frame[22..24] != port {
                 continue;
@@ -112,7 +112,7 @@ fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> Seen {
     seen
 }
 
-/// The sum over pseudo-header and segment: zero if the checksum in it is right.
+/// Returns the sum over pseudo header and segment: zero if the checksum in it is right.
 fn tcp_checksum(packet: &[u8]) -> u16 {
     let header = usize::from(packet[0] & 15) * 4;
     let mut sum = 6 + (packet.len() - header) as u32;
@@ -139,9 +139,9 @@ fn with_all_off_a_tap_sees_the_packets_of_the_wire() {
     assert_eq!((seen.told, seen.cut), (0, 0), "it was not asked for");
 
     gateway.run(|| OffloadState::read("va").expect("read").switch_off().expect("switch off"));
-    // What arrives over a veth is as its other end sent it.
+    // Packets arrive over a veth as its other end sent them.
     server.run(|| OffloadState::read("vb").expect("read").switch_off().expect("switch off"));
-    // Room for all of the transfer: a busy machine may leave this thread waiting.
+    // Room for the whole transfer: on a busy machine this thread may be delayed.
     let mut ring = open(RingConfig { max_packet: 1500, bytes: 64 << 20 });
     let seen = transfer(&host, &server, &mut ring);
     assert_eq!((seen.longest, seen.unready), (1500, 0));

@@ -8,12 +8,12 @@ use std::time::Duration;
 use common::{Host, is_root, pair, sh};
 use viaduct_sys::own_queue::OwnQueue;
 
-/// Replaces the left end's queue.
+/// Replaces the left end's queueing discipline.
 fn replace(host: &Host, by: &'static str) {
     host.run(move || sh(&format!("tc qdisc replace dev va root {by}")));
 }
 
-/// Datagrams of 1,000 bytes to the right end.
+/// Sends datagrams of 1,000 bytes to the right end.
 fn send(host: &Host, count: usize) {
     host.run(move || {
         let socket = UdpSocket::bind("10.9.0.1:0").expect("bind");
@@ -35,7 +35,7 @@ fn what_it_drops_is_counted_once_and_a_new_one_counts_anew() {
     replace(&left, "tbf rate 1mbit burst 3k limit 10k");
     assert_eq!(queue.take_drops(), 0);
     send(&left, 100);
-    // Those that fit, and as many as leave meanwhile.
+    // All but those that fit, and those that leave meanwhile.
     let dropped = queue.take_drops();
     assert!((60..=95).contains(&dropped), "{dropped}");
     assert_eq!(queue.take_drops(), 0);

@@ -1,4 +1,4 @@
-//! The ring on a real veth pair: order, directions, sizes, overload, a fresh look at a full ring.
+//! The ring on a real veth pair: order, directions, sizes, overload, recovery of a full ring.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn config(bytes: usize) -> RingConfig {
     RingConfig { max_packet: 1500, bytes }
 }
 
-/// Waits for packets until `seen` says that it has enough, five seconds at most.
+/// Waits for packets until `seen` returns true, five seconds at most.
 fn read_until(ring: &mut Ring, mut seen: impl FnMut(&viaduct_sys::ring::Frame<'_>) -> bool) {
     let end = Instant::now() + Duration::from_secs(5);
     while Instant::now() < end {
@@ -30,7 +30,8 @@ fn read_until(ring: &mut Ring, mut seen: impl FnMut(&viaduct_sys::ring::Frame<'_
     panic!("the packets did not come within five seconds");
 }
 
-/// The payload's number, if the frame is one of our UDP datagrams over IPv4 to `port`.
+/// Returns the number in the payload, if the frame is one of our UDP datagrams over IPv4 to
+/// `port`.
 fn number(frame: &[u8], port: u16) -> Option<u32> {
     let ours = frame[0] >> 4 == 4 && frame[9] == UDP && frame[22..24] == port.to_be_bytes();
     ours.then(|| u32::from_be_bytes(frame[28..32].try_into().expect("four bytes")))
@@ -73,7 +74,7 @@ fn both_directions_in_one_ordered_stream() {
     assert_eq!(ring.drops(), 0);
 }
 
-/// An empty ring of a quarter of a megabyte, and a socket whose packets it sees; its neighbour is known.
+/// An empty ring of 256 KiB, and a socket whose packets it captures; the neighbour is resolved.
 fn small() -> (Ring, UdpSocket, impl Sized) {
     let (left, right) = pair();
     let mut ring = left.run(|| Ring::open("va", config(256 << 10)).expect("ring"));
@@ -84,7 +85,7 @@ fn small() -> (Ring, UdpSocket, impl Sized) {
     (ring, socket, (left, right))
 }
 
-/// Sends long packets of these numbers.
+/// Sends long packets with these numbers.
 fn send(socket: &UdpSocket, numbers: std::ops::Range<u32>) {
     let mut payload = [0; 1000];
     for number in numbers {
@@ -126,7 +127,7 @@ fn a_gap_is_told_where_it_is() {
     }
     let (mut ring, socket, _pair) = small();
     send(&socket, 0..300);
-    // Some of them are read, which makes room.
+    // Reading some of them makes room.
     let mut last = 0;
     while last < 50 {
         let frame = ring.next().expect("a full ring");
@@ -143,7 +144,7 @@ fn a_gap_is_told_where_it_is() {
         before = number;
         number == 319
     });
-    // What was ready before the count was read says so, too.
+    // Blocks that were ready before the count was read are flagged too.
     assert!(matches!(gaps[..], [(last, 300), ..] if last < 299), "{gaps:?}");
 }
 

@@ -1,4 +1,5 @@
-//! The UDP socket on a real veth pair: nothing is fragmented, and a run goes as one message.
+//! The UDP socket on a real veth pair: no datagram is fragmented, and a run is sent as one
+//! message.
 
 mod common;
 
@@ -27,7 +28,8 @@ fn datagrams_are_never_fragmented() {
             let to: SocketAddr = to.parse().expect("an address");
             let mut socket = UdpBatch::bind(from.parse().expect("an address")).expect("bind");
             let (whole, long, short) = (vec![1; fits], vec![2; fits + 1], [3; 50]);
-            // Alone, and as a run that is refused as a whole first; its short end still goes.
+            // Alone, and as a run that is first refused as a whole; its short last datagram is
+            // still sent.
             socket.send(&[
                 (to, &whole),
                 (to, &long),
@@ -38,7 +40,7 @@ fn datagrams_are_never_fragmented() {
             ])
         });
         assert_eq!(report, SendReport { sent: 3, too_long: 3, ..Default::default() });
-        // The first datagrams wait until the neighbour is known.
+        // The first datagrams wait until the neighbour is resolved.
         let (mut lengths, start) = (Vec::new(), Instant::now());
         while lengths.len() < 3 && start.elapsed() < Duration::from_secs(5) {
             let Some(frame) = ring.next() else { continue };

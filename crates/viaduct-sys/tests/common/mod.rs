@@ -1,4 +1,4 @@
-//! Two namespaces joined by a veth pair, gone when the test is:
+//! Two namespaces joined by a veth pair, removed when the test ends:
 //!
 //! ```text
 //!    left                          right
@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 
-/// Whether the test may make namespaces; says so if not.
+/// Returns whether the test may make namespaces; prints a notice if not.
 pub(crate) fn is_root() -> bool {
     // SAFETY: takes nothing, cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
@@ -28,7 +28,8 @@ pub(crate) fn enter_new_namespace() {
     sh("ip link set lo up");
 }
 
-/// Runs a shell line in the calling thread's namespace; its output, or a panic that shows all.
+/// Runs a shell line in the calling thread's namespace. Returns its output, or panics with all
+/// of it.
 pub(crate) fn sh(line: &str) -> String {
     let out = Command::new("sh").args(["-ec", line]).output().expect("sh runs");
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
@@ -48,7 +49,7 @@ pub(crate) fn in_namespace<T: Send + 'static>(body: impl FnOnce() -> T + Send + 
     }
 }
 
-/// A thread that stands in a namespace of its own and runs what it is sent.
+/// A thread in a namespace of its own that runs the jobs it is sent.
 pub(crate) struct Host {
     jobs: Option<mpsc::Sender<Box<dyn FnOnce() + Send>>>,
     thread: Option<thread::JoinHandle<()>>,
@@ -56,7 +57,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// A new namespace with a thread in it.
+    /// Creates a namespace with a thread in it.
     pub(crate) fn new() -> Host {
         let (jobs, work) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
         let (tell, told) = mpsc::channel();
@@ -70,12 +71,12 @@ impl Host {
         Host { jobs: Some(jobs), thread: Some(thread), tid }
     }
 
-    /// The namespace as `ip link set ... netns` takes it: the thread's id.
+    /// Returns the namespace for `ip link set ... netns`: the thread's ID.
     pub(crate) fn netns(&self) -> String {
         self.tid.to_string()
     }
 
-    /// Runs `body` in the namespace and waits for its value.
+    /// Runs `body` in the namespace and returns its result.
     pub(crate) fn run<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> T {
         let (tell, told) = mpsc::channel();
         let job = Box::new(move || drop(tell.send(body())));
@@ -99,7 +100,7 @@ impl Drop for Host {
     }
 }
 
-/// The pair of the drawing above.
+/// Creates the pair of the drawing above.
 pub(crate) fn pair() -> (Host, Host) {
     let (left, right) = (Host::new(), Host::new());
     left.sh(&format!("ip link add va type veth peer name vb netns {}", right.netns()));
@@ -112,7 +113,7 @@ pub(crate) fn pair() -> (Host, Host) {
     (left, right)
 }
 
-/// A host behind `left` of the pair, which forwards for it; routes both ways:
+/// Creates a host behind `left` of the pair, which forwards for it; routes both ways:
 ///
 /// ```text
 ///   host                    left                right
