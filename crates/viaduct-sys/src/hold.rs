@@ -26,7 +26,7 @@ pub const UNREACHABLE: u32 = 0x7665_0002;
 pub enum Where {
     /// SYNs that are forwarded.
     Passing,
-    /// Those to this machine.
+    /// SYNs to this machine.
     Here,
 }
 

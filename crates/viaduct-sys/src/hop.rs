@@ -16,7 +16,7 @@ const LINK: usize = 6;
 /// Size of `struct ndmsg`, and the offset of a neighbour's state in it.
 const NEIGHBOUR_HEAD: usize = 12;
 const STATE: usize = 8;
-/// States of a neighbour whose link-layer address the kernel uses without a new resolution.
+/// States of a neighbour whose link-layer address the kernel has confirmed or is confirming.
 const KNOWN: u16 = 0x02 | 0x08 | 0x10 | 0x80; // REACHABLE, DELAY, PROBE, PERMANENT
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;

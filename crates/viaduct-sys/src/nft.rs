@@ -5,7 +5,7 @@
 //!   host --SYN, MSS 1460--> [ forward: table inet viaduct_<instance> ] --SYN, MSS 1360--> wan
 //! ```
 //!
-//! Its [`Table`] only lowers an MSS, and changes no other packet.
+//! The [`Table`] only lowers an MSS, and changes no other packet.
 
 use std::net::IpAddr;
 

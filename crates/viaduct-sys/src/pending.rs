@@ -138,7 +138,7 @@ impl Pending {
     /// Reports to the program that the connection is refused.
     ///
     /// # Errors
-    /// The program has done something else with its socket meanwhile.
+    /// The program has used its socket otherwise meanwhile.
     pub fn refuse(self, closed: &Closed) -> io::Result<()> {
         self.share_no_more()?;
         let at = within(&self.socket, closed.at(self.at.ip().to_canonical().is_ipv4())?)?;

@@ -20,9 +20,9 @@ pub struct Pipe {
 /// Result of a splice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spliced {
-    /// So many bytes moved, at least one.
+    /// Number of bytes moved, at least one.
     Moved(usize),
-    /// Nothing can move now.
+    /// No byte can move now.
     Blocked,
     /// The source has ended.
     End,
@@ -58,7 +58,7 @@ impl Pipe {
     /// Moves available bytes of `from` into the pipe.
     ///
     /// # Errors
-    /// `from` broke.
+    /// `from` failed.
     pub fn fill(&mut self, from: impl AsFd) -> io::Result<Spliced> {
         let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
         let moved = splice(from, None, &self.write, None, self.room, flags);
@@ -77,7 +77,7 @@ impl Pipe {
     /// the end: a last partial segment waits for it.
     ///
     /// # Errors
-    /// `to` broke.
+    /// `to` failed.
     pub fn drain(&mut self, to: impl AsFd, more: bool) -> io::Result<Spliced> {
         let mut flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
         flags.set(SpliceFlags::MORE, more);

@@ -109,7 +109,7 @@ impl Group {
     /// Returns whether no process is in the group.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The state cannot be read.
     pub fn is_empty(&self) -> io::Result<bool> {
         self.says("populated 0")
     }
@@ -117,7 +117,7 @@ impl Group {
     /// Returns whether all processes of the group are frozen.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The state cannot be read.
     pub fn is_frozen(&self) -> io::Result<bool> {
         self.says("frozen 1")
     }
@@ -279,7 +279,7 @@ fn is_cgroup(directory: &OwnedFd) -> bool {
 }
 
 fn no_cgroup(path: &str, source: io::Error) -> BpfError {
-    // Mounting the hierarchy takes privileges, so the path is not what is wrong.
+    // Mounting the hierarchy takes privileges, so the error is not about the path.
     if source.kind() == io::ErrorKind::PermissionDenied {
         return BpfError::Denied { action: "open a cgroup", source };
     }

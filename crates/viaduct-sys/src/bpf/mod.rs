@@ -41,7 +41,7 @@ pub use steer::{Steer, Steering, Template};
 /// Errors of loading and attaching a program.
 #[derive(Debug, thiserror::Error)]
 pub enum BpfError {
-    /// A right is missing, or something is in the way.
+    /// A right is missing, or the kernel refuses for another reason.
     #[error("cannot {action}: this takes root, or CAP_BPF and CAP_NET_ADMIN")]
     Denied {
         /// The step that failed.
@@ -49,7 +49,7 @@ pub enum BpfError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel does not take the program: it is too old, below 5.10, say.
+    /// The kernel refuses the program: it is too old, below 5.10, say.
     #[error("the kernel refuses the program for {hook}: {why}")]
     Refused {
         /// The hook it was loaded for.

@@ -58,7 +58,7 @@ mod tests {
                 let limit = Timespec { tv_sec: 0, tv_nsec: milliseconds * 1_000_000 };
                 poll(&mut fds, Some(&limit)).unwrap() > 0
             };
-            // Of the socket by which the interface was set up.
+            // Notices of the socket that set up the interface.
             while waits(50) {
                 gone.any();
             }

@@ -268,7 +268,7 @@ mod tests {
     use crate::tcp;
     use rustix::fs::fcntl_getfl;
 
-    /// In a thread of its own, which the test leaves behind in no hall.
+    /// Runs `work` in a capture namespace, in a thread of its own: the test's thread stays outside.
     fn in_a_hall<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         let hall = || {
             enter().unwrap();

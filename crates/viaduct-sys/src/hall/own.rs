@@ -310,7 +310,7 @@ mod tests {
             (true, format!("0.0.0.0/0=198.51.100.7 {four} {six} {net} fd00:7::/64=fd00:7::7")),
         ];
         assert_eq!(seen[..5], expected);
-        // By a relay everything can be reached.
+        // A relay reaches every address.
         let everywhere = expected[4].1.replace(&four, &format!("::/0=fd00:7::7 {four}"));
         assert_eq!(seen[5], (false, everywhere));
     }

@@ -183,7 +183,7 @@ mod tests {
     use crate::hall::datagrams::{datagram_socket, set_up_for};
     use crate::hall::own::Own;
 
-    /// In a namespace of its own.
+    /// Sends and receives by a way in a namespace of its own.
     fn leaves_and_comes_in(make: fn() -> Result<Way, String>) {
         let own = Ipv4Addr::new(198, 51, 100, 7);
         let hall = move || {
@@ -201,7 +201,7 @@ mod tests {
             assert_eq!(socket.local_addr().unwrap().ip(), from);
             socket.send(b"question").unwrap();
             let mut packet = vec![0; 2000];
-            // What IPv6 says of itself leaves too.
+            // IPv6's own packets, such as neighbour discovery, leave too.
             let length = loop {
                 let length = way.read(&mut packet).unwrap();
                 if packet[0] >> 4 == 4 {
@@ -210,7 +210,7 @@ mod tests {
             };
             packet.truncate(length);
             assert_eq!((&packet[12..16], &packet[28..]), (&from.octets()[..], &b"question"[..]));
-            // The same, from there, without a checksum.
+            // The answer: the same with its ends swapped, without a checksum.
             let addresses = [&packet[16..20], &packet[12..16]].concat();
             packet[12..20].copy_from_slice(&addresses);
             let ports = [&packet[22..24], &packet[20..22]].concat();

@@ -15,7 +15,7 @@
 //! Choices, with their reasons:
 //! - `SOCK_DGRAM`: packets begin at the network header, so that Ethernet, TUN and anything else
 //!   look the same.
-//! - `ETH_P_ALL`: a socket bound to `ETH_P_IP` is not shown what leaves.
+//! - `ETH_P_ALL`: a socket bound to `ETH_P_IP` does not get outgoing packets.
 //! - `TPACKET_V3`: a block is handed over when it is full or, at the latest, by a timer. V2 hands
 //!   over each packet by itself, with a wake-up and lookups of cold memory in the path of the very
 //!   packet that is forwarded. At 3 Gb/s on two cores, forwarding kept up with V3 and fell some

@@ -25,10 +25,10 @@ mod machine {
     pub(in crate::seccomp) const OTHER: u32 = 0x4000_0003;
     /// Calls of x32 have this bit.
     pub(in crate::seccomp) const X32: Option<u32> = Some(0x4000_0000);
-    /// socketcall(2), which does what its first argument says with arguments in memory.
+    /// socketcall(2): the operation is its first argument, whose own arguments are in memory.
     pub(in crate::seccomp) const SOCKETCALL: Option<u32> = Some(102);
     pub(in crate::seccomp) const SOCKET: Call = call(libc::SYS_socket, 359);
-    /// All but those that open a socket.
+    /// All such calls except those that open a socket.
     pub(in crate::seccomp) const CALLS: [Call; 6] = [
         call(libc::SYS_connect, 362),
         call(libc::SYS_listen, 363),
@@ -49,7 +49,7 @@ mod machine {
     pub(in crate::seccomp) const X32: Option<u32> = None;
     pub(in crate::seccomp) const SOCKETCALL: Option<u32> = None;
     pub(in crate::seccomp) const SOCKET: Call = call(libc::SYS_socket, 281);
-    /// All but those that open a socket.
+    /// All such calls except those that open a socket.
     pub(in crate::seccomp) const CALLS: [Call; 6] = [
         call(libc::SYS_connect, 283),
         call(libc::SYS_listen, 284),

@@ -59,7 +59,7 @@ pub fn bound(from: SocketAddr, options: TcpOptions) -> io::Result<TcpStream> {
     Ok(TcpStream::from(socket))
 }
 
-/// Begins to connect such a socket, as [`connect`] does.
+/// Begins to connect a socket of [`bound`], as [`connect`] does.
 ///
 /// # Errors
 /// The connect cannot begin: the same two addresses were connected a moment ago.

@@ -14,7 +14,7 @@ use rustix::net::sockopt;
 
 use crate::{clock, os};
 
-/// Largest keepalive time that the kernel takes, seconds.
+/// Largest keepalive time that the kernel accepts, seconds.
 const MAX_KEEPALIVE: u64 = 32_767;
 
 /// Interval of looks that is allowed however short the limit is: half a second, and some delay.
@@ -90,7 +90,7 @@ impl ShutWindow {
         let info: os::TcpInfo = os::getsockopt(stream, libc::SOL_TCP, libc::TCP_INFO)?;
         let now = clock::now();
         if info.unacknowledged() > 0 || info.unsent == 0 {
-            // It is open (again).
+            // The window is open (again).
             self.open = Some(now);
             return match self.since.take() {
                 Some(_) => Ok(sockopt::set_tcp_user_timeout(stream, millis(after))?),

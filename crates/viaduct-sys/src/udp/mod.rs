@@ -163,7 +163,7 @@ impl UdpBatch {
     /// arrival. Needs [`stamp`](UdpBatch::stamp) before.
     ///
     /// # Errors
-    /// As those of [`recv`](UdpBatch::recv).
+    /// As [`recv`](UdpBatch::recv).
     pub fn recv_at(
         &self,
         buffer: &mut [u8],

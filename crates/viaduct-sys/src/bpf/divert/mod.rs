@@ -54,7 +54,7 @@ const RING: usize = 256 << 10;
 /// Max rules that a program tests.
 const MOST: usize = 256;
 
-// An event: the cookie, the destination, then what the kind says.
+// An event: the cookie, the destination, then fields that depend on the kind.
 const EVENT: usize = 80;
 const KIND: usize = 60;
 /// Offset of a pending connect's socket, by its kernel address, or of an option's value.
@@ -76,9 +76,9 @@ enum Kind {
 /// Connects to redirect, and the sockets to redirect them to.
 #[derive(Clone, Debug)]
 pub struct Diversion<'a> {
-    /// For connections.
+    /// Rules for connections.
     pub streams: Rules,
-    /// For datagrams.
+    /// Rules for datagrams.
     pub datagrams: Rules,
     /// Handling of datagrams that are to be diverted.
     pub carry: Carry,
@@ -98,7 +98,7 @@ pub struct Diversion<'a> {
     pub resolver: Option<Resolver>,
     /// True if events are sent for what is left alone or refused.
     pub tells: bool,
-    /// True if sockets other than TCP and UDP ones are refused.
+    /// True if IP sockets other than TCP and UDP ones are refused.
     pub strict: bool,
 }
 
@@ -173,7 +173,7 @@ pub struct Waiting {
     pub cookie: u64,
     /// Intended destination.
     pub to: SocketAddr,
-    /// The program's end of it.
+    /// The program's end of the connection.
     pub program: SocketAddr,
     /// True if the program has bound its port.
     pub is_bound: bool,

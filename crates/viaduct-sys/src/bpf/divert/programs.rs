@@ -39,7 +39,7 @@ const CLOSED: u32 = 7;
 const TCP: u32 = libc::IPPROTO_TCP as u32;
 const UDP: u32 = libc::IPPROTO_UDP as u32;
 
-// On the stack: a cookie and what is noted of it, or an event.
+// On the stack: a cookie and its note, or an event.
 pub(super) const COOKIE: i16 = -8;
 pub(super) const NOTE: i16 = COOKIE - ENDS as i16;
 const SAID: i16 = -(EVENT as i16);
