@@ -42,8 +42,8 @@ fn file_without_writing(line: &str) -> Option<std::ops::Range<usize>> {
     (is_file && matches!(rights, "r--p" | "r-xp")).then_some(address(start)?..address(end)?)
 }
 
-/// Returns freed pages that the allocator has kept to the kernel: nearly all, if they held many
-/// small allocations. Takes some milliseconds.
+/// Gives freed pages that the allocator has kept back to the kernel: nearly all, if they held
+/// many small allocations. Takes some milliseconds.
 pub fn give_back() {
     // SAFETY: it touches only what is free, under the allocator's own locks.
     #[cfg(target_env = "gnu")]

@@ -1,8 +1,8 @@
 //! Network namespaces without names.
 //!
 //! A namespace is kept alive only by a descriptor of this process and by the threads and
-//! children in it. Nothing is mounted in `/run/netns`: when the process ends, also by `kill
-//! -9`, the kernel removes the namespaces and every interface in them.
+//! children in it. Nothing is mounted in `/run/netns`: when the process ends, also by
+//! `kill -9`, the kernel removes the namespaces and every interface in them.
 //!
 //! ```text
 //!   this process            the namespace

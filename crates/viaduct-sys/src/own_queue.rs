@@ -8,8 +8,8 @@ use crate::netlink::{self, Message};
 
 /// `struct tcmsg`: family and padding, then interface, handle, parent and info.
 const HEAD: usize = 20;
-/// Attributes of an answer: statistics, and in them those of the queue (`struct
-/// gnet_stats_queue`).
+/// Attributes of an answer: statistics, and in them those of the queue
+/// (`struct gnet_stats_queue`).
 const STATISTICS: u16 = 7;
 const QUEUE: u16 = 3;
 /// Offset of the number of dropped packets in them, after the number and bytes of waiting ones.

@@ -120,8 +120,8 @@ impl AsFd for Tun {
     }
 }
 
-/// Parses the line `name: rx (bytes packets errs drop …8 in all) tx (bytes packets errs drop
-/// …)`.
+/// Parses the line
+/// `name: rx (bytes packets errs drop …8 in all) tx (bytes packets errs drop …)`.
 fn parse_drops(text: &str, name: &str) -> Option<TunDrops> {
     let line = text.lines().find_map(|l| l.trim_start().strip_prefix(name)?.strip_prefix(':'))?;
     let mut numbers = line.split_whitespace().map(|n| n.parse().ok());

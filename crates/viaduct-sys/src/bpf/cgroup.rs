@@ -160,7 +160,7 @@ fn parent(own: &str) -> &str {
     let programs = format!("/{PROGRAMS}");
     let is_ours =
         |whole: &str| whole.rsplit('/').next().is_some_and(|name| name.starts_with(PREFIX));
-    // The last match: groups of other runs may lie above.
+    // Innermost first; a `programs` that is not of our making may lie below ours.
     let mut ends = own.rmatch_indices(&programs[..]).map(|(at, _)| at);
     ends.find(|&at| is_ours(&own[..at])).map_or(own, |at| &own[..at])
 }

@@ -7,8 +7,8 @@
 //! kernel lets users have namespaces of their own.
 //!
 //! ```text
-//!   clients ══▶ public listener, 192.0.2.1:80 ── handlers ─┐      the namespace: lo, and a route
-//!                                                          ▼      that makes every address local
+//!   clients ══▶ public listener :80 ── handlers ─┐            the namespace: lo, and a route
+//!                                                ▼            that makes every address local
 //!                 a socket bound to the client's address ──▶ the program's listener, 192.0.2.1:80
 //! ```
 #![allow(unsafe_code)]

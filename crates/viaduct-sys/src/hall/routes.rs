@@ -100,8 +100,8 @@ pub(super) enum ComesIn<'a> {
     Marked(u32),
 }
 
-/// Looks packets that come in up in `table`, and removes the look-up of local addresses for
-/// those that leave: they leave even if they are for this host.
+/// Makes incoming packets be looked up in `table`, and removes the rule for the local table:
+/// packets that leave do so even if they are for this host.
 pub(super) fn go_out_and_come_in(comes: &ComesIn<'_>, table: u8) -> io::Result<()> {
     let (family, attribute, value) = match comes {
         ComesIn::By(name) => {

@@ -46,7 +46,7 @@ use crate::interface;
 use crate::os;
 use map::{HEADROOM, Map};
 
-/// Min and max bytes of a block. It is small enough to fill within a fraction of a millisecond
+/// Min and max bytes of a block. A block is small enough to fill within a fraction of a millisecond
 /// under load, and to leave a delayed reader many blocks at a low rate, when the timer hands
 /// over blocks with one packet. It is large enough to hold several packets.
 const BLOCK: (usize, usize) = (8 << 10, 128 << 10);
@@ -233,7 +233,7 @@ impl Ring {
         self.open.filter(|&(left, _)| left > 0)
     }
 
-    /// Returns the number of packets dropped since the ring was opened because it was full.
+    /// Returns the number of packets that were dropped because the ring was full, since its start.
     pub fn drops(&mut self) -> u64 {
         // The kernel resets its count at each reading. Reading it cannot fail on a packet
         // socket; if it did, the last count would remain.

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   connect(2) ─▶ connect: notes the destination by cookie, rewrites the address ─▶ SYN ─┐
-//!                                                        sock_ops: Heard::Waits ◀─────────┘
+//!                                                        sock_ops: Heard::Waits ◀────────┘
 //!   getpeername(2) ─▶ intended destination     getsockname(2) ─▶ address of Names::set_own
 //!   left alone or refused by the rules ─▶ Heard::Left, Heard::Refused, if `tells` is set
 //! ```
@@ -94,7 +94,7 @@ pub struct Diversion<'a> {
     /// Offload: connections stay the programs' own, and the kernel does this for them. `None`:
     /// they are redirected to this process.
     pub offload: Option<Offload>,
-    /// Resolver for DNS queries; `None` leaves them alone.
+    /// Resolver for DNS queries; without one they are handled like other datagrams.
     pub resolver: Option<Resolver>,
     /// True if events are sent for what is left alone or refused.
     pub tells: bool,

@@ -253,7 +253,7 @@ fn forget_options(asm: &mut Asm, options: &Options) {
 }
 
 /// Emits the events of a connection that stays the program's own, with its note at R8: pacing,
-/// begin and end.
+/// start and end.
 fn tell_offloaded(asm: &mut Asm, events: &Events<EVENT>, offload: Offload, done: Label) {
     let [begun, changes] = [(); 2].map(|()| asm.label());
     asm.if_equal(R7, CONNECT, begun);
