@@ -50,9 +50,9 @@ const NO_WAITING: (&str, &str) = ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0");
 pub enum Purpose {
     /// Listener of a program; an IPv6 one may take IPv4 too.
     Listener {
-        /// True for IPv6.
+        /// True for an IPv6 socket.
         v6: bool,
-        /// True for IPv6 only.
+        /// True for an IPv6 socket that does not take IPv4.
         alone: bool,
     },
     /// Socket to be connected to a listener from a client's address.
@@ -251,7 +251,7 @@ pub fn stop_listening(socket: impl AsFd) -> io::Result<()> {
     Ok(rustix::net::shutdown(socket, rustix::net::Shutdown::Read)?)
 }
 
-/// Listens by `socket`, a duplicate of a program's, with the program's backlog.
+/// Listens on `socket`, a duplicate of a program's, with the program's backlog.
 ///
 /// # Errors
 /// The kernel's: the address is in use.

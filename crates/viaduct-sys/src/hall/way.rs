@@ -183,7 +183,7 @@ mod tests {
     use crate::hall::datagrams::{datagram_socket, set_up_for};
     use crate::hall::own::Own;
 
-    /// Sends and receives by a way in a namespace of its own.
+    /// Checks sending and receiving through a way in a namespace of its own.
     fn leaves_and_comes_in(make: fn() -> Result<Way, String>) {
         let own = Ipv4Addr::new(198, 51, 100, 7);
         let hall = move || {

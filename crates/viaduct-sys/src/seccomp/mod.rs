@@ -112,7 +112,7 @@ impl Traps {
     /// the listener.
     ///
     /// # Errors
-    /// The program cannot be started, or the filter not be installed.
+    /// The program cannot be started, or the filter cannot be installed.
     pub fn spawn(self, mut command: Command) -> Result<(Child, Listener), SeccompError> {
         let ours = self.put_on(&mut command).map_err(SeccompError::Handover)?;
         // The child waits for its parent before exec, and spawn for the child's exec.
