@@ -1,12 +1,12 @@
 //! Trickles: a transport whose servers keep nothing per connection (Trickles, section 2).
 //!
-//! What TCP keeps of a connection travels with its packets. Each response carries a
-//! [continuation]: the window, the slow start threshold, the packet's number, sealed with a key that
-//! only the server and its replicas know. The client returns it with its next request, says in a
-//! [proof] which packets have arrived, and names the bytes that it wants. From these alone the
-//! [server] computes what a TCP sender would do now, and answers with no packet, one, or more:
-//! such a sequence of request and response is a *trickle*, and there are as many as the window
-//! has packets.
+//! The connection state of TCP travels with the packets instead. Each response carries a
+//! [continuation]: the window, the slow start threshold and the packet's number, authenticated
+//! with a key that only the server and its replicas know. The client returns it with its next
+//! request, proves in a [proof] which packets have arrived, and names the bytes that it wants.
+//! From these alone the [server] computes what a TCP sender would do now, and answers with no
+//! packet, one, or more. Such a sequence of request and response is a *trickle*; there are as
+//! many trickles as the window has packets.
 //!
 //! ```text
 //!   client                                                         server (any replica)
@@ -29,7 +29,7 @@
 //! | [`proof`] | which packets have arrived |
 //! | [`replay`] | what was answered already, in fixed memory |
 //! | [`wire`] | the messages |
-//! | [`crypt`] | the same under keys that nobody keeps |
+//! | [`crypt`] | the same messages, encrypted under keys that the server does not store |
 //! | [`server`] | a function of request, address, secrets and time |
 //! | [`client`] | the state machine that keeps all the rest |
 //! | [`standard`] | continuations that both sides understand |
@@ -61,5 +61,6 @@ mod tests;
 
 use crate::time::Duration;
 
-/// After so long a silence a client restarts of itself, and its server takes that for no timeout.
+/// Idle time after which a client restarts by itself. The server does not count it as a
+/// timeout.
 const SILENCE: Duration = Duration::from_secs(10);

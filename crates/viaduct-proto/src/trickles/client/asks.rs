@@ -1,4 +1,4 @@
-//! Which bytes a client wants, and which it has asked for.
+//! Byte ranges that a client wants, and those that it has requested.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -9,12 +9,12 @@ use super::parcels::Parcels;
 use crate::time::Instant;
 use crate::trickles::wire::Ask;
 
-/// Bytes of an ask on the wire, at most, beside its user continuation.
+/// Maximum length of an ask on the wire, without its user continuation.
 const ASK: usize = 9 + 5;
-/// Bytes before each group of asks, at most, beside the user continuation itself.
+/// Maximum overhead of a group of asks, without the user continuation itself.
 const GROUP: usize = 2 + 1;
 
-/// Bytes that are wanted, and the user continuation that yields them.
+/// A range of bytes that is wanted, and the user continuation that yields it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Want {
     pub(super) position: u64,
@@ -27,12 +27,12 @@ impl Want {
         self.position + self.length
     }
 
-    /// Whether `next` goes on where this ends.
+    /// Returns whether `next` starts where this range ends, under the same user continuation.
     fn is_before(&self, next: &Want) -> bool {
         self.end() == next.position && self.user == next.user
     }
 
-    /// What of it is not in `range`.
+    /// The parts of the range that are outside `range`.
     fn without(self, range: &Range<u64>) -> impl Iterator<Item = Want> {
         let before = self.position..self.end().min(range.start);
         let behind = self.position.max(range.end)..self.end();
@@ -45,17 +45,17 @@ impl Want {
     }
 }
 
-/// A packet that is to come.
+/// A packet in flight.
 #[derive(Clone, Debug)]
 pub(super) struct Expected {
     pub(super) sent: Instant,
-    /// What it was asked to carry.
+    /// Range that the packet was asked to carry.
     pub(super) want: Option<Want>,
-    /// What the request took along, of which the packet is an answer.
+    /// Parcel of the request that the packet answers.
     pub(super) parcel: Option<u64>,
-    /// Which packet of that answer it is.
+    /// Index of the packet in that answer.
     turn: u32,
-    /// Whether all packets of that answer before it have come, once it came.
+    /// True if all earlier packets of that answer have arrived; set on arrival.
     pub(super) in_order: bool,
 }
 
@@ -64,7 +64,7 @@ impl Expected {
         Expected { sent, want, parcel, turn: 0, in_order: true }
     }
 
-    /// Whether it is to bring something that is wanted.
+    /// Returns whether the packet is to bring wanted bytes.
     fn brings(&self) -> bool {
         self.want.as_ref().is_some_and(|want| want.length > 0)
     }
@@ -73,19 +73,19 @@ impl Expected {
 /// Wants, and expected packets by number.
 #[derive(Debug, Default)]
 pub(super) struct Asks {
-    /// The last packet that was asked for.
+    /// Highest packet number that was requested.
     furthest: u64,
     wants: VecDeque<Want>,
     fresh: BTreeMap<u64, Expected>,
-    /// Of the packets in `fresh` none before this one brings anything.
+    /// No packet in `fresh` below this number brings wanted bytes.
     barren: u64,
     again: BTreeMap<u64, Expected>,
-    /// Those in `again` by when they were asked for.
+    /// The packets in `again`, in the order of their requests.
     repairs: BTreeSet<(Instant, u64)>,
     parcels: Parcels,
 }
 
-/// Bytes of a request that asks may take.
+/// Bytes of a request that are available for asks.
 #[derive(Debug)]
 pub(super) struct Budget {
     left: usize,
@@ -97,7 +97,7 @@ impl Budget {
         Budget { left, user: None }
     }
 
-    /// Whether an ask under `user` fits; if so it is accounted for.
+    /// Returns whether an ask under `user` fits; if so, deducts its length.
     fn spend(&mut self, user: &Bytes) -> bool {
         let same = self.user.as_ref() == Some(user);
         let cost = if same { ASK } else { ASK + GROUP + user.len() };
@@ -111,7 +111,7 @@ impl Budget {
 }
 
 impl Asks {
-    /// Wants more, after all else.
+    /// Appends a want.
     pub(super) fn want(&mut self, want: Want) {
         match self.wants.back_mut() {
             _ if want.length == 0 => {}
@@ -120,8 +120,8 @@ impl Asks {
         }
     }
 
-    /// Wants again what did not come, before all else. What stands together is asked for together: a packet each
-    /// for what little others had left over would be much overhead.
+    /// Wants lost bytes again, before all later ones. Adjacent ranges are merged, because a
+    /// packet for each small remainder would cost much overhead.
     pub(super) fn want_again(&mut self, want: Option<Want>) {
         let Some(mut want) = want.filter(|want| want.length > 0) else { return };
         let later = self.wants.iter().position(|later| later.position > want.position);
@@ -139,7 +139,7 @@ impl Asks {
         self.wants.insert(place, want);
     }
 
-    /// Wants nothing of `range` any more, also if it should get lost.
+    /// Cancels all wants in `range`, including those in flight should they be lost.
     pub(super) fn unwant(&mut self, range: &Range<u64>) {
         for want in std::mem::take(&mut self.wants) {
             self.wants.extend(want.without(range));
@@ -154,7 +154,8 @@ impl Asks {
         }
     }
 
-    /// What is wanted of `before` `now` yields. What has been asked for stays, for that is not for long.
+    /// Replaces the user continuation `before` of pending wants by `now`. Requests in flight
+    /// keep the old one, as they end soon.
     pub(super) fn renew(&mut self, before: &Bytes, now: &Bytes) {
         for want in self.wants.iter_mut().filter(|want| want.user == *before) {
             want.user = now.clone();
@@ -165,7 +166,7 @@ impl Asks {
         !self.wants.is_empty()
     }
 
-    /// Takes up to `room` bytes of what is wanted first, if the request has room for the ask.
+    /// Takes up to `room` bytes of the first want, if the request has room for the ask.
     pub(super) fn take(&mut self, room: usize, budget: &mut Budget) -> Option<Want> {
         let first = self.wants.front_mut()?;
         let length = first.length.min(room as u64);
@@ -181,34 +182,34 @@ impl Asks {
         Some(taken)
     }
 
-    /// Packets that are to come.
+    /// Number of packets in flight.
     pub(super) fn in_flight(&self) -> usize {
         self.fresh.len() + self.again.len()
     }
 
-    /// Whether of what is to come all are packets that were lost before.
+    /// Returns whether all packets in flight are retransmissions of lost ones.
     pub(super) fn are_repairs(&self) -> bool {
         self.fresh.is_empty()
     }
 
-    /// When the first packet was asked for that is to bring something and has not come.
+    /// Request time of the first packet in flight that is to bring wanted bytes.
     pub(super) fn first_wanted(&mut self) -> Option<Instant> {
         self.first_that_brings().map(|expected| expected.sent)
     }
 
-    /// The first packet that is to bring something. What has been passed once is not looked at again.
+    /// The first packet in flight that is to bring wanted bytes. Packets are scanned once each.
     fn first_that_brings(&mut self) -> Option<&mut Expected> {
         let first = self.fresh.range(self.barren..).find(|(_, expected)| expected.brings());
         self.barren = first.map_or(self.furthest + 1, |(&number, _)| number);
         self.fresh.get_mut(&self.barren)
     }
 
-    /// When the lost packet that was asked for first, of those that did not come yet, was asked for.
+    /// Request time of the oldest repair in flight.
     pub(super) fn oldest_again(&self) -> Option<Instant> {
         self.repairs.first().map(|&(sent, _)| sent)
     }
 
-    /// A packet is to come.
+    /// Adds a packet in flight.
     pub(super) fn expect(&mut self, number: u64, mut expected: Expected) {
         expected.turn = self.parcels.expect(expected.parcel);
         self.furthest = self.furthest.max(number);
@@ -218,7 +219,7 @@ impl Asks {
         }
     }
 
-    /// A lost packet is to come again.
+    /// Adds a retransmission in flight.
     pub(super) fn expect_again(&mut self, number: u64, mut expected: Expected) {
         expected.turn = self.parcels.expect(expected.parcel);
         self.repairs.insert((expected.sent, number));
@@ -230,8 +231,8 @@ impl Asks {
         }
     }
 
-    /// Wants once more what the first packet is to bring that has not come; it may come all the same. Whether
-    /// there is such a packet.
+    /// Wants the bytes of the first packet in flight once more; the packet may arrive all the
+    /// same. Returns whether there is such a packet.
     pub(super) fn doubt_first(&mut self) -> bool {
         let want = self.first_that_brings().and_then(|expected| expected.want.take());
         let doubted = want.is_some();
@@ -239,17 +240,17 @@ impl Asks {
         doubted
     }
 
-    /// The packet came; what it was to be.
+    /// Removes a packet that arrived, and returns its expectation.
     pub(super) fn came(&mut self, number: u64) -> Option<Expected> {
         self.fresh.remove(&number).map(|expected| self.arrived(expected))
     }
 
-    /// The packet will not come; what it was to be.
+    /// Removes a packet that is lost, and returns its expectation.
     pub(super) fn is_lost(&mut self, number: u64) -> Option<Expected> {
         self.fresh.remove(&number).inspect(|expected| self.parcels.is_out(expected.parcel))
     }
 
-    /// The lost packet came; what it was to be.
+    /// Removes a retransmission that arrived, and returns its expectation.
     pub(super) fn came_again(&mut self, number: u64) -> Option<Expected> {
         let expected = self.again.remove(&number)?;
         self.repairs.remove(&(expected.sent, number));
@@ -261,17 +262,18 @@ impl Asks {
         Expected { in_order, ..expected }
     }
 
-    /// A generation begins, whose packets have numbers of their own.
+    /// Begins a generation, which has its own packet numbers.
     pub(super) fn begin(&mut self) {
         self.furthest = 0;
     }
 
-    /// Whether a packet of this number may come: it, or one behind it, was asked for.
+    /// Returns whether a packet of this number may arrive: it, or one behind it, was requested.
     pub(super) fn reaches(&self, number: u64) -> bool {
         number <= self.furthest
     }
 
-    /// Nothing that was asked for will come any more.
+    /// Moves the bytes of all packets in flight back to the wants; none of these packets will
+    /// arrive any more.
     pub(super) fn forget_all(&mut self) {
         let fresh = std::mem::take(&mut self.fresh);
         let again = std::mem::take(&mut self.again);
@@ -282,18 +284,18 @@ impl Asks {
         }
     }
 
-    /// No answer to this parcel can come any more.
+    /// Settles a parcel: no answer to it can come any more.
     pub(super) fn settle(&mut self, parcel: Option<u64>) {
         self.parcels.settle(parcel);
     }
 
-    /// The next parcel that is settled.
+    /// The next settled parcel.
     pub(super) fn poll_settled(&mut self) -> Option<u64> {
         self.parcels.poll_settled()
     }
 }
 
-/// Wants as the groups of a request: those of one user continuation together.
+/// Groups wants for a request, by user continuation.
 pub(super) fn groups(wants: &[Want]) -> Vec<(&[u8], Vec<Ask>)> {
     let mut groups: Vec<(&[u8], Vec<Ask>)> = Vec::new();
     for want in wants {
@@ -312,7 +314,7 @@ mod tests {
     use crate::rng::Rng;
     use crate::time::Duration;
 
-    /// What is kept beside the packets says what looking at each of them would.
+    /// Compares the cached first packet and oldest repair with a full scan.
     #[test]
     fn the_first_that_brings_and_the_oldest_repair_are_those_of_a_search() {
         let mut rng = Rng::from_seed(5);

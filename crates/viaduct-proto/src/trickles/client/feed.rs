@@ -1,41 +1,44 @@
-//! What a request takes along to the server's application.
+//! Parcels: application data that requests carry to the server.
 
 use bytes::Bytes;
 
-/// Where a client gets what its requests take along.
+/// Source of the parcels that a client's requests carry.
 pub trait Feed {
-    /// Whether there is something that a request is to be sent for.
+    /// Returns whether there is a parcel that a request is to be sent for.
     fn is_pending(&self) -> bool;
 
-    /// Bytes that what goes next is to have room for, if a request can have them: of those beside them as little
-    /// as need be is left for asks.
+    /// Bytes that the next parcel needs, if a request has room for them. If necessary, the room
+    /// for asks is reduced to a minimum.
     fn needs(&self) -> usize {
         0
     }
 
-    /// Appends what goes with the next request to `out`, `room` bytes at most. What is returned names
-    /// it: [`Client::poll_settled`](super::Client::poll_settled) returns that when no answer to it can
-    /// come any more, and [`Arrived::parcel`](super::Arrived::parcel) says what came in answer to it.
+    /// Appends the parcel of the next request to `out`, `room` bytes at most. Returns the
+    /// parcel's name, if any: [`Client::poll_settled`](super::Client::poll_settled) returns it
+    /// when no answer to it can come any more, and [`Arrived::parcel`](super::Arrived::parcel)
+    /// tells which data came in answer to it.
     fn take(&mut self, room: usize, out: &mut Vec<u8>) -> Option<u64>;
 
-    /// So many requests may be sent now, the next among them.
+    /// Announces that so many requests may be sent now, including the next.
     fn spare(&mut self, _requests: usize) {}
 
-    /// The answer to what was taken last has room for so many bytes that nobody has asked for.
+    /// Announces the bytes in the answer to the last parcel for which nothing was asked.
     fn brings(&mut self, _bytes: u64) {}
 
-    /// Whether a request may be sent for more of the same, if nothing else is to be sent.
+    /// Returns whether a request may be sent for more data of the application, if nothing else
+    /// is to be sent.
     fn is_eager(&self) -> bool {
         false
     }
 
-    /// As [`Feed::take`], for that; `bytes` as in [`Feed::brings`].
+    /// As [`Feed::take`], for a request of [`Feed::is_eager`]; `bytes` as in [`Feed::brings`].
     fn take_eager(&mut self, _room: usize, _bytes: u64, _out: &mut Vec<u8>) -> Option<u64> {
         None
     }
 }
 
-/// The same with a first request, its echo and restarts; no request is sent for it.
+/// Constant parcel of the first request, its echo and restarts; no request is sent for it
+/// alone.
 impl Feed for Bytes {
     fn is_pending(&self) -> bool {
         false

@@ -1,4 +1,4 @@
-//! The client: it keeps what the server forgets.
+//! The client: keeps all state of the connection, as the server keeps none.
 //!
 //! ```text
 //!   want(range) ─▶ asks ──────────────┐                       ┌─▶ poll_transmit: requests
@@ -6,10 +6,11 @@
 //!                 └─▶ poll_arrived: data                  timers: RTO ─▶ restart
 //! ```
 //!
-//! It asks for byte ranges of the server's stream, each with the user continuation that yields
-//! them. How many packets a request brings, with which numbers, it knows beforehand, because it
-//! computes the server's [plan](super::plan): so it knows which bytes are lost with a packet, and
-//! wants them again. What cannot be mended by a lost packet's request, mends a restart.
+//! The client asks for byte ranges of the server's stream, each with the user continuation that
+//! yields them. It computes the server's [plan](super::plan), and so knows in advance how many
+//! packets a request brings, and their numbers. Hence it knows which bytes are lost with a
+//! packet, and asks for them again. If the request of a lost packet cannot repair the loss, a
+//! restart does.
 
 mod asks;
 mod feed;
@@ -38,22 +39,24 @@ use repeat::Repeat;
 pub(super) use requests::HEAD;
 use timer::Trips;
 
-/// The flag of a payload that says: with these data ends what they are part of.
+/// Payload flag: the object that these data belong to ends with them.
 pub const ENDS: u8 = 0x80;
-/// Least bytes of a first request and of a restart, so that a ticket is no longer than they are.
+/// Minimum length of a first request and of a restart in bytes, so that a ticket is no longer
+/// than its request.
 const LEAST_REQUEST: usize = 160;
-/// Shortest longest message of a client: what a path of 1,280 bytes, the least of IPv6, leaves beside the headers of a
-/// SYN (80) and what encryption adds to an opening (115).
+/// Lower limit of [`Config::request`]: a path of 1,280 bytes, the minimum of IPv6, less the
+/// headers of a SYN (80) and the overhead of an encrypted opening (115).
 pub const LEAST_MESSAGE: usize = 1_085;
 
-/// What a client is set to.
+/// Settings of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Longest message that the client can receive, in bytes.
     pub message: u16,
-    /// Longest message that it sends, in bytes: at least [`LEAST_MESSAGE`], which is 1,085.
+    /// Longest message that the client sends, in bytes: at least [`LEAST_MESSAGE`], which is
+    /// 1,085.
     pub request: usize,
-    /// Bytes that it leaves in each packet for user continuations.
+    /// Bytes reserved in each packet for user continuations.
     pub reserve: usize,
     /// Bytes that a first request is padded to, so that more data come with its answer.
     pub pad: usize,
@@ -68,49 +71,50 @@ impl Default for Config {
 /// Data that arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrived {
-    /// Their place in the stream.
+    /// Position in the stream.
     pub position: u64,
-    /// The application's flags; [`ENDS`] if what they are part of ends with them.
+    /// The application's flags; [`ENDS`] if the object that the data belong to ends with them.
     pub flags: u8,
-    /// What the request took along that they answer; see [`Feed::take`].
+    /// Parcel of the request that the data answer; see [`Feed::take`].
     pub parcel: Option<u64>,
-    /// Whether all packets of that answer before this one have come, too.
+    /// True if all earlier packets of that answer have arrived, too.
     pub in_order: bool,
-    /// A user continuation, maybe empty.
+    /// User continuation, may be empty.
     pub user: Bytes,
     /// The data.
     pub data: Bytes,
 }
 
-/// What a client did so far.
+/// Counters of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Requests sent.
     pub requests: u64,
     /// Packets received.
     pub received: u64,
-    /// Packets given up.
+    /// Packets given up as lost.
     pub lost: u64,
     /// Recoveries entered: pieces that began with survivors.
     pub recoveries: u64,
-    /// Restarts asked for.
+    /// Restarts requested.
     pub restarts: u64,
-    /// Times that the end of what was wanted did not come, and was asked for again before a restart.
+    /// Tail probes: the end of the wanted data did not arrive, and was requested again before a
+    /// restart.
     pub probes: u64,
-    /// Times that the last request was said once more before a restart.
+    /// Repetitions of the last request before a restart.
     pub repeats: u64,
-    /// Messages that were no response, or none of this connection.
+    /// Messages that were not a response, or not one of this connection.
     pub refused: u64,
 }
 
-/// Where a client stands.
+/// State of a client.
 #[derive(Debug)]
 enum Phase {
-    /// The first request is to be answered.
+    /// The first request has not been answered.
     Opening,
-    /// A ticket is held, and to be echoed when something is wanted.
+    /// A ticket is held. It is echoed when data are wanted.
     Ticket,
-    /// The first window of a generation is asked for.
+    /// The first window of a generation has been requested.
     Beginning,
     /// Trickles flow.
     Running(Box<Receiver>),
@@ -123,12 +127,12 @@ pub struct Client {
     phase: Phase,
     token: u64,
     generation: u16,
-    /// What a restart returns: continuation and proof.
+    /// Continuation and proof that a restart returns.
     anchor: Option<(Vec<u8>, Continuation, Vec<u8>)>,
     asks: Asks,
-    /// What was asked for the first window, in order.
+    /// Wants requested for the first window, in order.
     promised: VecDeque<Want>,
-    /// What that request took along.
+    /// Parcel of that request.
     promised_parcel: Option<u64>,
     held: VecDeque<Turn>,
     /// Nonces of repairs, by number.
@@ -136,39 +140,39 @@ pub struct Client {
     trips: Trips,
     attempts: u32,
     count: u32,
-    /// Whether there is something to take along.
+    /// True if the feed has a parcel to send.
     pending: bool,
-    /// Whether it is time to begin again.
+    /// True if the next message is a restart.
     due: bool,
     outbox: VecDeque<Vec<u8>>,
     arrived: VecDeque<Arrived>,
-    /// When an answer, or a repair, is overdue.
+    /// Retransmission timeout: the time at which an answer, or a repair, is overdue.
     overdue: Option<Instant>,
-    /// The packet that others wait for, and until when: then it is given up.
+    /// The packet that others wait for, and the time at which it is given up.
     patience: Option<(u64, Instant)>,
-    /// When it is time to ask once more for what may be lost, with a trickle that is held.
+    /// Tail probe: the time at which a held trickle asks again for data that may be lost.
     probe: Option<Instant>,
-    /// Whether that was done since something came.
+    /// True if a probe was sent since the last arrival.
     probed: bool,
     repeat: Repeat,
-    /// When the last request is to be said once more.
+    /// Time at which the last request is sent again.
     repeated: Option<Instant>,
-    /// Trickles wait for repairs, and nothing else is to come.
+    /// Trickles wait for repairs, and no other packet is to come.
     stuck: bool,
     heard: Instant,
-    /// When the connection was opened.
+    /// Time at which the connection was opened.
     opened: Instant,
-    /// When which generation was asked for, of those newer than the present one.
+    /// Generations newer than the present one, each with the time at which it was requested.
     begun: Vec<(u16, Instant)>,
-    /// The highest number that has come, but for repairs.
+    /// Highest number that has arrived, other than repairs.
     latest: u64,
-    /// When what came was asked for, the latest of it.
+    /// Send time of the latest request that was answered.
     asked: Instant,
     stats: Stats,
 }
 
 impl Client {
-    /// A client that opens a connection. `token` is random, and stands for the connection.
+    /// Opens a connection. `token` is random, and identifies the connection.
     pub fn open(config: Config, token: u64, now: Instant) -> Self {
         let mut client = Client {
             config,
@@ -206,17 +210,18 @@ impl Client {
         client
     }
 
-    /// Wants `length` bytes at `position`, which the user continuation `user` yields.
+    /// Asks for `length` bytes at `position`, which the user continuation `user` yields.
     pub fn want(&mut self, position: u64, length: u64, user: Bytes) {
         self.asks.want(Want { position, length, user });
     }
 
-    /// Wants by the user continuation `now` what was wanted by `before` and is not asked for yet.
+    /// Replaces the user continuation `before` by `now` for all bytes that are wanted and not
+    /// requested yet.
     pub fn renew(&mut self, before: &Bytes, now: &Bytes) {
         self.asks.renew(before, now);
     }
 
-    /// Wants nothing of `range` any more.
+    /// Cancels all wants in `range`.
     pub fn unwant(&mut self, range: std::ops::Range<u64>) {
         self.asks.unwant(&range);
         if matches!(self.phase, Phase::Running(_)) {
@@ -224,27 +229,27 @@ impl Client {
         }
     }
 
-    /// Leaves so many bytes of each packet for user continuations from now on.
+    /// Sets the bytes of each packet that are reserved for user continuations from now on.
     pub fn reserve(&mut self, bytes: usize) {
         self.config.reserve = bytes;
     }
 
-    /// Bytes of each packet that are left for user continuations.
+    /// Bytes of each packet that are reserved for user continuations.
     pub fn reserved(&self) -> usize {
         self.config.reserve
     }
 
-    /// Whether a first request was answered.
+    /// Returns whether the first request has been answered.
     pub fn is_open(&self) -> bool {
         !matches!(self.phase, Phase::Opening)
     }
 
-    /// How often it has begun anew since it was last answered.
+    /// Number of restarts since the last answer.
     pub fn attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// Whether an answer is overdue, and the next message begins anew.
+    /// Returns whether an answer is overdue, so that the next message is a restart.
     pub fn is_due(&self) -> bool {
         self.due
     }
@@ -254,12 +259,12 @@ impl Client {
         self.stats
     }
 
-    /// Packets that are to come: the window in use.
+    /// Number of packets in flight: the part of the window that is in use.
     pub fn in_flight(&self) -> usize {
         self.asks.in_flight()
     }
 
-    /// The congestion window that the packets so far have led to, in packets; 0 while none is open.
+    /// Congestion window in packets, as of the packets so far; 0 while no window is open.
     pub fn window(&self) -> u64 {
         match &self.phase {
             Phase::Running(receiver) => receiver.window(),
@@ -267,13 +272,13 @@ impl Client {
         }
     }
 
-    /// Whether everything wanted has arrived, and nothing is to come.
+    /// Returns whether everything wanted has arrived, and nothing is in flight.
     pub fn is_idle(&self) -> bool {
         let nothing = !self.asks.is_wanting() && !self.pending && self.in_flight() == 0;
         nothing && matches!(self.phase, Phase::Ticket | Phase::Running(_))
     }
 
-    /// A message arrived.
+    /// Processes a message that arrived.
     pub fn handle(&mut self, now: Instant, message: &[u8]) {
         let Ok(response) = Response::parse(message) else {
             self.stats.refused += 1;
@@ -284,30 +289,31 @@ impl Client {
         }
     }
 
-    /// The next message to send, until None; `feed` has what it may take along.
+    /// The next message to send; `None` if there is none. `feed` supplies the parcels that
+    /// requests carry.
     pub fn poll_transmit(&mut self, now: Instant, feed: &mut dyn Feed) -> Option<Vec<u8>> {
         self.request(now, feed);
         self.outbox.pop_front()
     }
 
-    /// The next data that arrived, in the order of arrival, until None.
+    /// The next data that arrived, in the order of arrival; `None` if there are none.
     pub fn poll_arrived(&mut self) -> Option<Arrived> {
         self.arrived.pop_front()
     }
 
-    /// The next parcel (see [`Feed::take`]) to which no answer can come any more, until None; to be
-    /// asked when [`Client::poll_arrived`] has nothing.
+    /// The next parcel (see [`Feed::take`]) to which no answer can come any more; `None` if
+    /// there is none. To be called when [`Client::poll_arrived`] has returned `None`.
     pub fn poll_settled(&mut self) -> Option<u64> {
         self.asks.poll_settled()
     }
 
-    /// The deadline of the earliest timer, if any.
+    /// Deadline of the earliest timer, if any.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let patience = self.patience.map(|(_, until)| until);
         [self.overdue, patience, self.probe, self.repeated].into_iter().flatten().min()
     }
 
-    /// That deadline has passed.
+    /// Processes all timers that have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.patience.is_some_and(|(_, until)| until <= now) {
             self.patience = None;

@@ -1,30 +1,31 @@
-//! How far packets overtake each other.
+//! Reordering: how far packets overtake each other.
 //!
 //! ```text
 //!   1 2 3 5 6 7        4 is given up: three are behind it
 //!   1 2 3 5 6 7 8 4    it comes: here five behind it are no loss yet, and a wait was too short
 //! ```
 //!
-//! Two queues, or two servers among whom packets are dealt, have packets overtake each other all the time, and a
-//! window that is halved for each is never wide. So what comes after it was given up is learnt from, as the kernel's TCP
-//! does (`tcp_reordering` up to `tcp_max_reordering`; RFC 8985, 6.2, for waits). A restart forgets it, as the kernel's
-//! timeout does: the path may be another.
+//! On a path with two queues, or with two servers among which packets are dealt, packets are
+//! reordered all the time, and a window that is halved for each one stays small. So the client
+//! adapts to packets that arrive after they were given up, as the kernel's TCP does
+//! (`tcp_reordering` up to `tcp_max_reordering`; RFC 8985, 6.2, for waits). A restart resets
+//! the state, as the kernel's timeout does: the path may be another.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// So many packets behind it give a packet up, until it is known better.
+/// Initial reordering degree: packets behind a missing one after which it is given up.
 const FEW: usize = 3;
-/// And so many whatever was seen.
+/// Maximum reordering degree.
 const MOST: usize = 300;
-/// Packets that were given up and may come still, of which we know.
+/// Maximum number of given-up runs that are remembered.
 const REMEMBERED: usize = 64;
 
-/// What was seen.
+/// Reordering that was observed.
 #[derive(Debug)]
 pub(super) struct Overtaking {
     behind: usize,
-    /// Runs that were given up lately.
+    /// Runs of packets that were given up lately.
     given_up: VecDeque<Range<u64>>,
 }
 
@@ -35,12 +36,12 @@ impl Default for Overtaking {
 }
 
 impl Overtaking {
-    /// So many packets behind it give a packet up.
+    /// Number of packets behind a missing one after which it is given up.
     pub(super) fn behind(&self) -> usize {
         self.behind
     }
 
-    /// These were given up.
+    /// Records packets that were given up.
     pub(super) fn give_up(&mut self, packets: Range<u64>) {
         if packets.is_empty() {
             return;
@@ -51,7 +52,8 @@ impl Overtaking {
         self.given_up.push_back(packets);
     }
 
-    /// One has come that was not waited for, when `next` was: whether it had been given up.
+    /// Records an unexpected packet that arrived when `next` was the next one. Returns whether
+    /// it had been given up.
     pub(super) fn came(&mut self, number: u64, next: u64) -> bool {
         let given_up = self.given_up.iter().any(|run| run.contains(&number));
         if given_up {

@@ -1,18 +1,18 @@
-//! What requests have taken along, and which packets of the answers have come.
+//! Parcels that requests have carried, and which packets of their answers have arrived.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// The packets of an answer.
+/// Packets of an answer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Answer {
     packets: u32,
-    /// To come still.
+    /// Number of packets that are still to come.
     left: u32,
-    /// Those of the first 64 that have come, a bit each.
+    /// Bitmap of the first 64 packets: those that have arrived.
     came: u64,
 }
 
-/// Parcels whose answers are not over.
+/// Parcels whose answers are not complete.
 #[derive(Debug, Default)]
 pub(super) struct Parcels {
     answers: BTreeMap<u64, Answer>,
@@ -20,7 +20,7 @@ pub(super) struct Parcels {
 }
 
 impl Parcels {
-    /// One more packet is to come in answer to `parcel`; which of them it is.
+    /// Adds a packet to the answer to `parcel`, and returns its index.
     pub(super) fn expect(&mut self, parcel: Option<u64>) -> u32 {
         let Some(parcel) = parcel else { return 0 };
         let answer = self.answers.entry(parcel).or_default();
@@ -29,7 +29,7 @@ impl Parcels {
         answer.packets - 1
     }
 
-    /// Packet `turn` of the answer came: whether all before it have.
+    /// Records packet `turn` of the answer. Returns whether all earlier ones have arrived.
     pub(super) fn came(&mut self, parcel: Option<u64>, turn: u32) -> bool {
         let Some(answer) = parcel.and_then(|parcel| self.answers.get_mut(&parcel)) else {
             return true;
@@ -42,7 +42,7 @@ impl Parcels {
         in_order
     }
 
-    /// A packet of the answer to `parcel` is not to come any more.
+    /// Records that a packet of the answer to `parcel` will not come any more.
     pub(super) fn is_out(&mut self, parcel: Option<u64>) {
         let Some(number) = parcel else { return };
         let left = self.answers.get_mut(&number).map_or(0, |answer| {
@@ -55,12 +55,12 @@ impl Parcels {
         }
     }
 
-    /// No answer to this parcel can come any more.
+    /// Settles a parcel: no answer to it can come any more.
     pub(super) fn settle(&mut self, parcel: Option<u64>) {
         self.settled.extend(parcel);
     }
 
-    /// The next parcel that is settled.
+    /// The next settled parcel.
     pub(super) fn poll_settled(&mut self) -> Option<u64> {
         self.settled.pop_front()
     }

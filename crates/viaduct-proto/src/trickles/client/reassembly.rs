@@ -1,25 +1,27 @@
-//! A stream put in order.
+//! Reassembly of a stream.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
 
-/// Shorter pieces are copied: else each would keep the whole packet that it came with.
+/// Chunks below this length are copied, because otherwise each would keep its whole packet
+/// alive.
 const SHORT: usize = 512;
 
-/// Data of a stream that arrive in any order, maybe twice, and are read from its beginning. Of each byte it keeps one.
+/// Reassembly buffer of a stream: data may arrive in any order and more than once, and are read
+/// from the beginning. Each byte is stored once.
 #[derive(Debug, Default)]
 pub struct Reassembly {
     next: u64,
-    /// By where they begin; none overlap.
+    /// Chunks by their position, without overlaps.
     pieces: BTreeMap<u64, Bytes>,
-    /// Bytes of all of them.
+    /// Total bytes of the chunks.
     waiting: usize,
 }
 
 impl Reassembly {
-    /// Data arrived for `position`.
+    /// Inserts data at `position`.
     pub fn insert(&mut self, mut position: u64, mut data: Bytes) {
         let before = self.pieces.range(..=position).next_back();
         let before = before.map_or(0, |(start, piece)| start + piece.len() as u64);
@@ -41,7 +43,7 @@ impl Reassembly {
         }
     }
 
-    /// The next data in order, until None.
+    /// The next data in order; `None` if they have not arrived.
     pub fn read(&mut self) -> Option<Bytes> {
         let entry = self.pieces.first_entry().filter(|entry| *entry.key() <= self.next)?;
         let (position, mut data) = entry.remove_entry();
@@ -52,24 +54,24 @@ impl Reassembly {
         if data.is_empty() { self.read() } else { Some(data) }
     }
 
-    /// How many pieces wait.
+    /// Number of chunks in the buffer.
     pub fn pieces(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Where the next data to be read stand.
+    /// Position of the next data to be read.
     pub fn position(&self) -> u64 {
         self.next
     }
 
-    /// Whether there is something to read.
+    /// Returns whether data can be read.
     pub fn is_readable(&self) -> bool {
         self.pieces.first_key_value().is_some_and(|(&position, data)| {
             position <= self.next && position + data.len() as u64 > self.next
         })
     }
 
-    /// What of `range` has not come.
+    /// The parts of `range` that have not arrived.
     pub fn missing(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let (mut holes, mut at) = (Vec::new(), range.start.max(self.next));
         for (&start, data) in self.pieces.range(..range.end) {
@@ -84,13 +86,13 @@ impl Reassembly {
         holes
     }
 
-    /// Bytes that wait for those before them.
+    /// Bytes in the buffer.
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 }
 
-/// Leaves out what stands before `to`.
+/// Removes the part of `data` before `to`.
 fn skip(position: &mut u64, data: &mut Bytes, to: u64) {
     let known = to.saturating_sub(*position).min(data.len() as u64);
     let _known = data.split_to(known as usize);

@@ -1,12 +1,13 @@
-//! Packets in the order of their numbers: what was lost, and what each continuation is good for.
+//! Packets in the order of their numbers: which were lost, and which continuations can be
+//! returned.
 //!
 //! ```text
 //!   arrived ─▶ early ─▶ in order, or given up ─▶ ranges of the piece ─▶ Turn: continuation + proof
 //! ```
 //!
-//! A packet is given up when three behind it have arrived ([more](super::overtaking) where packets overtake each
-//! other), or after a while. From then on it is lost for good, whatever comes: each proof holds the proofs before
-//! it (2.4).
+//! A packet is given up when three behind it have arrived ([more](super::overtaking) on a path
+//! with reordering), or after a timeout. From then on it counts as lost, even if it arrives
+//! later: each proof includes the proofs before it (2.4).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,40 +17,41 @@ use crate::trickles::piece::Piece;
 use crate::trickles::plan::{self, Plan, Tail};
 use crate::trickles::proof::{self, Gaps, Range};
 
-/// A packet so far ahead of its turn is none that was asked for: windows end at 65,535. All that lies
-/// between would have to be given up, and noted.
+/// Bound on how far a packet may be ahead of the next one: windows end at 65,535, so beyond it
+/// no packet was requested. All packets in between would have to be given up, and recorded.
 const REACH: u64 = 1 << 18;
 
-/// A continuation that may be returned, with what there is to say then. Whole windows are held of them where nobody
-/// reads what has come, so it is small; what follows from it is [`Turn::step`].
+/// A continuation that may be returned, with the data to return with it. Whole windows of these
+/// are held if the application does not read, so the struct is small; [`Turn::step`] computes
+/// the rest.
 #[derive(Clone, Debug)]
 pub(super) struct Turn {
-    /// Its bytes.
+    /// The continuation's bytes.
     pub(super) bytes: Vec<u8>,
-    /// The proof, on the wire.
+    /// The proof in wire format.
     pub(super) proof: Vec<u8>,
-    /// What the end of the piece before lacks.
+    /// Losses at the end of the piece before.
     pub(super) tail: Option<Tail>,
     piece: Piece,
-    /// What its piece lacks.
+    /// Gaps of its piece.
     gaps: Gaps,
 }
 
-/// What comes of returning a continuation.
+/// Effects of returning a continuation.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
-    /// What the continuation says.
+    /// The parsed continuation.
     pub(super) known: Continuation,
-    /// What the server will do about the end of the piece before.
+    /// The server's plan for the end of the piece before.
     pub(super) made_up: Option<Plan>,
-    /// What the server will do.
+    /// The server's plan.
     pub(super) plan: Plan,
-    /// How many losses its descendants will name, beside those that `known` names.
+    /// Number of losses that its descendants will name, without those that `known` names.
     pub(super) losses: usize,
 }
 
 impl Turn {
-    /// What comes of returning it; None if nothing can.
+    /// Computes the effects of returning the continuation; `None` if it cannot be used.
     pub(super) fn step(&self) -> Option<Step> {
         let (known, _) = Continuation::peek(&self.bytes).ok()?;
         let (gaps, burst) = (self.gaps.runs(), known.burst.into());
@@ -61,10 +63,10 @@ impl Turn {
     }
 }
 
-/// Of so many pieces and secrets a continuation is kept.
+/// Maximum number of piece and secret pairs of which a continuation is kept.
 const MODELS: usize = 4;
 
-/// What has arrived ahead of its turn.
+/// A packet that arrived ahead of its turn.
 #[derive(Clone, Debug)]
 struct Early {
     nonce: u64,
@@ -77,23 +79,23 @@ pub(super) struct Receiver {
     piece: Piece,
     /// The piece that the survivors of a recovery begin.
     coming: Option<Piece>,
-    /// All below has arrived or is lost.
+    /// All packets below have arrived or are lost.
     next: u64,
     early: BTreeMap<u64, Early>,
     overtaking: Overtaking,
     ranges: Vec<Range>,
-    /// The last point that has arrived.
+    /// Last point that has arrived.
     point: u64,
     tail: Option<Tail>,
     lost: VecDeque<u64>,
     turns: VecDeque<(Turn, Continuation)>,
     recovered: u32,
-    /// A continuation of each of the last pieces and secrets, by the base and the secret's number.
+    /// A continuation of each of the last pieces and secrets, by base and number of the secret.
     models: BTreeMap<(u64, u8), Vec<u8>>,
 }
 
 impl Receiver {
-    /// Before the first packet of a generation whose first piece is `piece`.
+    /// State before the first packet of a generation whose first piece is `piece`.
     pub(super) fn new(piece: Piece) -> Self {
         Receiver {
             piece,
@@ -111,7 +113,8 @@ impl Receiver {
         }
     }
 
-    /// The continuation of packet `number` of which only `delta` came; None if none of its piece is known.
+    /// Rebuilds the continuation of packet `number` from its `delta`; `None` if no continuation
+    /// of its piece and secret is known.
     pub(super) fn whole(&self, number: u64, delta: Delta) -> Option<(Vec<u8>, Continuation)> {
         let (&(base, _), _) = self.models.range(..=(number, u8::MAX)).next_back()?;
         let model = self.models.get(&(base, delta.secret()))?;
@@ -120,7 +123,8 @@ impl Receiver {
         Some((bytes, known))
     }
 
-    /// A packet arrived; false if it had, or was given up, or cannot be.
+    /// Processes a packet. Returns false if it is a duplicate, was given up, or is out of
+    /// range.
     pub(super) fn arrive(
         &mut self,
         number: u64,
@@ -143,22 +147,23 @@ impl Receiver {
         new
     }
 
-    /// The window after the packets that have arrived in order.
+    /// Congestion window after the packets that have arrived in order.
     pub(super) fn window(&self) -> u64 {
         self.coming.map_or_else(|| self.piece.window(self.next - 1), |coming| coming.start.into())
     }
 
-    /// The packet that others behind it wait for.
+    /// The missing packet that later ones wait for.
     pub(super) fn waits_for(&self) -> Option<u64> {
         (!self.early.is_empty()).then_some(self.next)
     }
 
-    /// One has come that [`Receiver::arrive`] had no use for; whether it was given up too soon.
+    /// Processes a packet that [`Receiver::arrive`] rejected. Returns whether it was given up
+    /// too early.
     pub(super) fn came_late(&mut self, number: u64) -> bool {
         self.overtaking.came(number, self.next)
     }
 
-    /// Gives up the packets that others wait for.
+    /// Gives up the packets that later ones wait for.
     pub(super) fn give_up(&mut self) {
         if let Some((&first, _)) = self.early.first_key_value() {
             self.skip_to(first);
@@ -177,12 +182,12 @@ impl Receiver {
         self.lost.pop_front()
     }
 
-    /// How many pieces of survivors have begun since the last call.
+    /// Number of pieces of survivors that have begun since the last call.
     pub(super) fn take_recovered(&mut self) -> u32 {
         std::mem::take(&mut self.recovered)
     }
 
-    /// The next continuation to return, and what it says, until None.
+    /// The next continuation to return, raw and parsed; `None` if there is none.
     pub(super) fn take_turn(&mut self) -> Option<(Turn, Continuation)> {
         self.turns.pop_front()
     }
@@ -219,7 +224,8 @@ impl Receiver {
         }
     }
 
-    /// The first survivor: what the piece before lacks at its end is to be reported.
+    /// Starts the piece of the survivors at its first packet. Losses at the end of the piece
+    /// before are to be reported.
     fn enter_coming(&mut self) {
         let Some(coming) = self.coming.take() else { return };
         let arrived = self.ranges.last().map_or(self.piece.base - 1, |range| range.last);
@@ -232,7 +238,7 @@ impl Receiver {
         self.ranges.clear();
     }
 
-    /// What a continuation is good for; None if nothing, as its trickle is terminated.
+    /// Builds the turn of a continuation; `None` if its trickle is terminated.
     fn turn(&mut self, bytes: Vec<u8>, known: Continuation) -> Option<Turn> {
         let base = self.piece.base;
         if known.piece.base != base {

@@ -1,44 +1,49 @@
-//! The last request, said once more where nothing comes: it may be what was lost, or whoever had it.
+//! Repetition of the last request in a silence: the request, its answer, or the server may be
+//! gone.
 //!
-//! A server that has answered it refuses it, which costs nothing but its bytes. One that has not brings what it and those
-//! before it were to bring, as for any lost request. So the last requests before a silence need no timeout, and a server that takes
-//! over from another goes on where that was (tail loss probes: RFC 8985, 7).
+//! A server that has answered the request refuses the copy as replayed, which costs only its
+//! bytes. A server that has not answered it sends the packets of this request and of those
+//! before it, as for any lost request. So a loss of the last requests before a silence takes no
+//! timeout, and a server that takes over from another continues where that stopped (tail loss
+//! probes: RFC 8985, 7).
 
 use crate::time::{Duration, Instant};
 
-/// So often in a silence at most, each time after half as long again; mostly the timeout ends it sooner.
+/// Maximum number of repetitions in a silence. The interval grows by half each time; usually
+/// the timeout ends the silence earlier.
 const MOST: u32 = 6;
 
-/// What there is to repeat.
+/// The request to repeat.
 #[derive(Debug, Default)]
 pub(super) struct Repeat {
     message: Vec<u8>,
-    /// When it was sent first, and when it was said again the last time.
+    /// Time of the first transmission, and of the last repetition.
     sent: Option<Instant>,
     again: Option<Instant>,
     count: u32,
 }
 
 impl Repeat {
-    /// A request was sent.
+    /// Records a request that was sent.
     pub(super) fn sent(&mut self, now: Instant, message: &[u8]) {
         self.message.clear();
         self.message.extend_from_slice(message);
         self.sent = Some(now);
     }
 
-    /// A round trip was measured: until then waits stay as long as they have become (RFC 6298, 5), for
-    /// it may be the way that has.
+    /// Resets the interval when a round trip was measured. Until then it stays as long as it
+    /// has become (RFC 6298, 5), because the path's delay may have grown.
     pub(super) fn measured(&mut self) {
         self.count = 0;
     }
 
-    /// What was sent is of no use any more.
+    /// Drops the request, as it is of no use any more.
     pub(super) fn forget(&mut self) {
         self.sent = None;
     }
 
-    /// When to say it again, if nothing has come since `heard`; `wait`: for its answer.
+    /// Time of the next repetition if nothing has arrived since `heard`; `wait` is the initial
+    /// interval.
     pub(super) fn due(&self, heard: Instant, wait: Duration) -> Option<Instant> {
         let since = heard.max(self.sent?);
         let since = if self.count > 0 { since.max(self.again?) } else { since };
@@ -46,13 +51,14 @@ impl Repeat {
         (self.count < MOST).then(|| since + longer(wait))
     }
 
-    /// It is said again.
+    /// Takes the request for a repetition.
     pub(super) fn take(&mut self, now: Instant) -> Vec<u8> {
         (self.again, self.count) = (Some(now), self.count + 1);
         self.message.clone()
     }
 
-    /// Whether the answer to what was sent then says how long the way is: it is the answer to nothing else.
+    /// Returns whether the answer to a request sent at `sent` yields an unambiguous round trip
+    /// (Karn's rule).
     pub(super) fn is_plain(&self, sent: Instant) -> bool {
         self.again.is_none_or(|again| sent > again)
     }

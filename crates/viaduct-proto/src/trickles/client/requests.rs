@@ -1,4 +1,4 @@
-//! What a client sends: a first request, echoes, steps, restarts.
+//! Requests that a client sends: first requests, echoes, steps, restarts.
 
 use super::asks::{Budget, Expected, Want, groups};
 use super::receiver::{Step, Turn};
@@ -12,24 +12,26 @@ use crate::trickles::wire::request::{emit_groups, emit_open, emit_padding, emit_
 use crate::trickles::wire::response::{continuation_len, overhead};
 use crate::trickles::wire::{MOST_ASKS, MOST_ATTEMPTS};
 
-/// Bytes of an answer that are left for what the application says to what a request takes along.
+/// Bytes of an answer that are reserved for the application's notes on the request's parcel.
 const NOTES: usize = 192;
-/// Bytes of a first request or a restart that are left for what it takes along, if there is something.
+/// Bytes of a first request or a restart that are reserved for its parcel, if there is one.
 const PARCEL: usize = 512;
-/// Bytes of a step that are left for asks, if something is wanted and what it takes along does not need them.
+/// Bytes of a step that are reserved for asks, if bytes are wanted and the parcel does not need
+/// the room.
 const ASKS: usize = 512;
-/// Bytes of a first request, or of a step that names no losses, beside asks and what it takes along, at most.
+/// Maximum length of a first request, or of a step that names no losses, without asks and
+/// parcel.
 pub(in crate::trickles) const HEAD: usize = 128;
 
-/// What a step's packets are to be.
+/// Layout of the packets that answer a step.
 #[derive(Debug)]
 struct Layout {
     now: Instant,
-    /// Bytes of a message, less what is reserved.
+    /// Bytes of a message, less the reserve.
     room: usize,
-    /// Bytes of continuations that the packets bear.
+    /// Bytes of the continuations that the packets carry.
     descendant: usize,
-    /// Bytes to be left in the first packet with data, as long as there was none.
+    /// Bytes reserved in the first packet with data; 0 from then on.
     notes: usize,
     budget: Budget,
     wants: Vec<Want>,
@@ -37,7 +39,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// Bytes that a plan's packets have room for.
+    /// Bytes of data that a plan's packets have room for.
     fn brings(&self, plan: &Plan) -> u64 {
         let again = plan.again.numbers().iter().map(|_| overhead(None));
         let fresh = plan
@@ -49,7 +51,8 @@ impl Layout {
 }
 
 impl Client {
-    /// Nothing came for too long.
+    /// Restarts the connection (or repeats the first request) after a timeout or a long
+    /// silence.
     fn begin_again(&mut self, now: Instant, feed: &mut dyn Feed) {
         self.due = false;
         if matches!(self.phase, Phase::Ticket) {
@@ -77,7 +80,8 @@ impl Client {
         self.attempts += 1;
     }
 
-    /// A generation is asked for: so its answer says how long that took, however often another was asked for since.
+    /// Notes that a generation was requested. Its answer then yields a round trip, even if other
+    /// generations were requested since.
     fn begins(&mut self, generation: u16, now: Instant) {
         self.begun.retain(|(asked, _)| *asked != generation);
         self.begun.push((generation, now));
@@ -90,19 +94,20 @@ impl Client {
         self.finish(message, self.pad(), feed);
     }
 
-    /// Bytes of the longest request now. If a first request is not answered it may have been too long for the way,
-    /// and nobody has said so.
+    /// Maximum length of a request at present. A first request without an answer may have
+    /// exceeded the path MTU without an ICMP error.
     fn longest(&self) -> usize {
         let again = matches!(self.phase, Phase::Opening) && self.attempts > 0;
         if again { self.config.request.min(LEAST_MESSAGE) } else { self.config.request }
     }
 
-    /// Bytes of a first request, at least.
+    /// Minimum length of a first request in bytes.
     fn pad(&self) -> usize {
         self.config.pad.max(LEAST_REQUEST).min(self.longest())
     }
 
-    /// Makes requests of what is held, as long as something is wanted, or to be taken along.
+    /// Sends requests with the continuations that are held, as long as bytes are wanted or the
+    /// feed has a parcel.
     pub(super) fn request(&mut self, now: Instant, feed: &mut dyn Feed) {
         let first = matches!(self.phase, Phase::Opening) && self.attempts == 0 && self.count == 0;
         if first || self.due {
@@ -143,7 +148,7 @@ impl Client {
         self.look();
     }
 
-    /// All that could be sent was: sets the timers for what there is to wait for.
+    /// Sets the timers once no further request can be sent.
     fn look(&mut self) {
         if matches!(self.phase, Phase::Running(_)) {
             self.stuck = self.is_stuck();
@@ -151,14 +156,17 @@ impl Client {
         }
     }
 
-    /// Whether several trickles wait for repairs, and nothing else is to come. Whatever came last was asked for later: so
-    /// repairs are lost, and a wait as long as packets may overtake each other is enough (RFC 8985, 6.2).
+    /// Returns whether several trickles wait for repairs, and nothing else is to come. The
+    /// packets that came last were requested after the repairs, so the repairs are lost. The
+    /// restart then need not wait for the full timeout: packets are not reordered by more than
+    /// the wait for a silence (RFC 8985, 6.2).
     fn is_stuck(&self) -> bool {
         let waits = self.asks.is_wanting() || self.in_flight() > 0;
         waits && self.asks.are_repairs() && self.held.len() > FEW && self.attempts == 0
     }
 
-    /// The nonces of all repairs that a continuation waits for, xored; None if one is missing.
+    /// Xor of the nonces of all repairs that a continuation waits for; `None` if one is
+    /// missing.
     fn repairs(&self, known: &Continuation) -> Option<u64> {
         let mut sum = None;
         for run in known.losses.runs() {
@@ -184,7 +192,8 @@ impl Client {
         self.overdue = Some(now + self.trips.wait(self.attempts));
     }
 
-    /// Asks for up to `packets` of a first window, in a request that has `taken` bytes already.
+    /// Assigns wants to up to `packets` packets of a first window, in a request that has
+    /// `taken` bytes already.
     fn promise(&mut self, packets: usize, continuation: usize, taken: usize, feed: &dyn Feed) {
         let message =
             self.anchor.as_ref().map_or(self.config.message, |(_, known, _)| known.message);
@@ -203,13 +212,14 @@ impl Client {
         }
     }
 
-    /// Bytes for the asks of a request that has `taken` bytes already.
+    /// Bytes available for the asks of a request that has `taken` bytes already.
     fn budget(&self, taken: usize, feed: &dyn Feed) -> Budget {
         let parcel = if feed.is_pending() { PARCEL.max(feed.needs()) } else { 0 };
         Budget::new(self.longest().saturating_sub(taken.saturating_add(parcel)))
     }
 
-    /// Ends a first request or a restart: padded to `least` bytes, with what is promised.
+    /// Completes a first request or a restart: adds the promised asks and the parcel, and pads
+    /// to `least` bytes.
     fn finish(&mut self, mut message: Vec<u8>, least: usize, feed: &mut dyn Feed) {
         let mut tail = Vec::new();
         self.emit_promised(&mut tail);
@@ -227,13 +237,14 @@ impl Client {
         emit(&wants, out);
     }
 
-    /// Has the request of a first window take something along.
+    /// Adds a parcel to the request of a first window.
     fn load(&mut self, message: &mut Vec<u8>, feed: &mut dyn Feed) {
         let room = self.config.request.saturating_sub(message.len());
         self.promised_parcel = feed.take(room, message);
     }
 
-    /// A request that returns a continuation, and asks for as much as the server will send.
+    /// Sends a request that returns a continuation, with asks for as much as the server will
+    /// send.
     fn send_turn(
         &mut self,
         now: Instant,
@@ -273,7 +284,7 @@ impl Client {
         self.post(message);
     }
 
-    /// Has a request of `taken` bytes, whose answer has room for `brings`, take something along.
+    /// Adds a parcel to a request of `taken` bytes, whose answer has room for `brings` bytes.
     fn take_along(
         &self,
         brings: u64,
@@ -290,14 +301,14 @@ impl Client {
             feed.spare(1 + self.held.len());
             layout.parcel = feed.take(room, out);
             layout.notes = if layout.parcel.is_some() { NOTES } else { 0 };
-            // What is asked for comes first.
+            // The asks have precedence.
             feed.brings(if wants { 0 } else { brings.saturating_sub(NOTES as u64) });
         } else if !wants && feed.is_eager() {
             layout.parcel = feed.take_eager(room, brings, out);
         }
     }
 
-    /// Notes which packets a plan brings, and what they are to carry.
+    /// Records which packets a plan brings, and which bytes they are to carry.
     fn expect(&mut self, plan: &Plan, layout: &mut Layout) {
         for &number in plan.again.numbers() {
             let expected = self.ask(overhead(None), layout);
@@ -314,7 +325,7 @@ impl Client {
         }
     }
 
-    /// Asks for what fits a packet that has `taken` bytes already.
+    /// Assigns a want that fits a packet with `taken` bytes of overhead.
     fn ask(&mut self, taken: usize, layout: &mut Layout) -> Expected {
         let notes = std::mem::take(&mut layout.notes);
         let room = layout.room.saturating_sub(taken + notes);
@@ -330,7 +341,7 @@ impl Client {
     }
 }
 
-/// Bytes to be left in the answer to what `feed` gives.
+/// Bytes to be reserved in the answer to a parcel of `feed`.
 fn notes(feed: &dyn Feed) -> usize {
     if feed.is_pending() { NOTES } else { 0 }
 }

@@ -1,4 +1,4 @@
-//! What a client makes of a response: packets for the receiver, data for the application.
+//! Processing of responses: packets go to the receiver, data to the application.
 
 use bytes::Bytes;
 
@@ -10,14 +10,16 @@ use crate::trickles::continuation::{Continuation, Mode};
 use crate::trickles::proof::{self, Range};
 use crate::trickles::wire::{Form, MOST_ATTEMPTS, Payload, Response};
 
-/// Repairs whose nonces are kept, the latest: windows end at 65,535, and each is asked about in the next.
+/// Maximum number of repairs whose nonces are kept, the latest ones: windows end at 65,535, and
+/// each repair is proven in the next window.
 const REPAIRED: usize = 1 << 17;
 
-/// Packets on their way that are one trickle's, and trickles that are few.
+/// Number of packets that one trickle has in flight, and threshold for few trickles.
 pub(super) const FEW: usize = 2;
 
 impl Client {
-    /// A response of this connection; false if it is of another generation.
+    /// Processes a response of this connection. Returns false if it does not belong to an
+    /// expected generation.
     pub(super) fn take(&mut self, now: Instant, response: &Response) -> bool {
         let newer = response.generation.wrapping_sub(self.generation);
         let awaited = match self.phase {
@@ -38,7 +40,7 @@ impl Client {
                 self.take_packet(now, response)
             }
             Form::Ticket(_) | Form::Group(_) => false,
-            // Of a generation that is over the data are good still.
+            // Data of a past generation are still valid.
             _ => {
                 self.late(&response.payload);
                 newer == 0 || newer > u16::MAX / 2
@@ -46,7 +48,8 @@ impl Client {
         }
     }
 
-    /// How much newer a generation is that was asked for: what a ticket begins is of its own.
+    /// Minimum distance to the generation that was requested: that of a ticket begins with the
+    /// same number.
     fn awaits(&self) -> u16 {
         u16::from(self.anchor.as_ref().is_some_and(|(_, known, _)| known.mode != Mode::Ticket))
     }
@@ -81,7 +84,7 @@ impl Client {
         true
     }
 
-    /// The first packet of a generation that was asked for.
+    /// Processes the first packet of a generation that was requested.
     fn begin_generation(&mut self, bytes: &[u8]) -> bool {
         let Ok((known, _)) = Continuation::peek(bytes) else { return false };
         if known.mode != Mode::Begun {
@@ -89,7 +92,7 @@ impl Client {
         }
         let asked = self.begun.iter().find(|(generation, _)| *generation == known.generation);
         let Some(&(_, sent)) = asked else { return false };
-        // What was asked for after it may come still, and ends it.
+        // Generations requested later may still be answered, and end this one.
         let newer = |asked: u16| asked.wrapping_sub(known.generation) as i16 > 0;
         self.begun.retain(|&(asked, _)| newer(asked));
         let parcel = self.promised_parcel.take();
@@ -105,7 +108,7 @@ impl Client {
         true
     }
 
-    /// A packet of the present generation.
+    /// Processes a packet of the present generation.
     fn take_packet(&mut self, now: Instant, response: &Response) -> bool {
         let Phase::Running(receiver) = &mut self.phase else { return false };
         let number = response.number;
@@ -154,7 +157,7 @@ impl Client {
                         Some((bytes, known))
                     });
                     new |= receiver.arrive(number, nonce, packet);
-                    // They bring no data, even if some were asked for.
+                    // Grouped packets carry no data, even if some were requested.
                     if let Some(expected) = self.asks.came(number) {
                         self.asked = self.asked.max(expected.sent);
                         self.asks.want_again(expected.want);
@@ -184,7 +187,7 @@ impl Client {
         true
     }
 
-    /// Something new came: the timers begin anew.
+    /// Resets the retransmission timers, as something new has arrived.
     fn hear(&mut self, now: Instant) {
         self.stats.received += 1;
         self.heard = now;
@@ -192,7 +195,7 @@ impl Client {
         self.probed = false;
     }
 
-    /// Takes what the receiver has decided, and sets the timers.
+    /// Applies the receiver's decisions, and sets the timers.
     pub(super) fn settle(&mut self, now: Instant) {
         let Phase::Running(receiver) = &mut self.phase else { return };
         self.stats.recoveries += u64::from(receiver.take_recovered());
@@ -218,27 +221,29 @@ impl Client {
     pub(super) fn set_overdue(&mut self) {
         let wait = self.trips.wait(self.attempts);
         let repair = self.asks.oldest_again().map(|sent| sent + wait);
-        // Something may be wanted with no trickle left to ask for it, or none without a repair.
+        // Bytes may be wanted when no trickle is left to request them, or none that has its
+        // repairs.
         let answer = (!self.is_idle()).then(|| self.heard + wait);
         let answer = self.stuck.then(|| self.repeat_time()).flatten().or(answer);
         self.overdue = [repair, answer].into_iter().flatten().min();
         self.repeated = self.repeat_due();
-        // A trickle that is held while something is in flight: nothing else is wanted, and no packet behind
-        // the last ones would show that they are lost.
+        // Tail: a trickle is held while packets are in flight. Nothing else is wanted, so no
+        // packet behind the last ones would show that they are lost.
         let tail = !self.held.is_empty() && !self.asks.is_wanting() && self.in_flight() > 0;
         let may = tail && !self.probed && self.attempts == 0;
         let first = may.then(|| self.asks.first_wanted()).flatten();
         self.probe = first.and_then(|sent| {
             let wait = self.trips.probe()?;
             let passed = self.trips.overtakes(self.asked, sent);
-            // While packets come, the round trip may have grown.
+            // While packets arrive, the round trip may have grown.
             Some(if passed { self.heard } else { (sent + wait).max(self.heard + wait / 8) })
         });
     }
 
-    /// When the last request is to be said once more: something is to come, and nothing does.
+    /// Time at which the last request is sent again: packets are in flight, and none arrives.
     pub(super) fn repeat_due(&self) -> Option<Instant> {
-        // With a single trickle on its way the timeout is as good (RFC 8985, 7.2), and a crowd has no others.
+        // With a single trickle in flight the timeout is as good (RFC 8985, 7.2). Most clients
+        // in a crowd have no more.
         let waits = self.in_flight() > FEW && self.attempts == 0 && !self.stuck;
         waits.then(|| self.repeat_time()).flatten()
     }
@@ -247,7 +252,8 @@ impl Client {
         self.repeat.due(self.heard, self.trips.repeat()?)
     }
 
-    /// Hands data on; what was wanted and did not come with them is wanted again.
+    /// Delivers data. Bytes that were wanted from this packet and did not arrive with it are
+    /// wanted again.
     fn deliver(&mut self, expected: Expected, payload: &Payload) {
         let Expected { want, parcel, in_order, .. } = expected;
         if let Some(want) = want.filter(|want| want.length > 0) {
@@ -263,7 +269,7 @@ impl Client {
         self.hand_on(parcel, in_order, payload);
     }
 
-    /// Hands data on that nobody waits for any more.
+    /// Delivers data that were not expected any more.
     fn late(&mut self, payload: &Payload) {
         self.hand_on(None, true, payload);
     }
@@ -282,7 +288,7 @@ impl Client {
         });
     }
 
-    /// What was asked for the first window beyond it is wanted still.
+    /// Wants again what was assigned to the first window and not used.
     pub(super) fn unpromise(&mut self) {
         let parcel = self.promised_parcel.take();
         self.asks.settle(parcel);
@@ -291,7 +297,8 @@ impl Client {
         }
     }
 
-    /// Nothing of the present generation will come.
+    /// Drops the state of all requests in flight; no packet of the present generation will
+    /// arrive.
     pub(super) fn forget_flight(&mut self) {
         self.asks.forget_all();
         self.held.clear();

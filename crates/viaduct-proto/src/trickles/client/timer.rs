@@ -1,36 +1,39 @@
-//! Round trips, and how long to wait for what does not come (RFC 6298).
+//! Round-trip estimation and timeouts (RFC 6298).
 
 use crate::time::{Duration, Instant};
 
-/// The wait before anything was measured.
+/// Initial timeout before a round trip was measured.
 const FIRST: Duration = Duration::from_secs(1);
-/// Shortest wait beyond the round trip, as Linux has it.
+/// Minimum of the variance term of the timeout, as in Linux.
 const LEAST: Duration = Duration::from_millis(200);
-/// Longest wait.
+/// Maximum timeout.
 const MOST: Duration = Duration::from_secs(60);
 
-/// The smoothed round trip and its variation.
+/// Smoothed round trip and its variation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trips {
-    /// What the first answer took at most, since the first request.
+    /// Upper bound of the first round trip: the time from the first request to the first
+    /// answer.
     first: Option<Duration>,
     smoothed: Option<Duration>,
     variation: Duration,
-    /// The shortest: that of the way, where the smoothed one has the queue's wait in it.
+    /// Shortest round trip: the delay of the path alone, while the smoothed one includes
+    /// queueing.
     shortest: Option<Duration>,
-    /// Packets have overtaken each other on this way.
+    /// True if packets were reordered on this path.
     uneven: bool,
-    /// So often what was waited for came after its wait.
+    /// Number of packets that arrived after they were given up.
     short: u32,
 }
 
 impl Trips {
-    /// The first answer came: until a round trip is measured no less is waited than for that.
+    /// Records the time to the first answer. Until a round trip is measured, the timeout is at
+    /// least that long.
     pub(super) fn opened(&mut self, trip: Duration) {
         self.first.get_or_insert(trip);
     }
 
-    /// A round trip was measured.
+    /// Adds a round trip sample.
     pub(super) fn measure(&mut self, trip: Duration) {
         self.shortest = Some(self.shortest.map_or(trip, |shortest| shortest.min(trip)));
         match self.smoothed {
@@ -42,44 +45,45 @@ impl Trips {
         }
     }
 
-    /// How long to wait for an answer after `attempts` that had none.
+    /// Timeout of an answer after `attempts` unanswered ones.
     pub(super) fn wait(&self, attempts: u32) -> Duration {
         let smoothed = self.smoothed.map(|trip| trip + (4 * self.variation).max(LEAST));
         let unmeasured = || self.first.map_or(FIRST, |trip| (trip * 5 / 4).max(FIRST));
         smoothed.unwrap_or_else(unmeasured).saturating_mul(1 << attempts.min(8)).min(MOST)
     }
 
-    /// How long to wait for the last packets of what is wanted, where a trickle is there to ask once more: as for
-    /// an answer, without the least wait, and no longer than RFC 8985 has it for TCP; None while no round trip
-    /// is known.
+    /// Timeout of a tail probe. Computed as for an answer, without the minimum, and not longer
+    /// than RFC 8985 has it for TCP. `None` while no round trip is known.
     pub(super) fn probe(&self) -> Option<Duration> {
         self.smoothed.map(|trip| (trip + 4 * self.variation).min(2 * trip).max(LEAST / 20))
     }
 
-    /// How long to wait before the last request is said once more (RFC 8985, 7.2); None while no round trip is known.
+    /// Interval before the last request is sent again (RFC 8985, 7.2); `None` while no round
+    /// trip is known.
     pub(super) fn repeat(&self) -> Option<Duration> {
         self.smoothed.map(|trip| (2 * trip).max(trip + 4 * self.variation).max(LEAST / 20))
     }
 
-    /// Whether an answer to what was asked for at `later` says that none comes to what was asked for at `sent`: as far
-    /// apart no packets are overtaken.
+    /// Returns whether an answer to a request sent at `later` shows that the answer to one sent
+    /// at `sent` is lost, because packets are not reordered that far.
     pub(super) fn overtakes(&self, later: Instant, sent: Instant) -> bool {
         later > sent + self.patience()
     }
 
-    /// A packet has come behind one that was sent later.
+    /// Records that a packet arrived behind one that was sent later.
     pub(super) fn overtaken(&mut self) {
         self.uneven = true;
     }
 
-    /// What was waited for has come after its wait.
+    /// Records that a packet arrived after it was given up.
     pub(super) fn were_short(&mut self) {
         self.short = self.short.saturating_add(1);
     }
 
-    /// How long packets wait for those before them, which may have been overtaken: as RFC 8985 has it, a quarter of
-    /// the shortest round trip, and more where that was seen. Two ways may have a queue each: there it is a quarter
-    /// of what a round trip takes with those, and one more each time that this was too short, up to all of it.
+    /// Reordering window: how long packets wait for a missing one before them. A quarter of the
+    /// shortest round trip, as in RFC 8985. If reordering was seen, a quarter of the smoothed
+    /// one, because two paths may have a queue each. A further quarter is added each time that
+    /// it was too short, up to a full round trip.
     pub(super) fn patience(&self) -> Duration {
         let trip = if self.uneven { self.smoothed } else { self.shortest };
         let quarters = self.short.saturating_add(1).min(4);
