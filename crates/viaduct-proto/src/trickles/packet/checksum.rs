@@ -1,9 +1,9 @@
-//! The Internet checksum (RFC 1071) of what follows an IP header, at eight bytes a step.
+//! Internet checksum (RFC 1071) of transport segments, eight bytes at a time.
 
 use std::net::IpAddr;
 
-/// The checksum of `segment`, whose own field is zero, between these addresses; of one that stands in
-/// the segment already, 0 if it is right.
+/// Checksum of `segment`, whose checksum field is zero, between these addresses. If the field
+/// is filled in, 0 if it is right.
 pub(super) fn transport(source: IpAddr, destination: IpAddr, protocol: u8, segment: &[u8]) -> u16 {
     let mut sum = u64::from(protocol) + segment.len() as u64;
     for ip in [source, destination] {
@@ -15,18 +15,18 @@ pub(super) fn transport(source: IpAddr, destination: IpAddr, protocol: u8, segme
     !fold(sum + folded(segment))
 }
 
-/// The sum of the pseudo header of `length` bytes between these addresses, which stand one behind the other: what
-/// devices that sum the rest find in the field.
+/// Sum of the pseudo header for `length` bytes; `addresses` are source and destination,
+/// concatenated. Devices that compute the rest of the checksum find it in the field.
 pub(super) fn pseudo(addresses: &[u8], protocol: u8, length: usize) -> u16 {
     fold(u64::from(protocol) + length as u64 + folded(addresses))
 }
 
-/// The sum of 16-bit words, small enough to be added to others.
+/// Sum of the 16-bit words, small enough to be added to others.
 fn folded(bytes: &[u8]) -> u64 {
     fold(words(bytes)).into()
 }
 
-/// Ones' complement sums do not mind how many words are added at a time, as long as what overflows is
+/// A ones' complement sum may be computed over several words at a time, as long as the carry is
 /// added at the low end.
 fn words(bytes: &[u8]) -> u64 {
     let mut chunks = bytes.chunks_exact(8);
@@ -76,7 +76,8 @@ mod tests {
             all.extend((bytes.len() as u32).to_be_bytes());
             all.extend([0, 0, 0, 6]);
             all.extend(&bytes);
-            // The two sums may write zero in either of its ways, but never here, where not all is zero.
+            // The two algorithms may represent zero differently. It does not occur here, as the
+            // pseudo header is not all zero.
             prop_assert_eq!(transport(from, to, 6, &bytes), internet_checksum(&all));
         }
     }

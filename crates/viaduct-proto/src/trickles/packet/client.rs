@@ -1,29 +1,29 @@
-//! The client's side: it tells the story of one TCP connection, for both ends.
+//! The client's side: keeps the TCP numbers of both directions.
 
 use std::net::SocketAddr;
 
 use super::tcp::{self, Kind, Segment};
 use super::{Mark, Role, Room, TooLong};
 
-/// How far numbers may run ahead where windows are scaled, bytes: half of the window that packets
-/// state, so that nothing that arrives late falls out of it.
+/// Maximum distance of numbers ahead of the acknowledged ones with scaled windows, in bytes:
+/// half of the window that packets state, so that late packets stay within the window.
 const WIDE: u32 = 1 << 29;
-/// The same before anybody has seen a scaled window, and where somebody has taken the scale out of the
-/// SYNs: less than 64 KB.
+/// The same before a scaled window was seen, or if a middlebox removed the scale from the SYNs:
+/// less than 64 KB.
 const NARROW: u32 = 60_000;
-/// Bytes by which answers may go beyond what was expected of them, and still count.
+/// Bytes by which answers may exceed the expected length and still count.
 const BEYOND: u32 = 1 << 20;
 
-/// The numbers of one connection in TCP's format, as the client keeps them.
+/// TCP numbers of one connection, as the client keeps them.
 ///
 /// ```text
 ///   what it sends        acked ........ next ..(window)..▶     a window full: from `acked` again
 ///   what it expects      heard ........ place ..(window)..▶    likewise, from `heard`
 /// ```
 ///
-/// It says that it has `heard` no more than has come, and sends its own bytes behind `acked`, so every
-/// firewall on the way has seen what is acknowledged. What was lost is never sent again under its old
-/// number: it is Trickles that recovers it, with numbers of its own.
+/// The client acknowledges (`heard`) only bytes that have arrived, and sends its own behind
+/// `acked`, so every firewall on the path has seen the acknowledged bytes. Lost bytes are never
+/// retransmitted under their old number: Trickles recovers them with numbers of its own.
 #[derive(Clone, Debug)]
 pub struct Numbers {
     local: SocketAddr,
@@ -31,21 +31,21 @@ pub struct Numbers {
     first: u32,
     open: bool,
     next: u32,
-    /// Behind the last byte ever sent.
+    /// The number behind the last byte ever sent.
     top: u32,
     acked: u32,
     heard: u32,
     place: u32,
-    /// How far `next` may be from `acked`.
+    /// Maximum distance from `acked` to `next`.
     reach_out: u32,
-    /// How far `place` may be from `heard`.
+    /// Maximum distance from `heard` to `place`.
     reach_in: u32,
     scaled: bool,
     count: u8,
 }
 
 impl Numbers {
-    /// Of a connection that begins, with `first` as its first number: any, best a random one.
+    /// Starts a connection with the initial sequence number `first`, preferably random.
     pub fn new(local: SocketAddr, remote: SocketAddr, first: u32) -> Numbers {
         let next = first.wrapping_add(1);
         Numbers {
@@ -65,29 +65,30 @@ impl Numbers {
         }
     }
 
-    /// This end, as this machine knows it.
+    /// Local address and port, as this machine knows them.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
 
-    /// The server's end.
+    /// Address and port of the server.
     pub fn remote(&self) -> SocketAddr {
         self.remote
     }
 
-    /// Whether the SYN has been answered. Until then every request is a SYN.
+    /// Returns whether the SYN has been answered. Until then every request is a SYN.
     pub fn is_open(&self) -> bool {
         self.open
     }
 
-    /// Bytes of the longest messages that packets of `mtu` bytes hold.
+    /// Maximum message lengths in packets of `mtu` bytes.
     pub fn room(&self, mtu: usize) -> Room {
         let of = |kind| mtu.saturating_sub(tcp::overhead(self.remote.is_ipv4(), kind));
         Room { first: of(Kind::Syn), later: of(Kind::Data) }
     }
 
-    /// Writes the packet of the next request, `mtu` bytes at most, in place of what is in `packet`.
-    /// `expected`: bytes of answers that it may bring, headers not counted; more is no harm.
+    /// Replaces the contents of `packet` by the packet of the next request, `mtu` bytes at
+    /// most. `expected` is the number of bytes of answers that it may bring, without headers;
+    /// more do no harm.
     ///
     /// # Errors
     /// The message does not fit.
@@ -115,8 +116,9 @@ impl Numbers {
         tcp::emit(&segment, message, mtu, packet)
     }
 
-    /// A packet of answers has come, with so many bytes behind its headers. Whether they are to this connection; its
-    /// messages may then be looked at, whatever its numbers, which count only where they can be right.
+    /// Processes a packet of answers with `bytes` bytes behind its headers. Returns whether it
+    /// belongs to this connection. If so, its messages may be processed whatever its numbers;
+    /// the numbers are used only if they are plausible.
     pub fn hear(&mut self, answer: &Segment, bytes: usize) -> bool {
         let ours = answer.source == self.remote && answer.destination == self.local;
         if !ours || answer.mark.role != Role::Answer {
@@ -130,14 +132,14 @@ impl Numbers {
         true
     }
 
-    /// Whether a plain TCP's answer with this acknowledgement number can be one to our SYN, of which it
-    /// may have taken the message for data, or not.
+    /// Returns whether a plain TCP's answer with this acknowledgement number can be one to our
+    /// SYN, whose message it may or may not have taken as data.
     pub fn answers_syn(&self, ack: u32) -> bool {
         !self.open && ack.wrapping_sub(self.first.wrapping_add(1)) <= u32::from(u16::MAX)
     }
 
-    /// Whether a packet of ours with this sequence number may be on its way, or was not long ago: ICMP quotes it, and
-    /// who has not seen our packets does not know it.
+    /// Returns whether a packet of ours with this sequence number may be in flight, or was
+    /// recently. ICMP errors quote the number, and an off-path attacker does not know it.
     pub fn has_sent(&self, seq: u32) -> bool {
         let on_its_way = self.top.wrapping_sub(self.acked).saturating_add(BEYOND);
         if self.open { self.top.wrapping_sub(seq) <= on_its_way } else { seq == self.first }
@@ -147,7 +149,7 @@ impl Numbers {
         if self.open { Kind::Data } else { Kind::Syn }
     }
 
-    /// The number of a request of so many bytes.
+    /// Allocates the sequence number of a request of `bytes` bytes.
     fn take(&mut self, bytes: u32) -> u32 {
         if self.next.wrapping_sub(self.acked).saturating_add(bytes) > self.reach_out {
             self.next = self.acked;
@@ -160,7 +162,7 @@ impl Numbers {
         seq
     }
 
-    /// How far ahead the answers to a request stand.
+    /// Reserves numbers for the answers to a request, and returns their distance from `heard`.
     fn reserve(&mut self, expected: u32) -> u32 {
         let expected = expected.max(1);
         let ahead = self.place.wrapping_sub(self.heard);
@@ -172,7 +174,8 @@ impl Numbers {
         at.wrapping_sub(self.heard)
     }
 
-    /// What it carries does not count: the SYN may have been answered before, by fewer bytes.
+    /// Processes a SYN-ACK. Its payload does not count: the SYN may have been answered before,
+    /// with fewer bytes.
     fn hear_opening(&mut self, answer: &Segment) {
         if self.open || answer.ack != self.first.wrapping_add(1) {
             return;
@@ -181,7 +184,7 @@ impl Numbers {
         self.scaled = answer.scaled;
         self.heard = answer.seq.wrapping_add(1);
         self.place = self.heard;
-        // Our own windows are scaled from the next packet on, which stands before what it brings.
+        // Our own windows are scaled from the next packet on, which precedes its answers.
         self.reach_in = if self.scaled { WIDE } else { NARROW };
     }
 
@@ -207,7 +210,7 @@ impl Numbers {
     }
 }
 
-/// Of two numbers that are less than half of all numbers apart, whether `a` is the later.
+/// Returns whether `a` is the later of two numbers, in serial number arithmetic.
 fn is_after(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) > 0
 }

@@ -1,9 +1,11 @@
-//! A twin of Linux' strict connection tracking, as far as windows and states go: for tests alone.
+//! Model of Linux' strict connection tracking, as far as windows and states go: for tests
+//! alone.
 //!
-//! For each direction it knows how far bytes were seen, how far they may go (what the other side has
-//! acknowledged, and its window), and the widest window. A packet is refused if it starts beyond what
-//! may be sent, ends too far below what was sent, acknowledges what was not sent, or acknowledges too
-//! little. Real conntrack is asked by `crates/viaduct/tests/trickles`.
+//! For each direction the model keeps the highest number seen, the highest one allowed (what
+//! the other side has acknowledged, plus its window), and the largest window. A packet is
+//! refused if it starts beyond the allowed number, ends too far below the highest number seen,
+//! acknowledges what was not sent, or acknowledges too little. Tests against the real conntrack
+//! are in `crates/viaduct/tests/trickles`.
 
 use super::tcp::{Kind, SCALE, Segment, WINDOW};
 
@@ -16,17 +18,17 @@ struct Side {
     max_window: u32,
 }
 
-/// What it remembers of one connection.
+/// State of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Conntrack {
-    /// The client, the server.
+    /// Client, then server.
     sides: [Side; 2],
     syn: bool,
     answered: bool,
     scaled: bool,
 }
 
-/// Why a packet is INVALID.
+/// Reason why a packet is INVALID.
 pub(super) type Invalid = &'static str;
 
 impl Conntrack {
@@ -34,7 +36,8 @@ impl Conntrack {
         Conntrack { scaled, ..Conntrack::default() }
     }
 
-    /// A packet from the client (0) or the server (1) passes, or it is told why not.
+    /// Processes a packet from the client (0) or the server (1). Returns an error if it is
+    /// invalid.
     pub(super) fn pass(&mut self, from: usize, packet: &Segment) -> Result<(), Invalid> {
         let length = u32::from(packet.mark.length) + u32::from(packet.kind.is_syn());
         let end = packet.seq.wrapping_add(length);
@@ -47,7 +50,7 @@ impl Conntrack {
                 self.syn = true;
                 return Ok(());
             }
-            // Passed on, and not looked at.
+            // Passed without a check.
             (Kind::Syn, 0) => return Ok(()),
             (Kind::SynAck, 1) if self.answered => return Ok(()),
             (Kind::SynAck, 1) if self.syn => {

@@ -1,5 +1,5 @@
-//! What routers and hosts say of a packet that went no further (RFC 792, RFC 4443): it was too long for the
-//! rest of the way (RFC 1191, RFC 8201), or nobody is there.
+//! ICMP errors about packets that were not delivered (RFC 792, RFC 4443): packet too big (RFC
+//! 1191, RFC 8201), or destination unreachable.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,44 +7,45 @@ use crate::wire::ip::{Header, internet_checksum};
 
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
-/// Destination unreachable, and of its codes in IPv4: fragmentation needed.
+/// Destination unreachable, and among its codes in IPv4: fragmentation needed.
 const V4_UNREACHABLE: u8 = 3;
 const V4_TOO_BIG: u8 = 4;
 const V6_UNREACHABLE: u8 = 1;
 const V6_TOO_BIG: u8 = 2;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-/// The least MTU that is believed: a router that says less is out of date, or lies. Linux has the same
-/// floor for IPv4; IPv6 promises its own.
+/// Minimum MTU that is accepted. A router that reports less is outdated, or the report is
+/// forged. Linux has the same minimum for IPv4; IPv6 guarantees its own.
 pub const LEAST_V4: usize = 552;
-/// Likewise.
+/// Likewise, for IPv6.
 pub const LEAST_V6: usize = 1280;
 
-/// What is said of a packet.
+/// ICMP error about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Who had sent the packet.
+    /// Sender of the quoted packet.
     pub source: SocketAddr,
-    /// Where it was to go.
+    /// Destination of the quoted packet.
     pub destination: SocketAddr,
-    /// The four bytes behind its ports: TCP's sequence number.
+    /// The four bytes behind its ports: the sequence number in TCP.
     pub number: u32,
-    /// Why it did not arrive.
+    /// Reason why it was not delivered.
     pub why: Why,
 }
 
-/// Why a packet did not arrive.
+/// Reason why a packet was not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Bytes of the longest packet that goes on; never below the floor.
+    /// MTU of the next hop in bytes; never below the minimum.
     TooBig(usize),
-    /// The host, or its port, is not there, or a firewall says so.
+    /// The host or its port is unreachable, or a firewall reports so.
     Unreachable,
 }
 
-/// Reads a packet that begins with its IP header; `None` if it is something else. It quotes no more
-/// than addresses, ports and a number, so anybody who guesses these can say so: against a lie about the length a
-/// floor stands, and a client knows which numbers it has sent.
+/// Parses a packet that begins with its IP header; `None` if it is not such an error. The error
+/// quotes only addresses, ports and a sequence number, so a sender that guesses these can forge
+/// it. Against forged lengths there is the minimum, and a client knows which numbers it has
+/// sent.
 pub fn parse(packet: &[u8]) -> Option<Report> {
     let header = Header::parse(packet).ok()?;
     let message = packet.get(header.header_len..header.total_len)?;
@@ -91,7 +92,7 @@ fn ends(source: IpAddr, destination: IpAddr, rest: &[u8; 8]) -> Quoted {
 mod tests {
     use super::*;
 
-    /// An ICMP error of this code about a packet of 10.0.0.2:80 to 10.0.0.1:40000.
+    /// ICMP error of this code about a packet from 10.0.0.2:80 to 10.0.0.1:40000.
     fn v4(code: u8, mtu: u16) -> Vec<u8> {
         let mut quoted =
             vec![0x45, 0, 5, 220, 0, 0, 0x40, 0, 64, TCP, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1];

@@ -1,4 +1,4 @@
-//! The TCP option that tells a Trickles packet from TCP, the first option of its header:
+//! TCP option that marks a Trickles packet; it is the first option of the header:
 //!
 //! ```text
 //!   byte  0     253    experimental (RFC 4727)
@@ -7,39 +7,40 @@
 //!         4      10    version 1, and whose it is: 10 a request, 11 an answer
 //!         5            a request's running number; which answer to its request it is, from 0
 //!         6, 7         length of the message
-//!         8..12        request: how far ahead of its acknowledgement number the answers shall stand;
+//!         8..12        request: how far ahead of its acknowledgement number the answers are;
 //!                      answer: what the request said
 //! ```
 //!
-//! The running number makes neighbours differ, so that nobody who coalesces segments (GRO, LRO), which
-//! must have equal options for that, joins two packets; the length shows it if somebody does. Packets that were cut out of
-//! one ([`super::run`]) are alike, and may be joined again: the length says where each message ends.
+//! The running number makes the options of neighbours differ, so that segment coalescing (GRO,
+//! LRO), which requires equal options, does not join two packets. If a device joins them all
+//! the same, the length shows it. Packets that were cut out of one ([`super::run`]) have equal
+//! options, and may be joined again: the length tells where each message ends.
 
 use crate::split::option::KIND;
 
-/// Bytes of the option.
+/// Length of the option in bytes.
 pub const LEN: usize = 12;
-/// What tells it from other experiments; `Vh` is [`crate::split::option`].
+/// ExID of the experiment; `Vh` is [`crate::split::option`].
 pub const EXID: [u8; 2] = *b"Vt";
-/// Its first four bytes: what a filter compares.
+/// First four bytes of the option, which a filter compares.
 pub const WORD: u32 = u32::from_be_bytes([KIND, LEN as u8, EXID[0], EXID[1]]);
-/// Where a packet says whose it is, counted from the option's first byte.
+/// Offset of the role in the option.
 pub const ROLE_AT: usize = 4;
 
 const VERSION: u8 = 1 << 4;
 
-/// Whose packet it is. One end never takes what is meant for the other: two servers that were made
-/// believe that they are each other's clients would answer each other for ever.
+/// Direction of a packet. Neither end accepts packets meant for the other: two servers that
+/// were made to believe that they are each other's clients would answer each other forever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// A client's.
+    /// From a client.
     Request,
-    /// A server's.
+    /// From a server.
     Answer,
 }
 
 impl Role {
-    /// The byte that says so, and which version this is.
+    /// The byte that states role and version.
     pub const fn byte(self) -> u8 {
         match self {
             Role::Request => VERSION,
@@ -47,27 +48,27 @@ impl Role {
         }
     }
 
-    /// What such a byte says; `None` in another version.
+    /// Parses such a byte; `None` if it is of another version.
     pub fn of(byte: u8) -> Option<Role> {
         [Role::Request, Role::Answer].into_iter().find(|role| role.byte() == byte)
     }
 }
 
-/// What the option says.
+/// Content of the option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// Whose packet it is.
+    /// Direction of the packet.
     pub role: Role,
-    /// A request's running number; an answer's number among those to its request.
+    /// Running number of a request; of an answer, its index among the answers to its request.
     pub count: u8,
-    /// Bytes of the message; of several, of each.
+    /// Length of the message in bytes; in a run, of each message.
     pub length: u16,
-    /// Bytes between the request's acknowledgement number and where the answers stand.
+    /// Distance of the answers from the request's acknowledgement number, in bytes.
     pub ahead: u32,
 }
 
 impl Mark {
-    /// The option, byte by byte.
+    /// The option in wire format.
     pub fn emit(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
         bytes[..4].copy_from_slice(&WORD.to_be_bytes());
@@ -77,8 +78,8 @@ impl Mark {
         bytes
     }
 
-    /// From the options of a TCP header, of which it must be the first; `None` if it is not there or of
-    /// another version.
+    /// Parses the options of a TCP header, of which the mark must be the first. `None` if it is
+    /// missing or of another version.
     pub fn parse(options: &[u8]) -> Option<Mark> {
         let bytes = options.first_chunk::<LEN>()?;
         let [a, b, c, d, role, count, e, f, g, h, i, j] = *bytes;

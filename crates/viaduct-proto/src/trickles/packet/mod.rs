@@ -1,7 +1,7 @@
-//! How Trickles' messages travel on today's networks (Trickles, section 2.6).
+//! Packet formats of Trickles' messages on today's networks (Trickles, section 2.6).
 //!
-//! A message is opaque bytes here. It travels in a packet that looks like TCP to all who stand on the
-//! way, or in a UDP datagram where that does not pass:
+//! A message is opaque bytes here. It travels in a packet that looks like TCP to middleboxes,
+//! or in a UDP datagram where such packets do not pass:
 //!
 //! ```text
 //!   [ IPv4 20 | IPv6 40 ][ TCP 20 ][ the mark 12 ][ SYN only: MSS, window scale 8 ][ message ]
@@ -13,15 +13,15 @@
 //!   Numbers::hear ◀── parse ◀── [ conntrack ] ◀───────── Return::answer
 //! ```
 //!
-//! The numbers of TCP's header are not Trickles' own: those are 64 bits long and stand in the messages.
-//! TCP's are a story that is told to firewalls, and the client alone tells it. Each request says in its
-//! mark how far *ahead* of its acknowledgement number the answers shall stand; so the server, which
-//! keeps nothing, numbers them by what the request carries, and a device that rewrites numbers
-//! (sequence randomisation) does no harm, as the two are added where they belong together.
+//! The numbers of the TCP header are not Trickles' own: those are 64 bits long and are in the
+//! messages. The TCP numbers serve firewalls alone, and only the client keeps them. The mark of
+//! each request tells how far *ahead* of its acknowledgement number the answers are to be. So
+//! the server, which keeps nothing, numbers them by the request alone. A device that rewrites
+//! numbers (sequence randomisation) does no harm, as the two are added on one side of it.
 //! `docs/trickles-packets.md` has every byte, and why strict connection tracking accepts it.
 //!
-//! All that comes from the network is read by [`tcp::parse`], [`udp::parse`] and [`icmp::parse`],
-//! and what is refused is counted ([`stats::Refusals`]).
+//! All input from the network is parsed by [`tcp::parse`], [`udp::parse`] and [`icmp::parse`],
+//! and refused packets are counted ([`stats::Refusals`]).
 
 pub mod client;
 pub mod icmp;
@@ -47,30 +47,30 @@ pub use opening::{Opening, Ways};
 pub use path::PathMtu;
 pub use server::Return;
 
-/// How messages travel.
+/// Packet format of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// In packets that look like TCP. Takes privilege at both ends.
+    /// In packets that look like TCP. Requires privilege at both ends.
     Tcp,
     /// In UDP datagrams.
     Udp,
 }
 
-/// Bytes of the longest messages that packets on a way hold.
+/// Maximum message lengths that a packet format has room for, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Of a connection's first request, and of its answer.
+    /// For the first request of a connection, and its answer.
     pub first: usize,
-    /// Of all that follow.
+    /// For all later messages.
     pub later: usize,
 }
 
-/// A message that does not fit.
+/// Error: a message does not fit its packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message of {have} bytes: packets on this way hold {room}")]
 pub struct TooLong {
-    /// Its bytes.
+    /// Length of the message in bytes.
     pub have: usize,
-    /// Bytes that would have been right.
+    /// Bytes that would have fitted.
     pub room: usize,
 }

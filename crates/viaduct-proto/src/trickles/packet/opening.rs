@@ -1,48 +1,48 @@
-//! Which way a client's requests go until one is answered, and from then on.
+//! Choice of the packet format until a request is answered, and from then on.
 //!
 //! ```text
 //!   first ──TCP's format──▶ answered: so from now on
 //!     │ a second later
 //!     ├──UDP──▶ answered: so from now on
 //!     ├──TCP's format, UDP, ... in turn, as the transport asks again
-//!     ├──one of them is refused──▶ the other alone; both: nobody is there
+//!     ├──one of them is refused──▶ the other alone; both: no server is there
 //!     └──a plain SYN-ACK──▶ the server is a plain TCP server
 //! ```
 
 use super::Format;
 use crate::time::{Duration, Instant};
 
-/// How long the first way is tried alone: a round trip by satellite, and some.
+/// Time for which the first format is tried alone: a satellite round trip with a margin.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What the user wants.
+/// Formats that the user allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Ways {
-    /// TCP's format, and UDP where that is not answered.
+    /// TCP's format, and UDP if that is not answered.
     #[default]
     Any,
-    /// One of them.
+    /// A single format.
     Only(Format),
 }
 
-/// One connection's.
+/// Format selection of one connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
     ways: Ways,
     began: Option<Instant>,
     last: Format,
-    /// Whether TCP's format was refused, and UDP.
+    /// True if TCP's format was refused; true if UDP was.
     refused: (bool, bool),
     decided: Option<Format>,
 }
 
 impl Opening {
-    /// Nothing was tried.
+    /// Initial state: no format was tried.
     pub fn new(ways: Ways) -> Opening {
         Opening { ways, began: None, last: Format::Tcp, refused: (false, false), decided: None }
     }
 
-    /// How the next request goes.
+    /// Format of the next request.
     pub fn next(&mut self, now: Instant) -> Format {
         let began = *self.began.get_or_insert(now);
         let early = now.since(began) < PATIENCE;
@@ -56,14 +56,15 @@ impl Opening {
         format
     }
 
-    /// An answer has come this way: the first one decides.
+    /// Records an answer in this format. The first one decides.
     pub fn heard(&mut self, format: Format) {
         self.decided.get_or_insert(format);
     }
 
-    /// This way is refused: the far kernel's TCP has reset us, or a datagram's port is not there; nobody
-    /// knows Trickles there, or somebody on the way took the mark. Whether another way is left to try: once
-    /// the server was heard nobody is believed who says so.
+    /// Records that this format is refused: the server's kernel sent a TCP reset, or the UDP
+    /// port is unreachable. Either the host does not serve Trickles, or a middlebox removed the
+    /// mark. Returns whether another format is left to try. After an answer of the server
+    /// refusals are ignored.
     pub fn refuse(&mut self, format: Format) -> bool {
         let (tcp, udp) = &mut self.refused;
         match (self.decided, format) {
@@ -74,12 +75,13 @@ impl Opening {
         self.ways == Ways::Any && self.refused != (true, true)
     }
 
-    /// Nothing has come for long: what was decided may not hold any more, on another network say.
+    /// Resets the choice after a long silence: it may not hold any more, for instance on
+    /// another network.
     pub fn doubt(&mut self) {
         *self = Opening::new(self.ways);
     }
 
-    /// The way that was answered.
+    /// The format that was answered.
     pub fn decided(&self) -> Option<Format> {
         self.decided
     }

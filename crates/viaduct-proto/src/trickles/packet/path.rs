@@ -1,21 +1,22 @@
-//! How long packets to an address may be, as far as routers have said.
+//! Path MTU by address, as reported by routers.
 //!
-//! A server keeps nothing per connection, and this is no exception: it is a cache of fixed size, in
-//! which an address has one place. What falls out of it is learnt anew, at the price of one packet.
+//! The server keeps nothing per connection, and this is no exception: it is a cache of fixed
+//! size, in which each address has one slot. An evicted entry is learnt again at the cost of
+//! one packet.
 
 use std::net::IpAddr;
 
 use crate::time::{Duration, Instant};
 
-/// Addresses that are remembered, at most.
+/// Maximum number of addresses in the cache.
 const PLACES: usize = 1024;
-/// How long a router's word holds (RFC 1191, 6.3).
+/// Lifetime of an entry (RFC 1191, 6.3).
 const HOLDS: Duration = Duration::from_secs(600);
 
-/// The cache.
+/// Path MTU cache.
 #[derive(Debug)]
 pub struct PathMtu {
-    /// What packets may have where nothing is known, bytes.
+    /// MTU without an entry, in bytes.
     usual: usize,
     places: Vec<Option<Entry>>,
 }
@@ -28,13 +29,13 @@ struct Entry {
 }
 
 impl PathMtu {
-    /// Knows nothing yet; `usual` is the interface's MTU, bytes.
+    /// Creates an empty cache; `usual` is the interface's MTU in bytes.
     pub fn new(usual: usize) -> PathMtu {
         PathMtu { usual, places: vec![None; PLACES] }
     }
 
-    /// A router has said that packets to `ip` may have `mtu` bytes. Whether that is less than was known: more
-    /// is never believed.
+    /// Records that packets to `ip` may have `mtu` bytes. Returns whether that is less than the
+    /// value so far: a larger one is ignored.
     pub fn learn(&mut self, now: Instant, ip: IpAddr, mtu: usize) -> bool {
         let less = mtu < self.get(now, ip);
         if less {
@@ -43,7 +44,7 @@ impl PathMtu {
         less
     }
 
-    /// Bytes of the longest packet to `ip`.
+    /// Maximum packet length to `ip` in bytes.
     pub fn get(&self, now: Instant, ip: IpAddr) -> usize {
         let known = self.places[place(ip)].filter(|entry| entry.ip == ip && now < entry.until);
         known.map_or(self.usual, |entry| entry.mtu)

@@ -1,45 +1,48 @@
-//! A run: answers of one length to one client that leave as one packet, which the kernel cuts where it leaves the
-//! machine (TSO), or later.
+//! Runs (GSO): answers of one length to one client leave as one packet. The kernel cuts it at
+//! the output device (TSO), or later.
 //!
 //! ```text
 //!   answers        [ IP | TCP | mark, length n ][ message ]   [ … ][ message ]   [ … ][ message ]
 //!   a run          [ IP | TCP | mark, length n ][ message ][ message ][ message ]
-//!   on the wire    [ IP | TCP | mark, length n ][ message ]   each with the first one's mark, numbers behind each other
+//!   on the wire    [ IP | TCP | mark, length n ][ message ]   each: the first mark, seq + n
 //! ```
 //!
-//! Who joins them again on the way (GRO) joins what was one: the mark says how long each message is.
+//! A receiver that joins them again (GRO) gets the run back: the mark tells the length of each
+//! message.
 
 use super::checksum::pseudo;
 use super::{mark, tcp};
 use crate::wire::ip::internet_checksum;
 
-/// Bytes of headers in front of each message: IPv4's, IPv6's.
+/// Bytes of headers in front of each message: in IPv4, in IPv6.
 const HEADERS: [usize; 2] = [20 + 20 + mark::LEN, 40 + 20 + mark::LEN];
-/// Where the addresses begin; ports stand behind the IP header.
+/// Offset of the addresses; the ports follow the IP header.
 const ADDRESSES: [usize; 2] = [12, 8];
-/// Where the transport's protocol stands.
+/// Offset of the protocol number in the IP header.
 const PROTOCOL: [usize; 2] = [9, 6];
-/// Bytes of the shortest message in a run: no response is shorter, and nobody is to be made to read a packet byte
-/// by byte.
+/// Minimum length of a message in a run, in bytes. No response is shorter. A lower limit would
+/// let a peer have a packet parsed byte by byte.
 pub(super) const LEAST: usize = 23;
-/// Bytes that numbers may be moved towards those before them: what was reserved for a request and not used.
+/// Maximum gap in sequence numbers that a run may close, in bytes: what was reserved for an
+/// earlier request and not used.
 const NEAR: u32 = 1 << 16;
 
-/// How to cut a run into packets, and sum them.
+/// Lengths and offsets for cutting a run into packets, and for their checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// Bytes of headers.
     pub headers: usize,
     /// Bytes of each message.
     pub message: usize,
-    /// Where the transport's header begins.
+    /// Offset of the transport header.
     pub transport: usize,
-    /// Where its checksum stands in that.
+    /// Offset of the checksum in the transport header.
     pub checksum: usize,
 }
 
-/// How a packet of [`super::Return::answer`] may be cut out of a run; `None` if it goes by itself: it is no answer
-/// in TCP's format, or says more than where it goes (a SYN's).
+/// Returns how a packet of [`super::Return::answer`] is cut out of a run. `None` if it must be
+/// sent by itself: it is not an answer in TCP's format, or has options beyond the mark (a
+/// SYN's).
 pub fn cut(packet: &[u8]) -> Option<Cut> {
     let family = family(packet);
     let (headers, transport) = (HEADERS[family], HEADERS[family] - 20 - mark::LEN);
@@ -49,14 +52,15 @@ pub fn cut(packet: &[u8]) -> Option<Cut> {
     (is_tcp && is_data).then_some(Cut { headers, message, transport, checksum: 16 })
 }
 
-/// Whether two packets that can be cut go from one end to one other.
+/// Returns whether two packets that can be cut have the same source and destination.
 pub fn is_one_way(one: &[u8], other: &[u8]) -> bool {
     let family = family(one);
     let ends = ADDRESSES[family]..HEADERS[family] - 20 - mark::LEN + 4;
     family == self::family(other) && one.get(ends.clone()) == other.get(ends)
 }
 
-/// Whether `next` may go behind a run of `count` packets, the first of which is `first`, and which goes the same way.
+/// Returns whether `next` may be appended to a run of `count` packets with the same addresses
+/// and ports, the first of which is `first`.
 pub fn goes_on(first: &[u8], count: usize, next: &[u8]) -> bool {
     let Some(Cut { headers, message, transport, .. }) = cut(first) else { return false };
     let end = number(first, transport).wrapping_add((count * message) as u32);
@@ -65,8 +69,8 @@ pub fn goes_on(first: &[u8], count: usize, next: &[u8]) -> bool {
     alike && fits && number(next, transport).wrapping_sub(end) < NEAR
 }
 
-/// The headers of a run of `count` packets, the first of which is `first`: its checksum is that of the pseudo header,
-/// and whoever cuts it adds the rest.
+/// Headers of a run of `count` packets, the first of which is `first`. The checksum is that of
+/// the pseudo header; the kernel or device that cuts the run adds the rest.
 pub fn head(first: &[u8], cut: Cut, count: usize) -> Vec<u8> {
     let Cut { headers, message, transport, checksum } = cut;
     let mut head = first[..headers].to_vec();
@@ -85,7 +89,7 @@ pub fn head(first: &[u8], cut: Cut, count: usize) -> Vec<u8> {
     head
 }
 
-/// Which of two rows of numbers a packet of our own takes.
+/// Index into the tables above: 0 for IPv4, 1 for IPv6.
 fn family(packet: &[u8]) -> usize {
     usize::from(packet.first().is_some_and(|byte| byte >> 4 == 6))
 }
@@ -114,7 +118,8 @@ mod tests {
         packet
     }
 
-    /// As a kernel has it: the sum of all, whose own field holds the pseudo header's.
+    /// Completes the run's checksum as a kernel does: over all bytes, with the pseudo header's
+    /// sum in the field.
     fn whole(packets: &[Vec<u8>]) -> Vec<u8> {
         let cut = cut(&packets[0]).unwrap();
         let mut run = head(&packets[0], cut, packets.len());

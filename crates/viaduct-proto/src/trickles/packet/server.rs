@@ -1,30 +1,31 @@
-//! The server's side: where answers go, and the numbers that they bear, by the request alone.
+//! The server's side: destination and numbers of answers, from the request alone.
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::tcp::{self, Kind, Segment};
 use super::{Format, Mark, Role, TooLong, udp};
 
-/// Bytes of a [`Return`] that is kept elsewhere, at most.
+/// Maximum length of a serialized [`Return`] in bytes.
 pub const MAX_LEN: usize = 2 + 2 * 18 + 12;
 
-/// Where the answers to one request go. It belongs to the request, not to a connection: it may be kept
-/// beside it, copied, and used on another machine that has the server's address ([`Return::emit`]).
+/// Return path of the answers to one request. It belongs to the request, not to a connection:
+/// it may be stored with the request, copied, and used on another machine that has the server's
+/// address ([`Return::emit`]).
 ///
 /// ```text
 ///   a request      seq s, length n, ack a, ahead h   ──▶  answers from number a + h on, ack s + n
-///   a SYN          seq s                             ──▶  the first: a SYN-ACK, its number made of s;
-///                                                         others from the number behind it; ack s + 1
+///   a SYN          seq s                             ──▶  first: a SYN-ACK, its number made of s;
+///                                                         others follow it; ack s + 1
 /// ```
 ///
-/// What a SYN and its answer carry does not count: a SYN may be sent again with another message, and
-/// conntrack keeps the first one's length.
+/// The payloads of a SYN and of its answer take no numbers: a SYN may be sent again with
+/// another message, and conntrack keeps the first one's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Return {
     server: SocketAddr,
     client: SocketAddr,
     numbers: Numbers,
-    /// Answers so far, modulo 256.
+    /// Number of answers so far, modulo 256.
     count: u8,
 }
 
@@ -37,13 +38,14 @@ enum Numbers {
         seq: u32,
         ack: u32,
         ahead: u32,
-        /// Answers stand one behind the other.
+        /// Each answer's number follows the one before.
         moves: bool,
     },
 }
 
 impl Return {
-    /// For a request that came in TCP's format, and whose message is so long; `None` for an answer.
+    /// Return path of a request in TCP's format, whose mark has the message's length; `None`
+    /// for an answer.
     pub fn of(request: &Segment) -> Option<Return> {
         let ahead = request.mark.ahead;
         let numbers = match request.kind {
@@ -63,27 +65,27 @@ impl Return {
         Some(Return { server, client, numbers, count: 0 })
     }
 
-    /// For a request that came in a datagram.
+    /// Return path of a request in a UDP datagram.
     pub fn of_datagram(client: SocketAddr, server: SocketAddr) -> Return {
         Return { server, client, numbers: Numbers::Udp, count: 0 }
     }
 
-    /// Who asked: the address as the network shows it.
+    /// Address of the client, as the network shows it.
     pub fn client(&self) -> SocketAddr {
         self.client
     }
 
-    /// The address that was asked, and answers.
+    /// Address of the server that was asked, and from which answers are sent.
     pub fn server(&self) -> SocketAddr {
         self.server
     }
 
-    /// How answers travel.
+    /// Packet format of the answers.
     pub fn format(&self) -> Format {
         if self.numbers == Numbers::Udp { Format::Udp } else { Format::Tcp }
     }
 
-    /// Bytes of the longest message that a packet of `mtu` bytes holds.
+    /// Maximum message length in a packet of `mtu` bytes.
     pub fn room(&self, mtu: usize) -> usize {
         let is_ipv4 = self.client.is_ipv4();
         mtu.saturating_sub(match self.numbers {
@@ -93,8 +95,8 @@ impl Return {
         })
     }
 
-    /// Writes the next answer in place of what is in `packet`: a whole IP packet of `mtu` bytes at most,
-    /// or, by UDP, the payload of a datagram.
+    /// Replaces the contents of `packet` by the next answer: a whole IP packet of `mtu` bytes
+    /// at most, or with UDP the payload of a datagram.
     ///
     /// # Errors
     /// The message does not fit.
@@ -140,7 +142,7 @@ impl Return {
         Ok(())
     }
 
-    /// The same as bytes, for another machine: an event that was extracted takes it along.
+    /// Serializes the return path for another machine; an extracted event carries it.
     pub fn emit(&self) -> Vec<u8> {
         let mut bytes = match self.numbers {
             Numbers::Udp => vec![0],
@@ -160,7 +162,7 @@ impl Return {
         bytes
     }
 
-    /// From such bytes; `None` if they are none.
+    /// Parses a serialized return path; `None` if it is invalid.
     pub fn parse(bytes: &[u8]) -> Option<Return> {
         let (&[kind, count], rest) = bytes.split_first_chunk()?;
         let number = |at: usize| Some(u32::from_be_bytes(*rest.get(at..)?.first_chunk()?));
@@ -189,8 +191,8 @@ fn end(bytes: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_be_bytes(*port)))
 }
 
-/// The first number of the answer to a SYN: the same for each copy of the SYN and on each replica. It
-/// protects nothing; messages are authenticated.
+/// Initial sequence number of the answer to a SYN: the same for each copy of the SYN and on
+/// each replica. It protects nothing; messages are authenticated.
 fn first_number(seq: u32) -> u32 {
     let mixed = u64::from(seq).wrapping_add(0x5674).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 32) as u32

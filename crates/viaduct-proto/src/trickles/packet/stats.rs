@@ -1,32 +1,32 @@
-//! What is refused of what comes from the network, counted.
+//! Counters of refused packets.
 
 /// Why a packet was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refusal {
-    /// No TCP or UDP over IP, a fragment, or lengths that contradict each other.
+    /// Not TCP or UDP over IP, a fragment, or lengths that contradict each other.
     #[error("not a whole packet of TCP or UDP")]
     Malformed,
-    /// Its end is missing.
+    /// Truncated packet.
     #[error("the packet's end is missing")]
     Cut,
-    /// More bytes than its message has: somebody has joined several packets.
+    /// More bytes than one message: several packets were coalesced on the path.
     #[error("several packets were joined to one")]
     Merged,
-    /// Its checksum is wrong.
+    /// Wrong checksum.
     #[error("a wrong checksum")]
     Checksum,
-    /// It has no mark, or one of another version.
+    /// No mark, or one of another version.
     #[error("no mark of ours")]
     Unmarked,
-    /// Flags that Trickles' packets do not have, or not in this direction.
+    /// TCP flags that Trickles' packets do not have, or not in this direction.
     #[error("flags that no such packet has")]
     Flags,
-    /// From one end to the same end, between other addresses, or from what is no host's address.
+    /// Sent to its own role, between other addresses, or from an address that is not a host's.
     #[error("not meant for this end")]
     NotOurs,
 }
 
-/// How many packets were refused, by reason.
+/// Number of refused packets, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refusals {
     /// [`Refusal::Malformed`].
@@ -46,7 +46,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// One more.
+    /// Counts one refused packet.
     pub fn count(&mut self, why: Refusal) {
         *match why {
             Refusal::Malformed => &mut self.malformed,
@@ -59,7 +59,7 @@ impl Refusals {
         } += 1;
     }
 
-    /// All of them.
+    /// Sum of all counters.
     pub fn total(&self) -> u64 {
         let Refusals { malformed, cut, merged, checksum, unmarked, flags, not_ours } = self;
         malformed + cut + merged + checksum + unmarked + flags + not_ours

@@ -1,4 +1,4 @@
-//! A packet in TCP's format that carries one message: built, and read.
+//! Packets in TCP's format that carry one message: emitting and parsing.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,38 +8,38 @@ use super::stats::Refusal;
 use super::{Role, TooLong, run};
 use crate::wire::ip::{Header, internet_checksum};
 
-/// Bits that a window is shifted by; both ends say so in their first packet.
+/// Window scale shift; both ends state it in their first packet.
 pub const SCALE: u8 = 14;
-/// The window that each packet states: as wide as TCP's can be, 1 GB once it is scaled. Trickles'
-/// own congestion control decides who may send how much, not this.
+/// Window that each packet states: TCP's maximum, 1 GB with the scale. Trickles' own congestion
+/// control limits the rate, not this window.
 pub const WINDOW: u16 = u16::MAX;
 
-/// Its protocol number in IP's header.
+/// Protocol number of TCP in the IP header.
 pub(super) const TCP: u8 = 6;
 const HOPS: u8 = 64;
 const DONT_FRAGMENT: u8 = 0x40;
-/// TCP's header without options, bytes.
+/// Length of the TCP header without options, in bytes.
 const HEAD: usize = 20;
 const V4: usize = 20;
 const V6: usize = 40;
-/// Flags that decide what a segment is: URG, ACK, PSH, RST, SYN, FIN.
+/// Flags that determine the kind of a segment: URG, ACK, PSH, RST, SYN, FIN.
 const FLAGS: u8 = 0x3f;
 const PSH: u8 = 0x08;
-/// Options of a SYN behind the mark: the largest segment (filled in), the window's scale, and one byte
-/// to make it round.
+/// Options of a SYN behind the mark: MSS (to be filled in), window scale, and one byte of
+/// padding.
 const SYN_OPTIONS: [u8; 8] = [2, 4, 0, 0, 3, 3, SCALE, 1];
 const NOP: u8 = 1;
 const LARGEST: u8 = 2;
 const WINDOW_SCALE: u8 = 3;
 
-/// What a segment is to those on the way.
+/// Kind of a segment as TCP middleboxes see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// It opens a connection.
+    /// Opens a connection.
     Syn,
-    /// It answers one that opens.
+    /// Answers a SYN.
     SynAck,
-    /// Anything later.
+    /// Any later segment.
     Data,
 }
 
@@ -57,61 +57,65 @@ impl Kind {
         all.into_iter().find(|kind| (flags & FLAGS) | PSH == kind.flags() | PSH)
     }
 
-    /// Whether it has a SYN's options, and its SYN takes a number.
+    /// Returns whether the segment has the options of a SYN, and its SYN flag takes a sequence
+    /// number.
     pub fn is_syn(self) -> bool {
         self != Kind::Data
     }
 }
 
-/// The headers of a packet, as far as they are a choice.
+/// The variable header fields of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Who sends it.
+    /// Sender.
     pub source: SocketAddr,
-    /// Who is to have it; of the same family.
+    /// Receiver; of the same address family.
     pub destination: SocketAddr,
-    /// What it is.
+    /// Kind of the segment.
     pub kind: Kind,
-    /// Its first number.
+    /// Sequence number.
     pub seq: u32,
-    /// The number that it acknowledges; 0 in a SYN.
+    /// Acknowledgement number; 0 in a SYN.
     pub ack: u32,
-    /// Whether it shifts its windows: SYNs alone say so, others are taken to.
+    /// True if windows are scaled. Only SYNs state it; for other segments it is assumed.
     pub scaled: bool,
-    /// Bytes of the largest segment, options included, that may go to who sends it, as far as it says: routers
-    /// on the way make less of it where the way takes less. SYNs alone say so, in others it is `u16::MAX`.
+    /// Bytes of the largest segment, options included, that may be sent to the sender of this
+    /// one, as its MSS option states. Routers may lower the value on a path with a smaller MTU.
+    /// Only SYNs state it; in others it is `u16::MAX`.
     pub largest: u16,
-    /// What its option says.
+    /// Content of the mark option.
     pub mark: Mark,
 }
 
 impl Segment {
-    /// The messages of a packet that has these headers, and `bytes` behind them: one, or those of a run.
+    /// The messages of a packet with these headers and the payload `bytes`: one message, or
+    /// those of a run.
     pub fn messages<'a>(&self, bytes: &'a [u8]) -> std::slice::Chunks<'a, u8> {
         bytes.chunks(usize::from(self.mark.length).max(1))
     }
 }
 
-/// Bytes that headers take from each packet.
+/// Bytes of headers in each packet.
 pub fn overhead(is_ipv4: bool, kind: Kind) -> usize {
     let syn = if kind.is_syn() { SYN_OPTIONS.len() } else { 0 };
     (if is_ipv4 { V4 } else { V6 }) + HEAD + mark::LEN + syn
 }
 
-/// What a packet says of the largest segment, if packets of `mtu` bytes are taken: [`Segment::largest`].
+/// Value of [`Segment::largest`] that a packet states if packets of `mtu` bytes are accepted.
 pub fn largest(is_ipv4: bool, kind: Kind, mtu: usize) -> u16 {
     let headers = HEAD + if is_ipv4 { V4 } else { V6 };
     let segment = if kind.is_syn() { mtu.saturating_sub(headers) } else { usize::MAX };
     u16::try_from(segment).unwrap_or(u16::MAX)
 }
 
-/// Bytes of the longest packet to who says this of the largest segment.
+/// Maximum length of packets to a host that states this [`Segment::largest`], in bytes.
 pub fn mtu(is_ipv4: bool, largest: u16) -> usize {
     usize::from(largest) + HEAD + if is_ipv4 { V4 } else { V6 }
 }
 
-/// Writes the packet of `segment` with `message` in place of what is in `packet`, of `mtu` bytes at
-/// most. The mark's length is the message's, and the largest segment is that of `mtu`, whatever it says.
+/// Replaces the contents of `packet` by the packet of `segment` with `message`, of `mtu` bytes
+/// at most. The length in the mark is that of the message, and the largest segment is that of
+/// `mtu`, whatever `segment` has.
 ///
 /// # Errors
 /// The message does not fit.
@@ -139,7 +143,7 @@ pub fn emit(
     Ok(())
 }
 
-/// Appends the header of a packet of `total` bytes, which is not to be fragmented.
+/// Appends an IP header for a packet of `total` bytes, with "don't fragment" set in IPv4.
 pub(super) fn ip_header(
     from: IpAddr,
     to: IpAddr,
@@ -188,40 +192,40 @@ fn tcp_header(segment: &Segment, length: u16, mtu: usize, packet: &mut Vec<u8>) 
     }
 }
 
-/// Whether a packet's transport checksum says anything.
+/// Treatment of a packet's transport checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
-    /// It is what the sender wrote: see that it is right.
+    /// Verify: the field holds the sender's checksum.
     Check,
-    /// A device is still to fill it in, or has checked it: it is no word against the packet.
+    /// Skip: a device is still to fill the field in, or has verified it already.
     Trust,
 }
 
-/// What a packet is.
+/// A parsed packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packet<'a> {
-    /// A message and the headers it came with; or the messages of a run ([`super::run`]), see
+    /// A message and its headers; or the messages of a run ([`super::run`]), see
     /// [`Segment::messages`].
     Message(Segment, &'a [u8]),
-    /// No mark: what a kernel's TCP says. `reset`: that it will not have it; else it is a SYN-ACK, and
-    /// the server is a plain TCP server.
+    /// A packet without a mark, sent by a kernel's TCP: a reset (`reset`), which refuses the
+    /// connection, or a SYN-ACK of a plain TCP server.
     Plain {
-        /// Who says so.
+        /// Sender.
         source: SocketAddr,
-        /// To whom.
+        /// Receiver.
         destination: SocketAddr,
-        /// The number that it acknowledges.
+        /// Acknowledgement number.
         ack: u32,
-        /// Whether it is a reset.
+        /// True for a reset, false for a SYN-ACK.
         reset: bool,
     },
 }
 
-/// Reads a packet that begins with its IP header. `length` is its length on the wire: more than there
-/// is of it when it was cut.
+/// Parses a packet that begins with its IP header. `length` is its length on the wire, which
+/// exceeds that of `bytes` if the packet was truncated.
 ///
 /// # Errors
-/// Why it is neither.
+/// The reason why it is neither.
 pub fn parse(bytes: &[u8], length: usize, checksum: Checksum) -> Result<Packet<'_>, Refusal> {
     if length > bytes.len() {
         return Err(Refusal::Cut);
@@ -250,7 +254,7 @@ pub fn parse(bytes: &[u8], length: usize, checksum: Checksum) -> Result<Packet<'
     if kind == expected {
         return Err(Refusal::Flags);
     }
-    // An answer leaves from where its request came to.
+    // Both ends are checked, as an answer is sent from the destination of its request.
     let is_no_end = |at: SocketAddr| at.port() == 0 || !is_one_host(at.ip());
     if [source, destination].into_iter().any(is_no_end) {
         return Err(Refusal::NotOurs);
@@ -272,7 +276,8 @@ pub fn parse(bytes: &[u8], length: usize, checksum: Checksum) -> Result<Packet<'
     Ok(Packet::Message(segment, message))
 }
 
-/// Whether an answer may go there: a tap sees packets whose source the kernel's own TCP would not believe.
+/// Returns whether an answer may be sent to this address: a tap also sees packets with source
+/// addresses that the kernel's TCP would reject.
 fn is_one_host(ip: IpAddr) -> bool {
     let broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
     !(ip.is_multicast() || ip.is_unspecified() || broadcast)
@@ -291,8 +296,8 @@ fn plain(
     }
 }
 
-/// Of a SYN's options, whether a window scale is among them (the shift itself is always [`SCALE`] here), and
-/// the largest segment.
+/// Parses the options of a SYN. Returns whether a window scale is among them (the shift itself
+/// is always [`SCALE`] here), and the largest segment.
 fn read_options(options: &[u8]) -> (bool, u16) {
     let (mut scaled, mut largest) = (false, u16::MAX);
     for option in crate::split::option::each(options) {
@@ -305,7 +310,7 @@ fn read_options(options: &[u8]) -> (bool, u16) {
     (scaled, largest)
 }
 
-/// Takes the window scale out of a SYN, as some middleboxes do: for tests.
+/// Removes the window scale from a SYN, as some middleboxes do: for tests.
 #[doc(hidden)]
 pub fn strip_scale(packet: &mut [u8]) {
     if let Some(at) = packet.windows(4).position(|found| found == &SYN_OPTIONS[4..]) {

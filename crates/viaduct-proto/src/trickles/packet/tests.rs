@@ -1,5 +1,5 @@
-//! Packets are read as they were written, and strict connection tracking accepts every one, whatever
-//! is lost or comes late, over as many bytes as you like.
+//! Packets are parsed as they were emitted, and strict connection tracking accepts every one,
+//! with losses and reordering, over any number of bytes.
 
 use std::net::SocketAddr;
 
@@ -27,19 +27,20 @@ fn read(packet: &[u8]) -> Segment {
     }
 }
 
-/// A client, a server that keeps nothing, and connection tracking between them.
+/// A client, a stateless server, and connection tracking between them.
 struct World {
     client: Numbers,
     track: Conntrack,
-    /// Not yet at the server; not yet at the client.
+    /// Packets that have not arrived at the server, and those that have not arrived at the
+    /// client.
     requests: Vec<Segment>,
     answers: Vec<Segment>,
-    /// Answers that leave together, where they do.
+    /// Answers to be sent together, if runs are in use.
     batch: Option<Vec<Vec<u8>>>,
     scaled: bool,
     rng: Rng,
     loss: f64,
-    /// Answers and requests that passed, and numbers that answers took.
+    /// Packets that passed, runs among the answers, and sequence numbers reserved for answers.
     passed: u64,
     runs: u64,
     numbers: u64,
@@ -49,7 +50,7 @@ impl World {
     fn new(seed: u64, loss: f64, scaled: bool) -> World {
         let mut rng = Rng::from_seed(seed);
         let (local, remote) = ends(seed.is_multiple_of(2));
-        // So that all numbers wrap soon.
+        // An initial number near the wrap-around.
         let first = u32::MAX - rng.below(100_000) as u32;
         let client = Numbers::new(local, remote, first);
         let track = Conntrack::new(scaled);
@@ -58,7 +59,7 @@ impl World {
         World { client, track, requests, answers, batch, scaled, rng, loss, passed, runs, numbers }
     }
 
-    /// Answers of one length leave as runs.
+    /// Sends answers of one length as runs.
     fn in_runs(mut self) -> World {
         self.batch = Some(Vec::new());
         self
@@ -80,7 +81,7 @@ impl World {
         if self.client.is_open() { room.later } else { room.first }
     }
 
-    /// The server answers one of the requests that wait, by so many packets.
+    /// Has the server answer one of the waiting requests by `packets` packets.
     fn serve(&mut self, packets: usize) {
         let at = self.late(self.requests.len());
         let mut to = Return::of(&self.requests.remove(at)).unwrap();
@@ -99,7 +100,7 @@ impl World {
         }
     }
 
-    /// What waits goes in runs, as far as it can.
+    /// Sends the waiting answers, as runs where possible.
     fn leave(&mut self) {
         let Some(mut batch) = self.batch.as_mut().map(std::mem::take) else { return };
         while !batch.is_empty() {
@@ -133,8 +134,8 @@ impl World {
         assert!(self.client.hear(&answer, answer.mark.length.into()));
     }
 
-    /// Which of those that wait comes next: mostly the first, and always without scaled windows, which
-    /// are too small for what comes late.
+    /// Index of the waiting packet that arrives next: usually the first. Without scaled
+    /// windows, which are too small for reordering, always the first.
     fn late(&mut self, waiting: usize) -> usize {
         if self.scaled && self.rng.chance(0.2) {
             self.rng.below(waiting as u64) as usize
@@ -161,8 +162,8 @@ impl World {
         segment
     }
 
-    /// `outstanding` requests at a time, until so many were sent. `expected` is what the client takes
-    /// an answer for, and sparse ranges are a large one.
+    /// Sends `requests` requests, `outstanding` at a time. `expected` is the length that the
+    /// client expects of an answer; a large one leaves gaps.
     fn run(&mut self, requests: usize, outstanding: usize, expected: u32) {
         for _ in 0..requests {
             let bytes = 80 + self.rng.below(1_300) as usize;
@@ -323,7 +324,7 @@ proptest! {
         let mut packet = Vec::new();
         emit(&segment, &message, MTU, &mut packet).unwrap();
         let length = packet.len();
-        // A frame of Ethernet may be longer than its packet.
+        // An Ethernet frame may be longer than its packet.
         packet.extend(vec![0; padding]);
         let mark = Mark { length: message.len() as u16, ..segment.mark };
         let read = parse(&packet, length, Checksum::Check);

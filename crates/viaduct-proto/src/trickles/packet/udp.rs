@@ -1,4 +1,4 @@
-//! A message in a UDP datagram:
+//! Message in a UDP datagram:
 //!
 //! ```text
 //!   byte  0, 1   5674   "Vt", in hexadecimal
@@ -7,8 +7,7 @@
 //!         4..           the message
 //! ```
 //!
-//! The kernel has seen to lengths and checksums. A datagram's numbers are its ports: conntrack asks
-//! for no more.
+//! The kernel has verified lengths and checksums. Conntrack needs only the ports of a datagram.
 
 use std::net::SocketAddr;
 
@@ -21,16 +20,16 @@ use super::tcp::ip_header;
 pub const HEAD: usize = 4;
 
 const UDP: u8 = 17;
-/// UDP's own header.
+/// Length of the UDP header.
 const HEADER: usize = 8;
 
-/// Bytes that headers take from each packet.
+/// Bytes of headers in each packet.
 pub fn overhead(is_ipv4: bool) -> usize {
     (if is_ipv4 { 20 } else { 40 }) + HEADER + HEAD
 }
 
-/// The whole IP packet of a datagram, for who sends from a port that he does not hold; both addresses are of
-/// one family.
+/// Builds the whole IP packet of a datagram, for a sender that does not own the source port.
+/// Both addresses are of one family.
 pub fn emit(from: SocketAddr, to: SocketAddr, payload: &[u8], packet: &mut Vec<u8>) {
     packet.clear();
     let total = overhead(to.is_ipv4()) - HEAD + payload.len();
@@ -41,7 +40,7 @@ pub fn emit(from: SocketAddr, to: SocketAddr, payload: &[u8], packet: &mut Vec<u
     packet.extend(((HEADER + payload.len()) as u16).to_be_bytes());
     packet.extend([0; 2]);
     packet.extend_from_slice(payload);
-    // A sum of 0 would say that there is none.
+    // A checksum of 0 would mean that there is none.
     let sum = match transport(from.ip(), to.ip(), UDP, &packet[at..]) {
         0 => u16::MAX,
         sum => sum,
@@ -54,10 +53,10 @@ pub fn head(role: Role, count: u8) -> [u8; HEAD] {
     [EXID[0], EXID[1], role.byte(), count]
 }
 
-/// Reads the payload of a datagram: whose it is, its number, and the message.
+/// Parses the payload of a datagram: role, running number, and message.
 ///
 /// # Errors
-/// Why it is none of ours.
+/// The reason why it is not a packet of ours.
 pub fn parse(payload: &[u8]) -> Result<(Role, u8, &[u8]), Refusal> {
     let (&[a, b, role, count], message) = payload.split_first_chunk().ok_or(Refusal::Malformed)?;
     if [a, b] != EXID {
