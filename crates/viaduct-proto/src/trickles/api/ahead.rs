@@ -1,16 +1,18 @@
-//! Input continuations that were made a moment ago (5.1): a client that has sent what stands before a
-//! place may send what is behind it without having them yet.
+//! Cache of input continuations that were made a moment ago (5.1). A client that has sent the
+//! input before a place may send the input behind it before it has received that place's
+//! continuation.
 //!
 //! ```text
-//!   packet 1   place 0                 + bytes ─▶ application ─▶ continuation of place n ─┬─▶ client
-//!   packet 2   place n, nothing sealed + bytes ─▶ is it here? ◀─────── kept for a moment ─┘
-//!                                                  │ no: what it has is left out, and sent again
+//!  packet 1  place 0                 + bytes ─▶ application ─▶ continuation of place n ─┬─▶ client
+//!  packet 2  place n, nothing sealed + bytes ─▶ cached? ◀──────── kept for a moment ────┘
+//!                                                │ no: its segment is left out, and sent again
 //! ```
 //!
-//! Soft state of fixed size, which can be dropped at any time: a place that is not here is answered as a lost
-//! packet would be, and its client goes on with what it has been given. So is a place that is named a second
-//! time in a request, or with more others than a client names: a place is ten bytes, what it stands for many more,
-//! and a stranger's requests must not grow in the queue.
+//! The cache is soft state of fixed size, which can be dropped at any time. A segment whose
+//! place is not cached is treated as a lost packet, and the client continues with the
+//! continuations that it has received. So is a place that is named a second time in a request,
+//! or beyond the maximum that a client names: a place takes ten bytes, its continuation many
+//! more, and an attacker's requests must not grow in the queue.
 
 use crate::trickles::keys::KeyRing;
 use crate::trickles::standard::wire::{
@@ -19,10 +21,10 @@ use crate::trickles::standard::wire::{
 use crate::trickles::standard::{MOST_SEGMENTS, Place, Segment};
 use crate::trickles::wire::Request;
 
-/// Places that are kept, at most: of each about as many bytes as its continuation has.
+/// Maximum number of cached places, each with about the length of its continuation.
 const SLOTS: usize = 1024;
 
-/// The places, by a hash.
+/// Cached places, by a hash.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     slots: Vec<Option<Slot>>,
@@ -37,7 +39,7 @@ struct Slot {
 }
 
 impl Ahead {
-    /// The application has given a continuation.
+    /// Caches a continuation that the application has given.
     pub(super) fn note(&mut self, ring: &KeyRing, connection: u64, place: &Place, state: &[u8]) {
         let Place { stream, position, .. } = *place;
         let at = slot(connection, stream, position);
@@ -48,7 +50,8 @@ impl Ahead {
         self.slots[at] = Some(Slot { connection, stream, position, continuation });
     }
 
-    /// A request with continuations in place of the places that it names; none if it names none.
+    /// Replaces the places that a request names by their continuations; `None` if it names
+    /// none.
     pub(super) fn resolve(&self, connection: u64, message: &[u8]) -> Option<Vec<u8>> {
         let data = Request::parse(message).ok()?.data;
         let names = |segment: Segment<'_>| named(&segment).is_some();
@@ -116,7 +119,7 @@ mod tests {
     use crate::trickles::standard::wire::first_place;
     use crate::trickles::wire::request::{emit_groups, emit_open, emit_padding};
 
-    /// A request with one byte behind each of these places, which it names.
+    /// A request that names each of these places, with one byte behind it.
     fn naming(places: &[Place]) -> Vec<u8> {
         let mut message = Vec::new();
         emit_open(0, 1, 1_400, &mut message);
@@ -128,7 +131,7 @@ mod tests {
         message
     }
 
-    /// How many segments there are, of how many bytes together with what is before them.
+    /// Number of segments after resolution, and length of the message.
     fn known(ahead: &Ahead, places: &[Place]) -> (usize, usize) {
         let resolved = ahead.resolve(7, &naming(places)).unwrap();
         (Segments::new(Request::parse(&resolved).unwrap().data).count(), resolved.len())

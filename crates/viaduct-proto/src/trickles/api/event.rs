@@ -1,4 +1,4 @@
-//! An event, and the minisocket that it comes with.
+//! An event, and the minisocket that comes with it.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -12,14 +12,14 @@ use crate::trickles::standard::wire::{claimed_stream, open_place, open_valid, se
 use crate::trickles::standard::{Place, Segment, Segments, Valid};
 use crate::trickles::wire::Request;
 
-/// What an event is.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A connection begins.
     Open,
     /// A client's packet.
     Request,
-    /// The client needs the connection no more. Nobody waits for an answer.
+    /// The client does not need the connection any more, and expects no answer.
     Close,
 }
 
@@ -28,28 +28,31 @@ pub enum Kind {
 pub struct Minisocket<'m> {
     grant: Grant,
     to: Return,
-    /// The request; empty when it was detached.
+    /// The request; empty if it was detached.
     message: Cow<'m, [u8]>,
-    /// What was in it, when it was detached.
+    /// Parsed properties of the request, if it was detached.
     kept: Option<Wants>,
-    /// How the request came, and the answers go.
+    /// Channel of the request, by which the answers are sent, too.
     channel: Channel,
 }
 
-/// What of a request shapes its answer.
+/// Properties of a request that determine the layout of its answer.
 #[derive(Clone, Debug)]
 pub(super) struct Wants {
-    /// How many asks it has.
+    /// Number of asks.
     pub(super) asks: usize,
-    /// From where on it wants what its input yields, if that went with another request, too.
+    /// Position from which the output of its input is wanted, if that input was sent with
+    /// another request, too.
     pub(super) beyond: Option<u64>,
-    /// The first continuation that it asks with and that another secret than the newest says to have sealed, and which
-    /// ask that is: who has it by the newest needs the other no more.
+    /// The first continuation among the asks that was not sealed with the newest secret, and
+    /// the index of that ask. The client is given one sealed with the newest secret in its
+    /// place.
     pub(super) other: Option<(usize, Vec<u8>)>,
 }
 
 impl Wants {
-    /// Of a request whose packets are laid out as in `grant`. Asks for which there is no room say nothing.
+    /// Properties of a request whose packets are laid out as in `grant`. Asks for which there is
+    /// no room are ignored.
     fn of(message: &[u8], grant: &Grant) -> Wants {
         let request = Request::parse(message);
         let roomy = grant.permits().filter(|permit| permit.room > 0);
@@ -70,33 +73,34 @@ impl Wants {
 /// Bytes of an input stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Input<'m> {
-    /// Where they stand in it.
+    /// Position in the stream.
     pub place: Place,
-    /// The application's state there; empty at the beginning.
+    /// Application state at this position; empty at the beginning.
     pub state: &'m [u8],
     /// The bytes.
     pub bytes: &'m [u8],
-    /// Whether the stream ends with them.
+    /// True if the stream ends with these bytes.
     pub ends: bool,
 }
 
-/// Output that is asked for.
+/// Output that is requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked<'m> {
-    /// Which of the request's asks it is, from 0; see [`Reply::answer`](super::Reply::answer).
+    /// Index of the ask in the request, from 0; see [`Reply::answer`](super::Reply::answer).
     pub index: usize,
-    /// What the continuation yields.
+    /// Range that the continuation yields.
     pub valid: Valid,
     /// The application's state.
     pub state: &'m [u8],
-    /// The bytes that are asked for, of those that have room; within what the continuation yields.
+    /// Requested range, as far as the packet has room; within the range of the continuation.
     pub range: Range<u64>,
 }
 
-/// A continuation that none of the secrets has sealed, or that does not yield what is asked for.
+/// Error: a continuation was not sealed with any of the secrets, or does not yield the
+/// requested range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strange {
-    /// The stream that it claims to be of.
+    /// The stream that it claims to belong to.
     pub stream: u32,
 }
 
@@ -105,7 +109,7 @@ impl<'m> Minisocket<'m> {
         Minisocket { grant, to, message, kept: None, channel }
     }
 
-    /// What happened.
+    /// Kind of the event.
     pub fn kind(&self) -> Kind {
         let closes = || self.segments().any(|segment| segment == Segment::Close);
         match self.grant.event {
@@ -115,33 +119,35 @@ impl<'m> Minisocket<'m> {
         }
     }
 
-    /// The connection's number, which all its events bear.
+    /// Number of the connection, the same in all its events.
     pub fn connection(&self) -> u64 {
         self.grant.connection()
     }
 
-    /// Who asks.
+    /// Address of the client.
     pub fn client(&self) -> SocketAddr {
         self.to.client()
     }
 
-    /// Where its answers go.
+    /// Return path of the answers.
     pub fn to(&self) -> &Return {
         &self.to
     }
 
-    /// Has its answers be messages of `most` bytes, if its client allows longer ones that the way does not
-    /// take. What has no room its client asks for again.
+    /// Limits the answers to messages of `most` bytes, if the path does not take as long ones
+    /// as the client allows. The client requests again what has no room.
     pub fn fit(&mut self, most: usize) {
         self.grant.fit(most.saturating_sub(self.channel.overhead()));
     }
 
-    /// Most bytes of user continuation and data in each packet of the answer; 0 where there is no room.
+    /// Maximum number of bytes of user continuation and data in each packet of the answer; 0 if
+    /// there is no room.
     pub fn room(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.grant.permits().map(|permit| permit.room)
     }
 
-    /// What the client sends, by stream; where its continuation cannot be read, which stream that is.
+    /// Input from the client, by stream. An error names the stream whose continuation is
+    /// invalid.
     pub fn inputs<'s>(
         &'s self,
         ring: &'s KeyRing,
@@ -155,8 +161,9 @@ impl<'m> Minisocket<'m> {
         })
     }
 
-    /// What the client asks for, in the order of the packets that it is to come with: no more of each than
-    /// its packet has room for, so what it costs to answer is bounded by what is sent.
+    /// Output that the client requests, in the order of the packets that are to carry it. Each
+    /// range is limited to the room of its packet, so the cost of an answer is bounded by its
+    /// length.
     pub fn asks<'s>(
         &'s self,
         ring: &'s KeyRing,
@@ -175,13 +182,13 @@ impl<'m> Minisocket<'m> {
         })
     }
 
-    /// What the client sends, where it does not use standard continuations.
+    /// Data of the request, for applications that do not use standard continuations.
     pub fn data(&self) -> &[u8] {
         Request::parse(&self.message).map_or(&[], |request| request.data)
     }
 
-    /// Keeps the right to answer, and gives the request back: for who answers later. A detached
-    /// minisocket takes a few hundred bytes, and no place in the queue.
+    /// Keeps the right to answer, and releases the request: for applications that answer later.
+    /// A detached minisocket takes a few hundred bytes, and no place in the queue.
     #[must_use]
     pub fn detach(self) -> Minisocket<'static> {
         let kept = Some(self.wants());
@@ -189,25 +196,25 @@ impl<'m> Minisocket<'m> {
         Minisocket { grant, to, message: Cow::Borrowed(&[]), kept, channel }
     }
 
-    /// Gives the request back, as [`Minisocket::detach`].
+    /// Releases the request, as [`Minisocket::detach`] does.
     pub fn forget_request(&mut self) {
         self.kept = Some(self.wants());
         self.message = Cow::Borrowed(&[]);
     }
 
-    /// Bytes that it has at most when it is extracted.
+    /// Maximum length of the event when it is extracted, in bytes.
     pub fn sealed_len(&self) -> usize {
         self.message.len() + self.grant.written_len() + 128 + self.channel.overhead()
     }
 
-    /// The same with a copy of the request.
+    /// Returns the minisocket with a copy of the request.
     #[must_use]
     pub fn into_owned(self) -> Minisocket<'static> {
         let Minisocket { grant, to, message, kept, channel } = self;
         Minisocket { grant, to, message: Cow::Owned(message.into_owned()), kept, channel }
     }
 
-    /// Whether it came encrypted; then so go the answers.
+    /// Returns whether the request was encrypted, and hence the answers will be.
     pub fn is_encrypted(&self) -> bool {
         self.channel != Channel::Clear
     }
@@ -216,7 +223,7 @@ impl<'m> Minisocket<'m> {
         (self.grant, self.to, self.message, self.channel)
     }
 
-    /// What its answer is shaped by.
+    /// Properties that determine the layout of the answer.
     pub(super) fn wants(&self) -> Wants {
         self.kept.clone().unwrap_or_else(|| Wants::of(&self.message, &self.grant))
     }

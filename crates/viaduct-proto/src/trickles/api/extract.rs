@@ -1,4 +1,5 @@
-//! Events that travel: out of one server's queue, into another's that has the secrets.
+//! Extraction of events from one server's queue, and installation in that of another with the
+//! same secrets.
 //!
 //! ```text
 //!  collection   events, each with a number before it
@@ -7,10 +8,10 @@
 //!               number before it | how it came, a number before it
 //! ```
 //!
-//! *Made* is the time in microseconds; *where answers go* is a [`Return`]; `server/grant.rs` has the
-//! grant; *how it came* is empty, or says under which key its answers are (`crypt`). So an event is
-//! authentic, and says nothing to who carries it. It is taken over once by each server, and as long as its
-//! replay window reaches back.
+//! *Made* is the time in microseconds; *where answers go* is a [`Return`]; `server/grant.rs`
+//! has the grant. *How it came* is empty, or tells the key under which its answers are
+//! encrypted (`crypt`). So an event is authentic and confidential in transit. Each server
+//! installs it at most once, and only within its replay horizon.
 
 use std::borrow::Cow;
 
@@ -23,18 +24,19 @@ use crate::trickles::server::{Grant, instant, micros};
 
 const VERSION: u8 = 3;
 
-/// What became of a collection.
+/// Result of an installation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Installed {
-    /// Events that are in the queue now.
+    /// Events that were queued.
     pub taken: usize,
-    /// Events that are not: altered, of a secret that is not here, too old, taken over before, or beyond the
-    /// queue's limit.
+    /// Events that were refused: altered, of an unknown secret, too old, installed before, or
+    /// beyond the queue's limit.
     pub refused: usize,
 }
 
 impl Endpoint {
-    /// Takes the events that `which` says out of the queue, and appends them to `out`. How many.
+    /// Moves the events for which `which` returns true from the queue to `out`. Returns how
+    /// many.
     pub fn extract_events(
         &mut self,
         now: Instant,
@@ -54,7 +56,7 @@ impl Endpoint {
         extracted
     }
 
-    /// Appends an event that was taken out of the queue already.
+    /// Appends an event that was taken from the queue before.
     pub fn extract(&mut self, now: Instant, event: Minisocket<'_>, out: &mut Vec<u8>) {
         self.seal(now, event, out);
         self.stats.extracted += 1;
@@ -71,7 +73,7 @@ impl Endpoint {
         put_counted(out, &self.ring().seal_event(&bytes));
     }
 
-    /// Puts events that another server has extracted into the queue.
+    /// Queues events that another server has extracted.
     pub fn install_events(&mut self, now: Instant, collection: &[u8]) -> Installed {
         let mut reader = Reader(collection);
         let mut done = Installed::default();

@@ -1,8 +1,8 @@
-//! Which packet carries what.
+//! Layout of an answer: the content of each packet.
 //!
-//! Notes go into the first packet that has room for them, before data; the ask of a packet into that
-//! packet; what is brought into those that no ask takes, in order. What an ask's packet has no room for
-//! its client wants again.
+//! Notes go into the first packet that has room for them, before data. The answer to an ask
+//! goes into that ask's packet. Output that is brought goes into packets without an ask, in
+//! order. The client requests again what has no room in its packet.
 
 use super::reply::{Files, Piece, Reply, Sealed, Stretch};
 use crate::trickles::client::ENDS;
@@ -12,7 +12,7 @@ use crate::trickles::standard::wire::{MOST_NOTE, emit_note, emit_place, emit_val
 use crate::trickles::standard::{Note, Reason};
 use crate::trickles::wire::{MOST_USER, Payload};
 
-/// One packet of an answer.
+/// A packet of an answer.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     room: usize,
@@ -20,7 +20,7 @@ pub(super) struct Slot {
     position: u64,
     ends: bool,
     pieces: Vec<Piece>,
-    /// What is sent if a file cannot be read.
+    /// Note that is sent if a file cannot be read.
     failure: Vec<u8>,
 }
 
@@ -29,8 +29,8 @@ impl Slot {
         (self.room - self.user.len()) as u64
     }
 
-    /// Takes the bytes of `stretch` from `skip` on that fit; how many. 0 if it has others: a packet has bytes of
-    /// one place.
+    /// Adds the bytes of `stretch` from `skip` on that fit, and returns how many. 0 if the
+    /// packet has others already: its bytes are contiguous.
     fn fill(&mut self, stretch: &Stretch, skip: u64) -> u64 {
         let (mut skip, mut taken) = (skip, 0);
         if !self.pieces.is_empty() {
@@ -53,7 +53,7 @@ impl Slot {
         taken
     }
 
-    /// Its payload; `data` holds the bytes.
+    /// Payload of the packet; `data` is the buffer for its bytes.
     pub(super) fn payload<'a>(
         &'a self,
         files: &mut dyn Files,
@@ -80,8 +80,8 @@ impl Slot {
     }
 }
 
-/// The packets of an answer to a request with so many `asks`, one for each permit. `renewed` goes with the packet of
-/// an ask, if there is room.
+/// Lays out the answer to a request with so many `asks`: one packet for each permit. `renewed`
+/// is added to the packet of its ask, if there is room.
 pub(super) fn lay_out(
     ring: &KeyRing,
     grant: &Grant,
@@ -96,10 +96,11 @@ pub(super) fn lay_out(
             slot.user.clone_from(user);
         }
     }
-    // What an ask brings comes with the packet that has room for it, one each in turn.
+    // The asks are answered by the packets with room, one each in order.
     let with_room: Vec<usize> =
         slots.iter().enumerate().filter(|(_, slot)| slot.room > 0).map(|(at, _)| at).collect();
-    // Of what does not fit the end is left out: its client sends again what it hears nothing of.
+    // Notes that do not fit are left out: the client sends again the input that is not
+    // acknowledged.
     let mut notes = notes(ring, reply).into_iter();
     for &at in with_room.iter().filter(|_| reply.users.is_empty()) {
         let slot = &mut slots[at];
@@ -129,14 +130,14 @@ pub(super) fn lay_out(
     slots
 }
 
-/// Bytes that are kept for the note of what is brought.
+/// Bytes reserved for the note of the output that is brought.
 fn brings(reply: &Reply) -> usize {
     if reply.brought.is_some() { MOST_NOTE } else { 0 }
 }
 
 fn bring(slots: &mut [Slot], free: &[usize], all: &[usize], stretch: &Stretch) {
     let Some(&first) = all.first() else { return };
-    // The note is about as long as any: its numbers are known when the room is.
+    // The note is assumed to have the maximum length, as its numbers depend on the room.
     let note = slots[first].user.len() + MOST_NOTE;
     if note > slots[first].room {
         return;
@@ -165,7 +166,7 @@ fn bring(slots: &mut [Slot], free: &[usize], all: &[usize], stretch: &Stretch) {
     }
 }
 
-/// The first `most` bytes of these.
+/// The first `most` bytes of the pieces.
 fn within(pieces: &[Piece], most: u64) -> Vec<Piece> {
     let mut left = most;
     let cut = |piece: &Piece| {
@@ -176,8 +177,8 @@ fn within(pieces: &[Piece], most: u64) -> Vec<Piece> {
     pieces.iter().map(cut).filter(|piece| !piece.is_empty()).collect()
 }
 
-/// The notes of a reply, each by itself: what its inputs yield comes before what says that they were consumed, so
-/// that a client that has the latter lacks nothing.
+/// Notes of a reply, one each. Output continuations precede the notes that consume their input,
+/// so that a client with the latter has the former.
 fn notes(ring: &KeyRing, reply: &Reply) -> Vec<Vec<u8>> {
     let is_output = |continuation: &&Sealed| matches!(continuation, Sealed::Output(..));
     let (outputs, inputs): (Vec<_>, Vec<_>) = reply.continuations.iter().partition(is_output);

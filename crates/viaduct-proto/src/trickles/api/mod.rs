@@ -1,4 +1,4 @@
-//! The server's side for applications (Trickles, section 3): a queue of events, and minisockets.
+//! Server API for applications (Trickles, section 3): a queue of events, and minisockets.
 //!
 //! ```text
 //!   message ─▶ Endpoint::handle ─▶ Server: is it to be answered, by how many packets?
@@ -11,20 +11,21 @@
 //!        machine)                                  ▲ files that the shell reads
 //! ```
 //!
-//! A [`Minisocket`] is the right to answer one request. It is a value: who holds it owns all that there
-//! is of it, and when it was used nothing is left. So memory grows with the requests that are not
-//! processed yet, and with nothing else; the queue has a limit, beyond which requests are refused before
-//! anything is noted of them, so that their clients may try again.
+//! A [`Minisocket`] is the right to answer one request. It is a value that owns all of the
+//! request's state; nothing is left once it was used. So memory grows only with the requests
+//! that are not processed yet. The queue has a limit, beyond which requests are refused before
+//! they are recorded as answered, so their clients can retry.
 //!
 //! | Figure 8 | here |
 //! |---|---|
-//! | `msk_send`, `msk_sendv` | [`Reply::answer`], [`Reply::bring`] with [`Piece::Bytes`], then [`Endpoint::send`] |
+//! | `msk_send`, `msk_sendv` | [`Reply::answer`], [`Reply::bring`], [`Endpoint::send`] |
 //! | `msk_sendfilev` | the same with [`Piece::File`] |
 //! | `msk_setucont` | [`Reply::set_user`]; standard ones: [`Reply::input`], [`Reply::output`] |
 //! | `msk_sendbulk` | [`Endpoint::send_bulk`] |
 //! | `msk_drop` | [`Endpoint::drop_event`] |
 //! | `msk_detach` | [`Minisocket::detach`] |
-//! | `msk_extract_events`, `msk_install_events` | [`Endpoint::extract_events`], [`Endpoint::install_events`] |
+//! | `msk_extract_events` | [`Endpoint::extract_events`] |
+//! | `msk_install_events` | [`Endpoint::install_events`] |
 
 mod ahead;
 mod event;
@@ -47,34 +48,35 @@ pub use event::{Asked, Input, Kind, Minisocket, Strange};
 pub use extract::Installed;
 pub use reply::{Files, Piece, Reply, Stretch};
 
-/// What an endpoint did so far, beside what its [`Server`] counts.
+/// Counters of an endpoint, in addition to those of its [`Server`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Events that the application got.
+    /// Events given to the application.
     pub events: u64,
-    /// Events that it has answered.
+    /// Events answered by the application.
     pub sent: u64,
     /// Packets of those answers.
     pub packets: u64,
     /// Bytes of data in them.
     pub bytes: u64,
-    /// Events that it has dropped.
+    /// Events dropped by the application.
     pub dropped: u64,
-    /// Events that could not be answered: their secrets were gone by then.
+    /// Events that could not be answered, because their secrets were gone.
     pub outlived: u64,
-    /// Requests refused as the queue was full.
+    /// Requests refused because the queue was full.
     pub overflowed: u64,
-    /// Events given away.
+    /// Events extracted.
     pub extracted: u64,
-    /// Events taken over.
+    /// Events installed.
     pub installed: u64,
-    /// Streams that were reset because none of the secrets has sealed their continuation.
+    /// Streams reset because their continuation was not sealed with any of the secrets.
     pub unknown: u64,
-    /// Events that were to be taken over: altered, of a secret that is not here, too old, or taken over before.
+    /// Events refused at installation: altered, of an unknown secret, too old, or installed
+    /// before.
     pub strange: u64,
 }
 
-/// A server with its queue. See the [module](self).
+/// Server with an event queue. See the [module](self).
 #[derive(Debug)]
 pub struct Endpoint {
     server: Server,
@@ -83,15 +85,15 @@ pub struct Endpoint {
     limit: usize,
     stats: Stats,
     ahead: Ahead,
-    /// A message, and the data of one, in the making.
+    /// Buffers for a message, and for its data.
     message: Vec<u8>,
     data: Vec<u8>,
-    /// The same message under its key.
+    /// Buffer for the encrypted message.
     sealed: Vec<u8>,
 }
 
 impl Endpoint {
-    /// With an empty queue, which holds `limit` events at most.
+    /// Creates an endpoint with an empty queue of at most `limit` events.
     pub fn new(server: Server, limit: usize) -> Self {
         let stats = Stats::default();
         let queue = VecDeque::new();
@@ -99,28 +101,28 @@ impl Endpoint {
         Endpoint { server, crypt: None, queue, limit, stats, ahead, message, data, sealed }
     }
 
-    /// The same for clients that encrypt what they say, too; or for them alone.
+    /// Accepts encrypted requests, too; or those alone, as `crypt` is set.
     #[must_use]
     pub fn with_crypt(self, crypt: ServerCrypt) -> Self {
         Endpoint { crypt: Some(crypt), ..self }
     }
 
-    /// What encrypts, if anything does.
+    /// Encryption state, if encryption is enabled.
     pub fn crypt(&self) -> Option<&ServerCrypt> {
         self.crypt.as_ref()
     }
 
-    /// What decides.
+    /// The server that decides on requests.
     pub fn server(&self) -> &Server {
         &self.server
     }
 
-    /// What decides, to rotate its secrets.
+    /// The server, for the rotation of its secrets.
     pub fn server_mut(&mut self) -> &mut Server {
         &mut self.server
     }
 
-    /// The secrets, which an application's continuations are read with.
+    /// The secrets, with which an application's continuations are opened.
     pub fn ring(&self) -> &KeyRing {
         self.server.ring()
     }
@@ -130,13 +132,13 @@ impl Endpoint {
         self.stats
     }
 
-    /// Events that wait.
+    /// Number of events in the queue.
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// A request came, and its answers go `to` where they go: an event is put into the queue. It is
-    /// copied, as it outlives the packet; [`Endpoint::accept`] does without.
+    /// Processes a request whose answers are sent by `to`, and queues its event. The request is
+    /// copied, as it outlives the packet; [`Endpoint::accept`] avoids the copy.
     ///
     /// # Errors
     /// [`Refusal`], which is counted.
@@ -144,7 +146,8 @@ impl Endpoint {
         self.handle_within(now, to, message, usize::MAX)
     }
 
-    /// The same where the way takes messages of `most` bytes: see [`Minisocket::fit`].
+    /// As [`Endpoint::handle`], for a path that takes messages of `most` bytes: see
+    /// [`Minisocket::fit`].
     ///
     /// # Errors
     /// As [`Endpoint::handle`]'s.
@@ -165,7 +168,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// A request came: the event, past the queue, for who answers it at once.
+    /// Processes a request, and returns its event without the queue, to be answered at once.
     ///
     /// # Errors
     /// [`Refusal`], which is counted.
@@ -190,15 +193,16 @@ impl Endpoint {
         Ok(Minisocket::new(grant, to, message, channel))
     }
 
-    /// The next event, until None.
+    /// The next event; `None` if the queue is empty.
     pub fn poll_event(&mut self) -> Option<Minisocket<'static>> {
         self.queue.pop_front()
     }
 
-    /// Answers an event, with the secret that was the newest when its request came. If that is gone by now, or
-    /// the one that it is encrypted under, it cannot be answered, which is counted. Each of its packets is given to `out`, which sends it where the
-    /// [`Return`] says. What the reply has not filled leaves without data, for its continuation is what
-    /// the client goes on with.
+    /// Answers an event with the secret that was the newest when its request arrived. If that
+    /// secret is gone, or the one of its encryption, the event cannot be answered, which is
+    /// counted. Each packet is given to `out`, which sends it by the [`Return`]. Packets that
+    /// the reply has not filled are sent without data, because the client continues with their
+    /// continuations.
     pub fn send(
         &mut self,
         event: Minisocket<'_>,
@@ -236,7 +240,7 @@ impl Endpoint {
         }
     }
 
-    /// Answers many events at once, in turn.
+    /// Answers many events in order.
     pub fn send_bulk<'m>(
         &mut self,
         replies: impl IntoIterator<Item = (Minisocket<'m>, Reply)>,
@@ -248,8 +252,8 @@ impl Endpoint {
         }
     }
 
-    /// Does not answer an event, as one may choose to when there are too many: to its client it is a lost
-    /// packet.
+    /// Drops an event without an answer, for instance under overload. To the client it is a
+    /// lost packet.
     pub fn drop_event(&mut self, event: Minisocket<'_>) {
         self.stats.dropped += 1;
         drop(event);

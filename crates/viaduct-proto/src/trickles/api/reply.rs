@@ -1,28 +1,28 @@
-//! What an application answers with.
+//! Answers of an application.
 
 use bytes::Bytes;
 
 use crate::trickles::standard::wire::MOST_STATE;
 use crate::trickles::standard::{Note, Place, Reason, Valid};
 
-/// A part of what is sent.
+/// A part of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// These bytes; shared, not copied.
+    /// Bytes, shared and not copied.
     Bytes(Bytes),
     /// A range of a file, which [`Files`] reads.
     File {
-        /// Which, as the application counts them.
+        /// Number of the file, assigned by the application.
         file: u64,
-        /// From there.
+        /// Offset in the file.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
 }
 
 impl Piece {
-    /// Bytes of it.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         match self {
             Piece::Bytes(bytes) => bytes.len() as u64,
@@ -30,12 +30,12 @@ impl Piece {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether the piece is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// At most `most` bytes of it, from `skip` on.
+    /// At most `most` bytes of the piece, from `skip` on.
     pub(super) fn cut(&self, skip: u64, most: u64) -> Piece {
         let skip = skip.min(self.len());
         let length = most.min(self.len() - skip);
@@ -53,18 +53,18 @@ impl Piece {
 /// Consecutive bytes of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stretch {
-    /// The stream that they answer.
+    /// The stream that they belong to.
     pub stream: u32,
-    /// Where they stand.
+    /// Position of the first byte.
     pub position: u64,
-    /// The bytes, one piece behind the other; what is beyond the packets' room is not sent.
+    /// The bytes, in order; those beyond the packets' room are not sent.
     pub pieces: Vec<Piece>,
-    /// Whether the stream's output ends with them (SKIP, 5.2).
+    /// True if the stream's output ends with them (SKIP, 5.2).
     pub ends: bool,
 }
 
 impl Stretch {
-    /// What of it stands at `from` and beyond.
+    /// The part of the stretch at `from` and beyond.
     fn beyond(&self, from: u64) -> Stretch {
         let skipped = from.saturating_sub(self.position).min(self.len());
         let mut skip = skipped;
@@ -77,32 +77,33 @@ impl Stretch {
         Stretch { position: self.position + skipped, pieces, ..*self }
     }
 
-    /// How many bytes there are.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.pieces.iter().map(Piece::len).sum()
     }
 
-    /// Whether there are none.
+    /// Returns whether the stretch is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Who reads the files that pieces name.
+/// Reader of the files that pieces name.
 pub trait Files {
-    /// Fills `out` with the bytes of `file` from `offset` on; false if they are not there. Then the
-    /// stream is reset.
+    /// Fills `out` with the bytes of `file` from `offset` on. Returns false if they cannot be
+    /// read; then the stream is reset.
     fn read(&mut self, file: u64, offset: u64, out: &mut [u8]) -> bool;
 }
 
-/// For replies that name none.
+/// For replies without files.
 impl Files for () {
     fn read(&mut self, _file: u64, _offset: u64, _out: &mut [u8]) -> bool {
         false
     }
 }
 
-/// The answer to one event, in the making. What does not fit is left out, and asked for again.
+/// Answer to one event, under construction. Output that does not fit is left out, and requested
+/// again.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
     pub(super) continuations: Vec<Sealed>,
@@ -126,8 +127,9 @@ pub(super) enum Sealed {
 }
 
 impl Reply {
-    /// What of this answers a request whose input went with another one, too: only what it brings from
-    /// there on. Continuations go with the other's answer.
+    /// The part of this reply that answers a request whose input was sent with another one,
+    /// too: only the output brought from `from` on. Continuations are sent in the other
+    /// request's answer.
     pub(super) fn beyond(&self, from: u64) -> Reply {
         let brought = self.brought.as_ref().map(|stretch| stretch.beyond(from));
         Reply { brought, ..Reply::default() }
@@ -139,24 +141,23 @@ impl Reply {
         self
     }
 
-    /// Sends bytes that nobody has asked for yet, as what an input yields, in the packets that no ask
-    /// takes.
+    /// Sends output of an input that was not requested yet, in the packets that no ask takes.
     pub fn bring(&mut self, stretch: Stretch) -> &mut Self {
         self.brought = Some(stretch);
         self
     }
 
-    /// Gives the client an input continuation: the stream was read up to `place`, and what is behind that
-    /// is to come back with `state` (4.2).
+    /// Gives the client an input continuation: the stream was read up to `place`, and the
+    /// client returns `state` with the input behind it (4.2).
     ///
     /// # Panics
-    /// The state is longer than [`MOST_STATE`]: it would never come back.
+    /// The state is longer than [`MOST_STATE`], so that no request could return it.
     pub fn input(&mut self, place: Place, state: impl Into<Vec<u8>>) -> &mut Self {
         self.continuations.push(Sealed::Input(place, checked(state)));
         self
     }
 
-    /// The input continuations that it gives.
+    /// The input continuations of the reply.
     pub(super) fn places(&self) -> impl Iterator<Item = (&Place, &[u8])> {
         self.continuations.iter().filter_map(|continuation| match continuation {
             Sealed::Input(place, state) => Some((place, &state[..])),
@@ -173,13 +174,14 @@ impl Reply {
         self
     }
 
-    /// Tells the client that `position` bytes of the stream's input were read, and no more will be.
+    /// Tells the client that `position` bytes of the stream's input were read, and that no more
+    /// will be.
     pub fn closed(&mut self, stream: u32, position: u64) -> &mut Self {
         self.notes.push(Note::Closed { stream, position });
         self
     }
 
-    /// Tells the client that the stream does not go on.
+    /// Tells the client that the stream has failed.
     pub fn reset(&mut self, stream: u32, reason: Reason) -> &mut Self {
         let note = Note::Reset { stream, reason };
         // Several asks of a stream may fail alike.
@@ -189,14 +191,14 @@ impl Reply {
         self
     }
 
-    /// How many streams do not go on because nobody knows their continuation.
+    /// Number of streams that are reset because their continuation is unknown.
     pub(super) fn unknown(&self) -> u64 {
         let is = |note: &&Note| matches!(note, Note::Reset { reason: Reason::Unknown, .. });
         self.notes.iter().filter(is).count() as u64
     }
 
-    /// Puts `user` into the packet of permit `index`, as it is, in place of standard continuations: for
-    /// applications with their own (msk_setucont). The application seals it:
+    /// Puts `user` unchanged into the packet of permit `index`, in place of standard
+    /// continuations: for applications with their own (msk_setucont). The application seals it:
     /// [`KeyRing::seal_user`](crate::trickles::keys::KeyRing::seal_user).
     pub fn set_user(&mut self, index: usize, user: impl Into<Vec<u8>>) -> &mut Self {
         self.users.push((index, user.into()));

@@ -1,29 +1,33 @@
-//! What a stream client is set to, and how its streams stand.
+//! Settings of a stream client, and states of its streams.
 
 use crate::time::Duration;
 use crate::trickles::client;
 use crate::trickles::standard::Reason;
 
-/// What a stream client is set to.
+/// Settings of a stream client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Longest message that may come, and be sent, in bytes: 1,085 or more, as far as packets hold.
+    /// Maximum length of messages in both directions, in bytes: at least 1,085, and as long as
+    /// packets have room for.
     pub message: u16,
-    /// Longest message that is sent, where that is to be less: 1,085 or more, too. The first request has as many,
-    /// so that much comes with its answer; where the way takes less and nobody says so, that costs a timeout.
+    /// Limit for sent messages, if it is to be lower; at least 1,085, too. The first request
+    /// has this length, so that its answer can be as long. On a path with a smaller MTU and
+    /// without ICMP errors that costs a timeout.
     pub request: u16,
-    /// Most bytes that are written to a stream and not consumed yet.
+    /// Maximum number of bytes that are written to a stream and not consumed yet.
     pub send_buffer: usize,
-    /// Most bytes that are asked for and not read yet, all streams together; each may have 64 KiB.
+    /// Maximum number of bytes of all streams that are requested and not read yet; each may
+    /// have 64 KiB.
     pub window: u64,
-    /// The connection fails when it has waited so long for an answer.
+    /// Time without an answer after which the connection fails.
     pub give_up: Duration,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Config {
-            // What Ethernet holds beside the headers of TCP's format; by UDP a little less than it could.
+            // Payload of an Ethernet packet in TCP's format; with UDP it could be slightly
+            // longer.
             message: 1_448,
             request: 1_400,
             send_buffer: 1 << 20,
@@ -33,43 +37,43 @@ impl Default for Config {
     }
 }
 
-/// Why a stream does not go on.
+/// Reason why a stream fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Failure {
-    /// The server says so.
+    /// The server has reset it.
     #[error(transparent)]
     Reset(#[from] Reason),
-    /// The server takes nothing of a packet full of input, or does not answer it.
+    /// The server consumes nothing of a packet full of input, or does not answer it.
     #[error("the server takes nothing of what is sent")]
     Stalled,
-    /// More output is there than numbers were reserved for.
+    /// The output is longer than the reserved positions.
     #[error("the answer is longer than the {0} bytes that were reserved for it")]
     TooLong(u64),
-    /// Bytes of the output are missing that no continuation yields, and nothing more brings.
+    /// Output bytes are missing that no continuation yields, and nothing else brings them.
     #[error(
         "the next bytes of the answer cannot be asked for: the server has given nothing for it"
     )]
     Missing,
-    /// Nothing came for too long.
+    /// No answer within [`Config::give_up`].
     #[error("the server did not answer")]
     TimedOut,
 }
 
-/// How a stream stands.
+/// State of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It goes on.
+    /// Output may follow.
     Open,
     /// All output was read.
     Finished,
-    /// It does not go on.
+    /// The stream has failed.
     Failed(Failure),
 }
 
-/// The transport's settings.
+/// Settings of the transport.
 pub(super) fn transport(config: &Config) -> client::Config {
     let message = config.message;
-    // The first answer is no longer than the request, so that is as long as can be.
+    // The first answer is no longer than the request, so the request is padded to its maximum.
     let request = usize::from(message.min(config.request)).max(client::LEAST_MESSAGE);
     client::Config { message, request, reserve: 0, pad: request }
 }

@@ -1,4 +1,4 @@
-//! What a connection hears: data, and what is said of its streams.
+//! Processing of arrived data and notes.
 
 use std::ops::Range;
 
@@ -29,7 +29,8 @@ impl Stream {
 
     fn hear(&mut self, note: &Note, arrived: &Arrived) {
         match *note {
-            // What this input yields may have been in a packet that has not come: it is to be sent again.
+            // The packet with this input's output continuation may be missing: the input is to
+            // be sent again.
             Note::Input(..) | Note::Closed { .. } if !arrived.in_order => {}
             Note::Input(place, bytes) => {
                 if self.inputs.consumed(&place, arrived.user.slice_ref(bytes), arrived.parcel) {
@@ -68,7 +69,7 @@ impl Stream {
         }
     }
 
-    /// The stream does not go on.
+    /// Fails a stream.
     pub(super) fn fail(&mut self, stream: u32, failure: Failure) {
         let Some(output) = self.outputs.get_mut(&stream) else { return };
         output.fail(failure);
@@ -78,7 +79,7 @@ impl Stream {
         self.changed.insert(stream);
     }
 
-    /// Nothing is on its way: fails the streams that would wait for ever.
+    /// Fails the streams that would wait forever, as nothing is in flight.
     pub(super) fn give_up_missing(&mut self) {
         let inputs = &self.inputs;
         let stuck = self.outputs.iter().filter(|&(&stream, output)| {
@@ -88,7 +89,7 @@ impl Stream {
         stuck.into_iter().for_each(|stream| self.fail(stream, Failure::Missing));
     }
 
-    /// Nothing of the stream's output is at `end` or beyond.
+    /// Sets the end of a stream's output: there is none at `end` or beyond.
     fn end(&mut self, stream: u32, end: u64) {
         let Some(output) = self.outputs.get_mut(&stream) else { return };
         if output.end(end) {

@@ -1,4 +1,4 @@
-//! The client's side for applications (Trickles, sections 4, 5.2 and 6.1): byte streams and requests
+//! Client API for applications (Trickles, sections 4, 5.2 and 6.1): byte streams and requests
 //! over one connection.
 //!
 //! ```text
@@ -8,14 +8,16 @@
 //!   read            ◀─ output ─ wants ────▶ └────────┘
 //! ```
 //!
-//! Stream [`MAIN`](super::standard::MAIN) is a socket: bytes in, bytes out. Others are opened beside it,
-//! any number, each with numbers of its own in the output; a request is a stream that is written at
-//! once. Nothing here blocks, and what is kept has a bound: a send buffer for what is written and not
-//! consumed, a window for what is asked for and not read.
+//! Stream [`MAIN`](super::standard::MAIN) is a socket: bytes in, bytes out. Any number of other
+//! streams can be opened beside it, each with its own range of positions in the output. A
+//! request is a stream whose input is written at once. Nothing here blocks, and all buffers are
+//! bounded: a send buffer for bytes that were written and not consumed, a window for bytes that
+//! were requested and not read.
 //!
-//! What was written stays until the server says that it has consumed it. Which continuation yields which
-//! bytes is chosen here; how many bytes a request may ask for, and what becomes lost with a packet, the
-//! [`Client`] knows, because it computes the server's congestion control.
+//! Written bytes stay buffered until the server acknowledges that it has consumed them. This
+//! module chooses which continuation yields which bytes. The [`Client`] knows how many bytes a
+//! request may ask for, and which bytes a lost packet had, because it computes the server's
+//! congestion control.
 
 mod config;
 mod hear;
@@ -39,17 +41,17 @@ use input::Inputs;
 use output::Output;
 use width::Width;
 
-/// Numbers that are reserved for the output of [`MAIN`].
+/// Positions that are reserved for the output of [`MAIN`].
 pub const MAIN_RESERVE: u64 = 1 << 56;
-/// Outputs that are asked for at a time; those behind them wait.
+/// Maximum number of outputs that are requested at a time; the others wait.
 const AT_A_TIME: usize = 64;
-/// Least bytes that each of them is asked for.
+/// Minimum share of the window for each of them, in bytes.
 const LEAST_SHARE: u64 = 64 << 10;
-/// After so many restarts without an answer the connection is opened anew; after so many with short answers alone,
-/// with shorter messages.
+/// Restarts without an answer after which the connection is opened anew. After as many with
+/// short answers alone it is opened anew with shorter messages.
 const PATIENCE: u32 = 4;
 
-/// A connection's client. See the [module](self).
+/// Client of a connection. See the [module](self).
 #[derive(Debug)]
 pub struct Stream {
     config: Config,
@@ -57,26 +59,27 @@ pub struct Stream {
     client: Client,
     inputs: Inputs,
     outputs: BTreeMap<u32, Output>,
-    /// Which stream's output begins where.
+    /// Streams by the start of their output's region.
     regions: BTreeMap<u64, u32>,
     next_stream: u32,
     next_region: u64,
     changed: BTreeSet<u32>,
-    /// Whether there may be something to ask for.
+    /// True if there may be bytes to request.
     stale: bool,
-    /// Whether a stream may lack what nothing brings any more.
+    /// True if a stream may lack bytes that nothing brings any more.
     unsure: bool,
     failed: Option<Failure>,
-    /// Packets that had come, and when, or since when something is waited for.
+    /// Number of packets received, and the time of the last one, or the time since which an
+    /// answer is awaited.
     heard: (u64, Instant),
     width: Width,
-    /// Most bytes that are asked for and not read yet, now.
+    /// Maximum number of bytes that are requested and not read, at present.
     window: u64,
 }
 
 impl Stream {
-    /// Opens a connection with its main stream; nothing is sent before [`Stream::poll_transmit`].
-    /// `token` is random.
+    /// Opens a connection with its main stream. Nothing is sent before
+    /// [`Stream::poll_transmit`]. `token` is random.
     pub fn open(config: Config, token: u64, now: Instant) -> Self {
         let client = Client::open(transport(&config), token, now);
         let mut stream = Stream {
@@ -101,8 +104,8 @@ impl Stream {
         stream
     }
 
-    /// One more stream, with `reserve` numbers for its output: as many bytes as that may have at most.
-    /// None if the connection has no numbers left.
+    /// Opens a further stream with `reserve` positions for its output, which is hence limited
+    /// to as many bytes. `None` if the connection has no positions left.
     pub fn begin(&mut self, reserve: u64) -> Option<u32> {
         let start = self.next_region;
         let end = start.checked_add(reserve.max(1)).filter(|&end| end <= END)?;
@@ -116,8 +119,9 @@ impl Stream {
         Some(stream)
     }
 
-    /// Sends `data` to be turned into an output of at most `reserve` bytes (msk_request, 6.1): a
-    /// stream that is written at once, and read as any other. Never blocks.
+    /// Sends `data` as a request with an output of at most `reserve` bytes (msk_request, 6.1).
+    /// The result is a stream whose input is complete, and which is read as any other. Never
+    /// blocks.
     pub fn request(&mut self, data: &[u8], reserve: u64) -> Option<u32> {
         let stream = self.begin(reserve)?;
         self.inputs.write(stream, data, usize::MAX);
@@ -125,37 +129,38 @@ impl Stream {
         Some(stream)
     }
 
-    /// Writes to a stream; how many bytes there was room for.
+    /// Writes to a stream, and returns how many bytes were accepted.
     pub fn write(&mut self, stream: u32, data: &[u8]) -> usize {
         self.inputs.write(stream, data, self.config.send_buffer)
     }
 
-    /// Bytes that may be written to a stream now; 0 also where nothing is read any more.
+    /// Bytes that may be written to a stream now; 0 also if the server reads no more.
     pub fn writable(&self, stream: u32) -> usize {
         self.inputs.room(stream, self.config.send_buffer)
     }
 
-    /// Whether more may be written to a stream, now or later: it was not ended, and the server reads on.
+    /// Returns whether more may be written to a stream, now or later: it was not ended, and the
+    /// server still reads.
     pub fn is_writing(&self, stream: u32) -> bool {
         self.inputs.is_writing(stream)
     }
 
-    /// Whether there is such a stream: it was begun, and not forgotten.
+    /// Returns whether the stream exists: it was opened, and not forgotten.
     pub fn is_there(&self, stream: u32) -> bool {
         self.outputs.contains_key(&stream)
     }
 
-    /// Whether all that was written has been consumed.
+    /// Returns whether all bytes written have been consumed.
     pub fn is_flushed(&self, stream: u32) -> bool {
         self.inputs.is_flushed(stream)
     }
 
-    /// Nothing more will be written to a stream.
+    /// Ends a stream's input.
     pub fn shutdown(&mut self, stream: u32) {
         self.inputs.shutdown(stream);
     }
 
-    /// The next bytes of a stream's output, until None.
+    /// The next bytes of a stream's output; `None` if they have not arrived.
     pub fn read(&mut self, stream: u32) -> Option<Bytes> {
         let output = self.outputs.get_mut(&stream)?;
         let data = output.read();
@@ -166,18 +171,18 @@ impl Stream {
         data
     }
 
-    /// Bytes that are asked for, or have come, and are not read yet, all streams together.
+    /// Bytes of all streams that were requested or have arrived, and are not read yet.
     pub fn unread(&self) -> u64 {
         self.outputs.values().map(Output::unread).sum()
     }
 
-    /// No more than so many are asked for from now on, up to [`Config::window`]; each stream may have 64 KiB all the
-    /// same.
+    /// Limits the bytes that are requested and not read from now on, up to [`Config::window`].
+    /// Each stream may have 64 KiB all the same.
     pub fn narrow(&mut self, window: u64) {
         self.window = window.min(self.config.window);
     }
 
-    /// How a stream stands; one that is not there is finished.
+    /// State of a stream; finished if it does not exist.
     pub fn state(&self, stream: u32) -> State {
         let Some(output) = self.outputs.get(&stream) else { return State::Finished };
         match (output.state(), self.failed.or_else(|| self.inputs.failure(stream))) {
@@ -186,13 +191,13 @@ impl Stream {
         }
     }
 
-    /// The next stream of which something has changed since it was last named: there is something to
-    /// read, or room to write, or it has ended.
+    /// The next stream whose state has changed since it was last returned: there are bytes to
+    /// read, room to write, or it has ended.
     pub fn poll_changed(&mut self) -> Option<u32> {
         self.changed.pop_first()
     }
 
-    /// Needs nothing more of a stream, and forgets it.
+    /// Drops a stream and cancels its requests.
     pub fn forget(&mut self, stream: u32) {
         if let Some(output) = self.outputs.remove(&stream) {
             self.regions.remove(&output.region().start);
@@ -203,35 +208,35 @@ impl Stream {
         self.stale = true;
     }
 
-    /// Tells the server with the next request that the connection is not needed any more. Nothing waits
-    /// for an answer.
+    /// Tells the server with the next request that the connection is not needed any more. The
+    /// message is not acknowledged.
     pub fn close(&mut self) {
         let streams: Vec<u32> = self.outputs.keys().copied().collect();
         streams.into_iter().for_each(|stream| self.forget(stream));
         self.inputs.close();
     }
 
-    /// Whether the server has answered.
+    /// Returns whether the server has answered.
     pub fn is_open(&self) -> bool {
         self.client.is_open()
     }
 
-    /// What the transport counts.
+    /// Counters of the transport.
     pub fn stats(&self) -> client::Stats {
         self.client.stats()
     }
 
-    /// For how long something is awaited of which nothing comes.
+    /// Time since which an answer is overdue.
     pub fn waited(&self, now: Instant) -> Duration {
         now.since(self.heard.1)
     }
 
-    /// How often the transport has begun anew since it was last answered.
+    /// Number of restarts of the transport since the last answer.
     pub fn attempts(&self) -> u32 {
         self.client.attempts()
     }
 
-    /// A message came.
+    /// Processes a message that arrived.
     pub fn handle(&mut self, now: Instant, message: &[u8]) {
         let before = self.client.stats().received;
         self.client.handle(now, message);
@@ -246,7 +251,7 @@ impl Stream {
         self.listen(now);
     }
 
-    /// The next message to send, until None.
+    /// The next message to send; `None` if there is none.
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Vec<u8>> {
         if self.failed.is_some() {
             return None;
@@ -267,12 +272,12 @@ impl Stream {
         message
     }
 
-    /// The deadline of the earliest timer, if any.
+    /// Deadline of the earliest timer, if any.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.client.poll_timeout().filter(|_| self.failed.is_none())
     }
 
-    /// That deadline has passed.
+    /// Processes the timers that have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.client.handle_timeout(now);
         self.settle();
@@ -286,13 +291,15 @@ impl Stream {
             let least = client::LEAST_MESSAGE as u16;
             self.shorten(least, least, now);
         } else if self.client.attempts() >= PATIENCE {
-            // Nothing at all came: that may have many reasons, and the first request tells a narrow way from others.
+            // Without any answer there may be many reasons. The first request tells a small
+            // path MTU from the others.
             self.reopen(now);
         }
     }
 
-    /// The way takes messages of at most so many bytes, and first requests of at most `request`: if that is less
-    /// than so far, a new connection takes the place of this one. No less than [`client::LEAST_MESSAGE`].
+    /// Limits messages to `message` bytes, and first requests to `request` bytes, as the path
+    /// requires. If that is less than so far, the connection is replaced by a new one. The
+    /// minimum is [`client::LEAST_MESSAGE`].
     pub fn shorten(&mut self, message: u16, request: u16, now: Instant) {
         let Config { message: longest, request: first, .. } = self.config;
         if message < longest || request < first.min(longest) {
@@ -301,8 +308,9 @@ impl Stream {
         }
     }
 
-    /// A new connection takes the place of one that is not answered: its secret may be gone, or its
-    /// messages too long for the way. The application's continuations hold in the new one.
+    /// Replaces a connection without answers by a new one: its secret may be gone, or its
+    /// messages too long for the path. The application's continuations stay valid in the new
+    /// one.
     fn reopen(&mut self, now: Instant) {
         self.token = self.token.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
         let reserve = self.client.reserved();
@@ -334,19 +342,19 @@ impl Stream {
         }
     }
 
-    /// The stream that has `position` in its region.
+    /// The stream whose region contains `position`.
     fn stream_at(&self, position: u64) -> Option<u32> {
         let (_, &stream) = self.regions.range(..=position).next_back()?;
         self.outputs.get(&stream)?.region().contains(&position).then_some(stream)
     }
 
-    /// How many bytes each stream may be asked for, and not be read.
+    /// Bytes that each stream may have requested and not read.
     fn share(&self) -> u64 {
         let active = self.outputs.values().filter(|output| output.is_active()).count();
         (self.window / active.clamp(1, AT_A_TIME) as u64).max(LEAST_SHARE)
     }
 
-    /// Wants what there is room for.
+    /// Requests output within the window.
     fn ask(&mut self) {
         if !std::mem::take(&mut self.stale) {
             return;

@@ -1,4 +1,4 @@
-//! What is read, and the continuations that yield it.
+//! Output of a stream, and the continuations that yield it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,33 +9,33 @@ use super::{Failure, State};
 use crate::trickles::client::Reassembly;
 use crate::trickles::standard::Valid;
 
-/// Beside so many continuations of a stream no further input of it is sent: they come of it, and those that are
-/// dropped do not come again.
+/// Number of a stream's continuations beyond which no further input of it is sent. Input
+/// produces continuations, and dropped ones do not come again.
 pub(super) const ENOUGH: usize = 64;
-/// Most continuations that are kept of a stream: what was on its way when there were enough is far less. Who gives more
-/// is no server of ours.
+/// Maximum number of continuations that are kept of a stream. Those in flight when [`ENOUGH`]
+/// was reached are far fewer, so a server that sends more is faulty.
 const MOST: usize = 1_024;
-/// Most answers that bring something at a time.
+/// Maximum number of answers that bring output at a time.
 const MOST_BROUGHT: usize = 64;
-/// Bytes of the window for each piece that may wait for what is before it: who sends many that are shorter is no server
-/// of ours, and each costs memory of its own.
+/// Minimum mean length of the chunks that wait for missing ones, as a fraction of the window,
+/// in bytes. A server that sends many shorter ones is faulty, and each costs memory of its own.
 const LEAST_PIECE: u64 = 64;
 
 /// The output of one stream.
 #[derive(Debug)]
 pub(super) struct Output {
     region: Range<u64>,
-    /// Where it ends, once that is known.
+    /// End of the output, once it is known.
     end: Option<u64>,
-    /// By where they begin.
+    /// Continuations by the start of their range.
     continuations: BTreeMap<u64, (Valid, Bytes)>,
-    /// All below is wanted, is to come, or has come.
+    /// All output below is wanted, in flight, or has arrived.
     next: u64,
-    /// What comes in answer to which parcel.
+    /// Ranges that answers bring, by parcel.
     brought: Vec<(u64, Range<u64>)>,
-    /// What was to come so, and may not have.
+    /// Ranges of settled parcels, parts of which may be missing.
     doubtful: Vec<Range<u64>>,
-    /// From the region's start on.
+    /// Data by position, relative to the region's start.
     data: Reassembly,
     failure: Option<Failure>,
 }
@@ -59,12 +59,12 @@ impl Output {
         self.region.clone()
     }
 
-    /// Whether there may be something to ask for, now or later.
+    /// Returns whether there may be output to request, now or later.
     pub(super) fn is_active(&self) -> bool {
         self.failure.is_none() && self.end.is_none_or(|end| self.position() < end)
     }
 
-    /// Whether there is something to ask with.
+    /// Returns whether there is a continuation to request output with.
     pub(super) fn can_ask(&self) -> bool {
         self.is_active() && !self.continuations.is_empty()
     }
@@ -92,7 +92,7 @@ impl Output {
         self.failure = Some(failure);
     }
 
-    /// A continuation came; the one whose place it takes, if that is another.
+    /// Adds a continuation. Returns the one that it replaces, if they differ.
     pub(super) fn add(&mut self, valid: Valid, bytes: &Bytes) -> Option<Bytes> {
         let sane = self.region.start <= valid.start && valid.end <= self.region.end;
         let known = self.continuations.get(&valid.start);
@@ -108,10 +108,11 @@ impl Output {
         before.map(|(_, before)| before).filter(|before| before != bytes)
     }
 
-    /// Forgets the continuations of what was read.
+    /// Drops the continuations of output that was read.
     fn forget_read(&mut self) {
         let position = self.position();
-        // Of those that yield the next byte the nearest is enough, unless another reaches further.
+        // Among those that yield the next byte the nearest is enough, unless another reaches
+        // further.
         let nearest = self.continuations.range(..=position).next_back();
         let nearest = nearest.map(|(&start, (known, _))| (start, known.end));
         self.continuations.retain(|&start, (known, _)| {
@@ -120,7 +121,7 @@ impl Output {
         });
     }
 
-    /// Forgets the furthest of those of which another yields all, at more expense.
+    /// Drops the last of those continuations whose range others cover at a higher cost.
     fn forget_needless(&mut self) {
         let mut reached = 0;
         let is_needless = |valid: &Valid| {
@@ -134,15 +135,16 @@ impl Output {
         }
     }
 
-    /// Continuations of bytes that are not read yet, if these can be read, or asked for.
+    /// Number of continuations for output that was not read, if the next bytes can be read, or
+    /// requested.
     pub(super) fn kept(&self) -> usize {
         let next = self.continuations.first_key_value();
         let here = next.is_some_and(|(&start, _)| start <= self.position());
         if here || self.data.is_readable() { self.continuations.len() } else { 0 }
     }
 
-    /// Whether bytes are missing that no continuation yields, where nothing is on its way; `over`: and no more can
-    /// be sent for them.
+    /// Returns whether bytes are missing that no continuation yields, while nothing is in
+    /// flight. `over`: no further input can be sent for them.
     pub(super) fn is_stuck(&self, over: bool) -> bool {
         let position = self.position();
         let here = self.choose(position).is_some() || self.data.is_readable();
@@ -151,7 +153,8 @@ impl Output {
         self.state() == State::Open && !here && (over || beyond)
     }
 
-    /// The answer to `parcel` brings this. What of it has not come when that is settled is asked for.
+    /// Records a range that the answer to `parcel` brings. When the parcel is settled, missing
+    /// parts are requested.
     pub(super) fn brings(&mut self, range: Range<u64>, parcel: Option<u64>, share: u64) {
         let Some(parcel) = parcel else { return };
         let to = range.end.min(self.position().saturating_add(share)).min(self.region.end);
@@ -162,21 +165,21 @@ impl Output {
         }
     }
 
-    /// No answer to `parcel` will come any more.
+    /// Marks ranges as doubtful, as no answer to `parcel` will arrive any more.
     pub(super) fn settle(&mut self, parcel: u64) {
         let settled = self.brought.extract_if(.., |(of, _)| *of == parcel);
         self.doubtful.extend(settled.map(|(_, range)| range));
     }
 
-    /// Nothing that was asked for will come any more.
+    /// Drops the state of requests in flight; no answer to them will arrive any more.
     pub(super) fn forget_flight(&mut self) {
         self.brought.clear();
         self.doubtful.clear();
         self.next = self.position();
     }
 
-    /// Data came; whether there is something new to read. What is beyond the window, and all that was asked for when it
-    /// was wider, was not asked for.
+    /// Inserts data. Returns whether there is something new to read. Data beyond both the
+    /// window and the range that was requested when it was wider are discarded.
     pub(super) fn insert(&mut self, position: u64, data: Bytes, window: u64) -> bool {
         let end = position + data.len() as u64;
         let within = position >= self.region.start
@@ -189,12 +192,12 @@ impl Output {
         self.data.is_readable()
     }
 
-    /// Whether more pieces wait, or more continuations, than any server of ours sends.
+    /// Returns whether more chunks or continuations are waiting than a correct server causes.
     pub(super) fn is_crowded(&self, window: u64) -> bool {
         self.data.pieces() as u64 > window / LEAST_PIECE || self.continuations.len() > MOST
     }
 
-    /// The output ends there; whether that is news, and can be.
+    /// Sets the end of the output. Returns whether it is new and valid.
     pub(super) fn end(&mut self, end: u64) -> bool {
         let sane = (self.position()..=self.region.end).contains(&end);
         if self.end.is_some() || !sane {
@@ -205,11 +208,11 @@ impl Output {
         true
     }
 
-    /// Has `want` called for what may be asked for: what lies within `share` of what was read.
+    /// Calls `want` for the output to request: up to `share` bytes beyond what was read.
     pub(super) fn wants(&mut self, share: u64, want: &mut dyn FnMut(Range<u64>, Bytes)) {
         let end = self.end.unwrap_or(self.region.end);
         for doubtful in std::mem::take(&mut self.doubtful) {
-            // Of what was read no continuation is kept.
+            // No continuation is kept of output that was read.
             let doubtful = doubtful.start.max(self.position())..doubtful.end.min(end);
             let reached = self.want_of(doubtful.clone(), want);
             if reached < doubtful.end {
@@ -217,14 +220,15 @@ impl Output {
             }
         }
         let limit = self.position().saturating_add(share).min(end);
-        // Not for every few bytes that were read.
+        // Avoids a request for every few bytes that were read.
         let much = limit.saturating_sub(self.next) >= share / 8 || limit == end;
         if much || self.next <= self.position() {
             self.next = self.want_of(self.next..limit, want).max(self.next);
         }
     }
 
-    /// Wants what of `range` has not come, as far as continuations yield it; how far that is.
+    /// Requests the missing parts of `range`, as far as continuations yield them. Returns how
+    /// far that is.
     fn want_of(&self, range: Range<u64>, want: &mut dyn FnMut(Range<u64>, Bytes)) -> u64 {
         let mut at = range.start;
         while at < range.end {
@@ -239,7 +243,8 @@ impl Output {
         at
     }
 
-    /// The continuation that yields `position` at the least expense, and how far it is the one to use.
+    /// The continuation that yields `position` at the lowest cost, and the range for which it
+    /// is the best.
     fn choose(&self, position: u64) -> Option<(Range<u64>, Bytes)> {
         let mut nearest = self.continuations.range(..=position).rev();
         let (_, (valid, bytes)) = nearest.find(|(_, (valid, _))| valid.holds(position))?;
@@ -248,12 +253,12 @@ impl Output {
         Some((position..until.min(valid.end), bytes.clone()))
     }
 
-    /// Bytes that were asked for and not read yet, or have come and were not.
+    /// Bytes that were requested and not read, or have arrived and were not read.
     pub(super) fn unread(&self) -> u64 {
         self.next.saturating_sub(self.position()).max(self.data.waiting() as u64)
     }
 
-    /// Where the next byte that is read stands.
+    /// Position of the next byte to be read.
     fn position(&self) -> u64 {
         self.region.start + self.data.position()
     }

@@ -1,33 +1,35 @@
-//! Whether messages are too long for the way, and routers keep that to themselves: then short ones come, and long
-//! ones never do.
+//! Detection of a path MTU black hole: short messages arrive, long ones never do, and no ICMP
+//! error tells.
 
 use super::PATIENCE;
 use crate::trickles::client::{Client, LEAST_MESSAGE};
 
-/// So many restarts must bring something short, and nothing long: one may in a crowd, too, where most packets are lost.
+/// Number of restarts that must bring short messages and no long one. One alone may occur in a
+/// crowd, too, where most packets are lost.
 const SHORT: u32 = 3;
 
-/// What is known of it.
+/// State of the detection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Width {
-    /// Whether messages may be longer than [`LEAST_MESSAGE`].
+    /// True if messages may be longer than [`LEAST_MESSAGE`].
     long: bool,
-    /// The first request was not answered as long as it was long, and nothing long has come since.
+    /// True if the first request was not answered at full length, and nothing long has arrived
+    /// since.
     pub(super) doubted: bool,
-    /// So many restarts have brought something short, and nothing long has come since.
+    /// Number of restarts that have brought something short since something long last arrived.
     short: u32,
-    /// Restarts up to when something came, and up to when something long did.
+    /// Restart counts when something last arrived, and when something long did.
     restarts: (u64, u64),
 }
 
 impl Width {
-    /// Of a connection that begins, with messages of at most so many bytes.
+    /// Initial state of a connection with messages of at most `message` bytes.
     pub(super) fn new(message: u16) -> Width {
         let long = usize::from(message) > LEAST_MESSAGE;
         Width { long, doubted: false, short: 0, restarts: (0, 0) }
     }
 
-    /// A message of so many bytes came, after so many restarts.
+    /// Records a message of `bytes` bytes, after so many restarts.
     pub(super) fn heard(&mut self, bytes: usize, restarts: u64) {
         self.short += u32::from(self.short == 0 || restarts != self.restarts.0);
         self.restarts.0 = restarts;
@@ -36,8 +38,8 @@ impl Width {
         }
     }
 
-    /// A timer has run out: whether shorter messages are to be tried. Where nothing comes at all they may be lost as
-    /// well as too long, as in a crowd.
+    /// Returns whether shorter messages are to be tried after a timeout. If nothing arrives at
+    /// all, as in a crowd, the messages may be lost for another reason.
     pub(super) fn is_doubtful(&self, client: &Client) -> bool {
         let since = client.stats().restarts - self.restarts.1;
         let short = since >= PATIENCE.into() && self.short >= SHORT;

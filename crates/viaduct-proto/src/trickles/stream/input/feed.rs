@@ -1,4 +1,4 @@
-//! What the transport's requests take along of the inputs.
+//! Parcels of input segments for the transport's requests.
 
 use super::Inputs;
 use super::one::{Flight, Input, WORTHWHILE};
@@ -6,20 +6,22 @@ use crate::trickles::client::Feed;
 use crate::trickles::standard::MOST_SEGMENTS;
 use crate::trickles::standard::wire::{MOST_NOTE, SEGMENT, emit_beyond, emit_close, emit_segment};
 
-/// Bytes of an output that are asked for with its input alone, before there is a continuation, at most.
+/// Maximum number of output bytes that are requested with the input alone, before there is a
+/// continuation.
 const EAGER: u64 = 32 << 10;
 
 impl Inputs {
-    /// The streams that are ready, in turn.
+    /// The streams that are ready, in round-robin order.
     fn in_turn(&self) -> Vec<u32> {
-        // Of what several inputs yield an answer brings one's: each has a request of its own, if it can.
+        // An answer brings the output of one input only, so each input gets a request of its
+        // own if possible.
         let each = self.ready.len() <= self.spare;
         let most = if each { 1 } else { MOST_SEGMENTS };
         let behind = self.ready.range(self.last.saturating_add(1)..);
         behind.chain(self.ready.range(..=self.last)).copied().take(most).collect()
     }
 
-    /// Whether what `input` has to send would be whole in a request of its own.
+    /// Returns whether the unsent part of `input` fits a request of its own.
     fn fits_alone(&self, input: &Input) -> bool {
         input.next_len() <= self.whole
     }
@@ -33,7 +35,7 @@ impl Feed for Inputs {
     fn needs(&self) -> usize {
         let next = self.in_turn().into_iter().find_map(|stream| self.streams.get(&stream));
         match next {
-            // Of less its server has taken nothing.
+            // The server has consumed nothing of a shorter segment.
             Some(input) if input.is_refused() => self.whole,
             Some(input) if self.fits_alone(input) => input.next_len(),
             _ => 0,
@@ -51,7 +53,8 @@ impl Feed for Inputs {
         for stream in self.in_turn() {
             let Some(input) = self.streams.get(&stream) else { continue };
             let (first, left) = (out.len() == start, room - (out.len() - start));
-            // A part of it may be of no use to its server, and the next request has room for all of it.
+            // A part of it may be of no use to the server, and the next request has room for
+            // all of it.
             if !first && input.next_len() > left && (input.is_refused() || self.fits_alone(input)) {
                 break;
             }
@@ -69,7 +72,7 @@ impl Feed for Inputs {
             let full = cut && first && room >= self.whole;
             let ends = input.ends && !cut;
             emit_segment(&continuation, ends, &waiting[..bytes], out);
-            // Of an input that is whole any part of the output can be made at once.
+            // With a complete input any part of the output can be made at once.
             let whole = ends && position == 0;
             let region = input.place.region();
             input.unasked = whole.then(|| region.start..region.end.min(region.start + EAGER));
@@ -89,7 +92,7 @@ impl Feed for Inputs {
     }
 
     fn brings(&mut self, bytes: u64) {
-        // Of several inputs the last one's output is brought.
+        // Of several inputs the output of the last one is brought.
         let last = self.taken.last().copied();
         for stream in std::mem::take(&mut self.taken) {
             let Some(input) = self.streams.get_mut(&stream) else { continue };

@@ -1,10 +1,10 @@
-//! What is written, until it is consumed.
+//! Inputs of the streams: written bytes, until they are consumed.
 //!
 //! | file | noun |
 //! |---|---|
 //! | here | [`Inputs`]: all streams of a connection |
-//! | `one` | a stream, and how much of it is on its way |
-//! | `feed` | what the transport's requests take along |
+//! | `one` | a stream, and the part of its input in flight |
+//! | `feed` | the parcels of the transport's requests |
 
 mod feed;
 mod one;
@@ -19,29 +19,30 @@ use crate::trickles::client::HEAD;
 use crate::trickles::standard::Place;
 use one::{Flight, Input, MOST_TRIES, Reach};
 
-/// The input streams of a connection.
+/// Input streams of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Inputs {
     streams: BTreeMap<u32, Input>,
-    /// Bytes that a request can take along, if it has nothing else to say.
+    /// Bytes of input that a request can carry, if it carries nothing else.
     whole: usize,
-    /// Those that have something to send.
+    /// Streams with input to send.
     ready: BTreeSet<u32>,
-    /// The stream that was served last.
+    /// Stream that was served last.
     last: u32,
     parcel: u64,
     close: bool,
-    /// Requests that may be sent now.
+    /// Number of requests that may be sent now.
     spare: usize,
-    /// The streams that were taken along last, whose output may be asked for with the same input.
+    /// Streams with a segment in the last parcel, whose output may be requested with the same
+    /// input.
     taken: Vec<u32>,
     eager: VecDeque<u32>,
-    /// Of which stream requests that are sent bring what, by parcel.
+    /// Output that requests bring: stream, parcel, range.
     promised: VecDeque<(u32, u64, Range<u64>)>,
 }
 
 impl Inputs {
-    /// Requests have `request` bytes at most from now on.
+    /// Sets the maximum length of requests to `request` bytes.
     pub(super) fn within(&mut self, request: usize) {
         self.whole = request.saturating_sub(HEAD);
     }
@@ -59,7 +60,7 @@ impl Inputs {
         self.streams.get(&stream).is_some_and(Input::is_writing)
     }
 
-    /// Takes as much of `data` as `most` bytes of buffer have room for.
+    /// Accepts as much of `data` as fits a buffer of `most` bytes.
     pub(super) fn write(&mut self, stream: u32, data: &[u8], most: usize) -> usize {
         let taken = self.room(stream, most).min(data.len());
         if let Some(input) = self.streams.get_mut(&stream) {
@@ -84,7 +85,7 @@ impl Inputs {
         self.streams.get(&stream)?.failure
     }
 
-    /// A stream's output has so many continuations of what is not read.
+    /// Sets the number of continuations that a stream's output keeps for bytes not read yet.
     pub(super) fn keeps(&mut self, stream: u32, kept: usize) {
         if let Some(input) = self.streams.get_mut(&stream) {
             input.kept = kept;
@@ -92,7 +93,7 @@ impl Inputs {
         self.look(stream);
     }
 
-    /// One of them has just come, with an answer to `parcel`.
+    /// Counts a continuation that arrived with an answer to `parcel`.
     pub(super) fn yielded(&mut self, stream: u32, kept: usize, parcel: Option<u64>) {
         if let Some(input) = self.streams.get_mut(&stream) {
             input.yielded(parcel);
@@ -100,7 +101,7 @@ impl Inputs {
         self.keeps(stream, kept);
     }
 
-    /// Whether nothing more is sent of a stream, and all that was is answered.
+    /// Returns whether no more input of a stream is sent, and all segments are answered.
     pub(super) fn is_over(&self, stream: u32) -> bool {
         let is_over = |input: &Input| input.closed || input.ends && input.flights.is_empty();
         self.streams.get(&stream).is_none_or(is_over)
@@ -116,8 +117,8 @@ impl Inputs {
         self.close = true;
     }
 
-    /// The server has read up to `place`, and gives `continuation`, in answer to `parcel`. Whether that is
-    /// news.
+    /// Processes a note that the server has read up to `place` and returns `continuation`, in
+    /// answer to `parcel`. Returns whether it is new.
     pub(super) fn consumed(
         &mut self,
         place: &Place,
@@ -144,7 +145,7 @@ impl Inputs {
         true
     }
 
-    /// The server reads nothing beyond `position`.
+    /// Processes a note that the server reads nothing beyond `position`.
     pub(super) fn closed(&mut self, stream: u32, position: u64) {
         let Some(input) = self.streams.get_mut(&stream) else { return };
         if position >= input.place.position {
@@ -157,13 +158,14 @@ impl Inputs {
         self.skip_done();
     }
 
-    /// No answer to this parcel will come any more: what it had is sent again.
+    /// Returns the segments of a settled parcel to the unsent input, as no answer to it will
+    /// arrive any more.
     pub(super) fn settle(&mut self, parcel: u64, changed: &mut BTreeSet<u32>) {
         let mut settled = Vec::new();
         for (&stream, input) in &mut self.streams {
             let of_parcel = |flight: &Flight| flight.parcel == parcel;
             let Some(at) = input.flights.iter().position(of_parcel) else { continue };
-            // Nor was anything behind it understood.
+            // The server did not accept the segments behind it either.
             input.flights.truncate(at);
             input.unasked = None;
             input.reach.shrink();
@@ -178,7 +180,7 @@ impl Inputs {
         self.skip_done();
     }
 
-    /// No answer to anything will come any more.
+    /// Returns all segments in flight to the unsent input, as no answer will arrive any more.
     pub(super) fn forget_flight(&mut self) {
         for input in self.streams.values_mut() {
             input.flights.clear();
@@ -190,7 +192,8 @@ impl Inputs {
         self.skip_done();
     }
 
-    /// Forgets streams at the front of which nothing more is to be asked for ahead.
+    /// Drops streams from the front of `eager` for which no more output can be requested in
+    /// advance.
     fn skip_done(&mut self) {
         let more =
             |input: &Input| input.unasked.as_ref().is_some_and(|unasked| !unasked.is_empty());
@@ -201,12 +204,12 @@ impl Inputs {
         }
     }
 
-    /// The next promise: a stream, the parcel that brings it something, and what.
+    /// The next promise: a stream, the parcel whose answer brings output, and the range.
     pub(super) fn poll_promised(&mut self) -> Option<(u32, u64, Range<u64>)> {
         self.promised.pop_front()
     }
 
-    /// Notes whether a stream has something to send.
+    /// Updates whether a stream has input to send.
     fn look(&mut self, stream: u32) {
         if self.streams.get(&stream).is_some_and(Input::is_ready) {
             self.ready.insert(stream);

@@ -1,4 +1,4 @@
-//! A stream's input, and how much of it is on its way.
+//! Input of a stream, and the part of it that is in flight.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,63 +10,65 @@ use super::super::output::ENOUGH;
 use crate::trickles::standard::Place;
 use crate::trickles::standard::wire::{SEGMENT, first_place};
 
-/// Least bytes of a stream that a further segment is made for.
+/// Minimum number of bytes for a further segment.
 pub(super) const WORTHWHILE: usize = 64;
-/// After so many requests with nothing said to what they took along, or nothing taken of it, a stream fails.
+/// Number of requests whose parcel was not answered, or of which nothing was consumed, after
+/// which a stream fails.
 pub(super) const MOST_TRIES: u32 = 32;
-/// Most segments of a stream that are on their way.
+/// Maximum number of a stream's segments in flight.
 const MOST_AHEAD: usize = 64;
 
-/// A stream.
+/// Input of a stream.
 #[derive(Debug)]
 pub(super) struct Input {
     pub(super) place: Place,
     pub(super) continuation: Bytes,
-    /// What was written behind `place`.
+    /// Bytes written behind `place`.
     pub(super) buffer: BytesMut,
-    /// Nothing follows.
+    /// True if the input ends behind the buffer.
     pub(super) ends: bool,
-    /// The server reads no more.
+    /// True if the server reads no more.
     pub(super) closed: bool,
-    /// What requests have taken along of which nothing was said yet, in the order of the bytes.
+    /// Segments in flight, in the order of their bytes.
     pub(super) flights: VecDeque<Flight>,
     pub(super) reach: Reach,
-    /// The server has taken nothing of this.
+    /// Segment of which the server has consumed nothing.
     pub(super) refused: Option<Flight>,
     pub(super) tries: u32,
     pub(super) failure: Option<Failure>,
-    /// Continuations of the output that are kept.
+    /// Number of output continuations that are kept.
     pub(super) kept: usize,
-    /// How many came since something was consumed, with answers to what is on its way.
+    /// Number of continuations that arrived since input was last consumed, in answers to
+    /// segments in flight.
     came: usize,
-    /// About how many come for a segment.
+    /// Estimated number of continuations in answer to a segment.
     yields: usize,
-    /// What of the output no request brings yet, and may be asked for with the input alone.
+    /// Output that no request brings yet, and that may be requested with the input alone.
     pub(super) unasked: Option<Range<u64>>,
 }
 
-/// What a request has taken along.
+/// Segment of a stream in a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flight {
     pub(super) parcel: u64,
     pub(super) bytes: usize,
-    /// The end was told.
+    /// True if the segment tells the end of the input.
     pub(super) ends: bool,
-    /// More was there than room for it.
+    /// True if there were more bytes than room in the request.
     pub(super) cut: bool,
-    /// And there was as much room as a request can ever have.
+    /// True if there was also as much room as a request can ever have.
     pub(super) full: bool,
 }
 
-/// How many segments may be on their way. Those behind the first name a place alone: the server may have
-/// the continuation of it, which it has just made. Where it has not, as replicas that answer in turn have not,
-/// or where it consumes no whole packets, there is one at a time.
+/// Window of segments in flight. All but the first name a place without its continuation: the
+/// server may have kept it, as it has just made it. If it has not (replicas that answer in
+/// turn), or if the application does not consume whole packets, the window is 1.
 #[derive(Debug)]
 pub(super) struct Reach {
     segments: usize,
-    /// So many are to be consumed before there are more.
+    /// Number of segments to be consumed before the window grows.
     wait: u32,
-    /// That much, when next something was in vain.
+    /// Value of `wait` after the next failure.
     patience: u32,
 }
 
@@ -130,13 +132,13 @@ impl Input {
         more && !self.closed && self.failure.is_none()
     }
 
-    /// Whether one segment more may be on its way.
+    /// Returns whether a further segment may be in flight.
     fn has_room_ahead(&self) -> bool {
         let (some, to_come) = (self.flights.len(), self.flights.len() * self.yields);
         some < self.reach.segments && self.kept + to_come < ENOUGH
     }
 
-    /// A continuation of the output came, with an answer to `parcel`.
+    /// Counts an output continuation in an answer to `parcel`.
     pub(super) fn yielded(&mut self, parcel: Option<u64>) {
         let ours = self.flights.iter().any(|flight| Some(flight.parcel) == parcel);
         self.came += usize::from(ours);
@@ -146,17 +148,18 @@ impl Input {
         !self.closed && !self.ends
     }
 
-    /// Bytes that are on their way.
+    /// Bytes in flight.
     pub(super) fn sent(&self) -> usize {
         self.flights.iter().map(|flight| flight.bytes).sum()
     }
 
-    /// Whether the server has taken nothing of what it was given of this stream, which was not all.
+    /// Returns whether the server has consumed nothing of a segment that did not have the whole
+    /// input.
     pub(super) fn is_refused(&self) -> bool {
         self.refused.is_some_and(|before| before.cut)
     }
 
-    /// What the next segment follows.
+    /// Continuation of the next segment.
     pub(super) fn next_continuation(&self) -> Bytes {
         if self.flights.is_empty() {
             return self.continuation.clone();
@@ -164,15 +167,17 @@ impl Input {
         first_place(&self.place.after(self.sent() as u64)).into()
     }
 
-    /// Bytes that the next segment has if it is whole, at most.
+    /// Maximum length of the next segment, if it has the rest of the input.
     pub(super) fn next_len(&self) -> usize {
         self.next_continuation().len() + SEGMENT + self.buffer.len() - self.sent()
     }
 
-    /// The server has read `taken` bytes more, and said so in answer to `parcel`; false if that is no news.
+    /// Processes a note that the server has read `taken` more bytes, in answer to `parcel`.
+    /// Returns false if it is not new.
     pub(super) fn advance(&mut self, taken: usize, parcel: Option<u64>) -> bool {
         let (mut left, mut done) = (taken, None);
-        // A flight that tells the end alone takes none: where it stands says nothing of it.
+        // A segment with the end alone has no bytes, so the position does not acknowledge it;
+        // only its answer does.
         let is_done = |first: &Flight, left| match first.bytes {
             0 => Some(first.parcel) == parcel,
             bytes => bytes <= left,
@@ -184,14 +189,15 @@ impl Input {
             done = Some(first);
         }
         if taken == 0 && done.is_none() {
-            // It takes nothing of the first, or this was said of what was before it.
+            // The server consumed nothing of the first segment, or the note belongs to one
+            // before it.
             let Some(&first) = self.flights.front().filter(|first| Some(first.parcel) == parcel)
             else {
                 return false;
             };
             self.refused = Some(first);
             self.flights.clear();
-            // It goes again, with more room if a request can have that.
+            // It is sent again, with more room if a request can have that.
             self.tries = if first.cut { self.tries + 1 } else { 0 };
             if first.full || self.tries > MOST_TRIES {
                 self.failure = Some(Failure::Stalled);
@@ -201,11 +207,11 @@ impl Input {
         (self.refused, self.tries) = (None, 0);
         self.yields = std::mem::take(&mut self.came).max(self.yields / 2);
         if left > 0 && self.flights.pop_front().is_some() {
-            // What is behind was said for another place.
+            // The segments behind it were sent for another position.
             self.flights.clear();
             self.reach.shrink();
         }
-        // The same bytes may have gone before, without the end.
+        // The same bytes may have been sent before without the end.
         self.closed |= done.is_some_and(|flight| flight.ends && Some(flight.parcel) == parcel);
         true
     }
@@ -220,7 +226,8 @@ mod tests {
         let place = Place { stream: 0, start: 0, reserve: 9, position: 0 };
         let mut input = Input::new(place);
         let flight = |parcel, bytes, ends| Flight { parcel, bytes, ends, cut: false, full: false };
-        // The bytes went with parcel 1, which was given up; again with 2; then the end by itself.
+        // The bytes were sent in parcel 1, which was given up, and again in parcel 2; then the
+        // end by itself.
         input.flights.extend([flight(2, 100, false), flight(3, 0, true)]);
         assert!(input.advance(100, Some(1)) && !input.closed);
         assert!(!input.advance(0, Some(2)) && !input.closed, "that says nothing of the end");

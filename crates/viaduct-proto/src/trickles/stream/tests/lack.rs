@@ -1,11 +1,12 @@
-//! What a server has given nothing for: the stream fails, and says why.
+//! Output for which a server has given no continuation: the stream fails, and tells the reason.
 
 use super::world::{endpoint, way_back};
 use super::{ByHand, Failure, State, at};
 use crate::trickles::api::{Endpoint, Input, Reply};
 use crate::trickles::standard::{MAIN, Place, Reason, Valid};
 
-/// Has `server` answer what `hand` says in this way, until nothing is said any more.
+/// Exchanges messages between `server`, which answers by `reply`, and `hand`, until there are
+/// none.
 fn answer(server: &mut Endpoint, hand: &mut ByHand, reply: impl Fn(&Input, &mut Reply)) {
     for _ in 0..20 {
         for request in hand.requests() {
@@ -79,7 +80,8 @@ fn a_stream_with_bytes_that_nothing_yields_fails_and_does_not_wait_for_ever() {
 fn a_server_that_gives_continuations_without_end_is_not_gone_on_with() {
     let (mut server, mut hand) = (endpoint(at(0.0)), ByHand::new());
     hand.stream.write(MAIN, &[b'x'; 100_000]);
-    // Never one of the next byte: there is nothing to ask for, so more input may bring it.
+    // No continuation yields the next byte. There is nothing to request, so only more input may
+    // bring it.
     let gives = |input: &Input, reply: &mut Reply| {
         for part in 0..25 {
             let start = 1_000 + 1_000 * input.place.position + 10 * part;

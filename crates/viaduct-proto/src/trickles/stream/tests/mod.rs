@@ -1,4 +1,4 @@
-//! A client's streams and a server's events, in virtual time.
+//! Streams of a client and events of a server, in virtual time.
 
 mod lack;
 mod rotation;
@@ -46,7 +46,7 @@ impl World {
         self.sim.node_mut(self.client).browser()
     }
 
-    /// Runs until all streams are finished; when that was.
+    /// Runs until all streams are finished, and returns the time.
     fn finish(&mut self, streams: u32, limit: f64) -> Instant {
         let all = |browser: &mut Browser| {
             (0..=streams).all(|stream| browser.stream.state(stream) == State::Finished)
@@ -110,7 +110,7 @@ fn what_is_consumed_is_never_more_than_a_digest_and_arrives_whole() {
     }
 }
 
-/// One packet a round trip would take 15 s.
+/// At one packet per round trip it would take 15 s.
 #[test]
 fn a_long_upload_has_as_much_on_its_way_as_a_download() {
     let data = [b"U".to_vec(), object(400_000, 5)].concat();
@@ -164,7 +164,8 @@ fn several_inputs_and_many_requests_share_a_connection() {
     }
 }
 
-/// 20 kB objects, ten outstanding: the link is filled although each is smaller than what is in flight.
+/// Objects of 20 kB, ten outstanding: the link is filled although each is smaller than the
+/// window.
 #[test]
 fn parallel_requests_fill_a_link_that_one_at_a_time_do_not() {
     let took = |parallel: bool| {
@@ -188,7 +189,7 @@ fn parallel_requests_fill_a_link_that_one_at_a_time_do_not() {
     };
     let (parallel, serial) = (took(true), took(false));
     println!("2 MB in 20 kB: {parallel:.2} s in parallel, {serial:.2} s one after the other");
-    // 0.8 s are the link's; slow start takes its part.
+    // The link takes 0.8 s; slow start takes the rest.
     assert!(parallel < 1.8 && parallel < serial / 2.0, "{parallel} {serial}");
 }
 
@@ -203,13 +204,13 @@ fn a_small_object_comes_with_the_first_answer() {
     world.finish(MAIN, 1.0);
 }
 
-/// What nobody has a continuation of yet is asked for with the request itself, by a window that is open.
+/// With an open window, output without a continuation is requested with the request itself.
 #[test]
 fn an_object_comes_in_one_round_trip_if_the_window_is_open_and_nothing_comes_twice() {
     let mut world = World::new(Browser::new(Config::default()), HABITS, "rate=100M,delay=50ms", 3);
     world.browser().write(MAIN, b"G400000 7\n".to_vec());
     world.finish(MAIN, 5.0);
-    // So that what opened the window is over.
+    // Wait until the transfer that opened the window is over.
     world.sim.run_until(at(6.0));
     let packets = |world: &mut World| {
         let stats = world.sim.node(world.server).endpoint().stats();
@@ -232,7 +233,7 @@ fn an_object_comes_in_one_round_trip_if_the_window_is_open_and_nothing_comes_twi
     }
 }
 
-/// As TCP does that has ten requests of a connection outstanding.
+/// As TCP with ten outstanding requests on a connection.
 #[test]
 fn ten_outstanding_requests_fill_a_link_or_bring_ten_objects_a_round_trip() {
     for (delay, least) in [(5, 0.85), (20, 0.85)] {
@@ -346,8 +347,8 @@ fn a_way_that_becomes_too_narrow_in_mid_transfer_is_found_out() {
 
 #[test]
 fn a_client_that_was_silent_goes_on_with_a_first_window() {
-    // Longer than a client waits before it restarts of itself, and long beyond the horizon of replay. In 0.15 s come
-    // 65 packets after a first window of 10, and not after one of 1.
+    // Longer than the idle time after which a client restarts, and far beyond the replay
+    // horizon. A first window of 10 packets brings 65 in 0.15 s, and one of 1 packet does not.
     for silence in [15.0, 300.0] {
         let mut world = World::new(Browser::new(Config::default()), HABITS, LINKS[0], 3);
         let client = world.client;
@@ -373,7 +374,7 @@ fn continuations_of_secrets_that_are_gone_are_told_of() {
         server.handle(hand.now, way_back(), &request).unwrap();
     }
     hand.take(&serve(&mut server, HABITS));
-    // All secrets but the new one are dropped: not even the transport's continuation is known.
+    // Only the new secret is left: even the transport's continuation is unknown.
     server.server_mut().ring_mut().rotate(9, &[9; 32], 1);
     for _ in 0..100 {
         for request in hand.requests() {
@@ -389,7 +390,7 @@ fn continuations_of_secrets_that_are_gone_are_told_of() {
     assert_eq!(hand.stream.state(stream), unknown, "{:?}", hand.stream.stats());
 }
 
-/// Requests, answered by hand.
+/// A client's stream whose messages the test passes on.
 struct ByHand {
     now: Instant,
     stream: Stream,
@@ -426,7 +427,7 @@ fn events_of_one_server_are_answered_by_another() {
         for request in hand.requests() {
             here.handle(hand.now, way_back(), &request).unwrap();
         }
-        // Some of what waits goes to the other.
+        // Some of the waiting events are moved to the other server.
         let mut collection = Vec::new();
         moved += here.extract_events(hand.now, |_| turn.chance(0.5), &mut collection);
         let mut altered = collection.clone();
@@ -443,7 +444,7 @@ fn events_of_one_server_are_answered_by_another() {
     }
     assert!(read == object(200_000, 7) && hand.stream.state(stream) == State::Finished);
     assert!(moved > 20 && here.stats().extracted == there.stats().installed);
-    // Too late.
+    // Too late to be installed.
     let mut collection = Vec::new();
     let late = hand.stream.request(b"G10 7\n", 20).unwrap();
     let requests = hand.requests();
@@ -500,7 +501,7 @@ fn what_is_detached_is_answered_alike() {
     let (mut both, mut said) = (0, Vec::new());
     for round in 0..60 {
         hand.now += Duration::from_millis(10);
-        // Uploads go along with what is asked for, and their answers come with what is.
+        // Uploads are sent with the asks, and answered with their data.
         if round < 40 {
             let put = hand.stream.request(format!("U{round}").as_bytes(), 16).unwrap();
             said.push((put, digest(round.to_string().as_bytes(), [0; 2])));

@@ -1,4 +1,5 @@
-//! Secrets that are rotated between a request and its answer, and servers whose newest ones differ.
+//! Rotation of secrets between a request and its answer, and servers whose newest secrets
+//! differ.
 
 use super::world::{Browser, Habits, Node, endpoint, object, serve, way_back};
 use super::{ByHand, HABITS, World, at};
@@ -8,7 +9,7 @@ use crate::trickles::stream::{Config, State};
 
 const LENGTH: u64 = 400_000;
 
-/// A secret; that of number 1 is what [`endpoint`] begins with.
+/// A secret; number 1 is the one that [`endpoint`] begins with.
 fn secret(number: u8) -> [u8; 32] {
     [if number == 1 { 3 } else { number }; 32]
 }
@@ -20,8 +21,8 @@ fn give(server: &mut Endpoint, numbers: &[u8]) {
     }
 }
 
-/// Fetches an object: in each round `answers` gets the requests. Nobody may be told of a loss, be silent for a
-/// timer's time, or be sent a ticket.
+/// Fetches an object; `answers` answers the requests of each round. The client must not see a
+/// loss, a timeout, or a ticket.
 fn fetch(mut answers: impl FnMut(u8, &ByHand, Vec<Vec<u8>>) -> Vec<Vec<u8>>) {
     let mut hand = ByHand::new();
     let stream = hand.stream.request(b"G400000 7\n", 1 << 20).unwrap();
@@ -89,7 +90,7 @@ fn an_event_whose_secret_is_gone_is_counted_and_not_answered() {
     give(&mut server, &[2]);
     assert!(serve(&mut server, HABITS).is_empty());
     assert_eq!((server.stats().outlived, server.stats().sent), (1, 0));
-    // Nor does a server take it that can read it, and not answer.
+    // Nor does a server accept it that can decrypt the event, but cannot answer it.
     let (mut here, mut there) = (endpoint(at(0.0)), endpoint(at(0.0)));
     here.handle(hand.now, way_back(), &open).unwrap();
     give(&mut here, &[1, 2]);
@@ -105,19 +106,22 @@ fn a_download_outlives_the_secret_that_it_began_with() {
     [false, true].into_iter().for_each(outlives);
 }
 
-/// Whether its server gives requests back before it answers them is nothing to it.
+/// Fetches an object while secrets are rotated, with a server that detaches requests or does
+/// not.
 fn outlives(detaches: bool) {
     let link = "rate=20M,delay=10ms,queue=200kB";
     let habits = Habits { detaches, ..HABITS };
     let mut world = World::new(Browser::new(Config::default()), habits, link, 3);
     let stream = world.browser().stream.request(b"G10000000 7\n", 1 << 30).unwrap();
-    // The second is added, and is the first one's place; with the third the first is gone.
+    // The second secret is added, and takes the place of the first; with the third the first is
+    // gone.
     for (seconds, number) in [(1.0, 2), (2.0, 3)] {
         world.sim.run_until(at(seconds));
         let Node::Server { endpoint, .. } = world.sim.node_mut(world.server) else { panic!() };
         endpoint.server_mut().ring_mut().rotate(number, &secret(number), 2);
     }
-    // The transport's own state is lost with it: a ticket, as for a client that moves, and slow start.
+    // The transport's own state is lost with it: the client gets a ticket, as after a move, and
+    // slow start.
     world.sim.run_until(at(5.5));
     world.browser().pump();
     let stats = world.browser().stream.stats();

@@ -1,4 +1,4 @@
-//! Many requests by HTTP on one connection: none is forgotten, and none fails for want of room.
+//! Many HTTP requests on one connection: each is answered, and none fails for lack of room.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use crate::trickles::api::{Endpoint, Files};
 use crate::trickles::standard::MAIN;
 use crate::web::{Found, Request, Site, respond};
 
-/// A file of that many bytes at every path.
+/// A file of so many bytes at every path.
 struct Same(u64);
 
 impl Files for Same {
@@ -39,7 +39,7 @@ impl World {
         World { now, client, server, site: Same(size) }
     }
 
-    /// A round trip. The answers that are `lost` do not come.
+    /// Runs one round trip. Answers for which `lost` returns true are dropped.
     fn turn(&mut self, mut lost: impl FnMut(usize) -> bool) {
         self.now += Duration::from_millis(20);
         if self.client.poll_timeout().is_some_and(|due| due <= self.now) {
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// Bytes of the next so many round trips.
+    /// Runs `turns` round trips, and returns how many bytes were read.
     fn read(&mut self, stream: u32, turns: usize) -> usize {
         let mut read = 0;
         for _ in 0..turns {
@@ -73,12 +73,12 @@ impl World {
     }
 }
 
-/// A request of so many bytes, as far as its path is concerned.
+/// A request whose path has `path` bytes.
 fn get(path: usize) -> String {
     format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "p".repeat(path))
 }
 
-/// Bytes of a response with a file of `size`.
+/// Length of a response with a file of `size` bytes.
 fn response(size: u64) -> usize {
     let mut world = World::new(Config::default(), size);
     world.client.write(MAIN, get(3).as_bytes());
@@ -119,7 +119,7 @@ fn parallel_requests_of_which_one_would_be_cut_are_all_answered() {
 fn a_line_that_asks_leave_no_room_for_goes_again_without_them() {
     let size = 200_000;
     let length = response(size);
-    // The head is whole in a message of its own, or only its line is.
+    // The head fits a message of its own, or only the request line does.
     for (path, header) in [(480, 0), (540, 0), (480, 2_000)] {
         let config = Config { message: 1_085, request: 1_085, ..Config::default() };
         let mut world = World::new(config, size);
@@ -138,7 +138,7 @@ fn a_line_that_asks_leave_no_room_for_goes_again_without_them() {
 
 #[test]
 fn a_response_whose_continuation_was_lost_is_not_forgotten() {
-    // The continuations of eight of these take two packets.
+    // The continuations of eight such requests take two packets.
     let (size, count, path) = (3_000, 40, 73);
     let mut text = get(path).repeat(count);
     text.truncate(text.len() - 2);

@@ -1,7 +1,7 @@
-//! A server of objects and uploads that keeps nothing, and a client's stream, over simulated links.
+//! A stateless server of objects and uploads, and a client's stream, over simulated links.
 //!
 //! ```text
-//!   G line         LENGTH SEED\n    that many bytes, which the seed decides; several, one after the other
+//!   G line         LENGTH SEED\n    so many bytes, made from the seed; several lines in order
 //!   U bytes...     taken in pieces, to the end; answered by their hash and count
 //! ```
 
@@ -31,7 +31,7 @@ pub(super) fn object(length: u64, seed: u64) -> Vec<u8> {
     (0..length).map(|at| byte(seed, at)).collect()
 }
 
-/// What a server says to an upload.
+/// Answer of the server to an upload.
 pub(super) fn digest(bytes: &[u8], so_far: [u64; 2]) -> [u64; 2] {
     let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     [bytes.iter().fold(so_far[0], step), so_far[1] + bytes.len() as u64]
@@ -61,18 +61,18 @@ impl Files for Objects {
     }
 }
 
-/// How the server behaves.
+/// Behaviour of the server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Habits {
-    /// Most bytes that it consumes of a packet.
+    /// Maximum number of bytes that it consumes of a packet.
     pub(super) mouthful: usize,
-    /// Whether it knows how long an object is before it has sent it.
+    /// True if it knows the length of an object before it has sent it.
     pub(super) knows_length: bool,
-    /// Bytes of the longest message that passes the way to it, and back.
+    /// Path MTU in bytes of messages, to the server and back.
     pub(super) longest: [usize; 2],
-    /// Whether it knows how long those are.
+    /// True if it knows these.
     pub(super) fits: bool,
-    /// Whether it gives requests back before it answers.
+    /// True if it detaches requests before it answers.
     pub(super) detaches: bool,
 }
 
@@ -202,7 +202,7 @@ pub(super) fn way_back() -> Return {
     Return::of_datagram(at("192.0.2.1:4000"), at("192.0.2.2:80"))
 }
 
-/// Answers all that waits.
+/// Answers all events in the queue.
 pub(super) fn serve(endpoint: &mut Endpoint, habits: Habits) -> Vec<Vec<u8>> {
     let mut out = Vec::new();
     while let Some(mut event) = endpoint.poll_event() {
@@ -222,15 +222,15 @@ pub(super) fn serve(endpoint: &mut Endpoint, habits: Habits) -> Vec<Vec<u8>> {
     out
 }
 
-/// A client with what it is to fetch, and what it has.
+/// A client, the transfers that it is to make, and the data that it has read.
 #[derive(Debug)]
 pub(super) struct Browser {
     pub(super) stream: Stream,
     pub(super) now: Instant,
-    /// Of each stream: what is still to be written, and what was read.
+    /// Per stream: bytes still to be written, and bytes read.
     pub(super) to_write: VecDeque<(u32, Vec<u8>)>,
     pub(super) read: Vec<Vec<u8>>,
-    /// Whether it reads only now and then.
+    /// If set, it reads only now and then.
     pub(super) slow: Option<Rng>,
 }
 
@@ -245,7 +245,7 @@ impl Browser {
         }
     }
 
-    /// Writes all of this to a stream, as there is room, and ends it.
+    /// Writes all of `data` to a stream, as there is room, and ends it.
     pub(super) fn write(&mut self, stream: u32, data: Vec<u8>) {
         self.to_write.push_back((stream, data));
         self.pump();
