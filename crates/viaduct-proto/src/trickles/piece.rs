@@ -1,20 +1,22 @@
-//! A piece of a connection between two losses: which packets stand for an acknowledgement, and how
-//! far a sender has sent after each.
+//! A piece of a connection between two losses: which packets stand for an acknowledgement, and
+//! how far a sender has sent after each.
 
 use super::cwnd::Reno;
 
-/// So many packets at the beginning of a piece are acknowledged one by one; then every second is.
+/// Number of packets at the beginning of a piece that are acknowledged one by one; after them
+/// every second is.
 ///
-/// An even number, so that a window of two packets or more always holds one that asks for more.
+/// An even number, so that a window of two or more packets always has one whose request asks for
+/// more.
 pub const QUICK: u64 = 8;
 
-/// How acknowledgements are made and counted in a connection.
+/// Acknowledgement policy of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acks {
-    /// Whether, after the first [`QUICK`] packets, one request answers for two packets.
+    /// True if, after the first [`QUICK`] packets, one request answers for two packets.
     pub delayed: bool,
-    /// Whether the window grows with each request (RFC 2581), instead of with each packet that
-    /// a request answers for (RFC 3465 with L = 2, as kernels of today do).
+    /// True if the window grows with each request (RFC 2581), instead of with each packet that
+    /// a request answers for (RFC 3465 with L = 2, as in current kernels).
     pub by_request: bool,
 }
 
@@ -25,38 +27,40 @@ pub struct Piece {
     pub base: u64,
     /// The window it began with (startCwnd), in packets: 1 to 65535.
     pub start: u16,
-    /// Where slow start ends, in packets.
+    /// Slow start threshold, in packets.
     pub ssthresh: u16,
-    /// How its packets are acknowledged.
+    /// Acknowledgement policy.
     pub acks: Acks,
 }
 
 impl Piece {
-    /// Whether packet `number`, of this piece, carries a continuation: a *point*. The others are
-    /// the first of a pair, answered for by the request of the second.
+    /// Returns whether packet `number` of this piece carries a continuation: a *point*. The
+    /// others are the first of a pair, answered for by the request of the second.
     pub fn is_point(&self, number: u64) -> bool {
         let offset = number.saturating_sub(self.base);
         !self.acks.delayed || offset < QUICK || (offset - QUICK) % 2 == 1
     }
 
-    /// The last point that is not above `number`; the number before the piece, if there is none.
+    /// The last point that is not above `number`; the number before the piece, if there is
+    /// none.
     pub fn point_at(&self, number: u64) -> u64 {
         let none = self.base - 1;
         if number <= none || self.is_point(number) { number.max(none) } else { number - 1 }
     }
 
-    /// The last point below the point `number`: what was acknowledged before it.
+    /// The last point below the point `number`: the one acknowledged before it.
     pub fn point_before(&self, number: u64) -> u64 {
         self.point_at(number.max(self.base) - 1)
     }
 
-    /// How many points there are in the piece up to and with `number`.
+    /// Number of points in the piece up to and including `number`.
     pub fn points_to(&self, number: u64) -> u64 {
         let count = (number + 1).saturating_sub(self.base);
         if !self.acks.delayed || count <= QUICK { count } else { QUICK + (count - QUICK) / 2 }
     }
 
-    /// Reno's window, in packets, when all up to `number` is acknowledged (TCPCwnd(k)).
+    /// Reno's window, in packets, when all packets up to `number` are acknowledged
+    /// (TCPCwnd(k)).
     pub fn window(&self, number: u64) -> u64 {
         let point = self.point_at(number);
         let credits = if self.acks.by_request {
@@ -68,7 +72,8 @@ impl Piece {
         reno.after(credits).into()
     }
 
-    /// The last packet that is sent when all up to `number` is acknowledged: a window beyond it.
+    /// The last packet that is sent when all up to `number` are acknowledged: a window beyond
+    /// it.
     pub fn sent(&self, number: u64) -> u64 {
         self.point_at(number) + self.window(number)
     }

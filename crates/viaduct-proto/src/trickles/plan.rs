@@ -1,7 +1,7 @@
-//! What a request is answered with: how many packets, with which numbers (2.3 and 2.5).
+//! Plan of an answer: how many packets, with which numbers (2.3 and 2.5).
 //!
-//! A pure function of what the request carries, so the server decides with it, and the client
-//! foresees the decision with it, byte ranges and all.
+//! The plan is a pure function of the request's contents. The server decides by it, and the
+//! client predicts the decision with it, including the byte ranges.
 //!
 //! ```text
 //!              f: the first loss                       L: the last packet sent before it was known
@@ -12,21 +12,22 @@
 //!                    q of the survivors brings ─────┴──▶ packet q + newCwnd of the next piece
 //! ```
 //!
-//! Each request answers for the packets since the request before it that can have reached the
-//! server, so that every lost packet is answered for by exactly one request: that which follows
-//! its run of losses.
+//! Each request answers for the packets since the last request before it that can have reached
+//! the server. So every lost packet is answered for by exactly one request: the one that
+//! follows its run of losses.
 
 use super::piece::Piece;
 
-/// Most lost packets that one request may have retransmitted, whatever the settings say.
+/// Maximum number of lost packets that one request may have retransmitted, whatever the
+/// settings say.
 pub const MOST_BURST: usize = 32;
 
-/// Packets that were lost, one after the other.
+/// A run of consecutive lost packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
     /// Number of the first.
     pub first: u64,
-    /// How many; 1 or more.
+    /// Number of packets; 1 or more.
     pub count: u32,
 }
 
@@ -41,17 +42,17 @@ impl Run {
     }
 }
 
-/// Packet numbers one after the other, maybe none.
+/// A range of consecutive packet numbers, may be empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     /// The first.
     pub first: u64,
-    /// One beyond the last.
+    /// The number behind the last.
     pub end: u64,
 }
 
 impl Span {
-    /// From `first` to below `end`; none if that is not above it.
+    /// The numbers from `first` to below `end`; empty if `end` is not above `first`.
     pub fn new(first: u64, end: u64) -> Self {
         Span { first, end: end.max(first) }
     }
@@ -61,13 +62,13 @@ impl Span {
         self.first..self.end
     }
 
-    /// How many.
+    /// Number of packets.
     pub fn count(self) -> u64 {
         self.end - self.first
     }
 }
 
-/// Lost packets to be sent again, at most [`MOST_BURST`].
+/// Lost packets to be retransmitted, at most [`MOST_BURST`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Again {
     numbers: [u64; MOST_BURST],
@@ -75,7 +76,7 @@ pub struct Again {
 }
 
 impl Again {
-    /// Their numbers, ascending.
+    /// The packet numbers, ascending.
     pub fn numbers(&self) -> &[u64] {
         &self.numbers[..self.count]
     }
@@ -86,14 +87,14 @@ impl Again {
     }
 }
 
-/// What one request is answered with, in the order of sending.
+/// Answer to one request, in the order of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The piece that the new packets belong to.
     pub piece: Piece,
-    /// Lost packets that are sent again, under the second key.
+    /// Lost packets that are retransmitted, with nonces of the second key.
     pub again: Again,
-    /// New packets whose continuations go as a group, without data (condition (b)).
+    /// New packets whose continuations are sent as a group, without data (condition (b)).
     pub grouped: Span,
     /// New packets with data: one continues the trickle, more split it, none terminates it.
     pub fresh: Span,
@@ -104,36 +105,36 @@ impl Plan {
         Plan { piece, again: Again::default(), grouped: Span::default(), fresh: Span::default() }
     }
 
-    /// Whether the trickle is terminated without a word.
+    /// Returns whether the trickle is terminated without an answer.
     pub fn is_nothing(&self) -> bool {
         self.again.count == 0 && self.grouped.count() == 0 && self.fresh.count() == 0
     }
 }
 
-/// A request that no client makes that follows the protocol.
+/// Error: a request that a correct client does not send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Inconsistent {
-    /// It reports a loss, but stands for a packet that was only sent if there was none.
+    /// A loss is reported by the request of a packet that was only sent if there was none.
     #[error(
         "packet {number} was not sent if {first} was lost: a later proof must hold the earlier"
     )]
     BeyondLoss {
-        /// The request's.
+        /// Number of the request's packet.
         number: u64,
-        /// The first loss that it reports.
+        /// First loss that it reports.
         first: u64,
     },
-    /// More is reported lost than was in flight.
+    /// More losses are reported than packets were in flight.
     #[error("{lost} of at most {most} packets are reported lost at the end of a piece")]
     Tail {
-        /// As reported.
+        /// Number reported.
         lost: u64,
-        /// As many as there can be.
+        /// Maximum possible number.
         most: u64,
     },
 }
 
-/// The first window of a piece, all at once: after a timeout, or the echo of a ticket.
+/// Plan for the first window of a piece: after a timeout, or the echo of a ticket.
 pub fn begin(piece: Piece) -> Plan {
     Plan {
         fresh: Span::new(piece.base, piece.base + u64::from(piece.start)),
@@ -141,8 +142,9 @@ pub fn begin(piece: Piece) -> Plan {
     }
 }
 
-/// What request `number` of `piece` is answered with, if all of the piece up to it has arrived but
-/// `gaps` (ascending, apart, below `number`). Up to `burst` packets are sent again (burstLimit).
+/// Plans the answer to request `number` of `piece`, if all packets of the piece up to it have
+/// arrived but `gaps` (ascending, apart, below `number`). Up to `burst` packets are
+/// retransmitted (burstLimit).
 ///
 /// # Errors
 /// [`Inconsistent::BeyondLoss`].
@@ -162,7 +164,7 @@ pub fn step(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> Result<Pla
     let own = own_packets(piece, number, gaps);
     let slot = |q: u64| q.max(last - survivors + 1) + survivors;
     let (again, repairs) = retransmissions(piece, number, gaps, burst.min(MOST_BURST));
-    // Of a window's packets each repair takes the place of one with new data.
+    // Each repair takes the place of one of a window's packets with new data.
     let opening = last - survivors;
     let own = own.max(opening + 1);
     let arrived = own - opening - lost_from(gaps, opening + 1);
@@ -176,13 +178,13 @@ pub fn step(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> Result<Pla
     })
 }
 
-/// How many packets of `gaps` are at or above `first`.
+/// Number of packets of `gaps` at or above `first`.
 fn lost_from(gaps: &[Run], first: u64) -> u64 {
     gaps.iter().map(|gap| (gap.last() + 1).saturating_sub(gap.first.max(first))).sum()
 }
 
-/// The request before `number` of `piece` that can have reached the server, if there is one: that
-/// of the last point below it which is not in `gaps`.
+/// The last request before `number` of `piece` that can have reached the server: that of the
+/// last point below `number` which is not in `gaps`. `None` if there is none in the piece.
 pub fn request_before(piece: Piece, number: u64, gaps: &[Run]) -> Option<u64> {
     let mut before = piece.point_before(number);
     for gap in gaps.iter().rev() {
@@ -193,28 +195,29 @@ pub fn request_before(piece: Piece, number: u64, gaps: &[Run]) -> Option<u64> {
     (before >= piece.base).then_some(before)
 }
 
-/// The last packet that is sent when `first` is found lost, and how many trickles survive.
+/// The last packet that is sent when `first` is found lost, and the number of surviving
+/// trickles.
 fn loss_of(piece: Piece, first: u64) -> (u64, u64) {
     let flight = piece.window(first - 1);
     (piece.sent(first - 1), (flight / 2).max(2).min(flight))
 }
 
-/// The piece that begins with the survivors: TCPBase at the recovery point, and ssthresh =
+/// Piece that begins with the survivors: TCPBase at the recovery point, and ssthresh =
 /// startCwnd = newCwnd.
 fn after_recovery(piece: Piece, last: u64, survivors: u64) -> Piece {
     let window = u16::try_from(survivors).unwrap_or(u16::MAX);
     Piece { base: last + 1, start: window, ssthresh: window, acks: piece.acks }
 }
 
-/// The first of the packets that the request itself stands for and that have arrived.
+/// The first of the arrived packets that the request itself stands for.
 fn own_packets(piece: Piece, number: u64, gaps: &[Run]) -> u64 {
     let first = piece.point_before(number) + 1;
     if gaps.last().is_some_and(|gap| gap.holds(first)) { number } else { first }
 }
 
-/// The lost packets that request `number` has sent again, and how many it and those before it have.
-/// Those of a run longer than `burst` wait for the requests behind it: which of them are still to be
-/// sent, each can tell from its proof.
+/// Lost packets that request `number` has retransmitted, and the number of those retransmitted
+/// up to then. Those of a run beyond `burst` wait for the following requests: the proof tells
+/// each of these which are still to be sent.
 fn retransmissions(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> (Again, u64) {
     let burst = burst as u64;
     let (mut lost, mut waiting, mut now) = (0, 0, 0);
@@ -244,16 +247,16 @@ fn retransmissions(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> (Ag
     (again, sent)
 }
 
-/// What is lost at the end of a piece, reported by the first request of the next.
+/// Losses at the end of a piece, reported by the first request of the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tail {
-    /// Lost packets, the last of the piece before.
+    /// Number of lost packets: the last ones of the piece before.
     pub lost: u32,
-    /// Packets at its end that no request has answered for, the lost ones among them.
+    /// Number of packets at its end for which no request was sent, including the lost ones.
     pub unanswered: u32,
 }
 
-/// What `tail` is answered with, in a request of the packet `number` of `piece`, which began with
+/// Plans the answer to `tail` in the request of packet `number` of `piece`, which began with
 /// survivors.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! The replay window: what was answered already, in memory that is fixed once and for all (2.2).
+//! Replay window: answered requests, in memory of fixed size (2.2).
 //!
 //! ```text
 //!   floor                                                     now
@@ -7,55 +7,58 @@
 //!     └ continuations that are older than this are refused, whatever the tables say
 //! ```
 //!
-//! What is answered enters the newest slice. A slice ends when its time is over *or when it is
-//! full*; then the oldest is emptied and becomes the newest, and the floor rises to the *reach* of
-//! what was forgotten: the latest time that anything in it was noted at, or that its continuation was
-//! made at. So the window is never blind: who comes from below the floor is not
-//! answered, but has to restart, which costs a round trip and no more than slow start. Under load
-//! the horizon grows shorter, not the memory longer. And only answers enter, which need an
-//! authentic continuation each: garbage takes no place, and a client takes as much as it is served.
+//! Answers are recorded in the newest slice. A slice ends when its time is over *or when it is
+//! full*. Then the oldest is emptied and becomes the newest, and the floor rises to the *reach*
+//! of the forgotten slice: the latest time at which anything in it was recorded, or at which
+//! its continuation was made. So no answer can be repeated. A client whose continuation is
+//! below the floor has to restart, which costs a round trip and at most a slow start. Under
+//! load the horizon becomes shorter, and the memory stays the same. Only answers are recorded,
+//! which require an authentic continuation each: garbage takes no space, and a client takes as
+//! much as it is served.
 //!
-//! A slice reaches beyond the clock if a replica made one of its continuations whose clock is *ahead*. To forget
-//! it before the clock has come there would either refuse what is made meanwhile, here too, or let
-//! that continuation be answered twice. So of all slices that one is forgotten which reaches least, and at most
-//! two reach beyond the clock at a time: what else is ahead is refused until it has come there. The
-//! other two are left to take turns, however fast a flood fills them.
+//! A slice reaches beyond the clock if it has a continuation from a replica whose clock is
+//! *ahead*. If it were forgotten before the clock has reached that time, either current
+//! continuations of this server, too, would be refused, or that continuation could be answered
+//! twice. So the slice with the least reach is forgotten, and at most two slices reach beyond
+//! the clock at a time. Further continuations that are ahead are refused until the clock has
+//! caught up. The other two slices alternate, however fast a flood fills them.
 //!
-//! Keys are hashed with a secret of the window, so that nobody can choose a bucket. Each has two
-//! buckets of 16 fingerprints of 32 bits; a key that was never seen is taken for a seen one in
-//! less than 1 of 30 million lookups a slice, which to its client is a lost packet.
+//! Keys are hashed with a secret of the window, so that an attacker cannot choose a bucket.
+//! Each key has two buckets of 16 fingerprints of 32 bits. A new key is mistaken for a known
+//! one in less than 1 of 30 million lookups a slice, which to its client is a lost packet.
 
 use highway::{HighwayHash, HighwayHasher, Key};
 
 use crate::time::{Duration, Instant};
 
-/// How many slices there are.
+/// Number of slices.
 const SLICES: usize = 4;
 /// Fingerprints in a bucket: one cache line.
 const BUCKET: usize = 16;
-/// So far may the clocks of replicas be apart.
+/// Maximum difference of the clocks of replicas.
 pub const SKEW: Duration = Duration::from_millis(500);
 
-/// What is to happen once.
+/// Operations that are done at most once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Once {
-    /// A packet's continuation is answered.
+    /// Answering a packet's continuation.
     Answered(u64),
-    /// The request that was answered for this packet's continuation lacked the packet before it.
+    /// Mark: the request that was answered for this packet's continuation lacked the packet
+    /// before it.
     Lacked(u64),
-    /// A lost packet is sent again.
+    /// Retransmission of a lost packet.
     Again(u64),
-    /// A survivor is brought forth.
+    /// Sending a survivor.
     Survivor(u64),
-    /// A generation begins.
+    /// Beginning of a generation.
     Begun(u16),
-    /// A generation is over.
+    /// Mark: a generation is over.
     Over(u16),
-    /// An event with this code is taken over from another server.
+    /// Installation of an event with this code from another server.
     Installed(u64),
-    /// The piece that begins here has ended: a loss was reported.
+    /// Mark: the piece with this base has ended, as a loss was reported.
     Ended(u64),
-    /// That was so by this loss.
+    /// Mark: it ended by this loss.
     EndedBy { base: u64, first: u64 },
 }
 
@@ -64,15 +67,16 @@ pub(super) enum Once {
 pub struct Replay {
     secret: [u64; 4],
     slices: [Vec<[u32; BUCKET]>; SLICES],
-    /// The latest time at which anything in each slice was noted, or its continuation made.
+    /// Per slice: the latest time at which anything in it was recorded, or its continuation was
+    /// made.
     reach: [Instant; SLICES],
     newest: usize,
-    /// When the newest began, and how much is in it.
+    /// Start time of the newest slice, and number of its entries.
     began: Instant,
     noted: usize,
-    /// When the continuation was made that is being answered.
+    /// Time at which the continuation was made that is being answered.
     made: Instant,
-    /// Continuations that were not made after this are refused.
+    /// Continuations are refused unless they were made after this time.
     floor: Instant,
     slice: Duration,
     horizon: Duration,
@@ -80,8 +84,9 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// A window of `bytes` of memory (at least 1 KiB, rounded down to a power of two buckets a
-    /// slice) that remembers `horizon`, or as much of it as there is room for. `secret` is random.
+    /// Creates a window with `bytes` of memory (at least 1 KiB, rounded down to a power of two
+    /// buckets a slice) that remembers `horizon`, or as much of it as there is room for.
+    /// `secret` is random.
     pub fn new(bytes: usize, horizon: Duration, secret: [u64; 4], now: Instant) -> Self {
         let buckets = (bytes / SLICES / (BUCKET * 4)).max(4);
         let buckets = 1 << buckets.ilog2();
@@ -100,22 +105,22 @@ impl Replay {
         }
     }
 
-    /// Bytes of its tables.
+    /// Size of the tables in bytes.
     pub fn memory(&self) -> usize {
         SLICES * self.slices[0].len() * BUCKET * 4
     }
 
-    /// How far back a continuation may have been made to be answered.
+    /// Maximum age of a continuation that may be answered, at present.
     pub fn horizon(&self, now: Instant) -> Duration {
         self.horizon.min(now.since(self.floor))
     }
 
-    /// How often a slice was full before its time.
+    /// Number of times that a slice was full before its time.
     pub fn turned_early(&self) -> u64 {
         self.turned_early
     }
 
-    /// Whether a continuation of the time `made` may be answered at all.
+    /// Returns whether a continuation made at `made` may be answered.
     pub fn is_fresh(&self, now: Instant, made: Instant) -> bool {
         let ahead = made.since(now);
         made > self.floor
@@ -123,7 +128,7 @@ impl Replay {
             && (ahead == Duration::ZERO || ahead <= SKEW && self.has_place_ahead(now))
     }
 
-    /// The same; and if so, what is noted from now on is done for this continuation.
+    /// As [`Replay::is_fresh`]; if true, subsequent records belong to this continuation.
     pub(super) fn admit(&mut self, now: Instant, made: Instant) -> bool {
         let fresh = self.is_fresh(now, made);
         if fresh {
@@ -132,9 +137,10 @@ impl Replay {
         fresh
     }
 
-    /// Whether what is ahead of the clock can be noted, so that two slices reach beyond the clock at most. Where
-    /// all is calm the last one does for a moment after its end; then the newest is not to run over into a
-    /// third, for which it has room until it is half full.
+    /// Returns whether a continuation ahead of the clock can be recorded, with at most two
+    /// slices beyond the clock. In normal operation the last slice is beyond it for a moment
+    /// after its end. Then the newest must not overflow into a third, for which it has room
+    /// until it is half full.
     fn has_place_ahead(&self, now: Instant) -> bool {
         let beyond = |&slice: &usize| slice != self.newest && self.reach[slice] > now;
         match (0..SLICES).filter(beyond).count() {
@@ -144,7 +150,7 @@ impl Replay {
         }
     }
 
-    /// Whether this was done already to `connection`.
+    /// Returns whether this was recorded for `connection`.
     pub(super) fn knows(&self, connection: u64, what: Once) -> bool {
         self.holds(self.places(connection, what))
     }
@@ -155,7 +161,7 @@ impl Replay {
         })
     }
 
-    /// Notes that this is done to `connection`; false if it was done already.
+    /// Records this for `connection`. Returns false if it was recorded before.
     pub(super) fn note(&mut self, now: Instant, connection: u64, what: Once) -> bool {
         if now.since(self.began) >= self.slice {
             self.turn(now);
@@ -175,7 +181,7 @@ impl Replay {
         true
     }
 
-    /// Puts a fingerprint into the emptier of its buckets; false if both are full.
+    /// Stores a fingerprint in the emptier of its buckets. Returns false if both are full.
     fn put(&mut self, [first, second, print]: [u32; 3]) -> bool {
         let slice = &mut self.slices[self.newest];
         let free = |bucket: &[u32; BUCKET]| bucket.iter().filter(|&&print| print == 0).count();
@@ -190,8 +196,8 @@ impl Replay {
         room
     }
 
-    /// Forgets the slice that reaches least, which is the oldest if nothing in it is ahead of the clock. It
-    /// becomes the newest.
+    /// Empties the slice with the least reach, which is the oldest if nothing in it is ahead of
+    /// the clock, and makes it the newest.
     fn turn(&mut self, now: Instant) {
         let behind = (1..=SLICES).map(|after| (self.newest + after) % SLICES);
         self.newest = behind.min_by_key(|&slice| self.reach[slice]).unwrap_or(self.newest);
@@ -201,7 +207,7 @@ impl Replay {
         (self.began, self.noted) = (now, 0);
     }
 
-    /// Two buckets and a fingerprint, which is not 0.
+    /// Bucket numbers and fingerprint of a key; the fingerprint is not 0.
     fn places(&self, connection: u64, what: Once) -> [u32; 3] {
         let (kind, number) = match what {
             Once::Answered(number) => (0, number),
@@ -212,7 +218,7 @@ impl Replay {
             Once::Installed(code) => (5, code),
             Once::Lacked(number) => (6, number),
             Once::Ended(base) => (7, base),
-            // Two numbers of a connection in one, which no client has a choice of.
+            // Both numbers combined; a client cannot choose either.
             Once::EndedBy { base, first } => {
                 (8, base.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(first))
             }
@@ -225,8 +231,8 @@ impl Replay {
     }
 }
 
-/// An empty table whose memory is there already: zeros alone the system would only promise, and a
-/// server would seem to grow as its clients come.
+/// An empty table whose pages are allocated at once. Zeroed memory would be allocated on first
+/// use, so a server would seem to grow as its clients arrive.
 fn touched(buckets: usize) -> Vec<[u32; BUCKET]> {
     let mut table = vec![[u32::MAX; BUCKET]; buckets];
     table.fill([0; BUCKET]);

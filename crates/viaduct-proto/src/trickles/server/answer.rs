@@ -1,4 +1,4 @@
-//! What a request is answered with, for the application to fill.
+//! Answer to a request, to be filled by the application.
 
 use super::grant::emit;
 use super::work::Item;
@@ -6,17 +6,17 @@ use crate::trickles::continuation::Continuation;
 use crate::trickles::keys::KeyRing;
 use crate::trickles::wire::{Payload, Request};
 
-/// What a request means to the application.
+/// Meaning of a request for the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A connection begins.
     Open {
-        /// Its number, which all its requests bear.
+        /// Number of the connection, the same in all its requests.
         connection: u64,
     },
-    /// A connection goes on.
+    /// A connection continues.
     Request {
-        /// Its number.
+        /// Number of the connection.
         connection: u64,
     },
 }
@@ -26,17 +26,17 @@ pub enum Event {
 pub struct Permit {
     /// The packet's number.
     pub number: u64,
-    /// Most bytes of user continuation and data together; 0 where none may be sent, as in a group
-    /// of continuations.
+    /// Maximum number of bytes of user continuation and data together; 0 if none may be sent,
+    /// as in a group of continuations.
     pub room: usize,
 }
 
-/// What a request is answered with: permits, which the application fills in turn.
+/// Answer to a request: permits, which the application fills in order.
 #[derive(Debug)]
 pub struct Answer<'s, 'm> {
-    /// What happened.
+    /// The event.
     pub event: Event,
-    /// What was asked for.
+    /// The request, with its asks.
     pub request: Request<'m>,
     ring: &'s KeyRing,
     work: &'s [Item],
@@ -54,13 +54,14 @@ impl<'s, 'm> Answer<'s, 'm> {
         Answer { event, request, ring, work, templates }
     }
 
-    /// The permits, in the order of sending. The asks of the request belong to those that have
-    /// room, one each in turn.
+    /// The permits, in the order of sending. The asks of the request belong to those with room,
+    /// one each in order.
     pub fn permits(&self) -> impl ExactSizeIterator<Item = Permit> + 's {
         self.work.iter().map(|item| Permit { number: item.number, room: item.room })
     }
 
-    /// What the application had sealed into a user continuation; None if it did not.
+    /// Opens a user continuation of the application; `None` if it was not sealed with any of
+    /// the secrets.
     pub fn user<'u>(&self, sealed: &'u [u8]) -> Option<&'u [u8]> {
         self.ring.open_user(sealed)
     }
@@ -70,9 +71,9 @@ impl<'s, 'm> Answer<'s, 'm> {
         self.ring.seal_user(state, out);
     }
 
-    /// Appends the message of permit `index`, with a payload whose user continuation and data fit
-    /// its room. Every permit is to be sent, for the client goes on with its continuation; one
-    /// without room carries no payload, whatever is given.
+    /// Appends the message of permit `index`, with a payload whose user continuation and data
+    /// fit its room. Every permit must be sent, because the client continues with its
+    /// continuation. A permit without room carries no payload, whatever is given.
     ///
     /// # Panics
     /// If there is no such permit, or the payload is longer than its room.

@@ -1,4 +1,4 @@
-//! How trickles begin: a ticket, its echo, a restart, a move.
+//! Beginnings of trickles: a ticket, its echo, a restart, a move.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use crate::trickles::wire::request::Returned;
 use crate::trickles::wire::response::overhead;
 
 impl Server {
-    /// A ticket for a new connection, with no more bytes than came.
+    /// Answers a first request with a ticket, in at most as many bytes as the request has.
     pub(super) fn open(
         &mut self,
         now: Instant,
@@ -40,7 +40,7 @@ impl Server {
         Ok(Event::Open { connection })
     }
 
-    /// The client heard nothing for too long, or was silent itself.
+    /// Processes a restart after a timeout, or after a silence of the client.
     pub(super) fn restart(
         &mut self,
         now: Instant,
@@ -78,9 +78,9 @@ impl Server {
         Ok(Event::Request { connection })
     }
 
-    /// The piece that a restart begins: after a timeout ssthresh is half of the window before the
-    /// first loss; after a silence, with nothing lost that is still known of, the window begins anew, and may
-    /// grow to three quarters quickly (RFC 2861).
+    /// Piece that a restart begins. After a timeout ssthresh is half of the window before the
+    /// first loss. After a silence without a known loss the client gets the initial window,
+    /// with ssthresh at three quarters of the old window (RFC 2861).
     fn restarted(
         &self,
         now: Instant,
@@ -102,9 +102,10 @@ impl Server {
         Ok(Piece { base, start, ssthresh, acks: known.piece.acks })
     }
 
-    /// What came last is older than is remembered, so who asks may repeat what somebody sent long ago,
-    /// from an address that is another's now; or all other attempts were used up. It gets a ticket,
-    /// and no more bytes than it sent, until it has echoed that.
+    /// Processes a restart with a continuation beyond the horizon, or the last attempt. The
+    /// request may be an old one that an attacker repeats, from an address that now belongs to
+    /// another host. So the client gets a ticket, in at most as many bytes as it sent, until it
+    /// has echoed that.
     fn resumed(
         &mut self,
         now: Instant,
@@ -128,8 +129,8 @@ impl Server {
         (self.settings.initial_window, ssthresh)
     }
 
-    /// First window and ssthresh at another address: half of the window, as after a loss, for who moves need not say
-    /// what was lost before.
+    /// First window and ssthresh at another address: half of the window, as after a loss,
+    /// because a client that moves need not report its losses before.
     fn at_another(&self, known: &Continuation) -> (u16, u64) {
         let (start, ssthresh) = (self.settings.initial_window, known.piece.ssthresh.into());
         match known.mode {
@@ -141,7 +142,7 @@ impl Server {
         }
     }
 
-    /// First window and ssthresh after a timeout, where all up to `reached` has come.
+    /// First window and ssthresh after a timeout, if all packets up to `reached` have arrived.
     fn timed_out(&self, known: &Continuation, reached: u64) -> (u16, u64) {
         let ssthresh = match known.mode {
             Mode::Ticket => known.piece.ssthresh.into(),
@@ -150,8 +151,8 @@ impl Server {
         (self.settings.loss_window, ssthresh)
     }
 
-    /// The client comes from another address: it gets a ticket there, and no more bytes than it
-    /// sent, until it has echoed that.
+    /// Processes a request from another address: the client gets a ticket there, in at most as
+    /// many bytes as it sent, until it has echoed that.
     pub(super) fn moved(
         &mut self,
         now: Instant,
@@ -166,8 +167,9 @@ impl Server {
         Ok(event)
     }
 
-    /// A ticket for a connection that is known. Nothing is noted before its echo, so it can be asked
-    /// for as often as need be: whoever has lost the answers of all other attempts goes on with it.
+    /// Offers a ticket for a known connection. Nothing is recorded before its echo, so a client
+    /// may repeat the request. A client that has lost the answers of all other attempts
+    /// continues this way.
     fn readmit(
         &mut self,
         now: Instant,
@@ -191,7 +193,8 @@ impl Server {
         Ok(Event::Request { connection: known.connection })
     }
 
-    /// Lays out a ticket that answers the `attempt`-th request to begin, of `len` bytes.
+    /// Lays out the ticket in answer to restart attempt `attempt` (0 for a first request), of
+    /// `len` bytes.
     fn offer(
         &mut self,
         now: Instant,
@@ -215,7 +218,7 @@ impl Server {
         Ok(())
     }
 
-    /// A ticket came back from where it was sent: the first window begins.
+    /// Processes the echo of a ticket from the address it was sent to: the first window begins.
     pub(super) fn echo(&mut self, now: Instant, ticket: &Continuation) -> Result<(), Refusal> {
         let attempt = ticket.number - ticket.piece.base;
         self.begin_generation(now, ticket.connection, ticket.generation, attempt as u16)?;
@@ -223,7 +226,7 @@ impl Server {
         Ok(())
     }
 
-    /// Notes that `generation` begins, and that the `ended` generations before it are over.
+    /// Records that `generation` begins, and that the `ended` generations before it are over.
     fn begin_generation(
         &mut self,
         now: Instant,
@@ -250,7 +253,7 @@ impl Server {
     }
 }
 
-/// A continuation of no connection yet.
+/// A continuation without a connection.
 pub(super) fn blank(settings: &Settings) -> Continuation {
     let acks = settings.acks;
     let (start, ssthresh) = (settings.initial_window.max(1), settings.ssthresh.max(2));
@@ -272,8 +275,8 @@ pub(super) fn blank(settings: &Settings) -> Continuation {
     }
 }
 
-/// The first number of a piece that begins now: 16 for each microsecond of the clock, so that a
-/// connection's numbers, and with them its nonces, are never used twice; and not below `least`.
+/// First number of a piece that begins now: 16 for each microsecond of the clock, so that a
+/// connection's numbers, and with them its nonces, are never used twice; at least `least`.
 fn base_at(now: Instant, least: u64) -> u64 {
     (now.as_nanos() / 1_000 * 16).max(least).clamp(1, (1 << 62) - 1)
 }

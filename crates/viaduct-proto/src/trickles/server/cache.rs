@@ -1,13 +1,13 @@
-//! What a server has computed of its connections and may compute again at any time: a cache (5.1).
+//! Cache of values that are computed per connection, and can be dropped at any time (5.1).
 //!
 //! ```text
-//!   connection ─▶ place ─▶ Known: address, piece ─▶ the address's hash, the first words of the nonces
-//!                            └ of another connection, address, secret or piece: computed, and put there
+//!  connection ─▶ slot ─▶ Known: address, piece ─▶ hash of the address, first words of the nonces
+//!                          └ of another connection, address, secret or piece: computed, stored
 //! ```
 //!
-//! Each connection has one place, which it may share with others: the last one has it. So memory is
-//! fixed, nothing is searched, and what is dropped costs time and no more. What protects a server,
-//! codes and proofs, is checked all the same.
+//! Each connection has one slot, which it may share with others; the last one occupies it. So
+//! memory is fixed, lookups take constant time, and an eviction costs only computing time.
+//! Codes and proofs are checked in any case.
 
 use std::net::SocketAddr;
 
@@ -15,27 +15,27 @@ use crate::trickles::continuation::Continuation;
 use crate::trickles::keys::KeyRing;
 use crate::trickles::nonce::Block;
 
-/// What was computed of one connection.
+/// Entry of one connection.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     connection: u64,
     from: SocketAddr,
     base: u64,
-    /// Numbers of the secrets of the continuation and of the nonces.
+    /// Numbers of the secrets of the continuation, and of the nonces.
     secrets: [u8; 2],
     derived: Derived,
 }
 
-/// What follows from a connection's address, piece and secrets.
+/// Values derived from a connection's address, piece and secrets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Derived {
-    /// The keyed hash of its address.
+    /// Keyed hash of the address.
     pub(super) address: u64,
-    /// The nonces' words at the base of its piece.
+    /// The nonces' words at the base of the piece.
     pub(super) base: Block,
 }
 
-/// A bounded cache of connections; none if it has no places. See the [module](self).
+/// Cache of bounded size; disabled if it has no slots. See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     places: Vec<Option<Known>>,
@@ -44,19 +44,20 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// One that keeps `connections` (rounded up to a power of two), or none.
+    /// Creates a cache of `connections` slots (rounded up to a power of two), or a disabled one
+    /// for 0.
     pub(super) fn new(connections: usize) -> Self {
         let places = if connections == 0 { 0 } else { connections.next_power_of_two() };
         Cache { places: vec![None; places], ..Cache::default() }
     }
 
-    /// Forgets all.
+    /// Removes all entries.
     pub(super) fn clear(&mut self) {
         self.places.fill(None);
     }
 
-    /// What follows from an authentic continuation that was made with `secret` and comes from `from`;
-    /// None if a secret is not in the ring.
+    /// Values of an authentic continuation that was made with `secret` and comes from `from`;
+    /// `None` if a secret is not in the ring.
     pub(super) fn derive(
         &mut self,
         ring: &KeyRing,

@@ -1,4 +1,4 @@
-//! Where a piece ends: at the first loss that was reported of it, and there alone.
+//! End of a piece: at the first loss that was reported of it, and only there.
 //!
 //! ```text
 //!   piece   ··· ─ f ─ ─ ─ ─ L      f is lost, says one request; the survivors begin the next piece
@@ -7,24 +7,26 @@
 //!               └─ another says that nothing is lost                piece, beside the first
 //! ```
 //!
-//! A client sends its requests in the order of their packets, and what it gave up stays lost (the prefix property, 2.4).
-//! Who tells two stories would have two windows, and hide in one of them what it admits in the other.
+//! A client sends its requests in the order of their packets, and packets that it gave up stay
+//! lost (the prefix property, 2.4). A client that reports two different first losses would get
+//! two windows, and could hide in one of them the losses that it reports in the other.
 
 use super::{Refusal, Server};
 use crate::trickles::continuation::Continuation;
 use crate::trickles::plan::Run;
 use crate::trickles::replay::Once;
 
-/// Packets that are looked at on either side of a first loss: behind it for an answer to a request that had it, and before
-/// it for where it is, of a request that others have overtaken. In a window of more than that a liar may hide such
-/// an answer, once in a piece; it costs half of that window.
+/// Number of packets that are looked up on either side of a first loss: behind it for an answer
+/// to a request that had the packet, and before it for the loss that ended the piece, for
+/// requests that others have overtaken. In a larger window a lying client may hide such an
+/// answer, once in a piece; it costs the client half of that window.
 const LOOKED_AT: usize = 64;
 
 impl Server {
-    /// Whether a request whose proof shows `gaps` ends its piece, and by which loss.
+    /// Returns the loss by which a request with `gaps` ends its piece, if it does.
     ///
     /// # Errors
-    /// Another story of this piece was answered.
+    /// A contradictory request of this piece was answered.
     pub(super) fn ends(&self, known: &Continuation, gaps: &[Run]) -> Result<Option<u64>, Refusal> {
         let (base, number) = (known.piece.base, known.number);
         let knows = |what| self.replay.knows(known.connection, what);
@@ -41,7 +43,8 @@ impl Server {
         }
     }
 
-    /// Whether a request was answered that had packet `number` of a piece that has not ended: any behind it.
+    /// Returns whether a request was answered that had packet `number` of a piece that has not
+    /// ended: any behind it.
     fn had(&self, known: &Continuation, number: u64) -> bool {
         let knows = |at| self.replay.knows(known.connection, Once::Answered(at));
         (number..known.number).take(LOOKED_AT).filter(|&at| known.piece.is_point(at)).any(knows)

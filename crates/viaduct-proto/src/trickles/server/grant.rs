@@ -1,4 +1,4 @@
-//! What a request is answered with, apart from the request.
+//! Answer to a request, independent of the request.
 
 use super::answer::{Event, Permit};
 use super::work::{Form, Item};
@@ -9,18 +9,18 @@ use crate::trickles::wire::response::{
     self, Body, Head, Payload, continuation_len, most_grouped, overhead,
 };
 
-/// Most packets that a grant from elsewhere may have.
+/// Maximum number of packets in a grant from another server.
 const MOST_ITEMS: u64 = 4_096;
 
-/// What a request is answered with, by itself: it outlives the request, and may be filled later, or
-/// by another server that has the secrets.
+/// Answer to a request that outlives it: it may be filled later, or by another server that has
+/// the secrets.
 #[derive(Clone, Debug)]
 pub struct Grant {
-    /// What happened.
+    /// The event.
     pub event: Event,
-    /// Number of the secret that was the newest when it was made. Its continuations are sealed with that and no
-    /// other: they bear the address as that one hashes it, and those that leave out what the client
-    /// has are meant for who has some of this secret.
+    /// Number of the secret that was the newest when the grant was made. Its continuations are
+    /// sealed with that secret only: they have the address hash under it, and slim ones are
+    /// meant for a client that has a continuation under it.
     pub(super) secret: u8,
     pub(super) work: Vec<Item>,
     pub(super) templates: [Continuation; 2],
@@ -32,19 +32,19 @@ impl Grant {
         self.work.iter().map(|item| Permit { number: item.number, room: item.room })
     }
 
-    /// The number of the secret that seals its packets.
+    /// Number of the secret that seals the packets.
     pub(in crate::trickles) fn secret(&self) -> u8 {
         self.secret
     }
 
-    /// Which connection it is of.
+    /// Number of the connection.
     pub fn connection(&self) -> u64 {
         let (Event::Open { connection } | Event::Request { connection }) = self.event;
         connection
     }
 
-    /// Has no packet take more than `most` bytes: the way takes no more, whatever its client has said. What has
-    /// no room its client asks for again; a group becomes several.
+    /// Limits packets to `most` bytes, if the path does not take as many as the client has
+    /// announced. The client requests again what has no room; a group is split.
     pub(in crate::trickles) fn fit(&mut self, most: usize) {
         for mut item in std::mem::take(&mut self.work) {
             let len = self.templates[item.template].len();
@@ -62,13 +62,13 @@ impl Grant {
         }
     }
 
-    /// Whether `ring` has the secret that its packets are to be sealed with.
+    /// Returns whether `ring` has the secret that seals the packets.
     pub(in crate::trickles) fn is_answerable(&self, ring: &KeyRing) -> bool {
         ring.get(self.secret).is_some()
     }
 
-    /// As [`Answer::emit`](super::Answer::emit), for a server whose secrets are `ring`. False: a secret that
-    /// the packet needs is not, or no longer, in the ring, and nothing was appended.
+    /// As [`Answer::emit`](super::Answer::emit), with the secrets of `ring`. Returns false,
+    /// with nothing appended, if the ring lacks a secret that the packet needs.
     ///
     /// # Panics
     /// If there is no such permit, or the payload is longer than its room.
@@ -78,7 +78,7 @@ impl Grant {
             .is_some_and(|keys| emit(ring, keys, item, &self.templates, payload, out))
     }
 
-    /// Appends it for another server that has the secrets:
+    /// Serializes the grant for another server that has the secrets:
     ///
     /// ```text
     ///   event 1: 0 open, 1 request | templates: two continuations without their codes, of
@@ -87,7 +87,7 @@ impl Grant {
     ///   form: 0 ticket, 1 fresh, 2 half, 3 again, 4 slim, above: a group of that less 4
     /// ```
     ///
-    /// Nonces are not in it: they are made anew.
+    /// Nonces are left out, as they are computed again.
     pub(in crate::trickles) fn write(&self, out: &mut Vec<u8>) {
         out.push(u8::from(matches!(self.event, Event::Request { .. })));
         for template in &self.templates {
@@ -110,16 +110,16 @@ impl Grant {
         }
     }
 
-    /// Bytes that it has at most when it is written.
+    /// Maximum length of the serialized grant, in bytes.
     pub(in crate::trickles) fn written_len(&self) -> usize {
         let templates = self.templates.iter().map(Continuation::len).sum::<usize>();
         templates + 16 + self.work.len() * (2 + 8 + 10)
     }
 
-    /// Reads one, which `ring` has all secrets of.
+    /// Parses a grant; `None` if it is invalid, or `ring` lacks one of its secrets.
     pub(in crate::trickles) fn read(ring: &KeyRing, reader: &mut Reader) -> Option<Grant> {
         let request = reader.u8()?;
-        // What a continuation begins with.
+        // First byte of a continuation.
         let secret = ring.get(*reader.0.first()?)?.number();
         let mut template = || {
             let (template, len) = Continuation::peek_body(reader.0)?;
@@ -156,7 +156,8 @@ fn item(ring: &KeyRing, reader: &mut Reader, templates: &[Continuation; 2]) -> O
     within.then_some(Item { form, number, nonce, template, room })
 }
 
-/// Appends the message of one packet, sealed with `keys`. False: the ring lacks the secret of its nonces.
+/// Appends the message of one packet, sealed with `keys`. Returns false if the ring lacks the
+/// secret of its nonces.
 pub(super) fn emit(
     ring: &KeyRing,
     keys: &Keys,

@@ -1,4 +1,4 @@
-//! What an authentic request shows.
+//! Evaluation of an authentic request.
 
 use std::net::SocketAddr;
 
@@ -11,19 +11,19 @@ use crate::trickles::plan::{self, Plan, Run};
 use crate::trickles::proof::Gaps;
 use crate::trickles::wire::request::Returned;
 
-/// What is known of a request whose continuation is authentic.
+/// Result of the evaluation.
 pub(super) struct Judged {
-    /// Which end of the piece before is made up for.
+    /// Plan for the end of the piece before.
     pub(super) tail: Option<Plan>,
     pub(super) plan: Plan,
-    /// What the proof shows to be lost.
+    /// Losses that the proof shows.
     pub(super) gaps: Gaps,
-    /// Losses to be repaired: of continuations in the present piece, and of those that follow.
+    /// Losses to be repaired: of continuations in the present piece, and in the following.
     pub(super) losses: [Losses; 2],
 }
 
 impl Server {
-    /// What an authentic, fresh request shows, and what that brings.
+    /// Evaluates an authentic, fresh request, and plans its answer.
     pub(super) fn judge(
         &mut self,
         known: &Continuation,
@@ -48,7 +48,7 @@ impl Server {
         Ok(Judged { tail, plan, gaps, losses: [losses, later] })
     }
 
-    /// The losses that a request's proof tells of.
+    /// Losses that a request's proof shows.
     pub(super) fn gaps(
         &self,
         known: &Continuation,
@@ -60,8 +60,8 @@ impl Server {
         Ok(returned.proof.check(known.piece.base, known.number, &mut nonces)?)
     }
 
-    /// The losses that still wait for their repair. In the first window after a recovery they may;
-    /// then they count as lost again, which takes a timeout.
+    /// Losses that still wait for their repair. In the first window after a recovery they may;
+    /// after that the repairs count as lost, which takes a timeout.
     fn unrepaired(&self, known: &Continuation, repaired: Option<u64>) -> Result<Losses, Refusal> {
         let window = known.piece.base + u64::from(known.piece.start);
         match (known.losses.runs(), repaired) {
@@ -82,7 +82,8 @@ impl Server {
         keys.ok_or(Refusal::Invalid(Invalid::UnknownSecret(known.nonces)))
     }
 
-    /// What follows from where the request comes from, if that is where its continuation was sent.
+    /// Derived values for the request's address; `None` if its continuation was sent to another
+    /// address.
     pub(super) fn home(
         &mut self,
         from: SocketAddr,
@@ -94,7 +95,8 @@ impl Server {
         (derived.address == known.address).then_some(derived)
     }
 
-    /// `known` at the present time and under the newest secret, with the round trip that it shows.
+    /// `known` with the present time, the newest secret's address hash, and the round trip that
+    /// the request shows.
     pub(super) fn timed(
         &self,
         now: Instant,

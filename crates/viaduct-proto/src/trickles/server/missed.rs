@@ -1,4 +1,4 @@
-//! Requests that were lost, made up for by those behind them, as TCP's acknowledgements are.
+//! Lost requests that later ones make up for, as with TCP's acknowledgements.
 //!
 //! ```text
 //!   points      ··· a ─── b ─── c ─── d ···        request d proves that a, b, c have arrived
@@ -6,9 +6,9 @@
 //!                                                  as groups of continuations, without data
 //! ```
 //!
-//! What was answered is in the replay window, which is all the state that this takes. If it has
-//! forgotten an answer, packets come twice that the client knows by their numbers; each of their
-//! continuations is good for one request all the same.
+//! The replay window tells which requests were answered; no other state is needed. If it has
+//! forgotten an answer, packets are sent twice. The client knows them by their numbers, and
+//! each of their continuations can still be used for one request only.
 
 use super::work::{MAIN, TAIL};
 use super::{Refusal, Server};
@@ -17,11 +17,12 @@ use crate::trickles::continuation::Continuation;
 use crate::trickles::plan::{self, Run};
 use crate::trickles::replay::Once;
 
-/// Most requests that one request makes up for, whatever the settings say.
+/// Maximum number of requests that one request makes up for, whatever the settings say.
 pub const MOST_MADE_UP: usize = 32;
 
 impl Server {
-    /// Lays out what the requests before that of `known` would have brought, if they did not come.
+    /// Lays out the packets that the requests before `known` would have brought, if these were
+    /// lost.
     pub(super) fn make_up(
         &mut self,
         now: Instant,

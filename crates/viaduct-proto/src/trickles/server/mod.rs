@@ -6,9 +6,10 @@
 //!                                      application: user continuation ─▶ bytes ─▶ messages
 //! ```
 //!
-//! Nothing is kept of a client between two requests but what the replay window holds, whose size
-//! is fixed. A permit is the right to send one packet; what is not filled leaves without data, for
-//! its continuation is what the client goes on with.
+//! Between two requests the server keeps nothing of a client but the entries of the replay
+//! window, whose size is fixed. A permit is the right to send one packet. A packet that the
+//! application does not fill is sent without data, because the client continues with its
+//! continuation.
 
 mod answer;
 mod begin;
@@ -37,33 +38,33 @@ pub use missed::MOST_MADE_UP;
 pub use refusal::{Refusal, Stats};
 use work::{Item, MAIN, TAIL};
 
-/// What a server decides by. Replicas share it, as they share the secrets.
+/// Settings of a server. Replicas share them, as they share the secrets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Window after the client has echoed a ticket, in packets: 1 or more.
     pub initial_window: u16,
     /// Window after a timeout (the paper's InitialCwnd; TCP's loss window), in packets: 1 or more.
     pub loss_window: u16,
-    /// Where the first slow start ends, in packets.
+    /// Initial slow start threshold, in packets.
     pub ssthresh: u16,
-    /// Most lost packets that one request has sent again (burstLimit): 1 to
+    /// Maximum number of lost packets that one request has retransmitted (burstLimit): 1 to
     /// [`MOST_BURST`](super::plan::MOST_BURST).
     pub burst_limit: u8,
-    /// How packets are acknowledged.
+    /// Acknowledgement policy.
     pub acks: Acks,
-    /// Longest message of a response, in bytes; a client may ask for less.
+    /// Maximum length of a response message, in bytes; a client may ask for less.
     pub message: u16,
-    /// Most requests before it that one request makes up for, if they were lost: 0 to
-    /// [`MOST_MADE_UP`]. What a client has is in the replay window, so replicas that answer one
-    /// connection in turn, each with a window of its own, should have 0 here: to each of them the
-    /// others' requests would seem lost.
+    /// Maximum number of lost requests that a later one makes up for: 0 to [`MOST_MADE_UP`].
+    /// The replay window tells which requests were answered. So replicas that answer one
+    /// connection in turn, each with a window of its own, should have 0 here: to each of them
+    /// the others' requests would seem lost.
     pub make_up: u8,
-    /// Whether packets leave out what their client has of their piece (5.3).
+    /// True if packets omit what their client knows of their piece (5.3).
     pub delta: bool,
 }
 
 impl Default for Settings {
-    /// As kernels of today: ten packets at first, one after a timeout, growth by packets.
+    /// Values of current kernels: ten packets at first, one after a timeout, growth by packets.
     fn default() -> Self {
         Settings {
             initial_window: 10,
@@ -78,12 +79,12 @@ impl Default for Settings {
     }
 }
 
-/// Shortest longest message that a client may ask for, in bytes.
+/// Minimum of the message length that a client may ask for, in bytes.
 pub const LEAST_MESSAGE: u16 = 512;
-/// A second attempt to restart is answered when the continuation is twice as old as this; each
-/// further one after twice the time.
+/// Base of the minimum age of restarts: a second attempt is answered if the continuation is
+/// twice as old as this; the limit doubles with each further attempt.
 const LEAST_AGE: Duration = Duration::from_millis(50);
-/// Numbers that a restart leaves free: more than can be in flight.
+/// Gap in the numbers before a restart: more than can be in flight.
 const APART: u64 = 1 << 20;
 
 /// A stateless server. See the [module](self).
@@ -99,26 +100,27 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server that has answered nothing yet.
+    /// Creates a server that has answered nothing yet.
     pub fn new(settings: Settings, ring: KeyRing, replay: Replay) -> Self {
         let (templates, cache) = ([blank(&settings); 2], Cache::default());
         let (stats, work) = (Stats::default(), Vec::new());
         Server { settings, ring, replay, stats, work, templates, cache }
     }
 
-    /// The same with a cache of about 120 bytes for each of so many connections, rounded up to a power
-    /// of two; 0: none. Answers are the same. What it holds can be dropped at any time (5.1).
+    /// Adds a cache of about 120 bytes for each of so many connections, rounded up to a power
+    /// of two; 0 for none. The answers are the same. The cache can be dropped at any time
+    /// (5.1).
     pub fn with_cache(self, connections: usize) -> Self {
         Server { cache: Cache::new(connections), ..self }
     }
 
-    /// The secrets, to rotate them.
+    /// The secrets, for rotation.
     pub fn ring_mut(&mut self) -> &mut KeyRing {
         self.cache.clear();
         &mut self.ring
     }
 
-    /// Drops what is cached.
+    /// Empties the cache.
     pub fn drop_cache(&mut self) {
         self.cache.clear();
     }
@@ -138,13 +140,13 @@ impl Server {
         &self.replay
     }
 
-    /// The replay window, to put another in its place: replicas of one process may hand on one.
+    /// The replay window, for replacement: replicas of one process may pass one on.
     pub fn replay_mut(&mut self) -> &mut Replay {
         &mut self.replay
     }
 
-    /// A request arrived from `from`. `now` is the server's clock, which its replicas share to
-    /// within [`SKEW`](super::replay::SKEW).
+    /// Processes a request that arrived from `from`. `now` is the server's clock, which its
+    /// replicas share to within [`SKEW`](super::replay::SKEW).
     ///
     /// # Errors
     /// [`Refusal`], which is counted; the client is not answered.
@@ -187,8 +189,8 @@ impl Server {
         Ok(Grant { event, secret, work, templates })
     }
 
-    /// Notes that an event with this code, which another server has given away, is taken here; false if
-    /// it was already, or was made too long ago.
+    /// Records that an event with this code, which another server has extracted, is installed
+    /// here. Returns false if it was installed before, or was made too long ago.
     pub(super) fn install(
         &mut self,
         now: Instant,
@@ -217,15 +219,15 @@ impl Server {
     }
 }
 
-/// Microseconds after which the times of continuations begin anew: nine years.
+/// Microseconds after which the timestamps of continuations wrap around: nine years.
 const ERA: u64 = 1 << 48;
 
-/// A time as a continuation has it.
+/// Timestamp of a continuation, in microseconds.
 pub(super) fn micros(now: Instant) -> u64 {
     now.as_nanos() / 1_000 % ERA
 }
 
-/// A time that a continuation has: the nearest to `now` that looks so.
+/// Time of a continuation's timestamp: the one nearest to `now`.
 pub(super) fn instant(now: Instant, micros: u64) -> Instant {
     let now = now.as_nanos() / 1_000;
     let of_this_era = now - now % ERA + micros;

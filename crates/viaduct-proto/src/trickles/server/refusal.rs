@@ -1,4 +1,4 @@
-//! Why a request is not answered, and how often that was so.
+//! Refusals of requests, and their counters.
 
 use crate::time::Duration;
 use crate::trickles::continuation::Invalid;
@@ -6,67 +6,68 @@ use crate::trickles::plan::Inconsistent;
 use crate::trickles::proof::Unproven;
 use crate::trickles::wire::request::NoRequest;
 
-/// Why a request is not answered.
+/// Reason why a request is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It cannot be read.
+    /// Parse error.
     #[error(transparent)]
     Malformed(#[from] NoRequest),
-    /// Its continuation is none of ours.
+    /// Invalid continuation: altered, or of an unknown secret.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// Its continuation is too old, or from the future.
+    /// Continuation too old, or from the future.
     #[error("the continuation is {age:?} old, beyond the replay window: restart with it")]
     Stale {
-        /// Its age; zero if it is from the future.
+        /// Age of the continuation; zero if it is from the future.
         age: Duration,
     },
-    /// Its continuation was answered already.
+    /// Continuation answered before.
     #[error("the continuation was answered already: each is good for one request")]
     Replayed,
-    /// Its connection has restarted since.
+    /// Continuation of a generation that a restart has ended.
     #[error("the connection was restarted after generation {0}: use what it got then")]
     Superseded(u16),
-    /// It tells another story of its losses than was answered.
+    /// Losses that contradict those of a request that was answered.
     #[error(
         "what arrived of the piece at packet {base} was told otherwise before, and answered: a \
             loss stays one"
     )]
     Forked {
-        /// Where the piece begins, or the loss that was none.
+        /// Base of the piece, or the packet that is falsely reported as lost.
         base: u64,
     },
-    /// It does not show what it says.
+    /// Wrong proof.
     #[error(transparent)]
     Unproven(#[from] Unproven),
-    /// It does not show that lost packets have arrived at last.
+    /// Missing proof that lost packets have arrived at last.
     #[error("losses are not shown to be repaired a window after their recovery: restart")]
     Unrepaired,
-    /// It contradicts what was said before.
+    /// Contradiction to the continuation.
     #[error(transparent)]
     Inconsistent(#[from] Inconsistent),
-    /// Its answer would be longer than itself.
+    /// Request shorter than its answer.
     #[error("{len} bytes cannot be answered with a ticket of {ticket}: pad the request")]
     TooShort {
-        /// Bytes that came.
+        /// Length of the request in bytes.
         len: usize,
-        /// Bytes of the shortest answer.
+        /// Length of the shortest answer in bytes.
         ticket: usize,
     },
-    /// It is not encrypted as it should be, or altered; what encrypts has counted it.
+    /// Request in clear where encryption is required, under an unknown key, or altered. It is
+    /// counted by the encryption layer.
     #[error("the request is in clear where it must not be, under no key of ours, or altered")]
     Sealed,
-    /// It comes sooner than a client's timers can have run out.
+    /// Restart earlier than a client's timers can have expired.
     #[error("attempt {attempt} to restart comes {age:?} after the continuation: too soon")]
     TooSoon {
-        /// Which attempt.
+        /// Number of the attempt.
         attempt: u8,
-        /// How old the continuation is.
+        /// Age of the continuation.
         age: Duration,
     },
 }
 
-/// What a server did so far.
+/// Counters of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Requests answered.
@@ -79,9 +80,10 @@ pub struct Stats {
     pub moved: u64,
     /// Requests that reported a loss.
     pub recoveries: u64,
-    /// Requests that did not come, and were made up for by one behind them.
+    /// Lost requests that a later one made up for.
     pub made_up: u64,
-    /// Packets that were said to be lost, and whose slots had been answered: they were not sent again.
+    /// Packets that were falsely reported as lost: their slots had been answered, so they were
+    /// not sent again.
     pub invented: u64,
     /// Restarts after a timeout.
     pub timeouts: u64,
@@ -91,7 +93,7 @@ pub struct Stats {
     pub cache_hits: u64,
     /// Requests whose connection was not; 0 if there is no cache.
     pub cache_misses: u64,
-    /// Refused: unreadable.
+    /// Refused: malformed.
     pub malformed: u64,
     /// Refused: altered, or of an unknown secret.
     pub invalid: u64,
@@ -99,7 +101,7 @@ pub struct Stats {
     pub stale: u64,
     /// Refused: answered already, or of a generation that is over.
     pub replayed: u64,
-    /// Refused: a wrong proof, or a repair not shown.
+    /// Refused: a wrong proof, or a repair not proven.
     pub unproven: u64,
     /// Refused: contradictions.
     pub inconsistent: u64,
@@ -122,7 +124,7 @@ impl Stats {
         *counter += 1;
     }
 
-    /// Requests refused, for whatever reason.
+    /// Number of requests refused, for any reason.
     pub fn refused(&self) -> u64 {
         self.malformed
             + self.invalid

@@ -1,4 +1,4 @@
-//! How the packets of an answer are laid out.
+//! Layout of the packets of an answer.
 
 use std::net::SocketAddr;
 
@@ -13,15 +13,15 @@ use crate::trickles::replay::Once;
 use crate::trickles::wire::request::Returned;
 use crate::trickles::wire::response::{continuation_len, most_grouped, overhead};
 
-/// One packet of an answer.
+/// A packet of an answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) form: Form,
     pub(super) number: u64,
     pub(super) nonce: u64,
-    /// Which template its continuation is made of.
+    /// Index of the template of its continuation.
     pub(super) template: usize,
-    /// Bytes for user continuation and data.
+    /// Bytes of room for user continuation and data.
     pub(super) room: usize,
 }
 
@@ -36,7 +36,7 @@ pub(super) enum Form {
 }
 
 impl Item {
-    /// A group of `count` packets as groups of at most `most`.
+    /// Splits a group of `count` packets into groups of at most `most`.
     pub(super) fn split(self, count: u8, most: u8) -> impl Iterator<Item = Item> {
         (0..count).step_by(most.into()).map(move |before| Item {
             form: Form::Group { count: most.min(count - before) },
@@ -46,15 +46,16 @@ impl Item {
     }
 }
 
-/// Packets that one request names and others have brought, at most; whoever follows the protocol names none.
+/// Maximum number of packets in one request's groups that others have brought already. A
+/// correct client's requests have none.
 const MOST_KNOWN: usize = 64;
 
-/// Templates: of what makes up for the end of the piece before, and of what the request brings.
+/// Templates: for the end of the piece before, and for the packets that the request brings.
 pub(super) const TAIL: usize = 0;
 pub(super) const MAIN: usize = 1;
 
 impl Server {
-    /// A trickle goes on, or a ticket is echoed.
+    /// Processes a step: the request of a trickle, or the echo of a ticket.
     pub(super) fn step(
         &mut self,
         now: Instant,
@@ -79,7 +80,7 @@ impl Server {
             self.echo(now, &known)?;
             return Ok(Event::Request { connection });
         }
-        // The proof comes first: who has only overheard a continuation cannot use it up.
+        // The proof is checked first, so that an eavesdropper cannot use up a continuation.
         let judged = self.judge(&known, returned, &home)?;
         let end = self.ends(&known, judged.gaps.runs())?;
         if !self.replay.note(now, connection, Once::Answered(known.number)) {
@@ -99,8 +100,8 @@ impl Server {
         Ok(Event::Request { connection })
     }
 
-    /// Lays out what a step brings. What is of the same piece and secret as the request's continuation
-    /// can do without what they have in common.
+    /// Lays out the packets of a step. Those of the same piece and secret as the request's
+    /// continuation are slim: they omit the common part.
     fn issue(
         &mut self,
         now: Instant,
@@ -123,7 +124,7 @@ impl Server {
         self.again(now, known, plan.again.numbers(), true)?;
         self.group(now, MAIN, plan.grouped);
         if recovered {
-            // They are noted one by one, so that no other request brings them too.
+            // Survivors are recorded one by one, so that no other request brings them, too.
             let connection = known.connection;
             for number in plan.fresh.numbers() {
                 if self.replay.note(now, connection, Once::Survivor(number)) {
@@ -136,7 +137,7 @@ impl Server {
         Ok(())
     }
 
-    /// Lays out lost packets that are sent again, with room for data if they were asked for.
+    /// Lays out retransmissions, with room for data if these were asked for.
     pub(super) fn again(
         &mut self,
         now: Instant,
@@ -159,15 +160,16 @@ impl Server {
         Ok(())
     }
 
-    /// Notes that the request for packet `number` lacks the one before it.
+    /// Records that the request of packet `number` lacks the one before it.
     pub(super) fn note_lack(&mut self, now: Instant, connection: u64, number: u64, gaps: &[Run]) {
         if gaps.last().is_some_and(|gap| gap.last() + 1 == number) {
             self.replay.note(now, connection, Once::Lacked(number));
         }
     }
 
-    /// Whether a loss is none: the packet's own continuation was answered, or that of the one behind it by a request that
-    /// had it. Its slot is used, and Reno would send nothing for it.
+    /// Returns whether a reported loss is false: the packet's own continuation was answered, or
+    /// the next one's by a request that had the packet. Its slot is used, and Reno would send
+    /// nothing for it.
     fn is_invented(&self, connection: u64, number: u64) -> bool {
         let knows = |what| self.replay.knows(connection, what);
         let behind = number + 1;
@@ -175,14 +177,14 @@ impl Server {
             || knows(Once::Answered(behind)) && !knows(Once::Lacked(behind))
     }
 
-    /// Lays out packets without data that go as groups of continuations.
+    /// Lays out packets without data as groups of continuations.
     pub(super) fn group(&mut self, now: Instant, template: usize, span: Span) {
         let Continuation { connection, message, .. } = self.templates[template];
         let most = most_grouped(message.into(), self.templates[template].len());
         let mut known = 0;
         for number in span.numbers() {
             if !self.replay.note(now, connection, Once::Survivor(number)) {
-                // Whoever asks for a whole window again and again is not to cost it each time.
+                // Bounds the cost of a request that names whole windows again and again.
                 known += 1;
                 if known == MOST_KNOWN {
                     return;

@@ -1,14 +1,15 @@
-//! The bytes of standard continuations; *number* is of variable length.
+//! Wire format of standard continuations; *number* is of variable length.
 //!
 //! ```text
-//!  input continuation    1 | stream | start | reserve | position: numbers     | sealed, or nothing
-//!  output continuation   2 | stream | start | end: numbers | flags 1: 1 last | leave: number | sealed
-//!    sealed              number of the secret 1 | code 16 | state
+//!  input continuation   1 | stream | start | reserve | position: numbers | sealed, or nothing
+//!  output continuation  2 | stream | start | end: numbers | flags 1: 1 last | leave: number
+//!                         | sealed
+//!    sealed             number of the secret 1 | code 16 | state
 //!
 //!  a request's data      segments, each
-//!    1 input             ends 1 | input continuation, a number before it | bytes, a number before them
+//!    1 input             ends 1 | input continuation | bytes, a number before each of the two
 //!    2 close
-//!    3 beyond            from: number     of what the input behind it yields, what stands there and beyond
+//!    3 beyond            from: number     only the output at `from` and beyond, of the next input
 //!
 //!  a payload's user      notes, each with a number before it
 //!    1 input continuation   2 output continuation
@@ -17,8 +18,8 @@
 //!    5 brings            from | to: numbers              what else comes with this answer
 //! ```
 //!
-//! The first segment of a stream has a continuation at position 0 that is not sealed. An ask's user
-//! continuation is an output continuation, as it came.
+//! The first segment of a stream has a continuation at position 0 that is not sealed. The user
+//! continuation of an ask is an output continuation, unchanged.
 
 use super::{END, Place, Reason, Valid};
 use crate::trickles::bytes::{Reader, put_counted, put_varint};
@@ -33,37 +34,37 @@ const CLOSE: u8 = 2;
 const BEYOND: u8 = 3;
 const LAST: u8 = 1;
 
-/// Longest standard continuation, in bytes: several go with one packet.
+/// Maximum length of a standard continuation, in bytes; a packet carries several.
 pub const MOST_STANDARD: usize = 768;
 
-/// Longest state of the application's in one, in bytes: what else there is takes 51 at most.
+/// Maximum length of the application's state in one, in bytes; the rest takes 51 at most.
 pub const MOST_STATE: usize = 700;
 
-/// A part of a request's data.
+/// Part of a request's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Segment<'a> {
     /// Bytes of an input stream.
     Input {
-        /// The continuation that they follow, as it came; see [`open_place`].
+        /// The continuation that the bytes follow, unchanged; see [`open_place`].
         continuation: &'a [u8],
-        /// Whether the stream ends with them.
+        /// True if the stream ends with these bytes.
         ends: bool,
         /// The bytes.
         bytes: &'a [u8],
     },
-    /// The client needs the connection no more.
+    /// The client does not need the connection any more.
     Close,
-    /// The input behind it went with another request, too; of what it yields this one is to bring only
-    /// what stands here and beyond.
+    /// The input in the next segment was sent with another request, too. Of its output this
+    /// request is to bring only the part at this position and beyond.
     Beyond(u64),
 }
 
-/// The segments of a request's data, until they end or cannot be read.
+/// Iterator over the segments of a request's data, until its end or a malformed one.
 #[derive(Clone, Copy, Debug)]
 pub struct Segments<'a>(Reader<'a>);
 
 impl<'a> Segments<'a> {
-    /// Those in `data`.
+    /// Segments in `data`.
     pub fn new(data: &'a [u8]) -> Self {
         Segments(Reader(data))
     }
@@ -95,7 +96,7 @@ pub fn emit_segment(continuation: &[u8], ends: bool, bytes: &[u8], out: &mut Vec
     put_counted(out, bytes);
 }
 
-/// Bytes of a segment beside its continuation and its bytes, at most.
+/// Maximum overhead of a segment, without its continuation and its bytes.
 pub const SEGMENT: usize = 2 + 2 + 3;
 
 /// Appends the segment that closes a connection.
@@ -103,48 +104,48 @@ pub fn emit_close(out: &mut Vec<u8>) {
     out.push(CLOSE);
 }
 
-/// Appends the segment that has the answer to the input behind it brought from there on.
+/// Appends a [`Segment::Beyond`].
 pub fn emit_beyond(from: u64, out: &mut Vec<u8>) {
     out.push(BEYOND);
     put_varint(out, from);
 }
 
-/// A note to the client.
+/// Note to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Note<'a> {
-    /// An input continuation: what it says, and its bytes.
+    /// Input continuation: parsed, and its bytes.
     Input(Place, &'a [u8]),
-    /// An output continuation: what it says, and its bytes.
+    /// Output continuation: parsed, and its bytes.
     Output(Valid, &'a [u8]),
-    /// No more than `position` bytes of the stream's input are read.
+    /// The server reads only `position` bytes of the stream's input.
     Closed {
-        /// The stream.
+        /// Number of the stream.
         stream: u32,
-        /// Bytes that were read.
+        /// Number of bytes that were read.
         position: u64,
     },
-    /// The server does not go on with the stream.
+    /// The stream is reset.
     Reset {
-        /// The stream.
+        /// Number of the stream.
         stream: u32,
-        /// Why.
+        /// Reason of the reset.
         reason: Reason,
     },
-    /// The packets of this answer bring these bytes of the output.
+    /// The packets of this answer bring this range of the output.
     Brings {
-        /// The first.
+        /// Position of the first byte.
         from: u64,
-        /// One behind the last.
+        /// Position behind the last byte.
         to: u64,
     },
 }
 
-/// The notes in a payload's user continuation, until they end or cannot be read.
+/// Iterator over the notes in a payload's user continuation, until its end or a malformed one.
 #[derive(Clone, Copy, Debug)]
 pub struct Notes<'a>(Reader<'a>);
 
 impl<'a> Notes<'a> {
-    /// Those in `user`.
+    /// Notes in `user`.
     pub fn new(user: &'a [u8]) -> Self {
         Notes(Reader(user))
     }
@@ -171,10 +172,10 @@ impl<'a> Iterator for Notes<'a> {
     }
 }
 
-/// Appends a note that no code protects: it is for the client alone.
+/// Appends a note without a code: it is for the client only.
 ///
 /// # Panics
-/// It is a continuation: [`emit_place`] and [`emit_valid`] make those.
+/// The note is a continuation; [`emit_place`] and [`emit_valid`] emit those.
 pub fn emit_note(note: &Note, out: &mut Vec<u8>) {
     let mut bytes = Vec::new();
     match *note {
@@ -198,10 +199,10 @@ pub fn emit_note(note: &Note, out: &mut Vec<u8>) {
     put_counted(out, &bytes);
 }
 
-/// Most bytes of a note that no code protects, the number before it among them.
+/// Maximum length of a note without a code, with its length field.
 pub const MOST_NOTE: usize = 2 + 1 + 2 * 9;
 
-/// Appends a note: an input continuation with the application's `state`.
+/// Appends an input continuation with the application's `state` as a note.
 pub fn emit_place(ring: &KeyRing, place: &Place, state: &[u8], out: &mut Vec<u8>) {
     put_counted(out, &sealed_place(ring, place, state));
 }
@@ -213,16 +214,16 @@ pub fn sealed_place(ring: &KeyRing, place: &Place, state: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The place that stands in what should be an input continuation and has nothing sealed, though it is
-/// not the first of its stream: the server is to know the rest.
+/// Parses an input continuation without a sealed part that is not the first of its stream: it
+/// names a place whose continuation the server is to know.
 pub fn named_place(bytes: &[u8]) -> Option<Place> {
     let mut reader = Reader(bytes);
     let place = place(&mut reader)?;
     (reader.0.is_empty() && place.position > 0).then_some(place)
 }
 
-/// The continuation of a stream that begins, which is not sealed; or of a place whose continuation the server
-/// may have.
+/// The unsealed continuation of a stream that begins, or of a place whose continuation the
+/// server may have.
 pub fn first_place(place: &Place) -> Vec<u8> {
     let mut bytes = vec![INPUT];
     put_varint(&mut bytes, place.stream.into());
@@ -232,7 +233,7 @@ pub fn first_place(place: &Place) -> Vec<u8> {
     bytes
 }
 
-/// Appends a note: an output continuation with the application's `state`.
+/// Appends an output continuation with the application's `state` as a note.
 pub fn emit_valid(ring: &KeyRing, valid: &Valid, state: &[u8], out: &mut Vec<u8>) {
     let mut bytes = vec![OUTPUT];
     put_varint(&mut bytes, valid.stream.into());
@@ -244,8 +245,8 @@ pub fn emit_valid(ring: &KeyRing, valid: &Valid, state: &[u8], out: &mut Vec<u8>
     put_counted(out, &bytes);
 }
 
-/// The place and the state in an input continuation; none if no secret of the ring has sealed it. The
-/// first of a stream, at position 0, has no state and need not be sealed.
+/// Opens an input continuation: place and state. `None` if it was not sealed with a secret of
+/// the ring. The first of a stream, at position 0, has no state and need not be sealed.
 pub fn open_place<'a>(ring: &KeyRing, bytes: &'a [u8]) -> Option<(Place, &'a [u8])> {
     let mut reader = Reader(bytes);
     let place = place(&mut reader)?;
@@ -256,7 +257,8 @@ pub fn open_place<'a>(ring: &KeyRing, bytes: &'a [u8]) -> Option<(Place, &'a [u8
     Some((place, state))
 }
 
-/// The range and the state in an output continuation; none if no secret of the ring has sealed it.
+/// Opens an output continuation: range and state. `None` if it was not sealed with a secret of
+/// the ring.
 pub fn open_valid<'a>(ring: &KeyRing, bytes: &'a [u8]) -> Option<(Valid, &'a [u8])> {
     let mut reader = Reader(bytes);
     let valid = valid(&mut reader)?;
@@ -264,15 +266,15 @@ pub fn open_valid<'a>(ring: &KeyRing, bytes: &'a [u8]) -> Option<(Valid, &'a [u8
     Some((valid, state))
 }
 
-/// The number of the secret that an output continuation says it is sealed by.
+/// Number of the secret in an output continuation, not verified.
 pub fn sealed_by(bytes: &[u8]) -> Option<u8> {
     let mut reader = Reader(bytes);
     valid(&mut reader)?;
     reader.u8()
 }
 
-/// The note of an output continuation that another secret than the newest has sealed, by the newest; None if that has
-/// sealed it, or none.
+/// Seals an output continuation again with the newest secret, as a note. `None` if it is sealed
+/// with the newest one already, or with none of the ring.
 pub fn reseal(ring: &KeyRing, bytes: &[u8]) -> Option<Vec<u8>> {
     let other = sealed_by(bytes)? != ring.newest().number();
     let (valid, state) = other.then(|| open_valid(ring, bytes)).flatten()?;
@@ -281,7 +283,7 @@ pub fn reseal(ring: &KeyRing, bytes: &[u8]) -> Option<Vec<u8>> {
     Some(note)
 }
 
-/// The stream that a continuation says it is of, whoever has made it.
+/// Number of the stream in a continuation, not verified.
 pub fn claimed_stream(bytes: &[u8]) -> Option<u32> {
     let of_input = || place(&mut Reader(bytes)).map(|place| place.stream);
     valid(&mut Reader(bytes)).map(|valid| valid.stream).or_else(of_input)

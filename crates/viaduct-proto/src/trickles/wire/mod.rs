@@ -1,5 +1,5 @@
-//! The messages, and all their numbers. Everything is big endian; *number* is of variable length,
-//! seven bits a byte.
+//! Message formats, and all their constants. All fields are big endian; *number* is of variable
+//! length, seven bits a byte.
 //!
 //! ```text
 //!  request   kind 1 | count 4 | …
@@ -21,7 +21,7 @@
 //!    payload     position 8 | flags 1 | user continuation, a number before it | data
 //! ```
 //!
-//! [`request`] and [`response`] are the only places that read any of this, but for the
+//! Only [`request`] and [`response`] parse these formats, except for the
 //! [continuation](super::continuation) and the [proof](super::proof).
 
 pub mod request;
@@ -30,10 +30,10 @@ pub mod response;
 pub use request::{Ask, Groups, Kind, Request};
 pub use response::{Form, Payload, Response};
 
-/// Longest user continuation, in bytes.
+/// Maximum length of a user continuation, in bytes.
 pub const MOST_USER: usize = 1_024;
-/// Most asks in a request.
+/// Maximum number of asks in a request.
 pub const MOST_ASKS: usize = 64;
-/// Most attempts to restart with one continuation, numbered from 1. This last one asks for a ticket
-/// instead, and may be repeated.
+/// Maximum number of restart attempts with one continuation, numbered from 1. The last one asks
+/// for a ticket instead, and may be repeated.
 pub const MOST_ATTEMPTS: u8 = 12;

@@ -1,4 +1,4 @@
-//! What a client sends.
+//! Requests: messages of a client.
 
 use super::{MOST_ASKS, MOST_ATTEMPTS, MOST_USER};
 use crate::trickles::bytes::{Reader, put_counted, put_varint};
@@ -13,76 +13,76 @@ const RESTART: u8 = 3;
 const TAIL: u8 = 1;
 const REPAIRED: u8 = 2;
 
-/// A request, as it came.
+/// A parsed request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// What it is.
+    /// Kind of the request.
     pub kind: Kind<'a>,
-    /// How many requests the client has sent before it; wraps.
+    /// Number of requests that the client has sent before it; wraps around.
     pub count: u32,
-    /// Which bytes the client asks for.
+    /// Byte ranges that the client asks for.
     pub groups: Groups<'a>,
-    /// What it has to say to the application.
+    /// Data for the application.
     pub data: &'a [u8],
-    /// Bytes of the whole message.
+    /// Length of the whole message in bytes.
     pub len: usize,
 }
 
-/// What a request is.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind<'a> {
-    /// The first of a connection.
+    /// First request of a connection.
     Open {
-        /// Chosen by the client; its lower half comes back in every response.
+        /// Token chosen by the client; its lower half is in every response.
         token: u64,
         /// Longest message that the client can receive, in bytes.
         message: u16,
     },
-    /// A trickle goes on.
+    /// Request of a trickle.
     Step(Returned<'a>),
-    /// The client heard nothing for too long, or was silent itself: it begins anew.
+    /// Restart after a timeout, or after a silence of the client.
     Restart {
-        /// How often it has tried with this continuation, from 1 to [`MOST_ATTEMPTS`].
+        /// Number of the attempt with this continuation, from 1 to [`MOST_ATTEMPTS`].
         attempt: u8,
-        /// What it returns.
+        /// Continuation and proof.
         returned: Returned<'a>,
     },
 }
 
-/// A continuation that comes back, and what the client knows beside it.
+/// A returned continuation, with the client's additional information.
 #[derive(Clone, Copy, Debug)]
 pub struct Returned<'a> {
-    /// The transport continuation's bytes, not yet checked.
+    /// Bytes of the transport continuation, not verified yet.
     pub continuation: &'a [u8],
-    /// What was lost at the end of the piece before.
+    /// Losses at the end of the piece before.
     pub tail: Option<Tail>,
-    /// The nonces of all repairs that the continuation waits for, xored together.
+    /// Xor of the nonces of all repairs that the continuation waits for.
     pub repaired: Option<u64>,
-    /// Which packets of the piece have arrived.
+    /// Proof of the packets of the piece that have arrived.
     pub proof: Proof<'a>,
 }
 
 /// A byte range that a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Its place in the stream.
+    /// Position in the stream.
     pub position: u64,
-    /// Its length, in bytes.
+    /// Length in bytes.
     pub length: u32,
 }
 
-/// These bytes are no request.
+/// Error: the message is not a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the message is no request: it ends early, or a field is out of range")]
 pub struct NoRequest;
 
-/// Whether a request is the first of a connection, as far as its first byte says.
+/// Returns whether the first byte is that of a connection's first request.
 pub(in crate::trickles) fn is_open(message: &[u8]) -> bool {
     message.first() == Some(&OPEN)
 }
 
 impl<'a> Request<'a> {
-    /// Reads a request.
+    /// Parses a request.
     ///
     /// # Errors
     /// [`NoRequest`].
@@ -90,7 +90,8 @@ impl<'a> Request<'a> {
         read(message).ok_or(NoRequest)
     }
 
-    /// How many requests the client has sent before the one in `message`, for the packet layer.
+    /// Number of requests that the client has sent before the one in `message`, for the packet
+    /// layer.
     pub fn count_of(message: &[u8]) -> Option<u32> {
         Some(u32::from_be_bytes(*message.get(1..)?.first_chunk()?))
     }
@@ -132,7 +133,7 @@ fn tail(reader: &mut Reader) -> Option<Tail> {
     Some(Tail { lost: lost.try_into().ok()?, unanswered: unanswered.try_into().ok()? })
 }
 
-/// Asks under their user continuations; an iterator over (user continuation, ask).
+/// Asks grouped by user continuation; an iterator over (user continuation, ask).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Groups<'a> {
     bytes: &'a [u8],
@@ -142,7 +143,7 @@ pub struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    /// Takes groups off `reader`, and checks that all of them can be read.
+    /// Parses groups from `reader`, and validates all of them.
     fn read(reader: &mut Reader<'a>) -> Option<Self> {
         let groups = reader.varint()?;
         let bytes = reader.0;
@@ -150,7 +151,7 @@ impl<'a> Groups<'a> {
         for _ in 0..groups {
             let user = reader.counted()?;
             let asks = reader.varint()?;
-            // A stranger's number may be any.
+            // The number is not authenticated, and may be any.
             total = total.saturating_add(asks);
             if user.len() > MOST_USER || asks == 0 || total > MOST_ASKS as u64 {
                 return None;
@@ -181,7 +182,7 @@ impl<'a> Iterator for Groups<'a> {
     }
 }
 
-/// Begins the message of a first request.
+/// Appends the head of a first request.
 pub fn emit_open(count: u32, token: u64, message: u16, out: &mut Vec<u8>) {
     out.push(OPEN);
     out.extend_from_slice(&count.to_be_bytes());
@@ -189,8 +190,8 @@ pub fn emit_open(count: u32, token: u64, message: u16, out: &mut Vec<u8>) {
     out.extend_from_slice(&message.to_be_bytes());
 }
 
-/// Begins the message of a later one: a restart if `attempt` is not 0. `proof` is one as
-/// [`emit`](crate::trickles::proof::emit) makes it.
+/// Appends the head of a later request: a restart if `attempt` is not 0. `proof` is in the
+/// format of [`emit`](crate::trickles::proof::emit).
 pub fn emit_returned(
     count: u32,
     attempt: u8,
@@ -218,7 +219,7 @@ pub fn emit_returned(
     out.extend_from_slice(proof);
 }
 
-/// Appends padding, which a first request and a restart have before their asks.
+/// Appends the padding that precedes the asks of a first request and of a restart.
 pub fn emit_padding(padding: usize, out: &mut Vec<u8>) {
     put_varint(out, padding as u64);
     out.resize(out.len() + padding, 0);
@@ -287,7 +288,7 @@ mod tests {
         let Kind::Restart { attempt: 2, returned } = request.kind else { panic!("{request:?}") };
         assert_eq!((returned.tail, returned.repaired), (tail, Some(9)));
         assert_eq!(returned.continuation, continuation);
-        // Cut anywhere before the data it is none.
+        // A message that is cut anywhere before the data is invalid.
         assert!((0..message.len() - 4).all(|len| Request::parse(&message[..len]).is_err()));
     }
 }

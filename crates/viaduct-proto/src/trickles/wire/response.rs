@@ -1,4 +1,4 @@
-//! What a server sends.
+//! Responses: messages of a server.
 
 use super::MOST_USER;
 use crate::trickles::bytes::{Reader, put_counted};
@@ -13,61 +13,63 @@ const AGAIN: u8 = 4;
 const GROUP: u8 = 5;
 const SLIM: u8 = 6;
 
-/// Bytes before what depends on the form.
+/// Length of the head, which is common to all forms.
 pub const HEAD: usize = 23;
-/// Bytes of a payload before its user continuation and data, their length among them.
+/// Length of a payload without its user continuation and data, but with the former's length
+/// field.
 pub const PAYLOAD_HEAD: usize = 8 + 1 + 2;
-/// Most packets in a group.
+/// Maximum number of packets in a group.
 pub const MOST_GROUP: u8 = 32;
 
-/// A response, as it came.
+/// A parsed response.
 #[derive(Clone, Copy, Debug)]
 pub struct Response<'a> {
-    /// What the client chose.
+    /// Lower half of the token that the client chose.
     pub tag: u32,
-    /// Of which generation it is.
+    /// Number of the generation.
     pub generation: u16,
-    /// The packet's number; of a group, that of the first.
+    /// Number of the packet; of a group, that of the first packet.
     pub number: u64,
     /// The packet's nonce.
     pub nonce: u64,
-    /// What it is.
+    /// Form of the response.
     pub form: Form<'a>,
-    /// What the application has put into it; empty in a group.
+    /// Payload of the application; empty in a group.
     pub payload: Payload<'a>,
 }
 
-/// What a response is.
+/// Form of a response.
 #[derive(Clone, Copy, Debug)]
 pub enum Form<'a> {
-    /// To be echoed before more comes.
+    /// Ticket, to be echoed before more is sent.
     Ticket(&'a [u8]),
-    /// A packet that carries a continuation.
+    /// Packet that carries a continuation.
     Fresh(&'a [u8]),
-    /// The same of a piece of which the client has another: what it cannot know.
+    /// Packet that carries a delta to another continuation of the same piece, which the client
+    /// has.
     Slim(Delta<'a>),
-    /// The first of a pair: the request of the second answers for it.
+    /// First packet of a pair: the request of the second answers for it.
     Half,
-    /// A lost packet's number once more.
+    /// Retransmission of a lost packet's number.
     Again,
     /// Packets without data.
     Group(Group<'a>),
 }
 
-/// What an application sends in one packet.
+/// Content of a packet that the application provides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Payload<'a> {
-    /// Where the data stand in the stream.
+    /// Position of the data in the stream.
     pub position: u64,
-    /// The application's own.
+    /// Flags of the application.
     pub flags: u8,
-    /// A user continuation, sealed; maybe empty.
+    /// Sealed user continuation, may be empty.
     pub user: &'a [u8],
     /// The data.
     pub data: &'a [u8],
 }
 
-/// Packets whose continuations came without data, after each other.
+/// Consecutive packets without data, whose continuations are sent together.
 #[derive(Clone, Copy, Debug)]
 pub struct Group<'a> {
     body: &'a [u8],
@@ -77,13 +79,13 @@ pub struct Group<'a> {
     count: u8,
 }
 
-/// These bytes are no response.
+/// Error: the message is not a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the message is no response: it ends early, or a field is out of range")]
 pub struct NoResponse;
 
 impl<'a> Response<'a> {
-    /// Reads a response.
+    /// Parses a response.
     ///
     /// # Errors
     /// [`NoResponse`].
@@ -91,8 +93,8 @@ impl<'a> Response<'a> {
         read(message).ok_or(NoResponse)
     }
 
-    /// Where the data of the response in `message` stand in the stream, for the packet layer; None
-    /// for a group, which has none.
+    /// Stream position of the data in the response `message`, for the packet layer; `None` for
+    /// a group, which has no data.
     pub fn position_of(message: &[u8]) -> Option<u64> {
         let response = Response::parse(message).ok()?;
         (!matches!(response.form, Form::Group(_))).then_some(response.payload.position)
@@ -149,7 +151,7 @@ impl<'a> Group<'a> {
         self.first..self.first + u64::from(self.count)
     }
 
-    /// Number, nonce and, of points, the continuation's bytes, of each packet in turn.
+    /// Number, nonce and, of points, the continuation's bytes, of each packet in order.
     pub fn packets(self) -> impl Iterator<Item = (u64, u64, Option<Vec<u8>>)> + 'a {
         let mut entries = Reader(self.entries);
         self.numbers().map_while(move |number| {
@@ -165,7 +167,7 @@ impl<'a> Group<'a> {
     }
 }
 
-/// The head of a response.
+/// Head of a response.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::trickles) struct Head {
     pub(in crate::trickles) tag: u32,
@@ -174,7 +176,7 @@ pub(in crate::trickles) struct Head {
     pub(in crate::trickles) nonce: u64,
 }
 
-/// What follows the head.
+/// Form-specific part behind the head.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::trickles) enum Body<'c> {
     Ticket(&'c Continuation),
@@ -184,24 +186,24 @@ pub(in crate::trickles) enum Body<'c> {
     Again,
 }
 
-/// Bytes that a packet of a piece spends on its continuation, if it has one: of a client that has another
-/// of the piece, less.
+/// Bytes of a packet's continuation; of a slim one, those of the delta.
 pub(in crate::trickles) fn continuation_len(len: usize, slim: bool) -> usize {
     if slim { DELTA } else { len }
 }
 
-/// Bytes of a response of this form without its user continuation and data.
+/// Bytes of a response without its user continuation and data.
 pub(in crate::trickles) fn overhead(continuation: Option<usize>) -> usize {
     HEAD + continuation.unwrap_or(0) + PAYLOAD_HEAD
 }
 
-/// Most packets in a group whose message is of at most `message` bytes, if a continuation has `len`: at least 1.
+/// Maximum number of packets in a group whose message has at most `message` bytes, for
+/// continuations of `len` bytes: at least 1.
 pub(in crate::trickles) fn most_grouped(message: usize, len: usize) -> u8 {
     let left = message.saturating_sub(HEAD + 1 + len - MAC);
     (left / (8 + MAC)).clamp(1, MOST_GROUP.into()) as u8
 }
 
-/// Appends a response that has a payload.
+/// Appends a response with a payload.
 pub(in crate::trickles) fn emit(
     keys: &Keys,
     head: Head,
@@ -228,7 +230,7 @@ pub(in crate::trickles) fn emit(
     out.extend_from_slice(payload.data);
 }
 
-/// Appends a group of the packets from `first` on, whose nonces are `nonces` (at most
+/// Appends a group of the packets from `first` on, with these `nonces` (at most
 /// [`MOST_GROUP`]).
 pub(in crate::trickles) fn emit_group(
     keys: &Keys,

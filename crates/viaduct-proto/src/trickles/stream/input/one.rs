@@ -119,7 +119,7 @@ impl Input {
 
     pub(super) fn is_ready(&self) -> bool {
         let more = match (self.flights.back(), self.refused) {
-            // What its server would give for it could not be kept.
+            // The continuations that the server would return could not be kept.
             (None, _) if self.kept >= ENOUGH => false,
             (None, Some(before)) => self.buffer.len() > before.bytes || self.ends && !before.ends,
             (None, None) => !self.buffer.is_empty() || self.ends,
