@@ -1,6 +1,6 @@
-//! Reading and writing whole numbers, big endian or of variable length.
+//! Parsing and emitting of integers, big endian or of variable length.
 
-/// Bytes not yet read.
+/// The unread part of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader<'a>(pub &'a [u8]);
 
@@ -27,7 +27,7 @@ impl<'a> Reader<'a> {
         self.array().map(u32::from_be_bytes)
     }
 
-    /// Six bytes.
+    /// Reads six bytes.
     pub(crate) fn u48(&mut self) -> Option<u64> {
         self.take(6).map(|six| six.iter().fold(0, |n, &byte| n << 8 | u64::from(byte)))
     }
@@ -36,7 +36,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// Seven bits a byte, the lowest first; in the fewest bytes, or it is none.
+    /// Reads seven bits a byte, the lowest first. `None` if the encoding is not the shortest.
     pub(crate) fn varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
@@ -53,7 +53,7 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// A variable length before so many bytes.
+    /// Reads a variable length, and as many bytes.
     pub(crate) fn counted(&mut self) -> Option<&'a [u8]> {
         let count = usize::try_from(self.varint()?).ok()?;
         self.take(count)
@@ -77,7 +77,7 @@ pub(crate) fn put_counted(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Bytes that `value` takes as a variable-length number.
+/// Length of `value` as a variable-length number, in bytes.
 #[cfg(test)]
 pub(crate) fn varint_len(value: u64) -> usize {
     (64 - value.leading_zeros() as usize).div_ceil(7).max(1)

@@ -1,32 +1,33 @@
-//! Reno's window in closed form: what a TCP sender's `cwnd` is after so many acknowledgements (2.5,
-//! Figure 5), in O(1), so that a server that remembers nothing can know it.
+//! Reno's window in closed form: a TCP sender's `cwnd` after a given number of acknowledgements
+//! (2.5, Figure 5), in O(1), so that a server without memory can compute it.
 
-/// Largest window, in packets: what two bytes of a continuation hold.
+/// Maximum window in packets: the capacity of two bytes in a continuation.
 pub const MOST_WINDOW: u32 = u16::MAX as u32;
 
-/// The two numbers that a loss-free piece of a connection begins with.
+/// Initial values of a loss-free piece of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reno {
-    /// The window at the beginning, in packets: 1 to [`MOST_WINDOW`].
+    /// Initial window in packets: 1 to [`MOST_WINDOW`].
     pub start: u32,
-    /// Up to this window slow start goes on; above it is congestion avoidance.
+    /// Threshold below which slow start applies; congestion avoidance above.
     pub ssthresh: u32,
 }
 
 impl Reno {
-    /// The window after `credits` acknowledgements, in packets; never falls as `credits` grow.
+    /// The window after `credits` acknowledgements, in packets. It never falls as `credits`
+    /// grow.
     ///
-    /// Slow start adds one for each, up to `ssthresh`; then a window of w takes w of them to grow
-    /// by one. From s (the larger of start and ssthresh) the n-th step is complete after
-    /// s + (s + 1) + … + (s + n - 1) = n·s + n(n - 1)/2 credits, so after y of them
-    /// n = ⌊(1 - 2s + √((2s - 1)² + 8y)) / 2⌋. `docs/trickles.md` derives it.
+    /// Slow start adds one for each, up to `ssthresh`. Then a window of w takes w
+    /// acknowledgements to grow by one. From s (the larger of start and ssthresh) the n-th step
+    /// is complete after s + (s + 1) + … + (s + n - 1) = n·s + n(n - 1)/2 credits, so after y
+    /// of them n = ⌊(1 - 2s + √((2s - 1)² + 8y)) / 2⌋. `docs/trickles.md` has the derivation.
     pub fn after(self, credits: u64) -> u32 {
         let start = u64::from(self.start.clamp(1, MOST_WINDOW));
         let slow = u64::from(self.ssthresh.min(MOST_WINDOW)).saturating_sub(start);
         if credits <= slow {
             return clamp(start + credits);
         }
-        // No window needs more than this to reach the largest.
+        // No window needs more than this to reach the maximum.
         let left = (credits - slow).min(1 << 33);
         let odd = 2 * (start + slow) - 1;
         let steps = ((odd * odd + 8 * left).isqrt() - odd) / 2;
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Reno, one acknowledgement after the other.
+    /// Reno, simulated one acknowledgement at a time.
     struct Direct {
         window: u32,
         ssthresh: u32,

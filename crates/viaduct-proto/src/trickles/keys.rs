@@ -1,8 +1,8 @@
-//! The keys that only a server and its replicas know, and their rotation (2.2).
+//! Secret keys of a server and its replicas, and their rotation (2.2).
 //!
-//! Each secret has a number, which what it protects carries along. New things are made with the
-//! newest; older ones are accepted as long as their secret is in the ring. So a rotation breaks no
-//! connection, and what a secret protects ends when the secret is dropped.
+//! Each secret has a number, which all data under it carry. New data use the newest secret;
+//! older ones are accepted as long as their secret is in the ring. So a rotation breaks no
+//! connection, and protected data expire when their secret is dropped.
 
 use std::net::SocketAddr;
 
@@ -15,14 +15,14 @@ use ring::hmac;
 
 use super::nonce::Nonces;
 
-/// Bytes of a message authentication code: AES-CMAC (NIST SP 800-38B).
+/// Length of a message authentication code in bytes: AES-CMAC (NIST SP 800-38B).
 pub const MAC: usize = 16;
 
 /// The secrets in use, newest first; never empty.
 #[derive(Clone, Debug)]
 pub struct KeyRing(Vec<Keys>);
 
-/// All that is derived from one secret.
+/// Keys derived from one secret.
 #[derive(Clone, Debug)]
 pub struct Keys {
     number: u8,
@@ -42,8 +42,8 @@ impl KeyRing {
         KeyRing(vec![Keys::derive(number, secret)])
     }
 
-    /// From now on `secret` makes what is new. Of the ring's secrets the newest `keep` stay, this
-    /// one among them (at least 1). A secret of the same number is replaced.
+    /// Makes `secret` the newest. Of the ring's secrets the newest `keep` stay, including this
+    /// one (at least 1). A secret of the same number is replaced.
     pub fn rotate(&mut self, number: u8, secret: &[u8; 32], keep: usize) {
         self.0.retain(|keys| keys.number != number);
         self.0.insert(0, Keys::derive(number, secret));
@@ -68,7 +68,7 @@ impl KeyRing {
         out.extend_from_slice(state);
     }
 
-    /// The state in a sealed user continuation; None if no secret of the ring has sealed it.
+    /// Opens a sealed user continuation; `None` if it was not sealed with a secret of the ring.
     pub fn open_user<'a>(&self, sealed: &'a [u8]) -> Option<&'a [u8]> {
         let (&number, sealed) = sealed.split_first()?;
         let (mac, state) = sealed.split_first_chunk::<MAC>()?;
@@ -76,9 +76,9 @@ impl KeyRing {
     }
 }
 
-/// Those that have a part in clear, and events that travel.
+/// Standard continuations, whose first part is in clear, and extracted events.
 impl KeyRing {
-    /// Ends a standard continuation, of which `out` holds what both sides read, and nothing else.
+    /// Completes a standard continuation: `out` holds its part in clear, and nothing else.
     pub(super) fn seal_standard(&self, state: &[u8], out: &mut Vec<u8>) {
         let keys = self.newest();
         let mac = over_both(&keys.standard, &[out, state]).finalize().into_bytes();
@@ -87,7 +87,8 @@ impl KeyRing {
         out.extend_from_slice(state);
     }
 
-    /// The state that was `sealed` behind what both sides read; None if no secret of the ring did.
+    /// Verifies the state `sealed` behind the part in clear; `None` if it was not sealed with a
+    /// secret of the ring.
     pub(super) fn open_standard<'a>(&self, clear: &[u8], sealed: &'a [u8]) -> Option<&'a [u8]> {
         let (&number, sealed) = sealed.split_first()?;
         let (mac, state) = sealed.split_first_chunk::<MAC>()?;
@@ -95,8 +96,8 @@ impl KeyRing {
         right.verify(mac.into()).is_ok().then_some(state)
     }
 
-    /// Encrypts an event that is to be sent to another server: what its request says is nobody else's
-    /// matter. By AES-SIV (RFC 5297): number of the secret 1 | synthetic IV 16 | the event.
+    /// Encrypts an event that is to be sent to another server, as its request is confidential.
+    /// By AES-SIV (RFC 5297): number of the secret 1 | synthetic IV 16 | the event.
     pub(super) fn seal_event(&self, event: &[u8]) -> Vec<u8> {
         let keys = self.newest();
         let mut out = [&[keys.number], &[0; MAC][..], event].concat();
@@ -108,7 +109,8 @@ impl KeyRing {
         out
     }
 
-    /// An event, and what it is known by; None if no secret of the ring has sealed it.
+    /// Decrypts an event, and returns its identifier, too; `None` if it was not sealed with a
+    /// secret of the ring.
     pub(super) fn open_event(&self, sealed: &[u8]) -> Option<(Vec<u8>, u64)> {
         let (&number, rest) = sealed.split_first()?;
         let (siv, body) = rest.split_first_chunk::<MAC>()?;
@@ -118,7 +120,7 @@ impl KeyRing {
         Some((event, first_word(siv)))
     }
 
-    /// The key that a connection's messages are under; None if there is no such secret.
+    /// Key of a connection's messages; `None` if there is no such secret.
     pub(super) fn channel_key(&self, secret: u8, id: &[u8; 12]) -> Option<[u8; 32]> {
         let keys = self.get(secret)?;
         let half = |n: u8| code(&keys.channel, &[&[n], &id[..]].concat());
@@ -129,7 +131,7 @@ impl KeyRing {
     }
 }
 
-/// Bytes that sealing adds to a user continuation.
+/// Overhead of a sealed user continuation in bytes.
 pub const USER_OVERHEAD: usize = 1 + MAC;
 
 impl Keys {
@@ -155,22 +157,22 @@ impl Keys {
         }
     }
 
-    /// The number of the secret.
+    /// Number of the secret.
     pub fn number(&self) -> u8 {
         self.number
     }
 
-    /// The code of a transport continuation's bytes.
+    /// Code of a transport continuation.
     pub(super) fn transport(&self, body: &[u8]) -> [u8; MAC] {
         code(&self.transport, body)
     }
 
-    /// Whether that is its code.
+    /// Returns whether `mac` is the code of a transport continuation.
     pub(super) fn is_transport(&self, body: &[u8], mac: &[u8; MAC]) -> bool {
         is_code(&self.transport, body, mac)
     }
 
-    /// Eight bytes that stand for an address and port, and say nothing of them.
+    /// Keyed hash of an address and port, of eight bytes.
     pub(super) fn address(&self, address: SocketAddr) -> u64 {
         let mut text = [0; 18];
         let ip = match address {
@@ -182,18 +184,18 @@ impl Keys {
         first_word(&code(&self.address, &text))
     }
 
-    /// A connection's number, from what its client chose, its address and the time.
+    /// Number of a connection, derived from the client's token, its address and the time.
     pub(super) fn connection(&self, token: u64, address: u64, now: u64) -> u64 {
         let words = [token, address, now, 0].map(u64::to_be_bytes);
         first_word(&code(&self.address, words.as_flattened()))
     }
 
-    /// The nonces of a connection's packets.
+    /// Nonces of a connection's packets.
     pub(super) fn nonces(&self, connection: u64) -> Nonces<'_> {
         Nonces::new(&self.nonces, connection)
     }
 
-    /// The nonces of those that are sent again (K′).
+    /// Nonces of a connection's retransmissions (K′).
     pub(super) fn nonces_again(&self, connection: u64) -> Nonces<'_> {
         Nonces::new(&self.again, connection)
     }
@@ -203,13 +205,13 @@ fn code(key: &Cmac<Aes128>, text: &[u8]) -> [u8; MAC] {
     key.clone().chain(text).finalize().into_bytes().into()
 }
 
-/// The code of two parts, with the length of the first before them, is made of this.
+/// Code over two parts, preceded by the length of the first.
 fn over_both(key: &Cmac<Aes128>, parts: &[&[u8]; 2]) -> Cmac<Aes128> {
     let length = (parts[0].len() as u64).to_be_bytes();
     key.clone().chain(length).chain(parts[0]).chain(parts[1])
 }
 
-/// Compared in constant time.
+/// Verifies a code in constant time.
 fn is_code(key: &Cmac<Aes128>, text: &[u8], mac: &[u8; MAC]) -> bool {
     key.clone().chain(text).verify(mac.into()).is_ok()
 }

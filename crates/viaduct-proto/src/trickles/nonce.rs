@@ -1,13 +1,13 @@
 //! Nonces of packets: p(i) = r(i) xor r(i + 1), where r(x) = f(K, x) (2.2).
 //!
-//! The nonces of packets m to n xored together are r(m) xor r(n + 1), so that a server makes one,
-//! and checks the sum of a range, with two words of a cipher, however long the range is. One block of
-//! AES, of the connection's number and half of x, yields two words.
+//! The xor of the nonces of packets m to n is r(m) xor r(n + 1). So a server makes a nonce, and
+//! verifies the sum of a range of any length, with two words of a cipher. One block of AES over
+//! the connection's number and half of x yields two words.
 
 use aes::Aes128;
 use aes::cipher::BlockEncrypt;
 
-/// Two words of the nonces: which block, and what it yields.
+/// Two words of the nonces: the block's number, and its content.
 pub(super) type Block = (u64, [u64; 2]);
 
 /// The nonces of one connection under one key.
@@ -15,7 +15,7 @@ pub(super) type Block = (u64, [u64; 2]);
 pub struct Nonces<'k> {
     key: &'k Aes128,
     connection: u64,
-    /// One that is used often, and the last.
+    /// A block that is used often, and the last one used.
     often: Option<Block>,
     last: Option<Block>,
 }
@@ -25,12 +25,12 @@ impl<'k> Nonces<'k> {
         Nonces { key, connection, often: None, last: None }
     }
 
-    /// The same with a block that is known, of this connection and key.
+    /// Adds a block of this connection and key that is known.
     pub(super) fn with(self, often: Block) -> Self {
         Nonces { often: Some(often), ..self }
     }
 
-    /// The block that packet `number` begins in.
+    /// The block in which packet `number` begins.
     pub(super) fn block_of(&mut self, number: u64) -> Block {
         (number / 2, self.encrypt(number / 2))
     }
@@ -40,7 +40,7 @@ impl<'k> Nonces<'k> {
         self.sum(number, number)
     }
 
-    /// The nonces of packets `first` to `last`, xored together.
+    /// Xor of the nonces of packets `first` to `last`.
     pub fn sum(&mut self, first: u64, last: u64) -> u64 {
         self.word(first) ^ self.word(last.wrapping_add(1))
     }

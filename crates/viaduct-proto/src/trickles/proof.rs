@@ -1,36 +1,36 @@
-//! SACK proofs: which packets of a piece have arrived, said so that nobody can hide a loss (2.2).
+//! SACK proofs: which packets of a piece have arrived, in a form that cannot hide a loss (2.2).
 //!
 //! ```text
 //!  proof    ranges, a number | each: packets lost before it, a number | packets in it, a number
 //!           | sum 8
 //! ```
 //!
-//! The first range counts from the base of the piece, the last ends with the request's own packet.
-//! The sum is that of the nonces in all ranges: two words of a keyed hash for each check it,
-//! whatever their length. One sum is as good as one for each range, which the paper has: who lacks
-//! the nonce of a single packet that it names knows nothing of it. What was lost before the base is
-//! reflected in the piece, so the proof omits it (2.4).
+//! The first range counts from the base of the piece, the last ends with the request's own
+//! packet. The sum is the xor of the nonces in all ranges. Two words of a keyed hash per range
+//! verify it, whatever the range's length. One sum is as good as one for each range, as in the
+//! paper: a client that lacks the nonce of a single packet it names knows nothing of the sum.
+//! Losses before the base are reflected in the piece, so the proof omits them (2.4).
 
 use super::bytes::{Reader, put_varint};
 use super::nonce::Nonces;
 use super::plan::Run;
 
-/// Most gaps in a proof, so that it fits a packet; who has more restarts. The first slow start may
-/// lose every second packet of a window.
+/// Maximum number of gaps in a proof, so that it fits a packet. A client with more gaps
+/// restarts. The first slow start may lose every second packet of a window.
 pub const MOST_GAPS: usize = 480;
 
-/// Packets that have arrived, one after the other.
+/// A range of consecutive packets that have arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     /// Number of the first.
     pub first: u64,
     /// Number of the last.
     pub last: u64,
-    /// Their nonces, xored together.
+    /// Xor of their nonces.
     pub sum: u64,
 }
 
-/// The losses that a proof tells of: none takes no memory, and there are at most [`MOST_GAPS`].
+/// Losses that a proof shows, at most [`MOST_GAPS`]. Without a loss nothing is allocated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gaps(Vec<Run>);
 
@@ -40,7 +40,7 @@ impl Gaps {
         &self.0
     }
 
-    /// The losses between ranges that begin at `base`; None if there are too many.
+    /// The losses between ranges that begin at `base`; `None` if there are too many.
     pub fn between(base: u64, ranges: &[Range]) -> Option<Gaps> {
         let mut gaps = Gaps::default();
         let mut next = base;
@@ -51,7 +51,7 @@ impl Gaps {
         Some(gaps)
     }
 
-    /// The packets from `first` to below `end` were lost, if there are any.
+    /// Adds the packets from `first` to below `end` as lost, if there are any.
     fn note(&mut self, first: u64, end: u64) -> Option<()> {
         if end > first {
             let count = u32::try_from(end - first).ok()?;
@@ -61,7 +61,7 @@ impl Gaps {
     }
 }
 
-/// A proof as it came.
+/// A parsed proof.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Proof<'a> {
     ranges: &'a [u8],
@@ -69,13 +69,13 @@ pub struct Proof<'a> {
     sum: u64,
 }
 
-/// A proof that proves nothing.
+/// Reason why a proof is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unproven {
-    /// Its ranges do not lead from the base to the request's packet.
+    /// The ranges do not lead from the base to the request's packet.
     #[error("the proof does not end with packet {0}, which the request stands for")]
     Ends(u64),
-    /// The sum is not that of its nonces.
+    /// The sum is not the xor of the nonces.
     #[error(
         "the nonces of the packets named from {first} to {last} have another sum: one of them was \
          not received"
@@ -89,7 +89,7 @@ pub enum Unproven {
 }
 
 impl<'a> Proof<'a> {
-    /// Takes a proof off `reader`; None if it is none.
+    /// Takes a proof off `reader`; `None` if it is malformed.
     pub(super) fn read(reader: &mut Reader<'a>) -> Option<Self> {
         let count = usize::try_from(reader.varint()?).ok()?;
         if count == 0 || count > MOST_GAPS + 1 {
@@ -107,8 +107,8 @@ impl<'a> Proof<'a> {
         Some(Proof { ranges, count, sum: reader.u64()? })
     }
 
-    /// Checks it for the request of packet `number` in the piece that begins with `base`, and says
-    /// what was lost.
+    /// Verifies the proof for the request of packet `number` in the piece that begins with
+    /// `base`, and returns the losses.
     ///
     /// # Errors
     /// [`Unproven`].
@@ -183,7 +183,7 @@ mod tests {
         let (a, b) = (range(10, 20), range(22, 40));
         let hidden = Range { first: 10, last: 40, sum: a.sum ^ b.sum };
         assert_eq!(check(&[hidden], 40), Err(Unproven::Sum { first: 10, last: 40 }));
-        // Nor by the nonce of the packet that was sent again.
+        // Nor by the nonce of the retransmission.
         let ring = KeyRing::new(1, &[1; 32]);
         let again = ring.newest().nonces_again(5).of(21);
         let hidden = Range { sum: hidden.sum ^ again, ..hidden };

@@ -1,30 +1,30 @@
-//! The time that a server judges by.
+//! Clock of a server for the timestamps of continuations.
 
 use viaduct_proto::time::Instant;
 
-/// The time of day, for replicas share it. Where that is set back this goes on, at half the speed, until the other has
-/// caught up: what is judged by it must neither go back nor stand still.
+/// The time of day, because replicas share it. If it is set back this clock continues at half
+/// the speed until the time of day has caught up, as it must neither go back nor stop.
 #[derive(Debug)]
 pub(super) struct Clock {
     now: Instant,
-    /// By the clock that nobody sets, when that was.
+    /// Monotonic time of the last reading.
     at: Instant,
 }
 
 impl Clock {
-    /// It is `wall`, and by the clock that nobody sets `at`.
+    /// Starts at the time of day `wall`; `at` is the monotonic time.
     pub(super) fn new(wall: Instant, at: Instant) -> Clock {
         Clock { now: wall, at }
     }
 
-    /// The same later; what it says.
+    /// Advances to the time of day `wall`, at monotonic time `at`, and returns the result.
     pub(super) fn go_on(&mut self, wall: Instant, at: Instant) -> Instant {
         let passed = at.since(std::mem::replace(&mut self.at, at));
         self.now = wall.max(self.now + passed / 2);
         self.now
     }
 
-    /// What it said last.
+    /// Time of the last reading.
     pub(super) fn now(&self) -> Instant {
         self.now
     }

@@ -1,5 +1,5 @@
-//! The way out, which both ends share: packets by raw sockets, datagrams by a UDP socket; and how long
-//! they may be.
+//! Packet output of both ends: packets by raw sockets, datagrams by a UDP socket, and the path
+//! MTUs.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -14,7 +14,8 @@ use viaduct_sys::raw::Raw;
 use super::runs::Runs;
 use super::stats::PortStats;
 
-/// Packets in TCP's format that wait for the end of the batch, IPv4 and IPv6, and what is known of paths.
+/// Packets in TCP's format that wait for the end of the batch, in IPv4 and IPv6, and known path
+/// MTUs.
 #[derive(Debug)]
 pub(super) struct Door {
     raw: Option<Raw>,
@@ -25,18 +26,18 @@ pub(super) struct Door {
 }
 
 impl Door {
-    /// With `runs` packets to one peer leave together where they can.
+    /// Creates the output. With `runs`, packets to one peer are sent as runs if possible.
     pub(super) fn new(raw: Option<Raw>, runs: Option<Runs>, mtu: usize) -> Door {
         let (packets, stats) = Default::default();
         Door { raw, runs, packets, paths: PathMtu::new(mtu), stats }
     }
 
-    /// Bytes of the longest packet to `ip`.
+    /// Maximum packet length to `ip` in bytes.
     pub(super) fn mtu(&self, ip: IpAddr) -> usize {
         self.paths.get(now(), ip)
     }
 
-    /// A whole IP packet, to leave with the batch; without a raw socket of its family it counts as refused.
+    /// Queues a whole IP packet; without a raw socket of its family it counts as refused.
     pub(super) fn packet(&mut self, packet: &[u8], to: IpAddr) {
         if self.raw.as_ref().and_then(|raw| raw.socket(to.is_ipv4())).is_none() {
             self.stats.sent.refused += 1;
@@ -49,12 +50,12 @@ impl Door {
         }
     }
 
-    /// Whether packets wait.
+    /// Returns whether packets are queued.
     pub(super) fn waits(&self) -> bool {
         self.packets.iter().any(|queue| !queue.is_empty())
     }
 
-    /// Sends what waits.
+    /// Sends the queued packets.
     pub(super) fn flush(&mut self) {
         for is_ipv4 in [true, false] {
             let queue = &mut self.packets[usize::from(!is_ipv4)];
@@ -77,25 +78,27 @@ impl Door {
         }
     }
 
-    /// A router has said so of packets to `ip`. Whether that is less than was known.
+    /// Records an ICMP error about packets to `ip`. Returns whether the MTU is less than the
+    /// value so far.
     pub(super) fn too_big(&mut self, ip: IpAddr, mtu: usize) -> bool {
         self.stats.too_big += 1;
         self.paths.learn(now(), ip, mtu)
     }
 
-    /// Packets to and from `ip` may have so many bytes, as the far end says. Whether that is less than was known.
+    /// Records the MTU to and from `ip` that the peer states. Returns whether it is less than
+    /// the value so far.
     pub(super) fn learn(&mut self, ip: IpAddr, mtu: usize) -> bool {
         learn(&mut self.paths, ip, mtu)
     }
 
-    /// What the kernel knows of the way to `ip`: its interface's MTU, or a router's word. Whether that is less
-    /// than was known.
+    /// Records the kernel's path MTU to `ip`: that of the interface, or one reported by a
+    /// router. Returns whether it is less than the value so far.
     pub(super) fn ask_kernel(&mut self, ip: IpAddr) -> bool {
         ask_kernel(&mut self.paths, ip)
     }
 }
 
-/// The kernel may know a way better than we do.
+/// Looks up the kernel's path MTU, which may be better informed.
 fn ask_kernel(paths: &mut PathMtu, ip: IpAddr) -> bool {
     mmsg::path_mtu(ip).is_ok_and(|mtu| learn(paths, ip, mtu))
 }
@@ -106,7 +109,7 @@ fn ask_kernel_of(paths: &mut PathMtu, queue: &Outbox) {
     }
 }
 
-/// Nobody is cut off by what is said of his way.
+/// Records a path MTU, with a lower limit against forged values.
 fn learn(paths: &mut PathMtu, ip: IpAddr, mtu: usize) -> bool {
     let least = if ip.is_ipv4() { LEAST_V4 } else { LEAST_V6 };
     paths.learn(now(), ip, mtu.max(least))

@@ -1,7 +1,8 @@
-//! What clients that were killed have left of their rules.
+//! Cleanup of rules that killed clients have left behind.
 //!
-//! A server's journal bears its port, and a proxy's its name, so the next start finds it by itself. Of a run, and of a
-//! C program, the journal bears the process: nobody comes again under that name, and the next of either puts back.
+//! The journal of a server is named by its port, and that of a proxy by its name, so their next
+//! start finds it. The journal of a run, or of a C program, is named by its process, whose name
+//! does not recur. So the next run or C program restores the changes.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,10 +11,10 @@ use std::path::Path;
 use tracing::debug;
 use viaduct_sys::journal::Changes;
 
-/// What names of such journals begin with, before the process and after it.
+/// Names of such journals: the parts before and after the process's number.
 const NAMES: [(&str, &str); 2] = [("run_", "_trickles"), ("viaduct_c_", "_")];
 
-/// Puts back what clients that are not there any more have left in `run_dir`.
+/// Restores the changes that clients which do not exist any more have journaled in `run_dir`.
 pub fn put_back_left(run_dir: &Path) {
     let Ok(entries) = fs::read_dir(run_dir) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {

@@ -1,10 +1,10 @@
-//! A server's connections: a port, the events that come by it, and the secrets that they are judged by.
+//! A server's connections: a port, its events, and the secrets that verify them.
 //!
 //! ```text
 //!   loop:   wait for as_fd()
 //!           turn(each)              events as they come, answered at once, past the queue
 //!     or    fetch(); endpoint().poll_event(); send(event, reply)      events through the queue
-//!           look()                  now and then: have the secrets changed?
+//!           look()                  now and then: reads the secrets again if they have changed
 //! ```
 
 use std::io;
@@ -24,9 +24,9 @@ use viaduct_proto::trickles::server::{Server, Settings};
 use super::clock::Clock;
 use super::{Answers, PortStats, Secrets, ServerPort, ServerSettings, door};
 
-/// How far back a continuation may have been made; beyond it a client restarts.
+/// Maximum age of a continuation; beyond it a client restarts.
 const HORIZON: Duration = Duration::from_secs(30);
-/// Events in the queue, at most: what comes in a tenth of a second at full speed.
+/// Maximum number of events in the queue: those of a tenth of a second at full speed.
 const QUEUE: usize = 16_384;
 
 /// A port with its events. Not shared between threads.
@@ -41,12 +41,13 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Opens the port in the calling thread's network namespace, by the ways that `settings` say; if `least` says
-    /// so, and privileges do not allow packets in TCP's format, by UDP alone. `replay` is the memory for
-    /// what was answered, in bytes; `cache` is for how many connections what was computed is kept, 0 for none
-    /// (5.1). If packets of one connection are dealt among replicas it is `balanced`:
-    /// then what is not in the window was maybe answered by another, and is not made up for. That need not be said
-    /// of the shares of one port: each client's packets come to the same of them.
+    /// Opens the port in the calling thread's network namespace, with the packet formats of
+    /// `settings`. With `least` it falls back to UDP alone if privileges do not allow packets
+    /// in TCP's format. `replay` is the size of the replay window in bytes; `cache` is the
+    /// number of connections in the cache, 0 for none (5.1). If packets of one connection are
+    /// dealt among replicas the port is `balanced`: then requests that are not in the window
+    /// may have been answered by another replica, and are not made up for. This does not apply
+    /// to the shares of one port: all packets of a client arrive at the same share.
     ///
     /// # Errors
     /// As [`ServerPort::open`]'s; or the kernel has no random bytes.
@@ -79,17 +80,17 @@ impl Listener {
         Ok(Listener { port, endpoint: Endpoint::new(server, QUEUE), secrets, clock, sockets })
     }
 
-    /// The same for clients that encrypt what they say, too; or for them alone.
+    /// Accepts encrypted requests, too; or those alone, as `crypt` is set.
     #[must_use]
     pub fn with_crypt(self, crypt: ServerCrypt) -> Listener {
         Listener { endpoint: self.endpoint.with_crypt(crypt), ..self }
     }
 
-    /// Takes a batch of requests, calls `each` for every event, with what sends its answers, and sends
-    /// those; never waits. How many messages came.
+    /// Processes a batch of requests: calls `each` for every event, with a function that sends
+    /// its answers, and flushes these. Does not block. Returns the number of messages.
     ///
     /// # Errors
-    /// The kernel's, of a socket: an interface went down, say. The port goes on.
+    /// The kernel's, of a socket: an interface went down, for instance. The port stays usable.
     pub fn turn(
         &mut self,
         mut each: impl FnMut(&mut Endpoint, Minisocket<'_>, &mut dyn FnMut(&mut Return, &[u8])),
@@ -106,8 +107,8 @@ impl Listener {
         })
     }
 
-    /// Takes a batch of requests, and puts their events into the queue; never waits. How many messages
-    /// came.
+    /// Processes a batch of requests, and queues their events. Does not block. Returns the
+    /// number of messages.
     ///
     /// # Errors
     /// As [`Listener::turn`]'s.
@@ -121,32 +122,32 @@ impl Listener {
         })
     }
 
-    /// Answers an event; its packets leave with [`Listener::flush`].
+    /// Answers an event; its packets are sent by [`Listener::flush`].
     pub fn send(&mut self, mut event: Minisocket<'_>, reply: &Reply, files: &mut dyn Files) {
         let Listener { port, endpoint, .. } = self;
         event.fit(port.answers().room(event.to()));
         endpoint.send(event, reply, files, |to, message| send(port.answers(), to, message));
     }
 
-    /// Whether answers wait for [`Listener::flush`].
+    /// Returns whether answers wait for [`Listener::flush`].
     pub fn waits(&self) -> bool {
         self.port.waits()
     }
 
-    /// Sends what waits.
+    /// Sends the queued answers.
     pub fn flush(&mut self) {
         self.port.answers().flush();
     }
 
-    /// The events and what they are judged by.
+    /// The endpoint, with the events.
     pub fn endpoint(&mut self) -> &mut Endpoint {
         &mut self.endpoint
     }
 
-    /// Reads the secrets again if they have changed; whether they have.
+    /// Reads the secrets again if they have changed. Returns whether they have.
     ///
     /// # Errors
-    /// As [`Secrets::new`]'s; those in use stay.
+    /// As [`Secrets::new`]'s; the present secrets stay in use.
     pub fn look(&mut self) -> Result<bool> {
         let changed = self.secrets.look()?;
         if changed {
@@ -156,7 +157,8 @@ impl Listener {
         Ok(changed)
     }
 
-    /// The time that its answers bear: replicas share the time of day. It never goes back.
+    /// Time in the timestamps of answers: the time of day, which replicas share. It never goes
+    /// back.
     pub fn now(&self) -> Instant {
         self.clock.now()
     }
@@ -168,7 +170,7 @@ impl Listener {
 }
 
 impl AsFd for Listener {
-    /// Readable when there is something to take.
+    /// Readable when there are packets to process.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.sockets.as_fd()
     }

@@ -1,4 +1,4 @@
-//! Which addresses are this machine's: a tap sees what passes it, too.
+//! Local addresses of this host: a tap also sees packets that are forwarded.
 
 use std::io;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use viaduct_sys::here::Here;
 
 use super::recent::Recent;
 
-/// Asks the kernel, and keeps what it says for a moment.
+/// Lookup of local addresses in the kernel, with a short-lived cache.
 #[derive(Debug)]
 pub(super) struct Local {
     here: Here,
@@ -16,12 +16,12 @@ pub(super) struct Local {
 }
 
 impl Local {
-    /// Of the calling thread's network namespace.
+    /// Lookup in the calling thread's network namespace.
     pub(super) fn new() -> io::Result<Local> {
         Ok(Local { here: Here::new()?, known: Recent::new() })
     }
 
-    /// Whether `ip` is this machine's, or led to it.
+    /// Returns whether `ip` is local, or routed to this host.
     pub(super) fn is(&mut self, now: Instant, ip: IpAddr) -> bool {
         self.known.get(now, ip, || self.here.has(ip).unwrap_or(false))
     }

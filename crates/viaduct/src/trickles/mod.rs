@@ -10,9 +10,9 @@
 //!            Connector: a stream client for each flow, timers, one descriptor to wait for
 //! ```
 //!
-//! A message is opaque bytes; [`viaduct_proto::trickles::packet`] makes packets of it. A server's port
-//! keeps nothing per client. What either changes on the machine is written to a journal first and put
-//! back when the port is dropped, or at the next start.
+//! A message is opaque bytes; [`viaduct_proto::trickles::packet`] makes packets of it. A
+//! server's port keeps nothing per client. Changes to the host's rules are written to a journal
+//! first. They are reverted when the port is dropped, or at the next start.
 
 mod client;
 mod clock;
@@ -39,39 +39,39 @@ use std::path::PathBuf;
 
 use viaduct_sys::journal::JournalError;
 
-/// Bytes of packets and datagrams that wait to leave, at most: a tenth of a second at 1 Gb/s.
+/// Maximum number of bytes in the send queue of a socket: a tenth of a second at 1 Gb/s.
 const SEND_BUFFER: usize = 16 << 20;
 
-/// Why a port could not be opened.
+/// Reason why a port could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
-    /// Nothing to listen at.
+    /// No address to listen at.
     #[error("no address to listen at: at least one is expected, as in 0.0.0.0:80")]
     NoAddress,
-    /// Packets that no message fits.
+    /// MTU out of range.
     #[error("packets of at most {0} bytes: 576 to 65535 is expected")]
     Mtu(usize),
     /// A rule could not be set.
     #[error(transparent)]
     Rules(#[from] JournalError),
-    /// A socket was refused.
+    /// A socket operation failed.
     #[error("cannot {what}{}", if *.privilege { ", which takes root or CAP_NET_RAW; UDP alone \
         takes neither" } else { "" })]
     Socket {
-        /// As in "open a packet socket".
+        /// The operation, such as "open a packet socket".
         what: String,
-        /// Whether privilege would help.
+        /// True if privilege may be missing.
         privilege: bool,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: std::io::Error,
     },
 }
 
 impl PortError {
-    /// Whether packets in TCP's format are what is not allowed.
+    /// Returns whether the error is missing privilege for packets in TCP's format.
     fn is_privilege(&self) -> bool {
         match self {
-            // Whose the name is serves there already.
+            // Another process owns the name, and serves there already.
             PortError::Rules(JournalError::Busy { .. } | JournalError::Claimed(_)) => false,
             PortError::Rules(_) => true,
             PortError::Socket { privilege, .. } => *privilege,
@@ -88,7 +88,7 @@ impl PortError {
     }
 }
 
-/// Where the journal of a port is kept.
+/// Path of a port's journal.
 fn journal(directory: &std::path::Path, instance: &str) -> PathBuf {
     directory.join(format!("{instance}.json"))
 }

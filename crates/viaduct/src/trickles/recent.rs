@@ -1,26 +1,26 @@
-//! What the kernel has said of addresses, for a moment.
+//! Short-lived cache of kernel lookups by address.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use viaduct_proto::time::{Duration, Instant};
 
-/// How long an answer holds: addresses, routes and neighbours come and go.
+/// Lifetime of an entry: addresses, routes and neighbours change.
 const HOLDS: Duration = Duration::from_millis(100);
-/// Answers that are kept, at most.
+/// Maximum number of entries.
 const MOST: usize = 1024;
 
-/// Answers, by address.
+/// Results of lookups, by key.
 #[derive(Debug)]
 pub(super) struct Recent<K, T>(HashMap<K, (T, Instant)>);
 
 impl<K: Eq + Hash, T: Copy> Recent<K, T> {
-    /// None yet.
+    /// Creates an empty cache.
     pub(super) fn new() -> Recent<K, T> {
         Recent(HashMap::new())
     }
 
-    /// What was said of `what`; asks where that is not known, or was too long ago.
+    /// The result for `what`. Calls `ask` if there is none, or if it has expired.
     pub(super) fn get(&mut self, now: Instant, what: K, ask: impl FnOnce() -> T) -> T {
         if let Some(&(said, until)) = self.0.get(&what)
             && now < until

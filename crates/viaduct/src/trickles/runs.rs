@@ -1,5 +1,6 @@
-//! Answers that leave together: of those that wait in TCP's format, neighbours to one client go as one packet, which
-//! the kernel cuts as late as it can ([`run`]), which takes it less time than each by itself.
+//! Runs of answers (GSO): consecutive queued answers in TCP's format to one client are sent as
+//! one packet, which the kernel cuts as late as it can ([`run`]). That takes less time than
+//! single packets.
 //!
 //! ```text
 //!   Outbox   A1 B1 A2 A3 b C1 B2     by clients A, B, C; b is shorter
@@ -7,7 +8,7 @@
 //!   the rest B1 b C1 B2              by the raw socket, one by one
 //! ```
 //!
-//! No packet overtakes another of its client: what stands behind one that goes by itself does so, too.
+//! Packets of a client are not reordered: those behind a single packet are sent singly, too.
 
 use std::io;
 use std::net::IpAddr;
@@ -20,12 +21,12 @@ use viaduct_sys::segments::{Segments, Whole};
 
 use super::recent::Recent;
 
-/// Packets in one, at most: as with datagrams, a queue that is full loses them all.
+/// Maximum number of packets in a run: as with datagrams, a full queue drops the whole run.
 pub(super) const MOST: usize = 16;
-/// Fewer are not worth it.
+/// Minimum number of packets in a run; shorter ones are not worthwhile.
 const LEAST: usize = 3;
 
-/// Who sends them.
+/// Sender of runs.
 #[derive(Debug)]
 pub(super) struct Runs {
     segments: Segments,
@@ -35,7 +36,8 @@ pub(super) struct Runs {
 }
 
 impl Runs {
-    /// Of the calling thread's network namespace. `buffer`: bytes that may wait to leave.
+    /// Opens the sockets in the calling thread's network namespace. `buffer`: maximum number of
+    /// bytes in the send queue.
     ///
     /// # Errors
     /// Privilege is missing.
@@ -44,7 +46,8 @@ impl Runs {
         Ok(Runs { segments, hops, ways: Recent::new(), stations: Recent::new() })
     }
 
-    /// Sends what goes together of what waits, and takes it out. How many packets.
+    /// Sends the runs among the queued packets, and removes these from the queue. Returns the
+    /// number of packets.
     pub(super) fn flush(&mut self, now: Instant, queue: &mut Outbox) -> u64 {
         let packets: Vec<_> = queue.iter().collect();
         let (mut gone, mut over) = (vec![false; packets.len()], Vec::<usize>::new());
@@ -57,7 +60,7 @@ impl Runs {
             if self.send(now, to.ip(), &together) {
                 run.into_iter().for_each(|at| gone[at] = true);
             } else {
-                // What is behind it goes one by one, too.
+                // Later packets of this client are sent singly, too.
                 over.push(run[0]);
             }
         }
@@ -66,7 +69,8 @@ impl Runs {
         sent
     }
 
-    /// Whether they went. What could not go together goes one by one, and whatever that says of it counts.
+    /// Returns whether the run was sent. Otherwise its packets are sent singly, and the errors
+    /// of these count.
     fn send(&mut self, now: Instant, to: IpAddr, packets: &[&[u8]]) -> bool {
         let Some((hop, mtu)) = self.hop(now, to) else { return false };
         let Some(cut) = run::cut(packets[0]).filter(|_| packets[0].len() <= mtu) else {
@@ -79,7 +83,7 @@ impl Runs {
         self.segments.send(&hop, &whole).is_ok()
     }
 
-    /// By whom packets to `ip` go, and how long they may be.
+    /// Next-hop lookup for `ip`: output interface, link-layer address and MTU.
     fn hop(&mut self, now: Instant, ip: IpAddr) -> Option<(Hop, usize)> {
         let Runs { hops, ways, stations, .. } = self;
         let way = ways.get(now, ip, || hops.way(ip).unwrap_or(None))?;
@@ -89,7 +93,7 @@ impl Runs {
     }
 }
 
-/// Which of these packets go together, by their places.
+/// Groups packets into runs, by their indices.
 fn sort(packets: &[&[u8]]) -> Vec<Vec<usize>> {
     let (mut peers, mut runs) = (Vec::<Peer>::new(), Vec::new());
     for (at, &packet) in packets.iter().enumerate() {
@@ -104,15 +108,15 @@ fn sort(packets: &[&[u8]]) -> Vec<Vec<usize>> {
     runs
 }
 
-/// What goes to one client.
+/// Packets to one client.
 struct Peer {
     run: Vec<usize>,
-    /// What is left of it goes one by one.
+    /// True if the remaining packets are sent singly.
     is_over: bool,
 }
 
 impl Peer {
-    /// One more packet. A run that is ready goes to the others.
+    /// Adds a packet. A run that is complete is moved to `runs`.
     fn go_on(&mut self, at: usize, packets: &[&[u8]], runs: &mut Vec<Vec<usize>>) {
         let (first, count) = (packets[self.run[0]], self.run.len());
         let joins = count < MOST && run::goes_on(first, count, packets[at]);
@@ -137,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// To the client of this port, of so many bytes, at this number.
+    /// A packet to the client at this port, of so many bytes, with this sequence number.
     fn packet(port: u16, bytes: usize, seq: u32) -> Vec<u8> {
         let mark = Mark { role: Role::Answer, count: 0, length: 0, ahead: 0 };
         let (source, destination) = (([10, 0, 0, 1], 80).into(), ([10, 0, 0, 2], port).into());
@@ -168,7 +172,8 @@ mod tests {
         let packets: Vec<_> =
             told.into_iter().map(|(port, bytes, seq)| packet(port, bytes, seq)).collect();
         let packets: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
-        // What is behind the short one of 2 goes by itself, as it does; 4 has two alone.
+        // The packets of client 2 behind the short one are sent singly, as it is; client 4 has
+        // only two.
         assert_eq!(sort(&packets), [vec![0, 2, 7], vec![3, 9, 10]]);
         let many: Vec<_> = (0..40).map(|n| packet(1, 30, n * 30)).collect();
         let many: Vec<&[u8]> = many.iter().map(Vec::as_slice).collect();

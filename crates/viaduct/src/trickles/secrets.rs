@@ -1,8 +1,9 @@
 //! The secrets that replicas share, and their rotation.
 //!
-//! A line for each: a number (0 to 255) and 64 hexadecimal digits; empty lines and lines that begin with `#`
-//! are nothing. The first makes what is new, all are accepted. So a secret is rotated in two steps: it is
-//! added behind the others on each replica; when all have it, it is put first.
+//! The file has one line for each secret: a number (0 to 255) and 64 hexadecimal digits. Empty
+//! lines and lines that begin with `#` are ignored. The first secret is used for new data, all
+//! are accepted. So a rotation has two steps: the new secret is added behind the others on each
+//! replica; when all have it, it is moved to the front.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use viaduct_proto::trickles::keys::KeyRing;
 
 use crate::random::random;
 
-/// Most secrets in a file.
+/// Maximum number of secrets in a file.
 const MOST: usize = 16;
 
 type Secret = (u8, [u8; 32]);
@@ -29,20 +30,21 @@ pub struct Secrets {
 #[derive(Clone, Debug)]
 struct Watched {
     path: PathBuf,
-    /// What was read.
+    /// Stamp of the version that was read.
     read: Stamp,
-    /// What could not be: it may have been half written, and is looked at again.
+    /// Stamp of a version that could not be read: it may have been incomplete, and is checked
+    /// again.
     failed: Option<Stamp>,
 }
 
-/// When a file was written, and its length; `None`: there is none.
+/// Modification time and length of a file; `None` if it does not exist.
 type Stamp = Option<(SystemTime, u64)>;
 
 impl Secrets {
-    /// Those in `file`; without one a secret that ends with the process.
+    /// Reads the secrets in `file`; without a file generates one that ends with the process.
     ///
     /// # Errors
-    /// The file cannot be read, or has something else in it.
+    /// The file cannot be read, or is malformed.
     pub fn new(file: Option<&Path>) -> Result<Secrets> {
         let Some(path) = file else {
             let [number, ..]: [u8; 32] = random()?;
@@ -56,10 +58,11 @@ impl Secrets {
         Ok(Secrets { secrets, file: Some(file) })
     }
 
-    /// Reads the file again if it has changed; whether it has.
+    /// Reads the file again if it has changed. Returns whether it has.
     ///
     /// # Errors
-    /// As [`Secrets::new`]'s, once for what stands there; what was read before stays.
+    /// As [`Secrets::new`]'s, once for each version of the file; the present secrets stay in
+    /// use.
     pub fn look(&mut self) -> Result<bool> {
         let Some(file) = &mut self.file else { return Ok(false) };
         let found = stamp(&file.path);
@@ -79,7 +82,7 @@ impl Secrets {
         }
     }
 
-    /// As a server needs them.
+    /// Key ring of the secrets.
     pub fn ring(&self) -> KeyRing {
         let mut oldest_first = self.secrets.iter().rev();
         let (number, secret) = oldest_first.next().expect("there is one at least");
@@ -88,12 +91,12 @@ impl Secrets {
         ring
     }
 
-    /// Their numbers, that which makes what is new first.
+    /// Numbers of the secrets, beginning with the one for new data.
     pub fn numbers(&self) -> Vec<u8> {
         self.secrets.iter().map(|(number, _)| *number).collect()
     }
 
-    /// What a replay window hashes with: of each server its own.
+    /// Random hash key of a replay window; each server has its own.
     ///
     /// # Errors
     /// The kernel has no random bytes.

@@ -1,4 +1,4 @@
-//! A server's port: requests of everybody, answered in batches, and nothing kept of anybody.
+//! A server's port: requests of all clients, answered in batches, without state per client.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,32 +22,34 @@ use super::runs::Runs;
 use super::stats::PortStats;
 use super::{PortError, SEND_BUFFER, check_mtu, journal};
 
-/// Where and how a server is reached.
+/// Settings of a server's port.
 #[derive(Clone, Debug)]
 pub struct ServerSettings {
-    /// Addresses and ports; `0.0.0.0` and `[::]` are all addresses of their family that this machine has,
-    /// also those that it gets later.
+    /// Addresses and ports. `0.0.0.0` and `[::]` stand for all addresses of their family that this
+    /// host has, or gets later.
     pub listen: Vec<SocketAddr>,
-    /// In TCP's format; takes root or CAP_NET_RAW and CAP_NET_ADMIN.
+    /// Packets in TCP's format; requires root, or CAP_NET_RAW and CAP_NET_ADMIN.
     pub tcp: bool,
-    /// In UDP datagrams.
+    /// UDP datagrams.
     pub udp: bool,
-    /// Bytes of the longest packet that is sent, 576 to 65535; less where an interface, or a router on the way,
-    /// says so.
+    /// Maximum length of sent packets in bytes, 576 to 65535; less if an interface, or a router
+    /// on the path, requires it.
     pub mtu: usize,
-    /// Whether what is sent is left untracked by this machine's conntrack; not where it translates its
-    /// own addresses.
+    /// True if sent packets are exempt from this host's conntrack; not allowed if it translates
+    /// its own addresses.
     pub untracked: bool,
-    /// Whether packets in TCP's format to one client may leave together, past this machine's own output rules.
+    /// True if packets in TCP's format to one client may be sent in runs, which bypass this
+    /// host's output rules.
     pub runs: bool,
-    /// Where the journal of changed rules is kept.
+    /// Directory of the journal of changed rules.
     pub run_dir: PathBuf,
-    /// Of several ports of one process with the same addresses, the one that this is: each has the clients of its
-    /// share, by their ports. The first has to be opened first, and closed last: the rules are its own.
+    /// Share of this port, if several ports of one process have the same addresses: each serves
+    /// a part of the clients, selected by their ports. The first share must be opened first and
+    /// closed last, because it owns the rules.
     pub share: Option<Share>,
 }
 
-/// The port. Not shared between threads; several processes of a machine may have different ports.
+/// The port. Not shared between threads. Several processes of a host may have different ports.
 #[derive(Debug)]
 pub struct ServerPort {
     listen: Vec<SocketAddr>,
@@ -55,11 +57,11 @@ pub struct ServerPort {
     inbox: Inbox,
     local: Local,
     answers: Answers,
-    /// Dropped last: the rule stands as long as packets come.
+    /// Dropped last: the rule is in force as long as packets arrive.
     _changes: Option<Changes>,
 }
 
-/// Where answers go, until the batch is done.
+/// Sender of answers, which are queued until the batch is done.
 #[derive(Debug)]
 pub struct Answers {
     door: Door,
@@ -67,7 +69,7 @@ pub struct Answers {
     packet: Vec<u8>,
 }
 
-/// A UDP socket, and what leaves by it.
+/// A UDP socket with its send queue.
 #[derive(Debug)]
 struct Datagrams {
     bound: SocketAddr,
@@ -78,10 +80,10 @@ struct Datagrams {
 const REQUESTS: TcpMark = TcpMark { word: mark::WORD, byte: Role::Request.byte() };
 
 impl ServerPort {
-    /// Opens it in the calling thread's network namespace.
+    /// Opens the port in the calling thread's network namespace.
     ///
     /// # Errors
-    /// Privilege is missing, an address is in use, or a rule cannot be set; nothing is left changed.
+    /// Privilege is missing, an address is in use, or a rule cannot be set; no change remains.
     pub fn open(settings: &ServerSettings) -> Result<ServerPort, PortError> {
         check_mtu(settings.mtu)?;
         let first = settings.listen.first().ok_or(PortError::NoAddress)?;
@@ -97,13 +99,14 @@ impl ServerPort {
             );
             let opened = Raw::open().map_err(PortError::socket("open a raw socket", true))?;
             opened.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
-            // The way of what leaves together is asked for as that of any packet.
+            // The route of runs is looked up as that of unbound packets.
             if settings.runs && !opened.is_bound().unwrap_or(true) {
                 let failed = PortError::socket("open a packet socket", true);
                 runs = Some(Runs::open(SEND_BUFFER).map_err(failed)?);
             }
             raw = Some(opened);
-            // Last: who may not have the sockets is told so, and no more.
+            // Last, so that a process without the privilege for the sockets gets that error and
+            // changes nothing.
             if share.is_none_or(|share| share.number == 0) {
                 changes = Some(keep_out(settings, instance(*first))?);
             }
@@ -122,11 +125,11 @@ impl ServerPort {
         })
     }
 
-    /// Takes one batch of what waits from each socket, calls `each` for every message, and sends what it
-    /// answered; never waits. How many messages there were.
+    /// Processes one batch of packets from each socket: calls `each` for every message, and
+    /// sends its answers. Does not block. Returns the number of messages.
     ///
     /// # Errors
-    /// The kernel's, of a socket: an interface went down, say. The port goes on.
+    /// The kernel's, of a socket: an interface went down, for instance. The port stays usable.
     pub fn turn(
         &mut self,
         mut each: impl FnMut(&[u8], Return, &mut Answers),
@@ -155,31 +158,31 @@ impl ServerPort {
         Ok((self.answers.door.stats.received - before) as usize)
     }
 
-    /// For answers that come of something else than a message; see [`Answers::flush`].
+    /// Sender for answers outside of [`ServerPort::turn`]; see [`Answers::flush`].
     pub fn answers(&mut self) -> &mut Answers {
         &mut self.answers
     }
 
-    /// What to wait for: readable when there is something to do.
+    /// Sockets to wait for: readable when there are packets to process.
     pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let udp = self.answers.datagrams.iter().map(|at| at.socket.as_fd());
         self.tap.iter().map(|tap| tap.as_fd()).chain(udp)
     }
 
-    /// Whether answers wait for [`Answers::flush`].
+    /// Returns whether answers wait for [`Answers::flush`].
     pub fn waits(&self) -> bool {
         let Answers { door, datagrams, .. } = &self.answers;
         door.waits() || datagrams.iter().any(|at| !at.queue.is_empty())
     }
 
-    /// Its counters.
+    /// Counters of the port.
     pub fn stats(&self) -> PortStats {
         self.answers.door.stats
     }
 }
 
 impl Answers {
-    /// Answers a request; leaves with the batch.
+    /// Queues an answer to a request; it is sent with the batch.
     ///
     /// # Errors
     /// The message is longer than [`Answers::room`].
@@ -193,12 +196,12 @@ impl Answers {
         Ok(())
     }
 
-    /// Bytes of the longest message to there now: less where a router has said so.
+    /// Maximum length of a message to this client in bytes, by the present path MTU.
     pub fn room(&self, to: &Return) -> usize {
         to.room(self.door.mtu(to.client().ip()))
     }
 
-    /// Sends what waits; a batch does so by itself.
+    /// Sends the queued answers; a batch does so by itself.
     pub fn flush(&mut self) {
         self.door.flush();
         for at in &mut self.datagrams {
@@ -206,8 +209,9 @@ impl Answers {
         }
     }
 
-    /// From the address that was asked: by the socket of its port; of an event that another machine has extracted,
-    /// whose port this one need not have, as a packet of our own making.
+    /// Queues a datagram from the address that was asked, by the socket of its port. For an
+    /// event that another host has extracted, whose port this one need not have, it is sent as
+    /// a raw packet.
     fn datagram(&mut self, to: &Return) {
         let (from, client) = (to.server(), to.client());
         let fits = |at: &&mut Datagrams| {
@@ -237,7 +241,8 @@ impl Datagrams {
     }
 }
 
-/// What the rules of a server at `first` are called: servers at other addresses of its port have their own.
+/// Instance name of the rules of a server at `first`; servers at other addresses of the same
+/// port have their own.
 fn instance(first: SocketAddr) -> String {
     let port = first.port();
     match first.ip() {
@@ -263,7 +268,7 @@ fn keep_out(settings: &ServerSettings, instance: String) -> Result<Changes, Port
     Ok(changes)
 }
 
-/// The message of a packet in TCP's format, and where its answers go.
+/// The message of a packet in TCP's format, and the return path of its answers.
 fn read_packet<'a>(
     got: &Received<'a>,
     listen: &[SocketAddr],
@@ -274,7 +279,7 @@ fn read_packet<'a>(
         if let Why::TooBig(mtu) = said.why
             && is_ours(said.source, listen, local)
         {
-            // Anybody can say so of whom he likes: nobody is cut off by it.
+            // The ICMP error may be forged, so the MTU has a lower limit.
             answers.door.too_big(said.destination.ip(), mtu.max(icmp::LEAST_V6));
         }
         return None;
@@ -283,7 +288,7 @@ fn read_packet<'a>(
     let stats = &mut answers.door.stats;
     match tcp::parse(got.bytes, got.length, checksum) {
         Ok(Packet::Message(segment, message)) => {
-            // What only passes this machine is none of ours, and no reason to count.
+            // Packets that are forwarded are not counted.
             let to = is_ours(segment.destination, listen, local).then(|| Return::of(&segment))?;
             let Some(to) = to else {
                 stats.refuse(Refusal::NotOurs);
@@ -334,7 +339,8 @@ fn read_datagram<'a>(
     }
 }
 
-/// Without what only this machine's kernel says of it, but for the scope that a link-local address needs.
+/// Removes the parts that only this host's kernel uses, except for the scope that a link-local
+/// address needs.
 fn canonical(from: SocketAddr) -> SocketAddr {
     let link_local = |ip: &Ipv6Addr| ip.segments()[0] & 0xffc0 == 0xfe80;
     match from {

@@ -1,4 +1,4 @@
-//! What a port counts.
+//! Counters of a port.
 
 use viaduct_proto::trickles::packet::stats::{Refusal, Refusals};
 use viaduct_sys::udp::SendReport;
@@ -6,15 +6,15 @@ use viaduct_sys::udp::SendReport;
 /// Counters of a port since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortStats {
-    /// Messages that came.
+    /// Messages that arrived.
     pub received: u64,
-    /// Packets that came and were refused.
+    /// Packets that arrived and were refused.
     pub refused: Refusals,
-    /// Routers' words that a packet was too long.
+    /// ICMP errors that a packet was too long.
     pub too_big: u64,
-    /// What became of what was sent.
+    /// Results of sending.
     pub sent: SendReport,
-    /// Of the packets that were sent in TCP's format, those that left together with others.
+    /// Packets in TCP's format that were sent as part of a run.
     pub together: u64,
 }
 

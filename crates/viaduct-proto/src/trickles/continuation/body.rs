@@ -1,15 +1,15 @@
-//! The bytes of a continuation before its code.
+//! Wire format of a continuation without its code.
 
 use super::{Continuation, Losses, Mode};
 use crate::trickles::bytes::{Reader, put_u48};
 use crate::trickles::piece::{Acks, Piece};
 use crate::trickles::plan::Run;
 
-/// Where its number stands.
+/// Offset of the packet's number.
 const NUMBER_AT: usize = 24;
 
 impl Continuation {
-    /// Appends it without its code, which one of secret number `secret` is to be.
+    /// Appends the continuation without its code, for one with the secret of number `secret`.
     pub(in crate::trickles) fn emit_body(&self, secret: u8, out: &mut Vec<u8>) {
         let acks =
             u8::from(self.piece.acks.delayed) << 5 | u8::from(self.piece.acks.by_request) << 4;
@@ -34,7 +34,7 @@ impl Continuation {
         }
     }
 
-    /// Reads the fields of one without its code, and how long they are.
+    /// Parses a continuation without its code. Returns its length, too.
     pub(in crate::trickles) fn peek_body(bytes: &[u8]) -> Option<(Continuation, usize)> {
         let mut reader = Reader(bytes);
         let continuation = read(&mut reader)?;
@@ -42,7 +42,7 @@ impl Continuation {
     }
 }
 
-/// Puts another packet's number into the body of a continuation: `offset` above the base.
+/// Replaces the packet's number in the body of a continuation by `offset` above the base.
 pub(in crate::trickles) fn renumber(body: &mut [u8], offset: u32) {
     if let Some(place) = body.get_mut(NUMBER_AT..NUMBER_AT + 4) {
         place.copy_from_slice(&offset.to_be_bytes());
@@ -57,7 +57,7 @@ fn read(from: &mut Reader) -> Option<Continuation> {
     let (connection, generation, tag) = (from.u64()?, from.u16()?, from.u32()?);
     let (base, offset) = (from.u64()?, from.u32()?);
     let (start, ssthresh) = (from.u16()?, from.u16()?);
-    // Numbers stay far from their end, so that sums of them do not overflow.
+    // Numbers stay far below 2^64, so that sums of them do not overflow.
     if base == 0 || base >= 1 << 62 || start == 0 {
         return None;
     }

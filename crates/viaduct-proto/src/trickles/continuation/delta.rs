@@ -1,21 +1,23 @@
-//! What is left of a continuation for a client that has another of its piece (5.3).
+//! Delta of a continuation, for a client that has another one of the same piece (5.3).
 
 use super::{CONTINUATION, Continuation, renumber};
 use crate::trickles::bytes::{Reader, put_u48};
 use crate::trickles::keys::{Keys, MAC};
 
-/// Where its timestamp and its RTT stand.
+/// Offset of the timestamp and the RTT.
 const TIME_AT: usize = 32;
 
-/// What of a continuation a client cannot know that has another of its piece (5.3).
+/// The part of a continuation that a client with another one of the same piece cannot know
+/// (5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delta<'a>(&'a [u8]);
 
-/// Bytes of a [`Delta`]: number of the secret 1, timestamp 6, smoothed RTT 4, code 16.
+/// Length of a [`Delta`] in bytes: number of the secret 1, timestamp 6, smoothed RTT 4, code
+/// 16.
 pub const DELTA: usize = 1 + 6 + 4 + MAC;
 
 impl<'a> Delta<'a> {
-    /// Takes one off `reader`.
+    /// Takes a delta off `reader`.
     pub(in crate::trickles) fn read(reader: &mut Reader<'a>) -> Option<Self> {
         reader.take(DELTA).map(Delta)
     }
@@ -25,7 +27,7 @@ impl<'a> Delta<'a> {
         self.0[0]
     }
 
-    /// The continuation `offset` above the base of the piece that `model` is of: its bytes.
+    /// Bytes of the continuation at `offset` above the base, for a `model` of the same piece.
     pub(in crate::trickles) fn on(self, model: &[u8], offset: u32) -> Option<Vec<u8>> {
         let mut bytes = model.get(..CONTINUATION - MAC)?.to_vec();
         bytes[0] = self.0[0];
@@ -39,7 +41,7 @@ impl<'a> Delta<'a> {
 }
 
 impl Continuation {
-    /// Appends what is left of it for a client that has another of its piece. No losses wait.
+    /// Appends the delta of the continuation, in which no losses wait for their repair.
     pub(in crate::trickles) fn emit_delta(&self, keys: &Keys, out: &mut Vec<u8>) {
         let start = out.len();
         self.emit_body(keys.number(), out);

@@ -1,5 +1,5 @@
-//! The transport continuation: what TCP would keep of a connection at the server (2.1), in
-//! 70 + 12 m bytes where m losses wait for their repair. The paper's has 75 + 12 m.
+//! The transport continuation: the state that TCP would keep of a connection at the server
+//! (2.1), in 70 + 12 m bytes where m losses wait for their repair. The paper's has 75 + 12 m.
 //!
 //! ```text
 //!   0  number of the secret 1
@@ -32,19 +32,19 @@ use super::plan::Run;
 pub(super) use body::renumber;
 pub use delta::{DELTA, Delta};
 
-/// Bytes of a continuation without its losses.
+/// Length of a continuation without losses, in bytes.
 pub const CONTINUATION: usize = 54 + MAC;
-/// Bytes that each loss adds.
+/// Bytes per loss.
 pub const LOSS: usize = 12;
-/// Most losses in one.
+/// Maximum number of losses in a continuation.
 pub const MOST_LOSSES: usize = 15;
 
-/// What a continuation is for.
+/// Purpose of a continuation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// A ticket: its echo shows that the client is where it says, and begins a piece.
+    /// A ticket: its echo proves the client's address, and begins a piece.
     Ticket,
-    /// A packet of a piece that began anew.
+    /// A packet of a piece that began with a first window.
     Begun,
     /// A packet of a piece that began with the survivors of the one before it.
     Survivors,
@@ -63,8 +63,8 @@ impl Losses {
         &self.runs[..usize::from(self.count)]
     }
 
-    /// Adds one. Beyond [`MOST_LOSSES`] they are not watched: whoever has so many has shown it, and
-    /// that the first of them are repaired is shown later.
+    /// Adds a loss. Losses beyond [`MOST_LOSSES`] are not tracked: the client has reported
+    /// them, and proves later that the first ones are repaired.
     pub fn push(&mut self, run: Run) {
         if let Some(free) = self.runs.get_mut(usize::from(self.count)) {
             *free = run;
@@ -76,52 +76,52 @@ impl Losses {
 /// A transport continuation. See the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Continuation {
-    /// What it is for.
+    /// Purpose.
     pub mode: Mode,
-    /// Which connection.
+    /// Number of the connection.
     pub connection: u64,
-    /// How often the connection was restarted; wraps.
+    /// Number of restarts of the connection; wraps around.
     pub generation: u16,
-    /// What responses to this client carry.
+    /// Tag in all responses to this client.
     pub tag: u32,
     /// The loss-free piece that the packet belongs to.
     pub piece: Piece,
     /// The packet's number, at or above the piece's base.
     pub number: u64,
-    /// When it was made, in microseconds of the server's clock; below 2^48.
+    /// Time at which it was made, in microseconds of the server's clock; below 2^48.
     pub timestamp: u64,
-    /// The smoothed round trip, in microseconds; 0 if none was measured.
+    /// Smoothed round trip in microseconds; 0 if none was measured.
     pub rtt: u32,
     /// Number of the secret that the connection's nonces are made with.
     pub nonces: u8,
-    /// The client's address, as [`Keys`] hash it.
+    /// Hash of the client's address, computed by [`Keys`].
     pub address: u64,
-    /// Longest message of a response, in bytes.
+    /// Maximum length of a response message in bytes.
     pub message: u16,
-    /// Most lost packets that one request has sent again; below 128.
+    /// Maximum number of lost packets that one request has retransmitted; below 128.
     pub burst: u8,
-    /// Whether the server leaves out of its packets what the client has of their piece (5.3).
+    /// True if the server's packets omit what the client knows of their piece (5.3).
     pub delta: bool,
-    /// Losses whose repair the client has not yet shown.
+    /// Losses whose repair the client has not proven yet.
     pub losses: Losses,
 }
 
-/// A continuation that is none of ours.
+/// Reason why a continuation is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     /// Too short, or fields out of range.
     #[error("these bytes are no transport continuation")]
     Malformed,
-    /// The secret is not, or no longer, in the ring.
+    /// The secret is not in the ring, or not any more.
     #[error("the continuation is of secret {0}, which is not in the ring: open a new connection")]
     UnknownSecret(u8),
-    /// The code does not fit.
+    /// The code does not match.
     #[error("the continuation was altered, or made with another secret")]
     Forged,
 }
 
 impl Continuation {
-    /// Bytes of this continuation on the wire.
+    /// Length of this continuation on the wire, in bytes.
     pub fn len(&self) -> usize {
         CONTINUATION + LOSS * self.losses.runs().len()
     }
@@ -131,7 +131,7 @@ impl Continuation {
         false
     }
 
-    /// Appends it to `out`, authenticated.
+    /// Appends the continuation with its code.
     pub fn emit(&self, keys: &Keys, out: &mut Vec<u8>) {
         let start = out.len();
         self.emit_body(keys.number(), out);
@@ -139,7 +139,8 @@ impl Continuation {
         out.extend_from_slice(&mac);
     }
 
-    /// Reads the fields without checking the code, as a client does, and how long it is.
+    /// Parses a continuation without verifying its code, as a client does. Returns its length,
+    /// too.
     ///
     /// # Errors
     /// [`Invalid::Malformed`].
@@ -149,7 +150,8 @@ impl Continuation {
         if bytes.len() < len { Err(Invalid::Malformed) } else { Ok((continuation, len)) }
     }
 
-    /// Reads one that begins `bytes`, and checks that a replica with this ring has made it.
+    /// Parses the continuation at the beginning of `bytes`, and verifies that a replica with
+    /// this ring has made it.
     ///
     /// # Errors
     /// Any [`Invalid`].

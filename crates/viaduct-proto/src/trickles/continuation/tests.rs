@@ -2,7 +2,7 @@ use super::*;
 use crate::trickles::bytes::Reader;
 use crate::trickles::piece::Acks;
 
-/// One with `losses` losses.
+/// A continuation with `losses` losses.
 pub(crate) fn sample(losses: u64) -> Continuation {
     let acks = Acks { delayed: true, by_request: false };
     let mut continuation = Continuation {

@@ -1,4 +1,4 @@
-//! How a request came, and its answers go.
+//! Channel of a request, by which its answers are sent, too.
 
 use aes_siv::KeyInit as _;
 use aes_siv::siv::Aes128Siv;
@@ -7,7 +7,7 @@ use super::{HELLO, ID, KEY, RESPONSE, SIV, kind};
 use crate::trickles::bytes::Reader;
 use crate::trickles::keys::KeyRing;
 
-/// In clear, or under a key.
+/// Clear or encrypted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::trickles) enum Channel {
     #[default]
@@ -20,17 +20,17 @@ pub(in crate::trickles) enum Channel {
     },
 }
 
-/// What answers begin with.
+/// Head of the answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::trickles) enum Form {
-    /// Which connection it is.
+    /// Response with the id of the connection's key.
     Response,
-    /// The end of a handshake.
+    /// End of a handshake.
     Answer([u8; HELLO]),
 }
 
 impl Channel {
-    /// Writes an answer in place of what is in `out`; false if its secret is gone.
+    /// Replaces the contents of `out` by an answer. Returns false if its secret is gone.
     pub(in crate::trickles) fn seal(
         &self,
         ring: &KeyRing,
@@ -52,7 +52,7 @@ impl Channel {
         ring.channel_key(*secret, id).is_some_and(|key| seal(&key, message, out).is_some())
     }
 
-    /// Whether `ring` has the secret that answers are under.
+    /// Returns whether `ring` has the secret of the answers' key.
     pub(in crate::trickles) fn is_answerable(&self, ring: &KeyRing) -> bool {
         match self {
             Channel::Clear => true,
@@ -60,7 +60,7 @@ impl Channel {
         }
     }
 
-    /// The same as bytes, for an event that is given away.
+    /// Serializes the channel, for an event that is extracted.
     pub(in crate::trickles) fn emit(&self) -> Vec<u8> {
         match self {
             Channel::Clear => Vec::new(),
@@ -74,7 +74,7 @@ impl Channel {
         }
     }
 
-    /// From such bytes; none if they are none.
+    /// Parses a serialized channel; `None` if it is invalid.
     pub(in crate::trickles) fn parse(bytes: &[u8]) -> Option<Channel> {
         let mut reader = Reader(bytes);
         let Some(secret) = reader.u8() else { return Some(Channel::Clear) };
@@ -86,7 +86,7 @@ impl Channel {
         Some(Channel::Sealed { secret, id, form })
     }
 
-    /// Bytes that it adds to an answer.
+    /// Overhead of an answer in bytes.
     pub(in crate::trickles) fn overhead(&self) -> usize {
         match self {
             Channel::Clear => 0,
@@ -96,7 +96,7 @@ impl Channel {
     }
 }
 
-/// Appends `message` under `key` to what is in `out`, which is authenticated with it.
+/// Appends `message` under `key` to `out`, whose contents are authenticated with it.
 pub(super) fn seal(key: &[u8; KEY], message: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let head = out.len();
     out.extend_from_slice(&[0; SIV]);
@@ -108,7 +108,8 @@ pub(super) fn seal(key: &[u8; KEY], message: &[u8], out: &mut Vec<u8>) -> Option
     Some(())
 }
 
-/// What is under `key` in a message behind its `head` bytes; none if it was altered, or is not.
+/// Decrypts a message with `head` bytes before the SIV; `None` if it was altered, or is not
+/// under `key`.
 pub(super) fn open(key: &[u8; KEY], message: &[u8], head: usize) -> Option<Vec<u8>> {
     let (before, rest) = message.split_at_checked(head)?;
     let (siv, body) = rest.split_first_chunk::<SIV>()?;

@@ -1,4 +1,4 @@
-//! The client's side: handshakes that wait, and keys.
+//! The client's side: pending handshakes, and keys.
 
 use std::collections::VecDeque;
 
@@ -10,14 +10,14 @@ use crate::keys::{Entropy, PublicKey};
 use crate::trickles::bytes::Reader;
 use crate::trickles::wire::request::is_open;
 
-/// Bytes that sealing adds to the first message of a connection: no opening is shorter.
+/// Overhead of a sealed first message in bytes: no opening is shorter.
 pub const OPENING: usize = 1 + EPHEMERAL + 2 + PADDED + TAG;
-/// Handshakes that wait, and keys that are kept.
+/// Maximum number of pending handshakes, and of keys that are kept.
 const MOST: usize = 4;
 
-/// A handshake whose answer did not come yet.
+/// A handshake that was not answered yet.
 struct Pending {
-    /// The first bytes of its ephemeral key, by which answers say which they are of.
+    /// First bytes of its ephemeral key, by which answers are matched.
     of: [u8; 4],
     noise: Box<HandshakeState>,
 }
@@ -28,12 +28,13 @@ struct Key {
     key: [u8; KEY],
 }
 
-/// A client's encryption, of one connection and those that take its place. See the [module](super).
+/// Encryption state of a client, for one connection and those that replace it. See the
+/// [module](super).
 pub struct ClientCrypt {
     server: PublicKey,
     entropy: Entropy,
     pending: VecDeque<Pending>,
-    /// The newest first.
+    /// Keys, the newest first.
     keys: VecDeque<Key>,
     refused: u64,
 }
@@ -45,18 +46,19 @@ impl std::fmt::Debug for ClientCrypt {
 }
 
 impl ClientCrypt {
-    /// To a server that has the secret key of `server`.
+    /// Creates the state for a server that has the secret key of `server`.
     pub fn new(server: PublicKey, entropy: Entropy) -> Self {
         let (pending, keys) = Default::default();
         ClientCrypt { server, entropy, pending, keys, refused: 0 }
     }
 
-    /// Messages that did not open: in clear, altered, or of somebody else.
+    /// Number of messages that could not be decrypted: in clear, altered, or from another host.
     pub fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// A message of the connection's, as it is sent. None: there is no key for it yet, and it is lost.
+    /// Encrypts a message of the connection. `None` if there is no key for it yet; the message
+    /// is then lost.
     pub fn seal(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         if is_open(message) {
             return self.begin(message);
@@ -68,7 +70,7 @@ impl ClientCrypt {
         Some(out)
     }
 
-    /// What is in a message that came; none if it is not the server's, which is counted.
+    /// Decrypts a message that arrived. `None` if it is not from the server, which is counted.
     pub fn open(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         let opened = match message.first() {
             Some(&kind::RESPONSE) => self.response(message),
@@ -95,11 +97,11 @@ impl ClientCrypt {
         Some(out)
     }
 
-    /// The end of a handshake, and a response with it.
+    /// Completes a handshake, and decrypts the response that came with it.
     fn finish(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         let (hello, _) = message.split_first_chunk::<HELLO>()?;
         let of = &hello[1..5];
-        // An answer that came before: its key is there.
+        // A duplicate of an answer: its key is known.
         let known = self.keys.iter().find_map(|key| open(&key.key, message, HELLO));
         if known.is_some() {
             return known;
@@ -110,7 +112,7 @@ impl ClientCrypt {
         self.pending.remove(at);
         let mut reader = Reader(&given);
         let key = Key { secret: reader.u8()?, id: reader.array()?, key: reader.array()? };
-        // That much is the server's, whatever became of the rest.
+        // The key is authentic even if the rest was altered.
         let inner = open(&key.key, message, HELLO);
         self.keys.push_front(key);
         self.keys.truncate(MOST);

@@ -1,31 +1,35 @@
-//! Messages that nobody on the way can read, or alter (beyond the paper, section 2.2): who keeps nothing
-//! can keep no session key, so the key is made anew for each request, of a secret and of what travels.
+//! Encryption of messages (beyond the paper, section 2.2). A server without per-connection
+//! state cannot store session keys, so it derives the key anew for each request, from a secret
+//! and from an id in the message.
 //!
 //! ```text
 //!   client: knows the server's public key          server: its key pair, the ring of secrets
 //!     │ ── opening: Noise NK [e, es] ( first message ) ──▶ │ id: random; key = F(secret, id)
 //!     │ ◀─ answer:  Noise NK [e, ee] ( secret's number, id, key ) + response under key
-//!     │ ── request: secret's number, id, message under key ──▶ │ key = F(secret, id), on any replica
+//!     │ ── request: secret's number, id, message under key ──▶ │ key = F(secret, id), any replica
 //!     │ ◀────────────────────────── response under key ──────── │
 //! ```
 //!
 //! ```text
 //!  opening    c1 | e 32 | { length 2 | message | zeros } 16
-//!  answer     c2 | of e 4 | e 32 | { number of the secret 1 | id 12 | key 32 } 16 | siv 16 | message
+//!  answer     c2 | of e 4 | e 32 | { secret's number 1 | id 12 | key 32 } 16 | siv 16 | message
 //!  request    c3 | number of the secret 1 | id 12 | siv 16 | message
 //!  response   c4 | of the id 4 | siv 16 | message
 //! ```
 //!
-//! What stands in braces is Noise's (NK, Curve25519, ChaCha20-Poly1305, BLAKE2s). All else is under AES-SIV (RFC
-//! 5297), with all that stands before it as associated data. Messages bear no numbers of their own that would never
-//! be used twice, and replicas cannot agree on any: SIV takes no harm from that. All that a watcher learns
-//! is that two messages were the same. What [`wire`](super::wire) has is inside; nothing there knows of it.
+//! The parts in braces are Noise's (NK, Curve25519, ChaCha20-Poly1305, BLAKE2s). All else is
+//! under AES-SIV (RFC 5297), with the preceding bytes as associated data. Messages have no
+//! numbers that are used only once, and replicas cannot agree on any: SIV does not need them.
+//! An eavesdropper learns only that two messages were the same. Inside are the messages of
+//! [`wire`](super::wire), unchanged.
 //!
-//! - Who answers an opening has the secret key of the public one that the client knows.
-//! - Whoever gets hold of that secret key later can read first messages of connections that were recorded, and
-//!   nothing else of them: keys travel under Noise's fresh ones too. Whoever gets hold of a ring's secret can
-//!   read what it protected. So what was said is safe once the secret is rotated out and forgotten.
-//! - First messages can be sent again by anybody who has seen them, as without encryption.
+//! - The server that answers an opening has the secret key of the public one that the client
+//!   knows.
+//! - An attacker who gets that secret key later can read first messages of recorded
+//!   connections, and nothing else of them: session keys are also under Noise's ephemeral keys.
+//!   An attacker who gets a ring's secret can read the messages that it protects. So past
+//!   messages are safe once the secret is rotated out and forgotten.
+//! - First messages can be replayed by an eavesdropper, as without encryption.
 
 mod channel;
 mod client;
@@ -42,30 +46,30 @@ pub use server::{ServerCrypt, Stats};
 
 use crate::keys::{Entropy, Resolver};
 
-/// Bytes that sealing adds to a request.
+/// Overhead of a sealed request in bytes.
 pub const REQUEST: usize = 1 + 1 + ID + SIV;
-/// Bytes that sealing adds to a response.
+/// Overhead of a sealed response in bytes.
 pub const RESPONSE: usize = 1 + 4 + SIV;
 
-/// Bytes of a connection's number here.
+/// Length of the id of a connection's key in bytes.
 const ID: usize = 12;
 const SIV: usize = 16;
-/// Noise's ephemeral key, and its tags.
+/// Lengths of Noise's ephemeral key, and of its tags.
 const EPHEMERAL: usize = 32;
 const TAG: usize = 16;
-/// Bytes of a key: of SIV with AES-128.
+/// Length of a key in bytes: of SIV with AES-128.
 const KEY: usize = 32;
-/// Noise's second message.
+/// Length of Noise's second message.
 const SECOND: usize = EPHEMERAL + 1 + ID + KEY + TAG;
-/// Bytes before what is under the key in an answer.
+/// Length of an answer's part before the SIV.
 const HELLO: usize = 1 + 4 + SECOND;
-/// Bytes that an opening is longer than its message, so that the answer is no longer than the opening.
+/// Padding of an opening in bytes, so that the answer is no longer than the opening.
 const PADDED: usize = 64;
 
 const PATTERN: &str = "Noise_NK_25519_ChaChaPoly_BLAKE2s";
 const PROLOGUE: &[u8] = b"viaduct trickles 1";
 
-/// What a sealed message is.
+/// Types of sealed messages.
 mod kind {
     pub(super) const OPENING: u8 = 0xc1;
     pub(super) const ANSWER: u8 = 0xc2;
@@ -73,7 +77,8 @@ mod kind {
     pub(super) const RESPONSE: u8 = 0xc4;
 }
 
-/// A handshake, whose `key` says who the server is: its own, or the one that the client knows.
+/// Starts a handshake. `key` sets the server's key: its own secret key, or the public key that
+/// the client knows.
 fn noise<'k>(
     entropy: &Entropy,
     key: impl FnOnce(Builder<'k>) -> Result<Builder<'k>, snow::Error>,

@@ -9,35 +9,35 @@ use crate::time::{Duration, Instant};
 use crate::trickles::bytes::Reader;
 use crate::trickles::keys::KeyRing;
 
-/// Handshakes a second, at most, and how many may come at once: each takes about 150 microseconds of a
-/// core, and anybody can ask for one, garbage of an opening's length too. What is beyond is not answered; its
-/// client asks again.
+/// Maximum number of handshakes per second, and maximum burst. Each takes about 150
+/// microseconds of a core, and any host can request one, also with garbage of an opening's
+/// length. Openings beyond the limit are not answered; their clients try again.
 const RATE: u32 = 2_000;
 const AT_ONCE: u32 = 200;
-/// What one of them is apart.
+/// Interval of handshakes at this rate.
 const APART: Duration = Duration::from_nanos(1_000_000_000 / RATE as u64);
 
-/// What became of messages.
+/// Counters of messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Handshakes.
     pub handshakes: u64,
-    /// Requests that were opened.
+    /// Requests that were decrypted.
     pub opened: u64,
     /// Refused: altered, under another key, or of a secret that is gone.
     pub altered: u64,
-    /// Refused: in clear, where that is not wanted.
+    /// Refused: in clear where encryption is required.
     pub clear: u64,
-    /// Refused: more handshakes than there is time for.
+    /// Refused: handshakes beyond the rate limit.
     pub busy: u64,
 }
 
-/// A server's encryption. See the [module](super).
+/// Encryption state of a server. See the [module](super).
 pub struct ServerCrypt {
     identity: SecretKey,
     required: bool,
     entropy: Entropy,
-    /// When the handshakes so far would be done, had they come one by one.
+    /// Time at which all handshakes so far would be done at the maximum rate.
     busy_until: Instant,
     stats: Stats,
 }
@@ -49,14 +49,14 @@ impl std::fmt::Debug for ServerCrypt {
 }
 
 impl ServerCrypt {
-    /// For a server that is known by `identity`, which its replicas share. `required`: what comes in
-    /// clear is refused.
+    /// Creates the state of a server with the secret key `identity`, which its replicas share.
+    /// With `required`, messages in clear are refused.
     pub fn new(identity: SecretKey, required: bool, entropy: Entropy) -> Self {
         let busy_until = Instant::ZERO;
         ServerCrypt { identity, required, entropy, busy_until, stats: Stats::default() }
     }
 
-    /// What its clients know it by.
+    /// Public key of the server, which clients must know.
     pub fn public(&self) -> PublicKey {
         self.identity.public()
     }
@@ -66,8 +66,8 @@ impl ServerCrypt {
         self.stats
     }
 
-    /// Opens a message: what was in it, if it was sealed at all, and how its answers go. None: it is
-    /// refused, which is counted.
+    /// Decrypts a message. Returns its content, if it was encrypted, and the channel of its
+    /// answers. `None` if it is refused, which is counted.
     pub(in crate::trickles) fn open(
         &mut self,
         now: Instant,
@@ -76,8 +76,9 @@ impl ServerCrypt {
     ) -> Option<(Option<Vec<u8>>, Channel)> {
         let opened = match message.first() {
             Some(&kind::REQUEST) => request(ring, message),
-            // What is too short to be one takes none of the time for handshakes. Whether anything longer is one,
-            // only the exchange of keys tells, which is what takes the time.
+            // Messages shorter than any opening do not count against the rate limit. For longer
+            // ones only the key exchange tells whether they are openings, and that is the
+            // expensive part.
             Some(&kind::OPENING) if message.len() < OPENING => None,
             Some(&kind::OPENING) => {
                 if !self.has_time(now) {
@@ -120,7 +121,8 @@ impl ServerCrypt {
         let mut reader = Reader(&inside);
         let length = reader.u16()?;
         let inner = reader.take(length.into())?.to_vec();
-        // Its answer is to be no longer than it is: inside, the same holds of the message.
+        // The answer must not be longer than the opening: the same holds for the message
+        // inside.
         if reader.0.len() < PADDED {
             return None;
         }

@@ -15,7 +15,7 @@ pub const MAX_LEN: usize = 2 + 2 * 18 + 12;
 /// ```text
 ///   a request      seq s, length n, ack a, ahead h   ──▶  answers from number a + h on, ack s + n
 ///   a SYN          seq s                             ──▶  first: a SYN-ACK, its number made of s;
-///                                                         others follow it; ack s + 1
+///                                                         others at its number + 1; ack s + 1
 /// ```
 ///
 /// The payloads of a SYN and of its answer take no numbers: a SYN may be sent again with

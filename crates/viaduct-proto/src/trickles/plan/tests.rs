@@ -1,4 +1,4 @@
-//! Whole windows with losses: what their requests bring, taken together.
+//! Whole windows with losses: the packets that all their requests together bring.
 
 use super::*;
 use crate::rng::Rng;
@@ -8,7 +8,7 @@ fn piece(start: u16, ssthresh: u16, delayed: bool) -> Piece {
     Piece { base: 101, start, ssthresh, acks: Acks { delayed, by_request: false } }
 }
 
-/// The gaps below `number`, of a piece of which `lost` are lost.
+/// The gaps below `number` in a piece whose packets `lost` are lost.
 fn gaps(base: u64, number: u64, lost: &[u64]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for n in base..number {
@@ -23,7 +23,8 @@ fn gaps(base: u64, number: u64, lost: &[u64]) -> Vec<Run> {
     runs
 }
 
-/// All that the requests of one window bring, if `lost` are lost: (again, grouped, fresh).
+/// All packets that the requests of one window bring, if `lost` are lost: (again, grouped,
+/// fresh).
 fn window(piece: Piece, lost: &[u64], burst: usize) -> (Vec<u64>, Vec<u64>, Vec<u64>) {
     let last = piece.sent(lost[0] - 1);
     let (mut again, mut grouped, mut fresh) = (vec![], vec![], vec![]);
@@ -66,7 +67,7 @@ fn one_loss_of_eight_halves_the_window() {
 fn survivors_that_were_lost_are_grouped_by_the_request_behind_them() {
     let (again, grouped, fresh) = window(piece(8, 8, false), &[101, 106, 107], 3);
     assert_eq!(again, [101, 106, 107]);
-    // 105 survives without data, for 101 is sent again in its place.
+    // 105 survives without data, because 101 is retransmitted in its place.
     assert_eq!((grouped, fresh), (vec![109, 110, 111], vec![112]));
 }
 
@@ -93,8 +94,8 @@ fn what_is_lost_at_the_end_is_made_up_by_the_next_piece() {
     assert!(tail(next, 111, Tail { lost: 2, unanswered: 2 }, 3).is_err());
 }
 
-/// Random windows with random losses: nothing is sent again twice, survivors are never more than
-/// newCwnd, and all of them come unless the end of the window is lost.
+/// Random windows with random losses: no packet is retransmitted twice, survivors are never
+/// more than newCwnd, and all of them are sent unless the end of the window is lost.
 #[test]
 fn any_losses_leave_half_a_window() {
     let mut rng = Rng::from_seed(11);
@@ -109,12 +110,12 @@ fn any_losses_leave_half_a_window() {
 
         let answered = (first + 1..=last).rev().find(|n| !lost.contains(n) && piece.is_point(*n));
         let expected: Vec<u64> = lost.iter().copied().filter(|&n| Some(n) < answered).collect();
-        // More than the limit may be left for the last request.
+        // Losses beyond the limit may be left for the last request.
         let left = expected.len().saturating_sub(again.len());
         assert!(left == 0 || expected.len() > MOST_BURST, "{left} of {lost:?} are left");
         assert_eq!(again, expected[..again.len()], "{piece:?} loses {lost:?}");
 
-        // Repairs and new data together are what half a window has.
+        // Repairs and new data together are half a window.
         if answered == Some(last) {
             let sent = again.len() + fresh.len();
             assert!(sent <= again.len().max(survivors as usize), "{piece:?} loses {lost:?}");

@@ -73,13 +73,13 @@ fn what_is_ahead_of_the_clock_is_remembered_until_the_clock_has_come_there() {
     let mut replay = window(1 << 16);
     let made = at(400);
     assert!(replay.admit(at(0), made) && replay.note(at(0), 1, Once::Answered(1)));
-    // Within 100 ms twelve times as much as there is memory for.
+    // Within 100 ms twelve times as many as there is memory for.
     for number in 0..200_000 {
         let now = at(number / 2_000);
         assert!(replay.admit(now, now) && replay.note(now, 2, Once::Answered(number)));
         assert!(replay.knows(1, Once::Answered(1)), "forgotten at {number}");
     }
-    // Then it may be forgotten, and is not answered all the same.
+    // Then it may be forgotten, and is refused for its age.
     for number in 200_000..300_000 {
         let now = at(301 + number / 2_000);
         assert!(replay.admit(now, now) && replay.note(now, 2, Once::Answered(number)));
@@ -116,7 +116,8 @@ fn replicas_whose_clocks_are_ahead_are_heard_at_all_times_when_all_is_calm() {
     }
 }
 
-/// Microseconds until a continuation comes, those that it is ahead of the clock, and what its answer notes.
+/// Microseconds until a continuation arrives, its lead over the clock, and the entries that its
+/// answer records.
 fn coming() -> impl Strategy<Value = (u64, i64, u64)> {
     let pause = prop_oneof![9 => 1_u64..300, 1 => 1_u64..200_000];
     let ahead = prop_oneof![-300_000_i64..0, -300_i64..300, 0_i64..500_000];
@@ -130,7 +131,7 @@ proptest! {
     fn nothing_is_answered_twice_and_what_is_made_now_is_always_answered(
         all in proptest::collection::vec(coming(), 1..300)
     ) {
-        // Places for 256 notes a slice.
+        // Room for 256 entries a slice.
         let mut replay = window(1 << 12);
         let (mut now, mut answered) = (at(0), Vec::new());
         for (number, (pause, ahead, notes)) in (0_u64..).zip(all) {

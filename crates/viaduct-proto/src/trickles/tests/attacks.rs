@@ -1,4 +1,4 @@
-//! What a client or somebody on the way may try, and what comes of it.
+//! Attacks by a client or an eavesdropper, and their results.
 
 use std::net::SocketAddr;
 
@@ -20,7 +20,7 @@ fn elsewhere() -> SocketAddr {
     SocketAddr::from(([198, 51, 100, 9], 4_000))
 }
 
-/// A packet that a client keeps: number, nonce, continuation.
+/// A packet that a client has received: number, nonce, continuation.
 #[derive(Clone, Debug)]
 struct Kept {
     number: u64,
@@ -153,7 +153,8 @@ fn a_hidden_loss_is_refused_and_an_admitted_one_halves_the_window() {
         let message = request(0, kept, &ranges(&window[..=first]));
         assert_eq!(serve(&mut server, at(200), address(), LENGTH, &message).len(), 2);
     }
-    // The refusal has not used the continuation up: somebody may have overheard it.
+    // The refusal does not use the continuation up, as an eavesdropper may have sent the
+    // request.
     let received = [&window[..2], &window[3..]].concat();
     let mut brought = 0;
     for last in 3..=10 {
@@ -161,8 +162,8 @@ fn a_hidden_loss_is_refused_and_an_admitted_one_halves_the_window() {
         let message = request(0, kept, &ranges(&received[..last]));
         brought += serve(&mut server, at(200 + last as u64), address(), LENGTH, &message).len();
     }
-    // Of the twelve packets in flight the last six survive; two of them have come already. One of
-    // the two is without data, in favour of the repair.
+    // Of the twelve packets in flight the last six survive; two of them have arrived already.
+    // One of the two is without data, in favour of the repair.
     assert_eq!(brought, 3);
 }
 
@@ -186,7 +187,7 @@ fn a_client_that_moves_gets_no_more_than_it_sends_until_it_has_echoed() {
         (5, 5),
         "as after a loss, which it need not have told"
     );
-    // What it held at its old address is over.
+    // The continuations at the old address are invalid.
     let old = request(0, &window[1], &ranges(&window[..2]));
     assert_eq!(refusal(&mut server, at(300), address(), &old), Refusal::Superseded(0));
 }
@@ -213,7 +214,7 @@ fn a_timeout_ends_the_trickles_before_it() {
     let old = request(0, &window[1], &ranges(&window[..2]));
     assert_eq!(refusal(&mut server, at(500), address(), &old), Refusal::Superseded(0));
     assert_eq!(refusal(&mut server, at(501), address(), &message), Refusal::Replayed);
-    // Many attempts at once are not many first windows.
+    // Many attempts at once do not yield many first windows.
     let soon = request(6, &window[0], &ranges(&window[..1]));
     let refused = refusal(&mut server, at(502), address(), &soon);
     assert!(matches!(refused, Refusal::TooSoon { attempt: 6, .. }), "{refused}");
@@ -224,7 +225,7 @@ fn a_client_silent_beyond_the_horizon_resumes() {
     let (mut server, window) = begun();
     let message = request(1, &window[0], &ranges(&window[..1]));
     let late = at(0) + Duration::from_secs(3_600);
-    // Whoever repeats it later, in the name of who has the address by then, gets as little.
+    // A replay at a later time, with the address of another host by then, gets as little.
     let mut ticket = Vec::new();
     for _ in 0..20 {
         let answer = serve(&mut server, late, address(), LENGTH, &message);
@@ -254,7 +255,7 @@ fn a_silence_is_no_timeout_unless_something_was_lost_before() {
         let late = at(0) + Duration::from_secs(silence);
         let answer = serve(&mut server, late, address(), LENGTH, &message);
         assert_eq!(answer.len(), packets, "after {silence} s, with {} that came", came.len());
-        // Who says it once more has lost the answer: that is a timeout.
+        // A repetition means that the answer was lost, which counts as a timeout.
         let message = request(2, came.last().unwrap(), &ranges(&came));
         assert_eq!(serve(&mut server, late, address(), LENGTH, &message).len(), 1);
     }
@@ -294,7 +295,7 @@ fn whoever_has_lost_every_answer_to_a_restart_gets_a_ticket_as_often_as_need_be(
         if now.since(at(100)) < Duration::from_secs(30) {
             assert_eq!(refusal(&mut server, now, address(), &message), Refusal::Replayed);
         } else {
-            // What is so old is remembered no longer.
+            // The record of it has expired.
             assert_eq!(kept(&answer)[0].known.unwrap().mode, Mode::Ticket);
         }
     }
@@ -317,7 +318,8 @@ fn whoever_has_lost_every_answer_to_a_restart_gets_a_ticket_as_often_as_need_be(
 #[test]
 fn a_request_makes_up_for_those_that_were_lost_before_it() {
     let (mut server, window) = begun();
-    // Those of the first four packets are lost; that of the fifth says that all have arrived.
+    // The requests of the first four packets are lost; that of the fifth proves that all have
+    // arrived.
     let message = request(0, &window[4], &ranges(&window[..5]));
     let answer = serve(&mut server, at(200), address(), LENGTH, &message);
     assert_eq!(answer.len(), 3, "a group, and two packets of its own");
@@ -326,7 +328,7 @@ fn a_request_makes_up_for_those_that_were_lost_before_it() {
     let base = window[0].number;
     assert_eq!(numbers, (base + 10..base + 18).collect::<Vec<_>>());
     assert_eq!(server.stats().made_up, 4);
-    // They are answered for, and come no second time.
+    // They are recorded as answered, and not answered again.
     let late = request(0, &window[2], &ranges(&window[..3]));
     assert_eq!(refusal(&mut server, at(201), address(), &late), Refusal::Replayed);
 }
@@ -336,12 +338,12 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
     let is_again =
         |one: &&Vec<u8>| matches!(Response::parse(one.as_slice()).unwrap().form, Form::Again);
     let again = |answer: &[Vec<u8>]| answer.iter().filter(is_again).count();
-    // Seven packets are lost, and the eighth says so.
+    // Seven packets are lost, which the eighth's request reports.
     let (mut honest, window) = begun();
     let message = request(0, &window[7], &ranges(&window[7..8]));
     let answer = serve(&mut honest, at(200), address(), LENGTH, &message);
     assert_eq!((again(&answer), honest.stats().invented), (7, 0));
-    // They have come, and were answered for.
+    // They have arrived, and their requests were answered.
     let (mut server, window) = begun();
     for n in 0..7 {
         let message = request(0, &window[n], &ranges(&window[..=n]));
@@ -351,7 +353,7 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
     let message = request(0, &window[7], &ranges(&window[7..8]));
     let refused = refusal(&mut server, at(201), address(), &message);
     assert_eq!(refused, Refusal::Forked { base });
-    // All but the first: that was lost, so it says, and now the others are, too.
+    // All but the first, which is reported as lost, and later the others, too.
     let (mut server, window) = begun();
     for n in 1..7 {
         let message = request(0, &window[n], &ranges(&window[1..=n]));
@@ -360,9 +362,10 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
     let message = request(0, &window[7], &ranges(&window[7..8]));
     let answer = serve(&mut server, at(201), address(), LENGTH, &message);
     assert_eq!((again(&answer), server.stats().invented), (0, 6));
-    // Of a pair the half has no continuation: that of the other was answered, and had it.
+    // The half of a pair has no continuation. The request of the second was answered, and
+    // proved it.
     let (mut server, window) = begun();
-    // Else its continuation came as a delta.
+    // Otherwise its continuation would come as a delta.
     server.ring_mut().rotate(2, &[9; 32], 2);
     let [pair, more] = [0, 1].map(|n| {
         let message = request(0, &window[n], &ranges(&window[..=n]));
@@ -387,7 +390,7 @@ fn who_tells_two_stories_of_a_piece_is_heard_with_the_first() {
         request(0, &window[last], &ranges(&came.collect::<Vec<_>>()))
     };
     assert!(!serve(&mut server, at(200), address(), LENGTH, &but(&[1, 2], 5)).is_empty());
-    // It goes on as if they had come, or as if others had not, to have two windows.
+    // The client goes on as if they had arrived, or as if others had not, to get two windows.
     for (lost, last, refused) in [(&[][..], 6, base), (&[2], 6, base + 2), (&[4], 6, base + 4)] {
         let refusal = refusal(&mut server, at(201), address(), &but(lost, last));
         assert_eq!(refusal, Refusal::Forked { base: refused });

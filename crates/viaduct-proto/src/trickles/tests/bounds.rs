@@ -1,4 +1,4 @@
-//! What messages may take and cost, whatever the other side says.
+//! Bounds on the size and cost of messages, whatever the peer sends.
 
 use bytes::Bytes;
 
@@ -16,7 +16,8 @@ use crate::trickles::wire::{Form, Payload, Response};
 
 const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
 
-/// A continuation in a window of `window` packets, of a client that takes messages of `message` bytes.
+/// A continuation in a window of `window` packets, of a client that accepts messages of
+/// `message` bytes.
 fn known(window: u16, message: u16) -> Continuation {
     let acks = Acks { delayed: true, by_request: false };
     let piece = Piece { base: 1_000, start: window, ssthresh: window, acks };
@@ -38,8 +39,8 @@ fn known(window: u16, message: u16) -> Continuation {
     }
 }
 
-/// A server, and the request of a client that has lost all of a window but its ends: most of what it gets are
-/// continuations without data.
+/// A server, and the request of a client that has lost all of a window but its ends: most of
+/// the answer are continuations without data.
 fn lossy(window: u16, message: u16) -> (Server, Vec<u8>) {
     let server = server(Settings::default(), NOW);
     let keys = server.ring().newest();

@@ -1,5 +1,5 @@
-//! What changes in the middle of a transfer: the order of packets, the client's address, the secrets,
-//! the server that answers.
+//! Changes in the middle of a transfer: packet order, the client's address, the secrets, the
+//! server that answers.
 //!
 //! ```text
 //!   client ── requests ──▶ delay ± jitter, outages ──▶ servers, in turn
@@ -21,26 +21,26 @@ use crate::trickles::wire::{Form, Response};
 const LENGTH: u64 = 3_000_000;
 const DELAY: Duration = Duration::from_millis(20);
 
-/// Due, in which order it was sent, whether to the server, what.
+/// Arrival time, sequence number, direction (true: to the server), message.
 type Flying = (Instant, u64, bool, Vec<u8>);
 
-/// A client, servers that answer it in turn, and the way between them.
+/// A client, servers that answer it in turn, and the path between them.
 struct Net {
     now: Instant,
     client: End,
     servers: Vec<Server>,
     turn: usize,
-    /// One replay window for all servers, if they share it.
+    /// The replay window that all servers share, if they do.
     shared: Option<Replay>,
     flying: BinaryHeap<Reverse<Flying>>,
     sent: u64,
     from: SocketAddr,
     delay: Duration,
-    /// Most time by which a packet is late.
+    /// Maximum additional delay of a packet.
     jitter: Duration,
-    /// Nothing passes.
+    /// If set, all packets are lost.
     down: bool,
-    /// No repair does.
+    /// If set, all repairs are lost.
     unmended: bool,
     rng: Rng,
 }
@@ -94,7 +94,7 @@ impl Net {
         }
     }
 
-    /// Runs to `end`, or until the transfer is done.
+    /// Runs until `end`, or until the transfer is done.
     fn run(&mut self, end: Instant) {
         loop {
             while let Some((_, message)) = self.client.poll_transmit() {
@@ -146,7 +146,7 @@ fn alone() -> Settings {
 
 #[test]
 fn packets_may_overtake_each_other() {
-    // With packets that take no time on the wire even 1 ms mixes whole windows.
+    // As packets take no time on the wire, even 1 ms reorders whole windows.
     for (jitter, restarts, seconds) in [(1, 0, 8), (5, 2, 8), (20, 8, 16)] {
         let mut ends = Vec::new();
         for settings in [alone(), Settings::default()] {
@@ -158,7 +158,8 @@ fn packets_may_overtake_each_other() {
             assert!(net.restarts() <= restarts && net.now < at(1_000 * seconds), "{ended}");
             ends.push(net.now.since(Instant::ZERO));
         }
-        // What is made up for and is only late has cost packets, of a path that is full of them.
+        // Requests that were only late and were made up for have cost packets, on a path that
+        // is full of them.
         assert!(2 * ends[1] < 3 * ends[0] + ends[0] / 4, "{ends:?} at {jitter} ms");
     }
 }
@@ -224,8 +225,8 @@ fn replicas_answer_in_turn() {
     }
 }
 
-/// To a replica with a window of its own, requests that others have answered seem lost. It costs
-/// packets, and nothing else.
+/// To a replica with a window of its own, requests that others have answered seem lost. It
+/// costs packets, and nothing else.
 #[test]
 fn replicas_that_share_no_window_may_make_up_for_each_other_in_vain() {
     let mut net = Net::new(2, Settings::default());
@@ -281,7 +282,8 @@ fn answers_are_the_same_with_a_cache() {
 fn a_server_that_takes_over_needs_no_timeout() {
     let mut net = Net::new(1, Settings::default());
     net.run(at(300));
-    // It dies with all that was on the way to it, and a tenth of a second later another has its address.
+    // The server dies with all packets on the way to it, and 100 ms later another takes its
+    // address.
     net.flying.retain(|Reverse((.., up, _))| !up);
     net.down = true;
     net.run(at(400));
@@ -319,7 +321,8 @@ fn a_lost_repair_takes_no_timeout_where_nothing_else_is_to_come() {
     let first = net.flying.iter().filter(|Reverse((.., up, _))| !up).map(|flying| flying.0.1).min();
     net.flying.retain(|Reverse((_, number, ..))| Some(*number) != first);
     net.unmended = true;
-    // A round trip until the repair is sent, one until nothing is on its way, two of waiting.
+    // One round trip until the repair is sent, one until nothing is in flight, and two of
+    // waiting.
     net.run(net.now + Duration::from_millis(200));
     let stats = net.client.as_fetch().client.stats();
     assert_eq!((stats.lost, stats.restarts, stats.repeats), (1, 1, 0), "{stats:?}");

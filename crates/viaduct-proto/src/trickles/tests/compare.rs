@@ -19,7 +19,8 @@ fn contest(up: &str, down: &str, seed: u64) -> Contest {
     }
 }
 
-/// Our share of Reno's packets and bytes, over all seeds, and a line of the table.
+/// Prints a line of the table, and returns our share of Reno's packets and bytes, over all
+/// seeds.
 fn compare(up: &str, down: &str) -> [f64; 2] {
     let mut sum = Outcome::default();
     let add = |sum: &mut [u64; 2], more: [u64; 2]| (0..2).for_each(|i| sum[i] += more[i]);
@@ -47,7 +48,8 @@ fn compare(up: &str, down: &str) -> [f64; 2] {
     ratios
 }
 
-/// Packets that come 4 ms late, six at this rate, where none is lost: what Reno's sender takes for losses.
+/// Packets that arrive 4 ms late, by six packets at this rate, and none is lost. Reno's sender
+/// takes them for losses.
 #[test]
 fn packets_that_overtake_each_other_are_not_taken_for_lost_for_long() {
     let down = "rate=20M,delay=25ms,queue=250kB,reorder=30%:4ms";
@@ -69,7 +71,7 @@ fn throughput_is_renos_where_data_are_lost() {
     }
 }
 
-/// A lost acknowledgement is made up by the next, and so is a lost request.
+/// A lost acknowledgement is made up for by the next, and so is a lost request.
 #[test]
 fn throughput_is_renos_where_requests_are_lost() {
     for loss in ["0.1%", "1%", "0.5%x4"] {
@@ -79,7 +81,7 @@ fn throughput_is_renos_where_requests_are_lost() {
     }
 }
 
-/// The window, side by side: every fourth sample is printed, and over all they are the same.
+/// The windows, side by side: every fourth sample is printed, and overall they are the same.
 #[test]
 fn windows_are_renos() {
     for (delay, loss) in [("10ms", "0.1%"), ("25ms", "1%"), ("25ms", "0.2%x8")] {
@@ -99,7 +101,7 @@ fn windows_are_renos() {
     }
 }
 
-/// What a continuation takes of a packet, whole and without what the client has already (5.3).
+/// Share of a packet that a continuation takes, whole and as a delta (5.3).
 #[test]
 fn deltas_make_more_room_for_data() {
     let share = |delta: bool| {

@@ -1,5 +1,5 @@
-//! Many clients that fetch 500 kB again and again, each time over a fresh connection, on one link
-//! (Trickles, Figure 9): what they get together, and whether they get alike.
+//! Many clients that fetch 500 kB again and again, each time over a new connection, on one link
+//! (Trickles, Figure 9): their total throughput, and its fairness.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -15,10 +15,10 @@ use crate::trickles::server::{Server, Settings};
 use crate::trickles::wire::{Kind, Request, Response};
 
 const OBJECT: u64 = 500_000;
-/// Bytes of headers on the way.
+/// Bytes of headers per packet.
 const HEADERS: usize = 52;
 
-/// All clients of a machine.
+/// All clients of a host.
 struct Crowd {
     now: Instant,
     rng: Rng,
@@ -107,7 +107,8 @@ fn add(sum: &mut Stats, more: Stats) {
 
 enum End {
     Crowd(Box<Crowd>),
-    /// With outages, all answers are lost for 5 ms when the first of an object's last bytes leave.
+    /// With outages, all answers are lost for 5 ms when the first of an object's last bytes
+    /// leave.
     Server {
         server: Box<Server>,
         out: VecDeque<Vec<u8>>,
@@ -190,7 +191,7 @@ impl Machine for End {
     }
 }
 
-/// What clients got in a while after a warm-up.
+/// Throughput of the clients in a period after a warm-up.
 struct Got {
     bytes: Vec<f64>,
     whole: u64,
@@ -249,7 +250,7 @@ fn measure(link: &str, clients: usize, [warm_up, window]: [u64; 2], outages: boo
     got
 }
 
-/// Packets are full in 1,452 bytes of which 1,345 are data: 92.6 Mb/s at most.
+/// Packets are full with 1,452 bytes of which 1,345 are data: 92.6 Mb/s at most.
 #[test]
 fn a_crowd_fills_a_link_and_shares_it() {
     let link = "rate=100M,delay=500us,queue=250kB";
@@ -267,7 +268,8 @@ fn thousands_share_a_link() {
     }
 }
 
-/// Without packets behind them, the last ones of an object would take a timeout of 200 ms each time.
+/// Without packets behind them, the last ones of an object would take a timeout of 200 ms each
+/// time.
 #[test]
 fn an_end_that_is_lost_is_asked_for_again_before_a_timeout() {
     let got = measure("rate=100M,delay=5ms,queue=10MB", 1, [1, 4], true);

@@ -1,7 +1,7 @@
-//! One flow among several of Reno, on one link with one queue (Trickles, Figure 13).
+//! A flow that competes with several of Reno, on one link with one queue (Trickles, Figure 13).
 //!
 //! ```text
-//!   Trickles' server, or one more Sender ─┐                                  ┌─ its client, or a Receiver
+//!   Trickles' server, or one more Sender ─┐                                  ┌─ client or Receiver
 //!                                         ├─ Bundle ══ rate, queue ══ Bundle ┤
 //!   Senders of Reno ──────────────────────┘                                  └─ their Receivers
 //! ```
@@ -16,28 +16,30 @@ use crate::sim::{Machine, Node, Port, Sim};
 use crate::time::{Duration, Instant};
 use crate::trickles::server::Settings;
 
-/// The experiment's link, each way.
+/// The experiment's link, in each direction.
 const LINK: &str = "rate=100M,delay=1ms,queue=250kB";
-/// Bytes of headers on the way, of which the first says whose a packet is.
+/// Bytes of headers per packet, of which the first tells the flow.
 const HEADERS: usize = 52;
-/// Bytes of data in a segment of TCP.
+/// Bytes of data in a TCP segment.
 const SEGMENT: usize = 1_448;
 const ENDLESS: u64 = 1 << 40;
-/// How long the background has had the link before, how long nothing counts, and how long it does.
+/// Seconds that the background flows run alone, of warm-up, and of measurement.
 const TIMES: [u64; 3] = [1, 2, 6];
 const SEEDS: u64 = 3;
 
-/// One end of several flows, behind one link.
+/// The ends of several flows at one side of the link.
 struct Bundle {
     now: Instant,
-    /// How long the first takes to hear of a packet: a process that wakes up, where kernels answer at once.
+    /// Delay until the first end handles a packet: a process that wakes up, while kernels
+    /// answer at once.
     lag: Duration,
-    /// Up to so much is added for each packet, by the first's host and by that of all others.
+    /// Maximum random delay that is added to each packet, by the first end's host and by that
+    /// of all others.
     unrest: Duration,
     rng: Rng,
-    /// What the two hosts have not heard yet.
+    /// Packets that the two hosts have not handled yet.
     late: [VecDeque<(Instant, usize, Vec<u8>)>; 2],
-    /// Each with the time at which it begins.
+    /// The ends, each with its start time.
     ends: Vec<(Instant, End)>,
 }
 
@@ -97,9 +99,9 @@ enum By {
     Reno,
 }
 
-/// The same with acknowledgements that do not keep step.
+/// The same link with jitter on the acknowledgements.
 const UNEVEN: &str = "rate=100M,delay=1ms,jitter=500us,queue=250kB";
-/// All answer at once.
+/// All ends answer at once.
 const EVEN: World = World {
     up: LINK,
     burst: 1,
@@ -107,26 +109,26 @@ const EVEN: World = World {
     renos: Duration::ZERO,
     unrest: Duration::ZERO,
 };
-/// Each answer takes its own time, up to many packets' time: whoever is a little later has nothing of it.
+/// Each answer has a random delay of up to many packet times, so that lateness is no advantage.
 const RESTLESS: World = World { lag: LAG, unrest: Duration::from_millis(2), ..EVEN };
-/// What the lab's server takes to wake up: about as long as a packet leaves the queue.
+/// Wake-up time of the lab's server: about as long as a packet leaves the queue.
 const LAG: Duration = Duration::from_micros(150);
 
 #[derive(Clone, Copy, Debug)]
 struct World {
     /// The link of the acknowledgements.
     up: &'static str,
-    /// Segments that a sender of Reno sends at once.
+    /// Number of segments that a Reno sender sends at once.
     burst: u32,
-    /// How long Trickles' server takes to wake up.
+    /// Wake-up time of Trickles' server.
     lag: Duration,
-    /// The same of the sender in its place.
+    /// The same of the Reno sender in its place.
     renos: Duration,
-    /// How much longer servers' hosts may take for a packet.
+    /// Maximum random delay of a packet in servers' hosts.
     unrest: Duration,
 }
 
-/// A flow by `by`, the first, among `others` of Reno.
+/// A flow of kind `by`, the first, among `others` of Reno.
 struct Contest {
     sim: Sim<Bundle>,
     data: Node,
@@ -170,7 +172,7 @@ impl Contest {
         Contest { sim, data, wants, begin }
     }
 
-    /// Bytes that each flow has brought.
+    /// Bytes that each flow has delivered.
     fn got(&self) -> Vec<u64> {
         let pairs = self.sim.node(self.data).ends.iter().zip(&self.sim.node(self.wants).ends);
         let bytes = |((_, sender), (_, receiver)): (&(Instant, End), &(Instant, End))| match sender
@@ -181,7 +183,7 @@ impl Contest {
         pairs.map(bytes).collect()
     }
 
-    /// The share of the first flow in what all brought.
+    /// Share of the first flow in the total.
     fn share(&mut self) -> f64 {
         let [_, warm_up, window] = TIMES.map(Duration::from_secs);
         self.sim.run_until(self.begin + warm_up);
@@ -193,7 +195,7 @@ impl Contest {
     }
 }
 
-/// What Trickles gets among `others`, of what one more of Reno gets in its place.
+/// Throughput of Trickles among `others`, relative to that of one more Reno flow in its place.
 fn of_renos(others: usize, world: World) -> f64 {
     let [ours, renos] = [By::Trickles, By::Reno].map(|by| {
         let shares = (0..SEEDS).map(|seed| Contest::new(by, others, world, 10 * seed).share());
@@ -216,9 +218,10 @@ fn a_flow_takes_what_one_of_reno_takes() {
     }
 }
 
-/// Packets that all come as exactly as those of a simulation, or of kernels in one machine, keep step with the
-/// queue's departures: who answers a packet's time later than all others finds the place that has become free
-/// since, and loses less. Reno's flows lose less to each other, too, than such as leave in bursts.
+/// Packets with the exact timing of a simulation, or of kernels on one machine, stay in phase
+/// with the queue's departures. A sender that answers one packet time later than all others
+/// finds the slot that has become free, and loses less. Reno's flows also lose less to each
+/// other than to flows that send in bursts.
 #[test]
 fn where_packets_keep_step_who_is_late_or_sends_singly_takes_more() {
     for world in [World { lag: LAG, ..EVEN }, World { burst: 4, ..EVEN }] {
@@ -226,7 +229,8 @@ fn where_packets_keep_step_who_is_late_or_sends_singly_takes_more() {
     }
 }
 
-/// It is the time of the answer, not the transport: one of Reno that answers as late takes as much more.
+/// The time of the answer is the cause, not the transport: a Reno sender that answers as late
+/// gains as much.
 #[test]
 fn who_answers_as_late_takes_as_much() {
     let unrest = Duration::from_millis(1);

@@ -1,4 +1,4 @@
-//! Whole transfers, whatever happens on the way.
+//! Whole transfers, under all network conditions.
 
 use crate::link::LinkConfig;
 use crate::sim::Sim;
@@ -15,7 +15,8 @@ fn at(seconds: f64) -> Instant {
     Instant::from_nanos((seconds * 1e9) as u64)
 }
 
-/// A fetch of `length` bytes over two links; the client and the server at the end.
+/// Fetches `length` bytes over two links; returns the client and the server's counters at the
+/// end.
 fn fetch(length: u64, up: &str, down: &str, seed: u64, end: Instant) -> (Fetch, Stats) {
     let mut sim = Sim::new();
     let client = sim.add(End::Client(Box::new(Fetch::new(length, Instant::ZERO))));
@@ -38,7 +39,7 @@ fn a_stream_comes_whole_over_a_clean_link() {
         let text = "rate=100M,delay=10ms,queue=1MB";
         let (fetch, _) = fetch(length, text, text, 1, at(10.0));
         let done = fetch.done.unwrap_or_else(|| panic!("{length} bytes: {fetch:?}"));
-        // The first slow start of a long stream ends where the queue is full.
+        // The first slow start of a long stream ends when the queue is full.
         assert!(fetch.client.stats().restarts == 0 || length > 1_000_000);
         assert!(done < at(0.13 + length as f64 * 8.0 / 70e6), "{length} bytes took {done:?}");
     }
@@ -54,7 +55,8 @@ fn a_stream_comes_whole_whatever_is_lost() {
     }
 }
 
-/// Most attempts fail, and a restart has a dozen of them: whoever has used them up asks for a ticket.
+/// Most attempts fail, and a restart has a dozen of them. After the last the client asks for a
+/// ticket.
 #[test]
 fn a_stream_comes_where_two_of_three_packets_are_lost() {
     for seed in 0..8 {

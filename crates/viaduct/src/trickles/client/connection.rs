@@ -1,4 +1,5 @@
-//! A connection's two ways out: a port of TCP's format, a socket of UDP; and which of them it takes.
+//! A connection's two sockets, a port for TCP's format and a UDP socket, and the choice between
+//! them.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -18,17 +19,19 @@ pub(super) struct Connection {
     pub(super) opening: Opening,
     pub(super) tcp: Option<(Numbers, Held)>,
     pub(super) udp: Option<Datagrams>,
-    /// Whether the far kernel's TCP has said no.
+    /// True if the server's kernel has sent a TCP reset.
     pub(super) reset: bool,
-    /// The last request, until the server is heard: where its way is refused it goes by another.
+    /// The last request, until the server has answered: if its packet format is refused, it is
+    /// sent by the other.
     unheard: Vec<u8>,
 }
 
-/// A port that the kernel gives to nobody else: bound, and neither listening nor connected.
+/// A reserved port: bound, so that the kernel does not assign it elsewhere, and neither
+/// listening nor connected.
 #[derive(Debug)]
 pub(super) struct Held(TcpStream);
 
-/// A socket, and what leaves by it.
+/// A UDP socket with its send queue.
 #[derive(Debug)]
 pub(super) struct Datagrams {
     pub(super) socket: UdpBatch,
@@ -46,17 +49,17 @@ impl Connection {
         Connection { remote, opening, tcp, udp, reset: false, unheard: Vec::new() }
     }
 
-    /// Bytes of the longest messages in packets of `mtu` bytes, whichever way they go.
+    /// Maximum message lengths in packets of `mtu` bytes, for any packet format.
     pub(super) fn room(&self, mtu: usize) -> Room {
         let datagram = mtu.saturating_sub(udp::overhead(self.remote.is_ipv4()));
         match &self.tcp {
-            // Its headers are longer.
+            // TCP's headers are longer.
             Some((numbers, _)) => numbers.room(mtu),
             None => Room { first: datagram, later: datagram },
         }
     }
 
-    /// Sends a request with the next flush.
+    /// Queues a request for the next flush.
     pub(super) fn send(
         &mut self,
         message: &[u8],
@@ -87,20 +90,21 @@ impl Connection {
         }
     }
 
-    /// The server was heard this way.
+    /// Records that the server has answered in this format.
     pub(super) fn heard(&mut self, format: Format) {
         self.opening.heard(format);
         self.unheard = Vec::new();
     }
 
-    /// This way is refused. Whether nothing is left to try; else the last request has gone by the other.
+    /// Records that a format is refused. Returns whether none is left to try; else the last
+    /// request was sent by the other.
     pub(super) fn refuse(&mut self, format: Format, door: &mut Door, packet: &mut Vec<u8>) -> bool {
         if !self.opening.refuse(format) {
             return true;
         }
         let message = std::mem::take(&mut self.unheard);
         if format == Format::Tcp && !message.is_empty() {
-            // What is too long now is so for the transport's next request, which is told.
+            // If it is too long, so is the transport's next request, which reports the error.
             let _ = self.send(&message, 0, door, packet);
             self.flush(door);
         }
@@ -109,7 +113,7 @@ impl Connection {
 }
 
 impl Datagrams {
-    /// A socket that hears of what did not arrive.
+    /// Opens a socket that receives ICMP errors.
     pub(super) fn open(remote: SocketAddr) -> std::io::Result<Datagrams> {
         let any = if remote.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         let socket = UdpBatch::bind(any.parse().expect("an address"))?;
@@ -146,18 +150,18 @@ impl Datagrams {
     }
 }
 
-/// Our address towards `remote`, with a port that nobody else gets.
+/// Local address towards `remote`, with a reserved port.
 pub(super) fn hold_port(remote: SocketAddr) -> std::io::Result<(SocketAddr, Held)> {
     let ip = source_towards(remote)?;
     let held = Held(viaduct_sys::tcp::bound(SocketAddr::new(ip, 0), TcpOptions::default())?);
     Ok((held.0.local_addr()?, held))
 }
 
-/// Our address towards `remote`.
+/// Local address towards `remote`.
 pub(super) fn source_towards(remote: SocketAddr) -> std::io::Result<IpAddr> {
     let any: SocketAddr =
         if remote.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
-    // Connecting a UDP socket asks for the route, and sends nothing.
+    // Connecting a UDP socket looks up the route, and sends nothing.
     let route = UdpSocket::bind(any)?;
     route.connect(remote)?;
     Ok(route.local_addr()?.ip())

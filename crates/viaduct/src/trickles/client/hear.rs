@@ -1,4 +1,4 @@
-//! What a packet or datagram means, and to which connection.
+//! Demultiplexing of received packets and datagrams to connections.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -15,22 +15,22 @@ use super::super::door::Door;
 use super::connection::Connection;
 use super::{Flow, Heard};
 
-/// ICMP's type and code where a datagram was too long.
+/// ICMP type and code of the error that a datagram was too long.
 const TOO_BIG_V4: [u8; 2] = [3, 4];
 const TOO_BIG_V6: [u8; 2] = [2, 0];
 
-/// Who hears, and what answers.
+/// Receiving side of a client's port.
 pub(super) struct Ears<'a> {
-    /// By where they begin: connections in TCP's format.
+    /// Connections in TCP's format, by local address.
     pub(super) places: &'a HashMap<SocketAddr, usize>,
     pub(super) flows: &'a mut Slab<Connection>,
     pub(super) door: &'a mut Door,
-    /// A packet's place.
+    /// Buffer for a packet.
     pub(super) packet: &'a mut Vec<u8>,
 }
 
 impl Ears<'_> {
-    /// Of a packet from the tap: what it says, to whom.
+    /// Processes a packet from the tap, and calls `each` for its effects.
     pub(super) fn packet<'p>(
         &mut self,
         got: &Received<'p>,
@@ -62,7 +62,8 @@ impl Ears<'_> {
         }
     }
 
-    /// A packet of a server's, with so many bytes behind its headers: to which connection.
+    /// Processes a packet of a server with `bytes` bytes behind its headers, and returns its
+    /// connection.
     fn answered(&mut self, answer: &Segment, bytes: usize) -> Result<usize, Refusal> {
         let (flow, to) = self.find(answer.destination)?;
         let (numbers, _) = to.tcp.as_mut().ok_or(Refusal::NotOurs)?;
@@ -73,7 +74,7 @@ impl Ears<'_> {
         let opens = !was_open && numbers.is_open();
         to.heard(Format::Tcp);
         if opens {
-            // Routers that know of a narrow way make less of what SYNs say, as TCP would have it.
+            // As with TCP, routers that know of a smaller MTU lower the MSS in SYNs.
             let ip = answer.source.ip();
             self.door.learn(ip, tcp::mtu(ip.is_ipv4(), answer.largest));
         }
@@ -81,7 +82,7 @@ impl Ears<'_> {
         Ok(flow)
     }
 
-    /// A packet of a kernel's.
+    /// Processes a packet of a kernel's TCP.
     fn plain(
         &mut self,
         source: SocketAddr,
@@ -89,11 +90,13 @@ impl Ears<'_> {
         ack: u32,
         reset: bool,
     ) -> Result<Option<(usize, Heard<'static>)>, Refusal> {
-        // With thousands of connections the tap sees what other programs' are told, too.
+        // With thousands of connections the tap also sees packets of other programs'
+        // connections.
         let Ok((flow, to)) = self.find(destination) else { return Ok(None) };
         let (numbers, _) = to.tcp.as_ref().ok_or(Refusal::NotOurs)?;
         let ours = (numbers.remote(), numbers.local()) == (source, destination);
-        // A stranger does not know our number; and one who has answered is no plain TCP server.
+        // An off-path attacker does not know our number. A server that has answered is not a
+        // plain TCP server.
         if !ours || !numbers.answers_syn(ack) {
             return Err(Refusal::NotOurs);
         }
@@ -103,7 +106,7 @@ impl Ears<'_> {
         })
     }
 
-    /// What was said of datagrams of a connection that did not arrive; the last that matters.
+    /// Processes the ICMP errors about a connection's datagrams, and returns the last effect.
     pub(super) fn undelivered(&mut self, flow: usize) -> Option<Heard<'static>> {
         let mut heard = None;
         while let Some(Undelivered { to, why }) = {
@@ -124,7 +127,8 @@ impl Ears<'_> {
         heard
     }
 
-    /// A router, or the far host, says what became of a packet in TCP's format.
+    /// Processes an ICMP error of a router, or of the server's host, about a packet in TCP's
+    /// format.
     fn report(&mut self, said: &Report) -> Option<(usize, Heard<'static>)> {
         let flow = *self.places.get(&said.source)?;
         let to = self.flows.get(flow).filter(|to| to.remote == said.destination)?;
@@ -141,7 +145,8 @@ impl Ears<'_> {
         }
     }
 
-    /// A way is refused, by a reset of the far kernel's or otherwise.
+    /// Processes the refusal of a packet format, by a TCP reset of the server's kernel or
+    /// otherwise.
     fn refuse(
         &mut self,
         flow: usize,

@@ -1,11 +1,11 @@
-//! A client's port: its connections' requests out, and answers in.
+//! A client's port: sends the requests of its connections, and receives the answers.
 //!
 //! | file | noun |
 //! |---|---|
 //! | here | [`ClientPort`]: all its connections |
-//! | `connection` | one: its ways out |
-//! | `hear` | what comes, and to which of them |
-//! | `settings` | how servers are reached, and what is heard of them |
+//! | `connection` | one connection: its sockets |
+//! | `hear` | received packets, and their connections |
+//! | `settings` | settings of the port, and its notifications |
 
 mod connection;
 mod hear;
@@ -46,7 +46,8 @@ pub struct ClientPort {
     inbox: Inbox,
     door: Door,
     flows: Slab<Connection>,
-    /// By where they begin: those in TCP's format. Two addresses of a machine may have the same port.
+    /// Connections in TCP's format, by local address. Two addresses of a host may have the same
+    /// port.
     places: HashMap<SocketAddr, usize>,
     rng: Rng,
     packet: Vec<u8>,
@@ -55,7 +56,7 @@ pub struct ClientPort {
 
 const ANSWERS: TcpMark = TcpMark { word: mark::WORD, byte: Role::Answer.byte() };
 
-/// What TCP's format takes.
+/// Resources that TCP's format requires.
 struct OfTcp {
     tap: MarkedTap,
     raw: Raw,
@@ -69,18 +70,20 @@ impl OfTcp {
             MarkedTap::open(filter).map_err(PortError::socket("open a packet socket", true))?;
         let raw = Raw::open().map_err(PortError::socket("open a raw socket", true))?;
         raw.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
-        // Last: who may not have the sockets is told so, and no more.
+        // Last, so that a process without the privilege for the sockets gets that error and
+        // changes nothing.
         let changes = settings.keep_out(ANSWERS)?;
         Ok(OfTcp { tap, raw, changes })
     }
 }
 
 impl ClientPort {
-    /// Opens it in the calling thread's network namespace. `seed`: random; first numbers are made of it.
+    /// Opens the port in the calling thread's network namespace. `seed` is random, and yields
+    /// the initial sequence numbers.
     ///
     /// # Errors
-    /// Privilege is missing where TCP's format alone is wanted, or a rule cannot be set; nothing is left
-    /// changed. Where any way is wanted it goes by UDP alone then.
+    /// Privilege is missing and only TCP's format is allowed, or a rule cannot be set; no
+    /// change remains. If any format is allowed, the port falls back to UDP alone.
     pub fn open(settings: &ClientSettings, seed: u64) -> Result<ClientPort, PortError> {
         check_mtu(settings.mtu)?;
         let udp = Ways::Only(Format::Udp);
@@ -111,10 +114,10 @@ impl ClientPort {
         })
     }
 
-    /// A connection to `remote`; nothing is sent yet.
+    /// Opens a connection to `remote`; nothing is sent yet.
     ///
     /// # Errors
-    /// There is no way there, or no port is left.
+    /// There is no route, or no port is left.
     pub fn connect(&mut self, remote: SocketAddr) -> std::io::Result<Flow> {
         let opening = Opening::new(self.ways);
         let tcp = match &self.tap {
@@ -141,16 +144,16 @@ impl ClientPort {
         Ok(Flow(flow))
     }
 
-    /// Ends it; nothing is sent.
+    /// Closes a connection; nothing is sent.
     pub fn close(&mut self, flow: Flow) {
         if let Some((numbers, _)) = self.flows.try_remove(flow.0).and_then(|gone| gone.tcp) {
             self.places.remove(&numbers.local());
-            // What is seen for nothing is refused.
+            // Packets that the old filter lets pass are refused.
             let _ = self.watch();
         }
     }
 
-    /// Bytes of the longest messages to there and from there now, whichever way they go.
+    /// Maximum message lengths to and from the server at present, for any packet format.
     ///
     /// # Panics
     /// The flow was closed.
@@ -159,8 +162,8 @@ impl ClientPort {
         to.room(self.door.mtu(to.remote.ip()))
     }
 
-    /// Sends a request with the next [`ClientPort::flush`]. `expected`: bytes of answers that it may
-    /// bring; see [`Numbers::request`].
+    /// Queues a request for the next [`ClientPort::flush`]. `expected` is the number of bytes
+    /// of answers that it may bring; see [`Numbers::request`].
     ///
     /// # Errors
     /// The message is longer than [`ClientPort::room`].
@@ -172,14 +175,15 @@ impl ClientPort {
         flows[flow.0].send(message, expected, door, packet)
     }
 
-    /// Sends what waits.
+    /// Sends the queued packets.
     pub fn flush(&mut self) {
         let flows: Vec<Flow> = self.flows.iter().map(|(flow, _)| Flow(flow)).collect();
         flows.into_iter().for_each(|flow| self.flush_flow(flow));
         self.door.flush();
     }
 
-    /// Sends what waits of these connections, and what waits in TCP's format of all.
+    /// Sends the queued datagrams of these connections, and the queued packets in TCP's format
+    /// of all.
     pub fn flush_these(&mut self, flows: impl IntoIterator<Item = Flow>) {
         flows.into_iter().for_each(|flow| self.flush_flow(flow));
         self.door.flush();
@@ -191,11 +195,11 @@ impl ClientPort {
         }
     }
 
-    /// Takes one batch of what waits from each socket and calls `each` for what it is; never waits. How
-    /// many messages there were.
+    /// Processes one batch of packets from each socket, and calls `each` for their effects.
+    /// Does not block. Returns the number of messages.
     ///
     /// # Errors
-    /// The kernel's, of a socket: an interface went down, say. The port goes on.
+    /// The kernel's, of a socket: an interface went down, for instance. The port stays usable.
     pub fn turn(&mut self, mut each: impl FnMut(Flow, Heard<'_>)) -> std::io::Result<usize> {
         let before = self.door.stats.received;
         self.hear_tap(&mut each)?;
@@ -206,10 +210,11 @@ impl ClientPort {
         Ok((self.door.stats.received - before) as usize)
     }
 
-    /// Takes one batch of what came in TCP's format, of whichever connection; how many packets.
+    /// Processes one batch of packets in TCP's format, of all connections, and returns how many
+    /// there were.
     ///
     /// # Errors
-    /// The kernel's; the port goes on.
+    /// The kernel's; the port stays usable.
     pub fn hear_tap(&mut self, mut each: impl FnMut(Flow, Heard<'_>)) -> std::io::Result<usize> {
         let ClientPort { tap: Some(tap), inbox, places, flows, door, packet, .. } = self else {
             return Ok(0);
@@ -222,10 +227,11 @@ impl ClientPort {
         Ok(packets)
     }
 
-    /// Takes one batch of what came to a connection's UDP socket; how many datagrams.
+    /// Processes one batch of datagrams from a connection's UDP socket, and returns how many
+    /// there were.
     ///
     /// # Errors
-    /// The kernel's; the port goes on.
+    /// The kernel's; the port stays usable.
     pub fn hear_flow(
         &mut self,
         flow: Flow,
@@ -246,7 +252,7 @@ impl ClientPort {
                 Err(why) => door.stats.refuse(why),
             }
         }
-        // It was readable, and had nothing: then something is said of what was sent.
+        // The socket was readable without a datagram, so there are ICMP errors.
         if datagrams == 0
             && let Some(heard) = (Ears { places, flows, door, packet }).undelivered(flow.0)
         {
@@ -256,7 +262,7 @@ impl ClientPort {
         received
     }
 
-    /// The way by which the server was heard, once it was.
+    /// Packet format in which the server has answered, if it has.
     ///
     /// # Panics
     /// The flow was closed.
@@ -264,7 +270,7 @@ impl ClientPort {
         self.flows[flow.0].opening.decided()
     }
 
-    /// Our address of a connection, as it is here.
+    /// Local address of a connection.
     pub fn local(&self, flow: Flow) -> Option<SocketAddr> {
         let to = self.flows.get(flow.0)?;
         match (to.opening.decided(), &to.tcp, &to.udp) {
@@ -277,8 +283,9 @@ impl ClientPort {
         }
     }
 
-    /// Whether packets of a connection's address would leave from another now: this machine has come to
-    /// another network, say. One by UDP follows of itself.
+    /// Returns whether packets would now leave from another address than the connection's, for
+    /// instance after a change of the network. With UDP the kernel chooses the address for each
+    /// packet.
     ///
     /// # Panics
     /// The flow was closed.
@@ -290,15 +297,15 @@ impl ClientPort {
         to.opening.decided() != Some(Format::Udp) && to.tcp.as_ref().is_some_and(left)
     }
 
-    /// Nothing has come for long: begins anew from another port, by all ways. What the transport knows of
-    /// the connection holds still.
+    /// Moves a connection to another port after a long silence, and tries all formats again.
+    /// The transport's state of the connection stays valid.
     ///
     /// # Errors
     /// As [`ClientPort::connect`]'s.
     pub fn reopen(&mut self, flow: Flow) -> std::io::Result<()> {
         let to = &mut self.flows[flow.0];
         if let Some((numbers, held)) = &mut to.tcp {
-            // Where there is no way now, it stays as it was.
+            // If there is no route now, the connection stays as it was.
             let (local, fresh) = hold_port(to.remote)?;
             self.places.remove(&numbers.local());
             *numbers = Numbers::new(local, to.remote, self.rng.next_u64() as u32);
@@ -309,7 +316,7 @@ impl ClientPort {
         self.watch()
     }
 
-    /// What to wait for: readable when there is something to do.
+    /// Sockets to wait for: readable when there are packets to process.
     pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let udp = self.flows.iter().filter_map(|(_, to)| to.udp.as_ref());
         self.tap.iter().map(|tap| tap.as_fd()).chain(udp.map(Datagrams::as_fd))
@@ -325,12 +332,12 @@ impl ClientPort {
         self.flows.get(flow.0)?.udp.as_ref().map(Datagrams::as_fd)
     }
 
-    /// Its counters.
+    /// Counters of the port.
     pub fn stats(&self) -> PortStats {
         self.door.stats
     }
 
-    /// The tap sees what comes to the connections' ports.
+    /// Sets the tap's filter to the connections' ports.
     fn watch(&self) -> std::io::Result<()> {
         let Some(tap) = &self.tap else { return Ok(()) };
         let ports: Vec<u16> = self.places.keys().map(SocketAddr::port).collect();

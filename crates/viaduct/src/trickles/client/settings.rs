@@ -1,4 +1,4 @@
-//! How servers are reached, and what is heard of them.
+//! Settings of a client's port, and its notifications.
 
 use std::path::PathBuf;
 
@@ -9,49 +9,50 @@ use viaduct_sys::keep_out::KeepOut;
 
 use super::super::{PortError, journal};
 
-/// How a client reaches servers.
+/// Settings of a client's port.
 #[derive(Clone, Debug)]
 pub struct ClientSettings {
-    /// The ways that are tried.
+    /// Packet formats to try.
     pub ways: Ways,
-    /// Bytes of the longest packet that is sent, 576 to 65535; less where the route's interface, or a router
-    /// on the way, says so.
+    /// Maximum length of sent packets in bytes, 576 to 65535; less if the route's interface, or
+    /// a router on the path, requires it.
     pub mtu: usize,
-    /// Whether what is sent is left untracked by this machine's conntrack; not where it translates its
-    /// own addresses.
+    /// True if sent packets are exempt from this host's conntrack; not allowed if it translates
+    /// its own addresses.
     pub untracked: bool,
-    /// Names the rules and the journal, letters, digits and `_`: one for each client of the machine.
+    /// Name of the rules and the journal, of letters, digits and `_`; unique for each client of
+    /// the host.
     pub instance: String,
-    /// Where the journal of changed rules is kept.
+    /// Directory of the journal of changed rules.
     pub run_dir: PathBuf,
 }
 
-/// What a connection hears.
+/// Notification about a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard<'a> {
-    /// A message of the server's.
+    /// Message from the server.
     Message(&'a [u8]),
-    /// The server is a plain TCP server: its kernel has answered the SYN. This machine's kernel has reset
-    /// that connection; close this one and connect as to any other server.
+    /// The server is a plain TCP server: its kernel has answered the SYN. This host's kernel
+    /// has reset that connection; close this one and connect as to any other server.
     PlainTcp,
-    /// One way is refused, and the last request goes by the other now. `reset`: by a reset of the far
-    /// kernel's TCP.
+    /// A packet format is refused, and the last request was sent by the other. `reset`: by a
+    /// TCP reset of the server's kernel.
     Turned {
         /// See above.
         reset: bool,
     },
-    /// Nobody listens there, by none of the ways that are to be tried. `reset`: the far kernel's TCP says so,
-    /// so it would refuse any other connection, too.
+    /// The host does not serve Trickles in any of the allowed formats. `reset`: its kernel has
+    /// sent a TCP reset, so it would refuse any other connection, too.
     Refused {
         /// See above.
         reset: bool,
     },
-    /// The way there takes less than it did: see [`ClientPort::room`](super::ClientPort::room).
+    /// The path MTU has decreased: see [`ClientPort::room`](super::ClientPort::room).
     Shorter,
 }
 
 impl ClientSettings {
-    /// Keeps answers from the kernel's TCP.
+    /// Installs the rule that keeps answers from the kernel's TCP.
     pub(super) fn keep_out(&self, mark: TcpMark) -> Result<Changes, PortError> {
         let instance = self.instance.clone();
         let mut changes = Changes::open(&journal(&self.run_dir, &instance))?;

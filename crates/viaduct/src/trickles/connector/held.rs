@@ -1,4 +1,4 @@
-//! A connection of a connector: its streams, its encryption, and when it is next looked at.
+//! A connection of a connector: its streams, its encryption, and its next deadline.
 
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::trickles::client::LEAST_MESSAGE;
@@ -11,19 +11,19 @@ use viaduct_proto::trickles::stream::{Config, Stream};
 pub(super) struct Held {
     pub(super) stream: Stream,
     crypt: Option<ClientCrypt>,
-    /// Somebody has heard that the server has answered.
+    /// True if [`Word::Open`](super::Word::Open) was reported for the connection.
     pub(super) open: bool,
     pub(super) due: Option<Instant>,
-    /// Nothing is sent before something is written, until then.
+    /// Until this time nothing is sent unless something is written.
     pub(super) held: Option<Instant>,
-    /// Bytes that it has asked for and nobody has read yet.
+    /// Bytes that the connection has requested and the application has not read.
     pub(super) unread: u64,
-    /// It was told that the server is silent, and is so still.
+    /// True if the present silence of the server was reported.
     silent: bool,
 }
 
 impl Held {
-    /// Opens it, on a way that holds messages of so many bytes. `token` is random.
+    /// Opens a connection on a path with room for such messages. `token` is random.
     pub(super) fn open(
         config: Config,
         crypt: Option<ClientCrypt>,
@@ -37,8 +37,9 @@ impl Held {
         Held { stream, crypt, open: false, due: None, held: None, unread: 0, silent: false }
     }
 
-    /// The way holds messages of so many bytes. Whether that is enough; the stream is made to fit. To whom the server
-    /// has answered it is: what is too long now is as good as lost, and the way may be wider again.
+    /// Adapts the stream to a path with room for such messages. Returns whether that is enough.
+    /// Once the server has answered it always is: messages that are too long are as good as
+    /// lost, and the path MTU may grow again.
     pub(super) fn fit(&mut self, room: Room, now: Instant) -> bool {
         let [message, request] = lengths(room, self.crypt.is_some());
         let enough = usize::from(request) >= LEAST_MESSAGE;
@@ -48,7 +49,7 @@ impl Held {
         enough || self.open
     }
 
-    /// The next message for the network, until None.
+    /// The next message for the network; `None` if there is none.
     pub(super) fn poll_transmit(&mut self, now: Instant) -> Option<Vec<u8>> {
         let stream = &self.stream;
         self.held = self.held.filter(|&until| now < until && stream.is_flushed(MAIN));
@@ -64,13 +65,13 @@ impl Held {
         }
     }
 
-    /// Whether nothing of what is awaited has come for so long; said once in a silence.
+    /// Returns whether an awaited answer is overdue by `most`; true once in a silence.
     pub(super) fn is_silent(&mut self, now: Instant, most: Duration) -> bool {
         let silent = self.stream.waited(now) >= most;
         !std::mem::replace(&mut self.silent, silent) && silent
     }
 
-    /// A message has come. Whether it may have changed anything.
+    /// Processes a message. Returns whether it may have had an effect.
     pub(super) fn handle(&mut self, now: Instant, message: &[u8]) -> bool {
         match &mut self.crypt {
             None => self.stream.handle(now, message),
@@ -83,8 +84,8 @@ impl Held {
     }
 }
 
-/// Bytes of the longest message that may come, or be sent once a connection is open, and of an opening, where packets
-/// hold messages of so many bytes.
+/// Maximum length of received and later sent messages, and of first messages, in bytes, for
+/// packets with such room.
 fn lengths(room: Room, encrypted: bool) -> [u16; 2] {
     let taken = if encrypted { [crypt::REQUEST, crypt::OPENING] } else { [0; 2] };
     let left = [room.later.saturating_sub(taken[0]), room.first.saturating_sub(taken[1])];

@@ -1,9 +1,9 @@
-//! Connections of a client: streams over one port, in whoever's loop.
+//! Connections of a client: streams over one port, driven by the caller's event loop.
 //!
 //! ```text
 //!   loop:   wait for as_fd(), until poll_timeout()
-//!           turn()            packets in, timers, packets out; until it says 0
-//!           poll_word()       which connection has something to say
+//!           turn()            packets in, timers, packets out; until it returns 0
+//!           poll_word()       notifications of connections
 //!           stream(flow)      read, write, request ...; then flush()
 //! ```
 
@@ -30,36 +30,37 @@ use super::{ClientPort, ClientSettings, Flow, Heard, PortError, PortStats};
 use held::Held;
 pub use word::Word;
 
-/// Bytes of answers that a request is taken to bring, for TCP's numbers: a first window.
+/// Expected bytes of answers to a request, for TCP's numbers: a first window.
 const EXPECTED: u32 = 16 << 10;
-/// After so many restarts without an answer a connection comes from another port: its NAT may have
-/// forgotten it. One whose address is no more does so at the first.
+/// Number of restarts without an answer after which a connection changes its port, as a NAT may
+/// have dropped its mapping. If its local address is gone, it does so at the first restart.
 const PATIENCE: u32 = 3;
-/// After so long without an answer people are to know.
+/// Time without an answer after which the silence is reported.
 const SILENT: Duration = Duration::from_secs(10);
-/// Bytes of data that are worth to be given back.
+/// Bytes of freed data from which returning memory to the kernel is worthwhile.
 const MUCH: u64 = 32 << 20;
-/// What the port's tap is called; UDP sockets have their flows' numbers.
+/// Epoll data of the port's tap; UDP sockets have their flows' numbers.
 const TAP: u64 = u64::MAX;
-/// Sockets that are looked at in one turn.
+/// Maximum number of sockets that are handled in one turn.
 const SOCKETS: usize = 64;
 
 /// Streams over a port. Not shared between threads.
 #[derive(Debug)]
 pub struct Connector {
     port: ClientPort,
-    /// All sockets of the port.
+    /// Epoll instance with all sockets of the port.
     sockets: OwnedFd,
     streams: HashMap<Flow, Held>,
     timers: BTreeSet<(Instant, Flow)>,
-    /// Connections that may have something to send.
+    /// Connections that may have packets to send.
     touched: BTreeSet<Flow>,
     words: VecDeque<(Flow, Word)>,
     rng: Rng,
-    /// Bytes that connections have asked for and nobody has read yet: most, and now.
+    /// Bytes that all connections have requested and the application has not read: limit, and
+    /// present value.
     memory: u64,
     unread: u64,
-    /// Most of them since the allocator last gave memory back.
+    /// Maximum of `unread` since memory was last returned to the kernel.
     peak: u64,
 }
 
@@ -90,24 +91,26 @@ impl Connector {
         })
     }
 
-    /// The same with at most `memory` bytes that connections have asked for and nobody has read yet, all together;
-    /// each may have 64 KiB whatever the others have. Each has an eighth of what is left: so where many are not read
-    /// the others go on, at last with those 64 KiB each.
+    /// Limits the bytes that all connections together have requested and the application has
+    /// not read to `memory`. Each connection may have an eighth of the remainder, and 64 KiB in
+    /// any case. So the connections that are read continue when many others are not, in the
+    /// worst case with 64 KiB each.
     #[must_use]
     pub fn within(self, memory: u64) -> Connector {
         Connector { memory, ..self }
     }
 
-    /// Connects; what is written to its streams leaves with [`Connector::flush`].
+    /// Opens a connection. Data written to its streams are sent by [`Connector::flush`].
     ///
     /// # Errors
-    /// There is no way there, or no port is left.
+    /// There is no route, or no port is left.
     pub fn connect(&mut self, remote: SocketAddr, config: Config) -> io::Result<Flow> {
         self.begin(remote, config, None)
     }
 
-    /// The same with all encrypted, to a server that has the secret key of `server` (`viaduct key`); one that
-    /// has not, or knows nothing of encryption, is never heard. `entropy` fills buffers with random bytes.
+    /// Opens an encrypted connection, to a server that has the secret key of `server`
+    /// (`viaduct key`). Answers of other servers, or in clear, are ignored. `entropy` fills
+    /// buffers with random bytes.
     ///
     /// # Errors
     /// As [`Connector::connect`]'s.
@@ -140,34 +143,34 @@ impl Connector {
         Ok(flow)
     }
 
-    /// Has the first packet of a connection that has just begun wait until something is written to its main
-    /// stream, and goes with it; for `most` at most.
+    /// Delays the first packet of a new connection until data are written to its main stream,
+    /// which it then carries; by `most` at most.
     pub fn hold(&mut self, flow: Flow, most: Duration) {
         if let Some(held) = self.streams.get_mut(&flow) {
             held.held = Some(now() + most);
         }
     }
 
-    /// A connection's streams, to be used; [`Connector::flush`] sends what comes of it.
+    /// Streams of a connection, for changes, which [`Connector::flush`] sends.
     pub fn stream(&mut self, flow: Flow) -> Option<&mut Stream> {
         let held = self.streams.get_mut(&flow)?;
         self.touched.insert(flow);
         Some(&mut held.stream)
     }
 
-    /// The same, to be looked at alone.
+    /// Streams of a connection, read-only.
     pub fn look(&self, flow: Flow) -> Option<&Stream> {
         self.streams.get(&flow).map(|held| &held.stream)
     }
 
-    /// As [`Stream::read`]; where there is nothing to read, nothing comes of it.
+    /// As [`Stream::read`]; if there is nothing to read, no flush is scheduled.
     pub fn read(&mut self, flow: Flow, stream: u32) -> Option<Bytes> {
         let data = self.streams.get_mut(&flow)?.stream.read(stream)?;
         self.touched.insert(flow);
         Some(data)
     }
 
-    /// As [`Stream::write`]; where there is no room, nothing comes of it.
+    /// As [`Stream::write`]; if there is no room, no flush is scheduled.
     pub fn write(&mut self, flow: Flow, stream: u32, data: &[u8]) -> usize {
         let Some(held) = self.streams.get_mut(&flow) else { return 0 };
         let written = held.stream.write(stream, data);
@@ -177,7 +180,7 @@ impl Connector {
         written
     }
 
-    /// Ends a connection, and tells its server so.
+    /// Closes a connection, and notifies its server.
     pub fn close(&mut self, flow: Flow) {
         if let Some(held) = self.streams.get_mut(&flow) {
             held.stream.close();
@@ -187,7 +190,7 @@ impl Connector {
         self.forget(flow);
     }
 
-    /// Ends a connection without a word.
+    /// Closes a connection without notification.
     pub fn forget(&mut self, flow: Flow) {
         let Some(held) = self.streams.remove(&flow) else { return };
         self.unread -= held.unread;
@@ -199,11 +202,13 @@ impl Connector {
         self.port.close(flow);
     }
 
-    /// Takes what has come, runs the timers that are due, and sends; never waits. How many packets came:
-    /// it is to be called until that is 0, and then when [`Connector::as_fd`] is readable.
+    /// Processes received packets and expired timers, and sends. Does not block. Returns the
+    /// number of packets: call it until that is 0, and again when [`Connector::as_fd`] is
+    /// readable.
     ///
     /// # Errors
-    /// The kernel's, of a socket: an interface went down, say. Connections go on.
+    /// The kernel's, of a socket: an interface went down, for instance. Connections stay
+    /// usable.
     pub fn turn(&mut self) -> io::Result<usize> {
         let mut events = [MaybeUninit::uninit(); SOCKETS];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -223,11 +228,11 @@ impl Connector {
         }
         self.run_timers();
         self.flush();
-        // Whoever is told of an error looks no further now, and others may have more.
+        // An error would end the caller's loop, although other sockets may have more packets.
         broken.filter(|_| packets == 0).map_or(Ok(packets), Err)
     }
 
-    /// Sends what the connections that were used have to send.
+    /// Sends the packets of all connections that were used.
     pub fn flush(&mut self) {
         let touched = std::mem::take(&mut self.touched);
         let now = now();
@@ -258,12 +263,12 @@ impl Connector {
         self.give_back();
     }
 
-    /// The next word of a connection, until None.
+    /// The next notification; `None` if there is none.
     pub fn poll_word(&mut self) -> Option<(Flow, Word)> {
         self.words.pop_front()
     }
 
-    /// How long to wait at most before the next [`Connector::turn`]; None: until something comes.
+    /// Maximum time to wait before the next [`Connector::turn`]; `None` for no limit.
     pub fn poll_timeout(&self) -> Option<Duration> {
         if !self.touched.is_empty() {
             return Some(Duration::ZERO);
@@ -271,7 +276,7 @@ impl Connector {
         self.timers.first().map(|(due, _)| *due - now())
     }
 
-    /// The port, for its counters and its ways.
+    /// The port, for its counters and packet formats.
     pub fn port(&self) -> &ClientPort {
         &self.port
     }
@@ -281,7 +286,7 @@ impl Connector {
         self.port.stats()
     }
 
-    /// What was much, and is little now, is the kernel's again: the allocator would keep it.
+    /// Returns freed memory to the kernel after a peak, as the allocator would keep it.
     fn give_back(&mut self) {
         if self.peak > MUCH && self.unread < self.peak / 8 {
             self.peak = 0;
@@ -289,7 +294,7 @@ impl Connector {
         }
     }
 
-    /// Takes a batch from a socket; how many packets.
+    /// Processes a batch of packets from a socket, and returns how many there were.
     fn hear(&mut self, socket: u64) -> io::Result<usize> {
         let Connector { port, streams, touched, words, .. } = self;
         let (now, mut shorter) = (now(), Vec::new());
@@ -302,12 +307,12 @@ impl Connector {
                     }
                     if held.stream.is_open() && !std::mem::replace(&mut held.open, true) {
                         words.push_back((flow, Word::Open));
-                        // The first answer may say how much the way takes.
+                        // The first answer may tell the path MTU.
                         shorter.push(flow);
                     }
                     touched.insert(flow);
                 }
-                // Nobody is believed who says no once the server was heard.
+                // Refusals are ignored once the server has answered.
                 Heard::PlainTcp | Heard::Turned { .. } | Heard::Refused { .. } if held.open => {}
                 Heard::PlainTcp => words.push_back((flow, Word::PlainTcp)),
                 Heard::Turned { reset } => words.push_back((flow, Word::Turned { reset })),
@@ -325,7 +330,7 @@ impl Connector {
         packets
     }
 
-    /// The way of a connection may have become narrower.
+    /// Adapts a connection to a path MTU that may have become smaller.
     fn shorten(&mut self, flow: Flow, now: Instant) {
         let Some(held) = self.streams.get_mut(&flow) else { return };
         if !held.fit(self.port.room(flow), now) {
@@ -349,7 +354,7 @@ impl Connector {
                 self.words.push_back((flow, Word::Silent));
             }
             if held.open && attempts > 0 && (attempts >= PATIENCE || self.port.has_moved(flow)) {
-                // Where no port or no way is left it goes on from the one that it has.
+                // If there is no route or no port left, the connection keeps the old one.
                 let _ = self.port.reopen(flow);
             }
         }
@@ -357,7 +362,7 @@ impl Connector {
 }
 
 impl AsFd for Connector {
-    /// Readable when there is something for [`Connector::turn`].
+    /// Readable when there are packets for [`Connector::turn`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.sockets.as_fd()
     }

@@ -1,4 +1,4 @@
-//! What strangers can take of a server's time, and what ends with its secrets.
+//! Limits on the time that attackers can take of a server, and the effects of dropped secrets.
 
 use super::{Client, START, answers, identity, replica, way_back};
 use crate::time::Duration;
@@ -38,8 +38,8 @@ fn what_is_too_short_for_an_opening_takes_no_time_from_those_who_begin() {
     assert!(replica.accept(START, way_back(), &opening).is_ok());
 }
 
-/// Nothing but the exchange of keys tells such garbage from an opening; so it takes the time of others who
-/// begin, for as long as it comes, and of nobody else.
+/// Only the key exchange tells such garbage from an opening. So it delays new connections for
+/// as long as it comes, and no others.
 #[test]
 fn garbage_of_an_openings_length_takes_the_time_for_openings_alone_and_no_longer_than_it_comes() {
     let (mut replica, mut client) = (replica(true), Client::new(&identity()));
@@ -68,7 +68,7 @@ fn an_event_whose_key_is_gone_is_counted_and_not_answered() {
         let event = replica.accept(client.now, way_back(), &request).unwrap();
         answers(&mut replica, event).iter().for_each(|answer| client.take(answer));
     }
-    // The client's key is of secret 1, and what it is answered is sealed with secret 2.
+    // The client's key was derived from secret 1, and the answer is sealed with secret 2.
     replica.server_mut().ring_mut().rotate(2, &[2; 32], 2);
     let request = client.requests().remove(0);
     let event = replica.accept(client.now, way_back(), &request).unwrap();

@@ -1,4 +1,4 @@
-//! Whole transfers, seen by somebody on the way.
+//! Whole transfers, as an eavesdropper sees them.
 
 mod bounds;
 
@@ -124,7 +124,8 @@ impl Client {
     }
 }
 
-/// A transfer from these replicas in turn; all messages that were seen. `each` is called for every round.
+/// Runs a transfer from these replicas in turn, and returns all messages. `each` is called in
+/// every round.
 fn transfer(
     client: &mut Client,
     replicas: &mut [Endpoint],
@@ -197,7 +198,7 @@ fn whatever_is_altered_is_refused_by_either_end() {
             for at in 0..request.len() {
                 let mut altered = request.clone();
                 altered[at] ^= 0x10;
-                // Handshakes take their time.
+                // Handshakes are rate-limited.
                 client.now += Duration::from_millis(1);
                 assert!(replica.accept(client.now, way_back(), &altered).is_err(), "byte {at}");
             }
@@ -223,13 +224,14 @@ fn whatever_is_altered_is_refused_by_either_end() {
 
 #[test]
 fn neither_end_goes_on_in_clear_where_that_was_not_meant() {
-    // A server that wants no clear messages answers none.
+    // A server that requires encryption does not answer messages in clear.
     let mut replica = replica(true);
     let mut plain = Stream::open(Config::default(), 3, START);
     let opening = plain.poll_transmit(START).unwrap();
     assert!(replica.accept(START, way_back(), &opening).is_err());
     assert_eq!(replica.crypt().unwrap().stats().clear, 1);
-    // One that takes both answers as it was asked, and a client of the other kind hears neither.
+    // A server that accepts both answers in kind, and an encrypting client ignores clear
+    // answers.
     let mut both = self::replica(false);
     let event = both.accept(START, way_back(), &opening).unwrap();
     assert!(!event.is_encrypted());
@@ -239,7 +241,7 @@ fn neither_end_goes_on_in_clear_where_that_was_not_meant() {
         client.take(&answer);
     }
     assert!(!client.stream.is_open() && client.crypt.refused() == 1);
-    // Somebody else in the server's place.
+    // Another host in the server's place.
     let somebody = ServerCrypt::new(SecretKey::from_bytes([9; 32]), false, entropy(5));
     let mut false_one = self::replica(false).with_crypt(somebody);
     assert!(false_one.accept(START, way_back(), &opening).is_err());
@@ -255,7 +257,8 @@ fn secrets_rotate_under_a_transfer_and_what_outlives_its_secret_shakes_hands_ane
         4 => replicas[0].server_mut().ring_mut().rotate(3, &[3; 32], 1),
         _ => {}
     });
-    // Its output continuation is of a secret that is gone: that is told, by an answer that can be read.
+    // The output continuation was sealed with a secret that is gone. The answer that says so
+    // can be decrypted.
     let handshakes = replicas[0].crypt().unwrap().stats().handshakes;
     assert!(handshakes > 1, "{handshakes} handshakes");
     let unknown = State::Failed(Failure::Reset(Reason::Unknown));
