@@ -22,16 +22,16 @@
 //! |---|---|
 //! | [`cwnd`] | Reno's window in closed form |
 //! | [`piece`] | packets between two losses, and which are acknowledged |
-//! | [`plan`] | what a request is answered with: continue, split, terminate, recover |
+//! | [`plan`] | the answer to a request: continue, split, terminate, recover |
 //! | [`keys`] | the secrets, and their rotation |
 //! | [`nonce`] | p(i) = r(i) xor r(i + 1) |
-//! | [`continuation`] | what the server forgets |
+//! | [`continuation`] | the connection state that the server does not keep |
 //! | [`proof`] | which packets have arrived |
-//! | [`replay`] | what was answered already, in fixed memory |
+//! | [`replay`] | requests that were answered, in fixed memory |
 //! | [`wire`] | the messages |
 //! | [`crypt`] | the same messages, encrypted under keys that the server does not store |
 //! | [`server`] | a function of request, address, secrets and time |
-//! | [`client`] | the state machine that keeps all the rest |
+//! | [`client`] | the state machine that keeps the rest |
 //! | [`standard`] | continuations that both sides understand |
 //! | [`api`] | events and minisockets, for a server's application |
 //! | [`stream`] | byte streams and requests, for a client's application |

@@ -1,8 +1,9 @@
 //! Cleanup of rules that killed clients have left behind.
 //!
 //! The journal of a server is named by its port, and that of a proxy by its name, so their next
-//! start finds it. The journal of a run, or of a C program, is named by its process, whose name
-//! does not recur. So the next run or C program restores the changes.
+//! start finds it. The journal of a run, or of a C program, is named by its process, and no
+//! later process uses that name. So the next run or C program reverts the changes of those
+//! before it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,7 +15,7 @@ use viaduct_sys::journal::Changes;
 /// Names of such journals: the parts before and after the process's number.
 const NAMES: [(&str, &str); 2] = [("run_", "_trickles"), ("viaduct_c_", "_")];
 
-/// Restores the changes that clients which do not exist any more have journaled in `run_dir`.
+/// Reverts the changes of clients that do not exist any more, by their journals in `run_dir`.
 pub fn put_back_left(run_dir: &Path) {
     let Ok(entries) = fs::read_dir(run_dir) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {

@@ -35,8 +35,8 @@ pub struct ServerSettings {
     /// Maximum length of sent packets in bytes, 576 to 65535; less if an interface, or a router
     /// on the path, requires it.
     pub mtu: usize,
-    /// True if sent packets are exempt from this host's conntrack; not allowed if it translates
-    /// its own addresses.
+    /// True if sent packets are exempt from this host's conntrack; must be false if the host
+    /// translates its own addresses.
     pub untracked: bool,
     /// True if packets in TCP's format to one client may be sent in runs, which bypass this
     /// host's output rules.

@@ -48,8 +48,8 @@ impl Client {
         }
     }
 
-    /// Minimum distance to the generation that was requested: that of a ticket begins with the
-    /// same number.
+    /// Minimum distance to the generation that was requested: 0 after a ticket, which begins
+    /// its own generation, else 1.
     fn awaits(&self) -> u16 {
         u16::from(self.anchor.as_ref().is_some_and(|(_, known, _)| known.mode != Mode::Ticket))
     }

@@ -13,11 +13,11 @@
 //!   Numbers::hear ◀── parse ◀── [ conntrack ] ◀───────── Return::answer
 //! ```
 //!
-//! The numbers of the TCP header are not Trickles' own: those are 64 bits long and are in the
+//! The numbers of the TCP header are not those of Trickles, which have 64 bits and are in the
 //! messages. The TCP numbers serve firewalls alone, and only the client keeps them. The mark of
 //! each request tells how far *ahead* of its acknowledgement number the answers are to be. So
 //! the server, which keeps nothing, numbers them by the request alone. A device that rewrites
-//! numbers (sequence randomisation) does no harm, as the two are added on one side of it.
+//! numbers (sequence randomisation) does no harm, as the server adds the two as it sees them.
 //! `docs/trickles-packets.md` has every byte, and why strict connection tracking accepts it.
 //!
 //! All input from the network is parsed by [`tcp::parse`], [`udp::parse`] and [`icmp::parse`],

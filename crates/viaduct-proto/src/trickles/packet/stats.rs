@@ -21,7 +21,8 @@ pub enum Refusal {
     /// TCP flags that Trickles' packets do not have, or not in this direction.
     #[error("flags that no such packet has")]
     Flags,
-    /// Sent to its own role, between other addresses, or from an address that is not a host's.
+    /// From a host of the same role, between other addresses, or from an address that is not a
+    /// host's.
     #[error("not meant for this end")]
     NotOurs,
 }

@@ -193,8 +193,8 @@ impl Server {
         Ok(Event::Request { connection: known.connection })
     }
 
-    /// Lays out the ticket in answer to restart attempt `attempt` (0 for a first request), of
-    /// `len` bytes.
+    /// Lays out the ticket in answer to a request of `len` bytes. `attempt` is the number of
+    /// the attempt to begin with the continuation; 0 for a new connection.
     fn offer(
         &mut self,
         now: Instant,

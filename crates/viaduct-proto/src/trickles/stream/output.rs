@@ -17,8 +17,8 @@ pub(super) const ENOUGH: usize = 64;
 const MOST: usize = 1_024;
 /// Maximum number of answers that bring output at a time.
 const MOST_BROUGHT: usize = 64;
-/// Minimum mean length of the chunks that wait for missing ones, as a fraction of the window,
-/// in bytes. A server that sends many shorter ones is faulty, and each costs memory of its own.
+/// Bytes of the window per chunk that waits for missing data: at most window / 64 chunks may
+/// wait. A server that sends more and shorter ones is faulty, and each costs memory of its own.
 const LEAST_PIECE: u64 = 64;
 
 /// The output of one stream.

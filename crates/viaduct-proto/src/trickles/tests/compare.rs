@@ -48,8 +48,8 @@ fn compare(up: &str, down: &str) -> [f64; 2] {
     ratios
 }
 
-/// Packets that arrive 4 ms late, by six packets at this rate, and none is lost. Reno's sender
-/// takes them for losses.
+/// Packets arrive 4 ms late, which is six packet times at this rate, and none is lost. Reno's
+/// sender takes them for losses.
 #[test]
 fn packets_that_overtake_each_other_are_not_taken_for_lost_for_long() {
     let down = "rate=20M,delay=25ms,queue=250kB,reorder=30%:4ms";

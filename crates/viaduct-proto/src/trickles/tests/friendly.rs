@@ -111,7 +111,7 @@ const EVEN: World = World {
 };
 /// Each answer has a random delay of up to many packet times, so that lateness is no advantage.
 const RESTLESS: World = World { lag: LAG, unrest: Duration::from_millis(2), ..EVEN };
-/// Wake-up time of the lab's server: about as long as a packet leaves the queue.
+/// Wake-up time of the lab's server: about the time that a packet takes to leave the queue.
 const LAG: Duration = Duration::from_micros(150);
 
 #[derive(Clone, Copy, Debug)]

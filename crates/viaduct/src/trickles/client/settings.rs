@@ -17,8 +17,8 @@ pub struct ClientSettings {
     /// Maximum length of sent packets in bytes, 576 to 65535; less if the route's interface, or
     /// a router on the path, requires it.
     pub mtu: usize,
-    /// True if sent packets are exempt from this host's conntrack; not allowed if it translates
-    /// its own addresses.
+    /// True if sent packets are exempt from this host's conntrack; must be false if the host
+    /// translates its own addresses.
     pub untracked: bool,
     /// Name of the rules and the journal, of letters, digits and `_`; unique for each client of
     /// the host.
