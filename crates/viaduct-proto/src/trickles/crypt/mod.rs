@@ -18,8 +18,8 @@
 //! ```
 //!
 //! The parts in braces are Noise's (NK, Curve25519, ChaCha20-Poly1305, BLAKE2s). All else is
-//! under AES-SIV (RFC 5297), with the preceding bytes as associated data. Messages have no
-//! numbers that are used only once, and replicas cannot agree on any: SIV does not need them.
+//! under AES-SIV (RFC 5297), with the preceding bytes as associated data. Messages have no unique
+//! nonces, and replicas cannot agree on any: SIV is safe without them.
 //! An eavesdropper learns only that two messages were the same. Inside are the messages of
 //! [`wire`](super::wire), unchanged.
 //!

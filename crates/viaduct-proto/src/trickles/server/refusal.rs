@@ -39,7 +39,7 @@ pub enum Refusal {
     /// Wrong proof.
     #[error(transparent)]
     Unproven(#[from] Unproven),
-    /// Missing proof that lost packets have arrived at last.
+    /// Missing or wrong proof that lost packets have arrived at last.
     #[error("losses are not shown to be repaired a window after their recovery: restart")]
     Unrepaired,
     /// Contradiction to the continuation.

@@ -158,7 +158,7 @@ impl Inputs {
         self.skip_done();
     }
 
-    /// Returns the segments of a settled parcel to the unsent input, as no answer to it will
+    /// Moves the segments of a settled parcel back to the unsent input, as no answer to it will
     /// arrive any more.
     pub(super) fn settle(&mut self, parcel: u64, changed: &mut BTreeSet<u32>) {
         let mut settled = Vec::new();
@@ -180,7 +180,7 @@ impl Inputs {
         self.skip_done();
     }
 
-    /// Returns all segments in flight to the unsent input, as no answer will arrive any more.
+    /// Moves all segments in flight back to the unsent input, as no answer will arrive any more.
     pub(super) fn forget_flight(&mut self) {
         for input in self.streams.values_mut() {
             input.flights.clear();
