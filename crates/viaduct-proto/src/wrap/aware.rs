@@ -1,25 +1,25 @@
-//! What programs that know of their handlers say to them: TESLA's control call and asynchronous events
-//! (3.6).
+//! Protocol for programs that know of their handlers: TESLA's control call and asynchronous
+//! events (section 3.6).
 //!
-//! A program asks by one record (`SOCK_SEQPACKET`) on a connection of its own, the flow's descriptor
-//! beside it, behind the run's secret ([`super::Secret`]), which `VIADUCT_CONTROL` names with the socket as
-//! `@NAME;SECRET`:
+//! A program sends one record (`SOCK_SEQPACKET`) on a connection of its own, with the flow's
+//! descriptor attached and the run's secret ([`super::Secret`]) in front. `VIADUCT_CONTROL`
+//! holds the socket's name and the secret as `@NAME;SECRET`:
 //!
 //! ```text
 //!   0        1        2        3                  3 + n            at most 4096
 //!   ┌────────┬────────┬────────┬──────────────────┬──────────────────┐
 //!   │ 1      │ kind   │ n      │ handler's name   │ request          │
 //!   └────────┴────────┴────────┴──────────────────┴──────────────────┘
-//!   kind 1  a control call. Answer: one record, 1 and what the handler says, or 0: nobody answers
-//!   kind 2  events, name and request empty. Answer: 1, and a record for each event from now on; or 0:
+//!   kind 1  control call. Answer: one record, 1 and the handler's reply, or 0 if there is none
+//!   kind 2  events; name and request empty. Answer: 1, then a record for each event; or 0:
 //!           no such flow
 //! ```
 
-/// Bytes of a request at most, and of an answer.
+/// Maximum length of a request and of an answer, in bytes.
 pub const MOST: usize = 4096;
-/// In an answer: there is one.
+/// First byte of an answer: there is a reply.
 pub const YES: u8 = 1;
-/// In an answer: nobody has one.
+/// First byte of an answer: there is no such flow, or no handler replies.
 pub const NO: u8 = 0;
 
 const VERSION: u8 = 1;
@@ -27,22 +27,22 @@ const CONTROL: u8 = 1;
 const WATCH: u8 = 2;
 const HEAD: usize = 3;
 
-/// What a program asks.
+/// Request of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask<'a> {
     /// A control call to the handler of this name.
     Control {
         /// The handler's name.
         to: &'a str,
-        /// What it is asked.
+        /// The request, in the handler's own format.
         request: &'a [u8],
     },
-    /// To be told of events.
+    /// Subscribes to events.
     Watch,
 }
 
 impl<'a> Ask<'a> {
-    /// Reads one; `None` if it is none.
+    /// Parses a request; `None` if it is invalid.
     pub fn parse(bytes: &'a [u8]) -> Option<Ask<'a>> {
         let (&[VERSION, kind, length], rest) = bytes.split_first_chunk::<HEAD>()? else {
             return None;
@@ -57,7 +57,7 @@ impl<'a> Ask<'a> {
         }
     }
 
-    /// As bytes; `None` if it is too long.
+    /// Serializes the request; `None` if it is too long.
     pub fn emit(self) -> Option<Vec<u8>> {
         let (kind, to, request) = match self {
             Ask::Control { to, request } => (CONTROL, to, request),

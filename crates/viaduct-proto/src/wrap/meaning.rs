@@ -1,48 +1,48 @@
-//! What a call means: its socket, its address and the user's rules, joined.
+//! Decision about a call from its socket, its address and the user's rules.
 
 use std::net::SocketAddr;
 
 use super::rules::{Fate, Rules, Transport};
 use super::socket::{Carries, Errno, MSG_FASTOPEN, Sockaddr, Socket, parse_sockaddr};
 
-/// Where questions of DNS go.
+/// Port of DNS queries.
 const DNS: u16 = 53;
 
-/// What is to be done with a call.
+/// Decision about a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is the kernel's.
+    /// The kernel handles the call.
     Pass,
-    /// It is a flow to there.
+    /// The call becomes a flow to this address.
     Divert(SocketAddr),
-    /// It is a question of DNS to there, which is answered here.
+    /// A DNS query to this address, to be answered by the master.
     Resolve(SocketAddr),
-    /// The program is told this.
+    /// The program receives this error.
     Refuse(Errno),
 }
 
-/// What may become of datagrams.
+/// Summary of the rules for datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Datagrams {
-    /// All go by themselves: nobody need look at them.
+    /// All go direct; no call needs a check.
     Free,
-    /// None goes: nobody need open a socket for them.
+    /// None may go; opening a socket can be refused.
     Refused,
-    /// Some go: each must be looked at.
+    /// Some may go; each call needs a check.
     Judged,
 }
 
 impl Rules {
-    /// Opening a socket. What a program can do without is refused as by a kernel that has none; where
-    /// nothing may go around us, so is what could.
+    /// Decision about `socket`. Optional protocols are refused with the error of a kernel that
+    /// lacks them. In strict mode, sockets that could bypass the chain are refused too.
     pub fn socket(&self, socket: Socket) -> Verdict {
         match socket.carries() {
             Carries::OtherTcp => Verdict::Refuse(socket.unsupported()),
             Carries::Unknown if self.strict => Verdict::Refuse(Errno::PERM),
-            // What of them goes is seen when it goes.
+            // Each datagram is judged when it is sent.
             Carries::Datagrams if self.names && socket.is_udp() => Verdict::Pass,
             Carries::Datagrams if self.names && self.strict => Verdict::Refuse(Errno::PERM),
-            // Whoever opens it has it where datagrams are carried.
+            // The chain carries the datagrams of this socket.
             Carries::Datagrams if self.carries_of(socket) => Verdict::Pass,
             Carries::Datagrams if self.datagrams() == Datagrams::Refused => {
                 Verdict::Refuse(Errno::PERM)
@@ -51,11 +51,11 @@ impl Rules {
         }
     }
 
-    /// Connecting `socket` to what the `sockaddr` says.
+    /// Decision about `connect` of `socket` to `sockaddr`.
     pub fn connect(&self, socket: Socket, sockaddr: &[u8]) -> Verdict {
         let to = match parse_sockaddr(sockaddr) {
             Sockaddr::Ip(to) => to,
-            // The kernel's own answer is right, and leads nowhere.
+            // The kernel gives the right error or result itself, and no traffic follows.
             Sockaddr::None | Sockaddr::Other => return Verdict::Pass,
         };
         match socket.carries() {
@@ -66,7 +66,7 @@ impl Rules {
                 Fate::Refuse => Verdict::Refuse(Errno::PERM),
             },
             Carries::OtherTcp => Verdict::Refuse(Errno::PERM),
-            // Whoever carries datagrams answers questions too.
+            // A capture that carries datagrams also answers DNS queries.
             Carries::Datagrams if self.names && self.carries_of(socket) && to.port() == DNS => {
                 Verdict::Pass
             }
@@ -79,10 +79,11 @@ impl Rules {
         }
     }
 
-    /// Sending with an address, which connects a stream if it is asked to be opened fast.
+    /// Decision about a send with an address. On a stream it connects only with `MSG_FASTOPEN`.
     pub fn send(&self, socket: Socket, flags: i32, sockaddr: &[u8]) -> Verdict {
         match socket.carries() {
-            // Without the flag the kernel ignores the address, or has one already.
+            // Without the flag the kernel ignores the address, or the socket is connected
+            // already.
             Carries::Tcp if flags & MSG_FASTOPEN == 0 => Verdict::Pass,
             _ => {
                 let (sockaddr, length) = socket.as_sent(sockaddr);
@@ -91,8 +92,8 @@ impl Rules {
         }
     }
 
-    /// Listening at `at`: whoever connects to a stream there passes the chain first, wherever they come
-    /// from. Rules are about where a program goes.
+    /// Decision about `listen` at `at`. Connections to a listening stream socket pass the chain
+    /// first, from any client; rules apply only to destinations of the program.
     pub fn listen(&self, socket: Socket, at: SocketAddr) -> Verdict {
         match socket.carries() {
             Carries::Tcp => Verdict::Divert(at),
@@ -101,7 +102,7 @@ impl Rules {
         }
     }
 
-    /// What may become of datagrams that nobody carries, whichever their address.
+    /// Summary of the rules for datagrams that are not carried, over all addresses.
     pub fn datagrams(&self) -> Datagrams {
         if self.names {
             return Datagrams::Judged;
@@ -121,7 +122,8 @@ impl Rules {
         }
     }
 
-    /// Whether the datagrams of a socket pass the chain: those of UDP can, without privilege.
+    /// Returns whether the chain carries the datagrams of a socket: UDP works without
+    /// privileges.
     pub fn carries_of(&self, socket: Socket) -> bool {
         self.carries && socket.is_udp()
     }
@@ -130,8 +132,8 @@ impl Rules {
         self.lets_datagrams(fate) || fate == Fate::Divert && self.carries_of(socket)
     }
 
-    /// Datagrams are no flow: they go by themselves, unless a rule forbids it; where nothing may go
-    /// around us, only if a rule leaves them alone.
+    /// Returns whether datagrams with this fate may go direct. They may, unless a rule refuses
+    /// them; in strict mode, only if a rule leaves them alone.
     fn lets_datagrams(&self, fate: Fate) -> bool {
         match fate {
             Fate::Refuse => false,

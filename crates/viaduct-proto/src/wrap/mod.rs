@@ -1,10 +1,10 @@
-//! What a captured socket call means: the one room that all interposers ask (TESLA, section 3.8, grown
-//! to three ways of capturing and to a choice of flows).
+//! Semantics of captured socket calls, shared by all interposers (TESLA, section 3.8, extended
+//! to three ways of capturing and to a selection of flows).
 //!
-//! An interposer stands between a program and the kernel, and hears of a call before it happens. It
-//! says what the socket is and which address the program has given; here it is decided whether the
-//! call is left alone, becomes a flow of the master's, or is refused. Nothing here allocates when it
-//! decides: a stub inside a program may be asked in the child of a vfork.
+//! An interposer stands between a program and the kernel and sees a call before it is made. It
+//! passes the socket's type and the address; this module decides whether the call is left to
+//! the kernel, becomes a flow of the master, or is refused. The decision allocates no memory,
+//! because a stub may run in the child of a vfork.
 //!
 //! ```text
 //!   program ──connect──▶ interposer ──Socket, address──▶ Rules::connect
@@ -15,9 +15,10 @@
 //!                            └── wire::Request, the socket ──▶ master ── flow ──▶ far end
 //! ```
 //!
-//! `socket` knows the kernel's numbers, `rules` what the user has said, `meaning` joins them; `wire` is
-//! what stubs and masters say to each other, `shared` what runs and the masters that they share do, and
-//! `aware` what programs say that know of handlers; `secret` precedes what a run's own programs say.
+//! `socket` has the kernel's numbers, `rules` the user's rules, and `meaning` combines them.
+//! `wire` is the protocol between stubs and masters, `shared` that between runs and a master
+//! they share, and `aware` that of programs that know of their handlers. `secret` precedes the
+//! records of a run's own programs.
 
 pub mod aware;
 mod meaning;

@@ -1,10 +1,10 @@
-//! A pattern of a rule, as the user says it: `[tcp:|udp:][ADDRESS[/LENGTH]][:PORT[-PORT]]`.
+//! Pattern of a rule: `[tcp:|udp:][ADDRESS[/LENGTH]][:PORT[-PORT]]`.
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use super::rules::{ANYWHERE, Line, RuleError, Transport, mapped};
 
-/// The destinations that `pattern` fits, which are ours.
+/// Parses a pattern into a line that diverts its destinations.
 pub(super) fn parse(pattern: &str) -> Result<Line, RuleError> {
     let transports = [("tcp", Transport::Tcp), ("udp", Transport::Udp)];
     let mut line = ANYWHERE;
@@ -30,14 +30,14 @@ pub(super) fn parse(pattern: &str) -> Result<Line, RuleError> {
     Ok(line)
 }
 
-/// Where the place ends and the ports begin. After a transport a number alone is a port.
+/// Splits into address and ports. After a transport, a number alone is a port.
 fn split(rest: &str, after_transport: bool) -> (&str, Option<&str>) {
     let is_ports = |text: &str| text.chars().all(|c| c.is_ascii_digit() || c == '-');
     if after_transport && is_ports(rest) {
         return ("", Some(rest));
     }
     match rest.rsplit_once(':') {
-        // An IPv6 address stands in brackets where ports follow it.
+        // An IPv6 address must be in brackets if ports follow.
         Some((place, port)) if !place.contains(':') || place.contains(']') => (place, Some(port)),
         _ => (rest, None),
     }
@@ -52,7 +52,7 @@ fn ports(text: &str) -> Result<(u16, u16), RuleError> {
 }
 
 fn prefix(text: &str) -> Result<(Ipv6Addr, u8), RuleError> {
-    // Brackets may enclose the length or not.
+    // The brackets may or may not include the prefix length.
     let bare = text.replace(['[', ']'], "");
     let (ip, length) = match bare.split_once('/') {
         Some((ip, length)) => (ip, Some(length)),

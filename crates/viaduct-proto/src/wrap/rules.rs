@@ -1,88 +1,87 @@
-//! Which flows a chain applies to, as the user says it.
+//! Rules that select the flows of a chain, as the user writes them.
 //!
 //! ```text
-//!   only   tcp:443               the chain applies to what fits one of these, if there are any,
-//!   except 10.0.0.0/8            but not to what fits one of these: that goes as if nobody were there;
-//!   refuse 192.0.2.1:1-1023      and what fits one of these may not be
+//!   only   tcp:443               if there are any, the chain applies only to flows matching one;
+//!   except 10.0.0.0/8            flows matching one of these go direct;
+//!   refuse 192.0.2.1:1-1023      flows matching one of these are refused
 //!
-//!   PATTERN = [tcp:|udp:] [ADDRESS[/LENGTH]] [:PORT[-PORT]]       all that stands there must fit
+//!   PATTERN = [tcp:|udp:] [ADDRESS[/LENGTH]] [:PORT[-PORT]]       all parts given must match
 //! ```
 //!
-//! What is refused wins over what is excepted, and that over what is wanted; their order does not
-//! matter.
+//! Precedence: `refuse`, then `except`, then `only`. The order of the rules does not matter.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::pattern::parse;
 
-/// Lines at most.
+/// Maximum number of rules.
 pub const MOST: usize = 128;
 
-/// What becomes of a connect.
+/// Decision about a flow or a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
-    /// The program is told that it may not.
+    /// Refused: the program receives an error.
     Refuse = 0,
-    /// It goes where it was meant to, by itself.
+    /// Left alone: it goes direct.
     Leave = 1,
-    /// It is ours.
+    /// Diverted to the chain.
     Divert = 2,
 }
 
-/// What carries it.
+/// Transport of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// A stream.
+    /// TCP.
     Tcp = 1,
-    /// Datagrams.
+    /// UDP.
     Udp = 2,
 }
 
-/// One rule: the destinations that it fits.
+/// Rule: a set of destinations and their fate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Their transport; both if `None`.
+    /// Transport; both if `None`.
     pub transport: Option<Transport>,
-    /// Their prefix; an IPv4 one is mapped, and 96 longer.
+    /// Address prefix. IPv4 is mapped into IPv6, so its length is 96 longer.
     pub prefix: (Ipv6Addr, u8),
-    /// Their ports, first and last.
+    /// First and last port.
     pub ports: (u16, u16),
-    /// What becomes of them.
+    /// Fate of the destinations.
     pub fate: Fate,
 }
 
-/// What the user has said.
+/// Rules of the user, in order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     lines: [Line; MOST],
     count: usize,
-    /// Whether what cannot be captured is refused.
+    /// Refuses traffic that cannot be captured.
     pub strict: bool,
-    /// Whether datagrams can pass the chain.
+    /// The chain carries datagrams.
     pub carries: bool,
-    /// Whether names are looked up at the far end: questions of DNS are the master's to answer.
+    /// Names are resolved at the far end: the master answers DNS queries.
     pub names: bool,
 }
 
-/// Why a rule cannot be.
+/// Error in a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
-    /// A word in its place is none.
+    /// The address is invalid.
     #[error("`{0}` is no address; right would be 10.0.0.0/8, [2001:db8::]/32 or 192.0.2.1")]
     Address(String),
-    /// Its length is not one.
+    /// The prefix length is invalid.
     #[error("`{0}` is no length of a prefix; right would be 0 to 32, of IPv6 0 to 128")]
     Length(String),
-    /// Its port is not one.
+    /// The port or range of ports is invalid.
     #[error("`{0}` is no port; right would be 443 or 8000-8999")]
     Ports(String),
-    /// It says nothing.
+    /// The rule is empty.
     #[error("a rule is empty; right would be tcp:443, 10.0.0.0/8 or 192.0.2.1:22")]
     Empty,
-    /// A line of a file does not begin as it must.
+    /// A line of a file begins with an unknown word.
     #[error("`{0}` is no rule; a line begins with only, except or refuse")]
     Word(String),
-    /// There is no room for it.
+    /// There are more than [`MOST`] rules.
     #[error("more than {MOST} rules; prefixes and ranges of ports say more in one")]
     TooMany,
 }
@@ -95,22 +94,22 @@ pub(super) const ANYWHERE: Line = Line {
 };
 
 impl Rules {
-    /// Every flow is the chain's, and what is no flow goes by itself.
+    /// No rules: the chain applies to every flow; other traffic goes direct.
     pub const EVERYTHING: Rules =
         Rules { lines: [ANYWHERE; MOST], count: 0, strict: false, carries: false, names: false };
 
-    /// What fits `pattern` shall have this fate.
+    /// Adds a rule that gives destinations matching `pattern` this fate.
     ///
     /// # Errors
-    /// It is no pattern, or there is no room for it.
+    /// The pattern is invalid, or there are too many rules.
     pub fn add(&mut self, fate: Fate, pattern: &str) -> Result<(), RuleError> {
         self.push(Line { fate, ..parse(pattern)? })
     }
 
-    /// The lines of a file; `#` begins a comment.
+    /// Adds the rules of a file; `#` begins a comment.
     ///
     /// # Errors
-    /// The number of the line, from 1, and what is wrong with it.
+    /// Number of the invalid line, from 1, and its error.
     pub fn read(&mut self, text: &str) -> Result<(), (usize, RuleError)> {
         for (number, line) in (1..).zip(text.lines()) {
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -127,10 +126,10 @@ impl Rules {
         Ok(())
     }
 
-    /// One more.
+    /// Adds a rule behind those of the same or a higher precedence.
     ///
     /// # Errors
-    /// There is no room for it.
+    /// There are too many rules.
     pub fn push(&mut self, line: Line) -> Result<(), RuleError> {
         let full = RuleError::TooMany;
         let at = self.lines().partition_point(|other| other.fate <= line.fate);
@@ -141,27 +140,28 @@ impl Rules {
         Ok(())
     }
 
-    /// What both want: what either refuses is refused, what either leaves alone is left alone, and either
-    /// being strict, both are.
+    /// Intersection of two sets of rules: flows that either refuses are refused, and flows that
+    /// either leaves alone are left alone. The result is strict if either is.
     ///
     /// # Errors
-    /// There is no room for all of them.
+    /// The result has too many rules.
     pub fn both(&self, other: &Rules) -> Result<Rules, RuleError> {
         self.join(other, Fate::min)
     }
 
-    /// These, above those of a master below: what they leave alone is that one's to judge. Either being
-    /// strict, both are.
+    /// Rules of a master above another one: flows that these leave alone are decided by
+    /// `below`. The result is strict if either is.
     ///
     /// # Errors
-    /// There is no room for all of them.
+    /// The result has too many rules.
     pub fn above(&self, below: &Rules) -> Result<Rules, RuleError> {
         let above = |ours, theirs| if ours == Fate::Leave { theirs } else { ours };
         Ok(Rules { names: self.names, ..self.join(below, above)? })
     }
 
-    /// What `both` makes of the two fates of every destination: lines of each pair that have something in
-    /// common, in the order in which the first of each decides.
+    /// Combines two sets of rules by applying `both` to the two fates of every destination. The
+    /// result has a line for each pair of lines that intersect; the first line that matches
+    /// decides.
     fn join(&self, other: &Rules, both: impl Fn(Fate, Fate) -> Fate) -> Result<Rules, RuleError> {
         let mut rules = Rules { strict: self.strict || other.strict, ..Rules::EVERYTHING };
         let theirs = || other.lines().iter().copied().chain([other.last()]);
@@ -181,24 +181,24 @@ impl Rules {
         Ok(rules)
     }
 
-    /// One more, which decides what none before it does.
+    /// Appends a line, which applies where no earlier line matches.
     pub(super) fn append(&mut self, line: Line) -> Result<(), RuleError> {
         *self.lines.get_mut(self.count).ok_or(RuleError::TooMany)? = line;
         self.count += 1;
         Ok(())
     }
 
-    /// What becomes of what no line fits, as one.
+    /// Default fate as a line that matches everything.
     fn last(&self) -> Line {
         Line { fate: self.otherwise(), ..ANYWHERE }
     }
 
-    /// In the order in which they decide: the first that fits.
+    /// Lines in order of evaluation: the first that matches decides.
     pub fn lines(&self) -> &[Line] {
         &self.lines[..self.count]
     }
 
-    /// What becomes of what none fits.
+    /// Fate of destinations that no line matches.
     pub fn otherwise(&self) -> Fate {
         if let Some(all) = self.lines().iter().find(|line| line.fits_all()) {
             return all.fate;
@@ -207,7 +207,7 @@ impl Rules {
         if chosen { Fate::Leave } else { Fate::Divert }
     }
 
-    /// Whether there are datagrams that the chain applies to.
+    /// Returns whether the chain applies to any datagrams.
     pub fn want_datagrams(&self) -> bool {
         for line in self.lines().iter().filter(|line| line.transport != Some(Transport::Tcp)) {
             match line.fate {
@@ -219,7 +219,7 @@ impl Rules {
         self.otherwise() == Fate::Divert
     }
 
-    /// What becomes of a flow, or of datagrams, to `to`.
+    /// Fate of a flow or a datagram to `to`.
     pub fn fate(&self, transport: Transport, to: SocketAddr) -> Fate {
         let fits = self.lines().iter().find(|line| line.fits(transport, to));
         fits.map_or(self.otherwise(), |line| line.fate)
@@ -227,7 +227,7 @@ impl Rules {
 }
 
 impl Line {
-    /// Whether all of its transport fits it, wherever it goes.
+    /// Returns whether the line matches every destination of its transport.
     pub fn is_everything(&self) -> bool {
         self.prefix.1 == 0 && self.ports == ANYWHERE.ports
     }
@@ -236,7 +236,7 @@ impl Line {
         self.transport.is_none() && self.is_everything()
     }
 
-    /// What fits both, if anything does.
+    /// Intersection of two lines, with the fate of `self`; `None` if it is empty.
     fn and(&self, other: &Line) -> Option<Line> {
         let transport = match (self.transport, other.transport) {
             (Some(one), Some(other)) if one != other => return None,
@@ -261,7 +261,7 @@ impl Line {
     }
 }
 
-/// IPv4 addresses stand among those of IPv6.
+/// Maps IPv4 addresses into IPv6.
 pub(super) fn mapped(ip: IpAddr) -> Ipv6Addr {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),

@@ -1,10 +1,11 @@
-//! Secret of a run: precedes each record that its programs send to an abstract socket of the run's.
+//! Secret of a run. It precedes each record that the run's programs send to one of its abstract
+//! sockets.
 //!
-//! An abstract name is no secret, since `/proc/net/unix` lists it for every user. Programs of a run have the
-//! secret from their environment, which only their own user and root can read.
+//! An abstract name is not secret, because `/proc/net/unix` lists it for every user. The run's
+//! programs get the secret from their environment, which only their own user and root can read.
 //!
 //! ```text
-//!   record    secret 16 │ what is asked
+//!   record    secret 16 │ request
 //! ```
 
 use std::fmt;
@@ -17,7 +18,7 @@ pub const SECRET: usize = 16;
 pub struct Secret([u8; SECRET]);
 
 impl Secret {
-    /// Secret of these bytes, which are random.
+    /// Secret from random bytes.
     pub const fn new(bytes: [u8; SECRET]) -> Secret {
         Secret(bytes)
     }
@@ -35,13 +36,13 @@ impl Secret {
         Some(Secret(number.to_be_bytes()))
     }
 
-    /// Its hexadecimal digits, for the environment of programs.
+    /// Hexadecimal digits, for the environment of programs.
     pub fn digits(&self) -> String {
         format!("{:032x}", u128::from_be_bytes(self.0))
     }
 
-    /// Returns what follows the secret in `record`; `None` if it does not begin with it. The time that takes
-    /// says nothing about the secret.
+    /// Returns the rest of `record` after the secret; `None` if it does not begin with the
+    /// secret. The comparison takes constant time.
     pub fn open<'a>(&self, record: &'a [u8]) -> Option<&'a [u8]> {
         let (theirs, rest) = record.split_first_chunk::<SECRET>()?;
         let differs =

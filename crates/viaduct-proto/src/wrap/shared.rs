@@ -1,21 +1,23 @@
-//! What a run and the master that it shares with others say to each other: records of a fixed length
-//! over a `SOCK_SEQPACKET` socket, numbers in the machine's order, for both ends run on it.
+//! Protocol between a run and the master that it shares with other runs: records of a fixed
+//! length over a `SOCK_SEQPACKET` socket. Numbers are in the machine's byte order, because both
+//! ends run on the same machine.
 //!
-//! The run hears its program's calls, and keeps the program's side of each flow; the master carries it.
-//! What crosses is who wants to go where, and sockets beside it: nothing of a flow's bytes.
+//! The run captures its program's calls and keeps the program's side of each flow; the master
+//! carries the flow. Records tell the endpoints of flows and carry sockets; no payload crosses.
 //!
 //! ```text
-//!   run ── Hello ──────────────────▶ master     once; the answer is a Welcome (`wire`): rules, offload
-//!       ── Call, a place ──────────▶            a program connects; its master's end, not yet connected
-//!       ◀── Named … Meet ───────────            the far end is there: the run connects the place to it
-//!       ◀── Refuse, Gone ───────────            it is not; nobody carries it any more
-//!       ── Arrival, its stream, a place ─▶      somebody connects to a program
-//!       ◀── Meet ───────────────────            the handlers let him in
-//!       ◀── Another ────────────────            one more flow of his, for the same program
-//!       ── Another, a place; NoOther ─▶
+//!   run ── Hello ──────────────────▶ master     once; answered by a Welcome (`wire`)
+//!       ── Call, a socket ─────────▶            a program connects; the master's end
+//!       ◀── Named … Meet ───────────            the run connects the socket to the program
+//!       ◀── Refuse, Gone ───────────            the connect failed; the flow has ended
+//!       ── Arrival, its stream, a socket ▶      a client connects to a program
+//!       ◀── Meet ───────────────────            the handlers accept the client
+//!       ◀── Another ────────────────            one more flow of this client, for the same program
+//!       ── Another, a socket; NoOther ─▶
 //!
-//!   record    magic 4 │ version 2 │ kind 1 │ why, or lent 1 │ id 8 │ of, or is_bound 8 │ address 24 │ address 24 │ options
-//!   options   which 4, a bit each │ values 4 each
+//!   record    magic 4 │ version 2 │ kind 1 │ why, or lent 1 │ id 8 │ of, or is_bound 8
+//!             │ address 24 │ address 24 │ options
+//!   options   bit mask of options set 4 │ values 4 each
 //! ```
 
 use std::net::SocketAddr;
@@ -29,86 +31,87 @@ pub const RECORD: usize = 24 + 2 * ADDRESS + 4 + 4 * OPTIONS;
 pub const OPTIONS: usize = 11;
 const MAGIC: u32 = u32::from_be_bytes(*b"vdms");
 
-/// What a run says. It gives each flow a number, and none twice.
+/// Record from a run. The run gives each flow a unique number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Up {
-    /// It is there, in this network namespace.
+    /// First record: announces the run and its network namespace.
     Hello {
-        /// The namespace's number.
+        /// Inode number of the namespace.
         network: u64,
     },
-    /// A program connects: beside it, a socket that will be connected to the program's.
+    /// A program connects. Attached: a socket that will be connected to the program's.
     Call {
-        /// Its number.
+        /// The flow's number.
         id: u64,
-        /// Where to.
+        /// Destination.
         to: SocketAddr,
-        /// The program's end.
+        /// Address of the program's end.
         source: SocketAddr,
-        /// A process of another user than the sender's may hold the socket too.
+        /// The socket may also be held by a process of another user than the sender's.
         lent: bool,
-        /// Whether the program has chosen the port of that.
+        /// The program has chosen the source port.
         is_bound: bool,
-        /// Values of socket options that the program has set, in an order of both ends.
+        /// Values of the socket options that the program has set, in an order known to both
+        /// ends.
         options: [Option<i32>; OPTIONS],
     },
-    /// A connection to a program: beside it, the connection, and a socket that will be connected to the
-    /// program.
+    /// A client has connected to a program. Attached: the connection, and a socket that will be
+    /// connected to the program.
     Arrival {
-        /// Its number.
+        /// The flow's number.
         id: u64,
-        /// Whose it is.
+        /// Address of the client.
         client: SocketAddr,
-        /// Where it was meant to go.
+        /// Original destination of the connection.
         own: SocketAddr,
-        /// A process of another user than the sender's may hold the sockets too.
+        /// The sockets may also be held by a process of another user than the sender's.
         lent: bool,
     },
-    /// One more flow of an arrival's client for its program: beside it, a socket that will be connected to
-    /// the program.
+    /// Opens one more flow of an arrival's client, for the same program. Attached: a socket that
+    /// will be connected to the program.
     Another {
-        /// Its number.
+        /// The flow's number.
         id: u64,
-        /// The arrival's.
+        /// Number of the arrival.
         of: u64,
     },
-    /// There can be none.
+    /// No further flow can be opened for the arrival's program.
     NoOther {
-        /// The arrival's number.
+        /// Number of the arrival.
         of: u64,
     },
 }
 
-/// What the master says of a flow.
+/// Record from the master about a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Down {
-    /// The program is told that this is its own end.
+    /// Sets the local address that the program sees.
     Named {
-        /// The flow.
+        /// Number of the flow.
         id: u64,
-        /// The end.
+        /// Local address.
         own: SocketAddr,
     },
-    /// The place is to be connected to the program.
+    /// The socket of this flow is to be connected to the program.
     Meet {
-        /// The flow.
+        /// Number of the flow.
         id: u64,
     },
-    /// The far end is not there, as the program is told.
+    /// The connect has failed, and the program receives the error.
     Refuse {
-        /// The flow.
+        /// Number of the flow.
         id: u64,
-        /// Why.
+        /// Reason.
         why: Failure,
     },
-    /// Nobody carries it any more.
+    /// The master no longer carries the flow.
     Gone {
-        /// The flow.
+        /// Number of the flow.
         id: u64,
     },
-    /// There is to be one more for the program of this arrival.
+    /// Asks for one more flow to the program of this arrival.
     Another {
-        /// The arrival.
+        /// Number of the arrival.
         id: u64,
     },
 }
@@ -123,7 +126,7 @@ const FAILURES: [Failure; 6] = [
 ];
 
 impl Up {
-    /// Its bytes.
+    /// Serializes the record.
     pub fn emit(&self) -> [u8; RECORD] {
         match *self {
             Up::Hello { network } => record(1, 0, [network, 0], [None; 2]),
@@ -141,7 +144,7 @@ impl Up {
         }
     }
 
-    /// What `bytes` are, if they are one.
+    /// Parses a record; `None` if `bytes` are not one.
     pub fn parse(bytes: &[u8]) -> Option<Up> {
         let (kind, lent, [id, of], addresses) = parts(bytes)?;
         let lent = lent != 0;
@@ -160,7 +163,7 @@ impl Up {
 }
 
 impl Down {
-    /// The flow that it is about.
+    /// Returns the number of the flow that the record is about.
     pub fn id(&self) -> u64 {
         match *self {
             Down::Named { id, .. }
@@ -171,7 +174,7 @@ impl Down {
         }
     }
 
-    /// Its bytes.
+    /// Serializes the record.
     pub fn emit(&self) -> [u8; RECORD] {
         match *self {
             Down::Named { id, own } => record(11, 0, [id, 0], [Some(own), None]),
@@ -185,7 +188,7 @@ impl Down {
         }
     }
 
-    /// What `bytes` are, if they are one.
+    /// Parses a record; `None` if `bytes` are not one.
     pub fn parse(bytes: &[u8]) -> Option<Down> {
         let (kind, why, [id, _], addresses) = parts(bytes)?;
         Some(match (kind, addresses) {
@@ -210,7 +213,7 @@ fn record(kind: u8, why: u8, ids: [u64; 2], addresses: [Option<SocketAddr>; 2]) 
     bytes
 }
 
-/// Where options stand in a record.
+/// Offset of the options in a record.
 const AT: usize = RECORD - 4 * (OPTIONS + 1);
 
 fn put_options(bytes: &mut [u8; RECORD], options: &[Option<i32>; OPTIONS]) {
@@ -229,7 +232,7 @@ fn options_of(bytes: &[u8]) -> [Option<i32>; OPTIONS] {
 
 type Parts = (u8, u8, [u64; 2], [Option<SocketAddr>; 2]);
 
-/// Of a record of this version.
+/// Splits a record of this version into its fields, apart from the options.
 fn parts(bytes: &[u8]) -> Option<Parts> {
     let mut rest = Reader { bytes };
     let ours = rest.take()? == MAGIC.to_ne_bytes() && rest.take()? == VERSION.to_ne_bytes();
@@ -248,7 +251,7 @@ mod tests {
     fn address() -> impl Strategy<Value = SocketAddr> {
         let ip = prop_oneof![
             any::<[u8; 4]>().prop_map(std::net::IpAddr::from),
-            // One that stands for an IPv4 address comes back as that.
+            // An IPv4-mapped address is read back as IPv4.
             any::<[u8; 16]>().prop_map(|ip| std::net::IpAddr::from(ip).to_canonical()),
         ];
         (ip, any::<u16>()).prop_map(SocketAddr::from)

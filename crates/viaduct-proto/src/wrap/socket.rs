@@ -1,5 +1,5 @@
-//! Sockets and their addresses by the kernel's numbers, which are the same on all machines of Linux
-//! that Viaduct is built for.
+//! Sockets and their addresses, with the kernel's numbers. These are the same on all Linux
+//! architectures that Viaduct is built for.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -13,103 +13,105 @@ const AF_SMC: i32 = 43;
 const SOCK_STREAM: i32 = 1;
 const SOCK_DGRAM: i32 = 2;
 const SOCK_RAW: i32 = 3;
-/// The kind of a socket beside its flags, such as `SOCK_CLOEXEC`.
+/// Mask of a socket's type, without flags such as `SOCK_CLOEXEC`.
 const SOCK_KIND: i32 = 0xf;
 const IPPROTO_TCP: i32 = 6;
 const IPPROTO_UDP: i32 = 17;
-/// TCP over shared memory, where both ends have it.
+/// SMC: TCP over shared memory, if both ends support it.
 const IPPROTO_SMC: i32 = 256;
 const IPPROTO_MPTCP: i32 = 262;
 
-/// The flag of a send that also connects (RFC 7413).
+/// Flag of a send that also connects (TCP Fast Open, RFC 7413).
 pub const MSG_FASTOPEN: i32 = 0x2000_0000;
-/// The longest address of a socket that matters here.
+/// Length of the longest `sockaddr` that is used here (`sockaddr_in6`).
 pub const SOCKADDR: usize = 28;
-/// Bytes of the longest that the kernel takes; it refuses longer ones (`EINVAL`).
+/// Length of the longest `sockaddr` that the kernel accepts; it refuses longer ones (`EINVAL`).
 pub const LONGEST: usize = 128;
 
-/// What a program is told, by the kernel's number.
+/// Error code that a program receives, with the kernel's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
 impl Errno {
-    /// Nothing is wrong.
+    /// Success.
     pub const NONE: Errno = Errno(0);
-    /// It may not.
+    /// `EPERM`: operation not permitted.
     pub const PERM: Errno = Errno(1);
-    /// There is no such thing.
+    /// `ENOENT`: no such file or object.
     pub const NOENT: Errno = Errno(2);
-    /// Forbidden.
+    /// `EACCES`: permission denied.
     pub const ACCES: Errno = Errno(13);
-    /// Its memory is not there.
+    /// `EFAULT`: bad address in the program's memory.
     pub const FAULT: Errno = Errno(14);
-    /// It is elsewhere.
+    /// `EXDEV`: object on another device.
     pub const XDEV: Errno = Errno(18);
-    /// The machine, or what stands for it, may open no more files.
+    /// `ENFILE`: the system's limit of open files is reached.
     pub const NFILE: Errno = Errno(23);
-    /// This process may open no more files.
+    /// `EMFILE`: the process's limit of open files is reached.
     pub const MFILE: Errno = Errno(24);
-    /// A signal came.
+    /// `EINTR`: interrupted by a signal.
     pub const INTR: Errno = Errno(4);
-    /// No file has this number.
+    /// `EBADF`: bad file descriptor.
     pub const BADF: Errno = Errno(9);
-    /// There is no room for it now.
+    /// `EAGAIN`: would block.
     pub const AGAIN: Errno = Errno(11);
-    /// It makes no sense.
+    /// `EINVAL`: invalid argument.
     pub const INVAL: Errno = Errno(22);
-    /// It speaks another language.
+    /// `EPROTO`: protocol error.
     pub const PROTO: Errno = Errno(71);
-    /// It is longer than a datagram can be.
+    /// `EMSGSIZE`: message longer than a datagram can be.
     pub const MSGSIZE: Errno = Errno(90);
-    /// The kernel has no such protocol.
+    /// `EPROTONOSUPPORT`: protocol not supported by the kernel.
     pub const PROTONOSUPPORT: Errno = Errno(93);
-    /// It cannot be asked for that.
+    /// `EOPNOTSUPP`: operation not supported by the socket.
     pub const OPNOTSUPP: Errno = Errno(95);
-    /// The kernel has no such family.
+    /// `EAFNOSUPPORT`: address family not supported by the kernel.
     pub const AFNOSUPPORT: Errno = Errno(97);
-    /// There is no way there.
+    /// `ENETUNREACH`: network unreachable.
     pub const NETUNREACH: Errno = Errno(101);
-    /// Given up on this side.
+    /// `ECONNABORTED`: connection aborted locally.
     pub const CONNABORTED: Errno = Errno(103);
-    /// The far end broke it off.
+    /// `ECONNRESET`: connection reset by the peer.
     pub const CONNRESET: Errno = Errno(104);
-    /// Nothing was heard in time.
+    /// `ETIMEDOUT`: connection timed out.
     pub const TIMEDOUT: Errno = Errno(110);
-    /// Nobody listens there.
+    /// `ECONNREFUSED`: no listener at the destination.
     pub const CONNREFUSED: Errno = Errno(111);
-    /// It is connected already.
+    /// `EISCONN`: socket is already connected.
     pub const ISCONN: Errno = Errno(106);
-    /// There is no way to the host.
+    /// `EHOSTUNREACH`: host unreachable.
     pub const HOSTUNREACH: Errno = Errno(113);
-    /// It had begun before, and goes on.
+    /// `EALREADY`: an earlier connect is still in progress.
     pub const ALREADY: Errno = Errno(114);
-    /// It has begun.
+    /// `EINPROGRESS`: the connect has started.
     pub const INPROGRESS: Errno = Errno(115);
 }
 
-/// What a socket is, as `socket` was told, or as `SO_DOMAIN`, `SO_TYPE` and `SO_PROTOCOL` say.
+/// Domain, type and protocol of a socket: the arguments of `socket`, or the values of
+/// `SO_DOMAIN`, `SO_TYPE` and `SO_PROTOCOL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Socket {
-    /// Its family.
+    /// Address family.
     pub domain: i32,
-    /// Its kind; flags may stand beside it.
+    /// Type; may include flags.
     pub kind: i32,
-    /// Its protocol, or 0 for the usual one.
+    /// Protocol, or 0 for the family's default.
     pub protocol: i32,
 }
 
-/// What it carries, as far as that matters.
+/// Traffic class of a socket, as far as captures distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Carries {
-    /// A flow.
+    /// A TCP stream, which becomes a flow.
     Tcp,
-    /// A flow in a way that cannot wait at a meeting; programs can do without.
+    /// A stream that cannot be connected to a rendezvous (MPTCP, SMC). Programs fall back to
+    /// TCP.
     OtherTcp,
-    /// Datagrams and all else that leaves this host.
+    /// Datagrams and all other IP traffic.
     Datagrams,
-    /// What leaves this host in ways of its own, such as raw frames.
+    /// Traffic of other families, such as raw frames.
     Unknown,
-    /// Nothing that leaves this host.
+    /// No traffic that leaves this host.
     Local,
 }
 
@@ -128,56 +130,56 @@ impl Socket {
         }
     }
 
-    /// Whether it carries datagrams over IP.
+    /// Returns whether the socket carries datagrams over IP.
     pub fn is_of_datagrams(self) -> bool {
         self.carries() == Carries::Datagrams && self.kind & SOCK_KIND == SOCK_DGRAM
     }
 
-    /// Whether its family is one of IP's.
+    /// Returns whether the family is IPv4 or IPv6.
     pub fn is_of_ip(self) -> bool {
         matches!(self.domain, AF_INET | AF_INET6)
     }
 
-    /// Whether it carries a stream of TCP.
+    /// Returns whether the socket carries a TCP stream.
     pub fn is_tcp(self) -> bool {
         self.carries() == Carries::Tcp
     }
 
-    /// Whether it carries datagrams of UDP.
+    /// Returns whether the socket carries UDP datagrams.
     pub fn is_udp(self) -> bool {
         let kind = self.kind & SOCK_KIND;
         self.is_of_ip() && kind == SOCK_DGRAM && matches!(self.protocol, 0 | IPPROTO_UDP)
     }
 
-    /// Whether its family is IPv6, so that IPv4 addresses stand mapped in what it is told.
+    /// Returns whether the family is IPv6; the program then sees IPv4 addresses as mapped ones.
     pub fn is_v6(self) -> bool {
         self.domain == AF_INET6
     }
 
-    /// Whether `sockaddr` is of its family: the kernel refuses others.
+    /// Returns whether `sockaddr` is of the socket's family; the kernel refuses others.
     pub(super) fn is_told(self, sockaddr: &[u8]) -> bool {
         let family = sockaddr.first_chunk().copied().map(u16::from_ne_bytes);
         family.map(i32::from) == Some(self.domain)
     }
 
-    /// What a program is told that has asked for a family or protocol that it can do without.
+    /// Returns the error for an optional family or protocol that is refused.
     pub(super) fn unsupported(self) -> Errno {
         if self.domain == AF_SMC { Errno::AFNOSUPPORT } else { Errno::PROTONOSUPPORT }
     }
 }
 
-/// What a `sockaddr` says.
+/// Parsed `sockaddr`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sockaddr {
-    /// An address of IP; one of IPv4 is of IPv4, in whichever family it was said.
+    /// An IP address. An IPv4-mapped IPv6 address is returned as IPv4.
     Ip(SocketAddr),
-    /// None: the socket is to forget its own.
+    /// `AF_UNSPEC`: the socket drops its peer.
     None,
-    /// What no flow goes to, or what the kernel refuses.
+    /// An address of another family, or one that the kernel refuses.
     Other,
 }
 
-/// Reads a `sockaddr`. The unspecified address is this host's own, as for the kernel.
+/// Parses a `sockaddr`. The unspecified address becomes the loopback address, as in the kernel.
 pub fn parse_sockaddr(bytes: &[u8]) -> Sockaddr {
     match parse_bound(bytes) {
         Sockaddr::Ip(at) if at.ip().is_unspecified() => {
@@ -191,7 +193,7 @@ pub fn parse_sockaddr(bytes: &[u8]) -> Sockaddr {
     }
 }
 
-/// The same of an address that a socket is bound to: to no address in particular means to all.
+/// Parses the `sockaddr` of a bind: the unspecified address is kept and means all addresses.
 pub fn parse_bound(bytes: &[u8]) -> Sockaddr {
     let Some(family) = bytes.get(..2) else { return Sockaddr::Other };
     let family = u16::from_ne_bytes([family[0], family[1]]);
@@ -202,7 +204,7 @@ pub fn parse_bound(bytes: &[u8]) -> Sockaddr {
             let ip = Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7]);
             Sockaddr::Ip(SocketAddr::new(ip.into(), port(bytes)))
         }
-        // Up to its address; the scope may be missing (RFC 2133).
+        // The scope ID may be missing (RFC 2133), so 24 bytes are enough.
         AF_INET6 if bytes.len() >= 24 => {
             let ip: [u8; 16] = bytes[8..24].try_into().expect("sixteen");
             let ip = Ipv6Addr::from(ip);
@@ -217,10 +219,11 @@ pub fn parse_bound(bytes: &[u8]) -> Sockaddr {
 }
 
 impl Socket {
-    /// The `sockaddr` of a send by this socket, with the family by which the kernel reads it.
+    /// Returns the `sockaddr` of a send with the family that the kernel assumes, and its
+    /// length.
     ///
-    /// Datagram sockets of IPv4 take `AF_UNSPEC` for `AF_INET`, and raw ones of IPv6 for `AF_INET6`. To
-    /// others it is no address.
+    /// Datagram sockets of IPv4 read `AF_UNSPEC` as `AF_INET`, and raw sockets of IPv6 as
+    /// `AF_INET6`. For other sockets `AF_UNSPEC` is not an address.
     pub fn as_sent(self, sockaddr: &[u8]) -> ([u8; SOCKADDR], usize) {
         let mut bytes = [0; SOCKADDR];
         let length = sockaddr.len().min(SOCKADDR);
@@ -237,7 +240,7 @@ impl Socket {
         (bytes, length)
     }
 
-    /// `address` as this socket's program is told it, and how many bytes that takes.
+    /// Returns `address` as a `sockaddr` of this socket's family, and its length.
     pub fn sockaddr(self, address: SocketAddr) -> ([u8; SOCKADDR], usize) {
         let mut bytes = [0; SOCKADDR];
         let family = self.domain as u16;

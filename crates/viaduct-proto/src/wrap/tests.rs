@@ -61,7 +61,7 @@ fn patterns_say_transport_place_and_ports() {
         ("0.0.0.0/0", "192.0.2.1:1", "[2001:db8::1]:1"),
     ];
     for (pattern, fits, other) in cases {
-        // A number alone is a port only where a transport stands before it.
+        // A number alone is a port only after a transport.
         let pattern = if pattern == "443" { "tcp:443" } else { pattern };
         let rules = rules(&[(Fate::Refuse, pattern)]);
         assert_eq!(rules.fate(Transport::Tcp, at(fits)), Fate::Refuse, "{pattern}");
@@ -195,7 +195,7 @@ fn rules_arrive_as_they_were_said() {
     assert!(welcome.rules.strict && Answer::parse(&bytes[..length - 1]).is_none());
 }
 
-/// Rules as users write them: few, of a small world where they meet.
+/// Few rules over few addresses, so that they often overlap.
 fn some_rules() -> impl Strategy<Value = Rules> {
     let fate = prop_oneof![Just(Fate::Refuse), Just(Fate::Leave), Just(Fate::Divert)];
     let place =
@@ -268,14 +268,14 @@ fn an_address_without_a_family_is_judged_where_the_kernel_reads_one() {
         (UDP, "192.0.2.2:53", Verdict::Pass),
         (of(2, 3), "192.0.2.1:0", refused),
         (of(10, 3), "[2001:db8::1]:0", refused),
-        // They have none then, and go where the socket is connected to.
+        // Without an address the datagram goes to the socket's peer.
         (of(10, 2), "[2001:db8::1]:53", Verdict::Pass),
         (TCP, "192.0.2.1:80", Verdict::Pass),
     ] {
         let (mut bytes, length) = socket.sockaddr(at(to));
         bytes[..2].fill(0);
         assert_eq!(rules.send(socket, 0, &bytes[..length]), sent, "{socket:?} {to}");
-        // It has the socket forget where it is connected to.
+        // `AF_UNSPEC` makes the socket drop its peer.
         assert_eq!(rules.connect(socket, &bytes[..length]), Verdict::Pass, "{socket:?} {to}");
     }
 }

@@ -1,18 +1,18 @@
-//! What stubs and masters say to each other: records of a fixed length over a `SOCK_SEQPACKET`
-//! socket, numbers in the machine's order, for both ends run on it.
+//! Protocol between stubs and masters: records of a fixed length over a `SOCK_SEQPACKET`
+//! socket. Numbers are in the machine's byte order, because both ends run on the same machine.
 //!
 //! ```text
-//!   stub     one connection for each question: nothing that fork, vfork, threads or close_range
-//!     │      could harm is kept between two
-//!     ├── Hello ───────────────▶  ◀── Welcome     once a program: its rules, and where the meeting is
-//!     ├── Connect, a socket ───▶  ◀── Answer      in progress; or, for a program that waits, at the end
-//!     ├── Names, a cookie ─────▶  ◀── Named       what getpeername and getsockname are to say
-//!     ├── Error, a cookie ─────▶  ◀── Answer      what SO_ERROR is to say
+//!   stub     one connection for each request, so that no state is kept between requests that
+//!     │      fork, vfork, threads or close_range could damage
+//!     ├── Hello ───────────────▶  ◀── Welcome     once a program: its rules and the rendezvous
+//!     ├── Connect, a socket ───▶  ◀── Answer      in progress; if the program waits, the result
+//!     ├── Names, a cookie ─────▶  ◀── Named       results of getpeername and getsockname
+//!     ├── Error, a cookie ─────▶  ◀── Answer      value of SO_ERROR
 //!     └── Refused ─────────────▶                  for the report
 //!
 //!   request   behind the run's secret (`Secret`):
 //!             magic 4 │ version 2 │ kind 1 │ call 1 │ errno 4 │ is 4 │ cookie 8 │ address 24
-//!             is: of Connect, whether the program waits; of Refused, whether it is of datagrams
+//!             is: of Connect, the program waits; of Refused, the socket carries datagrams
 //!   answer    magic 4 │ version 2 │ kind 1 │ flags 1 │ errno 4 │ lines 4 │ address 24 │ address 24
 //!             │ rate 8 …   flags: 1 strict, 2 offload, 4 names, 8 carries, 16 tells, 32 heard
 //!             … and of a Welcome all its lines, 24 each
@@ -27,9 +27,9 @@ use super::socket::Errno;
 
 /// Bytes of a request.
 pub const REQUEST: usize = 48;
-/// Bytes of an answer that is no Welcome.
+/// Bytes of an answer other than a Welcome.
 pub const ANSWER: usize = 72;
-/// Bytes of a Welcome with all lines that there can be.
+/// Bytes of a Welcome with the maximum number of rules.
 pub const WELCOME: usize = ANSWER + MOST * LINE;
 pub(super) const ADDRESS: usize = 24;
 const LINE: usize = 24;
@@ -42,37 +42,37 @@ const CARRIES: u8 = 8;
 const TELLS: u8 = 16;
 const HEARD: u8 = 32;
 
-/// What a stub asks.
+/// Request from a stub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// A program has begun.
+    /// A program has started.
     Hello,
-    /// The socket that comes with this is to become a flow.
+    /// The attached socket is to become a flow.
     Connect {
-        /// Where to.
+        /// Destination.
         to: SocketAddr,
-        /// Whether the program waits for it; if not, the answer is that it has begun.
+        /// The program blocks until the result; otherwise the answer is `EINPROGRESS`.
         wait: bool,
     },
-    /// What is known of a socket.
+    /// Asks for the addresses of a socket.
     Names {
-        /// Its cookie.
+        /// The socket's cookie.
         cookie: u64,
     },
-    /// Why the connect of a socket has failed.
+    /// Asks why the connect of a socket has failed.
     Error {
-        /// Its cookie.
+        /// The socket's cookie.
         cookie: u64,
     },
-    /// A call was refused: nobody waits for an answer.
+    /// Reports a refused call; there is no answer.
     Refused {
-        /// Which.
+        /// The refused call.
         call: Call,
-        /// Of datagrams, and not of a stream.
+        /// The socket carries datagrams, not a stream.
         datagrams: bool,
-        /// Where to, if it says.
+        /// Destination, if the call has one.
         to: Option<SocketAddr>,
-        /// What the program was told.
+        /// Error that the program received.
         errno: Errno,
     },
 }
@@ -88,42 +88,43 @@ pub enum Call {
     Listen = 5,
 }
 
-/// What a master answers.
+/// Answer of a master.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a stub allocates nothing; there is one at a time")]
 pub enum Answer {
-    /// To a Hello.
+    /// Answer to Hello.
     Welcome(Welcome),
-    /// To a Connect: what the program is told; to an Error: what has not been told yet.
+    /// Answer to Connect: the program's result. Answer to Error: the pending error.
     Done(Errno),
-    /// To Names: what `getpeername` and `getsockname` are to say, where that is not what the kernel
-    /// says.
+    /// Answer to Names: results of `getpeername` and `getsockname` where they differ from the
+    /// kernel's.
     Named {
-        /// The far end.
+        /// Address of the far end.
         peer: Option<SocketAddr>,
-        /// The program's own.
+        /// Address of the program's end.
         own: Option<SocketAddr>,
     },
 }
 
-/// What a stub needs to know.
+/// Configuration of a stub.
 #[derive(Clone, Copy, Debug)]
 pub struct Welcome {
-    /// Which flows are the master's.
+    /// Rules that select the master's flows.
     pub rules: Rules,
-    /// Where sockets of flows are connected to, as the kernel sees it, by IPv4 and by IPv6.
+    /// Rendezvous: addresses that sockets of flows are connected to in the kernel, for IPv4 and
+    /// IPv6.
     pub meeting: [Option<SocketAddr>; 2],
-    /// Where the kernel can do all that is to be done to flows: they go direct, as fast as so many
-    /// bytes a second, or as they can if 0.
+    /// Set if the kernel can do everything that flows need. Such flows go direct, limited to
+    /// this many bytes a second; 0 is no limit.
     pub offload: Option<u64>,
-    /// Somebody wants to know what goes direct.
+    /// Flows that go direct are to be reported.
     pub tells: bool,
-    /// Seccomp tells of calls without the word.
+    /// A seccomp filter captures calls that lack the stub's secret word (an unused argument).
     pub heard: bool,
 }
 
 impl Request {
-    /// Its bytes.
+    /// Serializes the request.
     pub fn emit(&self) -> [u8; REQUEST] {
         let mut bytes = [0; REQUEST];
         let mut out = Writer { bytes: &mut bytes };
@@ -152,7 +153,7 @@ impl Request {
         bytes
     }
 
-    /// The request that `bytes` are, if they are one.
+    /// Parses a request; `None` if `bytes` are not one.
     pub fn parse(bytes: &[u8]) -> Option<Request> {
         if bytes.len() != REQUEST {
             return None;
@@ -194,7 +195,7 @@ impl Call {
 }
 
 impl Answer {
-    /// Writes it to `bytes`; how many it takes.
+    /// Serializes the answer into `bytes` and returns its length.
     pub fn emit(&self, bytes: &mut [u8; WELCOME]) -> usize {
         bytes[..ANSWER].fill(0);
         let mut out = Writer { bytes };
@@ -232,7 +233,7 @@ impl Answer {
         ANSWER
     }
 
-    /// The answer that `bytes` are, if they are one.
+    /// Parses an answer; `None` if `bytes` are not one.
     pub fn parse(bytes: &[u8]) -> Option<Answer> {
         let mut rest = Reader { bytes };
         let kind = rest.head()?;
@@ -266,7 +267,7 @@ impl Answer {
     }
 }
 
-/// Fills a record; it is long enough for all that is put.
+/// Writer of a record. The buffer must have room for all that is put.
 pub(super) struct Writer<'a> {
     pub(super) bytes: &'a mut [u8],
 }
@@ -302,7 +303,7 @@ impl Writer<'_> {
     }
 }
 
-/// Reads a record.
+/// Reader of a record.
 pub(super) struct Reader<'a> {
     pub(super) bytes: &'a [u8],
 }
@@ -314,7 +315,7 @@ impl Reader<'_> {
         Some(*taken)
     }
 
-    /// The kind of a record of this version.
+    /// Reads the header and returns the record's kind; `None` for another protocol or version.
     fn head(&mut self) -> Option<u8> {
         let ours = self.take()? == MAGIC.to_ne_bytes() && self.take()? == VERSION.to_ne_bytes();
         self.byte().filter(|_| ours)
@@ -328,7 +329,7 @@ impl Reader<'_> {
         self.take().map(u32::from_ne_bytes)
     }
 
-    /// `Some(None)` where none is said.
+    /// Reads an address; `Some(None)` if the field is empty.
     pub(super) fn address(&mut self) -> Option<Option<SocketAddr>> {
         let ip = Ipv6Addr::from(self.take::<16>()?);
         let port = u16::from_be_bytes(self.take()?);
