@@ -1,4 +1,4 @@
-//! HTTP CONNECT (RFC 9110, 9.3.6): the head of a request, and the answers to it.
+//! HTTP CONNECT (RFC 9110, 9.3.6): the head of a request, and its responses.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -6,15 +6,16 @@ use super::Parsed;
 use super::socks::name_of;
 use crate::flow::{Address, Failure};
 
-/// Longest head that is taken, bytes.
+/// Maximum length of a request's head in bytes.
 pub const LONGEST: usize = 8 << 10;
 
-/// How requests begin; all but the first are heard to their end only to be told what is wrong.
+/// First words of requests. Requests other than CONNECT are read to their end only to be
+/// answered with an error.
 const METHODS: [&[u8]; 8] =
     [b"CONNECT ", b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH "];
 
-/// The answer to a request without the right name and password. The client may send another one with them over the same
-/// connection (RFC 9112, 9.3), unless this `closes` it.
+/// Response to a request without the right name and password. The client may send another
+/// request over the same connection (RFC 9112, 9.3), unless the response `closes` it.
 pub fn password_wanted(closes: bool) -> Vec<u8> {
     let close = if closes { "Connection: close\r\n" } else { "" };
     let head =
@@ -25,24 +26,24 @@ pub fn password_wanted(closes: bool) -> Vec<u8> {
 /// A request to connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Where to.
+    /// Destination.
     pub to: Address,
-    /// What `Proxy-Authorization` said, if it was there.
+    /// Value of `Proxy-Authorization`, if present.
     pub authorization: Option<Vec<u8>>,
-    /// Whether the connection can bear another request after this one (RFC 9112, 9.3).
+    /// The connection can carry another request after this one (RFC 9112, 9.3).
     pub persists: bool,
 }
 
 impl Request {
-    /// The token of its `Proxy-Authorization`, if that is of the scheme Basic. Schemes are words in any case (RFC 9110,
-    /// 11.1), and blanks separate them from their tokens.
+    /// Returns the token of `Proxy-Authorization`, if its scheme is Basic. Schemes are
+    /// case-insensitive (RFC 9110, 11.1) and separated from their tokens by blanks.
     pub fn basic(&self) -> Option<&[u8]> {
         let (scheme, token) = split_once(self.authorization.as_deref()?, b' ')?;
         scheme.eq_ignore_ascii_case(b"Basic").then(|| token.trim_ascii())
     }
 }
 
-/// The request at the start of `bytes`, to the end of its head.
+/// Parses the request at the start of `bytes`, up to the end of its head.
 pub fn parse(bytes: &[u8]) -> Parsed<Request> {
     let Some(len) = head(bytes) else {
         return match bytes.len() {
@@ -80,12 +81,11 @@ pub fn parse(bytes: &[u8]) -> Parsed<Request> {
             persists |= says(b"keep-alive");
         }
     }
-    // RFC 9112, 9.3: `close` wins.
+    // RFC 9112, 9.3: `close` takes precedence.
     Parsed::Whole(Request { to, authorization, persists: persists && !closes }, len)
 }
 
-/// The answer: a whole response, after which either the flow or nothing follows. One that says no has a
-/// line that says why.
+/// Complete response, followed by the flow or by nothing. A failure has a line with the reason.
 pub fn response(result: Result<(), Failure>) -> Vec<u8> {
     let (status, why) = match result {
         Ok(()) => return b"HTTP/1.1 200 Connection established\r\n\r\n".to_vec(),
@@ -99,7 +99,7 @@ pub fn response(result: Result<(), Failure>) -> Vec<u8> {
     refusal(status, why)
 }
 
-/// A response with a line that says why, behind which the connection is closed.
+/// Response with a line that gives the reason; the connection is closed after it.
 fn refusal(head: &str, why: &str) -> Vec<u8> {
     let length = why.len() + 1;
     let head = format!(
@@ -109,8 +109,8 @@ fn refusal(head: &str, why: &str) -> Vec<u8> {
     format!("{head}\r\n\r\n{why}\n").into()
 }
 
-/// What is told to a client whose `request` is wrong: which of its length, method, version and target
-/// is. Nothing, if it is no request at all.
+/// Response to an invalid `request`, according to which of its length, method, version and
+/// target is wrong. Empty if `request` is not HTTP.
 pub fn objection(request: &[u8]) -> Vec<u8> {
     if !may_begin(request) {
         return Vec::new();
@@ -132,7 +132,7 @@ pub fn objection(request: &[u8]) -> Vec<u8> {
     refusal(status, why)
 }
 
-/// Bytes of the head, its empty line included.
+/// Length of the head, including its empty line.
 fn head(bytes: &[u8]) -> Option<usize> {
     let mut start = 0;
     for (at, _) in bytes.iter().enumerate().filter(|(_, b)| **b == b'\n') {
@@ -145,7 +145,7 @@ fn head(bytes: &[u8]) -> Option<usize> {
     None
 }
 
-/// Whether `bytes` may be the beginning of a request.
+/// Returns whether `bytes` may be the beginning of a request.
 fn may_begin(bytes: &[u8]) -> bool {
     METHODS.iter().any(|method| {
         let known = bytes.len().min(method.len());
@@ -153,13 +153,13 @@ fn may_begin(bytes: &[u8]) -> bool {
     })
 }
 
-/// The target of a request line.
+/// Target of a request line.
 fn target(line: &[u8]) -> Option<&[u8]> {
     let (target, version) = split_once(line.strip_prefix(b"CONNECT ")?, b' ')?;
     version.starts_with(b"HTTP/1.").then_some(target)
 }
 
-/// `host:port`, `1.2.3.4:port` or `[::1]:port`.
+/// Parses `host:port`, `1.2.3.4:port` or `[::1]:port`.
 fn authority(text: &[u8]) -> Option<Address> {
     let at = text.iter().rposition(|&b| b == b':')?;
     let (host, port) = (&text[..at], &text[at + 1..]);

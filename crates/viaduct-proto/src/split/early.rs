@@ -1,16 +1,16 @@
-//! Early SYN forwarding: which outbound connections are started by a SYN alone, before its
-//! handshake is done (Miniproxy, section 3).
+//! Early SYN forwarding: outbound connections that are started when a SYN arrives, before its
+//! handshake is complete (Miniproxy, section 3).
 //!
 //! ```text
-//!   client's SYN      ──▶ pending ──▶ matched      the handshake is done: the flow takes it over
-//!                            ├──────▶ expired      it never was: whoever sent the SYN was no client
-//!                            └──────▶ (refused)    too many pend: this one connects when accepted
+//!   client's SYN      ──▶ pending ──▶ matched      handshake complete: the flow takes it over
+//!                            ├──────▶ expired      no handshake: the source was probably spoofed
+//!                            └──────▶ (refused)    table full: this one connects when accepted
 //! ```
 //!
-//! A flood of SYNs from made-up addresses fills the table and no more: memory and outbound
-//! connections are bounded by it, and true clients connect as without early forwarding. Each one
-//! that expires makes the table smaller by one, each that is matched by one larger again: so a
-//! flood soon costs the servers next to nothing, and true clients win the table back.
+//! A flood of SYNs from spoofed addresses can only fill the table, which bounds memory and
+//! outbound connections; true clients then connect as without early forwarding. Each entry that
+//! expires shrinks the table by one, and each that is matched grows it by one. A flood
+//! therefore soon causes very few connections to servers, and true clients regain the table.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -19,35 +19,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::time::{Duration, Instant};
 
-/// The table is never made smaller than this, so that true clients can make it grow again.
+/// Minimum size of the table, so that true clients can make it grow again.
 const LEAST: usize = 16;
 
-/// A client's connection, as its SYN names it.
+/// Addresses of a client's SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tuple {
     /// The client.
     pub client: SocketAddr,
-    /// Where its SYN went.
+    /// Destination of the SYN.
     pub to: SocketAddr,
 }
 
-/// Counters.
+/// Counters of early connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EarlyStats {
     /// SYNs that started a connection.
     pub started: u64,
-    /// Of them, taken over by a client's flow.
+    /// Started connections that were taken over by a client's flow.
     pub matched: u64,
-    /// Of them, given up: no client came.
+    /// Started connections that were given up because no client came.
     pub expired: u64,
-    /// Of them, given up: their server said no before a client came.
+    /// Started connections that their server refused before a client came.
     pub refused: u64,
-    /// SYNs that found the table full.
+    /// SYNs that arrived while the table was full.
     pub bounded: u64,
 }
 
 impl EarlyStats {
-    /// Adds what another table has counted.
+    /// Adds the counters of another table.
     pub fn add(&mut self, other: EarlyStats) {
         let EarlyStats { started, matched, expired, refused, bounded } = other;
         self.started += started;
@@ -58,21 +58,22 @@ impl EarlyStats {
     }
 }
 
-/// The connections that no client has taken over yet, each with what its driver keeps for it.
+/// Table of connections that no client has taken over yet, each with the driver's data.
 #[derive(Debug)]
 pub struct Early<T> {
     pending: HashMap<Tuple, (Instant, T)>,
-    /// In the order of their expiry.
+    /// Entries by expiry.
     order: BTreeSet<(Instant, Tuple)>,
     most: usize,
-    /// How many may wait now: `most`, less what expired and was not made good.
+    /// Entries allowed now: `most`, less expired ones that matched ones have not made up for.
     room: usize,
     patience: Duration,
     stats: EarlyStats,
 }
 
 impl<T> Early<T> {
-    /// At most `most` at once, each for `patience`: longer than a client's handshake takes.
+    /// Empty table of at most `most` entries, each kept for `patience`, which should exceed the
+    /// duration of a client's handshake.
     pub fn new(most: usize, patience: Duration) -> Self {
         Early {
             pending: HashMap::new(),
@@ -89,28 +90,28 @@ impl<T> Early<T> {
         self.stats
     }
 
-    /// How many wait for their client.
+    /// Number of pending entries.
     pub fn len(&self) -> usize {
         self.pending.len()
     }
 
-    /// How many may wait at present.
+    /// Number of entries allowed at present.
     pub fn room(&self) -> usize {
         self.room
     }
 
-    /// What the SYN of `tuple` has started, while its client has not come.
+    /// Pending connection of the SYN `tuple`.
     pub fn get(&self, tuple: &Tuple) -> Option<&T> {
         self.pending.get(tuple).map(|(_, started)| started)
     }
 
-    /// Whether none waits.
+    /// Returns whether no entry is pending.
     pub fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
 
-    /// A SYN was seen: `start` begins its outbound connection, unless it is a repetition or too many
-    /// pend; it may decline by `None`.
+    /// Handles a SYN: `start` begins its outbound connection, unless the SYN is a
+    /// retransmission or the table is full. `start` may decline by `None`.
     pub fn handle_syn(&mut self, now: Instant, tuple: Tuple, start: impl FnOnce() -> Option<T>) {
         if self.pending.contains_key(&tuple) {
             return;
@@ -126,7 +127,7 @@ impl<T> Early<T> {
         self.order.insert((until, tuple));
     }
 
-    /// The handshake of `tuple` is done: what its SYN has started, if it has.
+    /// Handles a completed handshake: returns the connection that its SYN started, if any.
     pub fn handle_accept(&mut self, tuple: &Tuple) -> Option<T> {
         let started = self.take(tuple)?;
         self.stats.matched += 1;
@@ -134,7 +135,7 @@ impl<T> Early<T> {
         Some(started)
     }
 
-    /// The client of `tuple` is let in only now: it has until `until`.
+    /// Sets a new expiry for `tuple`, whose client is accepted only now.
     pub fn postpone(&mut self, tuple: &Tuple, until: Instant) {
         if let Some((at, _)) = self.pending.get_mut(tuple) {
             self.order.remove(&(*at, *tuple));
@@ -143,19 +144,20 @@ impl<T> Early<T> {
         }
     }
 
-    /// The server of `tuple` said no, and so its client will not come: what its SYN has started.
+    /// Handles a refusal by the server of `tuple`, whose client will not come: returns the
+    /// connection.
     pub fn handle_refusal(&mut self, tuple: &Tuple) -> Option<T> {
         let started = self.take(tuple)?;
         self.stats.refused += 1;
         Some(started)
     }
 
-    /// When the next one expires.
+    /// Expiry of the next entry.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.order.first().map(|&(until, _)| until)
     }
 
-    /// Takes out one that has expired.
+    /// Removes an expired entry.
     pub fn poll_expired(&mut self, now: Instant) -> Option<(Tuple, T)> {
         let &(_, tuple) = self.order.first().filter(|(until, _)| *until <= now)?;
         let started = self.take(&tuple)?;
@@ -164,12 +166,12 @@ impl<T> Early<T> {
         Some((tuple, started))
     }
 
-    /// Takes out what the SYN of `tuple` has started: its client goes another way.
+    /// Removes the connection of `tuple`, whose client takes another path.
     pub fn forget(&mut self, tuple: &Tuple) -> Option<T> {
         self.take(tuple)
     }
 
-    /// Takes out one that nobody will come for: the doors are closed.
+    /// Removes an entry whose client can no longer come because the listeners are closed.
     pub fn release(&mut self) -> Option<T> {
         let &(_, tuple) = self.order.first()?;
         self.take(&tuple)

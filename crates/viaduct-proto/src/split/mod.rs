@@ -1,4 +1,5 @@
-//! Split TCP: how the next hop of a chain learns where a flow goes (Miniproxy, section 5).
+//! Split TCP: protocols that tell the next hop of a chain a flow's destination (Miniproxy,
+//! section 5).
 //!
 //! ```text
 //!   client ──SYN──▶ hop 1 ──SYN + where──▶ hop 2 ──SYN──▶ server
@@ -8,8 +9,8 @@
 //!            SOCKS5, HTTP CONNECT                   socks, connect   for programs that speak them
 //! ```
 //!
-//! A parser is given all bytes that have come so far and says whether they are whole, too few or
-//! wrong; it keeps nothing between calls, so that it cannot be led astray by how bytes are cut.
+//! A parser gets all bytes received so far and returns whether they are complete, too short or
+//! invalid. It keeps no state between calls, so segmentation cannot affect the result.
 
 pub mod connect;
 pub mod early;
@@ -21,19 +22,19 @@ pub mod socks_client;
 pub mod socks_datagram;
 pub mod syn;
 
-/// What the first bytes of a stream turned out to be.
+/// Result of parsing the first bytes of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parsed<T> {
-    /// A whole message, and how many bytes it took.
+    /// A complete message, and its length in bytes.
     Whole(T, usize),
-    /// More bytes are needed to tell.
+    /// More bytes are needed to decide.
     Short,
-    /// Not this protocol, or not as it must be.
+    /// Another protocol, or an invalid message; the text is the reason.
     Wrong(&'static str),
 }
 
 impl<T> Parsed<T> {
-    /// The same with what it holds changed.
+    /// Applies `change` to the message.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Parsed<U> {
         match self {
             Parsed::Whole(value, len) => Parsed::Whole(change(value), len),
@@ -42,7 +43,7 @@ impl<T> Parsed<T> {
         }
     }
 
-    /// The same with so many bytes before it.
+    /// Adds the length of a prefix of `bytes` bytes.
     pub fn behind(self, bytes: usize) -> Parsed<T> {
         match self {
             Parsed::Whole(value, len) => Parsed::Whole(value, bytes + len),

@@ -1,4 +1,4 @@
-//! The TCP option that carries a flow's addresses in its SYN (Miniproxy, section 5).
+//! TCP option that carries a flow's addresses in its SYN (Miniproxy, section 5).
 //!
 //! ```text
 //!   byte  0     253   experimental (RFC 4727)
@@ -10,25 +10,25 @@
 //!        14, 15       destination port
 //! ```
 //!
-//! All numbers are in network order. A SYN has 40 bytes for options, of which Linux uses 20: an
-//! IPv6 pair (40 bytes) does not fit, and travels by [`proxy`](super::proxy) instead. Who does not
-//! know the option ignores it (RFC 9293, 3.1).
+//! All numbers are in network byte order. A SYN has 40 bytes for options, of which Linux uses
+//! 20: an IPv6 pair (40 bytes) does not fit, and is sent by [`proxy`](super::proxy) instead.
+//! Hosts that do not know the option ignore it (RFC 9293, 3.1).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 
 use super::proxy::Addresses;
 
-/// The kind of all experimental options.
+/// Kind of experimental options.
 pub const KIND: u8 = 253;
-/// Bytes of the option.
+/// Length of the option in bytes.
 pub const LEN: usize = 16;
-/// What tells it from other experiments.
+/// Experiment identifier (RFC 6994).
 pub const EXID: [u8; 2] = *b"Vh";
 
 const END: u8 = 0;
 const NOP: u8 = 1;
 
-/// Where a flow comes from and goes to.
+/// Source and destination of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Hop {
     /// The client.
@@ -37,17 +37,17 @@ pub struct Hop {
     pub destination: SocketAddrV4,
 }
 
-/// At which byte of the option each address stands, and each port.
+/// Offset of the source address in the option.
 pub const SOURCE: usize = 4;
-/// Likewise.
+/// Offset of the destination address.
 pub const DESTINATION: usize = 8;
-/// Likewise.
+/// Offset of the source port.
 pub const SOURCE_PORT: usize = 12;
-/// Likewise.
+/// Offset of the destination port.
 pub const DESTINATION_PORT: usize = 14;
 
 impl Hop {
-    /// For a flow; `None` if one of its ends is not IPv4, also as a mapped address.
+    /// Option for a flow; `None` if an address is neither IPv4 nor IPv4-mapped.
     pub fn of(told: &Addresses) -> Option<Hop> {
         let v4 = |at: SocketAddr| match at.ip().to_canonical() {
             IpAddr::V4(ip) => Some(SocketAddrV4::new(ip, at.port())),
@@ -56,7 +56,7 @@ impl Hop {
         Some(Hop { source: v4(told.source)?, destination: v4(told.destination)? })
     }
 
-    /// The option, byte by byte.
+    /// Serializes the option.
     pub fn emit(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
         bytes[..2].copy_from_slice(&[KIND, LEN as u8]);
@@ -68,7 +68,7 @@ impl Hop {
         bytes
     }
 
-    /// From an option, its kind and length included; `None` if it is another.
+    /// Parses an option, including its kind and length; `None` if it is another option.
     pub fn parse(option: &[u8]) -> Option<Hop> {
         let bytes: &[u8; LEN] = option.try_into().ok()?;
         if bytes[..2] != [KIND, LEN as u8] || bytes[2..4] != EXID {
@@ -82,14 +82,14 @@ impl Hop {
         routable.then_some(Hop { source, destination })
     }
 
-    /// The first such option among the options of a TCP header.
+    /// First such option among the options of a TCP header.
     pub fn find(options: &[u8]) -> Option<Hop> {
         each(options).find_map(Hop::parse)
     }
 }
 
-/// The options of a TCP header that have a length, each with its kind and length; up to the first that
-/// is none.
+/// Iterates over the options of a TCP header that have a length, each with its kind and length,
+/// up to the first invalid one.
 pub fn each(options: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = options;
     std::iter::from_fn(move || {

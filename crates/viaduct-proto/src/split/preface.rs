@@ -1,11 +1,11 @@
-//! What a client says before its flow begins: where it wants to go, in whichever of the protocols it
-//! speaks and the hop understands.
+//! Preface of a client: the protocol exchange before its flow begins, which names the
+//! destination in one of the protocols that the client speaks and the hop accepts.
 //!
 //! ```text
-//!   bytes ──▶ Preface ──┬─▶ more bytes are needed, or something is to be said first, such as that a
-//!                       │   password is wanted
-//!                       ├─▶ connect there; then the answer, and what came behind is the flow's
-//!                       └─▶ no: the last words, and the end
+//!   bytes ──▶ Preface ──┬─▶ more bytes are needed, or a reply is sent first, such as a request
+//!                       │   for a password
+//!                       ├─▶ connect; then the reply. Bytes behind the preface are the flow's
+//!                       └─▶ refused: a last reply, and the connection ends
 //! ```
 
 use std::net::SocketAddr;
@@ -17,16 +17,16 @@ use super::socks::{Credentials, Method};
 use super::{Parsed, connect, proxy, socks};
 use crate::flow::{Address, Failure};
 
-/// Most bytes of a preface that are held at once; an HTTP head is the longest part of one.
+/// Maximum bytes of a preface that are buffered at once; an HTTP head is its longest part.
 pub const LONGEST: usize = connect::LONGEST;
 
-/// Requests without the right password that a connection may make; then it is closed.
+/// Requests with a missing or wrong password after which a connection is closed.
 const MAX_ATTEMPTS: u8 = 3;
 
-/// What a hop understands.
+/// Protocols that a hop accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Languages {
-    /// A TCP option in the SYN. It is no preface: who has heard it asks for none.
+    /// A TCP option in the SYN. A connection that has it needs no preface.
     pub option: bool,
     /// PROXY protocol, version 2.
     pub proxy: bool,
@@ -37,62 +37,62 @@ pub struct Languages {
 }
 
 impl Languages {
-    /// Whether there is one that a preface may be in.
+    /// Returns whether any protocol with a preface is accepted.
     pub fn have_prefaces(&self) -> bool {
         self.proxy || self.socks || self.connect
     }
 }
 
-/// Who may use a hop: anybody, or those who know this.
+/// Credentials that clients of a hop must give; `None` admits any client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Secret(pub Option<Credentials>);
 
-/// What is to be done.
+/// Next step of the exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Wait for more bytes.
     Wait,
-    /// Say this, and go on.
+    /// Send this, and go on.
     Say(Vec<u8>),
-    /// Say this, and go on: the password was wrong, and the client may try again.
+    /// Send this, and go on: the password was wrong, and the client may try again.
     Deny(Vec<u8>),
-    /// Connect there.
+    /// Connect to the destination.
     Connect {
-        /// Where to.
+        /// Destination.
         to: Address,
-        /// Who wants to, if a hop before this one has told.
+        /// Original client, if an earlier hop has told its address.
         source: Option<SocketAddr>,
     },
-    /// Say this, if anything, and end the connection.
+    /// Send this, if it is not empty, and end the connection.
     Refuse(Vec<u8>, Refusal),
 }
 
-/// Why nothing comes of what a client said.
+/// Reason to refuse a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It is not understood.
+    /// The preface is invalid.
     #[error("{0}")]
     Unclear(&'static str),
-    /// It does not know the password.
+    /// The password is wrong.
     #[error("its password is wrong")]
     Denied,
     /// No password was given.
     #[error("it gives no password")]
     Unauthenticated,
-    /// It wanted nothing but to see whether somebody is there.
+    /// A health check, which asks for no connection.
     #[error("it is a health check")]
     HealthCheck,
 }
 
-/// A client's preface in the making.
+/// State of the exchange with one client.
 #[derive(Clone, Debug)]
 pub struct Preface {
     languages: Languages,
     secret: Secret,
     state: State,
-    /// Requests without the right password.
+    /// Requests so far with a missing or wrong password.
     attempts: u8,
-    /// The user that it has said to be, right or wrong.
+    /// User name that the client gave, whether or not the password was right.
     user: Option<String>,
 }
 
@@ -101,7 +101,7 @@ enum State {
     First,
     SocksPassword,
     SocksRequest,
-    /// So many bytes of a PROXY header are left, and its addresses.
+    /// Bytes left of a PROXY header, and the addresses it gave.
     ProxyRest(usize, Option<Addresses>),
     Done(Language),
 }
@@ -114,13 +114,13 @@ enum Language {
 }
 
 impl Preface {
-    /// Of a client that may speak one of `languages`.
+    /// Exchange with a client that may speak one of `languages`.
     pub fn new(languages: Languages, secret: Secret) -> Preface {
         Preface { languages, secret, state: State::First, attempts: 0, user: None }
     }
 
-    /// Takes what it understands from the front of `bytes`. Call it again after [`Step::Say`], and
-    /// when more bytes have come.
+    /// Consumes messages from the front of `bytes` and returns the next step. Call it again
+    /// after [`Step::Say`], and when more bytes have arrived.
     pub fn handle(&mut self, bytes: &mut Vec<u8>) -> Step {
         let step = match (self.state, bytes.first()) {
             (State::ProxyRest(rest, addresses), _) => self.proxy_rest(bytes, rest, addresses),
@@ -139,7 +139,7 @@ impl Preface {
         }
     }
 
-    /// What the client is to be told once the connection is there, or is not.
+    /// Reply to the client once the connection is established or has failed.
     pub fn answer(&self, result: Result<(), Failure>) -> Vec<u8> {
         match self.state {
             State::Done(Language::Socks) => socks::reply(result).to_vec(),
@@ -148,7 +148,7 @@ impl Preface {
         }
     }
 
-    /// The user that the client has said to be, whether it knows the password or not.
+    /// User name that the client gave, whether or not the password was right.
     pub fn user(&self) -> Option<&str> {
         self.user.as_deref()
     }
@@ -224,7 +224,7 @@ impl Preface {
         match (closes, request.authorization) {
             (true, None) => Step::Refuse(words, Refusal::Unauthenticated),
             (true, Some(_)) => Step::Refuse(words, Refusal::Denied),
-            // It has only asked whether a password is wanted.
+            // The client only asks whether a password is required.
             (false, None) => Step::Say(words),
             (false, Some(_)) => Step::Deny(words),
         }
@@ -237,7 +237,8 @@ impl Preface {
         }
     }
 
-    /// Drops what is left of a PROXY header. PROXY has no passwords: the right to speak it goes by address.
+    /// Drops the rest of a PROXY header. PROXY has no passwords: its use is authorized by
+    /// source address.
     fn proxy_rest(
         &mut self,
         bytes: &mut Vec<u8>,
@@ -281,7 +282,7 @@ impl Preface {
     }
 }
 
-/// Takes a message from the front of `bytes`; otherwise what is to be done without one.
+/// Takes a message from the front of `bytes`. Without one, the error is the step to take.
 fn take<T>(bytes: &mut Vec<u8>, parse: impl Fn(&[u8]) -> Parsed<T>) -> Result<T, Step> {
     match parse(bytes) {
         Parsed::Whole(message, len) => {
@@ -297,7 +298,7 @@ fn unclear(why: &'static str) -> Step {
     Step::Refuse(Vec::new(), Refusal::Unclear(why))
 }
 
-/// Whether two secrets are the same, in a time that does not tell where they differ.
+/// Compares two secrets in a time that does not depend on where they differ.
 fn same(right: &[u8], given: &[u8]) -> bool {
     let differ = right.iter().zip(given).fold(0, |differ, (a, b)| differ | (a ^ b));
     differ == 0 && right.len() == given.len()
@@ -313,7 +314,7 @@ mod tests {
         Secret(Some(Credentials { name: b"me".to_vec(), password: b"pw".to_vec() }))
     }
 
-    /// What is said, byte by byte, and how it ends.
+    /// Feeds `said` byte by byte; returns the replies, the last step and the final answer.
     fn talk(mut preface: Preface, said: &[u8]) -> (Vec<u8>, Step, Vec<u8>) {
         let (mut bytes, mut answers) = (Vec::new(), Vec::new());
         for &byte in said {
@@ -395,12 +396,12 @@ mod tests {
             );
             assert!(answers.contains("\r\nContent-Length: 0\r\n"), "{answers}");
         }
-        // Its end is announced, be it asked for by the client or not.
+        // The end of the connection is announced, even if the client has asked for it.
         let old = request("").replace("1.1", "1.0");
         let closing = request("Connection: x, Close\r\n");
         for (said, right) in [
             (&[&wrong, &wrong, &wrong, &right][..], Refusal::Denied),
-            // One that gives no password has failed to authenticate by none.
+            // A client that gives no password counts as unauthenticated, not as denied.
             (&[&old, &right], Refusal::Unauthenticated),
             (&[&closing, &right], Refusal::Unauthenticated),
         ] {

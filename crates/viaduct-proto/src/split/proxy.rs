@@ -5,12 +5,13 @@
 //!   0..12   signature
 //!      12   version 2 in the high half; command in the low: 0 local, 1 proxy
 //!      13   family in the high half (1 IPv4, 2 IPv6), protocol in the low (1 stream)
-//!  14, 15   length of what follows
-//!     16..  source, destination, source port, destination port; then extensions (TLVs), skipped here
+//!  14, 15   length of the rest
+//!     16..  source, destination, source port, destination port; then extensions (TLVs), skipped
 //! ```
 //!
-//! Extensions may fill 64 KiB: cloud balancers send certificates in them. A stream's are therefore dropped as they come
-//! ([`start`]); of a SYN's data the header is taken whole ([`parse`]).
+//! Extensions may fill 64 KiB; cloud load balancers send certificates in them. In a stream they
+//! are therefore dropped as they arrive ([`start`]); in a SYN's data the header is parsed as a
+//! whole ([`parse`]).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -24,7 +25,7 @@ const PROXY: u8 = 0x21;
 const TCP4: u8 = 0x11;
 const TCP6: u8 = 0x21;
 
-/// Where a flow comes from and goes to.
+/// Source and destination of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Addresses {
     /// The client.
@@ -33,7 +34,7 @@ pub struct Addresses {
     pub destination: SocketAddr,
 }
 
-/// The header for a flow. An IPv4 address beside an IPv6 one is mapped.
+/// Header for a flow. If only one address is IPv4, it is mapped into IPv6.
 pub fn emit(addresses: &Addresses) -> Vec<u8> {
     let Addresses { source, destination } = addresses;
     let mut bytes = SIGNATURE.to_vec();
@@ -54,16 +55,17 @@ pub fn emit(addresses: &Addresses) -> Vec<u8> {
     bytes
 }
 
-/// The part of a header that matters.
+/// Part of a header up to its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// Addresses of the flow; `None` for a connection of the proxy's own (a health check), which goes nowhere.
+    /// Addresses of the flow; `None` for a connection of the proxy itself (a health check),
+    /// which has no destination.
     pub addresses: Option<Addresses>,
-    /// Bytes of the header that follow, which mean nothing here.
+    /// Remaining bytes of the header, which are skipped.
     pub rest: usize,
 }
 
-/// The beginning of the header at the start of `bytes`, up to its addresses.
+/// Parses the header at the start of `bytes`, up to its addresses.
 pub fn start(bytes: &[u8]) -> Parsed<Start> {
     let known = bytes.len().min(SIGNATURE.len());
     if bytes[..known] != SIGNATURE[..known] {
@@ -102,7 +104,8 @@ pub fn start(bytes: &[u8]) -> Parsed<Start> {
     Parsed::Whole(Start { addresses, rest }, HEAD + needed)
 }
 
-/// The header at the start of `bytes`, with its extensions; `None` inside it for a connection of the proxy's own.
+/// Parses the header at the start of `bytes`, with its extensions. The value is `None` for a
+/// connection of the proxy itself.
 pub fn parse(bytes: &[u8]) -> Parsed<Option<Addresses>> {
     match start(bytes) {
         Parsed::Whole(start, len) if bytes.len() - len >= start.rest => {

@@ -23,25 +23,25 @@ pub(super) const IPV4: u8 = 1;
 pub(super) const NAME: u8 = 3;
 pub(super) const IPV6: u8 = 4;
 
-/// How a client may say who it is.
+/// Authentication method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Not at all.
+    /// No authentication.
     None = 0,
-    /// With a name and a password.
+    /// User name and password (RFC 1929).
     Password = 2,
 }
 
-/// A client's name and password.
+/// User name and password of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// The name.
+    /// User name.
     pub name: Vec<u8>,
-    /// The password.
+    /// Password.
     pub password: Vec<u8>,
 }
 
-/// The greeting: whether it offers `method`.
+/// Parses a greeting; the value is whether it offers `method`.
 pub fn greeting(bytes: &[u8], method: Method) -> Parsed<bool> {
     match *bytes {
         [] | [VERSION] => Parsed::Short,
@@ -53,12 +53,12 @@ pub fn greeting(bytes: &[u8], method: Method) -> Parsed<bool> {
     }
 }
 
-/// The answer to a greeting: the method, or that none fits.
+/// Reply to a greeting: the chosen method, or 0xff if none is acceptable.
 pub fn choice(method: Option<Method>) -> [u8; 2] {
     [VERSION, method.map_or(0xff, |method| method as u8)]
 }
 
-/// The name and password.
+/// Parses a user name and a password.
 pub fn credentials(bytes: &[u8]) -> Parsed<Credentials> {
     let mut rest = match *bytes {
         [] => return Parsed::Short,
@@ -71,12 +71,12 @@ pub fn credentials(bytes: &[u8]) -> Parsed<Credentials> {
     Parsed::Whole(Credentials { name: name.to_vec(), password: password.to_vec() }, len)
 }
 
-/// The answer to a password.
+/// Reply to a password.
 pub fn verdict(right: bool) -> [u8; 2] {
     [PASSWORD_VERSION, u8::from(!right)]
 }
 
-/// The request: where to connect to.
+/// Parses a CONNECT request into its destination.
 pub fn request(bytes: &[u8]) -> Parsed<Address> {
     let rest = match *bytes {
         [VERSION, CONNECT, 0, ref rest @ ..] => rest,
@@ -90,7 +90,7 @@ pub fn request(bytes: &[u8]) -> Parsed<Address> {
     address(rest).behind(bytes.len() - rest.len())
 }
 
-/// A place, as requests, answers and datagrams name it: a kind, an address of that kind, a port.
+/// Parses an address, as in requests, replies and datagrams: type, address of that type, port.
 pub(super) fn address(bytes: &[u8]) -> Parsed<Address> {
     let Some((&kind, rest)) = bytes.split_first() else { return Parsed::Short };
     let mut after = rest;
@@ -112,7 +112,7 @@ pub(super) fn address(bytes: &[u8]) -> Parsed<Address> {
     Parsed::Whole(address, bytes.len() - after.len())
 }
 
-/// Writes a place behind `out`; `None` for a name that is empty or has more than 255 bytes.
+/// Appends an address to `out`; `None` for a name that is empty or has more than 255 bytes.
 pub(super) fn put_address(out: &mut Vec<u8>, to: &Address) -> Option<()> {
     let port = match to {
         Address::Ip(SocketAddr::V4(to)) => {
@@ -136,8 +136,8 @@ pub(super) fn put_address(out: &mut Vec<u8>, to: &Address) -> Option<()> {
     Some(())
 }
 
-/// What is told to a client whose `request` is wrong: that it asks for something else than CONNECT, for a
-/// kind of address that is not known, or nothing more than that.
+/// Reply to an invalid `request`: command not supported (7) if it is not CONNECT, address type
+/// not supported (8), or general failure (1).
 pub fn objection(request: &[u8]) -> [u8; 10] {
     let code = match *request {
         [VERSION, command, ..] if command != CONNECT => 7,
@@ -147,7 +147,7 @@ pub fn objection(request: &[u8]) -> [u8; 10] {
     [VERSION, code, 0, IPV4, 0, 0, 0, 0, 0, 0]
 }
 
-/// The host that a name means: one that is an address in digits is that address.
+/// Host of a name field: an IP address in text form is read as that address.
 fn host_of(bytes: &[u8]) -> Option<Host> {
     let address = std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok());
     address.map(Host::Ip).or_else(|| name_of(bytes).map(Host::Name))
@@ -158,7 +158,7 @@ enum Host {
     Name(String),
 }
 
-/// The answer to a request. The address is not told: no client needs it.
+/// Reply to a request. The bound address is left zero: no client needs it.
 pub fn reply(result: Result<(), Failure>) -> [u8; 10] {
     let code = match result {
         Ok(()) => 0,
@@ -171,14 +171,14 @@ pub fn reply(result: Result<(), Failure>) -> [u8; 10] {
     [VERSION, code, 0, IPV4, 0, 0, 0, 0, 0, 0]
 }
 
-/// A host name: letters, digits, dots, hyphens and underscores.
+/// Parses a host name: letters, digits, dots, hyphens and underscores.
 pub(crate) fn name_of(bytes: &[u8]) -> Option<String> {
     let fine = |&b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
     let good = !bytes.is_empty() && bytes.len() <= 253 && bytes.iter().all(fine);
     good.then(|| String::from_utf8_lossy(bytes).into_owned())
 }
 
-/// A byte that counts, and what it counts.
+/// Takes a length byte and as many bytes after it.
 fn counted<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (&count, after) = rest.split_first()?;
     let (bytes, after) = after.split_at_checked(usize::from(count))?;

@@ -1,4 +1,4 @@
-//! SOCKS5, the client's side: what [`socks`](super::socks) is the server's of, and draws.
+//! SOCKS5, client side. [`socks`](super::socks) is the server side and has the drawing.
 
 use super::Parsed;
 use super::socks::{
@@ -7,7 +7,7 @@ use super::socks::{
 };
 use crate::flow::{Address, Failure};
 
-/// The greeting: with a password to offer or not.
+/// Greeting, which offers a password or not.
 pub fn greeting(password: bool) -> Vec<u8> {
     match password {
         true => vec![VERSION, 2, Method::None as u8, Method::Password as u8],
@@ -15,7 +15,7 @@ pub fn greeting(password: bool) -> Vec<u8> {
     }
 }
 
-/// The server's answer to the greeting; `None`: it wants another method.
+/// Parses the server's reply to the greeting; `None` if it wants another method.
 pub fn choice(bytes: &[u8]) -> Parsed<Option<Method>> {
     match *bytes {
         [] | [VERSION] => Parsed::Short,
@@ -26,7 +26,7 @@ pub fn choice(bytes: &[u8]) -> Parsed<Option<Method>> {
     }
 }
 
-/// The name and password; `None` if either is empty or has more than 255 bytes.
+/// User name and password; `None` if either is empty or has more than 255 bytes.
 pub fn credentials(of: &Credentials) -> Option<Vec<u8>> {
     let mut out = vec![PASSWORD_VERSION];
     for text in [&of.name, &of.password] {
@@ -36,8 +36,9 @@ pub fn credentials(of: &Credentials) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The server's answer to a password: whether it is right. Some servers begin it with the version of SOCKS instead of
-/// the password protocol's (RFC 1929), and other clients take that too.
+/// Parses the server's reply to a password: true if it is right. Some servers begin it with the
+/// version of SOCKS instead of that of the password protocol (RFC 1929); other clients accept
+/// that too.
 pub fn verdict(bytes: &[u8]) -> Parsed<bool> {
     match *bytes {
         [] | [PASSWORD_VERSION | VERSION] => Parsed::Short,
@@ -46,21 +47,21 @@ pub fn verdict(bytes: &[u8]) -> Parsed<bool> {
     }
 }
 
-/// The request to connect; `None` for a name that is empty or has more than 255 bytes.
+/// CONNECT request; `None` for a name that is empty or has more than 255 bytes.
 pub fn request(to: &Address) -> Option<Vec<u8>> {
     let mut out = vec![VERSION, CONNECT, 0];
     put_address(&mut out, to)?;
     Some(out)
 }
 
-/// The request for a relay of datagrams. It does not say where they will come from, which behind a NAT
-/// nobody knows.
+/// Request for a relay of datagrams (UDP ASSOCIATE). The source address of the datagrams is
+/// left zero, because it is unknown behind a NAT.
 pub fn associate() -> [u8; 10] {
     [VERSION, ASSOCIATE, 0, IPV4, 0, 0, 0, 0, 0, 0]
 }
 
-/// The server's answer to a request: its address of the connection, which means nothing to us, or where
-/// its relay of datagrams is.
+/// Parses the server's reply to a request. Its address is unused for a connection; for UDP
+/// ASSOCIATE it is that of the relay.
 pub fn reply(bytes: &[u8]) -> Parsed<Result<Address, Failure>> {
     let (code, rest) = match *bytes {
         [VERSION, code, 0, ref rest @ ..] => (code, rest),
@@ -78,8 +79,8 @@ pub fn reply(bytes: &[u8]) -> Parsed<Result<Address, Failure>> {
     bound(rest).behind(3).map(result)
 }
 
-/// The place in an answer. Of a name that is none nothing but its length matters: of connections nobody
-/// reads it.
+/// Parses the bound address in a reply. An invalid host name is accepted as empty, because for
+/// connections the address is unused; only its length matters.
 fn bound(bytes: &[u8]) -> Parsed<Address> {
     let [NAME, count, ref rest @ ..] = *bytes else { return address(bytes) };
     let Some((name, port)) = rest.split_at_checked(usize::from(count)) else {
@@ -90,7 +91,7 @@ fn bound(bytes: &[u8]) -> Parsed<Address> {
     Parsed::Whole(at, 4 + name.len())
 }
 
-/// How many bytes, if that is 1 to 255.
+/// Length as a byte, if it is 1 to 255.
 fn counted(bytes: &[u8]) -> Option<u8> {
     u8::try_from(bytes.len()).ok().filter(|&count| count > 0)
 }

@@ -1,27 +1,27 @@
-//! A datagram between a client and its relay (RFC 1928, section 7): a header that names the far end, and
-//! behind it what the datagram carries.
+//! Datagram between a client and its relay (RFC 1928, section 7): a header that names the far
+//! end, followed by the payload.
 //!
 //! ```text
-//!   0  0 │ fragment │ kind, address, port │ what it carries …
-//!        └ 0: it is whole; others are refused, as they may be
+//!   0  0 │ fragment │ type, address, port │ payload …
+//!        └ 0: not fragmented; fragments are refused, which the RFC allows
 //! ```
 
 use super::Parsed;
 use super::socks::{address, put_address};
 use crate::flow::Address;
 
-/// Why a datagram of a relay is of no use.
+/// Reason to drop a datagram from a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    /// A piece of a longer one.
+    /// A fragment of a longer datagram.
     #[error("a piece of a longer datagram")]
     Fragment,
-    /// Its header is none.
+    /// The header is invalid.
     #[error("no header of a SOCKS datagram")]
     Header,
 }
 
-/// What goes to a relay for `to`; `None` for a name that is empty or has more than 255 bytes.
+/// Datagram to a relay for `to`; `None` for a name that is empty or has more than 255 bytes.
 pub fn emit(to: &Address, data: &[u8]) -> Option<Vec<u8>> {
     let mut out = vec![0; 3];
     put_address(&mut out, to)?;
@@ -29,10 +29,10 @@ pub fn emit(to: &Address, data: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// What has come from a relay: from whom, and what it carries.
+/// Parses a datagram from a relay into its source and payload.
 ///
 /// # Errors
-/// It is a fragment, or its header is none.
+/// The datagram is a fragment, or its header is invalid.
 pub fn parse(bytes: &[u8]) -> Result<(Address, &[u8]), Unusable> {
     let rest = match *bytes {
         [0, 0, 0, ref rest @ ..] => rest,

@@ -1,4 +1,4 @@
-//! A SYN, as a tap saw it: who wants to go where.
+//! SYN as a tap captures it: addresses, and the destination that it announces.
 
 use std::net::SocketAddr;
 
@@ -9,25 +9,25 @@ use super::proxy::{self, Addresses};
 use crate::wire::ip::{Error, Header};
 
 const TCP: u8 = 6;
-/// TCP's header without options, bytes.
+/// Length of the TCP header without options, in bytes.
 const HEAD: usize = 20;
 const SYN: u8 = 0x02;
 const SYN_ACK_RST_FIN: u8 = 0x17;
 
-/// A SYN.
+/// A parsed SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Syn {
-    /// Its addresses.
+    /// Source and destination of the SYN.
     pub tuple: Tuple,
-    /// What its option says, if it has one.
+    /// Addresses in its TCP option, if it has one.
     pub hop: Option<Hop>,
-    /// What a whole PROXY header at the start of its data (Fast Open) says, if there is one. The same
-    /// bytes come in the stream.
+    /// Addresses in a complete PROXY header at the start of its data (Fast Open). The same
+    /// bytes arrive in the stream.
     pub header: Option<Addresses>,
 }
 
 impl Syn {
-    /// From a packet that begins with its IP header; `None` if it is no SYN.
+    /// Parses a packet that begins with its IP header; `None` if it is not a SYN.
     pub fn parse(packet: &[u8]) -> Option<Syn> {
         let header = Header::parse(packet).ok()?;
         let tcp = packet.get(header.header_len..header.total_len);
@@ -49,7 +49,7 @@ impl Syn {
         Some(Syn { tuple, hop: Hop::find(options), header })
     }
 
-    /// From the headers of such a packet, without its data: what the kernel saves of it.
+    /// Parses the headers of a SYN without its data, as the kernel saves them.
     pub fn parse_headers(headers: &[u8]) -> Option<Syn> {
         let mut packet = headers.to_vec();
         if let Err(Error::Short { want, .. }) = Header::parse(headers) {
@@ -58,7 +58,7 @@ impl Syn {
         Syn::parse(&packet)
     }
 
-    /// Where the flow comes from and goes to, if it is told.
+    /// Announced source and destination of the flow, if any.
     pub fn told(&self) -> Option<Addresses> {
         let hop = self.hop.map(|hop| Addresses {
             source: hop.source.into(),
@@ -68,11 +68,11 @@ impl Syn {
     }
 }
 
-/// The options in the headers of a TCP packet, which begin with its IP header; `None` if they are cut.
+/// Options of a TCP packet that begins with its IP header; `None` if they are truncated.
 pub fn options(headers: &[u8]) -> Option<&[u8]> {
     let at = match headers.first()? >> 4 {
         4 => usize::from(headers[0] & 0xf) * 4,
-        // As the kernel keeps them: without extensions, or behind ones that are no matter here.
+        // IPv6 without extension headers, as the kernel saves it; others are not read.
         6 if headers.get(6) == Some(&TCP) => 40,
         _ => return None,
     };
