@@ -1,35 +1,35 @@
-//! What a user is told about a handler.
+//! Description of a handler for users.
 
-/// A handler's name, its settings and its nature.
+/// Name, settings and properties of a handler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
-    /// The name that it is asked for by.
+    /// Name in a chain's specification.
     pub name: &'static str,
-    /// What it does, in one line.
+    /// Summary in one line.
     pub line: &'static str,
-    /// What can be set: `key=`, and what follows.
+    /// Settings, in the form `key=value`.
     pub settings: Vec<Setting>,
-    /// It hides or protects what passes: a flow that went around it would leak.
+    /// The handler hides or protects data: a flow that bypassed it would leak.
     pub guards: bool,
-    /// It is needed at both ends of a flow.
+    /// The handler is needed at both ends of a flow.
     pub both_ends: bool,
-    /// It works on datagrams too: its factory makes something for them.
+    /// The handler also works on datagrams: its factory makes a datagram handler.
     pub datagrams: bool,
 }
 
-/// One of a handler's settings.
+/// Setting of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// What stands before the `=`.
+    /// Key before the `=`.
     pub key: &'static str,
-    /// What stands behind it, such as `FILE`.
+    /// Placeholder of the value, such as `FILE`.
     pub value: &'static str,
-    /// What it does, in one line, with its default.
+    /// Summary in one line, with the default.
     pub help: &'static str,
 }
 
 impl About {
-    /// A handler that is needed at one end, and neither hides nor protects anything.
+    /// Handler that is needed at one end, and neither hides nor protects data.
     pub fn new(name: &'static str, line: &'static str) -> About {
         About {
             name,
@@ -41,28 +41,28 @@ impl About {
         }
     }
 
-    /// With one more setting.
+    /// Adds a setting.
     #[must_use]
     pub fn setting(mut self, key: &'static str, value: &'static str, help: &'static str) -> About {
         self.settings.push(Setting { key, value, help });
         self
     }
 
-    /// One that hides or protects.
+    /// Marks the handler as hiding or protecting data.
     #[must_use]
     pub fn guards(mut self) -> About {
         self.guards = true;
         self
     }
 
-    /// One that works on datagrams too.
+    /// Marks the handler as working on datagrams too.
     #[must_use]
     pub fn datagrams(mut self) -> About {
         self.datagrams = true;
         self
     }
 
-    /// One that is needed at both ends.
+    /// Marks the handler as needed at both ends.
     #[must_use]
     pub fn both_ends(mut self) -> About {
         self.both_ends = true;

@@ -1,10 +1,10 @@
-//! Bytes that wait at one end of a chain.
+//! Byte queue at one end of a chain.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-/// A queue of bytes, kept in the pieces in which they came.
+/// Queue of bytes, kept in the chunks in which they arrived.
 #[derive(Clone, Debug, Default)]
 pub struct Buffer {
     pieces: VecDeque<Bytes>,
@@ -12,12 +12,12 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// How many bytes wait.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether none waits.
+    /// Returns whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -30,12 +30,12 @@ impl Buffer {
         }
     }
 
-    /// The pieces, first one first, for a vectored write.
+    /// Chunks in order, for a vectored write.
     pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         self.pieces.iter().map(|piece| &piece[..])
     }
 
-    /// Takes the first bytes, at most `most` and one piece's.
+    /// Takes bytes from the front: at most `most`, and at most one chunk.
     pub fn pop(&mut self, most: usize) -> Option<Bytes> {
         let first = self.pieces.front_mut()?;
         let bytes = first.split_to(most.min(first.len()));
@@ -46,7 +46,7 @@ impl Buffer {
         (!bytes.is_empty()).then_some(bytes)
     }
 
-    /// Drops the first `count` bytes, or all.
+    /// Drops the first `count` bytes, or all if there are fewer.
     pub fn advance(&mut self, count: usize) {
         let mut left = count;
         while left > 0

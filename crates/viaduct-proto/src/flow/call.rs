@@ -1,4 +1,4 @@
-//! What the parts of a chain say to each other.
+//! Calls between the parts of a chain.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,12 +7,12 @@ use bytes::Bytes;
 
 use super::handler::Output;
 
-/// Where a flow goes to.
+/// Destination of a flow.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// An address and a port.
+    /// IP address and port.
     Ip(SocketAddr),
-    /// The name of a host, to be looked up by whoever connects, and a port.
+    /// Host name, to be resolved where the connection is made, and port.
     Name(String, u16),
 }
 
@@ -31,48 +31,48 @@ impl fmt::Display for Address {
     }
 }
 
-/// One direction of a flow, as the application sees it.
+/// Direction of a flow, as the application sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
-    /// What comes from the network.
+    /// From the network.
     Read,
-    /// What goes to the network.
+    /// To the network.
     Write,
 }
 
-/// Why a flow failed.
+/// Reason for the failure of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Failure {
-    /// Nobody listens there.
+    /// No listener at the destination.
     #[error("refused")]
     Refused,
-    /// There is no way there.
+    /// No route to the destination.
     #[error("unreachable")]
     Unreachable,
-    /// Nothing was heard in time.
+    /// No answer in time.
     #[error("timed out")]
     TimedOut,
-    /// The other end broke it off.
+    /// Reset by the other end.
     #[error("reset")]
     Reset,
-    /// A rule forbids it.
+    /// Forbidden by a rule.
     #[error("denied")]
     Denied,
-    /// There is no room for one more flow, or no descriptor is left.
+    /// No room for another flow, or no file descriptor left.
     #[error("no room for more")]
     Full,
 }
 
-/// A setting of the socket at the bottom.
+/// Option of the socket at the bottom of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketOption {
     /// Send small writes at once (`TCP_NODELAY`).
     NoDelay(bool),
-    /// Send probes when nothing is said (`SO_KEEPALIVE`).
+    /// Send keep-alive probes when idle (`SO_KEEPALIVE`).
     KeepAlive(bool),
 }
 
-/// What an upstream flow asks of the one below it.
+/// Call of an upstream flow to the flow below it.
 #[derive(Clone, Debug)]
 pub(super) enum Down {
     Connect(Address),
@@ -87,7 +87,7 @@ pub(super) enum Down {
     SetOption(SocketOption),
 }
 
-/// What a downstream flow tells the one above it.
+/// Call of a downstream flow to the flow above it.
 #[derive(Clone, Debug)]
 pub(super) enum Up {
     Connected(Result<(), Failure>),
@@ -99,14 +99,14 @@ pub(super) enum Up {
     MayWrite(bool),
 }
 
-/// A place in a chain that calls can be made to.
+/// Position in a chain that calls can be made to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Node(usize),
     Bottom(usize),
 }
 
-/// Who is upstream of a place.
+/// Upstream neighbour of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Upper {
     Top,

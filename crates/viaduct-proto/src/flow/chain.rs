@@ -1,4 +1,4 @@
-//! The chain, as whoever drives it sees it: what the application asks, what the network says.
+//! Chain as its driver sees it: calls of the application and events of the network.
 
 use std::sync::Arc;
 
@@ -12,28 +12,28 @@ use super::measure::Measure;
 use super::registry::Factory;
 use crate::time::Instant;
 
-/// Bytes that each end of a chain holds before it stops its source, unless told otherwise.
+/// Default limit: bytes that each end of a chain holds before it stops its source.
 pub const DEFAULT_LIMIT: usize = 64 << 10;
 
-/// A chain of handlers under one flow of an application: TESLA's instance.
+/// Chain of handlers below one flow of an application: TESLA's instance.
 #[derive(Debug)]
 pub struct Chain {
     core: Core,
 }
 
 impl Chain {
-    /// Of the handlers that `factories` make, the application's first. Each end holds `limit` bytes
-    /// before it stops its source, and at most what one call brings beyond that.
+    /// Chain of the handlers that `factories` make, the application's first. Each end stops its
+    /// source when it holds `limit` bytes, and may exceed that by the data of one call.
     pub fn new(factories: Arc<[Arc<dyn Factory>]>, limit: usize, now: Instant) -> Chain {
         Chain { core: Core::new(factories, limit, now) }
     }
 
-    /// Another chain of the same handlers, for a flow that was accepted.
+    /// Chain of the same handlers, for an accepted flow.
     pub fn sibling(&self, now: Instant) -> Chain {
         Chain::new(self.core.factories.clone(), self.core.limit, now)
     }
 
-    /// A chain of the same handlers that `parent` wants, as [`Action::Spawn`] says.
+    /// Chain of the same handlers that `parent` has asked for by [`Action::Spawn`].
     pub fn spawned(parent: &Chain, spawn: &Spawn, now: Instant) -> Chain {
         let mut chain = parent.sibling(now);
         chain.core.at(spawn.position, now, |handler, cx| handler.spawned(cx, &spawn.word));
@@ -41,79 +41,79 @@ impl Chain {
         chain
     }
 
-    /// There is no such chain, nor will there be.
+    /// Refuses a chain that this one has asked for by [`Action::Spawn`].
     pub fn unspawned(&mut self, spawn: &Spawn, now: Instant) {
         self.core.at(spawn.position, now, |handler, cx| handler.unspawned(cx, &spawn.word));
         self.core.run(now);
     }
 
-    /// Another chain, or this one, said [`Action::Wake`] with a key that this one has claimed.
+    /// Handles an [`Action::Wake`], of this or another chain, with a key that this chain has
+    /// claimed.
     pub fn wake(&mut self, key: &[u8], now: Instant) {
         self.core.woken(key, now);
         self.core.run(now);
     }
 
-    /// The flow is over, and this chain is dropped next. Of its actions, [`Action::Wake`] alone still
-    /// counts.
+    /// Ends the flow before the chain is dropped. Of the actions that follow, only
+    /// [`Action::Wake`] must be done.
     pub fn abandon(&mut self, now: Instant) {
         self.core.abandoned(now);
         self.core.run(now);
     }
 
-    /// The flow by which a chain that just began meets the network; none if its handlers plumbed
-    /// none.
+    /// First connection of a new chain to the network; `None` if its handlers plumbed none.
     pub fn bottom(&self) -> Option<BottomId> {
         self.core.bottoms.get(0).map(|_| BottomId(0))
     }
 
-    /// What is to be done next.
+    /// Next action.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.core.actions.pop_front()
     }
 
-    /// The earliest timer.
+    /// Earliest timer.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.core.poll_timeout()
     }
 
-    /// Runs the handlers' timers that are due, in their order.
+    /// Runs the handlers' timers that are due, in order.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.core.handle_timeout(now);
     }
 
-    // What the application asks.
+    // Calls of the application.
 
     /// Opens the flow.
     pub fn connect(&mut self, now: Instant, to: Address) {
         self.ask(now, Down::Connect(to));
     }
 
-    /// Gives it an address of its own.
+    /// Binds the flow to a local address.
     pub fn bind(&mut self, now: Instant, at: Address) {
         self.ask(now, Down::Bind(at));
     }
 
-    /// Waits for flows.
+    /// Listens for flows.
     pub fn listen(&mut self, now: Instant, backlog: u32) {
         self.ask(now, Down::Listen(backlog));
     }
 
-    /// Takes a flow that waits.
+    /// Accepts a pending flow.
     pub fn accept(&mut self, now: Instant) {
         self.ask(now, Down::Accept);
     }
 
-    /// Sets an option of the socket.
+    /// Sets a socket option.
     pub fn set_option(&mut self, now: Instant, option: SocketOption) {
         self.ask(now, Down::SetOption(option));
     }
 
-    /// Whether the application may write.
+    /// Returns whether the application may write.
     pub fn may_write(&self) -> bool {
         !self.core.top.stopped && !self.core.top.closed.write
     }
 
-    /// Writes all of `data`. `false`: the flow takes no more, ever.
+    /// Writes all of `data`. `false`: the flow will never take more.
     pub fn write(&mut self, now: Instant, data: Bytes) -> bool {
         !self.core.top.closed.write && self.ask(now, Down::Write(data))
     }
@@ -127,50 +127,51 @@ impl Chain {
         self.ask(now, Down::Shutdown(half));
     }
 
-    /// Closes the flow; what was written goes out first.
+    /// Closes the flow; data written before is sent first.
     pub fn close(&mut self, now: Instant) {
         self.core.top.closed = Closed { write: true, avail: true };
         self.ask(now, Down::Close);
     }
 
-    /// Bytes that were written and that a reset would overtake, but for those in
+    /// Number of written bytes that a reset would overtake, except those in
     /// [`Chain::outgoing`].
     pub fn held(&self) -> u64 {
         self.core.held()
     }
 
-    /// The application's end broke: what was written goes out, and then whatever tells the other end. The
-    /// connections are to be reset when that has gone.
+    /// Handles a reset of the application's end: written data is sent, then the handlers'
+    /// signal to the other end. The driver resets the connections once that has been sent.
     pub fn abort(&mut self, now: Instant) {
         self.core.top.closed = Closed { write: true, avail: true };
         self.ask(now, Down::Abort);
     }
 
-    /// The flow's own address.
+    /// Local address of the flow.
     pub fn getsockname(&mut self, now: Instant) -> Option<Address> {
         let first = self.core.first()?;
         self.core.getsockname(first, now)
     }
 
-    /// The other end's address.
+    /// Address of the other end.
     pub fn getpeername(&mut self, now: Instant) -> Option<Address> {
         let first = self.core.first()?;
         self.core.getpeername(first, now)
     }
 
-    /// Sends the handler named `to` a request; its answer, if it is in the chain.
+    /// Sends a request to the handler named `to`; returns its answer, or `None` if there is no
+    /// such handler.
     pub fn control(&mut self, now: Instant, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         let answer = self.core.control(self.core.first()?, now, to, request);
         self.core.run(now);
         answer
     }
 
-    /// What the application has not taken yet.
+    /// Bytes that the application has not taken yet.
     pub fn incoming(&self) -> &Buffer {
         &self.core.top.buffer
     }
 
-    /// The application has taken `count` bytes of it.
+    /// Reports that the application has taken `count` bytes of [`Chain::incoming`].
     pub fn consumed(&mut self, now: Instant, count: usize) {
         let (action, ask) = self.core.top.consumed(count, self.core.limit);
         self.core.actions.extend(action);
@@ -179,9 +180,9 @@ impl Chain {
         }
     }
 
-    // What the network says.
+    // Events of the network.
 
-    /// A connection is there, or failed.
+    /// Reports an established or failed connection.
     pub fn connected(&mut self, now: Instant, bottom: BottomId, result: Result<(), Failure>) {
         let Some(at) = self.core.bottoms.get_mut(bottom.0) else { return };
         if result.is_err() {
@@ -190,43 +191,43 @@ impl Chain {
         self.tell(now, bottom, Up::Connected(result));
     }
 
-    /// This chain is the accepting side, and its connection, whose names
-    /// [are set](Chain::set_names), is there. The answer is [`Action::Accepted`],
-    /// [`Action::Failed`] or [`Action::Give`]; before the first there is no application.
+    /// Starts the accepting side: its connection is established, and its names [are
+    /// set](Chain::set_names). The answer is [`Action::Accepted`], [`Action::Failed`] or
+    /// [`Action::Give`]; before [`Action::Accepted`] there is no application.
     pub fn accepted(&mut self, now: Instant) {
         self.tell(now, BottomId(0), Up::Accepted);
     }
 
-    /// A connection waits to be accepted.
+    /// Reports a connection that can be accepted.
     pub fn accept_ready(&mut self, now: Instant, bottom: BottomId) {
         self.tell(now, bottom, Up::AcceptReady);
     }
 
-    /// What a flow's addresses are: its own, and the other end's.
+    /// Sets the local and the remote address of a connection.
     pub fn set_names(&mut self, bottom: BottomId, own: Address, peer: Address) {
         if let Some(at) = self.core.bottoms.get_mut(bottom.0) {
             at.names = (Some(own), Some(peer));
         }
     }
 
-    /// Whether its handlers ask for measures.
+    /// Returns whether its handlers use measurements.
     pub fn measures(&self) -> bool {
         self.core.factories.iter().any(|factory| factory.measures())
     }
 
-    /// What the kernel has measured of a connection by now.
+    /// Sets the kernel's latest measurement of a connection.
     pub fn set_measure(&mut self, bottom: BottomId, measure: Measure) {
         if let Some(at) = self.core.bottoms.get_mut(bottom.0) {
             at.measure = Some(measure);
         }
     }
 
-    /// Bytes from the network. `false`: nobody will read any more.
+    /// Delivers bytes from the network. `false`: no more will be read.
     pub fn avail(&mut self, now: Instant, bottom: BottomId, data: Bytes) -> bool {
         self.tell(now, bottom, Up::Avail(data))
     }
 
-    /// The other end has written all that it will.
+    /// Reports the end of stream: the other end writes no more.
     pub fn finished(&mut self, now: Instant, bottom: BottomId) {
         let Some(at) = self.core.bottoms.get_mut(bottom.0) else { return };
         if !std::mem::replace(&mut at.closed.avail, true) {
@@ -234,7 +235,7 @@ impl Chain {
         }
     }
 
-    /// The connection broke.
+    /// Reports a broken connection.
     pub fn failed(&mut self, now: Instant, bottom: BottomId, why: Failure) {
         let Some(at) = self.core.bottoms.get_mut(bottom.0).filter(|at| !at.is_over()) else {
             return;
@@ -243,29 +244,30 @@ impl Chain {
         self.tell(now, bottom, Up::Failed(why));
     }
 
-    /// Takes in the connections of `giver`, a chain of the same handlers that said
-    /// [`Action::Give`] with a key that this chain has [claimed](Action::Claim). Each of the
-    /// giver's connections is this chain's from now on: what it was called, what it is called now.
-    /// Its next actions are to be taken before other chains': what the giver had claimed, it claims.
-    /// `None`: this chain does not want it; the giver is to be dropped, its connections closed.
+    /// Takes over the connections of `giver`, a chain of the same handlers that asked for
+    /// [`Action::Give`] with a key that this chain has [claimed](Action::Claim). Returns the
+    /// old and the new ID of each connection. The driver must take this chain's next actions
+    /// before those of other chains, because it also claims the giver's keys. `None`: the chain
+    /// does not accept it; the driver drops the giver and closes its connections.
     pub fn take(&mut self, now: Instant, giver: Chain) -> Option<Vec<(BottomId, BottomId)>> {
         let moved = self.core.take(giver.core, now);
         self.core.run(now);
         moved
     }
 
-    /// Nobody has claimed what this chain [gives](Action::Give): it closes its connections itself.
+    /// Reports that the key of [`Action::Give`] is not claimed; the chain closes its
+    /// connections itself.
     pub fn unclaimed(&mut self, now: Instant) {
         self.core.unclaimed(now);
         self.core.run(now);
     }
 
-    /// What a flow's connection has not taken yet; nothing for one that is gone.
+    /// Bytes that a connection has not taken yet; empty for a closed one.
     pub fn outgoing(&self, bottom: BottomId) -> &Buffer {
         self.core.bottoms.get(bottom.0).map_or(&self.core.nothing, |at| &at.buffer)
     }
 
-    /// The connection has taken `count` bytes of it.
+    /// Reports that the connection has taken `count` bytes of [`Chain::outgoing`].
     pub fn sent(&mut self, now: Instant, bottom: BottomId, count: usize) {
         let Some(at) = self.core.bottoms.get_mut(bottom.0) else { return };
         let (action, tell) = at.sent(count, self.core.limit);

@@ -1,4 +1,4 @@
-//! What a handler may do while one of its methods runs.
+//! Context of a handler: the calls it may make while one of its methods runs.
 
 use bytes::Bytes;
 
@@ -9,7 +9,7 @@ use super::handler::{Output, Timer};
 use super::measure::Measure;
 use crate::time::Instant;
 
-/// The chain, as one of its handlers sees it.
+/// Chain as one of its handlers sees it.
 #[derive(Debug)]
 pub struct Context<'a> {
     pub(super) core: &'a mut Core,
@@ -18,84 +18,86 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// The time.
+    /// Current time.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// Instantiates the next handler of the chain, or the chain's end, as a new output flow. Outputs
-    /// are numbered in the order in which they were plumbed, [`FIRST`](super::FIRST) first.
+    /// Instantiates the next handler of the chain, or the chain's end, as a new output flow.
+    /// Outputs are numbered in the order in which they were plumbed, beginning with
+    /// [`FIRST`](super::FIRST).
     pub fn plumb(&mut self) -> Output {
         self.core.plumb(self.node, self.now)
     }
 
-    /// Gives an output flow up: its connections are closed at once, whatever waits in them, and its
-    /// handlers are gone. Its number is not used again.
+    /// Drops an output flow: its connections are closed at once, even with buffered data, and
+    /// its handlers are dropped. Its number is not used again.
     pub fn unplumb(&mut self, output: Output) {
         self.core.unplumb(self.node, output, self.now);
     }
 
-    /// From now on, connections that name `key` belong to this handler: another chain's handler of
-    /// the same place [gives](Context::give) them, and [`Handler::taken`](super::Handler::taken) is
-    /// called. Whoever knows the key can try: proof is the handlers' business.
+    /// Claims `key`: from now on, handlers at the same position in other chains can
+    /// [give](Context::give) connections that name it to this handler, which calls
+    /// [`Handler::taken`](super::Handler::taken). Any chain that knows the key can try;
+    /// authentication is up to the handlers.
     pub fn claim(&mut self, key: &[u8]) {
         self.core.claim(self.node, key);
     }
 
-    /// The opposite of [`claim`](Context::claim).
+    /// Undoes [`claim`](Context::claim).
     pub fn release(&mut self, key: &[u8]) {
         self.core.release(self.node, key);
     }
 
-    /// Gives an output flow, with all handlers below it, to the chain that has claimed `to`, and the
-    /// bytes that it has `said` so far; what it says from now on goes there too. For a chain whose
-    /// application has not been told of anything: nothing is left of it. If nobody has claimed it,
-    /// [`Handler::unclaimed`](super::Handler::unclaimed) is called.
+    /// Gives an output flow, with all handlers below it, to the chain that has claimed `to`,
+    /// with the bytes it has `said` so far; later data goes there too. Only for a chain whose
+    /// application has not been notified of anything; nothing of the chain remains. If the key
+    /// is not claimed, [`Handler::unclaimed`](super::Handler::unclaimed) is called.
     pub fn give(&mut self, output: Output, to: &[u8], said: Bytes) {
         self.core.give(self.node, output, to, said);
     }
 
-    /// Calls [`Handler::woken`](super::Handler::woken) of the handler, of this chain or another, that
-    /// has [claimed](Context::claim) `key`; soon, and not if nobody has.
+    /// Calls [`Handler::woken`](super::Handler::woken) of the handler, in this or another
+    /// chain, that has [claimed](Context::claim) `key`, if any. The call is made later.
     pub fn wake(&mut self, key: &[u8]) {
         self.core.wake(key);
     }
 
-    /// Has one more chain made of the same handlers; the one in this handler's place is told `word`
-    /// ([`Handler::spawned`](super::Handler::spawned)). None of them has a connection yet.
+    /// Asks for another chain of the same handlers. The handler at this position gets `word`
+    /// ([`Handler::spawned`](super::Handler::spawned)). The new chain has no connection yet.
     pub fn spawn(&mut self, kin: Kin, word: &[u8]) {
         self.core.spawn(self.node, kin, word);
     }
 
-    /// An output flow, to call.
+    /// Output flow, for calls.
     pub fn output(&mut self, output: Output) -> Downstream<'_> {
         let place = self.core.output(self.node, output);
         Downstream { core: self.core, place, now: self.now }
     }
 
-    /// The input flow, to call.
+    /// Input flow, for calls.
     pub fn upstream(&mut self) -> Upstream<'_> {
         Upstream { core: self.core, from: Place::Node(self.node) }
     }
 
-    /// Calls [`Handler::timeout`](super::Handler::timeout) with `timer` at `at`, and not when it was
-    /// set to before; `None`: not at all.
+    /// Sets a timer: [`Handler::timeout`](super::Handler::timeout) is called with `timer` at
+    /// `at`. Replaces its earlier setting; `None` cancels it.
     pub fn set_timer(&mut self, timer: Timer, at: Option<Instant>) {
         self.core.set_timer(self.node, timer, at);
     }
 
-    /// Sends the application an event, which it gets after what it has been told before (3.6).
+    /// Sends the application an event, in order with earlier notifications (3.6).
     pub fn notify(&mut self, event: Vec<u8>) {
         self.core.notify(event);
     }
 
-    /// A line for the log of whoever drives the chain: why a flow is refused, or broken off.
+    /// Writes a line to the driver's log: why a flow is refused, or aborted.
     pub fn say(&mut self, line: impl std::fmt::Display) {
         self.core.say(self.node, &line);
     }
 }
 
-/// An output flow: what an upstream flow may ask of it.
+/// Output flow, with the calls that can be made to it.
 #[derive(Debug)]
 pub struct Downstream<'a> {
     core: &'a mut Core,
@@ -128,7 +130,7 @@ impl Downstream<'_> {
         self.ask(Down::Accept);
     }
 
-    /// Writes all of `data`. `false`: the flow takes no more, and has not taken these.
+    /// Writes all of `data`. `false`: the flow takes no more, and `data` was dropped.
     #[must_use = "a flow that takes no more should be told of upstream"]
     pub fn write(self, data: Bytes) -> bool {
         self.ask(Down::Write(data))
@@ -180,7 +182,7 @@ impl Downstream<'_> {
     }
 }
 
-/// The input flow: what it may be told.
+/// Input flow, with the calls that can be made to it.
 #[derive(Debug)]
 pub struct Upstream<'a> {
     core: &'a mut Core,
@@ -203,7 +205,7 @@ impl Upstream<'_> {
         self.core.tell(self.from, Up::Accepted);
     }
 
-    /// Hands all of `data` on. `false`: nobody reads any more, and these are dropped.
+    /// Passes all of `data` on. `false`: no more is read, and `data` was dropped.
     #[must_use = "a flow that is not read should be told of downstream"]
     pub fn avail(self, data: Bytes) -> bool {
         self.core.tell(self.from, Up::Avail(data))

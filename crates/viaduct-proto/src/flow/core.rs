@@ -1,4 +1,4 @@
-//! The works of a chain: handlers in their places, and the queue of calls between them.
+//! Core of a chain: its handlers, and the queue of calls between them.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,23 +16,23 @@ use super::slots::Slots;
 use crate::time::Instant;
 
 pub(super) struct Node {
-    /// Taken out while one of its methods runs.
+    /// `None` while one of its methods runs.
     handler: Option<Box<dyn Handler + Send>>,
-    /// Which of the factories made it.
+    /// Index of the factory that made it.
     pub(super) position: usize,
     pub(super) up: Upper,
-    /// Where each output leads; those that were unplumbed, nowhere.
+    /// Destination of each output; `None` if it was unplumbed.
     pub(super) outputs: Vec<Option<Place>>,
     closed: Closed,
 }
 
 pub(super) enum Call {
     Down(Place, Down),
-    /// What the flow `Place` tells whoever is upstream of it.
+    /// Call of the flow at `Place` to its upstream neighbour.
     Up(Place, Up),
 }
 
-/// All of a chain, as its handlers' contexts need it.
+/// State of a chain, shared by its handlers' contexts.
 pub(super) struct Core {
     pub(super) factories: Arc<[Arc<dyn Factory>]>,
     pub(super) limit: usize,
@@ -42,7 +42,7 @@ pub(super) struct Core {
     pub(super) queue: VecDeque<Call>,
     pub(super) timers: Vec<(Instant, usize, Timer)>,
     pub(super) giving: Giving,
-    /// What a flow that is gone holds.
+    /// Buffer of a closed flow, always empty.
     pub(super) nothing: Buffer,
     pub(super) actions: VecDeque<Action>,
 }
@@ -67,12 +67,12 @@ impl Core {
         core
     }
 
-    /// The earliest timer.
+    /// Earliest timer.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.timers.iter().map(|&(at, ..)| at).min()
     }
 
-    /// Runs the handlers' timers that are due, in their order.
+    /// Runs the handlers' timers that are due, in order.
     pub(super) fn handle_timeout(&mut self, now: Instant) {
         while let Some(&(at, node, timer)) = self.timers.iter().min_by_key(|&&(at, ..)| at)
             && at <= now
@@ -83,7 +83,7 @@ impl Core {
         }
     }
 
-    /// What is downstream of the application.
+    /// First place below the application.
     pub(super) fn first(&self) -> Option<Place> {
         match self.factories.is_empty() {
             false => Some(Place::Node(0)),
@@ -91,7 +91,7 @@ impl Core {
         }
     }
 
-    /// Makes what comes at `position` of the chain: a handler, or its end.
+    /// Makes the part at `position` of the chain: a handler, or a bottom.
     fn make(&mut self, position: usize, up: Upper, now: Instant) -> Place {
         let Some(factory) = self.factories.get(position).cloned() else {
             return Place::Bottom(self.bottoms.push(Bottom::new(self.bottoms.next(), up)));
@@ -137,7 +137,7 @@ impl Core {
         self.actions.push_back(Action::Say(format!("{name}: {line}")));
     }
 
-    /// None for what has been unplumbed.
+    /// Closed directions of a flow; `None` if it was unplumbed.
     fn closed(&mut self, place: Place) -> Option<&mut Closed> {
         match place {
             Place::Node(node) => self.nodes.get_mut(node).map(|node| &mut node.closed),
@@ -145,7 +145,7 @@ impl Core {
         }
     }
 
-    /// Queues a call downstream; `false` for bytes that the flow will not take.
+    /// Queues a downstream call; `false` for a write to a closed flow.
     pub(super) fn ask(&mut self, place: Place, what: Down) -> bool {
         if matches!(what, Down::Write(_)) && self.closed(place).is_none_or(|closed| closed.write) {
             return false;
@@ -154,7 +154,7 @@ impl Core {
         true
     }
 
-    /// Queues what the flow `from` tells upstream; `false` for bytes that nobody reads.
+    /// Queues a call of the flow `from` upstream; `false` for data that is no longer read.
     pub(super) fn tell(&mut self, from: Place, what: Up) -> bool {
         if matches!(what, Up::Avail(_)) && self.closed(from).is_none_or(|closed| closed.avail) {
             return false;
@@ -163,7 +163,7 @@ impl Core {
         true
     }
 
-    /// Makes calls until none is left.
+    /// Makes queued calls until none is left.
     pub(super) fn run(&mut self, now: Instant) {
         while let Some(call) = self.queue.pop_front() {
             match call {
@@ -218,8 +218,8 @@ impl Core {
         }
     }
 
-    /// Calls a handler, which is out of its place meanwhile; `None` if it has been unplumbed. (Calls
-    /// never nest, so it is not at work.)
+    /// Calls a handler, which is taken out of its node meanwhile; `None` if it was unplumbed.
+    /// (It cannot be running, because calls never nest.)
     pub(super) fn with<T>(
         &mut self,
         node: usize,
@@ -232,7 +232,7 @@ impl Core {
         Some(done)
     }
 
-    /// What all handlers hold.
+    /// Bytes held by all handlers.
     pub(super) fn held(&self) -> u64 {
         let handlers = self.nodes.iter().filter_map(|node| node.handler.as_deref());
         handlers.map(|handler| handler.held()).sum()
@@ -300,7 +300,7 @@ fn downstream(handler: &mut dyn Handler, cx: &mut Context<'_>, what: Down) -> bo
     true
 }
 
-/// Makes an upstream call; `false` if nobody reads any more.
+/// Makes an upstream call; `false` if no more is read.
 fn upstream(handler: &mut dyn Handler, cx: &mut Context<'_>, from: Output, what: Up) -> bool {
     match what {
         Up::Avail(data) => return handler.avail(cx, from, data),

@@ -1,17 +1,18 @@
-//! Datagrams on their way through a chain. A handler of streams holds bytes and hands them on; of a
-//! datagram a handler says when it goes on, and whoever drives this keeps it until then, unaltered.
+//! Datagrams through a chain. Handlers of streams hold bytes and pass them on; for datagrams a
+//! handler only decides when each goes on, and the driver keeps it, unaltered, until then.
 //!
 //! ```text
 //!   handle_datagram(now, ends, way, bytes, tag)
-//!       │ out:  handler ─ when ─▶ handler ─ when ─▶ …      back: the other way round
-//!       │       └ none: there is no room, it is dropped
+//!       │ out:  handler ─ time ─▶ handler ─ time ─▶ …      back: in reverse order
+//!       │       └ none: no room, the datagram is dropped
 //!       ▼
 //!   waiting, by the time at which each goes on ──▶ poll_ready(now) -> tag
 //! ```
 //!
-//! Each pair of ends has handlers of its own, as a flow has (TESLA, 3.2). Datagrams of one pair keep
-//! their order. Pairs that have been silent for long are forgotten; so is the one that was silent
-//! longest when there are too many, which then may lose its order, as datagrams may.
+//! Each pair of ends has handlers of its own, as a flow has (TESLA, 3.2). Datagrams of one pair
+//! keep their order. Pairs that have been idle too long are forgotten. If there are too many,
+//! the one idle longest is forgotten too; its datagrams may then be reordered, which UDP
+//! permits.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -21,7 +22,7 @@ use std::sync::Arc;
 use super::registry::Factory;
 use crate::time::{Duration, Instant};
 
-/// Which way a datagram goes.
+/// Direction of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// From the program.
@@ -30,60 +31,61 @@ pub enum Way {
     Back,
 }
 
-/// What a handler does to the datagrams between two ends.
+/// Handler for the datagrams between two ends.
 pub trait Datagrams {
-    /// One of `bytes` bytes comes at `now`: when it goes on, which is not before those that came the
-    /// same way earlier; `None` if there is no room for it. `now` never goes backwards for one way.
+    /// Handles a datagram of `bytes` bytes that arrives at `now`. Returns the time at which it
+    /// goes on, which is not before that of earlier ones in the same direction; `None` if there
+    /// is no room. For one direction, `now` never decreases.
     fn pass(&mut self, now: Instant, way: Way, bytes: usize) -> Option<Instant>;
 }
 
-/// Between whom datagrams travel.
+/// Addresses of the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ends {
     /// The program's end.
     pub own: SocketAddr,
-    /// The other.
+    /// The other end.
     pub peer: SocketAddr,
 }
 
-/// What keeps a passage within bounds.
+/// Limits of a passage.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Pairs of ends that are known at once.
+    /// Maximum number of pairs of ends.
     pub pairs: usize,
-    /// How long a pair may be silent before it is forgotten.
+    /// Idle timeout of a pair.
     pub idle: Duration,
 }
 
-/// What has passed, and what has not.
+/// Counters by direction, out and back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassageStats {
-    /// Datagrams that were let on, out and back.
+    /// Datagrams passed on.
     pub passed: [u64; 2],
-    /// The bytes that they carried.
+    /// Bytes of these datagrams.
     pub bytes: [u64; 2],
-    /// Those that found no room.
+    /// Datagrams dropped for lack of room.
     pub dropped: [u64; 2],
 }
 
-/// What became of a datagram.
+/// Result of handling a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It waits; [`Passage::poll_ready`] says when its time has come.
+    /// The datagram waits; [`Passage::poll_ready`] returns its tag when it is due.
     Waits {
-        /// It is the first between its ends.
+        /// The datagram is the first between its ends.
         begins: bool,
     },
-    /// There is no room for it.
+    /// There is no room, and the datagram is dropped.
     Dropped,
 }
 
-/// A chain for datagrams.
+/// Chain for datagrams.
 pub struct Passage {
     factories: Arc<[Arc<dyn Factory>]>,
     bounds: Bounds,
     pairs: HashMap<Ends, Pair>,
-    /// Pairs by when they were used last; the number is each use's own.
+    /// Pairs by last use; each use has a number of its own.
     used: BTreeMap<u64, Ends>,
     uses: u64,
     waiting: BinaryHeap<Reverse<(Instant, u64, u32)>>,
@@ -93,13 +95,13 @@ pub struct Passage {
 struct Pair {
     handlers: Vec<Box<dyn Datagrams + Send>>,
     used: u64,
-    /// When all that has come has gone on.
+    /// Time at which the last datagram goes on.
     until: Instant,
 }
 
 impl Passage {
-    /// Through the handlers that `factories` make, the program's first; `None` if one of them works on
-    /// streams alone.
+    /// Passage through the handlers that `factories` make, the program's first; `None` if one
+    /// of them works only on streams.
     pub fn new(factories: Arc<[Arc<dyn Factory>]>, bounds: Bounds) -> Option<Passage> {
         let able = streams_alone(&factories).next().is_none();
         able.then(|| Passage {
@@ -113,7 +115,7 @@ impl Passage {
         })
     }
 
-    /// Takes a datagram of `bytes` bytes, which the caller keeps and calls `tag`.
+    /// Handles a datagram of `bytes` bytes, which the caller keeps under the name `tag`.
     pub fn handle_datagram(
         &mut self,
         now: Instant,
@@ -146,7 +148,7 @@ impl Passage {
         Taken::Waits { begins }
     }
 
-    /// The next datagram whose time has come.
+    /// Tag of the next datagram that is due.
     pub fn poll_ready(&mut self, now: Instant) -> Option<u32> {
         let Reverse((at, _, tag)) = *self.waiting.peek()?;
         (at <= now).then(|| {
@@ -155,7 +157,7 @@ impl Passage {
         })
     }
 
-    /// When the next datagram goes on, or a pair is forgotten.
+    /// Time at which the next datagram goes on, or a pair is forgotten.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let next = self.waiting.peek().map(|Reverse((at, ..))| *at);
         let oldest = self.used.first_key_value().and_then(|(_, ends)| self.pairs.get(ends));
@@ -163,7 +165,7 @@ impl Passage {
         next.into_iter().chain(idle).min()
     }
 
-    /// Forgets pairs that have been silent for too long.
+    /// Forgets pairs that have been idle too long.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some((_, ends)) = self.used.first_key_value() {
             let silent = |pair: &Pair| pair.until + self.bounds.idle <= now;
@@ -174,17 +176,17 @@ impl Passage {
         }
     }
 
-    /// Datagrams that wait.
+    /// Number of datagrams that wait.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Pairs of ends that are known.
+    /// Number of known pairs.
     pub fn pairs(&self) -> usize {
         self.pairs.len()
     }
 
-    /// What has passed so far.
+    /// Counters so far.
     pub fn stats(&self) -> PassageStats {
         self.stats
     }
@@ -196,7 +198,7 @@ impl Passage {
     }
 }
 
-/// Those handlers of a chain that know nothing of datagrams.
+/// Names of the handlers of a chain that work only on streams.
 pub fn streams_alone(factories: &[Arc<dyn Factory>]) -> impl Iterator<Item = &'static str> {
     factories.iter().filter(|of| of.datagrams().is_none()).map(|of| of.name())
 }
@@ -208,7 +210,7 @@ impl Pair {
             Way::Out => self.handlers.iter_mut().try_fold(now, step),
             Way::Back => self.handlers.iter_mut().rev().try_fold(now, step),
         };
-        // Whoever is silent is silent since then.
+        // The idle time of the pair begins then.
         self.until = self.until.max(at.unwrap_or(now));
         at
     }

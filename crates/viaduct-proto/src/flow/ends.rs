@@ -1,5 +1,5 @@
-//! The two ends of a chain: where it meets the application, and where it meets the network. They
-//! alone hold bytes, up to the chain's limit, and stop their source beyond it (TESLA, 5.1).
+//! Ends of a chain: the top towards the application, and the bottoms towards the network. Only
+//! they buffer bytes; beyond the chain's limit they stop their source (TESLA, 5.1).
 
 use bytes::Bytes;
 
@@ -7,97 +7,98 @@ use super::buffer::Buffer;
 use super::call::{Address, Down, Failure, Half, SocketOption, Up, Upper};
 use super::measure::Measure;
 
-/// One of the flows by which a chain meets the network.
+/// ID of a bottom: one of a chain's connections to the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BottomId(pub(crate) usize);
 
-/// What a chain that is [spawned](super::Context::spawn) is for.
+/// Purpose of a [spawned](super::Context::spawn) chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kin {
-    /// It serves other chains, and never has an application.
+    /// The chain serves other chains, and never has an application.
     Alone,
-    /// The application that the flow which spawns it came for: one more flow for that. The flow that
-    /// spawns such has no application from then on.
+    /// Another flow for the application that the accepted, spawning flow came for. The
+    /// spawning flow has no application from then on.
     Accepted,
 }
 
-/// What whoever drives a chain is to do.
+/// Action for the driver of a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Open a connection, and say [`Chain::connected`](super::Chain::connected).
+    /// Open a connection, and call [`Chain::connected`](super::Chain::connected).
     Connect(BottomId, Address),
-    /// Give a flow an address of its own.
+    /// Bind a flow to a local address.
     Bind(BottomId, Address),
-    /// Wait for connections; at each say [`Chain::accept_ready`](super::Chain::accept_ready).
+    /// Listen; call [`Chain::accept_ready`](super::Chain::accept_ready) for each connection.
     Listen(BottomId, u32),
-    /// Take the connection that waits, and give it a [`Chain::sibling`](super::Chain::sibling).
+    /// Accept a pending connection, and give it a [`Chain::sibling`](super::Chain::sibling).
     Accept(BottomId),
-    /// Set an option.
+    /// Set a socket option.
     SetOption(BottomId, SocketOption),
-    /// Bytes wait in [`Chain::outgoing`](super::Chain::outgoing): send them, and say
+    /// Send the bytes in [`Chain::outgoing`](super::Chain::outgoing), and call
     /// [`Chain::sent`](super::Chain::sent).
     Send(BottomId),
-    /// Read from the network, or let it wait.
+    /// Start or stop reading from the network.
     Receive(BottomId, bool),
-    /// End one direction of the connection.
+    /// Shut down one direction of the connection.
     Shutdown(BottomId, Half),
-    /// Close the connection; nothing follows.
+    /// Close the connection. No action for it follows.
     Close(BottomId),
-    /// Connections that name this key are this chain's.
+    /// Register this chain as the owner of a key.
     Claim(Vec<u8>),
-    /// They are no more.
+    /// Remove the registration of a key.
     Release(Vec<u8>),
-    /// This chain's connections belong to the chain that has claimed the key: give it to that one's
-    /// [`Chain::take`](super::Chain::take), or say [`Chain::unclaimed`](super::Chain::unclaimed).
+    /// Hand this chain to the owner of the key by [`Chain::take`](super::Chain::take) of that
+    /// chain, or call [`Chain::unclaimed`](super::Chain::unclaimed).
     Give(Vec<u8>),
-    /// Say [`Chain::wake`](super::Chain::wake) to the chain that has claimed the key, if one has.
+    /// Call [`Chain::wake`](super::Chain::wake) of the chain that owns the key, if there is
+    /// one.
     Wake(Vec<u8>),
-    /// Make another chain of these handlers ([`Chain::spawned`](super::Chain::spawned)), or say
-    /// [`Chain::unspawned`](super::Chain::unspawned).
+    /// Make another chain of these handlers ([`Chain::spawned`](super::Chain::spawned)), or
+    /// call [`Chain::unspawned`](super::Chain::unspawned).
     Spawn(Spawn),
 
-    /// The connection that the application asked for is there, or failed.
+    /// The application's connect has succeeded or failed.
     Connected(Result<(), Failure>),
-    /// The flow that was accepted is ready: only now is it the application's.
+    /// The accepted flow is ready; it is the application's from now on.
     Accepted,
-    /// A connection waits to be accepted.
+    /// A connection can be accepted.
     AcceptReady,
-    /// Bytes wait in [`Chain::incoming`](super::Chain::incoming): give them to the application, and
-    /// say [`Chain::consumed`](super::Chain::consumed).
+    /// Give the bytes in [`Chain::incoming`](super::Chain::incoming) to the application, and
+    /// call [`Chain::consumed`](super::Chain::consumed).
     Deliver,
-    /// Take bytes from the application, or let it wait.
+    /// Start or stop reading from the application.
     MayWrite(bool),
-    /// All that the other end wrote has been delivered.
+    /// End of stream: all data of the other end has been delivered.
     Finished,
-    /// The flow broke.
+    /// The flow has failed.
     Failed(Failure),
-    /// A handler has something to say to the application.
+    /// Event from a handler for the application.
     Event(Vec<u8>),
-    /// A handler has something to say to the user: a line for the log.
+    /// Message from a handler for the user: a line for the log.
     Say(String),
 }
 
-/// A chain that is to be made.
+/// Request for another chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spawn {
-    /// What for.
+    /// Purpose of the chain.
     pub kin: Kin,
-    /// The place of the handler that wants it.
+    /// Position of the handler that asks for it.
     pub(super) position: usize,
-    /// What it is told.
+    /// Message to the handler at the same position of the new chain.
     pub(super) word: Vec<u8>,
 }
 
-/// What has been said for good about an end's two directions.
+/// Directions of an end that are closed for good.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Closed {
-    /// No more bytes go down.
+    /// No more bytes are written downstream.
     pub(super) write: bool,
-    /// No more bytes go up.
+    /// No more bytes are delivered upstream.
     pub(super) avail: bool,
 }
 
-/// What a stopped direction ends with, once its buffer is empty.
+/// End of a direction, due once its buffer is empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Ending {
     #[default]
@@ -107,7 +108,7 @@ enum Ending {
     Done,
 }
 
-/// Where the chain meets the network.
+/// End of the chain towards the network.
 #[derive(Debug)]
 pub(super) struct Bottom {
     pub(super) id: BottomId,
@@ -115,14 +116,14 @@ pub(super) struct Bottom {
     pub(super) closed: Closed,
     pub(super) buffer: Buffer,
     pub(super) names: (Option<Address>, Option<Address>),
-    /// What was measured of its connection, without what waits here.
+    /// Last measurement of its connection, without the bytes buffered here.
     pub(super) measure: Option<Measure>,
     stopped: bool,
     ending: Ending,
     shut: bool,
 }
 
-/// What an end wants done: of the driver, and of its neighbour in the chain.
+/// Requests of an end: to the driver, and to its neighbour in the chain.
 pub(super) type Wants<T> = (Option<Action>, Option<T>);
 
 impl Bottom {
@@ -153,7 +154,7 @@ impl Bottom {
             Down::SetOption(option) => (Some(Action::SetOption(id, option)), None),
             Down::MayAvail(may) => (Some(Action::Receive(id, may)), None),
             Down::Write(data) => self.write(data, limit),
-            // Whoever drives the chain resets it when what was written has gone.
+            // The driver resets the connection once the written data has been sent.
             Down::Abort => (None, None),
             Down::Shutdown(Half::Read) => {
                 let first = !std::mem::replace(&mut self.closed.avail, true);
@@ -185,7 +186,7 @@ impl Bottom {
         (self.ended(), None)
     }
 
-    /// What is due now that the buffer may be empty.
+    /// Action that is due if the buffer is empty.
     fn ended(&mut self) -> Option<Action> {
         if !self.buffer.is_empty() {
             return None;
@@ -203,7 +204,7 @@ impl Bottom {
         }
     }
 
-    /// The network has taken `count` bytes.
+    /// Handles `count` bytes sent to the network.
     pub(super) fn sent(&mut self, count: usize, limit: usize) -> Wants<Up> {
         self.buffer.advance(count);
         let go = self.stopped && self.buffer.len() <= limit / 2 && !self.closed.write;
@@ -211,26 +212,26 @@ impl Bottom {
         (self.ended(), go.then_some(Up::MayWrite(true)))
     }
 
-    /// The connection broke: nothing goes either way any more.
+    /// Handles a broken connection: both directions are closed.
     pub(super) fn broken(&mut self) {
         self.closed = Closed { write: true, avail: true };
         self.buffer.clear();
     }
 
-    /// Closes at once, whatever waits; the action, if it is not closed yet.
+    /// Closes at once and drops buffered bytes; returns the action, unless already closed.
     pub(super) fn abort(&mut self) -> Option<Action> {
         self.broken();
         let first = std::mem::replace(&mut self.ending, Ending::Done) != Ending::Done;
         first.then_some(Action::Close(self.id))
     }
 
-    /// Whether the connection broke, or the chain has closed it.
+    /// Returns whether the connection broke, or was closed by the chain.
     pub(super) fn is_over(&self) -> bool {
         self.closed.write && self.closed.avail
     }
 }
 
-/// Where the chain meets the application.
+/// End of the chain towards the application.
 #[derive(Debug, Default)]
 pub(super) struct Top {
     pub(super) closed: Closed,
@@ -260,7 +261,7 @@ impl Top {
                 self.finished = true;
                 (self.ended(), None)
             }
-            // Who has closed the flow hears of nothing any more.
+            // An application that has closed the flow receives no further errors.
             Up::Failed(_) if self.closed.write && self.closed.avail => (None, None),
             Up::Failed(why) => {
                 self.failed = true;
@@ -282,7 +283,7 @@ impl Top {
         (action, pause.then_some(Down::MayAvail(false)))
     }
 
-    /// The application has taken `count` bytes.
+    /// Handles `count` bytes consumed by the application.
     pub(super) fn consumed(&mut self, count: usize, limit: usize) -> Wants<Down> {
         self.buffer.advance(count);
         let go = self.paused && self.buffer.len() <= limit / 2;

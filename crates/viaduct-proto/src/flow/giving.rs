@@ -1,5 +1,5 @@
-//! What goes from one chain to another: output flows, and words; and output flows that end before their
-//! chain does.
+//! Transfers between chains: output flows and messages. Also the removal of output flows before
+//! their chain ends.
 
 use bytes::Bytes;
 
@@ -10,20 +10,20 @@ use super::ends::{Action, BottomId, Kin, Spawn};
 use super::handler::{Handler, Output};
 use crate::time::Instant;
 
-/// What a chain has claimed, and what it gives away.
+/// Claims of a chain, and the output flow that it gives away.
 #[derive(Default)]
 pub(super) struct Giving {
-    /// Keys, and the handlers that claimed them.
+    /// Claimed keys, and the nodes of the handlers that claimed them.
     claims: Vec<(Vec<u8>, usize)>,
     given: Option<Given>,
 }
 
-/// An output flow that is to go to another chain.
+/// Output flow that is to go to another chain.
 struct Given {
     node: usize,
     output: Output,
     to: Vec<u8>,
-    /// What came on it and was not dealt with, and what it has told since.
+    /// Data received on it and not handled, and its calls since.
     said: Bytes,
     later: Vec<Up>,
 }
@@ -33,7 +33,7 @@ impl Giving {
         self.given.as_ref().is_some_and(|given| (given.node, given.output) == (node, output))
     }
 
-    /// Keeps what a given flow tells, for whoever takes it.
+    /// Keeps a call of a given flow for its new owner.
     pub(super) fn keep(&mut self, what: Up) {
         if let Some(given) = &mut self.given {
             given.later.push(what);
@@ -59,7 +59,7 @@ impl Core {
         self.actions.push_back(Action::Wake(key.to_vec()));
     }
 
-    /// Wakes who has claimed `key`.
+    /// Wakes the handler that has claimed `key`.
     pub(super) fn woken(&mut self, key: &[u8], now: Instant) {
         let claimed = self.giving.claims.iter().find(|(claimed, _)| claimed == key);
         if let Some(&(_, node)) = claimed {
@@ -73,7 +73,7 @@ impl Core {
         self.actions.push_back(Action::Spawn(Spawn { kin, position, word }));
     }
 
-    /// Calls the first handler in this place.
+    /// Calls the first handler at this position.
     pub(super) fn at(
         &mut self,
         position: usize,
@@ -87,7 +87,7 @@ impl Core {
         }
     }
 
-    /// Says to all handlers that the flow is over.
+    /// Tells all handlers that the flow is over.
     pub(super) fn abandoned(&mut self, now: Instant) {
         for node in 0..self.nodes.next() {
             self.with(node, now, |handler, cx| handler.abandoned(cx));
@@ -115,7 +115,8 @@ impl Core {
         let Given { node: from, output, to, said, later } = giver.giving.given.take()?;
         let &(_, node) = self.giving.claims.iter().find(|(key, _)| *key == to)?;
         let place = giver.output(from, output)?;
-        // Those that were made anew since, of a config that was read again say, do the same.
+        // The factories may differ, for instance after a reload of the config: names are
+        // compared.
         let names = |core: &Core| core.factories.iter().map(|of| of.name()).collect::<Vec<_>>();
         if names(self) != names(&giver) {
             return None;
@@ -134,7 +135,7 @@ impl Core {
         Some(moved)
     }
 
-    /// Moves what is at `place` of `giver`, and all below it, to under `up`.
+    /// Moves the flow at `place` of `giver`, with everything below it, to under `up`.
     fn graft(
         &mut self,
         giver: &mut Core,
@@ -175,7 +176,7 @@ impl Core {
         }
     }
 
-    /// Removes what is at `place`, and all below it.
+    /// Removes the flow at `place`, with everything below it.
     fn remove(&mut self, place: Place, now: Instant) {
         match place {
             Place::Bottom(bottom) => {

@@ -1,24 +1,24 @@
-//! What is known of a connection's path.
+//! Measurements of a connection's path.
 
 use crate::time::Duration;
 
-/// What the kernel has measured of one of a chain's connections, as far as handlers ask for it. It is
-/// asked by [`Downstream::measure`](super::Downstream::measure), and answered from what the driver has
-/// said last ([`Chain::set_measure`](super::Chain::set_measure)).
+/// Kernel's measurements of one of a chain's connections, as far as handlers use them.
+/// [`Downstream::measure`](super::Downstream::measure) returns the last values that the driver
+/// has set ([`Chain::set_measure`](super::Chain::set_measure)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measure {
-    /// Bytes that the other end has acknowledged since the connection began.
+    /// Bytes acknowledged by the other end since the connection began.
     pub acked: u64,
-    /// Bytes that were given to it and are not acknowledged.
+    /// Bytes given to the connection and not acknowledged.
     pub held: u64,
-    /// Those of them that have not been sent once.
+    /// Bytes of `held` that have never been sent.
     pub unsent: u64,
-    /// Segments that were sent again since it began.
+    /// Segments retransmitted since the connection began.
     pub again: u64,
-    /// The round trip, smoothed; 0 while nothing is known.
+    /// Smoothed round-trip time; 0 if unknown.
     pub rtt: Duration,
-    /// The shortest round trip of the last minutes; 0 while nothing is known.
+    /// Minimum round-trip time of the last minutes; 0 if unknown.
     pub shortest: Duration,
-    /// Bytes of a full segment.
+    /// Bytes of a full segment (MSS).
     pub segment: u32,
 }

@@ -10,67 +10,73 @@
 //!   │                   └ output ──▶ handler ─ … ──┐ │  │    none, one or more output flows
 //!   │ bottoms   hold what the network has not taken ◀┘  │
 //!   └──────────────────────────────────────────────┬───┘
-//!      │ actions: connect, listen, shut down, close     ▲ what sockets say
+//!      │ actions: connect, listen, shut down, close     ▲ socket events
 //!   the network, or an outbound
 //! ```
 //!
-//! **Order of calls.** Calls never nest: what a handler asks of its neighbours is queued, and made
-//! in that order after its own method has returned. So a handler is never called while it works,
-//! chains may be as long as one likes, and what was written first arrives first. Only questions
-//! ([`Handler::getsockname`], [`Handler::measure`], [`Handler::control`]) are answered at once; they go downstream.
+//! **Order of calls.** Calls never nest: a handler's calls to its neighbours are queued, and
+//! made in order after its own method has returned. A handler is therefore never re-entered,
+//! chains may be of any length, and data written first arrives first. Only queries
+//! ([`Handler::getsockname`], [`Handler::measure`], [`Handler::control`]) are answered at once;
+//! they go downstream.
 //!
-//! **Guaranteed completion** (3.4). A `write` or an `avail` takes all its bytes, and nobody is asked
-//! to try again; it returns `false` only when the flow will never take any more. `may_write(false)`
-//! and `may_avail(false)` stop the source (3.5): a handler without a buffer of its own passes them
-//! on, which is what the defaults do. Only the two ends buffer. Each end stops its source when it
-//! holds the chain's limit, and lets it go on at half of that.
+//! **Guaranteed completion** (3.4). A `write` or an `avail` takes all its bytes, so that
+//! callers never retry; it returns `false` only when the flow will never take any more.
+//! `may_write(false)` and `may_avail(false)` stop the source (3.5): a handler without a buffer
+//! of its own passes them on, as the defaults do. Only the two ends buffer. Each end stops its
+//! source when it holds the chain's limit, and resumes it at half of that.
 //!
-//! # What a driver does
+//! # Duties of a driver
 //!
-//! 1. **A flow that connects:** [`Chain::new`], [`Chain::connect`]. **One that was accepted:** a
+//! 1. **A flow that connects:** [`Chain::new`], [`Chain::connect`]. **An accepted flow:** a
 //!    [`sibling`](Chain::sibling) of the chain that listens, [`Chain::set_names`] and
-//!    [`Chain::accepted`] for [`Chain::bottom`]; there is no application, and nothing is read or
-//!    written for it, until [`Action::Accepted`]. If [`Action::Failed`] comes instead, the chain is
-//!    dropped.
-//! 2. **Connections.** A chain asks for connections at any time ([`Action::Bind`], then
-//!    [`Action::Connect`]), also for several at once and again after hours: keep them in a map by
-//!    [`BottomId`]. Say `set_names` before `connected(Ok)`. Bytes of a bottom go out once it is
-//!    connected; whether it is read is told by [`Action::Receive`] (at first it is). A number is not
-//!    used twice; after [`Action::Close`] the connection is closed and forgotten, and whatever is said
-//!    of it is ignored. [`Action::SetOption`] may come before the connection is there.
-//! 3. **After each call** drain [`Chain::poll_action`], in order. Before sleeping look at
-//!    [`Chain::poll_timeout`]: it may be now, which is how a handler waits for a source that has more
-//!    to say at once, or for its neighbours' answer.
-//! 4. **Sessions over several connections.** One map for all chains of the same handlers, also where these were made
-//!    anew of the same config:
+//!    [`Chain::accepted`] for [`Chain::bottom`]. It has no application, and no application data is
+//!    read or written, until [`Action::Accepted`]. If [`Action::Failed`] comes instead, drop the
+//!    chain.
+//! 2. **Connections.** A chain may ask for connections at any time ([`Action::Bind`], then
+//!    [`Action::Connect`]), also for several at once and again hours later: keep them in a map by
+//!    [`BottomId`]. Call `set_names` before `connected(Ok)`. Bytes of a bottom go out once it is
+//!    connected; [`Action::Receive`] turns reading on and off (initially on). A number is not used
+//!    twice. After [`Action::Close`] the connection is closed and forgotten, and later calls about
+//!    it are ignored. [`Action::SetOption`] may come before the connection is established.
+//! 3. **After each call** drain [`Chain::poll_action`], in order. Before sleeping check
+//!    [`Chain::poll_timeout`]: it may be now, because handlers use an immediate timer to wait for a
+//!    source that has more data at once, or for their neighbours' answer.
+//! 4. **Sessions over several connections.** Keep one map for all chains of the same handlers,
+//!    including chains whose handlers were made anew from the same config:
 //!
 //! ```text
-//!      Action::Claim(key)    map[key] = this chain            Action::Release(key)   remove, if it is this chain's
-//!      Action::Give(key)     map[key] is there:   owner.take(now, giver) -> [(old, new)]
-//!                                                 the giver's connection `old` is the owner's `new` now;
-//!                                                 then drain the owner's actions at once; None: close all
-//!                            it is not:           giver.unclaimed(now), and drive it on until it closes
+//!      Action::Claim(key)    map[key] = this chain
+//!      Action::Release(key)  remove map[key], if it is this chain
+//!      Action::Give(key)     map[key] exists:     owner.take(now, giver) -> [(old, new)]
+//!                                                 the giver's connection `old` is now the owner's
+//!                                                 `new`; then drain the owner's actions at once;
+//!                                                 None: close all
+//!                            no such key:         giver.unclaimed(now); drive it until it closes
 //! ```
 //!
-//!    The giver is gone by that; it never had an application. One loop has all of them: whoever has several refuses
-//!    chains that [gather](Factory::gathers) connections where they are accepted, or [share](Factory::shares) them.
-//!    [`Action::Wake`] goes the same way, to [`Chain::wake`] of whoever has claimed its key; and
-//!    [`Action::Spawn`] asks for one more chain, [`Chain::spawned`], without an application
-//!    ([`Kin::Alone`]) or for the one that the accepted flow came for ([`Kin::Accepted`]).
-//! 5. **The end.** When the application is gone, however that came about, say [`Chain::close`] and
-//!    drive the chain on until all its bottoms are closed: what was written may still be on its way,
-//!    or wait for another connection. Before a chain is dropped, say [`Chain::abandon`]. After [`Action::Failed`] drop it when its bottoms are closed.
-//! 6. **Measures.** Where a factory [asks for them](Factory::measures), say [`Chain::set_measure`] of each
-//!    connection before the chain is driven.
-//! 7. **Words.** [`Action::Say`] is a line for the log; [`Action::Event`] is for the application:
-//!    `NAME: what`. `migrate: freeze` and `migrate: thaw` are for whoever can stop it. When addresses
-//!    or routes change, `control("migrate", b"retry")` and `control("stripe", b"retry")` to every
-//!    chain saves the seconds until a silent connection is doubted.
+//!    The giver no longer exists after that; it never had an application. One event loop must have
+//!    all chains: a driver with several loops refuses chains that [gather](Factory::gathers)
+//!    connections where these are accepted, or that [share](Factory::shares) them.
+//!    [`Action::Wake`] is routed the same way, to [`Chain::wake`] of the chain that has claimed its
+//!    key. [`Action::Spawn`] asks for one more chain, [`Chain::spawned`], either without an
+//!    application ([`Kin::Alone`]) or for that of the accepted flow ([`Kin::Accepted`]).
+//! 5. **The end.** When the application has gone, for any reason, call [`Chain::close`] and
+//!    drive the chain until all its bottoms are closed: written data may still be in flight, or
+//!    wait for another connection. Call [`Chain::abandon`] before a chain is dropped. After
+//!    [`Action::Failed`] drop the chain when its bottoms are closed.
+//! 6. **Measures.** If a factory [asks for them](Factory::measures), call
+//!    [`Chain::set_measure`] for each connection before the chain is driven.
+//! 7. **Messages.** [`Action::Say`] is a line for the log. [`Action::Event`] is for the
+//!    application, as `NAME: what`; `migrate: freeze` and `migrate: thaw` are for a process that
+//!    can stop it. When addresses or routes change, send `control("migrate", b"retry")` and
+//!    `control("stripe", b"retry")` to every chain: this saves the seconds until a silent
+//!    connection is suspected.
 //!
-//! Datagrams pass a chain one by one, without a stream: [`datagrams`] says how, and [`relays`] how they go on
-//! where the chain ends at a relay.
+//! Datagrams pass a chain one by one, without a stream: see [`datagrams`], and [`relays`] for
+//! chains that end at a relay.
 //!
-//! Like all of this crate it knows no socket, no clock and no thread.
+//! Like the rest of this crate, the module uses no sockets, clocks or threads.
 
 mod about;
 mod buffer;

@@ -1,5 +1,4 @@
-//! Which handlers there are, by name, and the chain that a text such as
-//! `+shape:rate=2M +count` asks for.
+//! Registry of handlers by name, and chains built from text such as `+shape:rate=2M +count`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,85 +9,89 @@ use super::datagrams::Datagrams;
 use super::handler::Handler;
 use super::relay::Relay;
 
-/// Makes a handler for each flow; what is shared by flows is shared here.
+/// Makes a handler for each flow, and holds the state that its flows share.
 pub trait Factory: Send + Sync {
-    /// The name that the handler is asked for by.
+    /// Name of the handler in a chain's specification.
     fn name(&self) -> &'static str;
 
-    /// A handler for a new flow.
+    /// Makes a handler for a new flow.
     fn make(&self) -> Box<dyn Handler + Send>;
 
-    /// What the kernel is to do on the plain socket, if it can do all of this handler's work.
+    /// Settings of a plain socket with which the kernel can do all of this handler's work, if
+    /// it can.
     fn offload(&self) -> Option<Offload> {
         None
     }
 
-    /// Bits a second that its handlers let pass towards the network and from it; `None` where there is no limit.
+    /// Rate limits in bits a second, towards the network and from it; `None` is no limit.
     fn rates(&self) -> [Option<u64>; 2] {
         [None; 2]
     }
 
-    /// The kernel moves a flow from one socket to another, and does this handler's work while it does:
-    /// no handler is made for it. `begins` says that the flow is new; the bytes have passed since this
-    /// was called last, those that the application wrote and those that it is to read.
+    /// Accounts for a flow whose bytes the kernel moves from one socket to another while it
+    /// does this handler's work, so that no handler is made. `begins` says that the flow is
+    /// new; the bytes have passed since the last call, those written by the application and
+    /// those to be read by it.
     fn relayed(&self, _begins: bool, _bytes: [u64; 2]) {}
 
-    /// Whether its handlers ask what is known of paths ([`Handler::measure`]).
+    /// Returns whether its handlers use path measurements ([`Handler::measure`]).
     fn measures(&self) -> bool {
         false
     }
 
-    /// Whether its flows go over each other's connections: one loop must have them all.
+    /// Returns whether its flows share connections; one event loop must then have all of them.
     fn shares(&self) -> bool {
         false
     }
 
-    /// Whether connections that are accepted may belong to a flow that is there: one loop must have them all.
+    /// Returns whether accepted connections may belong to an existing flow; one event loop must
+    /// then have all of them.
     fn gathers(&self) -> bool {
         false
     }
 
-    /// Whether a flow to `to` would go over a connection of such flows that is there.
+    /// Returns whether a flow to `to` would go over an existing shared connection.
     fn reaches(&self, _to: &super::Address) -> bool {
         false
     }
 
-    /// What all its flows together have come to, for people: some lines, if there is something to say.
+    /// Summary of the state of all its flows, for people: some lines, if there is something to
+    /// report.
     fn state(&self) -> Option<String> {
         None
     }
 
-    /// The same, of handlers whose handshake fails unless the other end's was made with the same `words`;
-    /// `None` where nothing is shaken.
+    /// Returns the factory with its handshake bound to `words`: it fails unless the other end's
+    /// is bound to the same. `None` if there is no handshake.
     fn bound(&self, words: &[u8]) -> Option<Arc<dyn Factory>> {
         let _ = words;
         None
     }
 
-    /// Whether its handlers go to hosts by name, and nobody here need look one up.
+    /// Returns whether its handlers connect by name, so that names need no local resolution.
     fn takes_names(&self) -> bool {
         false
     }
 
-    /// What it does to the datagrams between two ends; `None`: it works on streams alone.
+    /// Makes a handler for the datagrams between two ends; `None` if it works only on streams.
     fn datagrams(&self) -> Option<Box<dyn Datagrams + Send>> {
         None
     }
 
-    /// A relay that datagrams go by from here; `None`: they go to the far end themselves.
+    /// Makes a relay for datagrams; `None` if they go directly to the far end.
     fn relay(&self) -> Option<Box<dyn Relay + Send>> {
         None
     }
 }
 
-/// What a socket is set to, so that no handler is needed.
+/// Socket settings that replace a handler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
-    /// Bits a second towards the network at most (`SO_MAX_PACING_RATE`).
+    /// Maximum rate towards the network in bits a second (`SO_MAX_PACING_RATE`).
     pub rate: Option<u64>,
 }
 
-/// What sockets of a chain are set to if the kernel can do all of its work; the lowest rate counts.
+/// Socket settings of a chain whose work the kernel can do entirely; the lowest rate applies.
 pub fn offload(factories: &[Arc<dyn Factory>]) -> Option<Offload> {
     factories.iter().try_fold(Offload::default(), |all, factory| {
         let rate = factory.offload()?.rate;
@@ -96,22 +99,22 @@ pub fn offload(factories: &[Arc<dyn Factory>]) -> Option<Offload> {
     })
 }
 
-/// A factory's settings: what stood behind its name.
+/// Settings of a factory: the text behind its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arguments {
     given: BTreeMap<String, String>,
 }
 
 impl Arguments {
-    /// Takes the value of `key` as it was given.
+    /// Takes the value of `key` as text.
     pub fn text(&mut self, key: &str) -> Option<String> {
         self.given.remove(key)
     }
 
-    /// Takes the value of `key`, if it was given.
+    /// Takes and parses the value of `key`, if given.
     ///
     /// # Errors
-    /// `parse` refuses it; the error names the key and what is `expected`.
+    /// `parse` rejects the value; the error names the key and what is `expected`.
     pub fn take<T>(
         &mut self,
         key: &str,
@@ -126,60 +129,60 @@ impl Arguments {
     }
 }
 
-/// Makes a factory of its settings, or says what is wrong with them.
+/// Constructor of a factory from its settings; the error says what is wrong with them.
 type Build = Box<dyn Fn(&mut Arguments) -> Result<Arc<dyn Factory>, String> + Send + Sync>;
 
-/// The handlers that can be asked for.
+/// Set of known handlers.
 #[derive(Default)]
 pub struct Registry {
     known: BTreeMap<&'static str, (About, Build)>,
 }
 
-/// A handler that was asked for: `shape:in=10M,out=2M`, with or without a `+` before it.
+/// Specification of a handler: `shape:in=10M,out=2M`, with or without a leading `+`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandlerSpec {
     name: String,
     arguments: Arguments,
 }
 
-/// A chain that cannot be had.
+/// Error in the specification of a chain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// No such handler.
+    /// There is no such handler.
     #[error("no handler is named {name:?}; there are {known}")]
     Unknown {
-        /// What was asked for.
+        /// The name given.
         name: String,
-        /// What there is.
+        /// Known names.
         known: String,
     },
-    /// A setting that the handler does not have.
+    /// The handler has no such setting.
     #[error("{handler}: it has no setting {key:?}; {known}")]
     Key {
-        /// The handler.
+        /// Name of the handler.
         handler: String,
-        /// The setting.
+        /// Key of the setting.
         key: String,
-        /// What it has.
+        /// Known settings.
         known: String,
     },
-    /// A setting that was given more than once.
+    /// A setting is given more than once.
     #[error("{text:?}: {key} is given twice")]
     Twice {
-        /// What was asked for.
+        /// The specification.
         text: String,
-        /// The setting.
+        /// Key of the setting.
         key: String,
     },
-    /// A setting that is wrong.
+    /// The value of a setting is invalid.
     #[error("{handler}: {what}")]
     Value {
-        /// The handler.
+        /// Name of the handler.
         handler: String,
-        /// What is wrong, and what would be right.
+        /// Error, and what is expected.
         what: String,
     },
-    /// No handler and no settings.
+    /// The text is not a handler's specification.
     #[error("{0:?} is no handler; write it like shape:in=10M,out=2M")]
     Syntax(String),
 }
@@ -194,18 +197,18 @@ impl Registry {
         self.known.insert(about.name, (about, Box::new(build)));
     }
 
-    /// What there is to say about each handler, by name.
+    /// Descriptions of all handlers, by name.
     pub fn about(&self) -> impl Iterator<Item = &About> {
         self.known.values().map(|(about, _)| about)
     }
 
-    /// Whether a chain of these hides or protects data, so that no flow may go around it.
+    /// Returns whether a chain of these hides or protects data, so that no flow may bypass it.
     pub fn guards(&self, specs: &[HandlerSpec]) -> bool {
         let about = |spec: &HandlerSpec| self.known.get(&spec.name[..]).map(|(about, _)| about);
         specs.iter().filter_map(about).any(|about| about.guards)
     }
 
-    /// Of each handler of a chain, whether it is needed at both ends.
+    /// Returns, for each handler of a chain, whether it is needed at both ends.
     pub fn both_ends(&self, specs: &[HandlerSpec]) -> Vec<bool> {
         let both = |spec: &HandlerSpec| {
             self.known.get(&spec.name[..]).is_some_and(|(about, _)| about.both_ends)
@@ -213,15 +216,15 @@ impl Registry {
         specs.iter().map(both).collect()
     }
 
-    /// The names of all handlers.
+    /// Names of all handlers.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.known.keys().copied()
     }
 
-    /// The factories of a chain.
+    /// Factories of a chain.
     ///
     /// # Errors
-    /// An unknown handler, or settings that it does not take.
+    /// A handler is unknown, or rejects its settings.
     pub fn chain(&self, specs: &[HandlerSpec]) -> Result<Arc<[Arc<dyn Factory>]>, SpecError> {
         specs.iter().map(|spec| self.factory(spec)).collect()
     }
@@ -236,21 +239,21 @@ impl Registry {
 }
 
 impl HandlerSpec {
-    /// The name that it was asked for by.
+    /// Name of the handler.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A setting that was given and that the handler does not have.
+    /// First setting given that the handler does not have.
     fn unknown(&self, about: &About) -> Option<String> {
         let is_known = |key: &str| about.settings.iter().any(|setting| setting.key == key);
         self.arguments.given.keys().find(|key| !is_known(key)).cloned()
     }
 
-    /// What `build` makes of the settings of the handler that `about` speaks of.
+    /// Applies `build` to the settings of the handler described by `about`.
     ///
     /// # Errors
-    /// `build` refuses one, or does not take it.
+    /// `build` rejects a setting, or leaves one unused.
     pub fn read<T>(
         &self,
         about: &About,
@@ -258,7 +261,7 @@ impl HandlerSpec {
     ) -> Result<T, SpecError> {
         let HandlerSpec { name: handler, mut arguments } = self.clone();
         let built = build(&mut arguments);
-        // A word that is written wrong is no word that is missing.
+        // A misspelt key is reported as unknown, rather than as the missing setting.
         let unknown = match built {
             Ok(_) => arguments.given.into_keys().next(),
             Err(_) => self.unknown(about),

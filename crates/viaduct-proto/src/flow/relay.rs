@@ -1,47 +1,49 @@
-//! A way for datagrams by a relay, where the last handler of a chain knows one: they go to the relay with
-//! a header that names the far end, and come back so. [`super::relays`] keeps several.
+//! Relay for datagrams, provided by the last handler of a chain. Datagrams go to the relay with
+//! a header that names the far end, and return with one that names their source.
+//! [`super::relays`] manages several.
 
 use super::Address;
 
-/// What a handler has to say of one. It lasts as long as the connection to [`Relay::via`] on which it was
-/// agreed on.
+/// Protocol of a relay. A relay lasts as long as the connection to [`Relay::via`] over which it
+/// was negotiated.
 pub trait Relay {
-    /// Whom that connection leads to.
+    /// Destination of that connection.
     fn via(&self) -> &Address;
 
-    /// What is said first; asked for once.
+    /// First message of the negotiation. Called once.
     fn begin(&mut self) -> Vec<u8>;
 
-    /// Hears what was said on it.
+    /// Handles bytes received on the connection.
     ///
     /// # Errors
-    /// There will be no relay: why, for people.
+    /// The negotiation failed; the text is the reason, for the log.
     fn hear(&mut self, data: &[u8]) -> Result<Agreed, String>;
 
-    /// What is to be sent to the relay for `data` to come to `to`; `None` if it cannot say where that is.
+    /// Datagram to the relay that carries `data` to `to`; `None` if its header cannot express
+    /// `to`.
     fn wrap(&self, to: &Address, data: &[u8]) -> Option<Vec<u8>>;
 
-    /// From whom a datagram of the relay is, and what it carries.
+    /// Source and payload of a datagram from the relay.
     ///
     /// # Errors
-    /// It is of no use.
+    /// The datagram is unusable.
     fn unwrap<'a>(&self, datagram: &'a [u8]) -> Result<(Address, &'a [u8]), Useless>;
 }
 
-/// How far it has come to an agreement.
+/// Progress of the negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Agreed {
-    /// This is to be said, if it is anything, and more to be heard.
+    /// Send this, if it is not empty, and wait for more bytes.
     NotYet(Vec<u8>),
-    /// The relay is there; an address that is unspecified is that of whoever said it.
+    /// Address of the relay. An unspecified one stands for the server's address.
     At(Address),
 }
 
-/// Why a datagram of a relay is dropped.
+/// Reason to drop a datagram from a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Useless {
-    /// It is a piece of a longer one.
+    /// The datagram is a fragment.
     Fragment,
-    /// It has no header that could be understood.
+    /// The header is invalid.
     Garbage,
 }

@@ -1,16 +1,17 @@
-//! The relays that a program's datagrams go by: one for each of its sockets' addresses, and one for each
-//! name that such a socket sends to, for what comes back says an address and no name.
+//! Relays that carry a program's datagrams: one for each local address of its sockets, and one
+//! for each name that a socket sends to, because replies carry an address instead of the name.
 //!
 //! ```text
 //!   handle_out(ends, to, data) ─▶ none yet: Action::Open ─▶ handle_open | handle_failed
-//!        │  waits meanwhile, so much       └ the driver speaks for it: super::relay
+//!        │  datagrams wait meanwhile      └ the driver negotiates: super::relay
 //!        ▼
-//!   Action::Send ─▶ relay ─▶ far end ─▶ relay ─▶ handle_in -> from whom, to whom, what
+//!   Action::Send ─▶ relay ─▶ far end ─▶ relay ─▶ handle_in -> ends, payload
 //! ```
 //!
-//! What a relay has is agreed on over a connection, and lasts as long as that ([`Relays::handle_ended`]);
-//! so the driver closes both on [`Action::Close`]: when the socket is gone, was silent for long, or too
-//! many others were used since. The next datagram opens another.
+//! A relay is negotiated over a connection and lasts as long as that
+//! ([`Relays::handle_ended`]). The driver closes both on [`Action::Close`], which comes when
+//! the socket is closed, when it has been idle, or when too many others were used since. The
+//! next datagram opens another relay.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -20,62 +21,63 @@ use super::datagrams::Ends;
 use super::relay::{Relay, Useless};
 use crate::time::{Duration, Instant};
 
-/// What keeps them within bounds.
+/// Limits of a set of relays.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Relays at once.
+    /// Maximum number of relays at once.
     pub relays: usize,
-    /// Bytes of one socket that wait for its relay, headers included; what finds no room is dropped.
+    /// Bytes of one socket that may wait for its relay, headers included; excess is dropped.
     pub early: usize,
-    /// How long none may pass before a relay is given up.
+    /// Idle timeout of a relay.
     pub idle: Duration,
-    /// How long datagrams do without when there was no relay to be had, before it is tried again.
+    /// Time before a relay is tried again after a failure. Datagrams do without one meanwhile.
     pub pause: Duration,
-    /// Whether they may go by themselves meanwhile; else they are dropped.
+    /// Sends datagrams directly meanwhile; otherwise they are dropped.
     pub leave: bool,
 }
 
-/// What was dropped, and what went.
+/// Counters of datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RelayStats {
     /// Sent to relays.
     pub sent: u64,
-    /// Brought by relays.
+    /// Received from relays.
     pub received: u64,
-    /// Dropped since there was no relay, or no room to wait for one.
+    /// Dropped for lack of a relay, or of room to wait for one.
     pub without: u64,
-    /// Dropped since a relay cannot be told where they go: to all, to a group, or to nobody.
+    /// Dropped because a relay cannot reach the destination: broadcast, multicast or
+    /// unspecified.
     pub nowhere: u64,
-    /// Pieces of longer ones that a relay has brought.
+    /// Fragments from relays, dropped.
     pub fragments: u64,
-    /// Others of a relay that could not be understood.
+    /// Invalid datagrams from relays, dropped.
     pub garbage: u64,
-    /// Those from whom the socket cannot have anything by that relay.
+    /// Datagrams from sources that the socket cannot receive from by that relay, dropped.
     pub strangers: u64,
 }
 
-/// What the driver is to do.
+/// Action for the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Agree on a relay, and call it this.
+    /// Negotiate a relay with this number.
     Open(u64),
-    /// Send this to it.
+    /// Send this to the relay.
     Send(u64, Vec<u8>),
-    /// It is not needed any more: close it, or do not open it.
+    /// Close the relay, or stop opening it: it is no longer needed.
     Close(u64),
-    /// There is no relay: let this go by itself.
+    /// Send this datagram directly: there is no relay.
     Leave(Ends, Vec<u8>),
 }
 
-/// All of them.
+/// Set of relays.
 pub struct Relays {
-    /// Knows how headers look.
+    /// Encodes and decodes headers.
     words: Box<dyn Relay + Send>,
     bounds: Bounds,
     lines: HashMap<Whose, Line>,
-    /// Whose a relay is that is open or being opened.
+    /// Owners of relays that are open or being opened.
     numbers: HashMap<u64, Whose>,
-    /// Lines by when they were used last; the number is each use's own.
+    /// Lines by last use; each use has a number of its own.
     used: BTreeMap<u64, Whose>,
     uses: u64,
     opened: u64,
@@ -83,7 +85,7 @@ pub struct Relays {
     stats: RelayStats,
 }
 
-/// A socket's own address, and of a name what stands for it here.
+/// Key of a relay: a socket's local address, and the fake IP of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Whose {
     own: SocketAddr,
@@ -103,20 +105,20 @@ enum Stage {
         bytes: usize,
     },
     Open(u64),
-    /// There was none to be had: it is not tried before then.
+    /// No relay could be had; the next attempt is at this time.
     Shut(Instant),
 }
 
-/// One that waits for its relay.
+/// Datagram that waits for its relay.
 struct Early {
     ends: Ends,
     wrapped: Vec<u8>,
-    /// Bytes of it that are its header.
+    /// Length of its header in bytes.
     header: usize,
 }
 
 impl Relays {
-    /// Relays whose headers `words` knows.
+    /// Empty set of relays whose headers `words` encodes.
     pub fn new(words: Box<dyn Relay + Send>, bounds: Bounds) -> Relays {
         Relays {
             words,
@@ -131,7 +133,7 @@ impl Relays {
         }
     }
 
-    /// A datagram is to go to `to`, which for the program is `ends.peer`.
+    /// Handles a datagram to `to`, which the program addresses as `ends.peer`.
     pub fn handle_out(&mut self, now: Instant, ends: Ends, to: &Address, data: &[u8]) {
         let named = matches!(to, Address::Name(..));
         let wrapped = self.words.wrap(to, data).filter(|_| named || is_one(ends.peer));
@@ -174,7 +176,7 @@ impl Relays {
         }
     }
 
-    /// A relay has been agreed on; whether it is still wanted.
+    /// Handles a negotiated relay; returns whether it is still wanted.
     pub fn handle_open(&mut self, number: u64) -> bool {
         let line = self.numbers.get(&number).and_then(|whose| self.lines.get_mut(whose));
         let Some(Line { stage: stage @ Stage::Opening { .. }, .. }) = line else { return false };
@@ -186,7 +188,8 @@ impl Relays {
         true
     }
 
-    /// It could not be agreed on: what waits does without, and what comes for a while.
+    /// Handles a failed negotiation: datagrams that wait go without a relay, and later ones do
+    /// for a while.
     pub fn handle_failed(&mut self, now: Instant, number: u64) {
         let Some(whose) = self.numbers.remove(&number) else { return };
         let Some(line) = self.lines.get_mut(&whose) else { return };
@@ -200,7 +203,7 @@ impl Relays {
         self.actions.extend(early.into_iter().map(leave));
     }
 
-    /// The connection of an open relay has ended, and the relay with it.
+    /// Handles the end of a relay's connection, which ends the relay too.
     pub fn handle_ended(&mut self, now: Instant, number: u64) {
         let line = self.numbers.remove(&number).and_then(|whose| self.lines.get_mut(&whose));
         if let Some(line) = line {
@@ -208,8 +211,8 @@ impl Relays {
         }
     }
 
-    /// A relay has brought a datagram: between whom the program takes it to be, and what it carries; `None`
-    /// if it is of no use, which is counted.
+    /// Handles a datagram from a relay: returns its ends as the program sees them, and its
+    /// payload. `None` if it is unusable, which is counted.
     pub fn handle_in<'a>(
         &mut self,
         now: Instant,
@@ -237,18 +240,18 @@ impl Relays {
         Some((Ends { own: whose.own, peer }, data))
     }
 
-    /// What is to be done next.
+    /// Next action.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// When the one that is silent longest is given up.
+    /// Idle timeout of the relay that has been idle longest.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let (_, oldest) = self.used.first_key_value()?;
         self.lines.get(oldest).map(|line| line.last + self.bounds.idle)
     }
 
-    /// Gives up those that were silent for too long.
+    /// Gives up relays that have been idle for too long.
     pub fn handle_timeout(&mut self, now: Instant) {
         while self.poll_timeout().is_some_and(|at| at <= now)
             && let Some((_, &oldest)) = self.used.first_key_value()
@@ -257,7 +260,7 @@ impl Relays {
         }
     }
 
-    /// Gives up those of sockets that do not `stay`.
+    /// Gives up relays of sockets for which `stay` is false.
     pub fn retain(&mut self, stay: impl Fn(SocketAddr) -> bool) {
         let gone = self.lines.keys().filter(|whose| !stay(whose.own)).copied();
         for whose in gone.collect::<Vec<_>>() {
@@ -265,17 +268,17 @@ impl Relays {
         }
     }
 
-    /// Relays that are open, are being opened, or cannot be had for the moment.
+    /// Number of relays that are open, being opened, or paused after a failure.
     pub fn len(&self) -> usize {
         self.lines.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
 
-    /// What has gone so far, and what has not.
+    /// Counters so far.
     pub fn stats(&self) -> RelayStats {
         self.stats
     }
@@ -305,17 +308,19 @@ impl Relays {
 }
 
 impl RelayStats {
-    /// All that was dropped.
+    /// Total of dropped datagrams.
     pub fn dropped(&self) -> u64 {
         self.without + self.nowhere + self.fragments + self.garbage + self.strangers
     }
 }
 
 impl Whose {
-    /// Who `from` is for the program; `None` if it is nobody from whom this relay could bring something.
+    /// Address of `from` as the program sees it; `None` if this relay cannot carry datagrams
+    /// from it.
     fn peer(&self, from: &Address) -> Option<SocketAddr> {
         match (self.name, from) {
-            // It says where the name is; what else it brings is as little ours to check as where it looks.
+            // The relay resolves the name, so the source address cannot be checked; the port
+            // can.
             (Some(name), Address::Ip(from)) => (from.port() == name.port()).then_some(name),
             (Some(name), Address::Name(_, port)) => (*port == name.port()).then_some(name),
             (None, Address::Ip(from)) => {
@@ -327,7 +332,7 @@ impl Whose {
     }
 }
 
-/// Whether it is the address of one host.
+/// Returns whether `at` is a unicast address with a port.
 fn is_one(at: SocketAddr) -> bool {
     let many = match at.ip() {
         IpAddr::V4(ip) => ip.is_broadcast(),

@@ -1,5 +1,4 @@
-//! Things in numbered places. A number is never used again, and costs a pointer once its thing is
-//! gone.
+//! Numbered slots. A number is never reused, and costs one pointer after its entry is removed.
 
 #[derive(Debug)]
 pub(super) struct Slots<T>(Vec<Option<Box<T>>>);
@@ -11,7 +10,7 @@ impl<T> Default for Slots<T> {
 }
 
 impl<T> Slots<T> {
-    /// The number that the next thing gets.
+    /// Number of the next entry.
     pub(super) fn next(&self) -> usize {
         self.0.len()
     }

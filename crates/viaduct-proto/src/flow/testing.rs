@@ -1,5 +1,5 @@
-//! An application above a chain and a network below it, for tests: both count and check what they
-//! get.
+//! Test fixture: an application above a chain and a network below it. Both count and check
+//! their data.
 
 use bytes::Bytes;
 
@@ -8,26 +8,26 @@ use crate::handlers;
 use crate::handlers::testing::shell;
 use crate::time::Instant;
 
-/// A chain with something at both ends.
+/// Chain with an application and a network.
 pub(crate) struct World {
     pub(crate) chain: Chain,
     pub(crate) now: Instant,
     bottom: BottomId,
-    /// What was written, and what the network got.
+    /// Bytes written by the application, and received by the network.
     down: Stream,
-    /// What was received, and what the application got.
+    /// Bytes sent by the network, and received by the application.
     up: Stream,
     shut: usize,
     closed: usize,
     finished: usize,
     failed: Vec<Failure>,
-    /// Whether the network, and the application, take bytes.
+    /// The network, and the application, take bytes.
     pub(crate) network_takes: bool,
     pub(crate) application_takes: bool,
     pub(crate) may_receive: bool,
 }
 
-/// Bytes that can be told apart, in one direction.
+/// Deterministic byte sequence in one direction.
 #[derive(Default)]
 pub(crate) struct Stream {
     pub(crate) made: usize,
@@ -111,7 +111,7 @@ impl World {
         answer.map(|bytes| String::from_utf8(bytes).unwrap())
     }
 
-    /// Lets both ends take what they take, and time pass.
+    /// Lets time pass, and both ends take their data.
     pub(crate) fn run_until(&mut self, end: Instant) {
         self.settle();
         while let Some(at) = self.chain.poll_timeout().filter(|&at| at <= end) {
@@ -122,7 +122,7 @@ impl World {
         self.now = end;
     }
 
-    /// Lets both ends take what they take.
+    /// Lets both ends take their data, as far as they are enabled.
     pub(crate) fn settle(&mut self) {
         loop {
             self.act();
@@ -137,7 +137,7 @@ impl World {
         self.network_takes && self.take(usize::MAX)
     }
 
-    /// The network takes so many bytes; false if there were none.
+    /// Lets the network take at most `most` bytes; false if there were none.
     pub(crate) fn take(&mut self, most: usize) -> bool {
         let outgoing = self.chain.outgoing(self.bottom);
         let bytes: Vec<u8> = outgoing.pieces().flatten().copied().take(most).collect();
@@ -200,12 +200,12 @@ impl World {
         &self.failed
     }
 
-    /// Bytes that the two ends hold.
+    /// Bytes held at the two ends.
     pub(crate) fn held(&self) -> (usize, usize) {
         (self.chain.outgoing(self.bottom).len(), self.chain.incoming().len())
     }
 
-    /// All that was made has been got, once and in order.
+    /// Asserts that all data was received, once and in order.
     pub(crate) fn assert_right(&self) {
         assert_eq!((self.down.got, self.up.got), (self.down.made, self.up.made));
     }

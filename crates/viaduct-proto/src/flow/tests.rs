@@ -8,7 +8,7 @@ const LIMIT: usize = 4_096;
 /// Bytes of one write, at most.
 const PIECE: usize = 2_000;
 
-/// What may happen to a flow.
+/// Event in the life of a flow.
 #[derive(Clone, Debug)]
 enum Step {
     Write(usize),
