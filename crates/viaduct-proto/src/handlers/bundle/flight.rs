@@ -1,16 +1,17 @@
-//! What of a connection's bytes has arrived, and how fast: pings go between them, and are answered in order.
+//! Delivery rate of one connection, measured by pings between its data, which are answered in
+//! order.
 //!
-//! What is acknowledged is acknowledged in the flow's order, so a slow connection holds back what is known of the
-//! others; this does not.
+//! Acknowledgements of the flow follow the flow's order, so a slow connection delays what they
+//! tell about the others. Pings do not have this problem.
 
 use std::collections::VecDeque;
 
 use super::wire::MOST_DATA;
 use crate::time::Instant;
 
-/// A ping follows so many bytes.
+/// Bytes between two pings.
 const EVERY: u64 = 64 << 10;
-/// Bytes on their way on a connection of which nothing is known.
+/// Maximum bytes in flight on a connection whose rate is unknown.
 const UNKNOWN: u64 = EVERY;
 
 #[derive(Debug, Default)]
@@ -18,36 +19,36 @@ pub(super) struct Flight {
     sent: u64,
     arrived: u64,
     marks: VecDeque<Mark>,
-    /// When the first byte behind the last ping was sent.
+    /// Time at which the first byte after the last ping was sent.
     began: Option<Instant>,
     answered: Option<Instant>,
-    /// Bytes a second that have arrived.
+    /// Delivery rate in bytes a second.
     rate: Option<u64>,
 }
 
-/// A ping.
+/// A ping in flight.
 #[derive(Debug)]
 struct Mark {
-    /// Bytes before it.
+    /// Bytes sent before the ping.
     sent: u64,
-    /// When the first byte behind the ping before it was sent.
+    /// Time at which the first byte after the previous ping was sent.
     began: Option<Instant>,
 }
 
 impl Flight {
-    /// So many bytes are sent; whether a ping is to follow.
+    /// Records sent bytes; returns whether a ping should follow.
     pub(super) fn sends(&mut self, bytes: usize, now: Instant) -> bool {
         self.sent += bytes as u64;
         self.began.get_or_insert(now);
         self.sent - self.marks.back().map_or(self.arrived, |mark| mark.sent) >= EVERY
     }
 
-    /// A ping is sent.
+    /// Records a sent ping.
     pub(super) fn asks(&mut self) {
         self.marks.push_back(Mark { sent: self.sent, began: self.began.take() });
     }
 
-    /// The oldest ping is answered.
+    /// Records the answer to the oldest ping.
     pub(super) fn hears(&mut self, now: Instant) {
         let Some(mark) = self.marks.pop_front() else { return };
         let bytes = mark.sent - std::mem::replace(&mut self.arrived, mark.sent);
@@ -59,12 +60,13 @@ impl Flight {
         self.rate = Some(self.rate.map_or(rate, |known| known - known / 4 + rate / 4));
     }
 
-    /// Bytes a second, if that is known.
+    /// Delivery rate in bytes a second, if known.
     pub(super) fn rate(&self) -> Option<u64> {
         self.rate
     }
 
-    /// Bytes that a connection as quick as `quickest` carries until one more block has arrived on this one.
+    /// Bytes that a connection with the rate `quickest` carries before one more block arrives
+    /// on this one.
     pub(super) fn lag(&self, quickest: u64) -> u64 {
         let bytes = self.sent - self.arrived + MOST_DATA as u64;
         let rate = self.rate.unwrap_or(quickest).max(1);
@@ -72,7 +74,8 @@ impl Flight {
         u64::try_from(lag).unwrap_or(u64::MAX)
     }
 
-    /// Whether it takes one more block: what overtakes that must find room in half of `window`.
+    /// Returns whether one more block may be sent: the data that overtakes it must fit in half
+    /// of `window`.
     pub(super) fn may(&self, quickest: u64, window: usize) -> bool {
         match self.rate {
             None => self.sent - self.arrived < UNKNOWN,
@@ -86,7 +89,7 @@ mod tests {
     use super::*;
     use crate::time::Duration;
 
-    /// `bytes` are sent, and have arrived after `took`.
+    /// Sends `bytes`, which arrive after `took`.
     fn carries(flight: &mut Flight, now: &mut Instant, bytes: usize, took: Duration) {
         assert_eq!(flight.sends(bytes, *now), bytes as u64 >= EVERY);
         flight.asks();
@@ -99,7 +102,7 @@ mod tests {
         let (mut flight, mut now) = (Flight::default(), Instant::ZERO);
         carries(&mut flight, &mut now, 1_000, Duration::from_millis(10));
         assert_eq!(flight.rate(), None, "too little to say");
-        // Time in which nothing was on its way does not count.
+        // Time with nothing in flight does not count.
         now += Duration::from_secs(10);
         for _ in 0..30 {
             carries(&mut flight, &mut now, 100_000, Duration::from_millis(100));

@@ -1,4 +1,4 @@
-//! What comes on a connection, and what becomes of one that is no good.
+//! Incoming messages, and the handling of bad connections.
 
 use bytes::Bytes;
 
@@ -8,13 +8,13 @@ use super::wire::Frame;
 use crate::flow::{Context, Failure, Output};
 
 impl Bundle {
-    /// Bytes came on a connection; false if it is of no use any more.
+    /// Handles bytes of a connection; false if the connection is gone.
     pub(super) fn hear_bytes(&mut self, cx: &mut Context<'_>, from: Output, data: &Bytes) -> bool {
         let now = cx.now();
         let Some(path) = self.path(from) else { return false };
         path.inbox.extend_from_slice(data);
         if path.hear(now) {
-            // A false alarm: the connection that was to take its place is not needed.
+            // The suspicion was wrong: the connection's replacement is not needed.
             let slot = path.slot;
             self.drop_attempts(cx, slot);
         }
@@ -34,7 +34,7 @@ impl Bundle {
         self.path(from).is_some()
     }
 
-    /// One message; `Err`: the connection is no good.
+    /// Handles one message. An error means that the connection must be dropped.
     pub(super) fn hear(
         &mut self,
         cx: &mut Context<'_>,
@@ -94,7 +94,7 @@ impl Bundle {
                 }
             }
             Frame::Reset => {
-                // What came before it is the application's.
+                // Data before the reset is still delivered.
                 while self.deliver(cx) {}
                 self.fall(cx, Failure::Reset);
             }
@@ -113,7 +113,8 @@ impl Bundle {
         fits.then_some(()).ok_or_else(|| "more acknowledged than was sent".to_owned())
     }
 
-    /// The application has closed the flow, and the other end goes on writing; or its end broke.
+    /// Resets the flow: the application has closed it while the other end still writes, or its
+    /// end was reset.
     pub(super) fn reset(&mut self, cx: &mut Context<'_>) {
         for path in self.paths.iter().filter(|path| path.carries()) {
             Bundle::say(cx, path.output, &Frame::Reset);
@@ -121,7 +122,7 @@ impl Bundle {
         self.leave(cx, false);
     }
 
-    /// A connection says what it should not.
+    /// Drops a connection after a protocol violation.
     pub(super) fn refuse(&mut self, cx: &mut Context<'_>, from: Output, why: &str) {
         cx.say(format_args!("a connection is refused: {why}"));
         self.drop_path(cx, from);
@@ -130,7 +131,7 @@ impl Bundle {
         }
     }
 
-    /// A connection ended or broke.
+    /// Handles the end or failure of a connection.
     pub(super) fn broke(&mut self, cx: &mut Context<'_>, from: Output, why: Failure) {
         if self.path(from).is_none() {
             return;

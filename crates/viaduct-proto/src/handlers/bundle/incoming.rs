@@ -1,4 +1,4 @@
-//! Bytes from the network: put in order, and held while the application takes none.
+//! Receive buffer: reorders data, and holds it while the application takes none.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use bytes::{Buf as _, Bytes};
 use super::outgoing::BLOCK_COST;
 
 pub(super) struct Incoming {
-    /// All before this has been delivered.
+    /// Offset before which everything has been delivered.
     next: u64,
     waits: BTreeMap<u64, Bytes>,
     held: usize,
-    /// What the other end was told that it may have on its way.
+    /// Receive window that the other end was told, in bytes.
     window: usize,
     end: Option<u64>,
     said_end: bool,
@@ -23,7 +23,7 @@ impl Incoming {
         Incoming { next: 0, waits, held: 0, window, end: None, said_end: false }
     }
 
-    /// Takes a piece; false if there is no room for it, which the other end knows.
+    /// Takes a piece; false if it exceeds the window, which the other end knows.
     pub(super) fn push(&mut self, at: u64, data: Bytes) -> bool {
         if at.saturating_add(data.len() as u64) <= self.next || self.waits.contains_key(&at) {
             return true;
@@ -33,12 +33,12 @@ impl Incoming {
         self.held <= self.window
     }
 
-    /// The other end's last byte is the one before `at`.
+    /// Records the end of the flow: the last byte is the one before `at`.
     pub(super) fn end(&mut self, at: u64) {
         self.end.get_or_insert(at);
     }
 
-    /// The next bytes.
+    /// Returns the next bytes in order.
     pub(super) fn pop(&mut self) -> Option<Bytes> {
         loop {
             let first = self.waits.first_entry().filter(|first| *first.key() <= self.next)?;
@@ -57,7 +57,7 @@ impl Incoming {
         self.waits.first_key_value().is_some_and(|(&at, _)| at <= self.next)
     }
 
-    /// Whether all has been delivered; true once.
+    /// Returns whether everything has been delivered; true only once.
     pub(super) fn ends(&mut self) -> bool {
         let due = self.end == Some(self.next) && !self.said_end;
         self.said_end |= due;
@@ -68,7 +68,7 @@ impl Incoming {
         self.said_end
     }
 
-    /// What is to be told to the other end.
+    /// Offset to acknowledge to the other end.
     pub(super) fn received(&self) -> u64 {
         self.next + u64::from(self.said_end)
     }

@@ -1,4 +1,4 @@
-//! How a session is opened, and how other connections become part of it.
+//! Opening of a session, and joining of further connections.
 
 use bytes::Bytes;
 
@@ -9,11 +9,11 @@ use super::{Bundle, TICK};
 use crate::flow::{Context, Failure, Output};
 use crate::keys::PublicKey;
 
-/// Connections that may be proving themselves at once.
+/// Maximum number of connections that are not authenticated yet.
 const MOST_STRANGERS: usize = 4;
 
 impl Bundle {
-    /// A connection that was asked for is there, or failed.
+    /// Handles the result of a connect.
     pub(super) fn has_connected(
         &mut self,
         cx: &mut Context<'_>,
@@ -48,7 +48,7 @@ impl Bundle {
         }
     }
 
-    /// Who connects says hello to a chain that has no session yet.
+    /// Handles a hello to a chain without a session.
     pub(super) fn welcome(
         &mut self,
         cx: &mut Context<'_>,
@@ -84,7 +84,7 @@ impl Bundle {
         Ok(())
     }
 
-    /// A connection of a session: of this one, or of another chain's.
+    /// Handles a request to join this session, or that of another chain.
     pub(super) fn joins(
         &mut self,
         cx: &mut Context<'_>,
@@ -142,7 +142,7 @@ impl Bundle {
         self.joined(cx, from, received)
     }
 
-    /// What a proof shows, if it does: who has made it has part in the session.
+    /// Verifies a proof, which shows that the other end has part in the session.
     fn proven(
         &self,
         who: Prover,
@@ -160,7 +160,7 @@ impl Bundle {
         }
     }
 
-    /// A connection counts from now on, in the place of its slot's former ones.
+    /// Admits a connection in place of the slot's former ones.
     pub(super) fn joined(
         &mut self,
         cx: &mut Context<'_>,
@@ -180,7 +180,7 @@ impl Bundle {
         self.acked(received)
     }
 
-    /// The other end does not know the session any more.
+    /// Handles the answer that the other end no longer knows the session.
     pub(super) fn forgotten(&mut self, cx: &mut Context<'_>, from: Output) -> Result<(), String> {
         self.drop_path(cx, from);
         if self.has_ended() {
@@ -191,7 +191,7 @@ impl Bundle {
         Ok(())
     }
 
-    /// A connection was given to this chain.
+    /// Takes a connection that was given to this chain.
     pub(super) fn take(&mut self, cx: &mut Context<'_>, output: Output, said: &Bytes) {
         let stranger = |path: &&Path| path.is_stranger();
         if self.paths.iter().filter(stranger).count() >= MOST_STRANGERS

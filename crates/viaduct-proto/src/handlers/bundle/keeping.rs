@@ -1,4 +1,4 @@
-//! Who sees to it that there are connections: timers, attempts, and what the application hears.
+//! Maintenance of a bundle's connections: timers, attempts, and events for the application.
 
 use super::Bundle;
 use super::path::{Due, Path, Stage};
@@ -6,13 +6,13 @@ use super::wire::Frame;
 use crate::flow::{Context, Failure};
 use crate::time::{Duration, Instant};
 
-/// How often a connection is tried at most: in the first minute without any, and otherwise.
+/// Maximum interval between attempts: in the first minute without a connection, and later.
 const RETRY: Duration = Duration::from_millis(250);
 const LATE_RETRY: Duration = Duration::from_secs(5);
 const MINUTE: Duration = Duration::from_secs(60);
 
 impl Bundle {
-    /// Does what is due.
+    /// Runs what is due.
     pub(super) fn tick(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
         let looks = self.paths.iter_mut().map(|path| (path.output, path.look(now)));
@@ -42,7 +42,7 @@ impl Bundle {
         }
     }
 
-    /// Tries to have a connection for a slot, if it has none that is well and its time has come.
+    /// Opens a connection for a slot that has no usable one, if the next attempt is due.
     pub(super) fn dial(&mut self, cx: &mut Context<'_>, number: usize) {
         let now = cx.now();
         let is_well = self.has_well(number);
@@ -71,7 +71,7 @@ impl Bundle {
         self.paths.iter().any(|path| usize::from(path.slot) == slot && path.is_well())
     }
 
-    /// Whether the flow has a connection, and who is to know.
+    /// Tracks whether the flow has a usable connection, and reports changes.
     pub(super) fn watch(&mut self, cx: &mut Context<'_>) {
         if self.session.secret.is_none() {
             return;
@@ -98,7 +98,7 @@ impl Bundle {
         }
     }
 
-    /// Tells the application, and whoever is to stop it or let it go on.
+    /// Sends events to the application and to the process that stops or resumes it.
     fn event(&self, cx: &mut Context<'_>, what: &str, freeze: &str) {
         let texts = [Some(what), self.plan.freeze.then_some(freeze)];
         for text in texts.into_iter().flatten() {
@@ -106,7 +106,7 @@ impl Bundle {
         }
     }
 
-    /// When to look again, if nothing happens before.
+    /// Time of the next check.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let paths = self.paths.iter().filter_map(Path::deadline);
         let dials = self.session.to.is_some() && self.session.secret.is_some();

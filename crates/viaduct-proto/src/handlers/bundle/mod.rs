@@ -1,5 +1,5 @@
-//! A flow over several connections: after each other (`migrate`, TESLA 4.4), side by side
-//! (`stripe`, TESLA 1), or both. What one loses goes over another.
+//! Flow over several connections: one after another (`migrate`, TESLA 4.4), in parallel
+//! (`stripe`, TESLA 1), or both. Data lost with one connection is resent on another.
 //!
 //! ```text
 //!                     ┌─ outgoing: blocks, until acknowledged ─▶ ┐  paths, each an output flow
@@ -8,15 +8,16 @@
 //!                                                                   slot 1: live ─────── bottom
 //! ```
 //!
-//! **Opening.** The connecting end says hello, and data at once; the welcome that comes back gives
-//! both a secret ([`secret`]), whose name the accepting end claims.
-//! **Joining.** Only the connecting end opens more connections: side by side, one a slot; after each
-//! other, when a slot's connection broke or is silent ([`path`]). The chain that accepts one gives it
-//! to the chain that claimed the session; there a challenge is sent, and the connection counts after
-//! the proof. It takes the place of its slot's former one, not before.
-//! **Data.** Numbered by their place in the flow; acknowledged by how many have been delivered. What
-//! was on a lost connection is sent again. Both ends hold at most `buffer` bytes.
-//! **Ends.** The flow is over when both ends have all of the other's, the end included.
+//! **Opening.** The connecting end sends a hello and may send data at once. The welcome in
+//! return gives both ends a secret ([`secret`]), whose ID the accepting end claims.
+//! **Joining.** Only the connecting end opens more connections: in parallel, one for each slot;
+//! one after another, when a slot's connection broke or is silent ([`path`]). The chain that
+//! accepts one gives it to the chain that has claimed the session. That chain sends a
+//! challenge, and the connection counts once the proof arrives. Only then does it replace the
+//! slot's former connection.
+//! **Data.** Numbered by offset in the flow, and acknowledged by the amount delivered. Data on
+//! a lost connection is retransmitted. Each end buffers at most `buffer` bytes.
+//! **Closing.** The flow is over when each end has all of the other's data, including the end.
 
 mod flight;
 mod hearing;
@@ -45,29 +46,29 @@ pub(super) use plan::{Plan, buffer, time};
 use session::Session;
 use wire::Frame;
 
-/// One flow.
+/// Handler of one flow.
 pub(super) struct Bundle {
     plan: Arc<Plan>,
     session: Session,
     paths: Vec<Path>,
-    /// Whether the first output flow takes bytes, until it is a path.
+    /// The first output flow takes bytes; used until it is a path.
     room: bool,
     out: Outgoing,
     back: Incoming,
-    /// Whether upstream takes bytes, and whether it was told to send none.
+    /// Upstream takes bytes, and was told to stop writing.
     open: bool,
     stopped: bool,
-    /// What is to be told of what was received, and by when.
+    /// Amount last acknowledged, and the deadline of the next acknowledgement.
     told: u64,
     tell_by: Option<Instant>,
-    /// The application has closed the flow, and reads no more; the latter by itself too.
+    /// The application has closed the flow, or at least reads no more (`deaf`).
     closed: bool,
     deaf: bool,
-    /// The application's end broke: the other end is told behind what was written.
+    /// The application's end was reset; the other end is told after the written data.
     aborted: bool,
-    /// A closed flow that the other end does not end is broken off then.
+    /// Time at which a closed flow is reset if the other end has not ended it.
     linger: Option<Instant>,
-    /// Our own and the other end's address, as they were at first.
+    /// Local and remote address of the first connection.
     names: [Option<Address>; 2],
     options: Vec<SocketOption>,
     over: bool,
@@ -100,26 +101,26 @@ impl Bundle {
         self.paths.iter_mut().find(|path| path.output == output)
     }
 
-    /// A connection has come so far.
+    /// Enters a stage of a connection's handshake.
     fn turn(&mut self, cx: &Context<'_>, output: Output, stage: Stage) {
         if let Some(path) = self.path(output) {
             path.turn(stage, cx.now());
         }
     }
 
-    /// The first connection.
+    /// Adds the first connection.
     fn begin(&mut self, cx: &mut Context<'_>, output: Output, stage: Stage) {
         let mut path = Path::new(output, 0, stage, cx.now());
         path.room = self.room;
         self.paths.push(path);
     }
 
-    /// Says something on a connection. One that takes no more is lost, and says so itself.
+    /// Sends a message on a connection. A broken connection reports that itself.
     fn say(cx: &mut Context<'_>, on: Output, frame: &Frame) {
         let _ = cx.output(on).write(frame.emit());
     }
 
-    /// Tells who finds ways below that the flow survives the loss of this connection.
+    /// Tells a `route` handler below that the flow survives the loss of this connection.
     fn is_movable(cx: &mut Context<'_>, output: Output) {
         let _ = cx.output(output).control("route", b"move");
     }
@@ -130,21 +131,21 @@ impl Bundle {
         }
     }
 
-    /// Gives a connection up; what was on it goes elsewhere.
+    /// Drops a connection; its data is retransmitted elsewhere.
     fn drop_path(&mut self, cx: &mut Context<'_>, output: Output) {
         self.paths.retain(|path| path.output != output);
         self.lost(output, cx.now());
         cx.unplumb(output);
     }
 
-    /// What is on its way on a connection may not arrive: what was sent goes again, and what was acknowledged is
-    /// acknowledged again.
+    /// Handles a possible loss of what is in flight on a connection: data is retransmitted, and
+    /// the last acknowledgement repeated.
     fn lost(&mut self, output: Output, now: Instant) {
         self.out.lost(output);
         self.tell_by = Some(now);
     }
 
-    /// The flow is over, and why; people are told.
+    /// Fails the flow, and logs the reason.
     fn fail(&mut self, cx: &mut Context<'_>, why: Failure, line: &dyn std::fmt::Display) {
         if !self.over {
             cx.say(line);
@@ -152,7 +153,7 @@ impl Bundle {
         }
     }
 
-    /// The flow is over, as the application hears.
+    /// Fails the flow, and tells the application.
     fn fall(&mut self, cx: &mut Context<'_>, why: Failure) {
         let answered = self.session.answered;
         self.leave(cx, true);
@@ -162,7 +163,7 @@ impl Bundle {
         }
     }
 
-    /// Ends all connections: at once, or when what was written on them has gone.
+    /// Ends all connections: at once, or after the data written on them.
     fn leave(&mut self, cx: &mut Context<'_>, at_once: bool) {
         self.over = true;
         cx.set_timer(TICK, None);
@@ -175,8 +176,8 @@ impl Bundle {
         }
     }
 
-    /// Whether nothing is missing but the other end's word that it has all: which it has if it is
-    /// gone.
+    /// Returns whether all data has been transferred and only the other end's last
+    /// acknowledgement may be missing. If the other end is gone, it has everything.
     fn has_ended(&self) -> bool {
         self.out.has_ended() && self.back.has_ended()
     }
@@ -189,7 +190,7 @@ impl Bundle {
     }
 }
 
-/// The only timer.
+/// Timer of the handler.
 const TICK: Timer = Timer(0);
 
 impl Handler for Bundle {
@@ -262,7 +263,7 @@ impl Handler for Bundle {
         self.settle(cx);
     }
 
-    /// What is on its way on one connection, another's reset would overtake.
+    /// Unacknowledged data, which a reset of another connection would overtake.
     fn held(&self) -> u64 {
         if self.over { 0 } else { self.out.costs().0 as u64 }
     }
@@ -285,8 +286,8 @@ impl Handler for Bundle {
         self.names[1].clone().or_else(|| cx.output(FIRST).getpeername())
     }
 
-    /// `retry`: the network has changed; all connections are doubted, and others made. Any other
-    /// request is answered with how things stand.
+    /// `retry`: the network has changed; all connections are suspected and replaced. Any other
+    /// request is answered with the status.
     fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         if to != self.plan.name {
             let output = self.paths.first().map_or(FIRST, |path| path.output);
@@ -326,7 +327,8 @@ impl Handler for Bundle {
         self.settle(cx);
     }
 
-    /// Reading goes on: acknowledgements must be heard. What comes is held, up to the buffer.
+    /// Connections are still read, because acknowledgements must be received. Data is buffered
+    /// up to the limit.
     fn may_avail(&mut self, cx: &mut Context<'_>, may: bool) {
         self.open = may;
         self.settle(cx);

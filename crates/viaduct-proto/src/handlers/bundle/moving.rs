@@ -1,4 +1,4 @@
-//! How bytes move, in both directions.
+//! Data transfer in both directions.
 
 use super::path::{Path, Stage};
 use super::wire::{self, Frame};
@@ -6,18 +6,18 @@ use super::{Bundle, TICK};
 use crate::flow::Context;
 use crate::time::Duration;
 
-/// Bytes of the flow that are handed on before the neighbours have their say.
+/// Bytes transferred in one turn, before the neighbours are called.
 const TURN: usize = 64 << 10;
-/// What is not sent yet of what the application wrote, before it is stopped.
+/// Unsent bytes at which the application is stopped.
 const MOST_UNSENT: usize = 64 << 10;
-/// Received bytes are acknowledged when they are so many, or so old.
+/// Received bytes after which, and delay within which, an acknowledgement is sent.
 const TELL_EVERY: u64 = 64 << 10;
 const TELL_AFTER: Duration = Duration::from_millis(25);
-/// A closed flow waits so long for the other end.
+/// Time that a closed flow waits for the other end.
 const LINGER: Duration = Duration::from_secs(60);
 
 impl Bundle {
-    /// Moves what can move, and sees to the timer.
+    /// Transfers what can be transferred, and sets the timer.
     pub(super) fn settle(&mut self, cx: &mut Context<'_>) {
         if self.over || !self.session.is_begun() {
             return;
@@ -42,7 +42,7 @@ impl Bundle {
         cx.set_timer(TICK, at);
     }
 
-    /// Hands on what is in order; whether there is more.
+    /// Delivers data in order; returns whether there is more.
     pub(super) fn deliver(&mut self, cx: &mut Context<'_>) -> bool {
         let mut delivered = 0;
         while (self.open || self.deaf) && delivered < TURN {
@@ -59,8 +59,8 @@ impl Bundle {
         (self.open || self.deaf) && self.back.has_next()
     }
 
-    /// Sends on connections that take bytes, those first where they arrive soonest; whether there is more that
-    /// they might take.
+    /// Sends on connections that take bytes, preferring those where a block arrives soonest;
+    /// returns whether there is more that they might take.
     pub(super) fn send(&mut self, cx: &mut Context<'_>) -> bool {
         let mut sent = 0;
         while self.out.has_unsent() && sent < TURN && self.out.fits(self.session.window) {
@@ -89,7 +89,8 @@ impl Bundle {
         self.out.has_unsent() && sent >= TURN
     }
 
-    /// The connection where a block arrives soonest of those that take one, and whether there is no other.
+    /// Connection on which a block arrives soonest, of those that take one, and whether it is
+    /// the only usable one.
     fn soonest(&self) -> Option<(usize, bool)> {
         let well = || self.paths.iter().enumerate().filter(|(_, path)| path.is_well());
         let is_alone = well().count() == 1;
@@ -100,11 +101,11 @@ impl Bundle {
         Some((soonest, is_alone))
     }
 
-    /// Acknowledges what has been delivered, now or soon.
+    /// Acknowledges delivered data, now or soon.
     pub(super) fn tell(&mut self, cx: &mut Context<'_>) {
         let (now, received) = (cx.now(), self.back.received());
         let live = self.paths.iter().filter(|path| path.stage == Stage::Live);
-        // The one that was heard last is the likeliest to be heard.
+        // The connection that was heard last is the most likely to work.
         let Some(path) = live.max_by_key(|path| (path.is_well(), path.heard())) else {
             self.tell_by = None;
             return;
@@ -120,10 +121,10 @@ impl Bundle {
         (self.told, self.tell_by) = (received, None);
     }
 
-    /// Stops the application, or lets it go on.
+    /// Stops or resumes the application.
     pub(super) fn steer(&mut self, cx: &mut Context<'_>) {
         let (kept, unsent) = self.out.costs();
-        // As much below a small buffer's brim as suits it.
+        // Headroom below the limit, smaller for a small buffer.
         let below = |brim: usize| brim - MOST_UNSENT.min(brim / 2);
         let full = below(self.session.window.min(self.plan.buffer));
         let stop = match self.stopped {

@@ -1,4 +1,4 @@
-//! Bytes towards the network: kept until the other end has them, wherever they were sent.
+//! Send buffer: keeps data until the other end has acknowledged it, on any connection.
 
 use std::collections::VecDeque;
 
@@ -7,26 +7,26 @@ use bytes::Bytes;
 use super::wire::MOST_DATA;
 use crate::flow::Output;
 
-/// What a block costs beside its bytes.
+/// Overhead of a block in bytes.
 pub(super) const BLOCK_COST: usize = 64;
 
-/// A piece of the flow.
+/// Piece of the flow.
 pub(super) struct Block {
     pub(super) at: u64,
     pub(super) data: Bytes,
-    /// Nothing follows.
+    /// The block is the end of the flow.
     pub(super) is_end: bool,
-    /// Where it was sent.
+    /// Connection that it was sent on.
     on: Option<Output>,
 }
 
 #[derive(Default)]
 pub(super) struct Outgoing {
     blocks: VecDeque<Block>,
-    /// What comes next has this number.
+    /// Offset of the next byte.
     next: u64,
     ended: bool,
-    /// All blocks before this one have been sent.
+    /// Index before which all blocks have been sent.
     first_unsent: usize,
     unsent: usize,
     cost: usize,
@@ -50,7 +50,7 @@ impl Outgoing {
         }
     }
 
-    /// Nothing follows.
+    /// Appends the end of the flow.
     pub(super) fn end(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
             self.add(Bytes::new(), true);
@@ -65,7 +65,7 @@ impl Outgoing {
         self.blocks.push_back(block);
     }
 
-    /// Whether the other end has everything, the end among it.
+    /// Returns whether the other end has acknowledged everything, including the end.
     pub(super) fn is_done(&self) -> bool {
         self.ended && self.blocks.is_empty()
     }
@@ -74,12 +74,12 @@ impl Outgoing {
         self.ended
     }
 
-    /// What all blocks cost, and those that were not sent.
+    /// Cost of all blocks, and of those that have not been sent.
     pub(super) fn costs(&self) -> (usize, usize) {
         (self.cost, self.unsent)
     }
 
-    /// The next block to send, which is on its way on `on` now.
+    /// Returns the next block to send, and marks it as in flight on `on`.
     pub(super) fn send(&mut self, on: Output) -> Option<&Block> {
         self.find_unsent()?;
         let block = self.blocks.get_mut(self.first_unsent)?;
@@ -96,7 +96,7 @@ impl Outgoing {
         Some(())
     }
 
-    /// Whether another block fits what the other end holds.
+    /// Returns whether another block fits the other end's receive window.
     pub(super) fn fits(&self, window: usize) -> bool {
         let flying = self.cost - self.unsent;
         flying == 0 || flying + MOST_DATA + BLOCK_COST <= window
@@ -106,7 +106,8 @@ impl Outgoing {
         self.unsent > 0
     }
 
-    /// The other end has all before `received`; false if it cannot have that.
+    /// Handles an acknowledgement of all bytes before `received`; false if those were never
+    /// sent.
     pub(super) fn acked(&mut self, received: u64, mut gone: impl FnMut(Output, usize)) -> bool {
         while let Some(block) = self.blocks.front().filter(|block| block.end() <= received) {
             self.cost -= block.cost();
@@ -120,7 +121,7 @@ impl Outgoing {
         received <= self.next
     }
 
-    /// What was sent on `lost` is to be sent again.
+    /// Marks everything sent on `lost` for retransmission.
     pub(super) fn lost(&mut self, lost: Output) {
         for (number, block) in self.blocks.iter_mut().enumerate().rev() {
             if block.on == Some(lost) {

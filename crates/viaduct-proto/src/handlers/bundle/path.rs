@@ -1,4 +1,4 @@
-//! One connection of a bundle: what it is in the middle of, and whether it is alive.
+//! State and liveness of one connection of a bundle.
 
 use bytes::BytesMut;
 
@@ -7,33 +7,33 @@ use super::wire::Nonce;
 use crate::flow::Output;
 use crate::time::{Duration, Instant};
 
-/// A connection that should say something and does not is suspected after this, and later after
-/// each false alarm.
+/// Time after which an unanswered ping makes a connection suspect; doubles up to the maximum
+/// with each false alarm.
 const PATIENCE: Duration = Duration::from_secs(1);
 const MOST_PATIENCE: Duration = Duration::from_secs(8);
-/// It is asked for a sign of life when it has been quiet for so long: soon while something is on
-/// its way, and ever later while nothing is.
+/// Idle times after which a ping is sent: short while data is in flight, otherwise increasing
+/// from `LATER` to `LATEST`.
 const SOON: Duration = Duration::from_millis(500);
 const LATER: Duration = Duration::from_secs(1);
 const LATEST: Duration = Duration::from_secs(30);
-/// An attempt takes no longer.
+/// Timeout of an attempt to connect and join.
 const ATTEMPT: Duration = Duration::from_secs(4);
-/// Nor does a stranger, until it has said what it wants.
+/// Timeout of a connection that has not completed the handshake.
 const STRANGER: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The session's first connection is being made, which may take its time.
+    /// First connection of the session, connecting. No timeout of its own.
     Calling,
-    /// It is there, and not welcome yet: bytes flow already.
+    /// First connection, before the welcome; data may be sent already.
     Opening,
-    /// Another is being made.
+    /// Additional connection, connecting.
     Dialling,
-    /// Another, until its challenge comes.
+    /// Additional connection, waiting for its challenge.
     Joining(Nonce),
-    /// It was accepted, and has not said what it wants.
+    /// Accepted connection without a message yet.
     Fresh,
-    /// It was challenged.
+    /// Accepted connection that was sent a challenge.
     Proving([Nonce; 2]),
     Live,
 }
@@ -43,13 +43,13 @@ pub(super) struct Path {
     pub(super) slot: u8,
     pub(super) stage: Stage,
     pub(super) inbox: BytesMut,
-    /// Whether it takes bytes.
+    /// The connection takes bytes.
     pub(super) room: bool,
-    /// Bytes sent on it and not known to have arrived.
+    /// Bytes sent and not acknowledged.
     pub(super) flying: usize,
-    /// The same of it alone, where there are others beside it.
+    /// Bytes in flight by the connection's own pings, where there are several connections.
     pub(super) flight: Flight,
-    /// It should have said something.
+    /// The connection has not answered in time.
     pub(super) suspect: bool,
     began: Instant,
     heard: Instant,
@@ -58,15 +58,15 @@ pub(super) struct Path {
     patience: Duration,
 }
 
-/// What is to be done about a connection.
+/// Action that is due for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
-    /// Ask for a sign of life.
+    /// Send a ping.
     Ping,
-    /// It has said nothing, and is doubted from now on.
+    /// A ping was not answered; the connection is suspect from now on.
     Doubt,
-    /// It took too long.
+    /// The handshake has timed out.
     Drop,
 }
 
@@ -89,7 +89,7 @@ impl Path {
         }
     }
 
-    /// Whether bytes can be sent on it.
+    /// Returns whether data can be sent on the connection.
     pub(super) fn carries(&self) -> bool {
         matches!(self.stage, Stage::Opening | Stage::Live)
     }
@@ -98,22 +98,22 @@ impl Path {
         self.carries() && !self.suspect
     }
 
-    /// Whether it was accepted and has proven nothing.
+    /// Returns whether the connection was accepted and is not authenticated.
     pub(super) fn is_stranger(&self) -> bool {
         matches!(self.stage, Stage::Fresh | Stage::Proving(_))
     }
 
-    /// Whether it is on its way to be another connection of this end's.
+    /// Returns whether the connection is being added by this end.
     pub(super) fn is_attempt(&self) -> bool {
         matches!(self.stage, Stage::Dialling | Stage::Joining(_))
     }
 
-    /// When it said something.
+    /// Time at which data was last received.
     pub(super) fn heard(&self) -> Instant {
         self.heard
     }
 
-    /// It said something; whether it was suspected.
+    /// Records received data; returns whether the connection was suspect.
     pub(super) fn hear(&mut self, now: Instant) -> bool {
         if self.suspect {
             self.patience = (self.patience * 2).min(MOST_PATIENCE);
@@ -122,12 +122,12 @@ impl Path {
         std::mem::take(&mut self.suspect)
     }
 
-    /// Bytes of the flow passed: it is not idle.
+    /// Resets the idle backoff, because data of the flow was transferred.
     pub(super) fn busy(&mut self) {
         self.quiet = LATER;
     }
 
-    /// It has come so far.
+    /// Enters a stage of the handshake.
     pub(super) fn turn(&mut self, stage: Stage, now: Instant) {
         (self.stage, self.began) = (stage, now);
         self.hear(now);
@@ -137,7 +137,7 @@ impl Path {
         self.heard + if self.flying > 0 { SOON } else { self.quiet }
     }
 
-    /// When to look at it again.
+    /// Time of the next check.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.stage {
             Stage::Calling => None,
@@ -151,7 +151,7 @@ impl Path {
         }
     }
 
-    /// Looks at it.
+    /// Checks the connection, and returns the action that is due.
     pub(super) fn look(&mut self, now: Instant) -> Due {
         if self.deadline().is_none_or(|at| now < at) {
             return Due::Nothing;
@@ -171,7 +171,7 @@ impl Path {
         Due::Ping
     }
 
-    /// It may be no good: nothing counts as being on its way.
+    /// Marks the connection as suspect; nothing counts as in flight.
     pub(super) fn doubt(&mut self) {
         self.suspect = true;
         self.flying = 0;

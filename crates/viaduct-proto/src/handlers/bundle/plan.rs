@@ -1,32 +1,32 @@
-//! What a bundle is asked to be.
+//! Settings of a bundle.
 
 use crate::flow::{Address, Arguments};
 use crate::keys::Entropy;
 use crate::time::Duration;
 
-/// The settings of all flows of a chain.
+/// Settings of all flows of a chain.
 pub(in crate::handlers) struct Plan {
-    /// The handler's name.
+    /// Name of the handler.
     pub(in crate::handlers) name: &'static str,
-    /// Connections side by side.
+    /// Number of parallel connections.
     pub(in crate::handlers) paths: usize,
-    /// Where each is bound to, by turns; nowhere if empty.
+    /// Local addresses that connections are bound to, in turn; unbound if empty.
     pub(in crate::handlers) from: Vec<Address>,
-    /// How long the flow may be without any connection.
+    /// Maximum time without any connection before the flow fails.
     pub(in crate::handlers) within: Duration,
-    /// Bytes kept each way.
+    /// Bytes buffered in each direction.
     pub(in crate::handlers) buffer: usize,
-    /// The application is to be stopped meanwhile.
+    /// Asks for the application to be stopped while there is no connection.
     pub(in crate::handlers) freeze: bool,
     pub(in crate::handlers) entropy: Entropy,
 }
 
-/// At least so much makes sense, and no more is given.
+/// Minimum and maximum of `buffer=`, and its default.
 pub(super) const LEAST_BUFFER: usize = 64 << 10;
 const MOST_BUFFER: usize = 256 << 20;
 const DEFAULT_BUFFER: usize = 8 << 20;
 
-/// `buffer=`, in bytes.
+/// Takes `buffer=`, in bytes.
 pub(in crate::handlers) fn buffer(arguments: &mut Arguments) -> Result<usize, String> {
     let bytes = |text: &str| {
         let units = [("k", 10), ("M", 20)];
@@ -39,7 +39,7 @@ pub(in crate::handlers) fn buffer(arguments: &mut Arguments) -> Result<usize, St
     Ok(arguments.take("buffer", expected, bytes)?.unwrap_or(DEFAULT_BUFFER))
 }
 
-/// A time such as `30s`, `5m` or `2h`.
+/// Parses a time such as `30s`, `5m` or `2h`.
 pub(in crate::handlers) fn time(text: &str) -> Option<Duration> {
     let units = [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)];
     let (number, unit) = units.iter().find_map(|&(u, by)| Some((text.strip_suffix(u)?, by)))?;

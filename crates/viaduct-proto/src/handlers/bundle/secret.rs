@@ -1,8 +1,8 @@
-//! What only the two ends of a session know, and how they prove it on another connection.
+//! Session secret, and proofs of its possession on further connections.
 //!
-//! The secret is that of two keys which are made for the session and forgotten with it. Whoever has
-//! only seen the opening cannot have it; whoever altered it had both halves of the path, which is
-//! what `crypt` is for.
+//! The secret is derived from two ephemeral keys of the session. A passive observer of the
+//! opening cannot derive it. An active attacker who replaced both keys can; `crypt` protects
+//! against that.
 
 use ring::hmac;
 
@@ -14,14 +14,14 @@ pub(super) struct Secret {
     key: hmac::Key,
 }
 
-/// What a proof is about: fresh on both ends, so that none fits twice.
+/// Subject of a proof, with a fresh nonce of each end, so that no proof can be replayed.
 pub(super) struct Claim {
     pub(super) slot: u8,
-    /// Of the end that joins, and of the other.
+    /// Nonces of the joining end and of the other end.
     pub(super) nonces: [Nonce; 2],
 }
 
-/// Who proves.
+/// End that makes a proof.
 #[derive(Clone, Copy)]
 pub(super) enum Prover {
     Joining = 1,
@@ -29,8 +29,8 @@ pub(super) enum Prover {
 }
 
 impl Secret {
-    /// Of our key and the public keys of the connecting and the accepting end; `None` if `theirs`
-    /// is no honest key.
+    /// Derives the secret from our key and the public keys of the connecting and the accepting
+    /// end; `None` if `theirs` is a degenerate key.
     pub(super) fn new(mine: &SecretKey, theirs: &Public, publics: [&Public; 2]) -> Option<Secret> {
         let shared = mine.shared(&PublicKey::from_bytes(*theirs))?;
         let derive = |label: &[u8]| shared.derive(&[label, publics[0], publics[1]].concat());

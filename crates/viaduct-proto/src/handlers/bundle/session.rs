@@ -1,4 +1,4 @@
-//! What a bundle's end knows of its session.
+//! Session state of one end of a bundle.
 
 use super::plan::{LEAST_BUFFER, Plan};
 use super::secret::Secret;
@@ -7,30 +7,30 @@ use crate::flow::{Address, Context};
 use crate::keys::{Entropy, SecretKey};
 use crate::time::{Duration, Instant};
 
-/// How soon a connection is tried again at first.
+/// Initial interval between attempts to connect.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 
-/// What a bundle's end knows of its session.
+/// Session state of one end of a bundle.
 pub(super) struct Session {
     pub(super) entropy: Entropy,
-    /// Where to, if this end connects.
+    /// Destination, if this end connects.
     pub(super) to: Option<Address>,
     pub(super) mine: Option<SecretKey>,
     pub(super) secret: Option<Secret>,
-    /// The session was welcomed here and its name claimed.
+    /// The session was accepted here, and its ID claimed.
     pub(super) claimed: bool,
-    /// The application has been told of the flow.
+    /// The application was told of the flow.
     pub(super) answered: bool,
-    /// What the other end holds at most.
+    /// Receive window of the other end, in bytes.
     pub(super) window: usize,
     pub(super) slots: Vec<Slot>,
-    /// Since when no connection is well.
+    /// Time since which no connection is usable.
     pub(super) lost: Option<Instant>,
 }
 
-/// A connection that should be there.
+/// Slot for a connection that should exist.
 pub(super) struct Slot {
-    /// When it is tried next, and how long after that again.
+    /// Time of the next attempt, and the interval to the one after it.
     pub(super) next: Option<Instant>,
     pub(super) wait: Duration,
 }
@@ -51,7 +51,7 @@ impl Session {
         }
     }
 
-    /// This end connects, to there.
+    /// Marks this end as connecting, to `to`.
     pub(super) fn calls(&mut self, to: Address) {
         self.to = Some(to);
     }
@@ -60,7 +60,7 @@ impl Session {
         self.to.is_some() || self.answered
     }
 
-    /// The other end is no more than `window` bytes behind.
+    /// Sets the secret, and the other end's receive window.
     pub(super) fn has(&mut self, secret: Secret, window: u32) {
         self.window = (window as usize).max(LEAST_BUFFER);
         self.secret = Some(secret);
@@ -87,14 +87,14 @@ impl Session {
         }
     }
 
-    /// A slot's connection came about: the next one may be tried soon.
+    /// Resets the backoff of a slot whose connection has joined.
     pub(super) fn is_met(&mut self, slot: u8) {
         if let Some(slot) = self.slots.get_mut(usize::from(slot)) {
             slot.wait = FIRST_RETRY;
         }
     }
 
-    /// All slots may be tried at once.
+    /// Lets all slots connect at once.
     pub(super) fn hurry(&mut self, now: Instant) {
         self.slots.iter_mut().for_each(|slot| *slot = Slot { next: Some(now), wait: FIRST_RETRY });
     }

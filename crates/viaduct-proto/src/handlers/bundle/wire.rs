@@ -1,23 +1,23 @@
-//! What the ends of a bundle say to each other: all messages and their numbers.
+//! Messages between the ends of a bundle.
 //!
 //! ```text
 //!   0 hello      "viaduct" 1, public 32, window 4      opens a session, on its first connection
-//!   1 welcome    public 32, window 4                   the answer; both now have the secret
+//!   1 welcome    public 32, window 4                   the answer; both ends now have the secret
 //!   2 join       session 16, slot 1, nonce 16          another connection of a session
 //!   3 challenge  nonce 16, received 8, proof 32
-//!   4 proof      received 8, proof 32                  from here on the connection counts
-//!   5 unknown                                          there is no such session
+//!   4 proof      received 8, proof 32                  the connection counts from here on
+//!   5 unknown                                          no such session
 //!   6 data       at 8, length 2, bytes
-//!   7 ack        received 8                            all before it; the end counts as a byte
+//!   7 ack        received 8                            all bytes before; the end counts as a byte
 //!   8 end        at 8
 //!   9 ping   10 pong   11 reset
 //! ```
 
 use bytes::{Buf as _, Bytes, BytesMut};
 
-/// Bytes of one message, at most.
+/// Maximum length of a message's data.
 pub(super) const MOST_DATA: usize = 32 << 10;
-/// Data shorter than this is copied behind its head: that is cheaper than a piece of its own.
+/// Data shorter than this is copied behind its header, which is cheaper than a separate piece.
 const SHORT: usize = 2 << 10;
 const MAGIC: &[u8; 8] = b"viaduct\x01";
 const DATA: u8 = 6;
@@ -45,13 +45,13 @@ pub(super) enum Frame {
     Reset,
 }
 
-/// Bytes that no end of ours sends.
+/// Error: bytes that are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bytes that are no message; has the other end this handler in the same place?")]
 pub(super) struct NoFrame;
 
 impl Frame {
-    /// The message; of [`Frame::Data`] too, for what is short.
+    /// Serializes the message. For [`Frame::Data`] use [`data`], unless the data is short.
     pub(super) fn emit(&self) -> Bytes {
         let mut out = Vec::with_capacity(64);
         match self {
@@ -82,7 +82,7 @@ impl Frame {
         out.into()
     }
 
-    /// Takes the next message, if it is here whole.
+    /// Takes the next message, if it is complete.
     pub(super) fn take(inbox: &mut BytesMut) -> Result<Option<Frame>, NoFrame> {
         let Some(&kind) = inbox.first() else { return Ok(None) };
         let length = match kind {
@@ -102,7 +102,8 @@ impl Frame {
             7 | 8 => 1 + 8,
             _ => return Err(NoFrame),
         };
-        // A stranger is known by its first bytes, not by the many that are waited for.
+        // Another protocol is recognized by its first bytes, before the full length has
+        // arrived.
         let magic = inbox.len().min(1 + MAGIC.len());
         if kind == 0 && inbox[1..magic] != MAGIC[..magic - 1] {
             return Err(NoFrame);
@@ -115,7 +116,7 @@ impl Frame {
         Ok(Some(Frame::of(kind, body)))
     }
 
-    /// The message of a kind that there is, whose body has its length.
+    /// Decodes a message of a known kind, whose body has the right length.
     fn of(kind: u8, mut body: BytesMut) -> Frame {
         match kind {
             0 => {
@@ -149,7 +150,7 @@ impl Frame {
     }
 }
 
-/// A data message, in the pieces to write.
+/// Data message in the pieces to write.
 pub(super) fn data(at: u64, data: &Bytes) -> [Option<Bytes>; 2] {
     if data.len() < SHORT {
         return [Some(Frame::Data { at, data: data.clone() }.emit()), None];

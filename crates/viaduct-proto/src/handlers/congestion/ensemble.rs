@@ -1,8 +1,8 @@
-//! The flows to one destination, and what they share: one window, dealt fairly.
+//! Flows to one destination, which share one window by max-min fairness.
 //!
 //! ```text
-//!   flow 1  ██████████        level: as much as each may have on its way; who wants less leaves the
-//!   flow 2  ██████████ ····   rest to the others (max-min), and all of it together is the window
+//!   flow 1  ██████████        level: bytes in flight that each flow may have. A flow that wants
+//!   flow 2  ██████████ ····   less leaves the rest to the others; the sum is the window
 //!   flow 3  ███
 //! ```
 
@@ -12,43 +12,45 @@ use super::window::{Path, Window};
 use crate::flow::Measure;
 use crate::time::{Duration, Instant};
 
-/// Segments that every flow may have on its way, however many they are: none starves.
+/// Segments that every flow may have in flight, however many flows there are, so that none
+/// starves.
 const FLOOR: f64 = 2.0;
-/// How often the level is taken anew at most.
+/// Minimum interval between computations of the level.
 const LEVEL: Duration = Duration::from_millis(1);
-/// Flows that look as often as they can.
+/// Number of flows up to which each is checked as often as possible.
 const CROWD: usize = 16;
-/// Bytes of a segment, while no connection has said.
+/// Segment size until a connection has reported one, in bytes.
 const SEGMENT: u32 = 1448;
 
-/// A flow among them.
+/// A flow of the ensemble.
 #[derive(Clone, Copy, Debug, Default)]
 struct Member {
-    /// What was measured last, and what it has let go since.
+    /// Last measurement, and bytes sent since.
     measure: Measure,
     since: u64,
-    /// Bytes that wait to be let go.
+    /// Bytes that wait to be sent.
     waiting: u64,
-    /// Until so many are acknowledged, what is sent again was lost before the window was last reduced.
+    /// Until this many bytes are acknowledged, retransmissions are of losses before the last
+    /// reduction.
     recovers: u64,
 }
 
-/// All of one destination.
+/// All flows to one destination.
 #[derive(Debug)]
 pub(super) struct Ensemble {
     window: Window,
     members: BTreeMap<u64, Member>,
-    /// Bytes that all hold.
+    /// Sum of the bytes that the flows' connections hold.
     held: u64,
     level: f64,
     leveled: Option<Instant>,
-    /// When the last has left.
+    /// Time at which the last flow left.
     left: Option<Instant>,
     path: Path,
 }
 
 impl Ensemble {
-    /// Nobody's yet.
+    /// Ensemble without flows.
     pub(super) fn new() -> Ensemble {
         let segment = f64::from(SEGMENT);
         Ensemble {
@@ -62,13 +64,13 @@ impl Ensemble {
         }
     }
 
-    /// A flow is one of them from now on.
+    /// Adds a flow.
     pub(super) fn join(&mut self, id: u64) {
         self.members.insert(id, Member::default());
         (self.leveled, self.left) = (None, None);
     }
 
-    /// It has ended.
+    /// Removes a flow.
     pub(super) fn leave(&mut self, id: u64, now: Instant) {
         if let Some(member) = self.members.remove(&id) {
             self.held -= member.held();
@@ -79,12 +81,12 @@ impl Ensemble {
         }
     }
 
-    /// How long nobody has been there.
+    /// Time since the last flow left; `None` while there are flows.
     pub(super) fn idle(&self, now: Instant) -> Option<Duration> {
         self.left.map(|left| now.since(left))
     }
 
-    /// What was measured of a flow, and how many bytes of it wait.
+    /// Handles a flow's measurement and the number of its bytes that wait.
     pub(super) fn report(&mut self, id: u64, measure: Measure, waiting: usize, now: Instant) {
         let Some(member) = self.members.get_mut(&id) else { return };
         let (before, known) = (member.measure, member.measure.rtt > Duration::ZERO);
@@ -115,8 +117,9 @@ impl Ensemble {
         self.take_level(now);
     }
 
-    /// Bytes that a flow may let go now: whole segments, or all that waits. A window that grows by bytes would else
-    /// be sent in packets of a few (RFC 1122, 4.2.3.4), each of which a full queue may drop as it drops a whole one.
+    /// Bytes that a flow may send now: whole segments, or all that waits. A window that grows
+    /// by bytes would otherwise be sent in small packets (RFC 1122, 4.2.3.4), and a full queue
+    /// may drop each of those as it drops a whole one.
     pub(super) fn may_send(&self, id: u64) -> usize {
         let Some(member) = self.members.get(&id) else { return usize::MAX };
         let least = FLOOR * self.path.segment - member.held() as f64;
@@ -134,7 +137,7 @@ impl Ensemble {
         }
     }
 
-    /// It has let so many go.
+    /// Accounts for bytes that the flow has sent.
     pub(super) fn sent(&mut self, id: u64, bytes: usize) {
         if let Some(member) = self.members.get_mut(&id) {
             member.since += bytes as u64;
@@ -143,15 +146,16 @@ impl Ensemble {
         }
     }
 
-    /// How soon to look again. What is let go late, and in bursts, finds a queue full that others, clocked
-    /// by their acknowledgements, find room in; so often, unless there are many who look.
+    /// Interval until the next check. Data released late and in bursts finds a full queue,
+    /// while competing flows, clocked by their acknowledgements, find room. The interval is
+    /// therefore short, unless there are many flows.
     pub(super) fn tick(&self) -> Duration {
         let crowd = u32::try_from(self.members.len().div_ceil(CROWD)).unwrap_or(u32::MAX);
         let tick = (self.path.rtt / 64).max(Duration::from_millis(1));
         tick.saturating_mul(crowd).min(Duration::from_millis(25))
     }
 
-    /// For people.
+    /// Summary for people.
     pub(super) fn text(&self) -> String {
         format!(
             "{} flows share {:.0} kB, {:.0} kB of it on the way; {} losses, round trip {:.1} ms",
@@ -168,7 +172,8 @@ impl Ensemble {
         self.held.saturating_sub(unsent) as f64
     }
 
-    /// Deals the window: who wants less than the level has what it wants, and all others the level.
+    /// Computes the level: flows that want less get what they want, and all others get the
+    /// level.
     fn take_level(&mut self, now: Instant) {
         if self.leveled.is_some_and(|at| now.since(at) < LEVEL) {
             return;
@@ -186,13 +191,13 @@ impl Member {
         self.measure.held + self.since
     }
 
-    /// Bytes that are on their way, or will be at once.
+    /// Bytes in flight, or about to be.
     fn sent(&self) -> u64 {
         self.held().saturating_sub(self.measure.unsent)
     }
 
-    /// Its connection's own window is what keeps it back, after a loss say: what it leaves of its share is
-    /// the others'.
+    /// Returns whether the connection's own window is the limit, for instance after a loss.
+    /// Such a flow leaves the rest of its share to the others.
     fn is_full(&self, segment: f64) -> bool {
         self.measure.unsent as f64 >= segment
     }
@@ -202,8 +207,8 @@ impl Member {
     }
 }
 
-/// How much each may have of `all` so that nothing is left over while somebody wants more; `wants` are
-/// sorted.
+/// Max-min fair level: the share of `all` for each flow such that nothing remains while a flow
+/// wants more. `wants` must be sorted.
 fn level(wants: &[u64], all: f64) -> f64 {
     let mut left = all;
     for (n, &want) in wants.iter().enumerate() {
@@ -213,7 +218,7 @@ fn level(wants: &[u64], all: f64) -> f64 {
         }
         left -= want as f64;
     }
-    // Nobody is kept back: whoever wants more next may have the rest.
+    // No flow is limited; each may use the rest.
     wants.last().map_or(all, |&most| most as f64 + left)
 }
 
@@ -236,8 +241,8 @@ mod tests {
             prop_assert!((dealt - wanted.min(all)).abs() < 1.0, "{} of {} {}", dealt, wanted, all);
         }
 
-        /// Whatever happens in whatever order: all together hold no more than the window was at its
-        /// widest and a floor each, what each holds is what was counted, and nobody starves.
+        /// Invariants under any sequence of events: the sum in flight is at most the largest
+        /// window plus a floor for each flow, the accounting is exact, and no flow starves.
         #[test]
         fn together_they_keep_to_the_window(
             steps in proptest::collection::vec((0..5u64, 0..6u8, 0..100_000usize), 1..300),
@@ -283,9 +288,9 @@ mod tests {
         }
     }
 
-    /// A bottleneck of `rate` bytes a millisecond with room for `queue` bytes, 20 ms from each end;
-    /// `groups` of flows that share a window each, all of them with more to send than they may. Bytes of
-    /// each flow that got through in the second half.
+    /// Simulates a bottleneck of `rate` bytes a millisecond with a queue of `queue` bytes, 20
+    /// ms from each end, and `groups` of flows that share a window each. All flows always have
+    /// data. Returns the bytes of each flow that arrived in the second half.
     fn compete(groups: &[usize], rate: f64, queue: f64, millis: u64) -> Vec<Vec<f64>> {
         let mut worlds: Vec<_> = groups.iter().map(|&count| Group::new(count)).collect();
         let mut backlog = 0.0f64;
@@ -307,7 +312,7 @@ mod tests {
     struct Group {
         all: Ensemble,
         kernels: Vec<Measure>,
-        /// When what was sent is acknowledged, or known to be lost.
+        /// Packets in flight: time, bytes, and whether they were lost.
         wires: Vec<std::collections::VecDeque<(u64, u64, bool)>>,
         passed: Vec<f64>,
     }

@@ -8,12 +8,13 @@
 //!                              ▲ acknowledged, sent again, round trip ┘
 //! ```
 //!
-//! Each flow has a TCP connection of its own, with the kernel's own congestion control, which is the
-//! upper bound. Above it, what all flows to an address together have on their way is kept to one window;
-//! it grows and shrinks by what all connections see, as one connection's would. So n flows take what one
-//! takes, and share it alike; and one that joins has its share at once, without looking for it by losses.
+//! Each flow has a TCP connection of its own with the kernel's own congestion control, which is
+//! the upper bound. Above it, the bytes in flight of all flows to an address are limited to one
+//! shared window, which grows and shrinks with the signals of all connections, as that of a
+//! single connection would. So n flows together take the share of one flow and divide it
+//! evenly, and a new flow has its share at once, without probing for it by losses.
 //!
-//! `window` says how much may be on its way, `ensemble` who may send it; here is a flow.
+//! `window` computes the shared window, `ensemble` divides it; this module has the handler.
 
 mod ensemble;
 mod window;
@@ -32,14 +33,14 @@ use crate::flow::{
 };
 use crate::time::{Duration, Instant};
 
-/// Bytes of a flow that may wait here before their source is stopped.
+/// Bytes of a flow that may wait here before its source is stopped.
 const HELD: usize = 64 << 10;
-/// How long what is known of a path is kept after its last flow.
+/// Time for which the state of a path is kept after its last flow.
 const KEPT: Duration = Duration::from_secs(10);
-/// Destinations that are told of.
+/// Maximum number of destinations in a report.
 const TOLD: usize = 64;
 
-/// All that is known of paths, by destination.
+/// State of all paths, by destination.
 #[derive(Debug, Default)]
 struct Shared {
     paths: BTreeMap<String, Ensemble>,
@@ -48,10 +49,10 @@ struct Shared {
 
 struct CongestionFactory(Arc<Mutex<Shared>>);
 
-/// A flow.
+/// Handler of one flow.
 struct Congestion {
     shared: Arc<Mutex<Shared>>,
-    /// Where it belongs, once it is there, and its number.
+    /// Destination and number of the flow, once it is connected.
     joined: Option<(String, u64)>,
     lane: Lane<End>,
     now: Instant,
@@ -61,7 +62,7 @@ pub(super) fn about() -> About {
     About::new("congestion", "has flows to one destination share a congestion estimate")
 }
 
-/// It has no settings.
+/// Makes the factory; there are no settings.
 pub(super) fn build(_: &mut Arguments) -> Result<Arc<dyn Factory>, String> {
     Ok(Arc::new(CongestionFactory(Arc::default())))
 }
@@ -105,7 +106,7 @@ impl Shared {
 }
 
 impl Congestion {
-    /// The connection is there: it is one of those to its destination.
+    /// Adds the established connection to those of its destination.
     fn join(&mut self, cx: &mut Context<'_>) {
         let to = match cx.output(FIRST).getpeername() {
             Some(Address::Ip(at)) => at.ip().to_canonical().to_string(),
@@ -116,14 +117,14 @@ impl Congestion {
         self.joined = Some((to, id));
     }
 
-    /// Lets go what may go, and comes back for the rest.
+    /// Sends what may be sent, and sets the timer for the rest.
     fn release(&mut self, cx: &mut Context<'_>) {
         self.now = cx.now();
         let measure = cx.output(FIRST).measure();
         let mut tick = None;
         loop {
             let mut shared = lock(&self.shared);
-            // One that nobody measures, a session of a tunnel say, is not kept back.
+            // A connection without measurements, such as a stream in a tunnel, is not limited.
             let most = match (&self.joined, measure) {
                 (Some((to, id)), Some(measure)) => match shared.paths.get_mut(to) {
                     Some(path) if tick.is_none() => {
@@ -143,7 +144,7 @@ impl Congestion {
                 path.sent(*id, data.len());
             }
             drop(shared);
-            // A flow that takes no more tells upstream itself.
+            // A flow that takes no more reports that upstream itself.
             let _ = cx.output(FIRST).write(data);
         }
         match self.lane.pop_end(self.now) {
@@ -154,7 +155,7 @@ impl Congestion {
         if let Some(may) = self.lane.steer(HELD) {
             cx.upstream().may_write(may);
         }
-        // While something waits here or there, it is looked whether more may go.
+        // While bytes wait, here or in the connection, the limit is checked periodically.
         let busy = self.lane.len() > 0 || measure.is_some_and(|of| of.held > 0);
         cx.set_timer(Timer(0), tick.filter(|_| busy).map(|tick| self.now + tick));
     }
@@ -216,7 +217,7 @@ impl Handler for Congestion {
         cx.upstream().failed(why);
     }
 
-    /// Any request is answered with what is known of all paths.
+    /// Answers any request with the state of all paths.
     fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         if to != "congestion" {
             return cx.output(FIRST).control(to, request);

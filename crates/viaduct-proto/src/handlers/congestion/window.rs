@@ -1,50 +1,51 @@
-//! How much may be on its way: one window, moved as one TCP connection moves its own (CUBIC, RFC 9438).
+//! Congestion window, shared by the flows to one destination. It behaves as that of one TCP
+//! connection (CUBIC, RFC 9438).
 
 use crate::time::{Duration, Instant};
 
-/// Segments to begin with (RFC 6928), and at least.
+/// Initial window (RFC 6928) and minimum window, in segments.
 const INITIAL: f64 = 10.0;
 const LEAST: f64 = 2.0;
-/// What a loss leaves of it.
+/// Multiplicative decrease: factor of the window after a loss.
 const KEPT: f64 = 0.7;
-/// How fast it grows, in segments a second cubed.
+/// CUBIC's C: growth in segments per second cubed.
 const SCALE: f64 = 0.4;
-/// Segments a round trip, of a window that is no more aggressive than Reno's.
+/// Additive increase in segments a round trip that is no more aggressive than Reno.
 const FRIENDLY: f64 = 3.0 * (1.0 - KEPT) / (1.0 + KEPT);
-/// How much longer a round trip may get before the first doubling ends: an eighth, and this at least.
+/// Increase of the round-trip time that ends slow start: an eighth, and at least this.
 const QUEUED: Duration = Duration::from_millis(4);
-/// Segments below which it doubles whatever others have queued.
+/// Window in segments below which slow start goes on despite queueing delay by others.
 const LOW: f64 = 16.0;
 
-/// What is known of the path when something was acknowledged.
+/// State of the path at an acknowledgement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Path {
-    /// The round trip now, and the shortest.
+    /// Current and minimum round-trip time.
     pub(super) rtt: Duration,
     pub(super) shortest: Duration,
-    /// Bytes of a segment.
+    /// Bytes of a segment (MSS).
     pub(super) segment: f64,
 }
 
-/// The window, in bytes.
+/// Congestion window in bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
     bytes: f64,
-    /// Beyond this it grows with care.
+    /// Slow-start threshold.
     threshold: f64,
-    /// What it was when something was lost last.
+    /// Window at the last loss (CUBIC's W_max).
     most: f64,
-    /// When it began to grow with care, and what Reno's would be since.
+    /// Start of congestion avoidance, and Reno's window since (CUBIC's W_est).
     epoch: Option<(Instant, f64)>,
     /// Time of the last acknowledgement.
     last: Option<Instant>,
-    /// Losses until then are those of the same event.
+    /// Losses until then belong to the same congestion event.
     until: Option<Instant>,
     losses: u64,
 }
 
 impl Window {
-    /// Of a path that nothing is known of but its segments.
+    /// Initial window of an unknown path with segments of this size.
     pub(super) fn new(segment: f64) -> Window {
         Window {
             bytes: INITIAL * segment,
@@ -57,18 +58,18 @@ impl Window {
         }
     }
 
-    /// Bytes that may be on their way.
+    /// Bytes that may be in flight.
     pub(super) fn bytes(&self) -> f64 {
         self.bytes
     }
 
-    /// How often it has been reduced.
+    /// Number of reductions.
     pub(super) fn losses(&self) -> u64 {
         self.losses
     }
 
-    /// So many bytes were acknowledged, and so many are on their way. A window that is not used does not
-    /// grow: it has not been tried.
+    /// Handles `bytes` acknowledged bytes, with `on_the_way` bytes in flight. A window that is
+    /// not fully used does not grow, because it has not been tried.
     pub(super) fn acked(&mut self, now: Instant, bytes: f64, on_the_way: f64, path: Path) {
         let since = self.last.map_or(Duration::ZERO, |last| now.since(last));
         self.last = Some(now);
@@ -82,8 +83,9 @@ impl Window {
             return;
         }
         if self.bytes > 1.25 * on_the_way + LEAST * path.segment {
-            // Time in which the window is not used does not count (RFC 9438, 5.8). To begin the epoch anew
-            // would take the curve back to where it stood after the last loss, below what has grown since.
+            // Time in which the window is not used does not count (RFC 9438, 5.8). A new epoch
+            // would return the curve to its position after the last loss, below the growth
+            // since.
             if let Some((began, _)) = &mut self.epoch {
                 *began += since;
             }
@@ -93,22 +95,23 @@ impl Window {
         self.bytes += (grown * bytes / self.bytes).clamp(0.0, bytes / 2.0);
     }
 
-    /// Something was lost. What was sent before the window is reduced is known as lost within two round
-    /// trips, by a probe of the tail at the latest, and is one event.
+    /// Handles a loss. Losses of data sent before a reduction are known within two round trips,
+    /// by a tail loss probe at the latest, and count as the same event.
     pub(super) fn lost(&mut self, now: Instant, path: Path) {
         if self.until.is_some_and(|until| now < until) {
             return;
         }
         self.losses += 1;
         self.until = Some(now + 2 * path.rtt);
-        // One that has not got as far as before leaves room for others sooner.
+        // Fast convergence: a flow that has not regained its last maximum releases bandwidth
+        // sooner.
         self.most =
             if self.bytes < self.most { self.bytes * (1.0 + KEPT) / 2.0 } else { self.bytes };
         self.bytes = (self.bytes * KEPT).max(LEAST * path.segment);
         (self.threshold, self.epoch) = (self.bytes, None);
     }
 
-    /// What it would be a round trip from now.
+    /// Window that CUBIC would have one round trip from now.
     fn target(&mut self, now: Instant, acked: f64, path: Path) -> f64 {
         let (began, friendly) = self.epoch.get_or_insert((now, self.bytes));
         *friendly += FRIENDLY * path.segment * acked / self.bytes;
@@ -169,7 +172,8 @@ mod tests {
             window.acked(at(40 * n), bytes, bytes, path(40));
             trace.push(window.bytes() / SEGMENT);
         }
-        // (100 - 70) / 0.4 is 75, whose cube root is 4.2 s: some 105 round trips. Reno needs 57.
+        // (100 - 70) / 0.4 is 75, and its cube root is 4.2 s: about 105 round trips. Reno needs
+        // 57.
         let back = trace.iter().position(|&bytes| bytes > 99.0).unwrap();
         assert!((40..110).contains(&back), "{back}");
         assert!(trace.windows(2).all(|pair| pair[0] <= pair[1]));
