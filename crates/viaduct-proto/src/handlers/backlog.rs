@@ -1,28 +1,29 @@
-//! Datagrams of one direction that wait on behalf of a handler.
+//! Accounting of a handler's delayed datagrams in one direction.
 
 use std::collections::VecDeque;
 
 use crate::time::Instant;
 
-/// What the smallest datagram counts as, in bytes: each takes memory, however little it carries.
+/// Minimum size that a datagram counts as, in bytes, because each takes memory.
 const LEAST: usize = 64;
 
-/// How many bytes wait, and until when.
+/// Bytes of delayed datagrams, and when they leave.
 #[derive(Debug)]
 pub(super) struct Backlog {
     most: usize,
     held: usize,
-    /// When each leaves, in that order, and what it counts as.
+    /// Departure time and counted size of each datagram, in order of departure.
     leaving: VecDeque<(Instant, usize)>,
 }
 
 impl Backlog {
-    /// Of at most `most` bytes.
+    /// Backlog of at most `most` bytes.
     pub(super) fn new(most: usize) -> Self {
         Backlog { most, held: 0, leaving: VecDeque::new() }
     }
 
-    /// Whether there is room for `bytes` more. There always is for one, however long it is.
+    /// Returns whether there is room for `bytes` more. An empty backlog takes one datagram of
+    /// any size.
     pub(super) fn has_room(&mut self, now: Instant, bytes: usize) -> bool {
         while let Some((_, left)) = self.leaving.front().filter(|(at, _)| *at <= now) {
             self.held -= left;
@@ -31,7 +32,7 @@ impl Backlog {
         self.held == 0 || self.held + bytes.max(LEAST) <= self.most
     }
 
-    /// So many wait until `at`, no earlier than those before them.
+    /// Adds a datagram that leaves at `at`, which must not be before those added earlier.
     pub(super) fn hold(&mut self, at: Instant, bytes: usize) {
         self.held += bytes.max(LEAST);
         self.leaving.push_back((at, bytes.max(LEAST)));

@@ -1,4 +1,4 @@
-//! `count`: passes everything on, and counts it.
+//! `count`: passes all data on, and counts it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -9,7 +9,7 @@ use crate::flow::datagrams::{Datagrams, Way};
 use crate::flow::{About, Arguments, Context, FIRST, Factory, Handler, Offload, Output};
 use crate::time::Instant;
 
-/// What all flows of a chain add up to.
+/// Totals over all flows of a chain.
 #[derive(Debug, Default)]
 struct Counters {
     flows: AtomicU64,
@@ -21,7 +21,7 @@ struct CountFactory(Arc<Counters>);
 
 struct Count(Arc<Counters>);
 
-/// The datagrams between two ends are a flow.
+/// Counts the datagrams between two ends as one flow.
 struct CountDatagrams {
     counters: Arc<Counters>,
     begun: bool,
@@ -31,7 +31,7 @@ pub(super) fn about() -> About {
     About::new("count", "counts flows and their bytes; ask it by a control call").datagrams()
 }
 
-/// It has no settings.
+/// Makes the factory; there are no settings.
 pub(super) fn build(_: &mut Arguments) -> Result<Arc<dyn Factory>, String> {
     Ok(Arc::new(CountFactory(Arc::default())))
 }
@@ -91,7 +91,7 @@ impl Handler for Count {
         cx.upstream().avail(data)
     }
 
-    /// Any request is answered with the counters, whatever it asks.
+    /// Any request is answered with the counters.
     fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         if to != "count" {
             return cx.output(FIRST).control(to, request);

@@ -1,16 +1,16 @@
-//! `crypt:key=FILE`: what passes is encrypted and authenticated, with forward secrecy (TESLA, 4.3).
+//! `crypt:key=FILE`: encrypts and authenticates data, with forward secrecy (TESLA, 4.3).
 //!
 //! ```text
 //!   connecting end                        accepting end
 //!     e                         ──▶
-//!                               ◀──       e, ee, s, es     the connecting end knows who it is
-//!     s, se; records …          ──▶                        the accepting end knows who it is
+//!                               ◀──       e, ee, s, es     accepting end is authenticated
+//!     s, se; records …          ──▶                        connecting end is authenticated
 //!     records …                 ◀─▶       records …        of up to 65519 bytes; an empty one ends
 //! ```
 //!
-//! The handshake and the records are those of [`record`](crate::tunnel::record). Nothing goes
-//! upstream that did not authenticate, a direction ends only by a record that says so, and a
-//! handshake that is played again fails at its third message, before the application hears of it.
+//! The handshake and the records are those of [`record`](crate::tunnel::record). Only
+//! authenticated data is delivered upstream, and a direction ends only by a record that says
+//! so. A replayed handshake fails at its third message, before the application is notified.
 
 use std::sync::Arc;
 
@@ -25,30 +25,30 @@ use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::Duration;
 use crate::tunnel::record::{RecordError, Secure};
 
-/// Longer than this no handshake takes.
+/// Timeout of the handshake.
 const PATIENCE: Duration = Duration::from_secs(20);
 const HANDSHAKE: Timer = Timer(0);
 
-/// Who we are, and who may be at the other end.
+/// Keys of this end, and those accepted from the other end.
 #[derive(Clone)]
 struct Keys {
     secret: SecretKey,
     peers: Vec<PublicKey>,
     entropy: Entropy,
-    /// What both ends have agreed on before: the handshake fails if they differ in it.
+    /// Prior agreement of both ends: the handshake fails if they differ.
     binding: Vec<u8>,
 }
 
 struct CryptFactory(Arc<Keys>);
 
-/// One flow.
+/// Handler of one flow.
 struct Crypt {
     keys: Arc<Keys>,
     stage: Stage,
-    /// Whether this end connected; otherwise it was accepted.
+    /// This end connected; otherwise it was accepted.
     dials: bool,
     early: Early,
-    /// Whether the flow below takes bytes.
+    /// The flow below takes bytes.
     room: bool,
     /// The application reads no more.
     deaf: bool,
@@ -61,7 +61,7 @@ enum Stage {
     Idle,
     Shaking(Box<Secure>),
     Up(Box<Secure>),
-    /// Broken off; nothing goes either way any more.
+    /// Aborted; no more data in either direction.
     Over,
 }
 
@@ -110,7 +110,7 @@ impl Factory for CryptFactory {
 }
 
 impl Crypt {
-    /// Begins the handshake.
+    /// Starts the handshake.
     fn shake(&mut self, cx: &mut Context<'_>, dials: bool) {
         let Keys { secret, peers, entropy, binding } = &*self.keys;
         let mut out = Vec::new();
@@ -123,7 +123,7 @@ impl Crypt {
         cx.set_timer(HANDSHAKE, Some(cx.now() + PATIENCE));
     }
 
-    /// The other end is proven: the application hears of it, and what it said goes on.
+    /// Completes the handshake: tells the application, and sends the data that it has written.
     fn rise(&mut self, cx: &mut Context<'_>) {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Shaking(secure) => self.stage = Stage::Up(secure),
@@ -149,7 +149,7 @@ impl Crypt {
         cx.upstream().may_write(self.room);
     }
 
-    /// Breaks the flow off, and says why.
+    /// Aborts the flow, and logs the reason.
     fn refuse(&mut self, cx: &mut Context<'_>, failure: Failure, why: &dyn std::fmt::Display) {
         let was = std::mem::replace(&mut self.stage, Stage::Over);
         cx.set_timer(HANDSHAKE, None);
@@ -158,7 +158,7 @@ impl Crypt {
         }
         let peer = cx.output(FIRST).getpeername();
         match (peer, &was) {
-            // Whose connection it was, for whoever watches the log.
+            // Names the peer in the log.
             (Some(peer), Stage::Shaking(_)) if !self.dials => {
                 cx.say(format_args!("{peer} is refused: {why}"));
             }
@@ -171,7 +171,7 @@ impl Crypt {
         }
     }
 
-    /// Opens what can be opened.
+    /// Decrypts the records that are complete.
     fn open(&mut self, cx: &mut Context<'_>) {
         loop {
             let mut out = Vec::new();
@@ -191,7 +191,7 @@ impl Crypt {
                     self.ended[1] = true;
                     cx.upstream().finished();
                 }
-                // Nobody who reads is no reason not to look for the end.
+                // If upstream no longer reads, records are still decrypted to find the end.
                 Ok(Some(plain)) => _ = cx.upstream().avail(plain.freeze()),
                 Err(error) => {
                     let shaking = matches!(self.stage, Stage::Shaking(_));
@@ -210,7 +210,7 @@ impl Crypt {
         }
     }
 
-    /// Why a handshake ends before its end.
+    /// Reason to log when the other end aborts a handshake.
     fn broken_off(&self) -> String {
         let key = self.keys.secret.public();
         format!(
@@ -220,7 +220,7 @@ impl Crypt {
     }
 }
 
-/// Writes to the network; a flow that takes no more says so upstream itself.
+/// Writes to the network. A flow that takes no more reports that upstream itself.
 fn send(cx: &mut Context<'_>, bytes: Vec<u8>) {
     if !bytes.is_empty() {
         let _ = cx.output(FIRST).write(bytes.into());

@@ -1,15 +1,15 @@
-//! What an application says before the flow below is ready for it.
+//! Data that an application writes before the flow below is ready for it.
 
 use bytes::Bytes;
 
-/// Bytes, and what follows them, in the order in which they go on.
+/// Buffered data, and the end that follows it.
 #[derive(Debug, Default)]
 pub(super) struct Early {
     pieces: Vec<Bytes>,
     ends: Option<End>,
 }
 
-/// What ends the direction towards the network.
+/// End of the direction towards the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum End {
     Shutdown,
@@ -25,12 +25,12 @@ impl Early {
         self.ends = self.ends.max(Some(end));
     }
 
-    /// How many bytes.
+    /// Number of buffered bytes.
     pub(super) fn len(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.len() as u64).sum()
     }
 
-    /// All of it; nothing is left.
+    /// Takes all data and the end, leaving none.
     pub(super) fn take(&mut self) -> (Vec<Bytes>, Option<End>) {
         (std::mem::take(&mut self.pieces), self.ends.take())
     }

@@ -1,4 +1,4 @@
-//! One direction of a flow whose bytes wait inside a handler.
+//! Queue of a handler for one direction of a flow.
 
 use std::collections::VecDeque;
 
@@ -6,16 +6,16 @@ use bytes::Bytes;
 
 use crate::time::Instant;
 
-/// Bytes on their way in one direction, and what follows them.
+/// Queued bytes in one direction, and the end that follows them.
 #[derive(Debug)]
 pub(super) struct Lane<E> {
     queue: VecDeque<(Instant, Bytes)>,
     len: usize,
-    /// What comes after the last byte.
+    /// End of the direction, due after the last byte.
     end: Option<(Instant, E)>,
-    /// Whether the neighbour that the bytes go to takes some.
+    /// The downstream neighbour takes bytes.
     open: bool,
-    /// Whether the neighbour that they come from was stopped.
+    /// The source has been stopped.
     stopped: bool,
 }
 
@@ -26,28 +26,28 @@ impl<E> Default for Lane<E> {
 }
 
 impl<E> Lane<E> {
-    /// Adds bytes that may go on at `ready`.
+    /// Adds bytes that may be released at `ready`.
     pub(super) fn push(&mut self, ready: Instant, data: Bytes) {
         self.len += data.len();
         self.queue.push_back((ready, data));
     }
 
-    /// Nothing follows but `end`, which may go on at `ready`.
+    /// Sets the end, which may be released at `ready`.
     pub(super) fn end(&mut self, ready: Instant, end: E) {
         self.end = Some((ready, end));
     }
 
-    /// Bytes that wait.
+    /// Number of queued bytes.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// The neighbour that the bytes go to takes some, or does not.
+    /// Sets whether the receiving neighbour takes bytes.
     pub(super) fn set_open(&mut self, open: bool) {
         self.open = open;
     }
 
-    /// Takes the next bytes that may go on, at most `most`.
+    /// Takes the next bytes that may be released, at most `most`.
     pub(super) fn pop(&mut self, now: Instant, most: usize) -> Option<Bytes> {
         if !self.open || most == 0 {
             return None;
@@ -61,7 +61,7 @@ impl<E> Lane<E> {
         Some(bytes)
     }
 
-    /// Takes the end, if all bytes have gone and it may go too.
+    /// Takes the end, if all bytes have been released and it is due.
     pub(super) fn pop_end(&mut self, now: Instant) -> Option<E> {
         if !self.queue.is_empty() {
             return None;
@@ -69,7 +69,8 @@ impl<E> Lane<E> {
         self.end.take_if(|(ready, _)| *ready <= now).map(|(_, end)| end)
     }
 
-    /// When the next bytes, or the end, may go on; `None` while the neighbour takes none.
+    /// Time at which the next bytes, or the end, are due; `None` while the neighbour takes
+    /// none.
     pub(super) fn next_ready(&self) -> Option<Instant> {
         let end = self.end.as_ref().map(|(ready, _)| *ready);
         match self.queue.front() {
@@ -78,8 +79,8 @@ impl<E> Lane<E> {
         }
     }
 
-    /// Whether the source is to be told something, given that `held` bytes are too many: to stop
-    /// (`false`) or to go on (`true`).
+    /// Returns a change for the source, with a limit of `held` bytes: stop (`false`) or resume
+    /// at half (`true`).
     pub(super) fn steer(&mut self, held: usize) -> Option<bool> {
         let full = self.len >= held.max(1);
         let stop = if self.stopped { self.len > held / 2 } else { full };

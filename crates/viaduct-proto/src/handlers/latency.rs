@@ -1,4 +1,4 @@
-//! `latency:delay=50ms`: every byte arrives that much later, in both directions (TESLA, 4.1).
+//! `latency:delay=50ms`: delays all data by a fixed time, in both directions (TESLA, 4.1).
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::flow::datagrams::{Datagrams, Way};
 use crate::flow::{About, Arguments, Factory, Handler};
 use crate::time::{Duration, Instant};
 
-/// Bytes on their way in one direction before the source is stopped, unless told otherwise.
+/// Default number of delayed bytes in one direction at which the source is stopped.
 const DEFAULT_HELD: usize = 1 << 20;
 const LONGEST: Duration = Duration::from_secs(60);
 
@@ -17,13 +17,13 @@ struct LatencyFactory {
     held: usize,
 }
 
-/// Bytes go on when they are as old as this.
+/// Releases bytes at this age.
 struct Age(Duration);
 
-/// So do datagrams; those that find too many on their way are dropped.
+/// Delays datagrams likewise; those beyond the limit are dropped.
 struct AgeOfDatagrams {
     delay: Duration,
-    /// Out and back.
+    /// Delayed datagrams, out and back.
     on_their_way: [Backlog; 2],
 }
 
@@ -38,7 +38,7 @@ pub(super) fn about() -> About {
         )
 }
 
-/// `delay`: up to 60s. `held`: bytes on their way each way, 1 MiB by default.
+/// `delay`: up to 60s. `held`: delayed bytes each way, 1 MiB by default.
 pub(super) fn build(arguments: &mut Arguments) -> Result<Arc<dyn Factory>, String> {
     let time = |text: &str| delay(text).filter(|&delay| delay <= LONGEST);
     let delay = arguments.take("delay", "a time up to 60s, such as 50ms", time)?;

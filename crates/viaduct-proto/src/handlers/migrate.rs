@@ -1,5 +1,6 @@
-//! `migrate`: a flow survives the loss of its connection, a change of address and times without any
-//! (TESLA, 4.4). A [bundle](super::bundle) of one connection after another.
+//! `migrate`: a flow survives the loss of its connection, a change of address, and times
+//! without network (TESLA, 4.4). It is a [bundle](super::bundle) of one connection after
+//! another.
 
 use std::sync::Arc;
 

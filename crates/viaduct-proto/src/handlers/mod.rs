@@ -1,4 +1,4 @@
-//! The handlers that Viaduct brings along, one a file. Others join by a [`Registry`] entry; see
+//! Built-in handlers, one module each. Others are added by a [`Registry`] entry; see
 //! `examples/handler`.
 
 mod backlog;
@@ -24,27 +24,27 @@ use crate::flow::Registry;
 use crate::keys::Entropy;
 use crate::overlay::Table;
 
-/// What handlers need of the world, and are given by whoever opens files and has randomness.
+/// Access of handlers to files, randomness and the overlay, provided by the driver.
 #[derive(Clone)]
 pub struct Shell {
-    /// The text of a file, or why it cannot be read.
+    /// Reads files.
     pub files: Files,
-    /// Bytes fit for keys.
+    /// Source of randomness, fit for keys.
     pub entropy: Entropy,
-    /// What the overlay's node behind a socket of this machine knows, kept up to date.
+    /// Opens the tables of overlay nodes.
     pub overlays: Overlays,
 }
 
-/// Opens a node's socket, by its path.
+/// Opens an overlay node's socket on this host by its path. The table is kept up to date.
 pub type Overlays = Arc<dyn Fn(&str) -> Tables + Send + Sync>;
 
-/// What a node knows now; `None` while it does not answer.
+/// Returns the node's current table; `None` while the node does not answer.
 pub type Tables = Arc<dyn Fn() -> Option<Arc<Table>> + Send + Sync>;
 
-/// Reads a file whole, or says why it cannot be read.
+/// Reads a whole file; the error is the reason it cannot be read.
 pub type Files = Arc<dyn Fn(&str) -> Result<String, String> + Send + Sync>;
 
-/// All of them.
+/// Registry of all built-in handlers.
 pub fn registry(shell: &Shell) -> Registry {
     let mut registry = Registry::default();
     registry.add(compress::about(), compress::build);
@@ -67,7 +67,7 @@ pub fn registry(shell: &Shell) -> Registry {
     registry
 }
 
-/// A number of bits a second: `2M`, `500k`, `1G`, `9600`.
+/// Parses a rate in bits a second: `2M`, `500k`, `1G`, `9600`.
 pub fn rate(text: &str) -> Option<u64> {
     let units = [("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)];
     let unit = units.iter().find_map(|&(name, unit)| Some((text.strip_suffix(name)?, unit)));

@@ -1,4 +1,4 @@
-//! A handler whose bytes wait: for their time, or for their share of a rate.
+//! Handler that delays data, until a time or to keep a rate.
 
 use bytes::Bytes;
 
@@ -7,39 +7,39 @@ use super::lane::Lane;
 use crate::flow::{Context, FIRST, Failure, Half, Handler, Output, Timer};
 use crate::time::Instant;
 
-/// When the bytes of one direction may go on.
+/// Schedule of one direction.
 pub(super) trait Pace {
-    /// When bytes that come now may go on.
+    /// Time at which bytes that arrive now may be released.
     fn ready(&self, now: Instant) -> Instant {
         now
     }
 
-    /// How many may go on now.
+    /// Number of bytes that may be released now.
     fn left(&mut self, now: Instant) -> usize {
         let _ = now;
         usize::MAX
     }
 
-    /// So many have gone on.
+    /// Accounts for released bytes.
     fn take(&mut self, bytes: usize) {
         let _ = bytes;
     }
 
-    /// When to look again for bytes that are ready at `ready` and did not go on.
+    /// Time of the next check for bytes that are due at `ready` and were not released.
     fn next(&self, ready: Instant) -> Instant {
         ready
     }
 }
 
-/// What the network says behind all else.
+/// Final event from the network, delivered after all data.
 enum Last {
     Finished,
     Failed(Failure),
 }
 
-/// Both directions of a flow at their pace.
+/// Handler that schedules both directions of a flow.
 pub(super) struct Paced<P> {
-    /// Bytes that may wait each way before their source is stopped.
+    /// Queued bytes in each direction at which the source is stopped.
     held: usize,
     out: Lane<End>,
     out_pace: P,
@@ -52,12 +52,12 @@ impl<P: Pace> Paced<P> {
         Paced { held, out: Lane::default(), out_pace, back: Lane::default(), back_pace }
     }
 
-    /// Sends on what may go, and comes back for the rest.
+    /// Releases what is due, and sets the timer for the rest.
     fn release(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
         while let Some(data) = self.out.pop(now, self.out_pace.left(now)) {
             self.out_pace.take(data.len());
-            // A flow that takes no more tells upstream itself.
+            // A flow that takes no more reports that upstream itself.
             let _ = cx.output(FIRST).write(data);
         }
         match self.out.pop_end(now) {
@@ -121,7 +121,7 @@ impl<P: Pace> Handler for Paced<P> {
         self.release(cx);
     }
 
-    /// What came before is told before.
+    /// Data received before the failure is delivered first.
     fn failed(&mut self, cx: &mut Context<'_>, _from: Output, why: Failure) {
         self.back.end(self.back_pace.ready(cx.now()), Last::Failed(why));
         self.release(cx);

@@ -1,6 +1,7 @@
-//! `shape:rate=2M`: so many bits a second and no more (TESLA, 4.1). Time is cut into slices of
-//! 100 ms; what exceeds a slice's share waits for the next. Datagrams go one by one, each when the one
-//! before it has had its time; those that find too many waiting are dropped.
+//! `shape:rate=2M`: limits the rate in bits a second (TESLA, 4.1). Time is divided into slices
+//! of 100 ms, and data beyond a slice's share waits for the next. Datagrams are paced
+//! individually: each leaves when the one before it has had its time. Datagrams beyond the
+//! queue's limit are dropped.
 
 use std::sync::Arc;
 
@@ -13,10 +14,11 @@ use crate::time::{Duration, Instant};
 
 const SLICE: Duration = Duration::from_millis(100);
 const SLICES_A_SECOND: u64 = 10;
-/// Slices that are made up for when a timer comes late.
+/// Maximum number of missed slices that are made up for when a timer is late.
 const MOST_LATE: u64 = 3;
 
-/// Datagrams that may wait, unless told otherwise: as much as passes in this time, or this many bytes.
+/// Default queue of datagrams: the amount that passes in this time, and at least this many
+/// bytes.
 const DATAGRAMS_WAIT: Duration = Duration::from_millis(200);
 const LEAST_HELD: usize = 16 << 10;
 
@@ -24,27 +26,28 @@ struct ShapeFactory {
     /// Bits a second; `None` is no limit.
     out: Option<u64>,
     back: Option<u64>,
-    /// Bytes of datagrams that may wait each way.
+    /// Bytes of datagrams that may wait each way; `None` for the default.
     held: Option<usize>,
 }
 
-/// Both directions of datagrams between two ends.
+/// Pacing of datagrams between two ends, in both directions.
 struct Spaced([Space; 2]);
 
-/// One direction.
+/// Pacing of datagrams in one direction.
 struct Space {
     rate: Option<u64>,
-    /// When the one before has had its time.
+    /// Time at which the transmission of the previous datagram ends.
     free: Instant,
     waiting: Backlog,
 }
 
-/// What may pass in the current slice.
+/// Budget of the current slice.
 struct Share {
     /// Bits a second; `None` is no limit.
     rate: Option<u64>,
     left: usize,
-    /// What is due and makes no byte yet, in tenths of a bit: a slice's share of a small rate is less.
+    /// Remainder below one byte, in tenths of a bit, because a slice's share of a low rate may
+    /// be less than a byte.
     owed: u64,
     slice: Option<Instant>,
 }
@@ -63,7 +66,8 @@ pub(super) fn about() -> About {
         )
 }
 
-/// `rate` both ways, or `out` towards the network and `in` from it; `held`: bytes of datagrams that wait.
+/// `rate` both ways, or `out` towards the network and `in` from it. `held`: bytes of datagrams
+/// that may wait.
 pub(super) fn build(arguments: &mut Arguments) -> Result<Arc<dyn Factory>, String> {
     let mut bits = |key| arguments.take(key, "bits a second, such as 2M,", rate);
     let (both, out, back) = (bits("rate")?, bits("out")?, bits("in")?);
@@ -80,7 +84,7 @@ impl Factory for ShapeFactory {
     }
 
     fn make(&self) -> Box<dyn Handler + Send> {
-        // Whatever waits is more than the slice allows: the source stops at once.
+        // Any queued byte exceeds the slice's share, so the source is stopped at once.
         Box::new(Paced::new(Share::new(self.out), Share::new(self.back), 1))
     }
 
@@ -88,7 +92,7 @@ impl Factory for ShapeFactory {
         [self.out, self.back]
     }
 
-    /// The kernel paces what goes out, and nothing that comes in.
+    /// The kernel paces only outgoing data.
     fn offload(&self) -> Option<Offload> {
         self.back.is_none().then_some(Offload { rate: self.out })
     }
@@ -129,7 +133,7 @@ impl Share {
         Share { rate, left: 0, owed: 0, slice: None }
     }
 
-    /// The share of so many slices.
+    /// Adds the share of `slices` slices.
     fn add(&mut self, rate: u64, slices: u64) {
         self.owed = self.owed.saturating_add(rate.saturating_mul(slices));
         self.left = self.left.saturating_add((self.owed / (8 * SLICES_A_SECOND)) as usize);
@@ -147,7 +151,8 @@ impl Pace for Share {
         };
         let passed = (now.since(began).as_nanos() / SLICE.as_nanos()) as u64;
         if passed > 0 {
-            // Who waited for this has it all, however late the timer was; what nobody used is gone.
+            // If data waited for this slice, missed slices are made up for; unused budget is
+            // dropped.
             let waited = self.left == 0;
             self.left = 0;
             self.add(rate, if waited { passed.min(MOST_LATE) } else { 1 });

@@ -1,5 +1,5 @@
-//! `stripe`: one flow over several connections, or several local addresses (TESLA, 1). A
-//! [bundle](super::bundle) of connections side by side.
+//! `stripe`: one flow over several connections, or several local addresses (TESLA, 1). It is a
+//! [bundle](super::bundle) of parallel connections.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -1,18 +1,18 @@
-//! The direction from the network: all that is read of what the other end sent.
+//! Decompression of the direction from the network: validates all input.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation as _, OutBuffer};
 
 use super::{HEAD, MOST_BLOCK, MOST_PLAIN, PLAIN, SQUEEZED, WINDOW_LOG};
 
-/// Bytes that wait here before the source is stopped.
+/// Queued input at which the source is stopped, in bytes.
 const MOST_WAITING: usize = 2 * MOST_BLOCK;
 /// Bytes that are expanded at once.
 const STEP: usize = 16 << 10;
 
-/// What came and has not been delivered, and zstd.
+/// Input that has not been delivered, and its decoder.
 pub(super) struct Expand {
-    /// Whether upstream takes bytes.
+    /// Upstream takes bytes.
     pub(super) is_open: bool,
     stopped: bool,
     inbox: BytesMut,
@@ -20,18 +20,18 @@ pub(super) struct Expand {
     decoder: Option<Decoder<'static>>,
 }
 
-/// The block that is being read.
+/// Block that is being read.
 struct Block {
     squeezed: bool,
-    /// Bytes of it that are still to come.
+    /// Bytes of the block that have not been read yet.
     left: usize,
-    /// Bytes of the flow that it may still mean.
+    /// Bytes that the block may still expand to.
     most: usize,
-    /// Its last step filled what there was room for: zstd may have more to say.
+    /// The last step filled its output buffer, so zstd may have more output.
     full: bool,
 }
 
-/// What no end of ours sends.
+/// Error in the input; no correct peer causes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ExpandError {
     #[error("a block of {0} bytes, or of an unknown kind; is there compress at the other end?")]
@@ -58,12 +58,12 @@ impl Expand {
         }
     }
 
-    /// Whether all that came has been dealt with and no block is half read.
+    /// Returns whether all input was processed, and no block is incomplete.
     pub(super) fn is_between(&self) -> bool {
         self.inbox.is_empty() && self.block.is_none()
     }
 
-    /// Whether the source is to be told something: to stop (`false`), or to go on.
+    /// Returns a change for the source: stop (`false`), or resume (`true`).
     pub(super) fn steer(&mut self) -> Option<bool> {
         let stop = !self.is_open || self.inbox.len() > MOST_WAITING;
         (stop != self.stopped).then(|| {
@@ -72,7 +72,7 @@ impl Expand {
         })
     }
 
-    /// The next bytes of the flow, at most a block's.
+    /// Returns the next bytes of the flow, at most one block's.
     pub(super) fn next(&mut self) -> Result<Option<Bytes>, ExpandError> {
         loop {
             let Some(block) = &mut self.block else {
@@ -123,13 +123,13 @@ impl Block {
         }
     }
 
-    /// Expands some of `from`: what it means, and how many of its bytes were read.
+    /// Expands some of `from`; returns the output, and the number of bytes read.
     fn step(
         &mut self,
         decoder: &mut Decoder<'static>,
         from: &[u8],
     ) -> Result<(Bytes, usize), ExpandError> {
-        // One byte more than there may be tells a bomb.
+        // Room for one byte more than allowed detects a decompression bomb.
         let mut room = vec![0; STEP.min(self.most + 1)];
         let mut source = InBuffer::around(from);
         let mut out = OutBuffer::around(&mut room[..]);
@@ -142,7 +142,7 @@ impl Block {
             return Err(ExpandError::Zstd);
         }
         room.truncate(written);
-        // As long as what it means: many short pieces may wait for their reader.
+        // Shrunk to its size, because many short pieces may wait for their reader.
         room.shrink_to_fit();
         Ok((room.into(), read))
     }

@@ -1,14 +1,14 @@
-//! `compress`: what passes is compressed by zstd, each way by itself (TESLA, 4.3).
+//! `compress`: compresses data by zstd, each direction separately (TESLA, 4.3).
 //!
 //! ```text
-//!   kind 1 | length 3 | bytes      plain: as they are
+//!   kind 1 | length 3 | bytes      plain: uncompressed data
 //!                                  squeezed: the next bytes of the direction's zstd stream
 //! ```
 //!
-//! A block holds at most 64 KiB of the flow, ends on a flush, and begins to be delivered before it is
-//! whole. A block goes out when it is full, or when its source has nothing more to say at once: when
-//! the driver comes back to the chain. After blocks that did not become smaller come plain ones, ever
-//! more, until one that is tried does.
+//! A block holds at most 64 KiB of the flow, ends with a flush, and is delivered incrementally.
+//! A block is sent when it is full, or when its source has no more data at once, that is, when
+//! the driver returns to the chain. After a block that did not shrink, an increasing number of
+//! blocks is sent plain, until a trial shrinks again.
 
 mod expand;
 mod squeeze;
@@ -23,13 +23,13 @@ use crate::flow::{
 use expand::Expand;
 use squeeze::Squeeze;
 
-/// Bytes of the flow in one block, at most.
+/// Maximum bytes of the flow in one block.
 const MOST_PLAIN: usize = 64 << 10;
-/// What does not compress grows by less than this.
+/// Bound on the expansion of incompressible data, in bytes.
 const GROWTH: usize = 1 << 10;
-/// Bytes of a block on the wire, at most.
+/// Maximum bytes of a block on the wire.
 const MOST_BLOCK: usize = MOST_PLAIN + GROWTH;
-/// Both ends remember 2^18 bytes of each direction.
+/// Window of zstd: both ends keep 2^18 bytes of each direction.
 const WINDOW_LOG: u32 = 18;
 const HEAD: usize = 4;
 const PLAIN: u8 = 0;
@@ -43,14 +43,14 @@ struct CompressFactory {
     level: i32,
 }
 
-/// One flow.
+/// Handler of one flow.
 struct Compress {
     squeeze: Squeeze,
     expand: Expand,
-    /// The other end has written all that it will; or the flow broke.
+    /// End of stream, or failure, of the flow below; due after the data.
     ended: bool,
     broke: Option<Failure>,
-    /// Broken off, or ended and said so.
+    /// Aborted, or the end was delivered.
     over: bool,
 }
 
@@ -78,11 +78,11 @@ impl Factory for CompressFactory {
 }
 
 impl Compress {
-    /// Sends what waits, down to `keep` bytes.
+    /// Sends waiting data, down to `keep` bytes.
     fn flush(&mut self, cx: &mut Context<'_>, keep: usize) {
         while self.squeeze.waiting() > keep {
             match self.squeeze.block() {
-                // A flow that takes no more says so upstream itself.
+                // A flow that takes no more reports that upstream itself.
                 Ok(pieces) => {
                     for piece in pieces {
                         let _ = cx.output(FIRST).write(piece);
@@ -93,7 +93,7 @@ impl Compress {
         }
     }
 
-    /// Delivers about a block's bytes, and comes back for more.
+    /// Delivers about one block's bytes, and sets a timer for the rest.
     fn deliver(&mut self, cx: &mut Context<'_>) {
         let mut delivered = 0;
         while self.expand.is_open && delivered < MOST_PLAIN {
@@ -116,7 +116,7 @@ impl Compress {
         }
     }
 
-    /// All that came has been delivered: tells what follows, if something does.
+    /// Delivers the end or the failure, if any, after all data was delivered.
     fn tell_end(&mut self, cx: &mut Context<'_>) {
         match (self.broke, self.ended) {
             (Some(why), _) => {
@@ -132,7 +132,7 @@ impl Compress {
         }
     }
 
-    /// Breaks the flow off, and says why.
+    /// Aborts the flow, and logs the reason.
     fn refuse(&mut self, cx: &mut Context<'_>, why: &dyn std::fmt::Display) {
         self.over = true;
         cx.say(why);

@@ -1,4 +1,4 @@
-//! The direction towards the network.
+//! Compression of the direction towards the network.
 
 use std::io;
 
@@ -8,18 +8,18 @@ use zstd::stream::raw::{CParameter, Encoder, InBuffer, Operation as _, OutBuffer
 use super::{GROWTH, HEAD, MOST_PLAIN, PLAIN, SQUEEZED, WINDOW_LOG};
 use crate::flow::Buffer;
 
-/// Blocks that go plain after one that did not become smaller; twice as many each time, up to this.
+/// Maximum number of plain blocks after one that did not shrink. The number doubles each time.
 const MOST_PLAIN_BLOCKS: u32 = 32;
-/// Less than this tells nothing about what follows.
+/// Minimum size of a block that predicts how the next ones compress, in bytes.
 const TELLING: usize = 1 << 10;
 
-/// Bytes that wait to be sent, and zstd.
+/// Data that waits to be sent, and its encoder.
 pub(super) struct Squeeze {
     level: i32,
     waits: Buffer,
-    /// Made when it is needed: it has about a megabyte.
+    /// Created on first use, because it takes about a megabyte.
     encoder: Option<Encoder<'static>>,
-    /// Blocks that go plain before zstd is tried again, and how many that is to be next time.
+    /// Plain blocks left until the next trial, and the number after that trial if it fails.
     plain: u32,
     next_plain: u32,
 }
@@ -33,12 +33,12 @@ impl Squeeze {
         self.waits.push(data);
     }
 
-    /// Bytes that wait.
+    /// Number of bytes that wait.
     pub(super) fn waiting(&self) -> usize {
         self.waits.len()
     }
 
-    /// A block of what waits, in the pieces to write.
+    /// Takes a block of waiting data, in the pieces to write.
     pub(super) fn block(&mut self) -> io::Result<Vec<Bytes>> {
         let mut pieces = Vec::new();
         let mut length = 0;
@@ -60,7 +60,7 @@ impl Squeeze {
         Ok(vec![block.into()])
     }
 
-    /// As long as what it means needs: many short blocks may wait to be sent.
+    /// Compressed block, shrunk to its size because many short blocks may wait to be sent.
     fn squeezed(&mut self, pieces: &[Bytes], length: usize) -> io::Result<Vec<u8>> {
         let encoder = match &mut self.encoder {
             Some(encoder) => encoder,

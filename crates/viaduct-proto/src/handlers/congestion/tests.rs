@@ -9,7 +9,7 @@ fn at(millis: u64) -> Instant {
     Instant::ZERO + Duration::from_millis(millis)
 }
 
-/// A flow that is connected, of a factory that others may share.
+/// Chain with a connected flow, of a factory that other chains may share.
 fn flow(factory: &Arc<dyn Factory>) -> (Chain, BottomId) {
     let mut chain = Chain::new([factory.clone()].into(), 1 << 20, at(0));
     let bottom = chain.bottom().unwrap();
@@ -37,7 +37,7 @@ fn what_does_not_fit_the_window_waits_until_something_is_acknowledged() {
     let (mut chain, bottom) = flow(&factory);
     assert!(chain.write(at(1), vec![7; 50_000].into()));
     assert_eq!(chain.outgoing(bottom).len(), 14_480, "ten segments");
-    // The kernel has them; nothing has come back.
+    // The kernel holds the bytes; none is acknowledged.
     chain.sent(at(1), bottom, 14_480);
     measure(&mut chain, bottom, 14_480, 0);
     chain.handle_timeout(at(11));
@@ -56,7 +56,8 @@ fn flows_to_one_destination_share_and_leave_what_they_knew() {
     assert!(one.write(at(1), vec![1; 50_000].into()));
     assert!(other.write(at(1), vec![2; 50_000].into()));
     let (one_has, other_has) = (one.outgoing(first).len(), other.outgoing(second).len());
-    // The first had it all before the other came, which has its floor until something is acknowledged.
+    // The first flow took the whole window before the other joined. The other has its floor
+    // until bytes are acknowledged.
     assert_eq!((one_has, other_has), (14_480, 2_896));
     let state = factory.state().unwrap();
     assert!(state.starts_with("192.0.2.1: 2 flows share"), "{state}");
@@ -67,7 +68,7 @@ fn flows_to_one_destination_share_and_leave_what_they_knew() {
     measure(&mut other, second, 2_896, 0);
     other.handle_timeout(at(42));
     let (one_has, other_has) = (one.outgoing(first).len(), other.outgoing(second).len());
-    // Half of a window that has doubled; the other has some of its half on the way.
+    // Half of a doubled window; the other flow has part of its half in flight.
     assert_eq!((one_has, other_has), (14_480, 14_480 - 2_896));
     drop((one, other));
     assert!(factory.state().unwrap().starts_with("192.0.2.1: 0 flows share"));

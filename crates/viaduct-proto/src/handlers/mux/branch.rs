@@ -1,4 +1,4 @@
-//! A flow on a shared connection.
+//! Flow on a shared connection.
 
 use std::net::IpAddr;
 
@@ -10,23 +10,23 @@ use crate::flow::{Address, Context, FIRST, Failure, Kin};
 use crate::handlers::early::Early;
 use crate::tunnel::SessionId;
 
-/// Bytes that are handed on at once, so that whoever takes them can say that it has enough.
+/// Bytes delivered at once, so that upstream can apply backpressure.
 const TURN: usize = 64 << 10;
 
-/// A chain that holds a flow.
+/// Branch: the handler of a flow.
 pub(super) struct Branch {
     number: u64,
     trunk: u64,
-    /// What was written before there was a session.
+    /// Data written before the session was opened.
     early: Early,
-    /// The application knows that the flow is there.
+    /// The application was told that the flow is established.
     risen: bool,
-    /// It takes no bytes now.
+    /// The application takes no bytes now.
     stopped: bool,
-    /// It writes no more; and it has closed the flow, and reads no more.
+    /// The application writes no more; it has closed the flow, and also reads no more.
     ended: bool,
     closed: bool,
-    /// It knows that nothing follows.
+    /// The application was told of the end of the stream.
     finished: bool,
     over: bool,
 }
@@ -38,8 +38,8 @@ impl Branch {
         Branch { number, trunk, early, risen, stopped, ended, closed, finished, over }
     }
 
-    /// One that connects: on the trunk that goes there, or on a new one. Who is to be seen as `from` shares one
-    /// with nobody else.
+    /// Branch that connects, on the trunk to `to` if there is one, or on a new one. Branches
+    /// with different `from` never share a trunk.
     pub(super) fn connecting(
         cx: &mut Context<'_>,
         shared: &mut Shared,
@@ -60,7 +60,7 @@ impl Branch {
         Branch::new(number, trunk, false)
     }
 
-    /// One that the other end has opened.
+    /// Branch that the other end has opened.
     pub(super) fn accepted(cx: &mut Context<'_>, shared: &mut Shared, number: u64) -> Branch {
         cx.claim(&shared.key(&Word::Branch(number)));
         let mut trunk = 0;
@@ -97,7 +97,7 @@ impl Branch {
         takes
     }
 
-    /// The application writes no more.
+    /// Handles the end of the application's data.
     pub(super) fn end(&mut self, cx: &mut Context<'_>, shared: &mut Shared, end: End) {
         self.ended = true;
         self.closed |= end == End::Close;
@@ -117,14 +117,15 @@ impl Branch {
         }
     }
 
-    /// Bytes that the other end's program has not taken: a session's reset drops them.
+    /// Bytes that the other end's program has not taken, which a reset of the session would
+    /// drop.
     pub(super) fn held(&self, shared: &mut Shared) -> u64 {
         let Some((seat, Some(line))) = shared.branch(self.number) else { return 0 };
         let stats = seat.id.and_then(|id| line.tunnel.session_stats(id));
         self.early.len() + stats.map_or(0, |session| session.queued + session.outstanding)
     }
 
-    /// Tells the application what there is to tell.
+    /// Handles the events of the session.
     pub(super) fn settle(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
         if self.over {
             return;
@@ -162,7 +163,7 @@ impl Branch {
         self.stir(cx, shared);
     }
 
-    /// Hands on what can be read.
+    /// Delivers data that can be read.
     fn hand_on(
         &self,
         cx: &mut Context<'_>,
@@ -178,20 +179,21 @@ impl Branch {
             let Some(data) = line.tunnel.read(id) else { return Handed::All };
             handed += data.len();
             line.tunnel.consumed(cx.now(), id, data.len());
-            // Who has closed the flow does not want it: as with a connection, once all of ours has gone.
+            // A closed flow drops incoming data, and is reset once its own data is sent, as a
+            // TCP connection would be.
             let gone = || line.tunnel.session_stats(id).is_none_or(|session| session.queued == 0);
             if self.closed && gone() {
                 return Handed::Unwanted;
             }
             if !self.closed {
-                // One who does not read any more may still write.
+                // An application that no longer reads may still write.
                 let _ = cx.upstream().avail(data);
             }
         }
         Handed::Some
     }
 
-    /// What was written before there was a session goes first.
+    /// Sends data that was written before the session was opened.
     fn say_early(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
         let Some((seat, Some(line))) = shared.branch(self.number) else { return };
         let Some(id) = seat.id else { return };
@@ -204,7 +206,7 @@ impl Branch {
         }
     }
 
-    /// The flow broke, or never came about.
+    /// Handles a flow that broke, or could not be established.
     pub(super) fn fail(&mut self, cx: &mut Context<'_>, why: Failure) {
         match self.risen {
             true => cx.upstream().failed(why),
@@ -213,7 +215,7 @@ impl Branch {
         self.finish(cx);
     }
 
-    /// The flow is dropped, whatever still waits.
+    /// Drops the flow, with any buffered data.
     pub(super) fn leave(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
         if self.over {
             return;
@@ -230,29 +232,29 @@ impl Branch {
 
     fn finish(&mut self, cx: &mut Context<'_>) {
         self.over = true;
-        // It was never connected: this says that nothing more will come.
+        // The output was never connected; closing it ends the chain.
         cx.output(FIRST).close();
     }
 
-    /// Its trunk has something to send.
+    /// Wakes the trunk, which has data to send.
     fn stir(&self, cx: &mut Context<'_>, shared: &Shared) {
         cx.wake(&shared.key(&Word::Trunk(self.trunk)));
     }
 
-    /// There is more to tell.
+    /// Wakes this branch again, because more can be delivered.
     fn again(&self, cx: &mut Context<'_>, shared: &Shared) {
         cx.wake(&shared.key(&Word::Branch(self.number)));
     }
 }
 
-/// What was handed on.
+/// Result of a delivery.
 enum Handed {
-    /// Nothing, and nothing was asked for.
+    /// Nothing to deliver, or delivery is not possible now.
     None,
-    /// All that there was.
+    /// All data was delivered.
     All,
-    /// As much as is good at once.
+    /// A turn's worth was delivered; there may be more.
     Some,
-    /// Nobody wants it.
+    /// The flow is closed, so the data is not wanted.
     Unwanted,
 }

@@ -1,19 +1,21 @@
-//! `mux`: flows of one program to one place share a connection, and with it what its congestion control
-//! knows: the [tunnel](crate::tunnel)'s protocol as a handler ("Taming the LFN", slides 13 to 20).
+//! `mux`: flows of one program to one destination share a connection, and its congestion
+//! control state. The protocol is that of the [tunnel](crate::tunnel) ("Taming the LFN", slides
+//! 13 to 20).
 //!
 //! ```text
 //!   flow ── Branch ─┐                                       ┌─ Branch ── flow
 //!   flow ── Branch ─┼─ Shared ── Trunk ═ connection ═ Trunk ── Shared ─┼─ Branch ── flow
-//!   flow ── Branch ─┘  a Tunnel each                        └─ Branch ── flow
+//!   flow ── Branch ─┘  one Tunnel each                      └─ Branch ── flow
 //! ```
 //!
-//! Each flow of the program is a *branch*, in a chain of its own; the connection belongs to a *trunk*, a
-//! chain without an application that is spawned for the first branch to a place, and outlives the last by
-//! a moment. At the other end the connection that is accepted becomes the trunk, and spawns a branch for
-//! each session. Handlers above `mux` see each flow; those below it the shared connection.
+//! Each flow of the program is a *branch*, in a chain of its own. The connection belongs to a
+//! *trunk*, a chain without an application. It is spawned for the first branch to a
+//! destination, and closed shortly after the last branch. At the other end the accepted
+//! connection becomes the trunk, and spawns a branch for each session. Handlers above `mux` see
+//! each flow, and those below it the shared connection.
 //!
-//! `shared` holds the trunks and who is on them, `trunk` and `branch` are the two parts that a handler may
-//! have.
+//! `shared` has the trunks and their branches; `trunk` and `branch` are the two roles of a
+//! handler.
 
 mod branch;
 mod shared;
@@ -37,26 +39,26 @@ use shared::Shared;
 use trunk::Trunk;
 
 const TICK: Timer = Timer(0);
-/// Trunks that are told of.
+/// Maximum number of trunks in a report.
 const TOLD: usize = 64;
 
 struct MuxFactory(Arc<Mutex<Shared>>);
 
-/// One chain's.
+/// Handler of one chain.
 struct Mux {
     shared: Arc<Mutex<Shared>>,
-    /// The address that its flow is to be seen as, if that matters.
+    /// Local address that the flow must have, if any.
     from: Option<IpAddr>,
     part: Part,
 }
 
-/// What a chain's handler is.
+/// Role of a handler.
 enum Part {
-    /// Nothing yet.
+    /// None yet.
     Fresh,
     /// A flow.
     Branch(Branch),
-    /// The connection.
+    /// The shared connection.
     Trunk(Trunk),
 }
 
@@ -71,7 +73,7 @@ pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn 
     let silence = arguments.take("silence", "a time such as 30s, 5m or 2h", time)?;
     let settings = Settings {
         limit: buffer(arguments)? as u64,
-        // What carries the connection knows when it has broken.
+        // The transport reports a broken connection itself.
         silence: silence.unwrap_or(Duration::from_secs(10 * 365 * 24 * 60 * 60)),
         ..Settings::default()
     };
@@ -135,7 +137,7 @@ impl Handler for Mux {
 
     fn unspawned(&mut self, cx: &mut Context<'_>, word: &[u8]) {
         match (&mut self.part, shared::Word::parse(word)) {
-            // Others may wait for it, too, and nobody else is to.
+            // Fails all branches that wait for the trunk, and removes it so that no more do.
             (Part::Branch(_), Some(shared::Word::Trunk(number))) => {
                 let shared = &mut lock(&self.shared);
                 for branch in shared.remove_line(number, Failure::Unreachable) {
@@ -248,7 +250,7 @@ impl Handler for Mux {
         }
     }
 
-    /// Answered with how the flow, and the connection that it shares, stand.
+    /// Answered with the state of the flow's shared connection.
     fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         match &self.part {
             Part::Branch(branch) if to == "mux" => {
@@ -261,7 +263,7 @@ impl Handler for Mux {
 }
 
 impl Mux {
-    /// The flow's own address, and the other end's: the shared connection's.
+    /// Local and remote address of the flow: those of the shared connection.
     fn names(&self, cx: &mut Context<'_>) -> (Option<Address>, Option<Address>) {
         match &self.part {
             Part::Branch(branch) => lock(&self.shared).names(branch.trunk()),

@@ -1,4 +1,4 @@
-//! What a chain's flows share: the trunks, and the branches on each.
+//! State shared by a factory's chains: the trunks, and the branches on each.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,32 +8,32 @@ use crate::flow::{Address, Failure};
 use crate::keys::Entropy;
 use crate::tunnel::{Event, SessionId, Settings, Tunnel};
 
-/// All of a factory's.
+/// State of a factory.
 pub(super) struct Shared {
     settings: Settings,
-    /// Stands in all keys, which nobody else can guess.
+    /// Random prefix of all keys, so that other chains cannot guess them.
     secret: [u8; 16],
     next: u64,
     lines: BTreeMap<u64, Line>,
     branches: BTreeMap<u64, Seat>,
 }
 
-/// A trunk's line: its connection, and what goes over it.
+/// State of a trunk: its connection, and the streams on it.
 pub(super) struct Line {
     pub(super) tunnel: Tunnel,
     pub(super) link: Option<u32>,
-    /// Where it goes; of one that was accepted, nowhere.
+    /// Destination; `None` if the trunk was accepted.
     pub(super) to: Option<Address>,
-    /// The address that it begins at, if that matters.
+    /// Local address that the connection must have, if any.
     pub(super) from: Option<IpAddr>,
     pub(super) names: (Option<Address>, Option<Address>),
-    /// Which branch each session is.
+    /// Branch of each session.
     sessions: BTreeMap<SessionId, u64>,
     /// Branches that wait for the link.
     pub(super) waiting: Vec<u64>,
 }
 
-/// A branch, as its trunk sees it: what it is to be told.
+/// State of a branch as its trunk sees it: events to be handled.
 #[derive(Debug, Default)]
 pub(super) struct Seat {
     pub(super) trunk: u64,
@@ -45,7 +45,7 @@ pub(super) struct Seat {
     pub(super) failed: Option<Failure>,
 }
 
-/// What a spawned chain is told: what it is, and its number.
+/// Message to a spawned chain: its role and number.
 pub(super) enum Word {
     Trunk(u64),
     Branch(u64),
@@ -79,15 +79,15 @@ impl Shared {
         Shared { settings, secret, next: 1, lines, branches }
     }
 
-    /// The key by which a part is woken.
+    /// Key by which a chain is woken.
     pub(super) fn key(&self, word: &Word) -> Vec<u8> {
         [&self.secret[..], &word.emit()].concat()
     }
 
-    /// A new trunk's number.
+    /// Adds a trunk and returns its number.
     pub(super) fn add_line(&mut self, to: Option<Address>, from: Option<IpAddr>) -> u64 {
         let number = self.number();
-        // The number is told to the other end, the secret is not.
+        // The number is sent to the other end, the secret is not.
         let tunnel = Tunnel::new(self.settings.clone(), number);
         let (sessions, waiting, names) = (BTreeMap::new(), Vec::new(), (None, None));
         let line = Line { tunnel, link: None, to, from, names, sessions, waiting };
@@ -95,7 +95,7 @@ impl Shared {
         number
     }
 
-    /// The trunk that goes there and begins at `from`, if there is one with room for one more flow.
+    /// Trunk to `to` from `from` that has room for one more flow, if any.
     pub(super) fn line_to(&self, to: &Address, from: Option<IpAddr>) -> Option<u64> {
         let most = self.settings.sessions as usize;
         let has_room = |line: &Line| line.sessions.len() + line.waiting.len() < most;
@@ -108,7 +108,7 @@ impl Shared {
         self.lines.get_mut(&trunk)
     }
 
-    /// A trunk is gone; the branches that were on it, which are told why.
+    /// Removes a trunk, and fails its branches with `why`; returns those.
     pub(super) fn remove_line(&mut self, trunk: u64, why: Failure) -> Vec<u64> {
         self.lines.remove(&trunk);
         let on_it = self.branches.iter_mut().filter(|(_, seat)| seat.trunk == trunk);
@@ -120,7 +120,7 @@ impl Shared {
             .collect()
     }
 
-    /// A new branch on `trunk`; its number.
+    /// Adds a branch on `trunk` and returns its number.
     pub(super) fn add_branch(&mut self, trunk: u64, id: Option<SessionId>) -> u64 {
         let number = self.number();
         self.branches.insert(number, Seat { trunk, id, ..Seat::default() });
@@ -130,14 +130,14 @@ impl Shared {
         number
     }
 
-    /// A branch and its trunk's line, if that is still there.
+    /// Branch, and the state of its trunk if that still exists.
     pub(super) fn branch(&mut self, branch: u64) -> Option<(&mut Seat, Option<&mut Line>)> {
         let seat = self.branches.get_mut(&branch)?;
         let line = self.lines.get_mut(&seat.trunk);
         Some((seat, line))
     }
 
-    /// A branch is over.
+    /// Removes a branch.
     pub(super) fn remove_branch(&mut self, branch: u64) {
         let Some(seat) = self.branches.remove(&branch) else { return };
         if let Some(line) = self.lines.get_mut(&seat.trunk) {
@@ -146,12 +146,13 @@ impl Shared {
         }
     }
 
-    /// Whether nobody is on a trunk.
+    /// Returns whether no branch is on a trunk.
     pub(super) fn is_idle(&self, trunk: u64) -> bool {
         self.branches.values().all(|seat| seat.trunk != trunk)
     }
 
-    /// Opens sessions for those that wait for `trunk`'s link; who has one now.
+    /// Opens sessions for branches that wait for the link of `trunk`; returns those that have
+    /// one now.
     pub(super) fn open_waiting(&mut self, trunk: u64) -> Vec<u64> {
         let Some(line) = self.lines.get_mut(&trunk) else { return Vec::new() };
         let (Some(to), mut opened) = (line.to.clone(), Vec::new()) else { return Vec::new() };
@@ -167,7 +168,8 @@ impl Shared {
         opened
     }
 
-    /// Notes what a trunk's tunnel has to tell: the branches to be woken, and those to be made.
+    /// Handles the events of a trunk's tunnel; returns the branches to be woken, and those to
+    /// be spawned.
     pub(super) fn listen(&mut self, trunk: u64) -> (Vec<u64>, Vec<u64>) {
         let (mut woken, mut new) = (Vec::new(), Vec::new());
         while let Some(event) = self.lines.get_mut(&trunk).and_then(|l| l.tunnel.poll_event()) {
@@ -214,12 +216,12 @@ impl Shared {
         self.lines.get(&trunk).map(|line| line.names.clone()).unwrap_or_default()
     }
 
-    /// All trunks, as people read them.
+    /// All trunks, for display.
     pub(super) fn trunks(&self) -> impl Iterator<Item = &Line> {
         self.lines.values()
     }
 
-    /// A trunk, as people read it.
+    /// Description of a trunk, for people.
     pub(super) fn about(&self, trunk: u64) -> Option<String> {
         self.lines.get(&trunk).map(Line::to_string)
     }

@@ -1,4 +1,4 @@
-//! The connection that flows share.
+//! Shared connection of several flows.
 
 use super::TICK;
 use super::shared::{Line, Shared, Word};
@@ -7,20 +7,20 @@ use crate::time::{Duration, Instant};
 use crate::tunnel::Carrier;
 use crate::tunnel::wire::peek_hello;
 
-/// How long a connection that nobody uses is kept for whoever comes next.
+/// Time for which an unused connection is kept for further flows.
 const KEPT: Duration = Duration::from_millis(500);
-/// Bytes of frames that are made at once.
+/// Bytes of frames that are produced at once.
 const TURN: usize = 64 << 10;
 
-/// A chain that holds the connection.
+/// Trunk: the handler of the connection.
 pub(super) struct Trunk {
     number: u64,
     output: Output,
-    /// What came before the first message was whole.
+    /// Bytes received before the first message was complete.
     early: Vec<u8>,
-    /// It has served somebody.
+    /// The trunk has carried a flow.
     served: bool,
-    /// Since when nobody is on it.
+    /// Time since which no branch is on the trunk.
     idle: Option<Instant>,
     over: bool,
 }
@@ -30,7 +30,7 @@ impl Trunk {
         Trunk { number, output, early: Vec::new(), served: false, idle: None, over: false }
     }
 
-    /// One that is spawned for a branch: it connects. `None`: nobody wants it any more.
+    /// Trunk that was spawned for a branch, and connects. `None` if it is no longer needed.
     pub(super) fn connecting(
         cx: &mut Context<'_>,
         shared: &mut Shared,
@@ -40,14 +40,15 @@ impl Trunk {
         let (to, from) = (line.to.clone()?, line.from);
         cx.claim(&shared.key(&Word::Trunk(number)));
         if let Some(from) = from {
-            // A port of its own: the first flow's may be used again before the trunk is gone.
+            // A port of its own, because the first flow's port may be reused before the trunk
+            // is closed.
             cx.output(FIRST).bind(Address::Ip((from, 0).into()));
         }
         cx.output(FIRST).connect(to);
         Some(Trunk::new(number, FIRST))
     }
 
-    /// One that was accepted.
+    /// Trunk on an accepted connection.
     pub(super) fn accepted(cx: &mut Context<'_>, shared: &mut Shared, output: Output) -> Trunk {
         let number = shared.add_line(None, None);
         cx.claim(&shared.key(&Word::Trunk(number)));
@@ -79,7 +80,7 @@ impl Trunk {
         self.settle(cx, shared);
     }
 
-    /// Bytes came; false if it is of no use any more.
+    /// Handles bytes of the connection; false if the trunk has ended.
     pub(super) fn hear(&mut self, cx: &mut Context<'_>, shared: &mut Shared, data: &[u8]) -> bool {
         let Some(line) = shared.line(self.number) else { return false };
         match line.link {
@@ -122,7 +123,7 @@ impl Trunk {
         self.settle(cx, shared);
     }
 
-    /// A branch cannot be made.
+    /// Refuses a branch whose chain cannot be made.
     pub(super) fn refuse(&mut self, cx: &mut Context<'_>, shared: &mut Shared, branch: u64) {
         if let Some((seat, Some(line))) = shared.branch(branch)
             && let Some(id) = seat.id
@@ -133,7 +134,7 @@ impl Trunk {
         self.settle(cx, shared);
     }
 
-    /// Tells the branches what there is to tell, sends what there is to send, and sees when to come back.
+    /// Handles events of the branches' sessions, sends frames, and sets the timer.
     pub(super) fn settle(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
         if self.over {
             return;
@@ -150,11 +151,12 @@ impl Trunk {
             return self.broke(cx, shared, Failure::Reset);
         }
         let more = self.send(cx, line);
-        // Who connects ends it, when all that flows said has arrived.
+        // The connecting end closes an unused connection, once all data of its flows has been
+        // delivered.
         let idle = is_left && line.to.is_some() && line.tunnel.stats().open == 0;
         let next = if more { Some(cx.now()) } else { line.tunnel.poll_timeout() };
         self.idle = idle.then(|| self.idle.unwrap_or(cx.now()));
-        // What was sent made room.
+        // Sending has made room for the branches.
         self.tell(cx, shared);
         match self.idle.map(|since| since + KEPT) {
             Some(end) if cx.now() >= end => self.broke(cx, shared, Failure::Reset),
@@ -162,7 +164,7 @@ impl Trunk {
         }
     }
 
-    /// Tells the branches what has happened to their sessions, and makes those of new ones.
+    /// Wakes the branches whose sessions have events, and spawns branches for new sessions.
     fn tell(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
         let (woken, new) = shared.listen(self.number);
         for branch in new {
@@ -174,8 +176,8 @@ impl Trunk {
         }
     }
 
-    /// Sends what the output takes; it says by `may_write` when it has enough. Whether there may be more: that shows
-    /// when this has been taken.
+    /// Sends frames while the output takes them, which it limits by `may_write`. Returns true
+    /// if a turn was filled, so that there may be more once it has been taken.
     fn send(&mut self, cx: &mut Context<'_>, line: &mut Line) -> bool {
         let mut frames = Vec::new();
         while line.tunnel.poll_transmit(cx.now(), &mut frames).is_some() {
@@ -185,18 +187,18 @@ impl Trunk {
             }
         }
         if !frames.is_empty() {
-            // One that takes no more is lost, and says so itself.
+            // A broken connection reports that itself.
             let _ = cx.output(self.output).write(frames.into());
         }
         false
     }
 
-    /// The connection is gone, or of no use any more: so are the flows that are on it.
+    /// Ends the trunk and its flows, because the connection is broken or no longer needed.
     pub(super) fn broke(&mut self, cx: &mut Context<'_>, shared: &mut Shared, why: Failure) {
         if std::mem::replace(&mut self.over, true) {
             return;
         }
-        // Of a connection that was accepted and brought nobody, an application may still wait to hear.
+        // The application of an accepted connection without flows may still wait for a result.
         if !self.served && shared.line(self.number).is_some_and(|line| line.to.is_none()) {
             cx.upstream().failed(why);
         }

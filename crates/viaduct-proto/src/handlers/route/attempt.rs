@@ -1,4 +1,4 @@
-//! One way that is tried: a connection, and what is said to a node's SOCKS5 on it.
+//! Attempt by one path: a connection, and the SOCKS5 exchange with a node on it.
 
 use std::net::SocketAddr;
 
@@ -8,25 +8,25 @@ use crate::flow::{Address, Failure, Output};
 use crate::split::socks::Method;
 use crate::split::{Parsed, socks_client};
 
-/// An attempt.
+/// Attempt to connect by one path.
 pub(super) struct Attempt {
     pub(super) output: Output,
-    /// Whose SOCKS5 it goes by.
+    /// Node whose SOCKS5 server is used; `None` for the direct path.
     pub(super) node: Option<SocketAddr>,
-    /// Whether it takes bytes.
+    /// The connection takes bytes.
     pub(super) room: bool,
-    /// The node has agreed to be asked, and was.
+    /// The CONNECT request was sent.
     asked: bool,
     inbox: BytesMut,
 }
 
-/// What follows from what a node said.
+/// Result of a message from a node.
 pub(super) enum Heard {
-    /// This is to be said; nothing, if more must come.
+    /// Send these bytes, if any, and wait for more.
     Say(Bytes),
-    /// It has connected: the flow's bytes follow.
+    /// Connected: the flow's data follows.
     There,
-    /// It will not.
+    /// The attempt has failed.
     No(Failure, String),
 }
 
@@ -35,12 +35,12 @@ impl Attempt {
         Attempt { output, node, room: true, asked: false, inbox: BytesMut::new() }
     }
 
-    /// What is said first.
+    /// Greeting, the first message to the node.
     pub(super) fn greet(&self) -> Bytes {
         socks_client::greeting(false).into()
     }
 
-    /// The node says something; the flow is to go to `to`.
+    /// Handles bytes from the node, which is to connect to `to`.
     pub(super) fn hear(&mut self, to: &Address, data: &[u8]) -> Heard {
         self.inbox.extend_from_slice(data);
         match self.asked {
@@ -49,7 +49,7 @@ impl Attempt {
         }
     }
 
-    /// What came behind the node's answer.
+    /// Bytes that followed the node's reply.
     pub(super) fn rest(&mut self) -> Bytes {
         self.inbox.split().freeze()
     }

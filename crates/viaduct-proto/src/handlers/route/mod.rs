@@ -1,13 +1,13 @@
-//! `route`: a flow goes directly, or by the SOCKS5 of another node of an overlay when that is better, or
-//! when the direct way fails (TESLA, 4.2; Resilient Overlay Networks).
+//! `route`: a flow goes directly, or by the SOCKS5 server of another overlay node if that is
+//! better or the direct path fails (TESLA, 4.2; Resilient Overlay Networks).
 //!
 //! ```text
-//!                ways, the best first                 ┌─ attempt: direct ───────────── to
+//!                paths, the best first                ┌─ attempt: direct ───────────── to
 //!   application ───── route ──────────────────────────┤     after `wait`, or its failure:
-//!                       │ the first that answers       └─ attempt: SOCKS5 at a node ─── to
+//!                       │ the first that succeeds      └─ attempt: SOCKS5 at a node ─── to
 //!                       ▼ carries the flow
-//!      its path fails, says the overlay, and there is another way:
-//!      who is above and can (`migrate`) is told that the connection broke, and connects again
+//!      the overlay reports that its path has failed, and another one is up:
+//!      a handler above that can reconnect (`migrate`) is told that the connection broke
 //! ```
 
 mod attempt;
@@ -26,37 +26,37 @@ use super::early::{Early, End};
 use crate::flow::{Address, Context, FIRST, Failure, Half, Handler, Output, SocketOption, Timer};
 use crate::time::Duration;
 
-/// One more way is tried.
+/// Starts the next attempt.
 const NEXT: Timer = Timer(0);
-/// No way has come about in this time.
+/// Gives up when no attempt has succeeded in this time.
 const PATIENCE: Timer = Timer(1);
 const PATIENT: Duration = Duration::from_secs(130);
-/// It is looked whether the flow's path has failed.
+/// Checks periodically whether the flow's path has failed.
 const WATCH: Timer = Timer(2);
 const WATCHED: Duration = Duration::from_millis(100);
 
-/// One flow.
+/// Handler of one flow.
 struct Route {
     plan: Arc<Plan>,
     to: Option<Address>,
-    /// Ways that were not tried yet.
+    /// Paths that have not been tried yet.
     left: VecDeque<Goal>,
     attempts: Vec<Attempt>,
-    /// What carries the flow, and the node that it goes by.
+    /// Output that carries the flow, and the node that it goes by.
     carrier: Option<(Output, Option<SocketAddr>)>,
-    /// Whether the first output flow has been used.
+    /// The first output flow has been used.
     begun: bool,
     over: bool,
-    /// Who is above survives the loss of its connection.
+    /// A handler above survives the loss of the connection.
     movable: bool,
-    /// Why it cannot be: what the direct way said, before all.
+    /// Reason of the failure; that of the direct attempt takes precedence.
     why: Option<Failure>,
-    /// What is asked of the flow before it is there.
+    /// Data and end written before the flow is established.
     early: Early,
     open: bool,
     bound: Option<Address>,
     options: Vec<SocketOption>,
-    /// The version of the table that was looked at last.
+    /// Version of the table that was checked last.
     seen: u64,
 }
 
@@ -80,7 +80,7 @@ impl Route {
         }
     }
 
-    /// What bytes pass on: in a flow that was accepted, the only output there is.
+    /// Output that carries data: the carrier, or the only output of an accepted flow.
     fn at(&self) -> Option<Output> {
         let accepted = (self.to.is_none() && !self.over).then_some(FIRST);
         self.carrier.map(|(output, _)| output).or(accepted)
@@ -94,7 +94,7 @@ impl Route {
         self.attempts.iter_mut().find(|attempt| attempt.output == output)
     }
 
-    /// Begins the next way; false if none is left.
+    /// Starts the next attempt; false if no path is left.
     fn try_next(&mut self, cx: &mut Context<'_>) -> bool {
         let (Some(goal), Some(to)) = (self.left.pop_front(), self.to.clone()) else { return false };
         let output = if self.begun { cx.plumb() } else { FIRST };
@@ -112,7 +112,7 @@ impl Route {
         true
     }
 
-    /// An attempt is over; `is_final`: no other way leads further.
+    /// Ends a failed attempt. With `is_final`, no other path can succeed.
     fn lost(&mut self, cx: &mut Context<'_>, output: Output, why: Failure, is_final: bool) {
         let Some(at) = self.attempts.iter().position(|attempt| attempt.output == output) else {
             return;
@@ -135,7 +135,7 @@ impl Route {
         cx.upstream().connected(Err(why));
     }
 
-    /// Nothing more is waited for.
+    /// Stops all attempts and timers.
     fn end(&mut self, cx: &mut Context<'_>) {
         self.over = true;
         self.left.clear();
@@ -146,7 +146,7 @@ impl Route {
         }
     }
 
-    /// A way is there: it carries the flow, and the others are left.
+    /// Makes a successful attempt the carrier, and drops the others.
     fn rise(&mut self, cx: &mut Context<'_>, output: Output) {
         let Some(at) = self.attempts.iter().position(|attempt| attempt.output == output) else {
             return;
@@ -177,14 +177,14 @@ impl Route {
         }
     }
 
-    /// Sees that it is looked whether the path has failed.
+    /// Schedules the next check of the path, if the flow can move.
     fn watch(&self, cx: &mut Context<'_>) {
         if self.movable && self.carrier.is_some() && self.plan.is_watched() {
             cx.set_timer(WATCH, Some(cx.now() + WATCHED));
         }
     }
 
-    /// Looks whether the flow's path has failed, and another is there.
+    /// Checks whether the flow's path has failed and another is up.
     fn look(&mut self, cx: &mut Context<'_>) {
         let (Some(to), Some((_, node))) = (&self.to, self.carrier) else { return };
         let moves = self.plan.table().filter(|table| table.version != self.seen);
@@ -203,7 +203,7 @@ impl Route {
         }
     }
 
-    /// How things stand, for who asks.
+    /// Description of the flow's path, for control calls.
     fn report(&self) -> Vec<u8> {
         let goal = self.carrier.map(|(_, node)| Goal { node });
         goal.map_or_else(|| "no way yet".to_owned(), |goal| goal.to_string()).into_bytes()
@@ -231,7 +231,7 @@ impl Handler for Route {
                 let greeting = attempt.greet();
                 let _ = cx.output(from).write(greeting);
             }
-            // There is somebody, and he says no.
+            // The destination itself refuses, so other paths are useless.
             (Err(why), None) => {
                 self.lost(cx, from, why, matches!(why, Failure::Refused | Failure::Denied));
             }
@@ -317,8 +317,8 @@ impl Handler for Route {
         self.to.clone().or_else(|| cx.output(FIRST).getpeername())
     }
 
-    /// `move`: who asks survives the loss of its connection, which is given up when its path fails. Any
-    /// other request is answered with the way that the flow goes.
+    /// `move`: the handler above survives the loss of its connection, so the connection is
+    /// given up when its path fails. Any other request is answered with the flow's path.
     fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         if to != plan::NAME {
             return cx.output(self.at().unwrap_or(FIRST)).control(to, request);

@@ -1,4 +1,4 @@
-//! What `route` is told, and the ways that follow from it.
+//! Settings of `route`, and the paths that follow from them.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,19 +13,19 @@ use crate::time::Duration;
 
 pub(super) const NAME: &str = "route";
 const DEFAULT_WAIT: Duration = Duration::from_millis(300);
-/// Ways that are tried for one flow at most.
+/// Maximum number of paths that are tried for a flow.
 const MOST_WAYS: usize = 4;
 
-/// The settings of all flows of a chain.
+/// Settings of all flows of a chain.
 pub(super) struct Plan {
     tables: Tables,
-    /// Whether what is known may change.
+    /// The table may change.
     watched: bool,
-    /// How long a way has before another is tried beside it.
+    /// Head start of an attempt before the next path is tried too.
     pub(super) wait: Duration,
 }
 
-/// Where a flow goes first: to the SOCKS5 of a node, or straight on.
+/// First hop of a flow: the SOCKS5 server of a node, or the destination itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Goal {
     pub(super) node: Option<SocketAddr>,
@@ -83,12 +83,12 @@ impl Plan {
         self.watched
     }
 
-    /// What is known now; `None` while the overlay's node does not answer.
+    /// Current table; `None` while the overlay's node does not answer.
     pub(super) fn table(&self) -> Option<Arc<Table>> {
         (self.tables)()
     }
 
-    /// Where a flow to `to` goes, the best first: directly, if nothing is known.
+    /// Paths to `to`, the best first; only the direct one if nothing is known.
     pub(super) fn goals(&self, to: &Address) -> VecDeque<Goal> {
         let table = self.table();
         let ways = table.iter().flat_map(|table| {
@@ -99,7 +99,7 @@ impl Plan {
     }
 }
 
-/// Another way to `to` that is up, if the one by `node` has failed.
+/// Path to `to` that is up, if the one by `node` has failed.
 pub(super) fn better(table: &Table, to: &Address, node: Option<SocketAddr>) -> Option<Goal> {
     let ways = table.ways(to);
     let ours = |way: &Way| goal(table, *way) == Some(Goal { node });
@@ -121,13 +121,13 @@ fn goal(table: &Table, way: Way) -> Option<Goal> {
     }
 }
 
-/// Nodes of which nothing is known but where they are.
+/// Table of fixed nodes without measurements.
 fn fixed(nodes: &[SocketAddr]) -> Tables {
     let place = |(n, socks): (usize, &SocketAddr)| Place {
         name: socks.to_string(),
         socks: Some(*socks),
         serves: Vec::new(),
-        // In the order in which they were given.
+        // Keeps the order in which they were given.
         path: Seen { up: Some(true), rtt_ms: n as f64, loss: 0.0 },
         others: Vec::new(),
         ways: Vec::new(),

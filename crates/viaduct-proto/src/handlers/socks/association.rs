@@ -1,4 +1,4 @@
-//! Datagrams by way of the proxy's relay (RFC 1928, sections 4 and 7).
+//! Datagrams by the proxy's relay (UDP ASSOCIATE; RFC 1928, sections 4 and 7).
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::flow::Address;
 use crate::flow::relay::{Agreed, Relay, Useless};
 use crate::split::{socks_client, socks_datagram};
 
-/// What the proxy keeps of one of ours.
+/// UDP association with the proxy.
 pub(super) struct Association {
     proxy: Arc<Proxy>,
     dialogue: Dialogue,

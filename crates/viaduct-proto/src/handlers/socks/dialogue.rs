@@ -1,4 +1,4 @@
-//! What is said to a proxy, and heard, until it has agreed to a request.
+//! Negotiation with a proxy, until it grants a request.
 
 use std::sync::Arc;
 
@@ -9,49 +9,50 @@ use crate::flow::{Address, Failure};
 use crate::split::socks::Method;
 use crate::split::{Parsed, socks_client};
 
-/// As far as it has come.
+/// State of the negotiation.
 pub(super) struct Dialogue {
     proxy: Arc<Proxy>,
     stage: Stage,
-    /// `None`: SOCKS cannot say it.
+    /// Request to send; `None` if SOCKS5 cannot express it.
     request: Option<Vec<u8>>,
-    /// Whether it asks for a relay of datagrams.
+    /// The request is for a relay of datagrams (UDP ASSOCIATE).
     associates: bool,
 }
 
-/// The reply "command not supported".
+/// Reply code "command not supported".
 const UNSUPPORTED: u8 = 7;
 
-/// What is waited for.
+/// Message that is expected next.
 enum Stage {
     Choice,
     Verdict,
     Reply,
 }
 
-/// What follows from what the proxy has said.
+/// Result of a message from the proxy.
 pub(super) enum Heard {
-    /// It has to say more.
+    /// More bytes are needed.
     More,
-    /// This is to be said.
+    /// Send these bytes.
     Say(Vec<u8>),
-    /// It does what was asked: the address that it names. What is left was said behind that.
+    /// The request is granted; the address is the bound one. Bytes left in the inbox follow the
+    /// reply.
     Agreed(Address),
 }
 
-/// Why the proxy is of no use.
+/// Failure of the negotiation, with a text for the log.
 #[derive(Debug)]
 pub(super) struct Refusal(pub(super) Failure, pub(super) String);
 
 impl Dialogue {
-    /// With what is said first.
+    /// Starts a negotiation; returns the greeting to send.
     pub(super) fn begin(proxy: Arc<Proxy>, request: Option<Vec<u8>>) -> (Dialogue, Vec<u8>) {
         let greeting = socks_client::greeting(proxy.user.is_some());
         let associates = request.as_deref() == Some(&socks_client::associate()[..]);
         (Dialogue { proxy, stage: Stage::Choice, request, associates }, greeting)
     }
 
-    /// Takes the next message from the front of `inbox`, if it is there whole.
+    /// Handles the next message at the front of `inbox`, if it is complete.
     pub(super) fn hear(&mut self, inbox: &mut BytesMut) -> Result<Heard, Refusal> {
         let code = inbox.get(1).copied();
         let said = match self.stage {
@@ -90,7 +91,7 @@ impl Dialogue {
     }
 }
 
-/// Takes a message, if it is here whole.
+/// Takes a message, if it is complete.
 fn take<T>(inbox: &mut BytesMut, parse: impl Fn(&[u8]) -> Parsed<T>) -> Result<Option<T>, Refusal> {
     match parse(inbox) {
         Parsed::Whole(message, length) => {

@@ -1,4 +1,4 @@
-//! A flow by way of the proxy.
+//! Flow by a SOCKS5 proxy.
 
 use std::sync::Arc;
 
@@ -11,27 +11,27 @@ use crate::handlers::early::{Early, End};
 use crate::split::socks_client;
 use crate::time::Duration;
 
-/// Longer than this no proxy takes; it may have to wait for a server.
+/// Timeout of the proxy's reply; the proxy may itself wait for a server.
 const PATIENCE: Duration = Duration::from_secs(130);
 const ANSWER: Timer = Timer(0);
 
-/// One flow.
+/// Handler of one flow.
 pub(super) struct Socks {
     proxy: Arc<Proxy>,
     stage: Stage,
     to: Option<Address>,
     inbox: BytesMut,
     early: Early,
-    /// Whether the flow below takes bytes.
+    /// The flow below takes bytes.
     room: bool,
 }
 
-/// What is waited for.
+/// State of the flow.
 enum Stage {
     Connection,
-    /// The proxy's agreement.
+    /// Waiting for the proxy to grant the request.
     Talk(Dialogue),
-    /// Nothing: bytes pass. So they do from the start in a flow that was accepted.
+    /// Established: data passes. Initial state of an accepted flow.
     Through,
     Over,
 }
@@ -48,7 +48,7 @@ impl Socks {
         }
     }
 
-    /// Answers what the proxy said, as far as it has said it.
+    /// Handles the proxy's messages that are complete.
     fn talk(&mut self, cx: &mut Context<'_>) -> Result<(), Refusal> {
         while let Stage::Talk(dialogue) = &mut self.stage {
             match dialogue.hear(&mut self.inbox)? {
@@ -60,7 +60,7 @@ impl Socks {
         Ok(())
     }
 
-    /// The proxy has connected: bytes pass.
+    /// Completes the connect: data passes from now on.
     fn rise(&mut self, cx: &mut Context<'_>) {
         self.stage = Stage::Through;
         cx.set_timer(ANSWER, None);

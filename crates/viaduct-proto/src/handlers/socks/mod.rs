@@ -1,9 +1,8 @@
-//! `socks:via=HOST:PORT`: flows go by a SOCKS5 proxy (TESLA, 4.2). Names are looked up there, not
-//! here.
+//! `socks:via=HOST:PORT`: flows go by a SOCKS5 proxy (TESLA, 4.2), which also resolves names.
 //!
 //! ```text
-//!   flow          a stream: the proxy connects, and bytes pass       ─┐
-//!   association   datagrams: the proxy has a relay for them          ─┴ dialogue   who we are, what is asked
+//!   flow          a stream: the proxy connects, and data passes     ─┐
+//!   association   datagrams: the proxy relays them                  ─┴ dialogue   login, request
 //! ```
 
 mod association;
@@ -22,7 +21,7 @@ use crate::split::socks::Credentials;
 use crate::split::socks_client;
 use crate::time::Instant;
 
-/// The proxy, and who we are to it.
+/// Address of the proxy, and credentials for it.
 struct Proxy {
     via: Address,
     user: Option<Credentials>,
@@ -30,7 +29,7 @@ struct Proxy {
 
 struct SocksFactory(Arc<Proxy>);
 
-/// Datagrams are neither held nor dropped here: they go by the relay.
+/// Passes datagrams without delay or loss; the relay carries them.
 struct Straight;
 
 pub(super) fn about() -> About {
@@ -59,7 +58,7 @@ pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn 
     Ok(Arc::new(SocksFactory(Arc::new(Proxy { via, user }))))
 }
 
-/// `HOST:PORT`, the host an address or a name.
+/// Parses `HOST:PORT`, where the host is an address or a name.
 fn address(text: &str) -> Option<Address> {
     if let Ok(ip) = text.parse() {
         return Some(Address::Ip(ip));

@@ -1,4 +1,4 @@
-//! One end of a flow: a chain, and the application above it.
+//! End of a flow: a chain, and the application above it.
 
 use crate::flow::testing::Stream;
 use crate::flow::{Action, BottomId, Chain, Failure};
@@ -6,17 +6,17 @@ use crate::time::Instant;
 
 pub(crate) struct End {
     pub(crate) chain: Chain,
-    /// Whether the application has it.
+    /// The application has the flow.
     pub(crate) is_there: bool,
     pub(crate) written: Stream,
     pub(crate) read: Stream,
-    /// Whether the application reads.
+    /// The application reads.
     pub(crate) takes: bool,
     pub(crate) answer: Option<Result<(), Failure>>,
     pub(crate) finished: usize,
     pub(crate) failed: Vec<Failure>,
     pub(crate) events: Vec<String>,
-    /// Bottoms whose connection stands, and those that are not read.
+    /// Bottoms that are connected, and those that are not read.
     pub(crate) connected: Vec<BottomId>,
     pub(crate) paused: Vec<BottomId>,
 }
@@ -43,12 +43,12 @@ impl End {
         assert!(self.chain.write(now, data), "the flow takes bytes");
     }
 
-    /// What waits for the network, at most `room` bytes.
+    /// Bytes that wait for the network, at most `room`.
     pub(super) fn outgoing(&self, bottom: BottomId, room: usize) -> Vec<u8> {
         self.chain.outgoing(bottom).pieces().flatten().copied().take(room).collect()
     }
 
-    /// The application reads what there is.
+    /// Lets the application read all data.
     pub(super) fn consume(&mut self, now: Instant) -> bool {
         let bytes: Vec<u8> = self.chain.incoming().pieces().flatten().copied().collect();
         if !self.takes || bytes.is_empty() {

@@ -1,12 +1,11 @@
-//! Two hosts with a chain each way and a network between them, in virtual time: what a driver of
-//! chains does, for tests.
+//! Test driver: two hosts with a chain each and a network between them, in virtual time.
 //!
 //! ```text
 //!   host 0: application ─ chain ─ bottoms ══ connections ══ bottoms ─ chain ─ application: host 1
 //! ```
 //!
-//! Whatever host 0 connects to is accepted by host 1, in a chain of its own; what chains claim and
-//! give is carried between them.
+//! Host 1 accepts all connections of host 0, each in a chain of its own. The driver also serves
+//! the chains' claims and transfers.
 
 mod end;
 mod wire;
@@ -25,7 +24,7 @@ pub(crate) use wire::{Item, Wire};
 
 pub(crate) const LIMIT: usize = 4_096;
 
-/// `N.key` is a key, and `word` a password.
+/// Shell in which `N.key` is a key, and `word` a password.
 pub(crate) fn shell() -> Shell {
     let rng = Mutex::new(Rng::from_seed(7));
     Shell {
@@ -39,16 +38,16 @@ pub(crate) fn shell() -> Shell {
     }
 }
 
-/// Where an end of a connection is: host, chain, bottom.
+/// End of a connection: host, chain, bottom.
 pub(crate) type Seat = (usize, usize, BottomId);
 
-/// A connection: who is at its two ends, and what is on its way from each.
+/// Connection: its two ends, and the data in flight from each.
 pub(crate) struct Connection {
     pub(crate) seats: [Option<Seat>; 2],
     pub(crate) wires: [Wire; 2],
 }
 
-/// The hosts and the network.
+/// Hosts and network.
 pub(crate) struct Net {
     pub(crate) now: Instant,
     pub(crate) ends: [Vec<End>; 2],
@@ -56,13 +55,13 @@ pub(crate) struct Net {
     claims: [BTreeMap<Vec<u8>, usize>; 2],
     pub(crate) connections: Vec<Connection>,
     pub(crate) delay: Duration,
-    /// Whether connections come about; otherwise they are not answered.
+    /// Connections are established; otherwise they get no answer.
     pub(crate) is_up: bool,
-    /// Whether chains are made for those that want them.
+    /// Spawned chains are made.
     pub(crate) spawns: bool,
-    /// Most bytes in one piece.
+    /// Maximum bytes of one piece.
     pub(crate) cut: usize,
-    /// What the first bytes of each connection were, for those who play them again.
+    /// Bytes that the connecting end has sent on each connection, for replays.
     pub(crate) heard: Vec<Vec<u8>>,
     pub(crate) said: Vec<String>,
 }
@@ -73,13 +72,13 @@ pub(crate) fn factories(chain: &[&str], shell: &Shell) -> Arc<[Arc<dyn Factory>]
 }
 
 impl Net {
-    /// Both hosts have their chain; nothing happens yet.
+    /// Two hosts with a chain each, and no flow yet.
     pub(crate) fn new(client: &[&str], server: &[&str]) -> Net {
         let shell = shell();
         Net::of(factories(client, &shell), factories(server, &shell))
     }
 
-    /// The same of chains that are made already.
+    /// Two hosts with the chains of these factories.
     pub(crate) fn of(client: Arc<[Arc<dyn Factory>]>, server: Arc<[Arc<dyn Factory>]>) -> Net {
         Net {
             now: Instant::ZERO,
@@ -96,14 +95,14 @@ impl Net {
         }
     }
 
-    /// The same chain at both hosts, and a flow.
+    /// Two hosts with the same chain, and a flow.
     pub(crate) fn joined(chain: &[&str]) -> Net {
         let mut net = Net::new(chain, chain);
         net.connect();
         net
     }
 
-    /// Host 0 opens a flow; its number.
+    /// Opens a flow at host 0; returns its number.
     pub(crate) fn connect(&mut self) -> usize {
         let at = self.begin(0);
         self.ends[0][at].chain.connect(self.now, peer());
@@ -111,7 +110,7 @@ impl Net {
         at
     }
 
-    /// The same, from `own`.
+    /// Opens a flow at host 0 from `own`; returns its number.
     pub(crate) fn connect_from(&mut self, own: Address) -> usize {
         let at = self.begin(0);
         self.ends[0][at].chain.bind(self.now, own);
@@ -126,7 +125,7 @@ impl Net {
         self.ends[host].len() - 1
     }
 
-    /// The first flow's end at `host`; at host 1, the first that was accepted.
+    /// End of the first flow at `host`; at host 1, the first that was accepted.
     pub(crate) fn end(&mut self, host: usize) -> &mut End {
         let mut ends = self.ends[host].iter_mut();
         ends.find(|end| end.is_there).expect("a flow is there")
@@ -150,7 +149,7 @@ impl Net {
         self.settle();
     }
 
-    /// All connections break, and both ends hear of it, or nobody does.
+    /// Breaks all connections. If `heard`, both ends are notified.
     pub(crate) fn cut_all(&mut self, heard: bool) {
         (0..self.connections.len()).for_each(|at| self.cut_one(at, heard));
     }
@@ -166,12 +165,12 @@ impl Net {
         self.settle();
     }
 
-    /// The accepting host knows nothing of what was claimed.
+    /// Makes the accepting host forget all claims.
     pub(crate) fn forget(&mut self) {
         self.claims[1].clear();
     }
 
-    /// Changes a byte of what is on its way from `host` on the first connection.
+    /// Flips a bit of the data in flight from `host` on the first connection.
     pub(crate) fn flip(&mut self, host: usize, nth: usize, bit: u8) -> bool {
         self.connections[0].wires[host].flip(nth, bit)
     }
@@ -196,14 +195,14 @@ impl Net {
         timers.chain(arrivals).min()
     }
 
-    /// When what is next on a wire arrives, if it is let in.
+    /// Arrival time of the next item on a wire, if it may be delivered.
     fn arrival(&self, at: usize, from: usize) -> Option<Instant> {
         let (host, chain, bottom) = self.connections[at].seats[1 - from]?;
         let waits = self.ends[host][chain].paused.contains(&bottom);
         self.connections[at].wires[from].next(waits)
     }
 
-    /// All that can happen now happens.
+    /// Runs everything that can happen now.
     pub(crate) fn settle(&mut self) {
         loop {
             let mut moved = false;
@@ -222,7 +221,7 @@ impl Net {
         }
     }
 
-    /// Does what a chain wants done.
+    /// Performs the actions of a chain.
     fn act(&mut self, host: usize, chain: usize) -> bool {
         let mut acted = false;
         while let Some(action) = self.ends[host][chain].chain.poll_action() {
@@ -295,7 +294,7 @@ impl Net {
         }
     }
 
-    /// Carries what one side has, as far as the other's patience goes.
+    /// Transfers data from one side, as far as the wire and the other side allow.
     fn carry(&mut self, at: usize, from: usize) -> bool {
         let mut moved = false;
         if let Some((host, chain, bottom)) = self.connections[at].seats[from] {
@@ -345,7 +344,7 @@ impl Net {
         self.act(host, chain);
     }
 
-    /// A chain's connections go to the chain that has claimed them.
+    /// Hands a chain's connections to the chain that has claimed the key.
     fn give(&mut self, host: usize, from: usize, key: &[u8]) {
         let Some(&to) = self.claims[host].get(key) else {
             return self.ends[host][from].chain.unclaimed(self.now);
@@ -355,16 +354,17 @@ impl Net {
         let moved = self.ends[host][to].chain.take(self.now, giver);
         let moved = moved.expect("a chain takes what it has claimed");
         for (old, new) in moved {
-            // A flow on a connection that is shared has none of its own.
+            // A flow on a shared connection has no connection of its own.
             let Some((at, side)) = self.at((host, from, old)) else { continue };
             self.connections[at].seats[side] = Some((host, to, new));
             self.ends[host][to].connected.push(new);
         }
-        // What the taken handlers have claimed is claimed here now.
+        // Registers the claims of the transferred handlers.
         self.act(host, to);
     }
 
-    /// What the first flow's applications have got, all that was written, and ended or not.
+    /// Asserts that the applications of the first flow received all data, and the end if there
+    /// was one.
     pub(crate) fn assert_whole(&mut self) {
         let written = [self.end(0).written.made, self.end(1).written.made];
         let read = [self.end(1).read.got, self.end(0).read.got];

@@ -1,4 +1,4 @@
-//! One direction of a connection.
+//! Wire: one direction of a connection.
 
 use std::collections::VecDeque;
 
@@ -6,15 +6,15 @@ use bytes::Bytes;
 
 use crate::time::{Duration, Instant};
 
-/// Most bytes on their way.
+/// Maximum bytes in flight.
 const WINDOW: usize = 20_000;
 const DEEP: usize = 4 << 20;
 
 #[derive(Debug)]
 pub(crate) enum Item {
-    /// For who connected: the connection is there.
+    /// The connection is established (connecting end).
     Connected,
-    /// For who listened.
+    /// The connection is accepted (listening end).
     Accepted,
     Data(Bytes),
     Fin,
@@ -24,7 +24,7 @@ pub(crate) enum Item {
 pub(crate) struct Wire {
     items: VecDeque<(Instant, Item)>,
     is_cut: bool,
-    /// Bytes a second, with a deep buffer before it; as many as its window allows if it has none.
+    /// Rate in bytes a second, with a deep buffer; `None` is limited only by the window.
     pub(crate) rate: Option<u64>,
 }
 
@@ -49,14 +49,14 @@ impl Wire {
         self.items.pop_front().map(|(_, item)| item)
     }
 
-    /// When the next arrives; `waits`: bytes are not read.
+    /// Arrival time of the next item. `waits`: the receiver does not read.
     pub(crate) fn next(&self, waits: bool) -> Option<Instant> {
         let (at, item) = self.items.front()?;
         let held = waits && matches!(item, Item::Data(_) | Item::Fin);
         (!held).then_some(*at)
     }
 
-    /// Bytes that it takes: as a kernel's, its buffer is full some time after it was cut.
+    /// Room in bytes. A cut wire has none, as a kernel's buffer fills some time after a cut.
     pub(crate) fn room(&self) -> usize {
         let data = |item: &Item| if let Item::Data(data) = item { data.len() } else { 0 };
         let held: usize = self.items.iter().map(|(_, item)| data(item)).sum();
@@ -64,13 +64,13 @@ impl Wire {
         if self.is_cut { 0 } else { window.saturating_sub(held) }
     }
 
-    /// Nothing passes any more, and what is on its way is lost.
+    /// Breaks the wire, and loses what is in flight.
     pub(crate) fn cut(&mut self) {
         self.items.clear();
         self.is_cut = true;
     }
 
-    /// Changes a bit of the `nth` byte that is on its way; false if there is none.
+    /// Flips a bit of the `nth` byte in flight; false if there is none.
     pub(crate) fn flip(&mut self, nth: usize, bit: u8) -> bool {
         let mut left = nth;
         for (_, item) in &mut self.items {

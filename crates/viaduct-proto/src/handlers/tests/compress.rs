@@ -6,14 +6,14 @@ use crate::flow::{BottomId, Chain, Failure};
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
 
-/// A chain of `compress` alone, and the end of it that meets the network.
+/// Chain of `compress` alone, and its bottom.
 fn alone() -> (Chain, BottomId) {
     let chain = Chain::new(factories(&["compress"], &shell()), 64 << 10, Instant::ZERO);
     let bottom = chain.bottom().unwrap();
     (chain, bottom)
 }
 
-/// What goes out for what is written in pieces of `size`.
+/// Wire data for `data` written in pieces of `size`.
 fn squeezed(data: &[u8], size: usize) -> Vec<u8> {
     let (mut chain, bottom) = alone();
     let mut out = Vec::new();
@@ -27,7 +27,7 @@ fn squeezed(data: &[u8], size: usize) -> Vec<u8> {
     out
 }
 
-/// What is delivered of what came, and the most that waited to be delivered at any time.
+/// Data delivered for input in pieces of `size`, and the maximum queued for delivery.
 fn expanded(data: &[u8], size: usize) -> (Vec<u8>, usize) {
     let (mut chain, bottom) = alone();
     let (mut got, mut most) = (Vec::new(), 0);
@@ -76,7 +76,7 @@ fn noise_grows_by_next_to_nothing() {
     let out = squeezed(&noise, 60_000);
     assert!(out.len() < noise.len() + 500, "{}", out.len());
     assert!(expanded(&out, 64 << 10).0 == noise);
-    // What comes after it is compressed again.
+    // Data after the incompressible part is compressed again.
     let both = [noise, text(), text(), text(), text(), text()].concat();
     assert!(squeezed(&both, 60_000).len() < (1 << 20) + 4 * text().len());
 }

@@ -29,19 +29,19 @@ fn crypt_knows_its_peers() {
     let mut net = Net::new(&[&client], &[&format!("crypt:key=2.key,peer={one}")]);
     net.connect();
     exchange(&mut net);
-    // The connecting end does not know the other.
+    // The connecting end does not accept the other's key.
     let (mut net, said) = refused("crypt:key=1.key", "crypt:key=2.key");
     assert_eq!(net.end(0).answer, Some(Err(Failure::Denied)));
     assert_eq!(said[0], format!("crypt: the key {two} is none of the peers'"));
     assert!(said[1].contains("without our key"), "{said:?}");
-    // The accepting end does not know the other.
+    // The accepting end does not accept the other's key.
     let (mut net, said) = refused(&format!("crypt:key=1.key,peer={two}"), "crypt:key=2.key");
     assert_eq!(
         said[0],
         format!("crypt: 192.0.2.1:40000 is refused: the key {one} is none of the peers'")
     );
     assert_eq!(net.end(0).failed, [Failure::Reset]);
-    // It has no crypt, and says nothing.
+    // The other end has no crypt, and sends nothing.
     let (mut net, said) = refused_by_plain("crypt:key=1.key");
     assert_eq!(net.end(0).answer, Some(Err(Failure::TimedOut)));
     assert!(said[0].contains("does not answer"), "{said:?}");
@@ -102,7 +102,7 @@ fn crypt_is_bound_to_what_was_agreed_on_before() {
     let mut net = Net::of(bound(b"both say this"), bound(b"both say this"));
     net.connect();
     exchange(&mut net);
-    // Somebody between has altered what one of them said.
+    // An attacker on the path has altered the agreement at one end.
     let mut net = Net::of(bound(b"one says this"), bound(b"and one that"));
     net.connect();
     net.wait(Duration::from_secs(60));

@@ -1,4 +1,4 @@
-//! Chains of datagrams in virtual time.
+//! Chains for datagrams, in virtual time.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ fn ends(port: u16) -> Ends {
     Ends { own, peer: "192.0.2.1:53".parse().unwrap() }
 }
 
-/// When each of these came out: what was let in, by its tag, and when it went on.
+/// Collects the tag and the time of each datagram that goes on until `now`.
 fn leave(passage: &mut Passage, now: Instant, left: &mut Vec<(u32, Instant)>) {
     while let Some(next) = passage.poll_timeout().filter(|at| *at <= now) {
         while let Some(tag) = passage.poll_ready(next) {
@@ -117,12 +117,13 @@ fn silent_pairs_are_forgotten_and_so_is_the_oldest_of_too_many() {
     assert_eq!((passage.pairs(), passage.waiting(), passage.poll_timeout()), (0, 0, None));
 }
 
-/// Datagrams as a program might send them: after how many microseconds, to whom, which way, how long.
+/// Random datagrams: microseconds since the previous one, port, direction, length.
 fn traffic() -> impl Strategy<Value = Vec<(u64, u16, bool, usize)>> {
     prop::collection::vec((0..20_000u64, 0..3u16, any::<bool>(), 0..2_000usize), 1..300)
 }
 
-/// What went on: in which lane, when, how long; and how much was dropped.
+/// Datagrams that passed: port, direction, tag, arrival, departure, length; and the number
+/// dropped.
 type Crossed = (Vec<(u16, bool, u32, Instant, Instant, usize)>, usize);
 
 fn cross(chain: &[&str], traffic: &[(u64, u16, bool, usize)]) -> Crossed {
@@ -146,7 +147,7 @@ fn cross(chain: &[&str], traffic: &[(u64, u16, bool, usize)]) -> Crossed {
 }
 
 proptest! {
-    /// Order is kept between two ends, nothing is lost unsaid, and nothing comes twice.
+    /// Order is kept between two ends, and each datagram is passed once or counted as dropped.
     #[test]
     fn datagrams_keep_their_order_and_are_passed_once_or_dropped(traffic in traffic()) {
         let chain = ["latency:delay=7ms,held=9000", "shape:rate=3M,held=4000", "count"];
@@ -171,7 +172,8 @@ proptest! {
         }
     }
 
-    /// Between any two datagrams no more passes than the rate allows; and no less while some wait.
+    /// Between any two datagrams at most the rate's amount passes, and the rate is used while
+    /// some wait.
     #[test]
     fn shape_holds_its_rate_and_its_bound(traffic in traffic(), kilobits in 100..50_000u64) {
         let held = 20_000;
@@ -186,10 +188,10 @@ proptest! {
                     let passed = one.4.since(lane[0].4).as_secs_f64() * bytes_a_second;
                     prop_assert!(sum as f64 <= passed + 2.0, "{sum} in {passed}");
                     sum += one.5;
-                    // What waits is before it in the queue, and the queue is bounded.
+                    // Only the bounded queue is ahead of the datagram.
                     let most = held as f64 + 2_000.0;
                     prop_assert!(one.4.since(one.3).as_secs_f64() * bytes_a_second <= most);
-                    // It waited only for those before it.
+                    // The datagram waited only for those ahead of it.
                     let idle = n == 0 || lane[n - 1].4 < one.3 && {
                         let busy = lane[n - 1].5 as f64 / bytes_a_second;
                         lane[n - 1].4.as_secs_f64() + busy < one.3.as_secs_f64()

@@ -7,7 +7,7 @@ fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A second passes, or some.
+/// Time to pass between steps.
 const WHILE: Duration = Duration::from_secs(2);
 
 fn live(net: &Net) -> usize {
@@ -91,7 +91,7 @@ fn a_last_word_that_is_lost_is_no_reset() {
         net.shutdown(1 - writer);
         net.wait(WHILE);
         net.shutdown(writer);
-        // The end arrives, and what acknowledges it does not.
+        // The end arrives, and its acknowledgement does not.
         net.wait(Duration::from_millis(6));
         net.cut_all(true);
         net.wait(seconds(60));
@@ -167,7 +167,7 @@ fn a_third_party_that_knows_the_session_cannot_take_it_over() {
     exchange(&mut net);
     net.cut_all(true);
     net.wait(WHILE);
-    // The owner's second connection, as somebody heard it, played again.
+    // Replays the owner's second connection, as an attacker recorded it.
     let heard = net.heard[1].clone();
     let (served, before) = (net.end(1).read.got, live(&net));
     net.cut = 1;
@@ -190,7 +190,7 @@ fn a_third_party_that_knows_the_session_cannot_take_it_over() {
 fn a_session_that_is_not_known_ends_at_once() {
     let mut net = Net::joined(&["migrate"]);
     exchange(&mut net);
-    // The accepting end has been started anew.
+    // The accepting end has been restarted.
     let now = net.now;
     net.ends[1][0].is_there = false;
     let empty = Chain::new(factories(&[], &shell()), 1, now);

@@ -6,7 +6,7 @@ use crate::time::Duration;
 
 const FLOWS: usize = 5;
 
-/// So many flows, connected. The trunk is the second chain of host 0, and the first of host 1.
+/// Connects `FLOWS` flows. The trunk is the second chain of host 0, and the first of host 1.
 fn joined(chain: &[&str]) -> Net {
     let mut net = Net::new(chain, chain);
     for _ in 0..FLOWS {
@@ -19,7 +19,7 @@ fn joined(chain: &[&str]) -> Net {
     net
 }
 
-/// The chains of the flows at a host, in the order in which they were opened.
+/// Chains of the flows at a host, in the order in which they were opened.
 fn flows(host: usize) -> impl Iterator<Item = usize> {
     (0..=FLOWS).filter(move |&at| at != 1 - host)
 }
@@ -176,7 +176,7 @@ fn a_connection_stays_until_all_that_its_last_flow_said_has_arrived() {
         panic!("one flow");
     };
     let now = net.now;
-    // The far end has nothing to say, and takes what comes later.
+    // The far end writes no more, and does not read yet.
     net.ends[1][far].chain.shutdown(now, Half::Write);
     net.ends[1][far].takes = false;
     net.wait(Duration::from_millis(100));

@@ -1,4 +1,4 @@
-//! Two ends that are joined: what one application writes the other reads, whatever the chain.
+//! Two connected ends: for any chain, one application reads what the other writes.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::super::testing::{LIMIT, Net};
 use crate::flow::Failure;
 use crate::time::Duration;
 
-/// Bytes of one write, at most.
+/// Maximum bytes of one write.
 const PIECE: usize = 3_000;
 
 #[derive(Clone, Debug)]
@@ -87,7 +87,7 @@ proptest! {
     }
 }
 
-/// What happens to the network under a flow that migrates.
+/// Network event under a flow that migrates.
 #[derive(Clone, Debug)]
 enum Blow {
     Cut(bool),
@@ -103,7 +103,7 @@ proptest! {
     #[test]
     fn a_flow_that_migrates_is_whole_whatever_happens_to_its_connections(
         above in chain(),
-        // It keeps to a connection that is silent.
+        // `mux` keeps a connection that is silent.
         below in chain().prop_filter("it hides silence", |chain| !chain.contains(&"mux")),
         cut in 1..5_000_usize,
         steps in prop::collection::vec((step(), prop::option::weighted(0.2, blow())), 1..60),

@@ -1,4 +1,4 @@
-//! Relays for datagrams, of a SOCKS proxy's, without one.
+//! Relays for datagrams with the headers of SOCKS, without a proxy.
 
 use proptest::prelude::*;
 
@@ -35,7 +35,7 @@ fn ip(at: &str) -> Address {
     Address::Ip(at.parse().unwrap())
 }
 
-/// Sends to an address; what is to be done then.
+/// Sends to an address; returns the actions that follow.
 fn send(relays: &mut Relays, now: Instant, port: u16, to: &str, data: &[u8]) -> Vec<Action> {
     relays.handle_out(now, ends(port, to), &ip(to), data);
     actions(relays)
@@ -181,7 +181,7 @@ fn silent_ones_are_closed_and_so_are_those_of_sockets_that_are_gone_and_the_olde
     assert_eq!(relays.stats().without, 1, "what waited for the fourth");
 }
 
-/// What may happen: to whom a socket sends, whether what is being opened opens, what comes.
+/// Event: a socket sends, a negotiation succeeds or fails, or a datagram arrives.
 #[derive(Clone, Debug)]
 enum Step {
     Out(u16, bool, usize),
@@ -203,8 +203,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Each datagram is sent or dropped, once; what is open is what was opened and not closed; and no more
-    /// than the bound.
+    /// Each datagram is sent or dropped exactly once; the open relays are those opened and not
+    /// closed; and their number is within the bound.
     #[test]
     fn all_is_accounted_for(steps in steps()) {
         let (mut relays, mut now) = (relays(), at(0));

@@ -13,7 +13,7 @@ fn at(ip: &str) -> Address {
     Address::Ip(ip.parse().unwrap())
 }
 
-/// There is a server behind node b; node c is aside.
+/// Server behind node b; node c is not on the path.
 fn server() -> Address {
     at("10.2.0.9:80")
 }
@@ -22,7 +22,7 @@ fn node_c() -> Address {
     at("10.3.0.1:1080")
 }
 
-/// What the node of 10.1.0.0/16 knows; `direct` is the path to b.
+/// Table of the node of 10.1.0.0/16; `direct` is the path to b.
 fn table(version: u64, direct: Seen, ways: &[Way]) -> Table {
     let place = |name: &str, n: u8, path, ways: &[Way], others: &[usize]| Place {
         name: name.to_owned(),
@@ -43,7 +43,7 @@ fn table(version: u64, direct: Seen, ways: &[Way]) -> Table {
     }
 }
 
-/// A flow, and what its driver is asked.
+/// Flow, and the actions for its driver.
 struct Driver {
     chain: Chain,
     now: Instant,
@@ -86,7 +86,7 @@ impl Driver {
         self.act();
     }
 
-    /// Where connections were asked for, in their order.
+    /// Destinations of the connects, in order.
     fn dialled(&self) -> Vec<(usize, Address)> {
         let connect = |action: &Action| match action {
             Action::Connect(id, to) => Some((id.0, to.clone())),
@@ -113,7 +113,7 @@ impl Driver {
         all
     }
 
-    /// The node at the end of connection `n` is asked to go to `to`, and has gone.
+    /// Plays the node at the end of connection `n`, which connects to `to`.
     fn goes_by(&mut self, n: usize, to: &Address) {
         self.connected(n, Ok(()));
         assert_eq!(self.heard(n), [5, 1, 0]);
@@ -150,7 +150,7 @@ fn a_flow_goes_directly_while_that_is_the_best_way() {
     flow.wait(5_000);
     assert_eq!(flow.dialled().len(), 1, "no other way is tried");
     assert_eq!(flow.chain.control(flow.now, "route", b"").unwrap(), b"directly");
-    // Nobody above survives a loss: the flow stays where it is, whatever fails.
+    // Without a handler above that survives a loss, the flow keeps its path.
     *flow.knows.lock().unwrap() = Some(table(2, DOWN, &[Way::By(1)]));
     flow.wait(5_000);
     assert!(!flow.said.iter().any(|action| matches!(action, Action::Failed(_))));
@@ -186,7 +186,7 @@ fn what_nobody_knows_of_is_tried_directly_first_and_then_beside_it() {
         flow.wait(2);
         let second = flow.dialled()[1].clone();
         assert_eq!(second.0, 1);
-        // Both are on their way: the first that answers has the flow, the other is left.
+        // Two attempts run: the first that succeeds carries the flow, and the other is dropped.
         flow.goes_by(1, &elsewhere);
         assert_eq!(flow.answer(), Some(Ok(())));
         assert!(flow.has(&Action::Close(BottomId(0))));
@@ -205,7 +205,7 @@ fn refused_is_final_and_unreachable_is_not() {
     let mut flow = Driver::new(&[nodes], None, &server());
     flow.connected(0, Err(Failure::TimedOut));
     assert_eq!(flow.dialled()[1].1, node_c());
-    // A node that is not there is not the far end.
+    // An unreachable node does not mean that the destination refuses.
     flow.connected(1, Err(Failure::Refused));
     assert_eq!(flow.dialled()[2].1, at("10.4.0.1:1080"));
     flow.connected(2, Ok(()));
@@ -252,7 +252,7 @@ fn a_flow_that_survives_it_is_moved_when_its_path_fails_and_never_without_anothe
     flow.wait(101);
     assert!(flow.has(&failed) && flow.has(&Action::Close(BottomId(0))));
 
-    // By a node, and that one fails.
+    // The flow goes by a node, whose path then fails.
     let mut flow = Driver::overlay(DOWN, &[Way::By(1)], &server());
     move_it(&mut flow);
     flow.goes_by(0, &server());

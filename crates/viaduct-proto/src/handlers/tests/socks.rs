@@ -6,7 +6,7 @@ use crate::time::Instant;
 
 const NOW: Instant = Instant::ZERO;
 
-/// A flow to `to`, as its proxy sees it.
+/// Flow to `to`, as its proxy sees it.
 struct Proxy {
     chain: Chain,
     bottom: BottomId,
@@ -37,7 +37,7 @@ impl Proxy {
         bytes
     }
 
-    /// Says `bytes` one by one.
+    /// Sends `bytes` one by one.
     fn say(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             self.chain.avail(NOW, self.bottom, vec![byte].into());

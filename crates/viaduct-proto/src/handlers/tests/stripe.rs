@@ -6,7 +6,7 @@ fn live(net: &Net) -> usize {
     net.connections.iter().filter(|c| c.seats.iter().all(Option::is_some)).count()
 }
 
-/// Writes for so many rounds of 10 ms, as much as is taken.
+/// Writes for `rounds` rounds of 10 ms, as much as is taken.
 fn pour(net: &mut Net, from: usize, rounds: usize) -> usize {
     let before = net.end(1 - from).read.got;
     for _ in 0..rounds {
