@@ -32,7 +32,7 @@ pub struct Bounds {
     pub idle: Duration,
     /// Time before a relay is tried again after a failure. Datagrams do without one meanwhile.
     pub pause: Duration,
-    /// Sends datagrams directly meanwhile; otherwise they are dropped.
+    /// Sends datagrams to addresses directly meanwhile; otherwise, and to names, they are dropped.
     pub leave: bool,
 }
 
@@ -45,8 +45,8 @@ pub struct RelayStats {
     pub received: u64,
     /// Dropped for lack of a relay, or of room to wait for one.
     pub without: u64,
-    /// Dropped because a relay cannot reach the destination: broadcast, multicast or
-    /// unspecified.
+    /// Dropped because a relay cannot reach the destination: broadcast, multicast, unspecified, or
+    /// a name that its header cannot express.
     pub nowhere: u64,
     /// Fragments from relays, dropped.
     pub fragments: u64,

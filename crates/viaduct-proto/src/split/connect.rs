@@ -23,7 +23,7 @@ pub fn password_wanted(closes: bool) -> Vec<u8> {
     format!("{head}\r\n{close}Content-Length: 0\r\n\r\n").into()
 }
 
-/// A request to connect.
+/// Parsed CONNECT request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Destination.

@@ -12,7 +12,8 @@ fn socket(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// Every beginning of `message` is too short, and the whole takes all of itself, whatever follows.
+/// Asserts that every proper prefix of `message` is too short, and that the whole message is
+/// parsed to its end, whatever follows.
 fn is_cut_anywhere<T: PartialEq + std::fmt::Debug>(
     message: &[u8],
     parse: impl Fn(&[u8]) -> Parsed<T>,
@@ -34,7 +35,8 @@ fn the_option_is_found_among_others() {
     let option = hop.emit();
     let bytes = [253, 16, 0x56, 0x68, 10, 0, 0, 1, 192, 0, 2, 7, 0x9c, 0x40, 1, 187];
     assert_eq!(option, bytes);
-    // MSS, SACK permitted, timestamps, NOP, window scale: what Linux sends, and another experiment.
+    // Linux's options (MSS, SACK permitted, timestamps, NOP, window scale), then another
+    // experiment.
     let usual = [2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7];
     let other = [253, 4, 0xf9, 0x89];
     assert_eq!(Hop::find(&[&usual[..], &option].concat()), Some(hop));
@@ -47,7 +49,7 @@ fn the_option_is_found_among_others() {
     assert_eq!(Hop::find(&nowhere.emit()), None);
 }
 
-/// A SYN from 10.0.0.9:4000 to 10.0.0.1:7000 with these options, a multiple of 4 bytes, and data.
+/// SYN from 10.0.0.9:4000 to 10.0.0.1:7000 with data and these options, a multiple of 4 bytes.
 fn syn(options: &[u8], data: &[u8]) -> Vec<u8> {
     let length = u16::try_from(40 + options.len() + data.len()).unwrap().to_be_bytes();
     let mut packet = vec![0x45, 0, length[0], length[1], 0, 0, 0, 0, 64, 6, 0, 0];
@@ -77,7 +79,7 @@ fn a_syn_tells_by_its_option_or_by_its_data() {
         let packet = syn(options, data);
         let parsed = Syn::parse(&packet).unwrap();
         assert_eq!((parsed.tuple.client, parsed.told()), (socket("10.0.0.9:4000"), told));
-        // The frame may be longer than the packet, and the kernel saves no data.
+        // A frame may be longer than its packet, and the kernel saves only the headers.
         assert_eq!(Syn::parse(&[&packet[..], &header].concat()), Some(parsed));
         let headers = &packet[..packet.len() - data.len()];
         assert_eq!(Syn::parse_headers(headers), Some(Syn { header: None, ..parsed }));

@@ -16,9 +16,9 @@ const MOST_PATIENCE: Duration = Duration::from_secs(8);
 const SOON: Duration = Duration::from_millis(500);
 const LATER: Duration = Duration::from_secs(1);
 const LATEST: Duration = Duration::from_secs(30);
-/// Timeout of an attempt to connect and join.
+/// Timeout of each stage of connecting, joining and proving.
 const ATTEMPT: Duration = Duration::from_secs(4);
-/// Timeout of a connection that has not completed the handshake.
+/// Timeout of the welcome, and of the first message on an accepted connection.
 const STRANGER: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

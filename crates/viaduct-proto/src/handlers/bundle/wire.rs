@@ -28,7 +28,7 @@ pub(super) type Nonce = [u8; 16];
 pub(super) type Public = [u8; 32];
 pub(super) type Proof = [u8; 32];
 
-/// A message.
+/// Message between the ends of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     Hello { public: Public, window: u32 },

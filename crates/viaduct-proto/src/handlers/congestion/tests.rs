@@ -1,4 +1,4 @@
-//! A flow under `congestion`, in a chain.
+//! Flows through `congestion`, in chains.
 
 use super::*;
 use crate::flow::{BottomId, Chain, Measure};

@@ -56,7 +56,7 @@ struct Mux {
 enum Part {
     /// None yet.
     Fresh,
-    /// A flow.
+    /// A flow on a shared connection.
     Branch(Branch),
     /// The shared connection.
     Trunk(Trunk),
