@@ -1,4 +1,4 @@
-//! `--dead-after`, the same for all services: when a peer is taken for vanished.
+//! `--dead-after`, the same for all services: time after which a silent peer is considered dead.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use crate::proxy::values::dead_after;
 /// Limit of peers that acknowledge nothing.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct DeadAfter {
-    /// Time without an acknowledgement of data, window probes or keepalives after which a flow is reset; 0s: the
-    /// kernel's limits
+    /// Time without an acknowledgement of data, window probes or keepalives after which a flow
+    /// is reset; 0s: the kernel's limits
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = dead_after)]
     dead_after: Duration,
 }
 
 impl DeadAfter {
-    /// The limit; `None` if it is the kernel's.
+    /// Limit; `None` if it is that of the kernel.
     pub fn limit(self) -> Option<Duration> {
         Some(self.dead_after).filter(|time| !time.is_zero())
     }

@@ -12,7 +12,7 @@ use viaduct_proto::keys::SecretKey;
 
 use crate::random::random;
 
-/// What to do with keys.
+/// Subcommands of `viaduct key`.
 #[derive(Debug, Subcommand)]
 pub enum KeyCommand {
     /// Make a key pair: the secret key goes to a file that only you can read, the public key is
@@ -22,9 +22,11 @@ pub enum KeyCommand {
         #[arg(long, value_name = "FILE", default_value = "site.key")]
         out: PathBuf,
     },
-    /// Make a secret for `viaduct serve --key`, in a file that only you can read, shared by replicas
+    /// Make a secret for `viaduct serve --key`, in a file that only you can read, shared by
+    /// replicas
     Serve {
-        /// The file to write, an existing one is left alone; -: standard output, to add a secret to a file
+        /// The file to write, an existing one is left alone; -: standard output, to add a secret
+        /// to a file
         #[arg(long, value_name = "FILE", default_value = "serve.key")]
         out: PathBuf,
         /// The secret's number, 0 to 255, another one than those in use
@@ -39,7 +41,7 @@ pub enum KeyCommand {
     },
 }
 
-/// Runs it.
+/// Runs a subcommand.
 pub fn run(command: &KeyCommand) -> Result<()> {
     let key = match command {
         KeyCommand::New { out } => make(out)?,
@@ -50,7 +52,7 @@ pub fn run(command: &KeyCommand) -> Result<()> {
     Ok(())
 }
 
-/// What to say of `option`'s file, if others can read its secret.
+/// Warning about `option`'s file, if other users can read its secret.
 pub fn readers(option: &str, file: &Path) -> Option<String> {
     let mode = std::fs::metadata(file).map_or(0, |meta| meta.permissions().mode() & 0o777);
     let file = file.display();
@@ -58,7 +60,7 @@ pub fn readers(option: &str, file: &Path) -> Option<String> {
         .then(|| format!("{option}: {file} has mode {mode:o}: others can read it; 600 is right"))
 }
 
-/// Says so.
+/// Logs the warning of [`readers`], if there is one.
 pub fn warn_of_readers(option: &str, file: &Path) {
     readers(option, file).iter().for_each(|line| warn!("{line}"));
 }
@@ -71,7 +73,7 @@ fn make(out: &Path) -> Result<SecretKey> {
     Ok(key)
 }
 
-/// A line as `viaduct serve --key` reads it: number, and 64 hexadecimal digits.
+/// Makes a line as `viaduct serve --key` reads it: the number, and 64 hexadecimal digits.
 fn make_secret(out: &Path, number: u8) -> Result<()> {
     let digits: String = random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect();
     let line = format!("{number} {digits}");
@@ -92,7 +94,7 @@ fn make_secret(out: &Path, number: u8) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
-/// Creates a file that its owner alone can read.
+/// Creates a file that only its owner can read.
 fn create(out: &Path) -> io::Result<std::fs::File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(out)
 }
@@ -110,8 +112,7 @@ fn refused(out: &Path, error: io::Error) -> anyhow::Error {
 
 /// Reads a secret key's file.
 ///
-/// # Errors
-/// It cannot be read, or holds no key.
+/// The file cannot be read, or holds no key.
 pub fn read(file: &Path) -> Result<SecretKey> {
     let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
     text.parse().with_context(|| file.display().to_string())

@@ -1,5 +1,5 @@
-//! Viaduct as a program: command line in, one service out. Whoever has a handler of their own builds
-//! a `viaduct` that knows it, without a change here (see `examples/handler`):
+//! Viaduct as a program: command line in, one service out. To add a handler of your own, build a
+//! `viaduct` that knows it, without a change here (see `examples/handler`):
 //!
 //! ```no_run
 //! fn main() -> std::process::ExitCode {
@@ -137,17 +137,18 @@ enum Command {
 pub use bytes;
 pub use viaduct_proto::flow;
 
-/// The handlers that Viaduct brings along.
+/// Returns the handlers that come with Viaduct.
 pub fn handlers() -> Registry {
     viaduct_proto::handlers::registry(&shell::shell())
 }
 
-/// Runs what the command line asks for, with these handlers.
+/// Runs the service that the command line selects, with these handlers.
 pub fn main(registry: Registry) -> ExitCode {
-    // All of them wait for programs.
+    // All services wait for child processes.
     viaduct_sys::started::hear_of_children();
     let words = run::unfold(std::env::args_os());
-    // A run ends as its program does: what failed before that has a status of its own.
+    // `viaduct run` exits with the status of its program; failures before that have a status of
+    // their own.
     let failed = words.get(1).filter(|word| *word == "run").map(|_| run::OUR_FAULT);
     let read = Command::command().try_get_matches_from(words);
     let read = read.and_then(|matches| Ok((Command::from_arg_matches(&matches)?, matches)));
@@ -165,12 +166,12 @@ pub fn main(registry: Registry) -> ExitCode {
     }
 }
 
-/// Says what is wrong with the command line, or what it asks to be told, and ends.
+/// Prints the error of the command line, or the help that it asks for, and exits.
 fn refuse(error: &clap::Error, failed: Option<u8>) -> ! {
     let Some(failed) = failed.filter(|_| error.use_stderr()) else { error.exit() };
     match run::meant(error) {
         Some(meant) => eprintln!("viaduct: {meant}"),
-        // Nobody may be there to read it.
+        // The output may be closed.
         None => drop(error.print()),
     }
     std::process::exit(failed.into());
@@ -218,7 +219,7 @@ fn execute(command: Command, registry: Registry) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Logs go to standard error; `VIADUCT_LOG=debug` shows more.
+/// Sets up the log on standard error. `VIADUCT_LOG=debug` shows more.
 fn log(json: bool) {
     let filter = EnvFilter::try_from_env("VIADUCT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();

@@ -1,6 +1,6 @@
-//! Tells the service manager what the gateway is at (systemd's `sd_notify` protocol: one datagram
-//! of `KEY=value` lines to the socket that `NOTIFY_SOCKET` names). Without a manager it does
-//! nothing.
+//! Reports the state of the gateway to the service manager (systemd's `sd_notify` protocol: one
+//! datagram of `KEY=value` lines to the socket that `NOTIFY_SOCKET` names). Without a manager
+//! nothing is sent.
 
 use std::env;
 use std::ffi::OsStr;
@@ -11,18 +11,18 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use tracing::debug;
 use viaduct_sys::clock;
 
-/// What a gateway can be at.
+/// State of a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Everything is up; also at the end of a reload.
     Ready,
     /// A reload has begun.
     Reloading,
-    /// The gateway is putting things back.
+    /// The gateway is restoring the machine's settings.
     Stopping,
 }
 
-/// Tells it. A manager that cannot be reached is no reason to stop.
+/// Reports `phase`. The gateway continues if the manager cannot be reached.
 pub fn notify(phase: Phase) {
     if let Some(socket) = env::var_os("NOTIFY_SOCKET")
         && let Err(error) = send(&socket, &message(phase))
@@ -40,7 +40,7 @@ fn message(phase: Phase) -> String {
 }
 
 fn send(socket: &OsStr, message: &str) -> std::io::Result<()> {
-    // A leading @ means an abstract name.
+    // A leading @ denotes an abstract name.
     let address = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,

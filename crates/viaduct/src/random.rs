@@ -1,9 +1,9 @@
-//! Random bytes of the kernel.
+//! Random bytes from the kernel.
 
 use anyhow::{Context as _, Result};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-/// Random bytes, as many as the caller's array has.
+/// Returns random bytes, as many as the caller's array has.
 ///
 /// # Errors
 /// The kernel has none.

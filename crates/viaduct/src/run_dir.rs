@@ -12,14 +12,14 @@ use std::{env, fs, io};
 /// Option of a service's directory.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct RunDir {
-    /// Directory of sockets and journals [default: /run/viaduct; without root's rights $XDG_RUNTIME_DIR/viaduct, or
-    /// /tmp/viaduct-UID]
+    /// Directory of sockets and journals [default: /run/viaduct; without root's rights
+    /// $XDG_RUNTIME_DIR/viaduct, or /tmp/viaduct-UID]
     #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR")]
     run_dir: Option<PathBuf>,
 }
 
 impl RunDir {
-    /// The directory; the usual one, which may be made by this, if none was named.
+    /// Directory that was named, or the default one, which this call may create.
     pub fn path(&self) -> PathBuf {
         self.run_dir.clone().unwrap_or_else(usual_run_dir)
     }
@@ -33,13 +33,15 @@ impl From<&Path> for RunDir {
 
 /// Directory of the system's services.
 pub const SYSTEM: &str = "/run/viaduct";
-/// Parent of private directories: all users may write there, and delete nothing of another's.
+/// Parent of private directories. All users may create files there, and cannot delete those of
+/// others.
 const SHARED: &str = "/tmp";
 
-/// The directory of this user's services, unless they are told another.
+/// Default directory of this user's services.
 ///
-/// A directory below `/tmp` is made here, because any user might make one of that name. One that another
-/// user has made is never used: the system's directory is named instead, which then cannot be written.
+/// A directory below `/tmp` is created here, because any user might create one of that name. A
+/// directory that another user has created is never used: the system's directory is returned
+/// instead, to which writing then fails.
 pub fn usual_run_dir() -> PathBuf {
     let user = rustix::process::geteuid();
     if user.is_root() {
@@ -55,7 +57,7 @@ pub fn usual_run_dir() -> PathBuf {
     }
 }
 
-/// Makes `directory` if there is none.
+/// Creates `directory` if it does not exist.
 ///
 /// # Errors
 /// It is not a directory of `user` that others cannot enter.
@@ -64,7 +66,7 @@ fn own(directory: &Path, user: u32) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Not of what a link leads to.
+    // `symlink_metadata` does not follow a link.
     let found = fs::symlink_metadata(directory)?;
     let is_private = found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0;
     if is_private { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }

@@ -1,4 +1,4 @@
-//! What handlers are given of the world: files to read, and randomness.
+//! Interface of the handlers to the system: files to read, and randomness.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use viaduct_proto::keys::Entropy;
 
 use crate::overlay::overlays;
 
-/// This system's files and randomness, and the overlay's nodes on it.
+/// Returns access to this system's files and randomness, and to the overlay's nodes on it.
 pub fn shell() -> Shell {
     Shell {
         files: Arc::new(|path| std::fs::read_to_string(path).map_err(|error| error.to_string())),
@@ -17,7 +17,7 @@ pub fn shell() -> Shell {
     }
 }
 
-/// The kernel's randomness.
+/// Returns the kernel's source of randomness.
 pub fn entropy() -> Entropy {
     let random = SystemRandom::new();
     Arc::new(move |out: &mut [u8]| random.fill(out).expect("the kernel has random bytes"))

@@ -1,6 +1,6 @@
-//! The signals that end a service or have it read its config again. They are registered before
-//! anything is changed on the machine: one that comes while it starts is heeded once it has, and what
-//! was changed is put back.
+//! Signals that end a service or make it reload its config. They are registered before anything
+//! is changed on the machine. A signal during the start is handled after it, and the changes are
+//! reverted.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use anyhow::Result;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Signals, and the runtime of the control side that hears them.
+/// Signals, and the runtime of the control side that receives them.
 #[derive(Debug)]
 pub struct Signals {
     runtime: Runtime,
     heard: Heard,
 }
 
-/// What is heard of them, in that runtime.
+/// Streams of the signals, in that runtime.
 #[derive(Debug)]
 pub struct Heard {
-    /// SIGHUP: read the config again.
+    /// SIGHUP: reload the config.
     pub hangup: Signal,
-    /// SIGUSR1: open log files again.
+    /// SIGUSR1: reopen log files.
     pub user1: Signal,
-    /// SIGTERM: end.
+    /// SIGTERM: terminate.
     pub terminate: Signal,
-    /// SIGINT: the same.
+    /// SIGINT: terminate.
     pub interrupt: Signal,
 }
 
-/// Why a pause has ended.
+/// Reason why a pause has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
     /// The time is over.
@@ -40,7 +40,7 @@ pub enum Pause {
 }
 
 impl Signals {
-    /// From now on none of them ends the process by itself.
+    /// Registers the signals: from now on none of them ends the process by itself.
     ///
     /// # Errors
     /// The kernel gives no descriptors.
@@ -71,7 +71,7 @@ impl Signals {
         })
     }
 
-    /// Both, for the control side.
+    /// Splits into the runtime and the signals, for the control side.
     pub fn into_parts(self) -> (Runtime, Heard) {
         (self.runtime, self.heard)
     }

@@ -1,8 +1,9 @@
-//! Source of clients, as limits and logs count them: one that has an IPv6 network has very many addresses.
+//! Source of clients, as limits and logs count them: a client with an IPv6 network has very many
+//! addresses.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// An IPv4 address, or a /64 of IPv6, which one host may have all of.
+/// IPv4 address, or a /64 of IPv6, all of which one host may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Source(IpAddr);
 

@@ -1,5 +1,5 @@
-//! Lines of the log that others can cause: each is told a few times, and then once in a while with how many there
-//! were.
+//! Rate limit for log lines that remote hosts can cause. Each is logged a few times, and then
+//! once in a while with the number of those suppressed.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-/// For so long the log has heard enough of one and the same.
+/// Interval in which the same line is logged at most `most` times.
 const QUIET: Duration = Duration::from_secs(60);
-/// Keys that are remembered; further ones share one allowance.
+/// Maximum number of keys; further ones share one allowance.
 const KEYS: usize = 256;
 
-/// What the log was told, by what makes two lines the same.
+/// Log lines with a rate limit. Lines of the same key count as the same.
 #[derive(Debug)]
 pub struct Sparing<K> {
-    /// So many times at once.
+    /// Number of lines of a key in one interval.
     most: u64,
     told: Mutex<Log<K>>,
 }
@@ -24,7 +24,7 @@ pub struct Sparing<K> {
 #[derive(Debug)]
 struct Log<K> {
     keys: Option<HashMap<K, Told>>,
-    /// Of all keys beyond [`KEYS`].
+    /// Count of all keys beyond [`KEYS`].
     others: Option<Told>,
 }
 
@@ -32,17 +32,17 @@ struct Log<K> {
 struct Told {
     since: Instant,
     lines: u64,
-    /// How many there were that were not told.
+    /// Number of lines that were suppressed.
     more: u64,
 }
 
 impl<K: Eq + Hash> Sparing<K> {
-    /// The log hears of the same `most` times at once.
+    /// Creates a limit of `most` lines of a key in one interval.
     pub const fn new(most: u64) -> Sparing<K> {
         Sparing { most, told: Mutex::new(Log { keys: None, others: None }) }
     }
 
-    /// Has the log hear `line` of `key`, unless it has heard enough.
+    /// Logs `line` of `key`, unless it is suppressed.
     pub fn warn(&self, key: K, line: impl std::fmt::Display) {
         match self.count(key, Instant::now()) {
             Some(0) => warn!("{line}"),
@@ -51,12 +51,13 @@ impl<K: Eq + Hash> Sparing<K> {
         }
     }
 
-    /// Counts one more of `key`; whether it is to be logged.
+    /// Counts a line of `key`. Returns whether it is to be logged.
     pub fn admit(&self, key: K) -> bool {
         self.count(key, Instant::now()).is_some()
     }
 
-    /// How many there have been since the log was told; `None` if it is not to be told yet.
+    /// Number of lines suppressed since the last logged one; `None` if this one is suppressed
+    /// too.
     fn count(&self, key: K, now: Instant) -> Option<u64> {
         let mut log = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let Log { keys, others } = &mut *log;

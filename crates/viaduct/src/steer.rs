@@ -1,9 +1,9 @@
-//! `viaduct steer`: programs of this host are sent to a hop, and their SYNs say where they meant to go
-//! (Miniproxy, section 5). No bytes pass this process: the kernel does it all, and stops when the
-//! process ends, however it ends.
+//! `viaduct steer`: redirects connections of this host's programs to a hop, with the original
+//! destination in an option of their SYNs (Miniproxy, section 5). No bytes pass this process:
+//! the kernel does it all, and stops when the process ends, however it ends.
 //!
 //! ```text
-//!   curl ── connect(2) to the server ──▶ BPF: to the hop, and an option into the SYN ══▶ the hop ══▶ server
+//!   curl ── connect(2) to the server ──▶ BPF: to the hop, an option into the SYN ══▶ hop ══▶ server
 //!        ◀─ getpeername(2): the server
 //! ```
 
@@ -20,7 +20,7 @@ use tracing::info;
 use viaduct_proto::split::option::{DESTINATION, DESTINATION_PORT, Hop, LEN, SOURCE, SOURCE_PORT};
 use viaduct_sys::bpf::{Steer, Steering, Template};
 
-/// What `viaduct steer` may be told.
+/// Options of `viaduct steer`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SteerArgs {
     /// The hop, a `viaduct proxy --expect option`
@@ -32,18 +32,18 @@ pub struct SteerArgs {
     /// Of those connections, only those to these ports
     #[arg(short, long, value_name = "PORT,...", value_delimiter = ',')]
     ports: Vec<u16>,
-    /// Only those of the programs in this cgroup (version 2); of all of this network namespace if not
-    /// given
+    /// Only those of the programs in this cgroup (version 2); of all of this network namespace
+    /// if not given
     #[arg(long, value_name = "DIR")]
     cgroup: Option<PathBuf>,
 }
 
-/// Steers until a signal.
+/// Steers connections until a signal arrives.
 pub fn run(args: &SteerArgs) -> Result<()> {
     if args.next.ip().is_unspecified() || args.next.port() == 0 {
         bail!("next: {}: the address and port of a hop are expected", args.next);
     }
-    // Before anything is steered: the signal that ends it must find it listening.
+    // The signal handlers are registered before anything is steered.
     let (mut signal, sender) = UnixStream::pair()?;
     for number in [SIGINT, SIGTERM] {
         pipe::register(number, sender.try_clone()?)?;
@@ -61,7 +61,7 @@ pub fn run(args: &SteerArgs) -> Result<()> {
     Ok(())
 }
 
-/// The option without its addresses.
+/// Option with its addresses left blank.
 fn template() -> Template {
     let nowhere = SocketAddrV4::new([0; 4].into(), 0);
     let bytes: [u8; LEN] = Hop { source: nowhere, destination: nowhere }.emit();

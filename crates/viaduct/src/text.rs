@@ -1,13 +1,17 @@
-//! The text of a config and of the files that it names: reading it, and pointing into it.
+//! Text of a config and of the files that it names: reading it, and locating errors in it.
 
 use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-/// The text of the file `path`, of at most `most` bytes; otherwise what is wrong with it.
+/// Reads the text of the file `path`, of at most `most` bytes.
+///
+/// # Errors
+///
+/// The message says what is wrong with the file.
 pub fn read(path: &Path, most: u64) -> Result<String, String> {
     let mut bytes = Vec::new();
-    // Opening a pipe would wait for somebody to write into it.
+    // Opening a pipe would block until a writer opens it.
     match std::fs::metadata(path) {
         Ok(meta) if !meta.is_file() => return Err("is no regular file".to_owned()),
         _ => {}
@@ -22,7 +26,8 @@ pub fn read(path: &Path, most: u64) -> Result<String, String> {
     })
 }
 
-/// The line of `text` that byte `at` is in, and the key that is set there.
+/// Position for an error message: the line of `text` that byte `at` is in, and the key that is
+/// set there.
 pub fn place(text: &str, at: usize) -> String {
     let number = before(text, at).matches('\n').count() + 1;
     match key(text, at) {
@@ -31,7 +36,8 @@ pub fn place(text: &str, at: usize) -> String {
     }
 }
 
-/// The key whose value byte `at` of `text` is in; `None` if the key itself is wrong, which the message names.
+/// Key whose value contains byte `at` of `text`; `None` if the key itself is wrong, which the
+/// message names.
 fn key(text: &str, at: usize) -> Option<&str> {
     let line = before(text, at).rsplit('\n').next()?;
     line.split_once('=').map(|(key, _)| key.trim())
@@ -41,7 +47,7 @@ fn before(text: &str, at: usize) -> &str {
     text.get(..at).unwrap_or(text)
 }
 
-/// The parser's message about byte `at` of `text`, in the words of a config.
+/// Message of the parser about byte `at` of `text`, in the terms of a config.
 pub fn plain(text: &str, at: usize, message: &str) -> String {
     let message = message.replace('\n', " ");
     if let Some(key) = message.strip_prefix("missing field ") {
@@ -62,7 +68,7 @@ pub fn plain(text: &str, at: usize, message: &str) -> String {
     }
 }
 
-/// A list that is right for `key`.
+/// Example of a valid list for `key`.
 fn example(key: &str) -> &'static str {
     match key {
         "ports" => "[\"22\", \"8000-8080\"]",
@@ -74,13 +80,17 @@ fn example(key: &str) -> &'static str {
     }
 }
 
-/// The table that byte `at` of `text` is in, as it is written: `[site]`.
+/// Header of the table that contains byte `at` of `text`, as it is written: `[site]`.
 pub fn table(text: &str, at: usize) -> Option<&str> {
     let end = text.get(at..)?.find('\n').map_or(text.len(), |length| at + length);
     text[..end].lines().rev().map(str::trim).find(|line| line.starts_with('['))
 }
 
-/// Sees that `name` can be part of a file's name and of a policy; otherwise what is wrong with it.
+/// Checks that `name` can be part of a file's name and of a policy.
+///
+/// # Errors
+///
+/// The message says what is wrong with the name.
 pub fn check_name(name: &str) -> Result<(), String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     if name.is_empty() || name.len() > 32 || !name.chars().all(plain) {

@@ -1,4 +1,4 @@
-//! What the links of a tunnel share.
+//! Types and state that the links of a tunnel share.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -10,34 +10,35 @@ use super::wire::MOST_DATA;
 use crate::flow::{Address, Failure};
 use crate::time::Duration;
 
-/// How a tunnel is set up.
+/// Settings of a tunnel.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Bytes of buffer that the peer is given at first, for all its sessions.
+    /// Bytes of buffer that the peer gets at first, for all its sessions.
     pub initial: u64,
-    /// Bytes of buffer that it is given at most, as the path turns out to need them. One session
-    /// alone gets half; a path is filled by one session if this is four times its bandwidth-delay
-    /// product.
+    /// Bytes of buffer that the peer gets at most, as the path turns out to need them. One
+    /// session alone gets half of them. One session fills a path if this is four times its
+    /// bandwidth-delay product.
     pub limit: u64,
-    /// Bytes that each session may have outstanding whatever others have, so that sessions whose
-    /// readers have stopped never leave the rest without any. They come on top of `limit`.
+    /// Bytes that each session may have outstanding in any case. They come on top of `limit`, so
+    /// that sessions whose readers have stopped cannot use up the buffer of the others.
     pub floor: u32,
-    /// Most bytes of a session in one frame (the slides' MSS), 1 to 16,384: how long another
-    /// session's bytes may have to wait.
+    /// Maximum bytes of a session in one frame (the slides' MSS), 1 to 16,384. It bounds how
+    /// long another session's bytes wait.
     pub mss: usize,
     /// Bytes that may wait to be sent in one session.
     pub queue: usize,
     /// Sessions that the peer may have open on one link.
     pub sessions: u32,
-    /// How often the round trip is measured.
+    /// Interval between measurements of the round-trip time.
     pub ping: Duration,
-    /// After how long without a word a link is given up.
+    /// Time without any bytes from the peer after which a link is given up.
     pub silence: Duration,
 }
 
 impl Default for Settings {
-    /// 1 MiB of buffer that grows to 64 MiB, 4 KiB for each of 4096 sessions besides; frames of
-    /// 8 KiB, 256 KiB queued a session; a ping every 2 s, given up after 20.
+    /// 1 MiB of buffer that grows to 64 MiB, plus 4 KiB for each of 4096 sessions; frames of 8
+    /// KiB; 256 KiB queued per session; a ping every 2 s; links are given up after 20 s of
+    /// silence.
     fn default() -> Self {
         Settings {
             initial: 1 << 20,
@@ -52,16 +53,16 @@ impl Default for Settings {
     }
 }
 
-/// A session: its link's number, and its own on that link.
+/// Identifier of a session: the number of its link, and its own number on that link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId {
-    /// The link that it is on, for as long as it lives.
+    /// Number of the session's link, which stays the same for its lifetime.
     pub link: u32,
-    /// Its number there; odd if opened by whoever dialled the link.
+    /// Number of the session on that link; odd if the end that dialled the link opened it.
     pub number: u32,
 }
 
-/// What a tunnel has to tell.
+/// Events that a tunnel reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The peer opens a session: [`accept`](super::Tunnel::accept) or
@@ -69,63 +70,63 @@ pub enum Event {
     Opened {
         /// The session.
         id: SessionId,
-        /// Where it is to go.
+        /// Destination of the session.
         to: Address,
-        /// Who it is for.
+        /// Client for which the session is opened.
         source: Option<SocketAddr>,
     },
     /// The peer has accepted a session.
     Accepted(SessionId),
-    /// Bytes can be read; told again only once a read has found none.
+    /// Bytes can be read. Reported again only after a read has found none.
     Readable(SessionId),
-    /// Bytes may be written again, after [`may_write`](super::Tunnel::may_write) said no.
+    /// Bytes may be written again, after [`may_write`](super::Tunnel::may_write) returned false.
     Writable(SessionId),
-    /// All that the other end wrote has been read, and it writes no more.
+    /// All that the other end wrote has been read, and nothing more follows.
     Finished(SessionId),
     /// The session is over: reset by the other end, or its link broke.
     Reset(SessionId, Failure),
     /// The peer has answered on a link.
     LinkUp(u32),
-    /// A link broke: what carried it is to be closed. Its sessions are reset.
+    /// A link broke: close its connection. Its sessions are reset.
     LinkDown(u32, LinkError),
 }
 
-/// Why a link broke.
+/// Reason why a link broke.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// What carried it did.
+    /// The underlying connection broke.
     #[error("the connection is gone")]
     Gone,
-    /// The peer is, and came back as another.
+    /// The peer was restarted: it has a new instance number.
     #[error("the peer was started again")]
     Restarted,
-    /// Nothing was heard for too long.
+    /// Nothing was received for too long.
     #[error("nothing heard for {0:?}")]
     Silent(Duration),
-    /// It reads nothing of what it asks for.
+    /// The peer requests answers and does not read them.
     #[error("the peer asks and does not listen")]
     Deaf,
-    /// The bytes are no frames.
+    /// The bytes are not valid frames.
     #[error(transparent)]
     Malformed(#[from] super::wire::Malformed),
-    /// A frame where it cannot be.
+    /// A frame that is not allowed in this state.
     #[error("{0}")]
     Protocol(&'static str),
 }
 
-/// What the links of a tunnel share.
+/// State that the links of a tunnel share.
 #[derive(Debug)]
 pub(super) struct Common {
     pub(super) settings: Settings,
-    /// Tells this tunnel from the one before this process was started.
+    /// Random number that distinguishes this tunnel from those of earlier runs of the process.
     pub(super) instance: u64,
-    /// The same of the peer.
+    /// Instance number of the peer.
     pub(super) peer: Option<u64>,
-    /// What the peer was before that.
+    /// Instance number of the peer before its last restart.
     pub(super) former: Option<u64>,
-    /// Whether the peer was just found to be another.
+    /// True if the peer was just found to have restarted.
     pub(super) restarted: bool,
-    /// Links of which it has just said that it holds nothing.
+    /// Links of which the peer has just reported that it holds no bytes.
     pub(super) gone: Vec<u32>,
     pub(super) tokens: Tokens,
     pub(super) room: Room,
@@ -135,7 +136,7 @@ pub(super) struct Common {
     pub(super) totals: Totals,
 }
 
-/// Counters of all sessions that ever were.
+/// Counters of all sessions, closed ones included.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Totals {
     pub(super) opened: u64,

@@ -11,25 +11,25 @@ use super::stats::{LinkStats, SessionStats, TunnelStats};
 use crate::flow::{Address, Failure};
 use crate::time::Instant;
 
-/// One end of a tunnel.
+/// End of a tunnel.
 ///
-/// All calls for a session that is over, or a link that is gone, do nothing: what the caller knows
-/// may be older than what the peer has said.
+/// Calls for a session that is over or a link that is gone do nothing: the caller's state may
+/// lag behind the peer's messages.
 #[derive(Debug)]
 pub struct Tunnel {
     common: Common,
     links: BTreeMap<u32, Mux>,
-    /// The number of the next link that this end dials.
+    /// Number of the next link that this end dials.
     next: u32,
-    /// The link that had the last turn.
+    /// Link that had the last turn.
     turn: u32,
-    /// Links that broke, of which the peer is to be told that nothing of them is held.
+    /// Links that broke; the peer is yet to be told that none of their bytes are held.
     gone: Vec<u32>,
 }
 
 impl Tunnel {
-    /// Without links. `instance` is random: it tells this tunnel from the one that there was
-    /// before this process was started.
+    /// Creates a tunnel without links. `instance` is random: it distinguishes this tunnel from
+    /// the one before a restart of the process.
     pub fn new(settings: Settings, instance: u64) -> Tunnel {
         Tunnel {
             common: Common::new(settings, instance),
@@ -40,7 +40,7 @@ impl Tunnel {
         }
     }
 
-    /// A link that this end has dialled; its number.
+    /// Adds a link that this end has dialled, and returns its number.
     pub fn dial(&mut self, now: Instant, carrier: Carrier) -> u32 {
         let number = self.next;
         self.next = self.next.wrapping_add(1).max(1);
@@ -48,8 +48,9 @@ impl Tunnel {
         number
     }
 
-    /// A link that the peer has dialled, with the number that its HELLO tells
-    /// ([`peek_hello`](super::wire::peek_hello)); false if there is one of this number.
+    /// Adds a link that the peer has dialled, with the number in its HELLO
+    /// ([`peek_hello`](super::wire::peek_hello)). Returns false if there is already a link with
+    /// this number.
     pub fn accept_link(&mut self, now: Instant, number: u32, carrier: Carrier) -> bool {
         let new = !self.links.contains_key(&number);
         if new {
@@ -65,30 +66,30 @@ impl Tunnel {
         self.links.insert(mux.number, mux);
     }
 
-    /// Opens no more sessions on a link, nor lets the peer: when those that it has are over,
-    /// [`is_over`](Tunnel::is_over) says so.
+    /// Stops the opening of sessions on a link, by this end and by the peer. When its last
+    /// session is over, [`is_over`](Tunnel::is_over) returns true.
     pub fn leave(&mut self, link: u32) {
         if let Some(mux) = self.links.get_mut(&link) {
             mux.leave();
         }
     }
 
-    /// Whether a link has been left by both ends, and can be removed.
+    /// Returns whether both ends have left a link, so that it can be removed.
     pub fn is_over(&self, link: u32) -> bool {
         self.links.get(&link).is_some_and(Mux::is_over)
     }
 
-    /// What carried a link broke, or was closed. Its sessions are reset.
+    /// Removes a link whose connection broke or was closed. Its sessions are reset.
     pub fn remove_link(&mut self, link: u32) {
         self.break_off(link, true);
     }
 
-    /// The links, by number.
+    /// Numbers of the links.
     pub fn links(&self) -> impl Iterator<Item = u32> {
         self.links.keys().copied()
     }
 
-    /// Bytes came by a link (by one of its lanes: 0 unless it has several).
+    /// Processes bytes that came by a link. `lane` is 0 unless the link has several.
     pub fn handle_bytes(&mut self, now: Instant, link: u32, lane: Lane, bytes: &[u8]) {
         let Some(mux) = self.links.get_mut(&link) else { return };
         let result = mux.handle_bytes(now, &mut self.common, lane, bytes);
@@ -100,14 +101,14 @@ impl Tunnel {
             self.common.tokens.release(gone);
         }
         if let Err(error) = result {
-            // Of what is no more nothing is held, either.
+            // A restarted peer holds no bytes of the link, so none are stranded.
             let strand = error != LinkError::Restarted;
             self.fail(link, error, strand);
         }
     }
 
-    /// Fails the links to what the peer was before. One that has not said HELLO may well have been
-    /// made to what it is now.
+    /// Fails the links to the peer's former instance. A link that has not received HELLO is
+    /// kept: it may lead to the new instance.
     fn fail_former(&mut self) {
         let peer = self.common.peer;
         let is_former =
@@ -117,28 +118,28 @@ impl Tunnel {
         former.into_iter().for_each(|link| self.fail(link, LinkError::Restarted, false));
     }
 
-    /// Nothing follows on a lane of a link, which has several.
+    /// Processes the end of a lane, on a link with several: no bytes follow on it.
     pub fn handle_lane_end(&mut self, link: u32, lane: Lane) {
         if let Some(mux) = self.links.get_mut(&link) {
             mux.lane_ended(&mut self.common, lane);
         }
     }
 
-    /// The next session that is over, on a link with several lanes: once what
+    /// Next session that is over, on a link with several lanes. Once what
     /// [`poll_transmit`](Tunnel::poll_transmit) has for its lane is sent, nothing follows there.
     pub fn poll_forgotten(&mut self) -> Option<SessionId> {
         self.common.forgotten.pop_front()
     }
 
-    /// Whether a link takes bytes to send. It does at first.
+    /// Sets whether a link takes bytes to send. A new link does.
     pub fn set_room(&mut self, link: u32, room: bool) {
         if let Some(mux) = self.links.get_mut(&link) {
             mux.room = room;
         }
     }
 
-    /// Appends a turn's frames to `out` and says by which link and lane they are to leave; the
-    /// links that take bytes have turns one after the other. None if nobody has anything to send.
+    /// Appends a turn's frames to `out` and returns the link and lane that they leave by. The
+    /// links that take bytes have turns one after the other. `None` if there is nothing to send.
     pub fn poll_transmit(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<(u32, Lane)> {
         let after = self.links.range(self.turn.saturating_add(1)..);
         let order: Vec<u32> =
@@ -154,17 +155,17 @@ impl Tunnel {
         None
     }
 
-    /// The next of what there is to tell.
+    /// Next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.common.events.pop_front()
     }
 
-    /// When to call [`handle_timeout`](Tunnel::handle_timeout).
+    /// Time at which to call [`handle_timeout`](Tunnel::handle_timeout).
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.links.values().map(|mux| mux.poll_timeout(&self.common)).min()
     }
 
-    /// Time has passed.
+    /// Runs the timers that are due at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         let mut broken = Vec::new();
         for (&link, mux) in &mut self.links {
@@ -175,8 +176,8 @@ impl Tunnel {
         broken.into_iter().for_each(|(link, error)| self.fail(link, error, true));
     }
 
-    /// Opens a session to `to`, for `source`, on the least loaded link; bytes may be written at
-    /// once. `None` if no link is up, or each has as many as the peer takes.
+    /// Opens a session to `to`, for `source`, on the least loaded link. Bytes may be written at
+    /// once. `None` if no link is up, or each has as many sessions as the peer allows.
     pub fn open(&mut self, to: Address, source: Option<SocketAddr>) -> Option<SessionId> {
         let turn = self.common.settings.mss;
         let vacant = self.links.values_mut().filter(|mux| mux.vacant() > 0);
@@ -185,45 +186,46 @@ impl Tunnel {
         Some(SessionId { link: mux.number, number })
     }
 
-    /// Takes a session that the peer has opened; the peer learns that it was.
+    /// Accepts a session that the peer has opened, and tells the peer.
     pub fn accept(&mut self, id: SessionId) {
         self.on(id, |mux, _| mux.accept(id.number));
     }
 
-    /// Whether bytes may be written: fewer than the setting wait. If not, [`Event::Writable`] says
-    /// when.
+    /// Returns whether bytes may be written: fewer than [`Settings::queue`] wait. After false,
+    /// [`Event::Writable`] follows when they may.
     pub fn may_write(&mut self, id: SessionId) -> bool {
         self.on(id, |mux, cx| mux.may_write(cx, id.number)).unwrap_or(false)
     }
 
-    /// Writes bytes, all of them, however many wait already; accepts the session if it is not.
-    /// False if nothing may follow: it is over, or was shut down.
+    /// Queues all of `bytes`, however many wait already. A session that was not accepted yet is
+    /// accepted. Returns false if nothing may follow: the session is over or was shut down.
     pub fn write(&mut self, now: Instant, id: SessionId, bytes: Bytes) -> bool {
         self.on(id, |mux, cx| mux.write(now, cx, id.number, bytes)).unwrap_or(false)
     }
 
-    /// Reads the next bytes. They remain the tunnel's to account for until they are
+    /// Reads the next bytes. They count as held by the tunnel until they are reported as
     /// [`consumed`](Tunnel::consumed).
     pub fn read(&mut self, id: SessionId) -> Option<Bytes> {
         self.on(id, |mux, cx| mux.read(cx, id.number)).flatten()
     }
 
-    /// So many of the bytes that were read are held no more; the peer may send others for them.
+    /// Reports that `count` of the bytes that were read are no longer held, so that the peer may
+    /// send others.
     pub fn consumed(&mut self, now: Instant, id: SessionId, count: usize) {
         self.on(id, |mux, cx| mux.consumed(now, cx, id.number, count));
     }
 
-    /// Writes no more; what waits is still sent.
+    /// Ends this end's direction. Bytes that wait are still sent.
     pub fn shutdown(&mut self, id: SessionId) {
         self.on(id, |mux, _| mux.shutdown(id.number));
     }
 
-    /// Ends a session in both directions, and drops what waits. No event follows.
+    /// Ends a session in both directions, and drops the bytes that wait. No event follows.
     pub fn reset(&mut self, id: SessionId, why: Failure) {
         self.on(id, |mux, cx| mux.reset(cx, id.number, why));
     }
 
-    /// The tunnel's counters.
+    /// Counters of the tunnel.
     pub fn stats(&self) -> TunnelStats {
         let Common { tokens, room, totals, .. } = &self.common;
         let sessions = || self.links.values().flat_map(|mux| mux.sessions.values());
@@ -247,12 +249,12 @@ impl Tunnel {
         }
     }
 
-    /// A link's counters.
+    /// Counters of a link.
     pub fn link_stats(&self, link: u32) -> Option<LinkStats> {
         self.links.get(&link).map(Mux::stats)
     }
 
-    /// A session's counters.
+    /// Counters of a session.
     pub fn session_stats(&self, id: SessionId) -> Option<SessionStats> {
         let session = self.links.get(&id.link)?.sessions.get(&id.number)?;
         Some(SessionStats {
@@ -265,7 +267,11 @@ impl Tunnel {
         })
     }
 
-    /// Panics if its counts do not agree with each other.
+    /// Checks the internal counts against each other.
+    ///
+    /// # Panics
+    ///
+    /// The counts disagree.
     #[cfg(any(test, fuzzing))]
     pub fn check(&mut self) {
         self.common.tokens.check();
@@ -277,24 +283,24 @@ impl Tunnel {
         self.links.get_mut(&id.link).map(|mux| act(mux, &mut self.common))
     }
 
-    /// Breaks a link off.
+    /// Breaks a link off, and reports it.
     fn fail(&mut self, link: u32, error: LinkError, strand: bool) {
         if self.break_off(link, strand) {
             self.common.events.push_back(Event::LinkDown(link, error));
         }
     }
 
-    /// Whether there was one.
+    /// Breaks a link off. Returns whether it existed.
     fn break_off(&mut self, link: u32, strand: bool) -> bool {
         let Some(mut mux) = self.links.remove(&link) else { return false };
         mux.break_off(&mut self.common, strand);
-        // What it was to tell may not have come.
+        // Reports that this link carried may have been lost with it.
         mux.told_gone.push(link);
         mux.told_gone.into_iter().for_each(|link| self.tell_gone(link));
         true
     }
 
-    /// Has the peer told that nothing of a link is held.
+    /// Tells the peer that no bytes of a link are held.
     fn tell_gone(&mut self, link: u32) {
         match self.links.values_mut().min_by_key(|mux| mux.hello.is_none()) {
             Some(mux) => mux.tell_gone(link),

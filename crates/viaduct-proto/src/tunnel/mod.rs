@@ -1,8 +1,8 @@
 //! Tunnels: many sessions over a few long-lived links between two peers ("Taming the LFN", slides
 //! 13 to 20).
 //!
-//! A session is one flow's bytes on their way through the tunnel. Opening one costs no round trip,
-//! and none of them has to find out anew how much the path carries: the links know it.
+//! A session carries the bytes of one flow through the tunnel. Opening one takes no round trip,
+//! and sessions need not probe the capacity of the path: the links know it.
 //!
 //! ```text
 //!              near end                                                far end
@@ -13,24 +13,24 @@
 //!                                  tokens ◀──── ACK: bytes freed ─────── consumed
 //! ```
 //!
-//! Bytes on a link cannot be dropped, so whoever sends must know that there is room for them. The
-//! receiver gives all of its buffer as *tokens*, one a byte; the sender divides them fairly among
-//! its sessions, and keeps half for sessions to come. A reader that has stopped keeps its share
-//! and no more.
+//! Bytes on a link cannot be dropped, so the sender must know that there is room for them. The
+//! receiver grants all of its buffer as *tokens*, one per byte. The sender divides them fairly
+//! among its sessions and keeps half for future sessions. A session whose reader has stopped
+//! keeps its share, and gets no further tokens.
 //!
 //! | file | noun |
 //! |---|---|
 //! | `core` | [`Tunnel`]: several links, and the sessions on them |
 //! | `mux` | a link |
 //! | `session` | a session's state |
-//! | `tokens` | the sender's half of the allocation: who may send how much |
-//! | `room` | the receiver's: how much there is, and how much the path needs |
+//! | `tokens` | the sender's half of the allocation: how much each session may send |
+//! | `room` | the receiver's half: how much buffer there is, and how much the path needs |
 //! | [`wire`] | the frames |
-//! | [`record`] | what encrypts a link that is a plain stream |
+//! | [`record`] | encryption of a link that is a plain stream |
 //! | [`stats`] | counters |
 //!
-//! The drive contract is the crate's; a link's bytes come in order and complete, or the link is
-//! removed.
+//! The driving contract is that of the crate. A link delivers its bytes complete and in order,
+//! or it is removed.
 
 mod common;
 mod core;

@@ -1,18 +1,18 @@
-//! Bytes that wait at a session's end.
+//! Queue of the bytes that wait at a session's end.
 
 use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-/// Pieces shorter than this are put together, so that many of them take no more room than a few
+/// Pieces shorter than this are merged, so that many short pieces take no more memory than a few
 /// long ones.
 const SHORT: usize = 2048;
 
-/// A queue of bytes whose memory is in proportion to them, whatever the pieces they come in.
+/// Queue of bytes. Its memory is proportional to the bytes, whatever the size of the pieces.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pieces: VecDeque<Bytes>,
-    /// Behind the pieces.
+    /// Bytes that follow the pieces.
     tail: BytesMut,
     len: usize,
 }
@@ -26,7 +26,7 @@ impl Queue {
         self.len == 0
     }
 
-    /// Adds a piece that is kept as it is, if it is long enough.
+    /// Appends a piece, without copying it if it is at least [`SHORT`].
     pub(super) fn push(&mut self, piece: Bytes) {
         if piece.len() < SHORT {
             return self.push_copy(&piece);
@@ -36,7 +36,7 @@ impl Queue {
         self.pieces.push_back(piece);
     }
 
-    /// Adds a copy of `bytes`.
+    /// Appends a copy of `bytes`.
     pub(super) fn push_copy(&mut self, bytes: &[u8]) {
         self.tail.extend_from_slice(bytes);
         self.len += bytes.len();
@@ -45,7 +45,7 @@ impl Queue {
         }
     }
 
-    /// Takes the first piece.
+    /// Removes and returns the first piece.
     pub(super) fn pop(&mut self) -> Option<Bytes> {
         if self.pieces.is_empty() {
             self.end_piece();
@@ -55,7 +55,7 @@ impl Queue {
         Some(piece)
     }
 
-    /// Appends the first `count` bytes to `out`; there must be as many.
+    /// Moves the first `count` bytes to the end of `out`. The queue must have as many.
     pub(super) fn move_to(&mut self, mut count: usize, out: &mut Vec<u8>) {
         while count > 0
             && let Some(mut piece) = self.pop()

@@ -1,32 +1,34 @@
-//! The receiver's half of the buffer allocation: how much was promised to the peer, how much of it
-//! is held, and how much the path needs.
+//! The receiver's half of the buffer allocation: how much was promised to the peer, how much of
+//! it is held, and how much the path needs.
 
 use crate::time::{Duration, Instant};
 
-/// Bytes arrive in lumps; over less than this no rate is measured.
+/// Minimum interval over which a rate is measured, as bytes arrive in bursts.
 const SHORTEST: Duration = Duration::from_millis(10);
-/// What a path needs, in bandwidth-delay products: one session alone gets half of the buffer, its
-/// acknowledgements come late by a little, and the queue of the path's bottleneck wants filling.
+/// Buffer that a path needs, in bandwidth-delay products. One session alone gets half of the
+/// buffer, its acknowledgements are slightly delayed, and the queue at the path's bottleneck is
+/// filled as well.
 const PRODUCTS: f64 = 4.0;
 
-/// The room for what the peer sends, on all links together.
+/// Receive buffer for the bytes of the peer, on all links together.
 #[derive(Debug)]
 pub(super) struct Room {
     limit: u64,
     total: u64,
     floor: u64,
-    /// Bytes that were received and not acknowledged, floors not counted.
+    /// Bytes received and not yet acknowledged, floors not counted.
     taken: u64,
-    /// All that were received and not acknowledged.
+    /// All bytes received and not yet acknowledged.
     held: u64,
-    /// The interval over which the rate is measured.
+    /// Start of the interval over which the rate is measured.
     since: Option<Instant>,
     arrived: u64,
-    /// Least that was held in it: what readers leave lying is of no use to the path.
+    /// Minimum of `held` in the interval: bytes that readers do not consume are of no use to the
+    /// path.
     standing: u64,
 }
 
-/// The peer sent more than it was promised.
+/// Error: the peer sent more than it was promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Overrun;
 
@@ -44,7 +46,7 @@ impl Room {
         }
     }
 
-    /// All tokens.
+    /// Total of tokens granted.
     pub(super) fn total(&self) -> u64 {
         self.total
     }
@@ -54,7 +56,7 @@ impl Room {
         self.held
     }
 
-    /// `count` bytes came for a session that has `before` unacknowledged.
+    /// Counts `count` bytes that came for a session that has `before` unacknowledged.
     pub(super) fn receive(&mut self, before: u64, count: usize) -> Result<(), Overrun> {
         let count = count as u64;
         let taken = self.taken + self.over(before + count) - self.over(before);
@@ -67,15 +69,15 @@ impl Room {
         Ok(())
     }
 
-    /// Of `before` bytes that a session has unacknowledged, `count` are so no more.
+    /// Acknowledges `count` of the `before` bytes that a session has unacknowledged.
     pub(super) fn free(&mut self, before: u64, count: u64) {
         self.taken = self.taken + self.over(before - count) - self.over(before);
         self.held -= count;
         self.standing = self.standing.min(self.held);
     }
 
-    /// Looks at how much the path carries, whose round trip takes `rtt`. Whether the peer must be
-    /// told a new total.
+    /// Measures how much the path carries, given its round-trip time `rtt`. Returns whether the
+    /// peer must be told a new total.
     pub(super) fn measure(&mut self, now: Instant, rtt: Duration) -> bool {
         let Some(since) = self.since else {
             self.begin(now);
@@ -88,7 +90,8 @@ impl Room {
         let product = self.arrived as f64 * (rtt.as_secs_f64() / elapsed.as_secs_f64());
         let needed = (product * PRODUCTS) as u64 + 2 * self.standing;
         self.begin(now);
-        // Never less: what was promised cannot be taken back, and costs nothing while unused.
+        // The total never shrinks: a promise cannot be taken back, and costs nothing while
+        // unused.
         let total = needed.min(self.limit);
         let grows = total > self.total;
         self.total = self.total.max(total);
@@ -122,7 +125,7 @@ mod tests {
         let mut room = Room::new(100_000, 1 << 30, 0);
         let mut now = Instant::ZERO;
         room.measure(now, RTT);
-        // 100 Mb/s in lumps of a millisecond, read at once.
+        // 100 Mb/s in bursts of one millisecond, read at once.
         for _ in 0..2_000 {
             now += Duration::from_millis(1);
             room.receive(0, 12_500).unwrap();

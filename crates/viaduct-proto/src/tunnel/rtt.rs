@@ -1,15 +1,15 @@
-//! A link's round trip, from its pings.
+//! Round-trip time of a link, from its pings.
 
 use crate::time::{Duration, Instant};
 
-/// For how long the shortest round trip is believed.
+/// Minimum time for which the shortest round-trip time is kept.
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// What the pings have shown.
+/// Round-trip time estimated from pings.
 #[derive(Debug, Default)]
 pub(super) struct Rtt {
     smoothed: Option<Duration>,
-    /// The shortest of the window before and of this one, and when this one began.
+    /// Minimum of the previous window and of the current one, which began at `began`.
     shortest: [Option<Duration>; 2],
     began: Instant,
 }
@@ -30,7 +30,7 @@ impl Rtt {
         self.smoothed
     }
 
-    /// The shortest of the last ten to twenty seconds.
+    /// Shortest round-trip time of the last ten to twenty seconds.
     pub(super) fn shortest(&self) -> Option<Duration> {
         self.shortest.into_iter().flatten().min()
     }

@@ -1,4 +1,4 @@
-//! One session's state, as seen from one end (slides 14 and 15).
+//! State of a session at one end (slides 14 and 15).
 //!
 //! ```text
 //!   the opener's direction                        the other end's, likewise
@@ -19,62 +19,62 @@ use super::stats::Delay;
 use super::tokens::AccountId;
 use crate::time::Instant;
 
-/// The direction from this end.
+/// State of the direction from this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sending {
-    /// The other end opened the session, and we have not said that we take it.
+    /// The other end opened the session, and this end has not accepted it.
     Idle,
     Open,
-    /// FIN follows when all that waits is sent.
+    /// FIN is sent when the queue is empty.
     Ending,
     /// FIN is sent.
     Ended,
-    /// It is confirmed.
+    /// FIN is confirmed.
     Closed,
 }
 
-/// The direction towards this end.
+/// State of the direction towards this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Receiving {
-    /// We opened the session, and the other end has not said that it takes it.
+    /// This end opened the session, and the other end has not accepted it.
     Idle,
     Open,
-    /// FIN came.
+    /// FIN was received.
     Ended,
-    /// All is consumed, and confirmed.
+    /// All bytes are consumed, and FIN is confirmed.
     Closed,
 }
 
-/// A session.
+/// State of a session at one end.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) account: AccountId,
     pub(super) sending: Sending,
     pub(super) receiving: Receiving,
-    /// RST is sent, and FIN not yet come.
+    /// RST is sent, and the FIN that answers it is outstanding.
     pub(super) resetting: bool,
-    /// What waits to be sent.
+    /// Bytes that wait to be sent.
     pub(super) out: Queue,
-    /// What waits to be read.
+    /// Bytes that wait to be read.
     inbox: Queue,
     /// Bytes that were read and are not yet consumed.
     reading: u64,
     /// Bytes that were consumed and not yet acknowledged.
     freed: u64,
-    /// Whether the writer waits to be told that it may go on.
+    /// True if the writer waits to be told that it may continue.
     stopped: bool,
-    /// Whether the reader knows that there is something.
+    /// True if the reader was told that there are bytes.
     told: bool,
-    /// Whether it knows that nothing follows.
+    /// True if the reader was told that no bytes follow.
     told_finished: bool,
-    /// Whether an acknowledgement waits in the mux's list.
+    /// True if the session is in the mux's list of pending acknowledgements.
     pub(super) listed: bool,
     pub(super) delay: Delay,
     pub(super) sent: u64,
     pub(super) received: u64,
 }
 
-/// What the reader is to be told.
+/// Notification that is due to the reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tell {
     Readable,
@@ -82,12 +82,12 @@ pub(super) enum Tell {
 }
 
 impl Session {
-    /// One that this end opens.
+    /// Creates a session that this end opens.
     pub(super) fn opened(account: AccountId) -> Session {
         Session::new(account, Sending::Open, Receiving::Idle)
     }
 
-    /// One that the other end has opened.
+    /// Creates a session that the other end has opened.
     pub(super) fn offered(account: AccountId) -> Session {
         Session::new(account, Sending::Idle, Receiving::Open)
     }
@@ -117,12 +117,12 @@ impl Session {
         self.inbox.len() as u64 + self.reading + self.freed
     }
 
-    /// Whether both directions are closed.
+    /// Returns whether both directions are closed.
     pub(super) fn is_over(&self) -> bool {
         !self.resetting && self.sending == Sending::Closed && self.receiving == Receiving::Closed
     }
 
-    /// Whether bytes may be added to those that wait, of which there may be `most`.
+    /// Returns whether bytes may be queued: the direction is open, and fewer than `most` wait.
     pub(super) fn may_write(&mut self, most: usize) -> bool {
         let open = matches!(self.sending, Sending::Idle | Sending::Open);
         let may = open && self.out.len() < most;
@@ -130,7 +130,7 @@ impl Session {
         may
     }
 
-    /// Adds bytes to those that wait; false if nothing may follow any more.
+    /// Queues bytes to be sent. Returns false if nothing may follow.
     pub(super) fn write(&mut self, now: Instant, bytes: Bytes) -> bool {
         if self.sending != Sending::Open || bytes.is_empty() {
             return false;
@@ -140,7 +140,7 @@ impl Session {
         true
     }
 
-    /// Moves the next `count` bytes to `out`. Whether the writer is to be told to go on.
+    /// Moves the next `count` bytes to `out`. Returns whether to tell the writer to continue.
     pub(super) fn send(
         &mut self,
         now: Instant,
@@ -156,14 +156,14 @@ impl Session {
         go
     }
 
-    /// Bytes came.
+    /// Stores bytes that came.
     pub(super) fn receive(&mut self, bytes: &[u8]) -> Option<Tell> {
         self.inbox.push_copy(bytes);
         self.received += bytes.len() as u64;
         (!std::mem::replace(&mut self.told, true)).then_some(Tell::Readable)
     }
 
-    /// The next bytes that came.
+    /// Next bytes that came.
     pub(super) fn read(&mut self) -> Option<Bytes> {
         let Some(bytes) = self.inbox.pop() else {
             self.told = false;
@@ -173,13 +173,14 @@ impl Session {
         Some(bytes)
     }
 
-    /// Whether the reader is now to be told that nothing follows.
+    /// Returns the notification that no bytes follow, if it is due now.
     pub(super) fn finished(&mut self) -> Option<Tell> {
         let all = self.receiving >= Receiving::Ended && self.inbox.is_empty() && !self.resetting;
         (all && !std::mem::replace(&mut self.told_finished, true)).then_some(Tell::Finished)
     }
 
-    /// The reader is done with `count` of the bytes that it has read; how many can be acknowledged.
+    /// Marks `count` of the bytes that were read as consumed. Returns how many can be
+    /// acknowledged.
     pub(super) fn consumed(&mut self, count: usize) -> u64 {
         let count = self.reading.min(count as u64);
         self.reading -= count;
@@ -187,17 +188,18 @@ impl Session {
         self.freed
     }
 
-    /// Takes what can be acknowledged.
+    /// Takes the number of bytes that can be acknowledged.
     pub(super) fn take_freed(&mut self) -> u64 {
         std::mem::take(&mut self.freed)
     }
 
-    /// Whether FIN came, and all before it is consumed and acknowledged: FINACK is due.
+    /// Returns whether FINACK is due: FIN came, and all bytes before it are consumed and
+    /// acknowledged.
     pub(super) fn is_consumed(&self) -> bool {
         self.receiving == Receiving::Ended && self.unacknowledged() == 0
     }
 
-    /// Drops all that is buffered; nothing goes either way any more.
+    /// Drops all queued bytes and closes both directions.
     pub(super) fn drop_all(&mut self) {
         self.out.clear();
         self.inbox.clear();

@@ -1,17 +1,17 @@
-//! Plain counters of a tunnel, copied out by value.
+//! Plain counters of a tunnel, copied by value.
 
 use serde::{Deserialize, Serialize};
 
 use crate::time::{Duration, Instant};
 
-/// A tunnel, since it began.
+/// Counters of a tunnel since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TunnelStats {
     /// Links that are up.
     pub links: u64,
-    /// Sessions open now.
+    /// Sessions that are open now.
     pub open: u64,
-    /// Of them, those with bytes queued or outstanding.
+    /// Open sessions with bytes queued or outstanding.
     pub active: u64,
     /// Sessions that this end has opened.
     pub opened: u64,
@@ -19,79 +19,79 @@ pub struct TunnelStats {
     pub accepted: u64,
     /// Sessions that were reset, by either end or with their link.
     pub reset: u64,
-    /// Bytes of sessions that were sent.
+    /// Session bytes sent.
     pub sent: u64,
-    /// Bytes of sessions that came.
+    /// Session bytes received.
     pub received: u64,
-    /// All tokens that the peer has given.
+    /// Total of tokens that the peer has granted.
     pub tokens: u64,
-    /// Of them, those that nobody has.
+    /// Tokens granted by the peer that no session has spent.
     pub tokens_left: u64,
     /// Tokens spent on links that broke.
     pub tokens_stranded: u64,
-    /// Tokens that the peer was given: bytes of buffer for what it sends.
+    /// Tokens granted to the peer: bytes of buffer for what it sends.
     pub room: u64,
-    /// Of them, bytes that are held.
+    /// Bytes of that buffer in use.
     pub held: u64,
-    /// What bytes have waited to be sent.
+    /// Time that bytes waited to be sent.
     pub delay: Delay,
 }
 
-/// A link.
+/// Counters of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkStats {
-    /// Sessions open on it.
+    /// Sessions open on the link.
     pub open: u64,
-    /// Whether the peer has answered.
+    /// True if the peer has answered.
     pub up: bool,
-    /// Round trip, smoothed.
+    /// Smoothed round-trip time.
     pub rtt: Option<Duration>,
-    /// The shortest of the last seconds.
+    /// Shortest round-trip time of the last seconds.
     pub shortest_rtt: Option<Duration>,
-    /// Bytes of sessions that were sent.
+    /// Session bytes sent.
     pub sent: u64,
-    /// Bytes of sessions that came.
+    /// Session bytes received.
     pub received: u64,
 }
 
-/// A session.
+/// Counters of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionStats {
     /// Bytes that wait to be sent.
     pub queued: u64,
-    /// Bytes that were sent and not yet acknowledged.
+    /// Bytes sent and not yet acknowledged.
     pub outstanding: u64,
-    /// Bytes that came and are not yet acknowledged.
+    /// Bytes received and not yet acknowledged.
     pub held: u64,
-    /// Bytes that were sent.
+    /// Bytes sent.
     pub sent: u64,
-    /// Bytes that came.
+    /// Bytes received.
     pub received: u64,
-    /// What its bytes have waited to be sent.
+    /// Time that bytes waited to be sent.
     pub delay: Delay,
 }
 
-/// How long bytes wait in a queue, from samples: a byte is followed at a time.
+/// Sampled waiting time of bytes in a queue. One byte is followed at a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Delay {
-    /// How many were followed.
+    /// Number of bytes followed.
     pub samples: u64,
-    /// Sum of what they waited, in microseconds.
+    /// Sum of their waiting times, in microseconds.
     pub sum_micros: u64,
-    /// The longest, in microseconds.
+    /// Longest waiting time, in microseconds.
     pub most_micros: u64,
-    /// Which byte is followed, and since when.
+    /// Position of the byte that is followed, and the time at which it was queued.
     #[serde(skip)]
     followed: Option<(u64, Instant)>,
 }
 
 impl Delay {
-    /// The last of `upto` bytes has come.
+    /// Notes that bytes up to position `upto` were queued.
     pub(super) fn queued(&mut self, now: Instant, upto: u64) {
         self.followed = self.followed.or(Some((upto, now)));
     }
 
-    /// `upto` bytes have left.
+    /// Notes that bytes up to position `upto` were sent.
     pub(super) fn sent(&mut self, now: Instant, upto: u64) {
         if let Some((_, since)) = self.followed.take_if(|(byte, _)| *byte <= upto) {
             self.note(now - since);
@@ -105,14 +105,14 @@ impl Delay {
         self.most_micros = self.most_micros.max(micros);
     }
 
-    /// Adds another's samples.
+    /// Adds the samples of another counter.
     pub(super) fn add(&mut self, other: &Delay) {
         self.samples += other.samples;
         self.sum_micros = self.sum_micros.saturating_add(other.sum_micros);
         self.most_micros = self.most_micros.max(other.most_micros);
     }
 
-    /// The mean, in microseconds; 0 if none was followed.
+    /// Mean waiting time in microseconds; 0 without samples.
     pub fn mean_micros(&self) -> u64 {
         self.sum_micros / self.samples.max(1)
     }

@@ -1,4 +1,4 @@
-//! What the ends of flows ask of their link.
+//! Calls of the flows' ends on their link.
 
 use std::net::SocketAddr;
 
@@ -11,9 +11,9 @@ use crate::tunnel::common::{Common, Event};
 use crate::tunnel::session::{Sending, Session};
 use crate::tunnel::wire::{Frame, Opening};
 
-/// How long an acknowledgement may wait for others.
+/// Maximum delay of an acknowledgement, in which others may join it.
 const ACK_DELAY: Duration = Duration::from_millis(5);
-/// Bytes freed that are acknowledged at once, at most.
+/// Upper bound of the number of freed bytes that are acknowledged at once.
 const ACK_AT_ONCE: u64 = 32 << 10;
 
 impl Mux {
@@ -33,7 +33,7 @@ impl Mux {
         number
     }
 
-    /// Takes a session that the peer has opened.
+    /// Accepts a session that the peer has opened.
     pub(in crate::tunnel) fn accept(&mut self, number: u32) {
         if let Some(session) = self.sessions.get_mut(&number)
             && session.sending == Sending::Idle
@@ -86,7 +86,7 @@ impl Mux {
         number: u32,
         count: usize,
     ) {
-        // With many sessions, or little room, each has less of it.
+        // Each session gets less of the buffer if there are many, or if it is small.
         let each = cx.room.total() / (8 * self.sessions.len().max(1) as u64);
         let Some(session) = self.sessions.get_mut(&number) else { return };
         let freed = session.consumed(count);
@@ -131,7 +131,7 @@ impl Mux {
         self.control.push_back((number, Frame::Rst(why)));
     }
 
-    /// Acknowledges what a session's reader has consumed.
+    /// Acknowledges the bytes that a session's reader has consumed.
     pub(super) fn acknowledge(&mut self, cx: &mut Common, number: u32) {
         let Some(session) = self.sessions.get_mut(&number) else { return };
         let before = session.unacknowledged();
@@ -143,7 +143,7 @@ impl Mux {
         }
     }
 
-    /// Acknowledges what waits for it.
+    /// Sends all pending acknowledgements.
     pub(super) fn acknowledge_all(&mut self, cx: &mut Common) {
         self.ack_at = None;
         for number in std::mem::take(&mut self.acks) {

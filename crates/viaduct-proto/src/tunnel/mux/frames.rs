@@ -1,4 +1,4 @@
-//! What comes by a link, frame by frame.
+//! Processing of received frames.
 
 use super::{Carrier, Mux};
 use crate::flow::Failure;
@@ -16,7 +16,7 @@ impl Mux {
     ) -> Result<(), LinkError> {
         match (frame, self.hello) {
             (Frame::Hello(hello), None) if hello.link == self.number => {
-                // It was on its way when the peer was started again.
+                // The HELLO was in flight when the peer restarted.
                 if cx.former == Some(hello.instance) {
                     return Err(LinkError::Restarted);
                 }
@@ -84,7 +84,8 @@ impl Mux {
         Ok(())
     }
 
-    /// A frame for a session that is not there. The peer may not know yet that it is over.
+    /// Handles a frame for a session that does not exist. The peer may not know yet that it is
+    /// over.
     fn handle_forgotten(&mut self, number: u32, frame: &Frame<'_>) -> Result<(), LinkError> {
         let ours = number % 2 == self.next % 2;
         let was = if ours { number < self.next } else { number <= self.highest };
@@ -110,7 +111,7 @@ impl Mux {
             return Err(LinkError::Protocol("a SYN for a session that was there"));
         }
         self.highest = self.highest.max(number);
-        // A session that begins may overtake the end of others: the peer counts those no more.
+        // A new session's SYN may overtake the end of others, which the peer no longer counts.
         if self.open[number as usize % 2] >= cx.settings.sessions.saturating_mul(2) {
             return Err(LinkError::Protocol("more sessions than were allowed"));
         }
@@ -167,7 +168,7 @@ impl Mux {
     fn handle_fin(&mut self, cx: &mut Common, number: u32) -> Result<(), LinkError> {
         let session = self.session(number);
         if session.resetting {
-            // The answer to our RST: the peer has dropped all.
+            // Answer to our RST: the peer has dropped all bytes.
             self.forget(cx, number);
             return Ok(());
         }
@@ -195,7 +196,7 @@ impl Mux {
     fn handle_rst(&mut self, cx: &mut Common, number: u32, why: Failure) {
         let id = self.id(number);
         if self.session(number).resetting {
-            // Both at once: each is the other's answer.
+            // Both ends reset at once: each RST answers the other.
             return self.forget(cx, number);
         }
         self.control.push_back((number, Frame::Fin));

@@ -1,11 +1,11 @@
-//! One link: its sessions, what comes by it and what leaves.
+//! Link of a tunnel: its sessions, the frames received and the frames sent.
 //!
 //! | file | |
 //! |---|---|
-//! | here | the link, and its sessions' ends |
-//! | `frames` | what comes |
-//! | `turn` | what leaves |
-//! | `ends` | what the ends of flows ask for |
+//! | here | the link, and the two directions of its sessions |
+//! | `frames` | received frames |
+//! | `turn` | sent frames |
+//! | `ends` | calls of the flows' ends |
 
 mod ends;
 mod frames;
@@ -21,62 +21,63 @@ use crate::tunnel::session::{Receiving, Session, Tell};
 use crate::tunnel::stats::LinkStats;
 use crate::tunnel::wire::{Frame, Hello, Parser};
 
-/// Frames besides data that may wait: a peer that makes us answer must read the answers.
+/// Maximum of queued frames other than DATA. A peer that makes us answer must read the answers.
 const MOST_CONTROL: usize = 64 << 10;
 
-/// Links that carried less than so many bytes more of late are as loaded as each other.
+/// Unit in which the recent bytes of links are compared; smaller differences do not count.
 const MUCH: u64 = 256 << 10;
 
-/// How a link carries its frames.
+/// Way in which a link carries its frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
-    /// All in one stream: TCP.
+    /// All frames in one stream: TCP.
     Stream,
-    /// Each session's in a stream of its own, and the link's in another: QUIC.
+    /// Each session's frames in a stream of its own, and the link's in another: QUIC.
     Streams,
 }
 
-/// Where frames go on a link: 0, or with [`Carrier::Streams`] the number of a session for what it
-/// sends; acknowledgements go by 0.
+/// Stream of a link by which frames leave: 0, or with [`Carrier::Streams`] the number of a
+/// session for what it sends. Acknowledgements leave by 0.
 pub type Lane = u32;
 
-/// A link.
+/// State of a link.
 #[derive(Debug)]
 pub(super) struct Mux {
     pub(super) number: u32,
     carrier: Carrier,
-    /// Whether the shell takes bytes to send.
+    /// True if the shell takes bytes to send.
     pub(super) room: bool,
-    /// The peer's first frame.
+    /// First frame of the peer.
     pub(super) hello: Option<Hello>,
     pub(super) sessions: BTreeMap<u32, Session>,
-    /// How many of them have an even number, and an odd one.
+    /// Numbers of open sessions with an even and with an odd number.
     open: [u32; 2],
-    /// The number of the next session that this end opens.
+    /// Number of the next session that this end opens.
     next: u32,
-    /// The highest that the peer has opened.
+    /// Highest number of a session that the peer has opened.
     highest: u32,
     lanes: HashMap<Lane, Parser>,
     pub(super) control: VecDeque<(u32, Frame<'static>)>,
-    /// Broken links that the peer was told of by this one.
+    /// Broken links that this one has reported to the peer.
     pub(super) told_gone: Vec<u32>,
     /// Sessions with data queued, in turn.
     ready: VecDeque<u32>,
-    /// All of them were refused, when the tokens had changed so often.
+    /// Value of [`Tokens::changes`](super::tokens::Tokens::changes) when no ready session got
+    /// tokens.
     refused: Option<u64>,
     acks: Vec<u32>,
     ack_at: Option<Instant>,
     pub(super) rtt: Rtt,
     ping_at: Instant,
-    /// Whether a PING is to leave, and what the last one said until it is answered.
+    /// True if a PING is due. `pinged` is the payload of the last PING until it is answered.
     ping_due: bool,
     pinged: Option<u64>,
     heard: Instant,
-    /// Whether this end, and the other, open no more sessions here.
+    /// True if this end, and the other, open no more sessions here.
     pub(super) leaving: [bool; 2],
     pub(super) sent: u64,
     pub(super) received: u64,
-    /// Their sum at the time for the ping before the last one, and at that for the last.
+    /// Sums of `sent` and `received` at the ping before the last one, and at the last one.
     carried: [u64; 2],
 }
 
@@ -128,7 +129,7 @@ impl Mux {
         SessionId { link: self.number, number }
     }
 
-    /// Bytes came by `lane`.
+    /// Processes bytes that came by `lane`.
     pub(super) fn handle_bytes(
         &mut self,
         now: Instant,
@@ -153,7 +154,7 @@ impl Mux {
         if self.control.len() > MOST_CONTROL { Err(LinkError::Deaf) } else { Ok(()) }
     }
 
-    /// The lane that a frame leaves by. What a receiver tells a sender must not wait behind the
+    /// Lane by which a frame leaves. A receiver's frames to the sender must not wait behind the
     /// bytes that it sends itself.
     fn lane_of(&self, session: u32, frame: &Frame<'_>) -> Lane {
         match (self.carrier, frame) {
@@ -162,7 +163,7 @@ impl Mux {
         }
     }
 
-    /// Nothing follows on a lane.
+    /// Processes the end of a lane.
     pub(super) fn lane_ended(&mut self, cx: &mut Common, lane: Lane) {
         // The peer may have forgotten the session before our RST came.
         if self.sessions.get(&lane).is_some_and(|session| session.resetting) {
@@ -170,33 +171,33 @@ impl Mux {
         }
     }
 
-    /// Opens no more sessions here.
+    /// Stops opening sessions on this link, and tells the peer.
     pub(super) fn leave(&mut self) {
         if !std::mem::replace(&mut self.leaving[0], true) {
             self.control.push_back((0, Frame::Leave));
         }
     }
 
-    /// Tells the peer that nothing is held of a link that broke.
+    /// Tells the peer that no bytes of a broken link are held.
     pub(super) fn tell_gone(&mut self, link: u32) {
         self.told_gone.push(link);
         self.control.push_back((0, Frame::Gone(link)));
     }
 
-    /// Whether both ends have left, and nothing is left to do.
+    /// Returns whether both ends have left, and nothing remains to be done.
     pub(super) fn is_over(&self) -> bool {
         self.leaving == [true; 2] && self.sessions.is_empty() && self.control.is_empty()
     }
 
-    /// How many more sessions this end may open; none before the peer has said how many it takes.
+    /// Number of sessions that this end may still open; 0 before the peer has told its limit.
     pub(super) fn vacant(&self) -> u32 {
         let most = self.hello.map_or(0, |hello| hello.sessions);
         let most = if self.leaving[0] || self.next > u32::MAX - 2 { 0 } else { most };
         most.saturating_sub(self.open[self.next as usize % 2])
     }
 
-    /// How loaded the link is: sessions with more to send than one turn takes (a request that is
-    /// on its way out is no load), what it carried of late in either direction, sessions.
+    /// Load of the link: the sessions with more to send than one turn takes (a request on its
+    /// way out is no load), the bytes carried recently in both directions, and the sessions.
     pub(super) fn load(&self, turn: usize) -> (usize, u64, usize) {
         let queued = |number| self.sessions.get(number).map_or(0, |session| session.out.len());
         let busy = self.ready.iter().filter(|&number| queued(number) > turn).count();
@@ -215,7 +216,8 @@ impl Mux {
         }
     }
 
-    /// Says what is due now that the session has moved on, and forgets it when it is over.
+    /// Sends the notifications and frames that are due after a change of the session's state.
+    /// Forgets the session when it is over.
     pub(super) fn settle(&mut self, cx: &mut Common, number: u32) {
         let id = self.id(number);
         let Some(session) = self.sessions.get_mut(&number) else { return };
@@ -235,7 +237,8 @@ impl Mux {
         }
     }
 
-    /// Forgets a session; what it held and had outstanding is free.
+    /// Forgets a session. The buffer that it held and the tokens that it had outstanding are
+    /// free.
     pub(super) fn forget(&mut self, cx: &mut Common, number: u32) {
         if let Some(session) = self.sessions.remove(&number) {
             let held = session.unacknowledged();
@@ -259,7 +262,7 @@ impl Mux {
         self.sessions.get_mut(&number).expect("looked up before")
     }
 
-    /// The link broke: all its sessions are reset. `strand`: the peer may still hold their bytes.
+    /// Resets all sessions of a link that broke. `strand`: the peer may still hold their bytes.
     pub(super) fn break_off(&mut self, cx: &mut Common, strand: bool) {
         for (number, session) in std::mem::take(&mut self.sessions) {
             let held = session.unacknowledged();
@@ -294,7 +297,7 @@ impl Mux {
         if now >= self.ping_at {
             self.ping_at = now + ping;
             self.carried = [self.carried[1], self.sent + self.received];
-            // One that is not answered yet, behind a loss that is being repaired, is enough.
+            // One unanswered ping is enough: it may be behind a loss that is being repaired.
             self.ping_due = self.pinged.is_none();
         }
         if self.ack_at.is_some_and(|at| at <= now) {

@@ -1,5 +1,5 @@
-//! What leaves by a link, in turns: what has to be said, and one frame of the session whose turn it
-//! is (slide 20).
+//! Sending by a link, in turns: the pending control frames, then one DATA frame of the session
+//! whose turn it is (slide 20).
 
 use super::{Carrier, Lane, Mux};
 use crate::time::Instant;
@@ -7,7 +7,7 @@ use crate::tunnel::common::{Common, Event};
 use crate::tunnel::wire::{Frame, emit_data_head};
 
 impl Mux {
-    /// Appends the next turn to `out`, and says on which lane it is to leave.
+    /// Appends the next turn to `out`, and returns the lane that it leaves by.
     pub(in crate::tunnel) fn turn(
         &mut self,
         now: Instant,
@@ -21,7 +21,7 @@ impl Mux {
         }
     }
 
-    /// Appends what has to be said, of one lane.
+    /// Appends the pending control frames of one lane.
     fn say(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<Lane> {
         if std::mem::take(&mut self.ping_due) {
             let at = now.as_nanos();
@@ -41,7 +41,7 @@ impl Mux {
         lane
     }
 
-    /// Appends a frame of the next session that has something to send and may.
+    /// Appends a DATA frame of the next session that has bytes to send and tokens for them.
     fn send(&mut self, now: Instant, cx: &mut Common, out: &mut Vec<u8>) -> Option<Lane> {
         if self.hello.is_none() || self.refused == Some(cx.tokens.changes()) {
             return None;
@@ -90,7 +90,7 @@ impl Mux {
         }
         self.sent += count as u64;
         cx.totals.sent += count as u64;
-        // Whoever reads it may have the rest acknowledged in the same record.
+        // Pending acknowledgements can leave in the same record.
         if !self.acks.is_empty() {
             self.acknowledge_all(cx);
         }

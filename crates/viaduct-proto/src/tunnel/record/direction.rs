@@ -1,11 +1,11 @@
-//! One direction's records.
+//! Sealing and opening the records of one direction.
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::hkdf;
 
 use super::{REKEY, RecordError, TAG};
 
-/// One direction's key and its next record's number.
+/// Key of one direction, and the number of its next record.
 pub(super) struct Direction {
     secret: [u8; 32],
     key: LessSafeKey,
@@ -38,7 +38,8 @@ impl Direction {
         plain.map(|plain| &*plain).map_err(|_| RecordError::Forged)
     }
 
-    /// The next record's nonce, under a new key if it is time for one.
+    /// Nonce of the next record, under a new key if the old one has served for [`REKEY`]
+    /// records.
     fn next(&mut self) -> Nonce {
         if self.number == REKEY {
             *self = Direction::new(next_secret(&self.secret));

@@ -1,34 +1,35 @@
-//! What makes a link of a plain stream (TCP) private and both its ends known: a Noise handshake with
-//! the sites' keys, then numbered records under AES-GCM.
+//! Encryption and authentication of a link over a plain stream (TCP): a Noise handshake with the
+//! sites' keys, then numbered records under AES-GCM.
 //!
 //! ```text
 //!  dialler                                                          listener
 //!    length 2 | e, es, s, ss, version            (97 bytes)  ──▶    one of its peers, or none
 //!    length 2 | e, ee, se, version, verdict      (50 bytes)  ◀──
-//!    length 2 | tag 16                                       ──▶    confirmation: the dialler is up
+//!    length 2 | tag 16                                       ──▶    confirmation: dialler is up
 //!    length 2 | sealed | tag 16   ◀─▶   records of 1 to 16384 bytes each
 //! ```
 //!
-//! The pattern is Noise IK. Its first message alone does not authenticate the dialler: whoever has
-//! the listener's secret key can compute `ss` for any dialler (key compromise impersonation), and
-//! whoever has recorded the message can send it again. Only the dialler's own secret key gives the
-//! `se` of the second message, so the listener takes nothing for the dialler's before the
-//! confirmation, an empty record under the keys that follow from it. The dialler needs none: nobody
-//! but the listener can compute the second message, which answers a fresh key.
+//! The pattern is Noise IK. Its first message alone does not authenticate the dialler. The
+//! holder of the listener's secret key can compute `ss` for any dialler (key compromise
+//! impersonation), and a recorded message can be replayed. Only the dialler's own secret key
+//! gives the `se` of the second message. The listener therefore attributes nothing to the
+//! dialler before the confirmation, an empty record under the keys that follow from it. The
+//! dialler needs no confirmation: only the listener can compute the second message, which
+//! answers a fresh key.
 //!
-//! A listener that does not want the dialler says so in the second message, which only the holder
-//! of the dialler's key can read. The two messages keep these lengths in all versions to come, so
+//! A listener that refuses the dialler says so in the second message, which only the holder of
+//! the dialler's key can read. The two messages keep these lengths in all future versions, so
 //! that a refusal for the version is understood.
 //!
-//! A record's number, counted from 0 in each direction, is its nonce; its length is authenticated
-//! with it. The confirmation is record 0. The key of a direction is replaced by one derived from it
-//! every 2^20 records, far before AES-GCM wants it.
+//! The number of a record, counted from 0 in each direction, is its nonce. Its length is
+//! authenticated with it. The confirmation is record 0. The key of a direction is replaced by
+//! one derived from it every 2^20 records, well within the limits of AES-GCM.
 //!
-//! A flow of the handler `crypt` is made private in the same way, with another pattern ([`FLOW`]).
+//! Flows of the handler `crypt` are encrypted in the same way, with another pattern ([`FLOW`]).
 //!
-//! Where the stream is part of a secure channel whose ends are not known (QUIC), the handshake alone
-//! is done in it, bound to the channel by a value that only this channel has; what follows is as it
-//! is.
+//! In a secure channel whose ends are not authenticated (QUIC), only the handshake is done,
+//! bound to the channel by a value that this channel alone has. The bytes after it are not
+//! sealed again.
 
 mod direction;
 mod refusal;
@@ -43,31 +44,31 @@ use crate::tunnel::wire::VERSION;
 use direction::Direction;
 pub use refusal::Refusal;
 
-/// Most bytes in one record of a tunnel.
+/// Maximum bytes in one record of a tunnel.
 pub const MOST_RECORD: usize = 16_384;
 
 const LENGTH: usize = 2;
-/// At least a handshake's message and a tag.
+/// Buffer size: at least a message of the handshake and a tag.
 const LONGEST: usize = 128;
 const TAG: usize = 16;
-/// Records under one key.
+/// Number of records under one key.
 const REKEY: u64 = 1 << 20;
 
-/// What both ends of a stream hold to: the handshake's pattern, and what a record may be.
+/// Parameters of a secure stream: the pattern of the handshake, and the limits of a record.
 #[derive(Debug)]
 pub(crate) struct Manner {
     pattern: &'static str,
     prologue: &'static [u8],
-    /// Bytes of each message of the handshake, the dialler's first.
+    /// Length of each message of the handshake in bytes, the dialler's first.
     messages: &'static [usize],
-    /// Whether the messages bear a version and a verdict, and a confirmation follows them.
+    /// True if the messages carry a version and a verdict, and a confirmation follows them.
     confirms: bool,
-    /// Bytes in one record.
+    /// Minimum and maximum of the bytes in one record.
     least: usize,
     most: usize,
 }
 
-/// A tunnel's links: the dialler knows whom it dials.
+/// Parameters of a tunnel's links: the dialler knows the key of the listener.
 pub(crate) const LINK: Manner = Manner {
     pattern: "Noise_IK_25519_ChaChaPoly_BLAKE2s",
     prologue: b"viaduct tunnel 2",
@@ -77,8 +78,8 @@ pub(crate) const LINK: Manner = Manner {
     most: MOST_RECORD,
 };
 
-/// The handler `crypt`: either end may have several peers, a handshake that is played again proves
-/// nothing, and a record without bytes says that its direction has ended.
+/// Parameters of the handler `crypt`: either end may have several peers, a replayed handshake
+/// proves nothing, and an empty record ends its direction.
 pub(crate) const FLOW: Manner = Manner {
     pattern: "Noise_XX_25519_ChaChaPoly_BLAKE2s",
     prologue: b"viaduct crypt 1",
@@ -88,13 +89,13 @@ pub(crate) const FLOW: Manner = Manner {
     most: u16::MAX as usize - TAG,
 };
 
-/// Why a stream is not that of a peer.
+/// Reason why a stream is not that of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// A length that no message has.
     #[error("a message of {0} bytes, where none has so many")]
     Length(usize),
-    /// It does not authenticate.
+    /// The message does not authenticate.
     #[error("a message that the peer cannot have sent, or not with the key that is expected")]
     Forged,
     /// The other end is none of the peers.
@@ -108,44 +109,44 @@ pub enum RecordError {
     Refused(#[from] Refusal),
 }
 
-/// A stream's handshake, and then its records. Bytes in, bytes out.
+/// Secure stream: its handshake, and then its records. Bytes in, bytes out.
 pub struct Secure {
     manner: &'static Manner,
     state: State,
-    /// What follows the handshake is not sealed.
+    /// True if the bytes after the handshake are not sealed.
     bare: bool,
-    /// What came and is not a whole message yet.
+    /// Received bytes of a message that is not complete yet.
     inbox: BytesMut,
 }
 
 enum State {
     Shaking(Box<Shaking>),
     Up(Box<Up>),
-    /// Something did not authenticate: nothing comes after it.
+    /// A message did not authenticate. Nothing is accepted after it.
     Failed(RecordError),
 }
 
-/// A handshake under way.
+/// State of a handshake in progress.
 struct Shaking {
     noise: HandshakeState,
-    /// Who may be at the other end.
+    /// Keys that the other end may have.
     peers: Vec<PublicKey>,
-    /// Messages said and heard.
+    /// Number of messages sent and received.
     done: usize,
-    /// Why the dialler is refused.
+    /// Reason for which the dialler is refused.
     refuses: Option<RecordError>,
 }
 
 struct Up {
     peer: Option<PublicKey>,
-    /// Whether the other end has shown that it has the keys.
+    /// True if the other end has proved that it has the keys.
     confirmed: bool,
     seal: Direction,
     open: Direction,
 }
 
 impl Secure {
-    /// Dials `peer`; the first message goes to `out`.
+    /// Dials `peer`. The first message is appended to `out`.
     pub fn dial(
         secret: &SecretKey,
         peer: &PublicKey,
@@ -155,7 +156,8 @@ impl Secure {
         Secure::dial_in(&[], secret, peer, entropy, out)
     }
 
-    /// The same inside a channel that `binding` names; what follows is not sealed.
+    /// Dials `peer` inside the channel that `binding` identifies. The bytes after the handshake
+    /// are not sealed.
     pub fn dial_in(
         binding: &[u8],
         secret: &SecretKey,
@@ -176,7 +178,8 @@ impl Secure {
         Secure::listen_in(&[], secret, peers, entropy)
     }
 
-    /// The same inside a channel that `binding` names; what follows is not sealed.
+    /// Waits for one of `peers` to dial inside the channel that `binding` identifies. The bytes
+    /// after the handshake are not sealed.
     pub fn listen_in(
         binding: &[u8],
         secret: &SecretKey,
@@ -189,7 +192,8 @@ impl Secure {
         Secure::new(&LINK, noise, peers, !binding.is_empty())
     }
 
-    /// One end of a flow with one of `peers`; what it says first goes to `out`.
+    /// Creates one end of a flow with one of `peers`. Its first message, if any, is appended to
+    /// `out`.
     pub(crate) fn flow(
         dials: bool,
         binding: &[u8],
@@ -217,12 +221,13 @@ impl Secure {
         Secure { manner, state, bare, inbox: BytesMut::new() }
     }
 
-    /// Whether the other end has shown that it has its key, and records can be sealed.
+    /// Returns whether the other end has proved that it has its key, so that records can be
+    /// sealed.
     pub fn is_up(&self) -> bool {
         matches!(&self.state, State::Up(up) if up.confirmed)
     }
 
-    /// Who is at the other end, once that is known.
+    /// Key of the other end, once it is authenticated.
     pub fn peer(&self) -> Option<PublicKey> {
         match &self.state {
             State::Up(up) if up.confirmed => up.peer,
@@ -230,13 +235,13 @@ impl Secure {
         }
     }
 
-    /// Where to put bytes that came, before [`open`](Secure::open).
+    /// Buffer for received bytes, to be filled before [`open`](Secure::open).
     pub fn inbox(&mut self) -> &mut BytesMut {
         &mut self.inbox
     }
 
-    /// Hands the plain bytes of what came whole to `deliver`, a record at a time; what is to be
-    /// answered goes to `out`. After an error the stream is of no use.
+    /// Hands the plain bytes of complete messages to `deliver`, a record at a time. Answers are
+    /// appended to `out`. After an error the stream cannot be used.
     pub fn open(
         &mut self,
         out: &mut Vec<u8>,
@@ -252,8 +257,8 @@ impl Secure {
         Ok(())
     }
 
-    /// The plain bytes of the next record, if it is here whole, without a copy; what is to be
-    /// answered goes to `out`. After an error the stream is of no use.
+    /// Plain bytes of the next record, without a copy, if it is complete. Answers are appended
+    /// to `out`. After an error the stream cannot be used.
     pub(crate) fn next(&mut self, out: &mut Vec<u8>) -> Result<Option<BytesMut>, RecordError> {
         let Some(plain) = self.advance(out)? else { return Ok(None) };
         let mut record = self.inbox.split_to(LENGTH + plain + TAG);
@@ -262,8 +267,8 @@ impl Secure {
         Ok(Some(record))
     }
 
-    /// Goes through the handshake, and opens the record at the inbox's head where it lies: how many
-    /// plain bytes it has, or that there is none.
+    /// Advances the handshake, and opens the record at the head of the inbox in place. Returns
+    /// the number of its plain bytes; `None` if there is no complete record.
     fn advance(&mut self, out: &mut Vec<u8>) -> Result<Option<usize>, RecordError> {
         let opened = self.try_advance(out);
         if let Err(error) = opened {
@@ -320,8 +325,8 @@ impl Secure {
         }
     }
 
-    /// Says the handshake's next message if it is this end's turn, and ends the handshake if it was
-    /// the last.
+    /// Sends the next message of the handshake if it is this end's turn. Ends the handshake if
+    /// that was the last message.
     fn shake(&mut self, out: &mut Vec<u8>) -> Result<(), RecordError> {
         let State::Shaking(shaking) = &mut self.state else { return Ok(()) };
         if !shaking.noise.is_handshake_finished() && shaking.noise.is_my_turn() {
@@ -342,7 +347,7 @@ impl Secure {
         Ok(())
     }
 
-    /// Appends records of `plain` to `out`; nothing while the handshake is not done.
+    /// Appends records with the bytes of `plain` to `out`; nothing before the handshake is done.
     pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) {
         if let State::Up(up) = &mut self.state
             && up.confirmed
@@ -350,7 +355,8 @@ impl Secure {
             if self.bare {
                 return out.extend_from_slice(plain);
             }
-            // Records of one size, not full ones and a crumb.
+            // All records of a call have about the same size, rather than full ones and a short
+            // last one.
             let records = plain.len().div_ceil(self.manner.most).max(1);
             out.reserve(plain.len() + records * (LENGTH + TAG));
             let each = plain.len().div_ceil(records).max(1);
@@ -379,7 +385,7 @@ impl Shaking {
             (true, true) => &said[..1],
             (true, false) => &said[..],
         };
-        // The library wants room for a tag even where there is none.
+        // The library requires room for a tag even where there is none.
         let mut message = [0; LONGEST];
         let written = self.noise.write_message(payload, &mut message);
         let written = written.map_err(|_| RecordError::Forged)?;
@@ -398,7 +404,7 @@ impl Shaking {
         let unknown = remote(&self.noise).filter(|key| !self.peers.contains(key));
         let unknown = unknown.map(RecordError::Unknown);
         match (manner.confirms, payload) {
-            // A dialler is told what is wrong with it.
+            // The dialler is told the reason in the answer.
             (true, &[version]) => {
                 let other = (version != VERSION).then_some(RecordError::Version(version));
                 self.refuses = unknown.or(other);
@@ -419,7 +425,7 @@ impl Up {
     }
 }
 
-/// The other end's key, once it has been told.
+/// Key of the other end, once it has been sent.
 fn remote(noise: &HandshakeState) -> Option<PublicKey> {
     noise.get_remote_static()?.try_into().ok().map(PublicKey::from_bytes)
 }

@@ -4,7 +4,7 @@ const WELCOME: u8 = 0;
 const UNKNOWN_KEY: u8 = 1;
 const OTHER_VERSION: u8 = 2;
 
-/// Why the far end refuses a link.
+/// Reason why the far end refuses a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The dialler's key is none of its peers'.
@@ -13,19 +13,19 @@ pub enum Refusal {
          `viaduct key show` prints it here"
     )]
     UnknownKey,
-    /// It speaks this version of the format alone.
+    /// The far end supports this version of the format alone.
     #[error(
         "the far end speaks version {0} of the tunnel, and this one speaks {ours}: update the \
             older",
         ours = crate::tunnel::wire::VERSION
     )]
     Version(u8),
-    /// It has given a reason that this version does not know.
+    /// The far end has given a reason that this version does not know.
     #[error("the far end refuses the link, for a reason ({0}) that is not known here")]
     Other(u8),
 }
 
-/// The verdict about a dialler that is refused for this reason, or welcome.
+/// Byte that tells a dialler it is refused for this reason, or accepted if there is none.
 pub(super) fn verdict(refusal: Option<Refusal>) -> u8 {
     refusal.map_or(WELCOME, Refusal::code)
 }
@@ -41,12 +41,12 @@ pub(super) fn check(version: u8, verdict: u8) -> Result<(), Refusal> {
 }
 
 impl Refusal {
-    /// Reads the code with which a QUIC connection was closed; `None` if it is no refusal.
+    /// Reads the code with which a QUIC connection was closed; `None` if it is not a refusal.
     pub fn from_code(code: u8) -> Option<Refusal> {
         (code == UNKNOWN_KEY).then_some(Refusal::UnknownKey)
     }
 
-    /// Its number in the handshake, with which a QUIC connection is closed as well.
+    /// Code of the refusal in the handshake, which also closes a QUIC connection.
     pub fn code(self) -> u8 {
         match self {
             Refusal::UnknownKey => UNKNOWN_KEY,

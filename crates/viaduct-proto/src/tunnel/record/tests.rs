@@ -12,7 +12,7 @@ fn secret(n: u8) -> SecretKey {
     SecretKey::from_bytes([n; 32])
 }
 
-/// Two ends, and what the dialler says first.
+/// Creates two ends. Returns them with the dialler's first message.
 fn ends(dialler: u8, expects: u8, peers: &[u8]) -> (Secure, Secure, Vec<u8>) {
     let mut first = Vec::new();
     let a = Secure::dial(&secret(dialler), &secret(expects).public(), entropy(1), &mut first);
@@ -101,15 +101,15 @@ fn a_stranger_an_impostor_and_a_changed_record_are_refused() {
         let mut sealed = Vec::new();
         a.seal(b"bytes", &mut sealed);
         sealed[bit / 8] ^= 1 << (bit % 8);
-        // With another length it may wait for more.
+        // With another length, the end may wait for more bytes.
         let opened = give(&mut b, &sealed).map(|(_, plain)| plain);
         assert!(opened.is_err() || opened == Ok(Vec::new()), "bit {bit}");
     }
     assert_eq!(give(&mut b, b""), Err(RecordError::Forged), "nothing comes after a failure");
 }
 
-/// The holder of the far end's secret key can make a first message that bears any dialler's key, and
-/// anybody can send one again; no more than that can be done without the dialler's own.
+/// The holder of the far end's secret key can make a first message with any dialler's key, and
+/// any host can replay one. Anything further needs the dialler's own secret key.
 #[test]
 fn a_first_message_alone_does_not_make_a_peer() {
     for binding in [&b""[..], b"this"] {

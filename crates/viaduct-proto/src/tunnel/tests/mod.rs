@@ -1,4 +1,5 @@
-//! What a tunnel is to do, one thing at a time; any sequence of it is in `sequences`.
+//! Behaviour of a tunnel, one aspect at a time; random sequences of operations are in
+//! `sequences`.
 
 mod sequences;
 mod world;
@@ -127,7 +128,8 @@ fn readers_that_have_stopped_do_not_slow_the_others() {
     world.sessions.get_mut(&stopped).unwrap().stopped[1] = true;
     let beside = world.bulk(&[stopped, alone], Duration::from_secs(3))[1];
     assert!(beside > 0.95 * before, "one: {beside} of {before}");
-    // More of them than the whole buffer has shares for: each other session still moves.
+    // There are more stopped sessions than the buffer has shares for; each other session still
+    // moves.
     for _ in 0..20 {
         let stopped = world.open(0).unwrap();
         world.sessions.get_mut(&stopped).unwrap().stopped[1] = true;
@@ -152,7 +154,7 @@ fn a_small_session_does_not_wait_behind_a_large_one() {
         while world.sessions[&small].read[1].is_empty() {
             world.bulk(&[large], Duration::from_millis(1));
         }
-        // One way, and what the socket holds already: 64 KiB.
+        // One-way delay, plus the bytes that the socket already holds: 64 KiB.
         assert!(world.now - start < Duration::from_millis(50 + 27 + 10), "{:?}", world.now - start);
     }
 }
@@ -163,7 +165,7 @@ fn sessions_of_a_broken_link_are_reset_and_its_tokens_come_back() {
     let ids: Vec<_> = (0..6).map(|_| world.open(0).unwrap()).collect();
     world.bulk(&ids, Duration::from_millis(500));
     world.cut(1);
-    // This end knows, and the other does not yet.
+    // This end knows that the link is gone; the other does not yet.
     world.ends[0].remove_link(1);
     let stranded = world.ends[0].stats().tokens_stranded;
     assert!(stranded > 0);
@@ -206,7 +208,7 @@ fn a_peer_that_was_started_again_is_served_anew() {
 fn links_to_a_peer_that_was_started_again_outlive_those_to_what_it_was() {
     for carrier in [Carrier::Stream, Carrier::Streams] {
         let mut world = World::new(&small(), LINK, carrier, 3);
-        // This end has heard nothing of it yet.
+        // This end has not yet heard of the restart.
         (1..=3).for_each(|link| world.cut(link));
         world.ends[1] = Tunnel::new(small(), 77);
         (0..3).for_each(|_| world.dial());

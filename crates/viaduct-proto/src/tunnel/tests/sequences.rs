@@ -1,4 +1,4 @@
-//! Any sequence of operations, at both ends, on links that break.
+//! Random sequences of operations, at both ends, on links that break.
 
 use proptest::prelude::*;
 
@@ -37,7 +37,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 impl World {
-    /// One of the sessions that `end` knows.
+    /// Picks a session that `end` knows.
     fn pick(&self, end: usize, which: usize) -> Option<SessionId> {
         let known = || self.sessions.iter().filter(|(_, twin)| twin.known[end]);
         known().nth(which % known().count().max(1)).map(|(id, _)| *id)
@@ -77,7 +77,7 @@ impl World {
         }
     }
 
-    /// Cuts a link while there are others; one end knows at once, the other when told.
+    /// Cuts a link if there are others. One end knows at once, the other when told.
     fn cut_any(&mut self, which: usize, first: usize) {
         if self.links.len() > 1 {
             let link = *self.links.keys().nth(which % self.links.len()).unwrap();

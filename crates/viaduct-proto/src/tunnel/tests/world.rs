@@ -1,5 +1,5 @@
-//! Two ends, the simulator's links between them, and a trivial twin: the bytes that each session
-//! was given, in order.
+//! Two ends, the simulator's links between them, and a trivial model: the bytes that were
+//! written to each session, in order.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use crate::rng::Rng;
 use crate::time::{Duration, Instant};
 use crate::tunnel::{Carrier, Event, Lane, LinkError, SessionId, Settings, Tunnel};
 
-/// What a link carries in one direction.
+/// Direction of a link, as frames in flight by lane.
 pub(super) type Wire = Link<(Lane, Vec<u8>)>;
 
-/// A tunnel's two ends and what joins them.
+/// Both ends of a tunnel, and the links between them.
 pub(super) struct World {
     pub(super) now: Instant,
     pub(super) ends: [Tunnel; 2],
-    /// By number: there, and back.
+    /// Links by number: one direction and the other.
     pub(super) links: BTreeMap<u32, [Wire; 2]>,
     pub(super) config: LinkConfig,
     pub(super) carrier: Carrier,
@@ -27,22 +27,22 @@ pub(super) struct World {
     pub(super) rng: Rng,
 }
 
-/// What became of a session, at each end.
+/// State of a session at each end.
 #[derive(Default)]
 pub(super) struct Twin {
     pub(super) written: [Vec<u8>; 2],
     pub(super) read: [Vec<u8>; 2],
     pub(super) shut: [bool; 2],
     pub(super) finished: [bool; 2],
-    /// Bytes that were read and are kept.
+    /// Bytes that were read and not yet consumed.
     pub(super) kept: [usize; 2],
     pub(super) stopped: [bool; 2],
-    /// Whether the end knows of it.
+    /// True if the end knows the session.
     pub(super) known: [bool; 2],
     pub(super) reset: bool,
 }
 
-/// Bytes that a link's socket takes before it is full.
+/// Bytes that the socket of a link takes before it is full.
 pub(super) const SOCKET: u64 = 64 << 10;
 
 impl World {
@@ -69,7 +69,7 @@ impl World {
         self.links.insert(number, [link(), link()]);
     }
 
-    /// The link breaks; each end learns of it when it likes.
+    /// Breaks a link. Each end learns of it at a time of its own.
     pub(super) fn cut(&mut self, link: u32) {
         self.links.remove(&link);
         for twin in self.sessions.iter_mut().filter(|(id, _)| id.link == link) {
@@ -108,7 +108,7 @@ impl World {
         self.ends[end].reset(id, Failure::Denied);
     }
 
-    /// Reads all that there is at `end`, unless the reader has stopped.
+    /// Reads all bytes that are available at `end`, unless the reader has stopped.
     pub(super) fn read(&mut self, end: usize, id: SessionId) {
         let Some(twin) = self.sessions.get_mut(&id) else { return };
         while !twin.stopped[end]
@@ -152,7 +152,7 @@ impl World {
         }
     }
 
-    /// Hands what each end has to send to the links, as far as their sockets take it.
+    /// Hands the bytes of each end to the links, as far as their sockets take them.
     pub(super) fn transmit(&mut self) {
         for end in 0..2 {
             for (&link, wires) in &self.links {
@@ -169,7 +169,7 @@ impl World {
         }
     }
 
-    /// One step of time; false if nothing will happen before `until`.
+    /// Advances time by one step. Returns false if nothing happens before `until`.
     pub(super) fn step(&mut self, until: Instant) -> bool {
         self.handle_events();
         self.transmit();
@@ -206,7 +206,7 @@ impl World {
         self.ends.iter_mut().for_each(Tunnel::check);
     }
 
-    /// Every reader reads on; all that was written must then have come.
+    /// Lets every reader continue, and checks that all written bytes arrive.
     pub(super) fn settle(&mut self) {
         for _ in 0..3 {
             for id in self.sessions.keys().copied().collect::<Vec<_>>() {
@@ -238,7 +238,7 @@ impl World {
         (self.sessions[&id].read[end].len() - before) as f64 / time.as_secs_f64()
     }
 
-    /// Writes as much as may be for `time`, and returns bytes per second that came.
+    /// Writes as much as possible for `time`, and returns the bytes per second that arrived.
     pub(super) fn bulk(&mut self, ids: &[SessionId], time: Duration) -> Vec<f64> {
         let before: Vec<usize> = ids.iter().map(|id| self.sessions[id].read[1].len()).collect();
         let until = self.now + time;

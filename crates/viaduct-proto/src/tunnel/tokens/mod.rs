@@ -1,45 +1,46 @@
-//! The sender's half of the buffer allocation: who may send how many of the tokens that the peer
-//! gave (slides 16 to 20).
+//! The sender's half of the buffer allocation: division of the tokens that the peer has granted
+//! (slides 16 to 20).
 
 #[cfg(test)]
 mod tests;
 
 use slab::Slab;
 
-/// The tokens of one peer, shared by all sessions of all links to it. A token is a free byte in the
+/// Tokens of one peer, shared by all sessions of all links to it. A token is a free byte in the
 /// peer's buffer.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
     total: u64,
-    /// What each session may have outstanding besides, so that none is ever left without.
+    /// Bytes that each session may have outstanding in addition, so that none is ever without
+    /// tokens.
     floor: u64,
     accounts: Slab<Account>,
-    /// Tokens that are spent, floors not counted.
+    /// Spent tokens, floors not counted.
     spent: u64,
-    /// Tokens that were spent on links that broke, until the peer says that it holds nothing of
-    /// them.
+    /// Tokens spent on links that broke, by link, until the peer reports that it holds no bytes
+    /// of them.
     stranded: Vec<(u32, u64)>,
     active: u64,
-    /// Accounts that are active and have less outstanding than [`Tokens::share`]; `None` if they
-    /// must be counted anew.
+    /// Number of active accounts with less outstanding than [`Tokens::share`]; `None` if they
+    /// must be counted again.
     due: Option<u64>,
-    /// Rises when somebody who was refused may be so no more.
+    /// Counter that rises when a session that was refused may now get tokens.
     changes: u64,
 }
 
-/// A session's account.
+/// Account of a session.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     /// Bytes sent and not yet acknowledged.
     outstanding: u64,
-    /// Whether bytes wait to be sent.
+    /// True if bytes wait to be sent.
     queued: bool,
 }
 
-/// Which account.
+/// Key of an account.
 pub(super) type AccountId = usize;
 
-/// An acknowledgement of more than was sent.
+/// Error: an acknowledgement of more bytes than were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TooMuch;
 
@@ -50,22 +51,24 @@ impl Account {
 }
 
 impl Tokens {
-    /// The peer has told its total on a new link.
+    /// Sets the total and the floor that the peer has told on a new link.
     pub(super) fn hello(&mut self, total: u64, floor: u32) {
         self.floor = u64::from(floor);
-        // What is spent beyond the floors depends on them; a peer that was started again may have another.
+        // The tokens spent beyond the floors depend on the floor, and a restarted peer may have
+        // another.
         let spent =
             |(_, account): (usize, &Account)| account.outstanding.saturating_sub(self.floor);
         self.spent = self.accounts.iter().map(spent).sum();
         self.set_total(total);
     }
 
-    /// The peer has told a new total.
+    /// Sets a new total of the peer.
     pub(super) fn granted(&mut self, total: u64) {
         self.set_total(total);
     }
 
-    /// The peer was started again: it holds nothing, and has given nothing yet.
+    /// Resets the counts after a restart of the peer: it holds nothing, and has granted nothing
+    /// yet.
     pub(super) fn restart(&mut self) {
         self.stranded.clear();
         self.total = 0;
@@ -76,14 +79,14 @@ impl Tokens {
         self.accounts.insert(Account::default())
     }
 
-    /// Closes an account, and takes what is outstanding on it for free.
+    /// Closes an account, and frees the tokens outstanding on it.
     pub(super) fn close(&mut self, id: AccountId) {
         self.update(id, |account| *account = Account::default());
         self.accounts.remove(id);
         self.changes += 1;
     }
 
-    /// Closes an account of a link that broke: what is outstanding on it remains spent.
+    /// Closes an account of a link that broke. Its outstanding tokens remain spent.
     pub(super) fn strand(&mut self, id: AccountId, link: u32) {
         let spent = self.accounts[id].outstanding.saturating_sub(self.floor);
         self.close(id);
@@ -93,22 +96,22 @@ impl Tokens {
         }
     }
 
-    /// The peer holds nothing any more of `link`.
+    /// Frees the stranded tokens of `link`, of which the peer holds no bytes any more.
     pub(super) fn release(&mut self, link: u32) {
         self.stranded.retain(|(number, _)| *number != link);
         self.changes += 1;
     }
 
-    /// Whether bytes wait to be sent.
+    /// Sets whether bytes wait to be sent.
     pub(super) fn set_queued(&mut self, id: AccountId, queued: bool) {
         if self.accounts[id].queued != queued {
             self.update(id, |account| account.queued = queued);
         }
     }
 
-    /// How many of `wanted` bytes (at least 1) may be sent now:
-    /// min(FairShare, ShareRemainder, MSS), or what the floor leaves if that is more. Nothing, if
-    /// it would be a crumb and an acknowledgement is due that makes it more.
+    /// Number of the `wanted` bytes (at least 1) that may be sent now: min(FairShare,
+    /// ShareRemainder, MSS), or what the floor leaves if that is more. 0 if the amount is very
+    /// small and an acknowledgement that increases it is due.
     pub(super) fn allowance(&mut self, id: AccountId, wanted: usize, mss: usize) -> usize {
         let outstanding = self.accounts[id].outstanding;
         let (share, left) = (self.share(), self.remaining());
@@ -121,12 +124,12 @@ impl Tokens {
         if may < least { 0 } else { may as usize }
     }
 
-    /// So many were sent.
+    /// Notes that `count` bytes were sent.
     pub(super) fn spend(&mut self, id: AccountId, count: usize) {
         self.update(id, |account| account.outstanding += count as u64);
     }
 
-    /// So many were acknowledged.
+    /// Notes that `count` bytes were acknowledged.
     pub(super) fn free(&mut self, id: AccountId, count: u32) -> Result<(), TooMuch> {
         let count = u64::from(count);
         if self.accounts[id].outstanding < count {
@@ -137,18 +140,18 @@ impl Tokens {
         Ok(())
     }
 
-    /// Bytes of one session that were sent and not acknowledged.
+    /// Bytes of one session sent and not yet acknowledged.
     pub(super) fn outstanding(&self, id: AccountId) -> u64 {
         self.accounts[id].outstanding
     }
 
-    /// FairShare, of a session that has nothing outstanding: half of the buffer, divided by those
-    /// that use it.
+    /// FairShare of a session that has nothing outstanding: half of the buffer, divided by the
+    /// active sessions.
     pub(super) fn share(&self) -> u64 {
         self.total / (2 * self.active.max(1))
     }
 
-    /// Tokens that nobody has.
+    /// Tokens that no session has.
     pub(super) fn remaining(&self) -> u64 {
         self.total.saturating_sub(self.spent + self.stranded())
     }
@@ -169,7 +172,7 @@ impl Tokens {
         self.changes
     }
 
-    /// What the counts must be, counted.
+    /// Compares the counts with a recount.
     #[cfg(any(test, fuzzing))]
     pub(super) fn check(&mut self) {
         let spent = |(_, a): (usize, &Account)| a.outstanding.saturating_sub(self.floor);
@@ -178,13 +181,13 @@ impl Tokens {
         assert_eq!(active as u64, self.active, "active");
         let counted = self.count_due();
         assert_eq!(self.due(), counted, "due");
-        // More may be spent than there are, where a later HELLO has a lower floor.
+        // More may be spent than granted if a later HELLO has a lower floor.
         let used = self.spent + self.stranded();
         assert_eq!(used + self.remaining(), self.total.max(used), "tokens are conserved");
     }
 
-    /// What was once given is not taken back: of totals that overtake each other on several links
-    /// the greatest is the newest.
+    /// Raises the total. Granted tokens are not taken back, so of totals that overtake each
+    /// other on several links the greatest is the newest.
     fn set_total(&mut self, total: u64) {
         self.total = self.total.max(total);
         self.due = None;

@@ -8,7 +8,7 @@ fn tokens(total: u64, floor: u32) -> Tokens {
     tokens
 }
 
-/// Sends all that `id` may, and returns how much that was.
+/// Sends all that `id` may send, and returns the number of bytes.
 fn exhaust(tokens: &mut Tokens, id: AccountId) -> u64 {
     tokens.set_queued(id, true);
     loop {
@@ -44,7 +44,7 @@ fn a_late_session_gets_half_of_what_is_left_at_most_in_one_go() {
     exhaust(&mut tokens, first);
     let second = tokens.open();
     tokens.set_queued(second, true);
-    // The first is over its share of 25,000, so the second alone is due.
+    // The first session is over its share of 25,000, so the second alone is due.
     assert_eq!(tokens.allowance(second, usize::MAX, usize::MAX), 25_000);
 }
 

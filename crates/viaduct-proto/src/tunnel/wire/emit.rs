@@ -1,4 +1,4 @@
-//! Writes frames.
+//! Writing of frames.
 
 use std::net::IpAddr;
 
@@ -9,8 +9,8 @@ use super::{
 use crate::flow::{Address, Failure};
 
 impl Frame<'_> {
-    /// Appends the frame to `out`. A name longer than 253 bytes is cut, which no host's is; of
-    /// DATA there may be 1 to [`MOST_DATA`] bytes.
+    /// Appends the frame to `out`. A name longer than 253 bytes, which no host has, is
+    /// truncated. DATA must have 1 to [`MOST_DATA`] bytes.
     pub fn emit(&self, session: u32, out: &mut Vec<u8>) {
         let start = out.len();
         out.push(self.kind());
@@ -62,7 +62,8 @@ impl Frame<'_> {
     }
 }
 
-/// Appends the head of a DATA frame of `length` bytes, 1 to [`MOST_DATA`]; they follow.
+/// Appends the head of a DATA frame of `length` bytes, 1 to [`MOST_DATA`]. The caller appends
+/// the bytes.
 pub(in crate::tunnel) fn emit_data_head(session: u32, length: usize, out: &mut Vec<u8>) {
     out.push(DATA);
     out.extend(session.to_be_bytes());
@@ -98,7 +99,7 @@ pub(super) fn reason_of(why: Failure) -> u8 {
     match why {
         Failure::Reset => 0,
         Failure::Refused => 1,
-        // An end of an earlier version knows no other word for it.
+        // Earlier versions know no other code for it.
         Failure::Unreachable | Failure::Full => 2,
         Failure::TimedOut => 3,
         Failure::Denied => 4,

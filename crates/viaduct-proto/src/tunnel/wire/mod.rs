@@ -1,4 +1,4 @@
-//! The tunnel's frames, and all their numbers. Everything is big endian.
+//! Frames of the tunnel, and all their numbers. Everything is big endian.
 //!
 //! ```text
 //!  frame     kind 1 | session 4 | length of the body 2 | body
@@ -21,7 +21,7 @@
 //!  address    0, none | 1, 4 bytes, port 2 | 4, 16 bytes, port 2 | 3, length 1, name, port 2
 //! ```
 //!
-//! Addresses have the form of SOCKS5. `parse` is the only place that reads any of this.
+//! Addresses have the form of SOCKS5. `parse` is the only module that reads frames.
 
 mod emit;
 mod parse;
@@ -35,13 +35,13 @@ use crate::flow::{Address, Failure};
 pub(super) use emit::emit_data_head;
 pub use parse::{Parser, peek_hello};
 
-/// Version of the whole format; a peer of another version is refused.
+/// Version of the whole format. A peer of another version is refused.
 pub const VERSION: u8 = 2;
-/// Bytes before a frame's body.
+/// Bytes before the body of a frame.
 pub const HEAD: usize = 7;
-/// Most bytes of a session in one frame.
+/// Maximum bytes of a session in one frame.
 pub const MOST_DATA: usize = 16_384;
-/// Most bytes of any other frame's body: those of a SYN with the longest name.
+/// Maximum length of any other frame's body: that of a SYN with the longest name.
 const MOST_BODY: usize = 1 + 1 + 253 + 2 + 1 + 16 + 2;
 
 const HELLO: u8 = 1;
@@ -64,42 +64,43 @@ const IPV4: u8 = 1;
 const NAME: u8 = 3;
 const IPV6: u8 = 4;
 
-/// The first frame of a link, in each direction.
+/// First frame of a link, in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Tells the sender's tunnel from the one that it had before it was started again.
+    /// Random number that distinguishes the sender's tunnel from those before its restarts.
     pub instance: u64,
-    /// The link's number, chosen by whoever dialled; the answer repeats it.
+    /// Number of the link, chosen by the end that dialled. The answer repeats it.
     pub link: u32,
-    /// All tokens: bytes of buffer that the sender has for all sessions of all links together.
+    /// Total of tokens: bytes of buffer that the sender of this frame has for all sessions of
+    /// all links.
     pub tokens: u64,
-    /// Bytes that each session may have outstanding besides.
+    /// Bytes that each session may have outstanding in addition.
     pub floor: u32,
     /// Sessions that the receiver of this frame may have open on this link at once.
     pub sessions: u32,
 }
 
-/// What a SYN of the end that opens says.
+/// Content of a SYN of the end that opens a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opening {
-    /// Where the session goes.
+    /// Destination of the session.
     pub to: Address,
-    /// Who it is for.
+    /// Client for which the session is opened.
     pub source: Option<SocketAddr>,
 }
 
-/// A frame, or a piece of one: DATA is handed on as it comes.
+/// Frame, or a piece of one: DATA is passed on as it comes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// How the link begins.
+    /// First frame of the link.
     Hello(Hello),
-    /// All tokens from now on, as in the HELLO; never fewer than before.
+    /// New total of tokens, as in the HELLO; never less than before.
     Grant(u64),
-    /// The sender holds nothing any more of a link that broke.
+    /// The sender no longer holds bytes of a link that broke.
     Gone(u32),
-    /// To be answered.
+    /// Request for a PONG.
     Ping(u64),
-    /// The answer.
+    /// Answer to a PING, with the same value.
     Pong(u64),
     /// The sender opens no more sessions on this link.
     Leave,
@@ -107,45 +108,45 @@ pub enum Frame<'a> {
     Syn(Option<Box<Opening>>),
     /// Bytes of the session.
     Data(&'a [u8]),
-    /// The last of them was before.
+    /// End of the bytes of the session.
     Fin,
-    /// All of them up to the FIN have been consumed.
+    /// All bytes up to the FIN have been consumed.
     FinAck,
     /// The session is over, in both directions.
     Rst(Failure),
-    /// So many bytes have been consumed, and their room is free.
+    /// Number of bytes that have been consumed, so that their buffer is free.
     Ack(u32),
 }
 
-/// Bytes that are no frames.
+/// Error: bytes that are not valid frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// No such frame.
+    /// There is no frame of this kind.
     #[error("a frame of kind {0}, which is none")]
     Kind(u8),
-    /// Too short or too long.
+    /// The body is too short or too long.
     #[error("a frame of kind {kind} with a body of {length} bytes")]
     Length {
-        /// The frame's kind.
+        /// Kind of the frame.
         kind: u8,
-        /// Its body's length.
+        /// Length of its body.
         length: usize,
     },
-    /// A session where there is none, or none where there is one.
+    /// A session in a frame of the link, or none in a frame of a session.
     #[error("a frame of kind {kind} for session {session}")]
     Session {
-        /// The frame's kind.
+        /// Kind of the frame.
         kind: u8,
-        /// The session that it names.
+        /// Session that it names.
         session: u32,
     },
-    /// A version that is not ours.
+    /// A version that is not supported.
     #[error("version {0}; {VERSION} is expected")]
     Version(u8),
-    /// A SYN without a destination that makes sense.
+    /// A SYN without a valid destination.
     #[error("an address that is none")]
     Address,
-    /// A reason that is none.
+    /// An unknown reason.
     #[error("a reset for reason {0}, which is none")]
     Reason(u8),
 }

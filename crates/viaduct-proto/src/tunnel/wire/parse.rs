@@ -1,4 +1,4 @@
-//! Reads frames.
+//! Reading of frames.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,19 +10,19 @@ use super::{
 use crate::flow::{Address, Failure};
 use crate::split::socks::name_of;
 
-/// Reads frames from a stream that comes in pieces of any size.
+/// Parser of frames, from a stream that comes in pieces of any size.
 #[derive(Debug, Default)]
 pub struct Parser {
-    /// The beginning of a frame whose end has not come.
+    /// Beginning of an incomplete frame.
     partial: Vec<u8>,
-    /// Of a DATA frame: its session, and how much is still to come.
+    /// Session of the current DATA frame, and the number of its bytes that are still to come.
     session: u32,
     data: usize,
 }
 
 impl Parser {
-    /// The next frame and its session (0 is the link), taken off the front of `bytes`; `None` when
-    /// all has been taken.
+    /// Next frame and its session (0 is the link), removed from the front of `bytes`; `None`
+    /// when all bytes have been taken.
     pub fn next<'a>(
         &mut self,
         bytes: &mut &'a [u8],
@@ -52,12 +52,12 @@ impl Parser {
         }
     }
 
-    /// Whether the stream stands between two frames.
+    /// Returns whether the stream is at a frame boundary.
     pub fn is_between(&self) -> bool {
         self.partial.is_empty() && self.data == 0
     }
 
-    /// Takes from `bytes` until `length` are held; false if there were too few.
+    /// Takes from `bytes` until `length` are held. Returns false if there were too few.
     fn fill(&mut self, bytes: &mut &[u8], length: usize) -> bool {
         let missing = length.saturating_sub(self.partial.len());
         let (piece, rest) = bytes.split_at(missing.min(bytes.len()));
@@ -67,8 +67,8 @@ impl Parser {
     }
 }
 
-/// A link's HELLO, if it has come whole: whoever accepts links learns from it to which tunnel one
-/// belongs. The bytes are then given to that tunnel from the first on.
+/// HELLO of a link, if it is complete. An acceptor of links learns from it to which tunnel a
+/// link belongs, and then gives all bytes, from the first on, to that tunnel.
 pub fn peek_hello(bytes: &[u8]) -> Result<Option<Hello>, Malformed> {
     match Parser::default().next(&mut &*bytes)? {
         Some((_, Frame::Hello(hello))) => Ok(Some(hello)),
@@ -78,7 +78,7 @@ pub fn peek_hello(bytes: &[u8]) -> Result<Option<Hello>, Malformed> {
     }
 }
 
-/// A frame's kind, session and length of body, if they go together.
+/// Kind, session and body length of a frame, if they are consistent.
 fn head(bytes: &[u8]) -> Result<(u8, u32, usize), Malformed> {
     let (kind, session, length) = match *bytes {
         [kind, a, b, c, d, high, low, ..] => {
@@ -153,7 +153,7 @@ fn opening(rest: &mut &[u8]) -> Option<Box<Opening>> {
     rest.is_empty().then(|| Box::new(Opening { to, source }))
 }
 
-/// An address, which may be none; `None` if it is malformed.
+/// Reads an address. `Some(None)` is the absent address; `None` means that it is malformed.
 fn address(rest: &mut &[u8]) -> Option<Option<Address>> {
     let [kind] = taken(rest)?;
     let ip: IpAddr = match kind {
