@@ -1,6 +1,6 @@
-//! The coder cores beside what limits them (memcpy, one exclusive or) and beside other codecs.
-//! Throughput counts bytes of source data; packets have 1500 bytes. The time is that which the thread
-//! has run.
+//! FEC coders beside the limits of the machine (memcpy, one exclusive or) and beside other
+//! codecs. Throughput counts bytes of source data; packets have 1500 bytes. The time is CPU time
+//! of the thread.
 //!
 //! `cargo bench -p viaduct-proto --bench fec`
 
@@ -49,10 +49,10 @@ fn three() -> (Vec<u8>, usize) {
     (store, start)
 }
 
-/// What one of them takes.
+/// Bytes that one sum takes.
 const ROOM: usize = LEN.next_multiple_of(kernel::LINE);
 
-/// The limits: what the machine does with one packet when there is no code around it.
+/// Limits: the cost of one packet without a code around it.
 fn limits(c: &mut Criterion<ThreadTime>) {
     let mut group = group(c, "limits");
     let sources = packets(64);
@@ -109,7 +109,8 @@ fn encoders(c: &mut Criterion<ThreadTime>) {
     encode(&mut group, &Code::Window(auto()));
 }
 
-/// Parameters that `code = "auto"` takes for single losses of 1 %, at 200 Mb/s and a round trip of 100 ms.
+/// Parameters that `code = "auto"` selects for single losses of 1 %, at 200 Mb/s and a
+/// round-trip time of 100 ms.
 fn auto() -> window::Parameters {
     let traffic = Traffic { pace: 20_000.0, wait: Duration::from_millis(100) };
     let mut now = Instant::ZERO;
@@ -124,7 +125,7 @@ fn auto() -> window::Parameters {
     controller.parameters(traffic).expect("losses ask for repairs")
 }
 
-/// The packets that have arrived.
+/// Packets that have arrived.
 struct Arrived(Vec<Option<Vec<u8>>>);
 
 impl Sources for Arrived {
@@ -146,7 +147,7 @@ impl Owned {
     }
 }
 
-/// What `encoder` makes of `packets`, the first of which is packet 1.
+/// Repairs that `encoder` makes of `packets`, the first of which is packet 1.
 fn repairs(encoder: &mut dyn Encoder, packets: &[Vec<u8>]) -> Vec<Owned> {
     let mut repairs = Vec::new();
     for packet in packets {
@@ -157,7 +158,7 @@ fn repairs(encoder: &mut dyn Encoder, packets: &[Vec<u8>]) -> Vec<Owned> {
     repairs
 }
 
-/// Runs of packets, one in a hundred lost, all repairs decoded.
+/// Decoding of runs of packets, one in a hundred lost, with all repairs.
 fn decoders(c: &mut Criterion<ThreadTime>) {
     let mut group = group(c, "decode");
     let layered = layered::Parameters::new(8, &[1, 20, 40]);
@@ -188,7 +189,7 @@ fn decode<D: Decoder>(group: &mut Group<'_>, code: &Code, count: usize, make: im
     });
 }
 
-/// One or three packets of a block of ten lost.
+/// Recovery of one or three lost packets of a block of ten.
 fn linear(c: &mut Criterion<ThreadTime>) {
     let mut group = group(c, "recover");
     group.throughput(Throughput::Bytes(10 * LEN as u64));
@@ -213,8 +214,8 @@ fn linear(c: &mut Criterion<ThreadTime>) {
     }
 }
 
-/// reed-solomon-erasure and reed-solomon-simd, whole blocks at once, as their interfaces have it.
-/// Their packets are already in one block and in even sizes; ours come one by one.
+/// reed-solomon-erasure and reed-solomon-simd, on whole blocks, as their interfaces require.
+/// Their packets are already in one block and of one size; ours come one by one.
 fn others(c: &mut Criterion<ThreadTime>) {
     let mut group = group(c, "others");
     for (r, c) in [(10, 3), (20, 10)] {

@@ -1,7 +1,8 @@
-//! Handlers at work: a chain at each end of a flow, joined without a network, both on one thread. So
-//! each figure is of both ends' work; one end alone takes about half of the time.
+//! Handlers at work: a chain at each end of a flow, joined without a network, both on one
+//! thread. Each figure therefore covers the work of both ends; one end takes about half of the
+//! time.
 //!
-//! - *nothing*: the chains alone, which hand pieces on.
+//! - *nothing*: the chains alone, which pass the data on.
 //! - *crypt*, *migrate*: 64 KiB a write.
 //! - *compress*: text, and bytes that do not compress.
 //!
@@ -24,7 +25,7 @@ const PIECE: usize = 64 << 10;
 /// Bytes of one measurement.
 const FLOW: usize = 4 << 20;
 
-/// Two ends of a flow.
+/// Both ends of a flow.
 struct Flow {
     chains: [Chain; 2],
     now: Instant,
@@ -50,7 +51,7 @@ impl Flow {
         flow
     }
 
-    /// Carries all that is on its way; how much arrived at the second end.
+    /// Carries all data in flight. Returns how much arrived at the second end.
     fn settle(&mut self) -> usize {
         let mut read = 0;
         self.now += Duration::from_micros(1);
@@ -79,7 +80,7 @@ impl Flow {
     fn carry(&mut self, data: &Bytes) {
         let mut left = data.len();
         for at in (0..data.len()).step_by(PIECE) {
-            // As a driver does, which reads into its own memory.
+            // A driver also reads into memory of its own.
             let piece = Bytes::copy_from_slice(&data[at..data.len().min(at + PIECE)]);
             assert!(self.chains[0].write(self.now, piece), "the flow takes bytes");
             left -= self.settle().min(left);

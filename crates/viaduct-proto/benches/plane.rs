@@ -29,16 +29,16 @@ use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, Hop};
 
 const LEN: usize = 1500;
-/// Packets of one measurement; so many fit the cache beside the rest.
+/// Packets of one measurement, chosen so that they fit the cache beside the rest.
 const BATCH: usize = 64;
-/// What a gateway has for its only peer by default: 48 MiB without the two rings.
+/// Memory of a gateway for its only peer by default: 48 MiB without the two rings.
 const MEMORY: usize = 32 << 20;
 /// Time between packets at 20 Gb/s.
 const GAP: Duration = Duration::from_nanos(600);
 
 type Group<'a> = BenchmarkGroup<'a, ThreadTime>;
 
-/// A gateway, and the time that it believes in.
+/// Gateway, and its current time.
 struct Gateway {
     plane: Plane,
     number: u8,
@@ -46,7 +46,7 @@ struct Gateway {
 }
 
 impl Gateway {
-    /// Gateway `number` (1 or 2); it takes 3 - `number` for its peer.
+    /// Creates gateway `number` (1 or 2); its peer is 3 - `number`.
     fn new(number: u8) -> Self {
         let secret = |n| SecretKey::from_bytes([n; 32]);
         let site = |n: u8| vec![format!("10.{n}.0.0/16").parse().expect("a prefix")];
@@ -76,7 +76,7 @@ impl Gateway {
         }
     }
 
-    /// Takes what the other sent.
+    /// Processes the datagrams that the other gateway sent.
     fn hear(&mut self, datagrams: &mut [Vec<u8>]) {
         let from = ([192, 0, 2, 3 - self.number], 7400).into();
         for datagram in datagrams {
@@ -91,7 +91,7 @@ impl Gateway {
     }
 }
 
-/// Two gateways that have shaken hands.
+/// Two gateways with a completed handshake.
 fn pair() -> (Gateway, Gateway) {
     let (mut a, mut b) = (Gateway::new(1), Gateway::new(2));
     for _ in 0..10 {
@@ -106,7 +106,7 @@ fn pair() -> (Gateway, Gateway) {
     (a, b)
 }
 
-/// Packets from site 1 to site 2, each like no other.
+/// Distinct packets from site 1 to site 2.
 fn packets(rng: &mut Rng, count: usize) -> Vec<Vec<u8>> {
     let mut packets = vec![vec![0; LEN]; count];
     for packet in &mut packets {
@@ -127,7 +127,7 @@ fn group<'a>(c: &'a mut Criterion<ThreadTime>, name: &str, packets: usize) -> Gr
     group
 }
 
-/// What the machine does with the same packets when there is no plane around.
+/// Cost of the same packets without a plane.
 fn limits(c: &mut Criterion<ThreadTime>) {
     let mut group = group(c, "plane limits", BATCH);
     let sources = packets(&mut Rng::from_seed(1), BATCH);
@@ -149,7 +149,7 @@ fn limits(c: &mut Criterion<ThreadTime>) {
 fn encode(c: &mut Criterion<ThreadTime>) {
     let mut group = group(c, "plane", BATCH);
     let (mut a, _) = pair();
-    // Handing in a packet spoils what it is handed in with; the second time that changes nothing.
+    // The plane alters the packets handed in; a second time has no further effect.
     let mut sources = packets(&mut Rng::from_seed(1), BATCH);
     group.bench_function("encode (8,3)", |b| {
         b.iter(|| {
@@ -171,10 +171,10 @@ fn encode(c: &mut Criterion<ThreadTime>) {
     assert!((stats.repairs + 1_000) * 8 > stats.packets * 3, "every packet is in three repairs");
 }
 
-/// One packet, if it arrives, and the datagrams that come right behind it.
+/// Packet, if it arrives, and the datagrams that follow it.
 type Arrival = (Option<Vec<u8>>, Vec<Vec<u8>>);
 
-/// A batch of packets and repairs on their way from `a`; one packet in a hundred is lost.
+/// Batch of packets and repairs in flight from `a`; one packet in a hundred is lost.
 fn arrivals(a: &mut Gateway, rng: &mut Rng) -> Vec<Arrival> {
     let packets = packets(&mut Rng::from_seed(a.now.as_nanos()), BATCH);
     let send = |packet: Vec<u8>| {

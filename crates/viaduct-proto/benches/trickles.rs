@@ -1,5 +1,5 @@
-//! The stateless server: requests of one download without loss, and their answers written out
-//! with data. One request stands for two packets. The time is that which the thread has run.
+//! Stateless server: requests of one download without loss, and their answers written out with
+//! data. One request stands for two packets. The time is CPU time of the thread.
 //!
 //! `cargo bench -p viaduct-proto --bench trickles`
 
@@ -31,7 +31,7 @@ fn from() -> SocketAddr {
     SocketAddr::from(([192, 0, 2, 1], 4_000))
 }
 
-/// Answers one request; each message is handed to `send`.
+/// Answers one request; each message is passed to `send`.
 fn serve(server: &mut Server, message: &[u8], out: &mut Vec<u8>, mut send: impl FnMut(&[u8])) {
     let Ok(answer) = server.handle(Instant::ZERO, from(), message) else {
         panic!("an honest request is answered")
@@ -54,7 +54,7 @@ fn serve(server: &mut Server, message: &[u8], out: &mut Vec<u8>, mut send: impl 
     }
 }
 
-/// The requests of a download.
+/// Requests of a download.
 fn requests() -> Vec<Vec<u8>> {
     let mut server = server();
     let mut open = Bytes::from_static(b"GET");

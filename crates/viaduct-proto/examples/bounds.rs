@@ -1,5 +1,5 @@
-//! Reads what the benches have measured, prints the promised figures with their bounds, and exits
-//! 1 if one does not hold.
+//! Reads the results of the benches, prints the promised figures with their bounds, and exits
+//! with 1 if one does not hold.
 //!
 //! `cargo bench -p viaduct-proto && cargo run --release -p viaduct-proto --example bounds`
 
@@ -9,7 +9,7 @@ use std::{env, fs};
 
 use serde_json::Value;
 
-/// A promise: group and name of a benchmark, and the least Gb/s of source data, if any.
+/// Promise: group and name of a benchmark, and the least Gb/s of source data, if any.
 type Promise = (&'static str, &'static str, Option<f64>);
 
 const PROMISES: [Promise; 8] = [
@@ -46,13 +46,13 @@ fn main() -> ExitCode {
     if all_hold { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Where cargo builds: this program lies in `<target>/<profile>/examples`.
+/// Build directory of cargo: this program lies in `<target>/<profile>/examples`.
 fn target() -> PathBuf {
     let program = env::current_exe().unwrap_or_default();
     program.ancestors().nth(3).map_or_else(|| "target".into(), Path::to_owned)
 }
 
-/// What Criterion left in `folder`; `None` if that benchmark has not run.
+/// Result that Criterion left in `folder`; `None` if that benchmark has not run.
 fn gigabits_per_second(folder: &Path) -> Option<f64> {
     let read = |file| -> Option<Value> {
         serde_json::from_str(&fs::read_to_string(folder.join(file)).ok()?).ok()

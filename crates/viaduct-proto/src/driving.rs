@@ -1,6 +1,6 @@
-//! The driving contract, held against every machine of this crate: after `handle_timeout(now)`, and
-//! every `poll_*` until `None`, no deadline lies at or before `now`, but for a few rounds that make
-//! progress. A machine that fails makes its shell take a whole core.
+//! Test of the driving contract for every machine of this crate: after `handle_timeout(now)`,
+//! and every `poll_*` until `None`, no deadline lies at or before `now`, except for a few rounds
+//! that make progress. A machine that violates it keeps a CPU core busy.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -25,22 +25,22 @@ use crate::trickles::client::{self, Client};
 use crate::trickles::stream::{self, Stream};
 use crate::tunnel::{Carrier, Event, SessionId, Settings, Tunnel};
 
-/// Rounds at one instant, at most.
+/// Maximum number of rounds at one instant.
 const MAX_ROUNDS: usize = 8;
-/// Steps of one run.
+/// Number of steps in one run.
 const STEPS: usize = 120;
 
-/// A machine, as a shell drives it.
+/// Machine as a shell drives it.
 trait Driven {
     /// Applies a random event from its surroundings.
     fn perturb(&mut self, now: Instant, rng: &mut Rng);
-    /// Takes all that it wants done.
+    /// Takes all outputs of the machine.
     fn drain(&mut self, now: Instant);
     fn poll_timeout(&self) -> Option<Instant>;
     fn handle_timeout(&mut self, now: Instant);
 }
 
-/// Drives `machine` for a while, now and then late.
+/// Drives `machine` for a while, sometimes late.
 fn assert_no_spin(machine: &mut dyn Driven, seed: u64) -> Result<(), TestCaseError> {
     let (mut now, mut rng) = (Instant::ZERO, Rng::from_seed(seed));
     for _ in 0..STEPS {
@@ -79,7 +79,7 @@ fn some_bytes(rng: &mut Rng, most: u64) -> Vec<u8> {
     bytes
 }
 
-/// A gateway and one of its peers, which may not know each other's endpoint.
+/// Gateway and one of its peers, which may not know each other's endpoint.
 struct Gateways {
     planes: [Plane; 2],
     loss: f64,
@@ -157,7 +157,7 @@ impl Driven for Gateways {
     }
 }
 
-/// Two ends of a tunnel.
+/// Both ends of a tunnel.
 struct Tunnels {
     ends: [Tunnel; 2],
     sessions: Vec<SessionId>,
@@ -374,7 +374,7 @@ impl Driven for DrivenLink {
     fn handle_timeout(&mut self, _: Instant) {}
 }
 
-/// A chain of handlers whose network says whatever it likes.
+/// Chain of handlers whose network sends random bytes.
 struct DrivenChain {
     chain: Chain,
     takes: bool,
@@ -444,8 +444,8 @@ impl Driven for DrivenChain {
     }
 }
 
-/// A client of Trickles whose server says nothing, or noise. (The simulator holds one with a server to
-/// the contract.)
+/// Client of Trickles whose server sends nothing, or random bytes. (The simulator checks the
+/// contract for a client with a server.)
 struct DrivenClient(Client);
 
 impl Driven for DrivenClient {
@@ -492,7 +492,7 @@ impl Driven for DrivenStream {
     }
 }
 
-/// Every handler of the registry, with the least that it needs.
+/// All handlers of the registry, with the minimum of parameters.
 const HANDLERS: [&str; 11] = [
     "compress",
     "congestion",

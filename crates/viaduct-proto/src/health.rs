@@ -1,4 +1,4 @@
-//! State of a peer, of a gateway or of an overlay: judged by what is achieved, and said in one form,
+//! State of a peer of a gateway or overlay, judged by the results that it achieves, in one form:
 //! `up`, `degraded: REASON`, `down: REASON, last answer AGE`.
 
 use std::fmt::{self, Display, Formatter};
@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "state", content = "reason")]
 pub enum State {
-    /// Works, as far as is seen.
+    /// Works, as far as is known.
     Up,
-    /// Session that protects nothing.
+    /// Works, but its session protects nothing.
     Useless(String),
     /// Works in part.
     Degraded(String),
-    /// No answer: the reason, and the age of the last one.
+    /// Does not answer; the reason, and the age of the last answer.
     Down(String),
 }
 
 impl State {
-    /// Whether nothing is wrong.
+    /// Returns whether the state is [`State::Up`].
     pub fn is_up(&self) -> bool {
         matches!(self, State::Up)
     }

@@ -18,11 +18,12 @@
 //! A shell loops: hand in what arrived, drain every `poll_*`, sleep until `poll_timeout` or the
 //! next arrival. `now` never goes backwards.
 //!
-//! A machine names no deadline that it does not act on. A *round* is `handle_timeout(now)` followed
-//! by every `poll_*` until `None`. After a round `poll_timeout()` is `None` or later than `now`,
-//! unless the round made progress: it sent, told or changed something. A chain of such rounds at one
-//! `now` is short (8 at most, which the tests hold it to), so that a shell that
-//! sleeps until `poll_timeout` never spins. The test module `driving` holds every machine to this.
+//! A machine reports no deadline on which it does not act. A *round* is `handle_timeout(now)`
+//! followed by every `poll_*` until `None`. After a round `poll_timeout()` is `None` or later
+//! than `now`, unless the round made progress: it sent, reported or changed something. A chain
+//! of such rounds at one `now` is short (8 at most, which the tests check), so that a shell that
+//! sleeps until `poll_timeout` never spins. The test module `driving` checks this for every
+//! machine.
 
 pub mod agree;
 #[cfg(test)]

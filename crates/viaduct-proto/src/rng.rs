@@ -3,17 +3,17 @@
 use rand_core::{Rng as _, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-/// A seeded generator for models and simulations. Not for keys.
+/// Seeded generator for models and simulations. Not for keys.
 #[derive(Clone, Debug)]
 pub struct Rng(Pcg64Mcg);
 
 impl Rng {
-    /// A generator whose stream `seed` decides.
+    /// Creates a generator whose stream is determined by `seed`.
     pub fn from_seed(seed: u64) -> Self {
         Rng(Pcg64Mcg::seed_from_u64(seed))
     }
 
-    /// Any 64 bits.
+    /// Random 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0.next_u64()
     }

@@ -4,17 +4,18 @@ pub use std::time::Duration;
 
 use std::ops::{Add, AddAssign, Sub};
 
-/// A point in time, in nanoseconds since an origin that the caller chose.
+/// Point in time, in nanoseconds since an origin that the caller chose.
 ///
-/// A shell feeds it from the monotonic clock, a simulation from its virtual one. Range: 584 years.
+/// A shell derives it from the monotonic clock, a simulation from its virtual one. Range: 584
+/// years.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
 impl Instant {
-    /// The origin.
+    /// Origin of the clock.
     pub const ZERO: Instant = Instant(0);
 
-    /// The instant `nanos` nanoseconds after the origin.
+    /// Instant `nanos` nanoseconds after the origin.
     pub const fn from_nanos(nanos: u64) -> Self {
         Instant(nanos)
     }
@@ -29,7 +30,7 @@ impl Instant {
         self.0 as f64 / 1e9
     }
 
-    /// How long after `earlier` this is; zero if it is not after it.
+    /// Time since `earlier`; zero if `earlier` is later than this.
     pub const fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

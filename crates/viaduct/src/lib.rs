@@ -59,7 +59,7 @@ enum Command {
         #[arg(long)]
         log_json: bool,
     },
-    /// One hop of a chain: split TCP connections, and connect onwards when the SYN is seen
+    /// Run one hop of a chain: split TCP connections, and connect onwards when the SYN is seen
     Proxy {
         #[command(flatten)]
         options: Box<proxy::ProxyOptions>,

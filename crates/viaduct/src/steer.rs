@@ -3,7 +3,7 @@
 //! the kernel does it all, and stops when the process ends, however it ends.
 //!
 //! ```text
-//!   curl ── connect(2) to the server ──▶ BPF: to the hop, an option into the SYN ══▶ hop ══▶ server
+//!   curl ── connect(2) to the server ──▶ BPF: to the hop, option in the SYN ══▶ hop ══▶ server
 //!        ◀─ getpeername(2): the server
 //! ```
 

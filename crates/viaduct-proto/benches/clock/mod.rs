@@ -1,11 +1,11 @@
-//! The clock of the benches: time that the thread has run, so that figures mean one core also where
+//! Clock of the benches: CPU time of the thread, so that figures refer to one core even where
 //! others share it.
 
 use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 use rustix::time::{ClockId, clock_gettime};
 use viaduct_proto::time::Duration;
 
-/// Measures the time that this thread has run.
+/// Measures the CPU time of this thread.
 pub(super) struct ThreadTime;
 
 impl Measurement for ThreadTime {

@@ -1,13 +1,14 @@
-//! Agreement without a word in SYNs, for ends that may not write into them: the first bytes of a
-//! connection say what its end has. Nothing waits for them, so both must have the same.
+//! Negotiation in the first bytes of a connection, for ends that may not write options into
+//! SYNs. Each end announces its handlers. No round trip is spent on it, so both must have the
+//! same.
 //!
 //! ```text
 //!   connecting end     offer 16 │ what its handlers say …  ──▶
-//!                      ◀──  offer 16 │ what its handlers say …     … or the end, if it has another chain
+//!                      ◀──  offer 16 │ what its handlers say …     … or an end, if chains differ
 //! ```
 //!
-//! The offer is the option of [`wire`](super::wire), byte by byte. It stands below all other handlers,
-//! one for each connection.
+//! The offer is the option of [`wire`](super::wire), byte by byte. The handler stands below all
+//! others, one instance for each connection.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,27 +18,27 @@ use super::{LEN, Offer, Refusal, Terms, binding, chosen, names};
 use crate::flow::{Address, Context, FIRST, Factory, Failure, Handler, Output, Timer};
 use crate::time::{Duration, Instant};
 
-/// How long the other end may say nothing.
+/// Time within which the other end must send its offer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often the log hears of those who say something else.
+/// Interval in which refused connections are logged at most once.
 const QUIET: Duration = Duration::from_secs(60);
 const WORDS: Timer = Timer(0);
 
 struct Greeting {
     terms: Terms,
-    /// When the log heard of somebody who was turned away, and how many there were since.
+    /// Time of the last log line about a refused connection, and the number of those since.
     told: Mutex<(Option<Instant>, u64)>,
 }
 
 struct GreetFactory(Arc<Greeting>);
 
-/// One connection.
+/// State of one connection.
 struct Greet {
     greeting: Arc<Greeting>,
     connects: bool,
     stage: Stage,
     inbox: BytesMut,
-    /// What handlers have said before this has; `None` once it has.
+    /// Data that handlers have written before the offer was sent; `None` after that.
     early: Option<Vec<Bytes>>,
 }
 
@@ -45,15 +46,15 @@ struct Greet {
 enum Stage {
     /// There is no connection yet.
     Idle,
-    /// The other end is to say what it has.
+    /// The offer of the other end is awaited.
     Waits,
-    /// Bytes pass.
+    /// Data passes.
     Through,
     Over,
 }
 
-/// The chain of an end that has `terms`, with what it says before all else: all its handlers apply, or
-/// there is no flow.
+/// Chain of an end that has `terms`, preceded by its offer: all its handlers apply, or the flow
+/// is refused.
 pub fn greeting(
     terms: &Terms,
     chain: &[Arc<dyn Factory>],
@@ -61,7 +62,7 @@ pub fn greeting(
 ) -> Arc<[Arc<dyn Factory>]> {
     let offer = terms.offer();
     let all: Vec<u8> = offer.items.iter().map(|item| item.number).collect();
-    // Both say the same, or nothing passes.
+    // Both offers are the same, or no data passes.
     let chain = chosen(chain, both_ends, &all, &binding(offer, offer));
     let greeting = Greeting { terms: terms.clone(), told: Mutex::default() };
     let greet: Arc<dyn Factory> = Arc::new(GreetFactory(Arc::new(greeting)));
@@ -81,7 +82,7 @@ impl Factory for GreetFactory {
 }
 
 impl Greeting {
-    /// Whether all is as it must be.
+    /// Checks that the other end's offer equals this end's.
     fn check(&self, connects: bool, theirs: Option<&Offer>) -> Result<(), Refusal> {
         let ours = self.terms.offer();
         let of =
@@ -94,7 +95,7 @@ impl Greeting {
         Err(Refusal::Differs(of(ours), of(theirs)))
     }
 
-    /// A line for the log, if it is to hear of it.
+    /// Line for the log, unless it is suppressed.
     fn line(&self, why: &Refusal, now: Instant) -> Option<String> {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if told.0.is_some_and(|at| now.since(at) < QUIET) {
@@ -113,7 +114,7 @@ impl Greet {
         cx.set_timer(WORDS, Some(cx.now() + PATIENCE));
     }
 
-    /// Says what this end has, before all else.
+    /// Sends this end's offer, before all other data.
     fn speak(&mut self, cx: &mut Context<'_>) {
         let words = Bytes::copy_from_slice(&self.greeting.terms.offer().emit());
         for data in [words].into_iter().chain(self.early.take().unwrap_or_default()) {
@@ -121,7 +122,7 @@ impl Greet {
         }
     }
 
-    /// Reads what the other end has, as soon as it is there or cannot be.
+    /// Reads the other end's offer, as soon as it is complete or it is clear that it is none.
     fn hear(&mut self, cx: &mut Context<'_>) {
         let ours = self.greeting.terms.offer().emit();
         let known = self.inbox.len().min(4);

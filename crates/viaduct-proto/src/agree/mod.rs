@@ -1,5 +1,5 @@
-//! Negotiation: the two ends of a flow agree on its handlers while its connection is set up, so that
-//! it costs no round trip, and who knows nothing of it is not harmed.
+//! Negotiation: the two ends of a flow agree on its handlers while its connection is set up. It
+//! costs no round trip, and peers that do not support it are not harmed.
 //!
 //! ```text
 //!   client                                                  server
@@ -10,13 +10,15 @@
 //!                         └▶ or a Refusal, in words for the log
 //! ```
 //!
-//! Only handlers that need both ends are agreed on; the others of a chain stay where they stand.
-//! Nothing protects the options themselves. So who insists ([`Required`]) goes on with nothing less,
-//! whatever was taken out of a packet; and where `crypt` is agreed on its handshake is bound to both
-//! options ([`binding`]), and fails if one of them was altered. Without `crypt` somebody on the path
-//! may choose among what neither end insists on, as he may alter the flow itself.
+//! Only handlers that need both ends are negotiated. The others of a chain keep their places.
+//! Nothing protects the options themselves. An end that requires handlers ([`Required`])
+//! therefore refuses a flow without them, whatever was removed from a packet. If `crypt` is
+//! agreed on, its handshake is bound to both options ([`binding`]), and fails if one of them
+//! was altered. Without `crypt`, a host on the path may choose among the handlers that neither
+//! end requires, as it may alter the flow itself.
 //!
-//! Who may not write into SYNs and insists on all says so in the first bytes ([`greeting`]).
+//! An end that may not write into SYNs, and requires all handlers, sends its offer in the first
+//! bytes ([`greeting`]).
 
 mod greet;
 mod wire;
@@ -28,28 +30,28 @@ use crate::flow::Factory;
 pub use greet::greeting;
 pub use wire::{EXID, Item, LEN, MOST, NUMBERS, Offer};
 
-/// Handlers that lead elsewhere: whom they connect to is not whom the flow is for.
+/// Handlers that lead elsewhere: they connect to another host than the flow's destination.
 const ELSEWHERE: [&str; 2] = ["socks", "route"];
 
-/// Which handlers an end goes on without.
+/// Handlers without which an end refuses a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Required {
-    /// All: a plain peer is spoken to plainly.
+    /// No handler: a peer without negotiation gets a plain flow.
     None,
-    /// None of the chain's.
+    /// All handlers of the chain that need both ends.
     All,
-    /// All but these.
+    /// These handlers.
     These(Vec<String>),
 }
 
-/// What an end was told of a chain, and holds the other end to.
+/// Terms of an end: the offer that describes its chain, and the handlers that it requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
     offer: Offer,
     required: Vec<u8>,
 }
 
-/// Why there is nothing to agree on.
+/// Reason why there is nothing to agree on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TermsError {
     /// All handlers work at one end.
@@ -58,40 +60,40 @@ pub enum TermsError {
          compress, crypt, migrate, mux and stripe"
     )]
     Nothing,
-    /// It has no number.
+    /// The handler has no number.
     #[error("{0} cannot be agreed on: it needs both ends, and has no number that both know")]
     Unknown(String),
-    /// It stands there twice.
+    /// The handler is in the chain twice.
     #[error("{0} cannot be agreed on twice in a chain")]
     Twice(String),
-    /// The connection that is agreed on is not that to the far end.
+    /// The connection on which the ends negotiate is not that to the far end.
     #[error("{0} goes elsewhere first: who is there would be asked, and not the far end")]
     Elsewhere(String),
-    /// One that is insisted on and not there.
+    /// A required handler is not in the chain.
     #[error("{0} is required and is no handler of the chain that needs both ends")]
     Absent(String),
-    /// More than an option holds.
+    /// More handlers than an option holds.
     #[error("more than {MOST} handlers that need both ends")]
     TooMany,
 }
 
-/// Why a flow cannot be.
+/// Reason why a flow is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refusal {
-    /// The other end has said nothing.
+    /// The other end has sent no offer.
     #[error(
         "the other end does not negotiate, or something between has taken its option out; \
             required: \
          {0}"
     )]
     Plain(String),
-    /// It has not all that it takes.
+    /// The other end lacks handlers that are required here.
     #[error("the other end has no {0}, which is required here; it has {1}")]
     Missing(String, String),
-    /// It means something else by the same name.
+    /// The other end uses another format for a handler of the same name.
     #[error("{0}: this end speaks format {1}, the other end format {2}")]
     Format(String, u8, u8),
-    /// It has others, where both must have the same.
+    /// The other end has other handlers, where both must have the same.
     #[error(
         "by first bytes both ends agree on the same handlers in the same order alone; here {0}, \
             there {1}"
@@ -100,10 +102,11 @@ pub enum Refusal {
 }
 
 impl Terms {
-    /// For a chain: of each handler its name and whether it needs both ends, the application's first.
+    /// Terms for a chain, given as the name of each handler and whether it needs both ends, the
+    /// application's first.
     ///
     /// # Errors
-    /// It cannot be agreed on.
+    /// The chain cannot be negotiated.
     pub fn new(chain: &[(&str, bool)], required: &Required) -> Result<Terms, TermsError> {
         if let Some((name, _)) = chain.iter().find(|(name, _)| ELSEWHERE.contains(name)) {
             return Err(TermsError::Elsewhere((*name).to_owned()));
@@ -133,16 +136,17 @@ impl Terms {
         Ok(Terms { offer: Offer { items, insists: !required.is_empty() }, required })
     }
 
-    /// What this end says.
+    /// Offer that this end sends.
     pub fn offer(&self) -> &Offer {
         &self.offer
     }
 
-    /// The numbers of the handlers that the flow passes, the application's first: those of both, in the
-    /// order of the one that connects. `theirs` is what the other end has said, if it has.
+    /// Numbers of the handlers that apply to the flow, the application's first: those that both
+    /// ends have, in the order of the end that connects. `theirs` is the other end's offer, if
+    /// it sent one.
     ///
     /// # Errors
-    /// The flow cannot be.
+    /// The flow is refused.
     pub fn settle(&self, connects: bool, theirs: Option<&Offer>) -> Result<Vec<u8>, Refusal> {
         let Some(theirs) = theirs else {
             let none = self.required.is_empty();
@@ -171,8 +175,8 @@ impl Terms {
     }
 }
 
-/// The handlers of `chain` that a flow passes when `agreed` is what was agreed on; each that can be is
-/// bound to `binding`. Those that work at one end stay where they stand.
+/// Handlers of `chain` that apply to a flow when `agreed` was agreed on. Each that supports it
+/// is bound to `binding`. Handlers that work at one end keep their places.
 pub fn chosen(
     chain: &[Arc<dyn Factory>],
     both_ends: &[bool],
@@ -193,12 +197,13 @@ pub fn chosen(
     chain.iter().zip(both_ends).filter_map(stays).collect()
 }
 
-/// What a handshake is bound to: what the end that connects has said, and the other.
+/// Bytes that a handshake is bound to: the offer of the end that connects, and that of the
+/// other.
 pub fn binding(client: &Offer, server: &Offer) -> Vec<u8> {
     [&b"viaduct agree 1"[..], &client.emit(), &server.emit()].concat()
 }
 
-/// In words, for a log.
+/// Names of handlers, for a log.
 pub fn names(numbers: &[u8]) -> String {
     match numbers {
         [] => "none".to_owned(),

@@ -1,4 +1,4 @@
-//! Two ends with chains of their own, and what they make of each other.
+//! Two ends with chains of their own, and the results of their negotiation.
 
 use proptest::prelude::*;
 
@@ -72,7 +72,7 @@ proptest! {
         let mut option = offer.emit();
         option[at] ^= by;
         let read = Offer::parse(&option);
-        // The bits of the flags that nobody uses yet may be anything.
+        // The flag bits that are not used yet may have any value.
         prop_assert!(read != Some(offer) || at == 4 && by & 0xf1 == 0);
         if let Some(read) = Offer::find(&noise) {
             prop_assert!(read.items.len() <= MOST);
@@ -112,7 +112,7 @@ fn what_cannot_be_agreed_on_is_said() {
     );
 }
 
-/// A chain whose handlers all need both ends, behind its first bytes.
+/// Chain whose handlers all need both ends, with an offer in the first bytes.
 fn greeted(chain: &[&str]) -> Arc<[Arc<dyn Factory>]> {
     let chain = factories(chain, &shell());
     let named: Vec<_> = chain.iter().map(|factory| (factory.name(), true)).collect();
@@ -151,7 +151,7 @@ fn who_has_another_chain_or_none_is_refused() {
         let plain = server.is_empty();
         let mut net = Net::of(client, server);
         net.connect();
-        // A plain program would read what is none of its flow.
+        // A plain program would read bytes that are not part of its flow.
         net.ends[1].iter_mut().for_each(|end| end.takes &= !plain);
         net.write(0, 100);
         net.wait(Duration::from_secs(60));

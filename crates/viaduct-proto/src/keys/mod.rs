@@ -1,5 +1,5 @@
-//! Keys of sites, and Noise with the caller's randomness: what gateways and tunnels have in common
-//! where they prove to each other who they are.
+//! Keys of sites, and Noise with the caller's randomness, as gateways and tunnels use them to
+//! authenticate each other.
 
 mod noise;
 mod site;

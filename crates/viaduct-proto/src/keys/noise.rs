@@ -1,4 +1,4 @@
-//! Noise's primitives, with randomness as an argument.
+//! Cryptographic primitives of Noise, with randomness as an argument.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use snow::params::{CipherChoice, DHChoice, HashChoice};
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 use snow::types::{Cipher, Dh, Hash, Random};
 
-/// Fills a buffer with bytes fit for keys. A shell passes the system's source.
+/// Source of random bytes fit for keys: fills a buffer. A shell passes the system's source.
 pub type Entropy = Arc<dyn Fn(&mut [u8]) + Send + Sync>;
 
-/// Noise's primitives from the library, its randomness from our caller.
+/// Primitives of Noise from the library, with the caller's randomness.
 pub(crate) struct Resolver(pub(crate) Entropy);
 
 impl CryptoResolver for Resolver {

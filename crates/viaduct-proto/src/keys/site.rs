@@ -1,4 +1,4 @@
-//! Keys of sites: Curve25519 pairs, and what two of them derive once and for all.
+//! Keys of sites: Curve25519 key pairs, and the secrets that two sites derive from them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,15 +7,15 @@ use ring::hkdf;
 use snow::params::DHChoice;
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 
-/// A site's secret key: 32 bytes, written as 64 hexadecimal digits.
+/// Secret key of a site: 32 bytes, written as 64 hexadecimal digits.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SecretKey([u8; 32]);
 
-/// A site's public key: 32 bytes, written as 64 hexadecimal digits.
+/// Public key of a site: 32 bytes, written as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PublicKey([u8; 32]);
 
-/// Why a text is no key.
+/// Reason why a text is not a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a key is 64 hexadecimal digits; this has {digits} \
     characters{}", if *.bad { ", some of them no digits" } else { "" })]
@@ -25,43 +25,43 @@ pub struct KeyError {
 }
 
 impl SecretKey {
-    /// From 32 random bytes.
+    /// Creates a key from 32 random bytes.
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         SecretKey(bytes)
     }
 
-    /// The bytes.
+    /// Bytes of the key.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// Its public key.
+    /// Public key of this secret key.
     pub fn public(&self) -> PublicKey {
         let mut public = [0; 32];
         public.copy_from_slice(curve(self).pubkey());
         PublicKey(public)
     }
 
-    /// The secret that only the two sites know, before any message; `None` if `peer` is a point of
-    /// small order, that is, no honest key.
+    /// Static Diffie-Hellman secret of the two sites; `None` if `peer` is a point of small order
+    /// and thus not a valid key.
     pub(crate) fn shared(&self, peer: &PublicKey) -> Option<Shared> {
         let mut secret = [0; 32];
         curve(self).dh(&peer.0, &mut secret).ok()?;
         (secret != [0; 32]).then_some(Shared(secret))
     }
 
-    /// Whether no secret could be shared with `peer`: it is no honest site's key.
+    /// Returns whether no secret can be shared with `peer`: it is a point of small order.
     pub fn is_weak(&self, peer: &PublicKey) -> bool {
         self.shared(peer).is_none()
     }
 
-    /// A key for one purpose of this site alone, which `label` names: the same whenever it is asked for,
-    /// and no help in finding the secret.
+    /// Derives a key of this site for one purpose, which `label` names. The result is
+    /// deterministic, and does not help to find the secret.
     pub fn derive(&self, label: &[u8]) -> [u8; 32] {
         expand(&self.0, label)
     }
 
-    /// The digits, for writing a key file.
+    /// Hexadecimal digits of the key, for a key file.
     pub fn to_text(&self) -> String {
         to_hex(&self.0)
     }
@@ -75,11 +75,11 @@ fn curve(key: &SecretKey) -> Box<dyn snow::types::Dh> {
     dh
 }
 
-/// What two sites' static keys have in common.
+/// Static Diffie-Hellman secret of two sites.
 pub(crate) struct Shared([u8; 32]);
 
 impl Shared {
-    /// A key for one purpose, which `label` names.
+    /// Derives a key for one purpose, which `label` names.
     pub(crate) fn derive(&self, label: &[u8]) -> [u8; 32] {
         expand(&self.0, label)
     }
@@ -96,12 +96,12 @@ fn expand(secret: &[u8; 32], label: &[u8]) -> [u8; 32] {
 }
 
 impl PublicKey {
-    /// From the bytes that a peer has proved to own the secret of.
+    /// Creates a public key from bytes whose secret key the peer has proved to own.
     pub(crate) fn from_bytes(bytes: [u8; 32]) -> Self {
         PublicKey(bytes)
     }
 
-    /// The bytes.
+    /// Bytes of the key.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }

@@ -1,44 +1,45 @@
-//! Which way to a node: directly, or by one other (RON's two policies). What was chosen is kept until
-//! another is clearly better for a while's time, or it fails.
+//! Choice of the way to a node: directly, or by one other node (RON's two policies). A choice is
+//! kept until another way has been clearly better after a minimum time, or it fails.
 
 use serde::{Deserialize, Serialize};
 
 use super::table::Way;
 use crate::time::{Duration, Instant};
 
-/// What is best.
+/// Criterion by which ways are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// The shortest round trip.
+    /// Shortest round-trip time.
     #[default]
     Latency,
-    /// The least loss; the shortest round trip among those that lose alike.
+    /// Least loss; the shortest round-trip time among ways with similar loss.
     Loss,
 }
 
-/// How a way does: sums of its paths' round trips, and what is lost on all of it.
+/// Quality of a way: the sum of the round-trip times of its paths, and the loss over all of
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Score {
     pub(super) rtt: Duration,
     pub(super) loss: f64,
 }
 
-/// Another is better if it is so much shorter, and by so much at least.
+/// A way is better if its round-trip time is shorter by this factor, and by at least this time.
 const SHORTER: f64 = 0.9;
 const SHORTER_BY: Duration = Duration::from_millis(2);
-/// Or if it loses so much less.
+/// Difference in loss from which on a way is better.
 const LESS: f64 = 0.03;
-/// A way is kept for so many times that between two probes, unless it fails.
+/// Minimum time for which a way is kept, in probe intervals, unless it fails.
 const DWELL: u32 = 20;
 
 impl Score {
-    /// Of one path after the other.
+    /// Score of this path followed by `other`.
     pub(super) fn then(self, other: Score) -> Score {
         Score { rtt: self.rtt + other.rtt, loss: 1.0 - (1.0 - self.loss) * (1.0 - other.loss) }
     }
 
-    /// Whether this is clearly better than `other`.
+    /// Returns whether this is clearly better than `other`.
     fn beats(self, other: Score, policy: Policy) -> bool {
         let shorter = self.rtt < other.rtt.mul_f64(SHORTER) && self.rtt + SHORTER_BY < other.rtt;
         match policy {
@@ -48,12 +49,13 @@ impl Score {
         }
     }
 
-    /// Whether the direct way is preferred to another, of this score: it is nobody else's burden.
+    /// Returns whether the direct way, of this score, is preferred to another way of score
+    /// `other`: the direct way puts no load on other nodes.
     fn is_as_good(self, other: Score, policy: Policy) -> bool {
         self.rtt <= other.rtt && (policy == Policy::Latency || self.loss < other.loss + LESS)
     }
 
-    /// What ways are put in order by.
+    /// Sort key of ways, the best first.
     fn cost(self, policy: Policy) -> (u32, Duration) {
         match policy {
             Policy::Latency => (0, self.rtt),
@@ -62,7 +64,7 @@ impl Score {
     }
 }
 
-/// The way to one node.
+/// Chosen way to one node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Choice {
     pub(super) way: Way,
@@ -76,7 +78,8 @@ impl Default for Choice {
 }
 
 impl Choice {
-    /// Chooses among those that are up; whether it is another than before. Those come out in their order.
+    /// Chooses among the ways that are up. Returns whether the choice has changed. `ways` is
+    /// left sorted by preference.
     pub(super) fn pick(
         &mut self,
         now: Instant,

@@ -1,18 +1,18 @@
-//! Health of a peer, judged by what probes of the path to it achieve.
+//! Health of a peer, judged by the results of probes of the path to it.
 
 use super::prober::{Prober, State as Path};
 use crate::health::State;
 use crate::time::Instant;
 
-/// Probes needed before the share that was lost is judged.
+/// Probes needed before the loss is judged.
 const MIN_SAMPLE: usize = 20;
 /// Share of lost probes from which on a path is degraded.
 const MAX_LOSS: f64 = 0.1;
-/// Intervals of probes within which a peer that is there has probed us.
+/// Number of probe intervals within which a live peer has probed this node.
 const CALLS_WITHIN: u32 = 4;
 
-/// The state of the peer that `prober` probes. Its own last probe came at `called`; `by` is the node by which flows go
-/// to it, if they do not go directly.
+/// State of the peer that `prober` probes. `called` is the time of its own last probe. `by` is
+/// the node through which flows go to it, if they do not go directly.
 pub(super) fn judge(
     now: Instant,
     prober: &Prober,
@@ -35,7 +35,8 @@ pub(super) fn judge(
     if let Some(node) = by {
         return State::Degraded(format!("the direct path is down, {last}; flows go by {node}"));
     }
-    // One that has gone has probed us last when it has answered last.
+    // A peer that is gone sent its last probe when it sent its last answer, within two
+    // intervals.
     let since = prober.last_answer().map_or(Instant::ZERO, |at| at + 2 * prober.interval());
     let calls =
         called.is_some_and(|at| at > since && now.since(at) < CALLS_WITHIN * prober.interval());
@@ -58,7 +59,7 @@ mod tests {
 
     const STEP: Duration = Duration::from_millis(250);
 
-    /// The state after so many steps, in which each probe has the answer that `answers` says.
+    /// State after `steps` steps, in which `answers` decides which probes are answered.
     fn run(
         steps: u64,
         answers: impl Fn(u64) -> bool,

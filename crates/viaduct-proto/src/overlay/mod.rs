@@ -1,5 +1,5 @@
-//! An overlay of nodes that probe each other, so that a flow whose direct path fails can go by one of
-//! them (Resilient Overlay Networks, which TESLA, 4.2, puts under unmodified programs).
+//! Overlay of nodes that probe each other, so that a flow whose direct path fails can go through
+//! one of them (Resilient Overlay Networks, which TESLA, 4.2, puts under unmodified programs).
 //!
 //! ```text
 //!             probe, answer: is it there, how far is it, how much is lost
@@ -9,21 +9,23 @@
 //!        └──────────────▶ d ◀──────────────┘
 //! ```
 //!
-//! **Probing.** Every `interval` a node sends each other one a probe. If no answer comes in time, it
-//! probes again at once, and if none comes to `lost` of them in a row, the path is down ([`prober`]).
-//! With the defaults that is known within about 1.6 s of a failure, and there is some hysteresis before
-//! it is up again. Delay is an average that forgets, loss is that of the last 100 probes.
+//! **Probing.** Every `interval` a node sends a probe to each other node. If no answer comes in
+//! time, it probes again at once. If `lost` probes in a row have no answer, the path is down
+//! ([`prober`]). With the defaults a failure is detected within about 1.6 s, and there is some
+//! hysteresis before the path is up again. Delay is an exponential average; loss is that of the
+//! last 100 probes.
 //!
-//! **Telling.** Probes and answers carry the sender's paths to all others; when a path goes down or comes
-//! up, the others are told at once ([`wire`]).
+//! **Telling.** Probes and answers carry the sender's paths to all other nodes. When a path goes
+//! down or comes up, the other nodes are told at once ([`wire`]).
 //!
-//! **Choosing.** [`choice`] picks the way to each node, by delay or by loss, and keeps it until another is
-//! clearly better, or it fails.
+//! **Choosing.** [`choice`] picks the way to each node, by delay or by loss, and keeps it until
+//! another is clearly better, or it fails.
 //!
-//! **Trust.** Two nodes know each other's public keys; every message is authenticated by what the two have
-//! in common. An answer counts if it repeats the random number of a probe that waits for one, once; it
-//! shows which incarnation of the peer is alive. What others of that incarnation tell counts once, by
-//! their numbers. So nothing that is played again changes anything.
+//! **Trust.** Two nodes know each other's public keys, and every message is authenticated by a
+//! key that both derive from their key pairs. An answer counts once, and only if it repeats the
+//! random number of a pending probe; it proves which incarnation of the peer is alive. Other
+//! messages of that incarnation count once, by their numbers. Replayed messages therefore change
+//! nothing.
 
 mod choice;
 mod health;
@@ -42,7 +44,8 @@ pub use prober::Timing;
 pub use stats::Stats;
 pub use table::{Place, Seen, Table, Way};
 
-/// Reads a message as a node does before it knows whose it is, for fuzzing: whether it is one.
+/// Parses a message as a node does before it knows the sender, for fuzzing. Returns whether it
+/// is valid.
 #[doc(hidden)]
 pub fn reads(datagram: &[u8]) -> bool {
     wire::Message::parse(datagram).is_some_and(|(message, _)| {
@@ -53,5 +56,5 @@ pub fn reads(datagram: &[u8]) -> bool {
     })
 }
 
-/// Nodes that one node knows, at most: all fit into a datagram.
+/// Maximum number of peers of a node: their paths all fit into a datagram.
 pub const MOST_PEERS: usize = 64;

@@ -1,4 +1,5 @@
-//! A node of the overlay: it routes between the small machines of its peers, and chooses.
+//! Node of the overlay: dispatches messages to the state machines of its peers, and chooses the
+//! ways.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -17,70 +18,71 @@ use crate::health::State;
 use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::Instant;
 
-/// A node, and those that it knows.
+/// Configuration of a node and its peers.
 #[derive(Clone)]
 pub struct Config {
-    /// What it is called.
+    /// Name of the node.
     pub name: String,
-    /// Who it is.
+    /// Secret key of the node.
     pub key: SecretKey,
-    /// Addresses that are behind it.
+    /// Addresses that are reached through the node.
     pub serves: Vec<IpNet>,
-    /// The others.
+    /// Other nodes.
     pub peers: Vec<Peer>,
-    /// What it finds best.
+    /// Criterion by which ways are compared.
     pub policy: Policy,
-    /// When it probes.
+    /// Schedule of the probes.
     pub timing: Timing,
 }
 
-/// Another node.
+/// Configuration of another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// What it is called here.
+    /// Local name of the peer.
     pub name: String,
-    /// Who it is.
+    /// Public key of the peer.
     pub key: PublicKey,
-    /// Where its SOCKS5 is, if flows may go by it.
+    /// Address of its SOCKS5 server, if flows may go through the peer.
     pub socks: Option<SocketAddr>,
-    /// Addresses that are behind it.
+    /// Addresses that are reached through the peer.
     pub serves: Vec<IpNet>,
 }
 
-/// Why there can be no such node.
+/// Reason why a configuration is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// More than fit into a message.
+    /// More peers than fit into a message.
     #[error("{0} peers: {MOST_PEERS} are possible")]
     TooMany(usize),
-    /// Two of one name or key, or one with the node's own.
+    /// Two peers with the same name or key, or one with the node's own.
     #[error("peer {0}: it has the name or the key of another; each has its own")]
     Twice(String),
-    /// A key that is none.
+    /// An invalid public key.
     #[error("peer {0}: its key is no node's; `viaduct key show` prints the right one")]
     Key(String),
 }
 
-/// One that is known.
+/// State of a peer.
 struct Known {
     peer: Peer,
     id: Id,
     keys: Keys,
     prober: Prober,
-    /// The number of the next message to it.
+    /// Number of the next message to the peer.
     number: u64,
-    /// When its last probe came.
+    /// Time at which the peer's last probe came.
     called: Option<Instant>,
-    /// Its incarnation that has answered us, and what came of it.
+    /// Incarnation of the peer that has answered a probe. `window` has the numbers of its
+    /// messages.
     boot: Option<u64>,
     window: Window,
-    /// Its paths, and the number of the message that told them.
+    /// Paths of the peer, and the number of the message that told them.
     told: (u64, Vec<Path>),
     choice: Choice,
     ways: Vec<Way>,
 }
 
-/// A node.
+/// Node of the overlay.
 pub struct Node {
     config: Config,
     id: Id,
@@ -93,10 +95,11 @@ pub struct Node {
 }
 
 impl Node {
-    /// One that knows nothing of its peers yet. `entropy` is random enough for keys.
+    /// Creates a node that knows nothing of its peers yet. `entropy` must be random enough for
+    /// keys.
     ///
     /// # Errors
-    /// Peers that cannot be told apart, are too many, or have a bad key.
+    /// Two peers cannot be told apart, there are too many, or one has a bad key.
     pub fn new(config: Config, entropy: Entropy, now: Instant) -> Result<Node, ConfigError> {
         if config.peers.len() > MOST_PEERS {
             return Err(ConfigError::TooMany(config.peers.len()));
@@ -118,10 +121,10 @@ impl Node {
         Ok(Node { config, id, boot, peers, entropy, out, version: 1, stats })
     }
 
-    /// Becomes what `config` says; what is known of peers that stay is kept.
+    /// Adopts `config`. The state of peers that stay is kept.
     ///
     /// # Errors
-    /// As [`Node::new`]; nothing has changed then.
+    /// As for [`Node::new`]; the node is unchanged then.
     pub fn reload(&mut self, config: Config, now: Instant) -> Result<(), ConfigError> {
         let alike = self.config.timing == config.timing && self.config.key == config.key;
         let mut new = Node::new(config, self.entropy.clone(), now)?;
@@ -135,7 +138,7 @@ impl Node {
         }
         (new.boot, new.stats, new.version) = (self.boot, self.stats, self.version + 1);
         if !alike {
-            // What it has numbered anew is another's.
+            // Message numbers begin again, so the node counts as a new incarnation.
             new.boot = random(&new.entropy);
         }
         *self = new;
@@ -143,7 +146,7 @@ impl Node {
         Ok(())
     }
 
-    /// A datagram has come, from wherever.
+    /// Processes a datagram from any source.
     pub fn handle_datagram(&mut self, now: Instant, datagram: &[u8]) {
         let Some((message, _)) = Message::parse(datagram) else {
             self.stats.malformed += 1;
@@ -172,7 +175,7 @@ impl Node {
         }
         self.stats.answers += 1;
         peer.called = Some(now);
-        // Whoever has not answered us since it started may be an old message.
+        // A peer that has not answered since it started may be an old message, replayed.
         if known {
             peer.tell(message.number, message.paths);
             self.choose(now);
@@ -188,7 +191,7 @@ impl Node {
         };
         self.stats.answered += 1;
         if peer.boot.replace(message.boot) != Some(message.boot) {
-            // What it had said before is not known to be its own.
+            // The paths told before may be those of another incarnation.
             (peer.window, peer.told) = (Window::after(message.number), (0, Vec::new()));
             peer.tell(message.number, message.paths);
         } else if peer.window.admit(message.number) {
@@ -200,17 +203,17 @@ impl Node {
         self.choose(now);
     }
 
-    /// What is to be sent, and to which of the config's peers.
+    /// Next datagram to send, with the index of the peer in the config.
     pub fn poll_transmit(&mut self) -> Option<(usize, Vec<u8>)> {
         self.out.pop_front()
     }
 
-    /// When it wants to be called, whatever happens.
+    /// Time at which [`Node::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.peers.iter().map(|peer| peer.prober.deadline()).min()
     }
 
-    /// That time has come.
+    /// Runs the timers that are due at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         let mut failures = 0;
         for peer in &mut self.peers {
@@ -230,7 +233,7 @@ impl Node {
         }
     }
 
-    /// The state of a path has changed: all hear of it at once.
+    /// Tells all peers at once that the state of a path has changed.
     fn news(&mut self) {
         self.version += 1;
         self.peers.iter_mut().for_each(|peer| peer.prober.hurry());
@@ -268,7 +271,7 @@ impl Node {
         self.stats.changes += changes;
     }
 
-    /// The ways to a node that are up.
+    /// Ways to a node that are up.
     fn ways(&self, to: usize) -> Vec<(Way, Score)> {
         let target = &self.peers[to];
         let direct = score(&target.path()).map(|score| (Way::Direct, score));
@@ -280,17 +283,17 @@ impl Node {
         direct.into_iter().chain(by).collect()
     }
 
-    /// Higher when a way, or the state of a path, has changed.
+    /// Version of the table: rises when a way or the state of a path has changed.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// What it has counted.
+    /// Counters of the node.
     pub fn stats(&self) -> Stats {
         self.stats
     }
 
-    /// State of each peer, in their order.
+    /// States of the peers, in their order.
     pub fn states(&self, now: Instant) -> Vec<State> {
         let by = |peer: &Known| match peer.ways.first() {
             Some(Way::By(n)) => self.peers.get(*n).map(|node| node.peer.name.as_str()),
@@ -299,7 +302,7 @@ impl Node {
         self.peers.iter().map(|peer| judge(now, &peer.prober, peer.called, by(peer))).collect()
     }
 
-    /// All that it knows, but for the peers' states.
+    /// All that the node knows, except for the states of its peers.
     pub fn table(&self) -> Table {
         let number = |id: Id| self.peers.iter().position(|peer| peer.id == id);
         let others = |peer: &Known| {
@@ -343,14 +346,14 @@ impl Known {
         }
     }
 
-    /// It tells of its paths, in a message of this number.
+    /// Stores the peer's paths, told in message `number`.
     fn tell(&mut self, number: u64, paths: Vec<Path>) {
         if number >= self.told.0 {
             self.told = (number, paths);
         }
     }
 
-    /// The path to it.
+    /// Path to the peer.
     fn path(&self) -> Path {
         let is_up = self.prober.state() == PathState::Up;
         let rtt = self.prober.rtt().filter(|_| is_up);
@@ -358,7 +361,7 @@ impl Known {
     }
 }
 
-/// How a path that is up does.
+/// Score of a path; `None` if it is not up.
 fn score(path: &Path) -> Option<Score> {
     Some(Score { rtt: path.rtt?, loss: path.loss })
 }

@@ -1,4 +1,5 @@
-//! One path to a peer: when to probe it, whether it is up, how long it is and what it loses.
+//! Prober of one path to a peer: when to probe it, whether it is up, its round-trip time and its
+//! loss.
 //!
 //! ```text
 //!          every interval              no answer in time: again, at once
@@ -11,21 +12,21 @@ use std::collections::VecDeque;
 
 use crate::time::{Duration, Instant};
 
-/// When paths are probed, and what makes one fail.
+/// Schedule of the probes of a path, and the conditions under which it fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// Between probes of a path on which none is lost.
+    /// Interval between probes while none is lost.
     pub interval: Duration,
-    /// An answer comes within this, or within twice the path's round trip if that is longer.
+    /// Timeout of an answer; twice the path's round-trip time if that is longer.
     pub timeout: Duration,
-    /// So many probes in a row without an answer: the path is down.
+    /// Number of consecutive unanswered probes after which the path is down.
     pub lost: u32,
-    /// So many answers in a row: it is up again.
+    /// Number of consecutive answers after which it is up again.
     pub back: u32,
 }
 
 impl Default for Timing {
-    /// A failure is known after at most 0.55 + 4 × 0.25 s where the round trip is short.
+    /// Detects a failure after at most 0.55 + 4 × 0.25 s if the round-trip time is short.
     fn default() -> Self {
         Timing {
             interval: Duration::from_millis(500),
@@ -36,20 +37,21 @@ impl Default for Timing {
     }
 }
 
-/// Probes that loss is the average of.
+/// Number of probes over which loss is averaged.
 const MEMORY: usize = 100;
-/// Probes whose answer still counts.
+/// Maximum number of probes whose answer still counts.
 const WAITING: usize = 16;
-/// A path that fails again so soon is trusted later.
+/// A path that fails again within this time needs more answers to be up again.
 const SOON: Duration = Duration::from_secs(60);
 const MOST_BACK: u32 = 32;
-/// How much of a new round trip goes into the average: RON's 0.1, and more, as we probe for seconds.
+/// Weight of a new round-trip time in the average: more than RON's 0.1, as probes are seconds
+/// apart.
 const WEIGHT: f64 = 0.125;
 
-/// What is known of a path.
+/// State of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nothing yet.
+    /// No probe has been answered or lost yet.
     New,
     Up,
     Down,
@@ -58,12 +60,12 @@ pub(super) enum State {
 pub(super) struct Prober {
     timing: Timing,
     state: State,
-    /// Nonces of probes, and when they were sent.
+    /// Nonces of pending probes, and the times at which they were sent.
     waiting: VecDeque<(u64, Instant)>,
-    /// When the last one should be answered, if it is not.
+    /// Time by which the answer to the last probe is due, while it is pending.
     due: Option<Instant>,
     next: Instant,
-    /// A probe is to go out at once, whatever waits.
+    /// True if a probe must be sent at once, in spite of pending ones.
     urgent: bool,
     misses: u32,
     hits: u32,
@@ -97,12 +99,12 @@ impl Prober {
         self.state
     }
 
-    /// The average round trip, if an answer has ever come.
+    /// Average round-trip time, once an answer has come.
     pub(super) fn rtt(&self) -> Option<Duration> {
         self.rtt
     }
 
-    /// What part of the last probes was lost.
+    /// Share of the last probes that was lost.
     pub(super) fn loss(&self) -> f64 {
         let lost = self.results.iter().filter(|answered| !**answered).count();
         lost as f64 / self.results.len().max(1) as f64
@@ -113,27 +115,27 @@ impl Prober {
         self.results.len()
     }
 
-    /// Time between probes on which none is lost.
+    /// Interval between probes while none is lost.
     pub(super) fn interval(&self) -> Duration {
         self.timing.interval
     }
 
-    /// When the last answer came.
+    /// Time of the last answer.
     pub(super) fn last_answer(&self) -> Option<Instant> {
         self.last_answer
     }
 
-    /// When something is to be done.
+    /// Time of the next timer.
     pub(super) fn deadline(&self) -> Instant {
         if self.urgent { Instant::ZERO } else { self.due.unwrap_or(self.next) }
     }
 
-    /// There is something that the peer should hear at once.
+    /// Requests a probe at once, because the peer should learn of a change.
     pub(super) fn hurry(&mut self) {
         self.urgent = true;
     }
 
-    /// Sees that time has passed; whether the state has changed.
+    /// Handles the timeout of a probe. Returns whether the state has changed.
     pub(super) fn look(&mut self, now: Instant) -> bool {
         if self.due.is_none_or(|due| now < due) {
             return false;
@@ -155,8 +157,8 @@ impl Prober {
         fails
     }
 
-    /// Whether a probe is to be sent now; its `nonce` is remembered if so. `early`, 0 to 1, takes off up
-    /// to a fifth of the time to the next, so that nodes do not probe in step.
+    /// Returns whether a probe is to be sent now. If so, remembers its `nonce`. `early`, 0 to 1,
+    /// puts the next probe at 1.1 to 0.9 intervals from now, so that nodes do not probe in step.
     pub(super) fn probes(&mut self, now: Instant, nonce: u64, early: f64) -> bool {
         let due = self.due.is_none() && now >= self.next;
         if !due && !std::mem::take(&mut self.urgent) {
@@ -172,11 +174,12 @@ impl Prober {
         true
     }
 
-    /// An answer; `None` if no probe waits for it, otherwise whether the state has changed.
+    /// Processes an answer. Returns whether the state has changed; `None` if no pending probe
+    /// matches.
     pub(super) fn answered(&mut self, now: Instant, nonce: u64) -> Option<bool> {
         let at = self.waiting.iter().position(|(waiting, _)| *waiting == nonce)?;
         let (_, sent) = self.waiting.remove(at)?;
-        // A late one, too, says that the path is there.
+        // A late answer, too, proves that the path is up.
         if self.due.take().is_some() {
             self.count(true);
         }

@@ -1,19 +1,19 @@
-//! How two nodes know each other's messages: a tag by a key that both derive from their static keys, one
-//! for each direction, and a window that lets each number in once.
+//! Authentication of messages between two nodes: a tag by a key that both derive from their
+//! static keys, one for each direction, and a window that accepts each number once.
 
 use ring::hmac;
 
 use super::wire::TAG;
 use crate::keys::{PublicKey, SecretKey};
 
-/// The keys of a pair.
+/// Keys of a pair of nodes.
 pub(super) struct Keys {
     ours: hmac::Key,
     theirs: hmac::Key,
 }
 
 impl Keys {
-    /// `None`: the peer's key is no honest one.
+    /// Derives the keys; `None` if the peer's key is weak.
     pub(super) fn new(own: &SecretKey, peer: &PublicKey) -> Option<Keys> {
         let shared = own.shared(peer)?;
         let key = |from: &PublicKey, to: &PublicKey| {
@@ -24,38 +24,38 @@ impl Keys {
         Some(Keys { ours: key(&me, peer), theirs: key(peer, &me) })
     }
 
-    /// Appends the tag of what `message` holds.
+    /// Appends the tag of `message`.
     pub(super) fn seal(&self, message: &mut Vec<u8>) {
         let tag = hmac::sign(&self.ours, message);
         message.extend_from_slice(&tag.as_ref()[..TAG]);
     }
 
-    /// Whether the peer has sent this, tag and all.
+    /// Returns whether `datagram` ends with a valid tag of the peer.
     pub(super) fn is_theirs(&self, datagram: &[u8]) -> bool {
         let Some((message, tag)) = datagram.split_last_chunk::<TAG>() else { return false };
         let right = hmac::sign(&self.theirs, message);
         let pairs = right.as_ref()[..TAG].iter().zip(tag);
-        // All of it is looked at, whatever differs.
+        // The comparison takes the same time wherever the tags differ.
         pairs.fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
     }
 }
 
-/// The numbers of one incarnation of a peer that have come.
+/// Replay window: the numbers received from one incarnation of a peer.
 #[derive(Debug, Default)]
 pub(super) struct Window {
-    /// One above the highest.
+    /// Highest number received, plus one.
     next: u64,
-    /// Those below it, the highest first.
+    /// Bits of the numbers below `next`, the highest first.
     seen: u64,
 }
 
 impl Window {
-    /// That lets in nothing before `number`, nor that.
+    /// Creates a window that rejects `number` and all before it.
     pub(super) fn after(number: u64) -> Window {
         Window { next: number.saturating_add(1), seen: u64::MAX }
     }
 
-    /// Lets `number` in: once, and not if it is far behind.
+    /// Accepts `number` once, and only if it is not far behind.
     pub(super) fn admit(&mut self, number: u64) -> bool {
         if number >= self.next {
             let by = number - self.next + 1;

@@ -1,26 +1,26 @@
-//! What a node counts.
+//! Counters of a node.
 
 use serde::{Deserialize, Serialize};
 
-/// Messages of a node, sent and heard.
+/// Counters of the messages that a node has sent and received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Probes sent.
     pub probes: u64,
-    /// Answers to them.
+    /// Answers to those probes.
     pub answered: u64,
-    /// Probes of others that were answered.
+    /// Probes of other nodes that were answered.
     pub answers: u64,
-    /// Datagrams that are no message.
+    /// Datagrams that are not messages.
     pub malformed: u64,
-    /// Messages of nobody that is known.
+    /// Messages of unknown senders.
     pub strangers: u64,
-    /// Messages whose tag is wrong.
+    /// Messages with an invalid tag.
     pub forged: u64,
-    /// Messages that have come before, or answer nothing.
+    /// Replayed messages, and answers without a pending probe.
     pub replayed: u64,
     /// Paths that went down.
     pub failures: u64,
-    /// Times that another way was chosen.
+    /// Changes of the chosen way.
     pub changes: u64,
 }

@@ -1,4 +1,4 @@
-//! What a node knows, as those see it that want to go somewhere: `+route`, and people.
+//! State of a node as its readers see it: the handler `route`, and `viaduct status`.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,72 +10,73 @@ use super::stats::Stats;
 use crate::flow::Address;
 use crate::health::State;
 
-/// A way to a place.
+/// Way to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Way {
-    /// As if there were no overlay.
+    /// Directly, as without an overlay.
     Direct,
-    /// By this one of the table's nodes.
+    /// Through this node of the table.
     By(usize),
 }
 
-/// How a path does.
+/// Quality of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Seen {
-    /// Whether packets pass; `None` if it is not known yet.
+    /// True if packets pass; `None` if that is not known yet.
     pub up: Option<bool>,
-    /// The round trip, in milliseconds; 0 if none was ever made.
+    /// Round-trip time in milliseconds; 0 if none was ever measured.
     pub rtt_ms: f64,
-    /// What part of the last probes was lost, 0 to 1.
+    /// Share of the last probes that was lost, 0 to 1.
     pub loss: f64,
 }
 
-/// Another node, and what is behind it.
+/// State of another node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Place {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Where its SOCKS5 is, if it has one for us.
+    /// Address of its SOCKS5 server, if this node may use it.
     pub socks: Option<SocketAddr>,
-    /// Addresses that are reached where it is reached.
+    /// Addresses that are reached through the node.
     pub serves: Vec<IpNet>,
-    /// The path to it.
+    /// Path to the node.
     pub path: Seen,
-    /// Its own paths to the table's nodes, by their numbers, as far as it has told.
+    /// Paths of that node to the nodes of the table, by index, as far as it has told them.
     pub others: Vec<(usize, Seen)>,
-    /// The ways to it that are up, the chosen one first.
+    /// Ways to the node that are up, the chosen one first.
     pub ways: Vec<Way>,
 }
 
-/// All that a node knows.
+/// State of a node and its peers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Table {
-    /// The node's name.
+    /// Name of the node.
     pub overlay: String,
-    /// What it finds best.
+    /// Criterion by which ways are compared.
     pub policy: Policy,
-    /// Higher when a way or a path's state has changed.
+    /// Version of the table: rises when a way or the state of a path has changed.
     pub version: u64,
-    /// Addresses that are behind the node itself.
+    /// Addresses that are reached through the node itself.
     pub serves: Vec<IpNet>,
-    /// The others.
+    /// Other nodes.
     pub nodes: Vec<Place>,
-    /// State of each of them, in their order.
+    /// States of the other nodes, in their order.
     #[serde(default)]
     pub states: Vec<State>,
-    /// What it has counted.
+    /// Counters of the node.
     pub stats: Stats,
 }
 
 impl Table {
-    /// Troubles of nodes, one line each.
+    /// Nodes that are not up, one line each.
     pub fn troubles(&self) -> Vec<String> {
         let all = self.nodes.iter().zip(&self.states).filter(|(_, state)| !state.is_up());
         all.map(|(node, state)| format!("peer {}: {state}", node.name)).collect()
     }
 
-    /// The ways to `to`, the best first; by nodes alone to a name, which is looked up there.
+    /// Ways to `to`, the best first. A name is looked up at the far node, so it is reached
+    /// through nodes alone.
     pub fn ways(&self, to: &Address) -> Vec<Way> {
         let Address::Ip(at) = to else { return self.by_nodes().collect() };
         if covers(&self.serves, at.ip()).is_some() {
@@ -90,7 +91,7 @@ impl Table {
         }
     }
 
-    /// Whether it is known that nothing passes on a way.
+    /// Returns whether a way is known to be down.
     pub fn has_failed(&self, to: &Address, way: Way) -> bool {
         let is_down = |seen: &Seen| seen.up == Some(false);
         let place = if let Address::Ip(at) = to { self.place(at.ip()) } else { None };
@@ -107,14 +108,14 @@ impl Table {
         }
     }
 
-    /// The node of a way, if it has one and flows may go by it.
+    /// Name and SOCKS5 address of the node of a way, if it has one and flows may go through it.
     pub fn node(&self, way: Way) -> Option<(&str, SocketAddr)> {
         let Way::By(n) = way else { return None };
         let node = self.nodes.get(n)?;
         Some((&node.name, node.socks?))
     }
 
-    /// Ways by nodes that are there, the nearest first.
+    /// Ways through nodes that are up, the nearest first.
     fn by_nodes(&self) -> impl Iterator<Item = Way> {
         let usable = |node: &Place| node.socks.is_some() && node.path.up == Some(true);
         let numbers = 0..self.nodes.len();
@@ -123,14 +124,14 @@ impl Table {
         all.into_iter().map(Way::By)
     }
 
-    /// The node that `ip` is behind: the one that names it most narrowly.
+    /// Node through which `ip` is reached: the one with the longest matching prefix.
     fn place(&self, ip: IpAddr) -> Option<&Place> {
         let fits = self.nodes.iter().filter_map(|node| Some((covers(&node.serves, ip)?, node)));
         fits.max_by_key(|(length, _)| *length).map(|(_, node)| node)
     }
 }
 
-/// The length of the longest of `prefixes` that `ip` lies in.
+/// Length of the longest of `prefixes` that contains `ip`.
 fn covers(prefixes: &[IpNet], ip: IpAddr) -> Option<u8> {
     let ip = ip.to_canonical();
     prefixes.iter().filter(|net| net.contains(&ip)).map(IpNet::prefix_len).max()

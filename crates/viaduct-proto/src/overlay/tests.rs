@@ -1,4 +1,4 @@
-//! Nodes in virtual time, with a network between them whose paths fail, lose and are repaired.
+//! Nodes in virtual time, over a network whose paths fail, lose packets and are repaired.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -11,20 +11,20 @@ use crate::keys::SecretKey;
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
 
-/// A failure is known by then: the time to the next probe, and four that are lost.
+/// Time by which a failure is detected: until the next probe, and four that are lost.
 const KNOWN_BY: Duration = Duration::from_millis(1_600);
 
 struct World {
     now: Instant,
     nodes: Vec<Node>,
-    /// What is on its way: when it arrives, from whom, to whom.
+    /// Datagrams in flight: time of arrival, source and destination.
     flying: BTreeMap<(Instant, u64), (usize, usize, Vec<u8>)>,
     sent: u64,
     down: BTreeSet<(usize, usize)>,
     delay: Box<dyn Fn(usize, usize) -> Duration>,
     loss: f64,
     rng: Rng,
-    /// Everything that was ever heard.
+    /// All datagrams that were ever received.
     heard: Vec<(usize, Vec<u8>)>,
 }
 
@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// The others, as node `n` numbers its peers.
+    /// Index of a peer of node `n` among all nodes.
     fn other(n: usize, peer: usize) -> usize {
         peer + usize::from(peer >= n)
     }
@@ -92,7 +92,7 @@ impl World {
         self.wait_until(self.now + time, |_| false);
     }
 
-    /// Whether `happened` became true by `end`.
+    /// Waits until `happened` holds, and returns false if it does not by `end`.
     fn wait_until(&mut self, end: Instant, happened: impl Fn(&World) -> bool) -> bool {
         loop {
             self.transmit();
@@ -135,7 +135,7 @@ impl World {
         }
     }
 
-    /// The way that node `from` would go to `to` now.
+    /// Way that node `from` would use to `to` now.
     fn way(&self, from: usize, to: usize) -> Way {
         self.nodes[from].table().ways(&host(to))[0]
     }
@@ -178,7 +178,8 @@ fn a_path_that_fails_is_left_in_time_and_taken_again_when_it_is_back() {
         world.repair();
         let end = world.now + Duration::from_secs(15);
         assert!(world.wait_until(end, |world| world.way(0, 1) == Way::Direct), "seed {seed}");
-        // And a node by which the flow goes: that is known by then too, here and elsewhere.
+        // The node that the flow goes through fails too: that is detected in the same time, on
+        // all nodes.
         world.fail(0, 1);
         world.wait(Duration::from_secs(4));
         world.fail(1, 2);
@@ -226,7 +227,7 @@ fn some_loss_makes_nobody_change_his_mind() {
     let table = world.nodes[0].table();
     let losses: Vec<f64> = table.nodes.iter().map(|place| place.path.loss).collect();
     assert!(losses.iter().all(|loss| (0.005..0.2).contains(loss)), "{losses:?}");
-    // Two probes a second to each peer, and as many answers.
+    // Each node sends two probes a second to each peer, and as many answers.
     let sent = world.sent as f64 / 600.0 / 5.0 / 4.0;
     assert!((3.5..5.5).contains(&sent), "{sent} messages a second and peer");
 }
@@ -237,7 +238,7 @@ fn what_is_played_again_or_made_up_changes_nothing_and_is_counted() {
     world.wait(Duration::from_secs(2));
     world.fail(0, 1);
     world.wait(Duration::from_secs(3));
-    // All that was ever said to node 0, when the paths were there, and before node 2 began anew.
+    // All messages to node 0, from the time when the paths were up and before node 2 restarted.
     let heard = std::mem::take(&mut world.heard);
     let before = world.nodes[0].table();
     let said: Vec<_> = heard.into_iter().filter(|(to, _)| *to == 0).collect();
@@ -305,13 +306,14 @@ fn names_go_by_the_nearest_node_and_places_nobody_serves_go_directly_first() {
     assert_eq!(table.ways(&elsewhere), [Way::Direct, Way::By(1), Way::By(0)]);
     assert!(!table.has_failed(&elsewhere, Way::Direct));
     assert_eq!(table.ways(&host(0)), [Way::Direct]);
-    // 20 ms by n2 beat 100 directly.
+    // 20 ms through n2 beat 100 ms directly.
     assert_eq!(table.ways(&host(1)), [Way::By(1), Way::Direct]);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// Whatever fails: after the bound, nobody goes by a path that is down while there is another way.
+    /// After the bound, no node uses a path that is down while there is another way, whatever
+    /// fails.
     #[test]
     fn nobody_stays_on_a_path_that_is_down(
         seed in 0u64..1_000,

@@ -1,16 +1,16 @@
-//! What nodes say to each other, and all its numbers. Big-endian:
+//! Messages between nodes, and all their numbers. Big-endian:
 //!
 //! ```text
-//!   0      1      2       4          8            16          24           32
-//!   ┌──────┬──────┬───────┬──────────┬────────────┬───────────┬────────────┬───────────────┬──────────┐
-//!   │ 0x4f │ kind │ count │ from     │ boot       │ number    │ nonce      │ count × path  │ tag (16) │
-//!   └──────┴──────┴───────┴──────────┴────────────┴───────────┴────────────┴───────────────┴──────────┘
+//!   0      1      2       4        8          16         24         32
+//!   ┌──────┬──────┬───────┬────────┬──────────┬──────────┬──────────┬──────────────┬──────────┐
+//!   │ 0x4f │ kind │ count │ from   │ boot     │ number   │ nonce    │ count × path │ tag (16) │
+//!   └──────┴──────┴───────┴────────┴──────────┴──────────┴──────────┴──────────────┴──────────┘
 //!   kind 1: a probe   2: its answer, with the probe's nonce
 //!   path: to (4), round trip in microseconds (4; all ones: down), loss (2; in 1/65535)
 //! ```
 //!
-//! `from` and `to` are the first four bytes of a node's public key; `boot` is random at each start of a
-//! node; `number` counts what it sends to this peer.
+//! `from` and `to` are the first four bytes of a node's public key. `boot` is a random number
+//! chosen at each start of a node. `number` counts the sender's messages to this peer.
 
 use crate::time::Duration;
 
@@ -20,7 +20,7 @@ const PATH: usize = 10;
 pub(super) const TAG: usize = 16;
 const DOWN: u32 = u32::MAX;
 
-/// A node's name in messages.
+/// Identifier of a node in messages.
 pub(super) type Id = u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,13 +29,13 @@ pub(super) enum Kind {
     Answer = 2,
 }
 
-/// A path from the sender to another node.
+/// Path from the sender to another node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Path {
     pub(super) to: Id,
-    /// Its round trip; `None` while it is down.
+    /// Round-trip time; `None` while the path is down.
     pub(super) rtt: Option<Duration>,
-    /// What part of the probes was lost, 0 to 1.
+    /// Share of the probes that was lost, 0 to 1.
     pub(super) loss: f64,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// Appends it, without its tag.
+    /// Appends the message to `out`, without its tag.
     pub(super) fn emit(&self, out: &mut Vec<u8>) {
         out.extend([MAGIC, self.kind as u8]);
         out.extend((self.paths.len() as u16).to_be_bytes());
@@ -68,7 +68,7 @@ impl Message {
         }
     }
 
-    /// Reads one, and its tag, which is still to be checked.
+    /// Parses a message and its tag, which the caller must check.
     pub(super) fn parse(datagram: &[u8]) -> Option<(Message, [u8; TAG])> {
         let (body, tag) = datagram.split_last_chunk::<TAG>()?;
         let (head, rest) = body.split_first_chunk::<HEAD>()?;

@@ -1,17 +1,17 @@
-//! Dates as HTTP writes them (RFC 9110, 5.6.7): `Sun, 06 Nov 1994 08:49:37 GMT`.
+//! Dates in HTTP format (RFC 9110, 5.6.7): `Sun, 06 Nov 1994 08:49:37 GMT`.
 
 use std::time::{Duration, UNIX_EPOCH};
 
-/// The end of 9999: four digits of a year are all there are.
+/// End of the year 9999, the last that four digits express.
 const LAST: u64 = 253_402_300_799;
 
-/// Seconds since 1970, in words.
+/// Formats seconds since 1970.
 pub(super) fn emit(seconds: u64) -> String {
     httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(seconds.min(LAST)))
 }
 
-/// The same read, and the two obsolete forms; `None` for anything else: a condition that is not understood is not
-/// heeded.
+/// Parses that format and the two obsolete ones; `None` for anything else, as conditions that
+/// cannot be parsed are ignored.
 pub(super) fn parse(text: &str) -> Option<u64> {
     let date = httpdate::parse_http_date(text).ok()?;
     Some(date.duration_since(UNIX_EPOCH).ok()?.as_secs())

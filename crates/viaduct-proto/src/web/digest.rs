@@ -1,11 +1,13 @@
-//! A head that is read in part, in few bytes: what a server that keeps nothing gives its client until the
-//! rest comes (Trickles, section 4.2).
+//! Digest of a partially read head, in few bytes: the state that a stateless server gives its
+//! client until the rest of the head comes (Trickles, section 4.2).
 //!
-//! Whole lines are consumed, and what they come to is kept. Of a header that means nothing here also a part
-//! is, however long it is; of others that is left to come again with what follows.
+//! Whole lines are consumed, and their meaning is kept. A header that is ignored here is
+//! consumed in parts as well, however long it is. An incomplete line of another kind is not
+//! consumed: it comes again with what follows.
 //!
 //! ```text
-//!   bytes of the head so far 2, highest bit: Connection: close was said | flags 1: 1 a line is being ignored, 2 the first line was read,
+//!   bytes of the head so far 2 (highest bit: Connection: close was sent) | flags 1:
+//!                                         1 a line is being ignored, 2 first line was read,
 //!                                         4 HEAD, 8 directory, 16 keep alive,
 //!                                         32 a host is wanted, 64 it was given, 128 a query
 //!   path: parts, a number | each with a number before it
@@ -16,7 +18,7 @@
 use super::request::{Host, MAX_HEAD, Method, Request, Wrong, is_ignored};
 use crate::trickles::bytes::{Reader, put_counted, put_varint};
 
-/// In the number of bytes, which is at most [`MAX_HEAD`].
+/// Flag in the number of bytes, which is at most [`MAX_HEAD`].
 const CLOSES: u16 = 1 << 15;
 const IGNORING: u8 = 1;
 const BEGUN: u8 = 2;
@@ -27,12 +29,13 @@ const HOST_WANTED: u8 = 32;
 const HOST_GIVEN: u8 = 64;
 const QUERY: u8 = 128;
 
-/// Longest line that is read, in bytes, but for one that is ignored: it must come in one packet.
+/// Maximum length of a line in bytes, as it must come in one packet. Ignored lines may be
+/// longer.
 const MAX_LINE: usize = 600;
-/// Longest digest, in bytes.
+/// Maximum length of a digest in bytes.
 pub(super) const MAX_DIGEST: usize = 600;
 
-/// What was read of a head.
+/// State of a head that has been read in part.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Digest {
     request: Option<Request>,
@@ -41,11 +44,11 @@ pub struct Digest {
 }
 
 impl Digest {
-    /// Reads on: how many of the bytes are consumed, and the request if the head ends there.
+    /// Reads on. Returns the number of bytes consumed, and the request if the head ends there.
     ///
     /// # Errors
-    /// What it is to be answered by. Lines of more than 600 bytes, and heads of which more must be kept than
-    /// fits a continuation, are too long.
+    /// The error selects the response. A line of more than 600 bytes is too long, and so is a
+    /// head whose kept values do not fit a continuation.
     pub fn read(&mut self, bytes: &[u8]) -> Result<(usize, Option<Request>), Wrong> {
         let mut at = 0;
         loop {
@@ -65,7 +68,7 @@ impl Digest {
             }
             let line = std::str::from_utf8(&rest[..length]).map_err(|_| Wrong::Malformed)?;
             match &mut self.request {
-                // Before the first it is nothing (RFC 9112, 2.2), but counts.
+                // Empty lines before the first line are ignored (RFC 9112, 2.2), but count.
                 None if line.is_empty() => {}
                 None => self.request = Some(Request::begin(line)?),
                 Some(_) if line.is_empty() => {
@@ -77,7 +80,7 @@ impl Digest {
         }
     }
 
-    /// A line without its end: how much of it is consumed.
+    /// Reads a line without its end. Returns how many of its bytes are consumed.
     fn read_part(&mut self, part: &[u8]) -> Result<usize, Wrong> {
         let name = part.iter().position(|&byte| byte == b':').map(|colon| &part[..colon]);
         let name = name.and_then(|name| std::str::from_utf8(name).ok());
@@ -95,7 +98,7 @@ impl Digest {
         if read > MAX_HEAD { Err(Wrong::TooLong) } else { Ok(()) }
     }
 
-    /// Its bytes.
+    /// Encodes the digest.
     pub fn emit(&self) -> Vec<u8> {
         let closes = self.request.as_ref().is_some_and(|request| request.closes);
         let mut out = (self.read | if closes { CLOSES } else { 0 }).to_be_bytes().to_vec();
@@ -123,7 +126,7 @@ impl Digest {
         out
     }
 
-    /// From its bytes; none if these are none.
+    /// Decodes a digest; `None` if `bytes` are not one.
     pub fn parse(bytes: &[u8]) -> Option<Digest> {
         let mut reader = Reader(bytes);
         let (read, flags) = (reader.u16()?, reader.u8()?);
@@ -138,7 +141,7 @@ impl Digest {
         reader.0.is_empty().then_some(Digest { request, read, ignoring })
     }
 
-    /// Of a request that was read whole.
+    /// Digest of a complete request.
     pub(super) fn of(request: Request) -> Digest {
         Digest { request: Some(request), read: 0, ignoring: false }
     }
@@ -152,7 +155,7 @@ fn request(reader: &mut Reader, flags: u8) -> Option<Request> {
     let parts = reader.varint().filter(|&parts| parts <= MAX_DIGEST as u64)?;
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
     let path = (0..parts).map(|_| Some(reader.counted()?.to_vec())).collect::<Option<Vec<_>>>()?;
-    // The path is one that a request line may have.
+    // The path must be one that a request line may have.
     let odd = |part: &Vec<u8>| {
         let bad = part.iter().any(|byte| b"/\0".contains(byte));
         part.is_empty() || part == b"." || part == b".." || bad
@@ -199,7 +202,7 @@ mod tests {
         for _ in 0..300 {
             let (mut state, mut at, mut most) = (Digest::default().emit(), 0, 1);
             let request = loop {
-                // What was not consumed comes again, with more.
+                // Bytes that were not consumed come again, with more.
                 most = (most + rng.below(50) as usize).min(bytes.len() - at);
                 let mut digest = Digest::parse(&state).unwrap();
                 let (consumed, request) = digest.read(&bytes[at..at + most]).unwrap();

@@ -1,4 +1,4 @@
-//! A page that names what is in a directory.
+//! Page that lists the names in a directory.
 
 use std::fmt::Write as _;
 
@@ -7,8 +7,8 @@ use ring::digest;
 
 use super::path;
 
-/// The page. Copies share it, and what it is known by: who keeps one makes it once, however often its
-/// response is made again.
+/// Page of a directory. Copies share the page and its hash, so a caller that keeps one creates
+/// it once, however often the response is made again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     page: Bytes,
@@ -16,8 +16,8 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// Of the directory at `path`, which has these names; those of directories have a slash at their end. If there are
-    /// `more` names than these, the page says so.
+    /// Creates the page of the directory at `path` with these names; those of directories end
+    /// with a slash. If there are `more` names than these, the page says so.
     pub fn new(path: &[Vec<u8>], mut names: Vec<Vec<u8>>, more: bool) -> Listing {
         names.sort_unstable();
         let page = Bytes::from(page(path, &names, more));
@@ -26,12 +26,12 @@ impl Listing {
         Listing { page, print }
     }
 
-    /// Its bytes, HTML in UTF-8.
+    /// Page, HTML in UTF-8.
     pub fn page(&self) -> &Bytes {
         &self.page
     }
 
-    /// Their digest.
+    /// SHA-256 of the page.
     pub(super) fn print(&self) -> &[u8] {
         &self.print
     }
@@ -61,7 +61,7 @@ fn page(path: &[Vec<u8>], names: &[Vec<u8>], more: bool) -> String {
     page
 }
 
-/// Text for people: bytes that are no UTF-8 are shown as U+FFFD.
+/// Escapes a name for HTML. Bytes that are not UTF-8 become U+FFFD.
 fn escape(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
     let mut out = String::with_capacity(text.len());

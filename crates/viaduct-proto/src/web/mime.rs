@@ -1,6 +1,6 @@
-//! What kind of bytes a file has, by its name.
+//! Media type of a file, by its name.
 
-/// Ending, type.
+/// File name extensions and media types.
 const TYPES: [(&str, &str); 34] = [
     ("html", "text/html; charset=utf-8"),
     ("htm", "text/html; charset=utf-8"),
@@ -39,7 +39,7 @@ const TYPES: [(&str, &str); 34] = [
 ];
 const UNKNOWN: &str = "application/octet-stream";
 
-/// The type of a file of this name.
+/// Media type of a file of this name.
 pub(super) fn of(name: &[u8]) -> &'static str {
     let dot = name.iter().rposition(|&byte| byte == b'.');
     let ending = dot.map_or(&[][..], |dot| &name[dot + 1..]);

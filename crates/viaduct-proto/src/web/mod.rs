@@ -1,4 +1,4 @@
-//! Static files by HTTP, decided without touching one (Trickles, section 6.2).
+//! Static files over HTTP; responses are planned without file access (Trickles, section 6.2).
 //!
 //! ```text
 //!   request's bytes ──▶ Request::parse ──▶ path ──▶ [ the shell looks: Found ] ──▶ plan
@@ -7,11 +7,12 @@
 //!        any piece of it, from any byte on: Plan::pieces
 //! ```
 //!
-//! A plan is a function of the request's bytes and of what was found, and of nothing else: no clock, no
-//! state. So a server that keeps nothing can make the same plan again for every packet of a response, on
-//! any replica that has the file, and send the bytes that are asked for. (That is why there is no `Date`:
-//! RFC 9110, 6.6.1, lets a server without a clock do without.) What was found has a validator, so that a
-//! file that changes in the middle is noticed: see [`Found::tag`].
+//! A plan is a function of the request's bytes and of what was found at its path. It depends on
+//! no clock and no state. A stateless server can therefore make the same plan again for every
+//! packet of a response, on any replica that has the file, and send the bytes that are
+//! requested. (For this reason there is no `Date`: RFC 9110, 6.6.1, permits that for servers
+//! without a clock.) What was found has a validator, so that a file that changes during the
+//! response is noticed: see [`Found::tag`].
 
 mod date;
 mod digest;
@@ -32,31 +33,32 @@ pub use plan::{Body, Piece, Plan, plan};
 pub use request::{MAX_HEAD, Method, Request, Wrong};
 pub use stateless::{Site, respond};
 
-/// What stands at a path.
+/// Object at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// A file: its bytes, and when it was last changed (seconds since 1970, nanoseconds).
+    /// File, with its size and the time of its last change.
     File {
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
-        /// Seconds since 1970.
+        /// Time of the last change, in seconds since 1970.
         modified: u64,
-        /// And nanoseconds.
+        /// Nanoseconds of that time.
         nanos: u32,
     },
-    /// A directory without an index file: the page of it. For who asks without a slash any page will do.
+    /// Directory without an index file, with its page. If the request has no slash at the end,
+    /// any page will do.
     Directory(Listing),
-    /// Nothing.
+    /// Nothing exists at the path.
     Nothing,
-    /// Something that may not be read.
+    /// Object that may not be read.
     Forbidden,
-    /// Something that cannot be read now, whatever it is.
+    /// Object that cannot be read at present.
     Unavailable,
 }
 
 impl Found {
-    /// The entity tag of a file: another one when it has changed. It goes into `ETag`, and a stateless
-    /// server keeps it beside the request, to refuse to go on with another file.
+    /// Entity tag of a file, which differs when the file has changed. It is sent as `ETag`. A
+    /// stateless server keeps it beside the request, to refuse to continue with another file.
     pub fn tag(&self) -> Option<String> {
         match self {
             Found::File { size, modified, nanos } => {

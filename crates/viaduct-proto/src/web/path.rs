@@ -1,15 +1,15 @@
-//! The path of a request, made safe.
+//! Validation of the path of a request.
 
 use std::fmt::Write as _;
 
-/// From what stands in a request line: decoded, without query, and with no step out of the directory:
-/// parts of it without empty ones and `.`; `None` where there is a `..`, a NUL or a slash in disguise.
-/// Names of files are bytes, and need not be UTF-8 (RFC 3986, 2.5).
+/// Parts of the path in a request line: decoded, without the query, and without empty parts and
+/// `.`. `None` if a part is `..`, or contains a NUL or an encoded slash. File names are bytes,
+/// and need not be UTF-8 (RFC 3986, 2.5).
 pub(super) fn parts(target: &str) -> Option<Vec<Vec<u8>>> {
     let (path, _) = split(target);
     let path = match path.strip_prefix('/') {
         Some(path) => path,
-        // As a proxy is asked (RFC 9112, 3.2.2).
+        // Absolute form, as sent to proxies (RFC 9112, 3.2.2).
         None => absolute(path)?,
     };
     let parts = path.split('/').map(decode).collect::<Option<Vec<_>>>()?;
@@ -20,7 +20,7 @@ pub(super) fn parts(target: &str) -> Option<Vec<Vec<u8>>> {
     Some(parts.into_iter().filter(|part| !part.is_empty() && part != b".").collect())
 }
 
-/// What stands before a query, and the query.
+/// Splits a target into the part before the query, and the query.
 pub(super) fn split(target: &str) -> (&str, Option<&str>) {
     let target = target.split_once('#').map_or(target, |(target, _)| target);
     target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)))
@@ -50,12 +50,12 @@ fn decode(part: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// A name as it stands in a link.
+/// Encodes a name for a link.
 pub(super) fn encode(name: &[u8]) -> String {
     encode_but(name, |byte| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte))
 }
 
-/// A query as it was said, without what may not stand in a header.
+/// Encodes a query as it was sent, without bytes that a header may not contain.
 pub(super) fn encode_query(query: &str) -> String {
     encode_but(query.as_bytes(), |byte| byte.is_ascii_graphic())
 }

@@ -1,4 +1,4 @@
-//! What is answered.
+//! Responses.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -9,41 +9,41 @@ use super::range::{Asked, asked};
 use super::request::{Method, Request, Wrong};
 use super::{Found, Listing, date, mime, path};
 
-/// A response, as a description: any of its bytes can be made again.
+/// Description of a response, from which any of its bytes can be made again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The status code.
+    /// Status code.
     pub status: u16,
-    /// Status line and headers, and the empty line behind them.
+    /// Status line, headers, and the empty line after them.
     pub head: Vec<u8>,
-    /// What follows.
+    /// Body of the response.
     pub body: Body,
-    /// Whether the connection goes on afterwards.
+    /// True if the connection continues after the response.
     pub keep_alive: bool,
 }
 
-/// The body of a response.
+/// Body of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// These bytes; none for HEAD.
+    /// Literal bytes; none for HEAD.
     Bytes(Vec<u8>),
-    /// This page.
+    /// Page of a directory.
     Page(Listing),
-    /// These of the file.
+    /// Range of the file.
     File(Range<u64>),
 }
 
-/// A part of a response.
+/// Part of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// These bytes; of a page they are shared, not copied.
+    /// Literal bytes. Those of a page are shared, not copied.
     Bytes(Bytes),
-    /// These of the file.
+    /// Range of the file.
     File(Range<u64>),
 }
 
 impl Plan {
-    /// Bytes of the whole response.
+    /// Length of the whole response in bytes.
     pub fn len(&self) -> u64 {
         self.head.len() as u64
             + match &self.body {
@@ -53,12 +53,12 @@ impl Plan {
             }
     }
 
-    /// Never: there is a head.
+    /// Always false, as there is a head.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes of the response in `range`, as far as there are any: of the head, and of the body.
+    /// Pieces of the response in `range`, as far as it exists: of the head, and of the body.
     pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> {
         let head = self.head.len() as u64;
         let of_head = cut(&range, 0..head);
@@ -76,7 +76,7 @@ impl Plan {
         first.into_iter().chain(second)
     }
 
-    /// The answer to what is no request.
+    /// Response to bytes that are not a valid request.
     pub fn refuse(why: Wrong) -> Plan {
         let mut answer = Answer::new(why.to_string(), false);
         if why == Wrong::Method {
@@ -86,7 +86,7 @@ impl Plan {
     }
 }
 
-/// The answer to `request`, where `found` stands at its path.
+/// Response to `request`, where `found` is the object at its path.
 pub fn plan(request: &Request, found: &Found) -> Plan {
     let answer = |status: &str| Answer::new(status.to_owned(), request.keep_alive);
     match found {
@@ -148,7 +148,8 @@ fn file(request: &Request, found: &Found, size: u64, modified: u64) -> Plan {
     answer.file(request.method, part)
 }
 
-/// Whether the client allows that it gets this file (RFC 9110, 13.2.2: steps 1 and 2).
+/// Returns whether the request's preconditions allow sending this file (RFC 9110, 13.2.2: steps
+/// 1 and 2).
 fn may(request: &Request, tag: &str, modified: u64) -> bool {
     match (&request.if_match, &request.if_unmodified_since) {
         (Some(wanted), _) => lists(wanted, tag, false),
@@ -157,7 +158,7 @@ fn may(request: &Request, tag: &str, modified: u64) -> bool {
     }
 }
 
-/// Whether the client has this file already (steps 3 and 4).
+/// Returns whether the client already has this file (steps 3 and 4).
 fn is_known(request: &Request, tag: &str, modified: u64) -> bool {
     match (&request.if_none_match, &request.if_modified_since) {
         (Some(known), _) => lists(known, tag, true),
@@ -166,18 +167,18 @@ fn is_known(request: &Request, tag: &str, modified: u64) -> bool {
     }
 }
 
-/// Whether a part is wanted of this file, and not the whole of another (step 5).
+/// Returns whether the client's copy, of which it wants a part, is of this file (step 5).
 fn same_file(request: &Request, tag: &str, changed: &str) -> bool {
     request.if_range.as_deref().is_none_or(|known| known == tag || known == changed)
 }
 
-/// Whether `tag` is in a list of tags; `weak` ones count where that is enough.
+/// Returns whether `tag` is in a list of tags. Weak ones match if `weak` is true.
 fn lists(list: &str, tag: &str, weak: bool) -> bool {
     let same = |known: &str| known == tag || weak && known.strip_prefix("W/") == Some(tag);
     list.trim() == "*" || list.split(',').any(|known| same(known.trim()))
 }
 
-/// A response in the making.
+/// Response under construction.
 struct Answer {
     status: String,
     headers: String,
@@ -194,7 +195,7 @@ impl Answer {
         let _ = write!(self.headers, "{name}: {value}\r\n");
     }
 
-    /// With its status as its body.
+    /// Finishes with the status as the body.
     fn text(mut self, method: Method) -> Plan {
         self.header("Content-Type", "text/plain; charset=utf-8");
         let body = format!("{}\n", self.status);
@@ -237,7 +238,7 @@ impl Answer {
     }
 }
 
-/// What two ranges have in common, if anything.
+/// Intersection of two ranges, if it is not empty.
 fn cut(a: &Range<u64>, b: Range<u64>) -> Option<Range<u64>> {
     let both = a.start.max(b.start)..a.end.min(b.end);
     (!both.is_empty()).then_some(both)

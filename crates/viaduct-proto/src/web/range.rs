@@ -1,19 +1,20 @@
-//! The part of a file that is asked for (RFC 9110, 14).
+//! Range of a file that is requested (RFC 9110, 14).
 
 use std::ops::Range;
 
-/// What a `Range` header comes to.
+/// Result of a `Range` header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// All of it: no header, another unit, several ranges (which may be ignored), or nonsense.
+    /// The whole file: no header, another unit, several ranges (which may be ignored), or
+    /// invalid syntax.
     Whole,
-    /// This part.
+    /// Part of the file.
     Part(Range<u64>),
-    /// A part that is not there.
+    /// A part beyond the end of the file.
     Unsatisfiable,
 }
 
-/// Of a file of so many bytes.
+/// Range requested by `header` of a file of `size` bytes.
 pub(super) fn asked(header: Option<&str>, size: u64) -> Asked {
     let Some((unit, spec)) = header.and_then(|header| header.trim().split_once('=')) else {
         return Asked::Whole;
@@ -24,7 +25,7 @@ pub(super) fn asked(header: Option<&str>, size: u64) -> Asked {
     let Some((first, last)) = spec.trim().split_once('-') else { return Asked::Whole };
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        // More than any file has is as good as the most.
+        // Numbers that overflow are beyond the end of any file.
         digits.then(|| text.parse::<u64>().unwrap_or(u64::MAX))
     };
     match (number(first), number(last)) {

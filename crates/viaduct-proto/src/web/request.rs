@@ -1,82 +1,84 @@
-//! The head of a request (RFC 9112), as far as static files need it.
+//! Head of a request (RFC 9112), as far as static files need it.
 
 use super::path;
 
-/// Bytes of a head, at most.
+/// Maximum length of a head in bytes.
 pub const MAX_HEAD: usize = 8192;
 
 /// Headers whose values are kept.
 const KEPT: [&str; 6] =
     ["range", "if-range", "if-none-match", "if-match", "if-modified-since", "if-unmodified-since"];
-/// Headers that mean something, beside those.
+/// Other headers that are interpreted.
 const HEEDED: [&str; 4] = ["connection", "content-length", "host", "transfer-encoding"];
 /// Methods that are known, and not allowed (RFC 9110, 9.3; RFC 5789).
 const NOT_ALLOWED: [&str; 7] = ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"];
-/// Longest query that is kept, in bytes: a digest has to have room for it.
+/// Maximum length of a query that is kept, in bytes: a digest must have room for it.
 const MAX_QUERY: usize = 256;
 
-/// Whether a header means nothing here, whatever its value.
+/// Returns whether a header is ignored here, whatever its value.
 pub(super) fn is_ignored(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     !KEPT.contains(&&*name) && !HEEDED.contains(&&*name)
 }
 
-/// What is asked to be done.
+/// Method of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// The whole response.
+    /// Request for the whole response.
     Get,
-    /// Its head alone.
+    /// Request for the head of the response alone.
     Head,
 }
 
-/// Why a request is answered by an error at once.
+/// Reason why a request is answered by an error at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Wrong {
-    /// No HTTP.
+    /// Invalid HTTP.
     #[error("400 Bad Request")]
     Malformed,
-    /// A method of HTTP's, but neither GET nor HEAD.
+    /// Known method other than GET and HEAD.
     #[error("405 Method Not Allowed")]
     Method,
-    /// Its head does not end within [`MAX_HEAD`] bytes.
+    /// The head does not end within [`MAX_HEAD`] bytes.
     #[error("431 Request Header Fields Too Large")]
     TooLong,
-    /// Another major version than 1.
+    /// Major version other than 1.
     #[error("505 HTTP Version Not Supported")]
     Version,
-    /// No method that anybody here knows.
+    /// Unknown method.
     #[error("501 Not Implemented")]
     Unknown,
 }
 
-/// What is to be said of the host, and was, as far as a head was read.
+/// State of the `Host` header while a head is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Host {
-    /// It may be said.
+    /// The header is optional.
     #[default]
     Free,
-    /// It must be said yet.
+    /// The header is required, and has not come yet.
     Wanted,
-    /// It was said, and may not be again.
+    /// The header has come, and may not come again.
     Given,
 }
 
-/// A request.
+/// Request for a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// GET or HEAD.
     pub method: Method,
-    /// The path below the directory, part by part, in bytes as file systems have them; none of them leads out of it.
+    /// Path below the directory, part by part, in bytes as file systems have them. No part leads
+    /// out of the directory.
     pub path: Vec<Vec<u8>>,
-    /// Whether the path ends with a slash: it means a directory.
+    /// True if the path ends with a slash: it denotes a directory.
     pub directory: bool,
-    /// Whether the connection goes on afterwards.
+    /// True if the connection continues after the response.
     pub keep_alive: bool,
-    /// Whether `Connection: close` was said, which wins over `keep-alive` (RFC 9112, 9.3).
+    /// True if `Connection: close` was sent, which takes precedence over `keep-alive` (RFC 9112,
+    /// 9.3).
     pub(super) closes: bool,
     pub(super) host: Host,
-    /// What a redirect to the directory of this name has to say again.
+    /// Query that a redirect to the directory of this name must repeat.
     pub(super) query: Option<String>,
     pub(super) range: Option<String>,
     pub(super) if_range: Option<String>,
@@ -87,14 +89,15 @@ pub struct Request {
 }
 
 impl Request {
-    /// The request at the front of `bytes`, and how many bytes its head takes; `None` if more are needed.
+    /// Parses the request at the front of `bytes`. Returns it with the length of its head;
+    /// `None` if more bytes are needed.
     ///
     /// # Errors
-    /// What it is to be answered by.
+    /// The error selects the response.
     pub fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, Wrong> {
         let end = b"\r\n\r\n";
         let front = &bytes[..bytes.len().min(MAX_HEAD)];
-        // Empty lines before the first are nothing (RFC 9112, 2.2), but count.
+        // Empty lines before the first line are ignored (RFC 9112, 2.2), but count.
         let empty = 2 * front.chunks_exact(2).take_while(|two| two == b"\r\n").count();
         let front = &front[empty..];
         let Some(length) = front.windows(end.len()).position(|window| window == end) else {
@@ -112,9 +115,9 @@ impl Request {
         request.whole()
     }
 
-    /// At the end of its head.
+    /// Completes the request at the end of its head.
     pub(super) fn whole(mut self) -> Result<Request, Wrong> {
-        // What was said for the rest of the head alone.
+        // Both fields are needed only while the head is read.
         self.closes = false;
         match std::mem::take(&mut self.host) {
             Host::Wanted => Err(Wrong::Malformed),
@@ -122,7 +125,7 @@ impl Request {
         }
     }
 
-    /// One without the headers that say more.
+    /// Request without any of the optional headers.
     pub(super) fn plain(
         method: Method,
         path: Vec<Vec<u8>>,
@@ -146,7 +149,8 @@ impl Request {
         }
     }
 
-    /// A request line of the same meaning, for logs: path normalized and encoded, query as far as it is kept.
+    /// Request line of the same meaning, for logs: the path normalized and encoded, the query as
+    /// far as it is kept.
     pub fn line(&self) -> String {
         let method = match self.method {
             Method::Get => "GET",
@@ -159,7 +163,7 @@ impl Request {
         format!("{method} /{}{slash}{query} HTTP/1.1", path.join("/"))
     }
 
-    /// From the first line of a head.
+    /// Parses the first line of a head.
     pub(super) fn begin(line: &str) -> Result<Request, Wrong> {
         let mut words = line.split(' ');
         let mut word = || words.next().filter(|word| !word.is_empty()).ok_or(Wrong::Malformed);
@@ -178,7 +182,7 @@ impl Request {
         Ok(Request { host, query, ..Request::plain(method, parts, directory, !is_first) })
     }
 
-    /// Takes a header in.
+    /// Parses a header.
     pub(super) fn header(&mut self, line: &str) -> Result<(), Wrong> {
         let (name, value) = line.split_once(':').ok_or(Wrong::Malformed)?;
         if name.is_empty() || name.contains([' ', '\t']) || value.contains(['\r', '\n', '\0']) {
@@ -198,26 +202,26 @@ impl Request {
                 self.keep_alive = !self.closes && (self.keep_alive || said("keep-alive"));
                 Ok(())
             }
-            // Two may name two places (RFC 9112, 3.2).
+            // Two headers may name two hosts (RFC 9112, 3.2).
             "host" if self.host == Host::Given || !is_host(value) => Err(Wrong::Malformed),
             "host" => {
                 self.host = Host::Given;
                 Ok(())
             }
-            // A body would be taken for the next request.
+            // The body would be parsed as the next request.
             "content-length" if value == "0" => Ok(()),
             "content-length" | "transfer-encoding" => Err(Wrong::Malformed),
             _ => Ok(()),
         }
     }
 
-    /// Where the value of the header `name` is kept, in small letters, if it is.
+    /// Field for the value of the header `name`, in lower case, if it is kept.
     fn slot(&mut self, name: &str) -> Option<&mut Option<String>> {
         let at = KEPT.iter().position(|known| *known == name)?;
         self.slots().into_iter().nth(at)
     }
 
-    /// The values that are kept, in the order of [`KEPT`].
+    /// Fields of the kept values, in the order of [`KEPT`].
     pub(super) fn slots(&mut self) -> [&mut Option<String>; 6] {
         [
             &mut self.range,
@@ -230,8 +234,8 @@ impl Request {
     }
 }
 
-/// Whether a host may be so called, with a port or without (RFC 3986, 3.2.2): nothing may be, too. A name is not looked
-/// at closely, as files are the same for all.
+/// Returns whether `value` is a valid host, with a port or without (RFC 3986, 3.2.2). An empty
+/// value is valid. Names are not checked closely, as the files are the same for all hosts.
 fn is_host(value: &str) -> bool {
     let of_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=".contains(&byte);
     let of_literal = |byte: u8| of_name(byte) || byte == b':';
@@ -252,7 +256,8 @@ fn is_host(value: &str) -> bool {
     host.bytes().all(of_host) && port
 }
 
-/// Whether a version is HTTP/1.0. Later ones of that major version are answered as 1.1 (RFC 9110, 2.5).
+/// Returns whether a version is HTTP/1.0. Later versions of the same major version are answered
+/// as 1.1 (RFC 9110, 2.5).
 fn is_first(version: &str) -> Result<bool, Wrong> {
     match version.strip_prefix("HTTP/1.").map(str::as_bytes) {
         Some(b"0") => Ok(true),

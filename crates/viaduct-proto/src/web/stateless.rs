@@ -1,14 +1,16 @@
-//! Files by HTTP over Trickles: an event's answer, from the event alone (sections 4 and 6.2).
+//! Files by HTTP over Trickles: the answer to an event, from the event alone (sections 4 and
+//! 6.2).
 //!
 //! ```text
-//!   input   state: where the next response stands 8 | digest of a head     (at the beginning: none)
+//!   input   state: position of the next response 8 | digest of a head   (at the beginning: none)
 //!   output  state: print of the response 16 | 1, digest of the head  or  2, why it is refused 1
 //! ```
 //!
-//! Every stream is a connection as HTTP/1.1 has it: heads in, responses out, one behind the other. Any byte
-//! of a response is made again from the digest of its request and the file. The print is of the head,
-//! which has the file's size and time, and of a body that is no file; so what has changed is refused,
-//! and not mixed, also by a replica that has another copy.
+//! Every stream is a connection as in HTTP/1.1: heads in, responses out, one after the other.
+//! Any byte of a response can be made again from the digest of its request and the file. The
+//! print covers the head, which has the file's size and time, and a body that is not a file. A
+//! response that has changed is therefore refused and not mixed, even by a replica that has
+//! another copy.
 
 use ring::digest;
 
@@ -19,32 +21,35 @@ use crate::trickles::bytes::Reader;
 use crate::trickles::keys::KeyRing;
 use crate::trickles::standard::{Place, Reason, Valid};
 
-/// Bytes of a response's print.
+/// Length of a response's print in bytes.
 const PRINT: usize = 16;
-/// Most responses that what an event brings of all streams begins: whoever opens a connection has proven nothing,
-/// and each costs a look at the disk. Clients take along as many streams at most.
+/// Maximum number of responses that the inputs of one event begin, over all streams. A client
+/// that opens a connection has proved nothing, and each response costs a file lookup. Clients
+/// send inputs of at most this many streams together.
 const AT_ONCE: usize = 8;
 const REQUEST: u8 = 1;
 const REFUSED: u8 = 2;
 
-/// Where files come from.
+/// Source of the files.
 pub trait Site: Files {
-    /// What stands at the request's path, and the number by which [`Files::read`] knows the file.
+    /// Looks up the object at the request's path. Returns it with the number by which
+    /// [`Files::read`] knows the file.
     fn find(&mut self, request: &Request) -> (Found, u64);
 
-    /// Whether [`Site::log`] is to be called.
+    /// Returns whether [`Site::log`] is to be called.
     fn has_log(&self) -> bool {
         false
     }
 
-    /// Takes note of a response that is begun: its request's line, its status and its length in bytes. Parts that
-    /// are made again are not told of, but a request that is sent again after a loss is.
+    /// Logs a response that is begun: the request line, the status and the length in bytes.
+    /// Parts that are made again are not logged, but a request that is sent again after a loss
+    /// is.
     fn log(&mut self, line: String, status: u16, bytes: u64) {
         let _ = (line, status, bytes);
     }
 }
 
-/// The answer to an event.
+/// Answers an event.
 pub fn respond(ring: &KeyRing, event: &Minisocket, site: &mut impl Site) -> Reply {
     let mut reply = Reply::default();
     read(ring, event, site, &mut reply);
@@ -52,16 +57,17 @@ pub fn respond(ring: &KeyRing, event: &Minisocket, site: &mut impl Site) -> Repl
     reply
 }
 
-/// What the client sends.
+/// Reads the client's inputs.
 fn read(ring: &KeyRing, event: &Minisocket, site: &mut impl Site, reply: &mut Reply) {
     let inputs: Vec<_> = event.inputs(ring).collect();
     let (mut left, mut behind) = (AT_ONCE, inputs.len());
     for input in inputs {
         behind -= 1;
         match input {
-            // What nothing is said to comes again; said to be read to where it was, it would be given up.
+            // An input without an answer comes again. If it were acknowledged up to its old
+            // position, the client would give it up.
             Ok(_) if left == 0 => {}
-            // One is left for each of those behind it, as far as that goes.
+            // At least one response is left for each of the inputs behind, as far as possible.
             Ok(input) => left -= take(&input, left.saturating_sub(behind).max(1), site, reply),
             Err(strange) => {
                 reply.reset(strange.stream, Reason::Unknown);
@@ -70,13 +76,13 @@ fn read(ring: &KeyRing, event: &Minisocket, site: &mut impl Site, reply: &mut Re
     }
 }
 
-/// What the client asks for.
+/// Answers the client's requests for parts of responses.
 fn answer(ring: &KeyRing, event: &Minisocket, site: &mut impl Site, reply: &mut Reply) {
     let packets = event.room().filter(|&room| room > 0).count();
     let mut known: Vec<(&[u8], Option<Response>)> = Vec::new();
     for asked in event.asks(ring) {
         match asked {
-            // No packet would carry it.
+            // No packet of the reply can carry it.
             Ok(asked) if asked.index >= packets => {}
             Ok(asked) => {
                 let at = known.iter().position(|(state, _)| *state == asked.state);
@@ -93,7 +99,7 @@ fn answer(ring: &KeyRing, event: &Minisocket, site: &mut impl Site, reply: &mut 
     }
 }
 
-/// A response, and the file that its body is of.
+/// Response, and the file that its body is part of.
 #[derive(Debug)]
 struct Response {
     plan: Plan,
@@ -102,7 +108,7 @@ struct Response {
 }
 
 impl Response {
-    /// The response to a request that has just been read.
+    /// Response to a request that has just been read.
     fn begin(request: Result<Request, Wrong>, site: &mut impl Site) -> Response {
         let line = |request: &Result<Request, Wrong>| {
             request.as_ref().map_or_else(|_| "-".to_owned(), Request::line)
@@ -121,7 +127,7 @@ impl Response {
     fn to(mut request: Request, site: &mut impl Site) -> Response {
         let (found, file) = site.find(&request);
         let plan = plan(&request, &found);
-        // Nothing but a redirect says it again.
+        // Only a redirect repeats the query.
         if plan.status != 301 {
             request.query = None;
         }
@@ -141,7 +147,7 @@ impl Response {
         Response { plan, file, state }
     }
 
-    /// The response that a continuation's state is of; none if it is another by now.
+    /// Response that a continuation's state describes; `None` if it has changed since.
     fn again(state: &[u8], site: &mut impl Site) -> Option<Response> {
         let mut reader = Reader(state);
         let _print = reader.take(PRINT)?;
@@ -153,7 +159,7 @@ impl Response {
         (response.state == state).then_some(response)
     }
 
-    /// Bytes of it in `range`.
+    /// Pieces of the response in `range`.
     fn pieces(&self, range: std::ops::Range<u64>) -> Vec<api::Piece> {
         let piece = |piece: Piece| match piece {
             Piece::Bytes(bytes) => api::Piece::Bytes(bytes),
@@ -167,7 +173,7 @@ impl Response {
     }
 }
 
-/// Reads `most` heads, and begins the responses; how many.
+/// Reads at most `most` heads, and begins their responses. Returns how many were begun.
 fn take(input: &Input, most: usize, site: &mut impl Site, reply: &mut Reply) -> usize {
     let Some((mut at, mut digest)) = known(input) else {
         reply.reset(input.place.stream, Reason::Failed);
@@ -211,7 +217,7 @@ fn take(input: &Input, most: usize, site: &mut impl Site, reply: &mut Reply) -> 
         }
     }
     if input.ends && begun < most {
-        // No head will be whole: nothing more is said.
+        // No further head can be complete: an empty response ends the stream.
         let valid = Valid { stream: place.stream, start: at, end: at, last: true, leave: 0 };
         reply.output(valid, [&[0; PRINT][..], &[REFUSED, Wrong::Malformed as u8]].concat());
         brought.ends = true;
@@ -223,12 +229,12 @@ fn take(input: &Input, most: usize, site: &mut impl Site, reply: &mut Reply) -> 
     begun
 }
 
-/// Nothing more is read of the stream.
+/// Ends the reading of the stream.
 fn finish(place: Place, rest: &[u8], brought: Stretch, reply: &mut Reply) {
     reply.closed(place.stream, place.after(rest.len() as u64).position).bring(brought);
 }
 
-/// Where the next response stands, and what was read of its request.
+/// Position of the next response, and the digest of its request so far.
 fn known(input: &Input) -> Option<(u64, Digest)> {
     if input.state.is_empty() {
         return Some((input.place.start, Digest::default()));
@@ -239,7 +245,7 @@ fn known(input: &Input) -> Option<(u64, Digest)> {
     Some((at, Digest::parse(reader.0)?))
 }
 
-/// Answers an ask.
+/// Answers a request for a part of a response.
 fn give(asked: &Asked, response: Option<&Response>, reply: &mut Reply) {
     let valid = asked.valid;
     let Some(response) = response else {
@@ -252,7 +258,7 @@ fn give(asked: &Asked, response: Option<&Response>, reply: &mut Reply) {
     reply.answer(asked.index, Stretch { stream, position, pieces: response.pieces(range), ends });
 }
 
-/// What a response is known by.
+/// Hash that identifies a response.
 fn print(plan: &Plan) -> [u8; PRINT] {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(&(plan.head.len() as u64).to_be_bytes());

@@ -1,4 +1,4 @@
-//! Requests as browsers and curl send them, and what they get.
+//! Requests as browsers and curl send them, and their responses.
 
 use proptest::prelude::*;
 
@@ -246,7 +246,7 @@ fn requests() -> impl Strategy<Value = Plan> {
     })
 }
 
-/// The response's bytes in a range; the file's are as the name of each byte's place.
+/// Bytes of the response in a range. Each byte of the file is its offset modulo 251.
 fn bytes(plan: &Plan, range: std::ops::Range<u64>) -> Vec<u8> {
     let piece = |piece: Piece| match piece {
         Piece::Bytes(bytes) => bytes.to_vec(),

@@ -6,9 +6,10 @@
 //!   viaduct run --master N +crypt -- ssh ┘        one worker, one chain's factories: shared state
 //! ```
 //!
-//! Each run hears the calls of its own program; the master carries the flows. It serves its own user and
-//! root, or everybody (`--all-users`), at a socket `NAME.master` beside its status socket. With a master below
-//! (`--master`) it sends on to that one ([`crate::run::above`]).
+//! Each run handles the calls of its own program; the master carries the flows. It serves its
+//! own user and root, or all users (`--all-users`), at a socket `NAME.master` beside its status
+//! socket. With a master below (`--master`) it sends its flows on to that one
+//! ([`crate::run::above`]).
 
 mod outbox;
 mod quota;
@@ -44,7 +45,7 @@ use crate::signals::Signals;
 use crate::status::socket::check_free;
 use crate::text;
 
-/// What `viaduct master` may be told.
+/// Options of `viaduct master`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
     override_usage = "viaduct master --name NAME [+HANDLER[:KEY=VALUE,...]]... [OPTIONS]",
@@ -54,7 +55,7 @@ use crate::text;
     sees."
 )]
 pub struct MasterArgs {
-    /// What programs call it
+    /// Name by which programs join the master
     #[arg(long, value_name = "NAME")]
     name: String,
     /// A handler, as +NAME[:KEY=VALUE,...] says it
@@ -62,19 +63,19 @@ pub struct MasterArgs {
     handlers: Vec<HandlerSpec>,
     #[command(flatten)]
     rules: RuleArgs,
-    /// Have flows pass Viaduct even where the kernel could do all of the chain's work on programs' own
-    /// sockets
+    /// Have flows pass Viaduct even where the kernel could do all of the chain's work on
+    /// programs' own sockets
     #[arg(long)]
     no_offload: bool,
-    /// Serve every user of this machine, and not its own and root alone: what they send goes on from this
-    /// process, with its user's rights and its handlers' keys
+    /// Serve every user of this machine, and not its own and root alone: what they send goes on
+    /// from this process, with its user's rights and its handlers' keys
     #[arg(long)]
     all_users: bool,
     /// Concurrent runs per user, except root and the master's own
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     user_runs: usize,
-    /// Flows at once of one such user; without it a quarter of those that there are descriptors for. An eighth
-    /// of all is kept for root and this master's own user
+    /// Flows at once of one such user; without it a quarter of those that there are descriptors
+    /// for. An eighth of all is kept for root and this master's own user
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     user_flows: Option<usize>,
     /// Of them, connects that wait for their far end; without it half of the flows
@@ -85,14 +86,15 @@ pub struct MasterArgs {
     master: Option<String>,
     #[command(flatten)]
     times: ProgramTimes,
-    /// Where Prometheus finds the metrics
+    /// Address at which Prometheus fetches the metrics
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
     #[command(flatten)]
     run_dir: RunDir,
 }
 
-/// Runs until a signal ends it; `log` begins the log, if it is this process that carries flows.
+/// Runs until a signal ends the master. `log` sets up the log, after the arguments have been
+/// checked.
 pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<ExitCode> {
     text::check_name(&args.name).map_err(|what| anyhow!("--name: {what}"))?;
     let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;
@@ -140,29 +142,29 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// Where programs reach the master `name`.
+/// Path of the socket of the master `name`.
 pub fn door(run_dir: &Path, name: &str) -> PathBuf {
     run_dir.join(format!("{name}.master"))
 }
 
-/// Where the master `name` is found: this user's own, or else the machine's.
+/// Path of the socket of the master `name`: this user's own, or else the machine's.
 pub fn find(run_dir: &Path, name: &str) -> PathBuf {
     let (own, system) = (door(run_dir, name), door(Path::new(SYSTEM), name));
     if !own.exists() && system.exists() { system } else { own }
 }
 
-/// The number of this process's network namespace.
+/// Inode number of this process's network namespace.
 pub fn network() -> io::Result<u64> {
     fs::metadata("/proc/self/ns/net").map(|of| of.ino())
 }
 
-/// A number of what a user may have.
+/// Parses a limit per user.
 fn at_least_one(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|n| *n > 0);
     number.ok_or_else(|| "a number from 1 on is expected, such as 500".to_owned())
 }
 
-/// Takes the place of a master that was killed, and of none that runs.
+/// Removes the socket of a master that was killed, and fails if a master of this name runs.
 fn clear(door: &Path) -> Result<()> {
     match records::connect(&door.to_string_lossy()) {
         Ok(_) => {
@@ -176,7 +178,7 @@ fn clear(door: &Path) -> Result<()> {
     }
 }
 
-/// Why there can be no socket or directory at `path`, and what can be done.
+/// Error message for a socket or directory that cannot be created at `path`, with a remedy.
 fn cannot_be(path: &Path, error: &io::Error) -> anyhow::Error {
     let short = match error.kind() {
         io::ErrorKind::InvalidFilename => " of less than 100 bytes",

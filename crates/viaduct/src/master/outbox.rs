@@ -1,12 +1,14 @@
-//! The way from a master to one run: what it is told, and the sockets it has lent, which are closed here.
+//! Queue from a master to one run: messages to it, and the sockets that it has lent, which are
+//! closed here.
 //!
 //! ```text
 //!   worker, session ── Outbox ──▶ a thread of the session ──▶ the run's socket
 //!                                        └── close(2) of lent sockets, which may block
 //! ```
 //!
-//! All goes by one queue in order, so a flow's permit comes back behind all that was said of it: the
-//! permits of a user bound the queue. What is said without one is bounded by [`Outbox::await_room`].
+//! All items go through one queue in order. The permit of a flow therefore comes back after all
+//! messages about it, and the permits of a user bound the queue. Messages without a permit are
+//! bounded by [`Outbox::await_room`].
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,12 +23,12 @@ use viaduct_sys::records;
 use super::quota::Permit;
 use crate::proxy::conn::Lender;
 
-/// Records that may wait for a run before it is asked what else it wants.
+/// Number of unsent messages from which on no further requests are read from a run.
 const MAX_UNREAD: usize = 1024;
-/// A run that reads nothing for so long, while so much waits for it, is left.
+/// Time after which a run is given up that reads nothing while that many messages wait.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The way to a run.
+/// Sending end of the queue to a run.
 #[derive(Clone, Debug)]
 pub(super) struct Outbox {
     items: Sender<Item>,
@@ -36,7 +38,7 @@ pub(super) struct Outbox {
 #[derive(Debug)]
 enum Item {
     Message(Down),
-    /// A guest's permit is given back when it is closed.
+    /// Lent socket to close. The permit of a guest is given back after that.
     Close(OwnedFd, Option<Arc<Permit>>),
 }
 
@@ -49,17 +51,18 @@ struct State {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
-    /// Records that wait.
+    /// Number of messages that wait.
     unread: usize,
-    /// It hears nothing more.
+    /// True if the run gets no further messages.
     has_gone: bool,
 }
 
 impl Outbox {
-    /// To the run at `socket`; its thread holds `held` until all is said and closed.
+    /// Starts the thread that sends to the run at `socket`. The thread holds `held` until
+    /// everything is sent and closed.
     ///
     /// # Errors
-    /// There is no thread for it.
+    /// The thread cannot be started.
     pub(super) fn start(socket: Arc<OwnedFd>, held: impl Send + 'static) -> io::Result<Outbox> {
         let (items, receiver) = channel();
         let progress = Mutex::default();
@@ -73,10 +76,10 @@ impl Outbox {
         Ok(Outbox { items, state })
     }
 
-    /// Tells the run.
+    /// Queues a message to the run.
     ///
     /// # Errors
-    /// It has gone.
+    /// The run has gone.
     pub(super) fn send(&self, down: Down) -> io::Result<()> {
         let mut progress = self.state.progress();
         if progress.has_gone {
@@ -86,7 +89,8 @@ impl Outbox {
         self.items.send(Item::Message(down)).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// Waits while too much is unread. False if the run has gone, or reads nothing for a long time.
+    /// Waits while too many messages are unsent. Returns false if the run has gone, or has read
+    /// nothing for a long time.
     pub(super) fn await_room(&self) -> bool {
         let mut progress = self.state.progress();
         while progress.unread >= MAX_UNREAD && !progress.has_gone {
@@ -101,15 +105,15 @@ impl Outbox {
         !progress.has_gone
     }
 
-    /// Says nothing more: what waits is dropped, lent sockets are closed.
+    /// Ends the sending: messages that wait are dropped, lent sockets are closed.
     pub(super) fn end(&self) {
         self.state.progress().has_gone = true;
-        // Its thread may be about to send.
+        // The thread may be blocked in a send.
         let _ = rustix::net::shutdown(&self.state.socket, Shutdown::Both);
         self.state.read.notify_all();
     }
 
-    /// Whether the run hears nothing more.
+    /// Returns whether the run gets no further messages.
     pub(super) fn has_gone(&self) -> bool {
         self.state.progress().has_gone
     }
@@ -141,11 +145,11 @@ impl State {
     }
 }
 
-/// The lender of one flow's sockets.
+/// Lender of the sockets of one flow.
 #[derive(Debug)]
 pub(super) struct RunLender {
     pub(super) out: Outbox,
-    /// Of a guest.
+    /// Permit of a guest's flow.
     pub(super) permit: Option<Arc<Permit>>,
 }
 

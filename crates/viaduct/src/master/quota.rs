@@ -1,25 +1,26 @@
-//! Limits of what each user may have of a master that all users share, and their use of it.
+//! Limits per user of a master that all users share, and their use of it.
 //!
-//! Guests are all users but root and the master's own. Each guest is limited, and all guests together are,
-//! so that root and the master's own user find room at any time.
+//! Guests are all users except root and the master's own. Each guest is limited, and so are all
+//! guests together, so that root and the master's own user find room at any time.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Runs at once of all users together, if there are descriptors for them.
+/// Maximum number of concurrent runs of all users, if there are enough descriptors.
 const MAX_RUNS: usize = 4096;
-/// One part in so many of all descriptors is for the sockets of runs.
+/// Fraction of all descriptors for the sockets of runs: one in so many.
 const RUNS_SHARE: usize = 8;
-/// One part in so many of all runs and flows is kept for root and the master's own user.
+/// Fraction of all runs and flows reserved for root and the master's own user: one in so many.
 const RESERVE: usize = 8;
 
-/// Something that a user may have a limited number of.
+/// Kind of a limited resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Runs that have joined.
     Run,
-    /// Flows, those included that wait for their far end. Each holds two descriptors of the master's.
+    /// Flows, including those that wait for their far end. Each holds two descriptors of the
+    /// master.
     Flow,
     /// Connects that wait for their far end.
     Call,
@@ -27,23 +28,25 @@ pub(super) enum Kind {
 
 const KINDS: usize = 3;
 
-/// Limits of a guest, for each [`Kind`].
+/// Limits of guests, for each [`Kind`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// For one guest.
+    /// Limits of one guest.
     each: [usize; KINDS],
-    /// For all guests together.
+    /// Limits of all guests together.
     all: [usize; KINDS],
 }
 
-/// Runs of a master that may open so many descriptors. Each takes one; the rest is for flows.
+/// Maximum number of runs of a master that may open `descriptors` descriptors. Each run takes
+/// one; the rest is for flows.
 pub(super) fn max_runs(descriptors: u64) -> usize {
     usize::try_from(descriptors).map_or(MAX_RUNS, |all| (all / RUNS_SHARE).clamp(1, MAX_RUNS))
 }
 
 impl Limits {
-    /// Limits of a master that has room for `flows` flows and `all_runs` runs, where each guest may have so many runs,
-    /// and so many flows and waiting calls; without a number a quarter of all flows, and half of that.
+    /// Limits of a master that has room for `flows` flows and `all_runs` runs. Each guest may
+    /// have `runs` runs, `user_flows` flows (default: a quarter of all flows) and `user_calls`
+    /// waiting calls (default: half of the guest's flows).
     pub(super) fn new(
         flows: usize,
         all_runs: usize,
@@ -64,24 +67,25 @@ impl Limits {
 pub(super) struct Quota {
     limits: Limits,
     used: Mutex<Used>,
-    /// Requests that were refused because of a limit.
+    /// Number of requests that were refused because of a limit.
     refused: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
 struct Used {
     all: [usize; KINDS],
-    /// By user, guests only.
+    /// Use by each guest.
     users: HashMap<u32, [usize; KINDS]>,
 }
 
 impl Quota {
-    /// Of a master of which no guest has anything yet; `refused` counts what is refused.
+    /// Creates the quota of a master without guests. `refused` counts refusals.
     pub(super) fn new(limits: Limits, refused: Arc<AtomicU64>) -> Arc<Quota> {
         Arc::new(Quota { limits, used: Mutex::default(), refused })
     }
 
-    /// One more of `kind` for the guest `user`; `None`, which is counted, if that is too many.
+    /// Takes one more of `kind` for the guest `user`. `None`, which is counted, if a limit is
+    /// reached.
     pub(super) fn take(self: &Arc<Quota>, user: u32, kind: Kind) -> Option<Permit> {
         let Limits { each, all } = &self.limits;
         let n = kind as usize;
@@ -108,7 +112,7 @@ impl Quota {
     }
 }
 
-/// One of what a guest may have, until it is dropped.
+/// Unit of a guest's quota, given back when dropped.
 #[derive(Debug)]
 pub(super) struct Permit {
     quota: Arc<Quota>,

@@ -1,4 +1,5 @@
-//! Programs, as a shared master sees them: their side is kept by their run, which hears what to do with it.
+//! Programs of a shared master. The run of each program keeps the program's side of its flows,
+//! and is told by messages what to do with it.
 //!
 //! ```text
 //!   Remote    a flow of a program's: its place came with it
@@ -18,37 +19,37 @@ use super::quota::Permit;
 use crate::proxy::calls::{Held, Program};
 use crate::proxy::conn::Conn;
 
-/// Arrivals that are remembered before those that are over are forgotten.
+/// Number of arrivals from which on finished ones are removed.
 const MOST: usize = 64;
 
-/// A program whose side a run keeps.
+/// Program whose side of a flow is kept by a run.
 #[derive(Debug)]
 pub(super) struct Remote {
     id: u64,
     place: Option<Conn<TcpStream>>,
     out: Outbox,
-    /// How there are more for its program, if that listens.
+    /// Channel for further flows to the program, if it listens.
     line: Option<Arc<Line>>,
-    /// The run has heard how it ends.
+    /// True if the run was told how the flow ends.
     told: bool,
-    /// Of a connect that waits, until it is answered.
+    /// Permit of a waiting connect, until it is answered.
     call: Option<Permit>,
 }
 
 impl Remote {
-    /// Flow `id`, for which `place` will be connected to the program; `out` leads to the run.
+    /// Creates flow `id`. `place` will be connected to the program; `out` leads to the run.
     pub(super) fn new(id: u64, place: Conn<TcpStream>, out: &Outbox) -> Remote {
         let (place, out) = (Some(place), out.clone());
         Remote { id, place, out, line: None, told: false, call: None }
     }
 
-    /// The same, of a connect that has this permit to wait.
+    /// Adds the permit of a waiting connect.
     pub(super) fn calling(mut self, call: Option<Permit>) -> Remote {
         self.call = call;
         self
     }
 
-    /// The same, to a program that listens.
+    /// Creates flow `id` to a program that listens.
     pub(super) fn listening(id: u64, place: Conn<TcpStream>, line: Arc<Line>) -> Remote {
         let mut remote = Remote::new(id, place, &line.out);
         remote.line = Some(line);
@@ -113,22 +114,22 @@ impl Drop for Remote {
     }
 }
 
-/// The way to the run for more flows to a program.
+/// Channel to the run for further flows to a program.
 #[derive(Debug)]
 pub(super) struct Line {
-    /// The arrival that it came by.
+    /// Number of the arrival that created it.
     of: u64,
     out: Outbox,
-    /// In the order in which the run was asked.
+    /// Pending requests, in the order in which they were sent to the run.
     waiting: Mutex<VecDeque<Arc<Slot>>>,
 }
 
-/// All of a session's, while somebody has them.
+/// Channels of a session, as long as they are in use.
 #[derive(Debug, Default)]
 pub(super) struct Lines(HashMap<u64, Weak<Line>>);
 
 impl Lines {
-    /// That of arrival `of`.
+    /// Creates the channel of arrival `of`.
     pub(super) fn add(&mut self, of: u64, out: &Outbox) -> Arc<Line> {
         if self.0.len() >= MOST && self.0.len().is_power_of_two() {
             self.0.retain(|_, line| line.strong_count() > 0);
@@ -138,7 +139,8 @@ impl Lines {
         line
     }
 
-    /// The run has answered whoever asked first for one more: with it, or there is none.
+    /// Answers the oldest pending request of arrival `of` for another flow; `None` if there is
+    /// no flow.
     pub(super) fn fill(&mut self, of: u64, remote: Option<Remote>) {
         let Some(line) = self.0.get(&of).and_then(Weak::upgrade) else { return };
         let slot = line.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
@@ -148,7 +150,7 @@ impl Lines {
     }
 }
 
-/// What was asked for, when it comes, and who is told.
+/// Pending request for a flow, and the callback for its completion.
 #[derive(Default)]
 struct Slot(Mutex<Coming>);
 
@@ -180,7 +182,7 @@ impl std::fmt::Debug for Slot {
     }
 }
 
-/// One more flow to a program that listens.
+/// Further flow to a program that listens.
 #[derive(Debug)]
 struct Another {
     line: Arc<Line>,

@@ -1,9 +1,10 @@
-//! Those who share a master: each run has a session, in which it says what its program wants.
+//! Sessions of a shared master: each run has one, in which it sends the requests of its program.
 //!
-//! The worker never waits for a run: what it has to say goes through a thread of the session's own
-//! ([`super::outbox`]). A run that says what means nothing is heard no more. Guests, which are neither root
-//! nor the master's own user, have what [`super::quota`] leaves them, and their sockets are lent
-//! ([`crate::proxy::conn`]). So are sockets that a master above passes on from guests of its own.
+//! The worker never waits for a run: its messages go through a thread of the session
+//! ([`super::outbox`]). A run that sends an invalid record is disconnected. Guests, which are
+//! neither root nor the master's own user, are limited by [`super::quota`], and their sockets
+//! are lent ([`crate::proxy::conn`]). So are sockets that a master above passes on from guests
+//! of its own.
 
 use std::fs;
 use std::io;
@@ -37,17 +38,17 @@ use crate::run::carrier::Carrier;
 use crate::sparing::Sparing;
 use crate::status::socket::Name;
 
-/// After an error of accept.
+/// Delay after an error of accept.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Where runs come.
+/// Listener for runs.
 #[derive(Debug)]
 pub struct Desk {
     listener: OwnedFd,
     all_users: bool,
 }
 
-/// What every session needs.
+/// State that all sessions share.
 #[derive(Debug)]
 struct Shared {
     welcome: Welcome,
@@ -56,16 +57,16 @@ struct Shared {
     quota: Arc<Quota>,
 }
 
-/// Why a run is not heard, once in a while for each user.
+/// Rate limit, for each user, of the warnings about rejected runs.
 static REFUSED: Sparing<u32> = Sparing::new(4);
 
 impl Desk {
-    /// Opens it at `door`, for this user and root, or for all, and its name.
+    /// Opens the socket at `door`, for this user and root or for all users, with its name.
     ///
     /// # Errors
-    /// Another master has it.
+    /// Another master has the name.
     pub fn open(door: &Path, all_users: bool) -> Result<(Desk, Name)> {
-        // Of two that start at the same instant one finds the other's socket.
+        // The lock serializes masters that start at the same time.
         let _lock = DirLock::around(door).map_err(|error| cannot_be(door, &error))?;
         clear(door)?;
         let listener = records::listen(&door.to_string_lossy());
@@ -75,10 +76,10 @@ impl Desk {
         Ok((Desk { listener, all_users }, Name::of(door)))
     }
 
-    /// Serves for as long as the process runs.
+    /// Serves for the lifetime of the process.
     ///
     /// # Errors
-    /// There is no thread for it.
+    /// The thread cannot be started.
     pub(super) fn start(self, welcome: Welcome, carrier: Carrier, quota: Arc<Quota>) -> Result<()> {
         let network = network().context("ask for the network namespace")?;
         let shared = Arc::new(Shared { welcome, carrier, network, quota });
@@ -123,13 +124,13 @@ impl Desk {
     }
 }
 
-/// Begins a session of `user`, a guest if there is a permit.
+/// Begins a session of `user`, who is a guest if there is a permit.
 fn begin(
     socket: OwnedFd,
     (user, permit): (u32, Option<Permit>),
     shared: &Arc<Shared>,
 ) -> io::Result<()> {
-    // Its own threads wait for it.
+    // The session's threads block on it.
     rustix::io::ioctl_fionbio(&socket, false)?;
     let shared = shared.clone();
     let hear = move || {
@@ -146,7 +147,7 @@ fn begin(
     thread::Builder::new().name("run".to_owned()).spawn(hear).map(drop)
 }
 
-/// A run that is heard.
+/// Session of a run.
 struct Session<'a> {
     socket: Arc<OwnedFd>,
     user: u32,
@@ -155,14 +156,15 @@ struct Session<'a> {
     out: Outbox,
 }
 
-/// What one request of a run may hold.
+/// Resources granted to one request of a run.
 struct Granted {
     lender: Option<Arc<dyn Lender>>,
     call: Option<Permit>,
 }
 
 impl Session<'_> {
-    /// A session, if the run says a hello that fits; it holds `permit` while anything of it is left.
+    /// Opens a session if the run sends a matching hello. The session holds `permit` until its
+    /// end.
     fn greet(
         socket: OwnedFd,
         user: u32,
@@ -182,9 +184,9 @@ impl Session<'_> {
         Some(Session { socket, user, is_guest, shared, out })
     }
 
-    /// Hears the run until it goes, or why it is heard no more.
+    /// Processes the records of the run until it goes. Returns the reason if it is disconnected.
     fn hear(&self) -> Option<String> {
-        // One byte more than a record: a longer one is not mistaken for it.
+        // The buffer is one byte longer than a record, so that a longer one is detected.
         let (mut bytes, mut lines) = ([0; RECORD + 1], Lines::default());
         loop {
             let received = match records::receive_beside(&*self.socket, &mut bytes) {
@@ -209,7 +211,7 @@ impl Session<'_> {
         }
     }
 
-    /// Does what a record asks for; `None` if it makes no sense, or not with this beside it.
+    /// Executes a record; `None` if it is invalid, or does not match the descriptors beside it.
     fn obey(&self, up: Up, received: Received, lines: &mut Lines) -> Option<()> {
         let wanted = match up {
             Up::Hello { .. } => return None,
@@ -218,7 +220,8 @@ impl Session<'_> {
             Up::NoOther { .. } => 0,
         };
         if received.lost_descriptors && received.beside.len() <= wanted {
-            // It is no fault of the run's: this process, or all of the machine, may open no more.
+            // The run is not at fault: this process, or the whole machine, can open no more
+            // descriptors.
             let what =
                 "there is no descriptor left for what runs ask for (ulimit -n, LimitNOFILE=)";
             REFUSED.warn(self.user, what);
@@ -232,7 +235,7 @@ impl Session<'_> {
             && self.is_guest
             && self.shared.welcome.rules.fate(Transport::Tcp, to) != Fate::Divert
         {
-            // A run that keeps the rules leaves it to its program, or refuses it.
+            // A run that follows the rules leaves the call to its program, or refuses it.
             let _ = self.out.send(Down::Refuse { id, why: Failure::Denied });
             return Some(());
         }
@@ -250,9 +253,10 @@ impl Session<'_> {
             Up::Call { id, to, source, lent, is_bound, options } => {
                 let remote = Remote::new(id, sockets.next()??, &self.out).calling(granted.call);
                 let said = Mirrored(options);
-                // A guest says what it likes; what takes a right is not done for it.
+                // Options of a guest are not trusted: those that need privileges are dropped.
                 let mirrored = if self.is_guest || lent { said.unprivileged() } else { said };
-                // Another user cannot be believed, and this process may have rights that he has not.
+                // The claim of another user is not trusted: this process may have rights that
+                // the user lacks.
                 let is_bound = is_bound && !self.is_guest;
                 let (to, held) = (to.into(), Box::new(remote));
                 carrier.call(Call { to, source, is_bound, mirrored, held });
@@ -270,8 +274,8 @@ impl Session<'_> {
         Some(())
     }
 
-    /// Permits that a guest needs for this, and the lender of sockets that others may hold; `None` if the guest has
-    /// too much already.
+    /// Takes the permits that a guest needs for a record, and the lender of sockets that others
+    /// may hold; `None` if the guest has reached a limit.
     fn grant(&self, up: &Up) -> Option<Granted> {
         let mut granted = Granted { lender: None, call: None };
         let lender = |permit| Arc::new(RunLender { out: self.out.clone(), permit });
@@ -293,11 +297,11 @@ impl Session<'_> {
         Some(granted)
     }
 
-    /// Refuses what a record asks for.
+    /// Refuses the request of a record.
     fn refuse(&self, up: Up, lines: &mut Lines) {
         match up {
             Up::Call { id, .. } | Up::Arrival { id, .. } => {
-                // A run that has gone need not hear it.
+                // An error means that the run has gone, and is ignored.
                 let _ = self.out.send(Down::Refuse { id, why: Failure::Unreachable });
             }
             Up::Another { of, .. } | Up::NoOther { of } => lines.fill(of, None),
@@ -306,7 +310,7 @@ impl Session<'_> {
     }
 }
 
-/// Whether the run has said a hello that fits.
+/// Receives the hello of a run and answers it. Returns whether it matches.
 fn greeted(socket: &OwnedFd, shared: &Shared) -> bool {
     let mut bytes = [0; RECORD];
     let Ok((length, _)) = records::receive(socket, &mut bytes) else { return false };
@@ -319,7 +323,8 @@ fn greeted(socket: &OwnedFd, shared: &Shared) -> bool {
     refusal.is_none()
 }
 
-/// A TCP socket, which does not block and whose close does not wait; with a lender, it is lent.
+/// Turns a descriptor into a non-blocking TCP socket whose close does not wait. With a lender,
+/// it is lent. `None` if it is not a TCP socket.
 fn stream(fd: OwnedFd, lender: Option<Arc<dyn Lender>>) -> Option<Conn<TcpStream>> {
     let socket = match lender {
         Some(lender) => Conn::lent(fd, lender),
@@ -332,7 +337,7 @@ fn stream(fd: OwnedFd, lender: Option<Arc<dyn Lender>>) -> Option<Conn<TcpStream
     Some(socket.map(TcpStream::from))
 }
 
-/// A run that has gone hears nothing.
+/// Sends an answer. An error means that the run has gone, and is only logged.
 fn answer(socket: &OwnedFd, answer: &Answer) {
     let mut bytes = [0; WELCOME];
     let length = answer.emit(&mut bytes);

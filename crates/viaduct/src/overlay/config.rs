@@ -1,4 +1,4 @@
-//! A node's config: what the user wrote, and what it means.
+//! Config of a node: what the user wrote, and its meaning.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -18,25 +18,25 @@ use crate::proxy::settings::Settings;
 use crate::shell::entropy;
 use crate::{key, text};
 
-/// Bytes of a config, at most.
+/// Maximum length of a config in bytes.
 const LONGEST: u64 = 1 << 20;
-/// What follows from the rest of the config, and what a node's proxy does not have.
+/// Options that follow from the rest of the config, and those that a node's proxy does not have.
 const FOLLOWS: [&str; 7] = ["expect", "name", "run-dir", "to", "intercept", "on-demand", "metrics"];
-/// Probes may be no more frequent, and no rarer.
+/// Allowed range of the probe interval and timeout.
 const INTERVALS: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(50)..=Duration::from_secs(600);
 
-/// What it means.
+/// Meaning of a config.
 pub struct Config {
-    /// The node.
+    /// Configuration of the node.
     pub node: overlay::Config,
-    /// Where probes arrive.
+    /// Address at which probes arrive.
     pub listen: SocketAddr,
-    /// Where those of each peer do, in their order.
+    /// Addresses to which the probes of each peer are sent, in the order of the peers.
     pub endpoints: Vec<SocketAddr>,
-    /// The proxy of those that may go by this node.
+    /// Settings of the proxy for flows that may go through this node.
     pub socks: Option<Settings>,
-    /// Where metrics and `/healthz` are served.
+    /// Address at which metrics and `/healthz` are served.
     pub metrics: Option<SocketAddr>,
     /// Directory of the status socket.
     pub run_dir: PathBuf,
@@ -46,7 +46,7 @@ pub struct Config {
 #[serde(deny_unknown_fields)]
 struct File {
     overlay: NodeTable,
-    /// Options of the proxy, which reads them.
+    /// Options of the proxy, which parses them.
     socks: Option<Table>,
     #[serde(default)]
     peer: Vec<PeerTable>,
@@ -90,7 +90,7 @@ impl Config {
     /// Reads and checks `path`, and the key file that it names.
     ///
     /// # Errors
-    /// One line that says where, what is wrong, and what would be right.
+    /// One line that says where the error is, what is wrong, and what would be right.
     pub fn load(path: &Path, registry: &Registry) -> Result<Config> {
         let text =
             text::read(path, LONGEST).map_err(|what| anyhow!("{}: {what}", path.display()))?;
@@ -103,15 +103,15 @@ impl Config {
         meaning(file, directory, registry).with_context(|| path.display().to_string())
     }
 
-    /// Whether there can be such a node.
+    /// Checks that a node can be created.
     ///
     /// # Errors
-    /// Peers that cannot be told apart, say.
+    /// As for [`Node::new`].
     pub fn try_node(&self) -> Result<(), ConfigError> {
         Node::new(self.node.clone(), entropy(), Instant::ZERO).map(drop)
     }
 
-    /// The status socket, which `+route` is told by.
+    /// Path of the status socket, from which the handler `route` reads the table.
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join(format!("overlay-{}.sock", self.node.name))
     }
@@ -164,7 +164,7 @@ fn meaning_of_peer(peer: &PeerTable) -> Result<Peer> {
     })
 }
 
-/// A node without `serves` stands for itself.
+/// Default of `serves`: the node's own address.
 fn itself(at: SocketAddr) -> Vec<IpNet> {
     if at.ip().is_unspecified() { Vec::new() } else { vec![at.ip().to_canonical().into()] }
 }
@@ -190,7 +190,8 @@ fn timing(node: &NodeTable) -> Result<Timing> {
     Ok(timing)
 }
 
-/// The proxy that flows of others go by: SOCKS5, for those and to there where the config lets them.
+/// Settings of the SOCKS5 proxy for the flows of others, limited to the clients and destinations
+/// that the config allows.
 fn proxy(mut table: Table, name: &str, run_dir: &Path, registry: &Registry) -> Result<Settings> {
     if let Some(key) = table.keys().find(|key| FOLLOWS.contains(&&*key.replace('_', "-"))) {
         bail!("[socks] {key}: it follows from the node; leave it out");
@@ -229,7 +230,7 @@ impl fmt::Display for Config {
     }
 }
 
-/// A time such as `"500ms"`.
+/// Parser of a time such as `"500ms"`.
 mod span {
     use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The socket by which a node tells what it knows: a table to everybody, and every change to those that
-//! say that they follow.
+//! Socket on which a node publishes its table: once to every client, and at every change to
+//! clients that follow.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -13,14 +13,14 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::status::socket;
 
-/// What a client says that wants to hear of every change.
+/// Request of a client that follows: it gets every change.
 pub const FOLLOW: &[u8] = b"follow\n";
-/// How long it may take to say that, and to read a table.
+/// Time within which a client must send its request, and read a table.
 const WITHIN: Duration = Duration::from_secs(2);
-/// Clients at once.
+/// Maximum number of concurrent clients.
 const MOST: usize = 1_024;
 
-/// The socket, and what is told.
+/// Socket of a node, and the table that it publishes.
 pub struct Desk {
     listener: UnixListener,
     _name: socket::Name,
@@ -29,10 +29,11 @@ pub struct Desk {
 }
 
 impl Desk {
-    /// At `path`. Whoever uses this machine may ask: it is no secret by where one gets through.
+    /// Opens the socket at `path`. All users of this machine may read it, because the table is
+    /// not secret.
     ///
     /// # Errors
-    /// Somebody answers there, or it cannot be made.
+    /// Another process answers at `path`, or the socket cannot be created.
     pub fn open(path: &Path) -> Result<Desk> {
         let (listener, name) = socket::open(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
@@ -40,17 +41,17 @@ impl Desk {
         Ok(Desk { listener, _name: name, line: watch::Sender::default(), places })
     }
 
-    /// This is what is known from now on.
+    /// Publishes a new table.
     pub fn publish(&self, mut line: Vec<u8>) {
         line.push(b'\n');
         self.line.send_replace(Arc::new(line));
     }
 
-    /// Takes in clients, for ever.
+    /// Accepts clients, forever.
     pub async fn serve(&self) {
         loop {
             let client = socket::asker(&self.listener).await;
-            // Too many: the one that comes now is let go.
+            // With too many clients, the new one is dropped.
             if let Ok(place) = self.places.clone().try_acquire_owned() {
                 let lines = self.line.subscribe();
                 tokio::spawn(async move {
@@ -62,7 +63,7 @@ impl Desk {
     }
 }
 
-/// Tells one client, until it has gone or is too slow.
+/// Serves one client, until it has gone or is too slow.
 async fn tell(mut client: UnixStream, mut lines: watch::Receiver<Arc<Vec<u8>>>) {
     let mut said = [0; FOLLOW.len()];
     let line = lines.borrow_and_update().clone();
@@ -77,7 +78,7 @@ async fn tell(mut client: UnixStream, mut lines: watch::Receiver<Arc<Vec<u8>>>) 
         let mut end = [0];
         tokio::select! {
             changed = lines.changed() => if changed.is_err() { return },
-            // It has gone, or says more than there is to say.
+            // The client has gone, or sends more than a request.
             _ = client.read(&mut end) => return,
         }
         let line = lines.borrow_and_update().clone();

@@ -1,10 +1,10 @@
-//! What a node of the overlay says of itself to whoever watches it.
+//! Metrics of an overlay node.
 
 use viaduct_proto::overlay::{Stats, Table};
 
 use crate::metrics::{Exposition, Kind};
 
-/// A counter's name, its help, and how it is read.
+/// Name of a counter, its help, and the function that reads it.
 type Counter = (&'static str, &'static str, fn(&Stats) -> u64);
 
 const COUNTERS: [Counter; 9] = [
@@ -21,7 +21,7 @@ const COUNTERS: [Counter; 9] = [
     ("viaduct_overlay_changes_total", "Times that another way was chosen.", |s| s.changes),
 ];
 
-/// The whole page.
+/// Renders the whole page.
 pub fn encode(table: &Table) -> String {
     let mut page = Exposition::default();
     let version = env!("CARGO_PKG_VERSION");

@@ -1,4 +1,4 @@
-//! What a node on this machine knows, for handlers: a thread follows its socket.
+//! Table of a node on this machine, for handlers: a thread follows the node's socket.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -11,14 +11,14 @@ use viaduct_proto::overlay::Table;
 
 use super::desk::FOLLOW;
 
-/// A node tells something every second; one that does not is as good as gone.
+/// Read timeout: a node publishes its table every second, and is considered gone otherwise.
 const SILENT: Duration = Duration::from_secs(3);
-/// When it is tried again.
+/// Delay before the next attempt.
 const AGAIN: Duration = Duration::from_millis(500);
-/// How long the first flow waits for the first table.
+/// Time for which the first flow waits for the first table.
 const FIRST: Duration = Duration::from_millis(200);
 
-/// Follows nodes, each from the first flow on that wants to know.
+/// Follows nodes, each from the first flow on that needs its table.
 pub fn overlays() -> Overlays {
     Arc::new(|path| {
         let known = Arc::new(Known { path: path.into(), ..Known::default() });
@@ -31,7 +31,7 @@ pub fn overlays() -> Overlays {
 struct Known {
     path: PathBuf,
     began: OnceLock<()>,
-    /// What is known, and whether anything could be.
+    /// Latest table, and whether a table has come or an attempt has failed.
     state: Mutex<(Option<Arc<Table>>, bool)>,
     told: Condvar,
 }
@@ -40,7 +40,7 @@ impl Known {
     fn table(self: &Arc<Self>) -> Option<Arc<Table>> {
         self.began.get_or_init(|| {
             let known = self.clone();
-            // Without a thread nothing is ever known, and flows go directly.
+            // Without a thread no table is ever known, and flows go directly.
             let _ = std::thread::Builder::new().name("overlay".to_owned()).spawn(move || {
                 loop {
                     let _ = known.follow();
@@ -54,7 +54,7 @@ impl Known {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
-    /// Until the node is silent or gone.
+    /// Follows the node until it is silent or gone.
     fn follow(&self) -> std::io::Result<()> {
         let mut stream = connect(&self.path)?;
         stream.write_all(FOLLOW)?;

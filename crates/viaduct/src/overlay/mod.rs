@@ -21,7 +21,7 @@ pub use follow::overlays;
 
 use self::config::Config;
 
-/// What `viaduct overlay` may be told.
+/// Options of `viaduct overlay`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct OverlayArgs {
     /// The node's config; SIGHUP reads it again
@@ -32,7 +32,7 @@ pub struct OverlayArgs {
     pub check: bool,
 }
 
-/// Runs a node until it is told to end.
+/// Runs a node until a signal ends it.
 pub fn run(args: &OverlayArgs, registry: &Registry) -> Result<()> {
     let config = Config::load(&args.config, registry)?;
     config.try_node().with_context(|| args.config.display().to_string())?;

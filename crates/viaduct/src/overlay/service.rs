@@ -1,4 +1,4 @@
-//! The node's loop: probes, the status socket, signals.
+//! Event loop of a node: probes, the status socket, signals.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,11 +20,11 @@ use crate::proxy::handle::Beside;
 use crate::shell::entropy;
 use crate::signals::{Heard, Signals};
 
-/// How often the table is told anew though nothing has changed.
+/// Interval at which the table is published without a change.
 const SECOND: Duration = Duration::from_secs(1);
-/// How often it is looked whether the last flow has ended.
+/// Interval between checks for the end of the last flow.
 const DRAINED: Duration = Duration::from_millis(50);
-/// Longer than any message.
+/// Buffer size: longer than any message.
 const LONGEST: usize = 2_048;
 
 struct Service<'a> {
@@ -33,13 +33,13 @@ struct Service<'a> {
     config: Config,
     node: Node,
     socket: UdpSocket,
-    /// The proxy of those that go by this node.
+    /// Proxy of the flows that go through this node.
     flows: Option<Beside>,
-    /// The version of the table that was told last.
+    /// Version of the last published table.
     told: u64,
 }
 
-/// Runs a node until it is told to end.
+/// Runs a node until a signal ends it.
 pub fn run(path: &Path, config: Config, registry: &Registry) -> Result<()> {
     let (runtime, heard) = Signals::register()?.into_parts();
     let node = Node::new(config.node.clone(), entropy(), now())?;
@@ -104,7 +104,8 @@ impl Service<'_> {
         self.flows.take().map_or(Ok(()), Beside::end)
     }
 
-    /// Lets flows end that go by this node, and takes no new ones; the second time it waits for nothing.
+    /// Stops accepting flows through this node, and lets the existing ones finish. Returns true
+    /// from the second call on, after which the service ends at once.
     fn ends(&self, draining: &mut bool) -> bool {
         if let Some(flows) = &self.flows {
             flows.handle.drain();
@@ -115,7 +116,7 @@ impl Service<'_> {
     fn transmit(&mut self) {
         while let Some((peer, datagram)) = self.node.poll_transmit() {
             let Some(to) = self.config.endpoints.get(peer) else { continue };
-            // One that cannot be sent is lost, as others are: that is what probes are for.
+            // A probe that cannot be sent counts as lost, like any other.
             if let Err(error) = self.socket.try_send_to(&datagram, *to) {
                 debug!("send a probe to {to}: {error}");
             }
@@ -132,7 +133,7 @@ impl Service<'_> {
         Table { states: self.node.states(now()), ..self.node.table() }
     }
 
-    /// Opens the access log of flows that go by this node again.
+    /// Reopens the access log of flows that go through this node.
     fn reopen_log(&self) {
         self.flows.iter().for_each(|flows| flows.handle.reopen_log());
     }
@@ -146,7 +147,7 @@ impl Service<'_> {
         notify(Phase::Ready);
     }
 
-    /// Reads the config again; all of it takes effect, or none.
+    /// Reloads the config. All of it takes effect, or none.
     fn reload(&mut self) -> Result<()> {
         let new = Config::load(self.path, self.registry)?;
         let same = |what: &str, same: bool| match same {

@@ -1,4 +1,4 @@
-//! One connection over TCP: heads in, responses out.
+//! TCP connection: reads heads, writes responses.
 
 use std::fs::File;
 use std::io;
@@ -15,15 +15,15 @@ use super::outgoing::Outgoing;
 use super::tcp::Shared;
 use crate::access_log::Entry;
 
-/// Time for a head, and of silence between two requests.
+/// Timeout of a head, and of silence between two requests.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time for which a client's bytes are read on after the last response: what is not read has the kernel reset the
-/// connection, and the response may be lost with it.
+/// Time for which a client's bytes are read after the last response. If unread bytes were left,
+/// the kernel would reset the connection, and the response might be lost.
 const LINGER: Duration = Duration::from_secs(2);
-/// Interval at which a connection that lingers is looked at.
+/// Interval between checks of a lingering connection.
 const LINGER_LOOK: Duration = Duration::from_millis(200);
 
-/// A request that was read, or what is answered to bytes that are none.
+/// Request that was read, or the response to bytes that are not a valid request.
 enum Asked {
     Request(Request, usize),
     Refused(Plan),
@@ -71,7 +71,7 @@ async fn answer_all(
         }
         bytes.drain(..taken);
         if bytes.is_empty() {
-            // An idle connection holds no memory.
+            // An idle connection holds no buffer.
             bytes = Vec::new();
         }
     }
@@ -102,7 +102,7 @@ fn entry(
     }
 }
 
-/// Reads the next request; `None` at the end.
+/// Reads the next request; `None` at the end of the stream.
 async fn next(
     stream: &TcpStream,
     bytes: &mut Vec<u8>,
@@ -123,7 +123,7 @@ async fn next(
         match timeout(left.min(out.look_interval()), stream.readable()).await {
             Ok(ready) => ready?,
             Err(_) => {
-                // As long as it is taking the last response it is not idle.
+                // A client that is still taking the last response is not idle.
                 if begins && out.unacknowledged() > 0 {
                     out.look()?;
                     until = Instant::now() + IDLE_TIMEOUT;
@@ -161,8 +161,8 @@ async fn send(
     out.write_both(&plan.head, body).await
 }
 
-/// Waits, after the last response, until the client has all of it: a socket that is closed before keeps what it has to
-/// send without a bound of time that is ours.
+/// Waits after the last response until the client has acknowledged all of it. A socket that is
+/// closed earlier keeps its unsent data for a time that this process does not limit.
 async fn linger(stream: &TcpStream, out: &mut Outgoing<'_>) -> io::Result<()> {
     out.begin();
     let until = Instant::now() + LINGER;

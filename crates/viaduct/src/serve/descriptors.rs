@@ -1,7 +1,7 @@
-//! Who may have how many descriptors: none is to be left without.
+//! Division of the process's descriptors among its parts, so that each has some.
 //!
 //! ```text
-//!   may be open  =  sockets of all kinds  |  files of Trickles' threads  |  connections of TCP, two each
+//!   may be open  =  sockets of all kinds | files of Trickles' threads | TCP connections, two each
 //! ```
 
 use tracing::warn;
@@ -9,24 +9,25 @@ use viaduct_sys::process::raise_descriptors;
 
 use super::shelf;
 
-/// The process's own: sockets, pipes, a journal, clients of the status socket and of the metrics.
+/// Descriptors of the process itself: sockets, pipes, a journal, clients of the status socket
+/// and of the metrics.
 const OWN: u64 = 24;
-/// Each thread's own.
+/// Descriptors of each thread.
 const OF_THREAD: u64 = 16;
-/// Fewest files of a thread: what one request may ask for, mostly.
+/// Minimum number of files of a thread: usually enough for one request.
 const LEAST_FILES: u64 = 8;
 
-/// What each may have.
+/// Shares of the descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
-    /// Files that each of Trickles' threads may have open.
+    /// Maximum number of files that each of Trickles' threads has open.
     pub files: usize,
-    /// Connections over TCP at a time.
+    /// Maximum number of concurrent TCP connections.
     pub connections: u32,
 }
 
-/// Shares out what this process may have, among so many threads and at most so many connections. Says so
-/// where it is less than was wanted.
+/// Divides the descriptors of this process among `threads` threads and at most `connections`
+/// connections. Logs a warning if there are fewer connections than requested.
 pub fn share_out(threads: u32, connections: u32) -> Parts {
     let most = raise_descriptors();
     let parts = parts(most, threads, connections);

@@ -1,8 +1,8 @@
-//! Files and pages for TCP's loop, which never waits for a disk.
+//! Files and pages for the event loop of TCP, which never blocks on a disk.
 //!
 //! ```text
-//!   connection ── find ──▶ a thread: Root::look ──▶ file, or a directory ──▶ Pages ──▶ a thread: Root::list
-//!              ── read ──▶ the page cache (RWF_NOWAIT), or a thread
+//!   connection ─ find ──▶ thread: Root::look ──▶ file or directory ──▶ Pages ──▶ thread: Root::list
+//!             ─ read ──▶ the page cache (RWF_NOWAIT), or a thread
 //! ```
 
 use std::cell::RefCell;
@@ -18,32 +18,32 @@ use viaduct_proto::web::{Found, Request};
 use super::files::{Looked, Root, Stamp, Starved};
 use super::pages::{Lease, Pages};
 
-/// Bytes of a file that are read at a time.
+/// Maximum bytes of a file that are read at once.
 pub const CHUNK: usize = 128 << 10;
-/// Disk operations at a time.
+/// Maximum number of concurrent disk operations.
 const MAX_OPERATIONS: usize = 64;
-/// Directories that are listed at a time.
+/// Maximum number of directories that are listed concurrently.
 const MAX_LISTINGS: usize = 2;
 
-/// The disk, as the tasks of one loop share it.
+/// Disk access, shared by the tasks of one event loop.
 #[derive(Debug)]
 pub struct Disk {
     root: Arc<Root>,
     pages: Pages,
     operations: Arc<Semaphore>,
     listings: Semaphore,
-    /// The loop's one buffer of what is read without waiting.
+    /// Buffer of the event loop for non-blocking reads.
     buffer: RefCell<Vec<u8>>,
 }
 
-/// Outcome of a look at a request's path.
+/// Result of looking up a request's path.
 #[derive(Debug)]
 pub struct Answer {
-    /// What is there.
+    /// Object at the path.
     pub found: Found,
-    /// The file, if it is one.
+    /// File, if the object is one.
     pub file: Option<Arc<File>>,
-    /// Counts the page against the memory of all pages as long as it is being sent.
+    /// Counts the page against the memory of all pages while it is being sent.
     _lease: Option<Lease>,
 }
 
@@ -58,7 +58,8 @@ impl Answer {
 }
 
 impl Disk {
-    /// Pages take at most about `page_memory` bytes together, those that are being sent included.
+    /// Creates access to `root`. Pages take at most about `page_memory` bytes together, those
+    /// that are being sent included.
     pub fn new(root: Arc<Root>, page_memory: usize) -> Disk {
         Disk {
             root,
@@ -69,12 +70,12 @@ impl Disk {
         }
     }
 
-    /// Directory pages' memory now, in bytes, and requests refused for want of it so far.
+    /// Directory pages: their memory in bytes, and the requests refused for lack of it.
     pub fn pages(&self) -> &Pages {
         &self.pages
     }
 
-    /// Looks up what a request asks for.
+    /// Looks up the path of a request.
     pub async fn find(&self, request: &Request) -> Answer {
         let (root, wanted) = (self.root.clone(), request.clone());
         match self.operate(move || root.look(&wanted)).await {
@@ -86,7 +87,8 @@ impl Disk {
         }
     }
 
-    /// The page of a directory: the one that is kept if it holds; else one request makes it, and the others wait.
+    /// Page of a directory: the cached one if it is valid. Otherwise one request makes it, and
+    /// the others wait for it.
     async fn page(&self, request: &Request, stamp: Stamp) -> Answer {
         let slot = self.pages.slot(&request.path);
         let mut kept = slot.lock().await;
@@ -130,8 +132,9 @@ impl Disk {
         tokio::task::spawn_blocking(operation).await.ok()
     }
 
-    /// Reads up to `most` bytes at `at` and hands them to `write`, which says how many it has taken. Bytes that the kernel
-    /// has in memory are read at once, into a buffer that all connections share; others by a thread.
+    /// Reads up to `most` bytes at `at` and hands them to `write`, which returns how many it has
+    /// taken. Bytes in the page cache are read at once, into a buffer that all connections
+    /// share; others are read by a thread.
     ///
     /// # Errors
     /// Those of the file, which may end before `at`, and of `write`.
@@ -148,7 +151,8 @@ impl Disk {
             let part = &mut buffer[..most];
             match preadv2(&**file, &mut [IoSliceMut::new(part)], at, ReadWriteFlags::NOWAIT) {
                 Ok(read) => Some(write(full(&part[..read])?)),
-                // Not in memory, or a file system that cannot tell.
+                // The bytes are not in the page cache, or the file system does not support the
+                // check.
                 Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => None,
                 Err(error) => return Err(error.into()),
             }
@@ -169,7 +173,7 @@ impl Disk {
     }
 }
 
-/// A file that got shorter: its length was promised, so the connection ends.
+/// Fails if a file got shorter. Its length was promised, so the connection must end.
 fn full(part: &[u8]) -> io::Result<&[u8]> {
     if part.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(part) }
 }

@@ -1,4 +1,4 @@
-//! What stands at a path below a directory, and in no case outside it.
+//! Lookup of paths below a directory, and never outside it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -11,19 +11,19 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, open, o
 use rustix::io::Errno;
 use viaduct_proto::web::{Found, Listing, Request};
 
-/// What a directory is served by, if it has one.
+/// Index file of a directory.
 const INDEX: &str = "index.html";
-/// The one name with a dot that is served (RFC 8615).
+/// Only name with a leading dot that is served (RFC 8615).
 const WELL_KNOWN: &str = ".well-known";
-/// Mean length of listed names, in bytes, above which fewer are listed.
+/// Mean length of listed names in bytes above which fewer are listed.
 const MEAN_NAME: usize = 128;
 
-/// No descriptor or memory is left to look.
+/// Error: no descriptor or memory is left for the lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Starved;
 
-/// A directory as it is: another when something was added to it, removed or renamed. Two changes of one tick of the
-/// kernel's clock look alike.
+/// Identity of a directory's content, which differs after an entry was added, removed or
+/// renamed. Two changes within one tick of the kernel's clock are not distinguished.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
     device: u64,
@@ -31,37 +31,37 @@ pub struct Stamp {
     changed: (i64, u64),
 }
 
-/// The directory that is served.
+/// Directory that is served.
 #[derive(Debug)]
 pub struct Root {
     directory: OwnedFd,
-    /// Names in the page of a directory, at most.
+    /// Maximum number of names in the page of a directory.
     max_listed: usize,
 }
 
-/// Outcome of a look at a path.
+/// Result of looking up a path.
 #[derive(Debug)]
 pub enum Looked {
-    /// A file with its descriptor, or anything else but a directory's page.
+    /// File with its descriptor, or anything else except a directory's page.
     Found(Found, Option<File>),
-    /// A directory without an index: its page has to be made.
+    /// Directory without an index file: its page has to be made.
     Directory(Stamp),
 }
 
 impl Root {
-    /// The directory at `path`; it need not be readable if nothing asks for its page.
+    /// Opens the directory at `path`. It need not be readable unless its page is requested.
     ///
     /// # Errors
-    /// There is no directory.
+    /// There is no directory at `path`.
     pub fn open(path: &Path, max_listed: usize) -> io::Result<Root> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Root { directory: open(path, flags, Mode::empty())?, max_listed })
     }
 
-    /// What is asked for; with the file, if it is one.
+    /// Looks up the path of a request. Returns the open file too, if it is one.
     ///
     /// # Errors
-    /// [`Starved`]: nobody knows what is there.
+    /// [`Starved`]: the lookup was not possible.
     pub fn find(&self, request: &Request) -> Result<(Found, Option<File>), Starved> {
         match self.look(request)? {
             Looked::Found(found, file) => Ok((found, file)),
@@ -72,7 +72,8 @@ impl Root {
         }
     }
 
-    /// The same without a directory's page, which takes much longer than the rest.
+    /// Looks up the path of a request, without making a directory's page, which takes much
+    /// longer.
     ///
     /// # Errors
     /// As [`Root::find`].
@@ -81,7 +82,7 @@ impl Root {
         self.inspect(&path, request).or_else(|error| Ok(Looked::Found(refusal(error)?, None)))
     }
 
-    /// The page of a directory, or what is answered instead.
+    /// Page of a directory, or the object to answer instead.
     ///
     /// # Errors
     /// As [`Root::find`].
@@ -95,7 +96,7 @@ impl Root {
         }
     }
 
-    /// That of the directory without an index at the request's path, if there is one.
+    /// Stamp of the directory without an index file at the request's path, if there is one.
     pub fn stamp(&self, request: &Request) -> Option<Stamp> {
         match self.look(request) {
             Ok(Looked::Directory(stamp)) => Some(stamp),
@@ -109,7 +110,7 @@ impl Root {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile if !request.directory => self.file(path),
             FileType::RegularFile => Ok(Looked::Found(Found::Nothing, None)),
-            // It is told to ask with a slash.
+            // The client is redirected to the path with a slash.
             FileType::Directory if !wants_directory => {
                 Ok(Looked::Found(Found::Directory(Listing::default()), None))
             }
@@ -120,8 +121,8 @@ impl Root {
         }
     }
 
-    /// The index file of the directory at `path`. What is no regular file (a pipe, a socket, a directory, a link that leads
-    /// nowhere or out) is none.
+    /// Index file of the directory at `path`. Anything but a regular file (a pipe, a socket, a
+    /// directory, a link that is broken or leads outside) is not an index.
     fn index(&self, path: &[u8]) -> Result<Option<Looked>, Errno> {
         let index = [path, b"/", INDEX.as_bytes()].concat();
         match self.stat(&index) {
@@ -133,14 +134,15 @@ impl Root {
         }
     }
 
-    /// Takes no right to read, waits for no pipe, and wakes no device.
+    /// Stats a path. This needs no read permission, does not block on a pipe, and does not open
+    /// a device.
     fn stat(&self, path: &[u8]) -> Result<Stat, Errno> {
         fstat(beneath(self.directory.as_fd(), path, OFlags::PATH)?)
     }
 
     fn file(&self, path: &[u8]) -> Result<Looked, Errno> {
         let opened = beneath(self.directory.as_fd(), path, OFlags::RDONLY)?;
-        // It may be another one by now.
+        // The path may lead to another object by now.
         if FileType::from_raw_mode(fstat(&opened)?.st_mode) != FileType::RegularFile {
             return Ok(Looked::Found(Found::Forbidden, None));
         }
@@ -156,7 +158,7 @@ impl Stamp {
     }
 }
 
-/// Whether an error says nothing of whether there is something.
+/// Returns whether an error leaves open if there is an object.
 fn is_trouble(error: Errno) -> bool {
     !matches!(refusal(error), Ok(Found::Nothing))
 }
@@ -165,15 +167,16 @@ fn refusal(error: Errno) -> Result<Found, Starved> {
     match error {
         Errno::MFILE | Errno::NFILE | Errno::NOMEM => Err(Starved),
         Errno::ACCESS | Errno::PERM => Ok(Found::Forbidden),
-        // The last is openat2's, of a directory that was renamed meanwhile.
+        // EAGAIN comes from openat2, if a directory was renamed meanwhile.
         Errno::IO | Errno::STALE | Errno::AGAIN => Ok(Found::Unavailable),
         _ => Ok(Found::Nothing),
     }
 }
 
-/// Opens without leaving the directory, whatever links say; a pipe is not waited for.
+/// Opens a path without leaving the directory, whatever links say, and without blocking on a
+/// pipe.
 fn beneath(directory: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
-    // With O_PATH the kernel allows no other flags but these.
+    // With O_PATH the kernel allows only these flags.
     let more = if flags.contains(OFlags::PATH) {
         OFlags::empty()
     } else {
@@ -184,7 +187,7 @@ fn beneath(directory: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<Owne
     openat2(directory, OsStr::from_bytes(path), flags, Mode::empty(), within)
 }
 
-/// What an open file is now.
+/// Size and time of last change of an open file.
 pub(super) fn found(file: &File) -> Option<Found> {
     let stat = fstat(file).ok()?;
     Some(Found::File {
@@ -194,7 +197,7 @@ pub(super) fn found(file: &File) -> Option<Found> {
     })
 }
 
-/// The path of what is asked for, if it may be.
+/// Path of a request, if it may be served.
 fn path(request: &Request) -> Option<Vec<u8>> {
     let path = match request.path.join(&b'/') {
         path if path.is_empty() => b".".to_vec(),
@@ -203,8 +206,8 @@ fn path(request: &Request) -> Option<Vec<u8>> {
     (!request.path.iter().any(|part| is_hidden(part))).then_some(path)
 }
 
-/// Names in a directory, at most `most` and of bounded length together, and whether there are more. No more of it is read
-/// then: how long that takes must not depend on its size.
+/// Names in a directory, at most `most` and of bounded total length, and whether there are more.
+/// The rest is not read, so that the time does not depend on the directory's size.
 fn names(directory: &OwnedFd, most: usize) -> Result<(Vec<Vec<u8>>, bool), Errno> {
     let (mut names, mut bytes) = (Vec::new(), 0);
     for entry in Dir::read_from(directory)? {
@@ -226,7 +229,7 @@ fn names(directory: &OwnedFd, most: usize) -> Result<(Vec<Vec<u8>>, bool), Errno
     Ok((names, false))
 }
 
-/// Whether a name is one that people hide: one dot, and what is no dot. Several dots are no such habit.
+/// Returns whether a name is hidden by convention: it begins with exactly one dot.
 fn is_hidden(part: &[u8]) -> bool {
     part.starts_with(b".") && !part.starts_with(b"..") && part != WELL_KNOWN.as_bytes()
 }

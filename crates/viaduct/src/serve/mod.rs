@@ -3,11 +3,11 @@
 //! ```text
 //!   TCP ──────▶ tcp: reads a head ─┐                        ┌─▶ files: what stands there
 //!                                  ├─▶ proto::web::Request ─┤
-//!   Trickles ─▶ trickles: events ──┘                        └─▶ proto::web::plan ─▶ head, file's bytes
+//!   Trickles ─▶ trickles: events ──┘                        └─▶ proto::web::plan ─▶ head, bytes
 //! ```
 //!
-//! What is answered is decided by [`viaduct_proto::web`], the same for both ways by which requests come.
-//! Over Trickles nothing is kept of a client; over TCP the kernel and a task keep what they must.
+//! [`viaduct_proto::web`] decides the responses, the same for both transports. Over Trickles the
+//! server keeps no state of a client; over TCP the kernel and a task keep what they must.
 
 mod connection;
 mod descriptors;
@@ -52,11 +52,11 @@ use status::ServeStatus;
 use tcp::Shared;
 use trickles::{Hand, Service, Terms, Ways};
 
-/// What the command line says.
+/// Options of `viaduct serve`.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
-    /// The directory whose files are served; nothing outside it, also by symbolic links, and no name
-    /// that begins with one dot but .well-known
+    /// The directory whose files are served; nothing outside it, also by symbolic links, and no
+    /// name that begins with one dot but .well-known
     dir: PathBuf,
     /// Addresses to listen at
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:8080", value_parser = place)]
@@ -65,12 +65,13 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", conflicts_with = "encrypted_only",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_connections: Option<u32>,
-    /// Connections over TCP from one source (an IPv4 address, an IPv6 /64); more are closed [default: 1024]
+    /// Connections over TCP from one source (an IPv4 address, an IPv6 /64); more are closed
+    /// [default: 1024]
     #[arg(long, value_name = "N", conflicts_with = "encrypted_only",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_per_source: Option<u32>,
-    /// Bytes a second that a client over TCP has to take of a response, on average over a minute, or its
-    /// connection ends; 0: no limit [default: 1024]
+    /// Bytes a second that a client over TCP has to take of a response, on average over a
+    /// minute, or its connection ends; 0: no limit [default: 1024]
     #[arg(long, value_name = "BYTES", conflicts_with = "encrypted_only",
           value_parser = clap::value_parser!(u32).range(..=1 << 30))]
     min_rate: Option<u32>,
@@ -79,27 +80,28 @@ pub struct ServeArgs {
     /// Names that the page of a directory has at most; it says if there are more [default: 10000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_listed: Option<u32>,
-    /// Memory for directory pages, including those being sent; requests beyond it get 503 [default: 33554432]
+    /// Memory for directory pages, including those being sent; requests beyond it get 503
+    /// [default: 33554432]
     #[arg(long, value_name = "BYTES", conflicts_with = "encrypted_only",
           value_parser = clap::value_parser!(u32).range(1 << 16..=1 << 30))]
     page_memory: Option<u32>,
     /// Serve Trickles at the same ports, by these packets
     #[arg(long, value_name = "HOW", value_enum, default_value = "auto")]
     trickles: Ways,
-    /// The secrets that Trickles' continuations are made with, shared by replicas: lines of a number
-    /// (0 to 255) and 64 hexadecimal digits, of which the first makes what is new; read again when it
+    /// The secrets that seal Trickles' continuations, shared by replicas: lines of a number (0
+    /// to 255) and 64 hexadecimal digits, of which the first seals new ones; read again when it
     /// changes. Without it connections end with this process
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// The secret key (viaduct key new) that clients know this server by, shared by replicas: Trickles is
-    /// encrypted for those who ask for that
+    /// The secret key (viaduct key new) that clients know this server by, shared by replicas:
+    /// Trickles is encrypted for clients that ask for it
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
-    /// Serve nobody in clear: Trickles encrypted alone, and nothing over TCP
+    /// Serve no client in clear: Trickles encrypted alone, and nothing over TCP
     #[arg(long, requires = "identity", conflicts_with = "dead_after")]
     encrypted_only: bool,
-    /// Packets of one connection are dealt among several servers: each answers for itself alone, and
-    /// makes up for no request that it has not seen
+    /// Packets of one connection are balanced among several servers: each answers on its own,
+    /// and does not compensate for requests that it has not seen
     #[arg(long, requires = "key")]
     balanced: bool,
     /// Bytes that Trickles remembers answered requests in [default: 16777216]
@@ -109,27 +111,27 @@ pub struct ServeArgs {
         value_parser = clap::value_parser!(u32).range(1 << 16..=1 << 30)
     )]
     replay: Option<u32>,
-    /// Connections of Trickles for which what was computed is kept, 120 bytes each, rounded up to a power
-    /// of two; nothing depends on it [default: 0]
+    /// Connections of Trickles for which computed values are cached, 120 bytes each, rounded up
+    /// to a power of two; nothing depends on it [default: 0]
     #[arg(
         long,
         value_name = "CONNECTIONS",
         value_parser = clap::value_parser!(u32).range(..=1 << 24)
     )]
     cache: Option<u32>,
-    /// Threads that answer Trickles; each client's packets come to one of them, by its port, and they share
-    /// --replay and --cache evenly. 0: one for each core [default: 1]
+    /// Threads that answer Trickles; each client's packets come to one of them, by its port, and
+    /// they share --replay and --cache evenly. 0: one for each core [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=64))]
     workers: Option<u32>,
-    /// Bytes of the longest packet that Trickles sends, 576 to 1500; less where an interface or a router says so
-    /// [default: 1500]
+    /// Bytes of the longest packet that Trickles sends, 576 to 1500; less where an interface or
+    /// a router says so [default: 1500]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..=1500))]
     mtu: Option<u16>,
-    /// Have each packet of Trickles pass this machine's own output rules; else several that leave for one client
-    /// together go past them, and take the kernel less time
+    /// Have each packet of Trickles pass this machine's own output rules; else several that
+    /// leave for one client together bypass them, and take the kernel less time
     #[arg(long)]
     one_by_one: bool,
-    /// Where Prometheus finds the metrics
+    /// Address at which Prometheus fetches the metrics
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
     #[command(flatten)]
@@ -138,19 +140,19 @@ pub struct ServeArgs {
     access_log: AccessLogArgs,
 }
 
-/// Memory for what was answered, bytes.
+/// Memory of the replay windows, in bytes.
 const REPLAY: u32 = 16 << 20;
 const MAX_CONNECTIONS: u32 = 4096;
 const MAX_PER_SOURCE: u32 = 1024;
-/// Bytes a second.
+/// Bytes per second.
 const MIN_RATE: u32 = 1024;
 const MAX_LISTED: u32 = 10_000;
-/// Memory for pages, bytes.
+/// Memory for directory pages, in bytes.
 const PAGE_MEMORY: u32 = 32 << 20;
 const MTU: u16 = 1500;
 
 impl ServeArgs {
-    /// Whether an option was given that says something of Trickles alone.
+    /// Name of an option that was given and applies to Trickles alone, if there is one.
     fn of_trickles(&self) -> Option<&'static str> {
         let given = [
             ("key", self.key.is_some()),
@@ -165,7 +167,7 @@ impl ServeArgs {
     }
 }
 
-/// Serves until it is told to stop.
+/// Serves until a signal ends the process.
 pub fn run(args: &ServeArgs) -> Result<()> {
     let (runtime, heard) = Signals::register()?.into_parts();
     let root = || {
@@ -216,14 +218,15 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     ended
 }
 
-/// The secrets in a file, which is nobody else's to read; or one that ends with this process.
+/// Secrets in a file, with a warning if other users can read it; without a file, secrets that
+/// end with this process.
 fn secrets(file: Option<&Path>) -> Result<Secrets> {
     let secrets = Secrets::new(file)?;
     file.inspect(|file| key::warn_of_readers("key", file));
     Ok(secrets)
 }
 
-/// How many threads answer Trickles.
+/// Number of threads that answer Trickles.
 fn workers(wanted: Option<u32>) -> u32 {
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     match wanted {
@@ -232,11 +235,11 @@ fn workers(wanted: Option<u32>) -> u32 {
     }
 }
 
-/// Trickles' port, at the addresses that the kernel's TCP listens at.
+/// Settings of Trickles' port, at the addresses at which TCP listens.
 fn port(args: &ServeArgs) -> ServerSettings {
     let mut listen = args.listen.clone();
     for at in &args.listen {
-        // A TCP socket at [::] hears IPv4 too.
+        // A TCP socket at [::] accepts IPv4 too.
         let v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), at.port());
         if at.is_ipv6() && at.ip().is_unspecified() && !listen.contains(&v4) {
             listen.push(v4);
@@ -254,7 +257,7 @@ fn port(args: &ServeArgs) -> ServerSettings {
     }
 }
 
-/// Limits of a connection over TCP.
+/// Limits of a TCP connection.
 fn limits(args: &ServeArgs) -> Limits {
     Limits {
         min_rate: args.min_rate.unwrap_or(MIN_RATE).into(),
@@ -292,7 +295,7 @@ async fn serve(
         tokio::select! {
             _ = heard.terminate.recv() => return Ok(()),
             _ = heard.interrupt.recv() => return Ok(()),
-            // The secrets are read again by themselves.
+            // The secrets are reloaded automatically.
             _ = heard.hangup.recv() => log.reopen(),
             _ = heard.user1.recv() => log.reopen(),
             client = asker(asked.as_ref()) => socket::show(client, &status())?,
@@ -303,7 +306,7 @@ async fn serve(
     }
 }
 
-/// The status socket; a server may do without.
+/// Opens the status socket. The server runs without it if that fails.
 fn status_socket(args: &ServeArgs) -> Option<(UnixListener, socket::Name)> {
     let opened = socket::open(&args.run_dir.path().join(format!("{}.sock", name(args))));
     opened.inspect_err(|error| warn!("there is no status: {error:#}")).ok()

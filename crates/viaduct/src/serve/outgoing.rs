@@ -1,4 +1,4 @@
-//! What a connection sends, and the rate at which its client has to take it.
+//! Sending half of a connection, and the rate at which its client must take the bytes.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -12,22 +12,23 @@ use viaduct_sys::tcp::{self, ShutWindow};
 
 use super::disk::{CHUNK, Disk};
 
-/// A client has to take [`Limits::min_rate`] on average over this time.
+/// Time over which a client must take [`Limits::min_rate`] on average.
 const RATE_PERIOD: Duration = Duration::from_secs(60);
-/// Interval at which a connection that waits for its client is looked at.
+/// Interval between checks of a connection that waits for its client.
 const MAX_LOOK_INTERVAL: Duration = Duration::from_secs(5);
 const MIN_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Limits of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes a second that a client has to take of what is sent; 0: none.
+    /// Bytes per second that a client must take of the data sent; 0: no limit.
     pub min_rate: u64,
-    /// Time after which a peer that acknowledges nothing is taken for vanished; `None`: the kernel's.
+    /// Time after which a peer that acknowledges nothing is considered dead; `None`: the
+    /// kernel's limit.
     pub dead_after: Option<Duration>,
 }
 
-/// The sending half of a connection.
+/// Sending half of a connection.
 #[derive(Debug)]
 pub struct Outgoing<'a> {
     stream: &'a TcpStream,
@@ -36,12 +37,12 @@ pub struct Outgoing<'a> {
     written: u64,
     shut: ShutWindow,
     looked: Instant,
-    /// Beginning of the present period of [`RATE_PERIOD`], and bytes acknowledged until then.
+    /// Start of the current [`RATE_PERIOD`], and bytes acknowledged until then.
     period: (Instant, u64),
 }
 
 impl<'a> Outgoing<'a> {
-    /// Sets the socket up.
+    /// Configures the socket.
     ///
     /// # Errors
     /// The connection is gone.
@@ -63,7 +64,7 @@ impl<'a> Outgoing<'a> {
         tcp::sending(self.stream).map_or(0, |sending| sending.held)
     }
 
-    /// Interval of [`Outgoing::look`] while something is unacknowledged.
+    /// Interval between calls of [`Outgoing::look`] while bytes are unacknowledged.
     pub fn look_interval(&self) -> Duration {
         let interval = self.limits.dead_after.map_or(MAX_LOOK_INTERVAL, |after| after / 8);
         interval.clamp(MIN_LOOK_INTERVAL, MAX_LOOK_INTERVAL)
@@ -96,8 +97,8 @@ impl<'a> Outgoing<'a> {
         Ok(())
     }
 
-    /// Writes a head and its body, together as far as there is room. Neither is copied: a client that takes
-    /// nothing costs no memory of its own.
+    /// Writes a head and its body, together as far as there is room. Neither is copied, so a
+    /// client that takes nothing costs no additional memory.
     ///
     /// # Errors
     /// As [`Outgoing::write`].
@@ -125,7 +126,7 @@ impl<'a> Outgoing<'a> {
     ) -> io::Result<()> {
         let mut at = range.start;
         while at < range.end {
-            // First room, then bytes: a connection that waits holds none.
+            // Waits for room before reading, so that a waiting connection holds no bytes.
             self.ready().await?;
             let most = usize::try_from(range.end - at).unwrap_or(CHUNK);
             match disk.pass(file, at, most, |bytes| self.stream.try_write(bytes)).await {
@@ -140,7 +141,7 @@ impl<'a> Outgoing<'a> {
         Ok(())
     }
 
-    /// Waits until something can be written, and lets other connections have their turn.
+    /// Waits until the socket is writable, and yields to other connections.
     async fn ready(&mut self) -> io::Result<()> {
         tokio::task::yield_now().await;
         loop {
@@ -152,10 +153,10 @@ impl<'a> Outgoing<'a> {
         }
     }
 
-    /// Looks after a client that has something to take.
+    /// Checks the progress of a client that has data to take.
     ///
     /// # Errors
-    /// `TimedOut`: it has taken too little.
+    /// `TimedOut`: the client has taken too little.
     pub fn look(&mut self) -> io::Result<()> {
         let now = Instant::now();
         if now.duration_since(self.looked) < self.look_interval() {
@@ -181,12 +182,12 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// Reason of an end by [`Limits::min_rate`].
+/// Error of a connection ended by [`Limits::min_rate`].
 #[derive(Debug, thiserror::Error)]
 #[error("the client takes less than --min-rate")]
 struct TooSlow;
 
-/// Whether a connection ended for that reason.
+/// Returns whether a connection ended by [`Limits::min_rate`].
 pub fn is_too_slow(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<TooSlow>())
 }
@@ -197,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    /// A connection whose client never reads; virtual time passes while nothing can be written.
+    /// Connection whose client never reads. Virtual time passes while nothing can be written.
     async fn stalled(min_rate: u64) -> (TcpStream, TcpStream, Limits) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Pages of directories, kept within a bound of memory that counts those that are being sent, too.
+//! Cache of directory pages, within a memory limit that includes those being sent.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -10,29 +10,29 @@ use viaduct_proto::web::Listing;
 
 use super::files::Stamp;
 
-/// Time for which a page is given without regard to changes, so that a directory that changes all the time is not read
-/// all the time.
+/// Time for which a page is used without a check for changes, so that a directory that changes
+/// constantly is not read constantly.
 const HOLDS: Duration = Duration::from_millis(500);
-/// Time after which a page is made anew: two changes of one tick of the kernel's clock look alike.
+/// Maximum age of a page: two changes within one tick of the kernel's clock have the same stamp.
 const LASTS: Duration = Duration::from_secs(5);
-/// Directories whose pages are kept, at most.
+/// Maximum number of directories whose pages are cached.
 const MAX_DIRECTORIES: usize = 256;
 
-/// Place of a directory's page. It is locked while the page is being made.
+/// Slot of a directory's page. It is locked while the page is being made.
 pub type Slot = Rc<Mutex<Option<Lease>>>;
 
-/// Pages by the directory's path.
+/// Pages by the path of the directory.
 #[derive(Debug)]
 pub struct Pages {
     slots: RefCell<HashMap<Vec<Vec<u8>>, Slot>>,
-    /// Bytes of all pages that exist.
+    /// Bytes of all existing pages.
     held: Rc<Cell<usize>>,
-    /// Bound of `held`: no page is made when it is reached.
+    /// Limit of `held`: no page is made when it is reached.
     most: usize,
     refused: Cell<u64>,
 }
 
-/// A page that exists, and is counted until the last copy of this is dropped.
+/// Page that is counted until the last copy of its lease is dropped.
 #[derive(Clone, Debug)]
 pub struct Lease(Rc<Page>);
 
@@ -45,27 +45,28 @@ struct Page {
 }
 
 impl Pages {
-    /// No pages, and at most about `most` bytes of them: it may be exceeded by those that are made at the same time.
+    /// Creates a cache of at most about `most` bytes. Pages that are made at the same time may
+    /// exceed the limit.
     pub fn new(most: usize) -> Pages {
         Pages { slots: RefCell::default(), held: Rc::default(), most, refused: Cell::new(0) }
     }
 
-    /// Bytes of all pages that exist.
+    /// Bytes of all existing pages.
     pub fn held(&self) -> usize {
         self.held.get()
     }
 
-    /// Requests that had no page for want of memory.
+    /// Number of requests refused for lack of memory.
     pub fn refused(&self) -> u64 {
         self.refused.get()
     }
 
-    /// Counts one.
+    /// Counts a refused request.
     pub fn count_refused(&self) {
         self.refused.set(self.refused.get() + 1);
     }
 
-    /// The place of the page of the directory at `path`.
+    /// Slot of the page of the directory at `path`.
     pub fn slot(&self, path: &[Vec<u8>]) -> Slot {
         let mut slots = self.slots.borrow_mut();
         if slots.len() >= MAX_DIRECTORIES && !slots.contains_key(path) {
@@ -74,7 +75,8 @@ impl Pages {
         slots.entry(path.to_vec()).or_default().clone()
     }
 
-    /// Whether there is room for one more page; forgets those that nobody is being sent if there is none.
+    /// Returns whether there is room for another page. Evicts pages that are not being sent if
+    /// there is none.
     pub fn make_room(&self) -> bool {
         if self.held.get() >= self.most {
             evict(&mut self.slots.borrow_mut());
@@ -82,14 +84,15 @@ impl Pages {
         self.held.get() < self.most
     }
 
-    /// Counts a page that was made of a directory with this stamp.
+    /// Creates and counts the page of a directory with this stamp.
     pub fn lease(&self, listing: Listing, stamp: Stamp) -> Lease {
         self.held.set(self.held.get() + listing.page().len());
         Lease(Rc::new(Page { listing, stamp, made: Instant::now(), held: self.held.clone() }))
     }
 }
 
-/// Forgets the places that no request is using, and whose pages are not being sent: others would give no memory back.
+/// Evicts the slots that no request uses and whose pages are not being sent. Others would free
+/// no memory.
 fn evict(slots: &mut HashMap<Vec<Vec<u8>>, Slot>) {
     let is_sent =
         |kept: &Option<Lease>| kept.as_ref().is_some_and(|page| Rc::strong_count(&page.0) > 1);
@@ -99,12 +102,12 @@ fn evict(slots: &mut HashMap<Vec<Vec<u8>>, Slot>) {
 }
 
 impl Lease {
-    /// The page.
+    /// Page of the directory.
     pub fn listing(&self) -> &Listing {
         &self.0.listing
     }
 
-    /// Whether it may be given for a directory that has this stamp now.
+    /// Returns whether the page may be used for a directory that now has this stamp.
     pub fn holds(&self, stamp: Stamp) -> bool {
         let age = self.0.made.elapsed();
         age < HOLDS || age < LASTS && self.0.stamp == stamp
@@ -122,7 +125,7 @@ mod tests {
     use super::*;
 
     fn listing(bytes: usize) -> Listing {
-        // A name is in its line twice.
+        // Each name occurs twice in its line.
         Listing::new(&[], vec![vec![b'x'; bytes / 2]], false)
     }
 

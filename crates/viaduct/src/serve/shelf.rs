@@ -1,5 +1,5 @@
-//! Files that are open, and pages of directories: soft state, which is there to save system calls, and dropped
-//! at will.
+//! Cache of open files and directory pages. It is soft state that saves system calls, and may be
+//! dropped at any time.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,42 +13,43 @@ use viaduct_proto::web::{Found, Listing, Request, Site};
 use super::files::{Root, Stamp, found};
 use crate::access_log::{AccessLog, Entry};
 
-/// Most files that are open, however many may be.
+/// Maximum number of open files, whatever the descriptor limit.
 pub const MOST: usize = 256;
-/// All are closed this often, so that what was removed does not fill the disk.
+/// Interval at which all files are closed, so that deleted files do not fill the disk.
 const LASTS: Duration = Duration::from_secs(5);
-/// What a path leads to is looked up this often at most; whether the file itself has changed, each time.
+/// Time for which the lookup of a path is valid. Changes of the file itself are checked at each
+/// use.
 const HOLDS: Duration = Duration::from_millis(500);
-/// Most directories whose pages are kept.
+/// Maximum number of directories whose pages are cached.
 const DIRECTORIES: usize = 64;
-/// Most bytes of these; a single directory's may have more.
+/// Maximum bytes of these pages. The page of a single directory may be larger.
 const PAGES: usize = 16 << 20;
 
-/// A path, and whether a directory is meant.
+/// Path, and whether it denotes a directory.
 type Key = (Vec<Vec<u8>>, bool);
 
-/// The files of a directory, as Trickles' answers need them.
+/// Files of a directory, as the answers of Trickles need them.
 #[derive(Debug)]
 pub struct Shelf {
     root: Root,
-    /// Most files that are open.
+    /// Maximum number of open files.
     most: usize,
     open: Vec<(File, Instant)>,
     by_path: HashMap<Key, usize>,
     pages: HashMap<Key, Page>,
-    /// When all were closed.
+    /// Time at which all files were last closed.
     closed: Instant,
-    /// Whether something was not found because nobody could look.
+    /// True if a lookup failed for lack of descriptors or memory.
     starved: bool,
     stats: ShelfStats,
     log: AccessLog,
-    /// Client of the present event.
+    /// Client of the current event.
     client: Option<SocketAddr>,
-    /// Log entries of the present event.
+    /// Log entries of the current event.
     begun: Vec<Entry>,
 }
 
-/// A directory's page, and when it was made, and last looked at whether it holds.
+/// Page of a directory, the time at which it was made, and that of the last check of its stamp.
 #[derive(Debug)]
 struct Page {
     listing: Listing,
@@ -57,17 +58,17 @@ struct Page {
     seen: Instant,
 }
 
-/// What a shelf counts.
+/// Counters of a shelf.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShelfStats {
-    /// Files that were open already.
+    /// Lookups of files that were open.
     pub hits: u64,
-    /// Files that had to be opened.
+    /// Lookups of files that had to be opened.
     pub misses: u64,
 }
 
 impl Shelf {
-    /// Nothing is open yet, and no more than `most` files will be.
+    /// Creates an empty cache of at most `most` open files.
     pub fn new(root: Root, most: usize) -> Shelf {
         let (open, by_path, pages, stats) = Default::default();
         let (log, client, begun) = Default::default();
@@ -76,23 +77,24 @@ impl Shelf {
         Shelf { root, most, open, by_path, pages, closed, starved, stats, log, client, begun }
     }
 
-    /// Has responses that begin logged.
+    /// Adds a log of the responses that begin.
     pub fn with_log(self, log: AccessLog) -> Shelf {
         Shelf { log, ..self }
     }
 
-    /// Sets the client of the event that is answered next, and forgets what an earlier attempt noted for the log.
+    /// Sets the client of the next event, and discards the log entries of an earlier attempt.
     pub fn set_client(&mut self, client: SocketAddr) {
         self.client = Some(client);
         self.begun.clear();
     }
 
-    /// Writes what was noted for the log since the client was set.
+    /// Writes the log entries made since the client was set.
     pub fn write_log(&mut self) {
         self.begun.drain(..).for_each(|entry| self.log.write(entry));
     }
 
-    /// Makes room; numbers that were given before an event hold until its end.
+    /// Closes files to make room. Must be called between events: numbers returned during an
+    /// event are valid until its end.
     pub fn tidy(&mut self) {
         if self.closed.elapsed() >= LASTS {
             self.clear();
@@ -101,13 +103,14 @@ impl Shelf {
         }
     }
 
-    /// Closes all files, and forgets all pages.
+    /// Closes all files, and drops all pages.
     pub fn clear(&mut self) {
         self.pages.clear();
         self.close();
     }
 
-    /// Closes all files. Pages stay, for whoever asks for many files would have them made anew.
+    /// Closes all files. Valid pages are kept: otherwise a client that requests many files would
+    /// cause them to be made again.
     fn close(&mut self) {
         self.pages.retain(|_, page| page.seen.elapsed() < HOLDS);
         self.open.clear();
@@ -115,12 +118,13 @@ impl Shelf {
         self.closed = Instant::now();
     }
 
-    /// Whether since this was last asked something was not found because no descriptor or memory was left.
+    /// Returns whether a lookup has failed for lack of descriptors or memory since the last
+    /// call.
     pub fn was_starved(&mut self) -> bool {
         std::mem::take(&mut self.starved)
     }
 
-    /// Its counters.
+    /// Counters of the cache.
     pub fn stats(&self) -> ShelfStats {
         self.stats
     }
@@ -138,7 +142,8 @@ impl Shelf {
             self.stats.hits += 1;
             return (found, at as u64);
         }
-        // Before it is read: what changes meanwhile is seen the next time.
+        // The stamp is taken before the directory is read, so that a change in between is
+        // noticed the next time.
         let stamp = if request.directory { self.root.stamp(request) } else { None };
         let Ok((found, file)) = self.root.find(request) else {
             self.starved = true;
@@ -150,18 +155,18 @@ impl Shelf {
         }
         let Some(file) = file else { return (found, 0) };
         self.stats.misses += 1;
-        // One that was open before may be in use until this event ends.
+        // An older descriptor of the same path may be in use until this event ends.
         let at = self.open.len();
         self.by_path.insert(key, at);
         self.open.push((file, now));
         (found, at as u64)
     }
 
-    /// The page that is kept of a directory, if it holds.
+    /// Cached page of a directory, if it is valid.
     fn page(&mut self, key: &Key, request: &Request, now: Instant) -> Option<Listing> {
         let page = self.pages.get_mut(key)?;
         if now.duration_since(page.seen) >= HOLDS {
-            // Stamps may deceive, but not for long.
+            // Equal stamps may hide a change, so a page has a maximum age.
             let lasts = now.duration_since(page.made) < LASTS;
             let stamp = page.stamp.filter(|_| lasts)?;
             (self.root.stamp(request)? == stamp).then_some(())?;
@@ -240,12 +245,12 @@ mod tests {
         let first = page("/0/", Duration::ZERO).0;
         assert_eq!(first, of("0", &["old"]));
         for part in 0..100 {
-            // Also beyond half a second, for nothing has changed.
+            // The page is valid beyond half a second too, because nothing has changed.
             let again = page("/0/", 2 * HOLDS * part / 100).0;
             assert_eq!(again.as_ptr(), first.as_ptr(), "it was made again");
         }
         let last = fs::metadata(at.join("0")).unwrap().modified().unwrap();
-        // The kernel's clock has ticks.
+        // The kernel's clock advances in ticks.
         while fs::metadata(at.join("0")).unwrap().modified().unwrap() == last {
             fs::write(at.join("0/new"), "").unwrap();
             fs::rename(at.join("0/new"), at.join("0/newer")).unwrap();
@@ -265,7 +270,7 @@ mod tests {
             assert!(page == of(&n.to_string(), &[]) && kept <= DIRECTORIES, "{page:?}, {kept}");
         }
         for n in 0..10_u8 {
-            // A name is in its line twice.
+            // Each name occurs twice in its line.
             let many = Listing::new(&[], vec![b"x".repeat(1_000); PAGES / 6_000], false);
             let (made, seen) = (start + now, start + now);
             let page = Page { listing: many, stamp: None, made, seen };

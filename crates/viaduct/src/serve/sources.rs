@@ -1,4 +1,4 @@
-//! Connections by the source that they come from: one source cannot take all places.
+//! Limit of the connections per source, so that one source cannot take all places.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ pub struct Sources {
     most: u32,
 }
 
-/// A source's place, given back when dropped.
+/// Place of a source, given back when dropped.
 #[derive(Debug)]
 pub struct Place {
     source: Source,
@@ -22,12 +22,12 @@ pub struct Place {
 }
 
 impl Sources {
-    /// Each source may have `most` places.
+    /// Creates a counter that allows `most` connections per source.
     pub fn new(most: u32) -> Sources {
         Sources { open: Rc::default(), most }
     }
 
-    /// A place for a client, if its source has one left.
+    /// Takes a place for a client, if its source has one left.
     pub fn place(&self, client: IpAddr) -> Option<Place> {
         let source = Source::from(client);
         let mut open = self.open.borrow_mut();

@@ -1,4 +1,4 @@
-//! What a server of files counts: as JSON on its status socket, and for Prometheus.
+//! Counters of a file server: as JSON on its status socket, and for Prometheus.
 
 use serde::{Deserialize, Serialize};
 use viaduct_proto::time::Instant;
@@ -10,10 +10,10 @@ use crate::access_log::AccessLogStats;
 use crate::metrics::{Exposition, Kind};
 use crate::trickles::PortStats;
 
-/// A server's counters since it began.
+/// Counters of a server since its start.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ServeStatus {
-    /// What is served.
+    /// Directory that is served.
     pub serving: String,
     /// Name of the status socket, `serve-PORT`.
     #[serde(default)]
@@ -21,19 +21,19 @@ pub struct ServeStatus {
     /// Version of the program.
     #[serde(default)]
     pub version: String,
-    /// Seconds since it began.
+    /// Seconds since the start.
     #[serde(default)]
     pub uptime: f64,
-    /// Connections over TCP, so far and now.
+    /// Counters of TCP.
     pub tcp: TcpStatus,
-    /// Over Trickles, if that is served.
+    /// Counters of Trickles, if it is served.
     pub trickles: Option<TricklesStatus>,
     /// Lines of the access log, if there is one.
     #[serde(default)]
     pub access_log: Option<AccessLogStats>,
 }
 
-/// Over TCP.
+/// Counters of TCP.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct TcpStatus {
     /// Connections so far.
@@ -42,7 +42,7 @@ pub struct TcpStatus {
     pub open: u64,
     /// Requests so far.
     pub requests: u64,
-    /// Connections closed because their source had all that it may have.
+    /// Connections closed because their source had reached its limit.
     #[serde(default)]
     pub crowded: u64,
     /// Connections ended because their client took less than `--min-rate`.
@@ -51,31 +51,33 @@ pub struct TcpStatus {
     /// Bytes of directory pages in memory.
     #[serde(default)]
     pub page_bytes: u64,
-    /// Requests for directory pages refused because those in memory took all that they may.
+    /// Requests for directory pages refused because the pages in memory had reached their limit.
     #[serde(default)]
     pub pages_refused: u64,
 }
 
-/// Over Trickles.
+/// Counters of Trickles.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TricklesStatus {
-    /// Messages that came.
+    /// Messages received.
     pub messages: u64,
-    /// Packets that are no message: malformed, altered on the way, not for us.
+    /// Packets that are not valid messages: malformed, altered on the way, or not for this
+    /// server.
     pub packets_refused: u64,
     /// Connections opened.
     pub opened: u64,
-    /// Of them, or instead of them, handshakes of clients that encrypt.
+    /// Handshakes of clients that encrypt, which count among the connections opened or instead
+    /// of them.
     #[serde(default)]
     pub handshakes: u64,
-    /// Requests that came encrypted.
+    /// Requests that were encrypted.
     #[serde(default)]
     pub decrypted: u64,
     /// Requests answered.
     pub answered: u64,
     /// Packets sent in answer.
     pub packets: u64,
-    /// Bytes of data in them.
+    /// Bytes of data in these packets.
     pub bytes: u64,
     /// Requests that reported a loss.
     pub recoveries: u64,
@@ -87,22 +89,21 @@ pub struct TricklesStatus {
     pub moved: u64,
     /// Requests refused, by reason.
     pub refused: Vec<(String, u64)>,
-    /// Bytes of the replay windows: fixed.
+    /// Size of the replay windows in bytes, which is fixed.
     pub replay_bytes: u64,
-    /// Seconds that it reaches back; of several threads' the shortest.
+    /// Seconds that the replay window reaches back; the shortest of several threads.
     pub replay_seconds: f64,
-    /// How often a part of it was full before its time.
+    /// Number of times that a part of the replay window was full early.
     pub replay_turned_early: u64,
-    /// Requests for which the cache had what is computed of their connection, and those for which it had
-    /// not, if there is one.
+    /// Requests whose computed values were in the cache; see `cache_misses` for the others.
     #[serde(default)]
     pub cache_hits: u64,
-    /// See `cache_hits`.
+    /// Requests whose computed values were not in the cache.
     #[serde(default)]
     pub cache_misses: u64,
-    /// Files that were open already when they were needed, and those that were not.
+    /// Lookups of files that were open; see `file_misses` for the others.
     pub file_hits: u64,
-    /// See `file_hits`.
+    /// Lookups of files that had to be opened.
     pub file_misses: u64,
 }
 
@@ -156,7 +157,7 @@ impl TricklesStatus {
         }
     }
 
-    /// What two threads have counted, together.
+    /// Sum of the counters of two threads.
     pub(super) fn and(self, other: TricklesStatus) -> TricklesStatus {
         let both = self.refused.into_iter().zip(other.refused);
         TricklesStatus {
@@ -185,7 +186,7 @@ impl TricklesStatus {
 }
 
 impl TcpStatus {
-    /// Adds its metrics.
+    /// Adds the metrics of TCP.
     fn expose(&self, out: &mut Exposition) {
         for (name, kind, help, value) in [
             (
@@ -235,7 +236,7 @@ impl TcpStatus {
 }
 
 impl ServeStatus {
-    /// For Prometheus.
+    /// Metrics for Prometheus.
     pub(super) fn exposition(&self) -> String {
         let mut out = Exposition::default();
         self.access_log.iter().for_each(|log| log.expose(&mut out));

@@ -1,14 +1,14 @@
-//! Requests that come by TCP.
+//! Requests over TCP.
 //!
 //! ```text
-//!   accept ──▶ places (all, of a source) ──▶ connection: heads, plans ──▶ outgoing: bytes, and the client's rate
+//!   accept ──▶ places (all, of a source) ──▶ connection: heads, plans ──▶ outgoing: bytes, rate
 //!                                                │ find, read
 //!                                                ▼
 //!                                              disk (threads) ── pages
 //! ```
 //!
-//! All connections share one loop, so nothing in it waits for a disk or makes a long page, and what one holds in
-//! memory is small: a head, and no bytes of a file or page of its own.
+//! All connections share one event loop. Nothing in it blocks on a disk or makes a long page.
+//! Each connection holds little memory: a head, and no bytes of a file or page of its own.
 
 use std::cell::Cell;
 use std::io::ErrorKind;
@@ -29,9 +29,9 @@ use super::status::TcpStatus;
 use crate::access_log::AccessLog;
 use crate::sparing::Sparing;
 
-/// Pause before the next attempt when a connection could not be accepted.
+/// Delay before the next attempt after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
-/// The log hears once a minute that connections cannot be accepted.
+/// Rate limit of the warning that connections cannot be accepted: once a minute.
 static ACCEPT_FAILURES: Sparing<()> = Sparing::new(1);
 
 /// Counters of connections.
@@ -39,7 +39,7 @@ static ACCEPT_FAILURES: Sparing<()> = Sparing::new(1);
 pub struct Counts(Cell<TcpStatus>);
 
 impl Counts {
-    /// Changes them.
+    /// Changes the counters.
     pub fn add(&self, change: impl FnOnce(&mut TcpStatus)) {
         let mut counts = self.0.get();
         change(&mut counts);
@@ -58,14 +58,14 @@ pub struct Shared {
     pub log: AccessLog,
     /// Limits of each connection.
     pub limits: Limits,
-    /// Places of all.
+    /// Places of all connections.
     places: Arc<Semaphore>,
     /// Places by source.
     sources: Sources,
 }
 
 impl Shared {
-    /// For at most so many connections, and so many of one source.
+    /// Creates the state for at most `connections` connections, and `per_source` of one source.
     pub fn new(
         disk: Disk,
         log: AccessLog,
@@ -83,7 +83,7 @@ impl Shared {
         }
     }
 
-    /// A copy of the counters.
+    /// Copy of the counters.
     pub fn status(&self) -> TcpStatus {
         let pages = self.disk.pages();
         TcpStatus {
@@ -94,7 +94,7 @@ impl Shared {
     }
 }
 
-/// Accepts connections as long as there are places.
+/// Accepts connections while there are places.
 pub async fn accept(listener: TcpListener, shared: Rc<Shared>) {
     loop {
         let Ok(place) = shared.places.clone().acquire_owned().await else { return };
@@ -102,7 +102,7 @@ pub async fn accept(listener: TcpListener, shared: Rc<Shared>) {
             Ok(accepted) => accepted,
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
             Err(error) => {
-                // No descriptor is left, say: those that end give some back.
+                // For example, no descriptor is left; connections that end free some.
                 ACCEPT_FAILURES.warn((), format_args!("connections wait to be accepted: {error}"));
                 tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
@@ -129,7 +129,8 @@ async fn run(stream: TcpStream, client: SocketAddr, shared: &Shared) {
         debug!(%error, %client, "a connection ended");
         if is_too_slow(&error) {
             shared.counts.add(|count| count.slow += 1);
-            // What the kernel still holds for it is given back, too. A connection that is gone has none.
+            // Data that the kernel still holds for the connection is freed too. A closed
+            // connection has none.
             let _ = viaduct_sys::tcp::reset_on_close(&stream);
         }
     }

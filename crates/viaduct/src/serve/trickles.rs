@@ -1,4 +1,4 @@
-//! Requests that come by Trickles: threads that keep nothing of anybody.
+//! Requests over Trickles: threads that keep no state of clients.
 //!
 //! ```text
 //!   Listener::turn ──▶ event ──▶ proto::web::respond ──▶ Endpoint::send ──▶ packets
@@ -6,10 +6,11 @@
 //!                                      Shelf: files that are open
 //! ```
 //!
-//! Of several threads each has a tap and UDP sockets of its own, and a replay window. Programs of the kernel's
-//! (`viaduct_sys::filter::Share`) show each the packets of its clients, told by their ports. A continuation is good
-//! from its client's port alone, so what one thread has answered comes to no other: it is
-//! answered once in all, as by one thread.
+//! With several threads, each has a tap, UDP sockets and a replay window of its own. BPF
+//! programs (`viaduct_sys::filter::Share`) pass to each thread the packets of its clients,
+//! selected by their ports. A continuation is valid from its client's port alone, so a request
+//! that one thread has answered never reaches another: it is answered once in all, as with one
+//! thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,10 +29,10 @@ use super::shelf::Shelf;
 use super::status::TricklesStatus;
 use crate::trickles::{Listener, Secrets, ServerSettings};
 
-/// The loop looks at the time, and at its secrets, this often at least.
+/// Maximum interval between checks of the time and of the secrets.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Least bytes of a thread's replay window.
+/// Minimum size of a thread's replay window, in bytes.
 const LEAST_REPLAY: usize = 1 << 16;
 
 /// By which packets Trickles is served.
@@ -47,38 +48,40 @@ pub enum Ways {
     Off,
 }
 
-/// How it is served, by all threads alike.
+/// Settings that all threads share.
 #[derive(Debug)]
 pub struct Terms {
-    /// By which packets.
+    /// Packets by which Trickles is served.
     pub ways: Ways,
-    /// Where; the ways that it names are not looked at.
+    /// Addresses to listen at. Its `tcp` and `udp` are ignored in favour of `ways`.
     pub port: ServerSettings,
-    /// Bytes for what was answered, and connections of the cache, of all threads; see [`Listener::open`].
+    /// Bytes of the replay windows, and connections of the cache, for all threads together; see
+    /// [`Listener::open`].
     pub memory: (usize, usize),
-    /// Whether packets of one connection are dealt among several servers.
+    /// True if packets of one connection are balanced among several servers.
     pub balanced: bool,
-    /// What continuations are made with.
+    /// Secrets that seal continuations.
     pub secrets: Secrets,
 }
 
-/// What a thread has for itself.
+/// Resources of one thread.
 #[derive(Debug)]
 pub struct Hand {
-    /// Who the server is, if it encrypts.
+    /// Identity of the server, if it encrypts.
     pub crypt: Option<ServerCrypt>,
     /// Files.
     pub shelf: Shelf,
 }
 
-/// A running service.
+/// Running service.
 #[derive(Debug)]
 pub struct Service(Vec<Thread>);
 
 #[derive(Debug)]
 struct Thread {
     shared: Arc<Shared>,
-    /// The port lives as long as that of the first thread is needed, which has the rules.
+    /// Thread, which returns its listener. The first thread's listener has the rules, and must
+    /// outlive the others.
     running: Option<JoinHandle<Listener>>,
 }
 
@@ -90,10 +93,10 @@ struct Shared {
 }
 
 impl Service {
-    /// Opens the port, and begins to serve with a thread for each hand.
+    /// Opens the port, and starts a thread for each hand.
     ///
     /// # Errors
-    /// The port cannot be had.
+    /// The port cannot be opened.
     pub fn start(terms: &Terms, hands: Vec<Hand>) -> Result<Service> {
         let of = hands.len() as u32;
         let mut service = Service(Vec::new());
@@ -104,11 +107,11 @@ impl Service {
         Ok(service)
     }
 
-    /// What it counts.
+    /// Counters of the service.
     pub fn status(&self) -> TricklesStatus {
         let of =
             |one: &Thread| one.shared.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // One that has just begun has not counted yet, and names no reasons.
+        // A thread that has just started has no counters and no reasons yet.
         let counted = self.0.iter().map(of).filter(|status| !status.refused.is_empty());
         counted.reduce(TricklesStatus::and).unwrap_or_default()
     }
@@ -152,10 +155,10 @@ impl Drop for Service {
             thread.shared.stop.store(true, Ordering::Relaxed);
             thread.shared.waker.wake();
         }
-        // A panic there has been told of already.
+        // A panic there has been logged already.
         let ended = |thread: &mut Thread| thread.running.take()?.join().ok();
         let listeners: Vec<Listener> = self.0.iter_mut().filter_map(ended).collect();
-        // The first has the rules.
+        // The first listener has the rules.
         listeners.into_iter().rev().for_each(drop);
     }
 }
@@ -182,7 +185,7 @@ impl Shared {
     }
 }
 
-/// Answers a batch of requests; how many.
+/// Answers a batch of requests. Returns how many.
 fn turn(listener: &mut Listener, shelf: &mut Shelf) -> usize {
     let turn = listener.turn(|endpoint, event, out| {
         if event.kind() == Kind::Close {
@@ -198,7 +201,8 @@ fn turn(listener: &mut Listener, shelf: &mut Shelf) -> usize {
             reply = respond(endpoint.ring(), &event, shelf);
         }
         if shelf.was_starved() {
-            // To its client it is a lost packet; it asks again, when there is more.
+            // For the client this is a lost packet, and it asks again when descriptors may be
+            // free.
             endpoint.drop_event(event);
             return;
         }

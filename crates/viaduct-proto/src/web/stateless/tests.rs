@@ -1,4 +1,4 @@
-//! Connections to two servers that take turns, and keep nothing.
+//! Connections to two stateless servers that take turns.
 
 use super::*;
 use crate::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use crate::trickles::stream::{Config, Failure, State, Stream};
 use crate::trickles::wire::request::{emit_open, emit_padding};
 use crate::web::Listing;
 
-/// One file at every path but `/none` and `/names`, which may change.
+/// The same file, which may change, at every path except `/none` and `/names`.
 struct One {
     size: u64,
     modified: u64,
-    /// Looks so far.
+    /// Number of lookups so far.
     looks: usize,
     names: Listing,
     /// Responses begun: request line, status, bytes.
@@ -77,7 +77,7 @@ impl World {
         World { now, client, servers: [server(), server()], site }
     }
 
-    /// A round trip, with a server that changes each time.
+    /// Makes a round trip, with the other server each time.
     fn turn(&mut self) {
         self.now += Duration::from_millis(20);
         let at = |text: &str| text.parse().unwrap();
@@ -95,7 +95,7 @@ impl World {
         answers.iter().for_each(|answer| self.client.handle(self.now, answer));
     }
 
-    /// What comes for these bytes, of which `step` are written at a time.
+    /// Sends these bytes, `step` at a time, and returns the bytes that come back.
     fn ask(&mut self, text: &[u8], step: usize) -> Vec<u8> {
         let mut read = Vec::new();
         for part in text.chunks(step) {
@@ -158,7 +158,7 @@ fn more_requests_than_begin_at_once_are_all_answered_before_the_end() {
         let text = "GET /none HTTP/1.1\r\nHost: h\r\n\r\n".repeat(count);
         let expected = world.expected(text.as_bytes());
         assert_eq!(world.client.write(MAIN, text.as_bytes()), text.len());
-        // No packet goes before the end is known.
+        // No packet is sent before the end is known.
         assert!(world.ask(b"", 1) == expected, "{count}");
         assert_eq!(world.client.state(MAIN), State::Finished);
     }
@@ -203,7 +203,7 @@ fn a_file_that_changes_is_refused_and_not_mixed() {
     assert!(!read.is_empty() && expected.starts_with(&read));
 }
 
-/// A first packet with these inputs, which nobody needs to have an address for.
+/// First packet with these inputs, which needs no address token.
 fn opening(inputs: usize, text: &str) -> Vec<u8> {
     let mut message = Vec::new();
     emit_open(0, 7, 1_400, &mut message);
