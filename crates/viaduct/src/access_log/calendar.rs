@@ -1,15 +1,15 @@
-//! Dates in UTC, as access logs write them.
+//! Dates in UTC in the formats of access logs.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const MONTHS: [&str; 12] =
     ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-/// A moment in UTC, by the proleptic Gregorian calendar.
+/// Point in time in UTC, by the proleptic Gregorian calendar.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment {
     year: u64,
-    /// From 0.
+    /// Month, from 0.
     month: usize,
     day: u64,
     /// Seconds of the day.
@@ -18,7 +18,7 @@ pub(super) struct Moment {
 }
 
 impl Moment {
-    /// A time before 1970 is taken for 1970.
+    /// Converts a time. One before 1970 becomes 1970.
     pub(super) fn of(time: SystemTime) -> Moment {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         let (mut days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
@@ -35,14 +35,14 @@ impl Moment {
         Moment { year, month, day: days + 1, seconds, millis: since.subsec_millis() }
     }
 
-    /// `26/Nov/2026:03:07:03 +0000`
+    /// Formats as `26/Nov/2026:03:07:03 +0000`.
     pub(super) fn common(&self) -> String {
         let (h, m, s) = self.clock();
         let month = MONTHS[self.month];
         format!("{:02}/{month}/{:04}:{h:02}:{m:02}:{s:02} +0000", self.day, self.year)
     }
 
-    /// `2026-11-26T03:07:03.125Z` (RFC 3339)
+    /// Formats as `2026-11-26T03:07:03.125Z` (RFC 3339).
     pub(super) fn rfc3339(&self) -> String {
         let (h, m, s) = self.clock();
         let (year, month, day, millis) = (self.year, self.month + 1, self.day, self.millis);

@@ -1,4 +1,4 @@
-//! One request or flow, and its line.
+//! Entry of an access log for a request or flow, and its formatting.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::calendar::Moment;
 
-/// Longest request in a line, in bytes of the request; the rest is cut off.
+/// Maximum bytes of the request in a line; the rest is cut off.
 const MAX_REQUEST: usize = 2048;
-/// Longest user name and reason.
+/// Maximum bytes of a user name and of a reason.
 const MAX_WORD: usize = 256;
 
 /// Format of an access log.
@@ -20,11 +20,11 @@ pub enum Format {
     /// The Common Log Format of web servers
     #[default]
     Common,
-    /// One JSON object a line
+    /// JSON, one object a line
     Json,
 }
 
-/// One request or flow that has ended.
+/// Request or flow that has ended.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// Start of the request or flow.
@@ -49,7 +49,7 @@ pub struct Entry {
     pub reason: Option<String>,
 }
 
-/// Field order of the JSON form.
+/// Order of the fields in JSON.
 #[derive(Serialize)]
 struct Json<'a> {
     time: String,
@@ -66,14 +66,15 @@ struct Json<'a> {
 }
 
 impl Entry {
-    /// Cuts what a client can make long, so that a full queue has a bounded size.
+    /// Truncates the fields that a client can make long, so that a full queue has a bounded
+    /// size.
     pub(super) fn bound(mut self) -> Entry {
         cut(&mut self.request, MAX_REQUEST);
         self.user.iter_mut().chain(&mut self.reason).for_each(|text| cut(text, MAX_WORD));
         self
     }
 
-    /// The line, with its end.
+    /// Formats the line, with its newline.
     pub(super) fn line(&self, format: Format) -> String {
         match format {
             Format::Common => self.common(),
@@ -109,13 +110,14 @@ impl Entry {
     }
 }
 
-/// Escapes text that is one field of a line: spaces too, which would shift the fields behind it.
+/// Escapes text that is one field of a line, including spaces, which would shift the fields
+/// behind it.
 pub(super) fn escape_word(text: &str, most: usize) -> String {
     escape(text, most).replace(' ', "\\x20")
 }
 
-/// Escapes text as web servers do in their logs, up to `most` bytes of it: quotes and backslashes by a backslash,
-/// control characters and bytes beyond ASCII as `\xHH`.
+/// Escapes text as web servers do in their logs, up to `most` bytes of it: quotes and
+/// backslashes by a backslash, control characters and bytes beyond ASCII as `\xHH`.
 fn escape(text: &str, most: usize) -> String {
     let mut out = String::with_capacity(text.len().min(most));
     for byte in text.bytes().take(most) {

@@ -5,8 +5,9 @@
 //!                            │ full: counted as lost          ▲ reopen (SIGHUP, SIGUSR1)
 //! ```
 //!
-//! Event loops hand over an [`Entry`] and go on: lines are formatted and written by a thread of their own, so that
-//! a slow disk delays no packet. If the thread falls behind, entries are dropped and counted.
+//! Event loops queue an [`Entry`] and continue. Lines are formatted and written by a thread of
+//! their own, so that a slow disk delays no packet. If the thread falls behind, entries are
+//! dropped and counted.
 
 mod calendar;
 mod entry;
@@ -30,8 +31,9 @@ use writer::Writer;
 /// Options of the access log, the same for all services.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessLogArgs {
-    /// Log each request or flow when it has ended: to a file, which is opened again on SIGHUP and SIGUSR1 (after
-    /// logrotate has moved it away), to standard output (-), or to standard error (stderr)
+    /// Log each request or flow when it has ended: to a file, which is opened again on SIGHUP
+    /// and SIGUSR1 (after logrotate has moved it away), to standard output (-), or to standard
+    /// error (stderr)
     #[arg(long, value_name = "FILE|-|stderr")]
     pub access_log: Option<Target>,
     /// Format of the access log [default: common]
@@ -46,7 +48,7 @@ pub enum Target {
     Stdout,
     /// Standard error: `stderr`.
     Stderr,
-    /// A file, appended to.
+    /// File, appended to.
     File(PathBuf),
 }
 
@@ -68,7 +70,7 @@ impl FromStr for Target {
 pub struct AccessLogStats {
     /// Lines written.
     pub written: u64,
-    /// Lines lost: the queue was full, or the destination refused them.
+    /// Lines lost because the queue was full, or the destination rejected them.
     pub lost: u64,
 }
 
@@ -77,7 +79,7 @@ pub struct AccessLogStats {
 pub struct AccessLog(Option<Arc<Writer>>);
 
 impl AccessLogStats {
-    /// Adds its metrics.
+    /// Adds the metrics.
     pub fn expose(&self, out: &mut Exposition) {
         for (name, help, value) in [
             ("viaduct_access_log_lines_total", "Lines written to the access log.", self.written),
@@ -90,7 +92,7 @@ impl AccessLogStats {
 }
 
 impl AccessLogArgs {
-    /// Opens the log that the options ask for, and starts its thread.
+    /// Opens the log that the options select, and starts its thread.
     ///
     /// # Errors
     /// The file cannot be opened for writing.
@@ -102,7 +104,7 @@ impl AccessLogArgs {
 }
 
 impl AccessLog {
-    /// Whether entries are written. Callers may skip the work of making one.
+    /// Returns whether entries are written. If not, callers may skip creating them.
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }
@@ -114,14 +116,14 @@ impl AccessLog {
         }
     }
 
-    /// Opens the file again by its name; the log goes on in the old one if that fails.
+    /// Reopens the file by its name. If that fails, the log continues in the old one.
     pub fn reopen(&self) {
         if let Some(writer) = &self.0 {
             writer.reopen();
         }
     }
 
-    /// Waits at the end of the process until what is queued is written; for 2 s at most.
+    /// Waits at the end of the process until the queue is written, for 2 s at most.
     pub fn flush(&self) {
         if let Some(writer) = &self.0 {
             writer.flush();
@@ -134,8 +136,9 @@ impl AccessLog {
     }
 }
 
-/// Warns of a failed authentication, in the one form that docs/access-log.md gives a fail2ban filter for. The user
-/// name is chosen by the client: it stands last, quoted and escaped, spaces too.
+/// Logs a warning about a failed authentication, in the form for which docs/access-log.md gives
+/// a fail2ban filter. The user name is chosen by the client: it comes last, quoted and escaped,
+/// including spaces.
 pub fn authentication_failed(client: IpAddr, method: &str, user: Option<&str>) {
     warn!("{}", failure_line(client, method, user));
 }
@@ -150,7 +153,7 @@ fn failure_line(client: IpAddr, method: &str, user: Option<&str>) -> String {
     line
 }
 
-/// Longest user name in a line, in bytes.
+/// Maximum bytes of a user name in a line.
 const MAX_USER: usize = 64;
 
 #[cfg(test)]
@@ -170,11 +173,12 @@ mod tests {
         assert!(long.len() < 150, "{long}");
     }
 
-    /// Clients that the filter in docs/access-log.md finds in a line of the journal, by fail2ban's engine.
+    /// Clients that the filter in docs/access-log.md finds in a line of the journal, as fail2ban
+    /// would.
     fn banned(line: &str) -> String {
         let docs = include_str!("../../../../docs/access-log.md");
         let filter = docs.lines().find_map(|line| line.trim().strip_prefix("failregex = "));
-        // fail2ban's own pattern of an address, for IPv4.
+        // Pattern of an IPv4 address in fail2ban.
         let find = "import re, sys\nhost = r'(?P<host>\\d+\\.\\d+\\.\\d+\\.\\d+)'\n\
                     found = re.search(sys.argv[1].replace('<HOST>', host), sys.argv[2])\n\
                     print(found['host'] if found else '', end='')";
@@ -204,7 +208,7 @@ mod tests {
                 format!("Nov 26 07:00:00 host viaduct[7]: 2026-11-26T07:00:00Z  WARN {line}");
             assert_eq!(banned(&line), "192.0.2.7", "{line}");
         }
-        // Nor does a line that is not ours, though it quotes what a client said.
+        // The filter does not match a line of another origin that quotes a client.
         let other = format!("viaduct[7]:  WARN bad request \"{victim}\", user \"x\"");
         assert_eq!(banned(&other), "", "{other}");
         let unescaped = format!(

@@ -1,4 +1,4 @@
-//! The thread that formats entries and writes them.
+//! Thread that formats entries and writes them.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -16,15 +16,15 @@ use tracing::{info, warn};
 use super::entry::{Entry, Format};
 use super::{AccessLogStats, Target};
 
-/// Entries in the queue, at most; with [`Entry::bound`] some 10 MB.
+/// Maximum number of entries in the queue; with [`Entry::bound`] about 10 MB.
 const MAX_QUEUED: usize = 4096;
-/// Lines are collected up to so many bytes before they are written, if more are waiting.
+/// Maximum bytes of lines collected for one write, if more entries are waiting.
 const MAX_BATCH: usize = 64 << 10;
-/// Time that the process waits at its end for the queue to be written.
+/// Maximum time that the process waits at its end for the queue to be written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
-/// Interval of attempts to ask for that while the queue is full.
+/// Interval between attempts to queue the flush request while the queue is full.
 const FLUSH_RETRY: Duration = Duration::from_millis(5);
-/// Interval of warnings about lost lines.
+/// Minimum interval between warnings about lost lines.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Queue and thread of an access log.
@@ -37,9 +37,9 @@ pub(super) struct Writer {
 #[derive(Debug)]
 enum Message {
     Entry(Box<Entry>),
-    /// Nothing but a reason to look at the flags.
+    /// Wakes the thread to check the flags.
     Wake,
-    /// Dropped when all that was queued before is written.
+    /// Request to flush; dropped when all earlier entries are written.
     Flush(SyncSender<()>),
 }
 
@@ -75,7 +75,7 @@ impl Writer {
         let _ = self.queue.try_send(Message::Wake);
     }
 
-    /// Waits until what is queued is written, [`FLUSH_TIMEOUT`] at most.
+    /// Waits until the queue is written, for [`FLUSH_TIMEOUT`] at most.
     pub(super) fn flush(&self) {
         let deadline = Instant::now() + FLUSH_TIMEOUT;
         let (flushed, written) = sync_channel(0);
@@ -107,7 +107,7 @@ struct Thread {
     format: Format,
     sink: Sink,
     state: Arc<State>,
-    /// Time of the last warning, and lines lost until then.
+    /// Time of the last warning, and number of lines lost until then.
     warned: Option<(Instant, u64)>,
 }
 
@@ -127,7 +127,7 @@ impl Thread {
                 }
                 next = if batch.len() < MAX_BATCH { entries.try_recv().ok() } else { None };
             }
-            // Lines that were queued before the request for it may go to either file.
+            // Lines that were queued before the reopen request may go to either file.
             if self.state.reopen.swap(false, Ordering::AcqRel) {
                 self.reopen();
             }
@@ -200,7 +200,7 @@ impl Sink {
 
 fn append(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    // A pipe without a reader is an error, and is not waited for.
+    // Opening a pipe without a reader fails instead of blocking.
     let flags = OFlags::NONBLOCK.bits() as i32;
     options.append(true).create(true).mode(0o640).custom_flags(flags).open(path)
 }

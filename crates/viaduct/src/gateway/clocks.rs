@@ -1,6 +1,7 @@
-//! The clocks of handshakes, kept over a restart in `<site>.clocks` of the service's state directory: an
-//! initiation that was recorded before it is refused after it. One line a peer: its public key, and the times of the latest
-//! initiations heard and sent, in nanoseconds since 1970.
+//! Clocks of handshakes, kept over a restart in `<site>.clocks` of the service's state
+//! directory, so that an initiation recorded before the restart is rejected after it. Each line
+//! has a peer's public key, and the times of the latest initiations received and sent, in
+//! nanoseconds since 1970.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -13,31 +14,32 @@ use viaduct_proto::keys::PublicKey;
 use viaduct_proto::repair::{Clocks, MOST_PEERS};
 use viaduct_sys::journal::replace_file;
 
-/// Seconds between two writes for clocks of what was sent alone: those rise with each attempt.
+/// Minimum number of seconds between writes if only sent clocks have changed: those rise with
+/// each attempt.
 const SENT_EVERY: u32 = 60;
-/// Added to a clock of what was sent that lies ahead of the machine's, which was set back then: more than it
-/// can have risen by since it was written.
+/// Margin added to a sent clock that is ahead of the machine's clock, which was then set back.
+/// It exceeds what the sent clock can have risen by since it was written.
 const SENT_MARGIN: u64 = 2 * SENT_EVERY as u64 * 1_000_000_000;
-/// Bytes of the file, at most.
+/// Maximum length of the file in bytes.
 const MAX_FILE: u64 = MOST_PEERS as u64 * 2 * 128;
 
-/// The file, and what it holds.
+/// File of clocks, and its last written content.
 #[derive(Debug)]
 pub struct ClockFile {
     path: PathBuf,
     written: HashMap<PublicKey, Clocks>,
-    /// Looks since the last write.
+    /// Calls of [`ClockFile::keep`] since the last write.
     looks: u32,
     is_failing: bool,
 }
 
 impl ClockFile {
-    /// At `path`, which is read later and may not be there.
+    /// Creates the state for `path`, which need not exist.
     pub fn new(path: PathBuf) -> ClockFile {
         ClockFile { path, written: HashMap::new(), looks: 0, is_failing: false }
     }
 
-    /// Reads `path`. Lines that are none are left out.
+    /// Reads `path`. Invalid lines are skipped.
     pub fn read(path: &Path) -> HashMap<PublicKey, Clocks> {
         let is_small = fs::metadata(path).is_ok_and(|of| of.is_file() && of.len() <= MAX_FILE);
         let text =
@@ -46,7 +48,7 @@ impl ClockFile {
         text.lines().filter_map(|text| line(text, now)).collect()
     }
 
-    /// Writes `clocks` if they have risen. Call it once a second.
+    /// Writes `clocks` if they have risen. Must be called once a second.
     pub fn keep(&mut self, clocks: &HashMap<PublicKey, Clocks>) {
         self.looks += 1;
         let heard = |key: &PublicKey, of: &Clocks| {
@@ -58,9 +60,9 @@ impl ClockFile {
         }
     }
 
-    /// Writes `clocks`, if there are any: at the end, even if few have risen.
+    /// Writes `clocks`, if there are any. Called at the end too, even if few have risen.
     pub fn write(&mut self, clocks: &HashMap<PublicKey, Clocks>) {
-        // The packet thread has not told any yet.
+        // The packet thread has not reported any clocks yet.
         if clocks.is_empty() && self.written.is_empty() {
             return;
         }

@@ -1,5 +1,5 @@
-//! `site.toml`: first what the user wrote, then what it means. Everything is checked before
-//! anything is touched, and each error is one line that says what would be right.
+//! `site.toml`: first the text of the user, then its meaning. Everything is checked before
+//! anything is changed, and each error is one line that says what would be right.
 
 mod file;
 mod meaning;
@@ -20,60 +20,62 @@ use crate::text;
 use file::File;
 pub use peers::check_endpoint;
 
-/// Bytes of a config, at most.
+/// Maximum length of a config in bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// What it means.
+/// Meaning of a config.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The site's name.
+    /// Name of the site.
     pub name: String,
-    /// Its secret key.
+    /// Secret key of the site.
     pub secret: SecretKey,
-    /// Its addresses.
+    /// Prefixes of the site.
     pub prefixes: Vec<IpNet>,
-    /// The interface towards the peers.
+    /// Interface towards the peers.
     pub wan: String,
-    /// Where peers send their repairs.
+    /// Address to which peers send their repairs.
     pub listen: SocketAddr,
-    /// Longest packet that the site's hosts send, if that is known to be below the WAN's MTU.
+    /// Length of the longest packet that the site's hosts send, if it is known to be below the
+    /// WAN's MTU.
     pub host_mtu: Option<usize>,
-    /// Bytes of memory for packets, all peers and rings together.
+    /// Memory for packets in bytes, for all peers and rings together.
     pub memory: usize,
     /// Directory for the control socket and the journal of changes.
     pub run_dir: PathBuf,
-    /// Where Prometheus finds the metrics.
+    /// Address at which Prometheus fetches the metrics.
     pub metrics: Option<SocketAddr>,
-    /// Where the site's hosts ask the packet cache.
+    /// Address of the packet cache for the site's hosts.
     pub cache: Option<SocketAddr>,
-    /// What is said of split mode: options of the proxy.
+    /// `[split]`: options of the proxy for split mode.
     pub split: toml::Table,
-    /// Which flows of split mode may pass, and how.
+    /// `[[policy]]`: the flows of split mode that may pass, and their handling.
     pub policies: Vec<PolicyTable>,
-    /// The peer sites.
+    /// Peer sites.
     pub peers: Vec<Peer>,
-    /// What is odd but allowed, one line each.
+    /// Warnings about unusual but allowed settings, one line each.
     pub warnings: Vec<String>,
 }
 
-/// A peer site.
+/// Peer site.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Its name.
+    /// Name of the peer.
     pub name: String,
-    /// Its public key.
+    /// Public key of the peer.
     pub key: PublicKey,
-    /// Where its gateway listens; of a name, what it was last resolved to.
+    /// Address of the peer's gateway; if it is given by name, the last one that the name
+    /// resolved to.
     pub endpoint: Option<SocketAddr>,
     /// Host and port that the endpoint is resolved from.
     pub endpoint_name: Option<(String, u16)>,
-    /// Its addresses.
+    /// Prefixes of the peer site.
     pub prefixes: Vec<IpNet>,
-    /// Whether TCP connections to and from it are split.
+    /// True if TCP connections to and from the peer are split.
     pub split: bool,
-    /// How what leaves for it is encoded.
+    /// Encoding of the packets to the peer.
     pub coding: Option<Coding>,
-    /// Whether packets are kept so short that a repair of them fits one datagram.
+    /// True if packets are kept so short that a repair of them fits one datagram.
     pub lower_mtu: bool,
     /// Idle time after which unfilled bins fire.
     pub flush_after: Duration,
@@ -81,7 +83,7 @@ pub struct Peer {
     pub rekey_after: Duration,
 }
 
-/// One thing wrong with a config: where, what, and what would be right.
+/// Error in a config: place, problem, and what would be right.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {place}{what}", file.display())]
 pub struct ConfigError {
@@ -91,7 +93,7 @@ pub struct ConfigError {
 }
 
 impl Config {
-    /// Reads and checks `path`. Touches nothing but that file and the key file it names.
+    /// Reads and checks `path`. Accesses only that file and the key file that it names.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let fail = |place: &str, what: String| ConfigError {
             file: path.to_owned(),
@@ -114,20 +116,20 @@ impl Config {
         })
     }
 
-    /// The control socket.
+    /// Path of the control socket.
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join(format!("{}.sock", self.name))
     }
 
-    /// The clocks of handshakes, kept over a restart where the service manager gives a directory for
-    /// that (`StateDirectory=` of systemd).
+    /// Path of the clocks of handshakes, which are kept over a restart if the service manager
+    /// provides a directory for that (`StateDirectory=` of systemd).
     pub fn clocks(&self) -> Option<PathBuf> {
         let directories = std::env::var_os("STATE_DIRECTORY")?;
         let first = std::env::split_paths(&directories).next()?;
         Some(first.join(format!("{}.clocks", self.name)))
     }
 
-    /// The journal of changes to the system.
+    /// Path of the journal of changes to the system.
     pub fn journal(&self) -> PathBuf {
         self.run_dir.join(format!("{}.changes.json", self.name))
     }

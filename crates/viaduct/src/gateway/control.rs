@@ -1,5 +1,5 @@
-//! The control side of a gateway: signals, the status socket, metrics and the packet cache's desk.
-//! It carries no packets and may be slow.
+//! Control side of a gateway: signals, the status socket, metrics and the packet cache's
+//! service. It carries no packets and may be slow.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -33,13 +33,13 @@ use crate::proxy::keeper::Interception;
 use crate::signals::{Heard, Signals};
 use crate::status::socket;
 
-/// How often the log hears of what has changed.
+/// Interval at which changes of state are checked and logged.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether the last flow of split mode has ended.
+/// Interval between checks for the end of the last flow of split mode.
 const DRAINED: Duration = Duration::from_millis(50);
 
-/// The way to the packet thread.
+/// Channel to the packet thread.
 #[derive(Clone, Debug)]
 pub struct ToWorker {
     commands: mpsc::Sender<Command>,
@@ -47,45 +47,46 @@ pub struct ToWorker {
 }
 
 impl ToWorker {
-    /// By `commands`, waking it by `waker`.
+    /// Creates a channel that sends by `commands` and wakes the thread by `waker`.
     pub fn new(commands: mpsc::Sender<Command>, waker: Arc<Waker>) -> Self {
         ToWorker { commands, waker }
     }
 
-    /// Asks something of it. One that is gone drops the command, and with it the way back.
+    /// Sends a command. If the packet thread is gone, the command is dropped with its reply
+    /// channel.
     pub fn tell(&self, command: Command) {
         let _ = self.commands.send(command);
         self.waker.wake();
     }
 }
 
-/// Everything but packets.
+/// Control side of a gateway: everything except packets.
 pub struct Control {
     source: Source,
     site: Site,
     worker: ToWorker,
-    /// The proxy of split mode.
+    /// Proxy of split mode.
     flows: Option<Beside>,
     published: Arc<Published>,
     started: Instant,
     cache: SharedStats,
-    /// This site's, for the packet cache.
+    /// Prefixes of this site, for the packet cache.
     prefixes: Prefixes,
     metrics: Metrics,
     wan: WanWatch,
-    /// Whether routes were lowered since it was last looked whether they are in force.
+    /// True if routes were lowered since the last check that they are in force.
     unverified: bool,
     peers: PeerStates,
     clocks: Option<ClockFile>,
     endpoints: Endpoints,
     /// Warnings about the config and the machine that were logged.
     warnings: Vec<String>,
-    /// What becomes of our rules in nftables and policy routing.
+    /// State of our rules in nftables and policy routing.
     rules: Arc<Interception>,
     doors: Doors,
 }
 
-/// Where the gateway can be reached, as far as that may change while it runs.
+/// Listeners that may change while the gateway runs.
 #[derive(Default)]
 struct Doors {
     metrics: Option<TcpListener>,
@@ -93,7 +94,7 @@ struct Doors {
 }
 
 impl Control {
-    /// Of the gateway whose config is that of `source`.
+    /// Creates the control side of the gateway whose config comes from `source`.
     pub fn new(
         source: Source,
         site: Site,
@@ -122,7 +123,7 @@ impl Control {
         })
     }
 
-    /// Runs until SIGTERM, SIGINT or the end of the packet thread (`gone`); SIGHUP reloads the
+    /// Runs until SIGTERM, SIGINT or the end of the packet thread (`gone`). SIGHUP reloads the
     /// config.
     pub fn run(
         mut self,
@@ -180,7 +181,7 @@ impl Control {
         self.flows.take().map_or(Ok(()), Beside::end)
     }
 
-    /// Gives the packet thread the addresses that endpoints have now.
+    /// Passes the current addresses of endpoints to the packet thread.
     async fn readdress(&mut self) {
         self.endpoints.fill(&mut self.site.config);
         if let Err(error) = self.hand_over(&self.site).await {
@@ -188,7 +189,7 @@ impl Control {
         }
     }
 
-    /// Has the packet thread take what `site` says.
+    /// Passes the settings of `site` to the packet thread.
     async fn hand_over(&self, site: &Site) -> Result<()> {
         let (outgoing, incoming) = site.filters()?;
         let is_other = site.only_observes() != self.site.only_observes();
@@ -198,7 +199,7 @@ impl Control {
         answer.await.context("the packet thread is gone")?
     }
 
-    /// Judges the peers, tells the log, and keeps what a restart needs. Once a second.
+    /// Judges the peers, logs changes, and saves what a restart needs. Called once a second.
     fn look(&mut self, watch: &mut Watch) {
         let (seen, details) = (self.published.get(), self.details());
         let trouble = self.wan.down();
@@ -210,13 +211,13 @@ impl Control {
         }
     }
 
-    /// Opens the access log of split mode again.
+    /// Reopens the access log of split mode.
     fn reopen_log(&self) {
         self.flows.iter().for_each(|flows| flows.handle.reopen_log());
     }
 
-    /// Lets the flows of split mode end, and takes no new ones; true if there is nothing to wait for,
-    /// or this is the second time.
+    /// Stops accepting flows of split mode, and lets the existing ones finish. Returns true if
+    /// there is nothing to wait for, or from the second call on.
     fn drain(&self, draining: &mut bool, system: &mut System) -> bool {
         if let Some(flows) = &self.flows {
             if let Err(error) = system.pass_by() {
@@ -227,7 +228,7 @@ impl Control {
         std::mem::replace(draining, true) || self.flows.is_none()
     }
 
-    /// Whether flows were let end, and have.
+    /// Returns whether the flows were told to finish, and have.
     fn is_drained(&self, draining: bool) -> bool {
         draining && self.flows.as_ref().is_none_or(Beside::is_over)
     }
@@ -247,7 +248,8 @@ impl Control {
         .with_peers(&self.details(), self.peers.get())
     }
 
-    /// What the packet thread has told of the peers, and which names of theirs are not resolved.
+    /// Details that the packet thread has published of the peers, with the names that are not
+    /// resolved.
     fn details(&self) -> Details {
         let mut details = self.published.details();
         for peer in &self.site.config.peers {
@@ -278,8 +280,8 @@ impl Control {
         notify(Phase::Ready);
     }
 
-    /// Makes the room for repairs again when the WAN has changed; until that is possible (its
-    /// routes may take a while to come back) each second anew.
+    /// Makes the room for repairs again when the WAN has changed. Tries again each second until
+    /// that is possible, because the routes of the WAN may take a while to come back.
     async fn follow(&mut self, system: &mut System) {
         if !self.wan.is_stale(self.published.get().shell.wan_falls) {
             if std::mem::take(&mut self.unverified) && !system.is_in_force(&self.site) {
@@ -317,7 +319,7 @@ impl Control {
         }
     }
 
-    /// Has the status and the log say what the room waits for.
+    /// Reports in the status and the log what the room waits for.
     fn tell_waits(&mut self, system: &System) {
         if let Some(waits) = system.waits()
             && self.wan.failed(waits.clone())
@@ -326,7 +328,7 @@ impl Control {
         }
     }
 
-    /// Reads the config again; all of it takes effect, or none.
+    /// Reloads the config. All of it takes effect, or none.
     async fn reload(&mut self, system: &mut System) -> Result<()> {
         let (site, flows) = self.source.load()?;
         let fixed = refuse_fixed(&self.site.config, &site.config).and_then(|()| {
@@ -352,7 +354,7 @@ impl Control {
         }
     }
 
-    /// Does from now on what `site` says; all of it, or none.
+    /// Applies `site`: all of it, or nothing.
     async fn take(&mut self, mut site: Site, system: &mut System) -> Result<()> {
         self.endpoints.fill(&mut site.config);
         let doors = self.other_doors(&site.config).await?;
@@ -383,7 +385,8 @@ impl Control {
         Ok(())
     }
 
-    /// The doors that `config` moves: bound already, not in use yet. `None` for one that stays.
+    /// Opens the listeners that `config` moves, without using them yet. `None` for one that
+    /// stays.
     async fn other_doors(
         &self,
         config: &Config,
@@ -410,7 +413,7 @@ impl Control {
     }
 }
 
-/// What only a restart can change.
+/// Rejects changes that need a restart.
 fn refuse_fixed(old: &Config, new: &Config) -> Result<()> {
     let fixed = [
         ("name", new.name == old.name),
@@ -432,13 +435,13 @@ async fn bind_metrics(at: Option<SocketAddr>) -> Result<Option<TcpListener>> {
     bound.map(Some).with_context(|| format!("[metrics] listen: cannot use {at}"))
 }
 
-/// The next client; never, where nobody listens.
+/// Accepts the next client. Without a listener the future never completes.
 async fn next(listener: Option<&TcpListener>) -> TcpStream {
     let Some(listener) = listener else { return std::future::pending().await };
     loop {
         match listener.accept().await {
             Ok((client, _)) => return client,
-            // Out of descriptors, say: spinning would not help.
+            // Out of descriptors, for example: an immediate retry would spin.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }

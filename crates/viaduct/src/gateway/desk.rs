@@ -1,12 +1,13 @@
-//! The packet cache's service: a UDP socket where the site's hosts ask for packets.
+//! Service of the packet cache: a UDP socket at which the site's hosts request packets.
 //!
 //! ```text
 //!   host ──query──▶ desk ──Command::Cache──▶ worker ──packets──▶ TUN ──▶ host
 //!        ◀─answer──      ◀──────Found──────
 //! ```
 //!
-//! Asking costs the packet thread time, so the desk serves one query at a time, and in a second
-//! only so many of them and only so much searching. What it turns away is counted, never queued.
+//! A query costs the packet thread time. The service therefore handles one query at a time, and
+//! limits the number of queries and the amount of searching per second. Rejected queries are
+//! counted, never queued.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,25 +23,25 @@ use super::snapshot::CacheStats;
 use super::worker::Command;
 use viaduct_proto::repair::cache::{Found, Query};
 
-/// Most queries that are looked up in a second.
+/// Maximum number of queries that are looked up per second.
 const MOST_QUERIES: u32 = 2_000;
-/// Most cached packets that are looked at in a second: a fraction of a core's time.
+/// Maximum number of cached packets that are examined per second: a fraction of a core's time.
 const MOST_LOOKS: usize = 4_000_000;
-/// Longer than any query: 64 times 32 bytes and a head.
+/// Buffer size, more than any query: 64 times 32 bytes and a head.
 const LONGEST_QUERY: usize = 4_096;
 
 /// Counters, shared with the status page.
 pub type SharedStats = Arc<Mutex<CacheStats>>;
 
-/// The site's prefixes, which a reload may change.
+/// Prefixes of the site, which a reload may change.
 pub type Prefixes = Arc<Mutex<Vec<IpNet>>>;
 
-/// Answers queries until it is dropped.
+/// Service that answers queries until it is dropped.
 #[derive(Debug)]
 pub struct Desk(JoinHandle<()>);
 
 impl Desk {
-    /// Serves hosts of `prefixes` at `socket`.
+    /// Starts the service for hosts of `prefixes` at `socket`.
     pub fn open(
         socket: UdpSocket,
         prefixes: Prefixes,
@@ -50,7 +51,7 @@ impl Desk {
         Desk(tokio::spawn(async move {
             let mut budget = Budget::new(Instant::now());
             let mut datagram = [0; LONGEST_QUERY];
-            // An error here is an ICMP message about an asker that has gone.
+            // An error here is an ICMP message about a client that has gone.
             loop {
                 let Ok((len, asker)) = socket.recv_from(&mut datagram).await else { continue };
                 let own = prefixes.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -75,7 +76,7 @@ fn lock(stats: &SharedStats) -> std::sync::MutexGuard<'_, CacheStats> {
     stats.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The query, if its asker is of the site and there is time for it.
+/// Parses a query, if its sender is of the site and the budget allows it.
 fn admit(
     prefixes: &[IpNet],
     asker: SocketAddr,
@@ -84,7 +85,7 @@ fn admit(
     stats: &SharedStats,
 ) -> Option<Query> {
     let mut stats = lock(stats);
-    // A socket for both families shows IPv4 hosts as mapped addresses.
+    // A dual-stack socket shows IPv4 hosts as mapped addresses.
     let asker: IpAddr = asker.ip().to_canonical();
     if !prefixes.iter().any(|prefix| prefix.contains(&asker)) {
         stats.strangers += 1;
@@ -102,14 +103,14 @@ fn admit(
     Some(query)
 }
 
-/// `None` if the packet thread is gone.
+/// Looks up a query; `None` if the packet thread is gone.
 async fn look_up(query: Query, worker: &ToWorker) -> Option<Found> {
     let (reply, answer) = oneshot::channel();
     worker.tell(Command::Cache(query, reply));
     answer.await.ok()
 }
 
-/// What is left of this second.
+/// Remaining budget of the current second.
 #[derive(Debug)]
 struct Budget {
     since: Instant,

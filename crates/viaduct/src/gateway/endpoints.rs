@@ -1,4 +1,5 @@
-//! Endpoints that are host names: looked up again and again, off the control side's loop.
+//! Endpoints that are host names: resolved periodically, outside of the control side's event
+//! loop.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -11,23 +12,23 @@ use tracing::{info, warn};
 
 use super::config::{Config, Peer, check_endpoint};
 
-/// Time between two look-ups of a name.
+/// Interval between two look-ups of a name.
 const RESOLVE_EVERY: Duration = Duration::from_secs(30);
-/// The same while there is no answer.
+/// Interval while there is no answer.
 const RETRY_EVERY: Duration = Duration::from_secs(3);
 
-/// A host and a port.
+/// Host and port.
 type Name = (String, u16);
-/// What a look-up came to: the addresses that can be sent to, one at least, or why there is none.
+/// Result of a look-up: the usable addresses, at least one, or the reason why there is none.
 type Answer = (Name, Result<Vec<SocketAddr>, String>);
 
-/// Look-ups of the names of a config.
+/// Look-ups of the names in a config.
 #[derive(Debug)]
 pub struct Endpoints {
     sender: UnboundedSender<Answer>,
     answers: UnboundedReceiver<Answer>,
     known: HashMap<Name, SocketAddr>,
-    /// Why a name has no address at present.
+    /// Reason why a name has no address at present.
     failures: HashMap<Name, String>,
     tasks: HashMap<Name, JoinHandle<()>>,
 }
@@ -41,7 +42,7 @@ impl Default for Endpoints {
 }
 
 impl Endpoints {
-    /// Looks the names of `config` up from now on, and no others; in a runtime.
+    /// Resolves the names of `config` from now on, and no others. Must be called in a runtime.
     pub fn watch(&mut self, config: &Config) {
         let names: Vec<&Name> =
             config.peers.iter().filter_map(|peer| peer.endpoint_name.as_ref()).collect();
@@ -63,7 +64,8 @@ impl Endpoints {
         }
     }
 
-    /// Gives the peers of `config` the addresses that their names are known to have.
+    /// Sets the addresses of the peers of `config` that are given by name, as far as they are
+    /// known.
     pub fn fill(&self, config: &mut Config) {
         for peer in &mut config.peers {
             if let Some(at) = peer.endpoint_name.as_ref().and_then(|name| self.known.get(name)) {
@@ -72,7 +74,7 @@ impl Endpoints {
         }
     }
 
-    /// Waits until a name has another address.
+    /// Waits until the address of a name changes.
     pub async fn changed(&mut self) {
         while let Some((name, found)) = self.answers.recv().await {
             if self.tasks.contains_key(&name)
@@ -84,8 +86,8 @@ impl Endpoints {
         }
     }
 
-    /// The address of `name` if it is another one than before: one that is still among its addresses stays,
-    /// in whatever order a name server lists them.
+    /// New address of `name`, if it has changed. An address that is still among the results is
+    /// kept, in whatever order a name server lists them.
     fn take(&mut self, name: &Name, found: Result<Vec<SocketAddr>, String>) -> Option<SocketAddr> {
         match found {
             Ok(all) => {
@@ -107,7 +109,7 @@ impl Endpoints {
         }
     }
 
-    /// Why the name of a peer of `config` has no address, if none is known.
+    /// Reason why the name of a peer has no address, if none is known.
     pub fn unresolved(&self, peer: &Peer) -> Option<String> {
         let name = peer.endpoint_name.as_ref().filter(|name| !self.known.contains_key(name))?;
         let reason = self.failures.get(name).map_or("no answer yet", String::as_str);
@@ -135,7 +137,7 @@ async fn resolve(name: Name, listen: SocketAddr, sender: UnboundedSender<Answer>
     }
 }
 
-/// The addresses that a socket at `listen` can send to, one at least.
+/// Addresses that a socket at `listen` can send to, at least one.
 fn usable(
     all: impl Iterator<Item = SocketAddr>,
     listen: SocketAddr,

@@ -1,4 +1,4 @@
-//! Which metrics there are: one line each.
+//! Metrics of a gateway, one line each.
 
 use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LOSS_BUCKETS, LossReport, PeerStats};
 
@@ -147,11 +147,11 @@ const SITE_COUNTERS: &[SiteCounter] = &[
     }),
 ];
 
-/// Age of the counters, in seconds, from which the packet thread hangs; it publishes ten times a
-/// second.
+/// Age of the counters, in seconds, from which on the packet thread is considered hung. It
+/// publishes ten times a second.
 const HANGS_AFTER: f64 = 2.0;
 
-/// What a gateway says of itself to whoever watches it.
+/// Metrics and health of a gateway.
 pub fn page(status: &Status) -> Page {
     let hangs = status.age >= HANGS_AFTER;
     let what = format!("the packet thread has not reported for {:.1} s", status.age);
@@ -164,7 +164,7 @@ pub fn page(status: &Status) -> Page {
     }
 }
 
-/// The whole page.
+/// Renders all metrics.
 pub fn encode(status: &Status) -> String {
     let mut page = Exposition::default();
     for (name, help, value) in SITE_COUNTERS {
@@ -184,7 +184,7 @@ pub fn encode(status: &Status) -> String {
     page.finish()
 }
 
-/// What has labels of its own, or rises and falls.
+/// Adds the metrics with labels of their own, and the gauges.
 fn site(status: &Status, page: &mut Exposition) {
     page.family("viaduct_build_info", Kind::Gauge, "Always 1; the version is a label.");
     page.sample(&[("version", &status.version), ("site", &status.site)], 1);
@@ -238,7 +238,7 @@ fn sessions(status: &Status, page: &mut Exposition) {
     }
 }
 
-/// The link in both directions: as seen here, and as the peer has told.
+/// Adds the metrics of the link in both directions: as seen here, and as reported by the peer.
 fn links(status: &Status, page: &mut Exposition) {
     let mut each = |name, kind, help, emit: &Emit<'_>| {
         page.family(name, kind, help);

@@ -24,10 +24,10 @@ fn status() -> Status {
     status
 }
 
-/// A sample: its name, its labels as written, its value.
+/// Sample: its name, its labels as written, its value.
 type Sample = (String, String, f64);
 
-/// Reads the text format as its specification has it, and refuses everything else.
+/// Parses the text format as specified, and panics on everything else.
 fn parse(text: &str) -> BTreeMap<String, (String, Vec<Sample>)> {
     let mut families: BTreeMap<String, (String, Vec<Sample>)> = BTreeMap::new();
     let (mut helped, mut current) = (None, None);
@@ -127,13 +127,13 @@ fn buckets_never_fall_and_end_in_the_count() {
     }
 }
 
-/// Sends `request` to a server that knows `status`; the whole response.
+/// Sends `request` to a server with `status`, and returns the whole response.
 async fn ask(request: &[u8], status: Status) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (server, _) = listener.accept().await.unwrap();
     Metrics::default().answer(server, page(&status));
-    // A refused request may be cut short.
+    // A rejected request may be cut short.
     let _ = client.write_all(request).await;
     let mut response = Vec::new();
     let _ = client.read_to_end(&mut response).await;

@@ -1,5 +1,5 @@
-//! Where recovered packets enter the kernel: a TUN, through which they are forwarded as if they had come from the WAN. It
-//! is gone when it is closed.
+//! Injection of recovered packets into the kernel through a TUN, by which they are forwarded as
+//! if they had come from the WAN. The TUN disappears when it is closed.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use viaduct_sys::tun::Tun;
 
 use super::site::Site;
 
-/// The TUN, once it is needed: a gateway that observes has none until its peer repairs what comes from there.
+/// TUN that is created on demand: a gateway that observes has none until its peer sends repairs.
 pub struct Injector {
     name: String,
     mtu: usize,
@@ -19,22 +19,23 @@ pub struct Injector {
 }
 
 impl Injector {
-    /// Changes nothing yet.
+    /// Creates the state, without changing the system.
     pub fn new(site: &Site) -> Injector {
         let (name, mtu) = (site.tun_name(), site.wan_mtu.max(1500));
         Injector { name, mtu, tun: None, has_failed: false }
     }
 
-    /// Makes the TUN.
+    /// Creates the TUN.
     ///
     /// # Errors
-    /// There is one of this name: another gateway is called so.
+    /// The name is taken: there is another gateway of the same name.
     pub fn open(&mut self) -> Result<()> {
         self.tun = Some(open(&self.name, self.mtu)?);
         Ok(())
     }
 
-    /// Hands a packet to the kernel, and makes the TUN before the first; whether the kernel has taken it.
+    /// Passes a packet to the kernel, and creates the TUN before the first. Returns whether the
+    /// kernel has accepted the packet.
     pub fn inject(&mut self, packet: &[u8]) -> bool {
         if self.tun.is_none()
             && !self.has_failed
@@ -46,7 +47,7 @@ impl Injector {
         self.tun.as_ref().is_some_and(|tun| tun.write(packet).is_ok())
     }
 
-    /// Whether somebody has deleted the TUN.
+    /// Returns whether the TUN was deleted.
     pub fn is_gone(&self) -> bool {
         self.tun.as_ref().is_some_and(|tun| tun.interface().mtu().is_err())
     }
@@ -56,8 +57,9 @@ fn open(name: &str, mtu: usize) -> Result<Tun> {
     let tun = Tun::create(name)?;
     tun.interface().set_mtu(u32::try_from(mtu)?)?;
     let name = tun.name().to_owned();
-    // They come from addresses whose route leads elsewhere: reverse-path checks must be loose, and
-    // the loose check still wants an address on the interface (the dummy one of RFC 7600).
+    // Recovered packets come from addresses whose route leads elsewhere, so reverse-path checks
+    // must be loose. The loose check still requires an address on the interface (the dummy one
+    // of RFC 7600).
     tool::run("ip", &["addr", "add", "192.0.0.8/32", "dev", &name, "scope", "link"], "")?;
     set(&format!("net/ipv4/conf/{name}/rp_filter"), "2")?;
     set(&format!("net/ipv4/conf/{name}/forwarding"), "1")?;

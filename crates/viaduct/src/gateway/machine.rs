@@ -1,4 +1,4 @@
-//! What this machine has and allows: looked at before anything is touched.
+//! Preflight: properties and permissions of this machine, checked before anything is changed.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -14,12 +14,12 @@ use viaduct_sys::tool;
 
 use super::config::Config;
 
-/// Prefixes whose routes are looked at for a warning: each takes some milliseconds.
+/// Number of prefixes whose routes are checked for a warning: each takes some milliseconds.
 const ROUTES_LOOKED_AT: usize = 16;
 /// Bits of the effective capabilities (`linux/capability.h`).
 const CAPABILITIES: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW")];
 
-/// The MTU of the interface towards the peers, in bytes.
+/// MTU of the interface towards the peers, in bytes.
 pub fn wan_mtu(config: &Config) -> Result<usize> {
     let wan = Interface::new(&config.wan).context("[site] wan")?;
     let Ok(mtu) = wan.mtu() else {
@@ -33,7 +33,7 @@ pub fn wan_mtu(config: &Config) -> Result<usize> {
     Ok(usize::try_from(mtu)?)
 }
 
-/// Missing prerequisite that may still come: the interface, or an address to listen on.
+/// Missing prerequisite that may still appear: the interface, or an address to listen on.
 pub fn not_ready(config: &Config) -> Option<String> {
     let wan = Interface::new(&config.wan).ok()?;
     if wan.mtu().is_err() {
@@ -49,7 +49,7 @@ pub fn not_ready(config: &Config) -> Option<String> {
     None
 }
 
-/// The addresses that the config listens on, with their keys.
+/// Addresses that the config listens on, with their keys.
 fn listeners(config: &Config) -> impl Iterator<Item = (&'static str, SocketAddr)> {
     let all = [
         ("[site] listen", Some(config.listen)),
@@ -59,8 +59,8 @@ fn listeners(config: &Config) -> impl Iterator<Item = (&'static str, SocketAddr)
     all.into_iter().filter_map(|(key, at)| Some((key, at?)))
 }
 
-/// The VLAN's interface on the configured one through which a peer's packets leave, if that is so:
-/// the configured one is a trunk then.
+/// VLAN interface on the configured one through which a peer's packets leave, if there is one.
+/// The configured interface is a trunk then.
 pub fn vlan_of_trunk(config: &Config) -> Option<String> {
     let prefixes = config.peers.iter().flat_map(|peer| &peer.prefixes);
     prefixes.take(ROUTES_LOOKED_AT).find_map(|net| {
@@ -74,8 +74,8 @@ pub fn vlan_of_trunk(config: &Config) -> Option<String> {
     })
 }
 
-/// Warning if a rule of nftables may translate the addresses of packets to the peers: these must be exempt,
-/// or their gateways see none of them.
+/// Warning if a rule of nftables may translate the addresses of packets to the peers. Such
+/// packets must be exempt, or the gateways see none of them.
 pub fn masquerades(config: &Config) -> Option<String> {
     let listed = tool::run("nft", &["-j", "list", "ruleset"], "").ok()?;
     let peers: Vec<IpNet> = config.peers.iter().flat_map(|peer| peer.prefixes.clone()).collect();
@@ -87,8 +87,8 @@ pub fn masquerades(config: &Config) -> Option<String> {
     ))
 }
 
-/// The chain and kind of the first rule that translates source addresses of what leaves by `wan`, in a chain
-/// that names none of the `peers`' prefixes.
+/// Chain and kind of the first rule that translates source addresses of packets leaving by
+/// `wan`, in a chain that names none of the `peers`' prefixes.
 fn translation(ruleset: &Value, wan: &str, peers: &[IpNet]) -> Option<(String, &'static str)> {
     let rules = || ruleset["nftables"].as_array().into_iter().flatten().map(|of| &of["rule"]);
     let chain = |rule: &Value| {
@@ -110,7 +110,8 @@ fn translation(ruleset: &Value, wan: &str, peers: &[IpNet]) -> Option<(String, &
     })
 }
 
-/// Whether what leaves by `wan` may fit a match; one on anything but the output interface may.
+/// Returns whether packets leaving by `wan` may satisfy a match. A match on anything except the
+/// output interface may.
 fn may_match(one: &Value, wan: &str) -> bool {
     let key = one["left"]["meta"]["key"].as_str();
     if !matches!(key, Some("oif" | "oifname")) {
@@ -120,14 +121,14 @@ fn may_match(one: &Value, wan: &str) -> bool {
     let set = right["set"].as_array().map_or(std::slice::from_ref(right), Vec::as_slice);
     let names = |one: &Value| match one.as_str() {
         Some(name) => name.strip_suffix('*').map_or(name == wan, |start| wan.starts_with(start)),
-        // A named set, say.
+        // For example a named set.
         None => true,
     };
     let has = set.iter().any(names);
     if one["op"] == "!=" { !has } else { has }
 }
 
-/// The names of all interfaces but loopback.
+/// Names of all interfaces except loopback.
 fn interfaces() -> String {
     let table = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
     let names = table.lines().skip(2).filter_map(|line| line.split_once(':'));
@@ -135,7 +136,7 @@ fn interfaces() -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
-/// Each address that the config listens on must be one of this machine's.
+/// Checks that each address that the config listens on is one of this machine's.
 pub fn check_addresses(config: &Config) -> Result<()> {
     for (key, at) in listeners(config) {
         UdpSocket::bind(SocketAddr::new(at.ip(), 0)).with_context(|| {
@@ -145,8 +146,8 @@ pub fn check_addresses(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// The listeners of the config that something else on this machine has taken. A gateway of this
-/// name that runs already has them by right.
+/// Listeners of the config whose port is in use on this machine. Empty if a gateway of this name
+/// runs, which has them rightfully.
 pub fn taken(config: &Config) -> Vec<String> {
     if UnixStream::connect(config.socket()).is_ok() {
         return Vec::new();
@@ -167,8 +168,8 @@ pub fn taken(config: &Config) -> Vec<String> {
     said.collect()
 }
 
-/// What would keep this machine from forwarding packets of these families at all; switching it on
-/// is the operator's.
+/// Reasons why this machine does not forward packets of these families at all. Enabling it is
+/// left to the operator.
 pub fn forwarding_off(prefixes: &[IpNet]) -> Vec<String> {
     let families =
         [("IPv4", true, "net/ipv4/ip_forward"), ("IPv6", false, "net/ipv6/conf/all/forwarding")];
@@ -185,8 +186,8 @@ pub fn forwarding_off(prefixes: &[IpNet]) -> Vec<String> {
     off
 }
 
-/// The peers' prefixes that packets do not reach through the WAN: nothing is protected on its way
-/// there. The first ones are looked at, which tell a wrong `wan`.
+/// Prefixes of the peers that are not routed through the WAN, so that packets to them are not
+/// protected. Only the first ones are checked, which is enough to detect a wrong `wan`.
 pub fn routed_elsewhere(config: &Config) -> Vec<String> {
     let prefixes =
         config.peers.iter().flat_map(|peer| peer.prefixes.iter().map(move |p| (peer, p)));
@@ -197,12 +198,12 @@ pub fn routed_elsewhere(config: &Config) -> Vec<String> {
     wrong.collect()
 }
 
-/// An address and a prefix length, as the system layer takes them.
+/// Address and prefix length, as the system layer takes them.
 pub fn pair(net: &IpNet) -> (IpAddr, u8) {
     (net.addr(), net.prefix_len())
 }
 
-/// Whether the journal and the status socket can be made.
+/// Checks that the journal and the status socket can be created.
 pub fn check_run_dir(config: &Config) -> Result<()> {
     let existing = config.run_dir.ancestors().find(|dir| dir.is_dir());
     let writable = existing.is_some_and(|dir| {
@@ -212,12 +213,12 @@ pub fn check_run_dir(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Whether this process may do what a gateway does.
+/// Checks that this process has the capabilities that a gateway needs.
 pub fn check_rights() -> Result<()> {
     let status = fs::read_to_string("/proc/self/status")?;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    // A kernel that does not say is asked by trying.
+    // If the kernel does not report them, the attempt will show.
     let missing = CAPABILITIES.iter().find(|(bit, _)| effective.is_some_and(|e| e >> bit & 1 == 0));
     match missing {
         Some((_, name)) => bail!(

@@ -1,4 +1,4 @@
-//! Rules of nftables that translate addresses, as `nft -j list ruleset` says them.
+//! Rules of nftables that translate addresses, as `nft -j list ruleset` prints them.
 
 use serde_json::json;
 
@@ -32,7 +32,7 @@ fn what_may_translate_packets_to_peers_is_named_and_nothing_else() {
     assert_eq!(chain_of(&[json!([out("==", &json!({"set": ["a", "wan0"]})), masquerade])]), warned);
     assert_eq!(chain_of(&[json!([out("==", &json!("docker0")), masquerade])]), None);
     assert_eq!(chain_of(&[json!([out("!=", &json!("wan0")), masquerade])]), None);
-    // A comment, or a chain's name, is no rule.
+    // A comment, or the name of a chain, is not a rule.
     assert_eq!(chain_of(&[json!([{"jump": {"target": "masquerade"}}])]), None);
     let exempt = json!([
         {"match": {"op": "==", "left": {"payload": {"protocol": "ip", "field": "daddr"}},

@@ -6,8 +6,8 @@
 //!                                 └─▶ control: signals, status socket, metrics, packet cache
 //! ```
 //!
-//! Everything in `site.toml` is checked before anything is touched; what was touched is put back
-//! at the end, and after a kill -9 by the next start.
+//! Everything in `site.toml` is checked before anything is changed. Changes are reverted at the
+//! end, and after a kill -9 by the next start.
 
 mod clocks;
 pub mod config;
@@ -85,7 +85,7 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
     let (send, commands) = mpsc::channel();
     let waker = Arc::new(Waker::new().context("eventfd")?);
     let worker = build_worker(&site, injector, commands, waker.clone(), published.clone())?;
-    // Dropped when the thread ends, whatever ends it.
+    // Dropped when the thread ends, for whatever reason.
     let (alive, gone) = oneshot::channel::<()>();
     let thread = std::thread::Builder::new()
         .name("packets".to_owned())
@@ -108,7 +108,7 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
 }
 
 /// Reads the config, and waits until the machine has what it names: at boot the interface or its
-/// address may come later. `None` if a signal ends it first.
+/// address may come later. `None` if a signal ends the wait.
 fn wait_for_machine(
     path: &Path,
     registry: &Registry,
@@ -123,7 +123,7 @@ fn wait_for_machine(
             }
             return meaning(config, path, registry).map(Some);
         };
-        // The service manager would give up a start that takes long.
+        // The service manager would abort a start that takes long.
         if told.is_none() {
             notify(Phase::Ready);
         }
@@ -139,12 +139,13 @@ fn wait_for_machine(
     }
 }
 
-/// What the config at `path` means on this machine, for packets and for flows.
+/// Loads the config at `path`, and determines its meaning on this machine, for packets and for
+/// flows.
 fn load(path: &Path, registry: &Registry) -> Result<(Site, Option<Settings>)> {
     meaning(Config::load(path)?, path, registry)
 }
 
-/// What `config`, read from `path`, means on this machine.
+/// Meaning of `config`, read from `path`, on this machine.
 fn meaning(config: Config, path: &Path, registry: &Registry) -> Result<(Site, Option<Settings>)> {
     let mean = |config: Config| -> Result<_> {
         let flows = split::settings(&config, registry)?;
@@ -153,7 +154,7 @@ fn meaning(config: Config, path: &Path, registry: &Registry) -> Result<(Site, Op
     mean(config).with_context(|| path.display().to_string())
 }
 
-/// Where the config comes from, and the handlers that it may name.
+/// Path of the config, and the handlers that it may name.
 #[derive(Debug)]
 struct Source {
     path: PathBuf,
@@ -209,7 +210,7 @@ fn local(config: &Config) -> Local {
     Local { secret: config.secret.clone(), entropy, unix_nanos_at_zero }
 }
 
-/// Checks a config against this machine, says what it means, and touches nothing.
+/// Checks a config against this machine, prints its meaning, and changes nothing.
 pub fn check(path: &Path, registry: &Registry) -> Result<()> {
     let config = Config::load(path)?;
     if let Some(missing) = machine::not_ready(&config) {

@@ -1,17 +1,17 @@
-//! How long the packet thread naps under load.
+//! Length of the packet thread's naps under load.
 //!
-//! A wake-up costs as much as ten packets, so a nap should last for many; but repairs are late by
-//! as much, and copies that have left the processor's cache cost more. So naps are short where
-//! repairs pass, and last for [`SHARE`] packets elsewhere.
+//! A wake-up costs as much as ten packets, so a nap should span many. However, repairs are
+//! delayed by the length of a nap, and copies that have left the CPU cache cost more. Naps are
+//! therefore short while repairs pass, and span [`SHARE`] packets otherwise.
 
 use viaduct_proto::time::{Duration, Instant};
 
-/// Shortest nap: at 3 Gb/s some 150 packets, which share a wake-up and the system calls that send
-/// their repairs.
+/// Minimum nap: at 3 Gb/s about 150 packets, which share a wake-up and the system calls that
+/// send their repairs.
 const SHORT: Duration = Duration::from_micros(600);
-/// Longest nap.
+/// Maximum nap.
 const LONG: Duration = Duration::from_micros(2_400);
-/// Packets that should share a wake-up.
+/// Number of packets that should share a wake-up.
 const SHARE: u32 = 64;
 /// Time without repairs after which none are expected.
 const QUIET: Duration = Duration::from_secs(2);
@@ -20,7 +20,7 @@ const QUIET: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Nap {
     length: Duration,
-    /// Repairs that have passed, and when the last was seen.
+    /// Total of repairs, and the time at which it last changed.
     repairs: u64,
     seen: Option<Instant>,
 }
@@ -32,14 +32,14 @@ impl Default for Nap {
 }
 
 impl Nap {
-    /// Takes the total of repairs that have been sent and received.
+    /// Updates the total of repairs sent and received.
     pub fn see(&mut self, now: Instant, repairs: u64) {
         if repairs != self.repairs || self.seen.is_none() {
             (self.repairs, self.seen) = (repairs, Some(now));
         }
     }
 
-    /// How long to nap, after so many packets came in the last one.
+    /// Length of the next nap, after `packets` packets came in the last one.
     pub fn next(&mut self, now: Instant, packets: usize) -> Duration {
         let is_quiet = self.seen.is_some_and(|at| now.since(at) >= QUIET);
         let packets = u32::try_from(packets).unwrap_or(u32::MAX).max(1);

@@ -1,4 +1,4 @@
-//! The states of the peers, judged once a second, and what the log hears of them.
+//! States of the peers, judged once a second, and the log of their changes.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use super::snapshot::{Details, Snapshot};
 /// Grace period before a silent peer is logged.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 
-/// The peers' states.
+/// States of the peers.
 #[derive(Debug, Default)]
 pub struct PeerStates {
-    /// Each peer's, and when it was first judged.
+    /// Health of each peer, and the time at which it was first judged.
     health: HashMap<String, (Instant, Health)>,
     states: Vec<(String, State)>,
     /// Last logged state by peer.
@@ -27,12 +27,13 @@ pub struct PeerStates {
 }
 
 impl PeerStates {
-    /// Each peer's state, as last judged.
+    /// State of each peer at the last check.
     pub fn get(&self) -> &[(String, State)] {
         &self.states
     }
 
-    /// Judges anew, and logs what has changed. `trouble` is what is wrong with the WAN itself.
+    /// Judges the peers, and logs changes. `trouble` is the problem of the WAN itself, if there
+    /// is one.
     pub fn look(&mut self, now: Now, seen: &Snapshot, details: &Details, trouble: Option<&str>) {
         let nothing = Default::default();
         self.health.retain(|name, _| seen.peers.iter().any(|(peer, _)| peer == name));
@@ -51,7 +52,7 @@ impl PeerStates {
         self.tell();
     }
 
-    /// Logs a change of how repairs follow the losses, and why.
+    /// Logs a change of the regime by which repairs follow the losses, with its overhead.
     fn tell_regime(&mut self, peer: &str, control: &control::State) {
         let before = self.regimes.insert(peer.to_owned(), control.regime);
         if before.unwrap_or_default() != control.regime {
@@ -82,7 +83,7 @@ impl PeerStates {
     }
 }
 
-/// A state without its numbers, which rise all the time.
+/// State without its numbers, which rise all the time.
 fn kind(state: &State) -> String {
     let text = state.to_string();
     let text = text.split(", last handshake").next().unwrap_or_default();

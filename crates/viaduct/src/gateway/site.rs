@@ -1,4 +1,5 @@
-//! What a config means on this machine: its WAN's MTU, and so how long a packet may be.
+//! Meaning of a config on this machine: the WAN's MTU, and the maximum packet length that
+//! follows.
 
 use std::net::IpAddr;
 
@@ -9,17 +10,17 @@ use viaduct_sys::filter::{BpfInsn, TapFilter};
 use super::config::{Config, Peer};
 use super::machine::{self, pair};
 
-/// Least MTU that leaves hosts something to send: IPv6 asks for 1280.
+/// Minimum MTU for hosts: IPv6 requires 1280.
 const LEAST_MTU: usize = 1280;
 
-/// Most bytes of one tap.
+/// Maximum bytes of one tap.
 const MAX_RING: usize = 256 << 20;
 
-/// Load what a packet socket knows of a packet: its type (see `linux/filter.h`).
+/// BPF instruction that loads the type of a packet (see `linux/filter.h`).
 const LOAD_PACKET_TYPE: BpfInsn = BpfInsn { code: 0x20, jt: 0, jf: 0, k: 0xffff_f004 };
 const OUTGOING: u32 = 4;
 
-/// A config and the machine it runs on.
+/// Config, and the properties of the machine that it runs on.
 #[derive(Clone, Debug)]
 pub struct Site {
     /// The config.
@@ -29,7 +30,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// Looks at the machine; touches nothing.
+    /// Examines the machine, without changing anything.
     pub fn new(config: Config) -> Result<Site> {
         let wan_mtu = machine::wan_mtu(&config)?;
         machine::check_addresses(&config)?;
@@ -49,7 +50,7 @@ impl Site {
         Ok(site)
     }
 
-    /// What is odd but allowed, one line each.
+    /// Warnings about unusual but allowed settings, one line each.
     pub fn warnings(&self) -> Vec<String> {
         let off = machine::forwarding_off(&self.config.prefixes);
         let elsewhere = machine::routed_elsewhere(&self.config);
@@ -59,14 +60,15 @@ impl Site {
         config.chain(off).chain(elsewhere).chain(memory).chain(nat).collect()
     }
 
-    /// Message "no route to peer" for the peer that has an address.
+    /// Message "no route to peer" for the peer with the address `ip`.
     pub fn to_peer(&self, ip: IpAddr) -> String {
         let has = |peer: &&Peer| peer.prefixes.iter().any(|net| net.contains(&ip));
         let name = self.config.peers.iter().find(has).map_or("?", |peer| &peer.name);
         format!("no route to peer {name}")
     }
 
-    /// Longest packet towards `peer`: that of the hosts, or one whose repair still fits a datagram.
+    /// Maximum length of packets towards `peer`: that of the hosts, or the length at which a
+    /// repair still fits a datagram.
     pub fn longest(&self, peer: &Peer) -> usize {
         let ipv6 = peer.endpoint.unwrap_or(self.config.listen).is_ipv6();
         let room = match &peer.coding {
@@ -78,15 +80,16 @@ impl Site {
         self.config.host_mtu.map_or(room, |mtu| mtu.min(room))
     }
 
-    /// Whether packets towards `peer` must be kept shorter than the hosts would send them, and how
-    /// short.
+    /// Length below which packets towards `peer` must be kept, if the hosts would send longer
+    /// ones.
     pub fn clamp(&self, peer: &Peer) -> Option<usize> {
         let longest = self.longest(peer);
         let sent = self.config.host_mtu.unwrap_or(self.wan_mtu);
         (longest < sent).then_some(longest)
     }
 
-    /// Whether nothing is repaired, so that nothing of the machine has to be changed.
+    /// Returns whether all peers are only observed, so that nothing on the machine needs to be
+    /// changed.
     pub fn only_observes(&self) -> bool {
         let is = |peer: &Peer| matches!(peer.coding, Some(Coding::Observe));
         !self.config.peers.is_empty() && self.config.peers.iter().all(is)
@@ -108,8 +111,8 @@ impl Site {
         self.config.memory.saturating_sub(2 * self.ring_bytes())
     }
 
-    /// Bytes that each peer's code needs to recover at all; the peer's own code is taken to be like
-    /// that towards it.
+    /// Bytes that each peer's code needs to recover at all. The code of the opposite direction
+    /// is assumed to be the same.
     fn needs(&self) -> Vec<usize> {
         let need = |peer: &Peer| {
             let coding = peer.coding.as_ref();
@@ -118,7 +121,7 @@ impl Site {
         self.config.peers.iter().map(need).collect()
     }
 
-    /// Memory of each peer: in proportion to what its code needs.
+    /// Memory of each peer, in proportion to the needs of its code.
     fn shares(&self) -> Vec<usize> {
         let (needs, memory) = (self.needs(), self.packet_memory());
         let all: usize = needs.iter().sum::<usize>().max(1);
@@ -129,7 +132,7 @@ impl Site {
     /// Warning if `memory` is below what the codes need.
     fn too_little_memory(&self) -> Option<String> {
         let (needed, there) = (self.needs().iter().sum::<usize>(), self.packet_memory());
-        // The taps take a third of all, up to a bound.
+        // The taps take a third of the memory, up to a limit.
         let all = (needed * 3).div_ceil(2).min(needed + 2 * MAX_RING).div_ceil(1 << 20);
         (needed > there).then(|| {
             format!(
@@ -141,7 +144,7 @@ impl Site {
         })
     }
 
-    /// The peers, for the packet plane.
+    /// Configurations of the peers, for the packet plane.
     pub fn peers(&self) -> Vec<PeerConfig> {
         let shares = self.shares();
         self.config
@@ -163,7 +166,7 @@ impl Site {
             .collect()
     }
 
-    /// What the two taps accept: packets that leave for the peers' sites; packets that come from
+    /// Filters of the two taps: packets that leave for the peers' sites; packets that come from
     /// them, and the peers' datagrams.
     pub fn filters(&self) -> Result<(Vec<BpfInsn>, Vec<BpfInsn>)> {
         let peers = self.config.peers.iter().flat_map(|peer| &peer.prefixes);
@@ -177,7 +180,7 @@ impl Site {
     }
 }
 
-/// `program`, for outgoing packets only or for the others only.
+/// Restricts `program` to outgoing packets, or to all others.
 fn one_way(outgoing: bool, program: &[BpfInsn]) -> Vec<BpfInsn> {
     let refuse = BpfInsn { code: 0x06, jt: 0, jf: 0, k: 0 };
     let (jt, jf) = if outgoing { (1, 0) } else { (0, 1) };

@@ -1,4 +1,4 @@
-//! What the worker shows of itself: counters, copied out by value a few times a second.
+//! Counters that the worker publishes, copied by value a few times a second.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -21,34 +21,34 @@ use crate::proxy::snapshot::ProxyStatus;
 pub struct Shell {
     /// Outgoing packets that found the tap full: forwarded, not protected.
     pub tap_drops_out: u64,
-    /// Outgoing packets whose copies were looked at too late: forwarded, not protected.
+    /// Outgoing packets whose copies were read too late: forwarded, not protected.
     #[serde(default)]
     pub tap_late_out: u64,
     /// Incoming packets that found the tap full: forwarded, not seen.
     pub tap_drops_in: u64,
     /// Copies longer than the tap keeps.
     pub truncated: u64,
-    /// Copies whose checksum the device was still to fill in.
+    /// Copies whose checksum was left to the device.
     pub unfinished: u64,
     /// Datagrams sent to peers.
     pub datagrams: u64,
-    /// Datagrams that the kernel would not take.
+    /// Datagrams that the kernel rejected.
     pub send_failed: u64,
-    /// Of them, those that were longer than the path's MTU.
+    /// Datagrams among them that were longer than the path's MTU.
     pub send_too_long: u64,
-    /// Recovered packets handed to the kernel.
+    /// Recovered packets passed to the kernel.
     pub injected: u64,
-    /// Recovered packets that the kernel would not take.
+    /// Recovered packets that the kernel rejected.
     pub inject_failed: u64,
-    /// Times that the WAN interface went down.
+    /// Number of times that the WAN interface went down.
     pub wan_falls: u64,
-    /// Packets that its queueing discipline has dropped.
+    /// Packets dropped by the queueing discipline of the WAN interface.
     #[serde(default)]
     pub wan_drops: u64,
 }
 
 impl Shell {
-    /// Counts a batch.
+    /// Counts a batch of datagrams.
     pub fn sent(&mut self, report: SendReport) {
         self.datagrams += report.sent;
         self.send_failed += report.failed();
@@ -59,26 +59,26 @@ impl Shell {
 /// All counters at one moment.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// Each peer's, in the order of the config.
+    /// Counters of each peer, in the order of the config.
     pub peers: Vec<(String, PeerStats)>,
-    /// Of what belongs to no peer.
+    /// Counters of the packet plane that belong to no peer.
     pub plane: PlaneStats,
-    /// Of the shell.
+    /// Counters of the shell.
     pub shell: Shell,
     /// Bytes of memory that the packet plane holds.
     pub memory: usize,
 }
 
-/// What is known of the peers beside their counters, once a second.
+/// Data of the peers beside their counters, published less often.
 #[derive(Clone, Debug, Default)]
 pub struct Details {
-    /// Of each peer by its name.
+    /// Facts about each peer, by its name.
     pub facts: HashMap<String, PeerFacts>,
-    /// Clocks of initiations, to be kept over a restart.
+    /// Clocks of initiations, which are kept over a restart.
     pub clocks: HashMap<PublicKey, Clocks>,
 }
 
-/// The latest snapshot and when it was made, and the latest details.
+/// Latest snapshot with its time, and latest details.
 #[derive(Debug)]
 pub struct Published(Mutex<(Snapshot, Instant)>, Mutex<Details>);
 
@@ -89,7 +89,7 @@ impl Default for Published {
 }
 
 impl Published {
-    /// Replaces it.
+    /// Replaces the snapshot.
     pub fn publish(&self, plane: &Plane, shell: Shell) {
         let snapshot = Snapshot {
             peers: plane.stats(),
@@ -106,17 +106,17 @@ impl Published {
         *self.1.lock().unwrap_or_else(PoisonError::into_inner) = details;
     }
 
-    /// A copy of the details.
+    /// Copy of the details.
     pub fn details(&self) -> Details {
         self.1.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A copy of it.
+    /// Copy of the snapshot.
     pub fn get(&self) -> Snapshot {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
-    /// How long ago that was; the worker publishes ten times a second.
+    /// Age of the snapshot. The worker publishes ten times a second.
     pub fn age(&self) -> Duration {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).1.elapsed()
     }
@@ -131,85 +131,85 @@ pub struct CacheStats {
     pub resent: u64,
     /// Queries from outside the site.
     pub strangers: u64,
-    /// Queries that are none.
+    /// Malformed queries.
     pub malformed: u64,
-    /// Queries beyond what is served in a second.
+    /// Queries beyond the limit per second.
     pub limited: u64,
 }
 
-/// A peer, as status and metrics tell of it.
+/// Peer in the status and the metrics.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PeerStatus {
-    /// Its name.
+    /// Name of the peer.
     pub name: String,
     /// `up`, `up, nothing recovered`, `degraded` or `down`.
     pub state: String,
-    /// Why it is not `up`.
+    /// Reason why the state is not `up`.
     pub reason: Option<String>,
-    /// Where datagrams to it are sent.
+    /// Address to which its datagrams are sent.
     pub endpoint: Option<String>,
-    /// How what leaves for it is encoded; `none` where nothing is.
+    /// Encoding of packets to the peer; `none` if they are not encoded.
     pub code: String,
-    /// The length that packets towards it are kept below so that repairs fit.
+    /// Length below which packets to the peer are kept so that repairs fit.
     pub kept_below: Option<usize>,
-    /// Version of its program.
+    /// Version of the peer's program.
     pub version: Option<String>,
-    /// How it encodes what it sends here.
+    /// Encoding of packets from the peer.
     pub peer_code: Option<String>,
-    /// How long ago the last handshake was completed, in seconds.
+    /// Time since the last completed handshake, in seconds.
     pub last_handshake: Option<f64>,
-    /// The MSS that the path lowers SYNs to, for IPv4 and IPv6.
+    /// MSS to which the path lowers that of SYNs, for IPv4 and IPv6.
     pub lowered_mss: [Option<u16>; 2],
-    /// The way to it, where the code follows what it loses.
+    /// State of the path to the peer, if the code adapts to its losses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<LinkStatus>,
-    /// Its counters.
+    /// Counters of the peer.
     pub counters: PeerStats,
 }
 
-/// The way to a peer, as the peer reports it, and how it is answered.
+/// State of the path to a peer, as reported by the peer, and the response to it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct LinkStatus {
-    /// How it is, in words.
+    /// Regime of the repairs, in words.
     pub regime: String,
-    /// Repairs for each packet.
+    /// Repairs per packet.
     pub overhead: f64,
-    /// Packets a second.
+    /// Packets per second.
     pub pace: f64,
     /// Time for which flows can wait for a packet, in milliseconds.
     pub wait_ms: f64,
     /// Round-trip time between the gateways, in milliseconds.
     pub rtt_ms: Option<f64>,
-    /// Packets whose fate is known, since the peer's gateway began.
+    /// Packets whose fate is known, since the peer's gateway started.
     pub packets: u64,
-    /// Bursts of packets that were lost by chance.
+    /// Bursts of random losses.
     pub bursts: u64,
-    /// Packets that a full queue has dropped.
+    /// Packets dropped by a full queue.
     pub congested: u64,
-    /// Losses by chance that flows have seen.
+    /// Random losses that flows have noticed.
     pub visible: u64,
-    /// What codes would have done, where the link is observed.
+    /// Results that codes would have achieved, if the link is observed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trials: Vec<TrialStatus>,
 }
 
-/// What a code would have done.
+/// Result that a code would have achieved.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrialStatus {
-    /// Its name in a config.
+    /// Name of the code in a config.
     pub code: String,
-    /// Packets that were lost by chance.
+    /// Packets lost at random.
     pub lost: u64,
-    /// Share of them that would have come back.
+    /// Share of them that would have been recovered.
     pub recovered: f64,
-    /// Share of them that would have come back within a quarter of a round trip.
+    /// Share of them that would have been recovered within a quarter of a round-trip time.
     pub in_time: f64,
-    /// Repairs for each packet.
+    /// Repairs per packet.
     pub overhead: f64,
 }
 
 impl TrialStatus {
-    /// Of each code that was tried.
+    /// Results of all codes that were tried.
     pub fn all(outcomes: &[Outcome; TRIED.len()]) -> Vec<TrialStatus> {
         let share = |part: u64, of: u64| part as f64 / of.max(1) as f64;
         let trial = |(code, of): (&&str, &Outcome)| TrialStatus {
@@ -243,55 +243,54 @@ impl LinkStatus {
 }
 
 impl PeerStatus {
-    /// What is wrong with it, if something is.
+    /// Description of the peer's problem, if there is one.
     pub fn trouble(&self) -> Option<String> {
         let reason = self.reason.as_ref()?;
         Some(format!("peer {}: {}: {reason}", self.name, self.state))
     }
 }
 
-/// What `viaduct status` is told.
+/// Status of a gateway, as `viaduct status` reads it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Status {
     /// Version of the program.
     pub version: String,
-    /// The site's name.
+    /// Name of the site.
     pub site: String,
-    /// The WAN interface.
+    /// WAN interface.
     pub wan: String,
-    /// Its MTU, in bytes.
+    /// MTU of the WAN interface, in bytes.
     pub wan_mtu: usize,
-    /// Each peer's code, in the order of the config; "none" where nothing is encoded.
+    /// Code of each peer, in the order of the config; "none" if packets to it are not encoded.
     pub codes: Vec<String>,
-    /// Per peer, the length that packets are kept below so that repairs fit; `None` where no
-    /// packet is touched.
+    /// Length below which packets to each peer are kept so that repairs fit; `None` if no packet
+    /// is touched.
     pub kept_below: Vec<Option<usize>>,
-    /// How long the gateway has run, in seconds.
+    /// Time since the gateway started, in seconds.
     pub uptime: f64,
-    /// How long ago the counters were read, in seconds; more than a second means that the packet
-    /// thread hangs.
+    /// Age of the counters, in seconds. More than a second means that the packet thread hangs.
     pub age: f64,
-    /// Bytes of memory that packets may take, taps included.
+    /// Maximum memory of packets in bytes, taps included.
     pub memory_limit: usize,
-    /// Bytes that each of the two taps takes of them.
+    /// Part of it that each of the two taps takes, in bytes.
     pub tap_memory: usize,
-    /// What keeps repairs from fitting the WAN, if anything does.
+    /// Reason why repairs do not fit the WAN, if they do not.
     pub trouble: Option<String>,
-    /// Of the packet cache's service.
+    /// Counters of the packet cache's service.
     pub cache: CacheStats,
-    /// What the proxy of split mode says, if there is one.
+    /// Status of the proxy of split mode, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<ProxyStatus>,
-    /// Each peer, in the order of the config.
+    /// State of each peer, in the order of the config.
     #[serde(default)]
     pub peers: Vec<PeerStatus>,
-    /// The counters. Its `peers` are pairs of name and counters, as in earlier versions; the objects
-    /// of `peers` above have the same and more.
+    /// All counters. `peers` in it are pairs of name and counters, as in earlier versions; the
+    /// objects of `peers` above have the same and more.
     pub counters: Snapshot,
 }
 
 impl Status {
-    /// Of this site now; what only the control side knows is left at zero.
+    /// Status of `site` now. Fields that only the control side knows are left at zero.
     pub fn new(site: &Site, published: &Published) -> Status {
         let peers = &site.config.peers;
         let code =
@@ -311,7 +310,7 @@ impl Status {
         }
     }
 
-    /// With what is known of the peers, whose states are `states`.
+    /// Adds the details of the peers, whose states are `states`.
     #[must_use]
     pub fn with_peers(mut self, details: &Details, states: &[(String, State)]) -> Status {
         let peers = self.counters.peers.iter().enumerate();
@@ -345,7 +344,7 @@ impl Status {
         self
     }
 
-    /// All that is wrong, one line each.
+    /// All current problems, one line each.
     pub fn troubles(&self) -> Vec<String> {
         let peers = self.peers.iter().filter_map(PeerStatus::trouble);
         self.trouble.iter().cloned().chain(peers).collect()

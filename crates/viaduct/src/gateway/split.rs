@@ -1,12 +1,13 @@
-//! Split mode (Maelstrom, 4.2): the gateway ends the TCP connections between its site and a peer's,
-//! acknowledges at once, and goes on by connections of its own between the gateways, under FEC.
+//! Split mode (Maelstrom, 4.2): the gateway terminates the TCP connections between its site and
+//! a peer's, acknowledges at once, and continues over connections of its own between the
+//! gateways, under FEC.
 //!
 //! ```text
-//!   host A ══ TCP ══▶ gateway A ═══ TCP, the gateways' own, protected ═══▶ gateway B ══ TCP ══▶ host B
-//!            "from A to B" each of them: a gateway that goes is passed by
+//!   host A ══ TCP ══▶ gateway A ══ TCP of the gateways, protected ══▶ gateway B ══ TCP ══▶ host B
+//!           "from A to B" each of them: a gateway that goes is passed by
 //! ```
 //!
-//! It is the proxy on the path, one at each end, in a thread of the gateway's process.
+//! Split mode uses the proxy on the path, one at each end, in a thread of the gateway's process.
 
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
@@ -18,12 +19,13 @@ use super::config::Config;
 use super::machine::pair;
 use crate::proxy::settings::Settings;
 
-/// Where the kernel hands connections over, unless `[split]` says otherwise.
+/// Address to which the kernel redirects connections, unless `[split]` sets another.
 const LISTEN: &str = "[::]:7402";
-/// Bytes of each flow that a host has got rid of and the other site does not have yet.
+/// Maximum bytes of each flow that a host has sent and the other site has not received yet.
 const BUFFER: i64 = 8 << 20;
 
-/// What follows from the rest of the config, and what a proxy between sites does not have.
+/// Options that follow from the rest of the config, and those that a proxy between sites does
+/// not have.
 const FOLLOWS: [&str; 9] = [
     "intercept",
     "far",
@@ -36,7 +38,7 @@ const FOLLOWS: [&str; 9] = [
     "tunnel-listen",
 ];
 
-/// What the gateway's proxy is to do; `None` without a peer in split mode.
+/// Settings of the gateway's proxy; `None` without a peer in split mode.
 ///
 /// # Errors
 /// `[split]` or a `[[policy]]` is wrong.
@@ -63,13 +65,13 @@ pub fn settings(config: &Config, registry: &Registry) -> Result<Option<Settings>
     Ok(Some(settings.fitted()))
 }
 
-/// The prefixes between which connections are split: the site's, and those of peers in split mode.
+/// Prefixes between which connections are split: the site's, and those of peers in split mode.
 pub fn prefixes(config: &Config) -> (&[IpNet], Vec<IpNet>) {
     let peers = config.peers.iter().filter(|peer| peer.split);
     (&config.prefixes, peers.flat_map(|peer| peer.prefixes.iter().copied()).collect())
 }
 
-/// `[split]` with what follows from the rest of the config.
+/// `[split]`, with the options that follow from the rest of the config.
 fn options(config: &Config, peers: &[IpNet]) -> Table {
     let list = |nets: &[IpNet]| {
         Value::Array(nets.iter().map(|net| Value::String(net.to_string())).collect())

@@ -1,4 +1,4 @@
-//! What a gateway changes on its machine, and puts back.
+//! Changes that a gateway makes to its machine, and reverts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,28 +17,29 @@ use super::machine::pair;
 use super::site::Site;
 use crate::proxy::keeper::Interception;
 
-/// The changes that are in force.
+/// Changes that are in force.
 pub struct System {
     changes: Changes,
-    /// Whether offloads are off.
+    /// True if offloads are off.
     is_cut: bool,
     room: Room,
-    /// Where in the changes those for the room begin.
+    /// Index in the journal at which the changes for the room begin.
     mark: usize,
-    /// Not all of the room is in force.
+    /// True if a part of the room is not in force.
     incomplete: bool,
-    /// Routes that cannot be lowered yet, each with what it waits for.
+    /// Routes that cannot be lowered yet, each with the reason.
     waiting: Vec<(Lowered, String)>,
-    /// Hears of rules that somebody takes away; a kernel without nftables has none.
+    /// Notifications of rules that another program removes; `None` on a kernel without nftables.
     rules: Option<RulesWatch>,
 }
 
-/// A prefix, and the longest packet towards it.
+/// Prefix, and the maximum length of packets towards it.
 type Lowered = ((IpAddr, u8), u32);
-/// Waiting routes that are tried in a second, at most: each takes some milliseconds.
+/// Maximum number of waiting routes that are tried per second: each takes some milliseconds.
 const MAX_TRIES: usize = 16;
 
-/// What keeps packets short towards peers whose repairs would not fit otherwise.
+/// Room for repairs: settings that keep packets short towards peers whose repairs would not fit
+/// otherwise.
 #[derive(Debug, Default)]
 struct Room {
     routes: Vec<Lowered>,
@@ -46,8 +47,8 @@ struct Room {
 }
 
 impl System {
-    /// Puts back what an earlier run left, then makes this run's changes: all of them, or none. Where nothing is repaired
-    /// there are none.
+    /// Reverts the changes of an earlier run, then makes those of this run: all of them, or
+    /// none. If all peers are only observed, there are none.
     pub fn prepare(site: &Site) -> Result<(System, Injector)> {
         let config = &site.config;
         fs::create_dir_all(&config.run_dir)
@@ -59,7 +60,7 @@ impl System {
         if changes.took_over() {
             info!("put back what an earlier run that was killed had left");
         }
-        // First: another gateway of this name has it already, and nothing of its must be touched.
+        // The TUN comes first: if another gateway has this name, nothing of it may be touched.
         let mut injector = Injector::new(site);
         if !site.only_observes() {
             injector.open()?;
@@ -78,18 +79,19 @@ impl System {
         Ok((system, injector))
     }
 
-    /// Makes the room that `site` asks for instead of the one in force. What somebody else has undone
-    /// meanwhile is made again. Where a peer's route is not there its part waits ([`System::waits`]).
+    /// Replaces the room in force by that of `site`. Parts that another program has removed are
+    /// made again. If the route of a peer does not exist, its part waits ([`System::waits`]).
     ///
     /// # Errors
-    /// A rule cannot be made: the room before stays, as far as it can still be made
+    /// A rule cannot be made: the previous room stays, as far as it can still be made
     /// ([`System::is_complete`]).
     pub fn follow(&mut self, site: &Site) -> Result<()> {
         let room = Room::new(site)?;
         self.changes.repeat(self.mark)?;
         self.changes.restore_since(self.mark)?;
         if !self.is_cut && !site.only_observes() {
-            // Below the room, and to the end: a gateway that observes again works on as well.
+            // Offloads are switched off below the room, and until the end: a gateway that
+            // observes again works with that as well.
             self.changes.offload_off(&site.config.wan)?;
             (self.is_cut, self.mark) = (true, self.changes.mark());
         }
@@ -111,8 +113,8 @@ impl System {
         Ok(())
     }
 
-    /// Whether all lowered routes are still in force: another program may have changed one before it
-    /// was watched.
+    /// Returns whether all lowered routes are still in force. Another program may have changed
+    /// one before it was watched.
     pub fn is_in_force(&self, site: &Site) -> bool {
         let waits = |route: &Lowered| self.waiting.iter().any(|(waiting, _)| waiting == route);
         let lowered = |&((ip, length), longest): &Lowered| {
@@ -122,7 +124,7 @@ impl System {
         self.room.routes.iter().filter(|route| !waits(route)).all(lowered)
     }
 
-    /// Tries anew what waits; whether that was the last of it.
+    /// Tries the waiting routes again. Returns whether the last of them was made.
     pub fn retry(&mut self, site: &Site) -> bool {
         let waited = !self.waiting.is_empty();
         self.try_routes(site, MAX_TRIES);
@@ -131,7 +133,7 @@ impl System {
 
     fn try_routes(&mut self, site: &Site, most: usize) {
         let mut waiting = std::mem::take(&mut self.waiting);
-        // Those that were not tried come first the next time.
+        // Routes that were not tried come first the next time.
         let later = waiting.split_off(waiting.len().min(most));
         self.waiting = later;
         for (route, _) in waiting {
@@ -142,54 +144,56 @@ impl System {
         }
     }
 
-    /// What the room for repairs waits for, if it waits.
+    /// Reason why the room for repairs waits, if it does.
     pub fn waits(&self) -> Option<String> {
-        // The least: which of them is tried next is no news.
+        // The smallest text is shown, so that the order of the attempts does not change it.
         let first = self.waiting.iter().map(|(_, why)| why).filter(|why| !why.is_empty()).min()?;
         let more = self.waiting.len() - 1;
         let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
         Some(format!("repairs have no room: {first}{more}"))
     }
 
-    /// Has the kernel hand over the flows of split mode, to somebody who listens already.
+    /// Lets the kernel redirect the flows of split mode. The listener must be open already.
     pub fn intercept(&mut self, site: &Site, intercept: Intercept) -> Result<()> {
-        // Below the room, which is remade whenever the WAN changes: this stays.
+        // Interception is below the room in the journal, because the room is made again whenever
+        // the WAN changes.
         self.changes.restore_since(self.mark)?;
         self.changes.intercept(intercept)?;
         self.mark = self.changes.mark();
         self.follow(site)
     }
 
-    /// Has new flows of split mode pass by; those that have begun still find here.
+    /// Lets new flows of split mode pass directly. Existing flows are still redirected.
     pub fn pass_by(&mut self) -> Result<()> {
         Ok(self.changes.pass_by()?)
     }
 
-    /// Restores rules that another program removed. Call it once a second.
+    /// Restores rules that another program removed. Must be called once a second.
     pub fn keep(&self, interception: &Interception) {
         if interception.is_missing() || self.rules.as_ref().is_some_and(RulesWatch::lost) {
             interception.keep(&self.changes);
         }
     }
 
-    /// Whether the room that was last asked for is in force.
+    /// Returns whether the room that was last requested is in force.
     pub fn is_complete(&self) -> bool {
         !self.incomplete
     }
 
-    /// Whether packets must be kept short at all.
+    /// Returns whether packets must be kept short at all.
     pub fn has_room(&self) -> bool {
         !self.room.routes.is_empty()
     }
 
-    /// Puts everything back.
+    /// Reverts all changes.
     pub fn restore(self) -> Result<()> {
         Ok(self.changes.restore()?)
     }
 }
 
 impl Room {
-    /// What `site` needs: lower route MTUs and MSS towards peers whose repairs would not fit.
+    /// Room that `site` needs: lower route MTUs and MSS towards peers whose repairs would not
+    /// fit.
     fn new(site: &Site) -> Result<Room> {
         let mut by_size: BTreeMap<u32, Vec<_>> = BTreeMap::new();
         for peer in &site.config.peers {
@@ -217,10 +221,11 @@ impl Room {
     }
 }
 
-/// What would keep the room that `site` needs from being made, one line each; changes nothing.
+/// Problems that would prevent the room that `site` needs, one line each. Changes nothing.
 ///
 /// # Errors
-/// A route leads to a VLAN of the configured interface: that is a trunk, whose packets are tagged.
+/// A route leads to a VLAN of the configured interface, which is therefore a trunk with tagged
+/// packets.
 pub fn plan(site: &Site) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     for ((ip, length), longest) in Room::new(site)?.routes {

@@ -6,7 +6,7 @@ use viaduct_sys::ring::{Ring, RingConfig};
 
 use super::site::Site;
 
-/// One tap for each way.
+/// Taps of the two directions.
 pub struct Taps {
     /// Packets that leave for the peers' sites.
     pub outgoing: Ring,
@@ -15,7 +15,8 @@ pub struct Taps {
 }
 
 impl Taps {
-    /// Opens both. Where nothing of the machine is changed, what devices cut, put together and complete is seen as such.
+    /// Opens both taps. If the gateway only observes, offloads stay on: the taps then report
+    /// packets that devices segment, merge or complete.
     ///
     /// # Errors
     /// The interface is gone, or the kernel refuses.

@@ -1,4 +1,5 @@
-//! Datagrams that no peer's key opens: a warning while a peer is down, for one of two keys may be wrong.
+//! Warning about datagrams that no peer's key opens, while a peer is down: one of two keys may
+//! be wrong.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +7,10 @@ use tracing::warn;
 
 use super::snapshot::Snapshot;
 
-/// Time between two such warnings.
+/// Minimum interval between two such warnings.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// What was seen when it last looked.
+/// State at the last check.
 #[derive(Debug, Default)]
 pub struct Watch {
     stray: u64,
@@ -17,7 +18,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Logs what has changed since the last look. Call it once a second.
+    /// Logs a warning if such datagrams came since the last check. Must be called once a second.
     pub fn look(&mut self, now: &Snapshot) {
         let strays = now.plane.stray.saturating_sub(self.stray);
         let all_up = now.peers.iter().all(|(_, stats)| stats.up);

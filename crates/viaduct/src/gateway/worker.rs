@@ -1,5 +1,5 @@
-//! The thread that carries packets: it reads copies from the taps, drives the packet plane, sends
-//! repairs and hands recovered packets to the kernel.
+//! Packet thread: reads copies from the taps, drives the packet plane, sends repairs and passes
+//! recovered packets to the kernel.
 //!
 //! ```text
 //!   out tap ─▶ handle_outgoing ─┐            ┌─▶ transmits ─▶ UDP
@@ -7,9 +7,9 @@
 //!     └ UDP ─▶ handle_datagram ─┘            └─▶ injections ─▶ TUN ─▶ kernel forwards
 //! ```
 //!
-//! Datagrams from peers are read from the tap too, so that they stand in one order with the
-//! packets that they repair. Under load the thread naps instead of polling: a wake-up for each
-//! packet would be paid by the kernel's forwarding.
+//! Datagrams from peers are read from the tap too, so that they are in one order with the
+//! packets that they repair. Under load the thread naps instead of polling, because a wake-up
+//! for each packet would slow the kernel's forwarding.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -36,83 +36,83 @@ use super::nap::Nap;
 use super::snapshot::{Published, Shell};
 use super::taps::Taps;
 
-/// Packets read from a tap before the others get their turn.
+/// Maximum number of packets read from a tap before the other gets its turn.
 const BATCH: usize = 256;
-/// Packets in a nap's time from which on napping pays.
+/// Number of packets within a nap from which on napping pays.
 const BUSY: usize = 2;
-/// Age at which a copy is let go: its repairs would come too late for the packets, and cost the
-/// processor that forwards the next ones.
+/// Age from which on a copy is dropped. Its repairs would come too late for the packets, and
+/// would take CPU time from the forwarding of the next ones.
 const STALE: Duration = Duration::from_millis(50);
-/// Age of a copy that is believed, at most: the wall clock may have been set.
+/// Maximum age of a copy that is trusted, as the wall clock may have been set.
 const MAX_AGE: Duration = Duration::from_secs(1);
-/// How often counters are published and drops are read.
+/// Interval at which counters are published and drops are read.
 const PUBLISH: Duration = Duration::from_millis(100);
-/// How often what is known of the peers beside their counters is published.
+/// Interval at which the details of the peers are published.
 const PUBLISH_DETAILS: Duration = Duration::from_millis(500);
-/// Longest sleep without anything to do.
+/// Maximum sleep without anything to do.
 const IDLE: Duration = Duration::from_millis(100);
 
 const UDP: u8 = 17;
 const UDP_HEADER: usize = 8;
 
-/// What the control side asks of the worker.
+/// Command of the control side to the worker.
 pub enum Command {
-    /// Take these peers, and these filters of the two taps, from now on; the answer says whether
+    /// Use these peers, and these filters of the two taps, from now on. The reply says whether
     /// that was possible.
     Reload {
         /// All peers.
         peers: Vec<PeerConfig>,
-        /// Filter of what leaves.
+        /// Filter of outgoing packets.
         outgoing: Vec<BpfInsn>,
-        /// Filter of what arrives.
+        /// Filter of incoming packets.
         incoming: Vec<BpfInsn>,
-        /// Other taps, which have these filters.
+        /// New taps, which have these filters.
         taps: Option<Box<Taps>>,
-        /// Where the answer goes.
+        /// Channel for the reply.
         reply: Reply<Result<()>>,
     },
-    /// Look in the packet cache, and send what is found.
+    /// Search the packet cache, and send the packets found.
     Cache(Query, Reply<Found>),
     /// Stop.
     Stop,
 }
 
-/// Carries an answer back to the control side.
+/// Channel for a reply to the control side.
 pub type Reply<T> = tokio::sync::oneshot::Sender<T>;
 
-/// The packet-carrying thread's state.
+/// State of the packet thread.
 pub struct Worker {
-    /// The protocol.
+    /// Packet plane.
     pub plane: Plane,
-    /// Copies of what crosses the WAN.
+    /// Copies of the packets that cross the WAN.
     pub taps: Taps,
-    /// Where repairs leave.
+    /// Socket that sends repairs.
     pub udp: UdpBatch,
-    /// Queue that they wait in before, beside all else that leaves.
+    /// Queue of the repairs' own, in front of the other packets that leave.
     pub own_queue: OwnQueue,
-    /// Where peers send their datagrams.
+    /// Address to which peers send their datagrams.
     pub listen: SocketAddr,
-    /// Where recovered packets enter the kernel.
+    /// TUN through which recovered packets enter the kernel.
     pub injector: Injector,
-    /// Room for a packet that a device was to cut, or to complete.
+    /// Buffer for a packet that a device would segment or complete.
     pub cut: Vec<u8>,
-    /// Requests of the control side.
+    /// Commands of the control side.
     pub commands: Receiver<Command>,
     /// Wakes the thread for a command.
     pub waker: Arc<Waker>,
-    /// Where counters are published.
+    /// Place at which counters are published.
     pub published: Arc<Published>,
 }
 
 impl Worker {
-    /// Runs until told to stop.
+    /// Runs until the stop command.
     ///
     /// # Errors
-    /// If an interface that it works on is gone.
+    /// If an interface on which it depends is gone.
     pub fn run(mut self) -> Result<()> {
-        // A nap must not take twice its time.
+        // Otherwise a nap could take twice its time.
         let _ = thread::set_timer_slack(Duration::from_micros(1));
-        // Forwarding comes first: a copy can wait in its ring.
+        // Forwarding has priority: a copy can wait in its ring.
         let _ = thread::set_batch();
         let (mut shell, mut nap) = (Shell::default(), Nap::default());
         let (mut publish_at, mut details_at) = (now(), now());
@@ -144,10 +144,11 @@ impl Worker {
         }
     }
 
-    /// Takes notice of a WAN interface that went down, which goes on when it is up again.
+    /// Handles a WAN interface that went down; it continues when it is up again.
     fn look_after_interfaces(&self, shell: &mut Shell) -> Result<()> {
         let down = [&self.taps.outgoing, &self.taps.incoming].map(|tap| tap.take_error().is_some());
-        // Each time: it goes down a moment before it is deleted, and that alone is an error.
+        // This is checked each time: an interface goes down a moment before it is deleted, and
+        // only the deletion is an error.
         ensure!(self.taps.outgoing.is_attached(), "the WAN interface was deleted");
         if down.contains(&true) {
             shell.wan_falls += 1;
@@ -160,7 +161,7 @@ impl Worker {
     fn read_taps(&mut self, shell: &mut Shell) -> usize {
         let (now, wall) = (now(), wall_clock());
         let fresh = wall.saturating_sub(STALE);
-        // Delays are the path's alone: this thread may not have been run for a while.
+        // Delays must be those of the path alone: this thread may have been descheduled.
         let crossed = |frame: &Frame<'_>| now - wall.saturating_sub(frame.stamp()).min(MAX_AGE);
         let Worker { taps: Taps { outgoing, incoming }, plane, listen, cut, .. } = self;
         let mut read = 0;
@@ -237,7 +238,7 @@ impl Worker {
                 let done = self.reload(peers, &outgoing, &incoming, now);
                 if let Some(taps) = taps.filter(|_| done.is_ok()) {
                     self.taps = *taps;
-                    // What the old ones still held.
+                    // Packets that the old taps still held.
                     self.plane.miss_outgoing(1);
                     self.plane.miss_incoming(now);
                 }
@@ -253,7 +254,7 @@ impl Worker {
         }
     }
 
-    /// Packets in the taps stay there; none is missed.
+    /// Replaces the peers and the filters. Packets in the taps stay there; none is missed.
     fn reload(
         &mut self,
         peers: Vec<PeerConfig>,
@@ -288,8 +289,8 @@ fn now() -> Instant {
     Instant::from_nanos(clock::now())
 }
 
-/// Calls `each` with the packets of the frame as they cross the wire: one, unless a device is to cut it. `false` if it
-/// does not hold them.
+/// Calls `each` with the packets of the frame as they cross the wire: one, unless a device
+/// segments it. Returns false if the frame does not hold them.
 fn packets(
     frame: &mut Frame<'_>,
     cut: &mut Vec<u8>,
@@ -310,14 +311,14 @@ fn packets(
     is_whole
 }
 
-/// The payload of a UDP datagram to `listen`, and who sent it.
+/// Payload of a UDP datagram to `listen`, and its source.
 fn datagram(packet: &mut [u8], listen: SocketAddr) -> Option<(SocketAddr, &mut [u8])> {
     let (from, to, payload) = udp(packet)?;
     (to.port() == listen.port() && same_host(listen, to)).then_some((from, payload))
 }
 
-/// Whether a packet that leaves is one of our own datagrams: those must not be encoded, should the
-/// gateway's address lie within the site.
+/// Returns whether an outgoing packet is one of our own datagrams. Those must not be encoded if
+/// the gateway's address lies within the site.
 fn repair(packet: &mut [u8], listen: SocketAddr) -> bool {
     udp(packet).is_some_and(|(from, ..)| from.port() == listen.port() && same_host(listen, from))
 }
@@ -339,7 +340,8 @@ fn udp(packet: &mut [u8]) -> Option<(SocketAddr, SocketAddr, &mut [u8])> {
     Some((from, to, payload))
 }
 
-/// Repairs are never sent in fragments; a fragment has no UDP header of its own.
+/// Returns whether a packet is an IPv4 fragment. Repairs are never sent in fragments, and a
+/// fragment has no UDP header of its own.
 fn fragment(packet: &[u8], source: IpAddr) -> bool {
     source.is_ipv4() && u16::from_be_bytes([packet[6], packet[7]]) & 0x3fff != 0
 }

@@ -1,22 +1,22 @@
-//! Prometheus' text format: families of samples, each with its help and its type.
+//! Prometheus text format: families of samples, each with its help and its type.
 
 use std::fmt::{Display, Write as _};
 
-/// What a family's samples mean.
+/// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Rises only; its name ends in `_total`.
+    /// Counter, which only rises; its name ends in `_total`.
     Counter,
-    /// Rises and falls.
+    /// Gauge, which rises and falls.
     Gauge,
-    /// Cumulative buckets, their sum and their count.
+    /// Histogram: cumulative buckets, their sum and their count.
     Histogram,
 }
 
 /// Names and values of labels.
 pub type Labels<'a> = &'a [(&'a str, &'a str)];
 
-/// A text under construction.
+/// Text under construction.
 #[derive(Debug, Default)]
 pub struct Exposition {
     text: String,
@@ -35,13 +35,13 @@ impl Exposition {
         let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
     }
 
-    /// One sample of a counter or a gauge.
+    /// Adds a sample of a counter or a gauge.
     pub fn sample(&mut self, labels: Labels<'_>, value: impl Display) {
         self.line("", labels, value);
     }
 
-    /// One histogram: `counts[i]` values up to `bounds[i]`, the last count all above; and their
-    /// sum.
+    /// Adds a histogram: `counts[i]` is the number of values up to `bounds[i]` and above the
+    /// previous bound, the last count that of all values above. `sum` is the sum of the values.
     pub fn histogram(&mut self, labels: Labels<'_>, bounds: &[f64], counts: &[u64], sum: f64) {
         let mut below = 0;
         let infinite = [f64::INFINITY];
@@ -54,7 +54,7 @@ impl Exposition {
         self.line("_count", labels, below);
     }
 
-    /// The whole text.
+    /// Returns the whole text.
     pub fn finish(self) -> String {
         self.text
     }

@@ -1,12 +1,12 @@
-//! The counters of a service, for Prometheus.
+//! Metrics endpoint of a service, for Prometheus.
 //!
 //! ```text
 //!   GET /metrics   the counters, in Prometheus' text format (exposition.rs)
 //!   GET /healthz   200 if the service is at work, 503 if it hangs
 //! ```
 //!
-//! One request a connection, a bounded number of connections, little time and little memory for
-//! each: whoever can reach the port cannot make the service busy.
+//! Each connection carries one request. The number of connections, and the time and memory of
+//! each, are bounded: clients that can reach the port cannot make the service busy.
 
 mod exposition;
 
@@ -28,18 +28,18 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-/// Connections at once; more are closed unheard.
+/// Maximum number of concurrent connections; further ones are closed at once.
 const MOST_CONNECTIONS: usize = 16;
-/// Time for the request to come.
+/// Time within which the request must arrive.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
-/// Time for all of it.
+/// Time within which the whole exchange must end.
 const DONE_WITHIN: Duration = Duration::from_secs(10);
-/// Longest request head, in bytes.
+/// Maximum length of a request head in bytes.
 const LONGEST_HEAD: usize = 8 << 10;
-/// When a client that could not be accepted is tried again.
+/// Delay before the next attempt after a failed accept.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Listens for those who ask for metrics; in a runtime.
+/// Opens the listener for metrics. Must be called in a runtime.
 ///
 /// # Errors
 /// The address cannot be used.
@@ -52,7 +52,7 @@ pub fn listen(at: SocketAddr) -> Result<TcpListener> {
     bind().with_context(|| format!("metrics: cannot use {at}"))
 }
 
-/// The next client of the metrics; never, where nobody listens.
+/// Accepts the next client. Without a listener the future never completes.
 pub async fn next(listener: Option<&TcpListener>) -> TcpStream {
     let Some(listener) = listener else { return std::future::pending().await };
     loop {
@@ -63,16 +63,16 @@ pub async fn next(listener: Option<&TcpListener>) -> TcpStream {
     }
 }
 
-/// What a service says of itself.
+/// Metrics and health of a service.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// Its counters, in Prometheus' text format.
+    /// Counters in Prometheus' text format.
     pub counters: String,
-    /// Why it hangs, if it does.
+    /// Reason why the service hangs, if it does.
     pub trouble: Option<String>,
 }
 
-/// Answers HTTP requests.
+/// HTTP server for metrics.
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Semaphore>);
 
@@ -83,7 +83,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Answers the one request of `client` with `page`.
+    /// Answers the single request of `client` with `page`.
     pub fn answer(&self, client: TcpStream, page: Page) {
         let Ok(permit) = self.0.clone().try_acquire_owned() else { return };
         tokio::spawn(async move {
@@ -97,7 +97,7 @@ impl Metrics {
                 .max_buf_size(LONGEST_HEAD)
                 .keep_alive(false)
                 .serve_connection(TokioIo::new(client), service);
-            // Whatever went wrong is between the client and its network.
+            // Errors concern only the client and its network.
             let _ = tokio::time::timeout(DONE_WITHIN, connection).await;
             drop(permit);
         });

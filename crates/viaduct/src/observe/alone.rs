@@ -1,7 +1,7 @@
-//! One capture: what TCP shows of what was lost before it or behind it.
+//! Analysis of one capture: losses before and behind it, as TCP shows them.
 //!
-//! Data that skips numbers which come later shows a loss on the way to where it was captured; data
-//! that comes twice shows one on the way from there.
+//! Data that skips sequence numbers which come later shows a loss on the way to the point of
+//! capture. Data that comes twice shows a loss on the way from there.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -13,29 +13,29 @@ use viaduct_proto::time::Instant;
 use super::finding::Path;
 use super::packet::{Data, Ends, Packet};
 
-/// Numbers that come later by less were out of order, and not lost.
+/// Skipped sequence numbers that come within this time were reordered, and not lost.
 const REORDERED: Duration = Duration::from_millis(8);
-/// Ways between two hosts that are told of, those with most packets.
+/// Maximum number of host pairs that are reported: those with most packets.
 const MAX_PATHS: usize = 8;
 
-/// What is known of the data of one direction of a connection.
+/// State of one direction of a connection.
 #[derive(Default)]
 struct Flow {
-    /// Number after the last byte seen, counted from the first byte.
+    /// Sequence number after the last byte seen, relative to the first byte.
     next: u64,
     first: u32,
-    /// Largest segment.
+    /// Length of the largest segment.
     size: u64,
-    /// Begin of each piece of data, and which event it is.
+    /// Start of each piece of data, and the index of its event.
     seen: BTreeMap<u64, usize>,
-    /// Begin of data that was skipped: its end, when, and its first event.
+    /// Start of skipped data: its end, the time at which it was skipped, and its first event.
     holes: BTreeMap<u64, (u64, Duration, usize)>,
 }
 
-/// A packet, or one that was skipped.
+/// Time and fate of a packet that was captured or skipped.
 type Event = (Duration, Fate);
 
-/// The ways that there are, and the round-trip time if it shows.
+/// Paths in a capture, and the round-trip time if it can be measured.
 pub fn paths(packets: &[Packet]) -> (Vec<Path>, Option<Duration>) {
     let mut flows: HashMap<Ends, Flow> = HashMap::new();
     let mut paths: HashMap<(IpAddr, IpAddr), Vec<Event>> = HashMap::new();
@@ -63,7 +63,7 @@ impl Flow {
         }
         let length = u64::from(data.length);
         self.size = self.size.max(length);
-        // The number that is nearest to the next one.
+        // Unwrapped sequence number: the one that is nearest to `next`.
         let distance = data.sequence.wrapping_sub(self.first).wrapping_sub(self.next as u32);
         let Some(begin) = self.next.checked_add_signed(distance.cast_signed().into()) else {
             return;
@@ -84,7 +84,7 @@ impl Flow {
         self.next = begin + length;
     }
 
-    /// Data below what was seen: it fills a hole, or was seen before.
+    /// Handles data below the highest sequence number: it fills a hole, or was seen before.
     fn again(&mut self, at: Duration, begin: u64, length: u64, events: &mut [Event]) {
         let hole = self.holes.range(..=begin).next_back().map(|(from, hole)| (*from, *hole));
         if let Some((from, (end, since, first))) = hole
@@ -101,7 +101,7 @@ impl Flow {
             }
             return;
         }
-        // It left twice: the first one was lost further on.
+        // The data was sent twice: the first packet was lost further on.
         for (_, event) in self.seen.range(begin..begin + length) {
             if let Some((_, fate)) = events.get_mut(*event) {
                 *fate = Fate::Lost;
@@ -110,8 +110,8 @@ impl Flow {
     }
 }
 
-/// The round trip between SYN and the answer, or between that and its answer, whichever is longer:
-/// one of the two hosts may be near.
+/// Round-trip time between SYN and SYN-ACK, or between SYN-ACK and ACK, whichever is longer: one
+/// of the two hosts may be near.
 fn rtt(packets: &[Packet]) -> Option<Duration> {
     let mut opened: HashMap<Ends, Duration> = HashMap::new();
     let mut trips = Vec::new();
@@ -156,7 +156,7 @@ mod tests {
         };
         let there = (0..20u32).filter(|n| ![5, 6, 12].contains(n));
         let mut packets: Vec<_> = there.map(|n| of(n.into(), n)).collect();
-        // Out of order by 2 ms; sent again after a round trip.
+        // Two segments are out of order by 2 ms; two are sent again after a round trip.
         packets.insert(13, of(14, 12));
         packets.extend([of(100, 5), of(101, 6)]);
         assert_eq!(lost(&packets), [5, 6]);

@@ -9,35 +9,35 @@ use pcap_parser::{Block, Linktype, PcapBlockOwned, PcapError, create_reader};
 
 use super::packet::Packet;
 
-/// Bytes of a block, at most.
+/// Maximum length of a block in bytes.
 const BUFFER: usize = 1 << 20;
-/// Packets of a capture, at most: 100 bytes are kept of each.
+/// Maximum number of packets of a capture; 100 bytes are kept of each.
 const MAX_PACKETS: usize = 20_000_000;
 
-/// What a capture has.
+/// Content of a capture.
 #[derive(Debug, Default)]
 pub struct Capture {
-    /// Packets of IP, in order of time.
+    /// IP packets in order of time.
     pub packets: Vec<Packet>,
-    /// Those that are of something else, or of which too few bytes were captured.
+    /// Number of other packets, and of those with too few captured bytes.
     others: usize,
-    /// Whether it has more than are read.
+    /// True if the file has more packets than are read.
     is_cut: bool,
 }
 
 impl Capture {
-    /// One line for people.
+    /// Summary in one line.
     pub fn summary(&self) -> String {
         let cut = if self.is_cut { "; the rest of the file is too much" } else { "" };
         format!("{} packets of IP, {} others{cut}", self.packets.len(), self.others)
     }
 }
 
-/// An interface of a capture.
+/// Interface of a capture.
 #[derive(Clone, Copy)]
 struct Interface {
     link: Linktype,
-    /// Units of time a second, and seconds that all times are off by.
+    /// Units of time per second, and offset of all times in seconds.
     resolution: u64,
     offset: i64,
 }
@@ -45,7 +45,7 @@ struct Interface {
 /// Reads a capture.
 ///
 /// # Errors
-/// If it cannot be read, or is none.
+/// If the file cannot be read, or is not a capture.
 pub fn read(path: &Path) -> Result<Capture> {
     let what = || format!("{}: a capture (pcap or pcapng) is expected", path.display());
     let file = File::open(path).with_context(|| format!("{}: cannot be read", path.display()))?;
@@ -64,7 +64,7 @@ pub fn read(path: &Path) -> Result<Capture> {
             }
             Err(PcapError::Eof) => break,
             Err(PcapError::Incomplete(_)) => {
-                // The last packet of a capture that was interrupted is often cut.
+                // The last packet of an interrupted capture is often truncated.
                 if reader.refill().is_err() || reader.reader_exhausted() {
                     break;
                 }
@@ -112,7 +112,7 @@ fn take(
     Ok(())
 }
 
-/// Refuses link types whose headers are not known.
+/// Rejects link types with unknown headers.
 fn known(link: Linktype) -> Result<Linktype> {
     match link {
         Linktype::ETHERNET
@@ -144,12 +144,12 @@ fn add(capture: &mut Capture, of: Interface, at: u64, data: &[u8], original: usi
     }
 }
 
-/// The IP packet behind a link's header.
+/// IP packet behind the link-layer header.
 fn payload(link: Linktype, data: &[u8]) -> Option<&[u8]> {
     match link {
         Linktype::ETHERNET => {
             let mut at = 12;
-            // Tags of VLANs.
+            // VLAN tags.
             while matches!(data.get(at..at + 2)?, [0x81, 0] | [0x88, 0xa8]) {
                 at += 4;
             }

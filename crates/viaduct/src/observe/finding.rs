@@ -1,4 +1,5 @@
-//! What the fates of packets say: losses, bursts, and what codes would have done.
+//! Results computed from the fates of packets: losses, bursts, and what codes would have
+//! achieved.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,21 +12,21 @@ use viaduct_proto::time::Instant;
 use crate::gateway::snapshot::TrialStatus;
 use crate::status::words::{self, percent, thousands};
 
-/// Packets that went one way.
+/// Packets in one direction.
 #[derive(Clone, Debug)]
 pub struct Path {
-    /// From where to where.
+    /// Source and destination, for display.
     pub name: String,
-    /// Of each packet, in the order in which they left: when, and what became of it.
+    /// Time and fate of each packet, in the order in which they were sent.
     pub fates: Vec<(Instant, Fate)>,
 }
 
-/// What is known of all ways.
+/// Results for all paths.
 #[derive(Clone, Debug, Serialize)]
 pub struct Findings {
-    /// Round-trip time that flows are taken to have, in milliseconds.
+    /// Assumed round-trip time of flows, in milliseconds.
     rtt_ms: f64,
-    /// Whether losses in full queues are told from others: that takes captures of both ends.
+    /// True if losses in full queues are told from others, which takes captures of both ends.
     congestion_is_told: bool,
     paths: Vec<Finding>,
 }
@@ -37,13 +38,13 @@ struct Finding {
     seconds: f64,
     lost_by_chance: u64,
     lost_in_full_queues: u64,
-    /// Bursts of losses by chance: length at most, and how many.
+    /// Bursts of random losses: maximum length, and number.
     bursts: Vec<(u64, u64)>,
     trials: Vec<TrialStatus>,
 }
 
 impl Findings {
-    /// Of these ways, over a link of this round-trip time.
+    /// Computes the results for `paths`, over a link of round-trip time `rtt`.
     pub fn new(paths: &[Path], rtt: Duration, congestion_is_told: bool) -> Findings {
         let rtt_ms = rtt.as_secs_f64() * 1e3;
         let paths = paths.iter().map(|path| Finding::new(path, rtt)).collect();

@@ -1,4 +1,5 @@
-//! `viaduct observe`: what captures of traffic say of a link, and what codes would have done.
+//! `viaduct observe`: state of a link according to captures of its traffic, and what codes would
+//! have achieved.
 //!
 //! ```text
 //!   FILE FILE ─▶ capture ─▶ packet ─▶ pair  ─┐
@@ -36,13 +37,13 @@ pub struct ObserveArgs {
     json: bool,
 }
 
-/// Round-trip time that is reckoned with where nothing shows it.
+/// Round-trip time that is assumed if the captures do not show it.
 const USUAL_RTT: Duration = Duration::from_millis(100);
 
 /// Reads the captures and prints what they show.
 ///
 /// # Errors
-/// If a file is no capture, or there is nothing to compare.
+/// If a file is not a capture, or there is nothing to compare.
 pub fn run(args: &ObserveArgs) -> Result<()> {
     let mut captures = Vec::new();
     for file in &args.files {

@@ -1,4 +1,4 @@
-//! What is kept of a captured packet.
+//! Data kept of a captured packet.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::IpAddr;
@@ -7,12 +7,12 @@ use std::time::Duration;
 use viaduct_proto::wire::ip::{self, Header};
 use viaduct_proto::wire::transport::{self, Segment, UDP};
 
-/// Bytes of a payload that tell it from others.
+/// Number of bytes of a payload that identify it.
 const TELLING: usize = 64;
 const TCP_CHECKSUM: std::ops::Range<usize> = 16..18;
 const UDP_CHECKSUM: std::ops::Range<usize> = 6..8;
 
-/// Two ends, and the ports that a packet went between; in one direction.
+/// Addresses and ports of a packet, in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ends {
     pub source: (IpAddr, u16),
@@ -20,28 +20,28 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// The other direction.
+    /// Ends of the opposite direction.
     pub fn back(self) -> Ends {
         Ends { source: self.destination, destination: self.source }
     }
 }
 
-/// A captured packet.
+/// Captured packet.
 #[derive(Clone, Debug)]
 pub struct Packet {
-    /// When it was captured, since 1970.
+    /// Time of capture since 1970.
     pub at: Duration,
     pub ends: Ends,
     pub ttl: u8,
-    /// What tells it from others but for its data, if it is a segment of TCP that has some.
+    /// Hash that identifies the packet; for a TCP segment with data, without its data.
     pub key: u64,
-    /// Its data, if it is such a segment.
+    /// Data of a TCP segment that has some.
     pub data: Option<Data>,
-    /// The MSS that a SYN announces.
+    /// MSS in a SYN.
     pub mss: Option<u16>,
 }
 
-/// Data of TCP.
+/// Position and length of TCP data.
 #[derive(Clone, Copy, Debug)]
 pub struct Data {
     pub sequence: u32,
@@ -49,11 +49,12 @@ pub struct Data {
 }
 
 impl Packet {
-    /// Of the first bytes of an IP packet; `None` if that is none, or they are too few. Segments of
-    /// TCP that a host hands to its interface to be cut up say their whole length, or 0.
+    /// Parses the first bytes of an IP packet; `None` if they are not one, or too few. TCP
+    /// segments that a host passes to its interface for segmentation declare their whole length,
+    /// or 0.
     pub fn parse(at: Duration, bytes: &[u8], length: usize) -> Option<Packet> {
-        // Those that were cut short when captured, or are 0 bytes long by their header, are
-        // completed: only headers are looked at.
+        // Packets that were truncated when captured, or declare a length of 0, are padded: only
+        // headers are examined.
         let mut whole = bytes.to_vec();
         let declared = declared_length(bytes)?;
         let total = if declared == 0 { length } else { declared };
@@ -73,7 +74,7 @@ impl Packet {
             Some(of) if of.data > 0 => stamp(payload).hash(&mut hasher),
             Some(_) => hash_without(payload, TCP_CHECKSUM, header_of_tcp(payload), &mut hasher),
             None => {
-                // Of fragments, and of all that has no numbers of its own.
+                // For fragments, and all packets without sequence numbers of their own.
                 bytes.get(4..8).filter(|_| bytes[0] >> 4 == 4).hash(&mut hasher);
                 let skipped = if header.protocol == UDP { UDP_CHECKSUM } else { 0..0 };
                 hash_without(payload, skipped, TELLING, &mut hasher);
@@ -92,7 +93,8 @@ impl Packet {
         })
     }
 
-    /// What tells each of the packets that it becomes on a link whose segments have `mss` bytes.
+    /// Hashes that identify the packets into which this one is split on a link whose segments
+    /// have `mss` bytes.
     pub fn keys(&self, mss: u32) -> impl Iterator<Item = u64> {
         let Data { sequence, length } = self.data.unwrap_or(Data { sequence: 0, length: 0 });
         let (mss, key) = (mss.max(1), self.key);
@@ -109,7 +111,7 @@ impl Packet {
     }
 }
 
-/// Length by the IP header.
+/// Length according to the IP header.
 fn declared_length(bytes: &[u8]) -> Option<usize> {
     match bytes.first()? >> 4 {
         4 => Some(usize::from(u16::from_be_bytes([*bytes.get(2)?, *bytes.get(3)?]))),
@@ -144,7 +146,7 @@ fn header_of_tcp(segment: &[u8]) -> usize {
     segment.get(12).map_or(0, |offset| usize::from(offset >> 4) * 4)
 }
 
-/// The options of a segment: kind, and what follows the length.
+/// Options of a segment: kind and value.
 fn options(segment: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let mut rest = segment.get(20..header_of_tcp(segment)).unwrap_or_default();
     std::iter::from_fn(move || {
@@ -163,7 +165,7 @@ fn options(segment: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     })
 }
 
-/// Timestamp of the sender: what tells a segment from itself sent again.
+/// TCP timestamp of the sender, which distinguishes a segment from its retransmission.
 fn stamp(segment: &[u8]) -> Option<u32> {
     let (_, body) = options(segment).find(|(kind, _)| *kind == 8)?;
     Some(u32::from_be_bytes(*body.first_chunk()?))
@@ -178,7 +180,7 @@ fn mss(segment: &[u8]) -> Option<u16> {
 pub(super) mod tests {
     use super::*;
 
-    /// A segment from host 1 to host 2 of `data` bytes from `sequence` on, or back.
+    /// Segment from host 1 to host 2, or back, of `data` bytes from `sequence` on.
     pub(in crate::observe) fn segment(
         millis: u64,
         back: bool,

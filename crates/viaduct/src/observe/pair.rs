@@ -1,4 +1,5 @@
-//! Captures of both ends of a link: what left at one and did not come at the other.
+//! Comparison of captures of both ends of a link: packets that left at one end and did not
+//! arrive at the other.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
@@ -16,23 +17,24 @@ use super::packet::{Ends, Packet};
 
 /// MSS of flows whose SYNs were not captured.
 const USUAL_MSS: u32 = 1_460;
-/// Bytes of timestamps in each segment of a flow that has them.
+/// Bytes of timestamps in each segment of a flow that uses them.
 const STAMPS: u32 = 12;
-/// Packets that are judged together, as a manifest names them.
+/// Number of packets that are judged together, as in a manifest.
 const TOGETHER: usize = 64;
-/// Room before the first packet on the clock that is reckoned with, so that clocks may differ.
+/// Time before the first packet on the computed clock, so that the clocks may differ.
 const BEFORE: Duration = Duration::from_secs(1);
 
-/// Two captures, compared.
+/// Comparison of two captures.
 pub struct Pair {
-    /// For each piece of a packet of one end, in order: when it left, and when it came to the other.
+    /// Pieces of packets, in order: the time at which each left one end, and that at which it
+    /// arrived at the other.
     pieces: Vec<Piece>,
     from_near: HashSet<IpAddr>,
     is_told: bool,
     matched: usize,
 }
 
-/// A packet as it crosses the link.
+/// Packet as it crosses the link.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     source: IpAddr,
@@ -41,7 +43,8 @@ struct Piece {
 }
 
 impl Pair {
-    /// Compares; `prefixes` says which addresses are at the near end where hop limits do not.
+    /// Compares two captures. `prefixes` are the addresses at the near end, needed if hop limits
+    /// do not tell them.
     pub fn new(near: &[Packet], far: &[Packet], prefixes: &[IpNet]) -> Pair {
         let sizes = sizes(near.iter().chain(far));
         let mss = |packet: &Packet| sizes.get(&packet.ends).copied().unwrap_or(USUAL_MSS);
@@ -65,7 +68,7 @@ impl Pair {
                 pieces.push(Piece { source, near: Some(packet.at), far });
             }
         }
-        // What is left came from the far end and was lost on its way here.
+        // The remaining packets came from the far end, and were lost on their way here.
         for packet in far {
             for key in packet.keys(mss(packet)) {
                 let Some(left) = open.get_mut(&key) else { continue };
@@ -89,15 +92,15 @@ impl Pair {
         Pair { pieces, from_near, is_told, matched }
     }
 
-    /// Packets that are in both captures.
+    /// Number of packets that are in both captures.
     pub fn matched(&self) -> usize {
         self.matched
     }
 
-    /// The two ways, and the round-trip time of the link.
+    /// Both paths, and the round-trip time of the link.
     ///
     /// # Errors
-    /// If nothing tells which packets left at which end.
+    /// If it is unknown which packets left at which end.
     pub fn paths(&self) -> Result<(Vec<Path>, Option<Duration>)> {
         ensure!(
             self.is_told,
@@ -106,13 +109,14 @@ impl Pair {
         );
         let (out, there) = self.path(true);
         let (back, here) = self.path(false);
-        // The clocks' difference is in both, with opposite signs.
+        // The offset of the clocks is in both, with opposite signs.
         let rtt = there.zip(here).map(|(there, here)| there + here);
         let rtt = rtt.and_then(|nanos| u64::try_from(nanos).ok()).map(Duration::from_nanos);
         Ok((vec![out, back], rtt))
     }
 
-    /// One way, and its least delay in nanoseconds by clocks that differ.
+    /// Path in one direction, and its minimum delay in nanoseconds, which includes the offset of
+    /// the clocks.
     fn path(&self, from_near: bool) -> (Path, Option<i128>) {
         let of = |piece: &Piece| {
             let (sent, came) =
@@ -121,7 +125,7 @@ impl Pair {
         };
         let mut crossed: Vec<_> = self.pieces.iter().filter_map(of).collect();
         crossed.sort_by_key(|(sent, _)| *sent);
-        // Before the first and after the last that came, the other capture did not run.
+        // The other capture did not run before the first and after the last packet that arrived.
         let first = crossed.iter().position(|(_, came)| came.is_some()).unwrap_or(crossed.len());
         let last = crossed.iter().rposition(|(_, came)| came.is_some()).map_or(0, |at| at + 1);
         let crossed = crossed.get(first..last).unwrap_or_default();
@@ -134,7 +138,7 @@ impl Pair {
     }
 }
 
-/// What became of packets: those that are missing are judged by what their neighbours waited.
+/// Fates of packets. Missing ones are judged by the queueing delay of their neighbours.
 fn fates(crossed: &[(Duration, Option<Duration>)]) -> Vec<(Instant, Fate)> {
     let Some(&(begun, _)) = crossed.first() else { return Vec::new() };
     let arrived = crossed.iter().filter_map(|(_, came)| *came).min().unwrap_or(begun);
@@ -176,13 +180,13 @@ fn fates(crossed: &[(Duration, Option<Duration>)]) -> Vec<(Instant, Fate)> {
     fates
 }
 
-/// Bytes of data in a segment of each flow on the link: interfaces cut up larger ones, and put
-/// smaller ones together.
+/// Bytes of data per segment of each flow on the link: interfaces split larger segments, and
+/// merge smaller ones.
 fn sizes<'a>(packets: impl Iterator<Item = &'a Packet>) -> HashMap<Ends, u32> {
     let (mut announced, mut largest) = (HashMap::<Ends, u32>::new(), HashMap::<Ends, u32>::new());
     for packet in packets {
         if let Some(mss) = packet.mss {
-            // Both ends of a connection keep to the lesser.
+            // Both ends of a connection use the lower MSS.
             for ends in [packet.ends, packet.ends.back()] {
                 let of = announced.entry(ends).or_insert(u32::MAX);
                 *of = u32::from(mss).min(*of);
@@ -209,7 +213,7 @@ mod tests {
     fn what_left_and_did_not_come_was_lost_either_way() {
         let sent = |n: u64, back: bool| segment(10 * n, back, 1_000 * n as u32, 1_000, 64);
         let came = |n: u64, back: bool| Packet {
-            // The other clock is an hour ahead, and the link 50 ms long.
+            // The other clock is an hour ahead, and the one-way delay is 50 ms.
             at: Duration::from_millis(10 * n + 50),
             ttl: 62,
             ..sent(n, back)

@@ -1,7 +1,7 @@
 //! Files and pages for the event loop of TCP, which never blocks on a disk.
 //!
 //! ```text
-//!   connection ─ find ──▶ thread: Root::look ──▶ file or directory ──▶ Pages ──▶ thread: Root::list
+//!   connection ─ find ──▶ thread: Root::look ──▶ file, dir ──▶ Pages ──▶ thread: Root::list
 //!             ─ read ──▶ the page cache (RWF_NOWAIT), or a thread
 //! ```
 

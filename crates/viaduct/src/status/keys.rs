@@ -1,9 +1,9 @@
 //! Keys of `viaduct top`, as terminals send them.
 
-/// What a key asks for.
+/// Action of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
-    /// The end.
+    /// Quits.
     Quit,
     Up,
     Down,
@@ -11,11 +11,11 @@ pub(super) enum Key {
     PageDown,
     Home,
     End,
-    /// The list of keys.
+    /// Shows or hides the list of keys.
     Help,
-    /// All of each peer, or one line.
+    /// Switches between all details of each peer and one line per peer.
     Details,
-    /// Nothing.
+    /// Does nothing.
     Other,
 }
 
@@ -23,7 +23,7 @@ const CTRL_C: u8 = 3;
 pub(super) const ESCAPE: u8 = 27;
 
 impl Key {
-    /// The keys that sent `bytes`; none of them is the end of the input, which quits.
+    /// Parses the keys in `bytes`. Empty input is the end of the input, which quits.
     pub(super) fn parse_all(bytes: &[u8]) -> Vec<Key> {
         if bytes.is_empty() {
             return vec![Key::Quit];
@@ -37,8 +37,8 @@ impl Key {
         std::iter::from_fn(next).collect()
     }
 
-    /// The first key of `bytes`, and the bytes behind it. An escape alone quits; with more behind it, it
-    /// is the beginning of another key.
+    /// Parses the first key of `bytes`, and returns it with the remaining bytes. An escape alone
+    /// quits; with `[` or `O` behind it, it begins another key.
     fn parse(bytes: &[u8]) -> Option<(Key, &[u8])> {
         let (&first, rest) = bytes.split_first()?;
         if first != ESCAPE {
@@ -47,7 +47,7 @@ impl Key {
         let Some((b'[' | b'O', sequence)) = rest.split_first() else {
             return Some((Key::Quit, rest));
         };
-        // Parameters, and then the byte that ends it (ECMA-48, 5.4).
+        // Parameters, followed by the final byte (ECMA-48, 5.4).
         let end = sequence.iter().position(|byte| (0x40..=0x7e).contains(byte));
         let (sequence, rest) = sequence.split_at(end.map_or(sequence.len(), |end| end + 1));
         let key = match sequence {

@@ -1,4 +1,5 @@
-//! `viaduct status` and `viaduct top`: what a running gateway or proxy sees.
+//! `viaduct status` and `viaduct top`: state of a running gateway, proxy, server or overlay
+//! node.
 //!
 //! ```text
 //!   service ──status socket, one JSON object──▶ Source ──Seen────┬─▶ page: once, for people
@@ -27,20 +28,21 @@ use crate::run_dir::RunDir;
 use page::Ink;
 use source::Source;
 
-/// Which gateway, proxy or overlay node is meant.
+/// Options that select the gateway, proxy, server or overlay node.
 #[derive(Debug, clap::Args)]
 pub struct Which {
-    /// Its status socket
+    /// Path of the service's status socket
     #[arg(long, value_name = "PATH", conflicts_with = "name")]
     pub socket: Option<PathBuf>,
-    /// Its name: a gateway's site, proxy-PORT, serve-PORT, overlay-NAME; not needed where only one runs
+    /// Name of the service: a gateway's site, proxy-PORT, serve-PORT, overlay-NAME; not needed
+    /// where only one runs
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     #[command(flatten)]
     pub run_dir: RunDir,
 }
 
-/// `viaduct status`.
+/// Runs `viaduct status`.
 pub fn status(which: &Which, json: bool) -> Result<()> {
     let status = Source::find(which)?.read()?;
     let text =
@@ -48,7 +50,7 @@ pub fn status(which: &Which, json: bool) -> Result<()> {
     print(&text)
 }
 
-/// `viaduct top`: until `q` or Ctrl-C; one page if there is no terminal.
+/// Runs `viaduct top` until `q` or Ctrl-C. Prints one page if there is no terminal.
 pub fn top(which: &Which) -> Result<()> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         return status(which, false);
@@ -56,13 +58,13 @@ pub fn top(which: &Which) -> Result<()> {
     top::run(&Source::find(which)?, ink())
 }
 
-/// Colours for a terminal, unless `NO_COLOR` is set to anything.
+/// Colours on a terminal, unless `NO_COLOR` is set and not empty.
 fn ink() -> Ink {
     let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     Ink(wanted && std::io::stdout().is_terminal())
 }
 
-/// A reader that has gone, as `head` does, is no error.
+/// Prints `text`. A closed pipe, as with `head`, is not an error.
 fn print(text: &str) -> Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(e.into()),

@@ -1,4 +1,4 @@
-//! The page that people read of a node of the overlay.
+//! Text page of an overlay node.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -7,7 +7,7 @@ use viaduct_proto::overlay::{Place, Seen, Table, Way};
 use super::page::{Ink, row};
 use super::words::thousands;
 
-/// What a node says, for people.
+/// State of an overlay node as text.
 #[derive(Debug)]
 pub struct OverlayPage<'a> {
     table: &'a Table,
@@ -15,7 +15,7 @@ pub struct OverlayPage<'a> {
 }
 
 impl<'a> OverlayPage<'a> {
-    /// Of `table`.
+    /// Creates a page from `table`.
     pub fn new(table: &'a Table, ink: Ink) -> Self {
         OverlayPage { table, ink }
     }

@@ -1,4 +1,4 @@
-//! The page that people read.
+//! Text page of a gateway.
 
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
@@ -9,10 +9,10 @@ use super::proxy_page::ProxyPage;
 use super::words::{self, bytes, lengths, micros, percent, quantile, thousands};
 use crate::gateway::snapshot::{PeerStatus, Status};
 
-/// Longest bar of the burst histogram, in characters.
+/// Maximum length of a bar of the burst histogram, in characters.
 const BAR: u64 = 30;
 
-/// Whether to use colours.
+/// True to use colours.
 #[derive(Clone, Copy, Debug)]
 pub struct Ink(pub bool);
 
@@ -29,14 +29,14 @@ impl Ink {
         self.paint(32, text)
     }
 
-    /// Red where `count` is above zero: something that should not be.
+    /// Formats a count that should be zero: red if it is not.
     pub(super) fn alarm(self, count: u64) -> String {
         let text = thousands(count);
         if count > 0 { self.paint(31, text) } else { text }
     }
 }
 
-/// What a gateway says, for people.
+/// State of a gateway as text.
 #[derive(Debug)]
 pub struct Page<'a> {
     status: &'a Status,
@@ -45,9 +45,9 @@ pub struct Page<'a> {
 }
 
 impl<'a> Page<'a> {
-    /// Of `status`; with rates, if an earlier one is given.
+    /// Creates a page from `status`; with rates, if an earlier status is given.
     pub fn new(status: &'a Status, before: Option<&'a Status>, ink: Ink) -> Self {
-        // A gateway that was restarted counts from zero again.
+        // A restarted gateway counts from zero again.
         let before = before.filter(|before| before.uptime < status.uptime);
         Page { status, before, ink }
     }
@@ -176,7 +176,7 @@ impl Page<'_> {
         row(f, "packets", altered)
     }
 
-    /// A peer's state, with its reason.
+    /// State of a peer, with its reason.
     fn state(&self, peer: Option<&PeerStatus>, stats: &PeerStats) -> String {
         match peer.map(|peer| (&peer.state, &peer.reason)) {
             Some((state, Some(reason))) => self.ink.paint(31, format!("{state}: {reason}")),
@@ -185,7 +185,7 @@ impl Page<'_> {
         }
     }
 
-    /// One line a peer, and how many lines of it are the header.
+    /// Formats one line per peer. Returns the text and the number of lines of its header.
     pub fn brief(&self) -> (String, usize) {
         let status = self.status;
         let up = humantime::format_duration(Duration::from_secs(status.uptime as u64));
@@ -224,7 +224,7 @@ impl Page<'_> {
         (lines.join("\n") + "\n", header)
     }
 
-    /// What happened since the page before.
+    /// Prints the rates since the previous page.
     fn now(&self, f: &mut Formatter<'_>, name: &str, stats: &PeerStats) -> fmt::Result {
         let Some(before) = self.before else { return Ok(()) };
         let Some((_, old)) = before.counters.peers.iter().find(|(n, _)| n == name) else {
@@ -305,7 +305,7 @@ impl Page<'_> {
         let most = link.bursts.iter().copied().max().unwrap_or(0);
         let Some(last) = link.bursts.iter().rposition(|&count| count > 0) else { return Ok(()) };
         for (bucket, &count) in link.bursts[..=last].iter().enumerate() {
-            // Whatever is there shows.
+            // Every count above zero gets a visible bar.
             let bar = "▇".repeat((count * BAR).div_ceil(most) as usize);
             let name = if bucket == 0 { "bursts of" } else { "" };
             row(f, name, format!("{:>9}  {bar} {}", lengths(bucket), thousands(count)))?;

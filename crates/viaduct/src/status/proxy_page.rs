@@ -1,4 +1,4 @@
-//! The page that people read of a proxy.
+//! Text page of a proxy.
 
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::words::{bytes, micros, percent, quantile, thousands};
 use crate::proxy::snapshot::ProxyStatus;
 use crate::proxy::stats::{CONNECT_BOUNDS, TunnelCounters};
 
-/// What a proxy says, for people.
+/// State of a proxy as text.
 #[derive(Debug)]
 pub struct ProxyPage<'a> {
     status: &'a ProxyStatus,
@@ -17,9 +17,9 @@ pub struct ProxyPage<'a> {
 }
 
 impl<'a> ProxyPage<'a> {
-    /// Of `status`; with rates, if an earlier one is given.
+    /// Creates a page from `status`; with rates, if an earlier status is given.
     pub fn new(status: &'a ProxyStatus, before: Option<&'a ProxyStatus>, ink: Ink) -> Self {
-        // A proxy that was restarted counts from zero again.
+        // A restarted proxy counts from zero again.
         let before = before.filter(|before| before.uptime < status.uptime);
         ProxyPage { status, before, ink }
     }
@@ -32,7 +32,7 @@ impl Display for ProxyPage<'_> {
         let links = status.tunnel_listen.map(|at| format!("links at {at}"));
         let listen = status.listen.iter().map(ToString::to_string).chain(links);
         let listen = listen.collect::<Vec<_>>().join(", ");
-        // Nobody connects to a master: programs are its own.
+        // A master has no listeners for clients: its programs join it.
         let (what, way) = match listen.is_empty() {
             true => ("master", String::new()),
             false => ("proxy", format!("  {listen} to {}", status.to)),
@@ -53,7 +53,7 @@ impl Display for ProxyPage<'_> {
 }
 
 impl ProxyPage<'_> {
-    /// What became of the rules that lead clients there, if anything did.
+    /// Prints the state of the interception rules, if any were removed.
     fn rules(&self, f: &mut Formatter<'_>) -> fmt::Result {
         if self.status.missing {
             let what = "missing in nftables or ip rule: connections pass by";
@@ -93,7 +93,7 @@ impl ProxyPage<'_> {
         }
     }
 
-    /// What happened since the page before.
+    /// Prints the rates since the previous page.
     fn now(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Some(before) = self.before else { return Ok(()) };
         let seconds = self.status.uptime - before.uptime;
@@ -144,7 +144,7 @@ impl ProxyPage<'_> {
         Ok(())
     }
 
-    /// A line of each as it is; what is long is for `--json`.
+    /// Prints the text of each handler. Long texts are cut; `--json` has all of them.
     fn handlers(&self, f: &mut Formatter<'_>) -> fmt::Result {
         const LINES: usize = 8;
         for (name, text) in &self.status.handlers {

@@ -1,4 +1,4 @@
-//! The page that people read of a server of files.
+//! Text page of a file server.
 
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::words::{bytes, thousands};
 use crate::access_log::AccessLogStats;
 use crate::serve::status::{ServeStatus, TcpStatus, TricklesStatus};
 
-/// What a server says, for people.
+/// State of a file server as text.
 #[derive(Debug)]
 pub struct ServePage<'a> {
     status: &'a ServeStatus,
@@ -16,7 +16,7 @@ pub struct ServePage<'a> {
 }
 
 impl<'a> ServePage<'a> {
-    /// Of `status`.
+    /// Creates a page from `status`.
     pub fn new(status: &'a ServeStatus, ink: Ink) -> Self {
         ServePage { status, ink }
     }

@@ -1,4 +1,4 @@
-//! The socket that a service says its status by, and its name's only owner.
+//! Status socket of a service, and the exclusive ownership of its name.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,22 +12,22 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixListener;
 use viaduct_sys::dir_lock::DirLock;
 
-/// How long a client of the status socket may take to read.
+/// Time within which a client of the status socket must read the status.
 const READ_WITHIN: Duration = Duration::from_secs(5);
-/// When a client that could not be accepted is tried again.
+/// Delay before the next attempt after a failed accept.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// The name of a service's socket, which goes with this value.
+/// Name of a service's socket; the file is removed when this value is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct Name {
     path: PathBuf,
-    /// Device and inode: another service may have taken the name since.
+    /// Device and inode, because another service may have taken the name since.
     file: Option<(u64, u64)>,
 }
 
 impl Name {
-    /// Of the socket that this process has just bound to `path`.
+    /// Name of the socket that this process has just bound to `path`.
     pub fn of(path: &Path) -> Name {
         Name { file: file_of(path), path: path.to_owned() }
     }
@@ -46,12 +46,12 @@ fn file_of(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|of| (of.dev(), of.ino()))
 }
 
-/// Opens the status socket `path`, and makes the directory that it is in; in a runtime.
+/// Opens the status socket `path`, and creates its directory. Must be called in a runtime.
 ///
 /// # Errors
-/// A service of this name runs, or it cannot be made.
+/// A service of this name runs, or the socket cannot be created.
 pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
-    // Of two that start at the same instant one finds the other's socket.
+    // The lock serializes services that start at the same time.
     let _lock = DirLock::around(path).with_context(|| format!("run-dir of {}", path.display()))?;
     check_free(path)?;
     let _ = fs::remove_file(path);
@@ -60,32 +60,32 @@ pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
     Ok((listener, Name::of(path)))
 }
 
-/// The next client of a status socket.
+/// Accepts the next client of a status socket.
 pub async fn asker(listener: &UnixListener) -> tokio::net::UnixStream {
     loop {
         match listener.accept().await {
             Ok((client, _)) => return client,
-            // Out of descriptors, say: spinning would not help.
+            // Out of descriptors, for example: an immediate retry would spin.
             Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
         }
     }
 }
 
-/// Sends the status as one JSON object and closes.
+/// Sends the status as one JSON object, and closes.
 ///
 /// # Errors
-/// It cannot be said in JSON.
+/// The status cannot be serialized.
 pub fn show(mut client: tokio::net::UnixStream, status: &impl Serialize) -> Result<()> {
     let text = serde_json::to_vec(status)?;
     tokio::spawn(tokio::time::timeout(READ_WITHIN, async move { client.write_all(&text).await }));
     Ok(())
 }
 
-/// Refuses a name whose service answers, which would be robbed of its socket. One that was killed has
-/// left its socket, and does not answer.
+/// Checks that no service answers at `socket`, as it would lose its socket. The socket of a
+/// killed service remains, but does not answer.
 ///
 /// # Errors
-/// It answers.
+/// A service answers.
 pub fn check_free(socket: &Path) -> Result<()> {
     match UnixStream::connect(socket) {
         Ok(_) => bail!(

@@ -1,4 +1,4 @@
-//! Where a gateway answers.
+//! Access to the status of a running service.
 
 use std::fs;
 use std::io::{ErrorKind, Read as _};
@@ -20,27 +20,28 @@ use crate::gateway::snapshot::Status;
 use crate::proxy::snapshot::ProxyStatus;
 use crate::serve::status::ServeStatus;
 
-/// Longer than any gateway takes to answer.
+/// Read timeout, longer than any gateway takes to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// More than 4096 peers need.
+/// Maximum length of an answer: more than 4096 peers need.
 const LONGEST_ANSWER: u64 = 64 << 20;
 
-/// What a running service says of itself.
+/// Status of a running service.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Seen {
-    /// A proxy.
+    /// Status of a proxy.
     Proxy(Box<ProxyStatus>),
-    /// A server of files.
+    /// Status of a file server.
     Serve(Box<ServeStatus>),
-    /// A node of the overlay.
+    /// Status of an overlay node.
     Overlay(Box<Table>),
-    /// A gateway.
+    /// Status of a gateway.
     Gateway(Box<Status>),
 }
 
 impl Seen {
-    /// For people; with rates, if an earlier one of the same service is given.
+    /// Formats the status as text; with rates, if an earlier status of the same service is
+    /// given.
     pub fn page(&self, before: Option<&Seen>, ink: Ink) -> String {
         match (self, before) {
             (Seen::Proxy(now), Some(Seen::Proxy(then))) => {
@@ -56,8 +57,8 @@ impl Seen {
         }
     }
 
-    /// One line a peer, for a gateway; all of it for others. The number says how many lines at the
-    /// begin are its header.
+    /// Formats one line per peer for a gateway, and everything for other services. Returns the
+    /// text and the number of lines of its header.
     pub fn brief(&self, before: Option<&Seen>, ink: Ink) -> (String, usize) {
         let Seen::Gateway(now) = self else { return (self.page(before, ink), 1) };
         let before = match before {
@@ -68,15 +69,15 @@ impl Seen {
     }
 }
 
-/// A status socket.
+/// Path of a status socket.
 #[derive(Debug)]
 pub struct Source(PathBuf);
 
 impl Source {
-    /// The one that is meant.
+    /// Finds the selected service.
     ///
     /// # Errors
-    /// None is there, or several are and none was named.
+    /// No service runs, or several run and none was named.
     pub fn find(which: &Which) -> Result<Source> {
         if let Some(path) = &which.socket {
             return Ok(Source(path.clone()));
@@ -87,7 +88,7 @@ impl Source {
         let dir = &which.run_dir.path();
         let mut sockets = sockets(dir)?;
         if sockets.len() > 1 {
-            // A gateway that was killed leaves its socket behind.
+            // The socket of a killed gateway remains.
             sockets.retain(|path| UnixStream::connect(path).is_ok());
         }
         match sockets.as_slice() {
@@ -104,10 +105,10 @@ impl Source {
         }
     }
 
-    /// Asks.
+    /// Reads the status.
     ///
     /// # Errors
-    /// Nobody answers, or none of this version.
+    /// No service answers, or its answer is not of this version.
     pub fn read(&self) -> Result<Seen> {
         let path = self.0.display();
         let stream = UnixStream::connect(&self.0).map_err(|e| match e.kind() {
@@ -121,7 +122,7 @@ impl Source {
             _ => anyhow::anyhow!("no service answers at {path}: {e}"),
         })?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        // Nothing is asked: a node of the overlay does not wait for it then.
+        // Half-closing tells an overlay node that no request follows.
         stream.shutdown(Shutdown::Write)?;
         let mut text = String::new();
         let read = stream.take(LONGEST_ANSWER).read_to_string(&mut text);
@@ -131,7 +132,7 @@ impl Source {
     }
 }
 
-/// The sockets in `dir`, by name.
+/// Status sockets in `dir`, sorted by name.
 fn sockets(dir: &Path) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(dir) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(vec![]),

@@ -1,4 +1,4 @@
-//! A terminal that is drawn on again and again, and put back as it was.
+//! Terminal that is redrawn repeatedly, and restored at the end.
 
 use std::io::{self, Write as _};
 use std::time::Duration;
@@ -8,23 +8,24 @@ use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr
 
 use super::keys::{ESCAPE, Key};
 
-/// The other screen, no cursor, and lines that are cut at the edge instead of wrapped: a line is a row.
+/// Alternate screen, hidden cursor, and lines cut at the edge instead of wrapped, so that each
+/// line is one row.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
-/// To the corner; the rest of each line, and of the screen, is wiped as it is drawn.
+/// Moves to the corner. The rest of each line, and of the screen, is erased as it is drawn.
 const HOME: &str = "\x1b[H";
 const WIPE_LINE: &str = "\x1b[K\r\n";
 const WIPE_BELOW: &str = "\x1b[J";
-/// Time after an escape in which the rest of a key's bytes may come.
+/// Time after an escape within which the remaining bytes of a key may come.
 const ESCAPE_WAIT: Duration = Duration::from_millis(50);
 
-/// The terminal, in use.
+/// Terminal in raw mode. Dropping it restores the terminal.
 pub struct Terminal {
     before: Termios,
 }
 
 impl Terminal {
-    /// Takes it: keys come one by one, unseen, Ctrl-C among them.
+    /// Takes over the terminal: keys are read one by one, without echo, including Ctrl-C.
     pub fn take() -> io::Result<Terminal> {
         let before = tcgetattr(io::stdin())?;
         let mut raw = before.clone();
@@ -34,21 +35,21 @@ impl Terminal {
         Ok(Terminal { before })
     }
 
-    /// Draws `page`, as much of it as fits.
+    /// Draws as much of `page` as fits.
     pub fn draw(&self, page: &str) -> io::Result<()> {
         let lines = page.lines().take(rows() - 1);
         let body: String = lines.flat_map(|line| [line, WIPE_LINE]).collect();
         write(&format!("{HOME}{body}{WIPE_BELOW}"))
     }
 
-    /// Waits for keys at most so long; none if none came.
+    /// Waits for keys for at most `at_most`; empty if none came.
     pub(super) fn keys(&self, at_most: Duration) -> io::Result<Vec<Key>> {
         if !self.is_readable(at_most) {
             return Ok(Vec::new());
         }
         let mut bytes = [0; 64];
         let mut read = rustix::io::read(io::stdin(), &mut bytes)?;
-        // An arrow is several bytes, which a slow line may bring apart.
+        // An arrow key is several bytes, which may arrive separately on a slow line.
         if bytes[..read].ends_with(&[ESCAPE]) && read < bytes.len() && self.is_readable(ESCAPE_WAIT)
         {
             read += rustix::io::read(io::stdin(), &mut bytes[read..])?;
@@ -74,7 +75,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Lines of the terminal, two at least.
+/// Number of rows of the terminal, at least two.
 pub(super) fn rows() -> usize {
     rustix::termios::tcgetwinsize(io::stdout()).map_or(24, |size| size.ws_row.max(2)).into()
 }

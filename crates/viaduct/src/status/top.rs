@@ -1,4 +1,4 @@
-//! `viaduct top`: the page again each second, with what happened in that second.
+//! `viaduct top`: redraws the page each second, with the rates of that second.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use super::view::View;
 
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Draws until a key ends it. One that is restarted meanwhile is shown again when it
-/// answers.
+/// Draws the page until a key ends it. A service that is restarted meanwhile is shown again when
+/// it answers.
 pub fn run(source: &Source, ink: Ink) -> Result<()> {
     let mut before: Option<Seen> = Some(source.read()?);
     let mut now: Option<Seen> = None;

@@ -1,4 +1,5 @@
-//! The part of a page that fits a terminal: its header, and behind it as much as there is room for.
+//! Part of a page that fits a terminal: the header, and as much of the rest as there is room
+//! for.
 
 use super::keys::Key;
 
@@ -11,7 +12,7 @@ d                  all of each peer, or one line each
 q, Esc, Ctrl-C     the end
 ";
 
-/// Where in the page the reader is.
+/// Scroll position and mode of the display.
 #[derive(Debug, Default)]
 pub(super) struct View {
     offset: usize,
@@ -20,12 +21,12 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Whether all of each peer is wanted.
+    /// Returns whether all details of each peer are shown.
     pub(super) fn details(&self) -> bool {
         self.details
     }
 
-    /// Takes a key, with `rows` on the screen; true for the end.
+    /// Handles a key, with `rows` on the screen. Returns true if it quits.
     pub(super) fn press(&mut self, key: Key, rows: usize) -> bool {
         let page = rows.saturating_sub(3).max(1);
         match key {
@@ -43,12 +44,12 @@ impl View {
         false
     }
 
-    /// What is shown of `page`, whose first `header` lines stay, on a screen of `rows` lines.
+    /// Visible part of `page` on a screen of `rows` lines. The first `header` lines are fixed.
     pub(super) fn show(&mut self, page: &str, header: usize, rows: usize) -> String {
         let lines: Vec<&str> =
             if self.help { HELP.lines().collect() } else { page.lines().collect() };
         let header = if self.help { 0 } else { header.min(lines.len()) };
-        // The last line says what keys there are.
+        // The last line lists the keys.
         let room = rows.saturating_sub(header + 1).max(1);
         let body = &lines[header..];
         self.offset = self.offset.min(body.len().saturating_sub(room));

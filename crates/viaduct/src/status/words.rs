@@ -1,10 +1,10 @@
-//! Numbers as people read them.
+//! Formatting of numbers.
 
 use viaduct_proto::repair::stats::LOSS_BUCKETS;
 
 use crate::gateway::snapshot::TrialStatus;
 
-/// `1,234,567`.
+/// Formats with separators: `1,234,567`.
 pub fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -25,7 +25,7 @@ pub(super) fn bytes(number: u64) -> String {
     }
 }
 
-/// A share, with as many digits as tell 99.99 % from all.
+/// Formats a share, with enough digits to tell 99.99 % from 100 %.
 pub fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "-".to_owned();
@@ -34,7 +34,7 @@ pub fn percent(part: u64, whole: u64) -> String {
     format!("{share:.2} %")
 }
 
-/// What a code would have done.
+/// Formats what a code would have achieved.
 pub fn trial(trial: &TrialStatus) -> String {
     let TrialStatus { code, recovered, in_time, overhead, .. } = trial;
     let percent = |share: f64| format!("{:.2} %", 100.0 * share);
@@ -46,7 +46,7 @@ pub fn trial(trial: &TrialStatus) -> String {
     )
 }
 
-/// The lengths that bucket `bucket` of the burst histogram counts.
+/// Burst lengths that bucket `bucket` of the burst histogram counts.
 pub(super) fn lengths(bucket: usize) -> String {
     match bucket {
         0 => "1".to_owned(),
@@ -56,8 +56,8 @@ pub(super) fn lengths(bucket: usize) -> String {
     }
 }
 
-/// The time below which a share `q` of all lies, taken evenly within its bucket; `bounds` are the
-/// buckets' upper ones, in microseconds.
+/// Quantile `q` of a histogram, interpolated linearly within its bucket. `bounds` are the upper
+/// bounds of the buckets, in microseconds.
 pub(super) fn quantile(histogram: &[u64], bounds: &[u64], q: f64) -> String {
     let wanted = histogram.iter().sum::<u64>() as f64 * q;
     let mut below = 0.0;

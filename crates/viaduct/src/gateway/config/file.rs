@@ -1,4 +1,4 @@
-//! What the user wrote in `site.toml`: its tables and keys, their defaults, and the code that a
+//! Content of `site.toml` as written: its tables and keys, their defaults, and the code that a
 //! `[peer.fec]` table describes.
 
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use super::values::{
     Address, Bytes, Count, Dscp, Endpoint, PacketSize, Ports, Prefix, Protocol, Rate, Share, Span,
 };
 
-/// What the user wrote.
+/// Content of `site.toml` as written.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
@@ -24,7 +24,7 @@ pub(super) struct File {
     pub(super) metrics: MetricsTable,
     #[serde(default)]
     pub(super) cache: CacheTable,
-    /// Options of the proxy, which reads them.
+    /// Options of the proxy, which parses them.
     pub(super) split: Option<toml::Table>,
     #[serde(default)]
     pub(super) policy: Vec<PolicyTable>,
@@ -77,14 +77,14 @@ pub(super) struct PeerTable {
     pub(super) rekey_after: Span,
 }
 
-/// What becomes of TCP connections to and from a peer (Maelstrom, 4.2).
+/// Handling of TCP connections to and from a peer (Maelstrom, 4.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Mode {
-    /// They are left alone.
+    /// Connections are left alone.
     #[default]
     EndToEnd,
-    /// The gateways end them, and go on by their own.
+    /// The gateways terminate them, and continue over their own.
     Split,
 }
 
@@ -106,8 +106,8 @@ pub(super) struct FecTable {
     pub(super) lower_mtu: bool,
 }
 
-/// A `[[peer.class]]` table: which packets, and how they are protected. Conditions that are not
-/// there hold of all packets.
+/// `[[peer.class]]` table: a selection of packets, and their protection. Conditions that are
+/// absent match all packets.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table [[peer.class]]")]
 pub(super) struct ClassTable {
@@ -125,7 +125,7 @@ pub(super) struct ClassTable {
     pub(super) max_overhead: Option<Share>,
 }
 
-/// How packets of a class are protected.
+/// Protection of the packets of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum RepairsKey {
@@ -145,10 +145,10 @@ pub(super) enum Interleave {
     Layers(Vec<u16>),
 }
 
-/// UDPspeeder's users know this number; it is below what a person hears or sees.
+/// Default flush timeout: known from UDPspeeder, and below what people perceive.
 pub(super) const DEFAULT_FLUSH: Duration = Duration::from_millis(8);
 
-/// Repairs for each packet, at most: what a burst of 30 in 100 packets asks for.
+/// Default maximum of repairs per packet: what a burst of 30 losses in 100 packets requires.
 const DEFAULT_MAX_OVERHEAD: f64 = 0.3;
 
 fn default_memory() -> Bytes {
@@ -164,7 +164,7 @@ fn default_rekey() -> Span {
 }
 
 impl FecTable {
-    /// The coding that the table describes, unchecked; `auto` if it is empty.
+    /// Coding that the table describes, unchecked; `auto` if it is empty.
     pub(super) fn coding(&self) -> Result<Option<Coding>, String> {
         let name = self.code.as_deref().unwrap_or("auto");
         self.refuse_strangers(name)?;

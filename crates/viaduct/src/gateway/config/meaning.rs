@@ -1,4 +1,4 @@
-//! What a config means: each value by itself, then the values against each other.
+//! Meaning of a config: each value is checked by itself, then against the others.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -12,14 +12,14 @@ use super::values::{is_one_host, prefixes};
 use super::wrong::{Wrong, check_name, wrong};
 use crate::{key, text};
 
-/// Least memory that a code can work with.
+/// Minimum memory that a code can work with.
 const LEAST_MEMORY: usize = 4 << 20;
-/// Bytes of a key's file, at most.
+/// Maximum length of a key file in bytes.
 const KEY_FILE: u64 = 4 << 10;
-/// Longest path of a socket (`sockaddr_un`), the ending NUL not counted.
+/// Maximum length of a socket's path (`sockaddr_un`), without the terminating NUL.
 const SOCKET_PATH: usize = 107;
 
-/// The meaning of `file`, whose relative names start from `dir`.
+/// Meaning of `file`, whose relative names are resolved in `dir`.
 pub(super) fn of(file: File, dir: &Path) -> Result<Config, Wrong> {
     let site = file.site;
     check_site(&site)?;
@@ -81,7 +81,7 @@ fn check_site(site: &SiteTable) -> Result<(), Wrong> {
     check_listener("[site] listen", Some(site.listen.0))
 }
 
-/// Bytes of this machine's memory, if it says so.
+/// Bytes of this machine's memory, if the kernel reports it.
 fn memory_of_machine() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;

@@ -1,4 +1,4 @@
-//! What the `[[peer]]` tables mean, against each other and against the site.
+//! Meaning of the `[[peer]]` tables, checked against each other and against the site.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use super::values::{Endpoint, is_one_host, prefixes};
 use super::wrong::{Wrong, check_name, wrong};
 use super::{Config, Peer};
 
-/// Least age at which session keys are replaced.
+/// Minimum age at which session keys are replaced.
 const LEAST_REKEY: Duration = Duration::from_secs(10);
-/// Classes of one peer, at most.
+/// Maximum number of classes of one peer.
 const MAX_CLASSES: usize = 32;
-/// Least deadline of a class.
+/// Minimum deadline of a class.
 const LEAST_DEADLINE: Duration = Duration::from_millis(5);
 
-/// The peers of `site`, and what is odd about them.
+/// Peers of `site`, and warnings about them.
 pub(super) fn peers(
     tables: Vec<PeerTable>,
     site: &Config,
@@ -91,7 +91,7 @@ fn peer(mut table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Pe
     })
 }
 
-/// The classes of a peer, in order.
+/// Classes of a peer, in order.
 fn classes(table: &PeerTable) -> Result<Vec<Class>, Wrong> {
     let mut classes: Vec<Class> = Vec::new();
     if table.class.len() > MAX_CLASSES {
@@ -141,10 +141,11 @@ fn classes(table: &PeerTable) -> Result<Vec<Class>, Wrong> {
     Ok(classes)
 }
 
-/// Checks that `endpoint` is one machine's, another's than `listen`, and can be sent to from there.
+/// Checks that `endpoint` is the address of one machine, differs from `listen`, and can be
+/// reached from there.
 ///
 /// # Errors
-/// What it is instead, for behind the name of the key.
+/// Description of the problem, to follow the name of the key.
 pub fn check_endpoint(endpoint: Option<SocketAddr>, listen: SocketAddr) -> Result<(), String> {
     let Some(at) = endpoint else { return Ok(()) };
     if at.port() == 0 || !is_one_host(at.ip()) {
@@ -178,7 +179,7 @@ fn peer_key(text: &str, site: &Config) -> Result<PublicKey, String> {
     Ok(key)
 }
 
-/// Every prefix is written whole, and no two sites share an address.
+/// Checks that no prefix has host bits set, and that no two sites share an address.
 pub(super) fn check_prefixes(local: &[IpNet], peers: &[Peer]) -> Result<(), Wrong> {
     let mut all: Vec<(String, IpNet)> = Vec::new();
     let ours = local.iter().map(|net| ("[site]".to_owned(), *net));

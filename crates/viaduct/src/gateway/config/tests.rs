@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
 
-/// A directory of its own for a config and its key; gone when dropped.
+/// Directory for a config and its key, removed when dropped.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -33,7 +33,7 @@ impl Drop for Dir {
     }
 }
 
-/// A config that is right.
+/// Valid config.
 fn good() -> String {
     let key = SecretKey::from_bytes([8; 32]).public();
     format!(
@@ -51,7 +51,7 @@ fn good() -> String {
     )
 }
 
-/// The error for `good()` with `from` replaced by `to`, without the directory's name.
+/// Error for `good()` with `from` replaced by `to`, without the directory's name.
 fn error(from: &str, to: &str) -> String {
     let dir = Dir::new();
     let text = good();
@@ -61,7 +61,7 @@ fn error(from: &str, to: &str) -> String {
     error.replace(&format!("{}/", dir.0.display()), "")
 }
 
-/// `to` in place of `from` must be refused by a line that has all of `parts`.
+/// Checks that `to` in place of `from` is rejected by a line that has all of `parts`.
 fn refused(from: &str, to: &str, parts: &[&str]) {
     let error = error(from, to);
     for part in ["site.toml: "].iter().chain(parts) {
@@ -284,7 +284,7 @@ fn what_is_odd_is_warned_of() {
     }
 }
 
-/// A file of the repository.
+/// Content of a file of the repository.
 fn repository(path: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     fs::read_to_string(root.join(path)).unwrap()
@@ -315,7 +315,7 @@ fn tables() -> [(&'static str, String); 5] {
 fn every_key_is_documented_and_shown_in_the_example() {
     let (doc, example) = (repository("docs/site.toml.md"), repository("examples/site.toml"));
     for (table, text) in tables() {
-        // What is refused says what would have been taken.
+        // The error lists the keys that would be accepted.
         let error = Dir::new().load(&text).unwrap_err().to_string();
         let (_, expected) = error.split_once("expected").unwrap();
         let keys: Vec<_> = expected.split('`').skip(1).step_by(2).collect();

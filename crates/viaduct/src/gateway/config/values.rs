@@ -1,4 +1,4 @@
-//! Values as people write them in a config, and what is said of those that are none.
+//! Values in a config, and the errors for invalid ones.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -7,57 +7,57 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
-/// The longest span of time: a day. What waits longer waits for nothing.
+/// Maximum of a time span: a day. Longer ones serve no purpose.
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A span of time up to a day: `"8ms"`, `"2s"`, `"1m 30s"`.
+/// Time span up to a day: `"8ms"`, `"2s"`, `"1m 30s"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span(pub(super) Duration);
 
-/// An amount of memory: `"48MiB"`, `"512KiB"`, `"1GiB"`.
+/// Amount of memory: `"48MiB"`, `"512KiB"`, `"1GiB"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bytes(pub(super) usize);
 
-/// An address and a port: `"192.0.2.1:7400"`, `"[2001:db8::1]:7400"`.
+/// Address and port: `"192.0.2.1:7400"`, `"[2001:db8::1]:7400"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Address(pub(super) SocketAddr);
 
-/// Where a peer listens: an address, or the name of a host, and a port.
+/// Endpoint of a peer: an address, or the name of a host, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Endpoint {
     At(SocketAddr),
     Named(String, u16),
 }
 
-/// A range of addresses: `"10.1.0.0/16"`, `"fd00:1::/48"`.
+/// Range of addresses: `"10.1.0.0/16"`, `"fd00:1::/48"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Prefix(pub(super) IpNet);
 
-/// A whole number from 1 to 255.
+/// Whole number from 1 to 255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Count(pub(super) u8);
 
-/// A share, above 0 and at most 1: `0.3`.
+/// Share, above 0 and at most 1: `0.3`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Share(pub(super) f64);
 
-/// Bits a second: `"20M"`.
+/// Bits per second: `"20M"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rate(pub(super) u64);
 
-/// A differentiated services code point: `46`, or `"ef"`, `"cs1"`, `"af41"`.
+/// Differentiated services code point: `46`, or `"ef"`, `"cs1"`, `"af41"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dscp(pub(super) u8);
 
-/// A port, or a range of them: `443`, `"8000-8080"`.
+/// Port, or range of ports: `443`, `"8000-8080"`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ports(pub(super) RangeInclusive<u16>);
 
-/// A protocol: `"tcp"`, `"udp"`, `"icmp"`, `"icmp6"`, `"esp"`, `"gre"`, or its number.
+/// Protocol: `"tcp"`, `"udp"`, `"icmp"`, `"icmp6"`, `"esp"`, `"gre"`, or its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Protocol(pub(super) u8);
 
-/// Bytes of a packet, from 576 to 9000.
+/// Length of a packet in bytes, from 576 to 9000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PacketSize(pub(super) usize);
 
@@ -137,7 +137,7 @@ impl<'de> Deserialize<'de> for Ports {
     }
 }
 
-/// A name that `named` knows, or a number within `range`.
+/// Deserializes a name that `named` knows, or a number within `range`.
 fn named_or_number<'de, D: Deserializer<'de>>(
     from: D,
     named: impl Fn(&str) -> Option<u8>,
@@ -181,7 +181,7 @@ impl<'de> Deserialize<'de> for Endpoint {
     }
 }
 
-/// An address or a name, with a port.
+/// Parses an address or a name, with a port.
 fn endpoint(text: &str) -> Option<Endpoint> {
     if let Ok(at) = text.parse() {
         return Some(Endpoint::At(at));
@@ -189,7 +189,7 @@ fn endpoint(text: &str) -> Option<Endpoint> {
     let (host, port) = text.rsplit_once(':')?;
     let port = port.parse().ok().filter(|port| *port != 0)?;
     let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    // What has no letter is a mistyped address.
+    // A host without a letter is a mistyped address.
     let is_name = host.chars().all(fine) && host.chars().any(|c| c.is_ascii_alphabetic());
     let labels = || host.trim_end_matches('.').split('.');
     let is_name = is_name && host.len() <= 253 && labels().all(|l| (1..=63).contains(&l.len()));
@@ -215,12 +215,12 @@ impl<'de> Deserialize<'de> for PacketSize {
     }
 }
 
-/// The ranges as such.
+/// Prefixes without their wrappers.
 pub(super) fn prefixes(list: &[Prefix]) -> Vec<IpNet> {
     list.iter().map(|prefix| prefix.0).collect()
 }
 
-/// What `parse` makes of a string; what it refuses is no `wanted`.
+/// Deserializes a string by `parse`. The error for a rejected value says that it is no `wanted`.
 fn parsed<'de, D: Deserializer<'de>, T>(
     from: D,
     parse: impl FnOnce(&str) -> Option<T>,
@@ -231,7 +231,7 @@ fn parsed<'de, D: Deserializer<'de>, T>(
     meant.ok_or_else(|| de::Error::custom(format!("{value} is no {wanted}")))
 }
 
-/// A whole number within `range`.
+/// Deserializes a whole number within `range`.
 fn whole<'de, D: Deserializer<'de>, T: TryFrom<i64>>(
     from: D,
     range: RangeInclusive<i64>,
@@ -251,7 +251,7 @@ fn parse_bytes(text: &str) -> Option<usize> {
     number.trim().parse::<usize>().ok()?.checked_mul(unit)
 }
 
-/// Whether packets can be sent to `ip` and reach one machine there.
+/// Returns whether packets can be sent to `ip` and reach one machine there.
 pub(super) fn is_one_host(ip: IpAddr) -> bool {
     let broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
     !(ip.is_unspecified() || ip.is_multicast() || broadcast)

@@ -1,8 +1,8 @@
-//! What is wrong with a config, before it is known which file it stands in.
+//! Errors of a config, before it is known which file they are in.
 
 use std::fmt;
 
-/// Where something is wrong, and what.
+/// Place of an error, and its description.
 pub(super) type Wrong = (String, String);
 
 pub(super) fn wrong<T>(place: impl fmt::Display, what: impl fmt::Display) -> Result<T, Wrong> {
