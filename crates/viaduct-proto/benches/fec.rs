@@ -4,7 +4,7 @@
 //!
 //! `cargo bench -p viaduct-proto --bench fec`
 
-#![allow(clippy::unwrap_used)] // A bench that cannot run shall say so and stop.
+#![allow(clippy::unwrap_used)] // A bench that cannot run must stop with a message.
 
 mod clock;
 

@@ -76,7 +76,7 @@ struct Known {
     /// messages.
     boot: Option<u64>,
     window: Window,
-    /// Paths of the peer, and the number of the message that told them.
+    /// Paths of the peer, and the number of the message that carried them.
     told: (u64, Vec<Path>),
     choice: Choice,
     ways: Vec<Way>,
@@ -191,7 +191,7 @@ impl Node {
         };
         self.stats.answered += 1;
         if peer.boot.replace(message.boot) != Some(message.boot) {
-            // The paths told before may be those of another incarnation.
+            // The earlier paths may be those of another incarnation.
             (peer.window, peer.told) = (Window::after(message.number), (0, Vec::new()));
             peer.tell(message.number, message.paths);
         } else if peer.window.admit(message.number) {
@@ -346,7 +346,7 @@ impl Known {
         }
     }
 
-    /// Stores the peer's paths, told in message `number`.
+    /// Stores the peer's paths from message `number`.
     fn tell(&mut self, number: u64, paths: Vec<Path>) {
         if number >= self.told.0 {
             self.told = (number, paths);

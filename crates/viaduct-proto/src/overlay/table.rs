@@ -42,7 +42,7 @@ pub struct Place {
     pub serves: Vec<IpNet>,
     /// Path to the node.
     pub path: Seen,
-    /// Paths of that node to the nodes of the table, by index, as far as it has told them.
+    /// Paths of that node to the nodes of the table, by index, as far as it has reported them.
     pub others: Vec<(usize, Seen)>,
     /// Ways to the node that are up, the chosen one first.
     pub ways: Vec<Way>,

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   host A ══ TCP ══▶ gateway A ══ TCP of the gateways, protected ══▶ gateway B ══ TCP ══▶ host B
-//!           "from A to B" each of them: a gateway that goes is passed by
+//!            "from A to B" each of them: a gateway that goes is passed by
 //! ```
 //!
 //! Split mode uses the proxy on the path, one at each end, in a thread of the gateway's process.

@@ -88,7 +88,7 @@ pub struct Worker {
     pub taps: Taps,
     /// Socket that sends repairs.
     pub udp: UdpBatch,
-    /// Queue of the repairs' own, in front of the other packets that leave.
+    /// Queueing discipline of the WAN, in which repairs wait with all other outgoing packets.
     pub own_queue: OwnQueue,
     /// Address to which peers send their datagrams.
     pub listen: SocketAddr,

@@ -124,7 +124,7 @@ impl Desk {
     }
 }
 
-/// Begins a session of `user`, who is a guest if there is a permit.
+/// Begins a session of `user`, a guest if there is a permit.
 fn begin(
     socket: OwnedFd,
     (user, permit): (u32, Option<Permit>),
@@ -211,7 +211,7 @@ impl Session<'_> {
         }
     }
 
-    /// Executes a record; `None` if it is invalid, or does not match the descriptors beside it.
+    /// Executes the request of a record; `None` if it is invalid, or does not match the descriptors beside it.
     fn obey(&self, up: Up, received: Received, lines: &mut Lines) -> Option<()> {
         let wanted = match up {
             Up::Hello { .. } => return None,

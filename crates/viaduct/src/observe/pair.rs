@@ -44,7 +44,7 @@ struct Piece {
 
 impl Pair {
     /// Compares two captures. `prefixes` are the addresses at the near end, needed if hop limits
-    /// do not tell them.
+    /// do not identify them.
     pub fn new(near: &[Packet], far: &[Packet], prefixes: &[IpNet]) -> Pair {
         let sizes = sizes(near.iter().chain(far));
         let mss = |packet: &Packet| sizes.get(&packet.ends).copied().unwrap_or(USUAL_MSS);

@@ -158,7 +158,7 @@ impl Stamp {
     }
 }
 
-/// Returns whether an error leaves open if there is an object.
+/// Returns whether an error does not mean that the path is absent.
 fn is_trouble(error: Errno) -> bool {
     !matches!(refusal(error), Ok(Found::Nothing))
 }
@@ -229,7 +229,8 @@ fn names(directory: &OwnedFd, most: usize) -> Result<(Vec<Vec<u8>>, bool), Errno
     Ok((names, false))
 }
 
-/// Returns whether a name is hidden by convention: it begins with exactly one dot.
+/// Returns whether a name is hidden by convention: it begins with exactly one dot, and is
+/// not `.well-known`.
 fn is_hidden(part: &[u8]) -> bool {
     part.starts_with(b".") && !part.starts_with(b"..") && part != WELL_KNOWN.as_bytes()
 }

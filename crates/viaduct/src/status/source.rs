@@ -171,7 +171,7 @@ mod tests {
         let live = UnixListener::bind(dir.join("a.sock")).unwrap();
         let asked = dir.clone();
         let asking = std::thread::spawn(move || Source::find(&which(&asked, None)).unwrap().read());
-        live.accept().unwrap(); // the look whether it lives
+        live.accept().unwrap(); // the liveness check
         let status = Status { site: "a".to_owned(), ..Status::default() };
         live.accept().unwrap().0.write_all(&serde_json::to_vec(&status).unwrap()).unwrap();
         let Seen::Gateway(seen) = asking.join().unwrap().unwrap() else { panic!("no gateway") };

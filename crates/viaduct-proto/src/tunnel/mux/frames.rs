@@ -148,7 +148,7 @@ impl Mux {
         self.received += bytes.len() as u64;
         let session = self.session(number);
         if session.resetting {
-            return Ok(()); // and hold nothing of it
+            return Ok(()); // the bytes are dropped
         }
         if session.receiving != Receiving::Open {
             return Err(LinkError::Protocol("bytes before SYN or after FIN"));

@@ -50,7 +50,7 @@ pub(super) struct Mux {
     /// First frame of the peer.
     pub(super) hello: Option<Hello>,
     pub(super) sessions: BTreeMap<u32, Session>,
-    /// Numbers of open sessions with an even and with an odd number.
+    /// Open sessions with an even number, and with an odd one.
     open: [u32; 2],
     /// Number of the next session that this end opens.
     next: u32,
@@ -73,7 +73,7 @@ pub(super) struct Mux {
     ping_due: bool,
     pinged: Option<u64>,
     heard: Instant,
-    /// True if this end, and the other, open no more sessions here.
+    /// For this end and the other: true if it opens no more sessions on this link.
     pub(super) leaving: [bool; 2],
     pub(super) sent: u64,
     pub(super) received: u64,
@@ -189,7 +189,7 @@ impl Mux {
         self.leaving == [true; 2] && self.sessions.is_empty() && self.control.is_empty()
     }
 
-    /// Number of sessions that this end may still open; 0 before the peer has told its limit.
+    /// Number of sessions that this end may still open; 0 before the peer has announced its limit.
     pub(super) fn vacant(&self) -> u32 {
         let most = self.hello.map_or(0, |hello| hello.sessions);
         let most = if self.leaving[0] || self.next > u32::MAX - 2 { 0 } else { most };

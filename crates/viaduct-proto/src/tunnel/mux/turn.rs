@@ -51,7 +51,7 @@ impl Mux {
             let Some(session) = self.sessions.get(&number) else { continue };
             let (account, queued) = (session.account, session.out.len());
             if queued == 0 {
-                continue; // it was reset
+                continue; // the session was reset
             }
             match cx.tokens.allowance(account, queued, cx.settings.mss) {
                 0 => self.ready.push_back(number),

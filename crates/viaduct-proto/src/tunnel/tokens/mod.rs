@@ -51,7 +51,7 @@ impl Account {
 }
 
 impl Tokens {
-    /// Sets the total and the floor that the peer has told on a new link.
+    /// Sets the total and the floor that the peer has announced on a new link.
     pub(super) fn hello(&mut self, total: u64, floor: u32) {
         self.floor = u64::from(floor);
         // The tokens spent beyond the floors depend on the floor, and a restarted peer may have
