@@ -211,7 +211,8 @@ impl Session<'_> {
         }
     }
 
-    /// Executes the request of a record; `None` if it is invalid, or does not match the descriptors beside it.
+    /// Executes the request of a record; `None` if it is invalid, or does not match the
+    /// descriptors beside it.
     fn obey(&self, up: Up, received: Received, lines: &mut Lines) -> Option<()> {
         let wanted = match up {
             Up::Hello { .. } => return None,

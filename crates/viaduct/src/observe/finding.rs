@@ -26,7 +26,8 @@ pub struct Path {
 pub struct Findings {
     /// Assumed round-trip time of flows, in milliseconds.
     rtt_ms: f64,
-    /// True if losses in full queues are distinguished from others, which takes captures of both ends.
+    /// True if losses in full queues are distinguished from others, which takes captures of both
+    /// ends.
     congestion_is_told: bool,
     paths: Vec<Finding>,
 }

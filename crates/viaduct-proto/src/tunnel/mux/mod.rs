@@ -189,7 +189,8 @@ impl Mux {
         self.leaving == [true; 2] && self.sessions.is_empty() && self.control.is_empty()
     }
 
-    /// Number of sessions that this end may still open; 0 before the peer has announced its limit.
+    /// Number of sessions that this end may still open; 0 before the peer has announced its
+    /// limit.
     pub(super) fn vacant(&self) -> u32 {
         let most = self.hello.map_or(0, |hello| hello.sessions);
         let most = if self.leaving[0] || self.next > u32::MAX - 2 { 0 } else { most };
