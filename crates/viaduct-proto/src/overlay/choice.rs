@@ -1,5 +1,6 @@
 //! Choice of the way to a node: directly, or by one other node (RON's two policies). A choice is
-//! kept until another way has been clearly better after a minimum time, or it fails.
+//! kept for a minimum time unless it fails. After that, it is replaced by a way that is clearly
+//! better, or by the direct way if that is as good.
 
 use serde::{Deserialize, Serialize};
 

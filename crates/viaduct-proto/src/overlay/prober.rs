@@ -51,7 +51,7 @@ const WEIGHT: f64 = 0.125;
 /// State of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// No probe has been answered or lost yet.
+    /// Neither has an answer come, nor has the path failed yet.
     New,
     Up,
     Down,

@@ -80,8 +80,7 @@ impl Site {
         self.config.host_mtu.map_or(room, |mtu| mtu.min(room))
     }
 
-    /// Length below which packets towards `peer` must be kept, if the hosts would send longer
-    /// ones.
+    /// Maximum length of packets towards `peer`, if the hosts would send longer ones.
     pub fn clamp(&self, peer: &Peer) -> Option<usize> {
         let longest = self.longest(peer);
         let sent = self.config.host_mtu.unwrap_or(self.wan_mtu);

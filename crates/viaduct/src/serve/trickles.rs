@@ -53,7 +53,7 @@ pub enum Ways {
 pub struct Terms {
     /// Packets by which Trickles is served.
     pub ways: Ways,
-    /// Addresses to listen at. Its `tcp` and `udp` are ignored in favour of `ways`.
+    /// Settings of the port. Its `tcp` and `udp` are ignored in favour of `ways`.
     pub port: ServerSettings,
     /// Bytes of the replay windows, and connections of the cache, for all threads together; see
     /// [`Listener::open`].

@@ -13,7 +13,7 @@ use crate::tunnel::wire::{Frame, Opening};
 
 /// Maximum delay of an acknowledgement, in which others may join it.
 const ACK_DELAY: Duration = Duration::from_millis(5);
-/// Upper bound of the number of freed bytes that are acknowledged at once.
+/// Upper bound of the threshold from which on freed bytes are acknowledged at once.
 const ACK_AT_ONCE: u64 = 32 << 10;
 
 impl Mux {
