@@ -199,7 +199,7 @@ fn proxy(mut table: Table, name: &str, run_dir: &Path, registry: &Registry) -> R
     let has = |key: &str| table.contains_key(key) || table.contains_key(&key.replace('-', "_"));
     for key in ["listen", "allow-from", "allow-to"] {
         if !has(key) {
-            bail!("[socks] {key} is missing: no flow may go by this node unless the config says so");
+            bail!("[socks] {key} is missing: no flow may pass this node unless the config says so");
         }
     }
     let text = |text: &str| Value::String(text.to_owned());

@@ -166,7 +166,9 @@ pub(super) fn dial(
     };
     match to {
         Address::Ip(to) => begin(*to),
-        Address::Name(name, _) => Err(io::Error::other(format!("{name}: names are not looked up here"))),
+        Address::Name(name, _) => {
+            Err(io::Error::other(format!("{name}: names are not looked up here")))
+        }
     }
 }
 

@@ -388,7 +388,7 @@ mod tests {
         let rtt = Duration::from_millis(40);
         let of =
             Measure { rtt, shortest: rtt, segment: 1000, ..Measure::default() };
-        // The first window is ten segments of 1448 bytes.
+        // The initial window is ten segments of 1448 bytes.
         all.report(1, of, 1 << 20, Instant::ZERO);
         assert_eq!(all.may_send(1), 14_000);
         all.report(1, of, 14_300, Instant::ZERO);
