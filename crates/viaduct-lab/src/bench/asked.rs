@@ -1,38 +1,38 @@
-//! What a client asks of the server: the first bytes of a connection.
+//! Request of a benchmark client: the first bytes of a connection.
 
 use std::io::{self, Read};
 
 use super::Content;
 
-/// Bytes of it.
+/// Encoded length of a request, in bytes.
 const LENGTH: usize = 10;
 
-/// What is to happen on the connection.
+/// Kind of traffic on the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The server writes.
     Read,
-    /// The client does, and is told at the end what came.
+    /// The client writes; at the end the server reports what it received.
     Write,
-    /// A byte there and a byte back, again and again.
+    /// Exchange of single bytes, repeated.
     Volley,
 }
 
-/// All of it.
+/// A complete request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
-    /// What is to happen.
+    /// Kind of traffic.
     pub(super) kind: Kind,
-    /// What the bytes are.
+    /// Content of the bytes.
     pub(super) content: Content,
-    /// Bytes at once: of a write of the server's, or of a read.
+    /// Block size in bytes: of each write of the server, or of each read.
     pub(super) block: u32,
-    /// Bytes in all, in units of a thousand; 0 is without end.
+    /// Total in thousands of bytes; 0 means without end.
     pub(super) thousands: u32,
 }
 
 impl Asked {
-    /// As it goes over the connection.
+    /// Encodes the request for the connection.
     pub(super) fn to_bytes(self) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];
         bytes[0] = self.kind as u8;
@@ -42,10 +42,10 @@ impl Asked {
         bytes
     }
 
-    /// Reads it.
+    /// Reads and decodes a request.
     ///
     /// # Errors
-    /// It means nothing, or the connection broke.
+    /// If the request is malformed or the connection broke.
     pub(super) fn read(stream: &mut impl Read) -> io::Result<Asked> {
         let mut bytes = [0; LENGTH];
         stream.read_exact(&mut bytes)?;

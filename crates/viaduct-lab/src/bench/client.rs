@@ -1,4 +1,4 @@
-//! The ends that ask, and measure.
+//! Benchmark clients: they send the request and measure.
 
 use std::io::{self, Read, Write};
 use std::thread;
@@ -11,12 +11,12 @@ use super::asked::{Asked, Kind};
 use super::content::{Content, Source};
 use super::stream::{Place, Stream};
 
-/// Reads, or volleys, between two looks at the clock.
+/// Reads, or round trips, between two readings of the clock.
 const OFTEN: u64 = 32;
-/// How often a trace has a point.
+/// Interval between the points of a trace.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Bytes a second that can be read.
+/// Measures the bytes per second that can be read.
 pub(super) fn read(load: &Load) -> io::Result<f64> {
     let mut stream = ask(load, Kind::Read)?;
     let mut buffer = vec![0; load.block as usize];
@@ -26,7 +26,7 @@ pub(super) fn read(load: &Load) -> io::Result<f64> {
     })
 }
 
-/// Volleys a second.
+/// Measures the round trips of one byte per second.
 pub(super) fn volley(load: &Load) -> io::Result<f64> {
     let mut stream = ask(load, Kind::Volley)?;
     stream.set_nodelay()?;
@@ -38,7 +38,7 @@ pub(super) fn volley(load: &Load) -> io::Result<f64> {
     })
 }
 
-/// Bytes a second that the server reads of what is written.
+/// Measures the bytes per second that the server reads while the client writes.
 pub(super) fn write(load: &Load) -> io::Result<f64> {
     let mut stream = ask(load, Kind::Write)?;
     let (mut block, mut source) = (vec![0x5a; load.block as usize], Source::new(load.content));
@@ -54,10 +54,11 @@ pub(super) fn write(load: &Load) -> io::Result<f64> {
     Ok(bytes as f64 / (nanos as f64 / 1e9))
 }
 
-/// Reads random bytes, and prints how many had come when: milliseconds and bytes, a line each.
+/// Reads random bytes and prints their trace: elapsed milliseconds and bytes so far, one line
+/// per point.
 ///
 /// # Errors
-/// The connection broke, or another byte came than the server sent.
+/// If the connection broke or a byte differs from the one the server sent.
 pub(super) fn fetch(to: &Place, bytes: u64) -> Result<()> {
     let thousands = u32::try_from(bytes / 1000)?;
     let content = Content::Random;
@@ -69,7 +70,7 @@ pub(super) fn fetch(to: &Place, bytes: u64) -> Result<()> {
     let (mut expected, mut buffer) = (vec![0; 64 << 10], vec![0; 64 << 10]);
     let mut next = TICK;
     while came < u64::from(thousands) * 1000 {
-        // What came is compared in the blocks in which it was made.
+        // Received bytes are compared in blocks of the size in which the server generated them.
         let at = (came % buffer.len() as u64) as usize;
         if at == 0 {
             source.fill(&mut expected);
@@ -95,7 +96,7 @@ fn ask(load: &Load, kind: Kind) -> io::Result<Stream> {
     Ok(stream)
 }
 
-/// How much `work` does a second, after its warm-up.
+/// Measures the units of `work` per second, after the warm-up.
 fn rate(load: &Load, mut work: impl FnMut() -> io::Result<u64>) -> io::Result<f64> {
     let (warm_up, seconds) = load.time.spans();
     let mut during = |span| -> io::Result<f64> {

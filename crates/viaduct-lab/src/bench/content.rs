@@ -1,8 +1,8 @@
-//! What the bytes are: all the same, text, or at random; the same at both ends.
+//! Content of the bytes: constant, text or random; identical at both ends.
 
 use viaduct_proto::rng::Rng;
 
-/// What is sent.
+/// Content of the transferred bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Content {
     /// The same byte again and again
@@ -14,26 +14,26 @@ pub enum Content {
     Random,
 }
 
-/// A description that words are drawn from.
+/// Text from which words are drawn.
 const WORDS: &str = include_str!("../../../../ARCHITECTURE.md");
-/// Of everything random in it: the ends agree on it.
+/// Seed of the random content; both ends use the same.
 const SEED: u64 = 11;
 
-/// The bytes, without end.
+/// Endless generator of the bytes.
 #[derive(Debug)]
 pub(super) struct Source {
     content: Content,
     rng: Rng,
     words: Vec<&'static str>,
-    /// What was drawn and did not fit.
+    /// Bytes already generated that did not fit into the last block.
     left: Vec<u8>,
 }
 
 impl Content {
-    /// All of them.
+    /// All kinds of content.
     pub(super) const ALL: [Content; 3] = [Content::Same, Content::Text, Content::Random];
 
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Content::Same => "same",
@@ -44,13 +44,13 @@ impl Content {
 }
 
 impl Source {
-    /// From the beginning.
+    /// Starts a source at its first byte.
     pub(super) fn new(content: Content) -> Source {
         let words = WORDS.split_ascii_whitespace().collect();
         Source { content, rng: Rng::from_seed(SEED), words, left: Vec::new() }
     }
 
-    /// The next bytes; those that are all the same stay as they are.
+    /// Fills `into` with the next bytes; constant content leaves it unchanged.
     pub(super) fn fill(&mut self, into: &mut [u8]) {
         match self.content {
             Content::Same => {}

@@ -1,5 +1,5 @@
-//! The benchmarks of TESLA's section 5.2, each a process of its own, as small as can be: what is wrapped
-//! must be a program. `viaduct lab bench` runs them; they are made for the experiments.
+//! Benchmarks of TESLA, section 5.2. Each runs as a minimal process of its own, because
+//! handlers wrap whole programs. The experiments start them with `viaduct lab bench`.
 //!
 //! ```text
 //!   read    ── Asked ──▶ serve    ◀── blocks, as many as it can write; bytes a second are printed
@@ -27,42 +27,43 @@ use anyhow::Result;
 
 use self::stream::Place;
 
-/// Which of them, and what it is told.
+/// Benchmark program and its arguments.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Program {
-    /// Answer what the others ask
+    /// Answer the requests of the other programs
     Serve {
-        /// Where, as in 127.0.0.1:9000 or unix:/tmp/server
+        /// Address to listen on, as in 127.0.0.1:9000 or unix:/tmp/server
         at: Place,
     },
-    /// Read blocks, and print how many bytes came a second
+    /// Read blocks, and print the bytes received per second
     Read(Load),
-    /// Write blocks, and print how many bytes came a second, as the server counts them
+    /// Write blocks, and print the bytes per second that the server received
     Write(Load),
-    /// Send a byte and wait for one, and print how often a second
+    /// Send a byte and wait for one, and print the round trips per second
     Volley(Load),
-    /// Read so many bytes, compare each, and print how many had come after each tenth of a second
+    /// Read a number of bytes, compare each, and print the bytes received after each tenth of a
+    /// second
     Fetch {
         /// The server
         to: Place,
-        /// How many
+        /// Number of bytes
         #[arg(long, default_value_t = 100_000_000)]
         bytes: u64,
     },
-    /// Take connections and hold them
+    /// Accept connections and hold them open
     Hold {
-        /// Where
+        /// Address to listen on
         at: Place,
     },
-    /// Connect and close, and print how often a second
+    /// Connect and close, and print the connections per second
     Connect {
-        /// Where to
+        /// Address to connect to
         to: Place,
         /// For how long
         #[command(flatten)]
         time: Time,
     },
-    /// Open and close a descriptor that has nothing to do with networks, and print how often a second
+    /// Open and close a descriptor that is not a socket, and print the closes per second
     Close {
         /// For how long
         #[command(flatten)]
@@ -70,53 +71,53 @@ pub enum Program {
     },
     /// Open flows as the lines of the input say: short N, or held N
     Flows {
-        /// Where to
+        /// Address to connect to
         to: Place,
     },
-    /// Take connections at one place to another
+    /// Relay connections from one address to another
     Relay {
-        /// Where connections come
+        /// Address to listen on
         at: Place,
-        /// Where they go
+        /// Address to connect to
         to: Place,
     },
 }
 
-/// How long it is to last.
+/// Duration of a measurement.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Time {
-    /// Seconds that count
+    /// Measured seconds
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Seconds before them
+    /// Seconds of warm-up before them
     #[arg(long, default_value_t = 0.2)]
     warm_up: f64,
 }
 
-/// What a client is told.
+/// Arguments of a measuring client.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Load {
     /// The server, as in 127.0.0.1:9000 or unix:/tmp/server
     to: Place,
-    /// Bytes that are read, and written, at once
+    /// Bytes per read and per write
     #[arg(long, default_value_t = 1)]
     block: u32,
-    /// What the bytes are
+    /// Content of the bytes
     #[arg(long, value_enum, default_value_t)]
     content: Content,
     /// For how long
     #[command(flatten)]
     time: Time,
-    /// Seconds of silence before and after what counts, in which counters may be read
+    /// Idle seconds before and after the measurement, in which counters may be read
     #[arg(long, default_value_t = 0.0)]
     hold: f64,
 }
 
 impl Program {
-    /// Runs it to its end.
+    /// Runs the program to its end.
     ///
     /// # Errors
-    /// A connection that cannot be made, or breaks.
+    /// If a connection cannot be made or breaks.
     pub fn run(&self) -> Result<()> {
         match self {
             Program::Serve { at } => Ok(server::run(at)?),
@@ -134,7 +135,7 @@ impl Program {
 }
 
 impl Time {
-    /// Before what counts, and what counts.
+    /// Returns the warm-up and the measured duration.
     fn spans(&self) -> (Duration, Duration) {
         (Duration::from_secs_f64(self.warm_up), Duration::from_secs_f64(self.seconds))
     }

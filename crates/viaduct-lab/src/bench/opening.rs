@@ -1,4 +1,4 @@
-//! What opening and closing costs, and what is held when much is open.
+//! Costs of opening and closing connections, and of holding many open.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -11,12 +11,12 @@ use viaduct_sys::tcp;
 
 use super::stream::Place;
 
-/// Connections that a server holds; of more, the first are closed.
+/// Maximum number of connections that a server holds; beyond it, the oldest are closed.
 const HELD: usize = 12_000;
-/// Closes between two looks at the clock.
+/// Closes between two readings of the clock.
 const AT_ONCE: u32 = 100;
 
-/// Takes connections and holds them.
+/// Accepts connections and holds them open.
 pub(super) fn hold(at: &Place) -> Result<()> {
     let listener = TcpListener::bind(address(at)?)?;
     let mut held = VecDeque::new();
@@ -28,24 +28,24 @@ pub(super) fn hold(at: &Place) -> Result<()> {
     }
 }
 
-/// Connects and closes; how often a second.
+/// Connects and closes repeatedly; returns the connections per second.
 pub(super) fn connect(to: &Place, (warm_up, seconds): (Duration, Duration)) -> Result<f64> {
     let to = address(to)?;
     rate(warm_up, seconds, 1, || {
         let stream = TcpStream::connect(to)?;
-        // Nothing of it is to stay, or there would soon be no port left.
+        // A reset leaves no TIME_WAIT; otherwise the ports would soon be exhausted.
         tcp::reset_on_close(&stream)
     })
 }
 
-/// Opens a file that has nothing to do with networks and closes it; how often a second.
+/// Opens and closes a descriptor that is not a socket; returns the closes per second.
 pub(super) fn close((warm_up, seconds): (Duration, Duration)) -> Result<f64> {
     let file = File::open("/dev/null")?;
     rate(warm_up, seconds, AT_ONCE, || file.try_clone().map(drop))
 }
 
-/// For each line of its input, `short N` or `held N`: connects so often and closes at once, or does not
-/// close. It says so when that is done, and ends with its input.
+/// Reads lines `short N` or `held N` from standard input: opens N connections, and closes them
+/// at once or holds them. Prints a line after each; ends at the end of the input.
 pub(super) fn flows(to: &Place) -> Result<()> {
     let to = address(to)?;
     let mut held = Vec::new();

@@ -1,6 +1,6 @@
-//! A plain relay, as the proxies of the paper's configurations 2 and 3: it reads, and writes what it
-//! has read. Whether clients and servers speak to it by TCP or by UNIX-domain sockets is all that
-//! distinguishes the two.
+//! Plain relay, as the proxies of the paper's configurations 2 and 3: it reads, and writes what
+//! it has read. The two differ only in the sockets between the relay and its clients and
+//! servers: TCP or UNIX-domain.
 
 use std::io::{self, Read, Write};
 use std::thread;
@@ -9,25 +9,25 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::stream::{Place, Stream};
 
-/// Bytes read at once.
+/// Buffer size: bytes per read.
 const ROOM: usize = 64 << 10;
 
-/// Takes connections at `at` to `to` until it is killed: a thread for each.
+/// Relays connections from `at` to `to` until killed; one thread per connection.
 pub(super) fn run(at: &Place, to: &Place) -> io::Result<()> {
     let listener = at.listen()?;
     loop {
         let (client, to) = (listener.accept()?, to.clone());
-        // What broke is its ends' to see.
+        // The client and the server notice a broken connection themselves.
         thread::spawn(move || drop(to.connect().and_then(|server| relay([client, server]))));
     }
 }
 
-/// Bytes on their way in one direction.
+/// Bytes in transit in one direction.
 struct Way {
     buffer: Vec<u8>,
-    /// What waits in it.
+    /// Range of the buffer that has not been written yet.
     held: std::ops::Range<usize>,
-    /// Its source has ended.
+    /// Set at the end of the source's stream.
     ended: bool,
 }
 

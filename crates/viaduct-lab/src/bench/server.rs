@@ -1,4 +1,4 @@
-//! The other end: a thread for each connection.
+//! Benchmark server: one thread per connection.
 
 use std::io::{self, Read, Write};
 use std::thread;
@@ -8,12 +8,12 @@ use super::asked::{Asked, Kind};
 use super::content::Source;
 use super::stream::{Place, Stream};
 
-/// Serves at `at` until it is killed.
+/// Serves at `at` until killed.
 pub(super) fn run(at: &Place) -> io::Result<()> {
     let listener = at.listen()?;
     loop {
         let stream = listener.accept()?;
-        // What broke is its client's to report.
+        // The client reports errors of the connection.
         thread::spawn(move || drop(serve(stream)));
     }
 }
@@ -27,7 +27,7 @@ fn serve(mut stream: Stream) -> io::Result<()> {
     }
 }
 
-/// Writes blocks, as many as it is asked for.
+/// Writes as many blocks as the request asks for.
 fn pour(mut stream: Stream, asked: Asked) -> io::Result<()> {
     let (mut block, mut source) = (vec![0x5a; asked.block as usize], Source::new(asked.content));
     let mut left = match asked.thousands {
@@ -43,7 +43,8 @@ fn pour(mut stream: Stream, asked: Asked) -> io::Result<()> {
     Ok(())
 }
 
-/// Counts what comes, and says so: bytes after the first read, and nanoseconds from that to the last.
+/// Counts the bytes received and reports them: bytes after the first read, and nanoseconds from
+/// the first read to the last.
 fn count(mut stream: Stream, block: usize) -> io::Result<()> {
     let mut buffer = vec![0; block];
     stream.read_exact(&mut buffer[..1])?;

@@ -1,4 +1,4 @@
-//! Stream sockets of either kind, TCP's or the machine's own.
+//! Stream sockets: TCP or UNIX-domain.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -8,30 +8,30 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where one connects to, or listens: `127.0.0.1:9000` or `unix:/tmp/server`.
+/// Address to connect to or listen on: `127.0.0.1:9000` or `unix:/tmp/server`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// TCP.
+    /// TCP address.
     Ip(SocketAddr),
-    /// A UNIX-domain socket's path.
+    /// Path of a UNIX-domain socket.
     Path(PathBuf),
 }
 
-/// A connection.
+/// Connected stream socket.
 #[derive(Debug)]
 pub enum Stream {
-    /// By TCP.
+    /// TCP connection.
     Tcp(TcpStream),
-    /// Inside this machine.
+    /// UNIX-domain connection.
     Unix(UnixStream),
 }
 
-/// Where connections come.
+/// Listening socket.
 #[derive(Debug)]
 pub enum Listener {
-    /// By TCP.
+    /// TCP listener.
     Tcp(TcpListener),
-    /// Inside this machine.
+    /// UNIX-domain listener.
     Unix(UnixListener),
 }
 
@@ -49,7 +49,7 @@ impl FromStr for Place {
 }
 
 impl Place {
-    /// Connects to it.
+    /// Connects to the address.
     pub fn connect(&self) -> io::Result<Stream> {
         match self {
             Place::Ip(at) => Ok(Stream::Tcp(TcpStream::connect(at)?)),
@@ -57,7 +57,7 @@ impl Place {
         }
     }
 
-    /// Listens at it; a path that an earlier one has left is taken over.
+    /// Listens on the address; a socket file left by an earlier listener is replaced.
     pub fn listen(&self) -> io::Result<Listener> {
         match self {
             Place::Ip(at) => Ok(Listener::Tcp(TcpListener::bind(at)?)),
@@ -70,7 +70,7 @@ impl Place {
 }
 
 impl Listener {
-    /// The next connection.
+    /// Accepts the next connection.
     pub fn accept(&self) -> io::Result<Stream> {
         match self {
             Listener::Tcp(listener) => Ok(Stream::Tcp(listener.accept()?.0)),
@@ -80,7 +80,7 @@ impl Listener {
 }
 
 impl Stream {
-    /// Has what is written leave at once.
+    /// Disables Nagle's algorithm, so that writes are sent at once.
     pub fn set_nodelay(&self) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => stream.set_nodelay(true),
@@ -88,7 +88,7 @@ impl Stream {
         }
     }
 
-    /// Has reads and writes that would wait fail instead.
+    /// Makes reads and writes fail instead of blocking.
     pub fn set_nonblocking(&self) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => stream.set_nonblocking(true),
@@ -96,7 +96,7 @@ impl Stream {
         }
     }
 
-    /// Ends the direction towards the other end.
+    /// Shuts down the direction towards the peer.
     pub fn end(&self) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),

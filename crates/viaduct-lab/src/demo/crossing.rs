@@ -16,7 +16,7 @@ use crate::gateways::Gateways;
 use crate::topology::programs::WebServer;
 use crate::world::World;
 
-/// MTU everywhere, as in nearly every network.
+/// MTU of every link, the one of nearly all networks.
 const MTU: u32 = 1500;
 
 /// The demo's experiment.
@@ -27,12 +27,12 @@ pub(super) struct Crossing {
 }
 
 impl Crossing {
-    /// Over the link that `args` describe.
+    /// Creates the experiment over the link that `args` describe.
     pub(super) fn new(args: DemoArgs) -> Crossing {
         Crossing { args, findings: Mutex::default() }
     }
 
-    /// What it found, until now.
+    /// Returns the findings so far.
     pub(super) fn findings(&self) -> Findings {
         self.findings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -41,7 +41,7 @@ impl Crossing {
         with(&mut self.findings.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// All programs, one after another, over each link.
+    /// Runs all programs, one after another, over each link.
     fn cross(&self, run: &mut Run, world: &mut World, web: &WebServer) -> anyhow::Result<()> {
         for phase in [Phase::Asked].into_iter().chain(Phase::OTHERS) {
             let emulator = world.emulator().context("the link is an emulated one")?;
@@ -91,7 +91,7 @@ impl Crossing {
         run.congestion_control("bbr");
     }
 
-    /// What the demo promises, of its own link alone.
+    /// Checks what the demo promises; it promises something for its default link only.
     fn checks(&self, run: &mut Run) {
         let findings = self.findings();
         let factor = |program| findings.factor(program).unwrap_or(f64::NAN);
@@ -118,7 +118,8 @@ impl Experiment for Crossing {
         let others = Phase::OTHERS.iter().map(|phase| phase.programs().len()).sum::<usize>();
         run.steps(2 * (Program::ALL.len() + others));
         let mut world = World::new((MTU, MTU), &self.args.link(), run.seed(), run.journal())?;
-        // A web server cannot be told its congestion control; its host can.
+        // A web server has no option for its congestion control; the host's default is set
+        // instead.
         world.b1().set_congestion_control("cubic")?;
         let web = WebServer::start(world.b1(), Size::new(&self.args).file, run.seed())?;
         run.param("web_server", web.software());
@@ -132,7 +133,7 @@ impl Experiment for Crossing {
 }
 
 impl Crossing {
-    /// The table's figures and what the gateways saw, for the JSON.
+    /// Records the table's figures and the gateways' counters in the JSON.
     fn figures(&self, run: &mut Run) {
         let findings = self.findings();
         for phase in [Phase::Asked].into_iter().chain(Phase::OTHERS) {
@@ -157,7 +158,7 @@ impl Crossing {
     }
 }
 
-/// Notes a figure for the JSON.
+/// Records a figure in the JSON.
 fn note(run: &mut Run, key: &str, figure: &Figure) {
     match figure {
         Figure::Throughput(rate) => run.param(&format!("{key}_mbps"), rounded(rate / 1e6)),
@@ -175,18 +176,18 @@ fn note(run: &mut Run, key: &str, figure: &Figure) {
     }
 }
 
-/// Packets that found the link's queue full, so far.
+/// Returns the packets dropped so far because the link's queue was full.
 fn queue_drops(world: &World) -> anyhow::Result<u64> {
     let Some(emulator) = world.emulator() else { return Ok(0) };
     let stats = emulator.stats()?;
     Ok(stats.a_to_b.queue_dropped + stats.b_to_a.queue_dropped)
 }
 
-/// How long after a program's end the fate of its packets is counted: a gateway settles it after a
-/// second and publishes its counters ten times a second.
+/// Delay after a program's end before the counters are read: a gateway settles the fate of a
+/// packet after a second and publishes its counters ten times a second.
 const SETTLED: Duration = Duration::from_millis(1400);
 
-/// What both gateways have seen since they started.
+/// Returns the counters of both gateways since they started.
 fn seen_by(gateways: &Gateways) -> anyhow::Result<Seen> {
     thread::sleep(SETTLED);
     let mut seen = Seen::default();

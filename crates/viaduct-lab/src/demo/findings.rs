@@ -1,47 +1,47 @@
-//! What was found: a figure for each program and way across.
+//! Findings of the demo: a figure for each program and path.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// The programs, in the order in which they are run and shown.
+/// Measured programs, in the order in which they run and are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Program {
-    /// iperf3 with Linux's usual congestion control.
+    /// iperf3 with TCP cubic, Linux's default congestion control.
     Cubic,
-    /// iperf3 with one that does not take loss for congestion.
+    /// iperf3 with TCP BBR, which does not take loss for congestion.
     Bbr,
-    /// curl and a web server.
+    /// Download with curl from a web server.
     Download,
-    /// Small messages at a steady pace.
+    /// Small messages at a constant rate.
     Messages,
-    /// Two of iperf3 at once, with Linux's usual congestion control.
+    /// Two concurrent iperf3 flows with TCP cubic.
     Pair,
 }
 
 impl Program {
-    /// Those that cross the link that was asked for.
+    /// Programs that cross the requested link.
     pub(super) const ALL: [Program; 4] =
         [Program::Cubic, Program::Bbr, Program::Download, Program::Messages];
 }
 
-/// What the link is like while programs cross it.
+/// State of the link while programs cross it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// As it was asked for; all programs cross it.
+    /// The requested link; all programs cross it.
     Asked,
-    /// It loses nothing.
+    /// No loss.
     Clean,
-    /// It loses packets in long bursts.
+    /// Loss in long bursts.
     Bursts,
-    /// It loses nothing, and two flows fill its queue, one of which is never protected.
+    /// No loss; two flows fill the queue, and the gateways never protect the second.
     Shared,
 }
 
 impl Phase {
-    /// Those beside the one that was asked for.
+    /// All phases except the requested link.
     pub(super) const OTHERS: [Phase; 3] = [Phase::Clean, Phase::Bursts, Phase::Shared];
 
-    /// Programs that cross it.
+    /// Returns the programs that run in this phase.
     pub(super) fn programs(self) -> &'static [Program] {
         match self {
             Phase::Asked => &Program::ALL,
@@ -51,34 +51,35 @@ impl Phase {
     }
 }
 
-/// The two ways across.
+/// The two paths across the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// The kernel as it is.
+    /// The kernel alone.
     Plain,
-    /// A gateway at each site.
+    /// With a gateway at each site.
     Viaduct,
 }
 
-/// What a program got.
+/// Result of one program.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Figure {
-    /// Bits of payload a second.
+    /// Goodput in bits per second.
     Throughput(f64),
-    /// Bits of payload a second of two flows.
+    /// Goodput of two flows in bits per second.
     Pair(f64, f64),
-    /// How long the download took.
+    /// Duration of the download.
     Took(Duration),
-    /// The download was given up after so long.
+    /// The download was aborted after this time.
     GaveUp(Duration),
-    /// Half of the messages, and 99 of 100, came within these times.
+    /// Median and 99th percentile of the messages' one-way delays.
     Delays { median: Duration, p99: Duration },
-    /// Nothing: it could not be run, for this reason.
+    /// The program could not be run, for this reason.
     None(String),
 }
 
 impl Figure {
-    /// More is better; nothing for a program that could not be run.
+    /// Returns the figure on a scale where more is better; `None` if the program could not be
+    /// run.
     fn merit(&self) -> Option<f64> {
         match self {
             Figure::Throughput(rate) => Some(*rate),
@@ -90,18 +91,18 @@ impl Figure {
     }
 }
 
-/// What the gateways and the link say that they saw, both directions together.
+/// Counters of the gateways and the link, summed over both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Seen {
-    /// Bytes of data packets sent across.
+    /// Bytes of data packets sent over the link.
     pub(super) data: u64,
-    /// Bytes of repairs sent beside them.
+    /// Bytes of repairs sent in addition.
     pub(super) repairs: u64,
     /// Data packets that the link lost.
     pub(super) lost: u64,
-    /// Of them, rebuilt by the gateway at the far end; the others are left to TCP.
+    /// Lost packets that the far gateway rebuilt; the others are left to TCP.
     pub(super) recovered: u64,
-    /// Packets, repairs among them, that found the link's queue full.
+    /// Packets dropped because the link's queue was full, repairs included.
     pub(super) overfilled: u64,
 }
 
@@ -122,7 +123,7 @@ impl Add for Seen {
 impl Sub for Seen {
     type Output = Seen;
 
-    /// What was seen since `earlier`.
+    /// Returns the counts since `earlier`.
     fn sub(self, earlier: Seen) -> Seen {
         Seen {
             data: self.data.saturating_sub(earlier.data),
@@ -135,13 +136,13 @@ impl Sub for Seen {
 }
 
 impl Seen {
-    /// Bytes of repairs for each byte of data.
+    /// Returns the repair bytes per data byte.
     pub(super) fn overhead(&self) -> f64 {
         self.repairs as f64 / self.data.max(1) as f64
     }
 }
 
-/// All that was found so far.
+/// All findings so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Findings {
     figures: Vec<(Phase, Program, Way, Figure)>,
@@ -149,22 +150,22 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// Whether no program has run to its end.
+    /// True if no program has finished yet.
     pub(super) fn is_empty(&self) -> bool {
         self.figures.is_empty()
     }
 
-    /// Notes what `program` got.
+    /// Records the result of `program`.
     pub(super) fn add(&mut self, phase: Phase, program: Program, way: Way, figure: Figure) {
         self.figures.push((phase, program, way, figure));
     }
 
-    /// What `program` got on the link that was asked for, if it has run.
+    /// Returns the result of `program` on the requested link, if it has run.
     pub(super) fn figure(&self, program: Program, way: Way) -> Option<&Figure> {
         self.figure_of(Phase::Asked, program, way)
     }
 
-    /// What `program` got, if it has run.
+    /// Returns the result of `program` in a phase, if it has run.
     pub(super) fn figure_of(&self, phase: Phase, program: Program, way: Way) -> Option<&Figure> {
         let this = |entry: &&(Phase, Program, Way, Figure)| {
             (entry.0, entry.1, entry.2) == (phase, program, way)
@@ -172,18 +173,18 @@ impl Findings {
         self.figures.iter().find(this).map(|(.., figure)| figure)
     }
 
-    /// Notes what the gateways saw while `program` ran.
+    /// Records the gateways' counts while `program` ran.
     pub(super) fn add_seen(&mut self, phase: Phase, program: Program, seen: Seen) {
         self.seen.push((phase, program, seen));
     }
 
-    /// What the gateways saw while each program ran.
+    /// Returns the gateways' counts for each program of a phase.
     pub(super) fn seen(&self, phase: Phase) -> impl Iterator<Item = (Program, Seen)> + Clone {
         let these = self.seen.iter().filter(move |(of, ..)| *of == phase);
         these.map(|&(_, program, seen)| (program, seen))
     }
 
-    /// How many times better `program` fared with Viaduct.
+    /// Returns the factor by which `program` improved with Viaduct.
     pub(super) fn factor(&self, program: Program) -> Option<f64> {
         let merit = |way| self.figure(program, way).and_then(Figure::merit);
         let factor = merit(Way::Viaduct)? / merit(Way::Plain)?;

@@ -1,8 +1,8 @@
-//! `viaduct demo`: what Viaduct does, shown to a person who has read nothing.
+//! `viaduct demo`: shows what Viaduct does, without prior reading.
 //!
-//! Four unmodified programs cross an emulated link that loses packets: first as the kernel is, then
-//! with a gateway at each site. It is an experiment like the others, so its result is kept as JSON
-//! and in a report; only its words are its own.
+//! Four unmodified programs cross an emulated link that loses packets: first with the plain
+//! kernel, then with a gateway at each site. The demo is an experiment like the others, so its
+//! result is kept as JSON and in a report; only its printed text is separate.
 //!
 //! ```text
 //!   settings ──> crossing: the experiment ──> findings ──> screen: drawing, table, lesson
@@ -29,7 +29,7 @@ use crate::{report, stop};
 use crossing::Crossing;
 pub use settings::DemoArgs;
 
-/// What the demo says of itself.
+/// Description of the demo.
 pub const ABOUT: About = About {
     name: "demo",
     title: "Four programs over a link that loses packets",
@@ -73,7 +73,7 @@ pub fn execute(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Writes the results and the report; where the report is.
+/// Writes the results and the report; returns the path of the report.
 fn keep(args: &DemoArgs, outcome: &Outcome) -> anyhow::Result<std::path::PathBuf> {
     debug_assert_eq!(outcome.experiment, ABOUT.name);
     if let Some(path) = &args.json {

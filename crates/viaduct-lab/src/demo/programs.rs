@@ -1,4 +1,4 @@
-//! One run of one program: what it sends, for how long, and what counts.
+//! Single runs of the programs: traffic, duration and measured result.
 
 use std::env;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::topology::TopologyError;
 use crate::topology::programs::{Carrier, Iperf, Message, TimedMessages, WebServer};
 use crate::world::World;
 
-/// Each program that the demo needs, or another in its place, and Debian's package for it.
+/// Required programs, each with its alternatives, and the Debian package of each.
 const REQUIRED: [(&[&str], &str); 5] = [
     (&["ip"], "iproute2"),
     (&["nft"], "nftables"),
@@ -22,10 +22,10 @@ const REQUIRED: [(&[&str], &str); 5] = [
     (&["nginx", "python3"], "python3"),
 ];
 
-/// Whether all programs are there.
+/// Checks that all required programs are installed.
 ///
 /// # Errors
-/// If not: with the command that installs the rest.
+/// If some are missing; the message contains the command that installs them.
 pub(super) fn require() -> anyhow::Result<()> {
     let path = env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let there = |program: &&str| path.split(':').any(|dir| Path::new(dir).join(program).is_file());
@@ -39,23 +39,23 @@ pub(super) fn require() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How long and how much.
+/// Durations and sizes of the runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
-    /// Seconds of each iperf3 that count, and seconds before them that do not.
+    /// Per iperf3: measured seconds, and seconds of warm-up before them.
     cubic: (u32, u32),
     bbr: (u32, u32),
     pair: (u32, u32),
-    /// Bytes to download.
+    /// Size of the download in bytes.
     pub(super) file: usize,
-    /// How long a download may take.
+    /// Time limit of a download.
     patience: Duration,
-    /// How long messages are sent.
+    /// Duration of the message stream.
     messages: Duration,
 }
 
 impl Size {
-    /// Of a whole demo, or of a quick one.
+    /// Returns the sizes of a full demo, or of a quick one.
     pub(super) fn new(args: &DemoArgs) -> Size {
         let seconds = Duration::from_secs;
         let whole = Size {
@@ -78,14 +78,14 @@ impl Size {
     }
 }
 
-/// Port of the flow that the gateways leave alone.
+/// Port of the flow that the gateways do not protect.
 pub(super) const LEFT_ALONE: u16 = 5_301;
 
-/// Messages a second, and bytes of each.
+/// Messages per second, and bytes of each.
 pub(super) const MESSAGES: (f64, usize) = (50.0, 200);
 
 impl Program {
-    /// As the table names it.
+    /// Returns the name in the table.
     pub(super) fn name(self, size: &Size) -> String {
         match self {
             Program::Cubic => "iperf3 (TCP cubic)".into(),
@@ -96,7 +96,7 @@ impl Program {
         }
     }
 
-    /// In a word.
+    /// Returns a one-word name.
     pub(super) fn word(self) -> &'static str {
         match self {
             Program::Cubic => "cubic",
@@ -107,10 +107,10 @@ impl Program {
         }
     }
 
-    /// Runs it; whatever it measures over time goes into the report.
+    /// Runs the program; time series that it measures go into the report.
     ///
     /// # Errors
-    /// On Ctrl-C alone: a program that cannot run on a bad link is a finding too.
+    /// Only on Ctrl-C: a program that cannot run on a bad link is a finding too.
     pub(super) fn measure(
         self,
         run: &mut Run,
@@ -135,7 +135,7 @@ impl Program {
 }
 
 impl Way {
-    /// As in a legend.
+    /// Returns the name in a legend.
     pub(super) fn name(self) -> &'static str {
         match self {
             Way::Plain => "plain kernel",
@@ -164,7 +164,7 @@ fn iperf(
     Ok(Figure::Throughput(report.arrival_rate))
 }
 
-/// Two flows, the second of which the gateways leave alone.
+/// Runs two concurrent flows; the gateways do not protect the second.
 fn pair(world: &World, (seconds, warm_up): (u32, u32)) -> Result<Figure, TopologyError> {
     let flow = |port| Iperf { port, ..Iperf::tcp("cubic", seconds, warm_up) };
     let run = |port| flow(port).run(world.a1(), world.b1());
@@ -216,7 +216,7 @@ fn messages(run: &mut Run, world: &World, size: &Size, way: Way) -> Result<Figur
     Ok(Figure::Delays { median: percentile(&delays, 0.5), p99: percentile(&delays, 0.99) })
 }
 
-/// The least of `sorted` that a share of them does not exceed.
+/// Returns the smallest value of `sorted` that at least `share` of the values do not exceed.
 fn percentile(sorted: &[Duration], share: f64) -> Duration {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()

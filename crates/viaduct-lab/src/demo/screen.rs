@@ -1,4 +1,4 @@
-//! The demo's words: what is run, the table, the lesson.
+//! Printed text of the demo: introduction, table, lesson.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::programs::Size;
 use super::settings::{DemoArgs, rounded};
 use crate::experiment::{Ended, Outcome, number};
 
-/// What will be run, in a drawing and a few sentences.
+/// Returns the introduction: a drawing and a few sentences on what will run.
 pub(super) fn introduction(args: &DemoArgs) -> String {
     let link = format!("{}, {} ms there and back", rate(args.rate as f64), millis(args.rtt));
     let loss = match (args.loss, args.burst) {
@@ -32,7 +32,7 @@ pub(super) fn introduction(args: &DemoArgs) -> String {
     )
 }
 
-/// The one table, and below it what it means and what it cost.
+/// Returns the main table, and below it its interpretation and the cost.
 pub(super) fn table(args: &DemoArgs, findings: &Findings, colours: bool) -> String {
     let size = Size::new(args);
     let mut rows = vec![["", "plain", "with Viaduct", "factor"].map(str::to_owned)];
@@ -57,7 +57,7 @@ pub(super) fn table(args: &DemoArgs, findings: &Findings, colours: bool) -> Stri
     out + &price(findings, args.code())
 }
 
-/// The table of the other links.
+/// Returns the table of the other links.
 fn others(findings: &Findings, size: &Size, colours: bool) -> String {
     let mut rows = vec![["the link ...", "plain", "with Viaduct", "repairs"].map(str::to_owned)];
     for phase in Phase::OTHERS {
@@ -77,7 +77,7 @@ fn others(findings: &Findings, size: &Size, colours: bool) -> String {
     aligned(&rows, colours) + "\n"
 }
 
-/// How it ended and where the report is.
+/// Returns the closing lines: failed checks and the path of the report.
 pub(super) fn ending(outcome: &Outcome, page: &Path) -> String {
     let mut out = String::new();
     for check in outcome.checks.iter().filter(|check| !check.holds) {
@@ -119,7 +119,8 @@ fn lesson(findings: &Findings) -> String {
         _ => "",
     };
     let cubics = findings.seen(Phase::Asked).find(|(program, _)| *program == Program::Cubic);
-    // Where a sender overfills the link most is lost there, and says nothing of the link's own loss.
+    // A sender that overfills the queue loses most packets there; such losses are not the
+    // link's.
     let mostly = |seen: &(Program, Seen)| seen.1.recovered * 2 >= seen.1.lost;
     let saw = cubics.filter(mostly).map_or(String::new(), |(_, seen)| {
         format!(": of {} lost packets {} were", seen.lost, seen.recovered)
@@ -166,7 +167,7 @@ fn text(figure: &Figure) -> String {
 }
 
 impl Phase {
-    /// In a few words, of those beside the one that was asked for.
+    /// Returns a short description of the phase; `None` for the requested link.
     pub(super) fn name(self) -> Option<&'static str> {
         match self {
             Phase::Asked => None,
@@ -181,7 +182,7 @@ fn rate(bits: f64) -> String {
     format!("{} Mb/s", short(bits / 1e6))
 }
 
-/// Two or three digits.
+/// Formats a value with two or three digits.
 fn short(value: f64) -> String {
     if value < 10.0 { format!("{:.1}", value) } else { format!("{value:.0}") }
         .trim_end_matches(".0")
@@ -196,7 +197,7 @@ fn percent(share: f64) -> f64 {
     rounded(share * 100.0)
 }
 
-/// Names to the left, figures to the right under their heads; what Viaduct gave in bold.
+/// Formats the table: names left-aligned, figures right-aligned, Viaduct's figures in bold.
 fn aligned(rows: &[[String; 4]], colours: bool) -> String {
     let width =
         |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

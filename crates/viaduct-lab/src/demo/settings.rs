@@ -1,4 +1,4 @@
-//! What may be set: the link, and where the results go.
+//! Settings of the demo: the link, and the output paths.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,23 +9,23 @@ use super::findings::Phase;
 use super::programs::LEFT_ALONE;
 use crate::gateways::GatewaySpec;
 
-/// What `viaduct demo` may be told; it needs nothing.
+/// Options of `viaduct demo`; all have defaults.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DemoArgs {
     /// Share of the packets that the link loses, 0% to 20%
     #[arg(long, value_name = "SHARE", default_value = "1%", value_parser = share)]
     pub loss: f64,
-    /// Packets are lost so many in a row
+    /// Length of each loss burst, in packets
     #[arg(long, value_name = "PACKETS", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=100))]
     pub burst: u32,
     /// Round-trip time of the link, up to 1s
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = round_trip)]
     pub rtt: Duration,
-    /// Bits a second that the link carries, 1M to 1G
+    /// Bits per second that the link carries, 1M to 1G
     #[arg(long, value_name = "RATE", default_value = "200M", value_parser = rate)]
     pub rate: u64,
-    /// Be short: one minute and a half instead of five
+    /// Run for one and a half minutes instead of five
     #[arg(long)]
     pub quick: bool,
     /// Write the result to this file as well
@@ -40,7 +40,7 @@ pub struct DemoArgs {
 }
 
 impl DemoArgs {
-    /// The link, each way.
+    /// Returns the configuration of the requested link, one direction.
     pub(super) fn link(&self) -> LinkConfig {
         let loss = match (self.loss, self.burst) {
             (0.0, _) => Loss::None,
@@ -52,7 +52,7 @@ impl DemoArgs {
         LinkConfig { rate, delay, queue, loss, ..LinkConfig::default() }
     }
 
-    /// The link while another kind of it is shown.
+    /// Returns the configuration of the link in a phase.
     pub(super) fn link_of(&self, phase: Phase) -> LinkConfig {
         let loss = match phase {
             Phase::Asked => return self.link(),
@@ -62,7 +62,7 @@ impl DemoArgs {
         LinkConfig { loss, ..self.link() }
     }
 
-    /// The gateways: as they come, but for one flow that they leave alone.
+    /// Returns the gateway settings: the defaults, plus a class without repairs for one flow.
     pub(super) fn gateways(&self) -> GatewaySpec {
         let class = format!(
             "\n[[peer.class]]\nname = \"beside\"\nports = [{LEFT_ALONE}]\nrepairs = \"none\"\n"
@@ -70,18 +70,18 @@ impl DemoArgs {
         GatewaySpec::fec(&class)
     }
 
-    /// How they encode.
+    /// Returns the name of the gateways' code.
     pub(super) fn code(&self) -> &'static str {
         "auto"
     }
 
-    /// Whether the link is the one that the demo promises something about.
+    /// True if the link is the default one, for which the demo promises results.
     pub(super) fn is_standard(&self) -> bool {
         let rtt = Duration::from_millis(100);
         (self.loss, self.burst, self.rtt, self.rate) == (0.01, 1, rtt, 200_000_000)
     }
 
-    /// What to type to see the same again.
+    /// Returns the command that repeats this demo.
     pub(super) fn command(&self) -> String {
         let mut command = "viaduct demo".to_owned();
         let mut add = |differs: bool, words: String| {
@@ -100,7 +100,7 @@ impl DemoArgs {
     }
 }
 
-/// Without the last digits that a binary fraction brings along.
+/// Rounds to four decimals, which drops the noise of binary fractions.
 pub(super) fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }

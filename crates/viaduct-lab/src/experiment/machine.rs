@@ -1,27 +1,27 @@
-//! The machine that a result was measured on.
+//! Description of the machine that a result was measured on.
 
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// What a reader must know to compare results.
+/// Facts that a reader needs to compare results.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The processor's name.
+    /// Processor model.
     pub cpu: String,
-    /// Cores that this process may use.
+    /// Cores available to this process.
     pub cores: usize,
     /// Memory in GiB.
     pub memory_gib: f64,
-    /// The kernel's release.
+    /// Kernel release.
     pub kernel: String,
-    /// When the measurement began, as in `2026-11-21T02:47:31Z`.
+    /// Start of the measurement, as in `2026-11-21T02:47:31Z`.
     pub date: String,
 }
 
 impl Machine {
-    /// This machine, now.
+    /// Describes this machine, with the current time.
     pub fn here() -> Machine {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let value = |text: &str, key: &str| {
@@ -41,7 +41,7 @@ impl Machine {
     }
 }
 
-/// Seconds since 1970 as a date and time, UTC.
+/// Formats seconds since 1970 as a UTC date and time.
 fn date_of(seconds: u64) -> String {
     // Years of 365.2425 days that begin in March, so that the leap day is the last; 719,468 days
     // lie between 1 March of the year 0 and 1970.

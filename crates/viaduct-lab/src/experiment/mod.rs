@@ -1,8 +1,9 @@
-//! What an experiment is, how it is run and what it leaves.
+//! Experiments: their interface, their execution and their results.
 //!
-//! An experiment describes itself ([`About`]) and measures ([`Experiment::run`]); all it finds it
-//! tells its [`Run`] at once: parameters, points, checks. So nothing is lost when it is cut short,
-//! and a repeat is simply a second call: points at the same x become a mean with an error bar.
+//! An experiment describes itself ([`About`]) and measures ([`Experiment::run`]). It reports
+//! every finding to its [`Run`] at once: parameters, points, checks. An interrupted experiment
+//! therefore loses nothing, and a repeat is a second call: points at the same x become a mean
+//! with an error bar.
 //!
 //! ```text
 //!   runner ── calls N times ──> Experiment::run(&mut Run)
@@ -30,27 +31,27 @@ pub use store::{StoreError, load_all, save, save_as};
 pub(crate) use table::number;
 pub use table::print_table;
 
-/// What an experiment says of itself.
+/// Description of an experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct About {
     /// System and subject: `maelstrom/throughput-loss`.
     pub name: &'static str,
-    /// One line for people.
+    /// Title in one line.
     pub title: &'static str,
-    /// The paper and its figure or section: `Maelstrom, Figure 9`.
+    /// Paper and figure or section: `Maelstrom, Figure 9`.
     pub figure: &'static str,
-    /// What the paper found, in one sentence.
+    /// The paper's finding, in one sentence.
     pub finding: &'static str,
 }
 
-/// Something to measure.
+/// A measurement.
 pub trait Experiment: Sync {
-    /// What it says of itself.
+    /// Returns the description.
     fn about(&self) -> About;
 
-    /// Measures once, telling `run` all that it finds.
+    /// Measures once and reports all findings to `run`.
     ///
     /// # Errors
-    /// If the measurement cannot be done, or was stopped; what `run` was told is kept.
+    /// If the measurement cannot be done or was stopped; findings reported to `run` are kept.
     fn run(&self, run: &mut Run) -> anyhow::Result<()>;
 }

@@ -1,4 +1,4 @@
-//! What an experiment leaves: one JSON object.
+//! Result of an experiment: one JSON object.
 //!
 //! ```text
 //!   {"experiment", "seed", "params",
@@ -15,74 +15,74 @@ use serde_json::{Map, Value};
 
 use super::Machine;
 
-/// A whole result.
+/// Complete result of an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// As in `maelstrom/throughput-loss`.
+    /// Name of the experiment, as in `maelstrom/throughput-loss`.
     pub experiment: String,
-    /// The seed of everything random in it; repeat n used `seed + n`.
+    /// Seed of everything random; repeat n used `seed + n`.
     pub seed: u64,
-    /// What was set, by name; units are in the names, as in `rtt_ms`.
+    /// Settings by name; names contain the unit, as in `rtt_ms`.
     pub params: Map<String, Value>,
-    /// What came out.
+    /// Measured series.
     pub series: Vec<Series>,
-    /// What must hold.
+    /// Checked conditions.
     pub checks: Vec<Check>,
-    /// Where it was measured, and when.
+    /// Machine and time of the measurement.
     pub machine: Machine,
-    /// What to type to measure it again.
+    /// Command that repeats the measurement.
     pub command: String,
-    /// The congestion controls of the flows in it, as in `cubic`.
+    /// Congestion controls of the flows, as in `cubic`.
     pub congestion_control: Vec<String>,
-    /// How often it was measured.
+    /// Number of repeats.
     pub repeats: u32,
-    /// Whether it was shortened.
+    /// True if the run was shortened.
     pub quick: bool,
-    /// How long it took, in seconds.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Whether it came to its end.
+    /// End of the measurement: complete, stopped or failed.
     pub ended: Ended,
 }
 
 impl Outcome {
-    /// Whether it came to its end and every check holds.
+    /// True if the experiment completed and every check holds.
     pub fn holds(&self) -> bool {
         self.ended == Ended::Complete && self.checks.iter().all(|check| check.holds)
     }
 }
 
-/// How a measurement ended.
+/// End of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
-    /// It came to its end.
+    /// The measurement completed.
     Complete,
-    /// Someone stopped it; the results are partial.
+    /// The user stopped it; the results are partial.
     Stopped,
-    /// It could not go on, for this reason; the results are partial.
+    /// The measurement failed, for this reason; the results are partial.
     Failed(String),
 }
 
-/// How a series is drawn.
+/// Drawing style of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Points joined by lines; points at the same x are averaged.
     Line,
-    /// Points alone; none is averaged.
+    /// Points without lines; none is averaged.
     Scatter,
     /// A bar at each x; bars at the same x are averaged.
     Histogram,
 }
 
-/// What an axis shows.
+/// Axis of a plot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Axis {
-    /// As in `loss`.
+    /// Quantity, as in `loss`.
     pub label: String,
-    /// As in `%`.
+    /// Unit, as in `%`.
     pub unit: String,
-    /// Whether it is logarithmic.
+    /// True if the axis is logarithmic.
     #[serde(default)]
     pub log: bool,
 }
@@ -96,7 +96,7 @@ impl fmt::Display for Axis {
     }
 }
 
-/// A plot that series belong to.
+/// Plot to which series belong.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plot {
     pub(super) title: String,
@@ -107,7 +107,7 @@ pub struct Plot {
 }
 
 impl Plot {
-    /// A plot of lines; labels and units as in `("loss", "%")`.
+    /// Creates a line plot; each axis is a label and a unit, as in `("loss", "%")`.
     pub fn line(title: &str, x: (&str, &str), y: (&str, &str)) -> Plot {
         let axis = |(label, unit): (&str, &str)| Axis {
             label: label.into(),
@@ -117,76 +117,78 @@ impl Plot {
         Plot { title: title.into(), kind: Kind::Line, x: axis(x), y: axis(y), confidence: false }
     }
 
-    /// The same with points alone.
+    /// Creates a scatter plot.
     pub fn scatter(title: &str, x: (&str, &str), y: (&str, &str)) -> Plot {
         Plot { kind: Kind::Scatter, ..Plot::line(title, x, y) }
     }
 
-    /// The same with bars.
+    /// Creates a histogram.
     pub fn histogram(title: &str, x: (&str, &str), y: (&str, &str)) -> Plot {
         Plot { kind: Kind::Histogram, ..Plot::line(title, x, y) }
     }
 
-    /// With error bars that are 95 % confidence intervals instead of standard errors.
+    /// Makes error bars 95 % confidence intervals instead of standard errors.
     pub fn confidence(mut self) -> Plot {
         self.confidence = true;
         self
     }
 
-    /// With a logarithmic x axis.
+    /// Makes the x axis logarithmic.
     pub fn log_x(mut self) -> Plot {
         self.x.log = true;
         self
     }
 
-    /// With a logarithmic y axis.
+    /// Makes the y axis logarithmic.
     pub fn log_y(mut self) -> Plot {
         self.y.log = true;
         self
     }
 }
 
-/// Points of one kind in one plot.
+/// Named points of one plot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// The title of the plot that it belongs to.
+    /// Title of the plot.
     pub plot: String,
-    /// As in `plain cubic`.
+    /// Name in the legend, as in `plain cubic`.
     pub name: String,
-    /// How it is drawn.
+    /// Drawing style.
     pub kind: Kind,
-    /// What x is.
+    /// The x axis.
     pub x: Axis,
-    /// What y is.
+    /// The y axis.
     pub y: Axis,
-    /// Whether errors of its points are half-widths of 95 % confidence intervals instead of standard errors.
+    /// True if the points' errors are half-widths of 95 % confidence intervals instead of
+    /// standard errors.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub confidence: bool,
-    /// In the order of measurement.
+    /// Points in the order of measurement.
     pub points: Vec<Point>,
 }
 
-/// A point: one measurement, or the mean of several.
+/// Point: one measurement, or the mean of several.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// Where.
+    /// Position on the x axis.
     pub x: f64,
-    /// What; the mean if there are several.
+    /// Measured value; the mean if there are several.
     #[serde(deserialize_with = "null_is_nan")]
     pub y: f64,
-    /// The standard error of the mean, if there are several, or as [`Series::confidence`] says.
+    /// Standard error of the mean if there are several values, or as [`Series::confidence`]
+    /// says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<f64>,
-    /// Each measurement, if there are several.
+    /// Individual measurements, if there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub raw: Vec<f64>,
-    /// What to write at x instead of a number.
+    /// Label at x instead of a number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
 }
 
 impl Series {
-    /// Adds a measurement; where kind says so, points at the same x become one.
+    /// Adds a measurement; except in scatter plots, points at the same x are averaged.
     pub(super) fn add(&mut self, x: f64, y: f64, label: Option<&str>) {
         let same = self.points.iter_mut().find(|point| point.x == x);
         match same.filter(|_| self.kind != Kind::Scatter) {
@@ -208,7 +210,7 @@ impl Series {
     }
 }
 
-/// The mean and, of two or more, its standard error.
+/// Returns the mean and, for two or more values, its standard error.
 fn mean_and_error(values: &[f64]) -> (f64, Option<f64>) {
     let n = values.len() as f64;
     let mean = values.iter().sum::<f64>() / n;
@@ -217,10 +219,11 @@ fn mean_and_error(values: &[f64]) -> (f64, Option<f64>) {
     (mean, error)
 }
 
-/// Half-width of the 95 % confidence interval of the mean, by Student's distribution; not a number for fewer
-/// than two values.
+/// Returns the half-width of the mean's 95 % confidence interval by Student's t-distribution;
+/// NaN for fewer than two values.
 pub fn student_95(values: &[f64]) -> f64 {
-    /// Quantiles for 1 to 15 degrees of freedom; beyond that, an upper bound by that of 15.
+    /// Quantiles for 1 to 15 degrees of freedom; beyond that, the one for 15 serves as an upper
+    /// bound.
     const QUANTILES: [f64; 15] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
         2.145, 2.131,
@@ -229,19 +232,19 @@ pub fn student_95(values: &[f64]) -> f64 {
     mean_and_error(values).1.map_or(f64::NAN, |error| error * QUANTILES[degrees - 1])
 }
 
-/// Something that must hold.
+/// Condition that must hold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Check {
-    /// One line that says what.
+    /// Name of the condition, in one line.
     pub name: String,
-    /// What was measured; the mean over repeats.
+    /// Measured value; the mean over repeats.
     #[serde(deserialize_with = "null_is_nan")]
     pub value: f64,
-    /// What it must be.
+    /// Required bound.
     pub bound: Bound,
-    /// Whether it is.
+    /// True if the value satisfies the bound.
     pub holds: bool,
-    /// The value of each repeat, if there are several.
+    /// Value of each repeat, if there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub raw: Vec<f64>,
 }
@@ -251,7 +254,7 @@ impl Check {
         Check { name: name.into(), value, bound, holds: bound.holds(value), raw: vec![] }
     }
 
-    /// Adds a repeat's value: the mean must hold.
+    /// Adds a repeat's value; the mean must satisfy the bound.
     pub(super) fn add(&mut self, value: f64) {
         if self.raw.is_empty() {
             self.raw.push(self.value);
@@ -262,20 +265,20 @@ impl Check {
     }
 }
 
-/// What a value must be; written as in `>= 0.9`.
+/// Bound on a value; written as in `>= 0.9`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Bound {
-    /// This or more.
+    /// At least this value.
     AtLeast(f64),
-    /// This or less.
+    /// At most this value.
     AtMost(f64),
     /// Between the two, both included.
     Within(f64, f64),
 }
 
 impl Bound {
-    /// Whether `value` is so; a value that is not a number never is.
+    /// True if `value` satisfies the bound; false for NaN.
     pub fn holds(self, value: f64) -> bool {
         match self {
             Bound::AtLeast(least) => value >= least,
@@ -317,7 +320,8 @@ impl TryFrom<String> for Bound {
     }
 }
 
-/// JSON has no NaN: a value that could not be measured is written as null.
+/// Reads null as NaN: JSON has no NaN, so a value that could not be measured is written as
+/// null.
 fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }

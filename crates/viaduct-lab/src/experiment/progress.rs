@@ -1,11 +1,11 @@
-//! A line on stderr that says what goes on: rewritten on a terminal, a line a step elsewhere.
+//! Progress line on stderr: rewritten in place on a terminal, otherwise one line per step.
 
 use std::io::{IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Shows the steps of one experiment.
+/// Progress display of one experiment.
 #[derive(Debug)]
 pub(super) struct Progress {
     name: String,
@@ -15,17 +15,17 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// For the experiment of this name; `quiet` shows nothing.
+    /// Creates the display for the experiment `name`; `quiet` shows nothing.
     pub(super) fn new(name: &str, quiet: bool) -> Progress {
         Progress { name: name.into(), total: 0, done: 0, line: (!quiet).then(Line::new) }
     }
 
-    /// There are so many steps in all, or again so many in a repeat.
+    /// Sets the number of steps; called again for each repeat.
     pub(super) fn expect(&mut self, total: usize) {
         (self.total, self.done) = (total, 0);
     }
 
-    /// The next step begins.
+    /// Begins the next step.
     pub(super) fn step(&mut self, what: &str) {
         self.done += 1;
         let of = if self.total == 0 { String::new() } else { format!("/{}", self.total) };
@@ -40,7 +40,7 @@ impl Progress {
     }
 }
 
-/// A line that a thread keeps fresh, with the time that the step has taken.
+/// Line redrawn by a thread, with the elapsed time of the step.
 #[derive(Debug)]
 struct Line {
     texts: Option<Sender<String>>,
@@ -71,7 +71,7 @@ impl Line {
 
     fn show(&self, text: String) {
         match &self.texts {
-            // The thread ends only with us.
+            // The thread runs until `texts` is dropped.
             Some(texts) => drop(texts.send(text)),
             None => eprintln!("{text}"),
         }
@@ -82,16 +82,16 @@ impl Drop for Line {
     fn drop(&mut self) {
         self.texts = None;
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say but that it panicked while drawing.
+            // An error would only mean that the thread panicked while drawing.
             let _ = thread.join();
         }
     }
 }
 
-/// Replaces the terminal's line; dim, unless colours are not wanted.
+/// Replaces the terminal's line; dimmed unless `NO_COLOR` is set.
 fn draw(text: &str) {
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let (on, off) = if plain { ("", "") } else { ("\x1b[2m", "\x1b[0m") };
-    // Nobody reads a progress line that cannot be written.
+    // A failed write of a progress line is ignored.
     let _ = write!(std::io::stderr(), "\r\x1b[K{on}{text}{off}");
 }

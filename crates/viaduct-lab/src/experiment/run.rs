@@ -1,4 +1,4 @@
-//! What an experiment is given: what it shall do, and the ear for what it finds.
+//! Context of an experiment: its settings, and the recorder of its findings.
 
 use serde_json::{Map, Value};
 
@@ -7,7 +7,7 @@ use super::progress::Progress;
 use crate::stop::{self, Stopped};
 use crate::topology::Journal;
 
-/// One measurement in the making; through all its repeats.
+/// A measurement in progress, across all its repeats.
 #[derive(Debug)]
 pub struct Run {
     quick: bool,
@@ -18,11 +18,11 @@ pub struct Run {
     pub(super) series: Vec<Series>,
     pub(super) checks: Vec<Check>,
     pub(super) congestion_control: Vec<String>,
-    /// Names of checks that this repeat has made.
+    /// Names of the checks made in this repeat.
     pub(super) checked: Vec<String>,
 }
 
-/// A series of a run; points are added to it.
+/// Handle of a series of a run, to which points are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeriesId(usize);
 
@@ -41,27 +41,27 @@ impl Run {
         }
     }
 
-    /// Whether to be short: fewer points, shorter flows, the same checks.
+    /// True if the run is to be short: fewer points, shorter flows, the same checks.
     pub fn quick(&self) -> bool {
         self.quick
     }
 
-    /// `full`, or `quick` if the run is to be short.
+    /// Returns `full`, or `quick` in a short run.
     pub fn choose<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }
     }
 
-    /// The seed for everything random; each repeat has another.
+    /// Returns the seed for everything random; it differs between repeats.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Where commands are noted; for the worlds that the experiment builds.
+    /// Returns the journal of commands, for the worlds that the experiment builds.
     pub fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    /// Says how many steps there are in all.
+    /// Sets the total number of steps.
     pub fn steps(&mut self, total: usize) {
         self.progress.expect(total);
     }
@@ -69,26 +69,26 @@ impl Run {
     /// Begins a step, as in `loss 1 %, cubic`.
     ///
     /// # Errors
-    /// If a stop was asked for; hand it on with `?`, what was found until now is kept.
+    /// If a stop was requested. Propagate it with `?`; findings so far are kept.
     pub fn step(&mut self, what: &str) -> Result<(), Stopped> {
         stop::check()?;
         self.progress.step(what);
         Ok(())
     }
 
-    /// Records what was set, as in `("rtt_ms", 100)`.
+    /// Records a setting, as in `("rtt_ms", 100)`.
     pub fn param(&mut self, name: &str, value: impl Into<Value>) {
         self.params.insert(name.into(), value.into());
     }
 
-    /// Records that flows use this congestion control.
+    /// Records that flows use the congestion control `name`.
     pub fn congestion_control(&mut self, name: &str) {
         if !self.congestion_control.iter().any(|known| known == name) {
             self.congestion_control.push(name.into());
         }
     }
 
-    /// The series of that name in `plot`; a new one, or that of an earlier repeat.
+    /// Returns the series `name` of `plot`: a new one, or the one of an earlier repeat.
     pub fn series(&mut self, plot: &Plot, name: &str) -> SeriesId {
         let known = |series: &Series| series.plot == plot.title && series.name == name;
         let index = self.series.iter().position(known).unwrap_or_else(|| {
@@ -105,13 +105,13 @@ impl Run {
         self.series[series.0].add(x, y, None);
     }
 
-    /// Adds a point that has a word where others have a number, as in `offloads off`.
+    /// Adds a point with a label instead of a number on the x axis, as in `offloads off`.
     pub fn labelled_point(&mut self, series: SeriesId, x: f64, y: f64, label: &str) {
         self.series[series.0].add(x, y, Some(label));
     }
 
-    /// Records what must hold. Its name is one line for people and different from other checks';
-    /// over repeats the mean must hold.
+    /// Records a condition that must hold. The name is one readable line and unique among the
+    /// checks; over repeats the mean must hold.
     pub fn check(&mut self, name: &str, value: f64, bound: Bound) {
         debug_assert!(!self.checked.iter().any(|n| n == name), "two checks named {name:?}");
         self.checked.push(name.into());

@@ -1,4 +1,4 @@
-//! Runs an experiment as often as asked and makes an [`Outcome`] of what it found.
+//! Runs an experiment the requested number of times and builds an [`Outcome`] of its findings.
 
 use std::time::Instant;
 
@@ -8,29 +8,29 @@ use crate::cli::explain;
 use crate::stop::{self, Stopped};
 use crate::topology::Journal;
 
-/// How to run experiments.
+/// Settings of the runner.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Shorter.
+    /// Shortens the experiment.
     pub quick: bool,
     /// The seed of the first repeat.
     pub seed: u64,
-    /// How often: 1 or more.
+    /// Number of repeats: 1 or more.
     pub repeat: u32,
-    /// Where commands are noted.
+    /// Journal of commands.
     pub journal: Journal,
-    /// No progress.
+    /// Hides the progress line.
     pub quiet: bool,
 }
 
 impl Default for Options {
-    /// Once, whole, with seed 1.
+    /// Returns one full run with seed 1.
     fn default() -> Self {
         Options { quick: false, seed: 1, repeat: 1, journal: Journal::new(), quiet: false }
     }
 }
 
-/// Runs `experiment`. Whatever happens, what it found until then is in the outcome.
+/// Runs `experiment`. Findings up to an error or a stop are in the outcome.
 pub fn perform(experiment: &dyn Experiment, options: &Options) -> Outcome {
     let about = experiment.about();
     let machine = Machine::here();
@@ -63,7 +63,8 @@ pub fn perform(experiment: &dyn Experiment, options: &Options) -> Outcome {
     }
 }
 
-/// An error after Ctrl-C is Ctrl-C's, whatever it says: programs end strangely then.
+/// Classifies an error. After Ctrl-C every error counts as a stop, because interrupted programs
+/// fail in many ways.
 fn ended_by(error: &anyhow::Error) -> Ended {
     if stop::asked() || error.chain().any(|cause| cause.is::<Stopped>()) {
         Ended::Stopped
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// Measures its seed; fails or is stopped after the first point if told so.
+    /// Measures its seed; after the first point, returns the given error if there is one.
     struct Seeds(Option<fn() -> anyhow::Error>);
 
     impl Experiment for Seeds {

@@ -1,4 +1,4 @@
-//! Results on disk: a file for each experiment in one directory.
+//! Results on disk: one file per experiment in one directory.
 
 use std::fs;
 use std::io;
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 use super::Outcome;
 
-/// A result that could not be written or read.
+/// Failure to write or read a result.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The file system refused.
+    /// The file system refused an operation.
     #[error("{path}: cannot {what}", path = path.display())]
     Io {
-        /// The file or directory.
+        /// Affected file or directory.
         path: PathBuf,
-        /// As in "write the result".
+        /// Attempted operation, as in "write the result".
         what: &'static str,
-        /// Its answer.
+        /// Error of the file system.
         source: io::Error,
     },
     /// The file is not a result.
@@ -24,7 +24,7 @@ pub enum StoreError {
     Json {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error of the parser.
         source: serde_json::Error,
     },
 }
@@ -33,7 +33,7 @@ pub enum StoreError {
 /// `maelstrom-burst.json`.
 ///
 /// # Returns
-/// Where it was written.
+/// The path of the file.
 pub fn save(dir: &Path, outcome: &Outcome) -> Result<PathBuf, StoreError> {
     fs::create_dir_all(dir).map_err(|e| refused(dir, "make the directory", e))?;
     let path = dir.join(format!("{}.json", outcome.experiment.replace('/', "-")));
@@ -41,11 +41,11 @@ pub fn save(dir: &Path, outcome: &Outcome) -> Result<PathBuf, StoreError> {
     Ok(path)
 }
 
-/// Writes `outcome` to `path`, wholly or not at all.
+/// Writes `outcome` to `path` atomically: a partial file never appears there.
 pub fn save_as(path: &Path, outcome: &Outcome) -> Result<(), StoreError> {
     let json = |source| StoreError::Json { path: path.into(), source };
     let text = serde_json::to_string_pretty(outcome).map_err(json)? + "\n";
-    // A file that is no plain one (a pipe, /dev/stdout) cannot be replaced.
+    // A pipe or a device such as /dev/stdout cannot be replaced by a rename.
     if path.exists() && !path.is_file() {
         return fs::write(path, text).map_err(|e| refused(path, "write the result", e));
     }
@@ -56,10 +56,10 @@ pub fn save_as(path: &Path, outcome: &Outcome) -> Result<(), StoreError> {
         .map_err(|e| refused(path, "write the result", e))
 }
 
-/// Reads every result in `dir`, in the order of their names.
+/// Reads every result in `dir`, ordered by file name.
 ///
 /// # Errors
-/// If the directory cannot be read or a file in it ending in `.json` is no result.
+/// If the directory cannot be read or a `.json` file in it is not a result.
 pub fn load_all(dir: &Path) -> Result<Vec<Outcome>, StoreError> {
     let entries = fs::read_dir(dir).map_err(|e| refused(dir, "read the results", e))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();

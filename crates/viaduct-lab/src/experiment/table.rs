@@ -1,10 +1,10 @@
-//! An outcome as a table for people.
+//! Outcome as a text table.
 
 use std::fmt::Write;
 
 use super::{Ended, Outcome, Point, Series};
 
-/// The tables of every plot in `outcome` and its checks; `colours` for a terminal.
+/// Formats the tables of every plot in `outcome` and its checks; `colours` for a terminal.
 pub fn print_table(outcome: &Outcome, colours: bool) -> String {
     let mut out = String::new();
     let mut plots: Vec<&str> = Vec::new();
@@ -35,10 +35,10 @@ pub fn print_table(outcome: &Outcome, colours: bool) -> String {
     out
 }
 
-/// More rows than a person reads are left to the JSON and the report.
+/// Maximum rows of a table; longer ones are left to the JSON and the report.
 const MOST_ROWS: usize = 40;
 
-/// A head, then a row for each x with a cell for each series.
+/// Returns a header row, then a row for each x with a cell for each series.
 fn rows_of(series: &[&Series]) -> Vec<Vec<String>> {
     let mut xs: Vec<&Point> = Vec::new();
     for point in series.iter().flat_map(|series| &series.points) {
@@ -67,7 +67,7 @@ fn cell_of(point: &Point) -> String {
     }
 }
 
-/// Columns as wide as their widest cell, numbers to the right.
+/// Pads columns to their widest cell, numbers right-aligned.
 fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|t| t.chars().count()).max();
@@ -80,7 +80,7 @@ fn align(rows: &[Vec<String>]) -> String {
     out
 }
 
-/// A number with about four digits that mean something.
+/// Formats a number with about four significant digits.
 pub(crate) fn number(value: f64) -> String {
     let text = match value.abs() {
         _ if !value.is_finite() => return "-".into(),

@@ -1,4 +1,4 @@
-//! Axes: from values to places, linear or logarithmic, and where their ticks are.
+//! Axes: conversion from values to positions, linear or logarithmic, and the ticks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,31 +7,31 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, Value
 
 use crate::experiment::{Kind, Series, number};
 
-/// One axis of one plot. A place is the value, or its decimal logarithm.
+/// Axis of a plot. A position is the value, or its decimal logarithm.
 #[derive(Clone, Debug)]
 pub(super) struct Scale {
     log: bool,
     range: (f64, f64),
     ticks: Vec<f64>,
-    /// Words that stand for numbers, by place in thousandths.
+    /// Labels that replace numbers, by position in thousandths.
     words: BTreeMap<i64, String>,
 }
 
 impl Scale {
-    /// The x and y axes of `series`, or none if there is no point to draw.
+    /// Returns the x and y axes of `series`; `None` if there is no point to draw.
     pub(super) fn both(series: &[&Series]) -> Option<(Scale, Scale)> {
         let first = series.first()?;
         let bars = series.iter().any(|series| series.kind == Kind::Histogram);
         let points = || series.iter().flat_map(|series| &series.points);
         let mut x = Scale::new(first.x.log, points().map(|p| p.x).collect(), false)?;
-        // A share ends at the whole, whatever its error bars say.
+        // A percentage ends at 100 %, even if an error bar exceeds it.
         let is_share = first.y.unit == "%" && points().all(|p| p.y <= 100.0);
         let most = if is_share { 100.0 } else { f64::INFINITY };
         let ends = points().flat_map(|p| {
             let error = p.error.unwrap_or(0.0);
             [p.y - error, p.y, (p.y + error).min(most)]
         });
-        // What is a quantity begins at nothing; its bars must.
+        // The y axis of a linear plot begins at zero; bars require that.
         let y = Scale::new(first.y.log, ends.collect(), true)?;
         for point in points() {
             if let (Some(place), Some(word)) = (x.place(point.x), &point.label) {
@@ -60,7 +60,7 @@ impl Scale {
         Some(scale)
     }
 
-    /// Half a bar's room at both ends, and a tick for each bar if they are few.
+    /// Adds half a bar's width at both ends, and a tick per bar if there are few bars.
     fn make_room_for_bars(&mut self, values: Vec<f64>) {
         let mut places: Vec<f64> = values.into_iter().filter_map(|v| self.place(v)).collect();
         places.sort_by(f64::total_cmp);
@@ -75,28 +75,28 @@ impl Scale {
         }
     }
 
-    /// Where `value` is; none if the axis cannot show it.
+    /// Returns the position of `value`; `None` if the axis cannot show it.
     pub(super) fn place(&self, value: f64) -> Option<f64> {
         let place = if self.log { value.log10() } else { value };
         place.is_finite().then_some(place)
     }
 
-    /// The first place on the axis.
+    /// Returns the first position on the axis.
     pub(super) fn least(&self) -> f64 {
         self.range.0
     }
 
-    /// The last place on the axis.
+    /// Returns the last position on the axis.
     pub(super) fn most(&self) -> f64 {
         self.range.1
     }
 
-    /// What to write at a tick.
+    /// Returns the label of a tick.
     fn label(&self, place: f64) -> String {
         match self.words.get(&key(place)) {
             Some(word) => word.clone(),
             None if self.log => number(10f64.powf(place)),
-            // What is nearly nothing is rounding.
+            // A value this close to zero is a rounding error.
             None => number(if place.abs() < 1e-12 { 0.0 } else { place }),
         }
     }
@@ -130,7 +130,7 @@ fn key(place: f64) -> i64 {
     (place * 1000.0).round() as i64
 }
 
-/// About six ticks at 1, 2 or 5 times a power of ten; the range ends at ticks.
+/// Returns about six ticks at 1, 2 or 5 times a power of ten; the range ends at ticks.
 fn linear_ticks(least: f64, most: f64) -> ((f64, f64), Vec<f64>) {
     let rough = (most - least) / 6.0;
     let power = 10f64.powf(rough.log10().floor());
@@ -141,7 +141,7 @@ fn linear_ticks(least: f64, most: f64) -> ((f64, f64), Vec<f64>) {
     ((first as f64 * step, last as f64 * step), ticks)
 }
 
-/// Ticks at powers of ten, or also at 2 and 5 times them where there are few.
+/// Returns ticks at powers of ten, and at 2 and 5 times them if the range is short.
 fn log_ticks(least: f64, most: f64) -> ((f64, f64), Vec<f64>) {
     let steps: &[f64] = if most - least > 3.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
     let decades = least.floor() as i32..=most.ceil() as i32;

@@ -1,4 +1,4 @@
-//! The demo's table: each program without and with Viaduct, and what that cost.
+//! Table of the demo: each program without and with Viaduct, and the cost.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::page::escape;
 use crate::experiment::{Outcome, number};
 
-/// Programs by the prefix of their parameters, with the words for people.
+/// Programs by the prefix of their parameters, with the label shown.
 const PROGRAMS: [(&str, &str); 4] = [
     ("cubic", "iperf3, TCP cubic: throughput"),
     ("bbr", "iperf3, TCP bbr: throughput"),
@@ -19,7 +19,7 @@ const PROGRAMS: [(&str, &str); 4] = [
 const FIGURES: [(&str, &str, bool); 3] =
     [("mbps", "Mb/s", true), ("seconds", "s", false), ("p99_ms", "ms", false)];
 
-/// The table of an outcome that has such parameters; empty for others.
+/// Renders the table if `outcome` has these parameters; empty for others.
 pub(super) fn table(outcome: &Outcome) -> String {
     let rows: String =
         PROGRAMS.iter().filter_map(|(key, words)| row(outcome, key, words)).collect();
@@ -32,7 +32,7 @@ pub(super) fn table(outcome: &Outcome) -> String {
     format!("<div class=\"card scroll\">{head}{rows}</tbody></table>{}</div>\n", price(outcome))
 }
 
-/// Whether the table shows a parameter, which need not be listed again.
+/// True if the table shows a parameter, so that the page need not list it again.
 pub(super) fn shows(key: &str) -> bool {
     let of_program = PROGRAMS.iter().find_map(|(program, _)| key.strip_prefix(program));
     of_program.is_some_and(|rest| {
@@ -73,7 +73,7 @@ fn row(outcome: &Outcome, key: &str, words: &str) -> Option<String> {
     ))
 }
 
-/// What the gateways sent beside the packets, and what they rebuilt of those that were lost.
+/// Renders the repairs sent in addition to the packets, and the share of lost packets rebuilt.
 fn price(outcome: &Outcome) -> String {
     let sum = |suffix: &str| {
         let values =
@@ -82,7 +82,8 @@ fn price(outcome: &Outcome) -> String {
     };
     let mut out = String::new();
     if let (Some(lost), Some(rebuilt)) = (sum("packets_lost"), sum("packets_rebuilt")) {
-        // Counted at two places at two moments: a few of the last may count as rebuilt and not yet as lost.
+        // The two counters are read at different moments: a few of the last packets may count
+        // as rebuilt but not yet as lost.
         let rebuilt = rebuilt.min(lost);
         let share = if lost > 0.0 { rebuilt / lost * 100.0 } else { 100.0 };
         let _ = write!(
@@ -108,7 +109,7 @@ fn price(outcome: &Outcome) -> String {
     out
 }
 
-/// A value to three digits: more say nothing of one short run.
+/// Rounds to three digits; further digits of one short run are noise.
 fn digits(value: f64) -> String {
     let decimals = if value < 10.0 { 2 } else { u32::from(value < 100.0) };
     let scale = f64::from(10_u32.pow(decimals));

@@ -1,4 +1,4 @@
-//! One self-contained HTML page of all results.
+//! Report: one self-contained HTML page of all results.
 
 mod axis;
 mod before_after;
@@ -15,7 +15,7 @@ use crate::experiment::{Outcome, load_all};
 /// Reads every result in `results` and writes `index.html` into `out`, which is made if missing.
 ///
 /// # Returns
-/// Where the page is.
+/// The path of the page.
 pub fn write(results: &Path, out: &Path) -> anyhow::Result<PathBuf> {
     let outcomes = load_all(results)?;
     anyhow::ensure!(
@@ -29,7 +29,7 @@ pub fn write(results: &Path, out: &Path) -> anyhow::Result<PathBuf> {
 /// Writes `index.html` about `outcomes` into `out`, which is made if missing.
 ///
 /// # Returns
-/// Where the page is.
+/// The path of the page.
 pub fn write_page(outcomes: &[Outcome], out: &Path) -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     let path = out.join("index.html");

@@ -1,4 +1,4 @@
-//! The page: a table of contents, then each result with what the paper found beside it.
+//! The HTML page: a table of contents, then each result beside the paper's finding.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use super::{before_after, plot, words};
 
 const STYLE: &str = include_str!("page.css");
 
-/// The whole page for `outcomes`, in the order of the list of experiments.
+/// Renders the page for `outcomes`, ordered as the list of experiments.
 pub(super) fn render(outcomes: &[Outcome]) -> anyhow::Result<String> {
     let mut ordered: Vec<&Outcome> = outcomes.iter().collect();
     ordered.sort_by_key(|outcome| position(outcome));
@@ -38,7 +38,7 @@ fn about(outcome: &Outcome) -> Option<About> {
     abouts().find(|about| about.name == outcome.experiment)
 }
 
-/// Of everything that leaves results.
+/// Returns the descriptions of the demo and of all experiments.
 fn abouts() -> impl Iterator<Item = About> {
     let experiments = experiments::ALL.iter().map(|experiment| experiment.about());
     std::iter::once(demo::ABOUT).chain(experiments)
@@ -74,7 +74,7 @@ fn anchor(outcome: &Outcome) -> String {
     escape(&outcome.experiment.replace('/', "-"))
 }
 
-/// A mark that does not rest on colour alone.
+/// Renders the verdict with words as well as colour.
 fn verdict(outcome: &Outcome) -> String {
     let held = outcome.checks.iter().filter(|check| check.holds).count();
     let (class, text) = match &outcome.ended {
@@ -144,7 +144,7 @@ fn checks(checks: &[Check]) -> String {
     out + "</tbody></table>"
 }
 
-/// Each plot with its legend and its numbers.
+/// Renders each plot with its legend and its numbers.
 fn plots(outcome: &Outcome) -> anyhow::Result<String> {
     let mut titles: Vec<&str> = Vec::new();
     for series in &outcome.series {
@@ -184,7 +184,7 @@ fn legend(series: &[&Series]) -> String {
     )
 }
 
-/// The numbers behind a plot, folded away.
+/// Renders the numbers behind a plot, collapsed.
 fn numbers(series: &[&Series]) -> String {
     let (x, y) = (&series[0].x, &series[0].y);
     let mut out = format!(
@@ -214,7 +214,7 @@ fn value_of(point: &Point) -> String {
     }
 }
 
-/// Parameters, machine, command.
+/// Renders parameters, machine and command.
 fn facts(outcome: &Outcome) -> String {
     let machine = &outcome.machine;
     let mut rows: Vec<(String, String)> = Vec::new();
@@ -242,7 +242,7 @@ fn facts(outcome: &Outcome) -> String {
     )
 }
 
-/// Gives each series its colour, in plots and legends.
+/// Returns the style rules that give each series its colour in plots and legends.
 fn colour_rules() -> String {
     let rule = |n: usize| {
         format!(
@@ -253,7 +253,7 @@ fn colour_rules() -> String {
     (0..plot::COLOURS).map(rule).collect()
 }
 
-/// Text as HTML.
+/// Escapes text for HTML.
 pub(super) fn escape(text: &str) -> String {
     let escaped = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     escaped.replace('"', "&quot;")

@@ -1,7 +1,7 @@
 //! Plots as SVG text whose colours the page's style sheet decides.
 //!
-//! The drawing library knows fixed colours only; each role has one that the style sheet replaces
-//! by a variable, so that the same SVG serves light and dark.
+//! The drawing library supports fixed colours only. Each role has one fixed colour that the
+//! style sheet replaces by a variable, so that the same SVG serves light and dark themes.
 
 use anyhow::anyhow;
 use plotters::prelude::*;
@@ -9,9 +9,9 @@ use plotters::prelude::*;
 use super::axis::Scale;
 use crate::experiment::{Kind, Series};
 
-/// How many colours there are; more series begin again.
+/// Number of colours; further series reuse them from the first.
 pub(super) const COLOURS: usize = 9;
-/// Colours that stand for a role; see the style sheet in `page.css`.
+/// Colours of roles; see the style sheet in `page.css`.
 const INK: RGBColor = RGBColor(2, 2, 2);
 const GRID: RGBColor = RGBColor(3, 3, 3);
 const SIZE: (u32, u32) = (820, 400);
@@ -20,10 +20,10 @@ fn colour(index: usize) -> RGBColor {
     RGBColor(1, 1, (index % COLOURS) as u8)
 }
 
-/// A plot of `series`, which share their axes.
+/// Renders `series`, which share their axes; a plot without points is an empty string.
 ///
 /// # Errors
-/// If the drawing library refuses; a plot without points is an empty string.
+/// If the drawing library fails.
 pub(super) fn render(series: &[&Series]) -> anyhow::Result<String> {
     let Some((x, y)) = Scale::both(series) else {
         return Ok(String::new());
@@ -76,7 +76,7 @@ fn draw(
                 line.sort_by(|a, b| a.0.total_cmp(&b.0));
                 chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
                 chart.draw_series(points.iter().filter_map(|p| whisker(p, 0.0, colour)))?;
-                // Dots that touch each other would hide the line.
+                // Adjacent dots would hide the line.
                 if points.len() <= 60 {
                     chart.draw_series(points.iter().map(|p| dot(p, 4, colour)))?;
                 }
@@ -91,7 +91,7 @@ fn draw(
     Ok(())
 }
 
-/// A point in the chart's coordinates.
+/// Point in the chart's coordinates.
 struct Placed {
     x: f64,
     y: f64,
@@ -109,14 +109,14 @@ fn dot(p: &Placed, size: i32, colour: RGBColor) -> Circle<(f64, f64), i32> {
     Circle::new((p.x, p.y), size, colour.filled())
 }
 
-/// The error bar of a point that has one.
+/// Returns the error bar of a point that has one.
 fn whisker(p: &Placed, shift: f64, colour: RGBColor) -> Option<PathElement<(f64, f64)>> {
     let (low, high) = p.error?;
     let x = p.x + shift;
     Some(PathElement::new([(x, low), (x, high)], colour.stroke_width(2)))
 }
 
-/// Where the bars of each series stand beside each x.
+/// Layout of the bars of all series at each x.
 struct BarLayout {
     width: f64,
     series: usize,
@@ -133,7 +133,8 @@ impl BarLayout {
         BarLayout { width: gap * 0.8, series: series.len() }
     }
 
-    /// Distance from x to the left edge, and width, of the bars of series `index`.
+    /// Returns the distance from x to the left edge, and the width, of the bars of series
+    /// `index`.
     fn of_series(&self, index: usize) -> (f64, f64) {
         let width = self.width / self.series as f64;
         (-self.width / 2.0 + width * index as f64, width)

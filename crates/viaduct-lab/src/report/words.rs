@@ -1,8 +1,8 @@
-//! Parameters in words: names of keys, and values, as people write them.
+//! Parameters as text: names of keys and values.
 
 use serde_json::Value;
 
-/// Parts of keys that are abbreviations, and their usual spelling.
+/// Abbreviations in keys, and their usual spelling.
 const SPELLINGS: [(&str, &str); 13] = [
     ("mtu", "MTU"),
     ("rtt", "round-trip time"),
@@ -18,7 +18,7 @@ const SPELLINGS: [(&str, &str); 13] = [
     ("dns", "DNS"),
     ("xor", "XOR"),
 ];
-/// Units at the end of keys.
+/// Unit suffixes of keys.
 const UNITS: [(&str, &str); 9] = [
     ("ms", "ms"),
     ("us", "\u{b5}s"),
@@ -31,7 +31,7 @@ const UNITS: [(&str, &str); 9] = [
     ("hz", "Hz"),
 ];
 
-/// A key in words, its unit behind a comma: `link_rtt_ms` is "Link round-trip time, ms".
+/// Returns a key as words, its unit after a comma: `link_rtt_ms` is "Link round-trip time, ms".
 pub(super) fn name(key: &str) -> String {
     let mut parts: Vec<&str> = key.split('_').filter(|part| !part.is_empty()).collect();
     let unit = parts.last().and_then(|last| UNITS.iter().find(|(short, _)| short == last));
@@ -50,7 +50,7 @@ fn spelt(part: &str) -> &str {
     SPELLINGS.iter().find(|(short, _)| *short == part).map_or(part, |(_, spelling)| spelling)
 }
 
-/// A value without the marks of JSON.
+/// Formats a value without JSON syntax.
 pub(super) fn value(value: &Value) -> String {
     let list = |items: Vec<String>| items.join(", ");
     match value {

@@ -1,4 +1,4 @@
-//! A client, a server and routers in a row between them, with an emulated link between neighbours.
+//! Client, server and a row of routers between them, with an emulated link between neighbours.
 //!
 //! ```text
 //!   client eth0 ═══════ west hop1 east ═══════ west hop2 east ═══════ eth0 server
@@ -17,7 +17,7 @@ use crate::emulator::{Emulator, EmulatorConfig};
 
 const MTU: u32 = 1500;
 
-/// A row of machines; see the module's drawing. All of it is gone when this is dropped.
+/// Row of machines; see the module's drawing. Dropping it removes everything.
 #[derive(Debug)]
 pub struct Chain {
     client: Host,
@@ -26,19 +26,20 @@ pub struct Chain {
     _emulators: Vec<Emulator>,
 }
 
-/// One end of a link.
+/// End of a link.
 #[derive(Clone, Copy)]
 struct End {
     link: usize,
-    /// 1 on the client's side, 2 on the server's.
+    /// Last part of the address: 1 on the client's side, 2 on the server's.
     last: u8,
 }
 
 impl Chain {
-    /// With these links, from the client to the server; a router between any two of them.
+    /// Builds the chain with these links, from the client to the server; a router between any
+    /// two.
     ///
     /// # Errors
-    /// The kernel refuses a part; nothing is left then.
+    /// If the kernel refuses a part; nothing is left in that case.
     pub fn build(
         links: &[LinkConfig],
         seed: u64,
@@ -71,28 +72,28 @@ impl Chain {
         Ok(Chain { client, hops: nodes, server, _emulators: emulators })
     }
 
-    /// The client.
+    /// Returns the client.
     pub fn client(&self) -> &Host {
         &self.client
     }
 
-    /// The routers, from the client's side.
+    /// Returns the routers, from the client's side.
     pub fn hops(&self) -> &[Node] {
         &self.hops
     }
 
-    /// The server.
+    /// Returns the server.
     pub fn server(&self) -> &Host {
         &self.server
     }
 }
 
 impl Drop for Chain {
-    /// A daemon that a program started would keep its namespace alive.
+    /// Kills all programs: a daemon started by one would keep its namespace alive.
     fn drop(&mut self) {
         let hosts = [&*self.client, &*self.server];
         for node in self.hops.iter().chain(hosts) {
-            // What cannot be killed here is no reason not to end the rest.
+            // A failure here must not prevent the others from being killed.
             let _ = node.netns().kill_all();
         }
     }
@@ -108,18 +109,18 @@ impl End {
     }
 }
 
-/// The device of machine `n` towards the server.
+/// Returns the device of machine `n` towards the server.
 fn east(n: usize) -> &'static str {
     if n == 0 { "eth0" } else { "east" }
 }
 
-/// The device of machine `n` of so many links towards the client.
+/// Returns the device of machine `n` towards the client, in a chain of `links` links.
 fn west(n: usize, links: usize) -> &'static str {
     if n == links { "eth0" } else { "west" }
 }
 
-/// Addresses and routes of machine `n`: everything towards the server by default, the links towards
-/// the client by name.
+/// Configures addresses and routes of machine `n`: the default route leads towards the server,
+/// and each link towards the client has its own route.
 fn address(node: &Node, n: usize, links: usize) -> Result<(), TopologyError> {
     let mut lines = Vec::new();
     let mut up = |device: &str, end: End| {
@@ -147,7 +148,7 @@ fn address(node: &Node, n: usize, links: usize) -> Result<(), TopologyError> {
     if n > 0 && n < links { node.set_sysctls(&ROUTER_SYSCTLS) } else { Ok(()) }
 }
 
-/// A machine at an end of the row, with its default route.
+/// Turns a node at an end of the row into a host with its default route.
 fn host(node: Node, own: End) -> Result<Host, TopologyError> {
     let via = End { last: 3 - own.last, ..own };
     let routes = vec![format!("default via {}", via.v4()), format!("default via {}", via.v6())];

@@ -1,4 +1,4 @@
-//! A client, a server, and a machine that stands aside of the way between them.
+//! Client, server, and a machine off the path between them.
 //!
 //! ```text
 //!                            aside eth0  10.3.0.2
@@ -18,7 +18,7 @@ use crate::emulator::{Emulator, EmulatorConfig};
 
 const MTU: u32 = 1500;
 
-/// Three machines around a router; see the module's drawing. All of it is gone when this is dropped.
+/// Three machines around a router; see the module's drawing. Dropping it removes everything.
 #[derive(Debug)]
 pub struct Detour {
     client: Host,
@@ -29,10 +29,11 @@ pub struct Detour {
 }
 
 impl Detour {
-    /// With `half` on either side of the fork, and `side` between it and the machine aside.
+    /// Builds the world with a `half` link on either side of the fork, and a `side` link
+    /// between the fork and the machine aside.
     ///
     /// # Errors
-    /// The kernel refuses a part; nothing is left then.
+    /// If the kernel refuses a part; nothing is left in that case.
     pub fn build(
         half: &LinkConfig,
         side: &LinkConfig,
@@ -56,41 +57,42 @@ impl Detour {
         Ok(Detour { client, server, aside, fork, _emulators: emulators })
     }
 
-    /// The client.
+    /// Returns the client.
     pub fn client(&self) -> &Host {
         &self.client
     }
 
-    /// The server.
+    /// Returns the server.
     pub fn server(&self) -> &Host {
         &self.server
     }
 
-    /// The machine that no packet passes unless it is sent there.
+    /// Returns the machine off the path; only packets addressed to it or routed there pass it.
     pub fn aside(&self) -> &Host {
         &self.aside
     }
 
-    /// The router between them.
+    /// Returns the router between them.
     pub fn fork(&self) -> &Node {
         &self.fork
     }
 }
 
 impl Drop for Detour {
-    /// A daemon that a program started would keep its namespace alive.
+    /// Kills all programs: a daemon started by one would keep its namespace alive.
     fn drop(&mut self) {
         for node in [&*self.client, &*self.server, &*self.aside, &self.fork] {
-            // What cannot be killed here is no reason not to end the rest.
+            // A failure here must not prevent the others from being killed.
             let _ = node.netns().kill_all();
         }
     }
 }
 
-/// Addresses and routes of link `number`: `node` at one end, the fork's `device` at the other.
+/// Configures addresses and routes of link `number`: `node` at one end, the fork's `device` at
+/// the other.
 fn wire(fork: &Node, device: &str, node: Node, number: u8) -> Result<Host, TopologyError> {
     let at = |last| Ipv4Addr::new(10, number, 0, last);
-    // The client's end is .1 and the fork's .2; elsewhere the fork is on the left.
+    // The client's end is .1 and the fork's .2; on the other links it is the reverse.
     let (own, forks) = if number == 1 { (at(1), at(2)) } else { (at(2), at(1)) };
     fork.ip(&[format!("addr add {forks}/30 dev {device}"), format!("link set {device} up")])?;
     let route = format!("default via {forks}");

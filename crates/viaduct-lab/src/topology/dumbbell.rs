@@ -1,4 +1,4 @@
-//! Two sites and the wide-area link between them.
+//! Two sites and a wide-area link between them.
 //!
 //! ```text
 //!  10.1.0.0/16, fd00:1::/48                               10.2.0.0/16, fd00:2::/48
@@ -13,9 +13,10 @@
 //! ```
 //!
 //! Each host has a wire (veth) and a network of its own, so a gateway routes and never bridges.
-//! `wan0` is a plain veth pair, and then hosts coalesce what they receive (GRO), as network cards
-//! do; or a TUN device in each gateway with the link emulator between. Nothing waits for duplicate-address
-//! detection, and TCP forgets metrics between connections, so that one run never teaches the next.
+//! `wan0` is either a plain veth pair, where hosts coalesce received segments (GRO) as network
+//! cards do, or a TUN device in each gateway with the link emulator between them. Duplicate
+//! address detection is off, and TCP keeps no metrics between connections, so that runs do not
+//! influence each other.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -29,47 +30,48 @@ use super::{Host, Journal, Node, TopologyError};
 use crate::emulator::{Emulator, EmulatorConfig};
 use crate::stop;
 
-/// What `wan0` is.
+/// Type of `wan0`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wan {
-    /// A veth pair: as fast as the kernel, no loss, no delay.
+    /// Veth pair: kernel speed, no loss, no delay.
     Veth,
-    /// A TUN device in each gateway, and this link between them.
+    /// TUN device in each gateway, with this link between them.
     Emulated(Box<EmulatorConfig>),
 }
 
 impl Wan {
-    /// The same link in both directions; see [`EmulatorConfig::symmetric`].
+    /// Creates the same link in both directions; see [`EmulatorConfig::symmetric`].
     pub fn emulated(link: LinkConfig, seed: u64) -> Wan {
         Wan::Emulated(Box::new(EmulatorConfig::symmetric(link, seed)))
     }
 }
 
-/// A description of a dumbbell.
+/// Description of a dumbbell.
 #[derive(Clone, Debug)]
 pub struct DumbbellSpec {
     /// Hosts on each side: 1 to 250.
     pub hosts: usize,
-    /// MTU between hosts and gateways, in bytes: 576 to 65535. Below IPv6's least, 1280, the hosts
-    /// have IPv4 alone: so at the paper's 1200.
+    /// MTU between hosts and gateways, in bytes: 576 to 65535. Below IPv6's minimum of 1280, as
+    /// with the paper's 1200, the hosts have IPv4 only.
     pub host_mtu: u32,
     /// MTU of `wan0`, in bytes: 1280 to 65535.
     pub wan_mtu: u32,
-    /// What `wan0` is.
+    /// Type of `wan0`.
     pub wan: Wan,
-    /// How long a1 may take to reach b1 before the world counts as not built.
+    /// Time limit for a1 to reach b1 before building fails.
     pub patience: Duration,
 }
 
 impl Default for DumbbellSpec {
-    /// One host a side, 1500 bytes everywhere, a veth pair between the gateways.
+    /// Returns one host per side, an MTU of 1500 bytes everywhere, and a veth pair between the
+    /// gateways.
     fn default() -> Self {
         let patience = Duration::from_secs(30);
         DumbbellSpec { hosts: 1, host_mtu: 1500, wan_mtu: 1500, wan: Wan::Veth, patience }
     }
 }
 
-/// Two sites; see the module's drawing. All of it is gone when this is dropped.
+/// Two sites; see the module's drawing. Dropping it removes everything.
 #[derive(Debug)]
 pub struct Dumbbell {
     a: Site,
@@ -78,12 +80,12 @@ pub struct Dumbbell {
 }
 
 impl Dumbbell {
-    /// Builds it and waits until a1 and b1 reach each other; a handful of packets cross the link
-    /// for that, and are in its counters and records.
+    /// Builds the world and waits until a1 and b1 reach each other. A few packets cross the
+    /// link for that; they appear in its counters and records.
     ///
     /// # Errors
-    /// If the description is out of range, the kernel refuses a part, or nothing gets through in
-    /// time; nothing is left then.
+    /// If the description is out of range, the kernel refuses a part, or a1 does not reach b1
+    /// in time; nothing is left in that case.
     pub fn build(spec: &DumbbellSpec, journal: &Journal) -> Result<Dumbbell, TopologyError> {
         spec.validate()?;
         let a = Site::new(Side::A, spec.hosts, spec.host_mtu, journal)?;
@@ -99,8 +101,9 @@ impl Dumbbell {
             Wan::Emulated(config) => {
                 let ends = (a.open_tun(spec.wan_mtu)?, b.open_tun(spec.wan_mtu)?);
                 if fast(config) {
-                    // Else all that a packet sets off, up to TCP's answer, runs in the emulator's
-                    // thread, which then carries half as much. Without root it stays so.
+                    // Otherwise all processing that a packet causes, up to TCP's answer, runs
+                    // in the emulator's thread and halves its throughput. Without root this is
+                    // not possible.
                     let _ = a.gateway.spread_receive("wan0");
                     let _ = b.gateway.spread_receive("wan0");
                 }
@@ -114,63 +117,64 @@ impl Dumbbell {
         Ok(dumbbell)
     }
 
-    /// The gateway of side A.
+    /// Returns the gateway of side A.
     pub fn gateway_a(&self) -> &Node {
         &self.a.gateway
     }
 
-    /// The gateway of side B.
+    /// Returns the gateway of side B.
     pub fn gateway_b(&self) -> &Node {
         &self.b.gateway
     }
 
-    /// The hosts of side A: a1, a2, …
+    /// Returns the hosts of side A: a1, a2, …
     pub fn hosts_a(&self) -> &[Host] {
         &self.a.hosts
     }
 
-    /// The hosts of side B: b1, b2, …
+    /// Returns the hosts of side B: b1, b2, …
     pub fn hosts_b(&self) -> &[Host] {
         &self.b.hosts
     }
 
-    /// The first host of side A.
+    /// Returns the first host of side A.
     pub fn a1(&self) -> &Host {
         &self.a.hosts[0]
     }
 
-    /// The first host of side B.
+    /// Returns the first host of side B.
     pub fn b1(&self) -> &Host {
         &self.b.hosts[0]
     }
 
-    /// Every machine: the gateways, then the hosts.
+    /// Returns every machine: the gateways, then the hosts.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         let hosts = self.a.hosts.iter().chain(&self.b.hosts);
         [&self.a.gateway, &self.b.gateway].into_iter().chain(hosts.map(|host| &**host))
     }
 
-    /// The link between the gateways, to change it, to count and to see what it dropped; none if
-    /// `wan0` is a plain wire.
+    /// Returns the link between the gateways, to change it and to read its counters and drops;
+    /// `None` if `wan0` is a veth pair.
     pub fn emulator(&self) -> Option<&Emulator> {
         self.emulator.as_ref()
     }
 
-    /// Puts an emulated link in the place of host `n`'s wire, of side B, as long as the emulator lives.
+    /// Replaces the wire of side B's host `n` by an emulated link, until the emulator is
+    /// dropped.
     ///
     /// # Errors
     /// If the kernel refuses the devices.
     ///
     /// # Panics
-    /// If there is no such host; they count from 1.
+    /// If there is no such host; hosts count from 1.
     pub fn emulate_wire_b(&self, n: u8, link: LinkConfig) -> Result<Emulator, TopologyError> {
         self.b.emulate_wire(n, EmulatorConfig::symmetric(link, n.into()))
     }
 
-    /// Waits until a1 and b1 reach each other by every address that they have.
+    /// Waits until a1 reaches b1 by each of b1's addresses.
     ///
     /// # Errors
-    /// If they do not within `limit`, or a stop was asked for.
+    /// If this takes longer than `limit`, or a stop was requested.
     pub fn wait_until_connected(&self, limit: Duration) -> Result<(), TopologyError> {
         let (from, to) = (self.a1(), self.b1());
         to.addresses().try_for_each(|ip| {
@@ -181,21 +185,21 @@ impl Dumbbell {
 }
 
 impl Drop for Dumbbell {
-    /// A daemon that a program in a host started would keep its namespace alive.
+    /// Kills all programs: a daemon started in a host would keep its namespace alive.
     fn drop(&mut self) {
         for node in self.nodes() {
-            // What cannot be killed here is no reason not to end the rest.
+            // A failure here must not prevent the others from being killed.
             let _ = node.netns().kill_all();
         }
     }
 }
 
-/// Where nobody listens: the refusal that comes back proves the way there and back.
+/// Port without a listener: its reset proves that both directions work.
 const PROBE_PORT: u16 = 9;
 
 fn wait_until_reached(from: &Host, to: SocketAddr, limit: Duration) -> Result<(), TopologyError> {
     let deadline = Instant::now() + limit;
-    // A lost SYN is repeated by TCP only after a second: ask anew, with ever more patience.
+    // TCP retransmits a lost SYN only after a second; retry sooner, with a growing time limit.
     let mut patience = Duration::from_millis(20);
     loop {
         stop::check()?;
@@ -203,7 +207,7 @@ fn wait_until_reached(from: &Host, to: SocketAddr, limit: Duration) -> Result<()
             Ok(_) => return Ok(()),
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Ok(()),
             Err(_) if Instant::now() < deadline => {
-                // An error that comes at once (no route yet) is no reason to spin.
+                // Avoids a busy loop on immediate errors, such as a missing route.
                 thread::sleep(Duration::from_millis(5));
                 patience = (patience * 2).min(Duration::from_secs(2));
             }
@@ -228,7 +232,8 @@ impl DumbbellSpec {
     }
 }
 
-/// Whether a link carries so much that waking another core, 0.1 ms, costs less than not to.
+/// True if the link is so fast that waking another core, 0.1 ms, costs less than processing on
+/// the same one.
 fn fast(config: &EmulatorConfig) -> bool {
     let limits = [config.a_to_b.rate, config.b_to_a.rate];
     limits.into_iter().flatten().any(|rate| rate >= 300_000_000)

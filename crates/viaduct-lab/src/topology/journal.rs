@@ -1,8 +1,8 @@
-//! Every command that was run, so that a person can repeat by hand what the lab did.
+//! Journal of all commands that were run, so that a person can repeat them by hand.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A list of commands; clones share it.
+/// List of commands, shared by its clones.
 #[derive(Clone, Debug, Default)]
 pub struct Journal {
     aloud: bool,
@@ -10,17 +10,17 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// An empty journal that keeps to itself.
+    /// Creates an empty journal that prints nothing.
     pub fn new() -> Journal {
         Journal::default()
     }
 
-    /// An empty journal that also prints each command to stderr as it is run (`--verbose`).
+    /// Creates an empty journal that also prints each command to stderr (`--verbose`).
     pub fn aloud() -> Journal {
         Journal { aloud: true, ..Journal::default() }
     }
 
-    /// Notes that `command` is run in `node`.
+    /// Records that `command` runs in `node`.
     pub fn note(&self, node: &str, command: &str) {
         let line = format!("[{node}] {command}");
         if self.aloud {
@@ -29,7 +29,7 @@ impl Journal {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).push(line);
     }
 
-    /// All lines so far, as in `[gwa] ip link set wan0 up`.
+    /// Returns all lines so far, as in `[gwa] ip link set wan0 up`.
     pub fn lines(&self) -> Vec<String> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

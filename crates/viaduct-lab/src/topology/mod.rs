@@ -1,9 +1,9 @@
-//! Worlds made of network namespaces: hosts, gateways and the wires between them.
+//! Worlds of network namespaces: hosts, gateways and the wires between them.
 //!
-//! A world is built from a description, lives as long as its value, and leaves nothing behind: its
-//! namespaces have no names (see [`viaduct_sys::netns`]), so that a drop, a panic, Ctrl-C and even
-//! `kill -9` end it wholly. Several worlds stand side by side; their addresses are the same and
-//! never meet.
+//! A world is built from a description, lives as long as its value, and leaves nothing behind.
+//! Its namespaces have no names (see [`viaduct_sys::netns`]), so that a drop, a panic, Ctrl-C
+//! and even `kill -9` remove it completely. Several worlds can exist side by side; they use the
+//! same addresses without conflict.
 //!
 //! ```text
 //!    [Dumbbell]   a1 ─┐                                     ┌─ b1
@@ -51,72 +51,72 @@ use std::time::Duration;
 
 use viaduct_sys::netns::NetnsError;
 
-/// What can go wrong in a world.
+/// Errors of a world.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
-    /// A namespace could not be made, entered or set.
+    /// A namespace could not be created, entered or configured.
     #[error(transparent)]
     Netns(#[from] NetnsError),
-    /// The TUN of an emulated link could not be made.
+    /// The TUN device of an emulated link could not be created.
     #[error("in {node}")]
     Tun {
-        /// The node's name.
+        /// Name of the node.
         node: String,
-        /// What the kernel refused.
+        /// Error of the kernel.
         source: viaduct_sys::tun::TunError,
     },
     /// The link between the gateways could not be started.
     #[error("cannot emulate the link between the gateways")]
     Emulator(#[from] crate::emulator::EmulatorError),
-    /// The description asks for something that cannot be.
+    /// A value in the description is out of range.
     #[error("{what} is {value}, but must be {range}")]
     Spec {
         /// The field, as in `hosts`.
         what: &'static str,
-        /// Its value.
+        /// Given value.
         value: u64,
-        /// What it may be.
+        /// Allowed range.
         range: &'static str,
     },
     /// A command in a node failed.
     #[error("in {node}: `{command}` failed: {output}")]
     Command {
-        /// The node's name.
+        /// Name of the node.
         node: String,
-        /// The command line.
+        /// Command line.
         command: String,
-        /// What it said.
+        /// Output of the command.
         output: String,
     },
-    /// A program could not be started or spoken to.
+    /// A program could not be started, or communication with it failed.
     #[error("in {node}: cannot {what}")]
     Io {
-        /// The node's name.
+        /// Name of the node.
         node: String,
-        /// As in "start iperf3".
+        /// Attempted operation, as in "start iperf3".
         what: String,
-        /// The system's answer.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A program did not end or get ready in time.
+    /// A program did not end or become ready in time.
     #[error("in {node}: {what} not done after {}", humantime(*.after))]
     TimedOut {
-        /// The node's name.
+        /// Name of the node.
         node: String,
-        /// As in "iperf3".
+        /// Awaited program, as in "iperf3".
         what: String,
-        /// How long was waited.
+        /// Time waited.
         after: Duration,
     },
-    /// A program's answer is not what it should be.
+    /// A program gave an unexpected answer.
     #[error("in {node}: {what}")]
     Answer {
-        /// The node's name.
+        /// Name of the node.
         node: String,
-        /// What was wrong with it.
+        /// Description of the error.
         what: String,
     },
-    /// Ctrl-C.
+    /// The user pressed Ctrl-C.
     #[error(transparent)]
     Stopped(#[from] crate::stop::Stopped),
 }

@@ -1,4 +1,4 @@
-//! One machine of a world: a namespace with a name.
+//! Machine of a world: a namespace with a name.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,7 +11,7 @@ use viaduct_sys::process::Process;
 
 use super::{Journal, TopologyError};
 
-/// A machine: a network namespace, its name, and the journal that its commands go to.
+/// Machine: a network namespace, its name, and the journal of its commands.
 #[derive(Clone, Debug)]
 pub struct Node {
     name: String,
@@ -20,11 +20,11 @@ pub struct Node {
 }
 
 impl Node {
-    /// A machine with nothing but a loopback interface, which is up.
+    /// Creates a machine with only a loopback interface, which is up.
     pub fn new(name: impl Into<String>, journal: &Journal) -> Result<Node, TopologyError> {
         let node = Node { name: name.into(), netns: Netns::new()?, journal: journal.clone() };
-        // Duplicate-address detection would make addresses unusable for a second, and router
-        // solicitations would cross the links that are measured.
+        // Duplicate address detection would make addresses unusable for a second, and router
+        // solicitations would cross the measured links.
         node.set_sysctls(&[
             ("net/ipv6/conf/all/accept_dad", "0"),
             ("net/ipv6/conf/default/accept_dad", "0"),
@@ -34,23 +34,23 @@ impl Node {
         Ok(node)
     }
 
-    /// As in `a1` or `gwb`.
+    /// Returns the name, as in `a1` or `gwb`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The namespace.
+    /// Returns the namespace.
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
-    /// A command in this machine; see [`Netns::command`] for who may spawn it, [`Node::spawn`] for
-    /// the usual way.
+    /// Creates a command in this machine. [`Netns::command`] says which thread may spawn it;
+    /// [`Node::spawn`] is the usual way.
     pub fn command(&self, program: &str) -> Command {
         self.netns.command(program)
     }
 
-    /// Starts `command` (one of [`Node::command`]'s), noted in the journal.
+    /// Starts `command`, built by [`Node::command`], and records it in the journal.
     pub fn spawn(&self, command: Command) -> Result<Process, TopologyError> {
         let line = line_of(&command);
         self.journal.note(&self.name, &line);
@@ -60,10 +60,11 @@ impl Node {
     /// Runs a short program to its end.
     ///
     /// # Returns
-    /// What it printed.
+    /// The program's standard output.
     ///
     /// # Errors
-    /// If it cannot be started, or ends with another status than 0: then with what it said.
+    /// If it cannot be started, or exits with a status other than 0; the error contains its
+    /// output.
     pub fn run(&self, program: &str, args: &[&str]) -> Result<String, TopologyError> {
         let mut command = self.command(program);
         command.args(args).stdin(Stdio::null());
@@ -73,7 +74,7 @@ impl Node {
         self.finished(line, &output)
     }
 
-    /// Runs `ip` commands, without the word `ip`, in one go; stops at the first that fails.
+    /// Runs `ip` commands (without the word `ip`) as one batch; stops at the first failure.
     pub fn ip(&self, lines: &[String]) -> Result<(), TopologyError> {
         for line in lines {
             self.journal.note(&self.name, &format!("ip {line}"));
@@ -84,14 +85,14 @@ impl Node {
         let start = |e| self.io("run `ip` (package iproute2)".into(), e);
         let mut child = command.spawn().map_err(start)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // If it stopped reading, its exit status says why.
+            // If `ip` stopped reading, its exit status gives the reason.
             let _ = stdin.write_all(lines.join("\n").as_bytes());
         }
         let output = child.wait_with_output().map_err(start)?;
         self.finished(format!("ip {}", lines.join("; ")), &output).map(drop)
     }
 
-    /// Writes settings inside, as in `("net/ipv4/ip_forward", "1")`.
+    /// Writes sysctls of the namespace, as in `("net/ipv4/ip_forward", "1")`.
     pub fn set_sysctls(&self, settings: &[(&str, &str)]) -> Result<(), TopologyError> {
         for (key, value) in settings {
             self.journal.note(&self.name, &format!("sysctl -w {key}='{value}'"));
@@ -99,27 +100,27 @@ impl Node {
         Ok(self.netns.set_sysctls(settings)?)
     }
 
-    /// Switches segmentation, coalescing and checksum offload of an interface on or off, so that
-    /// with `false` the packets that a tap sees are those that cross the wire.
+    /// Switches segmentation, coalescing and checksum offloads of an interface on or off. With
+    /// `false`, the packets that a tap sees are those that cross the wire.
     pub fn set_offloads(&self, interface: &str, on: bool) -> Result<(), TopologyError> {
         let to = if on { "on" } else { "off" };
         let features = ["tso", to, "gso", to, "gro", to, "tx", to];
         self.run("ethtool", &[&["-K", interface][..], &features[..]].concat()).map(drop)
     }
 
-    /// Has every core take its share, by flow, of the kernel's work on what `interface` receives
-    /// (RPS), instead of the core where it comes in.
+    /// Distributes the kernel's receive processing for `interface` over all cores by flow
+    /// (RPS), instead of the core that receives the packet.
     ///
     /// # Errors
     /// If the kernel refuses, as it does without real root.
     pub fn spread_receive(&self, interface: &str) -> Result<(), TopologyError> {
         let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
-        // The mounted sysfs shows the devices of the namespace that it was mounted in.
+        // A mounted sysfs shows the devices of the namespace in which it was mounted.
         let script = format!("mount -t sysfs sysfs /sys && echo {} > {file}", core_mask());
         self.run("unshare", &["--mount", "sh", "-c", &script]).map(drop)
     }
 
-    /// An error of this machine's.
+    /// Wraps an I/O error with this machine's name.
     pub(crate) fn io(&self, what: String, source: std::io::Error) -> TopologyError {
         TopologyError::Io { node: self.name.clone(), what, source }
     }
@@ -139,29 +140,29 @@ impl Node {
     }
 }
 
-/// A host: a machine with one interface, `eth0`, and these addresses on it.
+/// Host: a machine with one interface, `eth0`, and these addresses on it.
 #[derive(Clone, Debug)]
 pub struct Host {
     pub(super) node: Node,
     pub(super) v4: Ipv4Addr,
     pub(super) v6: Option<Ipv6Addr>,
-    /// As in `default via 10.1.1.1`.
+    /// Default routes, as in `default via 10.1.1.1`.
     pub(super) routes: Vec<String>,
 }
 
 impl Host {
-    /// Its IPv4 address.
+    /// Returns the IPv4 address.
     pub fn v4(&self) -> Ipv4Addr {
         self.v4
     }
 
-    /// Its IPv6 address; none where the MTU is below IPv6's least, 1280.
+    /// Returns the IPv6 address; `None` where the MTU is below IPv6's minimum of 1280.
     pub fn v6(&self) -> Option<Ipv6Addr> {
         self.v6
     }
 
-    /// Has every new TCP connection of this host use this congestion control, as in `cubic`, where
-    /// its program does not ask for one: for programs that cannot be told.
+    /// Sets the default congestion control of new TCP connections of this host, as in `cubic`:
+    /// for programs that have no option for it.
     ///
     /// # Errors
     /// If the kernel does not know it.
@@ -170,7 +171,7 @@ impl Host {
         self.ip(&self.routes.iter().map(with).collect::<Vec<_>>())
     }
 
-    /// Every address that it has, IPv4 first.
+    /// Returns all addresses, IPv4 first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         std::iter::once(self.v4.into()).chain(self.v6.map(IpAddr::V6))
     }
@@ -183,7 +184,7 @@ impl Deref for Host {
     }
 }
 
-/// A command as one would type it.
+/// Formats a command as one would type it.
 fn line_of(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
@@ -193,7 +194,8 @@ fn line_of(command: &Command) -> String {
         .join(" ")
 }
 
-/// All cores of this machine, as the kernel writes a set of them: hexadecimal words of 32.
+/// Returns the set of all cores of this machine in the kernel's format: hexadecimal words of 32
+/// bits.
 fn core_mask() -> String {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let words = (0..cores.div_ceil(32)).rev().map(|word| {

@@ -1,5 +1,5 @@
-//! Two machines and a wire between them: one makes the load and serves it, the other is what stands
-//! in between (Miniproxy, section 6.1).
+//! Two machines and a wire between them: one generates and serves the load, the other runs the
+//! proxy under test (Miniproxy, section 6.1).
 //!
 //! ```text
 //!   load eth0 ─────────────── eth0 box
@@ -14,7 +14,7 @@ use super::{Host, Journal, Node, TopologyError};
 
 const MTU: u32 = 1500;
 
-/// Both machines. All of it is gone when this is dropped.
+/// Both machines. Dropping it removes everything.
 #[derive(Debug)]
 pub struct Pair {
     load: Host,
@@ -22,21 +22,21 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Builds it.
+    /// Builds the two machines and their wire.
     ///
     /// # Errors
-    /// The kernel refuses a part; nothing is left then.
+    /// If the kernel refuses a part; nothing is left in that case.
     pub fn build(journal: &Journal) -> Result<Pair, TopologyError> {
         let (load, middle) = (Node::new("load", journal)?, Node::new("box", journal)?);
         load.ip(&[veth(MTU, ("eth0", 10), ("eth0", 11), &middle)])?;
         Ok(Pair { load: host(load, 1)?, middle: host(middle, 2)? })
     }
 
-    /// Adds a second wire, 10.4.0.0/24, beside the first: what comes from its address at the load
-    /// goes by it to wherever the other machine is asked for, and back.
+    /// Adds a second wire, 10.4.0.0/24, beside the first. Traffic from the load's address on it
+    /// uses it in both directions, whatever address of the other machine it is sent to.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// If the kernel refuses.
     pub fn add_link(&self) -> Result<(), TopologyError> {
         self.load.ip(&[
             veth(MTU, ("eth1", 20), ("eth1", 21), &self.middle),
@@ -50,22 +50,22 @@ impl Pair {
         ])
     }
 
-    /// The machine of clients and servers.
+    /// Returns the machine of the clients and servers.
     pub fn load(&self) -> &Host {
         &self.load
     }
 
-    /// The machine that stands between them.
+    /// Returns the machine of the proxy between them.
     pub fn middle(&self) -> &Host {
         &self.middle
     }
 }
 
 impl Drop for Pair {
-    /// A daemon that a program started would keep its namespace alive.
+    /// Kills all programs: a daemon started by one would keep its namespace alive.
     fn drop(&mut self) {
         for host in [&self.load, &self.middle] {
-            // What cannot be killed here is no reason not to end the rest.
+            // A failure here must not prevent the others from being killed.
             let _ = host.netns().kill_all();
         }
     }
@@ -80,7 +80,7 @@ fn host(node: Node, last: u8) -> Result<Host, TopologyError> {
         format!("route add {route}"),
     ])?;
     node.set_sysctls(&HOST_SYSCTLS)?;
-    // Tens of thousands of connections a second, each with a port of its own.
+    // Sized for tens of thousands of connections per second, each with its own port.
     node.set_sysctls(&[
         ("net/ipv4/ip_local_port_range", "10000 65535"),
         ("net/ipv4/tcp_tw_reuse", "1"),

@@ -1,4 +1,4 @@
-//! A directory for files that programs need, gone when its value is.
+//! Temporary directory for the files of programs, removed when its value is dropped.
 
 use std::fs;
 use std::io;
@@ -6,18 +6,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What a lab makes for a while is called this, the lab's process id, and a number.
+/// Name prefix of temporary objects of the lab; the lab's process ID and a number follow.
 pub(crate) const PREFIX: &str = "viaduct-lab-";
 
-/// A directory of our own below the system's temporary one.
+/// Directory of this process below the system's temporary one.
 ///
-/// Its name holds our process id; what a killed lab left behind is removed by the next that makes
-/// one.
+/// The directory's name contains the process ID; directories left by a killed lab are removed
+/// when another lab creates one.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// A new, empty directory that others may read (some servers read as nobody).
+    /// Creates an empty directory that others may read (some servers read as user `nobody`).
     pub fn new() -> io::Result<Scratch> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let base = std::env::temp_dir();
@@ -31,12 +31,12 @@ impl Scratch {
         Ok(Scratch(path))
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Writes a file into it and returns where that is.
+    /// Writes a file into the directory and returns its path.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> io::Result<PathBuf> {
         let path = self.0.join(name);
         fs::write(&path, content)?;
@@ -50,7 +50,7 @@ impl Scratch {
         Ok(path)
     }
 
-    /// Writes a file that can be executed.
+    /// Writes an executable file.
     pub fn write_script(&self, name: &str, content: impl AsRef<[u8]>) -> io::Result<PathBuf> {
         let path = self.write(name, content)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
@@ -60,12 +60,12 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Whatever stays is swept by a later lab.
+        // A later lab removes the directory if this fails.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// The directories of labs that are no more.
+/// Returns the directories of labs that no longer run.
 pub(crate) fn left_behind(base: &Path) -> Vec<PathBuf> {
     let is_stale = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str());
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_dropped_scratch_is_gone_and_a_dead_labs_is_swept() {
-        // No process has this id: it is above the kernel's highest.
+        // Process ID above the kernel's maximum, so that no process has it.
         let stale = std::env::temp_dir().join(format!("{PREFIX}99999999-0"));
         fs::create_dir_all(stale.join("inner")).unwrap();
         let scratch = Scratch::new().unwrap();

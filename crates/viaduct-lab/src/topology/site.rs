@@ -1,4 +1,4 @@
-//! One side of a dumbbell: a gateway, its hosts and the wires between them.
+//! Side of a dumbbell: a gateway, its hosts and the wires between them.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ use viaduct_sys::tun::Tun;
 use super::{Host, Journal, Node, TopologyError, tun};
 use crate::emulator::{Emulator, EmulatorConfig};
 
-/// Which site: decides names and addresses.
+/// Side; determines names and addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Side {
     A,
@@ -33,7 +33,8 @@ impl Side {
         }
     }
 
-    /// Machine `last` (1 the gateway, 2 the host) on the wire of host `host`.
+    /// Returns the address of machine `last` (1 the gateway, 2 the host) on the wire of host
+    /// `host`.
     fn v4(self, host: u8, last: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, self.number(), host, last)
     }
@@ -44,21 +45,21 @@ impl Side {
     }
 }
 
-/// A gateway and its hosts.
+/// Gateway and its hosts.
 #[derive(Debug)]
 pub(super) struct Site {
     side: Side,
-    /// Of its wires, in bytes.
+    /// MTU of the wires in bytes.
     mtu: u32,
     pub(super) gateway: Node,
     pub(super) hosts: Vec<Host>,
 }
 
-/// The MTU below which a device carries no IPv6.
+/// Minimum MTU of a device for IPv6.
 const V6_LEAST_MTU: u32 = 1280;
 
 impl Site {
-    /// Side `side`, with so many hosts on wires of MTU `mtu`.
+    /// Builds `side` with `hosts` hosts on wires of MTU `mtu`.
     pub(super) fn new(
         side: Side,
         hosts: usize,
@@ -73,9 +74,9 @@ impl Site {
         Ok(Site { side, mtu, gateway, hosts })
     }
 
-    /// Lets the hosts coalesce the segments that they receive: without it, TCP at the receiver
-    /// costs more than all else on the way. A veth does so only where the other end does not
-    /// segment. The emulator hands over each packet by itself, so there is nothing to coalesce.
+    /// Enables GRO in the hosts: without it, receiving TCP costs more than everything else on
+    /// the path. A veth coalesces only if its other end does not segment. The emulator delivers
+    /// packets singly, so with it there is nothing to coalesce.
     pub(super) fn coalesce(&self) -> Result<(), TopologyError> {
         for host in &self.hosts {
             self.gateway.run("ethtool", &["-K", host.name(), "tso", "off"])?;
@@ -84,12 +85,12 @@ impl Site {
         Ok(())
     }
 
-    /// `wan0` as a TUN, for the emulator.
+    /// Opens `wan0` as a TUN device for the emulator.
     pub(super) fn open_tun(&self, mtu: u32) -> Result<Tun, TopologyError> {
         tun::open(&self.gateway, "wan0", mtu)
     }
 
-    /// Puts an emulated link in the place of host `n`'s wire.
+    /// Replaces the wire of host `n` by an emulated link.
     pub(super) fn emulate_wire(
         &self,
         n: u8,
@@ -103,7 +104,7 @@ impl Site {
         Ok(Emulator::start(gateways, hosts, config)?)
     }
 
-    /// Gives `wan0` its addresses and the routes to the other site.
+    /// Configures the addresses of `wan0` and the routes to the other site.
     pub(super) fn connect_wan(&self) -> Result<(), TopologyError> {
         let (own, other) = (self.side.number(), self.side.other().number());
         self.gateway.ip(&[
@@ -116,7 +117,7 @@ impl Site {
     }
 }
 
-/// A host with its wire to the gateway, addressed and routed at both ends.
+/// Adds a host with its wire to the gateway, with addresses and routes at both ends.
 fn add_host(
     gateway: &Node,
     side: Side,
@@ -136,7 +137,7 @@ fn add_host(
     Ok(host)
 }
 
-/// Gives both ends of a host's wire their addresses, and the host its routes.
+/// Configures the addresses of both ends of a host's wire, and the host's routes.
 fn connect_host(gateway: &Node, host: &Host, side: Side, n: u8) -> Result<(), TopologyError> {
     let name = host.name();
     let at_v6 = |v6| format!("addr add {v6}/64 dev {name} nodad");
@@ -151,10 +152,10 @@ fn connect_host(gateway: &Node, host: &Host, side: Side, n: u8) -> Result<(), To
     host.ip(&at_host)
 }
 
-/// The command that makes a wire from here to `peer`.
+/// Returns the command that creates a wire from here to `peer`.
 ///
-/// The two ends must differ in their index: where they are equal the kernel takes the wire for a
-/// device of its own and puts off for up to a second the news that its carrier is there.
+/// The interface indices of the two ends must differ: if they are equal, the kernel treats the
+/// wire as a physical device and delays its carrier notification by up to a second.
 pub(super) fn veth(mtu: u32, here: (&str, u32), there: (&str, u32), peer: &Node) -> String {
     let (name, index, peer_name, peer_index) = (here.0, here.1, there.0, there.1);
     let netns = peer.netns().path();
@@ -164,22 +165,22 @@ pub(super) fn veth(mtu: u32, here: (&str, u32), there: (&str, u32), peer: &Node)
     )
 }
 
-/// Of a machine that forwards.
+/// Sysctls of a forwarding machine.
 pub(super) const ROUTER_SYSCTLS: [(&str, &str); 4] = [
     ("net/ipv4/ip_forward", "1"),
     ("net/ipv6/conf/all/forwarding", "1"),
-    // A recovered packet may come in by another device than the route says.
+    // A recovered packet may arrive on another device than its route's.
     ("net/ipv4/conf/all/rp_filter", "0"),
     ("net/ipv4/conf/default/rp_filter", "0"),
 ];
 
-/// Of a machine where programs run.
+/// Sysctls of a machine that runs programs.
 pub(super) const HOST_SYSCTLS: [(&str, &str); 4] = [
-    // What one connection learns must not teach the next.
+    // No connection uses the metrics of an earlier one.
     ("net/ipv4/tcp_no_metrics_save", "1"),
-    // Room for 1 Gb/s at 100 ms and then some: 64 MB.
+    // Buffers of 64 MB: more than 1 Gb/s at 100 ms needs.
     ("net/ipv4/tcp_rmem", "4096 131072 67108864"),
     ("net/ipv4/tcp_wmem", "4096 65536 67108864"),
-    // Every user may ping, also without root.
+    // Allows ping for every user, even without root.
     ("net/ipv4/ping_group_range", "0 0"),
 ];

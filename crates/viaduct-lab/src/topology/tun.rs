@@ -1,11 +1,11 @@
-//! The devices that emulated links end in, and clients of our own.
+//! TUN devices at the ends of emulated links and for the lab's own clients.
 
 use viaduct_sys::tun::Tun;
 
 use super::{Node, TopologyError};
 use crate::emulator::TUN_QUEUE;
 
-/// `name` in `node` as a TUN, down, with a long queue.
+/// Creates `name` in `node` as a TUN device, down, with a long queue.
 pub(crate) fn open(node: &Node, name: &str, mtu: u32) -> Result<Tun, TopologyError> {
     let make = || {
         let tun = Tun::create(name)?;
@@ -14,7 +14,7 @@ pub(crate) fn open(node: &Node, name: &str, mtu: u32) -> Result<Tun, TopologyErr
     };
     let wrong = |source| TopologyError::Tun { node: node.name().into(), source };
     let tun = node.netns().enter(make)?.map_err(wrong)?;
-    // By netlink: without root the emulator itself could not.
+    // Set by netlink, since the emulator itself cannot without root.
     node.ip(&[format!("link set {name} txqueuelen {TUN_QUEUE}")])?;
     Ok(tun)
 }

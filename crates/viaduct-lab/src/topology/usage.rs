@@ -1,24 +1,24 @@
-//! What a program uses: processor time, memory, descriptors; its children's included.
+//! Resource usage of a program and its descendants: processor time, memory, descriptors.
 
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// What a program uses now.
+/// Current resource usage of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// Bytes of memory that are resident, shared ones included.
+    /// Resident memory in bytes, shared pages included.
     pub resident: u64,
-    /// Of these, those that it shares with no file: its own.
+    /// Anonymous part of the resident memory, which no file backs.
     pub anonymous: u64,
     /// Open sockets.
     pub sockets: usize,
-    /// Open ends of pipes: two for a pipe.
+    /// Open pipe ends; a pipe has two.
     pub pipes: usize,
 }
 
 impl Usage {
-    /// Of the process `pid` and all that descend from it; of one that has gone, nothing.
+    /// Reads the usage of process `pid` and its descendants; zero if the process is gone.
     pub fn of(pid: u32) -> Usage {
         let mut sum = Usage::default();
         for pid in family(pid) {
@@ -36,45 +36,45 @@ impl Usage {
     }
 }
 
-/// Processor time that the process `pid` and its descendants have used, the kernel's work on their
-/// behalf included.
+/// Returns the processor time used by process `pid` and its descendants, in user space and
+/// kernel.
 pub fn cpu_time(pid: u32) -> Duration {
     family(pid).into_iter().map(|pid| cpu(&Path::new("/proc").join(pid.to_string()))).sum()
 }
 
-/// How often threads of the process `pid` and its descendants were put on a processor, as long as they live:
-/// each wake-up is one such time.
+/// Returns how many times the live threads of process `pid` and its descendants were scheduled
+/// onto a processor; each wake-up counts once.
 pub fn times_scheduled(pid: u32) -> u64 {
     let tasks = family(pid).into_iter().flat_map(|pid| {
         let dir = Path::new("/proc").join(pid.to_string()).join("task");
         fs::read_dir(dir).into_iter().flatten().flatten()
     });
     let times = tasks.filter_map(|task| {
-        // Nanoseconds that it ran, nanoseconds that it waited, times that it was put on a processor.
+        // Columns: nanoseconds of running, nanoseconds of waiting, times scheduled.
         let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
         text.split_whitespace().nth(2)?.parse::<u64>().ok()
     });
     times.sum()
 }
 
-/// Processor time that the whole machine has spent on work since it started; in ticks of 10 ms.
+/// Returns the busy processor time of the whole machine since boot, in ticks of 10 ms.
 pub fn machine_time() -> Duration {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();
     let ticks: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    // user, nice, system, (idle, waiting for disks,) interrupts, soft ones, stolen
+    // Columns: user, nice, system, (idle, iowait,) irq, softirq, steal.
     let busy = [0, 1, 2, 5, 6, 7].into_iter().filter_map(|n| ticks.get(n)).sum::<u64>();
     Duration::from_millis(10 * busy)
 }
 
-/// Bytes of the whole machine's kernel that are in sockets, their files and epoll's notes of them;
-/// 0 without the right to see it.
+/// Returns the bytes of kernel memory of the whole machine for sockets, their files and their
+/// epoll entries; 0 without permission to read it.
 pub fn socket_memory() -> u64 {
     const CACHES: [&str; 6] =
         ["TCP", "TCPv6", "sock_inode_cache", "filp", "eventpoll_epi", "eventpoll_pwq"];
     let text = fs::read_to_string("/proc/slabinfo").unwrap_or_default();
     let bytes = text.lines().filter_map(|line| {
-        // name, objects in use, objects, bytes of an object
+        // Columns: name, objects in use, objects, bytes per object.
         let mut words = line.split_whitespace();
         CACHES.contains(&words.next()?).then_some(())?;
         let (used, _, size) = (words.next()?, words.next()?, words.next()?);
@@ -83,14 +83,14 @@ pub fn socket_memory() -> u64 {
     bytes.sum()
 }
 
-/// `root` and its descendants.
+/// Returns `root` and its descendants.
 fn family(root: u32) -> Vec<u32> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // "123 (name) S 1 …", where the name may hold anything.
+        // Format "123 (name) S 1 …", where the name may contain anything.
         let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
         let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
         parents.push((pid, after.split_whitespace().nth(1).and_then(|word| word.parse().ok())));
@@ -107,7 +107,7 @@ fn family(root: u32) -> Vec<u32> {
     family
 }
 
-/// Nanoseconds that the scheduler counted, over all threads: finer than a clock's ticks.
+/// Sums the scheduler's nanosecond counters over all threads: finer than clock ticks.
 fn cpu(dir: &Path) -> Duration {
     let tasks = fs::read_dir(dir.join("task")).into_iter().flatten().flatten();
     let nanos = tasks.filter_map(|task| {
@@ -117,7 +117,7 @@ fn cpu(dir: &Path) -> Duration {
     Duration::from_nanos(nanos.sum())
 }
 
-/// A line of `status`, in bytes.
+/// Reads a line of `status` in bytes.
 fn status(dir: &Path, key: &str) -> u64 {
     let text = fs::read_to_string(dir.join("status")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Figure 9: what all clients get together, and whether they get alike.
+//! Figure 9: aggregate throughput of all clients, and its fairness.
 
 use std::time::{Duration, Instant};
 
@@ -14,29 +14,30 @@ use crate::topology::{Dumbbell, DumbbellSpec, Wan, cpu_time};
 /// The experiment.
 pub(in crate::experiments) struct Aggregate;
 
-/// A switch's port: the paper's 100 Mb/s, and 20 ms of queue.
+/// Link like a switch port: the paper's 100 Mb/s, with 20 ms of queue.
 const LINK: &str = "rate=100M,delay=500us,queue=250kB";
 const OBJECT: usize = 500_000;
 const CLIENTS: [usize; 6] = [1, 10, 100, 1_000, 3_000, 6_000];
 const QUICK: [usize; 2] = [1, 100];
-/// What one client fetches on a link of 1 Gb/s: the same, and something long.
+/// Objects that a single client fetches on a 1 Gb/s link: the same one, and a long one.
 const ALONE: [usize; 2] = [OBJECT, 100_000_000];
-/// As often as the paper, whose error bars are 95 % confidence intervals.
+/// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
-/// Of TCP's throughput, at least: continuations alone take a twentieth.
+/// Minimum throughput relative to TCP's; continuations alone take a twentieth.
 const LEAST: f64 = 0.9;
-/// From so many clients on the link is crowded: each has less than a window of two.
+/// Number of clients from which the link is crowded: each then has a window of less than two
+/// packets.
 const CROWD: usize = 1_000;
-/// So many times as long a crowd takes to settle, and is watched: what of its data waits for something before it comes
-/// to a tenth of what 5 s bring, and to another tenth more or less from run to run.
+/// Factor on the warm-up and the measured time of a crowd. In 5 s, data still waiting amounts
+/// to a tenth of the transfer, and varies by a tenth from run to run.
 const LONGER: u32 = 2;
 
-/// Trickles by packets of this format, or TCP.
+/// Transport: Trickles in this packet format, or TCP (`None`).
 type Who = Option<Format>;
 
-/// Where it is not said otherwise.
+/// Default transport of the comparison.
 const OURS: Who = Some(Format::Tcp);
-/// Who fetches on a link of 1 Gb/s, where what a packet costs decides.
+/// Transports compared on the 1 Gb/s link, where the cost per packet decides.
 const ARMS: [Who; 3] = [OURS, Some(Format::Udp), None];
 
 impl Experiment for Aggregate {
@@ -70,7 +71,7 @@ impl Experiment for Aggregate {
         let request = get("file");
         for &clients in counts {
             let longer = if clients >= CROWD { LONGER } else { 1 };
-            // A round of few clients is half as long: there are six.
+            // Rounds with few clients are half as long, since there are six.
             let half = if clients >= CROWD { 1 } else { 2 };
             let (warm_up, window) = (longer * warm_up / half, longer * window / half);
             let fetches = Fetches { request: &request, clients, warm_up, window };
@@ -120,7 +121,7 @@ fn link(run: &Run) -> Result<Dumbbell> {
     Ok(Dumbbell::build(&spec, run.journal())?)
 }
 
-/// In a world of its own: nothing of one arm is left when the other begins.
+/// Measures in a world of its own, so that nothing of one arm remains when the other begins.
 fn measure(
     run: &mut Run,
     step: &str,
@@ -145,7 +146,7 @@ fn measure(
     Ok(fetched)
 }
 
-/// One client on a fast link; a row for each round.
+/// Draws one client on a fast link; one row per round.
 fn draw_alone(run: &mut Run, object: usize, found: &[[Fetched; 3]]) {
     let plot = Plot::histogram("One client at 1 Gb/s", ("object", "bytes"), ("throughput", "Mb/s"));
     let plot = plot.confidence();
@@ -162,7 +163,7 @@ fn draw_alone(run: &mut Run, object: usize, found: &[[Fetched; 3]]) {
     }
 }
 
-/// A ratio to TCP in each round: its mean is held to the bar, its interval is noted.
+/// Checks the mean ratio to TCP over the rounds, and records its interval.
 fn judge(run: &mut Run, name: &str, ratios: &[f64]) {
     run.check(name, mean(ratios), Bound::AtLeast(LEAST));
     if ratios.len() > 1 {
@@ -170,7 +171,7 @@ fn judge(run: &mut Run, name: &str, ratios: &[f64]) {
     }
 }
 
-/// What so many clients got: by Trickles and by TCP, a row for each round.
+/// Draws the results of this number of clients, by Trickles and by TCP; one row per round.
 fn draw(run: &mut Run, clients: usize, found: &[[Fetched; 2]]) {
     let x = ("clients", "");
     let line = |title, y| Plot::line(title, x, y).log_x().confidence();
@@ -201,7 +202,7 @@ fn draw(run: &mut Run, clients: usize, found: &[[Fetched; 2]]) {
     }
 }
 
-/// 1 if all got the same, one over their number if one got all.
+/// Returns Jain's fairness index: 1 if all clients got the same, 1/n if one got everything.
 fn jain(fetched: &Fetched) -> f64 {
     let (sum, squares) = fetched.bytes.iter().fold((0.0, 0.0), |(sum, squares), &bytes| {
         let bytes = bytes as f64;

@@ -1,14 +1,16 @@
-//! Figure 17: two clients and two servers, packets dealt round robin, and connections by least connections.
+//! Figure 17: two clients and two servers; packets dealt round robin for Trickles, connections
+//! by least connections for TCP.
 //!
 //! ```text
 //!   Trickles   ─▶ 10.2.200.1:80 ─ the sprayer: stateless NAT, a packet each ─┬─ 100 Mb/s ─ b1 serve
 //!   TCP, reno  ─▶ 10.2.200.1:80 ─ NAT by connections: to whom has fewest ────┴─ 100 Mb/s ─ b2 serve
 //! ```
 //!
-//! What is too much for a server's link is lost at the switch's port. In the server's own interface nothing of the
-//! kernel's TCP would be: it waits there until there is room again (its small queues), as no network lets it.
+//! Traffic beyond the capacity of a server's link is dropped at the switch's port. The server's
+//! own interface would drop nothing of the kernel's TCP: TCP small queues hold packets until
+//! there is room, which no network does.
 //!
-//! And anycast: the route to the service flips between replicas while curl downloads.
+//! Second part, anycast: the route to the service flips between replicas while curl downloads.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -28,28 +30,29 @@ use crate::topology::{Host, Wan};
 /// The experiment.
 pub(in crate::experiments) struct Balance;
 
-/// Connections of each client at a time.
+/// Concurrent connections of each client.
 const CONNECTIONS: [usize; 6] = [1, 2, 3, 5, 10, 20];
 const QUICK: [usize; 2] = [1, 5];
-/// Of an object; each is fetched by a connection of its own.
+/// Size of an object in bytes; each is fetched over a connection of its own.
 const OBJECT: usize = 500_000;
-/// A server's link, and 50 ms of it in its queue.
+/// A server's link, and its queue of 50 ms.
 const LINK: (&str, &str) = ("htb rate 100mbit", "bfifo limit 625000");
 const WARM_UP: Duration = Duration::from_secs(2);
-/// Rounds, and of Student's distribution how many standard errors of so many a mean is known to, with the
-/// confidence of 95 %.
+/// Number of rounds, and the quantile of Student's t-distribution for a 95 % confidence
+/// interval of their mean, in standard errors.
 const ROUNDS: (usize, f64) = (6, 2.571);
 const QUICK_ROUNDS: (usize, f64) = (3, 4.303);
-/// What Jain's index of the two clients, and that of single connections, of which the paper does not speak, may be below
-/// TCP's where the interval is narrower. TCP's is 1 where nobody contends: with one connection each by construction, as
-/// each client has a server to itself, and with few because what a receiver lets its sender send at first is less than the
-/// queues hold, so none loses a packet. Whoever shares anything is below that: by 0.001 if a client gets 3 % more than
-/// the mean.
+/// Margins by which Jain's index may be below TCP's where the interval is narrower: for the two
+/// clients, and for single connections, which the paper does not cover. TCP's index is 1
+/// without contention: with one connection each by construction, as each client has a server to
+/// itself; with few connections because the initial receive windows are smaller than the
+/// queues, so that none loses a packet. Flows that share anything have a lower index: by 0.001
+/// if a client gets 3 % more than the mean.
 const APART: (f64, f64) = (0.001, 0.005);
-/// What all get by Trickles, of what they get by TCP: nothing that the paper speaks of, but fair shares of
-/// little are easily had.
+/// Minimum total throughput by Trickles relative to TCP's. The paper does not state it, but
+/// fairness alone is easy to reach at low throughput.
 const LEAST: f64 = 0.85;
-/// How often the route flips, and what is downloaded meanwhile.
+/// Interval between route flips, and the bytes downloaded meanwhile.
 const FLIP: Duration = Duration::from_millis(100);
 const ANYCAST: usize = 30_000_000;
 
@@ -100,9 +103,9 @@ impl Experiment for Balance {
     }
 }
 
-/// A round's result.
+/// Result of a round.
 struct Round {
-    /// Jain's index of what the two clients got, and of what all connections' owners did.
+    /// Jain's index of the two clients, and of all connections.
     clients: f64,
     connections: f64,
     bits: f64,
@@ -110,7 +113,8 @@ struct Round {
 }
 
 impl Round {
-    /// Of what each connection's owner got; they belong to the clients in turn.
+    /// Computes the result from the bytes of each connection; connections alternate between the
+    /// clients.
     fn of(fetched: &Fetched) -> Round {
         let all: Vec<f64> = fetched.bytes.iter().map(|bytes| *bytes as f64).collect();
         let client = |which: usize| all.iter().skip(which).step_by(2).sum::<f64>();
@@ -123,7 +127,7 @@ impl Round {
     }
 }
 
-/// Jain's fairness index: 1 where all got the same, 1/n where one got all.
+/// Returns Jain's fairness index: 1 where all got the same, 1/n where one got everything.
 fn jain(got: &[f64]) -> f64 {
     let (sum, squares): (f64, f64) = (got.iter().sum(), got.iter().map(|one| one * one).sum());
     sum * sum / (got.len() as f64 * squares)
@@ -162,23 +166,23 @@ fn check(run: &mut Run, each: usize, errors: f64, ours: &[Round], theirs: &[Roun
     run.check(&name, failed, Bound::AtMost(0.0));
 }
 
-/// The standard error of a mean.
+/// Returns the standard error of the mean.
 fn error(values: &[f64]) -> f64 {
     let (n, mean) = (values.len() as f64, mean(values));
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
     (squares / (n - 1.0) / n).sqrt()
 }
 
-/// The servers, whose links are the bottleneck.
+/// Servers, whose links are the bottleneck.
 struct Cluster {
     world: Replicas,
     _servers: Vec<Service>,
     content: Vec<u8>,
-    /// How long is measured.
+    /// Measured time.
     window: Duration,
 }
 
-/// What stands before them, as long as this value lives.
+/// Balancer in front of the servers; removed when this value is dropped.
 enum Balancer<'a> {
     Sprayer(&'a Cluster),
     Least { _nat: LeastConnections<'a> },
@@ -213,7 +217,7 @@ impl Cluster {
         Ok(Balancer::Least { _nat: LeastConnections::start(gateway, [b1, b2])? })
     }
 
-    /// So many connections of each client fetch for a while.
+    /// Fetches with `each` connections of each client for the measured time.
     fn fetch(&self, by: By, each: usize, seed: u64) -> Result<Round> {
         let (clients, warm_up) = (2 * each, WARM_UP);
         let fetches = Fetches { request: &get("object"), clients, warm_up, window: self.window };
@@ -232,7 +236,7 @@ impl Cluster {
         self.world.net.a1()
     }
 
-    /// The route flips while somebody downloads.
+    /// Flips the route during a download.
     fn anycast(&self, run: &mut Run) -> Result<()> {
         let begun = Instant::now();
         let url = Replicas::url("big");
@@ -269,14 +273,14 @@ impl Cluster {
 
 impl Drop for Balancer<'_> {
     fn drop(&mut self) {
-        // The world is gone soon; what cannot be undone shows in the next step.
+        // The world is torn down soon; a failure here shows in the next step.
         if let Balancer::Sprayer(cluster) = self {
             let _ = cluster.world.net.gateway_b().run("nft", &["delete table ip sprayer"]);
         }
     }
 }
 
-/// Tells a server's packets by the switch's port that they come in at.
+/// Classifies a server's packets by the switch port that they enter.
 const PORTS: &str = "table ip ports {
     chain forward {
         type filter hook forward priority 0; policy accept;
@@ -285,7 +289,7 @@ const PORTS: &str = "table ip ports {
     }
 }";
 
-/// What `tc` is told for a link of each port.
+/// Returns the `tc` commands that create a link per port.
 fn links() -> Vec<String> {
     let port = |n: usize| {
         [
@@ -297,8 +301,8 @@ fn links() -> Vec<String> {
     [root].into_iter().chain((1..=2).flat_map(port)).collect()
 }
 
-/// The rules that give the service's packets to the servers in turn, and theirs its address; nothing is
-/// kept of any connection.
+/// Returns the rules that deal the service's packets to the servers in turn and give the
+/// answers its address, without any connection state.
 fn sprayer(servers: [std::net::Ipv4Addr; 2]) -> String {
     let [b1, b2] = servers;
     format!(

@@ -1,5 +1,6 @@
-//! What the server's core takes for requests that were really sent: answered once more in this thread,
-//! without a system call, and against the thread's own clock. So it needs no profiler, and nobody's leave.
+//! Cost of the server's core for recorded requests: they are answered again in this thread,
+//! without system calls, and timed by the thread's own clock. This requires neither a profiler
+//! nor its privileges.
 //!
 //! ```text
 //!   kept requests ─▶ Endpoint ─▶ web::respond ─▶ messages     all of it
@@ -28,29 +29,31 @@ use viaduct_proto::web::{self, Found, Site, respond};
 use super::served::{PORT, SECRET};
 use crate::experiments::statistics::median;
 
-/// As `viaduct serve` has it.
+/// Settings of the replay filter, as in `viaduct serve`.
 const REPLAY: usize = 16 << 20;
 const HORIZON: Duration = Duration::from_secs(30);
-/// Codes that are timed at once.
+/// Message authentication codes computed per timing.
 const CODES: u32 = 100_000;
-/// Bytes under the code that binds an address, and of a block of the cipher: two words of nonces.
+/// Bytes covered by the code that binds an address, and of a cipher block (two words of
+/// nonces).
 const ADDRESS: usize = 18;
 const BLOCK: usize = 16;
 
-/// Seconds of a request, on average.
+/// Average seconds per request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Core {
-    /// From the message to the messages that answer it.
+    /// From the request to the complete response messages.
     pub(super) all: f64,
-    /// Of these, computing and comparing codes, and nonces.
+    /// Part of it spent on computing and comparing codes, and on nonces.
     pub(super) cryptography: f64,
 }
 
-/// Measures it without a cache, and with one for so many connections, by turns: medians of `rounds`. `file`
-/// is what was served.
+/// Measures alternately without a cache and with one for `cache` connections; returns medians
+/// of `rounds`. `file` is the served file.
 ///
 /// # Errors
-/// The requests are not answered: they are older than the server's horizon, or of another secret.
+/// If the requests are not answered: they are older than the server's horizon, or of another
+/// secret.
 pub(super) fn measure(
     requests: &[(SocketAddr, Vec<u8>)],
     file: &Path,
@@ -75,7 +78,8 @@ pub(super) fn measure(
     Ok([core(&all[0], false), core(&all[1], true)])
 }
 
-/// Answers all of them, and hands each message to `sink`; seconds of this thread's time.
+/// Answers all requests and passes each message to `sink`; returns the seconds of CPU time of
+/// this thread.
 fn answer(
     requests: &[(SocketAddr, Vec<u8>)],
     file: &Path,
@@ -100,20 +104,20 @@ fn answer(
         }
     }
     let seconds = (thread_time() - begin).as_secs_f64();
-    // Such as come twice, as they did then.
+    // Requests recorded twice are refused as they were originally.
     ensure!(20 * refused < requests.len(), "{refused} of {} were refused", requests.len());
     Ok(seconds)
 }
 
-/// What is computed with keys.
+/// Counts of keyed computations.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     requests: u64,
-    /// Codes of transport continuations, in what came and in what left.
+    /// Codes of transport continuations, received and sent.
     codes: u64,
-    /// Codes of user continuations, and bytes under them.
+    /// Codes of user continuations, and the bytes they cover.
     users: (u64, u64),
-    /// Packets that bear a nonce.
+    /// Packets that carry a nonce.
     nonces: u64,
 }
 
@@ -134,7 +138,7 @@ impl Work {
         work
     }
 
-    /// What a message that leaves took.
+    /// Counts the computations for an outgoing message.
     fn count(&mut self, message: &[u8]) {
         let Ok(response) = Response::parse(message) else { return };
         match response.form {
@@ -157,8 +161,9 @@ impl Work {
         }
     }
 
-    /// What all of it takes. With each request goes the code of an address, and two words of nonces that
-    /// its proof is compared with; a cache has one of these, and the address.
+    /// Returns the seconds of all computations. Each request costs the code of an address, and
+    /// two words of nonces for comparison with its proof; with a cache, the address and one of
+    /// the words are cached.
     fn seconds(&self, times: &Times, cached: bool) -> f64 {
         let users = self.users.0 as f64 * times.code(0) + self.users.1 as f64 * times.byte;
         let (addresses, words) = if cached { (0.0, 1.0) } else { (1.0, 2.0) };
@@ -170,7 +175,7 @@ impl Work {
     }
 }
 
-/// Seconds that a code takes by itself, and each byte under it.
+/// Seconds per code, and per byte it covers.
 #[derive(Clone, Copy, Debug)]
 struct Times {
     itself: f64,
@@ -178,7 +183,7 @@ struct Times {
 }
 
 impl Times {
-    /// Of codes compared, as the server does with what comes.
+    /// Times comparisons of codes, as the server does for received messages.
     fn measure() -> Times {
         let [short, long] = [BLOCK, 64 * BLOCK].map(time_of_code);
         let byte = (long - short) / (63 * BLOCK) as f64;
@@ -204,7 +209,7 @@ fn time_of_code(bytes: usize) -> f64 {
     median(&rounds.collect::<Vec<_>>())
 }
 
-/// The one file, as the server sees it.
+/// The single file, as the server sees it.
 struct Shelf {
     found: Found,
 }
@@ -228,13 +233,13 @@ impl Site for Shelf {
 }
 
 impl Files for Shelf {
-    /// Not read: that is no work of the core's.
+    /// Leaves `out` unread: file reads are not work of the core.
     fn read(&mut self, _file: u64, _offset: u64, _out: &mut [u8]) -> bool {
         true
     }
 }
 
-/// How long this thread has run.
+/// Returns the CPU time of this thread.
 fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)

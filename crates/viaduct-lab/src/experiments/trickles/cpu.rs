@@ -1,4 +1,4 @@
-//! Figure 12: what a server's answers cost in processor time, and what for.
+//! Figure 12: processor time of a server's answers, by purpose.
 //!
 //! ```text
 //!   the process's time, as the scheduler counts it
@@ -8,7 +8,7 @@
 //!                        the rest          packets' headers, reading files
 //! ```
 //!
-//! The kernel's work in interrupts counts for whoever is interrupted, with either transport.
+//! The kernel's interrupt work is charged to the interrupted process, with either transport.
 
 use std::fs;
 use std::thread;
@@ -27,25 +27,27 @@ use crate::load::{Fetched, Fetches, Trickles};
 pub(in crate::experiments) struct Cpu;
 
 const OBJECT: usize = 500_000;
-/// Connections that the server's cache has room for, where it has one.
+/// Connections in the server's cache, where it has one.
 const CACHE: usize = 4_096;
-/// Requests that are answered once more.
+/// Requests that are answered again.
 const KEPT: usize = 20_000;
-/// Clients at a time; the figure's checks are for the middle one.
+/// Concurrent clients; the figure's checks use the middle value.
 const CLIENTS: [usize; 3] = [1, 100, 1_000];
 const CHECKED: usize = 100;
-/// As often as the paper, whose error bars are 95 % confidence intervals.
+/// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
-/// Processor time over TCP's. The paper gives no number; this was set after 2.5 and 3.35 had been seen.
+/// Maximum processor time relative to TCP's. The paper gives no number; this was set after 2.5
+/// and 3.35 had been seen.
 const MAX_DEARER: f64 = 3.5;
 
-/// Who serves.
+/// Measured server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
     Trickles {
         cache: usize,
     },
-    /// Trickles whose answers leave several at a time: the kernel cuts datagrams, of which it is told once.
+    /// Trickles over UDP: the server passes several answers in one system call, and the kernel
+    /// segments them into datagrams.
     Udp,
     Tcp,
 }
@@ -106,7 +108,7 @@ impl Who {
         }
     }
 
-    /// In the names of parameters.
+    /// Returns the prefix of the parameters' names.
     fn key(self) -> &'static str {
         match self {
             Who::Trickles { cache: 0 } => "trickles",
@@ -117,18 +119,18 @@ impl Who {
     }
 }
 
-/// Processor time for each 10^9 bytes that clients got, in seconds.
+/// Processor seconds per 10^9 bytes received by clients.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cost {
     kernel: f64,
     own: f64,
-    /// Of its own.
+    /// Parts of its own time.
     protocol: f64,
     cryptography: f64,
-    /// Cores that were busy with it, and what clients got meanwhile.
+    /// Busy cores, and the throughput of the clients meanwhile.
     cores: f64,
     mbps: f64,
-    /// Of requests whose connection the cache had; not a number without one.
+    /// Share of requests whose connection was cached; NaN without a cache.
     hits: f64,
 }
 
@@ -138,8 +140,8 @@ impl Cost {
     }
 }
 
-/// In a world of its own. Trickles without a cache, which is first, tells what the core takes without one and
-/// with it.
+/// Measures in a world of its own. The run of Trickles without a cache, which is first, also
+/// measures the core without and with a cache.
 fn measure(run: &Run, who: Who, clients: usize, core: &mut [Core; 2]) -> Result<Cost> {
     let world = gigabit(run)?;
     let cache = if let Who::Trickles { cache } = who { cache } else { 0 };
@@ -167,25 +169,26 @@ fn measure(run: &Run, who: Who, clients: usize, core: &mut [Core; 2]) -> Result<
     Ok(spent.cost(&fetched, core[usize::from(cache > 0)], took))
 }
 
-/// What a server has spent so far.
+/// Totals of a server so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spent {
-    /// Seconds on either side.
+    /// Seconds in the kernel and in user space.
     kernel: f64,
     own: f64,
-    /// Requests of Trickles that it has answered.
+    /// Requests of Trickles answered.
     requests: f64,
-    /// Of these, those whose connection the cache had, and had not.
+    /// Cache hits and misses among them.
     hits: f64,
     misses: f64,
 }
 
 impl Spent {
     fn of(served: &Served) -> Result<Spent> {
-        // Its own counters are that old.
+        // The server's counters may be that old.
         thread::sleep(Duration::from_millis(400));
         let times = fs::read_to_string(format!("/proc/{}/stat", served.pid()))?;
-        // "123 (name) S 1 …", where the name may hold anything; the 14th and 15th are ticks of 10 ms.
+        // Format "123 (name) S 1 …", where the name may contain anything; fields 14 and 15 are
+        // ticks of 10 ms.
         let words = times.rsplit_once(')').map_or("", |(_, words)| words).split_whitespace();
         let ticks: Vec<f64> = words.skip(11).take(2).map_while(|word| word.parse().ok()).collect();
         let [own, kernel] = ticks[..] else {
@@ -227,7 +230,7 @@ impl Spent {
     }
 }
 
-/// A part of what it costs.
+/// Selector of one part of the cost.
 type Part = fn(&Cost) -> f64;
 
 fn draw(run: &mut Run, clients: usize, found: &[Cost]) {
@@ -256,7 +259,7 @@ fn draw(run: &mut Run, clients: usize, found: &[Cost]) {
     }
 }
 
-/// Of rows of [`ALL`], one for each round.
+/// Checks `found`: one row in the order of [`ALL`] per round.
 fn check(run: &mut Run, found: &[[Cost; 4]]) {
     let of = |value: &dyn Fn(&[Cost; 4]) -> f64| found.iter().map(value).collect::<Vec<_>>();
     let core = |cost: &Cost| cost.cryptography + cost.protocol;
@@ -266,7 +269,7 @@ fn check(run: &mut Run, found: &[[Cost; 4]]) {
             run.param(&format!("{name}, 95 %"), with_interval(&values));
         }
     };
-    // The paper has both parts alike, with AES in software.
+    // In the paper both parts are equal, with AES in software.
     let part = of(&|[plain, ..]| plain.cryptography / core(plain));
     judge("cryptography, of the core's time", part, Bound::AtMost(0.5));
     let hits = of(&|[_, cached, ..]| cached.hits);
@@ -277,7 +280,7 @@ fn check(run: &mut Run, found: &[[Cost; 4]]) {
     judge("throughput over TCP's, by UDP", by_udp, Bound::AtLeast(0.9));
     let rate = of(&|[plain, _, _, tcp]| plain.mbps / tcp.mbps);
     judge("throughput over TCP's", rate, Bound::AtLeast(0.9));
-    // "Not a server bottleneck even at gigabit speeds": a core is enough.
+    // "Not a server bottleneck even at gigabit speeds": one core suffices.
     let cores = of(&|[plain, ..]| plain.cores);
     judge("cores that the server takes at this rate", cores, Bound::AtMost(1.0));
     let dearer = of(&|[plain, _, _, tcp]| plain.all() / tcp.all());

@@ -1,4 +1,4 @@
-//! Downloads by curl, which knows nothing of Trickles, and when their bytes came.
+//! Downloads by unmodified curl, and the arrival times of their bytes.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -15,23 +15,23 @@ use crate::binary::binary;
 use crate::stop;
 use crate::topology::Host;
 
-/// After so long without a byte TCP's client connects anew: curl itself would wait for seven seconds, as it
-/// looks at the mean of some.
+/// Time without a byte after which TCP's client reconnects. curl itself would wait for seven
+/// seconds, because it averages its speed over several.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// How a program's output ended.
+/// End of a program's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Read {
     Ended,
     Silent,
 }
 
-/// Whose transport it goes by.
+/// Transport of a download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
     /// `viaduct run +trickles`.
     Trickles,
-    /// The kernel's, tried again from where it broke.
+    /// The kernel's TCP; the client resumes from where the transfer broke.
     Tcp,
 }
 
@@ -44,35 +44,35 @@ impl By {
     }
 }
 
-/// What is downloaded, from where.
+/// Parameters of a download.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Download<'a> {
     pub(super) host: &'a Host,
     pub(super) by: By,
-    /// How long TCP's client waits before it tries again.
+    /// Delay before TCP's client retries.
     pub(super) pause: Duration,
     pub(super) url: &'a str,
-    /// The file as it should come.
+    /// Expected content of the file.
     pub(super) content: &'a [u8],
-    /// Where a run of Viaduct's may leave its files.
+    /// Directory for the files of a `viaduct run`.
     pub(super) run_dir: &'a Path,
-    /// Longest that it may take.
+    /// Time limit.
     pub(super) limit: Duration,
 }
 
-/// What came, and when.
+/// Received bytes and their times.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Arrivals {
-    /// Seconds since the beginning, and bytes that had come by then.
+    /// Seconds since the beginning, and the bytes received by then.
     pub(super) trace: Vec<(f64, u64)>,
-    /// Programs that ended otherwise than well.
+    /// Programs that ended with an error.
     pub(super) errors: u32,
-    /// Whether all came, byte for byte.
+    /// True if all bytes arrived unaltered.
     pub(super) whole: bool,
 }
 
 impl Download<'_> {
-    /// Runs it to its end; its times count from `begun`.
+    /// Runs the download to its end; times count from `begun`.
     pub(super) fn run(&self, begun: Instant) -> Result<Arrivals> {
         let mut found = Arrivals::default();
         loop {
@@ -82,7 +82,7 @@ impl Download<'_> {
             let have = found.bytes();
             found.whole = well && have == self.content.len() as u64;
             let over = found.whole || have == self.content.len() as u64;
-            // A client of Trickles has nothing to try again.
+            // A client of Trickles does not need to retry.
             if over || self.by == By::Trickles || begun.elapsed() > self.limit {
                 return Ok(found);
             }
@@ -90,7 +90,7 @@ impl Download<'_> {
         }
     }
 
-    /// One run of curl, from what has come on; whether it ended well.
+    /// Runs curl once, from the first missing byte; returns whether it succeeded.
     fn part(&self, begun: Instant, found: &mut Arrivals) -> Result<bool> {
         let have = found.bytes();
         let left = self.limit.saturating_sub(begun.elapsed()).as_secs_f64().max(0.1);
@@ -113,7 +113,7 @@ impl Download<'_> {
         command.arg(self.url).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(said);
         let mut process = self.host.spawn(command)?;
         match self.read(&mut process, begun, found)? {
-            // A connection on which nothing comes is given up: it ends with the value.
+            // A silent connection is abandoned: dropping the process ends it.
             Read::Silent => Ok(false),
             Read::Ended => {
                 let well = process.wait()?.success();
@@ -148,24 +148,24 @@ impl Download<'_> {
 }
 
 impl Arrivals {
-    /// All that have come.
+    /// Returns the bytes received in total.
     pub(super) fn bytes(&self) -> u64 {
         self.trace.last().map_or(0, |(_, bytes)| *bytes)
     }
 
-    /// Seconds of the longest time without a byte that did not end before `from`.
+    /// Returns the longest time without a byte, in seconds, of those that ended after `from`.
     pub(super) fn gap(&self, from: f64) -> f64 {
         let pairs = self.trace.windows(2).filter(|pair| pair[1].0 > from);
         pairs.map(|pair| pair[1].0 - pair[0].0).fold(0.0, f64::max)
     }
 
-    /// Bytes that had come by this time.
+    /// Returns the bytes received by this time.
     pub(super) fn by(&self, time: f64) -> u64 {
         let come = self.trace.iter().take_while(|(at, _)| *at <= time);
         come.last().map_or(0, |(_, bytes)| *bytes)
     }
 
-    /// When the last came, in seconds.
+    /// Returns the arrival time of the last byte, in seconds.
     pub(super) fn end(&self) -> f64 {
         self.trace.last().map_or(f64::NAN, |(at, _)| *at)
     }

@@ -1,14 +1,15 @@
-//! Figure 16: the server is killed in mid-transfer, and started again or replaced.
+//! Figure 16: the server is killed in mid-transfer, and restarted or replaced.
 //!
 //! ```text
 //!   a1 curl ══ the link ══ gwb ──── b1 serve    t: kill -9, and started again at once;
 //!                             └ ─ ─ b2 serve    or b1's wire goes dead, and b2 has the address a little later
 //! ```
 //!
-//! TCP's client is better than programs are: it goes on from where it broke, tries again after 10 ms, and gives
-//! a connection up on which nothing came for a second. Where it hears of the death at once, for a process that
-//! is killed leaves its kernel behind, which ends the connection, one that tries again after a second stands
-//! beside it, as `curl --retry` does. A machine that is gone leaves nothing.
+//! The TCP client is better than real programs: it resumes where the transfer broke, retries
+//! after 10 ms, and abandons a connection without data for a second. When only the process is
+//! killed, its kernel ends the connection and the client learns of it at once; a client that
+//! retries after a second, as `curl --retry` does, is measured as well. A machine that is gone
+//! sends nothing.
 
 use std::path::Path;
 use std::thread;
@@ -25,26 +26,27 @@ use crate::topology::{Journal, Wan};
 /// The experiment.
 pub(in crate::experiments) struct Failover;
 
-/// Bits a second of the link.
+/// Link rate in bits per second.
 const RATE: f64 = 200e6;
 const LINK: &str = "rate=200M,delay=2ms,queue=20ms";
-/// Clients at once.
+/// Concurrent clients.
 const CLIENTS: usize = 3;
-/// From a machine's death to its address' move: three hellos, 33 ms apart, that were not heard.
+/// Delay from a machine's death to the takeover of its address: three missed hellos, 33 ms
+/// apart.
 const NOTICED: Duration = Duration::from_millis(100);
-/// Longest time without data, seconds.
+/// Maximum time without data, in seconds.
 const MOST: f64 = 1.0;
-/// And its share of what TCP's clients have.
+/// Maximum of that time relative to the TCP clients'.
 const SHARE: f64 = 0.5;
-/// Seconds around the death that are drawn finely.
+/// Seconds around the death that are drawn in detail.
 const AROUND: f64 = 4.0;
 
-/// What happens.
+/// Kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Death {
-    /// The process is killed, and started again at once.
+    /// The process is killed and restarted at once.
     Restart,
-    /// The machine is gone, and another takes its address.
+    /// The machine is gone, and another takes over its address.
     Takeover,
 }
 
@@ -64,7 +66,7 @@ impl Death {
     }
 }
 
-/// Who downloads.
+/// Downloading client.
 #[derive(Clone, Copy, Debug)]
 struct Client {
     by: By,
@@ -125,7 +127,8 @@ impl Experiment for Failover {
             let name = format!("{}: longest time without data, s", how.name());
             run.check(&name, gaps[0], Bound::AtMost(MOST));
             let others = how.clients().iter().zip(&gaps).skip(1);
-            // Who hears at once, and tries again at once, is not slower than a timer.
+            // After a restart, a TCP client that retries at once is as fast as any timer, so
+            // only the client that waits is compared.
             for (client, gap) in
                 others.filter(|(client, _)| how == Death::Takeover || client.waits())
             {
@@ -137,12 +140,12 @@ impl Experiment for Failover {
     }
 }
 
-/// The worst of the clients' times without data.
+/// Returns the longest time without data of all clients.
 fn worst(found: &[Arrivals], death: f64) -> f64 {
     found.iter().map(|one| one.gap(death)).fold(0.0, f64::max)
 }
 
-/// What all clients together got in each 50 ms around the death; and their times without data.
+/// Draws the total throughput in bins of 50 ms around the death, and the times without data.
 fn draw(run: &mut Run, one: &Transfer, found: &[Arrivals]) {
     let Transfer { how, client, death, .. } = *one;
     let title = format!("Throughput around a {}", how.name());
@@ -164,11 +167,11 @@ fn draw(run: &mut Run, one: &Transfer, found: &[Arrivals]) {
     run.labelled_point(series, f64::from(how as u8), errors, how.name());
 }
 
-/// A transfer to each client in a world of its own.
+/// Transfer to each client, in a world of its own.
 struct Transfer {
     how: Death,
     client: Client,
-    /// When, in seconds.
+    /// Time of the failure, in seconds.
     death: f64,
     seed: u64,
 }
@@ -177,7 +180,7 @@ impl Transfer {
     fn run(&self, journal: &Journal) -> Result<Vec<Arrivals>> {
         let link = LINK.parse().context("a link config of this module")?;
         let world = Replicas::build(2, Wan::emulated(link, self.seed), journal)?;
-        // As much as crosses the link until the death, and for half of that time after it.
+        // As many bytes as cross the link until the death and for half of that time after it.
         let bytes = RATE / 8.0 * self.death * 1.5 / CLIENTS as f64;
         let content = world.file("file", bytes as usize, self.seed)?;
         let first = world.serve(0, &[])?;
@@ -208,7 +211,7 @@ impl Transfer {
         })
     }
 
-    /// The death; whoever serves after it.
+    /// Causes the failure; returns the server that remains.
     fn happen(&self, world: &Replicas, first: Service, second: Option<Service>) -> Result<Service> {
         let Some(second) = second else {
             first.kill()?;

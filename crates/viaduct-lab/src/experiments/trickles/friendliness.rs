@@ -1,4 +1,5 @@
-//! Figure 13: the share of one flow of Trickles among TCP's, beside that of a flow of TCP in its place.
+//! Figure 13: share of one Trickles flow among TCP flows, compared with a TCP flow in its
+//! place.
 //!
 //! ```text
 //!   foreground   a1: Trickles, or TCP ──┐              90 ms        ┌─ 5 to 15 ms ─ b1 serve, and over TCP
@@ -7,9 +8,9 @@
 //!                                            one product            └─ 5 to 15 ms ─ b11 serve, over TCP
 //! ```
 //!
-//! Each flow has a server and a wire of its own, whose delay is drawn anew for each round, the same for both
-//! arms: round trips of 95 to 105 ms, independent of each other. So flows do not keep step, and nothing on the
-//! path takes a random time for a packet.
+//! Each flow has its own server and its own wire. The wire's delay is drawn anew for each
+//! round, identically for both arms: independent round trips of 95 to 105 ms. This prevents
+//! synchronization of the flows, while no part of the path has a random delay per packet.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
@@ -30,12 +31,12 @@ use crate::topology::{Host, TopologyError, Wan};
 /// The experiment.
 pub(in crate::experiments) struct Friendliness;
 
-/// A queue of 100 ms at 100 Mb/s: one product of bandwidth and the mean round trip.
+/// Link with a queue of 100 ms at 100 Mb/s: one product of bandwidth and mean round trip.
 const LINK: &str = "rate=100M,delay=45ms,queue=1250kB";
-/// Bits a second of the paper's other links.
+/// Rate of the paper's other links, in bits per second.
 const WIRE: u64 = 1_000_000_000;
-/// Least delay of a server's wire, and its range, in microseconds: with the link's 90 ms round trips of 95 to
-/// 105 ms.
+/// Minimum delay of a server's wire, and its range, in microseconds. With the link's 90 ms,
+/// round trips are 95 to 105 ms.
 const WIRE_DELAY: (u64, u64) = (5_000, 10_000);
 /// Numbers of background flows.
 const FLOWS: [usize; 6] = [1, 2, 3, 5, 7, 10];
@@ -43,17 +44,18 @@ const QUICK: [usize; 2] = [1, 10];
 const MAX_FLOWS: usize = 10;
 const ROUNDS: usize = 10;
 const QUICK_ROUNDS: usize = 2;
-/// How long the background has had the link before.
+/// Head start of the background flows.
 const LEAD: Duration = Duration::from_secs(2);
-/// Has TCP send each packet as it falls due, as the paper's did: the kernel of today sends three and four at once (TSO
-/// sized by the round trip), so that at a full queue it loses more than the flow that is measured beside it.
+/// Makes TCP send packets one by one as they fall due, as the paper's did. Current kernels send
+/// bursts of three or four (TSO sized by the round trip), and then lose more at a full queue
+/// than the flow measured beside them.
 const ONE_BY_ONE: &str = "link set eth0 gso_max_segs 1";
-/// Room for the path and its queue, 2.5 MB, with what the kernel counts beside the data.
+/// Buffers for the path and its queue, 2.5 MB, with the kernel's overhead per packet.
 const BUFFERS: [(&str, &str); 2] =
     [("net/ipv4/tcp_rmem", "4096 131072 33554432"), ("net/ipv4/tcp_wmem", "4096 131072 33554432")];
-/// More than any flow brings.
+/// Size of the file: more than any flow transfers.
 const FILE: u64 = 1 << 32;
-/// How far the share may be from a TCP flow's.
+/// Maximum deviation of the share from a TCP flow's.
 const APART: f64 = 0.2;
 
 impl Experiment for Friendliness {
@@ -84,7 +86,7 @@ impl Experiment for Friendliness {
         let world = World::build(Replicas::build(1 + MAX_FLOWS, wan, run.journal())?)?;
         for &background in flows {
             let mut found = ARMS.map(|_| Vec::new());
-            // In turn, so that what the machine does besides falls on both.
+            // Arms alternate, so that other load on the machine affects both.
             for round in 0..rounds {
                 let seed = run.seed() + round as u64;
                 world.draw_round_trips(seed)?;
@@ -101,13 +103,13 @@ impl Experiment for Friendliness {
     }
 }
 
-/// What the foreground flow had.
+/// Result of the foreground flow.
 struct Flow {
-    /// Bits a second, and those of all others.
+    /// Rate of the flow and of all others, in bits per second.
     rates: (f64, f64),
-    /// From its beginning on, in bytes.
+    /// Bytes since its start.
     bytes: f64,
-    /// How often it recovered from losses, in the same time.
+    /// Loss recoveries in the same time.
     recoveries: f64,
 }
 
@@ -116,8 +118,9 @@ impl Flow {
         self.rates.0 / (self.rates.0 + self.rates.1)
     }
 
-    /// What it takes for the losses that it has. Reno's rate goes with the root of the bytes between two
-    /// recoveries, so that in one time and at one round trip this is the same, however many losses there are.
+    /// Returns the flow's throughput relative to its losses. Reno's rate is proportional to the
+    /// square root of the bytes between two recoveries, so over equal times and round trips
+    /// this value is independent of the number of losses.
     fn law(&self) -> f64 {
         (self.bytes * self.recoveries).sqrt()
     }
@@ -144,14 +147,14 @@ fn check(run: &mut Run, background: usize, [ours, theirs]: &[Vec<Flow>; 2]) {
         let name = format!("{what} among {background}, of a TCP flow's");
         run.check(&name, ratio, Bound::Within(1.0 - APART, 1.0 + APART));
     }
-    // Rounds have the same round trips in both arms, and are compared in pairs.
+    // Rounds have the same round trips in both arms and are compared in pairs.
     let shares: Vec<_> =
         ours.iter().zip(theirs).map(|(ours, theirs)| ours.share() / theirs.share()).collect();
     let name = format!("share_among_{background}_of_tcps_in_pairs_95_percent");
     run.param(&name, with_interval(&shares));
 }
 
-/// What the foreground flow is.
+/// Transport of the foreground flow.
 #[derive(Clone, Copy)]
 enum Arm {
     Trickles,
@@ -172,11 +175,11 @@ impl Arm {
 struct World {
     net: Replicas,
     _servers: Vec<Service>,
-    /// Those of b1, the foreground's, and of the others.
+    /// Wires: that of b1, the foreground's server, then the others.
     wires: Vec<Emulator>,
 }
 
-/// A server's, with this delay on the way to it.
+/// Returns the configuration of a server's wire with this delay.
 fn wire(delay: Duration) -> LinkConfig {
     LinkConfig { rate: Some(WIRE), delay, ..LinkConfig::default() }
 }
@@ -199,7 +202,7 @@ impl World {
         Ok(World { net, _servers: servers, wires })
     }
 
-    /// Gives each flow another round trip.
+    /// Draws a new round trip for each flow.
     fn draw_round_trips(&self, seed: u64) -> Result<()> {
         let mut rng = Rng::from_seed(seed);
         let (least, range) = WIRE_DELAY;
@@ -210,7 +213,7 @@ impl World {
         Ok(())
     }
 
-    /// Has them compete for a while.
+    /// Runs the flows against each other for the measured time.
     fn compete(
         &self,
         arm: Arm,
@@ -261,7 +264,7 @@ impl World {
     }
 }
 
-/// How often the kernel's TCP of this host has recovered from losses.
+/// Returns the number of loss recoveries by the TCP of this host's kernel.
 fn recoveries(host: &Host) -> Result<u64> {
     let read = || std::fs::read_to_string("/proc/thread-self/net/netstat");
     let text = host.netns().enter(read)??;

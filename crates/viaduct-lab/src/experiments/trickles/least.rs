@@ -1,5 +1,5 @@
-//! A NAT before servers that gives each connection to the one that has fewest, as the paper had before TCP; packets
-//! of a connection go where its first went.
+//! NAT that assigns each connection to the server with the fewest, as the paper's in front of
+//! TCP. Later packets of a connection follow its first.
 //!
 //! ```text
 //!   SYN ─▶ [ held in a queue ] ─▶ who has fewest, says conntrack ─▶ [ marked ] ─▶ [ dnat by mark ] ─▶ b1 or b2
@@ -24,14 +24,15 @@ use super::replicas::SERVICE;
 use super::served::PORT;
 use crate::topology::Node;
 
-/// The queue that SYNs are held in, and how many.
+/// Number of the queue that holds SYNs, and its length.
 const QUEUE: (u16, u32) = (71, 1024);
-/// The kernel's connections; of the thread that opens it.
+/// Connection table of the kernel, for the network namespace of the opening thread.
 const CONNECTIONS: &str = "/proc/thread-self/net/nf_conntrack";
-/// How long the kernel remembers what is over: else each look would read thousands.
+/// States of closed connections; their timeouts are shortened, because each reading would
+/// otherwise parse thousands of entries.
 const OVER: [&str; 2] = ["time_wait", "close"];
 
-/// The balancer, as long as this value lives.
+/// Least-connections balancer; removed when dropped.
 #[derive(Debug)]
 pub(super) struct LeastConnections<'a> {
     gateway: &'a Node,
@@ -48,7 +49,7 @@ struct Dealing {
 }
 
 impl<'a> LeastConnections<'a> {
-    /// At `gateway`, before `servers`.
+    /// Starts the balancer at `gateway`, in front of `servers`.
     pub(super) fn start(gateway: &'a Node, servers: [Ipv4Addr; 2]) -> Result<LeastConnections<'a>> {
         gateway.run("nft", &[&translation(servers)])?;
         let keys = OVER.map(|state| format!("net/netfilter/nf_conntrack_tcp_timeout_{state}"));
@@ -69,7 +70,8 @@ impl<'a> LeastConnections<'a> {
         let stop = AtomicBool::new(false);
         let dealing = Arc::new(Dealing { stop, waker: Waker::new()?, servers });
         let run = dealing.clone();
-        // A queue that nobody reads lets SYNs pass unmarked, to no server: the fetches fail, and say so.
+        // If the queue has no reader, SYNs pass unmarked to no server, and the fetches fail
+        // with an error.
         let thread = thread::spawn(move || run.run(&queue, connections).unwrap_or_default());
         Ok(LeastConnections { gateway, hold, dealing, thread: Some(thread) })
     }
@@ -78,7 +80,7 @@ impl<'a> LeastConnections<'a> {
 impl Dealing {
     fn run(&self, queue: &SynQueue, mut connections: File) -> io::Result<()> {
         let mut packet = [0; SNAP];
-        // Of equals the one that was not the last.
+        // Of two equal servers, the one not chosen last.
         let mut last = 1;
         while !self.stop.load(Ordering::Relaxed) {
             let Some(held) = queue.recv(&mut packet)? else {
@@ -93,7 +95,7 @@ impl Dealing {
         Ok(())
     }
 
-    /// How many connections each server has that neither end has closed.
+    /// Counts the connections of each server that neither end has closed.
     fn open(&self, connections: &mut File) -> io::Result<[usize; 2]> {
         let mut text = String::new();
         connections.rewind()?;
@@ -102,7 +104,7 @@ impl Dealing {
             ["SYN_SENT", "SYN_RECV", "ESTABLISHED"].iter().any(|state| line.contains(state))
         });
         let lines: Vec<&str> = open.collect();
-        // What answers comes from the server.
+        // The reply direction has the server as its source.
         Ok(self.servers.map(|server| {
             let whose = format!(" src={server} ");
             lines.iter().filter(|line| line.contains(&whose)).count()
@@ -114,14 +116,15 @@ impl Drop for LeastConnections<'_> {
     fn drop(&mut self) {
         self.dealing.stop.store(true, Ordering::Relaxed);
         self.dealing.waker.wake();
-        // A panic there has been told of already; what cannot be undone shows in the next step.
+        // A panic of the thread was already printed; a failed removal shows in the next step.
         let _ = self.thread.take().map(JoinHandle::join);
         let _ = self.gateway.netns().enter(|| self.hold.undo());
         let _ = self.gateway.run("nft", &["delete table ip least"]);
     }
 }
 
-/// The rules that give a connection's packets to the server that its first is marked for.
+/// Returns the rules that send a connection's packets to the server that its SYN was marked
+/// for.
 fn translation([b1, b2]: [Ipv4Addr; 2]) -> String {
     format!(
         "table ip least {{

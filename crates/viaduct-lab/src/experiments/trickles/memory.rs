@@ -1,4 +1,4 @@
-//! Figure 11: the server's memory, by how many are connected.
+//! Figure 11: memory of the server, by the number of connected clients.
 //!
 //! ```text
 //!   1 … 100,000 clients, each of which has fetched something and is silent then
@@ -26,28 +26,29 @@ use crate::topology::{Dumbbell, DumbbellSpec, Node, Usage, socket_memory};
 /// The experiment.
 pub(in crate::experiments) struct Memory;
 
-/// Clients that are connected and silent, when the server's memory is looked at.
+/// Connected and silent clients at each reading of the server's memory.
 const CLIENTS: [usize; 4] = [1, 1_000, 10_000, 100_000];
 const QUICK: [usize; 3] = [1, 1_000, 5_000];
-/// Clients that have come in the end.
+/// Total number of clients that have connected by the end.
 const MILLION: usize = 1_000_000;
 const QUICK_MILLION: usize = 40_000;
-/// Connections of TCP; a process has 20,000 descriptors on many a machine, and the server keeps two for each.
+/// Connections of TCP. Many machines allow a process 20,000 descriptors, and the server uses
+/// two per connection.
 const CONNECTIONS: [usize; 4] = [1, 1_000, 5_000, 9_000];
-/// Most that ask at a time.
+/// Maximum concurrent requests.
 const AT_ONCE: usize = 1_000;
-/// What each silent client has fetched: every tenth something that takes more than one packet.
+/// Files that the silent clients have fetched: every tenth client one of more than one packet.
 const SMALL: (&str, usize) = ("stay", 300);
 const LARGE: (&str, usize) = ("page", 5_000);
-/// Bytes that may come of a request.
+/// Bytes reserved for the response to a request.
 const RESERVE: u64 = 64 << 10;
 const OBJECT: usize = 500_000;
-/// So much may the server's memory differ, whoever is connected.
+/// Maximum ratio between the server's memory at different numbers of clients.
 const ALIKE: f64 = 1.05;
-/// Bytes of a continuation beside its losses (the paper's 75), and of one that is told by its difference.
+/// Bytes of a continuation without its losses (the paper's 75), and of a delta-encoded one.
 const WHOLE: f64 = 75.0;
 const DELTA: f64 = 27.0;
-/// How long requests may take, and each of those that come with them.
+/// Time limit for requests, and the addition for each concurrent one.
 const PATIENCE: Duration = Duration::from_secs(60);
 const EACH: Duration = Duration::from_millis(2);
 
@@ -114,7 +115,7 @@ fn by_trickles(run: &mut Run) -> Result<()> {
 fn check(run: &mut Run, found: &[f64], idle: usize, seen: &Continuations) {
     let (first, most) = (found[0], found.iter().copied().fold(0.0, f64::max));
     run.check("most memory over that with one client", most / first, Bound::AtMost(ALIKE));
-    // Had one of them not, we would not be here: no check of what cannot fail.
+    // A failed client would have ended the experiment, so this is no check.
     run.param("silent_clients_that_went_on", idle);
     run.param("continuations_whole", seen.whole);
     run.param("continuations_deltas", seen.deltas);
@@ -124,7 +125,8 @@ fn check(run: &mut Run, found: &[f64], idle: usize, seen: &Continuations) {
     run.check(name, seen.longest_delta as f64, Bound::Within(1.0, DELTA));
 }
 
-/// The same with the kernel's connections: what the server's process has, and the kernel for its sockets.
+/// Measures the same with TCP: memory of the server's process plus the kernel's memory for its
+/// sockets.
 fn by_tcp(run: &mut Run) -> Result<()> {
     let counts: &[usize] = run.choose(&CONNECTIONS, &CONNECTIONS[..2]);
     let most = counts.iter().copied().max().unwrap_or(0) as u64;
@@ -139,7 +141,7 @@ fn by_tcp(run: &mut Run) -> Result<()> {
     for &count in counts {
         run.step(&format!("{count} connections of TCP"))?;
         let crowd = Crowd::open(world.a1(), at(world.b1()), count, 250.min(count), PATIENCE)?;
-        // Each has two sockets on this machine, of which one is the server's.
+        // Each connection has two sockets on this machine, one of them the server's.
         let kernel = socket_memory().saturating_sub(before) as f64 / 2.0;
         found.push((count, resident(&served) + kernel));
         draw(run, "TCP reno, with its sockets", count, resident(&served) + kernel);
@@ -161,15 +163,15 @@ fn serve(world: &Dumbbell, run: &Run) -> Result<Served> {
     Ok(served)
 }
 
-/// What becomes of a client that has fetched.
+/// Fate of a client after its fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     Silent,
     Gone,
 }
 
-/// Has each of these fetch something, and so many more that connect for it, a thousand at a time; who they are, when
-/// all have it.
+/// Runs a fetch for each `known` client and for `more` new ones, a thousand at a time; returns
+/// the clients when all are done.
 fn each_fetches(
     clients: &mut Trickles,
     known: &[u32],
@@ -210,10 +212,10 @@ fn each_fetches(
     Ok(these)
 }
 
-/// A request beside the connection's main stream.
+/// Request on a stream other than the main one.
 struct Asked {
     stream: u32,
-    /// Bytes that have come.
+    /// Bytes received.
     came: usize,
 }
 
@@ -224,12 +226,12 @@ fn ask(clients: &mut Trickles, client: u32) -> Result<Asked> {
     Ok(Asked { stream, came: 0 })
 }
 
-/// Every tenth wants more than one packet holds.
+/// Returns the wanted file; for every tenth client it exceeds one packet.
 fn wanted(client: u32) -> (&'static str, usize) {
     if client.is_multiple_of(10) { LARGE } else { SMALL }
 }
 
-/// Whether a request has been answered, whole; then its stream is forgotten.
+/// Returns whether a request is completely answered; its stream is then released.
 fn is_answered(clients: &mut Trickles, client: u32, asked: &mut Asked) -> Result<bool> {
     let stream = clients.stream(client).context("a connection of ours")?;
     while let Some(data) = stream.read(asked.stream) {
@@ -247,12 +249,12 @@ fn is_answered(clients: &mut Trickles, client: u32, asked: &mut Asked) -> Result
     }
 }
 
-/// Bytes of our own process that are resident: the clients are in it.
+/// Returns the anonymous memory of this process in bytes; it contains the clients.
 fn lab_memory() -> f64 {
     Usage::of(std::process::id()).anonymous as f64
 }
 
-/// Bytes of the server's process that are resident.
+/// Returns the resident memory of the server's process in bytes.
 fn resident(served: &Served) -> f64 {
     Usage::of(served.pid()).resident as f64
 }
@@ -263,12 +265,12 @@ fn draw(run: &mut Run, name: &str, clients: usize, bytes: f64) {
     run.point(series, clients as f64, bytes / 1e6);
 }
 
-/// What was seen while `load` ran.
+/// Observations while `load` ran.
 struct Watched {
     fetched: Fetched,
-    /// The most memory of the server's.
+    /// Maximum of the server's resident memory.
     resident: f64,
-    /// The most bytes of packets that the kernel held for its tap.
+    /// Maximum bytes of packets queued in the kernel for the server's tap.
     waiting: u64,
 }
 
@@ -295,11 +297,11 @@ fn watched(
     })
 }
 
-/// Bytes that wait in the packet sockets of a node.
+/// Returns the bytes queued in the packet sockets of a node.
 fn waiting_packets(node: &Node) -> Option<u64> {
     let read = || fs::read_to_string("/proc/thread-self/net/packet").ok();
     let table = node.netns().enter(read).ok()??;
-    // sk, references, type, protocol, interface, running, bytes that wait, …
+    // Columns: sk, references, type, protocol, interface, running, queued bytes, …
     let rows = table.lines().skip(1);
     Some(rows.filter_map(|row| row.split_whitespace().nth(6)?.parse::<u64>().ok()).sum())
 }

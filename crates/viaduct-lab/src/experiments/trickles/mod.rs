@@ -1,4 +1,5 @@
-//! The figures of Trickles: what a server costs that keeps nothing, beside the kernel's TCP in the same run.
+//! Figures of Trickles: cost of a stateless server, compared with the kernel's TCP in the same
+//! run.
 //!
 //! ```text
 //!   clients of TCP       load::Fetches, or programs ─┐
@@ -6,7 +7,7 @@
 //!   clients of Trickles  load::Trickles ── their TUN ┘                                serve, and its TCP
 //! ```
 //!
-//! Beside the experiments, a file each:
+//! Modules beside the experiments:
 //!
 //! | file | noun |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Figure 10: how long a single client takes for an object, by its size, in round trips.
+//! Figure 10: transfer time of a single client by object size, in round trips.
 //!
 //! ```text
 //!   TCP        SYN ─▶ ◀─ SYN-ACK    GET ─▶ ◀─ 10 packets     ◀─ 20 …
@@ -25,18 +25,19 @@ pub(in crate::experiments) struct ObjectSize;
 
 const LINK: &str = "rate=100M,delay=50ms,queue=2MB";
 const RTT: Duration = Duration::from_millis(100);
-/// Objects that a padded SYN is answered with at once, then a window and more; bytes.
+/// Object sizes in bytes: first those that fit into the answer to a padded SYN, then a window
+/// and more.
 const SIZES: [usize; 14] = [
     100, 300, 600, 800, 1_000, 1_200, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 250_000,
     1_000_000,
 ];
 const QUICK: [usize; 4] = [100, 800, 10_000, 100_000];
-/// As often as the paper, whose error bars are 95 % confidence intervals.
+/// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
-/// What the answer to a SYN of 1,460 bytes has room for, beside continuations (some 300) and the response's
-/// head (some 200): an object of so many bytes at least.
+/// Minimum object size, in bytes, that fits into the answer to a SYN of 1,460 bytes, beside
+/// continuations (about 300 bytes) and the response's head (about 200).
 const LEAST_AT_ONCE: f64 = 800.0;
-/// What programs, timers and the link's own rate may add to whole round trips.
+/// Tolerance on whole round trips, for programs, timers and the link's rate.
 const SLACK: f64 = 0.15;
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -95,7 +96,8 @@ impl Experiment for ObjectSize {
     }
 }
 
-/// `found`: bytes, our round trips, TCP's, bytes of the first answer over those of the SYN.
+/// Checks `found`: bytes, our round trips, TCP's, and the first answer's bytes relative to the
+/// SYN's.
 fn check(run: &mut Run, found: &[(usize, f64, f64, f64)]) {
     let at_once = found.iter().filter(|one| one.1 < 1.0 + SLACK).map(|one| one.0);
     let at_once = at_once.max().unwrap_or(0);
@@ -105,7 +107,7 @@ fn check(run: &mut Run, found: &[(usize, f64, f64, f64)]) {
         Bound::AtLeast(LEAST_AT_ONCE),
     );
     let small = found.iter().filter(|one| one.0 <= at_once);
-    // Where none came in one round trip, none is saved.
+    // Without an object that came in one round trip, none is saved.
     let gain = small.map(|one| one.2 - one.1).reduce(f64::min).unwrap_or(0.0);
     run.check("round trips saved by those, at least", gain, Bound::AtLeast(1.0 - SLACK));
     let beyond = found.iter().map(|one| one.1 - one.2).fold(f64::NEG_INFINITY, f64::max);
@@ -114,17 +116,18 @@ fn check(run: &mut Run, found: &[(usize, f64, f64, f64)]) {
     run.check("bytes of the first answer over the SYN's, at most", most, Bound::AtMost(1.0));
 }
 
-/// A fetch.
+/// Result of a fetch.
 struct Fetch {
     time: Duration,
-    /// Bytes of the first packet that came, over those that had left.
+    /// Bytes of the first packet received, relative to the bytes sent before it.
     amplified: f64,
 }
 
-/// From the first packet to the last byte of the object, which must be what is served.
+/// Fetches the object over Trickles, timed from the first packet to the last byte, and compares
+/// it with `content`.
 fn by_trickles(clients: &mut Trickles, content: &[u8]) -> Result<Fetch> {
     let (waker, mut changed) = (Waker::new()?, Vec::new());
-    // What still came of the fetch before is none of this one's.
+    // Late packets of the previous fetch are drained first.
     while clients.turn(&mut changed)? {}
     let (begin, before) = (Instant::now(), clients.counted());
     let client = clients.connect(Config::default());

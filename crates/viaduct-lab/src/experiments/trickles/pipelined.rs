@@ -1,4 +1,4 @@
-//! Figure 14: ten requests outstanding on one connection, by round trip.
+//! Figure 14: ten outstanding requests on one connection, by round trip.
 //!
 //! ```text
 //!   TCP                 ten requests behind each other on a connection, answered in turn
@@ -6,8 +6,9 @@
 //!   Trickles, parallel  ten streams of one connection (msk_request), which need not wait for each other
 //! ```
 //!
-//! The paper's server announces by SKIP that a response ends when half of it was sent. `viaduct serve` knows
-//! a response's length when it begins it, and announces its end in the first continuation.
+//! The paper's server sends SKIP when half of a response was sent, to announce its end.
+//! `viaduct serve` knows a response's length at its beginning and announces its end in the
+//! first continuation.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -29,23 +30,24 @@ use crate::topology::{Journal, Wan};
 /// The experiment.
 pub(in crate::experiments) struct Pipelined;
 
-/// Requests that are not answered yet.
+/// Outstanding requests.
 const OUTSTANDING: u64 = 10;
-/// The object smaller than a long path holds, and the one that is not.
+/// An object smaller than the capacity of a long path, and a larger one.
 const SMALL: usize = 20_000;
 const LARGE: usize = 250_000;
-/// Round trips, milliseconds; of the large object the first alone.
+/// Round trips in milliseconds; the large object uses the first only.
 const TRIPS: [u64; 5] = [10, 20, 40, 70, 100];
 const QUICK: [u64; 2] = [10, 40];
-/// As often as the paper, whose error bars are 95 % confidence intervals.
+/// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
-/// Of TCP's throughput.
+/// Minimum throughput relative to TCP's.
 const LEAST_SMALL: f64 = 0.9;
 const LEAST_LARGE: f64 = 0.94;
-/// Numbers that are reserved for a response: the object's, and more than its head's.
+/// Sequence numbers reserved for a response in addition to the object's: more than its head
+/// needs.
 const HEAD: u64 = 4096;
 
-/// How requests go.
+/// Transport of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Tcp,
@@ -102,7 +104,7 @@ impl Experiment for Pipelined {
                     found.push(bits);
                 }
             }
-            // Of TCP in the same round.
+            // Ratios to TCP in the same round.
             let ratios = |n: usize| -> Vec<f64> {
                 found[n].iter().zip(&found[0]).map(|(ours, theirs)| ours / theirs).collect()
             };
@@ -122,11 +124,11 @@ impl Experiment for Pipelined {
     }
 }
 
-/// Before what counts, and what counts.
+/// Warm-up and measured time.
 #[derive(Clone, Copy, Debug)]
 struct Times(Duration, Duration);
 
-/// A server with one object.
+/// Server with one object.
 struct World {
     net: Replicas,
     _server: Service,
@@ -135,7 +137,7 @@ struct World {
 
 impl World {
     fn build(size: usize, trip: u64, seed: u64, journal: &Journal) -> Result<World> {
-        // A queue of what the longest path holds.
+        // The queue holds what fits into the longest path.
         let link = format!("rate=100M,delay={}us,queue=1250kB", trip * 500);
         let wan = Wan::emulated(link.parse().context("a link config of this module")?, seed);
         let net = Replicas::build(1, wan, journal)?;
@@ -144,7 +146,7 @@ impl World {
         Ok(World { net, _server: server, size })
     }
 
-    /// Bits of objects a second.
+    /// Measures the bits of objects per second.
     fn measure(&self, by: By, times: Times, seed: u64) -> Result<f64> {
         let to = SocketAddr::new(SERVICE.into(), PORT);
         let objects = match by {
@@ -228,11 +230,11 @@ impl World {
 
 const REQUEST: &[u8] = b"GET /object HTTP/1.1\r\nHost: lab\r\n\r\n";
 
-/// What is measured, after a warm-up.
+/// Measuring window after a warm-up.
 struct Window {
     begun: Instant,
     times: Times,
-    /// When it began, and the objects by then.
+    /// Start of the window, and the objects received by then.
     first: Option<(Instant, f64)>,
     last: (Instant, f64),
 }
@@ -248,7 +250,7 @@ impl Window {
         Ok(self.begun.elapsed() > self.times.0 + self.times.1)
     }
 
-    /// So many objects, and parts of them, have come.
+    /// Records the number of objects received, fractions included.
     fn note(&mut self, objects: f64) {
         self.last = (Instant::now(), objects);
         if self.first.is_none() && self.begun.elapsed() > self.times.0 {
@@ -256,17 +258,17 @@ impl Window {
         }
     }
 
-    /// Objects a second.
+    /// Returns the objects per second.
     fn rate(&self) -> f64 {
         let Some((since, before)) = self.first else { return 0.0 };
         (self.last.1 - before) / (self.last.0 - since).as_secs_f64()
     }
 }
 
-/// Responses one behind the other, all of the same length.
+/// Parser of consecutive responses of equal length.
 struct Answers {
     size: usize,
-    /// Bytes of a response, once its head has come.
+    /// Bytes of a response, known once its head has arrived.
     length: Option<u64>,
     head: Vec<u8>,
     bytes: u64,
@@ -290,12 +292,12 @@ impl Answers {
         Ok(())
     }
 
-    /// Responses that are whole.
+    /// Returns the complete responses.
     fn done(&self) -> u64 {
         self.length.map_or(0, |length| self.bytes / length)
     }
 
-    /// The same, with parts.
+    /// Returns the responses, fractions included.
     fn objects(&self) -> f64 {
         self.length.map_or(0.0, |length| self.bytes as f64 / length as f64)
     }

@@ -1,5 +1,5 @@
-//! Replicas of one server: real `viaduct serve` processes that share files and a secret, and the address
-//! under which the client knows them.
+//! Replicas of one server: real `viaduct serve` processes that share files, a secret and the
+//! service address.
 //!
 //! ```text
 //!                                     ┌─ b1 serve   10.2.1.2 ┐
@@ -18,16 +18,16 @@ use viaduct_sys::process::Process;
 use super::served::{self, CONGESTION_CONTROL, PORT};
 use crate::topology::{Dumbbell, DumbbellSpec, Journal, Scratch, Wan};
 
-/// The address of all replicas.
+/// Address of the service, shared by all replicas.
 pub(super) const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 2, 200, 1);
-/// Two sites, the replicas' files and their secret.
+/// Two sites, with the replicas' files and their secret.
 pub(super) struct Replicas {
     pub(super) net: Dumbbell,
     scratch: Scratch,
 }
 
 impl Replicas {
-    /// So many hosts on each side, with this between them.
+    /// Builds `hosts` hosts on each side, with `wan` between them.
     pub(super) fn build(hosts: usize, wan: Wan, journal: &Journal) -> Result<Replicas> {
         let spec = DumbbellSpec { hosts, wan, ..DumbbellSpec::default() };
         let net = Dumbbell::build(&spec, journal)?;
@@ -42,29 +42,29 @@ impl Replicas {
         Ok(replicas)
     }
 
-    /// The replica of this number has the address from now on.
+    /// Routes the service address to this replica from now on.
     pub(super) fn lead_to(&self, replica: usize) -> Result<()> {
         let via = self.net.hosts_b()[replica].v4();
         Ok(self.net.gateway_b().ip(&[format!("route replace {SERVICE}/32 via {via}")])?)
     }
 
-    /// Puts a file of random bytes where all replicas have it; the bytes.
+    /// Creates a file of random bytes for all replicas; returns the bytes.
     pub(super) fn file(&self, name: &str, bytes: usize, seed: u64) -> Result<Vec<u8>> {
         served::file(&self.scratch, name, bytes, seed)
     }
 
-    /// Puts a file of zeros there that takes no room.
+    /// Creates a sparse file of zeros, which takes no disk space.
     pub(super) fn sparse(&self, name: &str, bytes: u64) -> Result<()> {
         let file = File::create(self.scratch.path().join("site").join(name))?;
         Ok(file.set_len(bytes)?)
     }
 
-    /// Where a file is.
+    /// Returns the URL of a file.
     pub(super) fn url(name: &str) -> String {
         format!("http://{SERVICE}:{PORT}/{name}")
     }
 
-    /// Where programs may leave their files.
+    /// Returns the directory for the programs' files.
     pub(super) fn scratch(&self) -> &Scratch {
         &self.scratch
     }
@@ -78,20 +78,20 @@ impl Replicas {
     }
 }
 
-/// A running server; it ends with this value.
+/// Running server; ends when dropped.
 pub(super) struct Service {
     process: Process,
     run_dir: PathBuf,
 }
 
 impl Service {
-    /// Ends it as `kill -9` does.
+    /// Kills it as `kill -9` does.
     pub(super) fn kill(mut self) -> Result<()> {
         self.process.kill()?;
         Ok(())
     }
 
-    /// What it says of itself: the counters of some moments ago.
+    /// Reads its status; the counters are slightly old.
     pub(super) fn status(&self) -> Result<Value> {
         served::status(&self.run_dir)
     }

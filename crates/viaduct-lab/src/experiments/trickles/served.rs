@@ -1,4 +1,4 @@
-//! `viaduct serve` in a node: files over Trickles, and over TCP at the same port.
+//! `viaduct serve` in a node: files over Trickles, and over TCP on the same port.
 
 use std::fs::{self, File};
 use std::net::SocketAddr;
@@ -19,33 +19,33 @@ use crate::stop;
 use crate::topology::programs::is_listening;
 use crate::topology::{Dumbbell, DumbbellSpec, Host, Node, Scratch};
 
-/// Where it listens.
+/// Listening port.
 pub(super) const PORT: u16 = 80;
-/// Of all TCP connections beside Trickles: what Trickles is to be like.
+/// Congestion control of all TCP connections in the comparison: the one that Trickles emulates.
 pub(super) const CONGESTION_CONTROL: &str = "reno";
-/// Connections over TCP at a time, at most: more than any experiment makes.
+/// Maximum concurrent TCP connections: more than any experiment opens.
 const MAX_CONNECTIONS: &str = "15000";
-/// What `tc` is told of a link of 1 Gb/s: 8 ms of queue.
+/// `tc` command for a link of 1 Gb/s with 8 ms of queue.
 const GIGABIT: &str = "qdisc replace dev wan0 root tbf rate 1gbit burst 128k limit 1000000";
-/// How long it may take to listen.
+/// Time limit until it listens.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What its continuations are made with, and its number.
+/// Secret of its continuations, and the secret's number.
 pub(super) const SECRET: (u8, [u8; 32]) = (1, [0xa1; 32]);
 
-/// A server; it ends with this value.
+/// Server; ends when dropped.
 pub(super) struct Served {
     scratch: Scratch,
     process: Process,
 }
 
 impl Served {
-    /// Starts it in `host`, whose TCP is [`CONGESTION_CONTROL`] from now on, with nothing to serve yet;
-    /// `options` are more words for `viaduct serve`.
+    /// Starts the server in `host`, whose TCP uses [`CONGESTION_CONTROL`] from now on, with no
+    /// files yet; `options` are additional arguments for `viaduct serve`.
     pub(super) fn start(host: &Host, options: &[&str]) -> Result<Served> {
         Served::by(Format::Tcp, host, options)
     }
 
-    /// The same for packets of this format.
+    /// Starts it with packets of this format.
     pub(super) fn by(format: Format, host: &Host, options: &[&str]) -> Result<Served> {
         host.set_congestion_control(CONGESTION_CONTROL)?;
         host.set_sysctls(&[
@@ -59,28 +59,28 @@ impl Served {
         Ok(Served { scratch, process })
     }
 
-    /// Has it serve a file of `bytes` random bytes as `/name`; those bytes.
+    /// Creates a file of `bytes` random bytes, served as `/name`; returns the bytes.
     pub(super) fn file(&self, name: &str, bytes: usize, seed: u64) -> Result<Vec<u8>> {
         file(&self.scratch, name, bytes, seed)
     }
 
-    /// Where that file is.
+    /// Returns the path of that file.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.scratch.path().join("site").join(name)
     }
 
-    /// Its process.
+    /// Returns its process ID.
     pub(super) fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// What it says of itself, as `viaduct status --json` prints it; up to 0.2 s old.
+    /// Reads its status, as `viaduct status --json` prints it; up to 0.2 s old.
     pub(super) fn status(&self) -> Result<Value> {
         status(&self.scratch.path().join("run"))
     }
 }
 
-/// What a server with this run directory says of itself.
+/// Reads the status of the server with this run directory.
 pub(super) fn status(run_dir: &Path) -> Result<Value> {
     let mut status = Command::new(binary()?);
     status.args(["status", "--json", "--run-dir"]).arg(run_dir);
@@ -89,7 +89,7 @@ pub(super) fn status(run_dir: &Path) -> Result<Value> {
     serde_json::from_slice(&said.stdout).with_context(|| format!("no status: {text}"))
 }
 
-/// A directory with a site that has no files yet, and the secret.
+/// Creates a directory with an empty site and the secret.
 pub(super) fn prepare() -> Result<Scratch> {
     let scratch = Scratch::new()?;
     fs::create_dir(scratch.path().join("site"))?;
@@ -98,7 +98,7 @@ pub(super) fn prepare() -> Result<Scratch> {
     Ok(scratch)
 }
 
-/// Puts a file of random bytes into the site; those bytes.
+/// Creates a file of random bytes in the site; returns the bytes.
 pub(super) fn file(scratch: &Scratch, name: &str, bytes: usize, seed: u64) -> Result<Vec<u8>> {
     let mut content = vec![0; bytes];
     Rng::from_seed(seed).fill(&mut content);
@@ -106,7 +106,8 @@ pub(super) fn file(scratch: &Scratch, name: &str, bytes: usize, seed: u64) -> Re
     Ok(content)
 }
 
-/// Two sites with a link of 1 Gb/s between them, which the kernel itself limits: what it costs is no server's.
+/// Builds two sites with a 1 Gb/s link limited by the kernel itself, so that its cost is not
+/// the server's.
 pub(super) fn gigabit(run: &Run) -> Result<Dumbbell> {
     let world = Dumbbell::build(&DumbbellSpec::default(), run.journal())?;
     for gateway in [world.gateway_a(), world.gateway_b()] {
@@ -115,17 +116,18 @@ pub(super) fn gigabit(run: &Run) -> Result<Dumbbell> {
     Ok(world)
 }
 
-/// Where a host's server is.
+/// Returns the address of a host's server.
 pub(super) fn at(host: &Host) -> SocketAddr {
     SocketAddr::new(host.v4().into(), PORT)
 }
 
-/// A request for a file, after which the server ends the connection.
+/// Returns a request for a file; the server closes the connection after its response.
 pub(super) fn get(name: &str) -> Vec<u8> {
     format!("GET /{name} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n").into_bytes()
 }
 
-/// Starts a server of what [`prepare`] has made, with these options and the run directory of this name.
+/// Starts a server on the directory from [`prepare`], with these options and a run directory of
+/// this name.
 pub(super) fn spawn(
     node: &Node,
     scratch: &Scratch,

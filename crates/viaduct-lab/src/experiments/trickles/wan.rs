@@ -1,5 +1,5 @@
-//! Figure 15: a file of 160 kB over long paths with losses, by round trips of 50 ms: the lab's in place of
-//! PlanetLab's.
+//! Figure 15: a file of 160 kB over long paths with losses, by round trips in bins of 50 ms.
+//! The lab's paths replace PlanetLab's.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,20 +18,20 @@ use crate::topology::Wan;
 pub(in crate::experiments) struct WideArea;
 
 const FILE: usize = 160_000;
-/// The middles of the bins, milliseconds.
+/// Centers of the bins, in milliseconds.
 const TRIPS: [u64; 6] = [25, 75, 125, 175, 225, 275];
 const QUICK: [u64; 2] = [25, 125];
-/// Losses of each direction, %: none, as on most paths; what bad ones have; and twice that.
+/// Losses of each direction in %: none, as on most paths; the loss of bad ones; and twice that.
 const LOSSES: [f64; 3] = [0.0, 0.5, 1.0];
 const QUICK_LOSSES: [f64; 1] = [0.5];
-/// Clients at a time, which share no more than a part of the link.
+/// Concurrent clients; together they use only a part of the link.
 const CLIENTS: usize = 10;
-/// Round trips that are measured in a round.
+/// Measured time of a round, in round trips.
 const LONG: u64 = 70;
 const QUICK_LONG: u64 = 60;
-/// As often as the paper, whose error bars are 95 % confidence intervals.
+/// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
-/// Of TCP's throughput.
+/// Minimum throughput relative to TCP's.
 const LEAST: f64 = 0.9;
 
 impl Experiment for WideArea {
@@ -84,7 +84,7 @@ impl Experiment for WideArea {
     }
 }
 
-/// Bits a second of a fetch, by Trickles and by TCP.
+/// Measures the bits per second of a fetch, by Trickles and by TCP.
 fn measure(run: &Run, trip: u64, loss: f64, seed: u64) -> Result<[f64; 2]> {
     let link = format!("rate=100M,delay={}us,queue=1MB,loss={loss}%", trip * 500);
     let wan = Wan::emulated(link.parse().context("a link config of this module")?, seed);
@@ -103,6 +103,6 @@ fn measure(run: &Run, trip: u64, loss: f64, seed: u64) -> Result<[f64; 2]> {
     let found = [fetches.by_trickles(&mut clients)?, fetches.by_tcp(world.net.a1(), to)?];
     drop(server);
     anyhow::ensure!(found.iter().all(|one| one.failed == 0), "a fetch broke");
-    // One client's bytes in the time, the pauses between fetches counted.
+    // Throughput per client, pauses between fetches included.
     Ok(found.map(|one| one.mbps() * 1e6 / CLIENTS as f64))
 }

@@ -1,5 +1,5 @@
-//! A capture of one TCP connection's segments, as tcpdump makes it: for the plots of sequence
-//! numbers over time that stalls are seen in.
+//! Packet capture of the segments of one TCP connection, as by tcpdump, for plots of sequence
+//! numbers over time that show stalls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use viaduct_sys::ring::{Direction, Ring, RingConfig};
 use super::answer;
 use crate::topology::{Node, TopologyError};
 
-/// A running capture. Without [`Capture::finish`] what it saw is lost.
+/// Running capture. Its segments are lost unless [`Capture::finish`] is called.
 #[derive(Debug)]
 pub struct Capture {
     node: Node,
@@ -20,21 +20,21 @@ pub struct Capture {
     thread: Option<JoinHandle<Seen>>,
 }
 
-/// Segments, and how many found no room.
+/// Captured segments, and the number of missed ones.
 type Seen = (Vec<Segment>, u64);
 
-/// A segment that crossed the interface.
+/// Segment that crossed the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// When, by the wall clock.
+    /// Wall-clock time of the segment.
     pub at: Duration,
-    /// Whether it left by the interface, or came in.
+    /// True if the segment left by the interface, false if it arrived.
     pub outgoing: bool,
-    /// The number of its first byte.
+    /// Sequence number of the first byte.
     pub sequence: u32,
-    /// The next byte that its sender expects.
+    /// Acknowledgment number: the next byte expected by the sender.
     pub acknowledged: u32,
-    /// Bytes that it carries.
+    /// Bytes of payload.
     pub length: u32,
 }
 
@@ -46,7 +46,7 @@ impl Capture {
     /// Captures the segments to or from TCP `port` that cross `interface` of `node`.
     ///
     /// # Errors
-    /// No such interface, or no right to read it.
+    /// If there is no such interface, or the process may not read it.
     pub fn start(node: &Node, interface: &str, port: u16) -> Result<Capture, TopologyError> {
         let ring = node.netns().enter(|| Ring::open(interface, RING))?;
         let ring = ring.map_err(|e| answer(node, e.to_string()))?;
@@ -59,10 +59,10 @@ impl Capture {
         Ok(Capture { node: node.clone(), enough, thread: Some(thread) })
     }
 
-    /// Ends it.
+    /// Stops the capture and returns its segments.
     ///
     /// # Errors
-    /// If some segments were not seen: the reader was too slow.
+    /// If segments were missed because the reader was too slow.
     pub fn finish(mut self) -> Result<Vec<Segment>, TopologyError> {
         self.enough.store(true, Ordering::Relaxed);
         let seen = self.thread.take().and_then(|thread| thread.join().ok());
@@ -83,7 +83,7 @@ impl Drop for Capture {
 fn read(mut ring: Ring, port: u16, enough: &AtomicBool) -> Seen {
     let mut segments = Vec::new();
     loop {
-        // Asked before reading: what came until then is read.
+        // The flag is read before the ring, so that everything captured until then is read.
         let last = enough.load(Ordering::Relaxed);
         while let Some(frame) = ring.next() {
             let outgoing = frame.direction() == Direction::Outgoing;

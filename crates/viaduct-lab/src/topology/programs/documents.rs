@@ -1,8 +1,8 @@
-//! What a web server serves to a load of requests: documents whose sizes are Zipf's.
+//! Documents of a web server under a load of requests, with sizes by Zipf's law.
 //!
-//! A document of k KB, k from 1 to 1000, is asked for as often as k^-1.7: the mean is 11.5 KB, 86 %
-//! are below 10 KB, and 20 requests a second ask for the 200 KB/s of the slides. So many sizes are
-//! not kept: a few stand for those above them.
+//! The frequency of a document of k KB, k from 1 to 1000, is proportional to k^-1.7: the mean
+//! is 11.5 KB, 86 % are below 10 KB, and 20 requests per second yield the 200 KB/s of the
+//! slides. Only a few sizes are stored; each stands for those up to the next.
 
 use std::fs;
 use std::io;
@@ -10,25 +10,25 @@ use std::path::Path;
 
 use viaduct_proto::rng::Rng;
 
-/// Of Zipf's law for sizes.
+/// Exponent of Zipf's law for sizes.
 const EXPONENT: f64 = 1.7;
-/// The largest, in KB (1000 bytes).
+/// Largest size in KB (1000 bytes).
 const LARGEST: usize = 1000;
-/// The sizes that are kept, in KB.
+/// Stored sizes in KB.
 const SIZES: [usize; 24] =
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 16, 20, 25, 32, 40, 60, 80, 120, 180, 250, 400, 600, 1000];
 
-/// A library of documents; the same seed makes the same bytes.
+/// Library of documents; the same seed yields the same bytes.
 #[derive(Clone, Debug)]
 pub struct Documents {
-    /// As long as the largest; each document is the first bytes of it.
+    /// Content of the largest document; the others are prefixes of it.
     bytes: Vec<u8>,
-    /// The share of requests for k KB or less, k from 1.
+    /// Cumulative share of requests for k KB or less, k from 1.
     cumulated: Vec<f64>,
 }
 
 impl Documents {
-    /// All of them.
+    /// Generates all documents.
     pub fn new(seed: u64) -> Documents {
         let mut bytes = vec![0; LARGEST * 1000];
         Rng::from_seed(seed).fill(&mut bytes);
@@ -43,24 +43,24 @@ impl Documents {
         Documents { bytes, cumulated }
     }
 
-    /// Sizes that there are, in KB, the smallest first.
+    /// Returns the stored sizes in KB, in ascending order.
     pub fn sizes(&self) -> &'static [usize] {
         &SIZES
     }
 
-    /// The document of `kb` KB; the largest if there is none so large.
+    /// Returns the document of `kb` KB, at most the largest.
     pub fn of(&self, kb: usize) -> &[u8] {
         &self.bytes[..(kb * 1000).min(self.bytes.len())]
     }
 
-    /// The size, in KB, of the next document that is asked for.
+    /// Draws the size, in KB, of the next requested document.
     pub fn draw(&self, rng: &mut Rng) -> usize {
         let at = rng.unit();
         let kb = 1 + self.cumulated.partition_point(|share| *share <= at).min(LARGEST - 1);
         SIZES[SIZES.partition_point(|size| *size <= kb) - 1]
     }
 
-    /// Writes each as a file of `dir`, named by its size in KB.
+    /// Writes each document to a file in `dir`, named by its size in KB.
     pub(super) fn write(&self, dir: &Path) -> io::Result<()> {
         SIZES.iter().try_for_each(|kb| fs::write(dir.join(kb.to_string()), self.of(*kb)))
     }

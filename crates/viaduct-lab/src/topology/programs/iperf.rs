@@ -1,4 +1,4 @@
-//! iperf3: how much gets through.
+//! iperf3: throughput of TCP and UDP.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -8,97 +8,100 @@ use serde::{Deserialize, Deserializer};
 use super::{answer, run, serve};
 use crate::topology::{Host, TopologyError};
 
-/// What iperf3 sends.
+/// Traffic of iperf3.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Load {
-    /// As much TCP as gets through.
+    /// TCP without a limit.
     Tcp {
-        /// The sender's congestion control, as in `cubic`.
+        /// Congestion control of the sender, as in `cubic`.
         congestion: String,
     },
-    /// UDP at a steady pace.
+    /// UDP at a constant rate.
     Udp {
-        /// Bits of payload a second, over all flows.
+        /// Bits of payload per second, over all flows.
         bits_per_second: u64,
-        /// Bytes of payload in a datagram.
+        /// Bytes of payload per datagram.
         length: u32,
     },
 }
 
-/// A run of iperf3.
+/// Settings of an iperf3 run.
 #[derive(Clone, Debug)]
 pub struct Iperf {
-    /// What to send.
+    /// Traffic to send.
     pub load: Load,
-    /// How long is measured, in seconds.
+    /// Measured time in seconds.
     pub seconds: u32,
-    /// Seconds before that which do not count.
+    /// Seconds of warm-up before the measured time.
     pub omit: u32,
-    /// Flows side by side.
+    /// Number of parallel flows.
     pub flows: u32,
-    /// The server's port: differs where two run at once in one host.
+    /// Port of the server; two concurrent runs in one host need different ports.
     pub port: u16,
-    /// By IPv6 instead of IPv4.
+    /// Uses IPv6 instead of IPv4.
     pub v6: bool,
-    /// TCP does not send faster than so many bits of payload a second, over all flows.
+    /// Limit of TCP's rate in bits of payload per second, over all flows.
     pub pace: Option<u64>,
-    /// Bytes that TCP is handed at once; none means iperf3's 128 KB.
+    /// Bytes per write of TCP; `None` for iperf3's 128 KB.
     pub write: Option<u32>,
 }
 
-/// What it measured; rates are of payload, in bits a second.
+/// Results; rates are of payload, in bits per second.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct IperfReport {
-    /// What arrived.
+    /// Received rate.
     pub received: f64,
-    /// What was sent.
+    /// Sent rate.
     pub sent: f64,
-    /// Rate of arrival at the server in each second that counts: (seconds from the start, bits a second).
+    /// Receive rate at the server per measured second: (seconds from the start, bits per
+    /// second).
     pub arrived: Vec<(f64, f64)>,
-    /// Their mean: never more than the link's rate, as what the sender hands to its socket's buffer can be.
+    /// Mean of `arrived`. It never exceeds the link's rate, unlike the rate of writes into the
+    /// sender's socket buffer.
     pub arrival_rate: f64,
-    /// TCP segments that were sent again.
+    /// Retransmitted TCP segments.
     pub retransmits: u64,
-    /// The congestion control that was really used; `udp` for UDP.
+    /// Congestion control in actual use; `udp` for UDP.
     pub congestion: String,
     /// UDP datagrams sent.
     pub packets: u64,
-    /// UDP datagrams that did not arrive.
+    /// UDP datagrams lost.
     pub lost_packets: u64,
-    /// UDP jitter in milliseconds.
+    /// Jitter of UDP in milliseconds.
     pub jitter_ms: f64,
 }
 
 impl Iperf {
-    /// One TCP flow for so many seconds, with so many before that do not count.
+    /// Creates a run of one TCP flow for `seconds`, after a warm-up of `omit` seconds.
     pub fn tcp(congestion: &str, seconds: u32, omit: u32) -> Iperf {
         let load = Load::Tcp { congestion: congestion.into() };
         Iperf { load, seconds, omit, flows: 1, port: 5201, v6: false, pace: None, write: None }
     }
 
-    /// With TCP held to `bits_per_second` in all, in writes of `length` bytes: iperf3's own are of
-    /// 128 KB, which makes bursts of a slow flow.
+    /// Limits TCP to `bits_per_second` in total, in writes of `length` bytes; iperf3's default
+    /// of 128 KB makes a slow flow bursty.
     pub fn paced(self, bits_per_second: u64, length: u32) -> Iperf {
         Iperf { pace: Some(bits_per_second), write: Some(length), ..self }
     }
 
-    /// UDP at a pace for so many seconds.
+    /// Creates a run of UDP at a constant rate for `seconds`.
     pub fn udp(bits_per_second: u64, length: u32, seconds: u32) -> Iperf {
         let load = Load::Udp { bits_per_second, length };
         let omit = 0;
         Iperf { load, seconds, omit, flows: 1, port: 5201, v6: false, pace: None, write: None }
     }
 
-    /// Runs it: the server in `to`, the client, which sends, in `from`.
+    /// Runs iperf3: the server in `to`, the sending client in `from`.
     ///
     /// # Errors
-    /// If iperf3 is missing or fails, takes half a minute longer than it should, used another
-    /// congestion control than asked for, or on Ctrl-C.
+    /// If iperf3 is missing or fails, exceeds its duration by half a minute, used another
+    /// congestion control than requested, or on Ctrl-C.
     pub fn run(&self, from: &Host, to: &Host) -> Result<IperfReport, TopologyError> {
         self.run_by(from, to, self.address(to)?)
     }
 
-    /// The same, where the client connects to `address`, from which something carries on.
+    /// Runs iperf3 with the client connecting to `address`, from which a proxy or tunnel
+    /// forwards.
     ///
     /// # Errors
     /// As [`Iperf::run`].
@@ -162,7 +165,7 @@ impl Iperf {
     }
 }
 
-/// The parts of iperf3's JSON that we read.
+/// Fields of iperf3's JSON that are used.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Json {
@@ -182,7 +185,7 @@ struct JsonInterval {
 struct JsonEnd {
     sum_sent: JsonSum,
     sum_received: JsonSum,
-    /// UDP has this one alone; what was received follows from what was lost.
+    /// Only field present for UDP; the received amount follows from the lost packets.
     sum: Option<JsonSum>,
     sender_tcp_congestion: Option<String>,
 }
@@ -201,8 +204,8 @@ struct JsonSum {
     omitted: bool,
 }
 
-/// A count of lost packets. Packets that come late, after they were counted as lost, may make it less than none, which
-/// iperf3 writes as if it had no sign.
+/// Reads a count of lost packets. Late packets already counted as lost can make it negative,
+/// which iperf3 prints as an unsigned number; such values become 0.
 fn lost<'de, D: Deserializer<'de>>(number: D) -> Result<u64, D::Error> {
     let count = f64::deserialize(number)?;
     Ok(if (0.0..i64::MAX as f64).contains(&count) { count as u64 } else { 0 })

@@ -1,13 +1,13 @@
-//! Messages at a steady pace, each with the time it was handed over: how late do they arrive?
+//! Messages at a constant rate with timestamps, to measure one-way latency.
 //!
 //! ```text
 //!   sender (a thread in one host)            receiver (a thread in another)
 //!   due at 0, I, 2I, …  ── [number | time | padding] ──>  latency = now - time
 //! ```
 //!
-//! Both ends share the machine and so the monotonic clock: a one-way latency needs no agreement of
-//! clocks. A message's time is when it was due if the one before it was still being written then:
-//! a sender that is held up does not hide the wait.
+//! Both ends run on one machine and share its monotonic clock, so one-way latencies need no
+//! clock synchronization. A message's timestamp is its due time if the previous message was
+//! still being written then, so that a blocked sender does not hide the delay.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -19,64 +19,64 @@ use rustix::net::sockopt::set_tcp_congestion;
 use crate::stop;
 use crate::topology::{Host, TopologyError};
 
-/// What carries the messages.
+/// Transport of the messages.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Carrier {
-    /// One TCP connection, with this congestion control, without Nagle's delay.
+    /// A single TCP connection with this congestion control and without Nagle's algorithm.
     Tcp {
-        /// As in `cubic`.
+        /// Congestion control, as in `cubic`.
         congestion: String,
     },
-    /// A UDP datagram for each.
+    /// A UDP datagram per message.
     Udp,
 }
 
-/// A stream of messages; the paper's is 1024 bytes at 0.1 Mb/s.
+/// Stream of messages; the paper's has 1024 bytes at 0.1 Mb/s.
 #[derive(Clone, Debug)]
 pub struct TimedMessages {
-    /// TCP or UDP.
+    /// Transport: TCP or UDP.
     pub carrier: Carrier,
-    /// Bytes of a message: 16 or more.
+    /// Bytes per message: at least 16.
     pub size: usize,
-    /// Bits of messages a second.
+    /// Bits of messages per second.
     pub bits_per_second: f64,
-    /// How long messages are sent.
+    /// Duration of sending.
     pub duration: Duration,
-    /// How long the receiver waits for those under way at the end.
+    /// Time that the receiver waits for messages in flight at the end.
     pub patience: Duration,
-    /// The receiver's port.
+    /// Port of the receiver.
     pub port: u16,
 }
 
-/// One message.
+/// Record of one message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Message {
-    /// When it was handed over, from the start of the stream.
+    /// Time of sending, from the start of the stream.
     pub sent: Duration,
-    /// How long it took; `None` if it never arrived.
+    /// Latency one way; `None` if the message never arrived.
     pub latency: Option<Duration>,
 }
 
-/// Below the link emulator's.
+/// Real-time priority, below that of the link emulator.
 const PRIORITY: i32 = 5;
 
-/// Number and time, 8 bytes each.
+/// Message header: number and time, 8 bytes each.
 const HEADER: usize = 16;
 
 impl TimedMessages {
-    /// Messages of 1024 bytes at 0.1 Mb/s, as in the paper's sections 5.2.
+    /// Returns the messages of the paper's sections 5.2: 1024 bytes at 0.1 Mb/s.
     pub fn paper(carrier: Carrier, duration: Duration) -> TimedMessages {
         let patience = Duration::from_secs(5);
         TimedMessages { carrier, size: 1024, bits_per_second: 1e5, duration, patience, port: 6000 }
     }
 
-    /// Sends them from `from` to `to` and waits for the last.
+    /// Sends the messages from `from` to `to` and waits for the last.
     ///
     /// # Returns
-    /// Every message that was sent, in order; after Ctrl-C those until then.
+    /// Every message sent, in order; after Ctrl-C those sent until then.
     ///
     /// # Errors
-    /// If a socket cannot be made or the connection breaks.
+    /// If a socket cannot be created or the connection breaks.
     pub fn run(&self, from: &Host, to: &Host) -> Result<Vec<Message>, TopologyError> {
         let address = SocketAddr::new(to.v4().into(), self.port);
         let origin = Instant::now();
@@ -106,7 +106,7 @@ impl TimedMessages {
         (self.duration.as_secs_f64() / self.interval().as_secs_f64()).floor() as usize
     }
 
-    /// The time between two messages.
+    /// Returns the time between two messages.
     pub fn interval(&self) -> Duration {
         Duration::from_secs_f64(self.size as f64 * 8.0 / self.bits_per_second)
     }
@@ -132,7 +132,7 @@ impl TimedMessages {
         })
     }
 
-    /// When each was handed over.
+    /// Sends all messages; returns the time of each.
     fn send_all(&self, origin: Instant, mut sender: impl Sender) -> io::Result<Vec<Duration>> {
         let mut message = vec![0x5a; self.size.max(HEADER)];
         let mut times = Vec::with_capacity(self.count());
@@ -155,7 +155,7 @@ impl TimedMessages {
         Ok(times)
     }
 
-    /// The latency of each that arrived.
+    /// Receives the messages; returns the latency of each that arrived.
     fn receive_all(
         &self,
         origin: Instant,
@@ -167,7 +167,7 @@ impl TimedMessages {
         let mut end = origin.elapsed() + self.duration + self.patience;
         while missing > 0 {
             if stop::asked() {
-                // What is under way may still come, but nobody wants to wait long.
+                // After a stop, wait only briefly for messages in flight.
                 end = end.min(origin.elapsed() + Duration::from_millis(500));
             }
             let left = end.saturating_sub(origin.elapsed());
@@ -178,7 +178,7 @@ impl TimedMessages {
             let number =
                 |at: usize| message[at..at + 8].iter().fold(0, |n, b| n << 8 | u64::from(*b));
             let (n, time) = (number(0) as usize, Duration::from_nanos(number(8)));
-            // The first copy counts, if the network makes more.
+            // If the network duplicates a message, the first copy counts.
             if let Some(slot @ None) = latencies.get_mut(n) {
                 *slot = Some(now.saturating_sub(time));
                 missing -= 1;
@@ -188,8 +188,8 @@ impl TimedMessages {
     }
 }
 
-/// What these threads wait for a core is not the network's latency. Without the right to real-time
-/// priority it counts all the same.
+/// Raises the thread's priority, so that waiting for a core does not add to the measured
+/// latency. Without the right to real-time priority the measurement proceeds without it.
 fn hurry() {
     let _ = viaduct_sys::thread::set_fifo(PRIORITY);
 }
@@ -199,7 +199,8 @@ trait Sender {
 }
 
 trait Receiver {
-    /// Fills `message` with the next; false if none came within `limit` or none will come.
+    /// Receives the next message into `message`; false if none arrived within `limit` or the
+    /// stream ended.
     fn receive(&mut self, message: &mut [u8], limit: Duration) -> io::Result<bool>;
 }
 

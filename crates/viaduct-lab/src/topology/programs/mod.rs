@@ -1,5 +1,5 @@
-//! Real, unmodified programs, run in hosts: each is started, awaited with a time-out (and with an
-//! eye on Ctrl-C), and its answer is read into numbers.
+//! Real, unmodified programs in hosts. Each is started, awaited with a timeout (or until
+//! Ctrl-C), and its output is parsed.
 //!
 //! ```text
 //!   Iperf          iperf3, TCP or UDP                    -> IperfReport
@@ -48,24 +48,24 @@ use viaduct_sys::process::Process;
 use super::{Node, TopologyError};
 use crate::stop;
 
-/// How long a server may take to listen.
+/// Time limit for a server to listen.
 const READY: Duration = Duration::from_secs(10);
 
-/// What a program that has ended said.
+/// Output of a finished program.
 struct Said {
     success: bool,
     stdout: String,
     stderr: String,
 }
 
-/// Runs `command` to its end; kills it if it takes longer than `limit` or on Ctrl-C.
+/// Runs `command` to its end; kills it after `limit` or on Ctrl-C.
 fn run(node: &Node, mut command: Command, limit: Duration) -> Result<Said, TopologyError> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = node.spawn(command)?;
     let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
     thread::scope(|scope| {
-        // Read while it runs: a full pipe would stop it.
+        // The pipes are read concurrently, because a full pipe would block the program.
         let stdout = scope.spawn(|| text_of(stdout));
         let stderr = scope.spawn(|| text_of(stderr));
         let status = process
@@ -108,15 +108,15 @@ fn serve(node: &Node, mut command: Command, port: u16) -> Result<Process, Topolo
     Ok(process)
 }
 
-/// Whether somebody in `node` listens on TCP `port`: asked of the kernel, not by connecting, which
-/// a server that serves once would take for its client.
+/// Returns whether a socket in `node` listens on TCP `port`. Reads the kernel's tables instead
+/// of connecting, since a server for a single connection would take the probe for its client.
 pub(crate) fn is_listening(node: &Node, port: u16) -> Result<bool, TopologyError> {
     let tables = node.netns().enter(|| {
         let read = |name| fs::read_to_string(format!("/proc/thread-self/net/{name}"));
         read("tcp").map(|v4| v4 + &read("tcp6").unwrap_or_default())
     })?;
     let tables = tables.map_err(|e| node.io("read the table of sockets".into(), e))?;
-    // A row: "0: 00000000:1451 00000000:0000 0A …", 0A being LISTEN.
+    // Row format "0: 00000000:1451 00000000:0000 0A …", with 0A for LISTEN.
     let port = format!(":{port:04X}");
     Ok(tables.lines().any(|line| {
         let mut words = line.split_whitespace().skip(1);
@@ -125,7 +125,8 @@ pub(crate) fn is_listening(node: &Node, port: u16) -> Result<bool, TopologyError
     }))
 }
 
-/// A command in `node` that stays on `core`; administrators' programs are found on any path.
+/// Creates a command in `node` pinned to `core`; its PATH includes the administrators'
+/// directories.
 fn on_core(node: &Node, core: usize, program: &str) -> Command {
     let mut command = node.command("taskset");
     let path = std::env::var("PATH").unwrap_or_default();
@@ -141,7 +142,7 @@ fn answer(node: &Node, what: String) -> TopologyError {
 fn text_of(pipe: Option<impl Read>) -> String {
     let mut bytes = Vec::new();
     if let Some(mut pipe) = pipe {
-        // What could be read is what there is.
+        // After an error, the bytes read so far are used.
         let _: io::Result<usize> = pipe.read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()

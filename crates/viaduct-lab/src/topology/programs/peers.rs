@@ -1,6 +1,5 @@
-//! Programs that carry TCP over a bad link by protocols of their own: hysteria 2, as sing-box has it,
-//! and kcptun. Each has a client beside the host that connects and a server beside the one that is
-//! connected to.
+//! Programs that carry TCP over a bad link by their own protocols: hysteria 2, in sing-box, and
+//! kcptun. Each has a client beside the connecting host and a server beside the target host.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,21 +12,21 @@ use super::{run, serve};
 use crate::topology::cpu_time;
 use crate::topology::{Host, Scratch, TopologyError};
 
-/// Which program.
+/// Tunnel program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// hysteria 2 by sing-box, told the link's rate.
+    /// hysteria 2 in sing-box, configured with the link's rate.
     Hysteria,
-    /// kcptun as it comes, with windows for the link's rate and delay.
+    /// kcptun with default settings, except for windows that fit the link's rate and delay.
     Kcptun,
 }
 
-/// Port of the servers, of UDP.
+/// UDP port of the servers.
 const SERVER: u16 = 7_443;
-/// Time that a server of UDP takes to begin, which nothing shows.
+/// Start-up time allowed for a UDP server, which has no observable ready state.
 const BEGINS: Duration = Duration::from_millis(1_500);
 
-/// A pair of client and server. Both end with this value.
+/// Running client and server; both end when dropped.
 #[derive(Debug)]
 pub struct PeerTunnel {
     client: Process,
@@ -36,7 +35,7 @@ pub struct PeerTunnel {
 }
 
 impl Peer {
-    /// As people call it.
+    /// Returns the name for people.
     pub fn name(self) -> &'static str {
         match self {
             Peer::Hysteria => "hysteria 2 (sing-box)",
@@ -51,7 +50,8 @@ impl Peer {
         }
     }
 
-    /// Its programs, client and server; `None` if they are not installed (`scripts/need peers`).
+    /// Finds the client and server programs; `None` if they are not installed (`scripts/need
+    /// peers`).
     pub fn find(self) -> Option<[PathBuf; 2]> {
         let home = env::var_os("HOME").map(|home| Path::new(&home).join("go/bin"));
         let path = env::var_os("PATH").unwrap_or_default();
@@ -63,11 +63,11 @@ impl Peer {
 }
 
 impl PeerTunnel {
-    /// Starts both: what connects to `port` of `near` reaches that port of `far`, over a link of so
-    /// many megabits a second.
+    /// Starts both programs: connections to `port` of `near` reach that port of `far`, over a
+    /// link of `megabits` Mb/s.
     ///
     /// # Errors
-    /// A program is missing, or does not begin.
+    /// If a program is missing or does not start.
     pub fn start(
         peer: Peer,
         (near, far): (&Host, &Host),
@@ -112,7 +112,7 @@ impl PeerTunnel {
         Ok(PeerTunnel { client, server, _scratch: scratch })
     }
 
-    /// Processor time that both have used.
+    /// Returns the processor time used by both.
     pub fn cpu(&self) -> Duration {
         cpu_time(self.client.id()) + cpu_time(self.server.id())
     }
@@ -124,7 +124,7 @@ fn quiet(mut command: std::process::Command) -> std::process::Command {
     command
 }
 
-/// A certificate that the client does not look at.
+/// Creates a certificate, which the client does not verify.
 fn certificate(host: &Host, dir: &Path) -> Result<(), TopologyError> {
     let mut command = host.command("openssl");
     command.args([

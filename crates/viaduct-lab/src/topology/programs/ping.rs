@@ -1,4 +1,4 @@
-//! ping: how long there and back.
+//! ping: round-trip times.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -6,28 +6,28 @@ use std::time::Duration;
 use super::{answer, run};
 use crate::topology::{Node, TopologyError};
 
-/// A run of ping.
+/// Settings of a ping run.
 #[derive(Clone, Copy, Debug)]
 pub struct Ping {
-    /// How many to send.
+    /// Number of requests.
     pub count: u32,
-    /// Time between two.
+    /// Time between two requests.
     pub interval: Duration,
-    /// Bytes of payload: 16 or more, or there is no time to measure.
+    /// Bytes of payload: at least 16, which ping needs to measure time.
     pub size: u32,
 }
 
-/// What came back.
+/// Results of a ping run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PingReport {
-    /// How many were sent.
+    /// Requests sent.
     pub sent: u32,
-    /// (number of the request, from 1; round trip in milliseconds) of each that came back.
+    /// Number (from 1) and round trip in milliseconds of each request that was answered.
     pub round_trips_ms: Vec<(u32, f64)>,
 }
 
 impl Ping {
-    /// Runs it in `from`. That nothing came back is an answer, not an error.
+    /// Runs ping in `from`. A run without any answer is not an error.
     pub fn run(&self, from: &Node, to: IpAddr) -> Result<PingReport, TopologyError> {
         let mut ping = from.command("ping");
         ping.args(["-n", "-c", &self.count.to_string(), "-s", &self.size.to_string()]);

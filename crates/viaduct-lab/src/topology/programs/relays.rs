@@ -1,5 +1,5 @@
-//! What others put between a client and a server: HAProxy, nginx and Varnish, each as its manual has
-//! it for this, in one thread where it can.
+//! Common relays between a client and a server: HAProxy, nginx and Varnish. Each is configured
+//! as its manual recommends for this purpose, with one thread where possible.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -9,20 +9,20 @@ use viaduct_sys::process::Process;
 use super::{on_core, serve};
 use crate::topology::{Node, Scratch, TopologyError};
 
-/// Which program.
+/// Relay program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Software {
-    /// HAProxy in TCP mode, splicing.
+    /// HAProxy in TCP mode with splicing.
     Haproxy,
-    /// The same with pipes of a megabyte, which nobody has told it to use by default.
+    /// HAProxy with pipes of 1 MB, which is not its default.
     HaproxyLargePipes,
-    /// nginx's stream module, which copies.
+    /// nginx's stream module, which copies in user space.
     Nginx,
-    /// Varnish, an HTTP cache, told to pipe what it is asked.
+    /// Varnish, an HTTP cache, configured to pipe all requests.
     Varnish,
 }
 
-/// A running one. It ends with this value.
+/// Running relay; ends when dropped.
 #[derive(Debug)]
 pub struct Relay {
     process: Process,
@@ -30,10 +30,10 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Starts it in `node`, on `core`; it listens at `listen` and sends everything on to `to`.
+    /// Starts the relay in `node` on `core`; it listens at `listen` and forwards to `to`.
     ///
     /// # Errors
-    /// The program is missing (`scripts/need test` installs it) or does not listen in time.
+    /// If the program is missing (`scripts/need test` installs it) or does not listen in time.
     pub fn start(
         software: Software,
         node: &Node,
@@ -61,14 +61,14 @@ impl Relay {
         Ok(Relay { process, _scratch: scratch })
     }
 
-    /// The process; what works may be its children.
+    /// Returns the process ID; its children may do the work.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 }
 
 impl Software {
-    /// As people call it.
+    /// Returns the name for people.
     pub fn name(self) -> &'static str {
         match self {
             Software::Haproxy => "HAProxy",
@@ -106,7 +106,7 @@ impl Software {
     }
 }
 
-/// HAProxy's configuration, with this line in `global`.
+/// Returns HAProxy's configuration with `line` in `global`.
 fn haproxy(line: &str, listen: SocketAddr, to: SocketAddr) -> String {
     format!(
         "global

@@ -1,5 +1,5 @@
-//! A load of requests, as Web Polygraph makes it: they arrive as a Poisson process, whatever became
-//! of those before, for documents whose sizes are Zipf's; each is a connection of its own.
+//! Load of requests as by Web Polygraph. Requests arrive as a Poisson process, independent of
+//! earlier ones, for documents with Zipf-distributed sizes; each uses a connection of its own.
 //!
 //! ```text
 //!   due at t1, t2, t3, …  ── connect · GET · read to the end ──▶  a proxy, or the server itself
@@ -18,49 +18,49 @@ use super::{Documents, answer};
 use crate::stop;
 use crate::topology::{Host, TopologyError};
 
-/// A load of requests.
+/// Settings of a load of requests.
 #[derive(Clone, Debug)]
 pub struct Requests {
-    /// Requests a second, on average.
+    /// Average requests per second.
     pub rate: f64,
-    /// How long requests are made.
+    /// Duration of the load.
     pub duration: Duration,
-    /// How long a document may take before it counts as never arrived.
+    /// Time limit of a document, after which it counts as not arrived.
     pub patience: Duration,
-    /// Where the client connects to: a proxy, the server, or what stands for it.
+    /// Address the client connects to: a proxy, the server, or the end of a tunnel to it.
     pub to: SocketAddr,
-    /// The server, as URLs name it.
+    /// Address of the server, as in URLs.
     pub server: SocketAddr,
-    /// Whether `to` is an HTTP proxy, which is told the whole URL.
+    /// True if `to` is an HTTP proxy, which expects the complete URL.
     pub proxied: bool,
-    /// Decides when, and for what, requests are made.
+    /// Seed of the request times and documents.
     pub seed: u64,
 }
 
-/// A request and what became of it.
+/// Request and its result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
-    /// When it was made, from the start of the load.
+    /// Time of the request, from the start of the load.
     pub sent: Duration,
-    /// The document's size in KB.
+    /// Size of the document in KB.
     pub kb: usize,
-    /// Until the first byte of the answer, from before the connection is opened.
+    /// Time to the first byte of the answer, connection setup included.
     pub first_byte: Option<Duration>,
-    /// Until the last byte; `None` if it did not come, or came with other bytes.
+    /// Time to the last byte; `None` if it did not arrive, or the content differs.
     pub time: Option<Duration>,
 }
 
-/// Requests under way at once; more than that are not made any more, which is an error.
+/// Maximum concurrent requests; beyond it the load ends with an error.
 const MOST: usize = 2000;
 
 impl Requests {
-    /// Makes the requests in `from`, and waits for the last.
+    /// Makes the requests in `from` and waits for the last.
     ///
     /// # Returns
-    /// Every request that was made, in order; after Ctrl-C those until then.
+    /// Every request made, in order; after Ctrl-C those made until then.
     ///
     /// # Errors
-    /// If more than 2000 are under way at once: nobody answers then.
+    /// If more than 2000 are in progress at once, which means that the server does not answer.
     pub fn run(&self, from: &Host, documents: &Documents) -> Result<Vec<Request>, TopologyError> {
         let made = from.netns().enter(|| thread::scope(|scope| self.make(scope, documents)))?;
         made.map_err(|e| answer(from, e))
@@ -76,7 +76,7 @@ impl Requests {
         let (start, mut due, mut made) = (Instant::now(), Duration::ZERO, Vec::new());
         let mut under_way = 0;
         loop {
-            // The time between two of a Poisson process.
+            // Exponentially distributed interval of a Poisson process.
             due += Duration::from_secs_f64(-(1.0 - rng.unit()).ln() / self.rate);
             if due > self.duration {
                 break;
@@ -90,7 +90,7 @@ impl Requests {
             made.push(Request { sent: start.elapsed(), kb, first_byte: None, time: None });
             under_way += 1;
             let done: Sender<_> = done.clone();
-            // Who hears the answer waits below for all of them.
+            // Results are collected through the channel below.
             let ask = move || drop(done.send((number, self.ask(number, documents.of(kb)))));
             thread::Builder::new()
                 .stack_size(256 << 10)
@@ -109,7 +109,7 @@ impl Requests {
         Ok(made)
     }
 
-    /// Times to the first and to the last byte of a document.
+    /// Requests a document; returns the times to its first and last byte.
     fn ask(&self, number: usize, document: &[u8]) -> io::Result<(Duration, Duration)> {
         let begin = Instant::now();
         let mut stream = TcpStream::connect_timeout(&self.to, self.patience)?;
@@ -121,7 +121,7 @@ impl Requests {
         };
         let host = self.server;
         let request = format!("GET {url} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
-        // In one piece: many small ones would fill the first flight.
+        // A single write: several small ones would fill the initial window.
         stream.write_all(request.as_bytes())?;
         let (mut got, mut first) = (Vec::new(), None);
         let mut buffer = [0; 16 << 10];
@@ -147,14 +147,14 @@ impl Requests {
 }
 
 fn note(made: &mut [Request], (number, answer): (usize, io::Result<(Duration, Duration)>)) {
-    // What went wrong with one request is no reason to end the load; that it never arrived is noted.
+    // A failed request does not end the load; it is recorded as not arrived.
     if let Ok((first, whole)) = answer {
         made[number].first_byte = Some(first);
         made[number].time = Some(whole);
     }
 }
 
-/// Whether `got` is a head and a body of `length` bytes, or more.
+/// Returns whether `got` is a header and a body of at least `length` bytes.
 fn is_whole(got: &[u8], length: usize) -> bool {
     got.len() >= length
         && got

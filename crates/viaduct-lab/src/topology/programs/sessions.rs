@@ -1,5 +1,5 @@
-//! Sessions of three kinds with one server: bytes without end, so many bytes, an echo. Their first
-//! bytes say which, so that all go by one port and through one tunnel.
+//! Sessions of three kinds with one server: endless data, a number of bytes, an echo. The first
+//! bytes select the kind, so that all use one port and one tunnel.
 //!
 //! ```text
 //!   client                                                       server, one port
@@ -21,16 +21,16 @@ use crate::topology::{Host, TopologyError};
 
 const SEND: u8 = b'S';
 const ECHO: u8 = b'E';
-/// Bytes without end.
+/// Count that requests endless data.
 const ENDLESS: u64 = u64::MAX;
-/// Bytes of an echo.
+/// Bytes of an echo message.
 pub const ECHO_BYTES: usize = 100;
-/// How often a thread that waits looks whether it should end.
+/// Interval at which a waiting thread checks whether it should end.
 const TICK: Duration = Duration::from_millis(100);
-/// How long a connection may take.
+/// Time limit for connecting.
 const CONNECT: Duration = Duration::from_secs(20);
 
-/// A server of sessions. Its threads end with this value.
+/// Server of sessions. Its threads end when it is dropped.
 #[derive(Debug)]
 pub struct SessionServer {
     address: SocketAddr,
@@ -38,7 +38,7 @@ pub struct SessionServer {
 }
 
 impl SessionServer {
-    /// Starts it on TCP `port` of `host`.
+    /// Starts the server on TCP `port` of `host`.
     pub fn start(host: &Host, port: u16) -> Result<SessionServer, TopologyError> {
         let address = SocketAddr::new(host.v4().into(), port);
         let wrong = |e| host.io(format!("serve sessions at {address}"), e);
@@ -53,7 +53,7 @@ impl SessionServer {
         Ok(SessionServer { address, end })
     }
 
-    /// Where it listens.
+    /// Returns the listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -70,7 +70,7 @@ fn accept(listener: &TcpListener, end: &Arc<AtomicBool>) {
         match listener.accept() {
             Ok((stream, _)) => {
                 let end = end.clone();
-                // A session that broke is its client's to report.
+                // The client reports errors of a session.
                 let serve = move || drop(serve(stream, &end));
                 if thread::Builder::new().stack_size(256 << 10).spawn(serve).is_err() {
                     return;
@@ -107,7 +107,7 @@ fn serve(mut stream: TcpStream, end: &AtomicBool) -> io::Result<()> {
     Ok(())
 }
 
-/// Connects in `from` and asks for `count` bytes.
+/// Connects from `from` and requests `count` bytes.
 fn ask(from: &Host, to: SocketAddr, count: u64) -> Result<TcpStream, TopologyError> {
     let connect = || -> io::Result<TcpStream> {
         let mut stream = TcpStream::connect_timeout(&to, CONNECT)?;
@@ -121,13 +121,13 @@ fn ask(from: &Host, to: SocketAddr, count: u64) -> Result<TcpStream, TopologyErr
     from.netns().enter(connect)?.map_err(|e| from.io(format!("ask {to} for bytes"), e))
 }
 
-/// Reads bytes without end in `from` for `warm_up` and then for `duration`.
+/// Reads endless data in `from` for `warm_up` and then for `duration`.
 ///
 /// # Returns
-/// The bits a second of the latter.
+/// The bits per second during `duration`.
 ///
 /// # Errors
-/// No connection, or one that breaks.
+/// If the connection fails or breaks.
 pub fn fill(
     from: &Host,
     to: SocketAddr,
@@ -146,10 +146,10 @@ pub fn fill(
     Ok(counted as f64 * 8.0 / (begin.elapsed() - warm_up).as_secs_f64())
 }
 
-/// How long `bytes` take, from before the connection is opened in `from` to the last of them.
+/// Measures the time for `bytes`, from before connecting in `from` to the last byte.
 ///
 /// # Errors
-/// No connection, or one that breaks.
+/// If the connection fails or breaks.
 pub fn fetch(from: &Host, to: SocketAddr, bytes: u64) -> Result<Duration, TopologyError> {
     let begin = Instant::now();
     let mut stream = ask(from, to, bytes)?;
@@ -162,14 +162,14 @@ pub fn fetch(from: &Host, to: SocketAddr, bytes: u64) -> Result<Duration, Topolo
     Ok(begin.elapsed())
 }
 
-/// Sends 100 bytes every `interval` in `from`, whatever became of those before, for `duration`.
+/// Sends 100 bytes from `from` every `interval` for `duration`, independent of earlier answers.
 ///
 /// # Returns
-/// How long each took until it was back; those that did not come within two seconds of the end are
-/// `None`.
+/// The time until each message came back; `None` for those that did not within two seconds of
+/// the end.
 ///
 /// # Errors
-/// No connection, or one that breaks.
+/// If the connection fails or breaks.
 pub fn echo(
     from: &Host,
     to: SocketAddr,
@@ -223,24 +223,24 @@ fn send_all(
     Ok(())
 }
 
-/// A session without end whose reader has stopped: nothing is ever read from it.
+/// Endless session whose reader never reads.
 #[derive(Debug)]
 pub struct Idle {
     _stream: TcpStream,
 }
 
 impl Idle {
-    /// Opens it in `from`, with as small a buffer as the kernel gives.
+    /// Opens the session in `from`, with the smallest buffer that the kernel allows.
     ///
     /// # Errors
-    /// No connection.
+    /// If the connection fails.
     pub fn open(from: &Host, to: SocketAddr) -> Result<Idle, TopologyError> {
         let stream = ask(from, to, ENDLESS)?;
         Ok(Idle { _stream: stream })
     }
 }
 
-/// Reads some bytes, none if none came for a while; the end is an error here.
+/// Reads some bytes; returns 0 after a timeout. The end of the stream is an error.
 fn read(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     match stream.read(buffer) {
         Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),

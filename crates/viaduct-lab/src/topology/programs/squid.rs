@@ -1,5 +1,5 @@
-//! Debian's Squid, as a child that asks a parent or as that parent: with the very files of
-//! `examples/squid/`, and a few lines more that suit a world which is gone in a minute.
+//! Debian's Squid as a child cache or as its parent, with the unmodified files of
+//! `examples/squid/` and a few additional lines for a short-lived world.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -16,14 +16,15 @@ use crate::topology::{Host, Scratch, TopologyError};
 
 const CHILD: &str = include_str!("../../../../../examples/squid/child.conf");
 const PARENT: &str = include_str!("../../../../../examples/squid/parent.conf");
-/// The parent as `child.conf` names it: the near end of a tunnel.
+/// Parent as named in `child.conf`: the near end of a tunnel.
 const THROUGH_TUNNEL: &str = "cache_peer 127.0.0.1 parent 3129 ";
-/// Where each listens, by both files.
+/// Listening port in both files.
 const PORT: u16 = 3128;
-/// How long it may take to begin.
+/// Time limit for the start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Nothing is cached, so that every request crosses; nothing is written; the end comes at once.
+/// Additional settings: no caching, so that every request crosses the link; no logs or other
+/// files; immediate shutdown.
 const FOR_A_WORLD: &str = "
 cache deny all
 cache_mem 8 MB
@@ -37,10 +38,11 @@ max_filedescriptors 8192
 shutdown_lifetime 0 seconds
 ";
 
-/// Its shared memory would stay when it is killed; in a file system of its own it does not.
+/// Start command with a private /dev/shm, because Squid's shared memory would otherwise remain
+/// after it is killed.
 const ALONE: &str = "mount -t tmpfs tmpfs /dev/shm && exec squid -N -d1 -n \"$0\" -f \"$1\"";
 
-/// A running Squid. It ends with this value.
+/// Running Squid; ends when dropped.
 #[derive(Debug)]
 pub struct Squid {
     host: Host,
@@ -48,18 +50,18 @@ pub struct Squid {
     _scratch: Scratch,
 }
 
-/// Whether a Squid uses a connection for more than one request, as it does unless told otherwise.
+/// Persistence of Squid's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connections {
-    /// As Squid does by itself.
+    /// Persistent connections, Squid's default.
     Kept,
-    /// One for each request, as in the days of the slides.
+    /// A connection per request, as at the time of the slides.
     OneEach,
 }
 
 impl Squid {
-    /// A child whose parent is asked at `parent`, or through the near end of a tunnel in the same
-    /// host (port 3129), as in `child.conf`.
+    /// Starts a child whose parent is at `parent`, or behind the near end of a tunnel in the
+    /// same host (port 3129), as in `child.conf`.
     pub fn child(
         host: &Host,
         parent: Option<SocketAddr>,
@@ -73,12 +75,12 @@ impl Squid {
         Self::start(host, "child", &config, connections)
     }
 
-    /// A parent, with `parent.conf`.
+    /// Starts a parent with `parent.conf`.
     pub fn parent(host: &Host, connections: Connections) -> Result<Squid, TopologyError> {
         Self::start(host, "parent", PARENT, connections)
     }
 
-    /// Where it listens.
+    /// Returns the listening address.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(self.host.v4().into(), PORT)
     }
@@ -92,7 +94,7 @@ impl Squid {
         let wrong = |e| host.io("write Squid's configuration".into(), e);
         let scratch = Scratch::new().map_err(wrong)?;
         let log = scratch.write("cache.log", "").map_err(wrong)?;
-        // Squid writes as a user of its own.
+        // Squid writes its log as a user of its own.
         fs::set_permissions(&log, fs::Permissions::from_mode(0o666)).map_err(wrong)?;
         let own = format!("visible_hostname {name}\ncache_log {}\n", log.display());
         let mut text = format!("{config}{FOR_A_WORLD}{own}");
@@ -102,7 +104,7 @@ impl Squid {
         let file = scratch.write("squid.conf", text).map_err(wrong)?;
         let mut squid = host.command("unshare");
         squid.args(["--mount", "sh", "-c", ALONE, name]).arg(file);
-        // Squid is not on every user's path.
+        // Squid may be outside the user's PATH.
         let path = std::env::var("PATH").unwrap_or_default();
         squid.env("PATH", format!("{path}:/usr/sbin:/sbin"));
         let process = serve(host, squid, PORT)?;
@@ -111,7 +113,8 @@ impl Squid {
     }
 }
 
-/// Waits until Squid has looked at its cache: before, it breaks off what it may not keep.
+/// Waits until Squid has rebuilt its cache index; before that it aborts responses that it may
+/// not cache.
 fn wait_for(log: &Path, host: &Host) -> Result<(), TopologyError> {
     let deadline = Instant::now() + PATIENCE;
     while !fs::read_to_string(log).is_ok_and(|text| text.contains("storeLateRelease")) {

@@ -1,4 +1,4 @@
-//! A web server with one file, or a library of documents, in one host, and curl in another.
+//! Web server with one file or a library of documents in one host, and curl in another.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use viaduct_sys::process::Process;
 use super::{Documents, answer, run, serve};
 use crate::topology::{Host, Scratch, TopologyError};
 
-/// A running nginx, or Python's where there is no nginx, that serves files of random bytes.
+/// Running nginx, or Python's server if nginx is missing, that serves files of random bytes.
 #[derive(Debug)]
 pub struct WebServer {
     host: Host,
@@ -19,19 +19,19 @@ pub struct WebServer {
     _process: Process,
 }
 
-/// A download that has ended, byte for byte what was served.
+/// Completed download whose content equals the served file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Download {
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// From the start of the connection to the last byte.
+    /// Time from the start of the connection to the last byte.
     pub time: Duration,
-    /// From the start of the connection to the first byte.
+    /// Time from the start of the connection to the first byte.
     pub first_byte: Duration,
 }
 
 impl Download {
-    /// Bits of the file a second.
+    /// Returns the file's bits per second.
     pub fn bits_per_second(&self) -> f64 {
         self.bytes as f64 * 8.0 / self.time.as_secs_f64()
     }
@@ -40,7 +40,7 @@ impl Download {
 const PORT: u16 = 8080;
 
 impl WebServer {
-    /// Starts it in `host`, with a file of `bytes` bytes that `seed` decides.
+    /// Starts the server in `host` with a file of `bytes` random bytes derived from `seed`.
     pub fn start(host: &Host, bytes: usize, seed: u64) -> Result<WebServer, TopologyError> {
         let wrong = |e| host.io("write the file to serve".into(), e);
         let scratch = Scratch::new().map_err(wrong)?;
@@ -51,7 +51,7 @@ impl WebServer {
         Ok(WebServer { host: host.clone(), scratch, software, _process: process })
     }
 
-    /// Starts it in `host`, with `documents`, each at its size in KB: `/13`.
+    /// Starts the server in `host` with `documents`, each at its size in KB: `/13`.
     pub fn with_documents(host: &Host, documents: &Documents) -> Result<WebServer, TopologyError> {
         let wrong = |e| host.io("write the documents to serve".into(), e);
         let scratch = Scratch::new().map_err(wrong)?;
@@ -60,12 +60,12 @@ impl WebServer {
         Ok(WebServer { host: host.clone(), scratch, software, _process: process })
     }
 
-    /// Where it listens.
+    /// Returns the listening address.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(self.host.v4().into(), PORT)
     }
 
-    /// `nginx` or `python3`.
+    /// Returns `nginx` or `python3`.
     pub fn software(&self) -> &str {
         self.software
     }
@@ -73,7 +73,7 @@ impl WebServer {
     /// Downloads the file with curl in `from`.
     ///
     /// # Errors
-    /// If curl fails, takes longer than `limit`, or what it got is not what was served.
+    /// If curl fails or exceeds `limit`, or the content differs.
     pub fn download(&self, from: &Host, limit: Duration) -> Result<Download, TopologyError> {
         let got = self.scratch.path().join(format!("got-{}", from.name()));
         let mut curl = from.command("curl");
@@ -116,8 +116,8 @@ fn start_any(host: &Host, scratch: &Scratch) -> Result<(&'static str, Process), 
 
 fn start_nginx(host: &Host, scratch: &Scratch) -> Result<Process, TopologyError> {
     let dir = scratch.path().display();
-    // One process, in the foreground, that writes nowhere but into the scratch directory; as root,
-    // who may be the only user that there is (in a user namespace).
+    // A single foreground process that writes only into the scratch directory. It runs as root,
+    // which may be the only user in a user namespace.
     let config = format!(
         "daemon off; master_process off; user root root; pid {dir}/pid; error_log stderr;
          events {{}}
@@ -134,7 +134,7 @@ fn start_nginx(host: &Host, scratch: &Scratch) -> Result<Process, TopologyError>
         .map_err(|e| host.io("write nginx's configuration".into(), e))?;
     let mut nginx = host.command("nginx");
     nginx.args(["-e", "stderr", "-p"]).arg(scratch.path()).arg("-c").arg(config);
-    // nginx is not on every user's path.
+    // nginx may be outside the user's PATH.
     let path = std::env::var("PATH").unwrap_or_default();
     nginx.env("PATH", format!("{path}:/usr/sbin:/sbin"));
     serve(host, nginx, PORT)

@@ -1,4 +1,4 @@
-//! A client over UDP, whose every message can be held back, altered, or sent twice.
+//! Client over UDP whose messages can each be held back, altered or sent twice.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,22 +18,22 @@ use viaduct_sys::clock;
 
 use crate::topology::Host;
 
-/// Bytes that a first request is padded with, and most that come.
+/// Padded size of a first request, and maximum size of a message.
 const MESSAGE: u16 = 1_400;
 
-/// The client: an honest core, and a socket.
+/// Client: an honest core and a socket.
 pub(super) struct Asker {
     pub(super) socket: UdpSocket,
     pub(super) stream: Stream,
     count: u8,
-    /// Bytes of the main stream so far.
+    /// Bytes received on the main stream so far.
     pub(super) got: u64,
-    /// What it would send, and has not.
+    /// Messages that the core has produced and that were not sent.
     pub(super) held: VecDeque<Vec<u8>>,
 }
 
 impl Asker {
-    /// Asks for `path` from `host`; nothing is sent yet.
+    /// Prepares a request for `path` from `host`; nothing is sent yet.
     pub(super) fn new(host: &Host, to: SocketAddr, path: &str, token: u64) -> Result<Asker> {
         let socket = connect(host, to)?;
         let config = Config { message: MESSAGE, ..Config::default() };
@@ -44,7 +44,8 @@ impl Asker {
         Ok(Asker { socket, stream, count: 0, got: 0, held: VecDeque::new() })
     }
 
-    /// Takes what comes within this time, or until something has, and makes the messages that follow.
+    /// Handles at most one incoming message, waiting up to `most`, and queues the messages that
+    /// follow.
     pub(super) fn turn(&mut self, most: Duration) -> Result<()> {
         let due = self.stream.poll_timeout().map_or(most, |due| due - now());
         if let Some(message) = hear(&self.socket, due.min(most))? {
@@ -68,7 +69,7 @@ impl Asker {
         send(&self.socket, self.count, message)
     }
 
-    /// Is honest until `bytes` have come; then all that it has to say is held back.
+    /// Behaves honestly until `bytes` have arrived; messages after that are held back.
     pub(super) fn until(&mut self, bytes: u64) -> Result<()> {
         let end = now() + Duration::from_secs(10);
         while self.got < bytes {
@@ -86,7 +87,8 @@ impl Asker {
         Ok(())
     }
 
-    /// Datagrams that come within this time, and the bytes of their messages.
+    /// Receives for `time` without handling anything; returns the datagrams and the bytes of
+    /// their messages.
     pub(super) fn overhear(&self, time: Duration) -> Result<(u64, u64)> {
         let (end, mut heard) = (now() + time, (0, 0));
         while now() < end {
@@ -98,7 +100,7 @@ impl Asker {
     }
 }
 
-/// A UDP socket of `host`.
+/// Opens a UDP socket in `host`, connected to `to`.
 pub(super) fn connect(host: &Host, to: SocketAddr) -> Result<UdpSocket> {
     let bind = || -> io::Result<UdpSocket> {
         let socket = UdpSocket::bind(("0.0.0.0", 0))?;
@@ -116,7 +118,7 @@ pub(super) fn send(socket: &UdpSocket, count: u8, message: &[u8]) -> Result<()> 
     Ok(())
 }
 
-/// The next message; none if none comes within this time.
+/// Receives the next message; `None` if none arrives within `most`.
 pub(super) fn hear(socket: &UdpSocket, most: Duration) -> Result<Option<Vec<u8>>> {
     let mut buffer = [0; 2048];
     socket.set_read_timeout(Some(most.max(Duration::from_micros(100))))?;
@@ -130,19 +132,19 @@ pub(super) fn hear(socket: &UdpSocket, most: Duration) -> Result<Option<Vec<u8>>
     }
 }
 
-/// A request that returns a continuation, taken apart.
+/// Parsed request that returns a continuation.
 pub(super) struct Step<'a> {
     message: &'a [u8],
     pub(super) returned: Returned<'a>,
     pub(super) known: Continuation,
     attempt: u8,
     count: u32,
-    /// Where its proof begins and ends.
+    /// Range of the proof in the message.
     proof: (usize, usize),
 }
 
 impl<'a> Step<'a> {
-    /// None if it is none.
+    /// Parses a request; `None` if it returns no continuation.
     pub(super) fn parse(message: &'a [u8]) -> Option<Step<'a>> {
         let request = Request::parse(message).ok()?;
         let (attempt, returned) = match request.kind {
@@ -163,24 +165,25 @@ impl<'a> Step<'a> {
         Some(Step { message, returned, known, attempt, count: request.count, proof })
     }
 
-    /// Whether it is a step, and no restart.
+    /// True for a step, false for a restart.
     pub(super) fn goes_on(&self) -> bool {
         self.attempt == 0
     }
 
-    /// Whether it says that something was lost.
+    /// True if the proof reports a loss.
     pub(super) fn tells_of_losses(&self) -> bool {
         let proof = &self.message[self.proof.0..];
         proof[0] != 1 || proof[1] != 0
     }
 
-    /// Where its continuation stands in the message.
+    /// Returns the range of the continuation in the message.
     pub(super) fn continuation(&self) -> std::ops::Range<usize> {
         let start = if self.attempt == 0 { 5 } else { 6 };
         start..start + self.returned.continuation.len()
     }
 
-    /// The same with a proof that all packets have come; the nonces that lack are guessed.
+    /// Returns the message with a proof that all packets arrived; the missing nonces are
+    /// guessed.
     pub(super) fn without_losses(&self, guess: u64) -> Vec<u8> {
         let (start, end) = self.proof;
         let sum =
@@ -192,7 +195,7 @@ impl<'a> Step<'a> {
         lie
     }
 
-    /// The same as a first attempt to restart.
+    /// Returns the message as a first restart attempt.
     pub(super) fn restarting(&self) -> Vec<u8> {
         let Returned { continuation, tail, repaired, .. } = self.returned;
         let proof = &self.message[self.proof.0..self.proof.1];
@@ -217,14 +220,14 @@ fn varint(message: &[u8], at: &mut usize) -> Option<u64> {
     None
 }
 
-/// The first message that goes on, of those that are held back; it is not held any more.
+/// Removes the first step from the messages held back, and returns it.
 pub(super) fn first_step(held: &mut VecDeque<Vec<u8>>) -> Result<Vec<u8>> {
     let goes_on = |message: &Vec<u8>| Step::parse(message).is_some_and(|step| step.goes_on());
     let at = held.iter().position(goes_on).context("there is nothing to return")?;
     held.remove(at).context("it is there")
 }
 
-/// The lab's clock, for cores.
+/// Returns the lab's clock in the cores' type.
 pub(super) fn now() -> Instant {
     Instant::from_nanos(clock::now())
 }

@@ -1,4 +1,4 @@
-//! Forgeries, replays and thefts: each is made of a request that the server would answer.
+//! Forgeries, replays and thefts, each derived from a request that the server would answer.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use crate::experiment::{Bound, Plot, Run, SeriesId};
 use crate::experiments::trickles::replicas::{Replicas, SERVICE, Service};
 use crate::experiments::trickles::served::PORT;
 
-/// Bytes of the file, and how many of them are fetched honestly first.
+/// Size of the file in bytes, and the bytes fetched honestly first.
 const FILE: usize = 3_000_000;
 const HONEST: u64 = 100_000;
-/// How often a request is repeated.
+/// Repetitions of a request.
 const REPLAYS: usize = 200;
-/// How long an answer is waited for.
+/// Time to wait for an answer.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Who attacks, with what in hand.
+/// State of an attack.
 struct Attack<'a> {
     world: &'a Replicas,
     server: &'a Service,
@@ -29,7 +29,7 @@ struct Attack<'a> {
     rng: Rng,
     series: [SeriesId; 2],
     column: f64,
-    /// What the server had counted when it was last looked at: honest clients add nothing to refusals.
+    /// The server's counters at the last reading; honest clients add no refusals.
     counted: Counts,
 }
 
@@ -49,16 +49,17 @@ pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<(
 }
 
 impl Attack<'_> {
-    /// A client that has a window open, and says nothing more.
+    /// Starts a client that has an open window and sends nothing more.
     fn client(&mut self) -> Result<Asker> {
         let mut asker = Asker::new(self.world.net.a1(), self.to, "file", self.rng.next_u64())?;
         asker.until(HONEST)?;
-        // What is on its way is none of the attack's.
+        // Packets in flight do not count for the attack.
         asker.overhear(PATIENCE)?;
         Ok(asker)
     }
 
-    /// Sends all; each must be refused, counted where `counted` says, and not be answered.
+    /// Sends all of `lies`. Each must be refused, counted in the counter that `counted`
+    /// selects, and not be answered.
     fn all_refused(
         &mut self,
         run: &mut Run,
@@ -83,7 +84,7 @@ impl Attack<'_> {
         Ok(())
     }
 
-    /// What the server has counted since it was last asked.
+    /// Returns the server's counts since the last reading.
     fn since_last(&mut self) -> Result<Counts> {
         let now = Counts::read(self.server)?;
         Ok(now.since(std::mem::replace(&mut self.counted, now)))
@@ -95,7 +96,7 @@ impl Attack<'_> {
         self.column += 1.0;
     }
 
-    /// Every byte of a continuation, altered.
+    /// Alters each byte of a continuation in turn.
     fn altered(&mut self, run: &mut Run) -> Result<()> {
         let mut asker = self.client()?;
         let message = first_step(&mut asker.held)?;
@@ -111,7 +112,8 @@ impl Attack<'_> {
         self.still_answered(run, &mut asker, &message)
     }
 
-    /// A forgery does not use up what it was made of: somebody may have overheard it.
+    /// Checks that a forgery does not invalidate the original request, which an attacker may
+    /// have overheard.
     fn still_answered(&mut self, run: &mut Run, asker: &mut Asker, message: &[u8]) -> Result<()> {
         asker.send(message)?;
         let (answers, _) = asker.overhear(PATIENCE)?;
@@ -120,9 +122,10 @@ impl Attack<'_> {
         Ok(())
     }
 
-    /// Requests for packets that have not come: their numbers are written into a continuation that has.
+    /// Acknowledges packets that have not arrived: writes their numbers into a received
+    /// continuation.
     fn optimistic(&mut self, run: &mut Run) -> Result<()> {
-        /// Where a continuation has its number.
+        /// Offset of the packet number in a continuation.
         const NUMBER: usize = 24;
         let mut asker = self.client()?;
         let message = first_step(&mut asker.held)?;
@@ -139,7 +142,7 @@ impl Attack<'_> {
         self.all_refused(run, "optimistic requests", &mut asker, &lies, |c| c.forged)
     }
 
-    /// Authentic continuations with nonces that are guessed.
+    /// Sends authentic continuations with guessed nonces.
     fn unproven(&mut self, run: &mut Run) -> Result<()> {
         let mut asker = self.client()?;
         let message = first_step(&mut asker.held)?;
@@ -149,7 +152,7 @@ impl Attack<'_> {
         self.all_refused(run, "guessed nonces", &mut asker, &lies, |c| c.unproven)
     }
 
-    /// The same request again and again.
+    /// Repeats one request.
     fn replayed(&mut self, run: &mut Run) -> Result<()> {
         let mut asker = self.client()?;
         let message = first_step(&mut asker.held)?;
@@ -159,8 +162,8 @@ impl Attack<'_> {
         self.all_refused(run, "replayed requests", &mut asker, &lies, |c| c.replayed)
     }
 
-    /// Requests that somebody else has overheard, and sends from an address of his own: answered with a
-    /// ticket, or not, but never with more bytes than they have.
+    /// Sends overheard requests from another address. The server may answer with a ticket, but
+    /// never with more bytes than the request has.
     fn stolen(&mut self, run: &mut Run) -> Result<()> {
         let mut asker = self.client()?;
         let thief = connect(&self.world.net.hosts_a()[1], self.to)?;
@@ -191,7 +194,7 @@ impl Attack<'_> {
         Ok(())
     }
 
-    /// User continuations that were altered: their requests are answered, and bring no byte.
+    /// Alters user continuations: the server answers these requests without any data.
     fn users(&mut self, run: &mut Run) -> Result<()> {
         let mut asker = self.client()?;
         let message = first_step(&mut asker.held)?;
@@ -201,7 +204,7 @@ impl Attack<'_> {
             .context("a request that asks for something")?;
         let end = group.as_ptr() as usize - message.as_ptr() as usize + group.len();
         let mut lie = message.clone();
-        // The last byte is the sealed state's.
+        // The last byte belongs to the sealed state.
         lie[end - 1] ^= 1;
         asker.send(&lie)?;
         let (mut data, mut answers, until) = (0, 0, now() + PATIENCE);

@@ -1,4 +1,5 @@
-//! Clients that hide their losses, or ask for what they should not, beside honest ones over the same losses.
+//! Misbehaving clients beside honest ones over the same losses: they hide their losses, or
+//! request too much.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -16,28 +17,29 @@ use crate::experiments::trickles::served::PORT;
 use crate::stop;
 use crate::topology::{Host, Wan};
 
-/// Losses that keep all of them far below the link's rate.
+/// Link with losses that keep all flows far below its rate.
 const LINK: &str = "rate=200M,delay=10ms,queue=1MB,loss=1%";
-/// More than anybody fetches.
+/// Size of the file: more than any client fetches.
 const FILE: u64 = 1 << 32;
 /// Flows of each kind.
 const EACH: usize = 3;
-/// What counts begins after this.
+/// Warm-up before the measurement.
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// What a client does with what its honest core would say.
+/// Client behaviour: treatment of the messages of its honest core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
     Honest,
-    /// Says that all packets have come, where some were lost; restarts honestly.
+    /// Claims that all packets arrived where some were lost; restarts honestly.
     Hides,
-    /// Lies so also where it restarts.
+    /// Makes the same false claim in restarts as well.
     HidesAlways,
-    /// Does not send what would tell of a loss.
+    /// Suppresses messages that would report a loss.
     IsSilent,
-    /// Says it, and a moment before it the lie: whoever answers first.
+    /// Sends the false claim a moment before the true report; the server may answer either
+    /// first.
     HidesFirst,
-    /// Restarts with every third continuation beside going on with it.
+    /// Restarts with every third continuation, and also continues with it.
     Restarts,
     /// Sends each request three times.
     Repeats,
@@ -54,8 +56,9 @@ const MANNERS: [(Manner, &str); 7] = [
 ];
 
 impl Manner {
-    /// Of an honest client's throughput: what three flows over random losses differ by, where there is
-    /// nothing to gain. Who repeats requests loses fewer of them, and has paid for it.
+    /// Maximum throughput relative to an honest client's: the spread of three flows over random
+    /// losses without any advantage. A client that repeats its requests loses fewer of them, at
+    /// the price of sending more.
     fn most(self) -> f64 {
         match self {
             Manner::Repeats => 1.25,
@@ -63,7 +66,7 @@ impl Manner {
         }
     }
 
-    /// What is sent in place of `message`; and whether a lie is among it.
+    /// Returns the messages sent in place of `message`, and whether one of them is a lie.
     fn say(self, message: Vec<u8>, rng: &mut Rng) -> (Vec<Vec<u8>>, bool) {
         let Some(step) = Step::parse(&message) else { return (vec![message], false) };
         let losses = step.tells_of_losses();
@@ -82,7 +85,7 @@ impl Manner {
     }
 }
 
-/// What one got.
+/// Result of one client.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fared {
     bits: f64,
@@ -132,13 +135,14 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
         of.flat_map(|(_, flows)| flows).map(|flow| flow.lies).sum::<u64>() as f64
     };
     let hidden = lies(Manner::Hides) + lies(Manner::HidesAlways) + lies(Manner::HidesFirst);
-    // Some are lost on the way; and some are stale, or superseded, before their proof is looked at.
+    // Some lies are lost on the way; others are stale or superseded before the server checks
+    // their proof.
     let share = counts.unproven as f64 / hidden;
     run.check("hidden losses that were counted, of those told", share, Bound::Within(0.8, 1.2));
     Ok(())
 }
 
-/// Fetches in this manner.
+/// Fetches with this behaviour.
 fn fare(host: &Host, manner: Manner, time: Duration, seed: u64) -> Result<Fared> {
     let to = SocketAddr::new(SERVICE.into(), PORT);
     let mut rng = Rng::from_seed(seed);

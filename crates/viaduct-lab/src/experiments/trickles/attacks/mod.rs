@@ -1,5 +1,5 @@
-//! What clients may try, and those who overhear them (Trickles, sections 2.2 and 2.3): each attack is made
-//! with real packets, and the server's own counters say what became of it.
+//! Attacks by clients and by eavesdroppers (Trickles, sections 2.2 and 2.3). Each attack uses
+//! real packets, and the server's own counters show the outcome.
 //!
 //! ```text
 //!   a1 attacker ─┐
@@ -33,7 +33,7 @@ use crate::topology::Wan;
 /// The experiment.
 pub(in crate::experiments) struct Attacks;
 
-/// After so long a server's status has what it counted before.
+/// Delay after which the status of a server includes all earlier events.
 const SETTLED: Duration = Duration::from_millis(500);
 
 impl Experiment for Attacks {
@@ -63,22 +63,22 @@ impl Experiment for Attacks {
     }
 }
 
-/// What the server has counted of some kinds.
+/// Selected counters of the server.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     answered: u64,
     moved: u64,
-    /// Altered, or unreadable.
+    /// Altered or unreadable requests.
     forged: u64,
     replayed: u64,
     unproven: u64,
     greedy: u64,
-    /// User continuations that no secret has sealed.
+    /// User continuations that no known secret has sealed.
     unknown: u64,
 }
 
 impl Counts {
-    /// Up to now.
+    /// Reads the counters, after the server has published them.
     fn read(server: &Service) -> Result<Counts> {
         thread::sleep(SETTLED);
         let status = server.status()?;
@@ -98,7 +98,7 @@ impl Counts {
         })
     }
 
-    /// Since `before`.
+    /// Returns the counts since `before`.
     fn since(self, before: Counts) -> Counts {
         Counts {
             answered: self.answered - before.answered,

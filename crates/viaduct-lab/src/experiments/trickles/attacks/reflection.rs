@@ -1,5 +1,5 @@
-//! SYNs in a victim's name: what the victim gets for each byte that the attacker has sent, by Trickles and by
-//! the kernel's TCP.
+//! SYNs with a spoofed source address: bytes that the victim receives per byte that the
+//! attacker sends, by Trickles and by the kernel's TCP.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -24,7 +24,7 @@ const SYNS: u16 = 200;
 const FIRST_PORT: u16 = 20_000;
 const MTU: usize = 1500;
 
-/// Counts what comes to the victim, who says nothing.
+/// Counts the packets that reach the victim and drops them, so that the victim does not answer.
 const RULES: &str = "table inet victim {
     counter got {}
     chain seen {
@@ -43,7 +43,7 @@ pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<(
     let mut open = |n: u16| -> Result<Vec<u8>> {
         let mut message = Vec::new();
         emit_open(0, rng.next_u64(), 1_400, &mut message);
-        // From too short for any answer to as long as can be.
+        // Lengths range from too short for any answer to the maximum.
         emit_padding(usize::from(n) * 1_300 / usize::from(SYNS), &mut message);
         message.push(0);
         message.extend_from_slice(b"GET /file HTTP/1.1\r\nHost: lab\r\n\r\n");
@@ -58,7 +58,7 @@ pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<(
     let wait = Duration::from_secs(run.choose(35, 2));
     let ours = reflected(attacker, victim, &ours, Duration::from_secs(1))?;
     let counts = Counts::read(server)?.since(before);
-    // A kernel sends its SYN-ACK again after 1, 3, 7, 15 and 31 s.
+    // A kernel retransmits its SYN-ACK after 1, 3, 7, 15 and 31 s.
     let theirs = reflected(attacker, victim, &theirs, wait)?;
     let plot =
         Plot::histogram("SYNs in another's name", ("server", ""), ("bytes", "per byte sent"));
@@ -71,7 +71,7 @@ pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<(
     Ok(())
 }
 
-/// Bytes of IP that the victim gets for each that is sent.
+/// Returns the IP bytes that the victim receives per byte sent.
 fn reflected(attacker: &Node, victim: &Node, packets: &[Vec<u8>], wait: Duration) -> Result<f64> {
     let before = got(victim)?;
     let raw = attacker.netns().enter(Raw::open)??;
@@ -88,7 +88,7 @@ fn reflected(attacker: &Node, victim: &Node, packets: &[Vec<u8>], wait: Duration
     Ok((got(victim)? - before) as f64 / sent as f64)
 }
 
-/// Bytes that have come to the victim.
+/// Returns the bytes received by the victim.
 fn got(victim: &Node) -> Result<u64> {
     let text = victim.run("nft", &["list counter inet victim got"])?;
     let bytes = text.split("bytes ").nth(1).and_then(|rest| rest.split_whitespace().next());

@@ -1,5 +1,5 @@
-//! Garbage at a server's port, as fast as the machine can send it: the server keeps nothing of it, and
-//! those who are served go on being served.
+//! Garbage at a server's port, as fast as the machine can send it. The server keeps no state
+//! for it, and transfers of real clients continue.
 //!
 //! ```text
 //!   load: clients ─┐
@@ -7,9 +7,9 @@
 //!                                       ◀── 100 Mb/s ──
 //! ```
 //!
-//! The way to the server is as wide as it comes, and no queue of it is what the flood fills; the way back
-//! has the rate of the paper's network. The flood is as many packets as a core can send, of all the forms
-//! that [`packets`] has.
+//! The path to the server is unlimited, so the flood fills none of its queues; the return path
+//! has the rate of the paper's network. The flood consists of all forms in [`packets`], at the
+//! rate that one core can send.
 
 mod packets;
 
@@ -36,18 +36,18 @@ use crate::topology::{Pair, Scratch, Usage};
 /// The experiment.
 pub(in crate::experiments) struct Garbage;
 
-/// The rate of the way back.
+/// Rate of the return path.
 const RATE: &str = "100mbit";
-/// Transfers at once.
+/// Concurrent transfers.
 const CLIENTS: usize = 4;
-/// The number of the server's secret, which whole requests of others bear too.
+/// Number of the server's secret; complete requests of other servers carry the same number.
 const SECRET: u8 = 7;
-/// Different packets of the flood, and most that it sends.
+/// Distinct packets of the flood, and the maximum number of packets sent.
 const FORMS: usize = 4096;
 const MOST: u64 = 40_000_000;
-/// How long the server may take to begin.
+/// Time limit for the server's start.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes by which the server's own memory may differ: pages of what it has not run before.
+/// Maximum growth of the server's own memory in MB: pages of code that it has not run before.
 const GROWTH_MB: f64 = 1.0;
 
 impl Experiment for Garbage {
@@ -107,13 +107,13 @@ impl Experiment for Garbage {
     }
 }
 
-/// Two machines, and a server on one.
+/// Two machines, with a server on one.
 struct World {
-    // Before what it runs in.
+    // Dropped before the node it runs in.
     server: Process,
     scratch: Scratch,
     pair: Pair,
-    /// Where it is reached.
+    /// Address of the server.
     to: SocketAddr,
 }
 
@@ -149,7 +149,7 @@ impl World {
         }
     }
 
-    /// Has all clients fetch for so long; what came, in Mb/s.
+    /// Runs all clients for `time`; returns the throughput in Mb/s.
     fn transfer(&self, time: Duration) -> Result<f64> {
         let url = format!("http://{}/big", self.to);
         let clients = (0..CLIENTS).map(|_| {
@@ -179,7 +179,7 @@ impl World {
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// What the server has refused, so far.
+    /// Returns the refusals that the server has counted so far.
     fn counted(&self) -> Result<f64> {
         let status = &self.status()?["trickles"];
         let refused = status["refused"].as_array().context("what was refused")?;
@@ -187,12 +187,12 @@ impl World {
         Ok(messages + status["packets_refused"].as_f64().context("packets")?)
     }
 
-    /// Of the server, MB.
+    /// Returns the server's resident memory in MB.
     fn resident(&self) -> f64 {
         Usage::of(self.server.id()).resident as f64 / 1e6
     }
 
-    /// The most of it, over `time`.
+    /// Returns the maximum of the resident memory over `time`.
     fn watch(&self, time: Duration) -> thread::JoinHandle<f64> {
         let pid = self.server.id();
         thread::spawn(move || {
@@ -206,7 +206,7 @@ impl World {
     }
 }
 
-/// A running flood. It ends with this value.
+/// Running flood; ends when dropped.
 struct Flood {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
@@ -215,7 +215,7 @@ struct Flood {
 }
 
 impl Flood {
-    /// Sends `packets` from the machine of the clients again and again, for `longest` at most.
+    /// Sends `packets` repeatedly from the clients' machine, for `longest` at most.
     fn start(world: &World, packets: Vec<Vec<u8>>, longest: Duration) -> Result<Flood> {
         let raw = world.pair.load().netns().enter(Raw::open)??;
         raw.set_buffers(16 << 20)?;
@@ -238,7 +238,7 @@ impl Flood {
         Ok(Flood { stop, sent, begun, thread: Some(thread::spawn(run)) })
     }
 
-    /// Packets a second, on average so far.
+    /// Returns the packets per second, averaged since the start.
     fn rate(&self) -> f64 {
         self.sent.load(Ordering::Relaxed) as f64 / self.begun.elapsed().as_secs_f64()
     }

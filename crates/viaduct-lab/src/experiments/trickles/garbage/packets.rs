@@ -1,4 +1,4 @@
-//! What a flood is made of: bytes without sense, and packets that are right but for one thing.
+//! Packets of the flood: random bytes, and packets that are correct except for one property.
 //!
 //! | form | what stops it |
 //! |---|---|
@@ -22,17 +22,18 @@ use viaduct_proto::trickles::standard::{MAIN, Place, Valid};
 use viaduct_proto::trickles::stream::{Config, Stream};
 use viaduct_proto::wire::ip::internet_checksum;
 
-/// Addresses for tests of equipment (RFC 2544): the first, and how many bits are free.
+/// Addresses for benchmarks (RFC 2544): the first, and the number of free bits.
 const FIRST: u32 = 0xc612_0000;
 const FREE_BITS: u32 = 17;
-/// Ethernet's.
+/// MTU of Ethernet.
 const MTU: usize = 1500;
-/// Longest message of bytes without sense.
+/// Maximum length of a message of random bytes.
 const LONGEST: u64 = 1400;
-/// Bytes of what the whole requests ask for.
+/// Bytes of output that the complete requests ask for.
 const OUTPUT: u64 = 400_000;
 
-/// Packets of all forms, from as many addresses, to `to`; whole requests bear the secret's `number`.
+/// Builds `count` packets of all forms, each from another address, to `to`; complete requests
+/// carry the secret's `number`.
 pub(super) fn of_all_forms(
     to: SocketAddrV4,
     number: u8,
@@ -68,7 +69,7 @@ fn noise(rng: &mut Rng) -> Vec<u8> {
     bytes
 }
 
-/// A message in TCP's format, of a connection that is open.
+/// Builds a message in TCP's format for an open connection.
 fn marked(from: SocketAddrV4, to: SocketAddrV4, message: &[u8], rng: &mut Rng) -> Result<Vec<u8>> {
     let mut numbers = Numbers::new(from.into(), to.into(), rng.next_u64() as u32);
     let mut packet = Vec::new();
@@ -125,7 +126,8 @@ impl Files for NoFiles {
     }
 }
 
-/// Requests of a transfer from a server whose secret has the same number, and is another.
+/// Builds requests of a transfer from another server, whose secret has the same number but
+/// other bytes.
 fn requests_of_others(number: u8, seed: u64) -> Result<Vec<Vec<u8>>> {
     let client: SocketAddr = "198.18.0.1:1024".parse()?;
     let (mut now, to) = (Instant::ZERO, Return::of_datagram(client, "198.18.0.2:80".parse()?));
@@ -150,12 +152,12 @@ fn requests_of_others(number: u8, seed: u64) -> Result<Vec<Vec<u8>>> {
         }
         answers.iter().for_each(|answer| client.handle(now, answer));
     }
-    // The first are an open and an echo; a code is what most requests fail at.
+    // The first two are an open and an echo; the others are rejected by their code.
     anyhow::ensure!(requests.len() > 16, "only {} requests came of a transfer", requests.len());
     Ok(requests.split_off(2))
 }
 
-/// Says to who asks for something that there is output, of which nothing ever comes.
+/// Replies to each request with an announcement of output that never arrives.
 fn promise(server: &Endpoint, event: &Minisocket<'_>) -> Reply {
     let mut reply = Reply::default();
     for input in event.inputs(server.ring()).flatten() {
