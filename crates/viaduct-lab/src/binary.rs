@@ -1,4 +1,4 @@
-//! The `viaduct` that the lab's gateways and proxies are.
+//! Path of the `viaduct` binary that the lab's gateways and proxies run.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -7,12 +7,12 @@ use anyhow::{Context, Result};
 
 static BINARY: OnceLock<PathBuf> = OnceLock::new();
 
-/// The `viaduct` that services are started with. Without this it is the running program.
+/// Sets the `viaduct` binary for services; the default is the running program.
 pub fn use_binary(path: impl Into<PathBuf>) {
     let _ = BINARY.set(path.into());
 }
 
-/// It.
+/// Returns the path of the binary.
 pub(crate) fn binary() -> Result<PathBuf> {
     match BINARY.get() {
         Some(path) => Ok(path.clone()),

@@ -1,5 +1,5 @@
-//! Control groups: a share of the processors and a bound on memory for a program and what it
-//! starts. Version 2 where its controllers are free, version 1 elsewhere.
+//! Control groups: a processor share and a memory limit for a program and its descendants. Uses
+//! version 2 where its controllers are available, otherwise version 1.
 //!
 //! ```text
 //!   Cgroup::new(limits) ─▶ <mount>/<our own group>/viaduct-lab-<pid>-<n>
@@ -15,49 +15,49 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::topology::Node;
 use crate::topology::scratch::{PREFIX, left_behind};
 
-/// Microseconds after which a share of the processors is dealt out anew: short against a start.
+/// Period of the processor quota in microseconds; short compared with a program's start.
 const PERIOD: u64 = 10_000;
 
-/// What a program may use.
+/// Resource limits of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {
-    /// Processors, as in 0.25.
+    /// Number of processors, as in 0.25.
     pub processors: Option<f64>,
-    /// Bytes of memory, the kernel's for it included.
+    /// Bytes of memory, including the kernel's on the group's behalf.
     pub memory: Option<u64>,
-    /// The processors before all others that want them, as far as that goes.
+    /// Gives the group priority over all others on the processors, as far as possible.
     pub first: bool,
 }
 
-/// A group. It is gone when this is dropped, if all in it have ended.
+/// Control group. Dropping it removes the group if all its processes have ended.
 #[derive(Debug)]
 pub struct Cgroup {
     directories: Vec<PathBuf>,
 }
 
-/// Why there is no such group.
+/// Errors of creating or changing a group.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// The controller is not mounted, or not ours to use.
+    /// The controller is not mounted or not available to this process.
     #[error("no control group can limit the {0} here: it is mounted nowhere, or not free")]
     Missing(&'static str),
-    /// The kernel refuses.
+    /// The kernel rejected a write.
     #[error("cannot write {value:?} to {}", path.display())]
     Refused {
-        /// The file.
+        /// File of the group.
         path: PathBuf,
-        /// What was to be in it.
+        /// Value to be written.
         value: String,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
 
 impl Cgroup {
-    /// A group of these limits.
+    /// Creates a group with these limits.
     ///
     /// # Errors
-    /// As [`CgroupError`] says.
+    /// As described in [`CgroupError`].
     pub fn new(limits: Limits) -> Result<Cgroup, CgroupError> {
         let mut group = Cgroup { directories: Vec::new() };
         if let Some(processors) = limits.processors {
@@ -85,8 +85,9 @@ impl Cgroup {
         Ok(group)
     }
 
-    /// A command in `node` that becomes `program` with `arguments`, in this group, when it reads a
-    /// line on its standard input: so what is measured from that line on is the program alone.
+    /// Creates a command in `node` that joins the group and executes `program` with `arguments`
+    /// once it reads a line on its standard input. Measurements from that line on include only
+    /// the program.
     pub fn command(&self, node: &Node, program: &Path, arguments: &[&str]) -> process::Command {
         let join = |at: &PathBuf| format!("echo $$ > {}/cgroup.procs; ", at.display());
         let joins: String = self.directories.iter().map(join).collect();
@@ -96,10 +97,10 @@ impl Cgroup {
         command
     }
 
-    /// Has this process, and what it starts from now on, be in the group for as long as it lasts.
+    /// Moves this process into the group; processes that it starts belong to the group as well.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// If the kernel refuses.
     pub fn enter_now(self) -> Result<Inside, CgroupError> {
         for directory in &self.directories {
             write(&directory.join("cgroup.procs"), &process::id().to_string())?;
@@ -107,12 +108,12 @@ impl Cgroup {
         Ok(Inside(self))
     }
 
-    /// A directory in the hierarchy of `controller`, and its version.
+    /// Creates a directory in the hierarchy of `controller`; returns its version and path.
     fn enter(&mut self, controller: &'static str) -> Result<(u8, PathBuf), CgroupError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let (version, above) = find(controller).ok_or(CgroupError::Missing(controller))?;
         for stale in left_behind(&above) {
-            // One that somebody is in stays.
+            // Removal fails for a group that still has processes.
             let _ = fs::remove_dir(stale);
         }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -127,14 +128,14 @@ impl Cgroup {
     }
 }
 
-/// A group that this process is in; with this value it is back where it was.
+/// Membership of this process in a group; dropping it returns the process to its former group.
 #[derive(Debug)]
 pub struct Inside(Cgroup);
 
 impl Drop for Inside {
     fn drop(&mut self) {
         for directory in &self.0.directories {
-            // The group was made below the one that we were in.
+            // The group is a child of the former one.
             if let Some(before) = directory.parent() {
                 let _ = write(&before.join("cgroup.procs"), &process::id().to_string());
             }
@@ -145,7 +146,7 @@ impl Drop for Inside {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         for directory in &self.directories {
-            // Busy if somebody is in it still; then a later lab removes it.
+            // Fails while the group has processes; a later lab removes it then.
             let _ = fs::remove_dir(directory);
         }
     }
@@ -158,7 +159,8 @@ fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
     })
 }
 
-/// Where groups that `controller` limits can be made: the version, and our own group there.
+/// Finds where groups limited by `controller` can be created: the version, and this process's
+/// own group there.
 fn find(controller: &str) -> Option<(u8, PathBuf)> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;

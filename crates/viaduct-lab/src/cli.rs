@@ -26,22 +26,22 @@ pub enum LabCommand {
     Report(ReportArgs),
     /// Open a shell inside a world
     Shell(ShellArgs),
-    /// Be one of the programs that experiments measure with
+    /// Run one of the programs that experiments measure with
     #[command(hide = true)]
     Bench {
-        /// Which
+        /// Program to run
         #[command(subcommand)]
         program: bench::Program,
     },
 }
 
-/// What `viaduct lab run` may be told.
+/// Arguments of `viaduct lab run`.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// Experiments: a name (`maelstrom/burst`), a system (`maelstrom`), `*` for anything, or `all`
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
-    /// Be short: fewer points, shorter flows, the same checks
+    /// Shorten the run: fewer points, shorter flows, the same checks
     #[arg(long)]
     pub quick: bool,
     /// Write the result to this file as well (one experiment only)
@@ -50,7 +50,7 @@ pub struct RunArgs {
     /// Seed of everything random
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Measure so often; the results are means with standard errors
+    /// Number of repeats; with several, results are means with standard errors
     #[arg(
         long,
         value_name = "N",
@@ -66,7 +66,7 @@ pub struct RunArgs {
     pub verbose: bool,
 }
 
-/// What `viaduct lab report` may be told.
+/// Arguments of `viaduct lab report`.
 #[derive(Debug, clap::Args)]
 pub struct ReportArgs {
     /// Directory to write index.html into
@@ -77,7 +77,7 @@ pub struct ReportArgs {
     pub dir: PathBuf,
 }
 
-/// Does what `command` says. Call it before the process has threads: without root it moves the
+/// Executes `command`. Must be called before the process has threads: without root it moves the
 /// process into a user namespace.
 ///
 /// # Returns
@@ -105,7 +105,7 @@ pub fn execute(command: LabCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// A process without root becomes root of a user namespace of its own.
+/// Makes a process without root the root of its own user namespace.
 pub fn become_root() -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
         enter_user_namespace()?;
@@ -113,7 +113,8 @@ pub fn become_root() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An error and its causes on one line, each said once: many errors name their cause themselves.
+/// Formats an error and its causes on one line, without repetition: many errors contain their
+/// cause.
 pub fn explain(error: &anyhow::Error) -> String {
     let mut said = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -152,7 +153,7 @@ fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Whether all holds, and whether it was stopped.
+/// Runs one experiment; returns whether all checks hold, and whether it was stopped.
 fn run_one(experiment: &dyn Experiment, args: &RunArgs) -> anyhow::Result<(bool, bool)> {
     let about = experiment.about();
     let journal = if args.verbose { Journal::aloud() } else { Journal::new() };
@@ -176,13 +177,13 @@ fn listing() -> String {
     abouts.map(line).collect()
 }
 
-/// Whether stdout is a terminal whose owner has nothing against colours.
+/// Returns whether stdout is a terminal and colours are not disabled.
 pub(crate) fn colours() -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     std::io::stdout().is_terminal() && !refused
 }
 
-/// Prints to stdout; that nobody reads on (`| head`) is no error.
+/// Prints to stdout; ignores a reader that has closed the pipe (`| head`).
 pub(crate) fn say(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }

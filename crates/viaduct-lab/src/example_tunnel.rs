@@ -1,5 +1,5 @@
-//! A real tunnel between two hosts: the near and the far end are a `viaduct proxy` each, with the
-//! very files of `examples/squid/`, but for addresses, keys and links.
+//! Real tunnel between two hosts. The near and the far end each run `viaduct proxy` with the
+//! files of `examples/squid/`; only addresses, keys and links are changed.
 //!
 //! ```text
 //!   near host                                                   far host
@@ -23,52 +23,52 @@ use crate::topology::{Host, Scratch};
 
 const NEAR: &str = include_str!("../../../examples/squid/near.toml");
 const FAR: &str = include_str!("../../../examples/squid/far.toml");
-/// Where the far end hears links.
+/// Port of the far end for links.
 const LINKS_PORT: u16 = 7600;
-/// Where a near end listens: `examples/squid/child.conf` says so.
+/// Listening port of the near end, as in `examples/squid/child.conf`.
 const NEAR_PORT: u16 = 3129;
 
-/// How long links may take to be up.
+/// Time limit for the links to come up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What links are.
+/// Transport of the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
-    /// A TCP connection each.
+    /// A TCP connection per link.
     Tcp,
-    /// A QUIC connection each, a stream for each session.
+    /// A QUIC connection per link, and a stream for each session.
     Quic,
 }
 
-/// A tunnel's links.
+/// Links of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Links {
-    /// How many.
+    /// Number of links.
     pub count: usize,
-    /// Of what.
+    /// Transport of each link.
     pub carrier: Carrier,
-    /// Their congestion control, as in `bbr`, at both ends; none is the default: the host's for
+    /// Congestion control at both ends, as in `bbr`; `None` for the default: the host's for
     /// TCP, cubic for QUIC.
     pub congestion: Option<&'static str>,
 }
 
 impl Links {
-    /// So many TCP connections.
+    /// Creates `count` TCP links.
     pub fn tcp(count: usize) -> Links {
         Links { count, carrier: Carrier::Tcp, congestion: None }
     }
 
-    /// One QUIC connection.
+    /// Creates a single QUIC link.
     pub fn quic() -> Links {
         Links { count: 1, carrier: Carrier::Quic, congestion: None }
     }
 
-    /// With this congestion control.
+    /// Sets the congestion control.
     pub fn congestion(self, name: &'static str) -> Links {
         Links { congestion: Some(name), ..self }
     }
 
-    /// For people.
+    /// Returns the name for people.
     pub fn name(self) -> String {
         match (self.carrier, self.count) {
             (Carrier::Tcp, 1) => "tunnel, 1 link".into(),
@@ -79,22 +79,23 @@ impl Links {
     }
 }
 
-/// A running tunnel. It ends with this value.
+/// Running tunnel; ends when dropped.
 #[derive(Debug)]
 pub struct Tunnel {
     entrance: SocketAddr,
     near: Proxy,
-    /// What the near end was told.
+    /// Configuration of the near end.
     config: String,
     far: Proxy,
     _keys: Scratch,
 }
 
 impl Tunnel {
-    /// Starts one from `near` to `far`; what enters it in `near` (port 3129) leaves it for `to`.
+    /// Starts a tunnel from `near` to `far`; connections to port 3129 of `near` leave it for
+    /// `to`.
     ///
     /// # Errors
-    /// An end does not start.
+    /// If an end does not start.
     pub fn start(near: &Host, far: &Host, to: SocketAddr, links: Links) -> Result<Tunnel> {
         let keys = Scratch::new()?;
         let (near_key, far_key) = (random_key()?, random_key()?);
@@ -114,7 +115,7 @@ impl Tunnel {
             Carrier::Tcp => "tcp",
             Carrier::Quic => "quic",
         };
-        // Of the whole host, so that other machines of the site may enter.
+        // Listens on all addresses of the host, so that other machines of the site may connect.
         let listen = SocketAddr::from((Ipv4Addr::UNSPECIFIED, NEAR_PORT));
         let config = lines_of(NEAR);
         let config = set(&config, "listen", &quoted(&listen))?;
@@ -132,7 +133,7 @@ impl Tunnel {
         Ok(tunnel)
     }
 
-    /// Waits until so many links are up.
+    /// Waits until `count` links are up.
     fn wait_for_links(&self, count: usize) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while self.near.log().matches("a link of the tunnel is up").count() < count {
@@ -145,31 +146,31 @@ impl Tunnel {
         Ok(())
     }
 
-    /// Has it go over so many links from now on.
+    /// Changes the number of links.
     ///
     /// # Errors
-    /// The near end runs no more.
+    /// If the near end is not running.
     pub fn set_links(&self, count: usize) -> Result<()> {
         self.near.reload(&set(&self.config, "links", &count.to_string())?)
     }
 
-    /// Where it is entered, from any machine of the near site.
+    /// Returns the address of the tunnel's entrance, for any machine of the near site.
     pub fn entrance(&self) -> SocketAddr {
         self.entrance
     }
 
-    /// The port of the far end that links lead to.
+    /// Returns the port of the far end for links.
     pub fn links_port(&self) -> u16 {
         LINKS_PORT
     }
 
-    /// What both ends have logged.
+    /// Returns the logs of both ends.
     pub fn logs(&self) -> String {
         format!("near:\n{}far:\n{}", self.near.log(), self.far.log())
     }
 }
 
-/// The lines of an example's table `[proxy]`.
+/// Returns the lines of an example's `[proxy]` table.
 fn lines_of(example: &str) -> String {
     let (_, lines) = example.split_once("[proxy]\n").unwrap_or_default();
     lines.to_owned()
@@ -179,7 +180,7 @@ fn quoted(value: &impl Display) -> String {
     format!("\"{value}\"")
 }
 
-/// `lines` with another value for `key`, which must be there.
+/// Returns `lines` with a new value for `key`, which must be present.
 fn set(lines: &str, key: &str, value: &str) -> Result<String> {
     let begin = format!("{key} = ");
     let at = lines.lines().position(|line| line.starts_with(&begin));
@@ -191,7 +192,7 @@ fn set(lines: &str, key: &str, value: &str) -> Result<String> {
     Ok(lines.lines().enumerate().map(line).collect())
 }
 
-/// A key that nobody knows.
+/// Generates a random key.
 pub(crate) fn random_key() -> Result<SecretKey> {
     let mut bytes = [0; 32];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;

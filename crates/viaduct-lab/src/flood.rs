@@ -1,4 +1,4 @@
-//! A flood of SYNs from addresses that nobody has: into a machine, as if they came by a wire.
+//! Flood of SYNs from unused addresses, delivered to a machine as if received on a wire.
 //!
 //! ```text
 //!   flood ── TUN "flood" ──▶ node ─▶ …        every SYN from another address of 198.18.0.0/15
@@ -17,14 +17,14 @@ use viaduct_sys::tun::Tun;
 
 use crate::topology::{Node, TopologyError};
 
-/// Addresses for tests of equipment (RFC 2544): the first, and how many bits are free.
+/// Addresses for benchmarks (RFC 2544): the first, and the number of free bits.
 const FIRST: u32 = 0xc612_0000;
 const FREE_BITS: u32 = 17;
 /// How often a handful is sent.
 const EVERY: Duration = Duration::from_millis(1);
 const SYN: u8 = 0x02;
 
-/// A running flood. It ends with this value.
+/// Running flood; ends when dropped.
 #[derive(Debug)]
 pub struct Flood {
     stop: Arc<AtomicBool>,
@@ -34,10 +34,10 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// `rate` SYNs a second to `to`, arriving at `node`; for `longest` at most.
+    /// Sends `rate` SYNs per second to `to`, received by `node`, for `longest` at most.
     ///
     /// # Errors
-    /// The node takes no such device.
+    /// If the device cannot be created in the node.
     pub fn start(
         node: &Node,
         to: SocketAddrV4,
@@ -58,7 +58,7 @@ impl Flood {
             while !asked.load(Ordering::Relaxed) && begun.elapsed() < longest {
                 let due = (begun.elapsed().as_secs_f64() * rate as f64) as u64;
                 while count.load(Ordering::Relaxed) < due {
-                    // A queue that is full loses one; the flood goes on.
+                    // A full queue drops the packet; the flood continues.
                     let _ = tun.write(&syn(somewhere(&mut rng), to, rng.next_u64() as u32));
                     count.fetch_add(1, Ordering::Relaxed);
                 }
@@ -68,7 +68,7 @@ impl Flood {
         Ok(Flood { stop, sent, begun, thread: Some(thread::spawn(run)) })
     }
 
-    /// SYNs a second, on average so far.
+    /// Returns the SYNs per second, averaged since the start.
     pub fn rate(&self) -> f64 {
         self.sent.load(Ordering::Relaxed) as f64 / self.begun.elapsed().as_secs_f64()
     }
@@ -81,13 +81,13 @@ impl Drop for Flood {
     }
 }
 
-/// An address that nobody has.
+/// Returns a random unused address.
 fn somewhere(rng: &mut Rng) -> SocketAddrV4 {
     let ip = FIRST | (rng.next_u64() as u32 & ((1 << FREE_BITS) - 1));
     SocketAddrV4::new(Ipv4Addr::from_bits(ip), 1024 | rng.next_u64() as u16)
 }
 
-/// A SYN as hosts send them: MSS, SACK, window scale.
+/// Returns a SYN with the options of a typical host: MSS, SACK, window scale.
 pub(crate) fn syn(from: SocketAddrV4, to: SocketAddrV4, seq: u32) -> [u8; 48] {
     const OPTIONS: [u8; 8] = [2, 4, 5, 180, 1, 3, 3, 7];
     let mut packet = [0; 48];
@@ -117,7 +117,7 @@ mod tests {
     fn the_kernel_takes_them_for_syns() {
         let node = Node::new("host", &Journal::new()).unwrap();
         let to = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 7000);
-        // Local addresses do not come in by a wire.
+        // A local address as the source would be dropped on reception.
         let to = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), to.port());
         node.ip(&["addr add 10.0.0.1/32 dev lo".into()]).unwrap();
         let _listener = node.netns().enter(|| TcpListener::bind(to).unwrap()).unwrap();

@@ -1,5 +1,5 @@
-//! A pair of real `viaduct gateway` processes in a dumbbell, as an operator would run them: keys,
-//! a `site.toml` each, the status socket.
+//! Pair of real `viaduct gateway` processes in a dumbbell, set up as by an operator: keys, a
+//! `site.toml` each, the status socket.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -19,12 +19,12 @@ use crate::binary::binary;
 use crate::stop;
 use crate::topology::{Dumbbell, Node, Scratch};
 
-/// How a pair of gateways is set up.
+/// Configuration of a pair of gateways.
 #[derive(Clone, Debug, Default)]
 pub struct GatewaySpec {
     /// Lines of the `[peer.fec]` table, such as `r = 8`.
     pub fec: String,
-    /// The hosts' MTU, if it is below the WAN's.
+    /// MTU of the hosts, if below the WAN's.
     pub host_mtu: Option<u32>,
     /// Further lines of the `[site]` table.
     pub site: String,
@@ -35,40 +35,40 @@ pub struct GatewaySpec {
 }
 
 impl GatewaySpec {
-    /// With these lines in `[peer.fec]`.
+    /// Sets the lines of `[peer.fec]`.
     pub fn fec(lines: &str) -> Self {
         GatewaySpec { fec: lines.to_owned(), ..Self::default() }
     }
 
-    /// Layers (r, c = I.len()) with interleaves I, as the paper writes them.
+    /// Configures layers (r, c = I.len()) with interleaves I, in the paper's notation.
     pub fn layered(r: u8, interleaves: &[u16], delay_xors: bool) -> Self {
         Self::fec(&format!(
             "code = \"layered\"\nr = {r}\ninterleave = {interleaves:?}\ndelay_xors = {delay_xors}\n"
         ))
     }
 
-    /// With TCP connections split at both gateways.
+    /// Splits TCP connections at both gateways.
     pub fn split(self) -> Self {
         GatewaySpec { peer: "mode = \"split\"\n".to_owned(), ..self }
     }
 
-    /// For hosts whose MTU is `mtu`.
+    /// Configures the hosts' MTU.
     pub fn host_mtu(self, mtu: u32) -> Self {
         GatewaySpec { host_mtu: Some(mtu), ..self }
     }
 }
 
-/// Both gateways, running. They end with this value.
+/// Both running gateways; they end when dropped.
 #[derive(Debug)]
 pub struct Gateways {
-    /// Site A's.
+    /// Gateway of site A.
     pub a: Gateway,
-    /// Site B's.
+    /// Gateway of site B.
     pub b: Gateway,
     scratch: Scratch,
 }
 
-/// One gateway process.
+/// Gateway process.
 #[derive(Debug)]
 pub struct Gateway {
     node: Node,
@@ -78,15 +78,15 @@ pub struct Gateway {
     log: PathBuf,
 }
 
-/// What a gateway says of itself.
+/// Status of a gateway.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GatewayStatus {
-    /// Each peer's name, state and reason.
+    /// State of each peer.
     #[serde(default)]
     pub peers: Vec<PeerState>,
-    /// Per peer, the length that packets are kept below so that repairs fit.
+    /// Per peer, the maximum packet length enforced so that repairs fit.
     pub kept_below: Vec<Option<usize>>,
-    /// What keeps repairs from fitting the WAN, if anything does.
+    /// Reason why repairs do not fit the WAN, if any.
     pub trouble: Option<String>,
     counters: Counters,
 }
@@ -98,14 +98,14 @@ struct Counters {
     memory: usize,
 }
 
-/// What a code would have done on a link that is observed.
+/// Predicted performance of a code on an observed link.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Trial {
-    /// Its name.
+    /// Name of the code.
     pub code: String,
-    /// Packets that were lost by chance.
+    /// Packets lost at random.
     pub lost: u64,
-    /// Share of them that would have come back.
+    /// Share of them that the code would have recovered.
     pub recovered: f64,
 }
 
@@ -115,7 +115,7 @@ struct LinkState {
     trials: Vec<Trial>,
 }
 
-/// How a gateway finds a peer.
+/// State of a peer as seen by a gateway.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct PeerState {
     #[serde(default)]
@@ -126,51 +126,51 @@ pub struct PeerState {
     pub reason: Option<String>,
 }
 
-/// Counters of the shell around a gateway's packet plane.
+/// Counters of the I/O shell around a gateway's packet plane.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct ShellCounters {
-    /// Outgoing packets that found the tap full.
+    /// Outgoing packets dropped because the tap was full.
     pub tap_drops_out: u64,
-    /// Outgoing packets whose copies were looked at too late.
+    /// Outgoing packets whose copies were processed too late.
     pub tap_late_out: u64,
-    /// Incoming packets that found the tap full.
+    /// Incoming packets dropped because the tap was full.
     pub tap_drops_in: u64,
-    /// Copies longer than the tap keeps.
+    /// Copies longer than the tap's snapshot length.
     pub truncated: u64,
     /// Copies whose checksum was missing.
     pub unfinished: u64,
-    /// Datagrams that the kernel would not take.
+    /// Datagrams that the kernel rejected.
     pub send_failed: u64,
-    /// Recovered packets handed to the kernel.
+    /// Recovered packets delivered to the kernel.
     pub injected: u64,
-    /// Packets that the WAN interface's own queue has dropped.
+    /// Packets dropped by the WAN interface's own queue.
     pub wan_drops: u64,
 }
 
 impl GatewayStatus {
-    /// The counters of the one peer.
+    /// Returns the counters of the only peer.
     pub fn peer(&self) -> PeerStats {
         self.counters.peers.first().map(|(_, stats)| *stats).unwrap_or_default()
     }
 
-    /// What the code of this name would have done towards the one peer.
+    /// Returns the prediction for the code named `code` towards the only peer.
     pub fn trial(&self, code: &str) -> Option<&Trial> {
         self.peers.first()?.link.as_ref()?.trials.iter().find(|trial| trial.code == code)
     }
 
-    /// The counters of the shell.
+    /// Returns the counters of the shell.
     pub fn shell(&self) -> ShellCounters {
         self.counters.shell
     }
 
-    /// Bytes that the packet plane holds.
+    /// Returns the bytes held by the packet plane.
     pub fn memory(&self) -> usize {
         self.counters.memory
     }
 }
 
 impl Gateways {
-    /// Starts both and waits until they protect each other.
+    /// Starts both gateways and waits until they protect each other.
     pub fn start(world: &Dumbbell, spec: &GatewaySpec) -> Result<Gateways> {
         let scratch = Scratch::new()?;
         let (key_a, key_b) = (random_key()?, random_key()?);
@@ -187,13 +187,13 @@ impl Gateways {
         Ok(gateways)
     }
 
-    /// Waits until both protect each other.
+    /// Waits until both gateways protect each other.
     pub fn wait_until_up(&mut self) -> Result<()> {
         self.a.wait_until_up()?;
         self.b.wait_until_up()
     }
 
-    /// Where their files are.
+    /// Returns the directory of their files.
     pub fn directory(&self) -> &Path {
         self.scratch.path()
     }
@@ -210,7 +210,7 @@ impl Gateway {
         })
     }
 
-    /// Starts it, as after a crash if it was killed.
+    /// Starts the process; after a kill, this is the restart after a crash.
     pub fn start(&mut self) -> Result<()> {
         let mut command = self.node.command(&binary()?.to_string_lossy());
         let log = File::options().create(true).append(true).open(&self.log)?;
@@ -233,7 +233,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// What it says of itself now.
+    /// Reads the current status.
     pub fn status(&self) -> Result<GatewayStatus> {
         let mut stream = UnixStream::connect(&self.socket)?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -242,34 +242,34 @@ impl Gateway {
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// Its log so far.
+    /// Returns the log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Its config's path.
+    /// Returns the path of the configuration.
     pub fn config(&self) -> &Path {
         &self.config
     }
 
-    /// Its process id, while it runs.
+    /// Returns the process ID while the gateway runs.
     pub fn pid(&self) -> Option<Pid> {
         self.process.as_ref().and_then(|p| Pid::from_raw(p.id().cast_signed()))
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = self.pid().context("the gateway does not run")?;
         Ok(kill_process(pid, signal)?)
     }
 
-    /// Ends it without a chance to clean up.
+    /// Kills the process without a chance to clean up.
     pub fn kill(&mut self) -> Result<()> {
         self.signal(Signal::KILL)?;
         self.wait()
     }
 
-    /// Ends it as an operator would.
+    /// Stops the process with SIGTERM, as an operator would.
     pub fn stop(&mut self) -> Result<()> {
         self.signal(Signal::TERM)?;
         self.wait()

@@ -1,4 +1,4 @@
-//! A real `viaduct proxy`, or `viaduct steer`, in a node.
+//! Real `viaduct proxy` or `viaduct steer` process in a node.
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
@@ -16,11 +16,11 @@ use crate::binary::binary;
 use crate::stop;
 use crate::topology::{Node, Scratch};
 
-/// How long a proxy may take to begin.
+/// Time limit for a proxy to start.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PORT: u16 = 7000;
 
-/// A running proxy. It ends with this value, and its node is as before.
+/// Running proxy. Dropping it ends the process and restores the node.
 #[derive(Debug)]
 pub struct Proxy {
     process: Process,
@@ -28,13 +28,13 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// On the path: every TCP connection that passes `node` is split there.
+    /// Starts an on-path proxy, which splits every TCP connection through `node`.
     pub fn on_path(node: &Node) -> Result<Proxy> {
         let listen = format!("[::]:{PORT}");
         Self::start(node, &["--listen", &listen, "--intercept", "0.0.0.0/0,::/0"])
     }
 
-    /// With these arguments, on one core.
+    /// Starts a proxy with these arguments, pinned to one core.
     pub fn start_on(node: &Node, core: usize, arguments: &[&str]) -> Result<Proxy> {
         let proxy = Self::start(node, arguments)?;
         let mut set = CpuSet::new();
@@ -43,7 +43,8 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Anywhere: for connections whose SYNs say by an option where they go.
+    /// Starts an explicit hop, for connections whose SYNs name their destination in a TCP
+    /// option.
     pub fn explicit(node: &Node, at: IpAddr, next: Option<IpAddr>) -> Result<Proxy> {
         let any = "0.0.0.0/0,::/0";
         let listen = SocketAddr::new(at, PORT).to_string();
@@ -54,15 +55,16 @@ impl Proxy {
         Self::start(node, &arguments)
     }
 
-    /// All IPv4 connections of `node` go to the explicit hop at `next`, which is told where they meant
-    /// to go.
+    /// Sends all IPv4 connections of `node` to the explicit hop at `next`, with their original
+    /// destination in a TCP option.
     pub fn steer(node: &Node, next: IpAddr) -> Result<Proxy> {
         let next = SocketAddr::new(next, PORT).to_string();
         let arguments = ["steer", "--next", &next, "--to", "0.0.0.0/0"];
         Self::run(node, &arguments, Scratch::new()?)
     }
 
-    /// With these arguments; they may name a `--run-dir`, where an earlier one has left its journal.
+    /// Starts a proxy with these arguments. They may contain a `--run-dir` in which an earlier
+    /// proxy has left its journal.
     pub fn start(node: &Node, arguments: &[&str]) -> Result<Proxy> {
         let scratch = Scratch::new()?;
         if arguments.contains(&"--run-dir") {
@@ -72,7 +74,8 @@ impl Proxy {
         Self::run(node, &[&["proxy"], arguments, &["--run-dir", &run_dir]].concat(), scratch)
     }
 
-    /// With these arguments, where it finds other files than the machine's: each a path and its text.
+    /// Starts a proxy with these arguments that sees replacements for some system files: each a
+    /// path and its content.
     pub fn with_files(node: &Node, files: &[(&str, &str)], arguments: &[&str]) -> Result<Proxy> {
         let scratch = Scratch::new()?;
         let mut script = String::new();
@@ -87,21 +90,21 @@ impl Proxy {
         Self::spawn(node, command, scratch)
     }
 
-    /// With a config file, whose table `[proxy]` these lines begin.
+    /// Starts a proxy with a config file whose `[proxy]` table begins with these lines.
     pub fn configured(node: &Node, lines: &str) -> Result<Proxy> {
         let scratch = Scratch::new()?;
         let file = config(&scratch, lines)?;
         Self::run(node, &["proxy", "--config", &file], scratch)
     }
 
-    /// Replaces the lines of its config file, and has it read them.
+    /// Replaces the lines of the config file and makes the proxy reload it.
     pub fn reload(&self, lines: &str) -> Result<()> {
         config(&self.scratch, lines)?;
         let pid = Pid::from_raw(self.process.id().cast_signed());
         Ok(kill_process(pid.context("a process has an id")?, Signal::HUP)?)
     }
 
-    /// Where its files are, its status socket among them.
+    /// Returns the directory of its files, which contains the status socket.
     pub fn directory(&self) -> &Path {
         self.scratch.path()
     }
@@ -128,18 +131,18 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Its process, to measure and to end.
+    /// Returns the process, to measure or end it.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// Its log so far.
+    /// Returns the log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.scratch.path().join("log")).unwrap_or_default()
     }
 }
 
-/// Writes a config file; its path.
+/// Writes a config file; returns its path.
 fn config(scratch: &Scratch, lines: &str) -> Result<String> {
     let head = format!("[proxy]\nrun-dir = \"{}\"\n", scratch.path().display());
     Ok(scratch.write("proxy.toml", head + lines)?.display().to_string())

@@ -1,4 +1,4 @@
-//! A terminal inside a world, to try things by hand.
+//! Interactive shell inside a world.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use crate::stop;
 use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Scratch, Wan};
 use crate::world::World;
 
-/// What `viaduct lab shell` may be told.
+/// Arguments of `viaduct lab shell`.
 #[derive(Debug, clap::Args)]
 pub struct ShellArgs {
     /// The world
@@ -42,22 +42,22 @@ pub struct ShellArgs {
     /// Show every command that is run
     #[arg(long)]
     pub verbose: bool,
-    /// What to run in a1 instead of your shell
+    /// Command to run in a1 instead of your shell
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
 
-/// Worlds to open a shell in.
+/// Worlds that a shell can run in.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum Topology {
     /// Two sites with a gateway each
     Dumbbell,
 }
 
-/// Builds the world, runs the shell (or the command) in a1, and takes the world down when it ends.
+/// Builds the world, runs the shell (or the command) in a1, and removes the world afterwards.
 ///
 /// # Returns
-/// The shell's exit status; 128 and the signal's number if one ended it.
+/// The exit status of the shell; 128 plus the signal's number if a signal ended it.
 pub fn open(args: &ShellArgs) -> anyhow::Result<ExitCode> {
     let Topology::Dumbbell = args.topology;
     let journal = if args.verbose { Journal::aloud() } else { Journal::new() };
@@ -83,7 +83,7 @@ pub fn open(args: &ShellArgs) -> anyhow::Result<ExitCode> {
     run(args, &mut world, &helpers)
 }
 
-/// Runs the shell or the command until it ends.
+/// Runs the shell or the command to its end.
 fn run(args: &ShellArgs, world: &mut World, helpers: &Scratch) -> anyhow::Result<ExitCode> {
     let shell = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into());
     let (program, rest) = match args.command.split_first() {
@@ -104,7 +104,7 @@ fn run(args: &ShellArgs, world: &mut World, helpers: &Scratch) -> anyhow::Result
     let mut child = Process::spawn_foreground(command)
         .with_context(|| format!("cannot start {program:?} in a1"))?;
     let status = loop {
-        // The child may handle Ctrl-C itself: only its end ends the world.
+        // The child may handle Ctrl-C itself, so only its exit ends the world.
         if let Some(status) = child.wait_for(Duration::from_secs(3600), || false)? {
             break status;
         }
@@ -113,8 +113,8 @@ fn run(args: &ShellArgs, world: &mut World, helpers: &Scratch) -> anyhow::Result
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// This program, and a script for each machine, named like it, that runs its arguments (or a shell)
-/// there.
+/// Writes helpers: a link to this program, and for each machine a script of its name that runs
+/// its arguments (or a shell) there.
 fn write_helpers(world: &Dumbbell, helpers: &Scratch) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("cannot find this program")?;
     std::os::unix::fs::symlink(program, helpers.path().join("viaduct"))?;

@@ -1,4 +1,5 @@
-//! Ctrl-C: asked for once, whatever runs ends soon and keeps what it has; twice, the lab ends now.
+//! Ctrl-C. The first one stops the running work soon and keeps its results; the second ends the
+//! lab at once.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,15 +8,15 @@ use std::sync::{Arc, LazyLock};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// Someone pressed Ctrl-C.
+/// The user pressed Ctrl-C.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("stopped")]
 pub struct Stopped;
 
 static ASKED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// Makes Ctrl-C, SIGTERM and a closed terminal ask for a stop; a second one ends the process with
-/// status 130 at once (nothing is left behind then either).
+/// Makes Ctrl-C, SIGTERM and a closed terminal request a stop. A second signal ends the process
+/// immediately with status 130; nothing is left behind in that case either.
 pub fn on_signals() -> io::Result<()> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         flag::register_conditional_shutdown(signal, 130, ASKED.clone())?;
@@ -24,12 +25,12 @@ pub fn on_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a stop was asked for.
+/// Returns whether a stop was requested.
 pub fn asked() -> bool {
     ASKED.load(Ordering::Relaxed)
 }
 
-/// `Err` if a stop was asked for: for `?` at a place where work can end.
+/// Returns `Err` if a stop was requested: for `?` at points where work can end.
 pub fn check() -> Result<(), Stopped> {
     if asked() { Err(Stopped) } else { Ok(()) }
 }

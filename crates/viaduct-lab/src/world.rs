@@ -1,5 +1,5 @@
-//! What nearly every experiment needs in a few words: two sites, a link of this kind between them,
-//! gateways or none.
+//! Standard world of most experiments: two sites, an emulated link between them, and optional
+//! gateways.
 
 use anyhow::Result;
 use viaduct_proto::link::LinkConfig;
@@ -8,16 +8,16 @@ use crate::emulator::{Emulator, EmulatorConfig};
 use crate::gateways::{GatewaySpec, Gateways};
 use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Wan};
 
-/// Two sites and an emulated link. All of it is gone when this is dropped.
+/// Two sites and a link. Dropping it removes everything.
 #[derive(Debug)]
 pub struct World {
     gateways: Option<Gateways>,
-    /// The sites.
+    /// The two sites.
     pub dumbbell: Dumbbell,
 }
 
 impl World {
-    /// One host a side, with `host_mtu` and `wan_mtu`, and `link` in both directions.
+    /// Builds one host per side, with `host_mtu` and `wan_mtu`, and `link` in both directions.
     pub fn new(
         (host_mtu, wan_mtu): (u32, u32),
         link: &LinkConfig,
@@ -28,42 +28,42 @@ impl World {
         Self::build(&DumbbellSpec { host_mtu, wan_mtu, wan, ..DumbbellSpec::default() }, journal)
     }
 
-    /// As `spec` says.
+    /// Builds the world that `spec` describes.
     pub fn build(spec: &DumbbellSpec, journal: &Journal) -> Result<World> {
         Ok(World { gateways: None, dumbbell: Dumbbell::build(spec, journal)? })
     }
 
-    /// The link, if it is an emulated one.
+    /// Returns the link if it is emulated.
     pub fn emulator(&self) -> Option<&Emulator> {
         self.dumbbell.emulator()
     }
 
-    /// Starts a pair of gateways, instead of those that run.
+    /// Starts a pair of gateways in place of any running ones.
     pub fn protect(&mut self, spec: &GatewaySpec) -> Result<&mut Gateways> {
         self.unprotect();
         Ok(self.gateways.insert(Gateways::start(&self.dumbbell, spec)?))
     }
 
-    /// Stops the gateways, if there are any.
+    /// Stops the gateways, if any.
     pub fn unprotect(&mut self) {
         if let Some(mut gateways) = self.gateways.take() {
-            // Either may have been killed by the experiment.
+            // The experiment may have killed either one.
             let _ = gateways.a.stop();
             let _ = gateways.b.stop();
         }
     }
 
-    /// The gateways that run.
+    /// Returns the running gateways.
     pub fn gateways(&mut self) -> Option<&mut Gateways> {
         self.gateways.as_mut()
     }
 
-    /// The first host of site A.
+    /// Returns the first host of site A.
     pub fn a1(&self) -> &Host {
         self.dumbbell.a1()
     }
 
-    /// The first host of site B.
+    /// Returns the first host of site B.
     pub fn b1(&self) -> &Host {
         self.dumbbell.b1()
     }

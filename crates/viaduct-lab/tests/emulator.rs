@@ -1,4 +1,4 @@
-//! The emulator between two network namespaces, held against its model. Needs root.
+//! Emulator between two network namespaces, compared with its model. Requires root.
 //!
 //! ```text
 //!   namespace A                                   namespace B
@@ -25,7 +25,7 @@ use viaduct_proto::link::{LinkConfig, Reason};
 use viaduct_sys::thread::set_fifo;
 use viaduct_sys::tun::Tun;
 
-/// One test at a time: they measure time.
+/// Serializes the tests, because they measure time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Two namespaces and the link between them.
@@ -46,8 +46,9 @@ impl World {
         World { a, b, link }
     }
 
-    /// Sends `packets` UDP packets of `len` bytes (with headers) from A to B, one every `gap`, or
-    /// without pause if that is zero; tells which arrived, and their delays in seconds.
+    /// Sends `packets` UDP packets of `len` bytes (headers included) from A to B, one every
+    /// `gap`, or without pause if that is zero. Returns the packets that arrived and their
+    /// delays in seconds.
     fn send(&self, packets: u32, len: usize, gap: Duration) -> Vec<(u32, f64)> {
         let receiver = inside(&self.b, || socket("10.9.0.2:9"));
         let sender = inside(&self.a, || socket("10.9.0.1:9"));
@@ -55,13 +56,13 @@ impl World {
         viaduct_sys::stamp::enable(&receiver).unwrap();
         let send = || {
             if !gap.is_zero() {
-                // So that a packet goes when it is stamped.
+                // Prevents a delay between the timestamp and the transmission.
                 assert!(set_fifo(20), "real-time priority");
             }
             let began = Instant::now();
             let mut packet = vec![0u8; len - 28];
             for i in 0..packets {
-                // While it is behind it does not sleep, and catches up.
+                // A sender that is behind does not sleep until it has caught up.
                 thread::sleep((gap * i).saturating_sub(began.elapsed()));
                 packet[..4].copy_from_slice(&i.to_be_bytes());
                 packet[4..12].copy_from_slice(&nanos(SystemTime::now()).to_be_bytes());
@@ -76,8 +77,8 @@ impl World {
     }
 }
 
-/// Takes packets until the last one, or nothing for half a second. Delays are up to the kernel's
-/// time stamp: the receiver's own sleep does not count as the link's.
+/// Receives packets until the last one, or until half a second of silence. Delays end at the
+/// kernel's timestamp, so the receiver's own sleep does not count as the link's.
 fn receive(socket: &UdpSocket, packets: u32) -> Vec<(u32, f64)> {
     let mut arrived = Vec::new();
     let mut packet = [0u8; 2000];
@@ -116,7 +117,7 @@ fn inside<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> T {
 }
 
 fn tun(own: &str, peer: &str) -> Tun {
-    // IPv6 would greet its neighbours over the link, and be counted.
+    // IPv6 neighbour discovery would send packets over the link, and they would be counted.
     fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap();
     let tun = Tun::create("wan0").unwrap();
     tun.interface().set_mtu(1500).unwrap();
@@ -137,7 +138,7 @@ fn config(text: &str) -> LinkConfig {
     text.parse().unwrap()
 }
 
-/// The value that a share `q` of `values` does not exceed.
+/// Returns the smallest value that a share `q` of `values` does not exceed.
 fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -181,7 +182,7 @@ fn the_rate_holds_and_the_queue_overflows_by_the_model() {
     let rate = arrived.len() as f64 * 12_000.0 / 1.02;
     assert!((rate / 40e6 - 1.0).abs() < 0.02, "{rate}");
     assert_eq!(stats.a_to_b.queue_dropped + stats.a_to_b.delivered, 5000);
-    // It fills within 40 ms; a thread that runs late makes single packets late.
+    // The queue fills within 40 ms; a thread that runs late delays single packets.
     let full = quantile(&delays(&arrived), 0.5);
     assert!((0.0245..0.0265).contains(&full), "{full}");
 }
@@ -192,7 +193,7 @@ fn a_link_changes_while_it_runs() {
     let world = World::new("delay=1ms", false);
     assert_eq!(world.send(100, 200, Duration::from_micros(500)).len(), 100);
     world.link.set(Direction::AtoB, config("delay=30ms,corrupt=100%")).unwrap();
-    // UDP's checksum finds every flipped bit past the first twelve bytes of payload.
+    // UDP's checksum detects every flipped bit after the first twelve bytes of payload.
     assert_eq!(world.send(100, 1000, Duration::from_micros(500)).len(), 0);
     world.link.set(Direction::AtoB, config("delay=30ms,duplicate=100%")).unwrap();
     let arrived = world.send(100, 200, Duration::from_micros(500));

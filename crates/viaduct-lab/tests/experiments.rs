@@ -1,4 +1,4 @@
-//! The experiments that need no namespaces, in their quick form: every check must hold.
+//! Experiments that need no namespaces, in their quick form: every check must hold.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use viaduct_lab::experiment::{Options, perform, print_table};

@@ -1,5 +1,5 @@
-//! A world that has ended has ended: no namespace, no interface, no process is left.
-//! (Ctrl-C and `kill -9` are tried on the binary itself, in `viaduct/tests/lab.rs`.)
+//! A dropped world leaves no namespace, interface or process. (Ctrl-C and `kill -9` are tested
+//! on the binary itself, in `viaduct/tests/lab.rs`.)
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod canary;
@@ -76,7 +76,7 @@ fn two_worlds_stand_side_by_side() {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     let worlds = [world(), world()];
-    // The same address in both, each answering with its own number.
+    // The same address in both worlds; each answers with its own number.
     for (n, world) in worlds.iter().enumerate() {
         let at = (world.b1().v4(), 7000);
         let listener = world.b1().netns().enter(|| TcpListener::bind(at).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! One direction: from a TUN through the link to the other TUN.
+//! Lane: one direction, from a TUN device through the link to the other TUN device.
 
 use viaduct_proto::link::{Delivery, Link, LinkConfig, flip_bit};
 use viaduct_proto::time::Instant;
@@ -7,33 +7,33 @@ use viaduct_sys::tun::Tun;
 
 use super::pool::Pool;
 
-/// Packets written in one go, so that neither direction waits long for the other.
+/// Packets written per batch, so that neither direction waits long for the other.
 const WRITES: usize = 32;
-/// Packets read in one go: more, for what is not read in time is dropped by the TUN's queue and
-/// not by the model, while what is written a little later is only that.
+/// Packets read per batch. More than written, because unread packets are dropped by the TUN's
+/// queue instead of the model, while a delayed write is only late.
 const READS: usize = 128;
 
-/// One direction of the link.
+/// Direction of the link.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) link: Link<u32>,
     pool: Pool,
     mtu: usize,
-    /// Deliveries that the far TUN did not take.
+    /// Deliveries that the far TUN device rejected.
     pub(super) unwritable: u64,
 }
 
-/// What a turn of work did.
+/// Result of a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Turn {
     /// Packets read or written.
     pub(super) packets: usize,
-    /// Whether the batch ended before the work did.
+    /// True if the batch limit ended the turn before the work was done.
     pub(super) more: bool,
 }
 
 impl Lane {
-    /// An empty direction out of `from`, whose MTU sizes the buffers.
+    /// Creates an empty direction out of `from`, whose MTU determines the buffer size.
     pub(super) fn new(
         from: &Tun,
         config: LinkConfig,
@@ -41,12 +41,12 @@ impl Lane {
         memory: usize,
     ) -> Result<Lane, InterfaceError> {
         let mtu = from.interface().mtu()? as usize;
-        // One byte more than the MTU tells a packet that fits from one that was cut off.
+        // One byte above the MTU, to distinguish a packet that fits from a truncated one.
         let pool = Pool::new(mtu + 1, memory);
         Ok(Lane { link: Link::new(config, seed, Instant::ZERO), pool, mtu, unwritable: 0 })
     }
 
-    /// Reads what `from` has, at most a batch.
+    /// Reads available packets from `from`, at most a batch.
     pub(super) fn read(&mut self, from: &Tun, clock: impl Fn() -> Instant) -> Turn {
         for packets in 0..READS {
             if !self.read_one(from, &clock) {
@@ -56,7 +56,7 @@ impl Lane {
         Turn { packets: READS, more: true }
     }
 
-    /// Writes to `to` what is due by `now`, at most a batch.
+    /// Writes packets due by `now` to `to`, at most a batch.
     pub(super) fn write(&mut self, to: &Tun, now: Instant) -> Turn {
         for packets in 0..WRITES {
             let Some(delivery) = self.link.poll(now) else {
@@ -67,8 +67,8 @@ impl Lane {
         Turn { packets: WRITES, more: true }
     }
 
-    /// False when there was nothing to read. An error counts as nothing: an interface that is down
-    /// has nothing, and may come up again.
+    /// Reads a packet; false if there was none. An error counts as none: an interface that is
+    /// down delivers nothing and may come up again.
     fn read_one(&mut self, from: &Tun, clock: impl Fn() -> Instant) -> bool {
         let Some(buffer) = self.pool.take() else { return self.read_away(from) };
         let Ok(len) = from.read(self.pool.bytes(buffer)) else {
@@ -84,7 +84,7 @@ impl Lane {
         true
     }
 
-    /// Without a buffer the packet is read all the same, and counts as dropped by the queue.
+    /// Reads and discards a packet when no buffer is free; it counts as dropped by the queue.
     fn read_away(&mut self, from: &Tun) -> bool {
         let read = from.read(&mut [0; 1]).is_ok();
         if read {

@@ -1,6 +1,6 @@
-//! The link emulator: one thread that carries IP packets between two TUN interfaces as a long,
-//! narrow, lossy link would. (The kernel's own `netem` is not on every machine, and does not say
-//! which packets it dropped.)
+//! Link emulator: a thread that carries IP packets between two TUN interfaces as a long,
+//! narrow, lossy link would. (The kernel's `netem` is not available on every machine, and does
+//! not report which packets it dropped.)
 //!
 //! ```text
 //!        namespace of site A             emulator thread                namespace of site B
@@ -8,9 +8,9 @@
 //!   ─── routes ◀─ TUN a ◀─ write ─ pool ◀─ Link B→A ◀─ pool ◀── read ── TUN b ◀ routes ───
 //! ```
 //!
-//! What happens to a packet is decided by [`viaduct_proto::link`], the same model that the
-//! simulator runs. This room adds the clock: when to read, when to write, when to sleep. Packets
-//! stay in one buffer from read to write; the model moves their numbers.
+//! The fate of a packet is decided by [`viaduct_proto::link`], the model that the simulator
+//! uses as well. This module adds the clock: the times of reads, writes and sleeps. A packet
+//! stays in one buffer from read to write; the model handles buffer numbers only.
 //!
 //! | file | noun |
 //! |---|---|
@@ -36,11 +36,11 @@ use viaduct_sys::tun::{Tun, TunDrops};
 
 use shuttle::{Question, Shuttle};
 
-/// Packets that may wait in a TUN's own queue until they are read: enough for a stall of 0.2 s at
-/// 1 Gb/s, so that only the model drops.
+/// Packets that a TUN's own queue holds until they are read: enough for a stall of 0.2 s at 1
+/// Gb/s, so that only the model drops packets.
 pub const TUN_QUEUE: u32 = 20_000;
 
-/// One of the two directions of a link.
+/// Direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From the first TUN to the second.
@@ -49,56 +49,58 @@ pub enum Direction {
     BtoA,
 }
 
-/// A link in both directions, and how it is run.
+/// Link in both directions, and the emulator's settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmulatorConfig {
-    /// What the link does from A to B.
+    /// Link from A to B.
     pub a_to_b: LinkConfig,
-    /// What it does from B to A.
+    /// Link from B to A.
     pub b_to_a: LinkConfig,
-    /// Decides all randomness; each direction draws its own from it.
+    /// Seed of all randomness; each direction derives its own.
     pub seed: u64,
-    /// Do not sleep while a packet is due soon: the most precise, at the price of up to a core.
+    /// Busy-waits while a packet is due soon: the highest precision, at the cost of up to one
+    /// core.
     pub spin: bool,
-    /// Bytes of packets that each direction may hold, in flight and queued; more count as dropped
-    /// by the queue. Memory is taken as it is needed.
+    /// Maximum bytes of packets per direction, in flight and queued; packets beyond it count as
+    /// dropped by the queue. Memory is allocated on first use.
     pub memory: usize,
 }
 
 impl EmulatorConfig {
-    /// The same link in both directions, sleeping, with 128 MB for each (1 Gb/s for a second).
+    /// Returns the same link in both directions, without busy-waiting, with 128 MB for each (1
+    /// Gb/s for a second).
     pub fn symmetric(link: LinkConfig, seed: u64) -> Self {
         let b_to_a = link.clone();
         EmulatorConfig { a_to_b: link, b_to_a, seed, spin: false, memory: 128 << 20 }
     }
 }
 
-/// What an emulator has done so far.
+/// Counters of an emulator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EmulatorStats {
-    /// From A to B, as the model counts.
+    /// Counters of the model from A to B.
     pub a_to_b: LinkStats,
-    /// From B to A.
+    /// Counters of the model from B to A.
     pub b_to_a: LinkStats,
-    /// What the interface at A dropped outside the model; should stay 0.
+    /// Packets dropped by the interface at A outside the model; should stay 0.
     pub tun_a: TunDrops,
-    /// What the interface at B dropped outside the model; should stay 0.
+    /// Packets dropped by the interface at B outside the model; should stay 0.
     pub tun_b: TunDrops,
-    /// Packets due that a TUN did not take (its interface was down, for instance).
+    /// Due packets that a TUN device rejected (because its interface was down, for instance).
     pub unwritable: u64,
-    /// Processor time that the thread has used.
+    /// Processor time used by the thread.
     pub cpu: Duration,
-    /// Whether the thread runs at real-time priority.
+    /// True if the thread runs at real-time priority.
     pub realtime: bool,
 }
 
-/// An emulator that could not start, or has stopped.
+/// Errors of starting or querying an emulator.
 #[derive(Debug, thiserror::Error)]
 pub enum EmulatorError {
-    /// A TUN could not be set up.
+    /// A TUN device could not be set up.
     #[error(transparent)]
     Tun(#[from] InterfaceError),
-    /// No thread or no descriptor could be had.
+    /// A thread or descriptor could not be created.
     #[error("cannot start the emulator")]
     Start(#[source] io::Error),
     /// A counter could not be read.
@@ -109,7 +111,7 @@ pub enum EmulatorError {
     Ended,
 }
 
-/// A running emulator. It stops when this is dropped, and its interfaces go with it.
+/// Running emulator. It stops when dropped, and its interfaces disappear.
 #[derive(Debug)]
 pub struct Emulator {
     questions: Option<Sender<Question>>,
@@ -119,7 +121,7 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// Starts to carry packets between `a` and `b`. Their MTUs must not be raised from here on.
+    /// Starts to carry packets between `a` and `b`. Their MTUs must not be raised afterwards.
     pub fn start(a: Tun, b: Tun, config: EmulatorConfig) -> Result<Emulator, EmulatorError> {
         for tun in [&a, &b] {
             if tun.interface().queue_len()? < TUN_QUEUE {
@@ -139,24 +141,24 @@ impl Emulator {
         Ok(Emulator { questions: Some(questions), wake, thread: Some(thread), tuns })
     }
 
-    /// Changes one direction from now on; packets in flight stay.
+    /// Changes one direction from now on; packets in flight are unaffected.
     pub fn set(&self, direction: Direction, config: LinkConfig) -> Result<(), EmulatorError> {
         self.ask(move |shuttle| shuttle.set(direction, config))
     }
 
-    /// The counters so far.
+    /// Returns the counters so far.
     pub fn stats(&self) -> Result<EmulatorStats, EmulatorError> {
         let stats = self.ask(|shuttle| shuttle.stats())?;
         let drops = |tun: &Tun| tun.drops().map_err(EmulatorError::Counters);
         Ok(EmulatorStats { tun_a: drops(&self.tuns[0])?, tun_b: drops(&self.tuns[1])?, ..stats })
     }
 
-    /// Takes which packets of a direction were dropped since the last call.
+    /// Returns and clears the record of packets dropped in a direction since the last call.
     pub fn take_record(&self, direction: Direction) -> Result<DropRecord, EmulatorError> {
         self.ask(move |shuttle| shuttle.take_record(direction))
     }
 
-    /// Has the thread answer between two packets.
+    /// Runs `question` in the thread between two packets, and returns the answer.
     fn ask<R: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Shuttle) -> R + Send + 'static,
@@ -169,7 +171,7 @@ impl Emulator {
         answered.recv().map_err(|_| EmulatorError::Ended)
     }
 
-    /// Ends the thread's sleep. An eventfd that cannot count further is awake already.
+    /// Ends the thread's sleep. An eventfd whose counter is full has already woken it.
     fn wake(&self) {
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
@@ -180,7 +182,7 @@ impl Drop for Emulator {
         self.questions = None;
         self.wake();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been printed; there is nothing to add.
+            // A panic of the thread was already printed.
             let _ = thread.join();
         }
     }

@@ -1,7 +1,7 @@
-//! Buffers of equal size, named by number.
+//! Pool of equal buffers, addressed by number.
 
-/// A slab of buffers. Those freed last are taken first, so that only as much of it is ever touched
-/// as was once held at the same time.
+/// Slab of buffers, reused in last-in-first-out order, so that the memory touched is limited to
+/// the maximum held at one time.
 #[derive(Debug)]
 pub(super) struct Pool {
     bytes: Vec<u8>,
@@ -10,25 +10,25 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// As many buffers of `size` bytes as fit into `memory` bytes; at least one.
+    /// Creates as many buffers of `size` bytes as fit into `memory` bytes, at least one.
     pub(super) fn new(size: usize, memory: usize) -> Self {
         let count = (memory / size).clamp(1, u32::MAX as usize);
         let last = u32::try_from(count).unwrap_or(u32::MAX);
-        // Zeroed by the kernel, page by page, at the first touch.
+        // The kernel zeroes each page at its first use.
         Pool { bytes: vec![0; count * size], size, free: (0..last).rev().collect() }
     }
 
-    /// A free buffer, if there is one.
+    /// Takes a free buffer; `None` if all are taken.
     pub(super) fn take(&mut self) -> Option<u32> {
         self.free.pop()
     }
 
-    /// Gives back a buffer that was taken.
+    /// Returns a buffer to the pool.
     pub(super) fn give(&mut self, buffer: u32) {
         self.free.push(buffer);
     }
 
-    /// A buffer's bytes.
+    /// Returns the bytes of a buffer.
     pub(super) fn bytes(&mut self, buffer: u32) -> &mut [u8] {
         let start = buffer as usize * self.size;
         &mut self.bytes[start..start + self.size]

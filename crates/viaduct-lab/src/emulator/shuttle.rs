@@ -1,4 +1,4 @@
-//! The thread that carries packets both ways.
+//! Thread that carries packets in both directions.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -16,31 +16,32 @@ use viaduct_sys::tun::Tun;
 use super::lane::{Lane, Turn};
 use super::{Direction, EmulatorConfig, EmulatorStats};
 
-/// Above ordinary threads, below the kernel's own urgent ones.
+/// Real-time priority above ordinary threads and below the kernel's urgent ones.
 const PRIORITY: i32 = 10;
 
-/// Where many packets pass (this many a millisecond, reads and writes together), the thread does
-/// not wake for each, but after a nap of this length.
+/// Sleep intervals at high packet rates. From this many packets per millisecond, reads and
+/// writes together, the thread sleeps for a fixed time instead of waking for each packet.
 const NAPS: [(u128, Duration); 2] =
     [(100, Duration::from_micros(100)), (20, Duration::from_micros(50))];
 
-/// A spinning thread wakes this long before a packet is due: longer than waking takes.
+/// Margin by which a spinning thread wakes before a packet is due: longer than a wake-up takes.
 const LEAD: Duration = Duration::from_micros(150);
 
-/// One that sleeps, so long: what waking takes at least, so that it hardly ever spins.
+/// Margin for a sleeping thread: the minimum duration of a wake-up, so that it rarely spins.
 const HEAD_START: Duration = Duration::from_micros(40);
 
-/// After working this long without sleep the thread takes a break, so that others of its core get
-/// the twentieth that the kernel grants them; else it would take it from us, 50 ms at once.
+/// Maximum working time without sleep. A break then leaves other threads of the core the
+/// twentieth that the kernel guarantees them; otherwise the kernel would take it from this
+/// thread in one stretch of 50 ms.
 const STINT: Duration = Duration::from_millis(1);
 
-/// That break.
+/// Length of that break.
 const BREAK: Duration = Duration::from_micros(60);
 
-/// What the thread is asked to do between two packets.
+/// Request executed by the thread between two packets.
 pub(super) type Question = Box<dyn FnOnce(&mut Shuttle) + Send>;
 
-/// Both lanes and what their thread needs.
+/// Both lanes and the state of their thread.
 #[derive(Debug)]
 pub(super) struct Shuttle {
     tuns: Arc<[Tun; 2]>,
@@ -49,7 +50,7 @@ pub(super) struct Shuttle {
     questions: Receiver<Question>,
     origin: std::time::Instant,
     pace: Pace,
-    /// When it last woke.
+    /// Time of the last wake-up.
     rested: Instant,
     spin: bool,
     realtime: bool,
@@ -73,9 +74,9 @@ impl Shuttle {
         Ok(Shuttle { tuns, lanes, wake, questions, origin, pace, rested, spin, realtime })
     }
 
-    /// Carries packets until nobody can ask questions any more.
+    /// Carries packets until the channel of requests is closed.
     pub(super) fn run(mut self) {
-        // Refused only where the machine does not allow it; stats tell.
+        // Fails only without permission; the counters report the result.
         self.realtime = viaduct_sys::thread::set_fifo(PRIORITY);
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         while self.answer() {
@@ -107,7 +108,7 @@ impl Shuttle {
         }
     }
 
-    /// Answers what was asked; false once nobody is left to ask.
+    /// Executes pending requests; false if the channel is closed.
     fn answer(&mut self) -> bool {
         loop {
             match self.questions.try_recv() {
@@ -133,7 +134,7 @@ impl Shuttle {
         all
     }
 
-    /// Sleeps until a packet is due or one arrives; where packets are many, a fixed short while.
+    /// Sleeps until a packet is due or arrives; at high packet rates, for a fixed short time.
     fn rest(&mut self, more: bool) {
         let now = self.now();
         let tired = now.since(self.rested) >= STINT;
@@ -153,8 +154,8 @@ impl Shuttle {
         self.rested = self.now();
     }
 
-    /// Sleeps until `timeout` has passed, a question is asked, or, with all three `watched`, a
-    /// packet can be read. A signal ends it early, which does no harm.
+    /// Sleeps until `timeout` has passed, a request is pending, or, if all three descriptors
+    /// are `watched`, a packet can be read. A signal ends the sleep early without harm.
     fn sleep(&self, watched: usize, timeout: Option<Duration>) {
         let timeout = timeout.map(timespec);
         let [a, b] = &*self.tuns;
@@ -166,7 +167,7 @@ impl Shuttle {
         if fds[0].revents().contains(PollFlags::IN) {
             let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
         }
-        // An interface that somebody deleted is always ready, and has nothing.
+        // The descriptor of a deleted interface is always ready but delivers nothing.
         if fds.iter().any(|fd| fd.revents().contains(PollFlags::ERR)) {
             self.sleep(1, Some(STINT));
         }
@@ -177,7 +178,7 @@ impl Shuttle {
     }
 }
 
-/// Whether packets are so many that waking for each costs more than it is worth.
+/// Packet rate, to decide whether waking for each packet costs too much.
 #[derive(Debug, Default)]
 struct Pace {
     began: Instant,

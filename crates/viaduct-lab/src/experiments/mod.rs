@@ -1,4 +1,4 @@
-//! Every experiment: one file each, and one line in the list.
+//! All experiments: one file each, and one line in the list.
 
 mod cores;
 mod lab;
@@ -12,7 +12,7 @@ mod trickles;
 
 use crate::experiment::Experiment;
 
-/// All experiments, in the order in which they are listed and reported.
+/// All experiments, in the order of the list and the report.
 #[rustfmt::skip] // one line each
 pub const ALL: &[&dyn Experiment] = &[
     &lab::forwarding_plain::ForwardingPlain,
@@ -72,11 +72,11 @@ pub const ALL: &[&dyn Experiment] = &[
     &site::all::All,
 ];
 
-/// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system
-/// (`maelstrom`), a name with `*` in it, or `all`.
+/// Returns the experiments that match `patterns`: a name (`maelstrom/burst`), a system
+/// (`maelstrom`), a name with `*`, or `all`.
 ///
 /// # Errors
-/// The first pattern that names none.
+/// The first pattern without a match.
 pub fn select(patterns: &[String]) -> Result<Vec<&'static dyn Experiment>, &str> {
     let names = |pattern: &str| {
         let fits = move |e: &&dyn Experiment| fits(pattern, e.about().name);
@@ -92,13 +92,13 @@ pub fn select(patterns: &[String]) -> Result<Vec<&'static dyn Experiment>, &str>
     Ok(ALL.iter().copied().filter(|e| chosen.contains(&e.about().name)).collect())
 }
 
-/// Whether `pattern` names `name`.
+/// Returns whether `pattern` matches `name`.
 fn fits(pattern: &str, name: &str) -> bool {
     let system = name.split('/').next() == Some(pattern.trim_end_matches('/'));
     pattern == "all" || system || wildcard(pattern.as_bytes(), name.as_bytes())
 }
 
-/// Whether `text` is `pattern`, where `*` stands for anything.
+/// Returns whether `text` matches `pattern`, where `*` stands for anything.
 fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
     match (pattern.split_first(), text.split_first()) {
         (None, None) => true,

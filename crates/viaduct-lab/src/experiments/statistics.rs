@@ -1,30 +1,31 @@
-//! A few numbers about many.
+//! Statistics of samples.
 
 use crate::experiment::student_95;
 
-/// The mean; not a number if there are none.
+/// Returns the mean; NaN if empty.
 pub(super) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// The middle one; not a number if there are none.
+/// Returns the median; NaN if empty.
 pub(super) fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
-/// How far the median of so many values is off: its standard error, if they spread as a normal distribution does whose
-/// quartiles are theirs.
+/// Returns the standard error of the median, assuming a normal distribution with the sample's
+/// quartiles.
 pub(super) fn median_error(values: &[f64]) -> f64 {
     let deviation = (quantile(values, 0.75) - quantile(values, 0.25)) / 1.349;
     1.2533 * deviation / (values.len() as f64).sqrt()
 }
 
-/// A mean with the half-width of its 95 % confidence interval, for people.
+/// Formats a mean with the half-width of its 95 % confidence interval.
 pub(super) fn with_interval(values: &[f64]) -> String {
     format!("{:.3} ± {:.3}", mean(values), student_95(values))
 }
 
-/// The value that a share `q` (0 to 1) of `values` does not exceed; not a number if there are none.
+/// Returns the smallest value that a share `q` (0 to 1) of `values` does not exceed; NaN if
+/// empty.
 pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -49,7 +50,7 @@ mod tests {
         let values: Vec<f64> = (1..=100).map(f64::from).collect();
         let many = values.repeat(4);
         assert_eq!(median_error(&many), median_error(&values) / 2.0);
-        // Quartiles 50 apart are those of a normal distribution with a deviation of 37.
+        // Quartiles 50 apart belong to a normal distribution with a deviation of 37.
         assert!((median_error(&values) - 4.65).abs() < 0.01, "{}", median_error(&values));
         assert_eq!(median_error(&[7.0; 9]), 0.0);
     }

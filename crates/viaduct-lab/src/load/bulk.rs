@@ -1,4 +1,4 @@
-//! Flows as fast as they can be, whose bytes the receiver's kernel drops.
+//! Bulk flows without a rate limit; the receiver's kernel drops the data.
 
 use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use rustix::net::{RecvFlags, recv};
 
 use super::{Ask, Shared};
 
-/// Bytes dropped at once, at most.
+/// Maximum bytes dropped per call.
 const CHUNK: usize = 1 << 20;
 
 pub(super) fn run(to: SocketAddr, flows: usize, shared: &Shared) -> io::Result<()> {
@@ -27,7 +27,7 @@ fn receive(to: SocketAddr, shared: &Shared) -> io::Result<()> {
     stream.write_all(Ask::Endless.text())?;
     let mut buffer = vec![0; CHUNK];
     while !shared.stop.load(Relaxed) {
-        // TCP's meaning of TRUNC: the bytes are counted and dropped.
+        // For TCP, TRUNC makes the kernel count and drop the bytes.
         match recv(&stream, &mut buffer[..], RecvFlags::TRUNC) {
             Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok((_, bytes)) => drop(shared.done.fetch_add(bytes as u64, Relaxed)),

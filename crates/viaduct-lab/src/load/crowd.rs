@@ -1,4 +1,4 @@
-//! Many connections at once, each of which asks one thing, and when each got how far.
+//! Many concurrent connections with one request each, and their timing.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -13,7 +13,7 @@ use super::Ask;
 use crate::stop;
 use crate::topology::{Node, TopologyError};
 
-/// The connections; they close with this value.
+/// Set of connections; they close when it is dropped.
 #[derive(Debug)]
 pub struct Crowd {
     to: SocketAddr,
@@ -29,32 +29,33 @@ struct Connection {
     times: Times,
 }
 
-/// How long after its beginning a connection got how far.
+/// Progress of a connection, in time since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// Its handshake was done.
+    /// Time until the handshake completed.
     pub open: Option<Duration>,
-    /// The first bytes of the answer were there: all hops and the server are.
+    /// Time until the first bytes of the answer, which shows that all hops and the server are
+    /// connected.
     pub answered: Option<Duration>,
 }
 
-/// What became of a connection.
+/// Event of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
     /// The answer has begun.
     Answered,
-    /// The server has ended it.
+    /// The server closed the connection.
     Ended,
-    /// It broke.
+    /// The connection failed.
     Failed,
 }
 
 impl Crowd {
-    /// Opens `count` connections from `node`, `at_once` begun at once; each asks for a few bytes and
-    /// stays open. Returns when all are answered.
+    /// Opens `count` connections from `node`, beginning `at_once` at a time; each requests a
+    /// few bytes and stays open. Returns when all are answered.
     ///
     /// # Errors
-    /// One of them breaks, or `patience` is over before all are answered.
+    /// If a connection breaks, or `patience` expires before all are answered.
     pub fn open(
         node: &Node,
         to: SocketAddr,
@@ -74,7 +75,7 @@ impl Crowd {
         opened.map_err(|e: io::Error| node.io(format!("open {count} connections to {to}"), e))
     }
 
-    /// The times of all.
+    /// Returns the timing of all connections.
     pub fn times(&self) -> Vec<Times> {
         self.connections.iter().map(|connection| connection.times).collect()
     }
@@ -84,20 +85,20 @@ impl Crowd {
         Ok(Crowd { to, ask, epoll, connections: Vec::new() })
     }
 
-    /// Begins one more.
+    /// Begins another connection.
     pub(super) fn begin(&mut self) -> io::Result<()> {
         let connection = self.connect(self.connections.len())?;
         self.connections.push(connection);
         Ok(())
     }
 
-    /// Begins one in the place of another, which closes.
+    /// Begins a connection in the place of connection `n`, which closes.
     pub(super) fn replace(&mut self, n: usize) -> io::Result<()> {
         self.connections[n] = self.connect(n)?;
         Ok(())
     }
 
-    /// Waits for news of any, at most so long.
+    /// Waits for events of any connection, for at most `at_most`.
     pub(super) fn turn(
         &mut self,
         at_most: Duration,
@@ -129,7 +130,7 @@ impl Crowd {
         let (mut left, mut news) = (many, Vec::new());
         for _ in 0..many {
             self.begin()?;
-            // Those that are there already shall not wait for the others to be begun.
+            // Events of existing connections are handled before all others have begun.
             self.turn(Duration::ZERO, &mut news)?;
         }
         while left > 0 {
@@ -151,7 +152,7 @@ impl Crowd {
 }
 
 impl Connection {
-    /// Does what can be done now.
+    /// Performs the steps that are possible without blocking.
     fn go_on(&mut self, ask: Ask) -> io::Result<Option<News>> {
         if self.times.open.is_none() {
             match self.stream.write(ask.text()) {

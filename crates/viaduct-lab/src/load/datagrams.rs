@@ -1,4 +1,5 @@
-//! Trickles' messages in whole packets of UDP, as a machine without a kernel of its own writes and reads them.
+//! Trickles messages in complete UDP packets, as a host without a kernel of its own writes and
+//! reads them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,8 +10,8 @@ const UDP: u8 = 17;
 const IP_HEAD: usize = 20;
 const UDP_HEAD: usize = 8;
 
-/// Writes the packet of a request in place of what is in `packet`. Between IPv4 addresses; without UDP's checksum,
-/// which IPv4 does not ask for.
+/// Replaces the content of `packet` with a request in UDP over IPv4, without UDP's checksum,
+/// which is optional there.
 pub(super) fn emit(
     (from, to): (SocketAddr, SocketAddr),
     count: u8,
@@ -34,7 +35,7 @@ pub(super) fn emit(
     packet.extend_from_slice(message);
 }
 
-/// The message of an answer, who sent it, and to whom.
+/// Parses an answer: returns its source, its destination and the message.
 pub(super) fn parse(packet: &[u8]) -> Option<(SocketAddr, SocketAddr, &[u8])> {
     let header = Header::parse(packet).ok().filter(|header| header.protocol == UDP)?;
     let (head, payload) =

@@ -1,5 +1,5 @@
-//! Clients that fetch one thing again and again, each time over a fresh connection; what each got is
-//! counted (Trickles, section 6.1).
+//! Clients that fetch the same object repeatedly, each time over a new connection; the bytes of
+//! each client are counted (Trickles, section 6.1).
 
 use std::collections::HashMap;
 use std::io::{self, Write as _};
@@ -20,53 +20,54 @@ use super::Trickles;
 use crate::stop;
 use crate::topology::{Node, TopologyError};
 
-/// How long one sleeps at most.
+/// Maximum sleep.
 const NAP: Duration = Duration::from_millis(20);
-/// Bytes that are dropped at once, at most.
+/// Maximum bytes dropped per call.
 const CHUNK: usize = 256 << 10;
 
-/// What they do.
+/// Parameters of the fetches.
 #[derive(Clone, Copy, Debug)]
 pub struct Fetches<'a> {
-    /// The request, which asks that the connection be ended.
+    /// Request, which asks the server to close the connection.
     pub request: &'a [u8],
-    /// Clients; they begin one after the other in the first half of the warm-up.
+    /// Number of clients; they begin one after another in the first half of the warm-up.
     pub clients: usize,
-    /// Before what counts.
+    /// Time before the measurement.
     pub warm_up: Duration,
-    /// What counts.
+    /// Measured time.
     pub window: Duration,
 }
 
-/// What came of it; but for `ever` in the window.
+/// Results within the window, except for the totals since the start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fetched {
-    /// Bytes that each client got.
+    /// Bytes received by each client.
     pub bytes: Vec<u64>,
-    /// Bytes that all of them got, from the very beginning on.
+    /// Bytes received by all clients since the start.
     pub ever: u64,
-    /// Fetches that came to their end.
+    /// Completed fetches.
     pub whole: u64,
-    /// Fetches that broke.
+    /// Failed fetches.
     pub failed: u64,
-    /// How often clients of Trickles recovered from losses, from the very beginning on; 0 by TCP, where servers know.
+    /// Loss recoveries of Trickles clients since the start; 0 for TCP, where the servers count
+    /// them.
     pub recoveries: u64,
-    /// The window as it was, in seconds.
+    /// Actual length of the window in seconds.
     pub seconds: f64,
 }
 
 impl Fetched {
-    /// Mb/s that all clients got together.
+    /// Returns the total throughput of all clients in Mb/s.
     pub fn mbps(&self) -> f64 {
         self.bytes.iter().sum::<u64>() as f64 * 8.0 / 1e6 / self.seconds
     }
 }
 
 impl Fetches<'_> {
-    /// By the kernel's TCP from `node`, to `to`.
+    /// Fetches over the kernel's TCP, from `node` to `to`.
     ///
     /// # Errors
-    /// A socket cannot be had, or Ctrl-C.
+    /// If a socket cannot be created, or on Ctrl-C.
     pub fn by_tcp(&self, node: &Node, to: SocketAddr) -> Result<Fetched, TopologyError> {
         let fetch = || {
             let mut sockets = Sockets::new(to, self)?;
@@ -76,10 +77,10 @@ impl Fetches<'_> {
         fetched.map_err(|e| node.io(format!("fetch from {to}"), e))
     }
 
-    /// By Trickles.
+    /// Fetches over Trickles.
     ///
     /// # Errors
-    /// The kernel's, or Ctrl-C.
+    /// Errors of the kernel, or Ctrl-C.
     pub fn by_trickles(&self, clients: &mut Trickles) -> io::Result<Fetched> {
         let mut streams = Streams {
             clients,
@@ -133,7 +134,7 @@ impl Fetches<'_> {
     }
 }
 
-/// What a client heard.
+/// Event of a client.
 #[derive(Clone, Copy, Debug)]
 enum Got {
     Bytes(u64),
@@ -141,20 +142,20 @@ enum Got {
     Broken,
 }
 
-/// A transport.
+/// Transport of the fetches.
 trait By {
-    /// A client begins a fetch; one that it was at is over.
+    /// Begins a fetch of `client`; its previous fetch ends.
     fn begin(&mut self, client: usize) -> io::Result<()>;
-    /// Waits for news, at most so long.
+    /// Waits for events, for at most `at_most`.
     fn turn(&mut self, at_most: Duration, news: &mut Vec<(usize, Got)>) -> io::Result<()>;
 }
 
-/// The kernel's.
+/// Transport by the kernel's TCP.
 struct Sockets<'a> {
     to: SocketAddr,
     request: &'a [u8],
     epoll: OwnedFd,
-    /// A socket, and whether it has asked.
+    /// Socket of each client, and whether its request was sent.
     open: Vec<Option<(TcpStream, bool)>>,
     buffer: Vec<u8>,
 }
@@ -176,7 +177,7 @@ impl<'a> Sockets<'a> {
             }
         }
         loop {
-            // TCP's meaning of TRUNC: the bytes are counted and dropped.
+            // For TCP, TRUNC makes the kernel count and drop the bytes.
             match recv(&*stream, &mut self.buffer[..], RecvFlags::TRUNC) {
                 Ok((_, 0)) => {
                     news.push((client, Got::Whole));
@@ -217,20 +218,20 @@ impl By for Sockets<'_> {
     }
 }
 
-/// Those of Trickles.
+/// Transport by Trickles.
 struct Streams<'a> {
     clients: &'a mut Trickles,
     request: &'a [u8],
-    /// Whose a connection is.
+    /// Client of each connection.
     owner: HashMap<u32, usize>,
     changed: Vec<u32>,
     waker: Waker,
-    /// Of those that are over.
+    /// Recoveries of finished connections.
     recoveries: u64,
 }
 
 impl Streams<'_> {
-    /// What is not whole yet is not fetched on. How often they have recovered, those before too.
+    /// Drops all unfinished fetches; returns the loss recoveries of all connections so far.
     fn forget_all(&mut self) -> u64 {
         let left: Vec<u32> = self.owner.keys().copied().collect();
         left.into_iter().for_each(|connection| self.forget(connection));
@@ -278,7 +279,7 @@ impl By for Streams<'_> {
             self.forget(connection);
             news.push((client, got));
         }
-        // What was read makes room, and those that begin have something to say.
+        // Reading makes room for more data, and new fetches have a request to send.
         self.clients.flush(&mut self.changed);
         if !came && news.is_empty() {
             let most = self.clients.poll_timeout().unwrap_or(at_most).min(at_most);

@@ -1,13 +1,14 @@
-//! Loads of our own, light enough that what is measured is what stands between their two ends: bodies
-//! are sent from the page cache and dropped by the receiver's kernel, and copied at neither end.
+//! The lab's own load generators. They are cheap enough that the measured cost is that of the
+//! programs between their two ends: bodies are sent from the page cache and dropped by the
+//! receiver's kernel, without a copy at either end.
 //!
 //! ```text
 //!   [Load]    one thread for small requests, one for each bulk flow  ─┐        each pinned
 //!   [Crowd]   many connections, begun at once                        ─┼─▶ … ─▶ [Server]
 //! ```
 //!
-//! All of it is HTTP, so that a cache may stand between as well. [Trickles] has clients of that transport,
-//! which speak to `viaduct serve`.
+//! All traffic is HTTP, so that a cache may be in the path. [Trickles] contains clients of that
+//! transport, which connect to `viaduct serve`.
 
 mod bulk;
 mod crowd;
@@ -31,21 +32,21 @@ use viaduct_sys::thread::pin;
 
 use crate::topology::Node;
 
-/// What is asked for.
+/// Requested answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// A few bytes; the server ends the connection.
+    /// A few bytes; the server closes the connection.
     Little,
     /// A few bytes; the connection stays open.
     Stay,
-    /// Bytes without end.
+    /// Endless data.
     Endless,
 }
 
 impl Ask {
     const ALL: [Ask; 3] = [Ask::Little, Ask::Stay, Ask::Endless];
 
-    /// The request.
+    /// Returns the request.
     fn text(self) -> &'static [u8] {
         match self {
             Ask::Little => b"GET /little HTTP/1.1\r\nHost: lab\r\n\r\n",
@@ -54,29 +55,29 @@ impl Ask {
         }
     }
 
-    /// What a request asks for, whatever headers it has grown on the way.
+    /// Recognizes a request, regardless of headers added on the way.
     fn parse(request: &[u8]) -> Option<Ask> {
         Ask::ALL.into_iter().find(|ask| request.starts_with(&ask.text()[..6]))
     }
 }
 
-/// What a load makes.
+/// Shape of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// Connections, each for one small request; so many at any time.
+    /// Connections for one small request each; this many at any time.
     Requests(usize),
-    /// So many flows, as fast as they can be.
+    /// Bulk flows of this number, without a rate limit.
     Bulk(usize),
 }
 
-/// A running load; it ends with this value.
+/// Running load; ends when dropped.
 #[derive(Debug)]
 pub struct Load {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a load's threads share with whoever watches it.
+/// State shared between a load's threads and its handle.
 #[derive(Debug, Default)]
 struct Shared {
     done: AtomicU64,
@@ -85,7 +86,7 @@ struct Shared {
 }
 
 impl Load {
-    /// Starts it in `node`, on `core`, towards `to`.
+    /// Starts the load in `node` on `core`, towards `to`.
     pub fn start(node: &Node, core: usize, shape: Shape, to: SocketAddr) -> Load {
         let (shared, netns) = (Arc::<Shared>::default(), node.netns().clone());
         let theirs = shared.clone();
@@ -104,12 +105,12 @@ impl Load {
         Load { shared, thread: Some(thread) }
     }
 
-    /// Requests answered so far, or bytes arrived.
+    /// Returns the answered requests or received bytes so far.
     pub fn done(&self) -> u64 {
         self.shared.done.load(Ordering::Relaxed)
     }
 
-    /// Connections that broke.
+    /// Returns the failed connections.
     pub fn failed(&self) -> u64 {
         self.shared.failed.load(Ordering::Relaxed)
     }

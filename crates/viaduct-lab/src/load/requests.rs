@@ -1,4 +1,4 @@
-//! Connections for one small request each, one after the other, so many at any time.
+//! Connections with one small request each, a fixed number at any time.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! The other end of the loads.
+//! Server for the loads.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,18 +19,18 @@ use crate::topology::{Host, TopologyError};
 
 const PORT: u16 = 9000;
 const BACKLOG: u32 = 4096;
-/// How long a client may say nothing before its connection is looked at all the same.
+/// Time without a request after which the kernel hands over a deferred connection anyway.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The listener's number among the connections'.
+/// Event number of the listener; connections have smaller ones.
 const LISTENER: u64 = u64::MAX;
-/// Bytes of the file that endless answers repeat.
+/// Size of the file that endless answers repeat.
 const FILE: usize = 1 << 20;
 const LITTLE: &[u8] =
     b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 16\r\n\r\n0123456789abcdef";
 const STAY: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n0123456789abcdef";
 const ENDLESS: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000000\r\n\r\n";
 
-/// A running server; it ends with this value.
+/// Running server; ends when dropped.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -39,29 +39,30 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it in `host`, on `core`.
+    /// Starts the server in `host` on `core`.
     ///
     /// # Errors
-    /// Its port is in use.
+    /// If the port is in use.
     pub fn start(host: &Host, core: usize) -> Result<Server, TopologyError> {
         let address = SocketAddr::new(host.v4().into(), PORT);
         let wrong = |e| host.io(format!("listen at {address}"), e);
         let listen = || tcp::listen(address, BACKLOG, tcp::TcpOptions::default());
         let listener = host.netns().enter(listen)?.map_err(wrong)?;
-        // As web servers do: how long before the request a proxy connects is not the server's cost.
+        // Deferred accept, as web servers use it: connections that a proxy opens ahead of the
+        // request cost the server nothing.
         tcp::await_words(&listener, PATIENCE).map_err(wrong)?;
         let desk = Desk::new(listener).map_err(wrong)?;
         let stop = Arc::new(AtomicBool::new(false));
         let asked = stop.clone();
         let thread = thread::spawn(move || {
             let _ = pin(core);
-            // It ends with its connections; whoever waits for their answers says so.
+            // On an error the server's connections close, and the load reports it.
             let _ = desk.run(&asked);
         });
         Ok(Server { address, stop, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Returns the listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -76,7 +77,7 @@ impl Drop for Server {
     }
 }
 
-/// The server's loop.
+/// Event loop of the server.
 struct Desk {
     listener: TcpListener,
     epoll: OwnedFd,
@@ -120,7 +121,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Keeps a connection whose request is still to come, or that stays open.
+    /// Registers a connection whose request is still to come or that stays open.
     fn watch(&mut self, stream: TcpStream) -> io::Result<()> {
         let n = self.free.pop().unwrap_or_else(|| {
             self.open.push(None);
@@ -132,7 +133,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Something has come on a connection that was kept.
+    /// Handles an event of a registered connection.
     fn go_on(&mut self, n: usize) {
         let Some(stream) = self.open[n].take() else { return };
         self.open[n] = serve(stream);
@@ -142,7 +143,7 @@ impl Desk {
     }
 }
 
-/// Answers what is asked; the connection, if it is to be kept.
+/// Answers a request; returns the connection if it must be kept.
 fn serve(mut stream: TcpStream) -> Option<TcpStream> {
     let mut request = [0; 2048];
     let ask = match stream.read(&mut request) {
@@ -150,7 +151,7 @@ fn serve(mut stream: TcpStream) -> Option<TcpStream> {
         read => read.ok().and_then(|bytes| Ask::parse(&request[..bytes])),
     };
     match ask? {
-        // Whoever has gone meanwhile needs no answer.
+        // A client that has closed the connection needs no answer.
         Ask::Little => drop(stream.write_all(LITTLE)),
         Ask::Stay => return stream.write_all(STAY).is_ok().then_some(stream),
         Ask::Endless => drop(thread::spawn(move || pour(&stream))),
@@ -161,7 +162,7 @@ fn serve(mut stream: TcpStream) -> Option<TcpStream> {
 const FLAGS: rustix::net::SocketFlags =
     rustix::net::SocketFlags::NONBLOCK.union(rustix::net::SocketFlags::CLOEXEC);
 
-/// Sends without end: until the other end has gone.
+/// Sends endless data until the client closes.
 fn pour(mut stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.write_all(ENDLESS)?;

@@ -1,6 +1,6 @@
-//! Clients of Trickles, thousands of them in one thread: the project's own client cores over a TUN, each
-//! with an address and a port of its own, behind which no kernel stands that would answer for them. The
-//! TUN is in the host of TCP's clients, which forwards, so that both take the same path.
+//! Thousands of Trickles clients in one thread: the project's client cores over a TUN device,
+//! each with its own address and port. No kernel answers for these addresses. The TUN device is
+//! in the host of the TCP clients, which forwards, so that both use the same path.
 //!
 //! ```text
 //!   Stream, Numbers  ─┐ TCP's format, or in UDP
@@ -27,19 +27,20 @@ use viaduct_sys::tun::Tun;
 use super::datagrams;
 use crate::topology::{Dumbbell, TopologyError, open_tun};
 
-/// The interface in the host, and the network behind it: a part of side A's, so that side B has a route.
+/// Interface in the host, and the network behind it: a part of side A's, so that side B has a
+/// route.
 const DEVICE: &str = "trickles0";
 const NETWORK: &str = "10.1.128.0/17";
-/// Ports of an address, and the first.
+/// Ports per address, and the first of them.
 const PORTS: u32 = 50_000;
 const FIRST_PORT: u32 = 10_000;
 const MTU: usize = 1500;
-/// Bytes of answers that a request is taken to bring, for TCP's numbers: a first window.
+/// Bytes of answers assumed per request for TCP's sequence numbers: an initial window.
 const EXPECTED: u32 = 16 << 10;
-/// Packets that are taken in one turn before anything else is looked at.
+/// Maximum packets read in a turn.
 const BATCH: usize = 256;
 
-/// The clients. Not shared between threads.
+/// Set of clients; not shared between threads.
 pub struct Trickles {
     tun: Tun,
     to: SocketAddr,
@@ -51,21 +52,21 @@ pub struct Trickles {
     touched: BTreeSet<u32>,
     packet: Vec<u8>,
     stats: Counted,
-    /// Requests that were sent, and how many are to be kept.
+    /// Recorded requests, and the maximum number to record.
     kept: (Vec<(SocketAddr, Vec<u8>)>, usize),
 }
 
-/// A connection.
+/// State of a connection.
 struct Member {
     stream: Stream,
     way: Way,
     due: Option<Instant>,
 }
 
-/// How its messages travel.
+/// Packet format of a connection.
 enum Way {
     Tcp(Numbers),
-    /// Its own address, and the next request's number.
+    /// Address of the client, and the number of its next request.
     Udp(SocketAddr, u8),
 }
 
@@ -84,7 +85,7 @@ impl Way {
         }
     }
 
-    /// Bytes of the longest messages that packets hold.
+    /// Returns the maximum message lengths that fit into packets.
     fn room(&self) -> Room {
         match self {
             Way::Tcp(numbers) => numbers.room(MTU),
@@ -114,36 +115,36 @@ impl Way {
     }
 }
 
-/// What all clients together count.
+/// Counters of all clients together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// Packets sent, and bytes of them from the IP header on.
+    /// Packets and bytes sent, IP header included.
     pub sent: (u64, u64),
-    /// The same of what came.
+    /// Packets and bytes received.
     pub received: (u64, u64),
     /// Packets that the kernel had no room for.
     pub dropped: u64,
-    /// Packets that were for none of them, or no answers.
+    /// Received packets that belong to no client or are not answers.
     pub refused: u64,
-    /// Transport continuations that came.
+    /// Received transport continuations.
     pub continuations: Continuations,
 }
 
-/// Continuations by how they came, and how long they were on the wire at most.
+/// Continuations by encoding, with their maximum length on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Continuations {
-    /// Whole ones.
+    /// Complete continuations.
     pub whole: u64,
-    /// Bytes of one, beside 12 for each loss that it names.
+    /// Maximum bytes of a complete one, not counting 12 for each loss it lists.
     pub longest_whole: usize,
-    /// Deltas (section 5.3).
+    /// Delta-encoded continuations (section 5.3).
     pub deltas: u64,
-    /// Bytes of one.
+    /// Maximum bytes of a delta.
     pub longest_delta: usize,
 }
 
 impl Continuations {
-    /// Reads it from a message: what is left when all else is known.
+    /// Counts a message's continuation; its length is what remains after all other parts.
     fn count(&mut self, message: &[u8]) {
         let Ok(response) = Response::parse(message) else { return };
         let user = response.payload.user.len();
@@ -166,11 +167,11 @@ impl Continuations {
 }
 
 impl Trickles {
-    /// Opens their interface in host a1 of `world`, where the kernel's clients of TCP are: both take the same
-    /// path. They will connect to `to`.
+    /// Opens the interface in host a1 of `world`, the host of the kernel's TCP clients, so that
+    /// both use the same path. The clients will connect to `to`.
     ///
     /// # Errors
-    /// The interface or the route to it cannot be made.
+    /// If the interface or its route cannot be created.
     pub fn open(world: &Dumbbell, to: SocketAddr, seed: u64) -> Result<Trickles, TopologyError> {
         let (host, gateway) = (world.a1(), world.gateway_a());
         host.set_sysctls(&[("net/ipv4/conf/all/forwarding", "1")])?;
@@ -192,14 +193,14 @@ impl Trickles {
         })
     }
 
-    /// Those that connect from now on speak by UDP.
+    /// Makes connections opened from now on use UDP.
     #[must_use]
     pub fn by_udp(self) -> Trickles {
         Trickles { format: Format::Udp, ..self }
     }
 
-    /// Opens a connection; nothing leaves before [`Trickles::flush`] or [`Trickles::turn`]. Its name is
-    /// never used again.
+    /// Opens a connection; nothing is sent before [`Trickles::flush`] or [`Trickles::turn`].
+    /// Its number is never reused.
     pub fn connect(&mut self, config: Config) -> u32 {
         let client = self.next;
         self.next += 1;
@@ -216,25 +217,25 @@ impl Trickles {
         client
     }
 
-    /// A connection's streams, to be used; what comes of it leaves with [`Trickles::flush`].
+    /// Returns the streams of a connection; pending output leaves with [`Trickles::flush`].
     pub fn stream(&mut self, client: u32) -> Option<&mut Stream> {
         let member = self.clients.get_mut(&client)?;
         self.touched.insert(client);
         Some(&mut member.stream)
     }
 
-    /// Forgets a connection, without a word to the server: it has nothing of it.
+    /// Drops a connection without notice to the server, which has no state for it.
     pub fn forget(&mut self, client: u32) {
         let Some(member) = self.clients.remove(&client) else { return };
         member.due.map(|due| self.timers.remove(&(due, client)));
         self.touched.remove(&client);
     }
 
-    /// Takes what has come, runs the timers that are due, sends, and names the connections whose streams
-    /// have changed; never waits. Whether anything came.
+    /// Reads pending packets, runs due timers, sends, and appends the connections whose streams
+    /// have changed; never blocks. Returns whether a packet arrived.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn turn(&mut self, changed: &mut Vec<u32>) -> io::Result<bool> {
         let mut buffer = [0; MTU];
         let mut came = 0;
@@ -251,14 +252,15 @@ impl Trickles {
         Ok(came > 0)
     }
 
-    /// Sends what the connections that were used have to send, and names those whose streams have
+    /// Sends the output of the connections used since, and appends those whose streams have
     /// changed.
     pub fn flush(&mut self, changed: &mut Vec<u32>) {
         let now = now();
         for client in std::mem::take(&mut self.touched) {
             let Some(member) = self.clients.get_mut(&client) else { continue };
             while let Some(message) = member.stream.poll_transmit(now) {
-                // What does not fit is lost: the stream begins anew with shorter messages.
+                // A message that does not fit counts as lost; the stream restarts with shorter
+                // ones.
                 if member.way.request(self.to, &message, &mut self.packet).is_ok() {
                     match self.tun.write(&self.packet) {
                         Ok(()) => add(&mut self.stats.sent, self.packet.len()),
@@ -282,22 +284,23 @@ impl Trickles {
         }
     }
 
-    /// How long to wait at most before the next [`Trickles::turn`]; None: until something comes.
+    /// Returns the maximum time to wait before the next [`Trickles::turn`]; `None` to wait for
+    /// a packet.
     pub fn poll_timeout(&self) -> Option<Duration> {
         self.timers.first().map(|(due, _)| *due - now())
     }
 
-    /// The counters so far.
+    /// Returns the counters so far.
     pub fn counted(&self) -> Counted {
         self.stats
     }
 
-    /// Keeps the next `most` requests that are sent, in their order.
+    /// Records the next `most` requests sent, in order.
     pub fn keep(&mut self, most: usize) {
         self.kept = (Vec::with_capacity(most), most);
     }
 
-    /// Those that were kept: who sent them, and their messages.
+    /// Returns the recorded requests: source and message.
     pub fn take_kept(&mut self) -> Vec<(SocketAddr, Vec<u8>)> {
         std::mem::take(&mut self.kept).0
     }
@@ -310,7 +313,7 @@ impl Trickles {
         }
     }
 
-    /// Hands an answer to the client whose it is.
+    /// Hands an answer to its client; returns the client.
     fn answer(&mut self, packet: &[u8]) -> Option<u32> {
         let (client, message) = match self.format {
             Format::Tcp => {
@@ -345,20 +348,20 @@ impl Trickles {
 }
 
 impl AsFd for Trickles {
-    /// Readable when there is something for [`Trickles::turn`].
+    /// Becomes readable when [`Trickles::turn`] has work.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.tun.as_fd()
     }
 }
 
-/// Where a client is.
+/// Returns the address of a client.
 fn address(client: u32) -> SocketAddr {
-    // From 10.1.128.1 on; 32,000 addresses have ports for a billion and a half.
+    // Starts at 10.1.128.1; 32,000 addresses have ports for 1.5 billion clients.
     let ip = Ipv4Addr::from_bits(0x0a01_8001 + client / PORTS);
     SocketAddr::new(ip.into(), (FIRST_PORT + client % PORTS) as u16)
 }
 
-/// Which client is there.
+/// Returns the client at an address.
 fn number(at: SocketAddr) -> Option<u32> {
     let SocketAddr::V4(at) = at else { return None };
     let nth = at.ip().to_bits().checked_sub(0x0a01_8001)?;

@@ -26,7 +26,7 @@ impl Scratch {
         }
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = base.join(format!("{PREFIX}{}-{count}", std::process::id()));
-        // Not create_dir_all: a directory that exists already is not ours.
+        // `create_dir_all` would accept an existing directory that belongs to another process.
         fs::create_dir(&path)?;
         Ok(Scratch(path))
     }

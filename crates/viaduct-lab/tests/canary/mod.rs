@@ -1,4 +1,5 @@
-//! A witness of namespaces: the kernel destroys a veth with the namespace of its other end.
+//! Detector of live namespaces: the kernel destroys a veth together with the namespace of its
+//! other end.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use viaduct_sys::netns::Netns;
 
-/// An own namespace with wires into others; when one of those dies, its wire disappears.
+/// Namespace with wires into others; when one of those is destroyed, its wire disappears.
 pub(crate) struct Canary {
     netns: Netns,
     wires: usize,
@@ -18,7 +19,7 @@ impl Canary {
         Canary { netns: Netns::new().unwrap(), wires: 0 }
     }
 
-    /// Lays a wire into the namespace that `path` names.
+    /// Adds a wire into the namespace at `path`.
     pub(crate) fn watch(&mut self, path: impl AsRef<Path>) {
         let (name, path) = (format!("c{}", self.wires), path.as_ref().to_str().unwrap());
         let mut ip = self.netns.command("ip");
@@ -27,13 +28,13 @@ impl Canary {
         self.wires += 1;
     }
 
-    /// How many of the watched namespaces live.
+    /// Counts the watched namespaces that still exist.
     pub(crate) fn alive(&self) -> usize {
         let shown = self.netns.command("ip").args(["-o", "link", "show", "type", "veth"]).output();
         String::from_utf8(shown.unwrap().stdout).unwrap().lines().count()
     }
 
-    /// Waits until none lives; the kernel destroys them a moment after their last user.
+    /// Waits until all are gone; the kernel destroys them a moment after their last user.
     pub(crate) fn assert_all_gone(&self) {
         let deadline = Instant::now() + Duration::from_secs(10);
         while self.alive() > 0 && Instant::now() < deadline {
@@ -43,7 +44,7 @@ impl Canary {
     }
 }
 
-/// Interfaces of the namespace that the test runs in.
+/// Lists the interfaces of the namespace that the test runs in.
 pub(crate) fn interfaces_here() -> String {
     let shown = Command::new("ip").args(["-o", "link"]).output().unwrap();
     String::from_utf8(shown.stdout).unwrap()

@@ -1,4 +1,4 @@
-//! What became of each packet of a stream, held against the process that decided it.
+//! Fate of each packet of a stream, compared with the loss process.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +6,14 @@ use viaduct_proto::link::Loss;
 
 use super::probe::Arrival;
 
-/// Which packets did not arrive.
+/// Record of the packets that did not arrive.
 pub(super) struct Fates {
-    /// By number.
+    /// True for each lost packet, by number.
     pub(super) lost: Vec<bool>,
 }
 
 impl Fates {
-    /// Of `sent` packets, those `arrived`.
+    /// Builds the record of `sent` packets, of which `arrived` were received.
     pub(super) fn of(sent: u32, arrived: &[Arrival]) -> Fates {
         let mut lost = vec![true; sent as usize];
         for arrival in arrived {
@@ -24,30 +24,30 @@ impl Fates {
         Fates { lost }
     }
 
-    /// Packets that arrived, once or more often.
+    /// Returns the packets that arrived at least once.
     pub(super) fn arrived(&self) -> usize {
         self.lost.iter().filter(|lost| !**lost).count()
     }
 
-    /// The share lost.
+    /// Returns the share of lost packets.
     pub(super) fn rate(&self) -> f64 {
         1.0 - self.arrived() as f64 / self.lost.len() as f64
     }
 
-    /// Packets that one sent later overtook.
+    /// Counts the packets that were overtaken by one sent later.
     pub(super) fn overtaken(&self, arrived: &[Arrival]) -> usize {
         let mut latest = 0;
         let mut seen = vec![false; self.lost.len()];
         let is_overtaken = |arrival: &&Arrival| {
             latest = latest.max(arrival.number);
-            // Its copy is no second packet.
+            // A duplicate does not count as another packet.
             let first = !std::mem::replace(&mut seen[arrival.number as usize], true);
             first && arrival.number < latest
         };
         arrived.iter().filter(is_overtaken).count()
     }
 
-    /// Lengths of the runs of lost packets, without those that the stream's ends cut off.
+    /// Returns the lengths of loss bursts, without those cut off by the ends of the stream.
     fn bursts(&self) -> Vec<u32> {
         let runs = self.lost.chunk_by(|a, b| a == b);
         let whole = self.lost.len();
@@ -62,7 +62,7 @@ impl Fates {
         bursts
     }
 
-    /// Each burst length and its share of the bursts.
+    /// Returns each burst length with its share of the bursts.
     pub(super) fn shares_of_lengths(&self) -> Vec<(u32, f64)> {
         let bursts = self.bursts();
         let mut counts = BTreeMap::new();
@@ -72,14 +72,14 @@ impl Fates {
         counts.into_iter().map(|(length, n)| (length, f64::from(n) / bursts.len() as f64)).collect()
     }
 
-    /// How many standard errors the loss rate is off.
+    /// Returns the deviation of the loss rate in standard errors.
     pub(super) fn errors_of_rate(&self, loss: &Loss) -> f64 {
         let mean = loss.mean();
         (self.rate() - mean).abs() / (variance(loss) / self.lost.len() as f64).sqrt()
     }
 
-    /// How many standard errors the mean burst length is off; infinitely many if it should not vary
-    /// and does.
+    /// Returns the deviation of the mean burst length in standard errors; infinite if the
+    /// length should be constant and is not.
     pub(super) fn errors_of_length(&self, loss: &Loss) -> f64 {
         let bursts = self.bursts();
         let (mean, deviation) = length(loss);
@@ -93,19 +93,19 @@ impl Fates {
     }
 }
 
-/// The variance of the number of losses, for each packet of a long stream.
+/// Returns the variance of the number of losses, per packet of a long stream.
 fn variance(loss: &Loss) -> f64 {
     let mean = loss.mean();
     match loss {
         Loss::GilbertElliott { p_good_to_bad, p_bad_to_good, loss_good, loss_bad } => {
-            // Covariances fall by `stay` with each packet of distance.
+            // Covariances decay by the factor `stay` with each packet of distance.
             let moves = p_good_to_bad + p_bad_to_good;
             let (stay, bad) = (1.0 - moves, p_good_to_bad / moves);
             let near = (loss_bad - loss_good).powi(2) * bad * (1.0 - bad);
             mean * (1.0 - mean) + 2.0 * near * stay / (1.0 - stay)
         }
         Loss::Bursts { length, .. } => {
-            // A renewal process: one burst and a geometric gap of one packet or more.
+            // Renewal process: a burst, and a geometric gap of at least one packet.
             let burst = f64::from(*length);
             let cycle = burst / mean;
             let gap = cycle - burst;
@@ -116,13 +116,14 @@ fn variance(loss: &Loss) -> f64 {
     }
 }
 
-/// Mean and standard deviation of a burst's length.
+/// Returns the mean and standard deviation of a burst's length.
 fn length(loss: &Loss) -> (f64, f64) {
     let geometric = |more: f64| (1.0 / (1.0 - more), more.sqrt() / (1.0 - more));
     match loss {
         Loss::Bursts { length, .. } => (f64::from(*length), 0.0),
         Loss::GilbertElliott { p_bad_to_good, loss_good, loss_bad, p_good_to_bad } => {
-            // A few bursts are of the good state's rare losses: their share is in the mean.
+            // A few bursts stem from the rare losses of the good state; the mean includes their
+            // share.
             let moves = p_good_to_bad + p_bad_to_good;
             let (bad, good) = (p_good_to_bad / moves, p_bad_to_good / moves);
             let after_bad = (1.0 - p_bad_to_good) * loss_bad + p_bad_to_good * loss_good;
@@ -155,7 +156,7 @@ mod tests {
                 let errors = [fates.errors_of_rate(&loss), fates.errors_of_length(&loss)];
                 squares = [0, 1].map(|i| squares[i] + errors[i].powi(2) / 200.0);
             }
-            // The mean square of standard errors is 1.
+            // The mean square of normalized errors is 1.
             assert!((0.7..1.4).contains(&squares[0]), "{text}: rate {squares:?}");
             assert!(squares[1] < 1.4, "{text}: length {squares:?}");
         }

@@ -1,4 +1,4 @@
-//! How much the kernel forwards between four namespaces, without any gateway of ours.
+//! Forwarding rate of the kernel between four namespaces, without gateways.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -38,14 +38,15 @@ impl Experiment for ForwardingPlain {
         }
         run.step("memcpy of 1500-byte packets")?;
         run.param("memcpy_gbit_per_s", copied(Duration::from_millis(300)).round());
-        // The link of the paper's Figure 9 carries 0.1 Gb/s: the ground must not be what limits it.
+        // The link of the paper's Figure 9 carries 0.1 Gb/s; the lab's forwarding must not be
+        // the bottleneck.
         run.check("no offload anywhere, Gb/s", rates[2], Bound::AtLeast(0.1));
         run.check("all offloads over none", rates[0] / rates[2], Bound::AtLeast(1.0));
         Ok(())
     }
 }
 
-/// Which devices hand on segments larger than the MTU.
+/// Devices that pass segments larger than the MTU.
 struct Path {
     name: &'static str,
     wan: bool,
@@ -58,7 +59,7 @@ const PATHS: [Path; 3] = [
     Path { name: "none anywhere", wan: false, hosts: false },
 ];
 
-/// Gb/s of one TCP flow through both gateways.
+/// Measures the Gb/s of one TCP flow through both gateways.
 fn forwarded(run: &Run, path: &Path, seconds: u32) -> anyhow::Result<f64> {
     let world = Dumbbell::build(&DumbbellSpec::default(), run.journal())?;
     for (gateway, host) in [(world.gateway_a(), world.a1()), (world.gateway_b(), world.b1())] {
@@ -69,7 +70,7 @@ fn forwarded(run: &Run, path: &Path, seconds: u32) -> anyhow::Result<f64> {
     Ok(Iperf::tcp("cubic", seconds, 1).run(world.a1(), world.b1())?.received / 1e9)
 }
 
-/// Gb/s of packets copied from one warm buffer to another, for about `time`.
+/// Measures the Gb/s of copying packets between two cached buffers, for about `time`.
 fn copied(time: Duration) -> f64 {
     let (from, mut to) = ([7u8; 1500], [0u8; 1500]);
     let (start, mut packets) = (Instant::now(), 0u64);

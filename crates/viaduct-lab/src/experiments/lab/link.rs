@@ -1,4 +1,4 @@
-//! Whether the emulated link is what its configuration says.
+//! Accuracy of the emulated link compared with its configuration.
 
 use std::time::Duration;
 
@@ -43,24 +43,24 @@ impl Experiment for Link {
     }
 }
 
-/// Mb/s.
+/// Rates in Mb/s.
 const RATES: [f64; 3] = [10.0, 100.0, 500.0];
 
-/// Loss processes: what people call them, and their text.
+/// Loss processes: displayed name and configuration.
 const LOSSES: [(&str, &str); 3] = [
     ("independent 1 %", "1%"),
     ("1 % in bursts of 8", "1%x8"),
     ("Gilbert-Elliott", "ge:0.2%:10%:0.01%:50%"),
 ];
 
-/// Standard errors that an honest process exceeds once in a thousand times.
+/// Maximum deviation in standard errors; a correct process exceeds it once in a thousand runs.
 const MOST_ERRORS: f64 = 3.29;
 
 fn link(text: &str) -> LinkConfig {
     text.parse().expect("a link config of this file")
 }
 
-/// A quarter more than the rate is offered; the queue bridges what the sender is held up.
+/// Offers a quarter more than the rate; the queue covers pauses of the sender.
 fn check_rate(run: &mut Run, rate: f64) -> Result<()> {
     run.step(&format!("rate {rate} Mb/s"))?;
     let world = world(run, link(&format!("rate={rate}M,delay=1ms,queue=300ms")), false)?;
@@ -75,7 +75,7 @@ fn check_rate(run: &mut Run, rate: f64) -> Result<()> {
     Ok(())
 }
 
-/// What arrived between the first fifth of the packets and the last.
+/// Returns the receive rate, without the first fifth of the packets.
 fn bits_per_second(arrived: &[Arrival], bytes: usize) -> f64 {
     let counted = &arrived[arrived.len() / 5..];
     match (counted.first(), counted.last()) {
@@ -112,7 +112,8 @@ fn check_delay(run: &mut Run, spin: bool) -> Result<()> {
     Ok(())
 }
 
-/// What arrives of a steady stream on a link that is `config` from its first packet on.
+/// Sends a constant stream over a link that is `config` from the first packet on; returns the
+/// packets sent and the arrivals.
 fn stream(run: &mut Run, config: &LinkConfig) -> Result<(u32, Vec<Arrival>)> {
     let world = world(run, LinkConfig::default(), false)?;
     if let Some(emulator) = world.emulator() {
@@ -150,7 +151,7 @@ fn at_most_errors() -> Bound {
     Bound::AtMost(MOST_ERRORS)
 }
 
-/// The recorded fates, packet by packet.
+/// Checks the recorded fates packet by packet.
 fn check_trace(run: &mut Run) -> Result<()> {
     run.step("loss: a trace")?;
     let config = link("delay=1ms,loss=trace:100:3:50:1:7:30:1000:2");
@@ -164,7 +165,7 @@ fn check_trace(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Reordering, duplication and corruption; UDP's checksum finds each flipped bit.
+/// Checks reordering, duplication and corruption; UDP's checksum detects each flipped bit.
 fn check_mischief(run: &mut Run) -> Result<()> {
     run.step("reordering, duplication, corruption")?;
     let share = 0.01;
@@ -185,7 +186,7 @@ fn check_mischief(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// The delay rises in the midst of a stream.
+/// Raises the delay during a stream.
 fn check_change(run: &mut Run) -> Result<()> {
     run.step("a change while it runs")?;
     let world = world(run, link("delay=10ms"), false)?;

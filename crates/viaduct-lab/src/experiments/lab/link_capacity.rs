@@ -1,4 +1,4 @@
-//! Whether hosts, gateways and emulator together carry a gigabit a second at 100 ms on this machine.
+//! Capacity of hosts, gateways and emulator together: 1 Gb/s at 100 ms on this machine.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -63,10 +63,10 @@ impl Experiment for LinkCapacity {
     }
 }
 
-/// A little above what must be carried.
+/// Link slightly above the required rate.
 const LINK: &str = "rate=1.2G,delay=50ms,queue=50ms";
 
-/// What stands at the ends: gateways with these lines in `[peer.fec]`, or none.
+/// Gateways at the ends, with these lines in `[peer.fec]`, or none.
 const MODES: [(&str, Option<&str>); 3] = [
     ("no gateways", None),
     ("gateways, no code", Some("code = \"none\"")),
@@ -75,13 +75,13 @@ const MODES: [(&str, Option<&str>); 3] = [
 
 struct Carried {
     bits_per_second: f64,
-    /// Of the emulator's thread.
+    /// Cores used by the emulator's thread.
     cores: f64,
-    /// By the TUN devices, for want of the emulator's time.
+    /// Packets dropped by the TUN devices because the emulator was too slow.
     dropped: f64,
 }
 
-/// What crosses the link while the flows run, their first and last second apart.
+/// Measures the traffic over the link while the flows run, without their first and last second.
 fn carry(world: &World, seconds: u32, warm_up: u32) -> Result<Carried> {
     let flows = Iperf { flows: 8, ..Iperf::tcp("cubic", seconds, warm_up) };
     let emulator = world.emulator().context("the link is emulated")?;

@@ -1,4 +1,4 @@
-//! Experiments about the lab itself: what it can carry and how true it is.
+//! Experiments about the lab itself: its capacity and accuracy.
 
 mod fates;
 pub(super) mod forwarding_plain;

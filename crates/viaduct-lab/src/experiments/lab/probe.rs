@@ -1,5 +1,5 @@
-//! Numbered, stamped UDP packets over the emulated link alone: from one gateway's `wan0` to the
-//! other's, with no host, no forwarding and no gateway program in the way.
+//! Numbered, timestamped UDP packets over the emulated link alone: from one gateway's `wan0` to
+//! the other's, without hosts, forwarding or gateway programs.
 //!
 //! ```text
 //!   gwa: number, time ─▶ wan0 ─▶ emulator ─▶ wan0 ─▶ gwb: the kernel's own time of arrival
@@ -21,57 +21,60 @@ use crate::experiment::Run;
 use crate::topology::{DumbbellSpec, Wan};
 use crate::world::World;
 
-/// What is sent.
+/// Packets to send.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probe {
-    /// How many packets.
+    /// Number of packets.
     pub(super) packets: u32,
-    /// Bytes of each with its IP header: 40 or more.
+    /// Bytes per packet, IP header included: at least 40.
     pub(super) bytes: usize,
-    /// How many leave at once.
+    /// Packets per batch.
     pub(super) batch: u32,
-    /// The time from one batch to the next.
+    /// Time between batches.
     pub(super) gap: Duration,
 }
 
-/// A packet that arrived.
+/// Packet that arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
-    /// Its number, from 0.
+    /// Packet number, from 0.
     pub(super) number: u32,
-    /// When the kernel got it, in seconds from the first packet's sending.
+    /// Receive time of the kernel, in seconds since the first packet was sent.
     pub(super) at: f64,
-    /// How long it took, in seconds.
+    /// One-way delay in seconds.
     pub(super) delay: f64,
 }
 
-/// IP's and UDP's headers.
+/// Header bytes of IP and UDP.
 const HEADERS: usize = 28;
-/// Nothing more comes after such a silence.
+/// Time without a packet after which reception ends.
 const SILENCE: Duration = Duration::from_millis(500);
-/// Above the emulator's: a packet goes when it is stamped.
+/// Real-time priority above the emulator's, so that a packet is sent as soon as it is
+/// timestamped.
 const PRIORITY: i32 = 20;
 const PORT: u16 = 9000;
 
-/// Two sites with this link between them.
+/// Builds two sites with this link between them.
 pub(super) fn world(run: &Run, link: LinkConfig, spin: bool) -> Result<World> {
     let config = EmulatorConfig { spin, ..EmulatorConfig::symmetric(link, run.seed()) };
     let wan = Wan::Emulated(Box::new(config));
     let world = World::build(&DumbbellSpec { wan, ..DumbbellSpec::default() }, run.journal())?;
     for gateway in [world.dumbbell.gateway_a(), world.dumbbell.gateway_b()] {
-        // IPv6 would greet its neighbours over the link, and take fates that are the probe's.
+        // IPv6 neighbour discovery would send packets over the link and use up fates meant for
+        // the probe.
         gateway.set_sysctls(&[("net/ipv6/conf/wan0/disable_ipv6", "1")])?;
     }
     Ok(world)
 }
 
 impl Probe {
-    /// One packet every `gap`.
+    /// Sends one packet every `gap`.
     pub(super) fn steady(packets: u32, bytes: usize, gap: Duration) -> Probe {
         Probe { packets, bytes, batch: 1, gap }
     }
 
-    /// At this rate, in bits a second, for so long; half a millisecond's worth at once.
+    /// Sends at this rate, in bits per second, for `duration`; in batches of half a
+    /// millisecond.
     pub(super) fn at_rate(bits_per_second: f64, bytes: usize, duration: Duration) -> Probe {
         let gap = Duration::from_micros(500);
         let per_gap = bits_per_second / 8.0 / bytes as f64 * gap.as_secs_f64();
@@ -81,14 +84,14 @@ impl Probe {
         Probe { packets: packets as u32, bytes, batch: batch as u32, gap }
     }
 
-    /// Sends them and tells what arrived, in the order of arrival.
+    /// Sends the packets; returns those that arrived, in order of arrival.
     pub(super) fn run(&self, world: &World) -> Result<Vec<Arrival>> {
         let (from, to) = (world.dumbbell.gateway_a(), world.dumbbell.gateway_b());
         let receiver = to.netns().enter(|| open("192.0.2.2", PORT))??;
         let sender = from.netns().enter(|| open("192.0.2.1", 0))??;
         sender.connect(("192.0.2.2", PORT))?;
         stamp::enable(&receiver)?;
-        // Stamps tell the time of arrival only some milliseconds after that.
+        // Receive timestamps take effect only some milliseconds after they are enabled.
         thread::sleep(Duration::from_millis(20));
         receiver.set_read_timeout(Some(SILENCE))?;
         thread::scope(|scope| {
@@ -106,7 +109,7 @@ impl Probe {
         })
     }
 
-    /// When it began, in ns.
+    /// Sends the packets; returns the start time in ns.
     fn send(&self, socket: &UdpSocket) -> io::Result<u64> {
         if self.batch == 1 {
             set_fifo(PRIORITY);
@@ -115,7 +118,7 @@ impl Probe {
         let mut packet = vec![0u8; self.bytes - HEADERS];
         for number in 0..self.packets {
             if number % self.batch == 0 {
-                // While it is behind it does not sleep, and catches up.
+                // A sender that is behind does not sleep until it has caught up.
                 let due = self.gap * (number / self.batch);
                 thread::sleep(due.saturating_sub(began.elapsed()));
             }
@@ -127,7 +130,7 @@ impl Probe {
     }
 }
 
-/// (number, sent, received) of each, times in ns.
+/// Receives the packets: number, send time and receive time in ns.
 fn receive(socket: &UdpSocket, bytes: usize) -> io::Result<Vec<(u32, u64, u64)>> {
     let mut arrived = Vec::new();
     let mut packet = vec![0u8; bytes];
@@ -147,7 +150,8 @@ fn receive(socket: &UdpSocket, bytes: usize) -> io::Result<Vec<(u32, u64, u64)>>
 
 fn open(ip: &str, port: u16) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((ip, port))?;
-    // What the reader is late with must not be lost; without root the kernel grants less.
+    // Buffer for packets that arrive while the reader is late; without root the kernel grants
+    // less.
     let _ = set_socket_recv_buffer_size_force(&socket, 64 << 20);
     Ok(socket)
 }

@@ -1,4 +1,5 @@
-//! A site's browsing over a long link: the load of requests, and the ways that it may take.
+//! Web browsing of a site over a long link: the load of requests, and the configurations
+//! between client and server.
 //!
 //! ```text
 //!   a1 requests ─────────────────────────────────────────────────────────▶ b1 web server   Plain
@@ -25,48 +26,49 @@ use crate::topology::programs::{
 };
 use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Wan};
 
-/// Congestion control of all hosts: of the links, of Squid's connections, of the flow beside them.
+/// Congestion control of all hosts: of the links, of Squid's connections and of the concurrent
+/// flow.
 pub(super) const CONGESTION: &str = "cubic";
-/// Requests a second, as in the slides.
+/// Requests per second, as in the slides.
 const RATE: f64 = 20.0;
-/// Below this many KB a document is small.
+/// Size in KB below which a document is small.
 const SMALL: usize = 10;
-/// Loads that run at once.
+/// Concurrent loads.
 const AT_ONCE: usize = 4;
-/// How long a document may take.
+/// Time limit of a document.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A way from the client to the server.
+/// Configuration between the client and the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// A connection for each document, from client to server.
+    /// A connection per document, from client to server.
     Plain,
-    /// The same into a tunnel at the site's edge.
+    /// A connection per document, into a tunnel at the site's edge.
     Tunnel(Links),
     /// A child Squid and its parent.
     Squid(Windows, Connections),
-    /// The same with the parent reached through a tunnel.
+    /// A child Squid whose parent is reached through a tunnel.
     SquidTunnel(Links),
-    /// The same with one link, and so many from the middle of the load on.
+    /// As `SquidTunnel` with one TCP link, and this number from the middle of the load on.
     SquidGrowing(usize),
 }
 
-/// How large TCP's windows may become between Squids.
+/// Maximum TCP window between Squids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Windows {
-    /// 64 KB, as with no window scaling.
+    /// At most 64 KB, as without window scaling.
     Plain,
-    /// As the kernel of today finds right, up to 64 MB.
+    /// Autotuned by the kernel, up to 64 MB.
     Large,
 }
 
 impl Way {
-    /// Whether a connection between Squids serves more than one document.
+    /// True if connections between Squids are reused for further documents.
     pub(super) fn keeps_connections(self) -> bool {
         matches!(self, Way::Squid(_, Connections::Kept))
     }
 
-    /// Of its tunnel, at the beginning.
+    /// Returns the initial links of the tunnel.
     pub(super) fn links(self) -> Links {
         match self {
             Way::Tunnel(links) | Way::SquidTunnel(links) => links,
@@ -74,7 +76,7 @@ impl Way {
         }
     }
 
-    /// For people.
+    /// Returns the name for people.
     pub(super) fn name(self) -> String {
         match self {
             Way::Plain => "plain connections".into(),
@@ -92,29 +94,29 @@ impl Way {
     }
 }
 
-/// A load over one way.
+/// Load over one configuration.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Browsing {
-    /// How requests travel.
+    /// Configuration of the requests' path.
     pub(super) way: Way,
-    /// Milliseconds there and back.
+    /// Round trip in milliseconds.
     pub(super) rtt: u32,
-    /// Whether a TCP flow without end is beside it.
+    /// True if an endless TCP flow runs concurrently.
     pub(super) beside: bool,
-    /// How long requests are made.
+    /// Duration of the load.
     pub(super) duration: Duration,
 }
 
-/// What came of it.
+/// Results of a load.
 pub(super) struct Browsed {
-    /// Every request.
+    /// All requests.
     pub(super) requests: Vec<Request>,
-    /// What the flow beside got, Mb/s.
+    /// Throughput of the concurrent flow in Mb/s.
     pub(super) beside: Option<f64>,
 }
 
 impl Browsing {
-    /// Notes what is set.
+    /// Records the settings.
     pub(super) fn describe(run: &mut Run, seconds: u64) {
         run.param("link", "10 Mb/s, queue 100 ms");
         run.param("requests_per_second", RATE);
@@ -124,7 +126,8 @@ impl Browsing {
         run.congestion_control(CONGESTION);
     }
 
-    /// All of `loads`, four at once, each in a world of its own: 10 Mb/s is little for the machine.
+    /// Runs all `loads`, four at a time, each in a world of its own: 10 Mb/s is little for the
+    /// machine.
     pub(super) fn all(run: &Run, loads: &[Browsing]) -> Result<Vec<Browsed>> {
         let mut found = Vec::new();
         for some in loads.chunks(AT_ONCE) {
@@ -147,7 +150,7 @@ impl Browsing {
         })
     }
 
-    /// Runs it in a world of its own.
+    /// Runs the load in a world of its own.
     fn run(&self, seed: u64, journal: &Journal) -> Result<Browsed> {
         let config = link(&format!("rate=10M,delay={}ms,queue=100ms", self.rtt / 2));
         let spec =
@@ -179,7 +182,7 @@ impl Browsing {
         })
     }
 
-    /// Gives the tunnel its further links in the middle of the load, if it is one that grows.
+    /// Adds links to a growing tunnel in the middle of the load.
     fn grow(&self, tunnel: Option<&Tunnel>) -> Result<()> {
         if let (Some(tunnel), Way::SquidGrowing(count)) = (tunnel, self.way) {
             thread::sleep(self.duration / 2);
@@ -194,9 +197,9 @@ impl Browsing {
     }
 }
 
-/// What stands between client and server.
+/// Programs between client and server.
 struct Path {
-    /// Where the client connects to.
+    /// Address that the client connects to.
     to: SocketAddr,
     child: Option<Squid>,
     _parent: Option<Squid>,
@@ -236,25 +239,25 @@ const WINDOWS_OF_64_KB: [(&str, &str); 2] =
     [("net/ipv4/tcp_rmem", "4096 65536 65536"), ("net/ipv4/tcp_wmem", "4096 65536 65536")];
 
 impl Browsed {
-    /// The time that a share `q` of the documents for which `which` holds took at most, in ms; one
-    /// that never arrived took for ever.
+    /// Returns the quantile `q` of the times of documents that `which` selects, in ms; infinity
+    /// for those that never arrived.
     pub(super) fn quantile(&self, q: f64, which: impl Fn(usize) -> bool) -> f64 {
         let ms = |r: &Request| r.time.map_or(f64::INFINITY, |time| time.as_secs_f64() * 1e3);
         let times = self.requests.iter().filter(|r| which(r.kb)).map(ms);
         quantile(&times.collect::<Vec<_>>(), q)
     }
 
-    /// The same of documents below 10 KB.
+    /// Returns the quantile for documents below 10 KB.
     pub(super) fn small(&self, q: f64) -> f64 {
         self.quantile(q, |kb| kb < SMALL)
     }
 
-    /// Documents that never arrived.
+    /// Counts the documents that never arrived.
     pub(super) fn never(&self) -> usize {
         self.requests.iter().filter(|request| request.time.is_none()).count()
     }
 
-    /// KB that arrived whole in each second.
+    /// Returns the KB of complete documents that arrived in each second.
     pub(super) fn kb_by_second(&self) -> Vec<f64> {
         let mut seconds: Vec<f64> = Vec::new();
         for request in &self.requests {

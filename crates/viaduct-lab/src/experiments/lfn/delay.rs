@@ -1,6 +1,6 @@
-//! Slides 33 and 34: response time by document size at 40 and 300 ms, with a connection for each
-//! document and through a tunnel, without and with Squid; and whether sessions of a tunnel hold each
-//! other up.
+//! Slides 33 and 34: response time by document size at 40 and 300 ms, with a connection per
+//! document and through a tunnel, without and with Squid; and interference between sessions of
+//! a tunnel.
 
 use std::time::Duration;
 
@@ -15,15 +15,17 @@ use crate::topology::programs::{Connections, Documents};
 /// The experiment.
 pub(in crate::experiments) struct Delay;
 
-/// Milliseconds there and back.
+/// Round trips in milliseconds.
 const RTTS: [u32; 2] = [40, 300];
 
-/// Ways that the slides compare: Squid, Squid with large windows, and Squid over multiplexed connections.
+/// Configurations that the slides compare: Squid, Squid with large windows, and Squid over
+/// multiplexed connections.
 const SQUIDS: [Way; 2] = [
     Way::Squid(Windows::Plain, Connections::OneEach),
     Way::Squid(Windows::Large, Connections::OneEach),
 ];
-/// Of small documents: a round trip is saved of two, as [`mux`](super::mux) has it at 300 ms.
+/// Maximum time of small documents relative to Squid: one of two round trips is saved, as in
+/// [`mux`](super::mux) at 300 ms.
 const MAX_OF_SQUID: f64 = 0.75;
 
 impl Experiment for Delay {
@@ -74,7 +76,8 @@ impl Experiment for Delay {
     }
 }
 
-/// Slide 33, and 34 in full: Squid over a tunnel beside the best Squid with a connection for each document.
+/// Checks slide 33, and 34 in a full run: Squid over a tunnel compared with the best Squid with
+/// a connection per document.
 fn beside_squid(run: &mut Run, found: &[(&Browsing, Browsed)]) {
     for rtt in RTTS {
         let at = || found.iter().filter(move |(load, _)| load.rtt == rtt);
@@ -88,7 +91,7 @@ fn beside_squid(run: &mut Run, found: &[(&Browsing, Browsed)]) {
     }
 }
 
-/// One plot for each RTT, both axes logarithmic as in the slides.
+/// Draws one plot per round trip, with both axes logarithmic as in the slides.
 fn draw(run: &mut Run, load: &Browsing, browsed: &Browsed, sizes: &[usize]) {
     let axes = (("document", "KB"), ("response time", "ms"));
     for (quantile, word) in [(0.5, "median"), (0.9, "90th percentile")] {

@@ -1,5 +1,6 @@
-//! One bulk session through the tunnel fills the link, and an echo beside it hardly notices: on
-//! clean links, and at 1 % loss with FEC gateways below, with senders held below the line and without.
+//! A bulk session through the tunnel fills the link with little effect on a concurrent echo: on
+//! clean links, and at 1 % loss over FEC gateways, with and without senders shaped below the
+//! link's rate.
 
 use std::thread;
 use std::time::Duration;
@@ -19,25 +20,25 @@ use crate::world::World;
 pub(in crate::experiments) struct Fill;
 
 const PORT: u16 = 6200;
-/// The share of a link's bits that are payload: 1448 of each 1500 bytes.
+/// Payload share of a link's bits: 1448 of each 1500 bytes.
 const PAYLOAD: f64 = 1448.0 / 1500.0;
-/// Of the hosts where packets are lost, so that repairs fit; QUIC needs 1228.
+/// MTU of the hosts on lossy paths, so that repairs fit; QUIC needs 1228.
 const LOSSY_MTU: u32 = 1240;
-/// Below the tunnel where packets are lost: the code that `maelstrom/throughput-burst` holds to its
-/// bar.
+/// Code below the tunnel on lossy paths: the one that `maelstrom/throughput-burst` holds to its
+/// bound.
 const CODE: &str = "code = \"window\"\nwindow = 240\nr = 10\nc = 3";
 
-/// What an operator does who knows the line: senders are held below it, so that repairs find room and
-/// no queue stands. (Three repairs for ten packets make 175 of 130 Mb/s.)
+/// Shaping by an operator who knows the line: senders stay below its rate, so that repairs have
+/// room and no standing queue forms. (Three repairs per ten packets turn 130 Mb/s into 175.)
 const SHAPED: [&str; 12] = [
     "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "130mbit", "burst", "32kb", "latency",
     "100ms",
 ];
 
-/// A path.
+/// Properties of a path.
 struct Path {
     name: &'static str,
-    /// Mb/s, and milliseconds there and back.
+    /// Rate in Mb/s, and round trip in milliseconds.
     rate: u32,
     rtt: u32,
     loss: &'static str,
@@ -50,8 +51,9 @@ const PATHS: [Path; 4] = [
     Path { name: "200 Mb/s, 100 ms, 1 % in bursts of 8, FEC", rate: 200, rtt: 100, loss: "1%x8" },
 ];
 
-/// What an operator would set for the path, in all hosts. BBR keeps a queue short and a rate through
-/// loss, but takes some 3 % of a clean link for its probes, with a tunnel and without.
+/// Returns the congestion control that an operator would choose for the path, in all hosts. BBR
+/// keeps the queue short and the rate up under loss, but spends about 3 % of a clean link on
+/// probing, with a tunnel and without.
 fn congestion(path: &Path) -> &'static str {
     if path.loss == "none" { "cubic" } else { "bbr" }
 }
@@ -70,7 +72,7 @@ impl Experiment for Fill {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let seconds = run.choose((6, 20), (4, 6));
-        // Without a tunnel: what a flow and an echo do by themselves on the same path.
+        // The first configuration has no tunnel: a flow and an echo on their own connections.
         let single = Links::tcp(1);
         let links = [Links::tcp(2), Links::quic(), single];
         let links = links.into_iter().take(run.choose(3, 2)).map(Some);
@@ -84,7 +86,7 @@ impl Experiment for Fill {
         let lossy = PATHS.iter().filter(|path| path.is_lossy()).count();
         run.steps((PATHS.len() + lossy) * ways.len());
         for (x, path) in PATHS.iter().enumerate() {
-            // Where packets are lost, once with senders held below the line and once as they are.
+            // Lossy paths are measured with shaped senders and without.
             let holds: &[bool] = if path.is_lossy() { &[true, false] } else { &[false] };
             for &held in holds {
                 for &links in &ways {
@@ -94,8 +96,8 @@ impl Experiment for Fill {
                     run.step(&format!("{}, {name}", path.name))?;
                     let found = path.measure(run, links, held, seconds)?;
                     found.tell(run, (x, path), &name);
-                    // One TCP link is not what a tunnel has unless told so: an echo waits for all that
-                    // stops the bulk session. It is there to be compared.
+                    // A single TCP link is not a tunnel's default: an echo waits for everything
+                    // that stalls the bulk session. It is measured for comparison only.
                     if links.is_some_and(|links| links != single) {
                         found.check(run, path, &name);
                     }
@@ -106,11 +108,11 @@ impl Experiment for Fill {
     }
 }
 
-/// What came of a path.
+/// Results on a path.
 struct Found {
-    /// Mb/s of the bulk session.
+    /// Rate of the bulk session in Mb/s.
     rate: f64,
-    /// Times of echoes, ms; endless where none came back.
+    /// Echo times in ms; infinity for lost ones.
     echoes: Vec<f64>,
 }
 
@@ -119,7 +121,7 @@ impl Path {
         self.loss != "none"
     }
 
-    /// `held`: senders are kept below the line.
+    /// Measures the path; `held` shapes the senders below its rate.
     fn measure(
         &self,
         run: &Run,
@@ -142,7 +144,8 @@ impl Path {
             host.set_congestion_control(congestion(self))?;
         }
         if held {
-            // Who sends by the link: in front of a tunnel no operator holds servers.
+            // The sender onto the link: with a tunnel it is the far end, since an operator does
+            // not shape the servers behind it.
             let sender = if links.is_some() { far } else { world.b1() };
             sender.run("tc", &SHAPED)?;
         }
@@ -164,12 +167,12 @@ impl Path {
 }
 
 impl Found {
-    /// Median and 99th percentile of echoes, in round trips of the path.
+    /// Returns the median and 99th percentile of the echoes, in round trips of the path.
     fn echo(&self, path: &Path) -> [f64; 2] {
         [0.5, 0.99].map(|q| quantile(&self.echoes, q) / f64::from(path.rtt))
     }
 
-    /// The share of the link's payload.
+    /// Returns the rate as a share of the link's payload rate.
     fn share(&self, path: &Path) -> f64 {
         self.rate / f64::from(path.rate) / PAYLOAD
     }

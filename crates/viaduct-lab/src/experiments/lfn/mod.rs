@@ -1,5 +1,5 @@
-//! The figures of "Taming the LFN": what long fat networks do to TCP, and what a tunnel of few
-//! long-lived connections does about it.
+//! Figures of "Taming the LFN": effects of long fat networks on TCP, and of a tunnel with few
+//! long-lived connections.
 
 mod browsing;
 pub(super) mod delay;
@@ -13,7 +13,7 @@ pub(super) mod traces;
 
 use viaduct_proto::link::LinkConfig;
 
-/// A link as text says; the text is ours and right.
+/// Parses a link configuration written in this module.
 fn link(text: &str) -> LinkConfig {
     text.parse().expect("a link config of this module")
 }

@@ -1,5 +1,5 @@
-//! Slides 28 to 31: a child Squid and its parent over 10 Mb/s and 300 ms, as they are, with large
-//! windows, and through a tunnel of one link and more.
+//! Slides 28 to 31: a child Squid and its parent over 10 Mb/s and 300 ms, with default
+//! settings, with large windows, and through a tunnel of one or more links.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::topology::programs::Connections;
 pub(in crate::experiments) struct Mux;
 
 const RTT: u32 = 300;
-/// Links that 20 requests a second keep warm.
+/// Number of links that 20 requests per second keep warm.
 const WARM: usize = 5;
 
-/// Ways without a tunnel; the first two are the slides'.
+/// Configurations without a tunnel; the first two are the slides'.
 const SQUIDS: [Way; 4] = [
     Way::Squid(Windows::Plain, Connections::OneEach),
     Way::Squid(Windows::Large, Connections::OneEach),
@@ -51,7 +51,7 @@ impl Experiment for Mux {
         for beside in [false, true] {
             run.step(if beside { "with a flow beside" } else { "no other traffic" })?;
             let duration = Duration::from_secs(seconds);
-            // In the quick form, beside a flow, only what the slides compare.
+            // A quick run beside a flow includes only the slides' configurations.
             let few = beside && run.quick();
             let tunnel = |way: &Way| matches!(way, Way::SquidTunnel(_));
             let ways: Vec<_> = ways
@@ -109,14 +109,14 @@ fn checks(run: &mut Run, found: &[(Way, Browsed)]) {
     let (squids, tunnels) = found.split_at(SQUIDS.len());
     for (way, browsed) in tunnels {
         for (squid, other) in squids {
-            // A connection that was kept has saved the round trip already: nothing is left to win.
+            // A persistent connection already saves the round trip, so no gain is expected.
             let most = if squid.keeps_connections() { 1.02 } else { 0.75 };
             let name = format!("{}: median of small documents over {}'s", way.name(), squid.name());
             run.check(&name, browsed.small(0.5) / other.small(0.5), Bound::AtMost(most));
         }
-        // A warm link needs no slow start: that is left to win against whatever Squid keeps. Of more
-        // links than the load keeps busy each is idle for longer than its window stays open: the slides
-        // find that too many are counterproductive.
+        // A warm link skips slow start, an advantage over any Squid configuration. With more
+        // links than the load keeps busy, each is idle for so long that its window is reset:
+        // the slides find that too many are counterproductive.
         let best = squids.iter().map(|(_, squid)| large(squid)).fold(f64::INFINITY, f64::min);
         let name =
             format!("{}: median of documents from 20 KB on over the best Squid's", way.name());
@@ -131,8 +131,9 @@ fn checks(run: &mut Run, found: &[(Way, Browsed)]) {
     }
 }
 
-/// Slides 27 and 38: what background traffic leaves of it. A flow that fills the queue makes round trips
-/// longer for all; a tunnel still saves the one that a connection for each document takes.
+/// Checks slides 27 and 38: the remaining gain beside background traffic. A flow that fills the
+/// queue lengthens all round trips; a tunnel still saves the one that a connection per document
+/// costs.
 fn checks_beside(run: &mut Run, found: &[(Way, Browsed)]) {
     let one_each = |way: Way| matches!(way, Way::Squid(_, Connections::OneEach));
     let squids = found.iter().filter(|(way, _)| one_each(*way));

@@ -1,5 +1,5 @@
-//! Do the sessions of one tunnel hold each other up? Small fetches by themselves, beside a large
-//! session, and beside one whose reader has stopped.
+//! Interference between sessions of one tunnel: small fetches alone, beside a large session,
+//! and beside one whose reader has stopped.
 //!
 //! ```text
 //!   a1  20 × fetch 5 KB, again and again ─┐                                  ┌─▶ b1
@@ -20,12 +20,12 @@ use crate::experiments::statistics::quantile;
 use crate::topology::programs::sessions::{Idle, fetch, fill};
 use crate::topology::{Host, Journal, TopologyError};
 
-/// Small sessions at once, and what each fetches.
+/// Number of concurrent small sessions, and bytes per fetch.
 const SMALL: (usize, u64) = (20, 5000);
-/// Until the session without end fills the link.
+/// Time for the endless session to fill the link.
 const LEAD: Duration = Duration::from_secs(4);
 
-/// Median times of small fetches, ms.
+/// Median times of small fetches in ms.
 #[derive(Clone, Copy, Debug)]
 struct Medians {
     alone: f64,
@@ -76,13 +76,14 @@ fn scene(links: Links, seed: u64, journal: &Journal, duration: Duration) -> Resu
         Ok(median)
     })?;
     let _stopped = Idle::open(a1, to)?;
-    // Until its bytes fill all that is between.
+    // Waits until the unread bytes fill all buffers on the path.
     thread::sleep(LEAD);
     let beside_stopped = small(a1, to, duration)?;
     Ok(Medians { alone, beside_stopped, beside_large })
 }
 
-/// The median time, in ms, of small fetches, 20 at once, each client's one after the other.
+/// Returns the median time of small fetches in ms: 20 concurrent clients, each with one fetch
+/// at a time.
 fn small(from: &Host, to: std::net::SocketAddr, duration: Duration) -> Result<f64> {
     let (begin, enough) = (Instant::now(), AtomicBool::new(false));
     let client = || -> Result<Vec<f64>, TopologyError> {

@@ -14,7 +14,7 @@ use crate::topology::{Dumbbell, DumbbellSpec, Journal, Wan};
 
 const PORT: u16 = 6200;
 
-/// The sites; what is here ends with them.
+/// The two sites; programs in them end when this is dropped.
 pub(super) struct SmallSites {
     pub(super) tunnel: Tunnel,
     _server: SessionServer,
@@ -22,7 +22,7 @@ pub(super) struct SmallSites {
 }
 
 impl SmallSites {
-    /// Joined by a tunnel of these links.
+    /// Builds the sites, joined by a tunnel of these links.
     pub(super) fn build(links: Links, seed: u64, journal: &Journal) -> Result<SmallSites> {
         let wan = Wan::emulated(link("rate=10M,delay=150ms,queue=100ms"), seed);
         let spec = DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() };

@@ -1,4 +1,4 @@
-//! One link of a tunnel falls silent for a while: who waits?
+//! Effect of one silent link of a tunnel on its sessions.
 //!
 //! ```text
 //!   a1  echo sessions ─▶ a2 near ══ link 1 ══ gwa ╳ ══ far b2 ─▶ b1     these wait
@@ -18,11 +18,11 @@ use crate::topology::{Host, Journal, Node};
 
 const SESSIONS: usize = 6;
 const INTERVAL: Duration = Duration::from_millis(50);
-/// From the start of the sessions to the silence, and how long that lasts.
+/// Time from the start of the sessions to the silence, and its length.
 const SILENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1500));
-/// How long sessions last.
+/// Duration of the sessions.
 const DURATION: Duration = Duration::from_secs(7);
-/// An echo that takes longer has waited: the round trip is 300 ms.
+/// Echo time above which the session has waited: the round trip is 300 ms.
 const LATE: Duration = Duration::from_millis(600);
 
 /// Measures with one link and with three, and checks both.
@@ -51,7 +51,7 @@ pub(super) fn measure(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// How many sessions wait while one link says nothing.
+/// Counts the sessions that wait while one link is silent.
 fn waited(links: Links, seed: u64, journal: &Journal) -> Result<usize> {
     let SmallSites { tunnel, world, .. } = &SmallSites::build(links, seed, journal)?;
     let (a1, to) = (world.a1(), tunnel.entrance());
@@ -69,11 +69,11 @@ fn waited(links: Links, seed: u64, journal: &Journal) -> Result<usize> {
     })
 }
 
-/// Has the router drop what belongs to one of the links from `near`, for a while.
+/// Makes the router drop the packets of one link from `near` for a while.
 fn silence_one(near: &Host, router: &Node, links_port: u16) -> Result<()> {
     let of_links = format!("dport = :{links_port}");
     let shown = near.run("ss", &["-tnH", "state", "established", &of_links])?;
-    // "0 0 10.1.2.2:40000 10.2.2.2:7600"
+    // Format "0 0 10.1.2.2:40000 10.2.2.2:7600".
     let port = shown.lines().next().and_then(|line| {
         let local = line.split_whitespace().nth(2)?;
         local.rsplit_once(':').map(|(_, port)| port)

@@ -1,4 +1,4 @@
-//! One bulk transfer over a long link, by a TCP of 1999 or of today, and where it stalled.
+//! Bulk transfer over a long link, by TCP of 1999 or of today, and its stalls.
 //!
 //! ```text
 //!   a1 ── bytes without end ──▶ gwa ══ 10 Mb/s, losses of a list ══▶ gwb ──▶ b1
@@ -22,22 +22,24 @@ use crate::topology::{Dumbbell, DumbbellSpec, Host, TopologyError, Wan};
 
 const PORT: u16 = 6100;
 
-/// Bits of new bytes a second below which a transfer counts as stalled: a twentieth of the link's.
+/// Rate of new data, in bits per second, below which a transfer counts as stalled: a twentieth
+/// of the link's.
 const CRAWL: f64 = 0.5e6;
 
-/// What sends.
+/// TCP implementation of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stack {
-    /// As near as this kernel comes to 1999: Reno without SACK, RACK, tail-loss probes and F-RTO,
-    /// a first flight of two segments, retransmission time-outs of a second or more. (Not quite
-    /// there: a partial acknowledgement repairs the next hole, as in NewReno.)
+    /// Closest approximation of 1999 in this kernel: Reno without SACK, RACK, tail-loss probes
+    /// and F-RTO, an initial window of two segments, and retransmission timeouts of at least a
+    /// second. (A difference remains: a partial acknowledgment repairs the next hole, as in
+    /// NewReno.)
     Of1999,
-    /// As the kernel is, with this congestion control.
+    /// Default settings of the kernel, with this congestion control.
     Today(&'static str),
 }
 
 impl Stack {
-    /// For people.
+    /// Returns the name for people.
     pub(super) fn name(self) -> String {
         match self {
             Stack::Of1999 => "1999".into(),
@@ -64,31 +66,31 @@ impl Stack {
     }
 }
 
-/// A transfer.
+/// Settings of a transfer.
 #[derive(Clone, Debug)]
 pub(super) struct Transfer {
-    /// What sends it.
+    /// TCP implementation of the sender.
     pub(super) stack: Stack,
-    /// There.
+    /// Link in the direction of the transfer.
     pub(super) link: LinkConfig,
-    /// The most that may be under way, in bytes; none is the kernel's limit.
+    /// Maximum bytes in flight; `None` for the kernel's limit.
     pub(super) window: Option<usize>,
-    /// How long it sends.
+    /// Duration of sending.
     pub(super) duration: Duration,
 }
 
-/// What a capture shows.
+/// Sequence numbers over time, from a capture.
 pub(super) struct Trace {
-    /// (seconds from the first byte, bytes): the highest that was sent until then.
+    /// Seconds from the first byte, and the highest byte sent by then.
     pub(super) sent: Vec<(f64, f64)>,
-    /// The same of what was sent again.
+    /// Retransmissions, in the same form.
     pub(super) again: Vec<(f64, f64)>,
-    /// The same of what the receiver acknowledged.
+    /// Acknowledgments of the receiver, in the same form.
     pub(super) acknowledged: Vec<(f64, f64)>,
 }
 
 impl Transfer {
-    /// Runs it in a world of its own.
+    /// Runs the transfer in a world of its own.
     pub(super) fn run(&self, run: &Worlds) -> Result<Trace> {
         let back = LinkConfig { loss: Default::default(), ..self.link.clone() };
         let spec = DumbbellSpec { wan: Wan::emulated(back, run.seed), ..DumbbellSpec::default() };
@@ -96,7 +98,8 @@ impl Transfer {
         for host in [world.a1(), world.b1()] {
             self.stack.install(host)?;
         }
-        // Set now, so that the list of losses begins with the connection's first packet.
+        // Set at this point, so that the list of losses begins with the connection's first
+        // packet.
         if let Some(emulator) = world.emulator() {
             emulator.set(Direction::AtoB, self.link.clone())?;
         }
@@ -112,7 +115,7 @@ impl Transfer {
             let stream = TcpStream::connect_timeout(&address, Duration::from_secs(20))?;
             set_tcp_congestion(&stream, self.stack.congestion())?;
             if let Some(window) = self.window {
-                // The kernel takes half of its double for its own books.
+                // The kernel doubles the value and uses half for its bookkeeping.
                 rustix::net::sockopt::set_socket_send_buffer_size(&stream, window)?;
             }
             Ok(stream)
@@ -127,7 +130,7 @@ impl Transfer {
     }
 }
 
-/// What worlds need of a run, for several at once.
+/// Parts of a run that worlds need, for several in parallel.
 pub(super) struct Worlds {
     seed: u64,
     journal: crate::topology::Journal,
@@ -139,7 +142,7 @@ impl Worlds {
     }
 }
 
-/// Writes without end for so long, and then breaks off.
+/// Writes endless data for `duration`, and then resets the connection.
 fn fill(mut stream: TcpStream, duration: Duration) -> io::Result<()> {
     let (begin, bytes) = (Instant::now(), [0x5a; 16 << 10]);
     stream.set_write_timeout(Some(Duration::from_millis(200)))?;
@@ -153,10 +156,10 @@ fn fill(mut stream: TcpStream, duration: Duration) -> io::Result<()> {
     viaduct_sys::tcp::reset_on_close(&stream)
 }
 
-/// Reads to the end, which is a reset.
+/// Reads until the reset.
 fn swallow(mut stream: TcpStream) {
     let mut buffer = vec![0; 64 << 10];
-    // The sender breaks off: what the last read says does not matter.
+    // The sender resets the connection, so the last error is ignored.
     while matches!(stream.read(&mut buffer), Ok(1..)) {}
 }
 
@@ -188,8 +191,8 @@ impl Trace {
         trace
     }
 
-    /// The longest time, from the first loss that was noticed, in which hardly anything new was
-    /// sent, less than [`CRAWL`]: the flat part of the slides' plots, in seconds.
+    /// Returns the longest time with almost no new data (less than [`CRAWL`]), in seconds,
+    /// starting from the first detected loss: the flat part of the slides' plots.
     pub(super) fn longest_stall(&self) -> f64 {
         let Some((first_loss, _)) = self.again.first().copied() else { return 0.0 };
         let points = thinned(&self.sent, 0.05);
@@ -206,22 +209,22 @@ impl Trace {
         longest
     }
 
-    /// The longest time, from the first loss that was noticed, in which nothing new was
-    /// acknowledged, so that the reader had nothing.
+    /// Returns the longest time without a new acknowledgment, from the first detected loss on,
+    /// in which the reader received nothing.
     pub(super) fn longest_silence(&self) -> f64 {
         let first_loss = self.again.first().map_or(f64::INFINITY, |(at, _)| *at);
         let from = self.acknowledged.partition_point(|(at, _)| *at < first_loss - 1.0);
         self.acknowledged[from..].windows(2).map(|p| p[1].0 - p[0].0).fold(0.0, f64::max)
     }
 
-    /// Bits a second that were acknowledged by the end.
+    /// Returns the acknowledged bits per second at the end.
     pub(super) fn rate(&self) -> f64 {
         let last = self.acknowledged.last().copied().unwrap_or((1.0, 0.0));
         last.1 * 8.0 / last.0
     }
 }
 
-/// The last point of every `step` seconds.
+/// Returns the last point of every `step` seconds.
 pub(super) fn thinned(points: &[(f64, f64)], step: f64) -> Vec<(f64, f64)> {
     let number = |(at, _): (f64, f64)| (at / step) as u64;
     let last = |pair: &[(f64, f64)]| (number(pair[0]) != number(pair[1])).then_some(pair[0]);
@@ -249,7 +252,8 @@ mod tests {
             acknowledged,
             length: 0,
         };
-        // Numbers pass 2^32; the second is sent again at 900; the last is after the end.
+        // Sequence numbers wrap at 2^32; the second segment is retransmitted at 900; the last
+        // one is after the end.
         let first = u32::MAX - 50;
         let n = |bytes: u32| first.wrapping_add(bytes);
         let segments = [

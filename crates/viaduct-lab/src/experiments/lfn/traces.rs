@@ -12,21 +12,22 @@ use crate::experiment::{About, Bound, Experiment, Plot, Run};
 /// The experiment.
 pub(in crate::experiments) struct Traces;
 
-/// A path and what happens on it.
+/// Path and its losses.
 struct Scene {
     name: &'static str,
-    /// Milliseconds there and back.
+    /// Round trip in milliseconds.
     rtt: u32,
-    /// The link's queue and losses, beside its rate and delay.
+    /// Queue and losses of the link, in addition to its rate and delay.
     link: &'static str,
-    /// Whether the window is held below what the path holds, so that nothing but the list is lost.
+    /// True if the window is kept below the path's capacity, so that only the listed packets
+    /// are lost.
     held: bool,
-    /// Whether `--quick` has it.
+    /// True if `--quick` includes it.
     quick: bool,
 }
 
-/// Of the slides: 40 and 300 ms as they come, and at 600 ms one loss, three losses in one window,
-/// and a slow start that overshoots the queue.
+/// Scenes of the slides: 40 and 300 ms without listed losses; at 600 ms a single loss, three
+/// losses in one window, and a slow start that overshoots the queue.
 const SCENES: [Scene; 5] = [
     Scene { name: "40 ms", rtt: 40, link: "queue=32kB", held: false, quick: false },
     Scene { name: "300 ms", rtt: 300, link: "queue=32kB", held: false, quick: false },
@@ -49,13 +50,13 @@ const SCENES: [Scene; 5] = [
 
 const STACKS: [Stack; 3] = [Stack::Of1999, Stack::Today("cubic"), Stack::Today("bbr")];
 
-/// Half of what 10 Mb/s at 600 ms holds.
+/// Half of the bandwidth-delay product of 10 Mb/s and 600 ms.
 const WINDOW: usize = 375_000;
 
-/// A retransmission time-out of 1999 at 600 ms: the round trip and a second.
+/// Retransmission timeout of 1999 at 600 ms: the round trip plus a second.
 const TIME_OUT: f64 = 1.6;
 
-/// Seconds between two points of a plotted trace.
+/// Seconds between points of a plotted trace.
 const STEP: f64 = 0.1;
 
 impl Experiment for Traces {
@@ -94,10 +95,10 @@ impl Experiment for Traces {
     }
 }
 
-/// A name, and a trace for each stack.
+/// Name of a scene, and a trace for each stack.
 type Played = (&'static str, Vec<Trace>);
 
-/// Every scene with every stack, all at once, each in a world of its own.
+/// Runs every scene with every stack concurrently, each in a world of its own.
 fn play(scenes: &[&Scene], worlds: &Worlds, duration: Duration) -> Result<Vec<Played>> {
     thread::scope(|scope| {
         let start = |scene: &Scene| {
@@ -119,7 +120,7 @@ fn play(scenes: &[&Scene], worlds: &Worlds, duration: Duration) -> Result<Vec<Pl
     })
 }
 
-/// The table of stalls.
+/// Records the table of stalls.
 fn tell(run: &mut Run, name: &str, traces: &[Trace]) {
     let x = SCENES.iter().position(|scene| scene.name == name).unwrap_or(0) as f64;
     type Figure = (&'static str, &'static str, fn(&Trace) -> f64);
@@ -138,7 +139,7 @@ fn tell(run: &mut Run, name: &str, traces: &[Trace]) {
     }
 }
 
-/// The slides' plots.
+/// Draws the slides' plots.
 fn draw(run: &mut Run, name: &str, traces: &[Trace]) {
     let title = format!("Sequence numbers, {name}");
     let (time, sent) = (("time", "s"), ("sequence number", "MB"));

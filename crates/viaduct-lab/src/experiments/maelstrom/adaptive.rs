@@ -1,4 +1,4 @@
-//! Repairs that follow the losses: what a flow gains by them on a lossy link, and what it loses on a clean one.
+//! Repairs that adapt to losses: gain of a flow on a lossy link, and its cost on a clean one.
 
 use anyhow::Result;
 use viaduct_proto::repair::stats::{LATENCY_BOUNDS, PeerStats};
@@ -13,19 +13,20 @@ use crate::world::World;
 /// The experiment.
 pub(in crate::experiments) struct Adaptive;
 
-/// A kind of loss, and what a protected cubic flow has to reach under it.
+/// Loss process, and the requirements for a protected cubic flow under it.
 struct Case {
     name: &'static str,
     loss: &'static str,
-    /// Of the plain flow without loss, at least.
+    /// Minimum throughput relative to the plain flow without loss.
     share: Option<f64>,
-    /// Bytes of repairs and names for each data byte, at most.
+    /// Maximum bytes of repairs and names per data byte.
     bytes: Option<f64>,
-    /// Whether a quick run has it.
+    /// True if a quick run includes it.
     quick: bool,
 }
 
-/// Packets delivered and lost in turn, as a busy wireless network has them: mostly single, sometimes many.
+/// Alternating counts of packets delivered and lost, as in a busy wireless network: mostly
+/// single losses, sometimes long bursts.
 const WIRELESS: &str =
     "trace:120:1:310:2:45:1:890:6:60:1:1400:1:75:14:500:1:230:3:660:1:1900:22:90:1:410:1:1250:8";
 
@@ -59,20 +60,21 @@ const CASES: [Case; 9] = [
     Case { name: "wireless", loss: WIRELESS, share: None, bytes: None, quick: false },
 ];
 
-/// What a flow without loss keeps of its plain rate, and a flow of bbr at every loss, at least.
+/// Minimum throughput relative to the plain flow: of a flow without loss, and of a bbr flow at
+/// any loss.
 const CLEAN: f64 = 0.995;
 const BBR: f64 = 0.98;
-/// Time within which 99 of 100 recoveries of single losses of 1 % come, in microseconds.
+/// Time limit for 99 % of recoveries of single losses at 1 %, in microseconds.
 const IN_TIME: u64 = 15_000;
 
-/// What one flow did.
+/// Results of one flow.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
     plain: f64,
     with: f64,
-    /// Bytes for each data byte.
+    /// Bytes of repairs and names per data byte.
     bytes: f64,
-    /// Bound of the time within which 99 of 100 recoveries came, in microseconds.
+    /// Upper bound of the 99th percentile of recovery times, in microseconds.
     p99: f64,
 }
 
@@ -139,7 +141,8 @@ impl Experiment for Adaptive {
     }
 }
 
-/// Draws and judges the medians of one congestion control. Shares are of the plain flow without loss.
+/// Draws and checks the medians of one congestion control. Shares are relative to the plain
+/// flow without loss.
 fn judge(run: &mut Run, congestion: &str, cases: &[&Case], flows: &[Flow]) {
     let lossless = flows[0].plain;
     for (x, (case, flow)) in cases.iter().zip(flows).enumerate() {
@@ -185,7 +188,7 @@ fn draw(
     run.labelled_point(series, x as f64, y, label);
 }
 
-/// The least bound of the histogram within which 99 of 100 recoveries came; 0 without any.
+/// Returns the smallest bucket bound that covers 99 % of the recoveries; 0 if there are none.
 fn p99(stats: &PeerStats) -> f64 {
     let latency = &stats.receiver.latency;
     let all: u64 = latency.iter().sum();

@@ -1,4 +1,4 @@
-//! Figures 14, 16 and 17: layered interleaving in bursts of loss.
+//! Figures 14, 16 and 17: layered interleaving under bursts of loss.
 
 use viaduct_proto::fec::Code;
 
@@ -14,17 +14,17 @@ use crate::world::World;
 /// The experiment.
 pub(in crate::experiments) struct Burst;
 
-/// The paper's loss rate.
+/// Loss rate of the paper.
 const LOSS: f64 = 0.001;
 
-/// The interleaves whose real gateways are tried.
+/// Interleaves that are also run with real gateways.
 const REAL: [u16; 3] = [1, 19, 41];
 
-/// One way of coding, through all lengths.
+/// Results of one code over all burst lengths.
 struct Sweep {
     code: Code,
     interleaves: [u16; 3],
-    /// Burst length, share recovered, mean latency in ms.
+    /// Burst length, share recovered, and mean latency in ms.
     points: Vec<(u32, Share, f64)>,
 }
 
@@ -71,7 +71,7 @@ fn latency_plot() -> Plot {
     Plot::line("Average recovery latency", ("burst length", "packets"), y)
 }
 
-/// Simulates every way of coding at every length.
+/// Simulates every code at every burst length.
 fn sweep(run: &mut Run, lengths: &[u32]) -> anyhow::Result<Vec<Sweep>> {
     let sets = [[1, 11, 19], [1, 19, 41]];
     let ways = sets.iter().flat_map(|i| [(i, layers(8, i)), (i, delayed(8, i))]);
@@ -96,7 +96,7 @@ fn sweep(run: &mut Run, lengths: &[u32]) -> anyhow::Result<Vec<Sweep>> {
     Ok(sweeps)
 }
 
-/// Figures 16 and 17: immediate and delayed beside each other.
+/// Draws Figures 16 and 17: immediate and delayed XORs side by side.
 fn bars(run: &mut Run, length: u32, sweep: &Sweep, latencies: &[f64]) {
     let [a, b, c] = sweep.interleaves;
     let title = format!("I=({a},{b},{c}), bursts of {length}: recovery latency");
@@ -107,14 +107,14 @@ fn bars(run: &mut Run, length: u32, sweep: &Sweep, latencies: &[f64]) {
     histogram(latencies, width).into_iter().for_each(|(x, y)| run.point(series, x, y));
 }
 
-/// What must hold of one way of coding.
+/// Checks the results of one code.
 fn checks(run: &mut Run, sweep: &Sweep) {
     let Sweep { code, interleaves, points } = sweep;
     let at_most_25 = points.iter().filter(|point| point.0 <= 25);
     let least = at_most_25.map(|point| point.1.value).fold(f64::INFINITY, f64::min);
     let immediate = *code == layers(8, interleaves);
     if *interleaves == REAL {
-        // Sent at once, a repair may be swallowed by the burst that it would repair.
+        // An immediate repair can be lost in the burst that it should repair.
         let bound = if immediate { 0.96 } else { 0.99 };
         let name = format!("{code}: least share recovered, bursts of up to 25");
         run.check(&name, least, Bound::AtLeast(bound));
@@ -129,13 +129,14 @@ fn checks(run: &mut Run, sweep: &Sweep) {
     }
 }
 
-/// Real runs of (8,3) with [`REAL`] for bursts of each length, XORs delayed or not; beside each
-/// what the simulation says for as many bursts.
+/// Runs real gateways with (8,3) and [`REAL`] for bursts of each length, XORs delayed or not;
+/// returns each result with the simulation's for the same number of bursts.
 fn through_gateways(
     run: &mut Run,
     ways: &[(u32, bool)],
 ) -> anyhow::Result<Vec<(String, RealOutcome, Share)>> {
-    // At the paper's 0.1 % a burst of 40 comes every half minute: too rare to count in real time.
+    // At the paper's 0.1 %, a burst of 40 occurs every half minute: too rare to count in real
+    // time.
     let (loss, seconds) = run.choose((0.01, 120), (0.02, 12));
     run.param("real_loss", loss);
     run.param("real_seconds", seconds);
@@ -147,7 +148,7 @@ fn through_gateways(
         let link = link(&format!("rate=100M,delay=50ms,loss={loss}x{length}"));
         let mut world = World::new((1200, 1500), &link, run.seed(), run.journal())?;
         let spec = GatewaySpec::layered(8, &REAL, delay).host_mtu(1200);
-        // A sender that the machine holds up has not paused.
+        // A sender delayed by the machine must not count as a pause in the stream.
         let spec = GatewaySpec { fec: format!("{}flush_after = \"100ms\"\n", spec.fec), ..spec };
         let real = real_stream::send(&mut world, &spec, &link, seconds)?;
         let code = if delay { delayed(8, &REAL) } else { layers(8, &REAL) };
@@ -165,7 +166,7 @@ fn through_gateways(
     Ok(outcomes)
 }
 
-/// A point in both plots: the share recovered, and the mean latency in ms.
+/// Adds a point to both plots: the share recovered, and the mean latency in ms.
 fn points(run: &mut Run, name: &str, length: u32, (share, latency): (f64, f64)) {
     let series = [run.series(&recovered_plot(), name), run.series(&latency_plot(), name)];
     run.point(series[0], f64::from(length), share * 100.0);

@@ -1,4 +1,4 @@
-//! Messages that wait for nothing, beside bulk and alone.
+//! Delay-sensitive messages, beside a bulk flow and alone.
 
 use std::thread;
 use std::time::Duration;
@@ -16,27 +16,28 @@ use crate::world::World;
 /// The experiment.
 pub(in crate::experiments) struct Classes;
 
-/// Losses, and whether a quick run has them.
+/// Losses, and whether a quick run includes them.
 const CASES: [(&str, &str, bool); 3] = [
     ("1 % single", "1%", true),
     ("1 %, bursts of 8", "1%x8", false),
     ("1 %, bursts of 30", "1%x30", true),
 ];
-/// One way, in milliseconds, and what the 99th of 100 deliveries may take beyond it; a message waits
-/// in the queue of the flow beside it, too, whose length is bounded so that this tells little.
+/// One-way delay in milliseconds, and the maximum of the 99th percentile of deliveries beyond
+/// it. With a bulk flow, a message also waits in the queue; the queue's length is bounded to
+/// keep that small.
 const ONE_WAY: f64 = 50.0;
 const BEYOND: f64 = 10.0;
 const QUEUE: f64 = 5.0;
-/// Bytes of headers of a datagram.
+/// Header bytes of a datagram.
 const HEADERS: usize = 28;
 
-/// A stream of messages, and what it is called.
+/// Named stream of messages.
 struct Stream {
     name: &'static str,
-    /// Bytes of a packet, and packets a second.
+    /// Bytes per packet, and packets per second.
     length: usize,
     pace: f64,
-    /// Whether a bulk flow runs beside it.
+    /// True if a bulk flow runs concurrently.
     beside: bool,
 }
 
@@ -46,7 +47,8 @@ const STREAMS: [Stream; 3] = [
     Stream { name: "50 a second alone", length: 84, pace: 50.0, beside: false },
 ];
 
-/// Streams of packets of 84 bytes: a second, their class, and bytes a byte at most.
+/// Streams of 84-byte packets: packets per second, their class, and the maximum repair bytes
+/// per byte.
 const COSTS: [(f64, &str, f64); 3] = [
     (50.0, "repairs = \"copies\"", 2.2),
     (5_000.0, "repairs = \"copies\"", 1.2),
@@ -121,7 +123,7 @@ fn world(run: &Run, loss: &str, round: usize) -> Result<World> {
     World::new((1200, 1500), &link(&config), run.seed() + round as u64, run.journal())
 }
 
-/// Sends the stream, and bulk beside it if that is so.
+/// Sends the stream, with a concurrent bulk flow if it asks for one.
 fn send(world: &World, stream: &Stream, seconds: u32) -> Result<Vec<Message>> {
     let size = stream.length - HEADERS;
     let messages = TimedMessages {
@@ -148,7 +150,7 @@ fn send(world: &World, stream: &Stream, seconds: u32) -> Result<Vec<Message>> {
     })
 }
 
-/// Delivery times in milliseconds, ascending; of what never arrived without end.
+/// Returns delivery times in milliseconds, ascending; infinity for messages that never arrived.
 fn latencies(messages: &[Message]) -> Vec<f64> {
     let of = |message: &Message| {
         message.latency.map_or(f64::INFINITY, |latency| latency.as_secs_f64() * 1e3)

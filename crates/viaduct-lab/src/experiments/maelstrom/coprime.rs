@@ -1,4 +1,4 @@
-//! Figure 13: relatively prime interleaves against others.
+//! Figure 13: relatively prime interleaves compared with others.
 
 use viaduct_proto::fec::Code;
 
@@ -11,13 +11,13 @@ use crate::experiments::maelstrom::simulated::{
 /// The experiment.
 pub(in crate::experiments) struct Coprime;
 
-/// The paper does not say how long its bursts were here.
+/// Burst length; the paper does not state its own.
 const BURST: u32 = 8;
 
-/// What is compared: every two with a common divisor, and none.
+/// Compared interleaves: one set with common divisors, one pairwise coprime.
 const SETS: [[u16; 3]; 2] = [[1, 10, 20], [1, 11, 19]];
 
-/// Makes a code of r and interleaves.
+/// Constructor of a code from r and interleaves.
 type Coder = fn(u8, &[u16]) -> Code;
 
 impl Experiment for Coprime {
@@ -51,7 +51,7 @@ impl Experiment for Coprime {
     }
 }
 
-/// The share that each code recovers at this loss.
+/// Returns the share that each code recovers at this loss.
 fn compare(run: &mut Run, codes: &[Code; 2], loss: f64) -> anyhow::Result<[Share; 2]> {
     let (bursts, most) = run.choose((20_000, 5_000_000), (3_000, 500_000));
     let packets = (f64::from(bursts * BURST) / loss / 1.375) as u64;
@@ -70,8 +70,9 @@ fn checks(run: &mut Run, words: &str, pairs: &[[Share; 2]]) {
     let gain = |[other, coprime]: &[Share; 2]| (coprime.value - other.value) * 100.0;
     let doubt = |[a, b]: &[Share; 2]| a.margin().hypot(b.margin()) * 100.0;
     let least = pairs.iter().map(|pair| gain(pair) + doubt(pair)).fold(f64::INFINITY, f64::min);
-    // Sent at once, some repairs fall into the burst that they would repair; at low rates which
-    // ones decides, and that (1,10,20) has luckier places there costs coprime half a point or so.
+    // Some immediate repairs fall into the burst that they should repair. At low loss rates,
+    // which ones do so decides; the positions of (1,10,20) are more favourable there and cost
+    // coprime about half a point.
     let worst = if words == "delayed" { 0.0 } else { -1.0 };
     let name = format!("{words} XORs: least gain of coprime with its margin, percentage points");
     run.check(&name, least, Bound::AtLeast(worst));

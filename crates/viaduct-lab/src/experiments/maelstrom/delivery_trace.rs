@@ -1,4 +1,4 @@
-//! Figure 12: how late each message of a stream is.
+//! Figure 12: delivery latency of each message of a stream.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use crate::experiment::{About, Bound, Experiment, Plot, Run};
 /// The experiment.
 pub(in crate::experiments) struct DeliveryTrace;
 
-/// One way, in ms.
+/// One-way delay in ms.
 const DELAY: f64 = 50.0;
 
-/// The link's loss.
+/// Loss rate of the link.
 const LOSS: f64 = 0.01;
 
 impl Experiment for DeliveryTrace {
@@ -52,7 +52,7 @@ impl Experiment for DeliveryTrace {
     }
 }
 
-/// Messages that came an RTT later than the link's delay.
+/// Counts the messages that arrived a round trip later than the link's delay.
 fn delayed(latencies: &[f64]) -> f64 {
     latencies.iter().filter(|latency| **latency > 3.0 * DELAY).count() as f64
 }

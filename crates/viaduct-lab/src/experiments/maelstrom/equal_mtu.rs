@@ -1,4 +1,4 @@
-//! Hosts whose packets are as long as the WAN takes: repairs leave in parts, and what that costs.
+//! Hosts with the WAN's MTU: repairs are sent in fragments, at a measured cost.
 
 use anyhow::{Context as _, Result};
 
@@ -12,12 +12,12 @@ use crate::world::World;
 /// The experiment.
 pub(in crate::experiments) struct EqualMtu;
 
-/// MTU of the WAN, and those of hosts.
+/// MTU of the WAN, and of the hosts.
 const WAN: u32 = 1500;
 const HOSTS: [u32; 2] = [1200, WAN];
-/// Bytes of repairs and names a byte that equal MTUs may cost more.
+/// Maximum additional bytes of repairs and names per byte with equal MTUs.
 const MORE: f64 = 0.015;
-/// Losses: single ones, and bursts, which ask for more repairs.
+/// Losses: single ones, and bursts, which require more repairs.
 const CASES: [(&str, &str); 2] = [("1 % single", "1%"), ("1 %, bursts of 8", "1%x8")];
 
 impl Experiment for EqualMtu {

@@ -1,4 +1,4 @@
-//! What protected flows do to others, and to a link that is full.
+//! Effect of protected flows on other flows, and on a saturated link.
 
 use std::thread;
 use std::time::Duration;
@@ -18,25 +18,28 @@ use crate::world::World;
 /// The experiment.
 pub(in crate::experiments) struct Fair;
 
-/// Of what two plain flows get, what each of a protected one and a plain one gets, and their sum.
+/// Bounds relative to two plain flows: the rate of each flow when one is protected, and their
+/// sum.
 const SHARE: Bound = Bound::Within(0.8, 1.25);
 const SUM: f64 = 0.98;
-/// Jain's index of eight protected flows, at least.
+/// Minimum of Jain's index over eight protected flows.
 const JAIN: f64 = 0.95;
-/// Repair bytes a byte under a load above the link's rate, at most, and packets lost over plain.
+/// With a load above the link's rate: maximum repair bytes per byte, and maximum lost packets
+/// relative to plain.
 const OVERLOAD: f64 = 0.005;
 const LOST: f64 = 1.02;
-/// Share of the packets that full queues drop, and of those that are lost by chance, that are told
-/// for what they are, at least.
+/// Minimum share of losses that are classified correctly: drops by full queues, and random
+/// losses.
 const TOLD_DROPS: f64 = 0.99;
 const TOLD_LOSSES: f64 = 0.95;
-/// Repairs a packet that a longer path or a policer leaves after ten seconds, above those before.
+/// Maximum increase of repairs per packet, ten seconds after the path became longer or a
+/// policer began.
 const RAISED: f64 = 0.01;
-/// Ports of flows that are protected, and of those that are not.
+/// Ports of protected flows, and of plain ones.
 const PROTECTED: u16 = 5_201;
 const PLAIN: u16 = 5_301;
 
-/// The class that leaves flows of [`PLAIN`] alone.
+/// Class without repairs, for flows of [`PLAIN`].
 const CLASS: &str =
     "\n[[peer.class]]\nname = \"plain\"\nports = [\"5301-5399\"]\nrepairs = \"none\"\n";
 
@@ -77,7 +80,7 @@ impl Experiment for Fair {
 }
 
 impl Fair {
-    /// One protected and one plain flow, and two plain ones, on one full queue.
+    /// Compares one protected and one plain flow with two plain ones, on one full queue.
     fn beside(
         &self,
         run: &mut Run,
@@ -120,13 +123,13 @@ impl Fair {
     }
 }
 
-/// Gateways that leave some ports alone.
+/// Returns gateway settings with a class of unprotected ports.
 fn spec() -> GatewaySpec {
     let spec = GatewaySpec::default();
     GatewaySpec { fec: CLASS.to_owned(), ..spec }
 }
 
-/// Flows side by side by these ports; what each has, in Mb/s.
+/// Runs concurrent flows on these ports; returns the Mb/s of each.
 fn flows(world: &World, ports: &[u16], (seconds, warm_up): (u32, u32)) -> Result<Vec<f64>> {
     thread::scope(|scope| {
         let flow = |port: u16| {
@@ -142,16 +145,17 @@ fn flows(world: &World, ports: &[u16], (seconds, warm_up): (u32, u32)) -> Result
     })
 }
 
-/// Packets that the link's queue has dropped, and bursts that B's gateway took for chance.
+/// Returns the packets dropped by the link's queue, and the bursts that B's gateway classified
+/// as random.
 fn dropped(world: &mut World) -> Result<(u64, u64)> {
     let dropped = world.emulator().context("the link is an emulated one")?.stats()?;
     let gateways = world.gateways().context("they were just started")?;
-    // What was lost last is counted a moment later.
+    // The last losses are counted a moment later.
     thread::sleep(Duration::from_millis(1_200));
     Ok((dropped.a_to_b.queue_dropped, gateways.b.status()?.peer().receiver.random))
 }
 
-/// A steady stream above the link's rate.
+/// Sends a constant rate above the link's.
 fn overload(run: &mut Run, rounds: usize, seconds: u32) -> Result<()> {
     let config = link("rate=200M,delay=50ms,queue=100ms");
     let (mut bytes, mut lost) = (Vec::new(), Vec::new());
@@ -189,8 +193,8 @@ fn per_byte(
     bytes as f64 / (after.bytes - before.bytes).max(1) as f64
 }
 
-/// Eight protected flows over a link that loses packets: each has its part, and losses by chance are
-/// taken for that.
+/// Runs eight protected flows over a lossy link: each must get its share, and random losses
+/// must be classified as such.
 fn eight(run: &mut Run, rounds: usize, times: (u32, u32)) -> Result<()> {
     let config = link("rate=200M,delay=50ms,queue=100ms,loss=1%");
     let (mut jain, mut told) = (Vec::new(), Vec::new());
@@ -211,7 +215,7 @@ fn eight(run: &mut Run, rounds: usize, times: (u32, u32)) -> Result<()> {
     Ok(())
 }
 
-/// Of the packets that the link has lost by chance, those that were not taken for a full queue's.
+/// Returns the share of random losses that were not classified as drops of a full queue.
 fn told_losses(world: &mut World) -> Result<f64> {
     let link = world.emulator().context("the link is an emulated one")?.stats()?.a_to_b;
     let stats: PeerStats = world.gateways().context("they were just started")?.b.status()?.peer();
@@ -219,12 +223,13 @@ fn told_losses(world: &mut World) -> Result<f64> {
     Ok(1.0 - taken as f64 / link.lost.max(1) as f64)
 }
 
-/// A path that becomes 30 ms longer, and a policer: neither raises the overhead for long.
+/// Checks that neither a path that becomes 30 ms longer nor a policer raises the overhead for
+/// long.
 fn changed(run: &mut Run, rounds: usize) -> Result<()> {
     let clean = "rate=200M,delay=50ms,queue=100ms";
     for (name, other) in [
         ("a path 30 ms longer", "rate=200M,delay=80ms,queue=100ms"),
-        // A rate below what the flow sends, and next to no queue.
+        // A rate below the flow's, with almost no queue.
         ("a policer of 100 Mb/s", "rate=100M,delay=50ms,queue=2ms"),
     ] {
         let mut raised = Vec::new();

@@ -1,4 +1,5 @@
-//! Section 4.6: what the gateways leave of the kernel's forwarding, and what they protect of it.
+//! Section 4.6: forwarding throughput that remains with gateways, and the share of it that they
+//! protect.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -16,16 +17,16 @@ use crate::world::World;
 /// The experiment.
 pub(in crate::experiments) struct Forwarding;
 
-/// The paced load, in bits of payload a second.
+/// Rate of the paced load, in bits of payload per second.
 const PACE: u64 = 3_000_000_000;
-/// Interleaves of the layers: the first c of them.
+/// Interleaves of the layers; c layers use the first c.
 const INTERLEAVES: [u16; MAX_LAYERS] = [1, 20, 40, 61, 83];
 const MAX_LAYERS: usize = 5;
-/// Of the throughput without gateways, what is left at least where nothing paces the sender: with a code for each
-/// packet, and with names alone.
+/// Minimum throughput relative to that without gateways when the sender is not paced: with a
+/// code for each packet, and with names alone.
 const UNPACED: f64 = 0.45;
 const UNPACED_AUTO: f64 = 0.75;
-/// Hosts' MTU, and a WAN's that leaves repairs their room (section 4.1).
+/// MTU of the hosts, and of a WAN that leaves room for repairs (section 4.1).
 const MTU: (u32, u32) = (1500, 1700);
 
 impl Experiment for Forwarding {
@@ -60,7 +61,7 @@ impl Experiment for Forwarding {
     }
 }
 
-/// What one code, or none, leaves.
+/// Results with one code, or without gateways.
 struct Found {
     paced: f64,
     unpaced: f64,
@@ -82,7 +83,7 @@ fn code(c: usize) -> GatewaySpec {
     GatewaySpec::layered(8, &INTERLEAVES[..c], false).host_mtu(MTU.0)
 }
 
-/// Measures with these gateways, or without any, and draws at this place.
+/// Measures with these gateways, or without any, and draws at this position.
 fn measure(
     run: &mut Run,
     (x, label): (usize, &str),
@@ -114,11 +115,11 @@ fn flow(seconds: u32, pace: Option<u64>) -> Iperf {
     pace.map_or(flow.clone(), |bits| flow.paced(bits, 128 << 10))
 }
 
-/// Packets that A's gateway has dealt with, and all that it should have. Those that its classes leave alone on purpose
-/// are among both.
+/// Returns the packets that A's gateway has processed, and all that it should have. Packets of
+/// classes without repairs are included in both.
 fn counts(world: &mut World) -> Result<(u64, u64)> {
     let Some(gateways) = world.gateways() else { return Ok((0, 0)) };
-    // Counters are published a few times a second.
+    // Counters are published a few times per second.
     thread::sleep(Duration::from_millis(250));
     let sender = gateways.a.status()?.peer().sender;
     Ok((sender.packets - sender.unprotected, sender.packets))
@@ -152,7 +153,7 @@ fn checks(run: &mut Run, code: &str, unpaced: f64, plain: &Found, found: &Found)
     run.check(&name, found.unpaced / plain.unpaced, Bound::AtLeast(unpaced));
 }
 
-/// A gateway that is held up on purpose must cost protection, never data.
+/// Checks that a gateway that is stopped on purpose loses protection, but never data.
 fn throttled(run: &mut Run, plain: &Found, seconds: u32) -> Result<()> {
     let mut world = world(run)?;
     world.protect(&code(3))?;
@@ -192,7 +193,7 @@ fn throttled(run: &mut Run, plain: &Found, seconds: u32) -> Result<()> {
     Ok(())
 }
 
-/// The encoder stands still so long, then runs so long.
+/// Time that the encoder is stopped, and that it then runs.
 const HALF_PERIOD: Duration = Duration::from_millis(100);
 
 fn gateway_a(world: &mut World) -> Result<&mut Gateway> {

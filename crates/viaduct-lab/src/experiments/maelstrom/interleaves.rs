@@ -1,5 +1,5 @@
-//! Which code and which parameters for which loss: what is left lost, when the rest comes back,
-//! and what it costs. The table of `docs/codes.md`.
+//! Choice of code and parameters by loss: residual losses, recovery latency and cost. Source of
+//! the table in `docs/codes.md`.
 
 use viaduct_proto::fec::{AnyDecoder, Code, window};
 use viaduct_proto::sim::stream::{Lost, Outcome, Stream};
@@ -13,20 +13,20 @@ use crate::experiments::maelstrom::simulated::{
 /// The experiment.
 pub(in crate::experiments) struct Interleaves;
 
-/// Packets a second: 144 Mb/s of 1500-byte packets.
+/// Packets per second: 144 Mb/s of 1500-byte packets.
 const RATE: f64 = 12_000.0;
 
-/// The packets' length where bytes are counted; what is lost does not depend on it.
+/// Packet length where bytes are counted; residual losses do not depend on it.
 const LENGTH: usize = 1500;
 
-/// Bytes that a repair has beside its body on the wire, about: IP, UDP, our head and recipe.
+/// Approximate bytes of a repair on the wire beside its body: IP, UDP, header and recipe.
 const REPAIR_OVERHEAD: usize = 120;
 
-/// 1 % of loss, in three ways.
+/// Three loss processes of 1 %.
 const LOSSES: [(&str, &str); 3] =
     [("1%", "independent"), ("1%x8", "bursts of 8"), ("1%x30", "bursts of 30")];
 
-/// A window of 240 packets.
+/// Returns a window code over 240 packets.
 fn window(repairs: u8, packets: u8) -> Code {
     Code::Window(window::Parameters {
         window: 240,
@@ -95,7 +95,7 @@ impl Experiment for Interleaves {
     }
 }
 
-/// Loss events of which something was never recovered.
+/// Counts the loss events with at least one packet that was never recovered.
 fn unrecovered(outcome: &Outcome) -> usize {
     let lasting = |event: &&[Lost]| event.iter().any(|lost| lost.recovery.is_none());
     events(outcome).filter(lasting).count()
@@ -121,7 +121,7 @@ fn record(
     }
 }
 
-/// Overhead and the decoder's memory, with packets of full length and long bursts.
+/// Records the overhead and the decoder's memory, with full-length packets and long bursts.
 fn record_price(run: &mut Run, code: &Code, stream: &Stream) -> anyhow::Result<()> {
     let outcome = simulate(&full_length(stream), code)?;
     let title = "Price, in bursts of 30";
@@ -141,7 +141,7 @@ fn full_length(stream: &Stream) -> Stream {
 const MEMORY: [[u16; 3]; 5] =
     [[1, 11, 19], [1, 19, 41], [1, 61, 127], [1, 127, 255], [1, 255, 509]];
 
-/// Memory against interleave.
+/// Draws the memory by interleave.
 fn memory(run: &mut Run) -> anyhow::Result<()> {
     let plot =
         Plot::line("Memory of (8,3) against its interleaves", ("sum of I", ""), ("memory", "MB"));
@@ -182,7 +182,7 @@ fn checks(run: &mut Run, left: &[(&str, String, f64)]) {
         run.check(&name, of(loss, &waiting), Bound::AtMost(0.1));
         let name = format!("{loss}, events left per second: {waiting}, over sent at once");
         run.check(&name, of(loss, &waiting) / of(loss, &at_once), Bound::AtMost(0.2));
-        // A block is gone when two bursts fall into it: one in ten seconds or so.
+        // A block is lost if two bursts hit it: about one in ten seconds.
         let long = blocks(100, 40, 1);
         let name = format!("{loss}, events left per second: {long}");
         run.check(&name, of(loss, &long), Bound::AtMost(0.25));

@@ -1,4 +1,4 @@
-//! Figure 11b: how late messages are against the link's delay.
+//! Figure 11b: message latency by the link's delay.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::experiment::{About, Bound, Experiment, Plot, Run};
 /// The experiment.
 pub(in crate::experiments) struct LatencyDelay;
 
-/// The link's loss.
+/// Loss rate of the link.
 const LOSS: f64 = 1e-3;
 
 impl Experiment for LatencyDelay {

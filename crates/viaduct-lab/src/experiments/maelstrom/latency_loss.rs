@@ -1,4 +1,4 @@
-//! Figure 11a: how late messages are against the link's loss rate.
+//! Figure 11a: message latency by the link's loss rate.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::experiment::{About, Bound, Experiment, Plot, Run};
 /// The experiment.
 pub(in crate::experiments) struct LatencyLoss;
 
-/// One way, in ms.
+/// One-way delay in ms.
 const DELAY: f64 = 50.0;
 
 impl Experiment for LatencyLoss {

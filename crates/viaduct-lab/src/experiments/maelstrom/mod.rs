@@ -1,4 +1,4 @@
-//! Maelstrom's figures: what FEC gateways do for unmodified programs on a lossy link.
+//! Maelstrom's figures: effect of FEC gateways on unmodified programs over a lossy link.
 
 pub(super) mod adaptive;
 pub(super) mod burst;
@@ -27,12 +27,12 @@ pub(super) mod vs_reed_solomon;
 
 use viaduct_proto::link::LinkConfig;
 
-/// A link as text says; the text is ours and right.
+/// Parses a link configuration written in this module.
 fn link(text: &str) -> LinkConfig {
     text.parse().expect("a link config of this module")
 }
 
-/// As people read a share: `0.1 %`.
+/// Formats a share for people, as in `0.1 %`.
 fn percent(share: f64) -> String {
     format!("{} %", (share * 1e6).round() / 1e4)
 }

@@ -1,4 +1,5 @@
-//! What a gateway that observes foresees, beside what happens when repairs are then switched on.
+//! Predictions of an observing gateway, compared with the results after repairs are switched
+//! on.
 
 use std::thread;
 use std::time::Duration;
@@ -18,17 +19,17 @@ use crate::world::World;
 /// The experiment.
 pub(in crate::experiments) struct Observe;
 
-/// Losses, and whether a quick run has them.
+/// Losses, and whether a quick run includes them.
 const CASES: [(&str, &str, bool); 3] = [
     ("1 % single", "1%", true),
     ("1 %, bursts of 8", "1%x8", false),
     ("1 %, bursts of 30", "1%x30", true),
 ];
-/// Points of the share recovered by which the prediction may be off.
+/// Maximum error of the predicted recovery share.
 const OFF: f64 = 0.02;
-/// Bytes of names a byte, at most.
+/// Maximum bytes of names per byte.
 const BYTES: f64 = 0.004;
-/// Bits a second of the stream, and bytes of its datagrams' payload.
+/// Rate of the stream in bits per second, and bytes of payload per datagram.
 const RATE: u64 = 150_000_000;
 const LENGTH: u32 = 1_172;
 
@@ -112,14 +113,14 @@ impl Experiment for Observe {
     }
 }
 
-/// Reports and what is settled take a moment.
+/// Waits until reports have arrived and the fates of packets are settled.
 fn settle() -> Result<()> {
     stop::check()?;
     thread::sleep(Duration::from_millis(2_500));
     Ok(())
 }
 
-/// What a gateway may change, as the machine's own tools show it.
+/// Returns the system state that a gateway may change, as the system's own tools show it.
 fn machine(node: &Node) -> Result<String> {
     let links = node.run("ip", &["-br", "link"])?;
     let links: Vec<_> = links.lines().filter_map(|line| line.split_whitespace().next()).collect();

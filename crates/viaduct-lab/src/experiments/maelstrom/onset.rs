@@ -1,4 +1,4 @@
-//! Loss that begins and ends: how soon it is repaired, and how long repairs outlast it.
+//! Loss that begins and ends: time until it is repaired, and time that repairs outlast it.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,21 +18,21 @@ use crate::world::World;
 pub(in crate::experiments) struct Onset;
 
 const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
-/// Of the steady rate under loss, what the first ten seconds have at least.
+/// Minimum rate of the first ten seconds relative to the steady rate under loss.
 const FIRST: f64 = 0.85;
-/// Bytes of repairs and names a byte, 70 s after the last loss, at most.
+/// Maximum bytes of repairs and names per byte, 70 s after the last loss.
 const AFTER: f64 = 0.005;
 /// Seconds that are compared with the steady ones.
 const SOON: u64 = 10;
 
-/// Seconds of each part.
+/// Length of each part, in seconds.
 #[derive(Clone, Copy)]
 struct Parts {
-    /// Before the loss.
+    /// Part before the loss.
     clean: u64,
-    /// With it.
+    /// Part with loss.
     lossy: u64,
-    /// After it, until bytes are counted; and for which they are.
+    /// Part after it until bytes are counted, and part in which they are counted.
     after: u64,
     counted: u64,
 }
@@ -43,11 +43,11 @@ impl Parts {
     }
 }
 
-/// What one flow did.
+/// Results of one flow.
 struct Flow {
-    /// Seconds and Mb/s.
+    /// Seconds from the start, and Mb/s.
     arrived: Vec<(f64, f64)>,
-    /// Bytes of repairs a byte after the loss.
+    /// Repair bytes per byte after the loss.
     after: f64,
 }
 
@@ -106,7 +106,7 @@ impl Experiment for Onset {
     }
 }
 
-/// One flow over a link that begins to lose packets, and ceases to.
+/// Runs one flow over a link that begins and then stops to lose packets.
 fn flow(world: &mut World, parts: Parts) -> Result<Flow> {
     let (a1, b1) = (world.a1().clone(), world.b1().clone());
     let iperf = Iperf::tcp("cubic", parts.all() as u32, 0);

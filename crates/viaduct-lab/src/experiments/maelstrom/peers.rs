@@ -1,4 +1,4 @@
-//! Programs of others over the same link: hysteria 2 and kcptun beside gateways.
+//! Other projects' programs over the same link: hysteria 2 and kcptun, compared with gateways.
 
 use std::time::Duration;
 
@@ -15,23 +15,23 @@ use crate::world::World;
 /// The experiment.
 pub(in crate::experiments) struct Peers;
 
-/// Losses, and whether a quick run has them.
+/// Losses, and whether a quick run includes them.
 const CASES: [(&str, &str, bool); 4] = [
     ("no loss", "0", true),
     ("1 % single", "1%", true),
     ("5 % single", "5%", false),
     ("1 %, bursts of 30", "1%x30", false),
 ];
-/// Of hysteria's throughput, and of its processor time a byte.
+/// Bounds relative to hysteria: minimum throughput, and maximum processor time per byte.
 const RATE: f64 = 1.0;
 const COST: f64 = 0.1;
-/// CPU-seconds a GB of both gateways together, at most: without loss, and at 1 %.
+/// Maximum CPU-seconds per GB of both gateways together: without loss, and at 1 %.
 const CLEAN: f64 = 2.5;
 const LOSSY: f64 = 4.0;
-/// Bits a second that the gateways' cost is judged at, as senders are held to.
+/// Bits per second at which the gateways' cost is checked; senders are limited to it.
 const HELD: u64 = 180_000_000;
 
-/// Throughput in Mb/s, and CPU-seconds a GB.
+/// Throughput in Mb/s, and CPU-seconds per GB.
 type Figure = (f64, f64);
 
 impl Experiment for Peers {
@@ -147,7 +147,7 @@ fn by_gateways(world: &mut World, iperf: &Iperf) -> Result<Figure> {
     Ok(figure(report.received, iperf, time() - before))
 }
 
-/// The rate, and what a GB cost, the warm-up taken to be as fast.
+/// Returns the rate and the cost per GB; the warm-up is assumed to run at the same rate.
 fn figure(rate: f64, iperf: &Iperf, cpu: Duration) -> Figure {
     let bytes = rate / 8.0 * f64::from(iperf.seconds + iperf.omit);
     (rate / 1e6, cpu.as_secs_f64() / (bytes / 1e9).max(1e-9))

@@ -1,4 +1,4 @@
-//! The paper's UDP stream between real hosts, with real gateways on the emulated link.
+//! UDP stream of the paper between real hosts, with real gateways on the emulated link.
 //!
 //! ```text
 //!   a1 ── numbered, timed datagrams ──▶ gwa ══ lossy link ══▶ gwb ──▶ b1
@@ -17,54 +17,55 @@ use crate::gateways::GatewaySpec;
 use crate::topology::programs::{Carrier, Message, TimedMessages};
 use crate::world::World;
 
-/// A datagram that makes an IP packet of the paper's 1200 bytes.
+/// Payload of a datagram for IP packets of the paper's 1200 bytes.
 const PAYLOAD: usize = 1200 - 28;
 
-/// After the stream, until counters have settled: longer than flushing a bin, crossing the link and
-/// publishing take together.
+/// Delay after the stream until the counters are final: longer than flushing a bin, crossing
+/// the link and publishing take together.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// What came of a stream.
+/// Results of a stream.
 #[derive(Clone, Debug)]
 pub(super) struct RealOutcome {
-    /// Data packets that the gateway injected.
+    /// Data packets injected by the gateway.
     pub(super) recovered: u64,
     /// Messages that never arrived.
     pub(super) never: u64,
-    /// Repairs that the link swallowed.
+    /// Repairs lost on the link.
     pub(super) repairs_lost: u64,
-    /// Manifests that it did, about: no side counts those that are lost, so as large a share of them as of packets.
+    /// Manifests lost on the link, estimated: no end counts them, so the loss rate of packets
+    /// is assumed.
     pub(super) manifests_lost: u64,
-    /// Packets of any kind that the link dropped, by its own record.
+    /// Packets of any kind dropped by the link, from its own record.
     pub(super) dropped: u64,
     /// Bursts in that record.
     pub(super) bursts: usize,
-    /// Mean time from when a recovered message should have arrived to when it did, in ms.
+    /// Mean delay of recovered messages beyond their normal arrival, in ms.
     pub(super) latency_ms: f64,
 }
 
 impl RealOutcome {
-    /// Data packets that were lost on the link.
+    /// Returns the data packets lost on the link.
     pub(super) fn lost(&self) -> u64 {
         self.recovered + self.never
     }
 
-    /// The share of them that was recovered.
+    /// Returns the share of them that was recovered.
     pub(super) fn share(&self) -> f64 {
         self.recovered as f64 / self.lost().max(1) as f64
     }
 
-    /// Losses as hosts and gateways count them over those in the link's record.
+    /// Returns the losses counted by hosts and gateways, relative to the link's record.
     pub(super) fn accounted(&self) -> f64 {
         let counted = self.lost() + self.repairs_lost + self.manifests_lost;
         counted as f64 / self.dropped.max(1) as f64
     }
 }
 
-/// Sends the paper's 10 Mb/s for `seconds` in `world`, under the code of `spec`.
+/// Sends the paper's 10 Mb/s for `seconds` in `world`, with the code of `spec`.
 ///
 /// # Errors
-/// If gateways cannot be started or asked, sockets fail, or on Ctrl-C.
+/// If gateways cannot be started or queried, sockets fail, or on Ctrl-C.
 pub(super) fn send(
     world: &mut World,
     spec: &GatewaySpec,
@@ -83,7 +84,8 @@ pub(super) fn send(
         port: 6000,
     };
     let messages = stream.run(world.a1(), world.b1())?;
-    // The last bins are flushed, their repairs cross the link, and counters are published.
+    // Time for flushing the last bins, for their repairs to cross the link, and for publishing
+    // counters.
     thread::sleep(SETTLE);
     let ((a, b), (a_before, b_before)) = (counters(world)?, before);
     let drops = take_drops(world)?;
@@ -105,13 +107,14 @@ pub(super) fn send(
     })
 }
 
-/// The counters of both gateways.
+/// Returns the counters of both gateways.
 fn counters(world: &mut World) -> Result<(PeerStats, PeerStats)> {
     let gateways = world.gateways().context("no gateways run")?;
     Ok((gateways.a.status()?.peer(), gateways.b.status()?.peer()))
 }
 
-/// How many packets the loss process has taken from A to B since the last call, in how many bursts.
+/// Returns the packets dropped by the loss process from A to B since the last call, and the
+/// number of bursts.
 fn take_drops(world: &World) -> Result<(u64, usize)> {
     let emulator = world.emulator().context("the link is not an emulated one")?;
     let record = emulator.take_record(Direction::AtoB)?;
@@ -119,9 +122,9 @@ fn take_drops(world: &World) -> Result<(u64, usize)> {
     Ok((lost as u64, record.burst_lengths().len()))
 }
 
-/// The sum of recovery latencies in ms: how late the messages were that arrived after one that had
-/// been sent later. The link keeps the order, so these were recovered; a message recovered before
-/// the next one came was hardly late.
+/// Returns the sum of recovery latencies in ms: the lateness of each message that arrived after
+/// one sent later. The link keeps the order, so these messages were recovered; one recovered
+/// before the next arrival was barely late.
 fn late_ms(messages: &[Message], one_way: Duration) -> f64 {
     let mut earliest_later = Duration::MAX;
     let mut sum = Duration::ZERO;
@@ -145,7 +148,8 @@ mod tests {
         let ms = Duration::from_millis;
         let message =
             |sent, latency: Option<u64>| Message { sent: ms(sent), latency: latency.map(ms) };
-        // The second is overtaken by the third; the fourth never comes; the last is merely slow.
+        // The second message is overtaken by the third; the fourth never arrives; the last is
+        // only slow.
         let messages = [
             message(0, Some(50)),
             message(1, Some(60)),

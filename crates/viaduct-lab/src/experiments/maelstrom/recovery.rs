@@ -1,4 +1,4 @@
-//! Section 4.4: what the codes recover, against the closed forms.
+//! Section 4.4: recovery rates of the codes, compared with the closed forms.
 
 use viaduct_proto::fec::analysis::{layered_burst, layered_independent, reed_solomon};
 use viaduct_proto::fec::{Code, layered};
@@ -18,10 +18,10 @@ const LAYERED: [(u8, &[u16]); 4] =
 /// Reed-Solomon codes of the grid: r, c and the interleave.
 const BLOCKS: [(u8, u8, u16); 4] = [(7, 2, 1), (8, 3, 1), (10, 3, 5), (100, 40, 1)];
 
-/// The loss rate of the bursts, as in the paper.
+/// Loss rate in bursts, as in the paper.
 const BURSTY: f64 = 0.001;
 
-/// So many standard errors are taken for chance.
+/// Deviation in standard errors that is attributed to chance.
 const CHANCE: f64 = 4.0;
 
 impl Experiment for Recovery {
@@ -68,7 +68,8 @@ impl Experiment for Recovery {
     }
 }
 
-/// The lowest and the highest distance from `form`, in standard errors, over all `losses`.
+/// Returns the lowest and the highest deviation from `form`, in standard errors, over all
+/// `losses`.
 fn independent(
     run: &mut Run,
     code: &Code,
@@ -86,7 +87,7 @@ fn independent(
     run.step(&format!("{code}, independent loss"))?;
     let mut worst = (f64::INFINITY, f64::NEG_INFINITY);
     for &loss in losses {
-        // Few losses are made up for by more packets.
+        // Low loss rates are compensated by more packets.
         let packets = (packets as f64 * (0.05 / loss).clamp(0.2, 3.0)) as u64;
         let stream = paper_flow(&loss.to_string(), packets, run.seed());
         let share = recovered(&simulate(&stream, code)?);
@@ -94,7 +95,8 @@ fn independent(
         run.point(simulated, loss * 100.0, share.value * 100.0);
         run.point(closed, loss * 100.0, expected * 100.0);
         let n = share.events as f64;
-        // Where nothing was left lost the batches do not differ; the form knows how they would.
+        // If no loss remains, batches do not differ; the closed form then provides the expected
+        // error.
         let error = share.error.max((expected * (1.0 - expected) / n).sqrt()) + 1.0 / n;
         let distance = (share.value - expected) / error;
         worst = (worst.0.min(distance), worst.1.max(distance));
@@ -102,7 +104,8 @@ fn independent(
     Ok(worst)
 }
 
-/// Bursts of each length, with delayed XORs: the form has no burst take a repair with its packets.
+/// Tests bursts of each length with delayed XORs, since the form assumes that no burst hits
+/// both a repair and its packets.
 fn in_bursts(
     run: &mut Run,
     r: u8,

@@ -1,4 +1,4 @@
-//! Codes over the simulated link, and what is made of the packets that it lost.
+//! Codes over the simulated link, and statistics of the lost packets.
 //!
 //! ```text
 //!   Stream of N packets ─▶ slices, on all cores ─▶ one Outcome ─▶ share ± error, latencies
@@ -16,42 +16,43 @@ use crate::experiment::Bound;
 use crate::experiments::maelstrom::link;
 use crate::stop;
 
-/// Packets per second of the paper's 10 Mb/s UDP flow at its MTU of 1200 bytes (5.3).
+/// Packets per second of the paper's 10 Mb/s UDP flow at its MTU of 1200 bytes (section 5.3).
 pub(super) const PAPER_RATE: f64 = 1e7 / (8.0 * 1200.0);
 
-/// Packets of a slice: many thousand times what a code spans, so that its ends do not count.
+/// Packets per slice: many thousand times the span of a code, so that edge effects are
+/// negligible.
 const SLICE: u64 = 250_000;
 
-/// Packets whose losses are counted together: far more than a code spans, so that batches are
-/// independent of each other, whatever happens within.
+/// Packets per batch of loss counts: far more than the span of a code, so that batches are
+/// independent of each other.
 const BATCH: u64 = 5_000;
 
-/// Layered interleaving (r, I.len()), repairs sent at once.
+/// Returns layered interleaving (r, I.len()) with immediate repairs.
 pub(super) fn layers(r: u8, interleaves: &[u16]) -> Code {
     Code::Layered(layered::Parameters::new(r, interleaves))
 }
 
-/// The same with delayed XORs.
+/// Returns layered interleaving with delayed XORs.
 pub(super) fn delayed(r: u8, interleaves: &[u16]) -> Code {
     Code::Layered(layered::Parameters::new(r, interleaves).delayed())
 }
 
-/// Reed-Solomon.
+/// Returns a Reed-Solomon code.
 pub(super) fn blocks(r: u8, c: u8, interleave: u16) -> Code {
     Code::ReedSolomon(reed_solomon::Parameters { r, c, interleave })
 }
 
-/// The paper's flow over 50 ms with this loss. Its packets are short: what they hold changes
-/// nothing but the time that the simulation takes.
+/// Returns the paper's flow over 50 ms with this loss. Its packets are short, because their
+/// content affects only the simulation's run time.
 pub(super) fn paper_flow(loss: &str, packets: u64, seed: u64) -> Stream {
     let link = link(&format!("delay=50ms,loss={loss}"));
     Stream { packets, rate: PAPER_RATE, sizes: (16, 16), link, seed, ..Stream::default() }
 }
 
-/// Sends `stream` under `code`, in slices on all cores.
+/// Simulates `stream` with `code`, in slices on all cores.
 ///
 /// # Errors
-/// On Ctrl-C, and if a recovered packet was not the one that was sent.
+/// On Ctrl-C, or if a recovered packet differs from the one sent.
 pub(super) fn simulate(stream: &Stream, code: &Code) -> anyhow::Result<Outcome> {
     let slices = stream.packets.div_ceil(SLICE).max(1);
     let next = AtomicU64::new(0);
@@ -81,7 +82,7 @@ pub(super) fn simulate(stream: &Stream, code: &Code) -> anyhow::Result<Outcome> 
     Ok(all)
 }
 
-/// Slice `n` of a stream, with a seed of its own.
+/// Simulates slice `n` of a stream, with its own seed.
 fn slice(stream: &Stream, code: &Code, n: u64) -> anyhow::Result<Outcome> {
     let packets = (stream.packets - n * SLICE).min(SLICE);
     let seed = stream.seed.wrapping_mul(1_000_003).wrapping_add(n);
@@ -90,7 +91,7 @@ fn slice(stream: &Stream, code: &Code, n: u64) -> anyhow::Result<Outcome> {
     Ok(part.run(&mut *encoder, &mut AnyDecoder::new(64 << 20)))
 }
 
-/// Two slices as one, the packets of the second numbered on.
+/// Concatenates two slices; the packet numbers of the second continue those of the first.
 fn join(mut all: Outcome, mut next: Outcome) -> Outcome {
     next.lost.iter_mut().for_each(|lost| lost.seq += all.packets);
     all.lost.append(&mut next.lost);
@@ -104,39 +105,39 @@ fn join(mut all: Outcome, mut next: Outcome) -> Outcome {
     all
 }
 
-/// A share of the lost packets, and how sure it is.
+/// Share of the lost packets, with its uncertainty.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share {
-    /// 0 to 1.
+    /// Value from 0 to 1.
     pub(super) value: f64,
-    /// Its standard error.
+    /// Standard error of the value.
     pub(super) error: f64,
-    /// Loss events that it was counted over.
+    /// Loss events that the value is based on.
     pub(super) events: usize,
 }
 
 impl Share {
-    /// The half width of its confidence interval: three standard errors, and what a share of all
-    /// or nothing over so many events leaves open.
+    /// Returns the half-width of the confidence interval: three standard errors, plus the
+    /// uncertainty of a share of 0 or 1 over this number of events.
     pub(super) fn margin(&self) -> f64 {
         3.0 * self.error + 3.0 / self.events.max(1) as f64
     }
 
-    /// How sure a count over another number of events of the same process is.
+    /// Returns the uncertainty for another number of events of the same process.
     pub(super) fn over(&self, events: usize) -> Share {
         let error = self.error * (self.events as f64 / events.max(1) as f64).sqrt();
         Share { events, error, ..*self }
     }
 }
 
-/// A share within `margin` of `middle`, rounded outwards to four digits.
+/// Returns a bound within `margin` of `middle`, rounded outwards to four digits.
 pub(super) fn around(middle: f64, margin: f64) -> Bound {
     let least = ((middle - margin).max(0.0) * 1e4).floor() / 1e4;
     Bound::Within(least, ((middle + margin).min(1.0) * 1e4).ceil() / 1e4)
 }
 
-/// The share of the lost packets that was recovered; its error from the differences of batches,
-/// since packets of one burst or block live and die together.
+/// Returns the share of lost packets that was recovered. Its error is computed from batches,
+/// since packets of one burst or block are recovered or lost together.
 pub(super) fn recovered(outcome: &Outcome) -> Share {
     let value = outcome.recovered_share();
     let batches = outcome.lost.chunk_by(|a, b| a.seq / BATCH == b.seq / BATCH);
@@ -148,12 +149,12 @@ pub(super) fn recovered(outcome: &Outcome) -> Share {
     Share { value, error, events: events(outcome).count() }
 }
 
-/// The losses of neighbours, each one event.
+/// Returns the loss events: maximal runs of adjacent lost packets.
 pub(super) fn events(outcome: &Outcome) -> impl Iterator<Item = &[Lost]> {
     outcome.lost.chunk_by(|a, b| a.seq + 1 == b.seq)
 }
 
-/// Recovery latencies in milliseconds, ascending.
+/// Returns recovery latencies in milliseconds, ascending.
 pub(super) fn latencies_ms(outcome: &Outcome) -> Vec<f64> {
     let recovered = outcome.lost.iter().filter_map(|lost| lost.recovery);
     let mut all: Vec<f64> = recovered.map(|after| after.as_secs_f64() * 1e3).collect();
@@ -161,18 +162,19 @@ pub(super) fn latencies_ms(outcome: &Outcome) -> Vec<f64> {
     all
 }
 
-/// The mean; NaN of none.
+/// Returns the mean; NaN if empty.
 pub(super) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// The value that a share `q` of the ascending `values` does not exceed; NaN of none.
+/// Returns the smallest of the ascending `values` that a share `q` does not exceed; NaN if
+/// empty.
 pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
     let at = (q * values.len() as f64).ceil() as usize;
     values.get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }
 
-/// Bars `width` wide: the middle of each, and the percentage of `values` in it.
+/// Returns bars of `width`: the centre of each, and the percentage of `values` in it.
 pub(super) fn histogram(values: &[f64], width: f64) -> Vec<(f64, f64)> {
     let bin = |value: &f64| (value / width) as usize;
     let bins = values.iter().map(bin).max().map_or(0, |last| last + 1);

@@ -1,4 +1,4 @@
-//! Split connections and whole ones, both under repairs that follow the losses.
+//! Split connections compared with end-to-end ones, both under adaptive repairs.
 
 use anyhow::Result;
 
@@ -12,14 +12,14 @@ use crate::world::World;
 /// The experiment.
 pub(in crate::experiments) struct Split;
 
-/// Losses, and whether a quick run has them.
+/// Losses, and whether a quick run includes them.
 const CASES: [(&str, &str, bool); 4] = [
     ("no loss", "0", true),
     ("1 % single", "1%", true),
     ("5 % single", "5%", false),
     ("1 %, bursts of 30", "1%x30", false),
 ];
-/// Of a whole connection's throughput, what a split one has at least.
+/// Minimum throughput of a split connection relative to an end-to-end one.
 const SHARE: f64 = 0.95;
 
 impl Experiment for Split {

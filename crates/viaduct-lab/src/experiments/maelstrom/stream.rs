@@ -1,4 +1,5 @@
-//! The scene of the paper's section 5.2: streams of timed messages beside a flow that is not full.
+//! Setup of the paper's section 5.2: streams of timed messages beside a flow below the link's
+//! rate.
 //!
 //! ```text
 //!   a1 ── message streams, 0.1 Mb/s each ──┐                            ┌──▶ b1: how late?
@@ -6,9 +7,9 @@
 //!   a1 ── iperf3, TCP held to 10 Mb/s ─────┘                            └──▶ b1
 //! ```
 //!
-//! One stream of the paper's rate has 12 messages a second: too few for a 99th percentile. Several
-//! such streams, their messages evenly apart, are several samples of the same thing; each sees only
-//! its own losses.
+//! A stream at the paper's rate has 12 messages per second: too few for a 99th percentile.
+//! Several such streams, with their messages evenly interleaved, provide independent samples;
+//! each stream is affected only by its own losses.
 
 use std::thread;
 use std::time::Duration;
@@ -22,49 +23,49 @@ use crate::gateways::GatewaySpec;
 use crate::topology::programs::{Carrier, Iperf, Message, TimedMessages};
 use crate::world::World;
 
-/// Congestion control of the messages and of the flow beside them: the paper's.
+/// Congestion control of the messages and of the concurrent flow, as in the paper.
 const CONGESTION: &str = "reno";
 
-/// The flow beside the messages, in bits a second.
+/// Rate of the concurrent flow, in bits per second.
 const BESIDE: u64 = 10_000_000;
 
-/// Bytes that the flow beside hands over at once: as many as a segment of the hosts' MTU holds, so
-/// that it is as even as the paper's.
+/// Bytes per write of the concurrent flow: one segment of the hosts' MTU, so that it is as
+/// smooth as the paper's.
 const WRITE: u32 = 1148;
 
-/// How long the flow beside has been running when the messages begin.
+/// Time that the concurrent flow runs before the messages begin.
 const LEAD: Duration = Duration::from_secs(2);
 
-/// How many messages are sent.
+/// Amount of messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scene {
-    /// Streams side by side.
+    /// Number of parallel streams.
     pub(super) streams: u16,
-    /// How long each sends.
+    /// Duration of each stream.
     pub(super) duration: Duration,
 }
 
-/// What became of the messages.
+/// Results of the messages and of the concurrent flow.
 pub(super) struct Heard {
-    /// All messages: those of one stream after those of the other.
+    /// All messages, stream after stream.
     pub(super) messages: Vec<Message>,
-    /// What the flow beside got through, in Mb/s.
+    /// Throughput of the concurrent flow, in Mb/s.
     pub(super) beside: f64,
 }
 
 impl Scene {
-    /// Two sites and a link with this delay (ms, one way) and loss (0 to 1).
+    /// Builds two sites and a link with this delay (ms, one way) and loss (0 to 1).
     pub(super) fn world(run: &Run, delay: u32, loss: f64) -> Result<World> {
         let config = format!("rate=100M,delay={delay}ms,queue=100ms,loss={loss}");
         World::new((1200, 1500), &link(&config), run.seed(), run.journal())
     }
 
-    /// The paper's code for this scene.
+    /// Returns the paper's code for this setup.
     pub(super) fn code() -> GatewaySpec {
         GatewaySpec::layered(7, &[1, 10], false).host_mtu(1200)
     }
 
-    /// Notes what is set.
+    /// Records the settings.
     pub(super) fn describe(&self, run: &mut Run) {
         run.param("rate_mbit_per_s", 100);
         run.param("queue_ms", 100);
@@ -79,7 +80,7 @@ impl Scene {
         run.congestion_control(CONGESTION);
     }
 
-    /// Sends all of it from a1 to b1.
+    /// Sends all streams from a1 to b1.
     pub(super) fn play(&self, world: &World) -> Result<Heard> {
         let (a1, b1) = (world.a1(), world.b1());
         let seconds = (self.duration + LEAD).as_secs() as u32 + 1;
@@ -111,18 +112,18 @@ impl Scene {
 }
 
 impl Heard {
-    /// Delivery latencies in ms; one that never arrived is infinitely late.
+    /// Returns delivery latencies in ms; infinity for messages that never arrived.
     pub(super) fn latencies(&self) -> Vec<f64> {
         let ms = |m: &Message| m.latency.map_or(f64::INFINITY, |l| l.as_secs_f64() * 1e3);
         self.messages.iter().map(ms).collect()
     }
 
-    /// The mean, in ms.
+    /// Returns the mean in ms.
     pub(super) fn mean(&self) -> f64 {
         mean(&self.latencies())
     }
 
-    /// The 99th percentile, in ms.
+    /// Returns the 99th percentile in ms.
     pub(super) fn p99(&self) -> f64 {
         quantile(&self.latencies(), 0.99)
     }

@@ -1,4 +1,4 @@
-//! Bursts, where today's FEC tunnels collapse: throughput of one TCP flow by code.
+//! Loss bursts, under which existing FEC tunnels collapse: throughput of one TCP flow by code.
 
 use anyhow::Result;
 
@@ -11,11 +11,11 @@ use crate::world::World;
 /// The experiment.
 pub(in crate::experiments) struct ThroughputBurst;
 
-/// A code, as people and as `[peer.fec]` name it.
+/// Code, with its displayed name and its lines in `[peer.fec]`.
 struct Candidate {
     name: &'static str,
     fec: &'static str,
-    /// Whether it is one of those that must stay above the bar.
+    /// True if the code must stay above the bound.
     held: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Figure 9b: throughput of TCP against the link's delay.
+//! Figure 9b: throughput of TCP by the link's delay.
 
 use super::throughput_loss::OF_PLAIN;
 use super::{link, percent};
@@ -13,7 +13,7 @@ pub(in crate::experiments) struct ThroughputDelay;
 /// Congestion control of every flow.
 const CONGESTION: &str = "cubic";
 
-/// The link's losses; none is the upper bound.
+/// Loss rates of the link; zero gives the upper bound.
 const LOSSES: [f64; 3] = [0.0, 1e-3, 1e-2];
 
 impl Experiment for ThroughputDelay {
@@ -69,7 +69,7 @@ impl Experiment for ThroughputDelay {
     }
 }
 
-/// Mb/s of a flow without and with gateways.
+/// Measures the Mb/s of a flow without and with gateways.
 fn measure(run: &mut Run, flow: &Iperf, delay: u32, loss: f64) -> anyhow::Result<[f64; 2]> {
     let axes = (("one-way delay", "ms"), ("throughput", "Mb/s"));
     let plot = Plot::line("Throughput of one flow", axes.0, axes.1);

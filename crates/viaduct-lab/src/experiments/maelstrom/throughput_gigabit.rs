@@ -1,5 +1,5 @@
-//! Figure 10: throughput of eight TCP flows on a gigabit link against loss and against delay, where hosts and
-//! WAN have the same MTU, so that the gateways lower the route's and clamp the MSS.
+//! Figure 10: throughput of eight TCP flows on a gigabit link by loss and by delay. Hosts and
+//! WAN have the same MTU, so the gateways lower the route's MTU and clamp the MSS.
 
 use anyhow::{Context, Result};
 
@@ -15,7 +15,7 @@ pub(in crate::experiments) struct ThroughputGigabit;
 
 /// Congestion control of every flow.
 const CONGESTION: &str = "cubic";
-/// One-way delay in ms where the loss varies.
+/// One-way delay in ms while the loss varies.
 const DELAY: u32 = 50;
 
 impl Experiment for ThroughputGigabit {
@@ -32,7 +32,7 @@ impl Experiment for ThroughputGigabit {
     fn run(&self, run: &mut Run) -> Result<()> {
         let losses: &[f64] = run.choose(&[0.0, 1e-4, 1e-3, 0.01, 0.02], &[0.0, 0.01]);
         let delays: &[u32] = run.choose(&[10, 25, 75, 100], &[]);
-        // The paper's flows last 120 s; once past slow start the rest is more of the same.
+        // The paper's flows last 120 s; after slow start the throughput does not change.
         let (seconds, warm_up) = run.choose((20, 10), (6, 6));
         run.param("link", "1 Gb/s, 50 ms one way against loss, queue 50 ms");
         run.param("code", "(8,3) I=(1,20,40)");
@@ -61,7 +61,7 @@ impl Experiment for ThroughputGigabit {
     }
 }
 
-/// Mb/s of the flows without and with gateways.
+/// Measures the Mb/s of the flows without and with gateways.
 fn measure(run: &mut Run, flows: &Iperf, delay: u32, loss: f64) -> Result<(f64, f64)> {
     let config = format!("rate=1G,delay={delay}ms,queue=50ms,loss={loss}");
     let mut world = World::new((1500, 1500), &link(&config), run.seed(), run.journal())?;
@@ -75,7 +75,7 @@ fn measure(run: &mut Run, flows: &Iperf, delay: u32, loss: f64) -> Result<(f64, 
     Ok((without, with))
 }
 
-/// The right graph: without loss, and at 1 %.
+/// Draws the right graph: without loss, and at 1 %.
 fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f64)]) -> Result<()> {
     let plot = Plot::line("Against delay", ("one-way delay", "ms"), ("throughput", "Mb/s"));
     let losses = [0.0, 0.01];
@@ -107,7 +107,7 @@ fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f6
     Ok(())
 }
 
-/// Where the loss that is left comes from: shed by a gateway, or beyond the code.
+/// Describes the origin of the remaining losses: shed by a gateway, or beyond the code.
 fn what_gateways_did(world: &mut World) -> Result<String> {
     let gateways = world.gateways().context("gateways run")?;
     let (a, b) = (gateways.a.status()?, gateways.b.status()?);

@@ -1,4 +1,4 @@
-//! Figures 9a and 10a: throughput of TCP against the link's loss rate.
+//! Figures 9a and 10a: throughput of TCP by the link's loss rate.
 
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::experiments::maelstrom::{link, percent};
@@ -11,8 +11,8 @@ pub(in crate::experiments) struct ThroughputLoss;
 
 /// Congestion control of every flow.
 const CONGESTION: &str = "cubic";
-/// Of plain TCP without loss, at least: nine tenths of what (8,3) leaves for data by arithmetic, 0.70, where 3
-/// repairs, each a packet and 166 bytes, stand beside 8 packets of 1200 bytes.
+/// Minimum relative to plain TCP without loss: nine tenths of 0.70, the share that (8,3) leaves
+/// for data, as 3 repairs, each a packet plus 166 bytes, accompany 8 packets of 1200 bytes.
 pub(super) const OF_PLAIN: f64 = 0.63;
 
 impl Experiment for ThroughputLoss {
@@ -57,12 +57,13 @@ impl Experiment for ThroughputLoss {
             world.protect(&code)?;
             run.step(&format!("loss {}, with gateways", percent(loss)))?;
             let with = flow.run(world.a1(), world.b1())?.received / 1e6;
-            // A logarithmic axis has no zero: lossless stands at a hundredth of the smallest.
+            // A logarithmic axis has no zero; zero loss is drawn at a hundredth of the
+            // smallest.
             let x = if loss == 0.0 { 1e-3 } else { loss * 100.0 };
             run.point(plain, x, without);
             run.point(protected, x, with);
             results.push((loss, without, with));
-            // Losses are measured from none upwards.
+            // Loss rates are measured in ascending order from zero.
             run.point(bound, x, results[0].1);
             run.point(of_bound, x, 100.0 * with / results[0].1);
         }

@@ -1,4 +1,4 @@
-//! Figures 8 and 15: layered interleaving beside Reed-Solomon.
+//! Figures 8 and 15: layered interleaving compared with Reed-Solomon.
 
 use viaduct_proto::fec::analysis::{layered_independent, reed_solomon};
 use viaduct_proto::sim::stream::Outcome;
@@ -12,7 +12,7 @@ use crate::experiments::maelstrom::simulated::{
 /// The experiment.
 pub(in crate::experiments) struct VsReedSolomon;
 
-/// Singles at 0.1 %, and long bursts now and then.
+/// Single losses at 0.1 %, and occasional long bursts.
 const SINGLES_AND_BURSTS: &str = "0.1%+0.05%x30";
 
 /// Recoveries in the moving average.
@@ -72,7 +72,7 @@ fn probabilities(run: &mut Run) -> anyhow::Result<()> {
 }
 
 fn hold_against_forms(run: &mut Run, p: f64, layers: Share, blocks: Share) {
-    // A lower bound only: layers help each other.
+    // Lower bound only, because layers help each other.
     let least = layered_independent(7, 2, p);
     let reachable = around((1.0 + least) / 2.0, (1.0 - least) / 2.0 + layers.margin());
     let name = format!("{} lost: share that layers recover", percent(p));
@@ -82,7 +82,7 @@ fn hold_against_forms(run: &mut Run, p: f64, layers: Share, blocks: Share) {
     run.check(&name, blocks.value, around(form, margin));
 }
 
-/// Figure 15: (8,2), both able to bear bursts of 40.
+/// Figure 15: (8,2), both codes able to correct bursts of 40.
 fn latencies(run: &mut Run) -> anyhow::Result<()> {
     let packets = run.choose(1_000_000, 250_000);
     run.param("figure_15", "r=8 c=2, I=(1,40) and interleave 20, 1042 packets/s");
@@ -100,7 +100,7 @@ fn latencies(run: &mut Run) -> anyhow::Result<()> {
         averages.iter().for_each(|(packet, latency)| run.point(series, *packet, *latency));
         highest.push(averages.iter().map(|(_, latency)| *latency).fold(0.0, f64::max));
         let share = recovered(&outcome).value;
-        // What is sent at once may be swallowed by the burst that it would repair.
+        // An immediate repair can be lost in the burst that it should repair.
         let least = if code == delayed(8, &[1, 40]) { 0.99 } else { 0.95 };
         run.check(&format!("{code}: share recovered"), share, Bound::AtLeast(least));
         medians.push(median_of_singles(&outcome));
@@ -113,7 +113,8 @@ fn latencies(run: &mut Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Number of each recovered packet up to `last`, and the mean latency of the recoveries up to it.
+/// Returns the number of each recovered packet up to `last`, and the moving average of the
+/// latency there.
 fn moving_average(outcome: &Outcome, last: u64) -> Vec<(f64, f64)> {
     let early = outcome.lost.iter().take_while(|lost| lost.seq <= last);
     let recovered: Vec<(f64, f64)> = early

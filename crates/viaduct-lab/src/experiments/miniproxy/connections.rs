@@ -1,5 +1,5 @@
-//! Table 1: set-up time of connections that are begun at once, until their first byte has come back
-//! through the proxy, beside HAProxy; and the cost of those that stay open and idle.
+//! Table 1: set-up time of concurrent connections to the first byte through the proxy, compared
+//! with HAProxy; and the cost of idle connections.
 
 use std::time::Duration;
 
@@ -16,21 +16,22 @@ use crate::topology::{Usage, socket_memory};
 /// The experiment.
 pub(in crate::experiments) struct Connections;
 
-/// Connections begun at once, and the paper's mean set-up time, milliseconds.
+/// Number of concurrent connections, and the paper's mean set-up time in milliseconds.
 const TABLE: [(usize, f64); 6] =
     [(30, 0.1), (70, 1.0), (110, 2.0), (150, 2.0), (190, 3.0), (230, 3.0)];
-/// Bound of the last row, to the first byte: the paper's mean set-up time.
+/// Maximum for the last row, to the first byte: the paper's mean set-up time.
 const MAX_MS: f64 = 3.0;
-/// Bound of the same over HAProxy's, median of paired volleys.
+/// Maximum relative to HAProxy's, as the median of paired volleys.
 const MAX_OF_HAPROXY: f64 = 1.05;
 const CONTENDERS: [Contender; 2] = [Contender::Viaduct, Contender::Other(Software::Haproxy)];
-/// Idle relays are opened so many at once: less than a listener holds ready.
+/// Idle relays opened at once: fewer than a listener's backlog.
 const AT_ONCE: usize = 250;
-/// Longest that all of them may take.
+/// Time limit for opening all of them.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Ends of pipes that a proxy may keep for the next flow with bytes, however many are idle.
+/// Pipe ends that a proxy may keep for the next flow with data, regardless of the number of
+/// idle relays.
 const POOLED: f64 = 128.0;
-/// Descriptors beside those of the relays, in the lab and in what it measures.
+/// Descriptors beside those of the relays, in the lab and in the measured proxy.
 const SPARE: u64 = 600;
 
 impl Experiment for Connections {
@@ -72,9 +73,10 @@ impl Experiment for Connections {
     }
 }
 
-/// The rows of the table. A handshake is the kernel's and ends in the proxy's accept queue, whatever the
-/// proxy does: it is shown, and the first byte of the server's answer is judged. Volleys of both contenders
-/// alternate, and the one that begins changes from round to round.
+/// Measures the rows of the table. The handshake is completed by the kernel and ends in the
+/// proxy's accept queue, independent of the proxy: it is shown, but the first byte of the
+/// server's answer is checked. Volleys of both contenders alternate, and the first one changes
+/// from round to round.
 fn set_up(run: &mut Run, stalls: &[Stall; 2], times: usize) -> Result<()> {
     let (count, time) = (("connections at once", ""), ("mean time", "ms"));
     let handshake = Plot::line("Handshake with the kernel in front of the proxy", count, time);
@@ -109,8 +111,8 @@ fn set_up(run: &mut Run, stalls: &[Stall; 2], times: usize) -> Result<()> {
     Ok(())
 }
 
-/// Mean times of `count` connections begun at once, milliseconds: to the proxy's answer, and to the
-/// first byte of the server's.
+/// Returns the mean times of `count` concurrent connections in milliseconds: to the proxy's
+/// answer, and to the first byte of the server's.
 fn volley(stall: &Stall, count: usize) -> Result<[f64; 2]> {
     let crowd = Crowd::open(stall.pair.load(), stall.address, count, count, PATIENCE)?;
     let ms = |time: Option<Duration>| time.map_or(f64::NAN, |time| time.as_secs_f64() * 1e3);
@@ -122,8 +124,8 @@ fn volley(stall: &Stall, count: usize) -> Result<[f64; 2]> {
     ])
 }
 
-/// Opens so many that have had an answer and say no more; what a proxy's own memory grew by for
-/// each, in bytes.
+/// Opens `idle` relays that have had an answer and stay idle; returns the growth of the proxy's
+/// own memory per relay, in bytes.
 fn idle_relays(
     run: &mut Run,
     n: usize,
@@ -138,7 +140,7 @@ fn idle_relays(
     drop(crowd);
     let each = |bytes: u64| bytes as f64 / idle as f64;
     let own = each(after.0.anonymous.saturating_sub(before.0.anonymous));
-    // Each relay has four sockets on this machine, of which two are the proxy's.
+    // Each relay has four sockets on this machine, two of them the proxy's.
     let kernel = each(after.1.saturating_sub(before.1)) / 2.0;
     let plot = Plot::histogram("Memory of an idle relay", ("", ""), ("memory", "bytes"));
     for (name, value) in [("its own", own), ("its sockets in the kernel", kernel)] {
@@ -152,7 +154,7 @@ fn idle_relays(
         run.labelled_point(series, n as f64, usage.resident as f64 / 1e6, contender.name());
     }
     if contender == Contender::Viaduct {
-        // Some sockets are listeners and the like; idle relays have two each.
+        // A few sockets are listeners and the like; idle relays have two each.
         let relays = (after.0.sockets / 2) as f64;
         run.check("idle relays open at once", relays, Bound::AtLeast(idle as f64));
         let pipes = after.0.pipes as f64;

@@ -1,5 +1,5 @@
-//! Those that are compared: viaduct and what others have, each between a client and a server of its
-//! own. They share no machine: what one has the kernel do with packets would cost the others.
+//! Compared proxies: viaduct and others, each between its own client and server. They share no
+//! machine, since the packet processing of one in the kernel would cost the others.
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -13,10 +13,10 @@ use crate::topology::programs::{Relay, Software};
 use crate::topology::{Journal, Pair};
 
 const PORT: u16 = 7000;
-/// Of all sockets at all ends.
+/// Congestion control of all sockets.
 pub(super) const CONGESTION_CONTROL: &str = "cubic";
 
-/// Who.
+/// Compared proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contender {
     Viaduct,
@@ -32,19 +32,20 @@ impl Contender {
     }
 }
 
-/// One of them at work: idle until spoken to.
+/// Running contender, idle until clients connect.
 pub(super) struct Stall {
-    // In the order in which they end.
+    // Fields in the order in which they are dropped.
     _process: Box<dyn Any>,
     _server: Server,
     pub(super) pair: Pair,
-    /// Where it listens.
+    /// Listening address.
     pub(super) address: SocketAddr,
     pub(super) pid: u32,
 }
 
 impl Stall {
-    /// The load and the server are on the machine's first core, the contender is on its last.
+    /// Starts the contender on the machine's last core, with the load and the server on the
+    /// first.
     pub(super) fn build(contender: Contender, journal: &Journal) -> Result<Stall> {
         let (first, last) = first_and_last()?;
         let pair = Pair::build(journal)?;
@@ -56,7 +57,7 @@ impl Stall {
         let (pid, process): (u32, Box<dyn Any>) = match contender {
             Contender::Viaduct => {
                 let (listen, to) = (address.to_string(), server.address().to_string());
-                // Beside those that are measured some of the crowd before may be left.
+                // Connections of an earlier crowd may still exist beside the measured ones.
                 let options = ["--listen", &listen, "--to", &to, "--flows", "9500"];
                 let mut proxy = Proxy::start_on(node, last, &options)?;
                 (proxy.process().id(), Box::new(proxy))
@@ -69,7 +70,7 @@ impl Stall {
         Ok(Stall { _process: process, _server: server, pair, address, pid })
     }
 
-    /// Puts a load on it.
+    /// Starts a load on the contender.
     pub(super) fn load(&self, shape: Shape) -> Result<Load> {
         Ok(Load::start(self.pair.load(), first_and_last()?.0, shape, self.address))
     }

@@ -1,4 +1,4 @@
-//! Downloads one after the other, and how long the middle one takes.
+//! Sequential downloads, and their median times.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::experiments::statistics::median;
 use crate::topology::Host;
 use crate::topology::programs::WebServer;
 
-/// Longest that a download may take.
+/// Time limit of a download.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Medians over `times` downloads of so many bytes, in milliseconds.
+/// Returns the medians over `times` downloads of `bytes` bytes, in milliseconds.
 pub(super) fn measure(
     client: &Host,
     server: &Host,
@@ -21,7 +21,7 @@ pub(super) fn measure(
     seed: u64,
 ) -> Result<Expected> {
     let web = WebServer::start(server, bytes, seed)?;
-    // The first download teaches the neighbours their addresses.
+    // The first download fills the neighbour tables.
     web.download(client, LIMIT)?;
     let mut found: [Vec<f64>; 2] = Default::default();
     for _ in 0..times {

@@ -1,5 +1,5 @@
-//! What a flood of SYNs from made-up addresses does to a proxy that forwards SYNs early, to the
-//! servers behind it, and to its true clients.
+//! Effect of a flood of SYNs from spoofed addresses on a proxy that forwards SYNs early, on the
+//! servers behind it, and on its real clients.
 
 use std::io::Read;
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
@@ -21,22 +21,22 @@ use crate::topology::{Chain, Host};
 /// The experiment.
 pub(in crate::experiments) struct SynFlood;
 
-/// SYNs a second.
+/// SYNs per second.
 const RATE: u64 = 20_000;
 const PORT: u16 = 9000;
-/// One-way delay of each of the two links, milliseconds.
+/// One-way delay of each of the two links in milliseconds.
 const DELAY: f64 = 5.0;
-/// The proxy's own: `--early-most`, `--early-wait`.
+/// Defaults of the proxy: `--early-most`, `--early-wait`.
 const EARLY_MOST: f64 = 1024.0;
 const EARLY_WAIT: Duration = Duration::from_secs(3);
-/// What one early connection may cost in the proxy's memory, at most: a page.
+/// Maximum memory of the proxy per early connection: a page.
 const EARLY_BYTES: f64 = 4096.0;
-/// Clients at once, and the pause of each between two connections.
+/// Number of concurrent clients, and the pause of each between two connections.
 const CLIENTS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(20);
-/// Longest that a client tries.
+/// Time limit of a client.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A SYN that is lost is sent again after so long: none of the true clients' should be.
+/// Time after which a lost SYN is retransmitted; no SYN of a real client should be lost.
 const RETRANSMITTED_MS: f64 = 1000.0;
 
 const WHEN: [&str; 3] = ["before", "during", "after"];
@@ -71,26 +71,26 @@ impl Experiment for SynFlood {
     }
 }
 
-/// What was seen in one mode.
+/// Results of one mode.
 struct Found {
-    /// Before, during and after the flood.
+    /// Results of the clients before, during and after the flood.
     clients: [Clients; 3],
-    /// SYNs a second that the flood came to.
+    /// SYNs per second that the flood achieved.
     rate: f64,
-    /// SYNs that the server saw during the flood, the true clients' apart.
+    /// SYNs that the server received during the flood, without those of real clients.
     onward: f64,
-    /// Bytes of the proxy: before the flood, and at its most since.
+    /// Resident bytes of the proxy: before the flood, and the maximum since.
     resident: [f64; 2],
-    /// Processors that the proxy took during the flood.
+    /// Processors used by the proxy during the flood.
     processors: f64,
-    /// What the proxy counted of early connections, at the end.
+    /// The proxy's counters of early connections at the end.
     early: Value,
 }
 
-/// How true clients fared.
+/// Results of the real clients.
 #[derive(Default)]
 struct Clients {
-    /// Milliseconds to the first byte, of those that got it.
+    /// Milliseconds to the first byte, for successful connections.
     times: Vec<f64>,
     failed: usize,
 }
@@ -129,19 +129,19 @@ fn report(run: &mut Run, mode: &str, found: &Found) {
 fn check(run: &mut Run, mode: &str, found: &Found) {
     let flooded = 0.9 * RATE as f64;
     run.check(&format!("{mode}: SYNs a second"), found.rate, Bound::AtLeast(flooded));
-    // The first table is filled and expires; by then the flood is known for what it is. A quarter
-    // more is for those that come while it expires.
+    // The first table fills and expires; by then the flood is detected. The additional quarter
+    // allows for SYNs that arrive while it expires.
     let onward = Bound::AtMost(1.25 * EARLY_MOST);
     run.check(&format!("{mode}: SYNs onward for the flood"), found.onward, onward);
     let grown = (found.resident[1] - found.resident[0]) / (1 << 20) as f64;
-    // Pages of the program come back too when it works: its 6 MB, the idle proxy's bound.
+    // Pages of the program become resident when it works: its 6 MB, the idle proxy's bound.
     let most = 6.0 + EARLY_MOST * EARLY_BYTES / (1 << 20) as f64;
     run.check(&format!("{mode}: memory grown, MB"), grown, Bound::AtMost(most));
     let [before, during, _] = &found.clients;
     let served = during.times.len() as f64 / (during.times.len() + during.failed) as f64;
     let name = format!("{mode}: true clients served, %");
     run.check(&name, 100.0 * served, Bound::AtLeast(99.0));
-    // Where the SYN cannot be forwarded early the way to the server is gone twice.
+    // If the SYN cannot be forwarded early, the path to the server is traversed twice.
     let late = quantile(&before.times, 0.5) + 2.0 * DELAY + 10.0;
     let name = format!("{mode}: median first byte during the flood, ms");
     run.check(&name, quantile(&during.times, 0.5), Bound::AtMost(late));
@@ -149,9 +149,9 @@ fn check(run: &mut Run, mode: &str, found: &Found) {
     run.check(&name, quantile(&during.times, 0.95), Bound::AtMost(RETRANSMITTED_MS));
 }
 
-/// A client, a router with the proxy, and a server.
+/// Client, router with the proxy, and server.
 struct World {
-    // Before what it runs in.
+    // Dropped before the node it runs in.
     proxy: Proxy,
     chain: Chain,
 }
@@ -220,14 +220,14 @@ impl World {
         })
     }
 
-    /// SYNs that the server has seen.
+    /// Returns the SYNs that the server has received.
     fn syns(&self) -> Result<f64> {
         let text = self.chain.server().run("nft", &["list table inet count"])?;
         let count = text.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
         count.and_then(|count| count.parse().ok()).context("the server's counter of SYNs")
     }
 
-    /// What the proxy says of its early connections.
+    /// Reads the proxy's counters of early connections.
     fn early(&self) -> Result<Value> {
         let path = self.proxy.directory().join("proxy-7000.sock");
         let mut text = String::new();
@@ -237,15 +237,15 @@ impl World {
     }
 }
 
-/// Sends a byte to whoever connects, until the listener is shut.
+/// Sends a byte on each connection, until the listener is shut down.
 fn serve(listener: &TcpListener) {
     while let Ok((mut stream, _)) = listener.accept() {
-        // One that has gone already wanted none.
+        // A client that has closed the connection needs no byte.
         let _ = std::io::Write::write_all(&mut stream, b"!");
     }
 }
 
-/// Some clients connect again and again for `time`.
+/// Runs clients that connect repeatedly for `time`.
 fn clients(host: &Host, to: SocketAddrV4, time: Duration) -> Result<Clients> {
     let end = Instant::now() + time;
     let one = || {
@@ -282,14 +282,14 @@ fn first_byte(to: SocketAddr) -> std::io::Result<Duration> {
     Ok(begun.elapsed())
 }
 
-/// Bytes of a process in memory.
+/// Returns the resident memory of a process in bytes.
 fn resident(process: u32) -> Result<f64> {
     let text = std::fs::read_to_string(format!("/proc/{process}/statm"))?;
     let pages: f64 = text.split(' ').nth(1).context("its second word")?.parse()?;
     Ok(pages * rustix::param::page_size() as f64)
 }
 
-/// The most over `time`.
+/// Returns the maximum of the resident memory over `time`.
 fn most_resident(process: u32, time: Duration) -> f64 {
     let (end, mut most) = (Instant::now() + time, 0.0);
     while Instant::now() < end {
@@ -299,7 +299,7 @@ fn most_resident(process: u32, time: Duration) -> f64 {
     most
 }
 
-/// Seconds of processor that a process has used.
+/// Returns the processor seconds used by a process.
 fn used(process: u32) -> Result<f64> {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
     let rest = &text[text.rfind(')').context("its name")? + 1..];

@@ -1,4 +1,4 @@
-//! Miniproxy's figures: what splitting TCP and forwarding the SYN early do for short flows.
+//! Miniproxy's figures: effect of split TCP and of early SYN forwarding on short flows.
 
 pub(super) mod connections;
 mod contenders;

@@ -1,27 +1,27 @@
-//! The paper's equations, which stand beside what is measured: hops of one-way delay D_i, D their
+//! Equations of the paper, shown beside the measurements: hops of one-way delay D_i, D their
 //! sum, and n round trips of slow start for B bytes.
 
-/// Segments of the first flight.
+/// Initial window in segments.
 const INITIAL_WINDOW: f64 = 10.0;
-/// Bytes of a segment.
+/// Bytes per segment.
 const SEGMENT: f64 = 1448.0;
 
-/// What a transfer should take, in milliseconds.
+/// Expected times of a transfer in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Expected {
-    /// To the first byte.
+    /// Time to the first byte.
     pub(super) first_byte: f64,
     /// To the last byte.
     pub(super) whole: f64,
 }
 
-/// Round trips that slow start takes for `bytes`.
+/// Returns the round trips of slow start for `bytes`.
 fn rounds(bytes: usize) -> f64 {
     (bytes as f64 / (INITIAL_WINDOW * SEGMENT) + 1.0).log2().ceil()
 }
 
-/// Of `bytes` over hops of these one-way delays, milliseconds; with the SYN forwarded early at each
-/// proxy between them.
+/// Returns the times for `bytes` over hops of these one-way delays in milliseconds, with the
+/// SYN forwarded early at each proxy between them.
 pub(super) fn expected(delays: &[f64], bytes: usize) -> Expected {
     let (sum, n) = (delays.iter().sum::<f64>(), rounds(bytes));
     let longest = delays.iter().copied().fold(0.0, f64::max);

@@ -1,5 +1,5 @@
-//! Figure 5: a proxy aside of the way, which makes the way longer and its halves shorter than the
-//! whole.
+//! Figure 5: an off-path proxy, which makes the total path longer and each half shorter than
+//! the direct path.
 
 use anyhow::Result;
 use viaduct_proto::link::LinkConfig;
@@ -13,13 +13,14 @@ use crate::topology::Detour;
 /// The experiment.
 pub(in crate::experiments) struct OffPath;
 
-/// One-way delay from the client to the server, milliseconds.
+/// One-way delay from the client to the server in milliseconds.
 const ONE_WAY: f64 = 50.0;
-/// How far the proxy stands aside, milliseconds: as far is each half of the way by it longer.
+/// Distances of the proxy from the path in milliseconds; each half of the path over it is
+/// longer by this.
 const ASIDE: [f64; 6] = [0.0, 2.5, 5.0, 7.5, 10.0, 12.5];
-/// How far what is measured may be from the model.
+/// Maximum relative deviation of the measurements from the model.
 const TOLERANCE: f64 = 0.05;
-/// The sizes that are checked, in KB: of one flight, two and three.
+/// Checked sizes in KB: of one, two and three flights.
 const CHECKED: [usize; 3] = [10, 25, 50];
 
 impl Experiment for OffPath {
@@ -62,7 +63,8 @@ impl Experiment for OffPath {
                 }
             }
             if aside == ASIDE[5] {
-                // By the equations two flights take as long as without a proxy, three 0.94 of it.
+                // By the equations, two flights take as long as without a proxy, three take
+                // 0.94 of it.
                 let ratio = found[2].whole / none[2].whole;
                 run.check("50 KB by the longest way over no proxy", ratio, Bound::AtMost(0.98));
             }
@@ -89,7 +91,7 @@ fn checks(run: &mut Run, name: &str, found: Expected, model: Expected) {
     run.check(&format!("{name}: whole over the model's"), found.whole / model.whole, near);
 }
 
-/// Downloads of each size, straight or by a proxy so far aside.
+/// Measures downloads of each size, directly or over a proxy at this distance.
 fn one_world(
     run: &mut Run,
     aside: Option<f64>,
@@ -106,7 +108,7 @@ fn one_world(
         host.set_congestion_control("cubic")?;
     }
     let name = aside.map_or("no proxy".to_owned(), |aside| format!("{aside} ms aside"));
-    // Before the world that they run in.
+    // Dropped before the world that they run in.
     let _proxies = match aside {
         None => Vec::new(),
         Some(_) => {

@@ -1,5 +1,4 @@
-//! Figure 3, for the process: how soon a proxy serves that was not there, and what it holds while
-//! it has nothing to do.
+//! Figure 3, for a process: time until a newly started proxy serves, and its memory when idle.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -22,13 +21,14 @@ pub(in crate::experiments) struct Start;
 
 const PROXY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7000);
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7001);
-/// Longest that a start may take, however little it is given.
+/// Time limit of a start, even with few resources.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How often a client asks whether the proxy is there yet.
+/// Interval of a client's attempts to reach the proxy.
 const EVERY: Duration = Duration::from_micros(200);
-/// What a proxy on demand waits for before it ends, and how long until it surely has.
+/// Idle time after which a proxy on demand ends.
 const IDLE: &str = "200ms";
-/// Milliseconds from exec, and those that starting on demand may add; megabytes of an idle proxy.
+/// Maximum milliseconds from exec, and added by starting on demand; maximum megabytes of an
+/// idle proxy.
 const MOST_FROM_EXEC: f64 = 12.0;
 const MOST_ADDED: f64 = 15.0;
 const MOST_RESIDENT: f64 = 6.0;
@@ -87,13 +87,13 @@ impl Experiment for Start {
     }
 }
 
-/// Medians, in milliseconds.
+/// Median times in milliseconds.
 struct Times {
-    /// From exec until a client had its answer from the server.
+    /// Time from exec until a client had the server's answer.
     exec: f64,
-    /// From a client's SYN until its answer, by a proxy on demand.
+    /// Time from a client's SYN to its answer, with a proxy on demand.
     demand: f64,
-    /// The same when the proxy runs.
+    /// Time from a client's SYN to its answer, with a running proxy.
     warm: f64,
 }
 
@@ -102,7 +102,7 @@ fn point(run: &mut Run, series: [SeriesId; 2], x: f64, times: &Times) {
     run.point(series[1], x, times.demand);
 }
 
-/// One machine, with a server and its proxy.
+/// Machine with a server and its proxy.
 struct Bench {
     node: Node,
     _server: Echo,
@@ -142,7 +142,7 @@ impl Bench {
         Ok(Times { exec: median(&exec), demand: median(&demand), warm: median(&warm) })
     }
 
-    /// A proxy in `group` that waits for [`begin`].
+    /// Prepares a proxy in `group` that waits for [`begin`].
     fn prepare(&self, group: &Cgroup, more: &[&str]) -> Result<Process> {
         let (at, to) = (PROXY.to_string(), SERVER.to_string());
         let run_dir = self.scratch.path().display().to_string();
@@ -150,13 +150,13 @@ impl Bench {
         let mut command = group.command(&self.node, &binary()?, &[&own, more].concat());
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let process = self.node.spawn(command)?;
-        // Until the shell has read its script and joined the group.
+        // Time for the shell to read its script and join the group.
         thread::sleep(Duration::from_millis(20));
         Ok(process)
     }
 
-    /// Connects until somebody accepts, and waits until the server has sent a byte back: the time
-    /// since `begun`.
+    /// Connects until accepted, and waits until the server has sent a byte back; returns the
+    /// time since `begun`.
     fn first(&self, begun: Instant) -> Result<Duration> {
         let mut client = loop {
             match TcpStream::connect(PROXY) {
@@ -172,7 +172,7 @@ impl Bench {
         Ok(begun.elapsed())
     }
 
-    /// Waits until the proxy that `parent` has started is gone.
+    /// Waits until the proxy started by `parent` has ended.
     fn wait_until_alone(&self, parent: &Process) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !children(parent.id())?.is_empty() {
@@ -185,7 +185,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What a proxy holds, in megabytes, and when.
+    /// Returns the memory of a proxy in megabytes at several moments.
     fn resident(&self) -> Result<Vec<(&'static str, f64)>> {
         let group = Cgroup::new(Limits::default())?;
         let mut proxy = self.prepare(&group, &[])?;
@@ -213,7 +213,7 @@ impl Bench {
     }
 }
 
-/// A server that sends one byte of each connection back. It ends with this value.
+/// Server that echoes one byte per connection; ends when dropped.
 struct Echo {
     listener: TcpListener,
     thread: Option<thread::JoinHandle<()>>,
@@ -224,7 +224,7 @@ impl Echo {
         let own = listener.try_clone()?;
         let serve = move || {
             while let Ok((mut client, _)) = own.accept() {
-                // A thread each: the first that comes may be a connection that nobody uses.
+                // A thread per connection, because the first one may stay unused.
                 thread::spawn(move || {
                     let mut byte = [0];
                     let read = client.read_exact(&mut byte);
@@ -243,7 +243,7 @@ impl Drop for Echo {
     }
 }
 
-/// Has a prepared proxy begin; when.
+/// Lets a prepared proxy begin; returns the time.
 fn begin(proxy: &mut Process) -> Result<Instant> {
     let mut stdin = proxy.stdin.take().context("a pipe to its input")?;
     let begun = Instant::now();
@@ -255,18 +255,18 @@ fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// What `process` has started.
+/// Returns the child processes of `process`.
 fn children(process: u32) -> Result<Vec<u32>> {
     let mut all = Vec::new();
     for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
-        // A thread may have ended meanwhile.
+        // The thread may have ended meanwhile.
         let text = std::fs::read_to_string(task?.path().join("children")).unwrap_or_default();
         all.extend(text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
     }
     Ok(all)
 }
 
-/// A size in `/proc/<process>/status`.
+/// Reads a size in megabytes from `/proc/<process>/status`.
 fn megabytes(process: u32, what: &str) -> Result<f64> {
     let text = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = text.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'));

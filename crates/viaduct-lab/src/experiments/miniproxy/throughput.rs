@@ -1,4 +1,4 @@
-//! Section 6.1: throughput of the relay, beside what others have, on one core.
+//! Section 6.1: throughput of the relay on one core, compared with other proxies.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::topology::{cpu_time, machine_time};
 /// The experiment.
 pub(in crate::experiments) struct Throughput;
 
-/// In the order in which they are shown.
+/// Contenders in display order.
 const ALL: [Contender; 5] = [
     Contender::Viaduct,
     Contender::Other(Software::Haproxy),
@@ -27,13 +27,13 @@ const ALL: [Contender; 5] = [
 const VIADUCT: usize = 0;
 const HAPROXY: usize = 1;
 
-/// What is measured.
+/// Kind of measurement.
 struct Kind {
     name: &'static str,
     shape: Shape,
-    /// What a second brings: the unit, and how many of the load's counts are one.
+    /// Unit of the rate, and the load's counts per unit.
     unit: (&'static str, f64),
-    /// What processor time is told for: so many counts.
+    /// Unit of processor time, and the counts it refers to.
     cost: (&'static str, f64),
 }
 
@@ -58,12 +58,13 @@ const KINDS: [Kind; 3] = [
     },
 ];
 
-/// Before what counts: the flows' windows open, caches warm.
+/// Warm-up before the measurement: the flows' windows open and caches fill.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Cores that others' work may have in a window that counts, and how often such a one is looked for.
+/// Maximum cores used by other processes in a measuring window, and the number of attempts to
+/// find such a window.
 const QUIET: f64 = 0.06;
 const TRIES: usize = 6;
-/// Of HAProxy's, at least and at most.
+/// Bounds relative to HAProxy: minimum rate and maximum cost.
 const LEAST_RATE: f64 = 0.97;
 const MOST_COST: f64 = 1.05;
 
@@ -81,7 +82,7 @@ impl Experiment for Throughput {
     fn run(&self, run: &mut Run) -> Result<()> {
         let rounds = run.choose(11, 3);
         let seconds = run.choose(0.5, 0.2);
-        // Those that are no check's business are measured once if time is short.
+        // Contenders without a check are measured only once in a quick run.
         let others = run.choose(rounds, 1);
         run.param("rounds", rounds);
         run.param("seconds_each", seconds);
@@ -115,22 +116,23 @@ impl Experiment for Throughput {
     }
 }
 
-/// One window of one contender.
+/// Measuring window of one contender.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     rate: f64,
     cost: f64,
-    /// Cores that others' work had.
+    /// Cores used by other processes.
     disturbed: f64,
 }
 
-/// There and back, so that what drifts with time hits none alone.
+/// Returns the order of a round, alternately forwards and backwards, so that drift affects all
+/// equally.
 fn order(round: usize) -> Vec<usize> {
     let all = 0..ALL.len();
     if round.is_multiple_of(2) { all.collect() } else { all.rev().collect() }
 }
 
-/// The first window that others leave alone, or the one that they disturb least.
+/// Returns the first window without disturbance by other processes, or the least disturbed one.
 fn measure(who: &Stall, kind: &Kind, window: Duration) -> Result<Sample> {
     let load = who.load(kind.shape)?;
     thread::sleep(WARM_UP);

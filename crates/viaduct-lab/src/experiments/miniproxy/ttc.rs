@@ -1,4 +1,4 @@
-//! Figure 4: time to complete a transfer, with proxies that split the way evenly.
+//! Figure 4: time to complete a transfer, with proxies that divide the path evenly.
 
 use std::net::IpAddr;
 
@@ -14,11 +14,11 @@ use crate::topology::Chain;
 /// The experiment.
 pub(in crate::experiments) struct Ttc;
 
-/// One-way delay from the client to the server, milliseconds.
+/// One-way delay from the client to the server in milliseconds.
 const ONE_WAY: f64 = 50.0;
 const MOST_PROXIES: usize = 3;
-/// Shares that the paper saves with one, two and three proxies, of the time to the first byte and of
-/// the time for 25 KB.
+/// Shares that the paper saves with one, two and three proxies: of the time to the first byte,
+/// and of the time for 25 KB.
 const FIRST_BYTE: [f64; MOST_PROXIES] = [0.25, 1.0 / 3.0, 0.375];
 const KB_25: [f64; MOST_PROXIES] = [0.33, 0.44, 0.49];
 
@@ -78,22 +78,24 @@ impl Experiment for Ttc {
     }
 }
 
-/// How flows come to the proxies.
+/// Way in which flows reach the proxies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// They pass them on their way.
+    /// The proxies are routers on the path.
     OnPath,
-    /// The client's host sends them there, and each SYN says by an option where they go.
+    /// The client's host sends flows to the proxies, and each SYN names its destination in a
+    /// TCP option.
     Explicit,
 }
 
-/// Every number of proxies, of either kind; of those on the path alone where options cannot be written.
+/// Returns every number of proxies of either kind; only on-path ones if TCP options cannot be
+/// written.
 fn worlds(run: &mut Run) -> Vec<(usize, Kind)> {
     let of = |kind| (1..=MOST_PROXIES).map(move |proxies| (proxies, kind));
     let mut worlds: Vec<_> = [(0, Kind::OnPath)].into_iter().chain(of(Kind::OnPath)).collect();
     match SynOption::attach() {
         Ok(_) => worlds.extend(of(Kind::Explicit)),
-        // In a user namespace, say: BPF takes more than its root.
+        // In a user namespace, for example: BPF requires more than its root.
         Err(error) => run.param("explicit", format!("left out: {error}")),
     }
     worlds
@@ -122,9 +124,9 @@ fn delays(proxies: usize) -> Vec<f64> {
     vec![ONE_WAY / (proxies + 1) as f64; proxies + 1]
 }
 
-/// A row of machines with a proxy on each router.
+/// Row of machines with a proxy on each router.
 struct World {
-    // Before what they run in.
+    // Dropped before the nodes they run in.
     _proxies: Vec<Proxy>,
     chain: Chain,
 }
@@ -147,14 +149,14 @@ impl World {
         Ok(World { _proxies: started, chain })
     }
 
-    /// Medians of `times` downloads, an odd number, in milliseconds.
+    /// Returns the medians of `times` downloads (an odd number) in milliseconds.
     fn measure(&self, bytes: usize, times: usize, seed: u64) -> anyhow::Result<Expected> {
         downloads::measure(self.chain.client(), self.chain.server(), bytes, times, seed)
     }
 }
 
-/// Explicit hops on all routers, and a client that is steered to the first. Each is told of by its
-/// address towards the client, and tells the next.
+/// Starts explicit hops on all routers, and steers the client to the first. Each is known by
+/// its address towards the client, and forwards to the next.
 fn explicit(chain: &Chain) -> anyhow::Result<Vec<Proxy>> {
     let at = |n: usize| IpAddr::from([10, n as u8 + 1, 0, 2]);
     let hops = chain.hops();

@@ -1,5 +1,5 @@
-//! FEC under the tunnel: a bulk flow and small documents at 1 % loss, with neither, with each alone
-//! and with both.
+//! FEC below the tunnel: a bulk flow and small documents at 1 % loss, with neither, with each
+//! alone and with both.
 //!
 //! ```text
 //!   a1 ──▶ (a2 near end) ──▶ (gwa) ══ 1 % lost ══ (gwb) ──▶ (far end b2) ──▶ b1
@@ -24,17 +24,17 @@ use crate::world::World;
 /// The experiment.
 pub(in crate::experiments) struct All;
 
-/// Of every host: of plain flows and of the tunnel's link.
+/// Congestion control of every host, for plain flows and the tunnel's link.
 const CONGESTION: &str = "cubic";
 const CODE: &str = "code = \"window\"\nwindow = 240\nr = 10\nc = 3";
 const PORT: u16 = 6200;
-/// Bytes of a document, and how many clients ask for one after the other.
+/// Bytes per document, and the number of clients that each fetch one at a time.
 const DOCUMENT: u64 = 10_000;
 const CLIENTS: usize = 8;
 
 const LOSSES: [(&str, &str); 2] = [("single packets", "1%"), ("bursts of 8", "1%x8")];
 
-/// What stands between the sites.
+/// Systems between the sites.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Planes {
     fec: bool,
@@ -59,12 +59,12 @@ impl Planes {
     }
 }
 
-/// What came of it.
+/// Results of a configuration.
 #[derive(Clone, Copy)]
 struct Found {
-    /// Mb/s of a bulk flow.
+    /// Rate of a bulk flow in Mb/s.
     bulk: f64,
-    /// Times of small documents, ms: the median and the 95th percentile.
+    /// Median and 95th percentile of the times of small documents in ms.
     median: f64,
     p95: f64,
 }
@@ -133,7 +133,7 @@ fn measure(
     Ok(Found { bulk, median: quantile(&times, 0.5), p95: quantile(&times, 0.95) })
 }
 
-/// Times of documents, ms, fetched by each client one after the other.
+/// Returns the times of documents in ms, fetched one at a time by each client.
 fn browse(from: &Host, to: SocketAddr, duration: Duration) -> Result<Vec<f64>> {
     let begin = Instant::now();
     let client = || -> Result<Vec<f64>> {

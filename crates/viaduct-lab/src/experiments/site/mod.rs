@@ -1,3 +1,3 @@
-//! Both planes at once, as a site has them: FEC gateways below, the flow plane above.
+//! Both planes combined, as in a site: FEC gateways below, the flow plane above.
 
 pub(super) mod all;

@@ -1,4 +1,4 @@
-//! Figures 6 and 7: bytes a second by the size of the blocks that programs read and write.
+//! Figures 6 and 7: throughput by the block size of the programs' reads and writes.
 
 use anyhow::Result;
 
@@ -13,7 +13,7 @@ use crate::experiments::statistics::{mean, median, median_error};
 /// The experiment.
 pub(in crate::experiments) struct Bandwidth;
 
-/// In the order in which they are shown.
+/// Configurations in display order.
 const NULL: [Way; 5] = [Way::Plain, Way::TcpProxies, Way::UnixProxies, PASSING, OFFLOADED];
 const ENCRYPTING: [Way; 2] = [Way::Stunnel, Way::Crypt];
 const PLAIN: usize = 0;
@@ -21,7 +21,7 @@ const TCP: usize = 1;
 const UNIX: usize = 2;
 const VIADUCT: usize = 3;
 const OFFLOAD: usize = 4;
-/// Bytes.
+/// Block sizes in bytes.
 const BLOCKS: [usize; 7] = [1, 10, 100, 1_000, 8 << 10, 64 << 10, 100_000];
 const QUICK: [usize; 2] = [1, 64 << 10];
 
@@ -39,7 +39,8 @@ impl Experiment for Bandwidth {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let _undisturbed = undisturbed(run);
-        // Rounds on the loopback interface and over the link, whose rate leaves little to differ.
+        // Rounds on the loopback interface and over the link; the link's rate limit leaves
+        // little variance.
         let rounds = run.choose([8, 3], [2, 1]);
         let blocks = run.choose(&BLOCKS[..], &QUICK[..]);
         run.param("rounds_loopback_and_link", rounds.to_vec());
@@ -54,7 +55,7 @@ impl Experiment for Bandwidth {
     }
 }
 
-/// A block size, and what each way carried in each round.
+/// Block size, and the throughput of each configuration in each round.
 type Row = (usize, Vec<Vec<f64>>);
 
 fn null(run: &mut Run, between: Between, blocks: &[usize], rounds: usize) -> Result<Vec<Row>> {
@@ -87,13 +88,14 @@ fn load(block: usize) -> Load {
     Load { program: "read", block, content: Content::Same, seconds: 0.15, warm_up: 0.05 }
 }
 
-/// Times that the ways alternate in a round.
+/// Alternations of the configurations in a round.
 const TURNS: usize = 2;
 
-/// Standard errors by which the lowest of seven values, a block size each, is below its mean in one of twenty cases.
+/// Standard errors by which the lowest of seven values, one per block size, is below its mean
+/// in one of twenty cases.
 const LOWEST_OF_SEVEN: f64 = 2.44;
 
-/// What must hold of what passes Viaduct.
+/// Checks the flows that pass Viaduct.
 fn check(run: &mut Run, between: Between, rows: &[Row]) {
     for (block, found) in rows {
         let name = |what: &str| format!("{}, blocks of {block}: {what}", between.name());
@@ -117,8 +119,9 @@ fn check(run: &mut Run, between: Between, rows: &[Row]) {
     }
 }
 
-/// Of an offloaded flow, whose program has the kernel's own socket: what it carries less is the machine's unrest. That
-/// is the same for all block sizes together, and for each there is none beyond what the rounds differ by.
+/// Checks an offloaded flow. Its program uses the kernel's own socket, so a deficit can only be
+/// noise: the mean over all block sizes must reach the bound, and each block size must reach it
+/// within the variation between rounds.
 fn check_offloaded(run: &mut Run, between: Between, rows: &[Row]) {
     let least = Bound::AtLeast(0.95);
     let mut logarithms = Vec::new();
@@ -135,7 +138,7 @@ fn check_offloaded(run: &mut Run, between: Between, rows: &[Row]) {
     run.check(&name, mean(&logarithms).exp(), least);
 }
 
-/// The right graph of Figure 6.
+/// Draws the right graph of Figure 6.
 fn encrypting(run: &mut Run, blocks: &[usize], rounds: usize) -> Result<()> {
     let title = "Throughput, loopback, encrypting";
     let rows = measure(run, Between::Loopback, &ENCRYPTING, title, blocks, rounds)?;

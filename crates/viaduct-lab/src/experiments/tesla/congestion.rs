@@ -6,8 +6,8 @@
 //!   b2 serve ────────────────── one plain flow ─────┘                               a2 read
 //! ```
 //!
-//! Four connections take four shares of a bottleneck; four that share an estimate take one, and share it
-//! alike.
+//! Four connections take four shares of a bottleneck. Four that share an estimate take one
+//! share in total, and divide it evenly.
 
 use std::thread;
 use std::time::Duration;
@@ -26,11 +26,12 @@ pub(in crate::experiments) struct Congestion;
 const LINK: &str = "rate=10M,delay=20ms,queue=50ms";
 const CONGESTION_CONTROL: &str = "cubic";
 const MASTER: &str = "site";
-/// Of the two programs that are wrapped; the plain one has the first.
+/// Ports of the two wrapped programs; the plain one uses the first.
 const PORTS: [u16; 2] = [9000, 9001];
 /// Flows of the ensemble.
 const FLOWS: usize = 4;
-/// When the later flow begins, of the time that is measured; and how long it is looked at, in seconds.
+/// Start of the later flow, as a fraction of the measured time; and the seconds for which it is
+/// observed.
 const LATER: f64 = 0.5;
 const START: f64 = 2.0;
 
@@ -68,7 +69,7 @@ impl Experiment for Congestion {
         let [plain, shared] = [&found[0], &found[1]];
         run.check("plain: the four take of the bottleneck", plain.share(), Bound::AtLeast(0.6));
         let name = "congestion: the four take of the bottleneck";
-        // Half of it is one flow's share, 0.8 is four's.
+        // One flow's share is half of it, four flows' share is 0.8.
         run.check(name, shared.share(), Bound::Within(0.33, 0.67));
         run.check("congestion: Jain's index of the four", shared.jain(), Bound::AtLeast(0.9));
         let name = "congestion: all five use the bottleneck";
@@ -80,7 +81,7 @@ impl Experiment for Congestion {
     }
 }
 
-/// Four flows, and one beside them.
+/// Four flows and a concurrent plain one.
 struct Contest {
     shares: bool,
     warm_up: f64,
@@ -88,11 +89,11 @@ struct Contest {
     seed: u64,
 }
 
-/// Bytes a second of each.
+/// Bytes per second of each flow.
 struct Found {
     flows: Vec<f64>,
     beside: f64,
-    /// Of a flow that began when all others were there, in its first seconds.
+    /// Rate of a flow that began after all others, in its first seconds.
     later: f64,
 }
 
@@ -169,7 +170,7 @@ impl Contest {
     }
 }
 
-/// The system-wide master of a host.
+/// Starts the system-wide master of a host.
 fn master(host: &Host, run_dir: &str) -> Result<Server> {
     let mut command = host.command(&binary()?.display().to_string());
     command.args(["master", "--name", MASTER, "+congestion", "--run-dir", run_dir]);
@@ -177,7 +178,7 @@ fn master(host: &Host, run_dir: &str) -> Result<Server> {
     Server::start(host, command, || Ok(std::path::Path::new(&door).exists()))
 }
 
-/// A program that sends to whoever asks.
+/// Starts a program that sends to any client.
 fn serve(host: &Host, port: u16, under: &Under) -> Result<Server> {
     let at = format!("{}:{port}", host.v4());
     let command = bench_anywhere(host, under, &["serve", &at])?;

@@ -1,4 +1,4 @@
-//! What being wrapped costs where no bytes flow: connecting, closing, being open.
+//! Cost of wrapping without data transfer: connecting, closing, and open flows.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
@@ -17,16 +17,17 @@ use crate::topology::{Usage, socket_memory};
 /// The experiment.
 pub(in crate::experiments) struct Cost;
 
-/// Interposers, and how many times the plain program's time a connect and a close may take.
+/// Interposers, and the maximum time of a connect and a close relative to the plain program.
 const WAYS: [(&str, f64); 3] = [("cgroup", 1.5), ("preload", 1.5), ("seccomp", 2.5)];
-/// Of the plain program's closes a second, at least: by cgroup, and where a filter of seccomp's stands,
-/// below a library too. Whatever it lets pass takes the kernel's long way in, some 50 ns a call.
+/// Minimum rate of closes relative to the plain program: by cgroup, and where a seccomp filter
+/// is installed, as it also is below the preloaded library. System calls that the filter allows
+/// still take the kernel's slow entry path, about 50 ns each.
 const CLOSES: [f64; 2] = [0.95, 0.7];
-/// A flow that passes the handlers, KB of the master's memory.
+/// Maximum KB of the master's memory per flow through the handlers.
 const MOST_KB: f64 = 32.0;
-/// Flows of one program; more are held by several.
+/// Maximum flows per program; more are spread over several programs.
 const OF_ONE: u32 = 5_000;
-/// Descriptors of a master: two for a flow, and some more.
+/// Descriptors of a master: two per flow, and a reserve.
 const NEEDED: u64 = 2 * OF_ONE as u64 + 200;
 
 impl Experiment for Cost {
@@ -64,7 +65,7 @@ impl Experiment for Cost {
     }
 }
 
-/// A server that holds what comes.
+/// Server that holds connections open.
 struct Held<'a> {
     world: &'a World,
     at: String,
@@ -84,7 +85,7 @@ impl Held<'_> {
         bench(self.world.node(Who::Client), Who::Client, under, words)
     }
 
-    /// What a program counts a second.
+    /// Measures a program's operations per second.
     fn rate(&self, under: &Under, program: &str) -> Result<f64> {
         let to = if program == "connect" { &self.at[..] } else { "-" };
         let words = [program, to, "--seconds", "0.4", "--warm-up", "0.2"];
@@ -93,7 +94,7 @@ impl Held<'_> {
     }
 }
 
-/// Connecting and closing, where the kernel does the chain's work.
+/// Measures connecting and closing where the kernel does the chain's work.
 fn costs(run: &mut Run, server: &Held<'_>, rounds: usize) -> Result<()> {
     let mut unders = vec![Vec::new()];
     for (via, _) in WAYS {
@@ -130,7 +131,7 @@ fn costs(run: &mut Run, server: &Held<'_>, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// A program that opens flows when it is told to.
+/// Program that opens flows on command.
 struct Flows {
     process: Process,
     input: ChildStdin,
@@ -148,7 +149,8 @@ impl Flows {
         Ok(Flows { process, input, output: BufReader::new(output) })
     }
 
-    /// Has it done, and what it and whoever wraps it use then.
+    /// Makes the program open flows; returns the resource usage of the program and its wrapper
+    /// afterwards.
     fn make(&mut self, what: &str, count: u32) -> Result<Usage> {
         let line = format!("{what} {count}\n");
         self.input.write_all(line.as_bytes())?;
@@ -159,15 +161,15 @@ impl Flows {
     }
 }
 
-/// Descriptors that are left of many short flows.
+/// Checks that many short flows leave no descriptors.
 fn leaks(run: &mut Run, server: &Held<'_>, short: u32) -> Result<()> {
     for (via, _) in WAYS {
         let mut flows = Flows::start(server, via)?;
-        // What is there once is no leak.
+        // Descriptors opened once by the first flows are not a leak.
         let before = flows.make("short", 100)?;
         flows.make("short", short)?;
         let mut after = flows.make("short", 1)?;
-        // What was closed last is still on its way.
+        // The last flows may still be closing.
         for _ in 0..50 {
             if after.sockets + after.pipes <= before.sockets + before.pipes {
                 break;
@@ -182,7 +184,7 @@ fn leaks(run: &mut Run, server: &Held<'_>, short: u32) -> Result<()> {
     Ok(())
 }
 
-/// Memory of flows that are open, in as many programs as it takes.
+/// Measures the memory of open flows, in as many programs as needed.
 fn memory(run: &mut Run, server: &Held<'_>, held: u32) -> Result<()> {
     let plot = Plot::histogram("An open flow", ("", ""), ("memory", "KB"));
     let series = run.series(&plot, "of the master's, and of the kernel for sockets");

@@ -1,4 +1,4 @@
-//! What handlers at both ends bring: `stripe` over two links, and `compress` over one.
+//! Benefit of handlers at both ends: `stripe` over two links, and `compress` over one.
 
 use anyhow::Result;
 
@@ -13,7 +13,7 @@ use crate::experiment::{About, Bound, Experiment, Plot, Run};
 pub(in crate::experiments) struct Handlers;
 
 const COMPRESSED: [Way; 2] = [Way::Plain, Way::Viaduct("compress", &["+compress"])];
-/// The client has an address on each link: see [`World`].
+/// The client has an address on each link; see [`World`].
 const STRIPED: [Way; 2] = [Way::Plain, Way::Viaduct("stripe", &["+stripe:from=10.1.0.1+10.4.0.1"])];
 const BLOCK: usize = 64 << 10;
 

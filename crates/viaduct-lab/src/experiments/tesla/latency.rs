@@ -1,4 +1,4 @@
-//! Figure 8: volleys of one byte a second.
+//! Figure 8: volleys of one byte (round trips) per second.
 
 use anyhow::Result;
 
@@ -13,20 +13,21 @@ use crate::experiments::statistics::median;
 /// The experiment.
 pub(in crate::experiments) struct Latency;
 
-/// In the order in which they are shown.
+/// Configurations in display order.
 const ALL: [Way; 6] =
     [Way::Plain, Way::TcpProxies, Way::UnixProxies, PASSING, OFFLOADED, Way::Crypt];
 const PLAIN: usize = 0;
 const UNIX: usize = 2;
 const VIADUCT: usize = 3;
 const OFFLOAD: usize = 4;
-/// Times that the ways alternate in a round.
+/// Alternations of the configurations in a round.
 const TURNS: usize = 3;
-/// Microseconds that an end of two may add to a volley.
+/// Maximum microseconds that each of two ends may add to a volley.
 const MAX_ADDED: f64 = 12.0;
-/// Of plain relays by UNIX-domain sockets.
+/// Minimum rate relative to plain relays over UNIX-domain sockets.
 const OF_UNIX: f64 = 0.95;
-/// Wake-ups of a volley that is offloaded, over those of a plain one: the kernel does it alone.
+/// Maximum wake-ups of an offloaded volley relative to a plain one; the kernel handles it
+/// alone.
 const MAX_WAKE_UPS: f64 = 1.1;
 
 impl Experiment for Latency {
@@ -76,8 +77,8 @@ fn measure(run: &mut Run, between: Between, rounds: usize) -> Result<()> {
     costs(run, between, &world, &load)
 }
 
-/// Cost of volleys, each way alone: how often threads are put on a processor, and what they do there. It is
-/// counted, and hardly depends on what the machine does besides.
+/// Measures the cost of volleys, each configuration alone: thread schedulings and processor
+/// time. These are counts and hardly depend on other load.
 fn costs(run: &mut Run, between: Between, world: &World, load: &Load) -> Result<()> {
     let costs = ALL.iter().zip(0..).map(|(&way, n)| Stall::build(world, way, n)?.cost(load));
     let costs = costs.collect::<Result<Vec<_>>>()?;

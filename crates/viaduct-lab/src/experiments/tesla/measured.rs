@@ -1,6 +1,6 @@
-//! Measurements of several configurations by turns, so that what drifts with time hits none alone; each time with
-//! all of them started anew: one process is up to a tenth quicker than another of the same program, for as long as
-//! it lives.
+//! Alternating measurements of several configurations, so that drift over time affects all
+//! equally. All are started anew each time, because one process can be up to a tenth faster
+//! than another of the same program for its whole lifetime.
 
 use anyhow::Result;
 
@@ -9,9 +9,9 @@ use super::world::World;
 use crate::experiment::Run;
 use crate::experiments::statistics::median;
 
-/// For each load each way's measurements, in their order: those of the same place are of the same time, and may
-/// be compared in pairs. In a round the ways alternate `turns` times, forwards and backwards. A step of the run
-/// for each load and round.
+/// Returns the measurements per load and configuration, in order. Entries at the same index
+/// were measured at the same time and may be compared in pairs. In a round, the configurations
+/// alternate `turns` times, forwards and backwards. Each load and round is a step of the run.
 pub(super) fn by_turns(
     run: &mut Run,
     world: &World,
@@ -41,7 +41,7 @@ pub(super) fn by_turns(
     Ok(found)
 }
 
-/// The medians of each way's measurements under one load.
+/// Returns the medians of each configuration under one load.
 pub(super) fn medians(
     run: &mut Run,
     world: &World,
@@ -53,7 +53,7 @@ pub(super) fn medians(
     Ok(found[0].iter().map(|values| median(values)).collect())
 }
 
-/// The ratios of measurements of the same time.
+/// Returns the ratios of simultaneous measurements.
 pub(super) fn ratios(over: &[f64], under: &[f64]) -> Vec<f64> {
     over.iter().zip(under).map(|(over, under)| over / under).collect()
 }

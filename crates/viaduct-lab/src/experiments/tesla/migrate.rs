@@ -1,4 +1,5 @@
-//! Section 4.4: a transfer outlives a change of its client's address and a time without any network.
+//! Section 4.4: a transfer survives a change of its client's address and a period without
+//! network.
 //!
 //! ```text
 //!   a1 fetch ── +migrate ══ 100 Mb/s, 10 ms each way ══ +migrate ── serve b1
@@ -24,7 +25,7 @@ const LINK: &str = "rate=100M,delay=10ms,queue=50ms";
 const RTT: Duration = Duration::from_millis(20);
 const CONGESTION_CONTROL: &str = "cubic";
 const PORT: u16 = 9000;
-/// What the client's address becomes; the gateway's on its wire is 10.1.1.1.
+/// New address of the client; the gateway's on its wire is 10.1.1.1.
 const MOVED: &str = "10.1.1.77/24";
 
 impl Experiment for Migrate {
@@ -78,7 +79,7 @@ impl Experiment for Migrate {
     }
 }
 
-/// The throughput of each half second.
+/// Draws the throughput of each half second.
 pub(super) fn draw(run: &mut Run, name: &str, trace: &[(f64, f64)]) {
     let plot = Plot::line("Throughput", ("time", "s"), ("throughput", "Mb/s"));
     let series = run.series(&plot, name);
@@ -88,22 +89,22 @@ pub(super) fn draw(run: &mut Run, name: &str, trace: &[(f64, f64)]) {
     }
 }
 
-/// One transfer in a world of its own.
+/// Transfer in a world of its own.
 struct Transfer {
     bytes: u64,
-    /// When the network goes, and for how long.
+    /// Start and length of the network outage.
     outage: Option<(Duration, Duration)>,
     under: Under,
     seed: u64,
 }
 
-/// What came of it.
+/// Result of a transfer.
 pub(super) struct Traced {
-    /// Seconds, and bytes that had come by then: every half second, and at the end.
+    /// Seconds, and bytes received by then: every half second, and at the end.
     pub(super) trace: Vec<(f64, f64)>,
-    /// The same every 100 ms.
+    /// Trace with a point every 100 ms.
     pub(super) all: Vec<(f64, f64)>,
-    /// When it was whole, if it ever was.
+    /// Time of completion, if the transfer completed.
     end: Option<Duration>,
 }
 
@@ -127,7 +128,7 @@ impl Transfer {
                 outage.join().ok().context("the outage's thread panicked")??;
             }
             crate::stop::check()?;
-            // One that broke, or waits for ever, has no end.
+            // A transfer that broke or hangs has no end.
             let Ok(said) = said else {
                 return Ok(Traced { trace: Vec::new(), all: Vec::new(), end: None });
             };
@@ -135,7 +136,7 @@ impl Transfer {
         })
     }
 
-    /// How long it may take: what it needs at half of the link's rate, and some seconds.
+    /// Returns the time limit: the time needed at half of the link's rate, plus a few seconds.
     fn limit(&self) -> Duration {
         let outage = self.outage.map_or(Duration::ZERO, |(_, outage)| outage);
         outage + Duration::from_secs_f64(self.bytes as f64 * 8.0 / 50e6 + 5.0)
@@ -151,7 +152,7 @@ impl Transfer {
     }
 }
 
-/// Takes the network away from `host`, and brings it back with another address.
+/// Takes `host` off the network, and brings it back with another address.
 fn interrupt(host: &Host, (at, outage): (Duration, Duration)) -> Result<()> {
     thread::sleep(at);
     let line = |text: &str| text.to_owned();
@@ -161,7 +162,7 @@ fn interrupt(host: &Host, (at, outage): (Duration, Duration)) -> Result<()> {
     Ok(host.ip(&[format!("addr add {MOVED} dev eth0"), line("link set eth0 up"), route])?)
 }
 
-/// Reads what a fetch prints: the last line is the end.
+/// Parses the output of a fetch; the last line is the end.
 pub(super) fn traced(said: &str) -> Traced {
     let pair = |line: &str| {
         let (ms, bytes) = line.split_once(' ')?;
@@ -169,7 +170,7 @@ pub(super) fn traced(said: &str) -> Traced {
     };
     let all: Vec<(f64, f64)> = said.lines().filter_map(pair).collect();
     let end = all.last().map(|(seconds, _)| Duration::from_secs_f64(*seconds));
-    // Half seconds, and the end.
+    // Keeps the half seconds and the end.
     let kept = |n: &usize| n.is_multiple_of(5) || n + 1 == all.len();
     let trace = (0..all.len()).filter(kept).map(|n| all[n]).collect();
     Traced { trace, all, end }

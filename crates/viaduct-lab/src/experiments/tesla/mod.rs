@@ -1,4 +1,4 @@
-//! The figures of TESLA: what handlers under unmodified programs cost, and that they do what they say.
+//! Figures of TESLA: cost of handlers under unmodified programs, and tests of their function.
 
 pub(super) mod bandwidth;
 pub(super) mod congestion;

@@ -1,5 +1,5 @@
-//! The benchmark programs at work in hosts: servers that stay, clients that come and go, each on its
-//! host's core, with whatever is put under them.
+//! Benchmark programs in hosts: permanent servers and short-lived clients, each on its host's
+//! core, optionally under a wrapper.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
@@ -15,20 +15,20 @@ use crate::binary::binary;
 use crate::stop;
 use crate::topology::{Node, Scratch};
 
-/// How long a server may take to listen, and a client beyond the time that it measures.
+/// Time limit for a server to listen, and for a client beyond its measured time.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A command line that is put before a program's own: `viaduct run … --`; nothing at all.
+/// Command line prefix of a wrapped program, `viaduct run … --`; empty for none.
 pub(super) type Under = Vec<String>;
 
-/// `viaduct run` with these words.
+/// Returns the prefix `viaduct run` with these arguments.
 pub(super) fn run(words: &[&str]) -> Result<Under> {
     let binary = binary()?.display().to_string();
     let words = words.iter().map(|word| (*word).to_owned());
     Ok([binary, "run".to_owned()].into_iter().chain(words).chain(["--".to_owned()]).collect())
 }
 
-/// One of the benchmark programs, with these words, on a host's core.
+/// Creates the command of a benchmark program with these arguments, on its host's core.
 pub(super) fn bench(node: &Node, who: Who, under: &Under, words: &[&str]) -> Result<Command> {
     let mut command = node.command("taskset");
     command.args(["--cpu-list", &World::core(who)?.to_string()]).args(under);
@@ -36,7 +36,7 @@ pub(super) fn bench(node: &Node, who: Who, under: &Under, words: &[&str]) -> Res
     Ok(command)
 }
 
-/// The same on any core.
+/// Creates the command without pinning it to a core.
 pub(super) fn bench_anywhere(node: &Node, under: &Under, words: &[&str]) -> Result<Command> {
     let binary = binary()?.display().to_string();
     let line: Vec<&str> = under.iter().map(String::as_str).collect();
@@ -46,14 +46,14 @@ pub(super) fn bench_anywhere(node: &Node, under: &Under, words: &[&str]) -> Resu
     Ok(command)
 }
 
-/// A program that runs until this value is dropped.
+/// Program that runs until dropped.
 pub(super) struct Server {
     process: Process,
     _scratch: Scratch,
 }
 
 impl Server {
-    /// Starts it, and waits until `is_ready`.
+    /// Starts the program and waits until `is_ready`.
     pub(super) fn start(
         node: &Node,
         mut command: Command,
@@ -76,19 +76,19 @@ impl Server {
         Ok(Server { process, _scratch: scratch })
     }
 
-    /// Process of the server; others may descend from it.
+    /// Returns the process ID of the server; the program may run in a descendant.
     pub(super) fn pid(&self) -> u32 {
         self.process.id()
     }
 }
 
-/// Runs a client to its end; the number that it prints.
+/// Runs a client to its end; returns the number that it prints.
 pub(super) fn measure(node: &Node, command: Command, seconds: f64) -> Result<f64> {
     measure_watched(node, command, seconds, |_| ())
 }
 
-/// The same, while `watch` looks at the client's process, whose number it gets; it is to be done before the
-/// client is.
+/// Runs a client like [`measure`], while `watch` observes the process with the given ID;
+/// `watch` must finish before the client.
 pub(super) fn measure_watched(
     node: &Node,
     command: Command,
@@ -100,7 +100,7 @@ pub(super) fn measure_watched(
     number.with_context(|| format!("a client says {said:?}, which is no number"))
 }
 
-/// Runs a client to its end, which must come within `limit`; what it prints.
+/// Runs a client to its end, at most for `limit`; returns its output.
 pub(super) fn said(node: &Node, command: Command, limit: Duration) -> Result<String> {
     said_watched(node, command, limit, |_| ())
 }

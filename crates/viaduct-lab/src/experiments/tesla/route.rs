@@ -1,4 +1,4 @@
-//! Section 4.2: flows go around a path that fails, and back when the way around fails.
+//! Section 4.2: flows are rerouted around a failed path, and back when the alternative fails.
 //!
 //! ```text
 //!                    aside: overlay node, SOCKS5
@@ -35,11 +35,12 @@ const LINK: &str = "rate=20M,delay=5ms,queue=50ms";
 const CONGESTION_CONTROL: &str = "cubic";
 const PROBES: u16 = 7420;
 const SOCKS: u16 = 1080;
-/// Of the server for flows that migrate, and of that for plain ones.
+/// Ports of the server for migrating flows, and of the one for plain flows.
 const PORTS: [u16; 2] = [9000, 9001];
-/// What the issue allows between a path's failure and the flow's first bytes elsewhere.
+/// Maximum seconds between a path's failure and the flow's first bytes on another path, as
+/// required by the issue.
 const WITHIN: f64 = 3.0;
-/// The trace has a line so often.
+/// Interval between lines of a trace, in seconds.
 const TICK: f64 = 0.1;
 
 impl Experiment for Route {
@@ -67,7 +68,7 @@ impl Experiment for Route {
     }
 }
 
-/// One flow that finds its way, and a plain one beside it.
+/// Runs one rerouted flow beside a plain one.
 fn once(run: &mut Run, round: u64) -> Result<()> {
     let link: LinkConfig = LINK.parse().context("a link config of this module")?;
     let world = Detour::build(&link, &link, run.seed() + round, run.journal())?;
@@ -118,8 +119,9 @@ fn once(run: &mut Run, round: u64) -> Result<()> {
     Ok(())
 }
 
-/// What happens to the network, in seconds from the beginning: 3, the direct path goes; 7, it is back;
-/// 11, the path to the node aside goes. How long a transfer takes that begins meanwhile.
+/// Changes the network over time, in seconds from the start: at 3 the direct path fails; at 7
+/// it recovers; at 11 the path to the node aside fails. Returns the duration of a transfer that
+/// begins meanwhile.
 fn cut(world: &Detour) -> Result<f64> {
     let drop_between = |a: &Host, b: &Host| -> Result<()> {
         let (a, b) = (a.v4(), b.v4());
@@ -144,8 +146,8 @@ fn cut(world: &Detour) -> Result<f64> {
     opened
 }
 
-/// A small transfer that begins while the direct path is away, of a program that knows no overlay but the
-/// address of a node: how long it takes, in seconds.
+/// Runs a small transfer that begins while the direct path is down, by a program that knows
+/// only the address of an overlay node; returns its duration in seconds.
 fn open_meanwhile(world: &Detour) -> Result<f64> {
     let node = format!("+route:node={}:{SOCKS}", world.aside().v4());
     let at = format!("{}:{}", world.server().v4(), PORTS[1]);
@@ -180,7 +182,8 @@ fn judge(run: &mut Run, traces: &[Option<Traced>; 2]) {
     run.check("plain: stands still while the path is away, s", plain, Bound::AtLeast(4.0));
 }
 
-/// Times without any byte that are longer than two lines of a trace: when each ended, and how long it was.
+/// Returns the periods without data longer than two lines of a trace: when each ended, and its
+/// length.
 fn stalls(traced: &Traced) -> Vec<(f64, f64)> {
     let mut stalls = Vec::new();
     let mut still = 0.0;
@@ -188,7 +191,7 @@ fn stalls(traced: &Traced) -> Vec<(f64, f64)> {
         let [(from, before), (to, after)] = *pair else { continue };
         if after > before {
             if still > 2.0 * TICK {
-                // Up to a line passes before it, and after it, that has bytes in it.
+                // Up to one line interval before and after the period also has no data.
                 stalls.push((from, still + TICK));
             }
             still = 0.0;
@@ -199,7 +202,7 @@ fn stalls(traced: &Traced) -> Vec<(f64, f64)> {
     stalls
 }
 
-/// A node in each host.
+/// Overlay node in each host.
 struct Overlay {
     scratch: Scratch,
     _nodes: Vec<Server>,
@@ -268,7 +271,7 @@ impl Overlay {
     }
 }
 
-/// What the node behind a socket knows.
+/// Reads the path table of the node behind a socket.
 fn table(socket: &Path) -> Result<Table> {
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;

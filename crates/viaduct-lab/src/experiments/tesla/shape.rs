@@ -1,4 +1,4 @@
-//! Section 4.1: `shape` and `latency` do what they were asked for, by every interposer.
+//! Section 4.1: `shape` and `latency` achieve their settings with every interposer.
 
 use std::thread;
 
@@ -14,11 +14,11 @@ use crate::experiment::{About, Bound, Experiment, Plot, Run};
 pub(in crate::experiments) struct Shape;
 
 const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
-/// Megabits a second.
+/// Rates in Mb/s.
 const RATES: [u32; 4] = [1, 5, 20, 100];
-/// Milliseconds.
+/// Delays in milliseconds.
 const DELAYS: [u32; 3] = [5, 20, 50];
-/// What a rate may be off, of it.
+/// Maximum relative error of a rate.
 const OFF: f64 = 0.05;
 
 impl Experiment for Shape {
@@ -50,7 +50,8 @@ impl Experiment for Shape {
     }
 }
 
-/// A client of every interposer in both directions, at once: none is near what the machine can do.
+/// Runs a client of every interposer in both directions concurrently; all are far below the
+/// machine's capacity.
 fn shaped(run: &mut Run, world: &World, n: u16, rate: u32) -> Result<()> {
     let plain = Stall::build(world, Way::Plain, n)?;
     let handler = format!("+shape:rate={rate}M");
@@ -93,7 +94,7 @@ fn delayed(run: &mut Run, world: &World, n: u16, delay: u32) -> Result<()> {
     Ok(())
 }
 
-/// What `work` finds for each, all at once.
+/// Runs `work` for all cases concurrently; returns the results.
 fn all<T: Sync>(cases: &[T], work: impl Fn(&T) -> Result<f64> + Sync) -> Result<Vec<f64>> {
     thread::scope(|scope| {
         let work = &work;

@@ -1,4 +1,4 @@
-//! The configurations of section 5.2, and ours.
+//! Configurations of section 5.2, and Viaduct's.
 //!
 //! ```text
 //!   plain     client ════════════════════════════════════════ server
@@ -22,30 +22,31 @@ use crate::example_tunnel::random_key;
 use crate::topology::programs::is_listening;
 use crate::topology::{Scratch, cpu_time, times_scheduled};
 
-/// Seconds for which a client counts whose costs are looked at, and is silent before and after.
+/// Seconds that a client counts when its cost is measured, and seconds of silence before and
+/// after.
 const COUNTED: f64 = 0.5;
 const SILENT: f64 = 1.0;
 
-/// Which.
+/// Configuration between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// The programs alone.
+    /// Programs without any proxy.
     Plain,
-    /// A relay in each host, spoken to by TCP.
+    /// A relay in each host, connected by TCP.
     TcpProxies,
-    /// A relay in each host, spoken to by UNIX-domain sockets.
+    /// A relay in each host, connected by UNIX-domain sockets.
     UnixProxies,
     /// `viaduct run` at both ends, with these handlers.
     Viaduct(&'static str, &'static [&'static str]),
-    /// The same with `crypt`.
+    /// `viaduct run` at both ends, with `crypt`.
     Crypt,
-    /// A pair of stunnel, spoken to by TCP.
+    /// A pair of stunnel processes, connected by TCP.
     Stunnel,
 }
 
-/// The chain that the kernel works off by itself.
+/// Chain that the kernel handles by itself.
 pub(super) const OFFLOADED: Way = Way::Viaduct("viaduct, offloaded", &["+count"]);
-/// The same, passing Viaduct.
+/// The same chain without offload: data passes Viaduct.
 pub(super) const PASSING: Way = Way::Viaduct("viaduct", &["+count", "--no-offload"]);
 
 impl Way {
@@ -61,31 +62,31 @@ impl Way {
     }
 }
 
-/// One of them at work: its servers wait for clients.
+/// Running configuration, whose servers wait for clients.
 pub(super) struct Stall<'a> {
     world: &'a World,
     under: Under,
-    /// Where a client goes.
+    /// Address that clients connect to.
     to: String,
     servers: Vec<Server>,
     _scratch: Scratch,
 }
 
-/// Costs of a volley, or of whatever a client counts, in all processes of both ends.
+/// Cost of a volley, or of another unit that a client counts, over all processes of both ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
-    /// Times that a thread was put on a processor.
+    /// Times that a thread was scheduled onto a processor.
     pub(super) scheduled: f64,
-    /// Microseconds of processor time.
+    /// Processor time in microseconds.
     pub(super) micros: f64,
-    /// Instructions of the whole machine; not a number where there are no counters.
+    /// Instructions of the whole machine; NaN without hardware counters.
     pub(super) instructions: f64,
 }
 
-/// What a client does.
+/// Work of a client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
-    /// `read`, `write` or `volley`.
+    /// Benchmark program: `read`, `write` or `volley`.
     pub(super) program: &'static str,
     pub(super) block: usize,
     pub(super) content: Content,
@@ -94,7 +95,7 @@ pub(super) struct Load {
 }
 
 impl<'a> Stall<'a> {
-    /// Starts all that stays; way `n` of a world has ports of its own.
+    /// Starts the servers; `n` selects the range of ports.
     pub(super) fn build(world: &'a World, way: Way, n: u16) -> Result<Stall<'a>> {
         let mut parts =
             Parts { world, scratch: Scratch::new()?, servers: Vec::new(), ports: 8 * n };
@@ -127,17 +128,18 @@ impl<'a> Stall<'a> {
         Ok(Stall { world, under, to, servers, _scratch: scratch })
     }
 
-    /// Has a client do that once: what it counts a second.
+    /// Runs a client once; returns its count per second.
     pub(super) fn measure(&self, load: &Load) -> Result<f64> {
         self.measured(&self.under, load)
     }
 
-    /// The same with these words for `viaduct run`.
+    /// Runs a client with these arguments of `viaduct run`.
     pub(super) fn measure_under(&self, words: &[&str], load: &Load) -> Result<f64> {
         self.measured(&run(words)?, load)
     }
 
-    /// Cost of each count: counters are read before and after a client counts, while it is silent.
+    /// Measures the cost per count: counters are read during the silences before and after the
+    /// client's measurement.
     pub(super) fn cost(&self, load: &Load) -> Result<Cost> {
         let load = Load { seconds: COUNTED, ..*load };
         let look = |client: u32| {
@@ -150,7 +152,8 @@ impl<'a> Stall<'a> {
         };
         let mut seen = None;
         let rate = self.measured_watched(&self.under, &load, SILENT, |client| {
-            // In the middle of either silence, for a client that is up after some 0.4 s.
+            // Reads in the middle of each silence, assuming that the client has started after
+            // about 0.4 s.
             thread::sleep(Duration::from_secs_f64(0.4 + SILENT / 2.0));
             let before = look(client);
             let instructions = count_instructions(Duration::from_secs_f64(SILENT + COUNTED));
@@ -169,7 +172,7 @@ impl<'a> Stall<'a> {
         self.measured_watched(under, load, 0.0, |_| ())
     }
 
-    /// `hold`: seconds of silence before and after what counts.
+    /// Runs a client with `hold` seconds of silence before and after the measurement.
     fn measured_watched(
         &self,
         under: &Under,
@@ -188,7 +191,8 @@ impl<'a> Stall<'a> {
     }
 }
 
-/// Instructions of the whole machine for as long, by `perf` where it and its counters are there.
+/// Counts the instructions of the whole machine for `time` with `perf`, if it and its counters
+/// are available.
 fn count_instructions(time: Duration) -> f64 {
     let begin = Instant::now();
     let mut perf = Command::new("perf");
@@ -201,7 +205,7 @@ fn count_instructions(time: Duration) -> f64 {
     counts.next().unwrap_or(f64::NAN)
 }
 
-/// What stays, in the making.
+/// Servers of a configuration under construction.
 struct Parts<'a> {
     world: &'a World,
     scratch: Scratch,
@@ -210,7 +214,7 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// The benchmarks' server, at a port of its own.
+    /// Starts the benchmark server on its own port; returns its address.
     fn serve(&mut self, under: &Under) -> Result<String> {
         let at = self.place(Who::Server);
         let command = bench(self.world.node(Who::Server), Who::Server, under, &["serve", &at])?;
@@ -218,7 +222,7 @@ impl Parts<'_> {
         Ok(at)
     }
 
-    /// The same at a path.
+    /// Starts the benchmark server on a UNIX-domain socket.
     fn serve_at(&mut self, name: &str) -> Result<String> {
         let at = format!("unix:{}", self.path(name).display());
         let node = self.world.node(Who::Server);
@@ -227,7 +231,7 @@ impl Parts<'_> {
         Ok(at)
     }
 
-    /// A plain relay, at a path of this name or at a port.
+    /// Starts a plain relay on a UNIX-domain socket of this name, or on a port.
     fn relay(&mut self, who: Who, name: Option<&str>, to: &str) -> Result<String> {
         let at = match name {
             Some(name) => format!("unix:{}", self.path(name).display()),
@@ -238,7 +242,7 @@ impl Parts<'_> {
         Ok(at)
     }
 
-    /// One end of a tunnel of stunnel's: the far one ends the encryption.
+    /// Starts one end of a stunnel tunnel; the far end terminates the encryption.
     fn stunnel(&mut self, who: Who, to: &str) -> Result<String> {
         let at = self.place(who);
         let secret = self.scratch.write_secret("psk", format!("lab:{}\n", "5a".repeat(32)))?;

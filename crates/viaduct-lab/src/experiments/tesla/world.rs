@@ -1,5 +1,5 @@
-//! The two hosts of section 5.2: on one machine, speaking by its loopback interface, or with a
-//! 100 Mb/s link between them, or two. Each has a core of its own.
+//! The two hosts of section 5.2: on one machine over its loopback interface, or connected by
+//! one or two 100 Mb/s links. Each has a core of its own.
 //!
 //! ```text
 //!   client 10.1.0.1 eth0 ═══ 100 Mb/s ═══ eth0 10.1.0.2 server
@@ -13,13 +13,14 @@ use anyhow::Result;
 use crate::experiments::cores::first_and_last;
 use crate::topology::{Journal, Node, Pair};
 
-/// Of all sockets.
+/// Congestion control of all sockets.
 pub(super) const CONGESTION_CONTROL: &str = "cubic";
-/// The link: what 100BASE-T carries, packets whole and one by one as on a wire.
+/// `tc` settings of the link: the rate of 100BASE-T, with packets sent whole and one by one as
+/// on a wire.
 const LINK: &str = "tbf rate 100mbit burst 3200 limit 300000";
 const PORT: u16 = 9000;
 
-/// Where the two hosts are.
+/// Connection between the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Between {
     Loopback,
@@ -37,13 +38,13 @@ impl Between {
     }
 }
 
-/// Both.
+/// The two hosts.
 pub(super) enum World {
     Loopback(Node),
     Link(Pair),
 }
 
-/// Which of the two.
+/// Selector of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
     Client,
@@ -82,13 +83,13 @@ impl World {
         }
     }
 
-    /// The core that everything of a host runs on.
+    /// Returns the core for all programs of a host.
     pub(super) fn core(who: Who) -> Result<usize> {
         let (first, last) = first_and_last()?;
         Ok(if who == Who::Client { first } else { last })
     }
 
-    /// Port `n` of those that the experiments use, in a host.
+    /// Returns the address of experiment port `n` in a host.
     pub(super) fn at(&self, who: Who, n: u16) -> SocketAddr {
         let ip = match (self, who) {
             (World::Loopback(_), _) => Ipv4Addr::LOCALHOST,
@@ -99,7 +100,7 @@ impl World {
     }
 }
 
-/// Has a device send as a 100 Mb/s link's would.
+/// Limits a device to a 100 Mb/s link's rate.
 fn limit(host: &Node, device: &str) -> Result<()> {
     host.set_offloads(device, false)?;
     let arguments = format!("qdisc replace dev {device} root {LINK}");

@@ -1,4 +1,4 @@
-//! Real programs, unmodified, each compared with itself run directly.
+//! Real, unmodified programs under handlers, each compared with a direct run.
 //!
 //! ```text
 //!               direct     count, latency, or compress and crypt
@@ -7,9 +7,9 @@
 //!   client      itself     under the chain, by the same
 //! ```
 //!
-//! A row is a file of the shell's in `rows`: how its server and its client are called. What a client says
-//! on its standard output and how it ends must be the same in every way, and the report must say that
-//! flows passed the handlers and none went direct.
+//! A row is a shell file in `rows`: the command lines of its server and its client. The
+//! client's standard output and exit status must be the same in every configuration, and the
+//! report must show that flows passed the handlers and none went direct.
 
 mod row;
 mod server;
@@ -23,7 +23,7 @@ use row::Row;
 /// The experiment.
 pub(in crate::experiments) struct Matrix;
 
-/// The rows, and what they include, as their files say.
+/// Rows and their included files.
 macro_rules! files {
     ($($name:literal)*) => { [$(($name, include_str!(concat!("rows/", $name)))),*] };
 }
@@ -34,9 +34,9 @@ const FILES: [(&str, &str); 24] = files! {
     "nginx.inc" "sshd.inc"
 };
 
-/// Many connections at once, an event loop, and processes that fork.
+/// Rows with many concurrent connections, an event loop, and forking processes.
 const QUICK: [&str; 3] = ["curl", "python_asyncio", "python_multiprocessing"];
-/// The interposers; a developer who looks into one names it in `MATRIX_VIA`.
+/// Interposers; `MATRIX_VIA` selects a single one for debugging.
 const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
 
 impl Experiment for Matrix {
@@ -67,7 +67,7 @@ impl Experiment for Matrix {
     }
 }
 
-/// A row in all ways.
+/// Runs a row in all configurations.
 fn compare(run: &mut Run, (x, name): (usize, &str), vias: &[&str]) -> Result<()> {
     let row = Row::new(name, &FILES)?;
     let missing = row.missing()?;
@@ -88,7 +88,8 @@ fn compare(run: &mut Run, (x, name): (usize, &str), vias: &[&str]) -> Result<()>
         ("crypt", key),
     ];
     let mut differing = 0;
-    // The kernel does all of the count's work where it can: what passes Viaduct tells more.
+    // The kernel does all work of `count` where it can, so the quick run skips it: chains
+    // through Viaduct test more.
     for (chain, handlers) in chains.iter().skip(run.choose(0, 1)) {
         for via in vias {
             let found = row.wrapped(&format!("{chain}-{via}"), handlers, via)?;

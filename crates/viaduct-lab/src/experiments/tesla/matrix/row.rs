@@ -1,4 +1,4 @@
-//! A row: how it is run, directly and under chains, and what it does otherwise.
+//! Row of the matrix: runs directly and under chains, and the comparison of the results.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
@@ -12,29 +12,29 @@ use super::server::Server;
 use crate::binary::binary;
 use crate::topology::Scratch;
 
-/// Within which a client ends, in seconds; what hangs is shown as such.
+/// Time limit of a client in seconds; a hanging client is reported as such.
 const LIMIT: &str = "60";
-/// Where servers are that are not in the path.
+/// Directories of servers outside the PATH.
 const MORE: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/lib/git-core"];
 
-/// A row, in a directory of its own.
+/// Row in a directory of its own.
 pub(super) struct Row {
     name: String,
     files: Scratch,
     dir: Scratch,
 }
 
-/// What a client did.
+/// Result of a client.
 pub(super) struct Found {
     output: Output,
-    /// What its server said.
+    /// Output of its server.
     server: String,
-    /// How long it took.
+    /// Duration of the run.
     pub(super) seconds: f64,
 }
 
 impl Row {
-    /// The row of this name, of these files.
+    /// Creates the row named `name` from these files.
     pub(super) fn new(name: &str, files: &[(&str, &str)]) -> Result<Row> {
         let (scripts, dir) = (Scratch::new()?, Scratch::new()?);
         fs::create_dir(scripts.path().join("rows"))?;
@@ -45,7 +45,7 @@ impl Row {
         Ok(Row { name: name.to_owned(), files: scripts, dir })
     }
 
-    /// The programs that it needs and that are not there.
+    /// Returns the required programs that are not installed.
     pub(super) fn missing(&self) -> Result<Vec<String>> {
         let needs = self.part("needs").output()?;
         let words = String::from_utf8(needs.stdout)?;
@@ -53,14 +53,14 @@ impl Row {
         Ok(missing.map(str::to_owned).collect())
     }
 
-    /// What is done once, before all.
+    /// Runs the row's setup, once before all runs.
     pub(super) fn set_up(&self) -> Result<()> {
         let setup = self.part("setup").output()?;
         ensure!(setup.status.success(), "{}: its setup: {setup:?}", self.name);
         Ok(())
     }
 
-    /// Server and client as they are.
+    /// Runs server and client without handlers.
     pub(super) fn directly(&self) -> Result<Found> {
         let found = self.run("direct", &["sh"])?;
         let Output { stdout, status, .. } = &found.output;
@@ -69,7 +69,7 @@ impl Row {
         Ok(found)
     }
 
-    /// Both under these handlers, by this interposer.
+    /// Runs both under these handlers, with this interposer.
     pub(super) fn wrapped(&self, way: &str, handlers: &str, via: &str) -> Result<Found> {
         let viaduct = binary()?;
         let viaduct = viaduct.to_str().context("a path of letters")?;
@@ -78,7 +78,7 @@ impl Row {
         self.run(way, &[&words[..], &["--", "sh"]].concat())
     }
 
-    /// Handlers that compress and encrypt with a key of the row's.
+    /// Returns handlers that compress and encrypt with a key of the row.
     pub(super) fn key(&self) -> Result<String> {
         let path = self.dir.path().join("site.key").display().to_string();
         let made = Command::new(binary()?).args(["key", "new", "--out", &path]).output()?;
@@ -86,7 +86,7 @@ impl Row {
         Ok(format!("+compress +crypt:key={path}"))
     }
 
-    /// What `wrapped` did otherwise than `direct`.
+    /// Describes how `wrapped` differs from `direct`; `None` if it does not.
     pub(super) fn differs(&self, direct: &Found, wrapped: &Found) -> Option<String> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (before, now) = (&direct.output, &wrapped.output);
@@ -112,7 +112,7 @@ impl Row {
         ))
     }
 
-    /// Server and client, by what begins with these words.
+    /// Runs server and client, prefixed with these words.
     fn run(&self, way: &str, words: &[&str]) -> Result<Found> {
         let server = Server::start(self.dir.path(), way, self.command("server", words))?;
         server.wait()?;
@@ -129,7 +129,7 @@ impl Row {
         Ok(Found { output, server: server.said(), seconds: began.elapsed().as_secs_f64() })
     }
 
-    /// A part of it, directly.
+    /// Returns the command of a part of the row, without handlers.
     fn part(&self, part: &str) -> Command {
         self.command(part, &["sh"])
     }
@@ -143,7 +143,7 @@ impl Row {
     }
 }
 
-/// Whether a report names a flow that went direct.
+/// Returns whether a report lists a flow that went direct.
 fn went_direct(report: &str) -> bool {
     let direct = report.lines().skip_while(|line| !line.contains("went direct")).skip(1);
     direct.take_while(|line| line.starts_with("viaduct:  ")).any(|line| line.contains(" tcp "))

@@ -1,4 +1,4 @@
-//! A row's server, while its client runs.
+//! Server of a row while its client runs.
 
 use std::fs;
 use std::net::TcpListener;
@@ -10,20 +10,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// Within which a server listens, and within which it ends by itself.
+/// Time limits of a server: to listen, and to exit on its own.
 const PATIENCE: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(3)];
 
-/// A server that listens at `port`, until it is dropped.
+/// Server that listens on `port` until it is dropped.
 pub(super) struct Server {
     process: Child,
     pub(super) port: u16,
-    /// Where its clients may listen.
+    /// Port on which its clients may listen.
     pub(super) spare: u16,
     log: PathBuf,
 }
 
 impl Server {
-    /// Starts it; what it says is kept in `dir`.
+    /// Starts the server; its output goes to a log in `dir`.
     pub(super) fn start(dir: &Path, way: &str, mut command: Command) -> Result<Server> {
         let [port, spare] = ports()?;
         let log = dir.join(format!("server-{way}.log"));
@@ -33,7 +33,8 @@ impl Server {
         Ok(Server { process, port, spare, log })
     }
 
-    /// Until it listens. The kernel is asked: a connection would be one of its clients.
+    /// Waits until the server listens. Reads the kernel's tables, since a probe would count as
+    /// a client.
     pub(super) fn wait(&self) -> Result<()> {
         let at = format!("0100007F:{:04X} ", self.port);
         let listens = |line: &str| line.contains(&at) && line.split(' ').any(|word| word == "0A");
@@ -46,12 +47,12 @@ impl Server {
         Ok(())
     }
 
-    /// What it has said.
+    /// Returns the server's output.
     pub(super) fn said(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// To all of its process group, which is its own.
+    /// Sends a signal to the server's process group.
     fn signal(&self, name: &str) {
         let group = format!("-{}", self.process.id());
         let _ = Command::new("kill").args([&format!("-{name}"), "--", &group]).output();
@@ -70,7 +71,7 @@ impl Drop for Server {
     }
 }
 
-/// Two ports of the kernel's choice.
+/// Returns two free ports chosen by the kernel.
 fn ports() -> Result<[u16; 2]> {
     let [a, b] = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
     Ok([a.local_addr()?.port(), b.local_addr()?.port()])
