@@ -1,8 +1,8 @@
 //! Flood of SYNs from unused addresses, delivered to a machine as if received on a wire.
 //!
 //! ```text
-//!   flood ── TUN "flood" ──▶ node ─▶ …        every SYN from another address of 198.18.0.0/15
-//!                 ◀── SYN-ACKs to them, which nobody reads
+//!   flood ── TUN "flood" ──▶ node ─▶ …      each SYN from another address of 198.18.0.0/15
+//!                 ◀── SYN-ACKs to them, not read
 //! ```
 
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -20,7 +20,7 @@ use crate::topology::{Node, TopologyError};
 /// Addresses for benchmarks (RFC 2544): the first, and the number of free bits.
 const FIRST: u32 = 0xc612_0000;
 const FREE_BITS: u32 = 17;
-/// How often a handful is sent.
+/// Interval between batches.
 const EVERY: Duration = Duration::from_millis(1);
 const SYN: u8 = 0x02;
 
@@ -117,7 +117,7 @@ mod tests {
     fn the_kernel_takes_them_for_syns() {
         let node = Node::new("host", &Journal::new()).unwrap();
         let to = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 7000);
-        // A local address as the source would be dropped on reception.
+        // The kernel drops packets to loopback addresses that arrive from another device.
         let to = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), to.port());
         node.ip(&["addr add 10.0.0.1/32 dev lo".into()]).unwrap();
         let _listener = node.netns().enter(|| TcpListener::bind(to).unwrap()).unwrap();

@@ -122,7 +122,7 @@ pub struct PeerState {
     link: Option<LinkState>,
     /// `up`, `degraded`, and so on.
     pub state: String,
-    /// Why it is not `up`.
+    /// Reason why the peer is not `up`.
     pub reason: Option<String>,
 }
 

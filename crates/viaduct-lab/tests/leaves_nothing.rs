@@ -62,7 +62,7 @@ fn a_world_whose_thread_panics_is_gone() {
 #[test]
 fn a_world_that_cannot_be_built_leaves_nothing() {
     let before = interfaces_here();
-    // Nothing gets through the link: building gives up, but not before everything stood.
+    // No packet passes the link, so building fails, but only after everything has been set up.
     let wan = Wan::emulated("loss=100%".parse().unwrap(), 1);
     let spec = DumbbellSpec { wan, patience: Duration::from_millis(200), ..Default::default() };
     let text = Dumbbell::build(&spec, &Journal::new()).unwrap_err().to_string();

@@ -120,7 +120,7 @@ fn west(n: usize, links: usize) -> &'static str {
 }
 
 /// Configures addresses and routes of machine `n`: the default route leads towards the server,
-/// and each link towards the client has its own route.
+/// and each remote link towards the client has a route of its own.
 fn address(node: &Node, n: usize, links: usize) -> Result<(), TopologyError> {
     let mut lines = Vec::new();
     let mut up = |device: &str, end: End| {

@@ -41,7 +41,7 @@ pub(super) struct Arrival {
     pub(super) number: u32,
     /// Receive time of the kernel, in seconds since the first packet was sent.
     pub(super) at: f64,
-    /// One-way delay in seconds.
+    /// Delay over the link in seconds.
     pub(super) delay: f64,
 }
 

@@ -22,9 +22,9 @@ const CASES: [(&str, &str, bool); 3] = [
     ("1 %, bursts of 8", "1%x8", false),
     ("1 %, bursts of 30", "1%x30", true),
 ];
-/// One-way delay in milliseconds, and the maximum of the 99th percentile of deliveries beyond
-/// it. With a bulk flow, a message also waits in the queue; the queue's length is bounded to
-/// keep that small.
+/// Delay of the link in milliseconds, one way, and the maximum of the 99th percentile of
+/// deliveries beyond it. With a bulk flow, a message also waits in the queue; the queue's
+/// length is bounded to keep that small.
 const ONE_WAY: f64 = 50.0;
 const BEYOND: f64 = 10.0;
 const QUEUE: f64 = 5.0;

@@ -8,7 +8,7 @@ use crate::experiment::{About, Bound, Experiment, Plot, Run};
 /// The experiment.
 pub(in crate::experiments) struct DeliveryTrace;
 
-/// One-way delay in ms.
+/// Delay of the link in ms, one way.
 const DELAY: f64 = 50.0;
 
 /// Loss rate of the link.

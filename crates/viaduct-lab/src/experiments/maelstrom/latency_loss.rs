@@ -9,7 +9,7 @@ use crate::experiment::{About, Bound, Experiment, Plot, Run};
 /// The experiment.
 pub(in crate::experiments) struct LatencyLoss;
 
-/// One-way delay in ms.
+/// Delay of the link in ms, one way.
 const DELAY: f64 = 50.0;
 
 impl Experiment for LatencyLoss {

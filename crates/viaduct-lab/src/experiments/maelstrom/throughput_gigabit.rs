@@ -15,7 +15,7 @@ pub(in crate::experiments) struct ThroughputGigabit;
 
 /// Congestion control of every flow.
 const CONGESTION: &str = "cubic";
-/// One-way delay in ms while the loss varies.
+/// Delay of the link in ms, one way, while the loss varies.
 const DELAY: u32 = 50;
 
 impl Experiment for ThroughputGigabit {

@@ -24,7 +24,7 @@ pub(in crate::experiments) struct SynFlood;
 /// SYNs per second.
 const RATE: u64 = 20_000;
 const PORT: u16 = 9000;
-/// One-way delay of each of the two links in milliseconds.
+/// Delay of each of the two links in milliseconds, one way.
 const DELAY: f64 = 5.0;
 /// Defaults of the proxy: `--early-most`, `--early-wait`.
 const EARLY_MOST: f64 = 1024.0;

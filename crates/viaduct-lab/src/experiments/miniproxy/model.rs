@@ -11,7 +11,7 @@ const SEGMENT: f64 = 1448.0;
 pub(super) struct Expected {
     /// Time to the first byte.
     pub(super) first_byte: f64,
-    /// To the last byte.
+    /// Time to the last byte.
     pub(super) whole: f64,
 }
 

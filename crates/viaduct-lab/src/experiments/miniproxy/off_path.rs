@@ -13,7 +13,7 @@ use crate::topology::Detour;
 /// The experiment.
 pub(in crate::experiments) struct OffPath;
 
-/// One-way delay from the client to the server in milliseconds.
+/// Delay from the client to the server in milliseconds, one way.
 const ONE_WAY: f64 = 50.0;
 /// Distances of the proxy from the path in milliseconds; each half of the path over it is
 /// longer by this.

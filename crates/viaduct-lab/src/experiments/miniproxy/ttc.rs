@@ -14,7 +14,7 @@ use crate::topology::Chain;
 /// The experiment.
 pub(in crate::experiments) struct Ttc;
 
-/// One-way delay from the client to the server in milliseconds.
+/// Delay from the client to the server in milliseconds, one way.
 const ONE_WAY: f64 = 50.0;
 const MOST_PROXIES: usize = 3;
 /// Shares that the paper saves with one, two and three proxies: of the time to the first byte,

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   b1 serve ─┐ run --master ─▶ master +congestion ─┐
-//!   b1 serve ─┘                   four flows        ├══ 10 Mb/s, 20 ms each way ══▶ a1 read, four times
-//!   b2 serve ────────────────── one plain flow ─────┘                               a2 read
+//!   b1 serve ─┘                   four flows        ├══ 10 Mb/s, RTT 40 ms ══▶ a1 read, four times
+//!   b2 serve ────────────────── one plain flow ─────┘                          a2 read
 //! ```
 //!
 //! Four connections take four shares of a bottleneck. Four that share an estimate take one

@@ -3,7 +3,7 @@
 //! ```text
 //!                    aside: overlay node, SOCKS5
 //!                       ║
-//!   client ════════════ fork ════════════ server      20 Mb/s, 5 ms each way, an overlay node at each
+//!   client ════════════ fork ════════════ server     20 Mb/s, 5 ms each way; overlay nodes at each
 //!   fetch, +migrate      ┆      serve, +migrate
 //!   +route               ┆ packets between client and server vanish here; later those to aside
 //! ```

@@ -2,8 +2,8 @@
 //! by least connections for TCP.
 //!
 //! ```text
-//!   Trickles   ─▶ 10.2.200.1:80 ─ the sprayer: stateless NAT, a packet each ─┬─ 100 Mb/s ─ b1 serve
-//!   TCP, reno  ─▶ 10.2.200.1:80 ─ NAT by connections: to whom has fewest ────┴─ 100 Mb/s ─ b2 serve
+//!   Trickles   ─▶ 10.2.200.1:80 ─ sprayer: stateless NAT, per packet ────┬─ 100 Mb/s ─ b1 serve
+//!   TCP, reno  ─▶ 10.2.200.1:80 ─ NAT per connection: fewest connections ┴─ 100 Mb/s ─ b2 serve
 //! ```
 //!
 //! Traffic beyond the capacity of a server's link is dropped at the switch's port. The server's

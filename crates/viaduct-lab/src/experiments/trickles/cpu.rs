@@ -1,9 +1,9 @@
 //! Figure 12: processor time of a server's answers, by purpose.
 //!
 //! ```text
-//!   the process's time, as the scheduler counts it
-//!     on the kernel's side                 sockets, and whatever else the kernel does on its behalf
-//!     on its own side    cryptography ─┐   core: the same requests answered once more, see `core`
+//!   processor time of the process, as the scheduler counts it
+//!     in the kernel                        sockets, and all other kernel work on its behalf
+//!     in user space      cryptography ─┐   core: the same requests answered again, see `core`
 //!                        protocol     ─┘
 //!                        the rest          packets' headers, reading files
 //! ```

@@ -1,8 +1,8 @@
 //! Figure 16: the server is killed in mid-transfer, and restarted or replaced.
 //!
 //! ```text
-//!   a1 curl ══ the link ══ gwb ──── b1 serve    t: kill -9, and started again at once;
-//!                             └ ─ ─ b2 serve    or b1's wire goes dead, and b2 has the address a little later
+//!   a1 curl ══ the link ══ gwb ──── b1 serve    t: kill -9, and restart at once;
+//!                             └ ─ ─ b2 serve    or b1's wire fails, and b2 takes over the address
 //! ```
 //!
 //! The TCP client is better than real programs: it resumes where the transfer broke, retries

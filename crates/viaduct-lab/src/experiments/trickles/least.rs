@@ -2,7 +2,7 @@
 //! TCP. Later packets of a connection follow its first.
 //!
 //! ```text
-//!   SYN ─▶ [ held in a queue ] ─▶ who has fewest, says conntrack ─▶ [ marked ] ─▶ [ dnat by mark ] ─▶ b1 or b2
+//!   SYN ─▶ [ queue ] ─▶ fewest connections in conntrack ─▶ [ mark ] ─▶ [ dnat ] ─▶ b1 or b2
 //! ```
 
 use std::fs::File;

@@ -2,9 +2,9 @@
 //! run.
 //!
 //! ```text
-//!   clients of TCP       load::Fetches, or programs ─┐
-//!                                                    ├─ a1 ── gwa ══ the link ══ gwb ── b1  Served: viaduct
-//!   clients of Trickles  load::Trickles ── their TUN ┘                                serve, and its TCP
+//!   TCP clients       load::Fetches, or programs ─┐
+//!                                                 ├─ a1 ── gwa ══ the link ══ gwb ── b1  Served:
+//!   Trickles clients  load::Trickles ── their TUN ┘              viaduct serve, and its TCP
 //! ```
 //!
 //! Modules beside the experiments:

@@ -1,9 +1,9 @@
 //! Figure 14: ten outstanding requests on one connection, by round trip.
 //!
 //! ```text
-//!   TCP                 ten requests behind each other on a connection, answered in turn
-//!   Trickles, sockets   the same on its main stream: ten heads in the input, responses behind each other
-//!   Trickles, parallel  ten streams of one connection (msk_request), which need not wait for each other
+//!   TCP                 ten consecutive requests on a connection, answered in order
+//!   Trickles, sockets   the same on its main stream: ten heads in the input, responses in order
+//!   Trickles, parallel  ten independent streams of one connection (msk_request)
 //! ```
 //!
 //! The paper's server sends SKIP when half of a response was sent, to announce its end.

@@ -3,9 +3,12 @@
 //!
 //! ```text
 //!   a1 attacker ─┐
-//!                ├─ gwa ══ the link ══ gwb ── b1 serve     1  forgeries, replays, thefts: refused, and counted
-//!   a2 victim ───┘                                         2  SYNs in the victim's name: no more bytes than came
-//!                                                          3  liars beside honest clients, over losses
+//!                ├─ gwa ══ the link ══ gwb ── b1 serve
+//!   a2 victim ───┘
+//!
+//!   1  forgeries, replays, thefts: refused, and counted
+//!   2  SYNs in the victim's name: the answers have no more bytes than the SYNs
+//!   3  liars beside honest clients, over losses
 //! ```
 //!
 //! | file | noun |
