@@ -2,8 +2,8 @@
 //! version 2 where its controllers are available, otherwise version 1.
 //!
 //! ```text
-//!   Cgroup::new(limits) ─▶ <mount>/<our own group>/viaduct-lab-<pid>-<n>
-//!   command: sh writes its own number there, waits for a line, and becomes the program
+//!   Cgroup::new(limits) ─▶ <mount>/<own group>/viaduct-lab-<pid>-<n>
+//!   command: sh writes its PID there, waits for a line, and executes the program
 //! ```
 
 use std::fs;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   near host                                                   far host
-//!   port 3129                                                   ─▶ the one place that it leads to
+//!   port 3129                                                   ─▶ its fixed destination
 //!      └─ viaduct proxy: near.toml ═══ links, TCP or QUIC ═══▶ viaduct proxy: far.toml ─┘
 //! ```
 

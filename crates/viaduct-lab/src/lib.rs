@@ -3,12 +3,12 @@
 //! ```text
 //!   cli ──> experiments (one file each) ──> topology      hosts, gateways, programs
 //!    |           |                    └───> emulator      the link between the gateways
-//!    |           ├──> bench: programs of processes of their own, to be wrapped
-//!    |           ├──> load: many connections, or much, without the cost of real programs
-//!    |           └──> experiment: what a run is; results as JSON, a table, an exit status
+//!    |           ├──> bench: benchmark programs as separate processes, to be wrapped
+//!    |           ├──> load: many connections or much data, cheaper than real programs
+//!    |           └──> experiment: runs; results as JSON, a table, an exit status
 //!    ├──> report: one HTML page of all results
 //!    ├──> shell: a terminal inside a world
-//!    └──> demo: the one experiment that a person who has read nothing understands
+//!    └──> demo: an experiment that needs no prior reading
 //! ```
 
 pub mod bench;

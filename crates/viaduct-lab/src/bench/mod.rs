@@ -2,12 +2,12 @@
 //! handlers wrap whole programs. The experiments start them with `viaduct lab bench`.
 //!
 //! ```text
-//!   read    ── Asked ──▶ serve    ◀── blocks, as many as it can write; bytes a second are printed
-//!   write   ── Asked, blocks ──▶  ◀── what came, and in what time
-//!   volley  ── Asked, a byte ──▶  ◀── a byte, and so on; volleys a second are printed
-//!   fetch   ── Asked ──▶          ◀── so many bytes, each compared; their trace is printed
+//!   read    ── Asked ──▶ serve    ◀── blocks at full speed; prints bytes per second
+//!   write   ── Asked, blocks ──▶  ◀── bytes received, and the time
+//!   volley  ── Asked, a byte ──▶  ◀── a byte, repeated; prints volleys per second
+//!   fetch   ── Asked ──▶          ◀── n bytes, each compared; prints their trace
 //!
-//!   connect, close, flows    what opening and closing costs; hold is their server
+//!   connect, close, flows    costs of opening and closing; hold is their server
 //!   relay   reads and writes what it read: the proxy of the paper's configurations 2 and 3
 //! ```
 

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   settings ──> crossing: the experiment ──> findings ──> screen: drawing, table, lesson
-//!   (options)      │    4 programs × 2 ways                └─> out/index.html, out/demo.json
+//!   (options)      │    4 programs × 2 paths               └─> out/index.html, out/demo.json
 //!                  └──> programs: one run of one program
 //! ```
 

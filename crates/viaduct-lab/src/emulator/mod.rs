@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `pool` | the buffers of one direction |
 //! | `lane` | one direction: TUN, pool, link, TUN |
-//! | `shuttle` | the thread: both lanes, its sleep, the questions it is asked |
+//! | `shuttle` | the thread: both lanes, its sleep, its requests |
 
 mod lane;
 mod pool;

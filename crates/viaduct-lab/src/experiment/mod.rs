@@ -8,8 +8,8 @@
 //! ```text
 //!   runner ── calls N times ──> Experiment::run(&mut Run)
 //!      |                            | step("loss 1 %")?       progress; ends here on Ctrl-C
-//!      |                            | param, series, point    what was set, what came out
-//!      |                            └ check(value, bound)     what must hold
+//!      |                            | param, series, point    settings, results
+//!      |                            └ check(value, bound)     conditions that must hold
 //!      └──> Outcome ──> table (people) · results/<name>.json (report) · exit status (make)
 //! ```
 //!

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   [Load]    one thread for small requests, one for each bulk flow  ─┐        each pinned
-//!   [Crowd]   many connections, begun at once                        ─┼─▶ … ─▶ [Server]
+//!   [Crowd]   many connections, opened concurrently                  ─┼─▶ … ─▶ [Server]
 //! ```
 //!
 //! All traffic is HTTP, so that a cache may be in the path. [Trickles] contains clients of that

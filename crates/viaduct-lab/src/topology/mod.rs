@@ -17,11 +17,11 @@
 //!
 //!    [Pair]       load ─── box
 //!
-//!    [Node]       one namespace: its name, commands in it, programs that die with us
+//!    [Node]       one namespace: its name, its commands, programs that end with the lab
 //!    [Journal]    every command that was run, for --verbose
 //!    [programs]   iperf3, curl, ping, timed messages: run in hosts, with time-outs
 //!    [Usage]      a program's processor time, memory and descriptors
-//!    [Scratch]    files that programs need, gone with the world or by the next run
+//!    [Scratch]    temporary files of programs, removed with the world or by the next run
 //! ```
 
 mod chain;

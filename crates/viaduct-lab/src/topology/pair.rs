@@ -4,7 +4,7 @@
 //! ```text
 //!   load eth0 ─────────────── eth0 box
 //!    10.1.0.1                10.1.0.2
-//!        eth1 ─ ─ ─ ─ ─ ─ ─ eth1            if asked for: 10.4.0.1, 10.4.0.2
+//!        eth1 ─ ─ ─ ─ ─ ─ ─ eth1            optional: 10.4.0.1, 10.4.0.2
 //! ```
 
 use std::net::Ipv4Addr;

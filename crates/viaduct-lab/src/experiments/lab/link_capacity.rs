@@ -77,7 +77,8 @@ struct Carried {
     bits_per_second: f64,
     /// Cores used by the emulator's thread.
     cores: f64,
-    /// Packets dropped by the TUN devices because the emulator was too slow.
+    /// Packets that the TUN devices dropped or rejected since the start, usually because the
+    /// emulator was too slow.
     dropped: f64,
 }
 

@@ -2,7 +2,7 @@
 //! the other's, without hosts, forwarding or gateway programs.
 //!
 //! ```text
-//!   gwa: number, time ─▶ wan0 ─▶ emulator ─▶ wan0 ─▶ gwb: the kernel's own time of arrival
+//!   gwa: number, time ─▶ wan0 ─▶ emulator ─▶ wan0 ─▶ gwb: the kernel's receive timestamp
 //! ```
 
 use std::io;

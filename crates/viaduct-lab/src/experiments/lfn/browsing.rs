@@ -7,7 +7,7 @@
 //!   a1 requests ─▶ a2 child ──────────────────────────▶ b2 parent Squid ─▶ b1              Squid
 //!   a1 requests ─▶ a2 child ─▶ near end ═══ links ═══▶ far end ─▶ parent ─▶ b1   SquidTunnel
 //!                                10 Mb/s
-//!   b1 ─── iperf3, one TCP flow ─────────────────────────▶ a1          the traffic beside it
+//!   b1 ─── iperf3, one TCP flow ─────────────────────────▶ a1          concurrent traffic
 //! ```
 
 use std::net::{Ipv4Addr, SocketAddr};

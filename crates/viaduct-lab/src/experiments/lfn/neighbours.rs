@@ -2,9 +2,9 @@
 //! and beside one whose reader has stopped.
 //!
 //! ```text
-//!   a1  20 × fetch 5 KB, again and again ─┐                                  ┌─▶ b1
-//!   a1  one session without end ──────────┼─▶ a2 near ══ links ══ far b2 ───┼─▶ b1
-//!   a1  one whose reader has stopped ─────┘        10 Mb/s, 300 ms           └─▶ b1
+//!   a1  20 × fetch 5 KB, repeatedly ──────┐                                  ┌─▶ b1
+//!   a1  one endless session ──────────────┼─▶ a2 near ══ links ══ far b2 ───┼─▶ b1
+//!   a1  one with a stopped reader ────────┘        10 Mb/s, 300 ms           └─▶ b1
 //! ```
 
 use std::sync::atomic::{AtomicBool, Ordering};

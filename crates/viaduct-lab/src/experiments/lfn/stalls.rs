@@ -1,7 +1,7 @@
 //! Bulk transfer over a long link, by TCP of 1999 or of today, and its stalls.
 //!
 //! ```text
-//!   a1 ── bytes without end ──▶ gwa ══ 10 Mb/s, losses of a list ══▶ gwb ──▶ b1
+//!   a1 ── endless data ──▶ gwa ══ 10 Mb/s, losses of a list ══▶ gwb ──▶ b1
 //!                                └ captured here: sequence numbers over time
 //! ```
 
@@ -191,8 +191,8 @@ impl Trace {
         trace
     }
 
-    /// Returns the longest time with almost no new data (less than [`CRAWL`]), in seconds,
-    /// starting from the first detected loss: the flat part of the slides' plots.
+    /// Returns the longest time with almost no new data (less than [`CRAWL`]), in seconds, from
+    /// a second before the first retransmission on: the flat part of the slides' plots.
     pub(super) fn longest_stall(&self) -> f64 {
         let Some((first_loss, _)) = self.again.first().copied() else { return 0.0 };
         let points = thinned(&self.sent, 0.05);
@@ -209,8 +209,8 @@ impl Trace {
         longest
     }
 
-    /// Returns the longest time without a new acknowledgment, from the first detected loss on,
-    /// in which the reader received nothing.
+    /// Returns the longest time without a new acknowledgment, from a second before the first
+    /// retransmission on; the reader received nothing in that time.
     pub(super) fn longest_silence(&self) -> f64 {
         let first_loss = self.again.first().map_or(f64::INFINITY, |(at, _)| *at);
         let from = self.acknowledged.partition_point(|(at, _)| *at < first_loss - 1.0);

@@ -3,10 +3,10 @@
 use crate::cgroup::{Cgroup, Inside, Limits};
 use crate::experiment::Run;
 
-/// Gives this process priority over all others on the processors, until the returned value is
-/// dropped. Process priorities do not achieve this where each session is scheduled as a group
-/// (`sched_autogroup_enabled`): even an idle process then gets its session's share, and a
-/// volley waits for it.
+/// Gives this process and its children priority over all others on the processors, until the
+/// returned value is dropped. Process priorities do not achieve this where each session is
+/// scheduled as a group (`sched_autogroup_enabled`): even an idle process then gets its
+/// session's share, and a volley waits for it.
 pub(super) fn undisturbed(run: &mut Run) -> Option<Inside> {
     let inside =
         Cgroup::new(Limits { first: true, ..Limits::default() }).and_then(Cgroup::enter_now);

@@ -3,8 +3,8 @@
 //! nor its privileges.
 //!
 //! ```text
-//!   kept requests ─▶ Endpoint ─▶ web::respond ─▶ messages     all of it
-//!         └─ their codes and nonces, computed alone ─▶        of that, cryptography
+//!   recorded requests ─▶ Endpoint ─▶ web::respond ─▶ messages     total
+//!         └─ their codes and nonces, computed separately ─▶       cryptographic part
 //! ```
 
 use std::fs::File;

@@ -5,7 +5,7 @@
 //!     in the kernel                        sockets, and all other kernel work on its behalf
 //!     in user space      cryptography ─┐   core: the same requests answered again, see `core`
 //!                        protocol     ─┘
-//!                        the rest          packets' headers, reading files
+//!                        other             packets' headers, reading files
 //! ```
 //!
 //! The kernel's interrupt work is charged to the interrupted process, with either transport.

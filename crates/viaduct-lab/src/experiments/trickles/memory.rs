@@ -1,10 +1,10 @@
 //! Figure 11: memory of the server, by the number of connected clients.
 //!
 //! ```text
-//!   1 … 100,000 clients, each of which has fetched something and is silent then
-//!   until a million have come: the others go without a word, of which a server hears nothing
-//!   6,000 downloads at once
-//!   each of the silent ones fetches something more
+//!   1 … 100,000 clients that have each fetched something and are then silent
+//!   up to a million clients in total: the others leave without notice to the server
+//!   6,000 concurrent downloads
+//!   a further fetch by each of the silent clients
 //! ```
 
 use std::fs;
@@ -43,7 +43,8 @@ const LARGE: (&str, usize) = ("page", 5_000);
 /// Bytes reserved for the response to a request.
 const RESERVE: u64 = 64 << 10;
 const OBJECT: usize = 500_000;
-/// Maximum ratio between the server's memory at different numbers of clients.
+/// Maximum ratio of the server's memory to its memory with one client; TCP's ratio must exceed
+/// it.
 const ALIKE: f64 = 1.05;
 /// Bytes of a continuation without its losses (the paper's 75), and of a delta-encoded one.
 const WHOLE: f64 = 75.0;

@@ -12,9 +12,9 @@
 //! | file | noun |
 //! |---|---|
 //! | `served` | a real `viaduct serve` |
-//! | `replicas` | several, that share their files, a secret and an address |
-//! | `least` | a NAT that gives each connection to the server that has fewest |
-//! | `download` | curl, by Trickles and by TCP, and when its bytes came |
+//! | `replicas` | several servers that share their files, a secret and an address |
+//! | `least` | a NAT that assigns each connection to the server with the fewest |
+//! | `download` | curl by Trickles and by TCP, and the arrival times of its bytes |
 
 pub(super) mod aggregate;
 pub(super) mod attacks;

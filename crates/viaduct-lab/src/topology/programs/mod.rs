@@ -4,14 +4,14 @@
 //! ```text
 //!   Iperf          iperf3, TCP or UDP                    -> IperfReport
 //!   WebServer      nginx (or python3) with one file      -> download() with curl -> Download
-//!                  or a library of Documents            <- Requests, as Polygraph makes them
+//!                  or a library of Documents            <- Requests, as by Web Polygraph
 //!   Squid          squid, one of a pair of caches
 //!   Ping           ping                                  -> PingReport
-//!   PeerTunnel     sing-box, kcptun                     around the link, by a protocol of theirs
+//!   PeerTunnel     sing-box, kcptun                     over the link, by their own protocols
 //!   Relay          HAProxy, nginx stream, Varnish      between a client and a server
-//!   Capture        ours: the segments of a connection      -> Vec<Segment>
-//!   sessions       ours: bytes without end, fetches, echoes, by one port
-//!   TimedMessages  ours: messages at a steady pace       -> Vec<Message>, one-way latencies
+//!   Capture        own: the segments of a connection      -> Vec<Segment>
+//!   sessions       own: endless data, fetches, echoes, on one port
+//!   TimedMessages  own: messages at a constant rate      -> Vec<Message>, one-way latencies
 //! ```
 
 mod capture;

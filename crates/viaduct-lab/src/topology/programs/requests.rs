@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   due at t1, t2, t3, …  ── connect · GET · read to the end ──▶  a proxy, or the server itself
-//!                                   a thread each                 each byte compared
+//!                                   a thread per request          each byte compared
 //! ```
 
 use std::io::{self, Read, Write};

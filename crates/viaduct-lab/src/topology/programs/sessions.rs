@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!   client                                                       server, one port
-//!   fill()  ── 'S', n ─▶   ◀── n bytes, or without end ──────────┤
+//!   fill()  ── 'S', n ─▶   ◀── n bytes, or endless ──────────────┤
 //!   fetch()    the same, until the last byte                     │
-//!   echo()  ── 'E', then 100 bytes at a steady pace ──▶ ◀── back ┤
+//!   echo()  ── 'E', then 100 bytes at intervals ──────▶ ◀── back ┤
 //!   Idle    ── 'S', and never reads                              ┘
 //! ```
 

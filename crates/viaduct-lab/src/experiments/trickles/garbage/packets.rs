@@ -1,12 +1,12 @@
 //! Packets of the flood: random bytes, and packets that are correct except for one property.
 //!
-//! | form | what stops it |
+//! | form | rejected by |
 //! |---|---|
-//! | bytes behind an IP header that says TCP | the tap's filter |
+//! | random bytes after an IP header with protocol TCP | the tap's filter |
 //! | a plain SYN | the tap's filter; the kernel's TCP answers it |
-//! | right numbers, mark and checksum; the message is bytes | parsing it |
-//! | a whole request of another server's client, secret's number and all | its code |
-//! | the first two of the messages by UDP | the same |
+//! | correct numbers, mark and checksum; the message is random bytes | the parser |
+//! | a complete request to another server with the same secret number | its code |
+//! | the two message forms over UDP | the same |
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
