@@ -84,7 +84,7 @@ pub struct GatewayStatus {
     /// State of each peer.
     #[serde(default)]
     pub peers: Vec<PeerState>,
-    /// Per peer, the maximum packet length enforced so that repairs fit.
+    /// Per peer, the length below which packets are kept so that repairs fit.
     pub kept_below: Vec<Option<usize>>,
     /// Reason why repairs do not fit the WAN, if any.
     pub trouble: Option<String>,

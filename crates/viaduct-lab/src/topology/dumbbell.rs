@@ -40,7 +40,7 @@ pub enum Wan {
 }
 
 impl Wan {
-    /// Creates the same link in both directions; see [`EmulatorConfig::symmetric`].
+    /// Creates an emulated link, the same in both directions; see [`EmulatorConfig::symmetric`].
     pub fn emulated(link: LinkConfig, seed: u64) -> Wan {
         Wan::Emulated(Box::new(EmulatorConfig::symmetric(link, seed)))
     }

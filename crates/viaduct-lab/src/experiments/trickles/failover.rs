@@ -127,7 +127,7 @@ impl Experiment for Failover {
             let name = format!("{}: longest time without data, s", how.name());
             run.check(&name, gaps[0], Bound::AtMost(MOST));
             let others = how.clients().iter().zip(&gaps).skip(1);
-            // After a restart, a TCP client that retries at once is as fast as any timer, so
+            // After a restart, a TCP client that retries at once is at least as fast as a timer, so
             // only the client that waits is compared.
             for (client, gap) in
                 others.filter(|(client, _)| how == Death::Takeover || client.waits())

@@ -53,7 +53,7 @@ pub struct TimedMessages {
 pub struct Message {
     /// Time of sending, from the start of the stream.
     pub sent: Duration,
-    /// Latency one way; `None` if the message never arrived.
+    /// Time until arrival, one way; `None` if the message never arrived.
     pub latency: Option<Duration>,
 }
 
