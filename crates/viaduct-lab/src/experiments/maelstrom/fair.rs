@@ -66,7 +66,7 @@ impl Experiment for Fair {
         run.param("warm_up", warm_up);
         run.param("rounds", rounds);
         run.congestion_control("cubic");
-        run.steps(rounds * (2 * queues.len() + if quick { 1 } else { 6 }));
+        run.steps(rounds * (2 * queues.len() + if quick { 1 } else { 4 }));
         for queue in queues {
             self.beside(run, queue, (seconds, warm_up), rounds)?;
         }
