@@ -94,7 +94,7 @@ impl Source {
         match sockets.as_slice() {
             [one] => Ok(Source(one.clone())),
             [] => bail!(
-                "no service answers in {}; does a gateway or a proxy run, or elsewhere (--run-dir)?",
+                "no service answers in {}; is one running, or elsewhere (--run-dir)?",
                 dir.display()
             ),
             many => {

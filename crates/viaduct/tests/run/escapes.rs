@@ -182,7 +182,8 @@ for via in 'seccomp', 'preload':
     for chain in ['+compress'], ['+socks:via=127.0.0.1:1'], ['+compress', '--no-strict']:
         print(via, *chain, flush=True)
         strict = ['--strict'] if chain == ['+compress'] else []
-        subprocess.run([viaduct, 'run', '--via', via, *chain, *strict, '--', program, 'paths', *tried])
+        run = [viaduct, 'run', '--via', via, *chain, *strict, '--', program, 'paths', *tried]
+        subprocess.run(run)
 "#;
     let inside = "mount -t tmpfs none /run && exec timeout 20 python3 -c \"$0\" \"$@\"";
     let mut command = Command::new("unshare");
