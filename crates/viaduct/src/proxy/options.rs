@@ -70,10 +70,10 @@ pub(super) const TRICKLES_BUFFER: usize = 256 << 20;
 /// Options of `viaduct proxy`, also those of a file.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProxyArgs {
-    /// Where connections arrive
+    /// Listen address; may be repeated
     #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = place)]
     pub(super) listen: Vec<SocketAddr>,
-    /// Where they go
+    /// Destination of all connections
     #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = goal)]
     pub(super) to: Option<SocketAddr>,
     /// Clients name their destination in one of these protocols
@@ -134,7 +134,7 @@ pub struct ProxyArgs {
     /// handshake) [default: early; late without CAP_NET_RAW]
     #[arg(long, value_enum)]
     pub(super) forward: Option<Forwarding>,
-    /// When a client is let in
+    /// Time at which clients are accepted
     #[arg(long, value_enum, default_value_t = Accept::Early)]
     pub(super) accept: Accept,
     /// Early connections that wait for their client, at most, and at most half of --flows [default:
@@ -144,10 +144,10 @@ pub struct ProxyArgs {
     /// Time for which an early connection waits for its client
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = wait)]
     pub(super) early_wait: Duration,
-    /// How long a server may take to answer
+    /// Limit of the time to connect to a server
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = wait)]
     pub(super) connect_timeout: Duration,
-    /// How long a flow may say nothing; 0s: for ever
+    /// Idle time after which a flow is closed; 0s: never
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
     pub(super) idle_timeout: Duration,
     /// Idle time before keepalive probes, at most half of --dead-after; 0s: never
@@ -162,7 +162,7 @@ pub struct ProxyArgs {
     /// it is 60s if not given); 0s: never
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(super) idle_exit: Option<Duration>,
-    /// How long flows may go on after SIGTERM
+    /// Limit of the time that open flows get after SIGTERM
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub(super) drain: Duration,
     /// Loops that share the flows, each in a thread; 0: one for each core
@@ -206,7 +206,7 @@ pub struct ProxyArgs {
     /// have 64 KiB all the same
     #[arg(long, value_name = "BYTES", default_value_t = TRICKLES_BUFFER, value_parser = buffer)]
     pub(super) trickles_buffer: usize,
-    /// Where Prometheus finds the metrics
+    /// Listen address of the Prometheus metrics
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = place)]
     pub(super) metrics: Option<SocketAddr>,
     #[command(flatten)]

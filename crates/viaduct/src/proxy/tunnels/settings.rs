@@ -114,7 +114,7 @@ pub struct TunnelArgs {
         value_parser = goal
     )]
     pub tunnel: Option<SocketAddr>,
-    /// Where tunnels arrive; their sessions leave here, to --allow-to
+    /// Listen address of tunnels; their sessions leave here, to --allow-to
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
