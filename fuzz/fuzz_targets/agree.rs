@@ -3,12 +3,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use viaduct_proto::agree::{MOST, NUMBERS, Offer, Refusal, Required, Terms};
+use viaduct_proto::agree::{MAX_HANDLERS, NUMBERS, Offer, Refusal, Required, Terms};
 
 fuzz_target!(|input: &[u8]| {
     let _ = Offer::in_headers(input);
     let Some(offer) = Offer::find(input) else { return };
-    assert!(offer.items.len() <= MOST);
+    assert!(offer.items.len() <= MAX_HANDLERS);
     assert_eq!(Offer::parse(&offer.emit()), Some(offer.clone()));
     let chain: Vec<_> = NUMBERS.iter().map(|(name, ..)| (*name, true)).collect();
     for required in [Required::None, Required::These(vec!["crypt".to_owned()]), Required::All] {

@@ -41,7 +41,7 @@ enum Step {
 }
 
 /// Most repairs on their way; more are lost.
-const MOST_REPAIRS: usize = 256;
+const MAX_REPAIRS: usize = 256;
 
 impl Parameters {
     fn code(&self) -> Code {
@@ -89,7 +89,7 @@ impl Link {
     fn carry(repairs: &mut Vec<Owned>) -> impl FnMut(Repair<'_>) {
         |Repair { cover, row, len_code, body }| {
             assert!(!body.is_empty() && cover.count > 0);
-            if repairs.len() < MOST_REPAIRS {
+            if repairs.len() < MAX_REPAIRS {
                 repairs.push(Owned { cover, row, len_code, body: body.to_vec() });
             }
         }

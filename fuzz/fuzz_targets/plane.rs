@@ -112,7 +112,7 @@ struct World {
 }
 
 /// Most datagrams on their way; the oldest are lost.
-const MOST_DATAGRAMS: usize = 256;
+const MAX_DATAGRAMS: usize = 256;
 
 fuzz_target!(|input: Input| {
     let code = first_code();
@@ -251,7 +251,7 @@ impl World {
             let fresh = drain(&mut self.planes[from]);
             self.datagrams.extend(fresh.into_iter().map(|datagram| (from, datagram)));
         }
-        let surplus = self.datagrams.len().saturating_sub(MOST_DATAGRAMS);
+        let surplus = self.datagrams.len().saturating_sub(MAX_DATAGRAMS);
         self.datagrams.drain(..surplus);
     }
 

@@ -24,12 +24,12 @@ pub const MEMORY: usize = 1 << 16;
 pub struct Steps<T>(pub Vec<T>);
 
 /// Most operations of one run, so that it takes milliseconds.
-const MOST_STEPS: usize = 128;
+const MAX_STEPS: usize = 128;
 
 impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Steps<T> {
     fn arbitrary(input: &mut Unstructured<'a>) -> Result<Self> {
         let mut steps = Vec::new();
-        while !input.is_empty() && steps.len() < MOST_STEPS {
+        while !input.is_empty() && steps.len() < MAX_STEPS {
             steps.push(input.arbitrary()?);
         }
         Ok(Steps(steps))

@@ -25,7 +25,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use viaduct_proto::wrap::Secret;
-use viaduct_proto::wrap::aware::{Ask, MOST, YES};
+use viaduct_proto::wrap::aware::{Ask, MAX_MESSAGE, YES};
 use viaduct_sys::records;
 
 /// Environment variable with the control socket of the run, and its secret: `@NAME;SECRET`.
@@ -44,7 +44,7 @@ pub fn is_wrapped() -> bool {
 /// The request, with the handler's name, has more than 4093 bytes, or no descriptor is left.
 pub fn control(flow: impl AsFd, handler: &str, request: &[u8]) -> io::Result<Option<Vec<u8>>> {
     let Some(desk) = ask(flow, Ask::Control { to: handler, request })? else { return Ok(None) };
-    let mut bytes = vec![0; MOST];
+    let mut bytes = vec![0; MAX_MESSAGE];
     let (length, _) = records::receive(&desk, &mut bytes)?;
     bytes.truncate(length);
     Ok((bytes.first() == Some(&YES)).then(|| bytes.split_off(1)))
@@ -57,7 +57,7 @@ pub fn control(flow: impl AsFd, handler: &str, request: &[u8]) -> io::Result<Opt
 /// No descriptor is left.
 pub fn watch(flow: impl AsFd) -> io::Result<Option<Events>> {
     let Some(desk) = ask(flow, Ask::Watch)? else { return Ok(None) };
-    let (length, _) = records::receive(&desk, &mut [0; MOST])?;
+    let (length, _) = records::receive(&desk, &mut [0; MAX_MESSAGE])?;
     Ok((length > 0).then_some(Events { desk }))
 }
 
@@ -75,7 +75,7 @@ impl Events {
     /// The kernel's error.
     #[allow(clippy::should_implement_trait, reason = "it may fail")]
     pub fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let mut bytes = vec![0; MOST];
+        let mut bytes = vec![0; MAX_MESSAGE];
         let (length, _) = records::receive(&self.desk, &mut bytes)?;
         bytes.truncate(length);
         Ok((length > 0).then_some(bytes))

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use viaduct::trickles::{Listener, Secrets, ServerSettings};
 use viaduct_proto::trickles::api::Piece;
-use viaduct_proto::trickles::standard::wire::{MOST_STATE, emit_valid};
+use viaduct_proto::trickles::standard::wire::{MAX_STATE, emit_valid};
 use viaduct_proto::trickles::standard::{END, Reason, Valid};
 
 use crate::convert::{addresses, bytes, count, list, port_code, text, values};
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn msk_setucont(
         let mut note = Vec::new();
         let valid = Valid { stream, start, end, last: last != 0, leave: 0 };
         emit_valid(listener.endpoint().ring(), &valid, state, &mut note);
-        if state.len() > MOST_STATE || note.len() > room {
+        if state.len() > MAX_STATE || note.len() > room {
             return -libc::EMSGSIZE;
         }
         msk.reply.set_user(packet as usize, note);
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn msk_set_input(
     if consumed > length {
         return -libc::EINVAL;
     }
-    if state.len() > MOST_STATE {
+    if state.len() > MAX_STATE {
         return -libc::EMSGSIZE;
     }
     msk.reply.input(place.after(consumed), state);
@@ -258,7 +258,7 @@ pub unsafe extern "C" fn msk_set_output(
     if start > end || end > END {
         return -libc::EINVAL;
     }
-    if state.len() > MOST_STATE {
+    if state.len() > MAX_STATE {
         return -libc::EMSGSIZE;
     }
     msk.give(Valid { stream, start, end, last: last != 0, leave: 0 }, state);

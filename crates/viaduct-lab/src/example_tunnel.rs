@@ -29,7 +29,7 @@ const LINKS_PORT: u16 = 7600;
 const NEAR_PORT: u16 = 3129;
 
 /// Time limit for the links to come up.
-const PATIENCE: Duration = Duration::from_secs(20);
+const LINKS_UP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Transport of the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +135,7 @@ impl Tunnel {
 
     /// Waits until `count` links are up.
     fn wait_for_links(&self, count: usize) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + LINKS_UP_TIMEOUT;
         while self.near.log().matches("a link of the tunnel is up").count() < count {
             stop::check()?;
             if Instant::now() > deadline {

@@ -17,7 +17,7 @@ use crate::stop;
 use crate::topology::{Node, Scratch};
 
 /// Time limit for a proxy to start.
-const PATIENCE: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 const PORT: u16 = 7000;
 
 /// Running proxy. Dropping it ends the process and restores the node.
@@ -119,7 +119,7 @@ impl Proxy {
         let log = File::create(scratch.path().join("log"))?;
         command.stdout(log.try_clone()?).stderr(log);
         let mut proxy = Proxy { process: node.spawn(command)?, scratch };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         while !proxy.log().contains(" up ") {
             stop::check()?;
             let ended = matches!(proxy.process.try_wait(), Ok(Some(_)));

@@ -23,7 +23,7 @@ use crate::netlink::{self, Attributes, Message, NLM_F_ACK, NLM_F_APPEND, NLM_F_C
 use crate::nfqueue::{self, Held, SynQueue, Verdict};
 
 /// Max datagrams that the kernel holds at once; more are dropped.
-pub const MOST: u32 = 16_384;
+pub const MAX_QUEUED: u32 = 16_384;
 /// Max verdicts in one message: more might find no room in the socket.
 const AT_ONCE: usize = 256;
 /// Max bytes of a datagram that are read: its headers.
@@ -148,7 +148,7 @@ fn queues() -> impl Iterator<Item = [u64; 7]> {
 fn any_queue(copy: u32) -> io::Result<(u16, SynQueue)> {
     let mut number = FIRST;
     loop {
-        match SynQueue::open_closed(number, MOST, copy) {
+        match SynQueue::open_closed(number, MAX_QUEUED, copy) {
             Ok(queue) => return Ok((number, queue)),
             // The queue has another reader.
             Err(error) if number < FIRST + TRIES && is_taken(&error) => number += 1,

@@ -47,7 +47,7 @@ type Prefix = (IpAddr, u8);
 /// Lifetime of a remembered SYN: longer than a handshake takes.
 const REMEMBERED: &str = "3s";
 /// Max SYNs that are remembered in each family: a flood of 43,000 per second.
-const MOST_REMEMBERED: usize = 131_072;
+const MAX_REMEMBERED: usize = 131_072;
 
 /// Connections to intercept, and the proxy's port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,7 +142,7 @@ impl Table for Intercept {
         let sets = FAMILIES.map(|(family, kind, _)| {
             format!(
                 "set {family}_begun {{ type {kind} . inet_service . {kind} . inet_service; \
-                 flags dynamic,timeout; size {MOST_REMEMBERED}; timeout {REMEMBERED}; }}"
+                 flags dynamic,timeout; size {MAX_REMEMBERED}; timeout {REMEMBERED}; }}"
             )
         });
         let chain =

@@ -33,7 +33,7 @@ const CONFIG: u16 = 2;
 /// Attributes of a configuration.
 const CFG_COMMAND: u16 = 1;
 const CFG_PARAMETERS: u16 = 2;
-const CFG_MOST: u16 = 3;
+const CFG_QUEUE_MAXLEN: u16 = 3;
 const CFG_MASK: u16 = 4;
 const CFG_FLAGS: u16 = 5;
 const BIND: u8 = 1;
@@ -148,7 +148,7 @@ impl SynQueue {
         self.configure(&[
             (CFG_COMMAND, &[BIND, 0, 0, 0]),
             (CFG_PARAMETERS, &copy),
-            (CFG_MOST, &self.most.to_be_bytes()),
+            (CFG_QUEUE_MAXLEN, &self.most.to_be_bytes()),
             (CFG_MASK, &FAIL_OPEN.to_be_bytes()),
             (CFG_FLAGS, &flags.to_be_bytes()),
         ])

@@ -16,7 +16,7 @@ const QUEUE: u16 = 3;
 const DROPPED: usize = 8;
 /// Max packets dropped between two queries; beyond it the discipline was replaced and counts
 /// anew.
-const MOST: u32 = 1 << 20;
+const MAX_DROPS: u32 = 1 << 20;
 /// Parent of the root discipline (`TC_H_ROOT`).
 const ROOT: u32 = u32::MAX;
 
@@ -47,7 +47,7 @@ impl OwnQueue {
         let now = self.ask();
         let before = std::mem::replace(&mut self.dropped, now);
         let more = now.zip(before).map_or(0, |(now, before)| now.wrapping_sub(before));
-        if more <= MOST { more } else { 0 }
+        if more <= MAX_DROPS { more } else { 0 }
     }
 
     fn ask(&self) -> Option<u32> {

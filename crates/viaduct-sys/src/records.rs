@@ -13,9 +13,9 @@ use rustix::net::{
 use crate::os;
 
 /// Max descriptors beside a record.
-const MOST: usize = 4;
+const MAX_DESCRIPTORS: usize = 4;
 /// Size of the control buffer for them.
-const SPACE: usize = rustix::cmsg_space!(ScmRights(MOST));
+const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
 /// Max connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 

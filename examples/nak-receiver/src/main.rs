@@ -27,13 +27,13 @@ const BURST: u32 = 10;
 /// ... out of so many.
 const PERIOD: u32 = 200;
 /// How long the cache has before the sender is asked: many LAN round trips.
-const CACHE_PATIENCE: Duration = Duration::from_millis(30);
+const CACHE_TIMEOUT: Duration = Duration::from_millis(30);
 /// How long the sender has: more than a WAN round trip.
-const SENDER_PATIENCE: Duration = Duration::from_millis(400);
+const SENDER_TIMEOUT: Duration = Duration::from_millis(400);
 /// Silence after which both give up.
 const SILENCE: Duration = Duration::from_secs(2);
 /// Most numbers in one query or NAK.
-const MOST: usize = 64;
+const MAX_NUMBERS: usize = 64;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -174,10 +174,10 @@ impl Receiver {
     /// Notes what is missing and asks the cache for it.
     fn miss(&mut self, gap: &[u32]) -> Result<()> {
         let now = Instant::now();
-        let ask_again = if self.cache.is_some() { now + CACHE_PATIENCE } else { now };
+        let ask_again = if self.cache.is_some() { now + CACHE_TIMEOUT } else { now };
         self.seen.missing.extend(gap.iter().map(|&n| (n, (now, ask_again))));
         let Some(cache) = self.cache else { return Ok(()) };
-        for numbers in gap.chunks(MOST) {
+        for numbers in gap.chunks(MAX_NUMBERS) {
             // UDP (17); what is wanted is 8 bytes long and stands behind the UDP header of 8.
             let mut query = [&b"VDC1\x11\x08"[..], &self.port.to_be_bytes(), &[0, 8]].concat();
             for number in numbers {
@@ -193,8 +193,8 @@ impl Receiver {
         let (Some(sender), now) = (self.seen.sender, Instant::now()) else { return Ok(()) };
         let mut nak = b"NAK1".to_vec();
         let due = self.seen.missing.iter_mut().filter(|(_, (_, ask))| *ask <= now);
-        for (number, (_, ask)) in due.take(MOST) {
-            *ask = now + SENDER_PATIENCE;
+        for (number, (_, ask)) in due.take(MAX_NUMBERS) {
+            *ask = now + SENDER_TIMEOUT;
             nak.extend(number.to_be_bytes());
         }
         if nak.len() > 4 {

@@ -24,7 +24,7 @@ use viaduct_proto::web::{Body, Found, Method, Plan, Request, Wrong, plan};
 
 use crate::mark::Key;
 use crate::picture::Picture;
-use crate::state::{MOST, State};
+use crate::state::{MAX_STRIDES, State};
 
 const PICTURE: u8 = 1;
 const NOTHING: u8 = 2;
@@ -211,7 +211,7 @@ impl Gallery {
         let state = part(asked.state)?;
         let picture = self.of(&state)?;
         let (stride, at) = state.last();
-        let checkpoints = picture.checkpoints(&self.key, state.client, stride, at, MOST);
+        let checkpoints = picture.checkpoints(&self.key, state.client, stride, at, MAX_STRIDES);
         let next = State { stride, checkpoints, ..state };
         Some(made(&next, picture, asked.valid.stream, false))
     }

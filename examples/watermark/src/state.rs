@@ -13,7 +13,7 @@ use crate::jpeg::Partial;
 use crate::picture::Checkpoint;
 
 /// Most strides of a continuation: with it, and what else there is, no more than 768 bytes.
-pub const MOST: usize = 160;
+pub const MAX_STRIDES: usize = 160;
 
 /// A part of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -36,7 +36,7 @@ pub fn print_table(outcome: &Outcome, colours: bool) -> String {
 }
 
 /// Maximum rows of a table; longer ones are left to the JSON and the report.
-const MOST_ROWS: usize = 40;
+const MAX_ROWS: usize = 40;
 
 /// Returns a header row, then a row for each x with a cell for each series.
 fn rows_of(series: &[&Series]) -> Vec<Vec<String>> {
@@ -49,13 +49,13 @@ fn rows_of(series: &[&Series]) -> Vec<Vec<String>> {
     xs.sort_by(|a, b| a.x.total_cmp(&b.x));
     let head = std::iter::once(series[0].x.to_string());
     let mut rows = vec![head.chain(series.iter().map(|s| s.name.clone())).collect::<Vec<_>>()];
-    for at in xs.iter().take(MOST_ROWS) {
+    for at in xs.iter().take(MAX_ROWS) {
         let x = at.label.clone().unwrap_or_else(|| number(at.x));
         let cell = |s: &&Series| s.points.iter().find(|p| p.x == at.x).map_or("-".into(), cell_of);
         rows.push(std::iter::once(x).chain(series.iter().map(cell)).collect());
     }
-    if xs.len() > MOST_ROWS {
-        rows.push(vec![format!("… {} more", xs.len() - MOST_ROWS)]);
+    if xs.len() > MAX_ROWS {
+        rows.push(vec![format!("… {} more", xs.len() - MAX_ROWS)]);
     }
     rows
 }

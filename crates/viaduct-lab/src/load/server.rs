@@ -20,7 +20,7 @@ use crate::topology::{Host, TopologyError};
 const PORT: u16 = 9000;
 const BACKLOG: u32 = 4096;
 /// Time without a request after which the kernel hands over a deferred connection anyway.
-const PATIENCE: Duration = Duration::from_secs(5);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Event number of the listener; connections have smaller ones.
 const LISTENER: u64 = u64::MAX;
 /// Size of the file that endless answers repeat.
@@ -50,7 +50,7 @@ impl Server {
         let listener = host.netns().enter(listen)?.map_err(wrong)?;
         // Deferred accept, as web servers use it: connections that a proxy opens ahead of the
         // request cost the server nothing.
-        tcp::await_words(&listener, PATIENCE).map_err(wrong)?;
+        tcp::await_words(&listener, SILENCE_TIMEOUT).map_err(wrong)?;
         let desk = Desk::new(listener).map_err(wrong)?;
         let stop = Arc::new(AtomicBool::new(false));
         let asked = stop.clone();

@@ -19,7 +19,7 @@ use crate::flow::{Address, Context, FIRST, Factory, Failure, Handler, Output, Ti
 use crate::time::{Duration, Instant};
 
 /// Time within which the other end must send its offer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval in which refused connections are logged at most once.
 const QUIET: Duration = Duration::from_secs(60);
 const WORDS: Timer = Timer(0);
@@ -111,7 +111,7 @@ impl Greeting {
 impl Greet {
     fn wait(&mut self, cx: &mut Context<'_>) {
         self.stage = Stage::Waits;
-        cx.set_timer(WORDS, Some(cx.now() + PATIENCE));
+        cx.set_timer(WORDS, Some(cx.now() + GREETING_TIMEOUT));
     }
 
     /// Sends this end's offer, before all other data.

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use crate::flow::Factory;
 
 pub use greet::greeting;
-pub use wire::{EXID, Item, LEN, MOST, NUMBERS, Offer};
+pub use wire::{EXID, Item, LEN, MAX_HANDLERS, NUMBERS, Offer};
 
 /// Handlers that lead elsewhere: they connect to another host than the flow's destination.
 const ELSEWHERE: [&str; 2] = ["socks", "route"];
@@ -73,7 +73,7 @@ pub enum TermsError {
     #[error("{0} is required and is no handler of the chain that needs both ends")]
     Absent(String),
     /// More handlers than an option holds.
-    #[error("more than {MOST} handlers that need both ends")]
+    #[error("more than {MAX_HANDLERS} handlers that need both ends")]
     TooMany,
 }
 
@@ -121,7 +121,7 @@ impl Terms {
         }
         match items.len() {
             0 => return Err(TermsError::Nothing),
-            1..=MOST => {}
+            1..=MAX_HANDLERS => {}
             _ => return Err(TermsError::TooMany),
         }
         let known = |name: &String| {

@@ -19,7 +19,7 @@ fn terms(chain: &[&str], required: &Required) -> Terms {
 
 fn offer() -> impl Strategy<Value = Offer> {
     let numbers: Vec<u8> = (1..16).collect();
-    let items = proptest::sample::subsequence(numbers, 0..=MOST).prop_shuffle();
+    let items = proptest::sample::subsequence(numbers, 0..=MAX_HANDLERS).prop_shuffle();
     (items, any::<bool>(), 0u8..16).prop_map(|(numbers, insists, format)| {
         let items = numbers.into_iter().map(|number| Item { number, format }).collect();
         Offer { items, insists }
@@ -75,7 +75,7 @@ proptest! {
         // The flag bits that are not used yet may have any value.
         prop_assert!(read != Some(offer) || at == 4 && by & 0xf1 == 0);
         if let Some(read) = Offer::find(&noise) {
-            prop_assert!(read.items.len() <= MOST);
+            prop_assert!(read.items.len() <= MAX_HANDLERS);
         }
     }
 }

@@ -20,7 +20,7 @@ pub const LEN: usize = 16;
 /// Experiment identifier of the option.
 pub const EXID: [u8; 2] = *b"Va";
 /// Maximum number of handlers in the option.
-pub const MOST: usize = 10;
+pub const MAX_HANDLERS: usize = 10;
 
 const VERSION: u8 = 1;
 const NOT_PLAINLY: u8 = 1;
@@ -55,7 +55,7 @@ impl Offer {
     /// Encodes the option. Handlers beyond the tenth are left out.
     pub fn emit(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
-        let items = &self.items[..self.items.len().min(MOST)];
+        let items = &self.items[..self.items.len().min(MAX_HANDLERS)];
         bytes[..2].copy_from_slice(&[KIND, LEN as u8]);
         bytes[2..4].copy_from_slice(&EXID);
         bytes[4] = VERSION << 4 | if self.insists { NOT_PLAINLY } else { 0 };

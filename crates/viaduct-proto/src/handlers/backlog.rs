@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::time::Instant;
 
 /// Minimum size that a datagram counts as, in bytes, because each takes memory.
-const LEAST: usize = 64;
+const MIN_CHARGE: usize = 64;
 
 /// Bytes of delayed datagrams, and when they leave.
 #[derive(Debug)]
@@ -29,12 +29,12 @@ impl Backlog {
             self.held -= left;
             self.leaving.pop_front();
         }
-        self.held == 0 || self.held + bytes.max(LEAST) <= self.most
+        self.held == 0 || self.held + bytes.max(MIN_CHARGE) <= self.most
     }
 
     /// Adds a datagram that leaves at `at`, which must not be before those added earlier.
     pub(super) fn hold(&mut self, at: Instant, bytes: usize) {
-        self.held += bytes.max(LEAST);
-        self.leaving.push_back((at, bytes.max(LEAST)));
+        self.held += bytes.max(MIN_CHARGE);
+        self.leaving.push_back((at, bytes.max(MIN_CHARGE)));
     }
 }

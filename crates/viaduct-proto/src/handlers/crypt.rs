@@ -26,7 +26,7 @@ use crate::time::Duration;
 use crate::tunnel::record::{RecordError, Secure};
 
 /// Timeout of the handshake.
-const PATIENCE: Duration = Duration::from_secs(20);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 const HANDSHAKE: Timer = Timer(0);
 
 /// Keys of this end, and those accepted from the other end.
@@ -120,7 +120,7 @@ impl Crypt {
             Err(error) => return self.refuse(cx, Failure::Denied, &error),
         }
         send(cx, out);
-        cx.set_timer(HANDSHAKE, Some(cx.now() + PATIENCE));
+        cx.set_timer(HANDSHAKE, Some(cx.now() + HANDSHAKE_TIMEOUT));
     }
 
     /// Completes the handshake: tells the application, and sends the data that it has written.

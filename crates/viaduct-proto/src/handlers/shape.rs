@@ -15,12 +15,12 @@ use crate::time::{Duration, Instant};
 const SLICE: Duration = Duration::from_millis(100);
 const SLICES_A_SECOND: u64 = 10;
 /// Maximum number of missed slices that are made up for when a timer is late.
-const MOST_LATE: u64 = 3;
+const MAX_LATE: u64 = 3;
 
 /// Default queue of datagrams: the amount that passes in this time, and at least this many
 /// bytes.
 const DATAGRAMS_WAIT: Duration = Duration::from_millis(200);
-const LEAST_HELD: usize = 16 << 10;
+const MIN_HELD: usize = 16 << 10;
 
 struct ShapeFactory {
     /// Bits a second; `None` is no limit.
@@ -111,7 +111,7 @@ impl Datagrams for Spaced {
 impl Space {
     fn new(rate: Option<u64>, held: Option<usize>) -> Self {
         let waits = |rate: u64| (rate as f64 / 8.0 * DATAGRAMS_WAIT.as_secs_f64()) as usize;
-        let held = held.unwrap_or_else(|| rate.map_or(0, waits).max(LEAST_HELD));
+        let held = held.unwrap_or_else(|| rate.map_or(0, waits).max(MIN_HELD));
         Space { rate, free: Instant::ZERO, waiting: Backlog::new(held) }
     }
 
@@ -155,7 +155,7 @@ impl Pace for Share {
             // dropped.
             let waited = self.left == 0;
             self.left = 0;
-            self.add(rate, if waited { passed.min(MOST_LATE) } else { 1 });
+            self.add(rate, if waited { passed.min(MAX_LATE) } else { 1 });
             let late = SLICE * u32::try_from(passed).unwrap_or(u32::MAX);
             self.slice = Some(began + late);
         }

@@ -9,7 +9,7 @@ use super::bundle::{self, Bundle, Plan};
 use crate::flow::{About, Address, Arguments, Factory, Handler};
 use crate::time::Duration;
 
-const MOST_PATHS: usize = 32;
+const MAX_PATHS: usize = 32;
 const DEFAULT_PATHS: usize = 2;
 const DEFAULT_WITHIN: Duration = Duration::from_secs(10);
 
@@ -25,7 +25,7 @@ pub(super) fn about() -> About {
 }
 
 pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn Factory>, String> {
-    let paths = |text: &str| text.parse().ok().filter(|paths| (1..=MOST_PATHS).contains(paths));
+    let paths = |text: &str| text.parse().ok().filter(|paths| (1..=MAX_PATHS).contains(paths));
     let paths = arguments.take("paths", "a number from 1 to 32", paths)?;
     let address = |text: &str| text.parse::<IpAddr>().ok().map(|ip| Address::Ip((ip, 0).into()));
     let from = |text: &str| text.split('+').map(address).collect::<Option<Vec<_>>>();

@@ -10,7 +10,7 @@ use super::wire::{A, AAAA, IN, PTR, Query, Reply};
 use crate::flow::Address;
 
 /// Names that are remembered; of more, the one that was not used for longest loses its placeholder.
-const MOST: u32 = 65_534;
+const MAX_NAMES: u32 = 65_534;
 /// Of IPv6: the number of the placeholder in the last four bytes.
 const POOL6: Ipv6Addr = Ipv6Addr::new(0xfd76, 0x6961, 0x6475, 0x6374, 0, 0, 0, 0);
 
@@ -102,7 +102,7 @@ impl Book {
     /// Without a name, its placeholders from `pool`.
     pub fn new(pool: Pool) -> Book {
         // The first address and the last are no host's.
-        let most = MOST.min(!pool.mask() - 1);
+        let most = MAX_NAMES.min(!pool.mask() - 1);
         let (numbers, order) = (HashMap::new(), BTreeMap::new());
         Book { pool, most, slots: Vec::new(), numbers, order, uses: 0 }
     }

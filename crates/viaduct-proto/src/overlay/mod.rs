@@ -57,4 +57,4 @@ pub fn reads(datagram: &[u8]) -> bool {
 }
 
 /// Maximum number of peers of a node: their paths all fit into a datagram.
-pub const MOST_PEERS: usize = 64;
+pub const MAX_PEERS: usize = 64;

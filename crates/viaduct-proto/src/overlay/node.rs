@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use ipnet::IpNet;
 
-use super::MOST_PEERS;
+use super::MAX_PEERS;
 use super::choice::{Choice, Policy, Score};
 use super::health::judge;
 use super::prober::{Prober, State as PathState, Timing};
@@ -52,7 +52,7 @@ pub struct Peer {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// More peers than fit into a message.
-    #[error("{0} peers: {MOST_PEERS} are possible")]
+    #[error("{0} peers: {MAX_PEERS} are possible")]
     TooMany(usize),
     /// Two peers with the same name or key, or one with the node's own.
     #[error("peer {0}: it has the name or the key of another; each has its own")]
@@ -101,7 +101,7 @@ impl Node {
     /// # Errors
     /// Two peers cannot be told apart, there are too many, or one has a bad key.
     pub fn new(config: Config, entropy: Entropy, now: Instant) -> Result<Node, ConfigError> {
-        if config.peers.len() > MOST_PEERS {
+        if config.peers.len() > MAX_PEERS {
             return Err(ConfigError::TooMany(config.peers.len()));
         }
         let id = id(&config.key.public());

@@ -43,7 +43,7 @@ const MEMORY: usize = 100;
 const WAITING: usize = 16;
 /// A path that fails again within this time needs more answers to be up again.
 const SOON: Duration = Duration::from_secs(60);
-const MOST_BACK: u32 = 32;
+const MAX_BACK: u32 = 32;
 /// Weight of a new round-trip time in the average: more than RON's 0.1, as probes are seconds
 /// apart.
 const WEIGHT: f64 = 0.125;
@@ -150,7 +150,7 @@ impl Prober {
         let fails = self.state != State::Down && self.misses >= self.timing.lost;
         if fails {
             let soon = self.state == State::Up && now < self.up_since + SOON;
-            self.back = if soon { (self.back * 2).min(MOST_BACK) } else { self.timing.back };
+            self.back = if soon { (self.back * 2).min(MAX_BACK) } else { self.timing.back };
             self.state = State::Down;
             self.next = now + self.timing.interval;
         }

@@ -78,7 +78,7 @@ impl Message {
             _ => return None,
         };
         let count = usize::from(u16::from_be_bytes([head[2], head[3]]));
-        if rest.len() != count * PATH || count > super::MOST_PEERS {
+        if rest.len() != count * PATH || count > super::MAX_PEERS {
             return None;
         }
         let long = |at: usize| u64::from_be_bytes(head[at..at + 8].try_into().expect("8 bytes"));

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use crate::wire::ip::{Header, Hop, restore};
 
 /// Most packets that one query may have sent again.
-const MOST: usize = 64;
+const MAX_RESENT: usize = 64;
 /// TTL of a packet that is sent again: one gateway away.
 const TTL: u8 = 64;
 const MAGIC: [u8; 4] = *b"VDC1";
@@ -58,7 +58,7 @@ impl Query {
             return None;
         }
         let wanted: Vec<_> = list.chunks(len).map(<[u8]>::to_vec).collect();
-        (wanted.len() <= MOST).then(|| Query {
+        (wanted.len() <= MAX_RESENT).then(|| Query {
             asker,
             protocol,
             port: u16::from_be_bytes([p0, p1]),

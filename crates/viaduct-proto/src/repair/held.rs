@@ -17,11 +17,11 @@ use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
 /// Longest wait: more than queues and cores of one machine differ.
-const MOST_HOLD: Duration = Duration::from_millis(2);
+const MAX_HOLD: Duration = Duration::from_millis(2);
 /// After how long without a packet that was overtaken the wait is halved, at last to none.
 const FORGET: Duration = Duration::from_secs(10);
 /// Recoveries that wait, and that are remembered, at once, at most: arrivals look through them.
-const MOST: usize = 256;
+const MAX_HELD: usize = 256;
 
 /// A recovery that waits.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +83,7 @@ impl Held {
     /// A packet came after its recovery: the next ones wait a quarter longer than that.
     fn rise(&mut self, now: Instant, waiting: Waiting) {
         let needed = now.since(waiting.recovered) * 5 / 4;
-        self.hold = self.hold.max(needed.min(MOST_HOLD));
+        self.hold = self.hold.max(needed.min(MAX_HOLD));
         self.last = Some(now);
     }
 
@@ -94,14 +94,14 @@ impl Held {
 
     /// Takes the next one that has waited long enough, or has no room to wait.
     pub(super) fn pop(&mut self, now: Instant) -> Option<Waiting> {
-        let full = self.queue.len() > MOST;
+        let full = self.queue.len() > MAX_HELD;
         let front = self.queue.front()?;
         if !full && front.recovered + self.hold > now {
             return None;
         }
         let waiting = self.queue.pop_front()?;
         self.forget(now);
-        if self.gone.len() == MOST {
+        if self.gone.len() == MAX_HELD {
             self.gone.pop_front();
         }
         self.gone.push_back(waiting);
@@ -110,7 +110,7 @@ impl Held {
 
     /// Drops those whose packets could not come that late.
     fn forget(&mut self, now: Instant) {
-        let old = |gone: &Waiting| now.since(gone.recovered) > 2 * MOST_HOLD;
+        let old = |gone: &Waiting| now.since(gone.recovered) > 2 * MAX_HOLD;
         while self.gone.front().is_some_and(old) {
             self.gone.pop_front();
         }
@@ -162,11 +162,11 @@ mod tests {
 
     #[test]
     fn no_more_wait_or_are_remembered_than_can_be_looked_through() {
-        let mut held = Held { hold: MOST_HOLD, ..Held::default() };
+        let mut held = Held { hold: MAX_HOLD, ..Held::default() };
         for seq in 0..10_000 {
             held.push(at(0), seq, Identity(seq), None);
             while held.pop(at(0)).is_some() {}
-            assert!(held.queue.len() <= MOST && held.gone.len() <= MOST);
+            assert!(held.queue.len() <= MAX_HELD && held.gone.len() <= MAX_HELD);
         }
     }
 }

@@ -66,6 +66,6 @@ pub use classes::{Class, Match, Repairs};
 pub use coding::{Coding, Settings};
 pub use outbox::Outbox;
 pub use peer::{Local, MIN_MEMORY, PeerConfig, PeerError, PeerFacts, least_memory, overhead};
-pub use plane::{MOST_PEERS, PeersError, Plane, PlaneStats};
+pub use plane::{MAX_PEERS, PeersError, Plane, PlaneStats};
 pub use session::{Clocks, WeakKey};
 pub use sites::Sites;

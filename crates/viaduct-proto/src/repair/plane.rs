@@ -13,7 +13,7 @@ use crate::time::{Duration, Instant};
 use crate::wire::ip::Header;
 
 /// Most peers of one gateway: their slots fit a session index.
-pub const MOST_PEERS: usize = 1 << 12;
+pub const MAX_PEERS: usize = 1 << 12;
 
 /// Sources of datagrams of other versions that are remembered, at most.
 const MAX_OTHERS: usize = 16;
@@ -51,7 +51,7 @@ pub struct PlaneStats {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeersError {
     /// Too many.
-    #[error("{0} peers are too many; at most {MOST_PEERS} fit one gateway")]
+    #[error("{0} peers are too many; at most {MAX_PEERS} fit one gateway")]
     TooMany(usize),
     /// One that cannot be.
     #[error("peer {0}: {1}")]
@@ -78,7 +78,7 @@ impl Plane {
     /// Replaces the set of peers, whole or not at all. Peers that stay keep their sessions and
     /// what they have received.
     pub fn change(&mut self, peers: Vec<PeerConfig>, now: Instant) -> Result<(), PeersError> {
-        if peers.len() > MOST_PEERS {
+        if peers.len() > MAX_PEERS {
             return Err(PeersError::TooMany(peers.len()));
         }
         let mut free = (0..=u16::MAX).filter(|slot| !self.slots.contains_key(slot));

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::time::{Duration, Instant};
 
 /// Minimum size of the table, so that true clients can make it grow again.
-const LEAST: usize = 16;
+const MIN_TABLE: usize = 16;
 
 /// Addresses of a client's SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -162,7 +162,7 @@ impl<T> Early<T> {
         let &(_, tuple) = self.order.first().filter(|(until, _)| *until <= now)?;
         let started = self.take(&tuple)?;
         self.stats.expired += 1;
-        self.room = self.room.saturating_sub(1).max(LEAST.min(self.most));
+        self.room = self.room.saturating_sub(1).max(MIN_TABLE.min(self.most));
         Some((tuple, started))
     }
 
@@ -233,7 +233,7 @@ mod tests {
         }
         let stats = early.stats();
         assert_eq!(stats.started + stats.bounded, 60_000);
-        assert!(stats.started <= 100 + 3 * LEAST as u64, "and then hardly any: {stats:?}");
+        assert!(stats.started <= 100 + 3 * MIN_TABLE as u64, "and then hardly any: {stats:?}");
     }
 
     #[test]
@@ -243,7 +243,7 @@ mod tests {
             early.handle_syn(at(0), tuple(n), || Some(()));
         }
         while early.poll_expired(at(1_000)).is_some() {}
-        assert_eq!(early.room(), LEAST);
+        assert_eq!(early.room(), MIN_TABLE);
         for n in 0..200 {
             early.handle_syn(at(2_000), tuple(n), || Some(()));
             assert!(early.handle_accept(&tuple(n)).is_some(), "each finds room");

@@ -2,12 +2,12 @@
 //! (2.5, Figure 5), in O(1), so that a server without memory can compute it.
 
 /// Maximum window in packets: the capacity of two bytes in a continuation.
-pub const MOST_WINDOW: u32 = u16::MAX as u32;
+pub const MAX_WINDOW: u32 = u16::MAX as u32;
 
 /// Initial values of a loss-free piece of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reno {
-    /// Initial window in packets: 1 to [`MOST_WINDOW`].
+    /// Initial window in packets: 1 to [`MAX_WINDOW`].
     pub start: u32,
     /// Threshold below which slow start applies; congestion avoidance above.
     pub ssthresh: u32,
@@ -22,8 +22,8 @@ impl Reno {
     /// is complete after s + (s + 1) + … + (s + n - 1) = n·s + n(n - 1)/2 credits, so after y
     /// of them n = ⌊(1 - 2s + √((2s - 1)² + 8y)) / 2⌋. `docs/trickles.md` has the derivation.
     pub fn after(self, credits: u64) -> u32 {
-        let start = u64::from(self.start.clamp(1, MOST_WINDOW));
-        let slow = u64::from(self.ssthresh.min(MOST_WINDOW)).saturating_sub(start);
+        let start = u64::from(self.start.clamp(1, MAX_WINDOW));
+        let slow = u64::from(self.ssthresh.min(MAX_WINDOW)).saturating_sub(start);
         if credits <= slow {
             return clamp(start + credits);
         }
@@ -36,7 +36,7 @@ impl Reno {
 }
 
 fn clamp(window: u64) -> u32 {
-    u32::try_from(window).unwrap_or(MOST_WINDOW).min(MOST_WINDOW)
+    u32::try_from(window).unwrap_or(MAX_WINDOW).min(MAX_WINDOW)
 }
 
 #[cfg(test)]
@@ -57,7 +57,7 @@ mod tests {
         }
 
         fn acknowledge(&mut self) {
-            if self.window >= MOST_WINDOW {
+            if self.window >= MAX_WINDOW {
                 return;
             }
             if self.window < self.ssthresh {
@@ -87,13 +87,13 @@ mod tests {
 
     #[test]
     fn the_largest_window_is_where_it_ends() {
-        let reno = Reno { start: MOST_WINDOW - 1, ssthresh: 0 };
-        assert_eq!(reno.after(u64::from(MOST_WINDOW) - 2), MOST_WINDOW - 1);
-        assert_eq!(reno.after(u64::from(MOST_WINDOW) - 1), MOST_WINDOW);
+        let reno = Reno { start: MAX_WINDOW - 1, ssthresh: 0 };
+        assert_eq!(reno.after(u64::from(MAX_WINDOW) - 2), MAX_WINDOW - 1);
+        assert_eq!(reno.after(u64::from(MAX_WINDOW) - 1), MAX_WINDOW);
         for credits in [1 << 34, u64::MAX] {
-            assert_eq!(reno.after(credits), MOST_WINDOW);
-            assert_eq!(Reno { start: 1, ssthresh: 2 }.after(credits), MOST_WINDOW);
-            assert_eq!(Reno { start: 1, ssthresh: u32::MAX }.after(credits), MOST_WINDOW);
+            assert_eq!(reno.after(credits), MAX_WINDOW);
+            assert_eq!(Reno { start: 1, ssthresh: 2 }.after(credits), MAX_WINDOW);
+            assert_eq!(Reno { start: 1, ssthresh: u32::MAX }.after(credits), MAX_WINDOW);
         }
     }
 
@@ -103,8 +103,8 @@ mod tests {
         /// Any start and threshold, at every k up to a random one below a million.
         #[test]
         fn equals_the_direct_simulation(
-            start in prop_oneof![1..64u32, 1..=MOST_WINDOW],
-            ssthresh in prop_oneof![0..256u32, 0..=2 * MOST_WINDOW],
+            start in prop_oneof![1..64u32, 1..=MAX_WINDOW],
+            ssthresh in prop_oneof![0..256u32, 0..=2 * MAX_WINDOW],
             most in 1..=1_000_000u64,
         ) {
             let reno = Reno { start, ssthresh };

@@ -20,7 +20,7 @@ use super::piece::Piece;
 
 /// Maximum number of lost packets that one request may have retransmitted, whatever the
 /// settings say.
-pub const MOST_BURST: usize = 32;
+pub const MAX_BURST: usize = 32;
 
 /// A run of consecutive lost packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,10 +68,10 @@ impl Span {
     }
 }
 
-/// Lost packets to be retransmitted, at most [`MOST_BURST`].
+/// Lost packets to be retransmitted, at most [`MAX_BURST`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Again {
-    numbers: [u64; MOST_BURST],
+    numbers: [u64; MAX_BURST],
     count: usize,
 }
 
@@ -163,7 +163,7 @@ pub fn step(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> Result<Pla
     let before = before.max(piece.point_at(first - 1));
     let own = own_packets(piece, number, gaps);
     let slot = |q: u64| q.max(last - survivors + 1) + survivors;
-    let (again, repairs) = retransmissions(piece, number, gaps, burst.min(MOST_BURST));
+    let (again, repairs) = retransmissions(piece, number, gaps, burst.min(MAX_BURST));
     // Each repair takes the place of one of a window's packets with new data.
     let opening = last - survivors;
     let own = own.max(opening + 1);
@@ -271,7 +271,7 @@ pub fn tail(piece: Piece, number: u64, tail: Tail, burst: usize) -> Result<Plan,
     }
     let mut again = Again::default();
     let first = piece.base - lost;
-    (first..piece.base).take(burst.min(MOST_BURST)).for_each(|n| again.push(n));
+    (first..piece.base).take(burst.min(MAX_BURST)).for_each(|n| again.push(n));
     let end = piece.base + survivors;
     Ok(Plan { again, grouped: Span::new(end - unanswered, end), ..Plan::nothing(piece) })
 }

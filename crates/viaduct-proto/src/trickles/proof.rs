@@ -17,7 +17,7 @@ use super::plan::Run;
 
 /// Maximum number of gaps in a proof, so that it fits a packet. A client with more gaps
 /// restarts. The first slow start may lose every second packet of a window.
-pub const MOST_GAPS: usize = 480;
+pub const MAX_GAPS: usize = 480;
 
 /// A range of consecutive packets that have arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct Range {
     pub sum: u64,
 }
 
-/// Losses that a proof shows, at most [`MOST_GAPS`]. Without a loss nothing is allocated.
+/// Losses that a proof shows, at most [`MAX_GAPS`]. Without a loss nothing is allocated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gaps(Vec<Run>);
 
@@ -55,7 +55,7 @@ impl Gaps {
     fn note(&mut self, first: u64, end: u64) -> Option<()> {
         if end > first {
             let count = u32::try_from(end - first).ok()?;
-            (self.0.len() < MOST_GAPS).then(|| self.0.push(Run { first, count }))?;
+            (self.0.len() < MAX_GAPS).then(|| self.0.push(Run { first, count }))?;
         }
         Some(())
     }
@@ -92,7 +92,7 @@ impl<'a> Proof<'a> {
     /// Takes a proof off `reader`; `None` if it is malformed.
     pub(super) fn read(reader: &mut Reader<'a>) -> Option<Self> {
         let count = usize::try_from(reader.varint()?).ok()?;
-        if count == 0 || count > MOST_GAPS + 1 {
+        if count == 0 || count > MAX_GAPS + 1 {
             return None;
         }
         let before = reader.0;

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use super::room::Room;
 use super::stats::Delay;
 use super::tokens::Tokens;
-use super::wire::MOST_DATA;
+use super::wire::MAX_DATA;
 use crate::flow::{Address, Failure};
 use crate::time::Duration;
 
@@ -149,7 +149,7 @@ pub(super) struct Totals {
 
 impl Common {
     pub(super) fn new(mut settings: Settings, instance: u64) -> Common {
-        settings.mss = settings.mss.clamp(1, MOST_DATA);
+        settings.mss = settings.mss.clamp(1, MAX_DATA);
         Common {
             tokens: Tokens::default(),
             room: Room::new(settings.initial, settings.limit, settings.floor),

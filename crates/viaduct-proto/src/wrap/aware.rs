@@ -16,7 +16,7 @@
 //! ```
 
 /// Maximum length of a request and of an answer, in bytes.
-pub const MOST: usize = 4096;
+pub const MAX_MESSAGE: usize = 4096;
 /// First byte of an answer: there is a reply.
 pub const YES: u8 = 1;
 /// First byte of an answer: there is no such flow, or no handler replies.
@@ -49,7 +49,7 @@ impl<'a> Ask<'a> {
         };
         let (name, request) = rest.split_at_checked(length.into())?;
         match kind {
-            CONTROL if bytes.len() <= MOST => {
+            CONTROL if bytes.len() <= MAX_MESSAGE => {
                 Some(Ask::Control { to: str::from_utf8(name).ok()?, request })
             }
             WATCH if rest.is_empty() => Some(Ask::Watch),
@@ -64,7 +64,7 @@ impl<'a> Ask<'a> {
             Ask::Watch => (WATCH, "", &[][..]),
         };
         let head = [VERSION, kind, u8::try_from(to.len()).ok()?];
-        Some([&head, to.as_bytes(), request].concat()).filter(|bytes| bytes.len() <= MOST)
+        Some([&head, to.as_bytes(), request].concat()).filter(|bytes| bytes.len() <= MAX_MESSAGE)
     }
 }
 
@@ -97,8 +97,8 @@ mod tests {
         {
             assert_eq!(Ask::parse(bytes), None, "{bytes:?}");
         }
-        assert_eq!(Ask::Control { to: "count", request: &[0; MOST] }.emit(), None);
+        assert_eq!(Ask::Control { to: "count", request: &[0; MAX_MESSAGE] }.emit(), None);
         assert_eq!(Ask::Control { to: &"x".repeat(256), request: &[] }.emit(), None);
-        assert_eq!(Ask::parse(&[&[1, 1, 0][..], &[0; MOST]].concat()), None);
+        assert_eq!(Ask::parse(&[&[1, 1, 0][..], &[0; MAX_MESSAGE]].concat()), None);
     }
 }

@@ -30,7 +30,7 @@ mod socket;
 pub mod wire;
 
 pub use meaning::{Datagrams, Verdict};
-pub use rules::{Fate, Line, MOST, RuleError, Rules, Transport};
+pub use rules::{Fate, Line, MAX_LINES, RuleError, Rules, Transport};
 pub use secret::{SECRET, Secret};
 pub use socket::{
     Errno, LONGEST, MSG_FASTOPEN, SOCKADDR, Sockaddr, Socket, parse_bound, parse_sockaddr,

@@ -15,7 +15,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use super::pattern::parse;
 
 /// Maximum number of rules.
-pub const MOST: usize = 128;
+pub const MAX_LINES: usize = 128;
 
 /// Decision about a flow or a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,7 +53,7 @@ pub struct Line {
 /// Rules of the user, in order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    lines: [Line; MOST],
+    lines: [Line; MAX_LINES],
     count: usize,
     /// Refuses traffic that cannot be captured.
     pub strict: bool,
@@ -81,8 +81,8 @@ pub enum RuleError {
     /// A line of a file begins with an unknown word.
     #[error("`{0}` is no rule; a line begins with only, except or refuse")]
     Word(String),
-    /// There are more than [`MOST`] rules.
-    #[error("more than {MOST} rules; prefixes and ranges of ports say more in one")]
+    /// There are more than [`MAX_LINES`] rules.
+    #[error("more than {MAX_LINES} rules; prefixes and ranges of ports say more in one")]
     TooMany,
 }
 
@@ -95,8 +95,13 @@ pub(super) const ANYWHERE: Line = Line {
 
 impl Rules {
     /// No rules: the chain applies to every flow; other traffic goes direct.
-    pub const EVERYTHING: Rules =
-        Rules { lines: [ANYWHERE; MOST], count: 0, strict: false, carries: false, names: false };
+    pub const EVERYTHING: Rules = Rules {
+        lines: [ANYWHERE; MAX_LINES],
+        count: 0,
+        strict: false,
+        carries: false,
+        names: false,
+    };
 
     /// Adds a rule that gives destinations matching `pattern` this fate.
     ///

@@ -179,7 +179,7 @@ fn records_are_read_as_they_were_written() {
 fn rules_arrive_as_they_were_said() {
     let mut rules = Rules::EVERYTHING;
     rules.strict = true;
-    for port in 0..MOST {
+    for port in 0..MAX_LINES {
         rules.add(Fate::Leave, &format!("udp:10.0.0.0/8:{port}-9999")).unwrap();
     }
     assert_eq!(rules.add(Fate::Leave, "tcp"), Err(RuleError::TooMany));

@@ -22,7 +22,7 @@
 
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 
-use super::rules::{Fate, Line, MOST, Rules, Transport, mapped};
+use super::rules::{Fate, Line, MAX_LINES, Rules, Transport, mapped};
 use super::socket::Errno;
 
 /// Bytes of a request.
@@ -30,7 +30,7 @@ pub const REQUEST: usize = 48;
 /// Bytes of an answer other than a Welcome.
 pub const ANSWER: usize = 72;
 /// Bytes of a Welcome with the maximum number of rules.
-pub const WELCOME: usize = ANSWER + MOST * LINE;
+pub const WELCOME: usize = ANSWER + MAX_LINES * LINE;
 pub(super) const ADDRESS: usize = 24;
 const LINE: usize = 24;
 const MAGIC: u32 = u32::from_be_bytes(*b"vdct");

@@ -15,7 +15,7 @@ use crate::netns;
 /// Max connections whose intended destination is remembered for getpeername(2).
 const SOCKETS: u32 = 65_536;
 /// Max prefixes and ports, together, that a program tests.
-const MOST: usize = 1000;
+const MAX_TESTS: usize = 1000;
 const TCP: u32 = libc::IPPROTO_TCP as u32;
 /// Third word of an IPv4-mapped IPv6 address.
 const MAPPED: [u8; 4] = [0, 0, 0xff, 0xff];
@@ -67,8 +67,8 @@ impl Steer {
     /// A right is missing, the kernel is too old, too many prefixes, or there is no such cgroup.
     pub fn attach(steering: &Steering, cgroup: Option<&Path>) -> Result<Steer, BpfError> {
         let given = steering.destinations.len() + steering.ports.len();
-        if given > MOST {
-            return Err(BpfError::TooMany { given, most: MOST });
+        if given > MAX_TESTS {
+            return Err(BpfError::TooMany { given, most: MAX_TESTS });
         }
         let cgroup = cgroup.map_or_else(Cgroup::root, Cgroup::at)?;
         let map = Map::new(SOCKETS)?;

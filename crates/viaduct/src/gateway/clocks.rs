@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tracing::warn;
 use viaduct_proto::keys::PublicKey;
-use viaduct_proto::repair::{Clocks, MOST_PEERS};
+use viaduct_proto::repair::{Clocks, MAX_PEERS};
 use viaduct_sys::journal::replace_file;
 
 /// Minimum number of seconds between writes if only sent clocks have changed: those rise with
@@ -21,7 +21,7 @@ const SENT_EVERY: u32 = 60;
 /// It exceeds what the sent clock can have risen by since it was written.
 const SENT_MARGIN: u64 = 2 * SENT_EVERY as u64 * 1_000_000_000;
 /// Maximum length of the file in bytes.
-const MAX_FILE: u64 = MOST_PEERS as u64 * 2 * 128;
+const MAX_FILE: u64 = MAX_PEERS as u64 * 2 * 128;
 
 /// File of clocks, and its last written content.
 #[derive(Debug)]

@@ -24,9 +24,9 @@ use super::worker::Command;
 use viaduct_proto::repair::cache::{Found, Query};
 
 /// Maximum number of queries that are looked up per second.
-const MOST_QUERIES: u32 = 2_000;
+const MAX_QUERIES: u32 = 2_000;
 /// Maximum number of cached packets that are examined per second: a fraction of a core's time.
-const MOST_LOOKS: usize = 4_000_000;
+const MAX_LOOKS: usize = 4_000_000;
 /// Buffer size, more than any query: 64 times 32 bytes and a head.
 const LONGEST_QUERY: usize = 4_096;
 
@@ -120,7 +120,7 @@ struct Budget {
 
 impl Budget {
     fn new(now: Instant) -> Self {
-        Budget { since: now, queries: MOST_QUERIES, looks: MOST_LOOKS }
+        Budget { since: now, queries: MAX_QUERIES, looks: MAX_LOOKS }
     }
 
     fn admits(&mut self, now: Instant) -> bool {
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!((0..3_000).filter(|_| budget.admits(start)).count(), 2_000);
         let later = start + Duration::from_secs(1);
         assert!(budget.admits(later), "a new second");
-        budget.spend(MOST_LOOKS);
+        budget.spend(MAX_LOOKS);
         assert!(!budget.admits(later), "searched enough");
     }
 

@@ -11,7 +11,7 @@ use super::config::{Config, Peer};
 use super::machine::{self, pair};
 
 /// Minimum MTU for hosts: IPv6 requires 1280.
-const LEAST_MTU: usize = 1280;
+const MIN_MTU: usize = 1280;
 
 /// Maximum bytes of one tap.
 const MAX_RING: usize = 256 << 20;
@@ -37,7 +37,7 @@ impl Site {
         let site = Site { config, wan_mtu };
         for peer in &site.config.peers {
             let fits = site.longest(peer);
-            if fits < LEAST_MTU && site.config.host_mtu.is_none_or(|mtu| fits < mtu) {
+            if fits < MIN_MTU && site.config.host_mtu.is_none_or(|mtu| fits < mtu) {
                 bail!(
                     "peer {:?}: the WAN's MTU of {wan_mtu} leaves packets of {fits} bytes beside \
                         repairs; \

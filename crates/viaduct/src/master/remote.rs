@@ -20,7 +20,7 @@ use crate::proxy::calls::{Held, Program};
 use crate::proxy::conn::Conn;
 
 /// Number of arrivals from which on finished ones are removed.
-const MOST: usize = 64;
+const MAX_REMEMBERED: usize = 64;
 
 /// Program whose side of a flow is kept by a run.
 #[derive(Debug)]
@@ -131,7 +131,7 @@ pub(super) struct Lines(HashMap<u64, Weak<Line>>);
 impl Lines {
     /// Creates the channel of arrival `of`.
     pub(super) fn add(&mut self, of: u64, out: &Outbox) -> Arc<Line> {
-        if self.0.len() >= MOST && self.0.len().is_power_of_two() {
+        if self.0.len() >= MAX_REMEMBERED && self.0.len().is_power_of_two() {
             self.0.retain(|_, line| line.strong_count() > 0);
         }
         let line = Arc::new(Line { of, out: out.clone(), waiting: Mutex::default() });

@@ -29,7 +29,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 /// Maximum number of concurrent connections; further ones are closed at once.
-const MOST_CONNECTIONS: usize = 16;
+const MAX_CONNECTIONS: usize = 16;
 /// Time within which the request must arrive.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
 /// Time within which the whole exchange must end.
@@ -78,7 +78,7 @@ pub struct Metrics(Arc<Semaphore>);
 
 impl Default for Metrics {
     fn default() -> Self {
-        Metrics(Arc::new(Semaphore::new(MOST_CONNECTIONS)))
+        Metrics(Arc::new(Semaphore::new(MAX_CONNECTIONS)))
     }
 }
 

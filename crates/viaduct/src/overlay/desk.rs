@@ -18,7 +18,7 @@ pub const FOLLOW: &[u8] = b"follow\n";
 /// Time within which a client must send its request, and read a table.
 const WITHIN: Duration = Duration::from_secs(2);
 /// Maximum number of concurrent clients.
-const MOST: usize = 1_024;
+const MAX_CLIENTS: usize = 1_024;
 
 /// Socket of a node, and the table that it publishes.
 pub struct Desk {
@@ -37,7 +37,7 @@ impl Desk {
     pub fn open(path: &Path) -> Result<Desk> {
         let (listener, name) = socket::open(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
-        let places = Arc::new(Semaphore::new(MOST));
+        let places = Arc::new(Semaphore::new(MAX_CLIENTS));
         Ok(Desk { listener, _name: name, line: watch::Sender::default(), places })
     }
 

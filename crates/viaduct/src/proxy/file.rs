@@ -213,8 +213,11 @@ impl PolicyTable {
         match (accepts, &handlers, &by) {
             (true, None, _) => return Err("side: \"accept\" is for handlers".to_owned()),
             (true, _, Onward::Hop(_) | Onward::Tunnel(_) | Onward::Trickles(_)) => {
-                return Err("side: who accepts goes straight to the server, not by next, tunnel or \
-                    trickles; add direct = true".to_owned());
+                return Err(
+                    "side: who accepts goes straight to the server, not by next, tunnel or \
+                    trickles; add direct = true"
+                        .to_owned(),
+                );
             }
             _ => {}
         }

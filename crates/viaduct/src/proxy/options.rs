@@ -118,8 +118,7 @@ pub struct ProxyArgs {
     #[arg(
         long,
         value_name = "PREFIX,...",
-        value_delimiter = ',
-        ',
+        value_delimiter = ',',
         conflicts_with = "to",
         value_parser = prefix
     )]
@@ -140,7 +139,7 @@ pub struct ProxyArgs {
     /// Early connections that wait for their client, at most, and at most half of --flows [default:
     /// 1024, or half of --flows where that is less]
     #[arg(long, value_name = "N")]
-    pub(super) early_most: Option<usize>,
+    pub(super) max_early: Option<usize>,
     /// Time for which an early connection waits for its client
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = wait)]
     pub(super) early_wait: Duration,

@@ -9,7 +9,7 @@ use viaduct_sys::splice::Pipe;
 const LARGE: usize = 1 << 20;
 /// Maximum number of large pipes of a proxy: half of what the kernel grants a user
 /// (`fs.pipe-user-pages-soft`). Beyond that limit it hands out the smallest pipes.
-const MOST_LARGE: usize = 32;
+const MAX_LARGE: usize = 32;
 /// Capacity of the other pipes, in bytes.
 const ROOM: usize = 256 << 10;
 /// Maximum number of free pipes that are kept.
@@ -28,7 +28,7 @@ pub struct Pipes {
 impl Pipes {
     /// Returns an empty pool for one of `loops` event loops.
     pub fn new(loops: u32) -> Pipes {
-        Pipes { free: Vec::new(), most_large: MOST_LARGE / loops as usize, large: 0 }
+        Pipes { free: Vec::new(), most_large: MAX_LARGE / loops as usize, large: 0 }
     }
 
     /// Takes an empty pipe.
@@ -63,12 +63,12 @@ mod tests {
     #[test]
     fn large_pipes_are_few_and_pipes_come_back() {
         let mut pipes = Pipes::new(1);
-        let taken: Vec<_> = (0..MOST_LARGE + 2).map(|_| pipes.take().unwrap()).collect();
+        let taken: Vec<_> = (0..MAX_LARGE + 2).map(|_| pipes.take().unwrap()).collect();
         let large = taken.iter().filter(|pipe| is_large(pipe)).count();
-        assert!(large <= MOST_LARGE && large == pipes.large);
-        assert!(!is_large(&taken[MOST_LARGE + 1]));
+        assert!(large <= MAX_LARGE && large == pipes.large);
+        assert!(!is_large(&taken[MAX_LARGE + 1]));
         taken.into_iter().for_each(|pipe| pipes.give(pipe));
-        assert_eq!(pipes.free.len(), MOST_LARGE + 2);
+        assert_eq!(pipes.free.len(), MAX_LARGE + 2);
         assert_eq!(pipes.large, large, "they are kept");
     }
 }

@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_millis(10);
 /// A wait no longer than this many polling periods does not count against polling.
 const NEAR: u32 = 2;
 /// Longest run of waits without polling after one that polled in vain.
-const MOST_REST: u32 = 127;
+const MAX_REST: u32 = 127;
 
 /// Record of whether polling has paid recently.
 #[derive(Debug, Default)]
@@ -82,7 +82,7 @@ impl Spin {
     /// wake-up, and the other end polls next time as well.
     fn missed(&mut self, took: Duration, most: Duration) {
         if (NEAR * most..LONG).contains(&took) {
-            self.doubt = (2 * self.doubt + 1).min(MOST_REST);
+            self.doubt = (2 * self.doubt + 1).min(MAX_REST);
             self.rest = self.doubt;
         }
     }
@@ -137,6 +137,6 @@ mod tests {
         looks(&mut spin, 7_200, |_| 500_000);
         assert_eq!(looks(&mut spin, 100, |_| 20), 100);
         looks(&mut spin, 10_000, |_| 900);
-        assert!(looks(&mut spin, 1_000, |_| 20) > 1_000 - MOST_REST - 1);
+        assert!(looks(&mut spin, 1_000, |_| 20) > 1_000 - MAX_REST - 1);
     }
 }

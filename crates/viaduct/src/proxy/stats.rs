@@ -14,7 +14,7 @@ pub const CONNECT_BOUNDS: [u64; 12] = [
     100, 300, 1_000, 3_000, 10_000, 30_000, 60_000, 100_000, 200_000, 400_000, 1_000_000, 3_000_000,
 ];
 /// Hops with counters of their own; all further ones share the last.
-const MOST_HOPS: usize = 64;
+const MAX_HOPS: usize = 64;
 
 /// All counters of a proxy at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,12 +70,12 @@ pub struct TunnelCounters {
     pub all: TunnelStats,
     /// Counters of each link.
     pub links: Vec<LinkStats>,
-    /// Sessions with the most bytes waiting, at most [`MOST_SESSIONS`].
+    /// Sessions with the most bytes waiting, at most [`MAX_SESSIONS`].
     pub sessions: Vec<SessionStats>,
 }
 
 /// Sessions that are shown individually.
-pub const MOST_SESSIONS: usize = 32;
+pub const MAX_SESSIONS: usize = 32;
 
 /// Clients that were refused, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,7 +139,7 @@ impl ProxyStats {
     pub fn hop(&mut self, by: &Onward) -> &mut Hop {
         let known = self.hops.iter().position(|hop| hop.by == *by);
         let n = known.unwrap_or_else(|| {
-            if self.hops.len() < MOST_HOPS {
+            if self.hops.len() < MAX_HOPS {
                 self.hops.push(Hop { by: by.clone(), ..Hop::default() });
             }
             self.hops.len() - 1
@@ -314,7 +314,7 @@ mod tests {
         for port in 1..1_000 {
             stats.hop(&Onward::Hop(([10, 0, 0, 1], port).into())).failed += 1;
         }
-        assert_eq!(stats.hops.len(), MOST_HOPS);
+        assert_eq!(stats.hops.len(), MAX_HOPS);
         assert_eq!(stats.hops.iter().map(|hop| hop.failed).sum::<u64>(), 999);
     }
 }

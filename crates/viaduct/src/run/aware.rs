@@ -9,7 +9,7 @@ use std::thread;
 use anyhow::{Context, Result};
 use rustix::net::sockopt;
 use tracing::debug;
-use viaduct_proto::wrap::aware::{Ask, MOST, NO, YES};
+use viaduct_proto::wrap::aware::{Ask, MAX_MESSAGE, NO, YES};
 use viaduct_proto::wrap::{SECRET, Secret};
 use viaduct_sys::records;
 
@@ -34,7 +34,7 @@ pub fn start(worker: ToWorker) -> Result<String> {
 
 /// Passes a request on. Returns the socket if no request has arrived yet.
 fn hear(socket: OwnedFd, secret: &Secret, worker: &ToWorker) -> Option<OwnedFd> {
-    let mut bytes = [0; SECRET + MOST];
+    let mut bytes = [0; SECRET + MAX_MESSAGE];
     let (length, beside) = match records::receive(&socket, &mut bytes) {
         Ok(received) => received,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(socket),
@@ -70,7 +70,7 @@ pub(super) fn ends_of(socket: &OwnedFd) -> Option<Whose> {
 fn say(socket: &OwnedFd, answer: Option<Vec<u8>>) {
     let mut said = vec![if answer.is_some() { YES } else { NO }];
     said.extend(answer.unwrap_or_default());
-    said.truncate(MOST);
+    said.truncate(MAX_MESSAGE);
     if let Err(error) = records::send(socket, &said, None) {
         debug!("answer a program: {error}");
     }

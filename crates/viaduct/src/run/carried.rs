@@ -50,7 +50,7 @@ use super::report::{self, Report};
 /// The longest packet, in bytes.
 const PACKET: usize = 65_535;
 /// Datagrams held at once, at most.
-const MOST: usize = 16_384;
+const MAX_WAITING: usize = 16_384;
 /// Datagrams read from one source before the others have their turn.
 const TURN: usize = 64;
 /// Interval between checks for sockets that programs have closed.
@@ -390,7 +390,7 @@ impl Carried {
 
     /// Holds a datagram until the handlers release it.
     fn hold(&self, state: &mut State, held: Held) {
-        if state.waiting.len() >= MOST {
+        if state.waiting.len() >= MAX_WAITING {
             state.lost[0] += 1;
             return;
         }

@@ -37,7 +37,7 @@ const PAIRS: usize = 16_384;
 /// Timer slack: a datagram is not delayed so that the machine wakes up less often.
 const SLACK: Duration = Duration::from_nanos(1);
 /// Limit of the wait for a moment in which no other process holds a datagram.
-const PATIENCE: Duration = Duration::from_secs(60);
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Datagrams read before those that are due have their turn.
 const TURN: usize = 256;
 
@@ -184,7 +184,7 @@ impl Holder {
 
     /// Stops holding, without harm to other processes that hold datagrams.
     pub fn end(&self) {
-        self.0.datagrams.end(PATIENCE);
+        self.0.datagrams.end(HANDOVER_TIMEOUT);
     }
 
     /// Runs the event loop for as long as the process runs.

@@ -19,7 +19,7 @@ use viaduct_sys::hall::{self, Gone, Listeners, Lookup, Loop, Own, Purpose, Way, 
 use viaduct_sys::{inherit, memory, records};
 
 /// Length of an error text in an answer, at most.
-const MOST: usize = 512;
+const MAX_ANSWER: usize = 512;
 /// Length of a request, at most: the one with the routes is long.
 const MAX_QUESTION: usize = 32 << 10;
 
@@ -103,7 +103,7 @@ impl Hall {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let keeper = command.spawn().context("start the keeper of a hall")?.id();
         drop(theirs);
-        let mut answer = [0; MOST];
+        let mut answer = [0; MAX_ANSWER];
         let received = records::receive_beside(&ours, &mut answer)?;
         match received.length {
             _ if received.lost_descriptors => bail!("{}", rustix::io::Errno::MFILE),
@@ -164,7 +164,7 @@ impl Hall {
     fn put(&self, question: &[u8]) -> io::Result<Option<OwnedFd>> {
         let _one_at_a_time = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         records::send(&self.socket, question, None)?;
-        let mut answer = [0; MOST];
+        let mut answer = [0; MAX_ANSWER];
         let (length, beside) = records::receive(&self.socket, &mut answer)?;
         let errno = answer[..length].first_chunk().copied().map(i32::from_ne_bytes);
         match (errno, beside) {

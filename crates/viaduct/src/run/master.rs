@@ -97,10 +97,10 @@ pub fn run(fd: RawFd, args: &RunArgs, plan: Plan) -> Result<ExitCode> {
 struct Failed(u8, String);
 
 /// Least limit of open descriptors for a run's flows, whatever limit its program was started with.
-const LEAST_DESCRIPTORS: u64 = 1 << 16;
+const MIN_DESCRIPTORS: u64 = 1 << 16;
 
 fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
-    process::lift_descriptors(LEAST_DESCRIPTORS);
+    process::lift_descriptors(MIN_DESCRIPTORS);
     let keep =
         args.keep_fd.map(inherit::take).transpose().context("take what the wrapper keeps")?;
     let left = inherit::rest().context("look at what is open")?;

@@ -41,7 +41,7 @@ const PAUSE_DIRECT: Duration = Duration::from_secs(30);
 /// Relays that are being opened at once. Above that, a later datagram of the socket tries again.
 const OPENING: usize = 32;
 /// Timeout of the connection to the proxy, and of the negotiation on it.
-const PATIENCE: Wait = Wait::from_secs(10);
+const PROXY_TIMEOUT: Wait = Wait::from_secs(10);
 /// Datagrams read from one relay before the others have their turn.
 const TURN: usize = 64;
 /// The longest datagram, in bytes.
@@ -308,7 +308,7 @@ fn connect(via: &Address) -> Result<TcpStream> {
     };
     let mut why = anyhow!("it has no address");
     for at in all {
-        match TcpStream::connect_timeout(&at, PATIENCE) {
+        match TcpStream::connect_timeout(&at, PROXY_TIMEOUT) {
             Ok(connection) => return Ok(connection),
             Err(error) => why = error.into(),
         }
@@ -318,9 +318,9 @@ fn connect(via: &Address) -> Result<TcpStream> {
 
 /// Negotiates on `connection`; returns the relay's address, as the proxy announces it.
 fn agree(connection: &mut TcpStream, relay: &mut dyn Relay) -> Result<Address> {
-    let until = Clock::now() + PATIENCE;
+    let until = Clock::now() + PROXY_TIMEOUT;
     connection.set_nodelay(true)?;
-    connection.set_write_timeout(Some(PATIENCE))?;
+    connection.set_write_timeout(Some(PROXY_TIMEOUT))?;
     let (mut words, mut heard) = (relay.begin(), [0; 512]);
     loop {
         connection.write_all(&words)?;

@@ -53,12 +53,12 @@ struct Lines {
 }
 
 /// Destinations that a report lists, at most.
-const MOST: usize = 4096;
+const MAX_DESTINATIONS: usize = 4096;
 
 impl Lines {
     fn count(&mut self, fate: Fate, transport: &'static str, to: SocketAddr) {
         // A port scan must not fill the memory: further ports of an address are counted together.
-        let full = self.flows.len() >= MOST;
+        let full = self.flows.len() >= MAX_DESTINATIONS;
         let to = if full { SocketAddr::new(to.ip(), 0) } else { to };
         if !full || self.flows.contains_key(&(fate.clone(), transport, to)) {
             *self.flows.entry((fate, transport, to)).or_default() += 1;

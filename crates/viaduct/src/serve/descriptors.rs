@@ -15,7 +15,7 @@ const OWN: u64 = 24;
 /// Descriptors of each thread.
 const OF_THREAD: u64 = 16;
 /// Minimum number of files of a thread: usually enough for one request.
-const LEAST_FILES: u64 = 8;
+const MIN_FILES: u64 = 8;
 
 /// Shares of the descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub fn share_out(threads: u32, connections: u32) -> Parts {
 fn parts(most: u64, threads: u32, connections: u32) -> Parts {
     let threads = u64::from(threads);
     let left = most.saturating_sub(OWN + OF_THREAD * threads);
-    let files = (left / 4 / threads.max(1)).clamp(LEAST_FILES, shelf::MOST as u64);
+    let files = (left / 4 / threads.max(1)).clamp(MIN_FILES, shelf::MAX_FILES as u64);
     let fit = left.saturating_sub(files * threads) / 2;
     let fit = u32::try_from(fit).unwrap_or(u32::MAX).max(1);
     Parts { files: files as usize, connections: connections.min(fit) }

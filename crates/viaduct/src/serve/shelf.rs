@@ -14,7 +14,7 @@ use super::files::{Root, Stamp, found};
 use crate::access_log::{AccessLog, Entry};
 
 /// Maximum number of open files, whatever the descriptor limit.
-pub const MOST: usize = 256;
+pub const MAX_FILES: usize = 256;
 /// Interval at which all files are closed, so that deleted files do not fill the disk.
 const LASTS: Duration = Duration::from_secs(5);
 /// Time for which the lookup of a path is valid. Changes of the file itself are checked at each

@@ -33,7 +33,7 @@ use crate::trickles::{Listener, Secrets, ServerSettings};
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Minimum size of a thread's replay window, in bytes.
-const LEAST_REPLAY: usize = 1 << 16;
+const MIN_REPLAY: usize = 1 << 16;
 
 /// By which packets Trickles is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -123,7 +123,7 @@ impl Thread {
         let (tcp, udp) = (ways != Ways::Udp, ways != Ways::Tcp);
         let settings = ServerSettings { tcp, udp, share, ..port.clone() };
         let of = share.map_or(1, |share| share.of as usize);
-        let memory = ((replay / of).max(LEAST_REPLAY), cache.div_ceil(of));
+        let memory = ((replay / of).max(MIN_REPLAY), cache.div_ceil(of));
         let least = ways == Ways::Auto;
         let mut listener = Listener::open(&settings, least, memory, balanced, secrets.clone())
             .context("cannot serve Trickles")?;

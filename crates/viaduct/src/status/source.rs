@@ -21,7 +21,7 @@ use crate::proxy::snapshot::ProxyStatus;
 use crate::serve::status::ServeStatus;
 
 /// Read timeout, longer than any gateway takes to answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum length of an answer: more than 4096 peers need.
 const LONGEST_ANSWER: u64 = 64 << 20;
 
@@ -121,7 +121,7 @@ impl Source {
             }
             _ => anyhow::anyhow!("no service answers at {path}: {e}"),
         })?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         // Half-closing tells an overlay node that no request follows.
         stream.shutdown(Shutdown::Write)?;
         let mut text = String::new();

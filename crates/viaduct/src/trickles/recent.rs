@@ -8,7 +8,7 @@ use viaduct_proto::time::{Duration, Instant};
 /// Lifetime of an entry: addresses, routes and neighbours change.
 const HOLDS: Duration = Duration::from_millis(100);
 /// Maximum number of entries.
-const MOST: usize = 1024;
+const MAX_ANSWERS: usize = 1024;
 
 /// Results of lookups, by key.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl<K: Eq + Hash, T: Copy> Recent<K, T> {
         {
             return said;
         }
-        if self.0.len() >= MOST {
+        if self.0.len() >= MAX_ANSWERS {
             self.0.clear();
         }
         let said = ask();

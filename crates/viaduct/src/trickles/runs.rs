@@ -22,9 +22,9 @@ use viaduct_sys::segments::{Segments, Whole};
 use super::recent::Recent;
 
 /// Maximum number of packets in a run: as with datagrams, a full queue drops the whole run.
-pub(super) const MOST: usize = 16;
+pub(super) const MAX_PACKETS: usize = 16;
 /// Minimum number of packets in a run; shorter ones are not worthwhile.
-const LEAST: usize = 3;
+const MIN_PACKETS: usize = 3;
 
 /// Sender of runs.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ fn sort(packets: &[&[u8]]) -> Vec<Vec<usize>> {
         }
     }
     let last = peers.into_iter().map(|peer| peer.run);
-    runs.extend(last.filter(|run| run.len() >= LEAST));
+    runs.extend(last.filter(|run| run.len() >= MIN_PACKETS));
     runs
 }
 
@@ -119,11 +119,11 @@ impl Peer {
     /// Adds a packet. A run that is complete is moved to `runs`.
     fn go_on(&mut self, at: usize, packets: &[&[u8]], runs: &mut Vec<Vec<usize>>) {
         let (first, count) = (packets[self.run[0]], self.run.len());
-        let joins = count < MOST && run::goes_on(first, count, packets[at]);
+        let joins = count < MAX_PACKETS && run::goes_on(first, count, packets[at]);
         match (self.is_over, joins) {
             (true, _) => {}
             (false, true) => self.run.push(at),
-            (false, false) if count >= LEAST => {
+            (false, false) if count >= MIN_PACKETS => {
                 runs.push(std::mem::replace(&mut self.run, vec![at]));
             }
             (false, false) => {

@@ -15,7 +15,7 @@ use viaduct_proto::trickles::keys::KeyRing;
 use crate::random::random;
 
 /// Maximum number of secrets in a file.
-const MOST: usize = 16;
+const MAX_SECRETS: usize = 16;
 
 type Secret = (u8, [u8; 32]);
 
@@ -87,7 +87,7 @@ impl Secrets {
         let mut oldest_first = self.secrets.iter().rev();
         let (number, secret) = oldest_first.next().expect("there is one at least");
         let mut ring = KeyRing::new(*number, secret);
-        oldest_first.for_each(|(number, secret)| ring.rotate(*number, secret, MOST));
+        oldest_first.for_each(|(number, secret)| ring.rotate(*number, secret, MAX_SECRETS));
         ring
     }
 
@@ -125,7 +125,11 @@ fn parse(text: &str) -> Result<Vec<Secret>> {
         })
         .collect::<Result<_>>()?;
     ensure!(!secrets.is_empty(), "there is no secret: a line like `1 00ff...` is expected");
-    ensure!(secrets.len() <= MOST, "{} secrets: at most {MOST} are expected", secrets.len());
+    ensure!(
+        secrets.len() <= MAX_SECRETS,
+        "{} secrets: at most {MAX_SECRETS} are expected",
+        secrets.len()
+    );
     let twice = |n: usize| secrets[..n].iter().any(|(number, _)| *number == secrets[n].0);
     let again = (0..secrets.len()).find(|&n| twice(n)).map(|n| secrets[n].0);
     ensure!(again.is_none(), "secret {} is there twice", again.unwrap_or_default());

@@ -109,8 +109,7 @@ for line in sys.stdin:
 ";
 
 #[test]
-fn programs_of_a_killed_master_are_served_by_its_successor_if_its_rules_are_the_same()
- {
+fn programs_of_a_killed_master_are_served_by_its_successor_if_its_rules_are_the_same() {
     for via in VIAS {
         for own in [&[][..], &["+count", CHAIN]] {
             let (place, (to, _)) = (Place::new(), far_end());

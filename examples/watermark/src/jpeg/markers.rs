@@ -5,9 +5,9 @@ use super::huffman::Table;
 use super::{Jpeg, Wrong, part};
 
 /// Most coding units of a picture: of 65,500 by 65,500, the largest that libjpeg reads, one a block.
-const MOST_UNITS: usize = 1 << 26;
+const MAX_UNITS: usize = 1 << 26;
 /// Most blocks of a unit (B.2.3).
-const MOST_BLOCKS: usize = 10;
+const MAX_BLOCKS: usize = 10;
 
 #[derive(Debug, Default)]
 struct Frame {
@@ -114,7 +114,7 @@ impl Reading {
         };
         let across = frame.width.div_ceil(most(|component| component.1));
         let units = across * frame.height.div_ceil(most(|component| component.2));
-        if blocks.is_empty() || blocks.len() > MOST_BLOCKS || units > MOST_UNITS {
+        if blocks.is_empty() || blocks.len() > MAX_BLOCKS || units > MAX_UNITS {
             return Err(Wrong::Kind("a picture of this size"));
         }
         let (scan, scan_len) = unstuffed(&file[at..]);

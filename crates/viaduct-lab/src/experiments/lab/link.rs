@@ -54,7 +54,7 @@ const LOSSES: [(&str, &str); 3] = [
 ];
 
 /// Maximum deviation in standard errors; a correct process exceeds it once in a thousand runs.
-const MOST_ERRORS: f64 = 3.29;
+const MAX_ERRORS: f64 = 3.29;
 
 fn link(text: &str) -> LinkConfig {
     text.parse().expect("a link config of this file")
@@ -148,7 +148,7 @@ fn check_loss(run: &mut Run, name: &str, text: &str) -> Result<()> {
 }
 
 fn at_most_errors() -> Bound {
-    Bound::AtMost(MOST_ERRORS)
+    Bound::AtMost(MAX_ERRORS)
 }
 
 /// Checks the recorded fates packet by packet.

@@ -36,7 +36,7 @@ const SMALL: usize = 10;
 /// Concurrent loads.
 const AT_ONCE: usize = 4;
 /// Time limit of a document.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Configuration between the client and the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,7 +165,7 @@ impl Browsing {
         let load = Requests {
             rate: RATE,
             duration: self.duration,
-            patience: PATIENCE,
+            patience: LOAD_TIMEOUT,
             to: path.to,
             server: server.address(),
             proxied: path.child.is_some(),

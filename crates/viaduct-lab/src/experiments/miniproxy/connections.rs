@@ -27,7 +27,7 @@ const CONTENDERS: [Contender; 2] = [Contender::Viaduct, Contender::Other(Softwar
 /// Idle relays opened at once: fewer than a listener's backlog.
 const AT_ONCE: usize = 250;
 /// Time limit for opening all of them.
-const PATIENCE: Duration = Duration::from_secs(60);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pipe ends that a proxy may keep for the next flow with data, regardless of the number of
 /// idle relays.
 const POOLED: f64 = 128.0;
@@ -114,7 +114,7 @@ fn set_up(run: &mut Run, stalls: &[Stall; 2], times: usize) -> Result<()> {
 /// Returns the mean times of `count` concurrent connections in milliseconds: to the proxy's
 /// answer, and to the first byte of the server's.
 fn volley(stall: &Stall, count: usize) -> Result<[f64; 2]> {
-    let crowd = Crowd::open(stall.pair.load(), stall.address, count, count, PATIENCE)?;
+    let crowd = Crowd::open(stall.pair.load(), stall.address, count, count, OPEN_TIMEOUT)?;
     let ms = |time: Option<Duration>| time.map_or(f64::NAN, |time| time.as_secs_f64() * 1e3);
     let times = crowd.times();
     let mean_of = |values: Vec<f64>| mean(&values);
@@ -135,7 +135,7 @@ fn idle_relays(
 ) -> Result<f64> {
     let now = || (Usage::of(stall.pid), socket_memory());
     let before = now();
-    let crowd = Crowd::open(stall.pair.load(), stall.address, idle, AT_ONCE, PATIENCE)?;
+    let crowd = Crowd::open(stall.pair.load(), stall.address, idle, AT_ONCE, OPEN_TIMEOUT)?;
     let after = now();
     drop(crowd);
     let each = |bytes: u64| bytes as f64 / idle as f64;

@@ -26,8 +26,8 @@ const RATE: u64 = 20_000;
 const PORT: u16 = 9000;
 /// Delay of each of the two links in milliseconds, one way.
 const DELAY: f64 = 5.0;
-/// Defaults of the proxy: `--early-most`, `--early-wait`.
-const EARLY_MOST: f64 = 1024.0;
+/// Defaults of the proxy: `--max-early`, `--early-wait`.
+const MAX_EARLY: f64 = 1024.0;
 const EARLY_WAIT: Duration = Duration::from_secs(3);
 /// Maximum memory of the proxy per early connection: a page.
 const EARLY_BYTES: f64 = 4096.0;
@@ -35,7 +35,7 @@ const EARLY_BYTES: f64 = 4096.0;
 const CLIENTS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(20);
 /// Time limit of a client.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time after which a lost SYN is retransmitted; no SYN of a real client should be lost.
 const RETRANSMITTED_MS: f64 = 1000.0;
 
@@ -56,7 +56,7 @@ impl Experiment for SynFlood {
         let seconds = run.choose(12, 5);
         run.param("syns_per_second", RATE);
         run.param("flood_s", seconds);
-        run.param("early_most", EARLY_MOST);
+        run.param("max_early", MAX_EARLY);
         run.param("early_wait_s", EARLY_WAIT.as_secs());
         run.param("link", format!("two, {DELAY} ms each way"));
         let modes = [("early", &[][..]), ("after-connect", &["--accept", "after-connect"])];
@@ -131,11 +131,11 @@ fn check(run: &mut Run, mode: &str, found: &Found) {
     run.check(&format!("{mode}: SYNs a second"), found.rate, Bound::AtLeast(flooded));
     // The first table fills and expires; by then the flood is detected. The additional quarter
     // allows for SYNs that arrive while it expires.
-    let onward = Bound::AtMost(1.25 * EARLY_MOST);
+    let onward = Bound::AtMost(1.25 * MAX_EARLY);
     run.check(&format!("{mode}: SYNs onward for the flood"), found.onward, onward);
     let grown = (found.resident[1] - found.resident[0]) / (1 << 20) as f64;
     // Pages of the program become resident when it works: its 6 MB, the idle proxy's bound.
-    let most = 6.0 + EARLY_MOST * EARLY_BYTES / (1 << 20) as f64;
+    let most = 6.0 + MAX_EARLY * EARLY_BYTES / (1 << 20) as f64;
     run.check(&format!("{mode}: memory grown, MB"), grown, Bound::AtMost(most));
     let [before, during, _] = &found.clients;
     let served = during.times.len() as f64 / (during.times.len() + during.failed) as f64;
@@ -276,8 +276,8 @@ fn clients(host: &Host, to: SocketAddrV4, time: Duration) -> Result<Clients> {
 
 fn first_byte(to: SocketAddr) -> std::io::Result<Duration> {
     let begun = Instant::now();
-    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&to, CLIENT_TIMEOUT)?;
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     stream.read_exact(&mut [0])?;
     Ok(begun.elapsed())
 }

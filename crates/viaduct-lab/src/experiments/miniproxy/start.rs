@@ -22,16 +22,16 @@ pub(in crate::experiments) struct Start;
 const PROXY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7000);
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7001);
 /// Time limit of a start, even with few resources.
-const PATIENCE: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval of a client's attempts to reach the proxy.
 const EVERY: Duration = Duration::from_micros(200);
 /// Idle time after which a proxy on demand ends.
 const IDLE: &str = "200ms";
 /// Maximum milliseconds from exec, and added by starting on demand; maximum megabytes of an
 /// idle proxy.
-const MOST_FROM_EXEC: f64 = 12.0;
-const MOST_ADDED: f64 = 15.0;
-const MOST_RESIDENT: f64 = 6.0;
+const MAX_FROM_EXEC: f64 = 12.0;
+const MAX_ADDED: f64 = 15.0;
+const MAX_RESIDENT: f64 = 6.0;
 
 impl Experiment for Start {
     fn about(&self) -> About {
@@ -77,12 +77,12 @@ impl Experiment for Start {
         for (n, (when, megabytes)) in resident.iter().enumerate() {
             run.labelled_point(series, n as f64, *megabytes, when);
         }
-        run.check("first connection after exec, ms", free.exec, Bound::AtMost(MOST_FROM_EXEC));
+        run.check("first connection after exec, ms", free.exec, Bound::AtMost(MAX_FROM_EXEC));
         let name = "added to the first connection on demand, ms";
-        run.check(name, free.demand - free.warm, Bound::AtMost(MOST_ADDED));
+        run.check(name, free.demand - free.warm, Bound::AtMost(MAX_ADDED));
         let most = resident.iter().filter(|(when, _)| when.starts_with("idle"));
         let most = most.map(|(_, megabytes)| *megabytes).fold(0.0, f64::max);
-        run.check("resident memory of an idle proxy, MB", most, Bound::AtMost(MOST_RESIDENT));
+        run.check("resident memory of an idle proxy, MB", most, Bound::AtMost(MAX_RESIDENT));
         Ok(())
     }
 }
@@ -162,11 +162,11 @@ impl Bench {
             match TcpStream::connect(PROXY) {
                 Ok(client) => break client,
                 Err(error) if error.kind() != ErrorKind::ConnectionRefused => bail!(error),
-                Err(_) if begun.elapsed() > PATIENCE => bail!("no proxy in {PATIENCE:?}"),
+                Err(_) if begun.elapsed() > START_TIMEOUT => bail!("no proxy in {START_TIMEOUT:?}"),
                 Err(_) => thread::sleep(EVERY),
             }
         };
-        client.set_read_timeout(Some(PATIENCE))?;
+        client.set_read_timeout(Some(START_TIMEOUT))?;
         client.write_all(b"?")?;
         client.read_exact(&mut [0]).context("the server does not answer through the proxy")?;
         Ok(begun.elapsed())
@@ -174,7 +174,7 @@ impl Bench {
 
     /// Waits until the proxy started by `parent` has ended.
     fn wait_until_alone(&self, parent: &Process) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         while !children(parent.id())?.is_empty() {
             stop::check()?;
             if Instant::now() > deadline {

@@ -65,8 +65,8 @@ const WARM_UP: Duration = Duration::from_millis(300);
 const QUIET: f64 = 0.06;
 const TRIES: usize = 6;
 /// Bounds relative to HAProxy: minimum rate and maximum cost.
-const LEAST_RATE: f64 = 0.97;
-const MOST_COST: f64 = 1.05;
+const MIN_RATE: f64 = 0.97;
+const MAX_COST: f64 = 1.05;
 
 impl Experiment for Throughput {
     fn about(&self) -> About {
@@ -178,10 +178,10 @@ fn draw(run: &mut Run, kind: &Kind, found: &[Vec<Sample>]) {
         }
     }
     let ratio = |value| middle(VIADUCT, value) / middle(HAPROXY, value);
-    let bound = Bound::AtLeast(LEAST_RATE);
+    let bound = Bound::AtLeast(MIN_RATE);
     run.check(&format!("{name}: rate over HAProxy's"), ratio(|s| s.rate), bound);
     if matches!(kind.shape, Shape::Bulk(_)) {
-        let bound = Bound::AtMost(MOST_COST);
+        let bound = Bound::AtMost(MAX_COST);
         run.check(&format!("{name}: CPU-s per GB over HAProxy's"), ratio(|s| s.cost), bound);
     }
 }

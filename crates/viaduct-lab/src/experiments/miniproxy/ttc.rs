@@ -16,11 +16,11 @@ pub(in crate::experiments) struct Ttc;
 
 /// Delay from the client to the server in milliseconds, one way.
 const ONE_WAY: f64 = 50.0;
-const MOST_PROXIES: usize = 3;
+const MAX_PROXIES: usize = 3;
 /// Shares that the paper saves with one, two and three proxies: of the time to the first byte,
 /// and of the time for 25 KB.
-const FIRST_BYTE: [f64; MOST_PROXIES] = [0.25, 1.0 / 3.0, 0.375];
-const KB_25: [f64; MOST_PROXIES] = [0.33, 0.44, 0.49];
+const FIRST_BYTE: [f64; MAX_PROXIES] = [0.25, 1.0 / 3.0, 0.375];
+const KB_25: [f64; MAX_PROXIES] = [0.33, 0.44, 0.49];
 
 impl Experiment for Ttc {
     fn about(&self) -> About {
@@ -91,7 +91,7 @@ enum Kind {
 /// Returns every number of proxies of either kind; only on-path ones if TCP options cannot be
 /// written.
 fn worlds(run: &mut Run) -> Vec<(usize, Kind)> {
-    let of = |kind| (1..=MOST_PROXIES).map(move |proxies| (proxies, kind));
+    let of = |kind| (1..=MAX_PROXIES).map(move |proxies| (proxies, kind));
     let mut worlds: Vec<_> = [(0, Kind::OnPath)].into_iter().chain(of(Kind::OnPath)).collect();
     match SynOption::attach() {
         Ok(_) => worlds.extend(of(Kind::Explicit)),

@@ -24,7 +24,7 @@ const WAYS: [(&str, f64); 3] = [("cgroup", 1.5), ("preload", 1.5), ("seccomp", 2
 /// still take the kernel's slow entry path, about 50 ns each.
 const CLOSES: [f64; 2] = [0.95, 0.7];
 /// Maximum KB of the master's memory per flow through the handlers.
-const MOST_KB: f64 = 32.0;
+const MAX_KB: f64 = 32.0;
 /// Maximum flows per program; more are spread over several programs.
 const OF_ONE: u32 = 5_000;
 /// Descriptors of a master: two per flow, and a reserve.
@@ -209,7 +209,7 @@ fn memory(run: &mut Run, server: &Held<'_>, held: u32) -> Result<()> {
             &format!("{via}, sockets"),
         );
         let name = format!("{via}: KB of memory for each of {held} open flows");
-        run.check(&name, each(grown), Bound::AtMost(MOST_KB));
+        run.check(&name, each(grown), Bound::AtMost(MAX_KB));
     }
     Ok(())
 }

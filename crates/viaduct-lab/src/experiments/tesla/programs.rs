@@ -16,7 +16,7 @@ use crate::stop;
 use crate::topology::{Node, Scratch};
 
 /// Time limit for a server to listen, and for a client beyond its measured time.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Command line prefix of a wrapped program, `viaduct run … --`; empty for none.
 pub(super) type Under = Vec<String>;
@@ -64,7 +64,7 @@ impl Server {
         let log = File::create(&path)?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let mut process = node.spawn(command)?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + PROGRAM_TIMEOUT;
         while !is_ready()? {
             stop::check()?;
             let ended = matches!(process.try_wait(), Ok(Some(_)));
@@ -95,7 +95,8 @@ pub(super) fn measure_watched(
     seconds: f64,
     watch: impl FnOnce(u32),
 ) -> Result<f64> {
-    let said = said_watched(node, command, Duration::from_secs_f64(seconds) + PATIENCE, watch)?;
+    let said =
+        said_watched(node, command, Duration::from_secs_f64(seconds) + PROGRAM_TIMEOUT, watch)?;
     let number = said.split_whitespace().next().and_then(|word| word.parse().ok());
     number.with_context(|| format!("a client says {said:?}, which is no number"))
 }

@@ -24,7 +24,7 @@ const ALONE: [usize; 2] = [OBJECT, 100_000_000];
 /// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
 /// Minimum throughput relative to TCP's; continuations alone take a twentieth.
-const LEAST: f64 = 0.9;
+const MIN_SHARE: f64 = 0.9;
 /// Number of clients from which the link is crowded: each then has a window of less than two
 /// packets.
 const CROWD: usize = 1_000;
@@ -165,7 +165,7 @@ fn draw_alone(run: &mut Run, object: usize, found: &[[Fetched; 3]]) {
 
 /// Checks the mean ratio to TCP over the rounds, and records its interval.
 fn judge(run: &mut Run, name: &str, ratios: &[f64]) {
-    run.check(name, mean(ratios), Bound::AtLeast(LEAST));
+    run.check(name, mean(ratios), Bound::AtLeast(MIN_SHARE));
     if ratios.len() > 1 {
         run.param(&format!("{name}, 95 %"), with_interval(ratios));
     }

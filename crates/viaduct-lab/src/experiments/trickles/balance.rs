@@ -51,7 +51,7 @@ const QUICK_ROUNDS: (usize, f64) = (3, 4.303);
 const APART: (f64, f64) = (0.001, 0.005);
 /// Minimum total throughput by Trickles relative to TCP's. The paper does not state it, but
 /// fairness alone is easy to reach at low throughput.
-const LEAST: f64 = 0.85;
+const MIN_SHARE: f64 = 0.85;
 /// Interval between route flips, and the bytes downloaded meanwhile.
 const FLIP: Duration = Duration::from_millis(100);
 const ANYCAST: usize = 30_000_000;
@@ -160,7 +160,7 @@ fn check(run: &mut Run, each: usize, errors: f64, ours: &[Round], theirs: &[Roun
     }
     let bits = |rounds: &[Round]| mean(&of(rounds, |round| round.bits));
     let name = format!("{each} connections a client: all together, of TCP's");
-    run.check(&name, bits(ours) / bits(theirs), Bound::AtLeast(LEAST));
+    run.check(&name, bits(ours) / bits(theirs), Bound::AtLeast(MIN_SHARE));
     let name = format!("{each} connections a client: fetches by Trickles that broke");
     let failed = ours.iter().map(|round| round.failed).sum::<u64>() as f64;
     run.check(&name, failed, Bound::AtMost(0.0));

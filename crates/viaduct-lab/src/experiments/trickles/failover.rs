@@ -35,7 +35,7 @@ const CLIENTS: usize = 3;
 /// apart.
 const NOTICED: Duration = Duration::from_millis(100);
 /// Maximum time without data, in seconds.
-const MOST: f64 = 1.0;
+const MAX_GAP: f64 = 1.0;
 /// Maximum of that time relative to the TCP clients'.
 const SHARE: f64 = 0.5;
 /// Seconds around the death that are drawn in detail.
@@ -125,7 +125,7 @@ impl Experiment for Failover {
                 run.check(&name, whole as f64, Bound::AtLeast(CLIENTS as f64));
             }
             let name = format!("{}: longest time without data, s", how.name());
-            run.check(&name, gaps[0], Bound::AtMost(MOST));
+            run.check(&name, gaps[0], Bound::AtMost(MAX_GAP));
             let others = how.clients().iter().zip(&gaps).skip(1);
             // After a restart, a TCP client that retries at once is at least as fast as a timer, so
             // only the client that waits is compared.

@@ -50,7 +50,7 @@ const ALIKE: f64 = 1.05;
 const WHOLE: f64 = 75.0;
 const DELTA: f64 = 27.0;
 /// Time limit for requests, and the addition for each concurrent one.
-const PATIENCE: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const EACH: Duration = Duration::from_millis(2);
 
 impl Experiment for Memory {
@@ -141,7 +141,8 @@ fn by_tcp(run: &mut Run) -> Result<()> {
     let (before, mut found) = (socket_memory(), Vec::new());
     for &count in counts {
         run.step(&format!("{count} connections of TCP"))?;
-        let crowd = Crowd::open(world.a1(), at(world.b1()), count, 250.min(count), PATIENCE)?;
+        let crowd =
+            Crowd::open(world.a1(), at(world.b1()), count, 250.min(count), REQUEST_TIMEOUT)?;
         // Each connection has two sockets on this machine, one of them the server's.
         let kernel = socket_memory().saturating_sub(before) as f64 / 2.0;
         found.push((count, resident(&served) + kernel));
@@ -181,7 +182,7 @@ fn each_fetches(
 ) -> Result<Vec<u32>> {
     let (mut these, all) = (known.to_vec(), known.len() + more);
     let (waker, mut changed) = (Waker::new()?, Vec::new());
-    let deadline = Instant::now() + PATIENCE + EACH * all as u32;
+    let deadline = Instant::now() + REQUEST_TIMEOUT + EACH * all as u32;
     let (mut begun, mut done) = (0, 0);
     let mut asked: Vec<Option<Asked>> = Vec::with_capacity(all);
     while done < all {

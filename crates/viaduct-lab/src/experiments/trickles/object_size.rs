@@ -36,7 +36,7 @@ const QUICK: [usize; 4] = [100, 800, 10_000, 100_000];
 const ROUNDS: usize = 6;
 /// Minimum object size, in bytes, that fits into the answer to a SYN of 1,460 bytes, beside
 /// continuations (about 300 bytes) and the response's head (about 200).
-const LEAST_AT_ONCE: f64 = 800.0;
+const MIN_AT_ONCE: f64 = 800.0;
 /// Tolerance on whole round trips, for programs, timers and the link's rate.
 const SLACK: f64 = 0.15;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -104,7 +104,7 @@ fn check(run: &mut Run, found: &[(usize, f64, f64, f64)]) {
     run.check(
         "largest object that came in one round trip, bytes",
         at_once as f64,
-        Bound::AtLeast(LEAST_AT_ONCE),
+        Bound::AtLeast(MIN_AT_ONCE),
     );
     let small = found.iter().filter(|one| one.0 <= at_once);
     // Without an object that came in one round trip, none is saved.

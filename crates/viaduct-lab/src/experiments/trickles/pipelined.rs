@@ -41,8 +41,8 @@ const QUICK: [u64; 2] = [10, 40];
 /// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
 /// Minimum throughput relative to TCP's.
-const LEAST_SMALL: f64 = 0.9;
-const LEAST_LARGE: f64 = 0.94;
+const MIN_SMALL: f64 = 0.9;
+const MIN_LARGE: f64 = 0.94;
 /// Sequence numbers reserved for a response in addition to the object's: more than its head
 /// needs.
 const HEAD: u64 = 4096;
@@ -110,7 +110,7 @@ impl Experiment for Pipelined {
             };
             let name = |what: &str| format!("{} kB, {trip} ms: {what}, of TCP's", size / 1000);
             let large = size == LARGE;
-            let least = if large { LEAST_LARGE } else { LEAST_SMALL };
+            let least = if large { MIN_LARGE } else { MIN_SMALL };
             for (n, what) in [(1, "sockets interface"), (2, "parallel requests")] {
                 if large || n == 2 {
                     run.check(&name(what), mean(&ratios(n)), Bound::AtLeast(least));

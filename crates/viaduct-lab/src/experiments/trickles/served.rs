@@ -28,7 +28,7 @@ const MAX_CONNECTIONS: &str = "15000";
 /// `tc` command for a link of 1 Gb/s with 8 ms of queue.
 const GIGABIT: &str = "qdisc replace dev wan0 root tbf rate 1gbit burst 128k limit 1000000";
 /// Time limit until it listens.
-const PATIENCE: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Secret of its continuations, and the secret's number.
 pub(super) const SECRET: (u8, [u8; 32]) = (1, [0xa1; 32]);
 
@@ -145,7 +145,7 @@ pub(super) fn spawn(
     command.arg("--run-dir").arg(scratch.path().join(run_dir)).args(options);
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     let mut process = node.spawn(command)?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + START_TIMEOUT;
     while !is_listening(node, PORT)? {
         stop::check()?;
         let ended = matches!(process.try_wait(), Ok(Some(_)));

@@ -32,7 +32,7 @@ const QUICK_LONG: u64 = 60;
 /// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
 /// Minimum throughput relative to TCP's.
-const LEAST: f64 = 0.9;
+const MIN_SHARE: f64 = 0.9;
 
 impl Experiment for WideArea {
     fn about(&self) -> About {
@@ -74,7 +74,7 @@ impl Experiment for WideArea {
                     ratios.push(ours / theirs);
                 }
                 let name = format!("{trip} ms, {loss} % loss: throughput, of TCP's");
-                run.check(&name, mean(&ratios), Bound::AtLeast(LEAST));
+                run.check(&name, mean(&ratios), Bound::AtLeast(MIN_SHARE));
                 if rounds > 1 {
                     run.param(&format!("{name}, 95 %"), with_interval(&ratios));
                 }

@@ -51,7 +51,7 @@ pub struct Request {
 }
 
 /// Maximum concurrent requests; beyond it the load ends with an error.
-const MOST: usize = 2000;
+const MAX_IN_FLIGHT: usize = 2000;
 
 impl Requests {
     /// Makes the requests in `from` and waits for the last.
@@ -100,8 +100,8 @@ impl Requests {
                 note(&mut made, answered);
                 under_way -= 1;
             }
-            if under_way > MOST {
-                return Err(format!("more than {MOST} requests are under way at once"));
+            if under_way > MAX_IN_FLIGHT {
+                return Err(format!("more than {MAX_IN_FLIGHT} requests are under way at once"));
             }
         }
         drop(done);

@@ -21,7 +21,7 @@ const THROUGH_TUNNEL: &str = "cache_peer 127.0.0.1 parent 3129 ";
 /// Listening port in both files.
 const PORT: u16 = 3128;
 /// Time limit for the start.
-const PATIENCE: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Additional settings: no caching, so that every request crosses the link; no logs or other
 /// files; immediate shutdown.
@@ -116,12 +116,12 @@ impl Squid {
 /// Waits until Squid has rebuilt its cache index; before that it aborts responses that it may
 /// not cache.
 fn wait_for(log: &Path, host: &Host) -> Result<(), TopologyError> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + START_TIMEOUT;
     while !fs::read_to_string(log).is_ok_and(|text| text.contains("storeLateRelease")) {
         stop::check()?;
         if Instant::now() > deadline {
             let (node, what) = (host.name().into(), "Squid's look at its cache".into());
-            return Err(TopologyError::TimedOut { node, what, after: PATIENCE });
+            return Err(TopologyError::TimedOut { node, what, after: START_TIMEOUT });
         }
         thread::sleep(Duration::from_millis(20));
     }

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use super::wire::MOST_DATA;
+use super::wire::MAX_DATA;
 use crate::time::Instant;
 
 /// Bytes between two pings.
@@ -68,7 +68,7 @@ impl Flight {
     /// Bytes that a connection with the rate `quickest` carries before one more block arrives
     /// on this one.
     pub(super) fn lag(&self, quickest: u64) -> u64 {
-        let bytes = self.sent - self.arrived + MOST_DATA as u64;
+        let bytes = self.sent - self.arrived + MAX_DATA as u64;
         let rate = self.rate.unwrap_or(quickest).max(1);
         let lag = u128::from(bytes) * u128::from(quickest.max(1)) / u128::from(rate);
         u64::try_from(lag).unwrap_or(u64::MAX)
@@ -119,11 +119,11 @@ mod tests {
         flight.asks();
         now += Duration::from_secs(1);
         flight.hears(now);
-        let (rate, block) = (UNKNOWN, MOST_DATA as u64);
+        let (rate, block) = (UNKNOWN, MAX_DATA as u64);
         assert!(flight.may(rate, 1), "the quickest takes all");
         assert!(flight.may(10 * rate, 20 * block as usize));
         assert!(!flight.may(11 * rate, 20 * block as usize));
-        flight.sends(MOST_DATA, now);
+        flight.sends(MAX_DATA, now);
         assert!(!flight.may(10 * rate, 20 * block as usize));
     }
 }

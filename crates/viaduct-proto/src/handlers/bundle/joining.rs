@@ -10,7 +10,7 @@ use crate::flow::{Context, Failure, Output};
 use crate::keys::PublicKey;
 
 /// Maximum number of connections that are not authenticated yet.
-const MOST_STRANGERS: usize = 4;
+const MAX_STRANGERS: usize = 4;
 
 impl Bundle {
     /// Handles the result of a connect.
@@ -194,7 +194,7 @@ impl Bundle {
     /// Takes a connection that was given to this chain.
     pub(super) fn take(&mut self, cx: &mut Context<'_>, output: Output, said: &Bytes) {
         let stranger = |path: &&Path| path.is_stranger();
-        if self.paths.iter().filter(stranger).count() >= MOST_STRANGERS
+        if self.paths.iter().filter(stranger).count() >= MAX_STRANGERS
             && let Some(oldest) = self.paths.iter().find(stranger).map(|path| path.output)
         {
             self.drop_path(cx, oldest);

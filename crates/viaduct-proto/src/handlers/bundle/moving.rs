@@ -9,7 +9,7 @@ use crate::time::Duration;
 /// Bytes transferred in one turn, before the neighbours are called.
 const TURN: usize = 64 << 10;
 /// Unsent bytes at which the application is stopped.
-const MOST_UNSENT: usize = 64 << 10;
+const MAX_UNSENT: usize = 64 << 10;
 /// Received bytes after which, and delay within which, an acknowledgement is sent.
 const TELL_EVERY: u64 = 64 << 10;
 const TELL_AFTER: Duration = Duration::from_millis(25);
@@ -125,11 +125,11 @@ impl Bundle {
     pub(super) fn steer(&mut self, cx: &mut Context<'_>) {
         let (kept, unsent) = self.out.costs();
         // Headroom below the limit, smaller for a small buffer.
-        let below = |brim: usize| brim - MOST_UNSENT.min(brim / 2);
+        let below = |brim: usize| brim - MAX_UNSENT.min(brim / 2);
         let full = below(self.session.window.min(self.plan.buffer));
         let stop = match self.stopped {
-            false => unsent >= MOST_UNSENT || kept >= full,
-            true => unsent > MOST_UNSENT / 2 || kept > below(full),
+            false => unsent >= MAX_UNSENT || kept >= full,
+            true => unsent > MAX_UNSENT / 2 || kept > below(full),
         };
         if stop != std::mem::replace(&mut self.stopped, stop) {
             cx.upstream().may_write(!stop);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::wire::MOST_DATA;
+use super::wire::MAX_DATA;
 use crate::flow::Output;
 
 /// Overhead of a block in bytes.
@@ -45,7 +45,7 @@ impl Block {
 impl Outgoing {
     pub(super) fn push(&mut self, mut data: Bytes) {
         while !data.is_empty() {
-            let piece = data.split_to(data.len().min(MOST_DATA));
+            let piece = data.split_to(data.len().min(MAX_DATA));
             self.add(piece, false);
         }
     }
@@ -99,7 +99,7 @@ impl Outgoing {
     /// Returns whether another block fits the other end's receive window.
     pub(super) fn fits(&self, window: usize) -> bool {
         let flying = self.cost - self.unsent;
-        flying == 0 || flying + MOST_DATA + BLOCK_COST <= window
+        flying == 0 || flying + MAX_DATA + BLOCK_COST <= window
     }
 
     pub(super) fn has_unsent(&self) -> bool {

@@ -9,8 +9,8 @@ use crate::time::{Duration, Instant};
 
 /// Time after which an unanswered ping makes a connection suspect; doubles up to the maximum
 /// with each false alarm.
-const PATIENCE: Duration = Duration::from_secs(1);
-const MOST_PATIENCE: Duration = Duration::from_secs(8);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
+const MAX_SILENCE_TIMEOUT: Duration = Duration::from_secs(8);
 /// Idle times after which a ping is sent: short while data is in flight, otherwise increasing
 /// from `LATER` to `LATEST`.
 const SOON: Duration = Duration::from_millis(500);
@@ -85,7 +85,7 @@ impl Path {
             heard: now,
             asked: None,
             quiet: LATER,
-            patience: PATIENCE,
+            patience: SILENCE_TIMEOUT,
         }
     }
 
@@ -116,7 +116,7 @@ impl Path {
     /// Records received data; returns whether the connection was suspect.
     pub(super) fn hear(&mut self, now: Instant) -> bool {
         if self.suspect {
-            self.patience = (self.patience * 2).min(MOST_PATIENCE);
+            self.patience = (self.patience * 2).min(MAX_SILENCE_TIMEOUT);
         }
         (self.heard, self.asked) = (now, None);
         std::mem::take(&mut self.suspect)

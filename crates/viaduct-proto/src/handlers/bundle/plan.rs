@@ -22,8 +22,8 @@ pub(in crate::handlers) struct Plan {
 }
 
 /// Minimum and maximum of `buffer=`, and its default.
-pub(super) const LEAST_BUFFER: usize = 64 << 10;
-const MOST_BUFFER: usize = 256 << 20;
+pub(super) const MIN_BUFFER: usize = 64 << 10;
+const MAX_BUFFER: usize = 256 << 20;
 const DEFAULT_BUFFER: usize = 8 << 20;
 
 /// Takes `buffer=`, in bytes.
@@ -33,7 +33,7 @@ pub(in crate::handlers) fn buffer(arguments: &mut Arguments) -> Result<usize, St
         let unit = units.iter().find_map(|&(name, by)| Some((text.strip_suffix(name)?, by)));
         let (number, shift) = unit.unwrap_or((text, 0));
         let bytes = number.parse::<usize>().ok()?.checked_mul(1 << shift)?;
-        (LEAST_BUFFER..=MOST_BUFFER).contains(&bytes).then_some(bytes)
+        (MIN_BUFFER..=MAX_BUFFER).contains(&bytes).then_some(bytes)
     };
     let expected = "bytes from 64k to 256M, such as 8M,";
     Ok(arguments.take("buffer", expected, bytes)?.unwrap_or(DEFAULT_BUFFER))

@@ -1,6 +1,6 @@
 //! Session state of one end of a bundle.
 
-use super::plan::{LEAST_BUFFER, Plan};
+use super::plan::{MIN_BUFFER, Plan};
 use super::secret::Secret;
 use super::wire::{Nonce, Public};
 use crate::flow::{Address, Context};
@@ -62,7 +62,7 @@ impl Session {
 
     /// Sets the secret, and the other end's receive window.
     pub(super) fn has(&mut self, secret: Secret, window: u32) {
-        self.window = (window as usize).max(LEAST_BUFFER);
+        self.window = (window as usize).max(MIN_BUFFER);
         self.secret = Some(secret);
     }
 

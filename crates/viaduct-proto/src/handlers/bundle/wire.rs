@@ -16,7 +16,7 @@
 use bytes::{Buf as _, Bytes, BytesMut};
 
 /// Maximum length of a message's data.
-pub(super) const MOST_DATA: usize = 32 << 10;
+pub(super) const MAX_DATA: usize = 32 << 10;
 /// Data shorter than this is copied behind its header, which is cheaper than a separate piece.
 const SHORT: usize = 2 << 10;
 const MAGIC: &[u8; 8] = b"viaduct\x01";
@@ -95,7 +95,7 @@ impl Frame {
             DATA => match inbox.get(9..DATA_HEAD) {
                 None => return Ok(None),
                 Some(length) => match usize::from(u16::from_be_bytes([length[0], length[1]])) {
-                    length @ 1..=MOST_DATA => DATA_HEAD + length,
+                    length @ 1..=MAX_DATA => DATA_HEAD + length,
                     _ => return Err(NoFrame),
                 },
             },
@@ -200,7 +200,7 @@ mod tests {
             }
             assert_eq!((Frame::take(&mut inbox), inbox.len()), (Ok(Some(frame)), 0));
         }
-        let long = vec![7; MOST_DATA].into();
+        let long = vec![7; MAX_DATA].into();
         let [head, rest] = data(5, &long);
         let mut inbox = BytesMut::from(&[&head.unwrap()[..], &rest.unwrap()].concat()[..]);
         assert_eq!(Frame::take(&mut inbox), Ok(Some(Frame::Data { at: 5, data: long })));

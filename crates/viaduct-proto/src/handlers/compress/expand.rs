@@ -3,10 +3,10 @@
 use bytes::{Buf as _, Bytes, BytesMut};
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation as _, OutBuffer};
 
-use super::{HEAD, MOST_BLOCK, MOST_PLAIN, PLAIN, SQUEEZED, WINDOW_LOG};
+use super::{HEAD, MAX_BLOCK, MAX_PLAIN, PLAIN, SQUEEZED, WINDOW_LOG};
 
 /// Queued input at which the source is stopped, in bytes.
-const MOST_WAITING: usize = 2 * MOST_BLOCK;
+const MAX_WAITING: usize = 2 * MAX_BLOCK;
 /// Bytes that are expanded at once.
 const STEP: usize = 16 << 10;
 
@@ -36,7 +36,7 @@ struct Block {
 pub(super) enum ExpandError {
     #[error("a block of {0} bytes, or of an unknown kind; is there compress at the other end?")]
     Head(usize),
-    #[error("a block that means more than {MOST_PLAIN} bytes")]
+    #[error("a block that means more than {MAX_PLAIN} bytes")]
     Bomb,
     #[error("bytes that are not zstd's")]
     Zstd,
@@ -65,7 +65,7 @@ impl Expand {
 
     /// Returns a change for the source: stop (`false`), or resume (`true`).
     pub(super) fn steer(&mut self) -> Option<bool> {
-        let stop = !self.is_open || self.inbox.len() > MOST_WAITING;
+        let stop = !self.is_open || self.inbox.len() > MAX_WAITING;
         (stop != self.stopped).then(|| {
             self.stopped = stop;
             !stop
@@ -114,10 +114,10 @@ impl Block {
     fn new(head: [u8; HEAD]) -> Result<Block, ExpandError> {
         let [kind, a, b, c] = head;
         let left = u32::from_be_bytes([0, a, b, c]) as usize;
-        let most = if kind == PLAIN { MOST_PLAIN } else { MOST_BLOCK };
+        let most = if kind == PLAIN { MAX_PLAIN } else { MAX_BLOCK };
         match kind {
             PLAIN | SQUEEZED if (1..=most).contains(&left) => {
-                Ok(Block { squeezed: kind == SQUEEZED, left, most: MOST_PLAIN, full: false })
+                Ok(Block { squeezed: kind == SQUEEZED, left, most: MAX_PLAIN, full: false })
             }
             _ => Err(ExpandError::Head(left)),
         }

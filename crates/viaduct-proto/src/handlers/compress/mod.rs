@@ -24,11 +24,11 @@ use expand::Expand;
 use squeeze::Squeeze;
 
 /// Maximum bytes of the flow in one block.
-const MOST_PLAIN: usize = 64 << 10;
+const MAX_PLAIN: usize = 64 << 10;
 /// Bound on the expansion of incompressible data, in bytes.
 const GROWTH: usize = 1 << 10;
 /// Maximum bytes of a block on the wire.
-const MOST_BLOCK: usize = MOST_PLAIN + GROWTH;
+const MAX_BLOCK: usize = MAX_PLAIN + GROWTH;
 /// Window of zstd: both ends keep 2^18 bytes of each direction.
 const WINDOW_LOG: u32 = 18;
 const HEAD: usize = 4;
@@ -96,7 +96,7 @@ impl Compress {
     /// Delivers about one block's bytes, and sets a timer for the rest.
     fn deliver(&mut self, cx: &mut Context<'_>) {
         let mut delivered = 0;
-        while self.expand.is_open && delivered < MOST_PLAIN {
+        while self.expand.is_open && delivered < MAX_PLAIN {
             match self.expand.next() {
                 Ok(Some(data)) => {
                     delivered += data.len();
@@ -109,7 +109,7 @@ impl Compress {
         if let Some(may) = self.expand.steer() {
             cx.output(FIRST).may_avail(may);
         }
-        let more = self.expand.is_open && delivered >= MOST_PLAIN;
+        let more = self.expand.is_open && delivered >= MAX_PLAIN;
         cx.set_timer(EXPAND, more.then_some(cx.now()));
         if !more && self.expand.is_open && !self.over {
             self.tell_end(cx);
@@ -144,7 +144,7 @@ impl Compress {
 impl Handler for Compress {
     fn write(&mut self, cx: &mut Context<'_>, data: Bytes) -> bool {
         self.squeeze.push(data);
-        self.flush(cx, MOST_PLAIN - 1);
+        self.flush(cx, MAX_PLAIN - 1);
         let waits = self.squeeze.waiting() > 0;
         cx.set_timer(FLUSH, waits.then_some(cx.now()));
         true

@@ -5,11 +5,11 @@ use std::io;
 use bytes::Bytes;
 use zstd::stream::raw::{CParameter, Encoder, InBuffer, Operation as _, OutBuffer};
 
-use super::{GROWTH, HEAD, MOST_PLAIN, PLAIN, SQUEEZED, WINDOW_LOG};
+use super::{GROWTH, HEAD, MAX_PLAIN, PLAIN, SQUEEZED, WINDOW_LOG};
 use crate::flow::Buffer;
 
 /// Maximum number of plain blocks after one that did not shrink. The number doubles each time.
-const MOST_PLAIN_BLOCKS: u32 = 32;
+const MAX_PLAIN_BLOCKS: u32 = 32;
 /// Minimum size of a block that predicts how the next ones compress, in bytes.
 const TELLING: usize = 1 << 10;
 
@@ -42,7 +42,7 @@ impl Squeeze {
     pub(super) fn block(&mut self) -> io::Result<Vec<Bytes>> {
         let mut pieces = Vec::new();
         let mut length = 0;
-        while let Some(piece) = self.waits.pop(MOST_PLAIN - length) {
+        while let Some(piece) = self.waits.pop(MAX_PLAIN - length) {
             length += piece.len();
             pieces.push(piece);
         }
@@ -55,7 +55,7 @@ impl Squeeze {
         let useless = block.len() - HEAD > length - length / 20;
         if length >= TELLING {
             self.plain = if useless { self.next_plain } else { 0 };
-            self.next_plain = if useless { (self.plain * 2).min(MOST_PLAIN_BLOCKS) } else { 1 };
+            self.next_plain = if useless { (self.plain * 2).min(MAX_PLAIN_BLOCKS) } else { 1 };
         }
         Ok(vec![block.into()])
     }

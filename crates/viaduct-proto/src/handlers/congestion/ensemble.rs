@@ -386,8 +386,7 @@ mod tests {
         let mut all = Ensemble::new();
         all.join(1);
         let rtt = Duration::from_millis(40);
-        let of =
-            Measure { rtt, shortest: rtt, segment: 1000, ..Measure::default() };
+        let of = Measure { rtt, shortest: rtt, segment: 1000, ..Measure::default() };
         // The initial window is ten segments of 1448 bytes.
         all.report(1, of, 1 << 20, Instant::ZERO);
         assert_eq!(all.may_send(1), 14_000);

@@ -5,7 +5,7 @@ use crate::time::{Duration, Instant};
 
 /// Initial window (RFC 6928) and minimum window, in segments.
 const INITIAL: f64 = 10.0;
-const LEAST: f64 = 2.0;
+const MIN_WINDOW: f64 = 2.0;
 /// Multiplicative decrease: factor of the window after a loss.
 const KEPT: f64 = 0.7;
 /// CUBIC's C: growth in segments per second cubed.
@@ -82,7 +82,7 @@ impl Window {
             }
             return;
         }
-        if self.bytes > 1.25 * on_the_way + LEAST * path.segment {
+        if self.bytes > 1.25 * on_the_way + MIN_WINDOW * path.segment {
             // Time in which the window is not used does not count (RFC 9438, 5.8). A new epoch
             // would return the curve to its position after the last loss, below the growth
             // since.
@@ -107,7 +107,7 @@ impl Window {
         // sooner.
         self.most =
             if self.bytes < self.most { self.bytes * (1.0 + KEPT) / 2.0 } else { self.bytes };
-        self.bytes = (self.bytes * KEPT).max(LEAST * path.segment);
+        self.bytes = (self.bytes * KEPT).max(MIN_WINDOW * path.segment);
         (self.threshold, self.epoch) = (self.bytes, None);
     }
 

@@ -29,7 +29,7 @@ use crate::time::Duration;
 /// Starts the next attempt.
 const NEXT: Timer = Timer(0);
 /// Gives up when no attempt has succeeded in this time.
-const PATIENCE: Timer = Timer(1);
+const CONNECT_TIMEOUT: Timer = Timer(1);
 const PATIENT: Duration = Duration::from_secs(130);
 /// Checks periodically whether the flow's path has failed.
 const WATCH: Timer = Timer(2);
@@ -139,7 +139,7 @@ impl Route {
     fn end(&mut self, cx: &mut Context<'_>) {
         self.over = true;
         self.left.clear();
-        [NEXT, PATIENCE, WATCH].into_iter().for_each(|timer| cx.set_timer(timer, None));
+        [NEXT, CONNECT_TIMEOUT, WATCH].into_iter().for_each(|timer| cx.set_timer(timer, None));
         self.attempts.drain(..).for_each(|attempt| cx.unplumb(attempt.output));
         if let Some((output, _)) = self.carrier.take() {
             cx.unplumb(output);
@@ -155,7 +155,7 @@ impl Route {
         self.attempts.drain(..).for_each(|other| cx.unplumb(other.output));
         self.left.clear();
         self.carrier = Some((output, attempt.node));
-        [NEXT, PATIENCE].into_iter().for_each(|timer| cx.set_timer(timer, None));
+        [NEXT, CONNECT_TIMEOUT].into_iter().for_each(|timer| cx.set_timer(timer, None));
         self.watch(cx);
         cx.upstream().connected(Ok(()));
         let (pieces, end) = self.early.take();
@@ -215,7 +215,7 @@ impl Handler for Route {
         self.left = self.plan.goals(&to);
         self.to = Some(to);
         cx.upstream().may_write(false);
-        cx.set_timer(PATIENCE, Some(cx.now() + PATIENT));
+        cx.set_timer(CONNECT_TIMEOUT, Some(cx.now() + PATIENT));
         self.try_next(cx);
     }
 

@@ -14,7 +14,7 @@ use crate::time::Duration;
 pub(super) const NAME: &str = "route";
 const DEFAULT_WAIT: Duration = Duration::from_millis(300);
 /// Maximum number of paths that are tried for a flow.
-const MOST_WAYS: usize = 4;
+const MAX_WAYS: usize = 4;
 
 /// Settings of all flows of a chain.
 pub(super) struct Plan {
@@ -94,7 +94,7 @@ impl Plan {
         let ways = table.iter().flat_map(|table| {
             table.ways(to).into_iter().filter_map(|way| goal(table, way)).collect::<Vec<_>>()
         });
-        let goals: VecDeque<_> = ways.take(MOST_WAYS).collect();
+        let goals: VecDeque<_> = ways.take(MAX_WAYS).collect();
         if goals.is_empty() { [Goal { node: None }].into() } else { goals }
     }
 }

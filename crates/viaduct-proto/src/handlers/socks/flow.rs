@@ -12,7 +12,7 @@ use crate::split::socks_client;
 use crate::time::Duration;
 
 /// Timeout of the proxy's reply; the proxy may itself wait for a server.
-const PATIENCE: Duration = Duration::from_secs(130);
+const PROXY_TIMEOUT: Duration = Duration::from_secs(130);
 const ANSWER: Timer = Timer(0);
 
 /// Handler of one flow.
@@ -107,7 +107,7 @@ impl Handler for Socks {
                 let request = self.to.as_ref().and_then(socks_client::request);
                 let (dialogue, greeting) = Dialogue::begin(self.proxy.clone(), request);
                 self.stage = Stage::Talk(dialogue);
-                cx.set_timer(ANSWER, Some(cx.now() + PATIENCE));
+                cx.set_timer(ANSWER, Some(cx.now() + PROXY_TIMEOUT));
                 let _ = cx.output(FIRST).write(greeting.into());
             }
             Err(why) => {

@@ -35,7 +35,7 @@ const MAX_LATER: f64 = 10.0;
 /// packet bring the others back.
 const QUICK: Duration = Duration::from_millis(15);
 const QUICK_LATE: f64 = 0.01;
-const QUICK_MOST: f64 = 0.03;
+const MAX_QUICK: f64 = 0.03;
 /// What that takes beyond what is reckoned: older packets are not in each repair.
 const QUICK_MORE: f64 = 1.2;
 /// Share of the repairs that there may be which leave without being asked for; the greater one where it is enough and
@@ -44,7 +44,7 @@ const FORWARD: [f64; 2] = [0.5, 0.9];
 /// Bursts within that time that are told from none.
 const RECURS: usize = 3;
 /// Overhead that is kept until a link has been clean for long: a new loss is then repaired at once.
-const LEAST: f64 = 0.0025;
+const MIN_OVERHEAD: f64 = 0.0025;
 /// Overhead while it is not known why packets are lost, or of the first few after a time without, whether more will be.
 const PRIOR: f64 = 0.03;
 /// Overhead while it is not known how many are: until the fate of so many packets is known, and after a time without
@@ -309,7 +309,7 @@ impl Controller {
         let most = if least.is_some() { most } else { usual };
         // Most of them sooner than flows can wait, where that is cheap.
         let soon = pace * QUICK.as_secs_f64();
-        let quick = QUICK_MOST.min(usual);
+        let quick = MAX_QUICK.min(usual);
         let quick = overhead::least(&rates, soon, events, QUICK_LATE * events, quick)
             .map_or(0.0, |least| quick.min(QUICK_MORE * least));
         let floor = match self.onset.map_or(0, |onset| onset.bursts) {
@@ -346,8 +346,8 @@ impl Controller {
             self.begun = Some(now);
         }
         self.asked = risen.max(fallen);
-        if self.asked < LEAST {
-            self.asked = if wanted > 0.0 { LEAST.min(most) } else { 0.0 };
+        if self.asked < MIN_OVERHEAD {
+            self.asked = if wanted > 0.0 { MIN_OVERHEAD.min(most) } else { 0.0 };
         }
         // If they were lost by chance, flows would slow down before that is known; if not, it is known soon.
         let doubted = if report.in_doubt { PRIOR.min(most) } else { 0.0 };
@@ -411,7 +411,7 @@ impl Controller {
     /// Least overhead until the link is clean: hardly any packet is lost.
     fn floor(&self, now: Instant) -> f64 {
         let lossy = self.lost[RECURS - 1].is_some_and(|at| now.since(at) < CLEAN);
-        if lossy { LEAST } else { 0.0 }
+        if lossy { MIN_OVERHEAD } else { 0.0 }
     }
 
     /// Asks for more where flows see losses more often than may be, and slowly for less where they see

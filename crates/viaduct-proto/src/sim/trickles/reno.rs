@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, VecDeque};
 use crate::time::{Duration, Instant};
 use crate::trickles::cwnd::Reno;
 
-const LEAST_TIMEOUT: Duration = Duration::from_millis(200);
+const MIN_TIMEOUT: Duration = Duration::from_millis(200);
 const DELAY: Duration = Duration::from_millis(40);
 const QUICK: u64 = 8;
 
@@ -96,7 +96,7 @@ impl Sender {
 
     fn wait(&self) -> Duration {
         let base = self.smoothed.map_or(Duration::from_secs(1), |s| s + 4 * self.variation);
-        base.max(LEAST_TIMEOUT) * (1 << self.backoff.min(8))
+        base.max(MIN_TIMEOUT) * (1 << self.backoff.min(8))
     }
 
     pub(crate) fn handle(&mut self, now: Instant, ack: &[u8]) {

@@ -18,7 +18,7 @@ use crate::trickles::keys::KeyRing;
 use crate::trickles::standard::wire::{
     Segments, emit_beyond, emit_close, emit_segment, named_place, sealed_place,
 };
-use crate::trickles::standard::{MOST_SEGMENTS, Place, Segment};
+use crate::trickles::standard::{MAX_SEGMENTS, Place, Segment};
 use crate::trickles::wire::Request;
 
 /// Maximum number of cached places, each with about the length of its continuation.
@@ -75,7 +75,7 @@ impl Ahead {
             let known = match named(&segment) {
                 None => Some(continuation),
                 Some(Place { stream, position, .. })
-                    if places.len() >= MOST_SEGMENTS || places.contains(&(stream, position)) =>
+                    if places.len() >= MAX_SEGMENTS || places.contains(&(stream, position)) =>
                 {
                     None
                 }
@@ -145,9 +145,9 @@ mod tests {
         for place in &places {
             ahead.note(&ring, 7, place, &[3; 700]);
         }
-        assert_eq!(known(&ahead, &places[..MOST_SEGMENTS]).0, MOST_SEGMENTS);
+        assert_eq!(known(&ahead, &places[..MAX_SEGMENTS]).0, MAX_SEGMENTS);
         let (count, bytes) = known(&ahead, &places);
-        assert!(count == MOST_SEGMENTS && bytes < 1_400 + MOST_SEGMENTS * 768, "{count}, {bytes}");
+        assert!(count == MAX_SEGMENTS && bytes < 1_400 + MAX_SEGMENTS * 768, "{count}, {bytes}");
         assert_eq!(known(&ahead, &[at(3); 100]).0, 1, "the same place again");
         let elsewhere = Place { start: 1, ..at(3) };
         assert_eq!(known(&ahead, &[at(3), elsewhere]).0, 1, "the same place by another name");

@@ -8,9 +8,9 @@ use super::reply::{Files, Piece, Reply, Sealed, Stretch};
 use crate::trickles::client::ENDS;
 use crate::trickles::keys::KeyRing;
 use crate::trickles::server::Grant;
-use crate::trickles::standard::wire::{MOST_NOTE, emit_note, emit_place, emit_valid};
+use crate::trickles::standard::wire::{MAX_NOTE, emit_note, emit_place, emit_valid};
 use crate::trickles::standard::{Note, Reason};
-use crate::trickles::wire::{MOST_USER, Payload};
+use crate::trickles::wire::{MAX_USER, Payload};
 
 /// A packet of an answer.
 #[derive(Debug, Default)]
@@ -104,7 +104,7 @@ pub(super) fn lay_out(
     let mut notes = notes(ring, reply).into_iter();
     for &at in with_room.iter().filter(|_| reply.users.is_empty()) {
         let slot = &mut slots[at];
-        let most = slot.room.min(MOST_USER).saturating_sub(brings(reply));
+        let most = slot.room.min(MAX_USER).saturating_sub(brings(reply));
         while notes.as_slice().first().is_some_and(|note| slot.user.len() + note.len() <= most) {
             slot.user.extend(notes.next().unwrap_or_default());
         }
@@ -118,7 +118,7 @@ pub(super) fn lay_out(
         && let Some(&at) = with_room.get(index)
     {
         let slot = &mut slots[at];
-        if slot.user.is_empty() && note.len() <= slot.room.min(MOST_USER) {
+        if slot.user.is_empty() && note.len() <= slot.room.min(MAX_USER) {
             slot.user = note;
         }
     }
@@ -132,18 +132,18 @@ pub(super) fn lay_out(
 
 /// Bytes reserved for the note of the output that is brought.
 fn brings(reply: &Reply) -> usize {
-    if reply.brought.is_some() { MOST_NOTE } else { 0 }
+    if reply.brought.is_some() { MAX_NOTE } else { 0 }
 }
 
 fn bring(slots: &mut [Slot], free: &[usize], all: &[usize], stretch: &Stretch) {
     let Some(&first) = all.first() else { return };
     // The note is assumed to have the maximum length, as its numbers depend on the room.
-    let note = slots[first].user.len() + MOST_NOTE;
+    let note = slots[first].user.len() + MAX_NOTE;
     if note > slots[first].room {
         return;
     }
     let room = free.iter().map(|&at| match slots[at].free() {
-        free if at == first => free - MOST_NOTE as u64,
+        free if at == first => free - MAX_NOTE as u64,
         free => free,
     });
     let taken = room.sum::<u64>().min(stretch.len());

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::trickles::standard::wire::MOST_STATE;
+use crate::trickles::standard::wire::MAX_STATE;
 use crate::trickles::standard::{Note, Place, Reason, Valid};
 
 /// A part of the output.
@@ -115,7 +115,7 @@ pub struct Reply {
 
 fn checked(state: impl Into<Vec<u8>>) -> Vec<u8> {
     let state = state.into();
-    assert!(state.len() <= MOST_STATE, "a state of {} bytes: {MOST_STATE} at most", state.len());
+    assert!(state.len() <= MAX_STATE, "a state of {} bytes: {MAX_STATE} at most", state.len());
     state
 }
 
@@ -151,7 +151,7 @@ impl Reply {
     /// client returns `state` with the input behind it (4.2).
     ///
     /// # Panics
-    /// The state is longer than [`MOST_STATE`], so that no request could return it.
+    /// The state is longer than [`MAX_STATE`], so that no request could return it.
     pub fn input(&mut self, place: Place, state: impl Into<Vec<u8>>) -> &mut Self {
         self.continuations.push(Sealed::Input(place, checked(state)));
         self

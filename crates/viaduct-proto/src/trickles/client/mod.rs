@@ -43,17 +43,17 @@ use timer::Trips;
 pub const ENDS: u8 = 0x80;
 /// Minimum length of a first request and of a restart in bytes, so that a ticket is no longer
 /// than its request.
-const LEAST_REQUEST: usize = 160;
+const MIN_REQUEST: usize = 160;
 /// Lower limit of [`Config::request`]: a path of 1,280 bytes, the minimum of IPv6, less the
 /// headers of a SYN (80) and the overhead of an encrypted opening (115).
-pub const LEAST_MESSAGE: usize = 1_085;
+pub const MIN_MESSAGE: usize = 1_085;
 
 /// Settings of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Longest message that the client can receive, in bytes.
     pub message: u16,
-    /// Longest message that the client sends, in bytes: at least [`LEAST_MESSAGE`], which is
+    /// Longest message that the client sends, in bytes: at least [`MIN_MESSAGE`], which is
     /// 1,085.
     pub request: usize,
     /// Bytes reserved in each packet for user continuations.
@@ -64,7 +64,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Config { message: 1_400, request: 1_400, reserve: 0, pad: LEAST_REQUEST }
+        Config { message: 1_400, request: 1_400, reserve: 0, pad: MIN_REQUEST }
     }
 }
 
@@ -341,4 +341,4 @@ impl Client {
     }
 }
 
-const _: () = assert!(PAYLOAD_HEAD < LEAST_REQUEST);
+const _: () = assert!(PAYLOAD_HEAD < MIN_REQUEST);

@@ -17,7 +17,7 @@ use std::ops::Range;
 /// Initial reordering degree: packets behind a missing one after which it is given up.
 const FEW: usize = 3;
 /// Maximum reordering degree.
-const MOST: usize = 300;
+const MAX_OVERTAKEN: usize = 300;
 /// Maximum number of given-up runs that are remembered.
 const REMEMBERED: usize = 64;
 
@@ -57,7 +57,7 @@ impl Overtaking {
     pub(super) fn came(&mut self, number: u64, next: u64) -> bool {
         let given_up = self.given_up.iter().any(|run| run.contains(&number));
         if given_up {
-            let behind = usize::try_from(next - number).unwrap_or(MOST).min(MOST);
+            let behind = usize::try_from(next - number).unwrap_or(MAX_OVERTAKEN).min(MAX_OVERTAKEN);
             self.behind = self.behind.max(behind);
         }
         given_up
@@ -80,7 +80,7 @@ mod tests {
         assert!(overtaking.came(11, 13));
         assert_eq!(overtaking.behind(), 5, "no fewer");
         assert!(overtaking.came(10, 1 << 40));
-        assert_eq!(overtaking.behind(), MOST);
+        assert_eq!(overtaking.behind(), MAX_OVERTAKEN);
     }
 
     #[test]

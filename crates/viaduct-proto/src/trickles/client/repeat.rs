@@ -11,7 +11,7 @@ use crate::time::{Duration, Instant};
 
 /// Maximum number of repetitions in a silence. The interval grows by half each time; usually
 /// the timeout ends the silence earlier.
-const MOST: u32 = 6;
+const MAX_REPEATS: u32 = 6;
 
 /// The request to repeat.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ impl Repeat {
         let since = heard.max(self.sent?);
         let since = if self.count > 0 { since.max(self.again?) } else { since };
         let longer = |wait: Duration| wait * 3_u32.pow(self.count) / 2_u32.pow(self.count);
-        (self.count < MOST).then(|| since + longer(wait))
+        (self.count < MAX_REPEATS).then(|| since + longer(wait))
     }
 
     /// Takes the request for a repetition.

@@ -3,14 +3,14 @@
 use super::asks::{Budget, Expected, Want, groups};
 use super::receiver::{Step, Turn};
 use super::responses::FEW;
-use super::{Client, Feed, LEAST_MESSAGE, LEAST_REQUEST, Phase};
+use super::{Client, Feed, MIN_MESSAGE, MIN_REQUEST, Phase};
 use crate::time::Instant;
 use crate::trickles::SILENCE;
-use crate::trickles::continuation::{CONTINUATION, Continuation, LOSS, MOST_LOSSES};
+use crate::trickles::continuation::{CONTINUATION, Continuation, LOSS, MAX_LOSSES};
 use crate::trickles::plan::Plan;
 use crate::trickles::wire::request::{emit_groups, emit_open, emit_padding, emit_returned};
 use crate::trickles::wire::response::{continuation_len, overhead};
-use crate::trickles::wire::{MOST_ASKS, MOST_ATTEMPTS};
+use crate::trickles::wire::{MAX_ASKS, MAX_ATTEMPTS};
 
 /// Bytes of an answer that are reserved for the application's notes on the request's parcel.
 const NOTES: usize = 192;
@@ -65,7 +65,7 @@ impl Client {
         match self.anchor.clone() {
             None => self.send_open(feed),
             Some((bytes, _, proof)) => {
-                let attempt = (self.attempts + 1).min(MOST_ATTEMPTS.into()) as u8;
+                let attempt = (self.attempts + 1).min(MAX_ATTEMPTS.into()) as u8;
                 self.stats.restarts += 1;
                 self.phase = Phase::Beginning;
                 self.begins(self.generation.wrapping_add(attempt.into()), now);
@@ -73,7 +73,7 @@ impl Client {
                 emit_returned(self.count, attempt, &bytes, None, None, &proof, &mut message);
                 let packets = usize::from(attempt == 1) * 9 + 1;
                 self.promise(packets, CONTINUATION, message.len(), feed);
-                self.finish(message, LEAST_REQUEST, feed);
+                self.finish(message, MIN_REQUEST, feed);
             }
         }
         self.overdue = Some(now + self.trips.wait(self.attempts));
@@ -98,12 +98,12 @@ impl Client {
     /// exceeded the path MTU without an ICMP error.
     fn longest(&self) -> usize {
         let again = matches!(self.phase, Phase::Opening) && self.attempts > 0;
-        if again { self.config.request.min(LEAST_MESSAGE) } else { self.config.request }
+        if again { self.config.request.min(MIN_MESSAGE) } else { self.config.request }
     }
 
     /// Minimum length of a first request in bytes.
     fn pad(&self) -> usize {
-        self.config.pad.max(LEAST_REQUEST).min(self.longest())
+        self.config.pad.max(MIN_REQUEST).min(self.longest())
     }
 
     /// Sends requests with the continuations that are held, as long as bytes are wanted or the
@@ -205,7 +205,7 @@ impl Client {
         };
         let room = room.saturating_sub(self.config.reserve);
         let mut budget = self.budget(taken, feed);
-        for n in 0..packets.min(MOST_ASKS) {
+        for n in 0..packets.min(MAX_ASKS) {
             let left = if n == 0 { notes(feed) } else { 0 };
             let want = self.asks.take(room.saturating_sub(left), &mut budget);
             self.promised.extend(want);
@@ -258,7 +258,7 @@ impl Client {
         let mut message = Vec::new();
         emit_returned(self.count, 0, &turn.bytes, turn.tail, repaired, &turn.proof, &mut message);
         let plans = || made_up.iter().chain([plan]);
-        let losses = (owed + losses).min(MOST_LOSSES);
+        let losses = (owed + losses).min(MAX_LOSSES);
         let slim = known.delta && losses == 0 && plan.piece.base == known.piece.base;
         let mut layout = Layout {
             now,

@@ -8,7 +8,7 @@ use super::{Arrived, Client, ENDS, Phase};
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Mode};
 use crate::trickles::proof::{self, Range};
-use crate::trickles::wire::{Form, MOST_ATTEMPTS, Payload, Response};
+use crate::trickles::wire::{Form, MAX_ATTEMPTS, Payload, Response};
 
 /// Maximum number of repairs whose nonces are kept, the latest ones: windows end at 65,535, and
 /// each repair is proven in the next window.
@@ -25,9 +25,9 @@ impl Client {
         let awaited = match self.phase {
             Phase::Opening => newer == 0,
             Phase::Ticket | Phase::Beginning => {
-                (self.awaits()..=u16::from(MOST_ATTEMPTS)).contains(&newer)
+                (self.awaits()..=u16::from(MAX_ATTEMPTS)).contains(&newer)
             }
-            Phase::Running(_) => (1..=u16::from(MOST_ATTEMPTS)).contains(&newer),
+            Phase::Running(_) => (1..=u16::from(MAX_ATTEMPTS)).contains(&newer),
         };
         match response.form {
             Form::Ticket(bytes) if awaited && (newer > 0 || self.is_opening()) => {

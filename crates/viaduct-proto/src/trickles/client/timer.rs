@@ -5,9 +5,9 @@ use crate::time::{Duration, Instant};
 /// Initial timeout before a round trip was measured.
 const FIRST: Duration = Duration::from_secs(1);
 /// Minimum of the variance term of the timeout, as in Linux.
-const LEAST: Duration = Duration::from_millis(200);
+const MIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum timeout.
-const MOST: Duration = Duration::from_secs(60);
+const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Smoothed round trip and its variation.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,21 +47,21 @@ impl Trips {
 
     /// Timeout of an answer after `attempts` unanswered ones.
     pub(super) fn wait(&self, attempts: u32) -> Duration {
-        let smoothed = self.smoothed.map(|trip| trip + (4 * self.variation).max(LEAST));
+        let smoothed = self.smoothed.map(|trip| trip + (4 * self.variation).max(MIN_TIMEOUT));
         let unmeasured = || self.first.map_or(FIRST, |trip| (trip * 5 / 4).max(FIRST));
-        smoothed.unwrap_or_else(unmeasured).saturating_mul(1 << attempts.min(8)).min(MOST)
+        smoothed.unwrap_or_else(unmeasured).saturating_mul(1 << attempts.min(8)).min(MAX_TIMEOUT)
     }
 
     /// Timeout of a tail probe. Computed as for an answer, without the minimum, and not longer
     /// than RFC 8985 has it for TCP. `None` while no round trip is known.
     pub(super) fn probe(&self) -> Option<Duration> {
-        self.smoothed.map(|trip| (trip + 4 * self.variation).min(2 * trip).max(LEAST / 20))
+        self.smoothed.map(|trip| (trip + 4 * self.variation).min(2 * trip).max(MIN_TIMEOUT / 20))
     }
 
     /// Interval before the last request is sent again (RFC 8985, 7.2); `None` while no round
     /// trip is known.
     pub(super) fn repeat(&self) -> Option<Duration> {
-        self.smoothed.map(|trip| (2 * trip).max(trip + 4 * self.variation).max(LEAST / 20))
+        self.smoothed.map(|trip| (2 * trip).max(trip + 4 * self.variation).max(MIN_TIMEOUT / 20))
     }
 
     /// Returns whether an answer to a request sent at `later` shows that the answer to one sent
@@ -87,6 +87,6 @@ impl Trips {
     pub(super) fn patience(&self) -> Duration {
         let trip = if self.uneven { self.smoothed } else { self.shortest };
         let quarters = self.short.saturating_add(1).min(4);
-        trip.map_or(LEAST / 10, |trip| trip * quarters / 4).max(Duration::from_millis(1))
+        trip.map_or(MIN_TIMEOUT / 10, |trip| trip * quarters / 4).max(Duration::from_millis(1))
     }
 }

@@ -37,7 +37,7 @@ pub const CONTINUATION: usize = 54 + MAC;
 /// Bytes per loss.
 pub const LOSS: usize = 12;
 /// Maximum number of losses in a continuation.
-pub const MOST_LOSSES: usize = 15;
+pub const MAX_LOSSES: usize = 15;
 
 /// Purpose of a continuation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub enum Mode {
 /// Losses that wait for their repair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
-    runs: [Run; MOST_LOSSES],
+    runs: [Run; MAX_LOSSES],
     count: u8,
 }
 
@@ -63,7 +63,7 @@ impl Losses {
         &self.runs[..usize::from(self.count)]
     }
 
-    /// Adds a loss. Losses beyond [`MOST_LOSSES`] are not tracked: the client has reported
+    /// Adds a loss. Losses beyond [`MAX_LOSSES`] are not tracked: the client has reported
     /// them, and proves later that the first ones are repaired.
     pub fn push(&mut self, run: Run) {
         if let Some(free) = self.runs.get_mut(usize::from(self.count)) {

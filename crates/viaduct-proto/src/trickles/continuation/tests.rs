@@ -30,7 +30,7 @@ pub(crate) fn sample(losses: u64) -> Continuation {
 #[test]
 fn it_stays_within_the_papers_size_and_comes_back() {
     let ring = KeyRing::new(9, &[5; 32]);
-    for m in 0..=MOST_LOSSES {
+    for m in 0..=MAX_LOSSES {
         let continuation = sample(m as u64);
         let mut bytes = Vec::new();
         continuation.emit(ring.newest(), &mut bytes);

@@ -13,7 +13,7 @@ use crate::trickles::wire::request::is_open;
 /// Overhead of a sealed first message in bytes: no opening is shorter.
 pub const OPENING: usize = 1 + EPHEMERAL + 2 + PADDED + TAG;
 /// Maximum number of pending handshakes, and of keys that are kept.
-const MOST: usize = 4;
+const MAX_HANDSHAKES: usize = 4;
 
 /// A handshake that was not answered yet.
 struct Pending {
@@ -93,7 +93,7 @@ impl ClientCrypt {
         noise.write_message(&inside, &mut out[1..]).ok()?;
         let of = *out[1..].first_chunk()?;
         self.pending.push_front(Pending { of, noise: Box::new(noise) });
-        self.pending.truncate(MOST);
+        self.pending.truncate(MAX_HANDSHAKES);
         Some(out)
     }
 
@@ -115,7 +115,7 @@ impl ClientCrypt {
         // The key is authentic even if the rest was altered.
         let inner = open(&key.key, message, HELLO);
         self.keys.push_front(key);
-        self.keys.truncate(MOST);
+        self.keys.truncate(MAX_HANDSHAKES);
         inner
     }
 

@@ -9,7 +9,7 @@
 
 use super::tcp::{Kind, SCALE, Segment, WINDOW};
 
-const LEAST_ACK_WINDOW: u32 = 66_000;
+const MIN_ACK_WINDOW: u32 = 66_000;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Side {
@@ -77,7 +77,7 @@ impl Conntrack {
         if !after(end, sender.end.wrapping_sub(receiver.max_window).wrapping_sub(1)) {
             return Err("SEQ is under the lower bound");
         }
-        let least = sender.max_window.max(LEAST_ACK_WINDOW);
+        let least = sender.max_window.max(MIN_ACK_WINDOW);
         if !after(packet.ack, receiver.end.wrapping_sub(least).wrapping_sub(1)) {
             return Err("ACK is under the lower bound");
         }

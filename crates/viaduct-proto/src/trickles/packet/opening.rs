@@ -13,7 +13,7 @@ use super::Format;
 use crate::time::{Duration, Instant};
 
 /// Time for which the first format is tried alone: a satellite round trip with a margin.
-const PATIENCE: Duration = Duration::from_secs(1);
+const FALLBACK_DELAY: Duration = Duration::from_secs(1);
 
 /// Formats that the user allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -45,7 +45,7 @@ impl Opening {
     /// Format of the next request.
     pub fn next(&mut self, now: Instant) -> Format {
         let began = *self.began.get_or_insert(now);
-        let early = now.since(began) < PATIENCE;
+        let early = now.since(began) < FALLBACK_DELAY;
         let format = match (self.ways, self.decided) {
             (Ways::Only(format), _) | (Ways::Any, Some(format)) => format,
             (Ways::Any, None) if self.refused.0 => Format::Udp,

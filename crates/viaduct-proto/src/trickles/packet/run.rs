@@ -22,7 +22,7 @@ const ADDRESSES: [usize; 2] = [12, 8];
 const PROTOCOL: [usize; 2] = [9, 6];
 /// Minimum length of a message in a run, in bytes. No response is shorter. A lower limit would
 /// let a peer have a packet parsed byte by byte.
-pub(super) const LEAST: usize = 23;
+pub(super) const MIN_MESSAGE: usize = 23;
 /// Maximum gap in sequence numbers that a run may close, in bytes: what was reserved for an
 /// earlier request and not used.
 const NEAR: u32 = 1 << 16;
@@ -47,7 +47,7 @@ pub fn cut(packet: &[u8]) -> Option<Cut> {
     let family = family(packet);
     let (headers, transport) = (HEADERS[family], HEADERS[family] - 20 - mark::LEN);
     let is_data = *packet.get(transport + 13)? == tcp::Kind::Data.flags();
-    let message = packet.len().checked_sub(headers).filter(|bytes| *bytes >= LEAST)?;
+    let message = packet.len().checked_sub(headers).filter(|bytes| *bytes >= MIN_MESSAGE)?;
     let is_tcp = packet[PROTOCOL[family]] == tcp::TCP;
     (is_tcp && is_data).then_some(Cut { headers, message, transport, checksum: 16 })
 }

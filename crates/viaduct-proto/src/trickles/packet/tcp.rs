@@ -261,7 +261,7 @@ pub fn parse(bytes: &[u8], length: usize, checksum: Checksum) -> Result<Packet<'
     }
     let message = &tcp[data..];
     let one = usize::from(mark.length);
-    let is_run = mark.role == Role::Answer && kind == Kind::Data && one >= run::LEAST;
+    let is_run = mark.role == Role::Answer && kind == Kind::Data && one >= run::MIN_MESSAGE;
     match message.len() {
         all if all == one || (is_run && all > 0 && all % one == 0) => {}
         all if all > one => return Err(Refusal::Merged),

@@ -106,13 +106,13 @@ fn any_losses_leave_half_a_window() {
         let rate = rng.unit() * 0.6;
         let mut lost = vec![first];
         lost.extend((first + 1..=last).filter(|_| rng.chance(rate)));
-        let (again, grouped, fresh) = window(piece, &lost, MOST_BURST);
+        let (again, grouped, fresh) = window(piece, &lost, MAX_BURST);
 
         let answered = (first + 1..=last).rev().find(|n| !lost.contains(n) && piece.is_point(*n));
         let expected: Vec<u64> = lost.iter().copied().filter(|&n| Some(n) < answered).collect();
         // Losses beyond the limit may be left for the last request.
         let left = expected.len().saturating_sub(again.len());
-        assert!(left == 0 || expected.len() > MOST_BURST, "{left} of {lost:?} are left");
+        assert!(left == 0 || expected.len() > MAX_BURST, "{left} of {lost:?} are left");
         assert_eq!(again, expected[..again.len()], "{piece:?} loses {lost:?}");
 
         // Repairs and new data together are half a window.
@@ -133,7 +133,7 @@ fn any_losses_leave_half_a_window() {
                     .count() as u32,
                 unanswered: (last - answered) as u32,
             };
-            let made_up = tail(next, born[0], ends, MOST_BURST).unwrap();
+            let made_up = tail(next, born[0], ends, MAX_BURST).unwrap();
             assert_eq!(made_up.grouped, Span::new(answered + survivors + 1, last + survivors + 1));
         }
     }

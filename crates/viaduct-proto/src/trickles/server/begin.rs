@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use super::answer::Event;
 use super::cache::Derived;
 use super::work::{Form, Item, MAIN};
-use super::{APART, LEAST_AGE, LEAST_MESSAGE, Refusal, Server, Settings, instant};
+use super::{APART, MIN_AGE, MIN_MESSAGE, Refusal, Server, Settings, instant};
 use crate::time::Instant;
 use crate::trickles::SILENCE;
 use crate::trickles::continuation::{Continuation, Losses, Mode};
 use crate::trickles::piece::Piece;
-use crate::trickles::plan::{self, MOST_BURST};
+use crate::trickles::plan::{self, MAX_BURST};
 use crate::trickles::replay::Once;
-use crate::trickles::wire::MOST_ATTEMPTS;
+use crate::trickles::wire::MAX_ATTEMPTS;
 use crate::trickles::wire::request::Returned;
 use crate::trickles::wire::response::overhead;
 
@@ -31,7 +31,7 @@ impl Server {
         let ticket = Continuation {
             connection: keys.connection(token, address, now.as_nanos()),
             tag: token as u32,
-            message: message.clamp(LEAST_MESSAGE, self.settings.message.max(LEAST_MESSAGE)),
+            message: message.clamp(MIN_MESSAGE, self.settings.message.max(MIN_MESSAGE)),
             ..blank(&self.settings)
         };
         let connection = ticket.connection;
@@ -55,10 +55,10 @@ impl Server {
             return self.moved(now, from, &known, attempt, len);
         };
         let silent = attempt == 1 && age > SILENCE;
-        if attempt == MOST_ATTEMPTS || !self.replay.admit(now, instant(now, known.timestamp)) {
+        if attempt == MAX_ATTEMPTS || !self.replay.admit(now, instant(now, known.timestamp)) {
             return self.resumed(now, from, &known, (attempt, silent), len);
         }
-        if attempt > 1 && age < LEAST_AGE * (1 << (attempt - 1)) {
+        if attempt > 1 && age < MIN_AGE * (1 << (attempt - 1)) {
             return Err(Refusal::TooSoon { attempt, age });
         }
         let piece = self.restarted(now, &known, silent, returned, &home)?;
@@ -269,7 +269,7 @@ pub(super) fn blank(settings: &Settings) -> Continuation {
         nonces: 0,
         address: 0,
         message: settings.message,
-        burst: settings.burst_limit.clamp(1, MOST_BURST as u8),
+        burst: settings.burst_limit.clamp(1, MAX_BURST as u8),
         delta: settings.delta,
         losses: Losses::default(),
     }

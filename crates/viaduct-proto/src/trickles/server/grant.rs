@@ -10,7 +10,7 @@ use crate::trickles::wire::response::{
 };
 
 /// Maximum number of packets in a grant from another server.
-const MOST_ITEMS: u64 = 4_096;
+const MAX_ITEMS: u64 = 4_096;
 
 /// Answer to a request that outlives it: it may be filled later, or by another server that has
 /// the secrets.
@@ -132,7 +132,7 @@ impl Grant {
             0 => Event::Open { connection },
             _ => Event::Request { connection },
         };
-        let count = reader.varint().filter(|&count| count <= MOST_ITEMS)?;
+        let count = reader.varint().filter(|&count| count <= MAX_ITEMS)?;
         let work = (0..count).map(|_| item(ring, reader, &templates)).collect::<Option<_>>()?;
         Some(Grant { event, secret, work, templates })
     }

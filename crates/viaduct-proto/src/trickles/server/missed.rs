@@ -18,7 +18,7 @@ use crate::trickles::plan::{self, Run};
 use crate::trickles::replay::Once;
 
 /// Maximum number of requests that one request makes up for, whatever the settings say.
-pub const MOST_MADE_UP: usize = 32;
+pub const MAX_MADE_UP: usize = 32;
 
 impl Server {
     /// Lays out the packets that the requests before `known` would have brought, if these were
@@ -29,8 +29,8 @@ impl Server {
         known: &Continuation,
         gaps: &[Run],
     ) -> Result<(), Refusal> {
-        let most = usize::from(self.settings.make_up).min(MOST_MADE_UP);
-        let (mut missed, mut count, mut number) = ([0; MOST_MADE_UP], 0, known.number);
+        let most = usize::from(self.settings.make_up).min(MAX_MADE_UP);
+        let (mut missed, mut count, mut number) = ([0; MAX_MADE_UP], 0, known.number);
         while count < most
             && let Some(before) = plan::request_before(known.piece, number, below(gaps, number))
             && !self.replay.knows(known.connection, Once::Answered(before))

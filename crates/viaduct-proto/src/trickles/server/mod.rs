@@ -34,7 +34,7 @@ pub use answer::{Answer, Event, Permit};
 use begin::blank;
 use cache::Cache;
 pub use grant::Grant;
-pub use missed::MOST_MADE_UP;
+pub use missed::MAX_MADE_UP;
 pub use refusal::{Refusal, Stats};
 use work::{Item, MAIN, TAIL};
 
@@ -48,13 +48,13 @@ pub struct Settings {
     /// Initial slow start threshold, in packets.
     pub ssthresh: u16,
     /// Maximum number of lost packets that one request has retransmitted (burstLimit): 1 to
-    /// [`MOST_BURST`](super::plan::MOST_BURST).
+    /// [`MAX_BURST`](super::plan::MAX_BURST).
     pub burst_limit: u8,
     /// Acknowledgement policy.
     pub acks: Acks,
     /// Maximum length of a response message, in bytes; a client may ask for less.
     pub message: u16,
-    /// Maximum number of lost requests that a later one makes up for: 0 to [`MOST_MADE_UP`].
+    /// Maximum number of lost requests that a later one makes up for: 0 to [`MAX_MADE_UP`].
     /// The replay window tells which requests were answered. So replicas that answer one
     /// connection in turn, each with a window of its own, should have 0 here: to each of them
     /// the others' requests would seem lost.
@@ -80,10 +80,10 @@ impl Default for Settings {
 }
 
 /// Minimum of the message length that a client may ask for, in bytes.
-pub const LEAST_MESSAGE: u16 = 512;
+pub const MIN_MESSAGE: u16 = 512;
 /// Base of the minimum age of restarts: a second attempt is answered if the continuation is
 /// twice as old as this; the limit doubles with each further attempt.
-const LEAST_AGE: Duration = Duration::from_millis(50);
+const MIN_AGE: Duration = Duration::from_millis(50);
 /// Gap in the numbers before a restart: more than can be in flight.
 const APART: u64 = 1 << 20;
 

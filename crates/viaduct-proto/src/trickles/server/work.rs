@@ -48,7 +48,7 @@ impl Item {
 
 /// Maximum number of packets in one request's groups that others have brought already. A
 /// correct client's requests have none.
-const MOST_KNOWN: usize = 64;
+const MAX_KNOWN: usize = 64;
 
 /// Templates: for the end of the piece before, and for the packets that the request brings.
 pub(super) const TAIL: usize = 0;
@@ -186,7 +186,7 @@ impl Server {
             if !self.replay.note(now, connection, Once::Survivor(number)) {
                 // Bounds the cost of a request that names whole windows again and again.
                 known += 1;
-                if known == MOST_KNOWN {
+                if known == MAX_KNOWN {
                     return;
                 }
                 continue;

@@ -31,7 +31,7 @@ pub const MAIN: u32 = 0;
 pub const END: u64 = 1 << 62;
 /// Maximum number of input segments in a client's request: the first packet of its answer must
 /// have room for the notes on them.
-pub const MOST_SEGMENTS: usize = 8;
+pub const MAX_SEGMENTS: usize = 8;
 
 /// Position up to which an input stream was read: the public part of an input continuation
 /// (4.2).

@@ -35,10 +35,10 @@ const BEYOND: u8 = 3;
 const LAST: u8 = 1;
 
 /// Maximum length of a standard continuation, in bytes; a packet carries several.
-pub const MOST_STANDARD: usize = 768;
+pub const MAX_STANDARD: usize = 768;
 
 /// Maximum length of the application's state in one, in bytes; the rest takes 51 at most.
-pub const MOST_STATE: usize = 700;
+pub const MAX_STATE: usize = 700;
 
 /// Part of a request's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ impl<'a> Iterator for Segments<'a> {
                 let ends = self.0.u8()?;
                 let continuation = self.0.counted()?;
                 let bytes = self.0.counted()?;
-                let sane = ends <= 1 && continuation.len() <= MOST_STANDARD;
+                let sane = ends <= 1 && continuation.len() <= MAX_STANDARD;
                 sane.then_some(Segment::Input { continuation, ends: ends == 1, bytes })
             }
             CLOSE => Some(Segment::Close),
@@ -200,7 +200,7 @@ pub fn emit_note(note: &Note, out: &mut Vec<u8>) {
 }
 
 /// Maximum length of a note without a code, with its length field.
-pub const MOST_NOTE: usize = 2 + 1 + 2 * 9;
+pub const MAX_NOTE: usize = 2 + 1 + 2 * 9;
 
 /// Appends an input continuation with the application's `state` as a note.
 pub fn emit_place(ring: &KeyRing, place: &Place, state: &[u8], out: &mut Vec<u8>) {

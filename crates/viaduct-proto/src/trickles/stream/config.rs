@@ -74,6 +74,6 @@ pub enum State {
 pub(super) fn transport(config: &Config) -> client::Config {
     let message = config.message;
     // The first answer is no longer than the request, so the request is padded to its maximum.
-    let request = usize::from(message.min(config.request)).max(client::LEAST_MESSAGE);
+    let request = usize::from(message.min(config.request)).max(client::MIN_MESSAGE);
     client::Config { message, request, reserve: 0, pad: request }
 }

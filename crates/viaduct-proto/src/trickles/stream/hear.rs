@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Failure, LEAST_SHARE, Stream};
+use super::{Failure, MIN_SHARE, Stream};
 use crate::trickles::client::{Arrived, ENDS};
 use crate::trickles::standard::{Note, Notes, Reason};
 
@@ -15,11 +15,11 @@ impl Stream {
         let Some(stream) = self.stream_at(arrived.position) else { return };
         let Some(output) = self.outputs.get_mut(&stream) else { return };
         let end = arrived.position + arrived.data.len() as u64;
-        let window = self.window.max(LEAST_SHARE);
+        let window = self.window.max(MIN_SHARE);
         if output.insert(arrived.position, arrived.data.clone(), window) {
             self.changed.insert(stream);
         }
-        if output.is_crowded(self.config.window.max(LEAST_SHARE)) {
+        if output.is_crowded(self.config.window.max(MIN_SHARE)) {
             self.fail(stream, Reason::Failed.into());
         }
         if arrived.flags & ENDS != 0 {
@@ -48,7 +48,7 @@ impl Stream {
                     self.client.renew(&before, &bytes);
                 }
                 self.inputs.yielded(valid.stream, output.kept(), arrived.parcel);
-                if output.is_crowded(self.config.window.max(LEAST_SHARE)) {
+                if output.is_crowded(self.config.window.max(MIN_SHARE)) {
                     self.fail(valid.stream, Reason::Failed.into());
                 }
                 if usize::from(valid.leave) > self.client.reserved() {

@@ -46,10 +46,10 @@ pub const MAIN_RESERVE: u64 = 1 << 56;
 /// Maximum number of outputs that are requested at a time; the others wait.
 const AT_A_TIME: usize = 64;
 /// Minimum share of the window for each of them, in bytes.
-const LEAST_SHARE: u64 = 64 << 10;
+const MIN_SHARE: u64 = 64 << 10;
 /// Restarts without an answer after which the connection is opened anew. After as many with
 /// short answers alone it is opened anew with shorter messages.
-const PATIENCE: u32 = 4;
+const MAX_RESTARTS: u32 = 4;
 
 /// Client of a connection. See the [module](self).
 #[derive(Debug)]
@@ -263,7 +263,7 @@ impl Stream {
         let message = self.client.poll_transmit(now, &mut self.inputs);
         while let Some((stream, parcel, range)) = self.inputs.poll_promised() {
             if let Some(output) = self.outputs.get_mut(&stream) {
-                output.brings(range, Some(parcel), LEAST_SHARE);
+                output.brings(range, Some(parcel), MIN_SHARE);
             }
         }
         if message.is_none() && self.client.is_idle() && std::mem::take(&mut self.unsure) {
@@ -288,9 +288,9 @@ impl Stream {
         } else if !self.client.is_open() {
             self.width.doubted = true;
         } else if self.width.is_doubtful(&self.client) {
-            let least = client::LEAST_MESSAGE as u16;
+            let least = client::MIN_MESSAGE as u16;
             self.shorten(least, least, now);
-        } else if self.client.attempts() >= PATIENCE {
+        } else if self.client.attempts() >= MAX_RESTARTS {
             // Without any answer there may be many reasons. The first request tells a small
             // path MTU from the others.
             self.reopen(now);
@@ -299,7 +299,7 @@ impl Stream {
 
     /// Limits messages to `message` bytes, and first requests to `request` bytes, as the path
     /// requires. If that is less than so far, the connection is replaced by a new one. The
-    /// minimum is [`client::LEAST_MESSAGE`].
+    /// minimum is [`client::MIN_MESSAGE`].
     pub fn shorten(&mut self, message: u16, request: u16, now: Instant) {
         let Config { message: longest, request: first, .. } = self.config;
         if message < longest || request < first.min(longest) {
@@ -351,7 +351,7 @@ impl Stream {
     /// Bytes that each stream may have requested and not read.
     fn share(&self) -> u64 {
         let active = self.outputs.values().filter(|output| output.is_active()).count();
-        (self.window / active.clamp(1, AT_A_TIME) as u64).max(LEAST_SHARE)
+        (self.window / active.clamp(1, AT_A_TIME) as u64).max(MIN_SHARE)
     }
 
     /// Requests output within the window.

@@ -14,12 +14,12 @@ use crate::trickles::standard::Valid;
 pub(super) const ENOUGH: usize = 64;
 /// Maximum number of continuations that are kept of a stream. Those in flight when [`ENOUGH`]
 /// was reached are far fewer, so a server that sends more is faulty.
-const MOST: usize = 1_024;
+const MAX_CONTINUATIONS: usize = 1_024;
 /// Maximum number of answers that bring output at a time.
-const MOST_BROUGHT: usize = 64;
+const MAX_BROUGHT: usize = 64;
 /// Bytes of the window per chunk that waits for missing data: at most window / 64 chunks may
 /// wait. A server that sends more and shorter ones is faulty, and each costs memory of its own.
-const LEAST_PIECE: u64 = 64;
+const MIN_PIECE: u64 = 64;
 
 /// The output of one stream.
 #[derive(Debug)]
@@ -159,7 +159,7 @@ impl Output {
         let Some(parcel) = parcel else { return };
         let to = range.end.min(self.position().saturating_add(share)).min(self.region.end);
         let new = range.start <= self.next && to > self.next;
-        if new && self.brought.len() < MOST_BROUGHT {
+        if new && self.brought.len() < MAX_BROUGHT {
             self.brought.push((parcel, self.next..to));
             self.next = to;
         }
@@ -194,7 +194,8 @@ impl Output {
 
     /// Returns whether more chunks or continuations are waiting than a correct server causes.
     pub(super) fn is_crowded(&self, window: u64) -> bool {
-        self.data.pieces() as u64 > window / LEAST_PIECE || self.continuations.len() > MOST
+        self.data.pieces() as u64 > window / MIN_PIECE
+            || self.continuations.len() > MAX_CONTINUATIONS
     }
 
     /// Sets the end of the output. Returns whether it is new and valid.

@@ -8,7 +8,7 @@ use crate::trickles::continuation::{Continuation, Invalid, Mode};
 use crate::trickles::proof::{self, Range, Unproven};
 use crate::trickles::server::{Refusal, Server, Settings};
 use crate::trickles::wire::request::{emit_open, emit_padding, emit_returned};
-use crate::trickles::wire::{Form, MOST_ATTEMPTS, Response};
+use crate::trickles::wire::{Form, MAX_ATTEMPTS, Response};
 
 const LENGTH: u64 = 1 << 40;
 
@@ -288,7 +288,7 @@ fn a_rotation_of_secrets_breaks_no_connection() {
 fn whoever_has_lost_every_answer_to_a_restart_gets_a_ticket_as_often_as_need_be() {
     let (mut server, window) = begun();
     let mut now = at(200);
-    for attempt in 1..MOST_ATTEMPTS {
+    for attempt in 1..MAX_ATTEMPTS {
         now += Duration::from_millis(100 << attempt);
         let message = request(attempt, &window[0], &ranges(&window[..1]));
         let answer = serve(&mut server, now, address(), LENGTH, &message);
@@ -299,7 +299,7 @@ fn whoever_has_lost_every_answer_to_a_restart_gets_a_ticket_as_often_as_need_be(
             assert_eq!(kept(&answer)[0].known.unwrap().mode, Mode::Ticket);
         }
     }
-    let message = request(MOST_ATTEMPTS, &window[0], &ranges(&window[..1]));
+    let message = request(MAX_ATTEMPTS, &window[0], &ranges(&window[..1]));
     let mut ticket = Vec::new();
     for _ in 0..3 {
         let answer = serve(&mut server, now, address(), LENGTH, &message);

@@ -31,9 +31,9 @@ pub use request::{Ask, Groups, Kind, Request};
 pub use response::{Form, Payload, Response};
 
 /// Maximum length of a user continuation, in bytes.
-pub const MOST_USER: usize = 1_024;
+pub const MAX_USER: usize = 1_024;
 /// Maximum number of asks in a request.
-pub const MOST_ASKS: usize = 64;
+pub const MAX_ASKS: usize = 64;
 /// Maximum number of restart attempts with one continuation, numbered from 1. The last one asks
 /// for a ticket instead, and may be repeated.
-pub const MOST_ATTEMPTS: u8 = 12;
+pub const MAX_ATTEMPTS: u8 = 12;

@@ -1,6 +1,6 @@
 //! Requests: messages of a client.
 
-use super::{MOST_ASKS, MOST_ATTEMPTS, MOST_USER};
+use super::{MAX_ASKS, MAX_ATTEMPTS, MAX_USER};
 use crate::trickles::bytes::{Reader, put_counted, put_varint};
 use crate::trickles::continuation::Continuation;
 use crate::trickles::plan::Tail;
@@ -42,7 +42,7 @@ pub enum Kind<'a> {
     Step(Returned<'a>),
     /// Restart after a timeout, or after a silence of the client.
     Restart {
-        /// Number of the attempt with this continuation, from 1 to [`MOST_ATTEMPTS`].
+        /// Number of the attempt with this continuation, from 1 to [`MAX_ATTEMPTS`].
         attempt: u8,
         /// Continuation and proof.
         returned: Returned<'a>,
@@ -104,7 +104,7 @@ fn read(message: &[u8]) -> Option<Request<'_>> {
         OPEN => Kind::Open { token: reader.u64()?, message: reader.u16()? },
         STEP => Kind::Step(returned(&mut reader)?),
         RESTART => {
-            let attempt = reader.u8().filter(|attempt| (1..=MOST_ATTEMPTS).contains(attempt))?;
+            let attempt = reader.u8().filter(|attempt| (1..=MAX_ATTEMPTS).contains(attempt))?;
             Kind::Restart { attempt, returned: returned(&mut reader)? }
         }
         _ => return None,
@@ -153,7 +153,7 @@ impl<'a> Groups<'a> {
             let asks = reader.varint()?;
             // The number is not authenticated, and may be any.
             total = total.saturating_add(asks);
-            if user.len() > MOST_USER || asks == 0 || total > MOST_ASKS as u64 {
+            if user.len() > MAX_USER || asks == 0 || total > MAX_ASKS as u64 {
                 return None;
             }
             for _ in 0..asks {
@@ -250,8 +250,7 @@ mod tests {
 
     #[test]
     fn more_asks_than_there_can_be_are_no_request() {
-        for counts in [&[u64::MAX][..], &[1, u64::MAX], &[1, u64::MAX - 1], &[MOST_ASKS as u64, 1]]
-        {
+        for counts in [&[u64::MAX][..], &[1, u64::MAX], &[1, u64::MAX - 1], &[MAX_ASKS as u64, 1]] {
             let mut message = Vec::new();
             emit_open(0, 7, 1_400, &mut message);
             emit_padding(0, &mut message);

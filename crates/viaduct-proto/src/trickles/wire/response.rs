@@ -1,6 +1,6 @@
 //! Responses: messages of a server.
 
-use super::MOST_USER;
+use super::MAX_USER;
 use crate::trickles::bytes::{Reader, put_counted};
 use crate::trickles::continuation::{Continuation, DELTA, Delta, renumber};
 use crate::trickles::keys::{Keys, MAC};
@@ -19,7 +19,7 @@ pub const HEAD: usize = 23;
 /// field.
 pub const PAYLOAD_HEAD: usize = 8 + 1 + 2;
 /// Maximum number of packets in a group.
-pub const MOST_GROUP: u8 = 32;
+pub const MAX_GROUP: u8 = 32;
 
 /// A parsed response.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +130,7 @@ fn continuation<'a>(reader: &mut Reader<'a>) -> Option<&'a [u8]> {
 
 fn payload<'a>(reader: &mut Reader<'a>) -> Option<Payload<'a>> {
     let (position, flags) = (reader.u64()?, reader.u8()?);
-    let user = reader.counted().filter(|user| user.len() <= MOST_USER)?;
+    let user = reader.counted().filter(|user| user.len() <= MAX_USER)?;
     position.checked_add(reader.0.len() as u64)?;
     Some(Payload { position, flags, user, data: reader.0 })
 }
@@ -143,7 +143,7 @@ fn group<'a>(reader: &mut Reader<'a>) -> Option<Group<'a>> {
     let group = Group { body, piece, first: number, entries: reader.0, count };
     let points = group.numbers().filter(|&n| piece.is_point(n)).count();
     let _entries = reader.take(usize::from(count) * 8 + points * MAC)?;
-    (1..=MOST_GROUP).contains(&count).then_some(group)
+    (1..=MAX_GROUP).contains(&count).then_some(group)
 }
 
 impl<'a> Group<'a> {
@@ -200,7 +200,7 @@ pub(in crate::trickles) fn overhead(continuation: Option<usize>) -> usize {
 /// continuations of `len` bytes: at least 1.
 pub(in crate::trickles) fn most_grouped(message: usize, len: usize) -> u8 {
     let left = message.saturating_sub(HEAD + 1 + len - MAC);
-    (left / (8 + MAC)).clamp(1, MOST_GROUP.into()) as u8
+    (left / (8 + MAC)).clamp(1, MAX_GROUP.into()) as u8
 }
 
 /// Appends a response with a payload.
@@ -231,7 +231,7 @@ pub(in crate::trickles) fn emit(
 }
 
 /// Appends a group of the packets from `first` on, with these `nonces` (at most
-/// [`MOST_GROUP`]).
+/// [`MAX_GROUP`]).
 pub(in crate::trickles) fn emit_group(
     keys: &Keys,
     head: Head,

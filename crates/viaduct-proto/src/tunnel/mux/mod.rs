@@ -22,7 +22,7 @@ use crate::tunnel::stats::LinkStats;
 use crate::tunnel::wire::{Frame, Hello, Parser};
 
 /// Maximum of queued frames other than DATA. A peer that makes us answer must read the answers.
-const MOST_CONTROL: usize = 64 << 10;
+const MAX_CONTROL: usize = 64 << 10;
 
 /// Unit in which the recent bytes of links are compared; smaller differences do not count.
 const MUCH: u64 = 256 << 10;
@@ -151,7 +151,7 @@ impl Mux {
         if lane == 0 || !parser.is_between() || self.sessions.contains_key(&lane) {
             self.lanes.insert(lane, parser);
         }
-        if self.control.len() > MOST_CONTROL { Err(LinkError::Deaf) } else { Ok(()) }
+        if self.control.len() > MAX_CONTROL { Err(LinkError::Deaf) } else { Ok(()) }
     }
 
     /// Lane by which a frame leaves. A receiver's frames to the sender must not wait behind the

@@ -45,7 +45,7 @@ use direction::Direction;
 pub use refusal::Refusal;
 
 /// Maximum bytes in one record of a tunnel.
-pub const MOST_RECORD: usize = 16_384;
+pub const MAX_RECORD: usize = 16_384;
 
 const LENGTH: usize = 2;
 /// Buffer size: at least a message of the handshake and a tag.
@@ -75,7 +75,7 @@ pub(crate) const LINK: Manner = Manner {
     messages: &[32 + 48 + 16 + 1, 32 + 16 + 2],
     confirms: true,
     least: 1,
-    most: MOST_RECORD,
+    most: MAX_RECORD,
 };
 
 /// Parameters of the handler `crypt`: either end may have several peers, a replayed handshake

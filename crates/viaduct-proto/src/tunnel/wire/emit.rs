@@ -10,7 +10,7 @@ use crate::flow::{Address, Failure};
 
 impl Frame<'_> {
     /// Appends the frame to `out`. A name longer than 253 bytes, which no host has, is
-    /// truncated. DATA must have 1 to [`MOST_DATA`] bytes.
+    /// truncated. DATA must have 1 to [`MAX_DATA`] bytes.
     pub fn emit(&self, session: u32, out: &mut Vec<u8>) {
         let start = out.len();
         out.push(self.kind());
@@ -62,7 +62,7 @@ impl Frame<'_> {
     }
 }
 
-/// Appends the head of a DATA frame of `length` bytes, 1 to [`MOST_DATA`]. The caller appends
+/// Appends the head of a DATA frame of `length` bytes, 1 to [`MAX_DATA`]. The caller appends
 /// the bytes.
 pub(in crate::tunnel) fn emit_data_head(session: u32, length: usize, out: &mut Vec<u8>) {
     out.push(DATA);

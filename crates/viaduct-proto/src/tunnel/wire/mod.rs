@@ -40,9 +40,9 @@ pub const VERSION: u8 = 2;
 /// Bytes before the body of a frame.
 pub const HEAD: usize = 7;
 /// Maximum bytes of a session in one frame.
-pub const MOST_DATA: usize = 16_384;
+pub const MAX_DATA: usize = 16_384;
 /// Maximum length of any other frame's body: that of a SYN with the longest name.
-const MOST_BODY: usize = 1 + 1 + 253 + 2 + 1 + 16 + 2;
+const MAX_BODY: usize = 1 + 1 + 253 + 2 + 1 + 16 + 2;
 
 const HELLO: u8 = 1;
 const GRANT: u8 = 2;

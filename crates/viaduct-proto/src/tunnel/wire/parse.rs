@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use super::emit::reason_of;
 use super::{
     ACK, DATA, FIN, FINACK, Frame, GONE, GRANT, HEAD, HELLO, HELLO_LEN, Hello, IPV4, IPV6, LEAVE,
-    MOST_BODY, MOST_DATA, Malformed, NAME, NONE, Opening, PING, PONG, RST, SYN, VERSION,
+    MAX_BODY, MAX_DATA, Malformed, NAME, NONE, Opening, PING, PONG, RST, SYN, VERSION,
 };
 use crate::flow::{Address, Failure};
 use crate::split::socks::name_of;
@@ -92,8 +92,8 @@ fn head(bytes: &[u8]) -> Result<(u8, u32, usize), Malformed> {
         GONE | ACK => length == 4,
         GRANT | PING | PONG => length == 8,
         LEAVE | FIN | FINACK => length == 0,
-        SYN => length <= MOST_BODY,
-        DATA => (1..=MOST_DATA).contains(&length),
+        SYN => length <= MAX_BODY,
+        DATA => (1..=MAX_DATA).contains(&length),
         RST => length == 1,
         _ => return Err(Malformed::Kind(kind)),
     };

@@ -52,7 +52,7 @@ const SOCKETS: u32 = 65_536;
 /// retransmission.
 const RING: usize = 256 << 10;
 /// Max rules that a program tests.
-const MOST: usize = 256;
+const MAX_RULES: usize = 256;
 
 // An event: the cookie, the destination, then fields that depend on the kind.
 const EVENT: usize = 80;
@@ -223,8 +223,8 @@ impl Divert {
         directory: BorrowedFd<'_>,
     ) -> Result<Divert, BpfError> {
         let given = diversion.streams.list.len().max(diversion.datagrams.list.len());
-        if given > MOST {
-            return Err(BpfError::TooMany { given, most: MOST });
+        if given > MAX_RULES {
+            return Err(BpfError::TooMany { given, most: MAX_RULES });
         }
         let (map, events) = (Arc::new(Map::new(SOCKETS)?), Events::new(RING)?);
         let serve = Serve::new(diversion.listeners, &diversion.ports)?;

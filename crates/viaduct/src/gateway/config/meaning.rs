@@ -13,7 +13,7 @@ use super::wrong::{Wrong, check_name, wrong};
 use crate::{key, text};
 
 /// Minimum memory that a code can work with.
-const LEAST_MEMORY: usize = 4 << 20;
+const MIN_MEMORY: usize = 4 << 20;
 /// Maximum length of a key file in bytes.
 const KEY_FILE: u64 = 4 << 10;
 /// Maximum length of a socket's path (`sockaddr_un`), without the terminating NUL.
@@ -66,7 +66,7 @@ fn check_site(site: &SiteTable) -> Result<(), Wrong> {
     if site.wan.is_empty() || site.wan.len() > 15 {
         return wrong("[site] wan", "an interface name of 1 to 15 characters is expected");
     }
-    if site.memory.0 < LEAST_MEMORY {
+    if site.memory.0 < MIN_MEMORY {
         return wrong("[site] memory", "is below 4MiB, the least that a code can work with");
     }
     if let Some(machine) = memory_of_machine()

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use viaduct_proto::keys::PublicKey;
-use viaduct_proto::repair::{Class, Coding, MOST_PEERS, Match, Repairs};
+use viaduct_proto::repair::{Class, Coding, MAX_PEERS, Match, Repairs};
 
 use super::file::{DEFAULT_FLUSH, Mode, PeerTable, RepairsKey};
 use super::values::{Endpoint, is_one_host, prefixes};
@@ -13,11 +13,11 @@ use super::wrong::{Wrong, check_name, wrong};
 use super::{Config, Peer};
 
 /// Minimum age at which session keys are replaced.
-const LEAST_REKEY: Duration = Duration::from_secs(10);
+const MIN_REKEY: Duration = Duration::from_secs(10);
 /// Maximum number of classes of one peer.
 const MAX_CLASSES: usize = 32;
 /// Minimum deadline of a class.
-const LEAST_DEADLINE: Duration = Duration::from_millis(5);
+const MIN_DEADLINE: Duration = Duration::from_millis(5);
 
 /// Peers of `site`, and warnings about them.
 pub(super) fn peers(
@@ -27,8 +27,8 @@ pub(super) fn peers(
     if tables.is_empty() {
         return wrong("", "no [[peer]]; at least one peer site is expected");
     }
-    if tables.len() > MOST_PEERS {
-        return wrong("[[peer]]", format!("{} are too many; at most {MOST_PEERS}", tables.len()));
+    if tables.len() > MAX_PEERS {
+        return wrong("[[peer]]", format!("{} are too many; at most {MAX_PEERS}", tables.len()));
     }
     let (mut peers, mut odd): (Vec<Peer>, _) = (Vec::new(), Vec::new());
     for table in tables {
@@ -55,7 +55,7 @@ fn peer(mut table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Pe
     if table.prefixes.is_empty() {
         return wrong(place("prefixes"), "is empty; list the addresses of that site's hosts");
     }
-    if table.rekey_after.0 < LEAST_REKEY {
+    if table.rekey_after.0 < MIN_REKEY {
         return wrong(place("rekey_after"), "is below 10s, the least");
     }
     let (endpoint, endpoint_name) = match table.endpoint.take() {
@@ -115,7 +115,7 @@ fn classes(table: &PeerTable) -> Result<Vec<Class>, Wrong> {
                 return wrong(place(key), "has a meaning for repairs = \"window\" alone");
             }
         }
-        if class.deadline.is_some_and(|span| span.0 < LEAST_DEADLINE) {
+        if class.deadline.is_some_and(|span| span.0 < MIN_DEADLINE) {
             return wrong(
                 place("deadline"),
                 "is below 5ms, the least; repairs = \"copies\" is sooner",

@@ -13,7 +13,7 @@ use crate::proxy::leg::Leg;
 use crate::proxy::target::error_of;
 
 /// Time without progress after which the other end is reset.
-const PATIENCE: Duration = Duration::from_secs(1);
+const RESET_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval of checks whether the other end has taken all bytes.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -74,7 +74,7 @@ impl Flow {
         if left == 0 {
             return Err(breaking.error);
         }
-        if now.since(breaking.since) > PATIENCE {
+        if now.since(breaking.since) > RESET_TIMEOUT {
             if !self.aborts(now) {
                 return Err(breaking.error);
             }

@@ -8,7 +8,7 @@ use viaduct_sys::urgent;
 use super::{End, Flow};
 
 /// Maximum number of bytes of a refused client that are read and dropped.
-const MOST_UNHEARD: usize = 64 << 10;
+const MAX_UNHEARD: usize = 64 << 10;
 
 /// Position at which reading from the client stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Flow {
         self.say(End::Client, words);
         let Some(client) = self.legs[0].as_mut().filter(|_| !words.is_empty()) else { return };
         let mut chunk = [0; 4096];
-        for _ in 0..MOST_UNHEARD / chunk.len() {
+        for _ in 0..MAX_UNHEARD / chunk.len() {
             let Ok(Some(1..)) = client.read(&mut chunk) else { return };
         }
     }

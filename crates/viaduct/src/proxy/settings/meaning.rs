@@ -22,11 +22,11 @@ use crate::proxy::target::{Target, Terms, is_here};
 
 /// Default of `idle-exit` with `on-demand`.
 const IDLE_EXIT: Duration = Duration::from_secs(60);
-/// Default of `early-most`, if there are flows enough.
-const EARLY_MOST: usize = 1024;
+/// Default of `max-early`, if there are flows enough.
+const MAX_EARLY: usize = 1024;
 
 /// Maximum number of ports for interception by port.
-const MOST_PORTS: usize = 128;
+const MAX_PORTS: usize = 128;
 
 /// Refuses options without effect because another option is missing.
 pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()> {
@@ -204,7 +204,7 @@ pub(super) fn limits(args: &ProxyArgs) -> Result<Limits> {
     Ok(Limits {
         flows: args.flows,
         early: (args.forward != Some(Forwarding::Late))
-            .then_some((early_most(args)?, args.early_wait)),
+            .then_some((max_early(args)?, args.early_wait)),
         connect: args.connect_timeout,
         words: args.connect_timeout,
         silence: DeadPeerLimits {
@@ -228,15 +228,13 @@ fn idle_exit(args: &ProxyArgs) -> Option<Duration> {
 
 /// Limit of early connections. SYNs alone can be sent by any host, so they never take all
 /// flows.
-pub(super) fn early_most(args: &ProxyArgs) -> Result<usize> {
+pub(super) fn max_early(args: &ProxyArgs) -> Result<usize> {
     let most = args.flows / 2;
-    match args.early_most {
+    match args.max_early {
         Some(wanted) if wanted > most => {
-            bail!(
-                "early-most: {wanted} is more than half of flows, {most}; the rest is for clients"
-            )
+            bail!("max-early: {wanted} is more than half of flows, {most}; the rest is for clients")
         }
-        wanted => Ok(wanted.unwrap_or(EARLY_MOST.min(most))),
+        wanted => Ok(wanted.unwrap_or(MAX_EARLY.min(most))),
     }
 }
 
@@ -258,8 +256,8 @@ pub(super) fn intercept(args: &ProxyArgs, port: u16) -> Result<Option<Intercept>
         }
     }
     let pair = |net: &IpNet| (net.addr(), net.prefix_len());
-    if args.ports.iter().map(ExactSizeIterator::len).sum::<usize>() > MOST_PORTS {
-        bail!("ports: {MOST_PORTS} are possible; policies can tell more apart");
+    if args.ports.iter().map(ExactSizeIterator::len).sum::<usize>() > MAX_PORTS {
+        bail!("ports: {MAX_PORTS} are possible; policies can tell more apart");
     }
     Ok((!args.intercept.is_empty()).then(|| Intercept {
         instance: format!("proxy_{port}"),

@@ -280,7 +280,7 @@ impl Settings {
                 self.limits.flows == new.limits.flows && self.workers == new.workers,
             ),
             ("tunnel", TunnelSettings::is_alike(&self.tunnels, &new.tunnels)),
-            ("forward, early-most, early-wait", self.limits.early == new.limits.early),
+            ("forward, max-early, early-wait", self.limits.early == new.limits.early),
             ("trickles-buffer", self.limits.trickles_buffer == new.limits.trickles_buffer),
         ];
         match fixed.iter().find(|(_, same)| !same) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use viaduct_proto::time::Instant;
 
 /// Capacity of the cache.
-const MOST: usize = 1024;
+const MAX_SERVERS: usize = 1024;
 
 /// The cache.
 #[derive(Debug)]
@@ -27,10 +27,10 @@ impl Known {
 
     /// Adds the server at `to`.
     pub(super) fn learn(&mut self, to: SocketAddr, now: Instant) {
-        if self.known.len() >= MOST {
+        if self.known.len() >= MAX_SERVERS {
             self.known.retain(|_, until| now < *until);
         }
-        if self.known.len() >= MOST {
+        if self.known.len() >= MAX_SERVERS {
             self.known.clear();
         }
         self.known.insert(to, now + self.holds);
@@ -62,7 +62,9 @@ mod tests {
         assert!(!plain.holds(at(80), late));
         plain.forget(at(80));
         assert!(!plain.holds(at(80), Instant::ZERO));
-        (0..3 * MOST as u16).for_each(|port| plain.learn(at(port), late));
-        assert!(plain.known.len() <= MOST && plain.holds(at(3 * MOST as u16 - 1), late));
+        (0..3 * MAX_SERVERS as u16).for_each(|port| plain.learn(at(port), late));
+        assert!(
+            plain.known.len() <= MAX_SERVERS && plain.holds(at(3 * MAX_SERVERS as u16 - 1), late)
+        );
     }
 }

@@ -8,7 +8,7 @@ use viaduct_proto::time::Instant;
 
 /// Time without an answer after which the kernel's TCP is tried: two retransmissions, by the
 /// other packet format too, and a round trip by satellite.
-const PATIENCE: Duration = Duration::from_secs(3);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Shorter wait for UDP after the server's TCP refused: twice the time that the refusal took,
 /// plus this.
 const AFTER_RESET: Duration = Duration::from_millis(200);
@@ -56,7 +56,7 @@ impl Seat {
     /// Returns the state of a new connection.
     pub(super) fn new(to: SocketAddr, encrypted: bool, now: Instant) -> Seat {
         let (token, standing) = (None, Standing::Asking);
-        let until = now + PATIENCE;
+        let until = now + ANSWER_TIMEOUT;
         Seat { to, encrypted, began: now, until, refused: false, token, standing, named: false }
     }
 

@@ -14,7 +14,7 @@ use viaduct_proto::tunnel::{Event, LinkError, SessionId, Tunnel};
 
 use super::session::Session;
 use super::stream::Took;
-use crate::proxy::stats::{MOST_SESSIONS, TunnelCounters};
+use crate::proxy::stats::{MAX_SESSIONS, TunnelCounters};
 use crate::sparing::Sparing;
 
 /// Rate-limited warnings about sessions that far ends deny, by the peer's key.
@@ -125,7 +125,7 @@ impl Peer {
         let sessions = self.by_id.keys().filter_map(|id| self.tunnel.session_stats(*id));
         let mut sessions: Vec<_> = sessions.collect();
         sessions.sort_by_key(|session| Reverse(session.queued + session.outstanding));
-        sessions.truncate(MOST_SESSIONS);
+        sessions.truncate(MAX_SESSIONS);
         TunnelCounters {
             peer: self.key.to_string(),
             name: self.name.clone(),

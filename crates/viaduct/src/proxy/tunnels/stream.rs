@@ -25,8 +25,8 @@ const SHORTEST_AHEAD: Duration = Duration::from_millis(2);
 const FIRST_AHEAD: Duration = Duration::from_millis(10);
 const LONGEST_AHEAD: Duration = Duration::from_millis(50);
 /// Bounds of the same in bytes.
-const LEAST_AHEAD: usize = 16 << 10;
-const MOST_AHEAD: usize = 4 << 20;
+const MIN_AHEAD: usize = 16 << 10;
+const MAX_AHEAD: usize = 4 << 20;
 /// Growth each time that the socket has run empty and waited for us, and decay in each
 /// [`SPAN`]: growth is forgotten in about a second. An empty socket costs more than the moment.
 /// For a round trip BBR takes the measured rate to be application-limited and not the path's:
@@ -135,7 +135,7 @@ impl Stream {
             lasts: FIRST_AHEAD,
             measured: Instant::ZERO,
         };
-        stream.set_ahead(LEAST_AHEAD);
+        stream.set_ahead(MIN_AHEAD);
         stream
     }
 
@@ -277,7 +277,7 @@ impl Stream {
     }
 
     fn set_ahead(&mut self, ahead: usize) {
-        let ahead = ahead.clamp(LEAST_AHEAD, MOST_AHEAD);
+        let ahead = ahead.clamp(MIN_AHEAD, MAX_AHEAD);
         if ahead.abs_diff(self.ahead) > self.ahead / 8 {
             self.ahead = ahead;
             let _ = tcp::set_unsent_most(&self.stream, ahead as i32);

@@ -29,7 +29,7 @@ use crate::run::names::Remote;
 use crate::run::relayed::Relayed;
 
 /// Bytes of held datagrams, at most.
-const MOST: usize = 32 << 20;
+const MAX_BYTES: usize = 32 << 20;
 /// Overhead that each datagram counts beside its payload, in bytes.
 const EACH: usize = 256;
 /// Mark of packets built here, so that neither this run nor one below it holds them again.
@@ -158,7 +158,7 @@ impl Replaced {
 
     fn keep(&mut self, parcel: Parcel) -> Option<u32> {
         let size = parcel.bytes.len() + EACH;
-        if self.bytes + size > MOST {
+        if self.bytes + size > MAX_BYTES {
             self.lost[0] += 1;
             return None;
         }

@@ -11,12 +11,12 @@ use viaduct_sys::seccomp::{Notification, Reply};
 use super::{Supervisor, say};
 
 /// Connects that are checked at once.
-const MOST: usize = 64;
+const MAX_CONNECTS: usize = 64;
 
 impl Supervisor {
     /// Interrupts connects for which a signal is pending.
     pub(super) fn look_for_signals(&mut self) {
-        for _ in 0..self.waiting.len().min(MOST) {
+        for _ in 0..self.waiting.len().min(MAX_CONNECTS) {
             let Some((call, answer)) = self.waiting.pop_front() else { return };
             if !answer.is_open() {
                 continue;

@@ -104,7 +104,7 @@ impl ClientPort {
         Ok(ClientPort {
             ways,
             tap,
-            inbox: Inbox::new((runs::MOST * settings.mtu).min(usize::from(u16::MAX))),
+            inbox: Inbox::new((runs::MAX_PACKETS * settings.mtu).min(usize::from(u16::MAX))),
             door: Door::new(raw, None, settings.mtu),
             flows: Slab::new(),
             places: HashMap::new(),

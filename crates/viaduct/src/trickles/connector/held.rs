@@ -1,7 +1,7 @@
 //! A connection of a connector: its streams, its encryption, and its next deadline.
 
 use viaduct_proto::time::{Duration, Instant};
-use viaduct_proto::trickles::client::LEAST_MESSAGE;
+use viaduct_proto::trickles::client::MIN_MESSAGE;
 use viaduct_proto::trickles::crypt::{self, ClientCrypt};
 use viaduct_proto::trickles::packet::Room;
 use viaduct_proto::trickles::standard::MAIN;
@@ -42,7 +42,7 @@ impl Held {
     /// lost, and the path MTU may grow again.
     pub(super) fn fit(&mut self, room: Room, now: Instant) -> bool {
         let [message, request] = lengths(room, self.crypt.is_some());
-        let enough = usize::from(request) >= LEAST_MESSAGE;
+        let enough = usize::from(request) >= MIN_MESSAGE;
         if enough {
             self.stream.shorten(message, request, now);
         }
@@ -125,7 +125,7 @@ mod tests {
             let later = first + overhead(false, Kind::Syn) - overhead(false, Kind::Data);
             lengths(Room { first, later }, true)
                 .into_iter()
-                .all(|left| usize::from(left) >= LEAST_MESSAGE)
+                .all(|left| usize::from(left) >= MIN_MESSAGE)
         };
         assert!(enough(room) && !enough(room - 1), "as it is written down");
     }

@@ -34,7 +34,7 @@ pub use word::Word;
 const EXPECTED: u32 = 16 << 10;
 /// Number of restarts without an answer after which a connection changes its port, as a NAT may
 /// have dropped its mapping. If its local address is gone, it does so at the first restart.
-const PATIENCE: u32 = 3;
+const RESTARTS_BEFORE_NEW_PORT: u32 = 3;
 /// Time without an answer after which the silence is reported.
 const SILENT: Duration = Duration::from_secs(10);
 /// Bytes of freed data from which returning memory to the kernel is worthwhile.
@@ -353,7 +353,10 @@ impl Connector {
             if held.open && attempts > 0 && held.is_silent(now, SILENT) {
                 self.words.push_back((flow, Word::Silent));
             }
-            if held.open && attempts > 0 && (attempts >= PATIENCE || self.port.has_moved(flow)) {
+            if held.open
+                && attempts > 0
+                && (attempts >= RESTARTS_BEFORE_NEW_PORT || self.port.has_moved(flow))
+            {
                 // If there is no route or no port left, the connection keeps the old one.
                 let _ = self.port.reopen(flow);
             }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 /// Time limits of a server: to listen, and to exit on its own.
-const PATIENCE: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(3)];
+const TIMEOUTS: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(3)];
 
 /// Server that listens on `port` until it is dropped.
 pub(super) struct Server {
@@ -39,7 +39,7 @@ impl Server {
         let at = format!("0100007F:{:04X} ", self.port);
         let listens = |line: &str| line.contains(&at) && line.split(' ').any(|word| word == "0A");
         let sockets = || ["tcp", "tcp6"].map(|of| fs::read_to_string(format!("/proc/net/{of}")));
-        let deadline = Instant::now() + PATIENCE[0];
+        let deadline = Instant::now() + TIMEOUTS[0];
         while !sockets().into_iter().flatten().any(|text| text.lines().any(listens)) {
             ensure!(Instant::now() < deadline, "the server does not listen: {}", self.said());
             thread::sleep(Duration::from_millis(10));
@@ -62,7 +62,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.signal("TERM");
-        let deadline = Instant::now() + PATIENCE[1];
+        let deadline = Instant::now() + TIMEOUTS[1];
         while Instant::now() < deadline && matches!(self.process.try_wait(), Ok(None)) {
             thread::sleep(Duration::from_millis(10));
         }

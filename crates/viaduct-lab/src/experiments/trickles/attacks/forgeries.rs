@@ -19,7 +19,7 @@ const HONEST: u64 = 100_000;
 /// Repetitions of a request.
 const REPLAYS: usize = 200;
 /// Time to wait for an answer.
-const PATIENCE: Duration = Duration::from_millis(100);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// State of an attack.
 struct Attack<'a> {
@@ -54,7 +54,7 @@ impl Attack<'_> {
         let mut asker = Asker::new(self.world.net.a1(), self.to, "file", self.rng.next_u64())?;
         asker.until(HONEST)?;
         // Packets in flight do not count for the attack.
-        asker.overhear(PATIENCE)?;
+        asker.overhear(ANSWER_TIMEOUT)?;
         Ok(asker)
     }
 
@@ -71,7 +71,7 @@ impl Attack<'_> {
         for lie in lies {
             asker.send(lie)?;
         }
-        let (answers, _) = asker.overhear(PATIENCE)?;
+        let (answers, _) = asker.overhear(ANSWER_TIMEOUT)?;
         let refused = counted(self.since_last()?);
         self.draw(run, name, lies.len(), refused);
         let share = refused as f64 / lies.len() as f64;
@@ -116,7 +116,7 @@ impl Attack<'_> {
     /// have overheard.
     fn still_answered(&mut self, run: &mut Run, asker: &mut Asker, message: &[u8]) -> Result<()> {
         asker.send(message)?;
-        let (answers, _) = asker.overhear(PATIENCE)?;
+        let (answers, _) = asker.overhear(ANSWER_TIMEOUT)?;
         let name = "the request that forgeries were made of: packets in answer";
         run.check(name, answers as f64, Bound::AtLeast(1.0));
         Ok(())
@@ -157,7 +157,7 @@ impl Attack<'_> {
         let mut asker = self.client()?;
         let message = first_step(&mut asker.held)?;
         asker.send(&message)?;
-        asker.overhear(PATIENCE)?;
+        asker.overhear(ANSWER_TIMEOUT)?;
         let lies = vec![message; REPLAYS];
         self.all_refused(run, "replayed requests", &mut asker, &lies, |c| c.replayed)
     }
@@ -175,7 +175,7 @@ impl Attack<'_> {
             send(&thief, 0, message)?;
             sent += message.len();
         }
-        let end = now() + PATIENCE;
+        let end = now() + ANSWER_TIMEOUT;
         while now() < end {
             if let Some(message) = hear(&thief, end - now())? {
                 came += message.len();
@@ -207,7 +207,7 @@ impl Attack<'_> {
         // The last byte belongs to the sealed state.
         lie[end - 1] ^= 1;
         asker.send(&lie)?;
-        let (mut data, mut answers, until) = (0, 0, now() + PATIENCE);
+        let (mut data, mut answers, until) = (0, 0, now() + ANSWER_TIMEOUT);
         while now() < until {
             if let Some(answer) = hear(&asker.socket, until - now())? {
                 data += Response::parse(&answer).map_or(0, |answer| answer.payload.data.len());

@@ -44,9 +44,9 @@ const CLIENTS: usize = 4;
 const SECRET: u8 = 7;
 /// Distinct packets of the flood, and the maximum number of packets sent.
 const FORMS: usize = 4096;
-const MOST: u64 = 40_000_000;
+const MAX_PACKETS: u64 = 40_000_000;
 /// Time limit for the server's start.
-const PATIENCE: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum growth of the server's own memory in MB: pages of code that it has not run before.
 const GROWTH_MB: f64 = 1.0;
 
@@ -131,11 +131,11 @@ impl World {
         command.arg(key).arg("--run-dir").arg(scratch.path()).stderr(Stdio::null());
         let server = node.spawn(command)?;
         let world = World { server, scratch, pair, to };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         while world.status().is_err() {
             stop::check()?;
             if Instant::now() > deadline {
-                bail!("the server is not up after {PATIENCE:?}");
+                bail!("the server is not up after {START_TIMEOUT:?}");
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -224,7 +224,7 @@ impl Flood {
         let to = SocketAddr::new(world.to.ip(), 0);
         let run = move || {
             let mut outbox = Outbox::default();
-            for packet in packets.iter().cycle().take(MOST as usize) {
+            for packet in packets.iter().cycle().take(MAX_PACKETS as usize) {
                 outbox.push(packet, to, None);
                 if outbox.is_full() {
                     let Some(socket) = raw.socket(true) else { return };

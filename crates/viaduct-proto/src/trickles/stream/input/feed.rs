@@ -3,8 +3,8 @@
 use super::Inputs;
 use super::one::{Flight, Input, WORTHWHILE};
 use crate::trickles::client::Feed;
-use crate::trickles::standard::MOST_SEGMENTS;
-use crate::trickles::standard::wire::{MOST_NOTE, SEGMENT, emit_beyond, emit_close, emit_segment};
+use crate::trickles::standard::MAX_SEGMENTS;
+use crate::trickles::standard::wire::{MAX_NOTE, SEGMENT, emit_beyond, emit_close, emit_segment};
 
 /// Maximum number of output bytes that are requested with the input alone, before there is a
 /// continuation.
@@ -16,7 +16,7 @@ impl Inputs {
         // An answer brings the output of one input only, so each input gets a request of its
         // own if possible.
         let each = self.ready.len() <= self.spare;
-        let most = if each { 1 } else { MOST_SEGMENTS };
+        let most = if each { 1 } else { MAX_SEGMENTS };
         let behind = self.ready.range(self.last.saturating_add(1)..);
         behind.chain(self.ready.range(..=self.last)).copied().take(most).collect()
     }
@@ -116,8 +116,8 @@ impl Feed for Inputs {
         let (&stream, parcel) = (self.eager.front()?, self.parcel);
         let input = self.streams.get_mut(&stream)?;
         let unasked = input.unasked.as_mut()?;
-        let brought = bytes.saturating_sub(MOST_NOTE as u64);
-        let needed = input.continuation.len() + input.buffer.len() + SEGMENT + MOST_NOTE;
+        let brought = bytes.saturating_sub(MAX_NOTE as u64);
+        let needed = input.continuation.len() + input.buffer.len() + SEGMENT + MAX_NOTE;
         if needed > room || brought == 0 {
             input.unasked = None;
             self.skip_done();

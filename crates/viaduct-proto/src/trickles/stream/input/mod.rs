@@ -17,7 +17,7 @@ use bytes::{Buf as _, Bytes};
 use super::Failure;
 use crate::trickles::client::HEAD;
 use crate::trickles::standard::Place;
-use one::{Flight, Input, MOST_TRIES, Reach};
+use one::{Flight, Input, MAX_TRIES, Reach};
 
 /// Input streams of a connection.
 #[derive(Debug, Default)]
@@ -170,7 +170,7 @@ impl Inputs {
             input.unasked = None;
             input.reach.shrink();
             input.tries += u32::from(at == 0);
-            if input.tries > MOST_TRIES {
+            if input.tries > MAX_TRIES {
                 input.failure = Some(Failure::Stalled);
                 changed.insert(stream);
             }

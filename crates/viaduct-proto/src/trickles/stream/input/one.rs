@@ -14,9 +14,9 @@ use crate::trickles::standard::wire::{SEGMENT, first_place};
 pub(super) const WORTHWHILE: usize = 64;
 /// Number of requests whose parcel was not answered, or of which nothing was consumed, after
 /// which a stream fails.
-pub(super) const MOST_TRIES: u32 = 32;
+pub(super) const MAX_TRIES: u32 = 32;
 /// Maximum number of a stream's segments in flight.
-const MOST_AHEAD: usize = 64;
+const MAX_AHEAD: usize = 64;
 
 /// Input of a stream.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl Reach {
             self.wait -= 1;
             return;
         }
-        self.segments = (self.segments + 1).min(MOST_AHEAD);
+        self.segments = (self.segments + 1).min(MAX_AHEAD);
         self.patience /= 2;
     }
 
@@ -199,7 +199,7 @@ impl Input {
             self.flights.clear();
             // It is sent again, with more room if a request can have that.
             self.tries = if first.cut { self.tries + 1 } else { 0 };
-            if first.full || self.tries > MOST_TRIES {
+            if first.full || self.tries > MAX_TRIES {
                 self.failure = Some(Failure::Stalled);
             }
             return true;

@@ -47,9 +47,9 @@ const MARGIN: f64 = 0.98;
 /// high by more. The queue drains by a twentieth of a round trip in each round, where the
 /// publication waits for the step of 3/4.
 const YIELD: f64 = 0.95;
-/// Startup ends when the rate has grown by less than this in [`PATIENCE`] rounds.
+/// Startup ends when the rate has grown by less than this in [`FULL_BW_COUNT`] rounds.
 const GROWTH: f64 = 1.25;
-const PATIENCE: u32 = 3;
+const FULL_BW_COUNT: u32 = 3;
 /// ProbeRTT, which measures the shortest round trip again: window gain meanwhile, and duration.
 const LOOK: f64 = 0.5;
 const LOOKING: Duration = Duration::from_millis(200);
@@ -61,7 +61,7 @@ const HEAVY: f64 = 1.0 / 32.0;
 const BOUND: f64 = 0.85;
 /// Packets in flight at the beginning (RFC 9002, section 7.2), and the minimum.
 const INITIAL: u64 = 10;
-const LEAST: u64 = 4;
+const MIN_PIPE_CWND: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
@@ -152,7 +152,7 @@ impl Bbr {
     }
 
     fn least(&self) -> u64 {
-        LEAST * self.mtu
+        MIN_PIPE_CWND * self.mtu
     }
 
     /// Notes at the end of a round whether the rate still grows. An application-limited sender
@@ -167,7 +167,7 @@ impl Bbr {
             return;
         }
         self.grown.1 += 1;
-        if self.grown.1 >= PATIENCE {
+        if self.grown.1 >= FULL_BW_COUNT {
             self.state = State::Drain;
         }
     }
@@ -194,7 +194,7 @@ impl Bbr {
             }
             State::Look(Some(until)) if now >= until => {
                 self.path.refresh(now);
-                self.state = match self.grown.1 >= PATIENCE {
+                self.state = match self.grown.1 >= FULL_BW_COUNT {
                     true => State::Cruise(2, now),
                     false => State::Startup,
                 };

@@ -6,7 +6,7 @@ use viaduct_proto::time::Instant;
 
 /// Size of a burst: this much time's worth, at least two packets.
 const BURST: Duration = Duration::from_millis(1);
-const LEAST: u64 = 2;
+const MIN_BURST: u64 = 2;
 /// Burst after a pause: this much time's worth, at least so many packets.
 const PAUSE: Duration = Duration::from_millis(4);
 const AT_ONCE: u64 = 10;
@@ -16,7 +16,7 @@ const LATE: Duration = Duration::from_millis(20);
 
 /// Bytes of a burst, at a rate in bytes a second.
 pub(in super::super) fn quantum(rate: f64, mtu: u64) -> u64 {
-    ((rate * BURST.as_secs_f64()) as u64).max(LEAST * mtu)
+    ((rate * BURST.as_secs_f64()) as u64).max(MIN_BURST * mtu)
 }
 
 /// Pacer of a path.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Maximum number of send times that are kept.
-const MOST: usize = 16 << 10;
+const MAX_SAMPLES: usize = 16 << 10;
 /// Round trips for which they are kept: later acknowledgements carry no information.
 const MEMORY: u32 = 4;
 
@@ -81,7 +81,7 @@ impl Samples {
         if self.sent.back().is_some_and(|last| last.at == now) {
             return;
         }
-        if self.sent.len() == MOST {
+        if self.sent.len() == MAX_SAMPLES {
             self.sent.pop_front();
         }
         let Samples { delivered, delivered_at, first_at, .. } = *self;

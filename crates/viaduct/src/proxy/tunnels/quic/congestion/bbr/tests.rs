@@ -237,7 +237,7 @@ fn what_is_lost_for_long_closes_the_window_and_what_comes_opens_it() {
     let mut world = World::new(100.0, 0.1, 1.0);
     world.run(6.0);
     world.bbr.on_congestion_event(world.now, world.now, true, MTU);
-    assert_eq!(world.bbr.window(), LEAST * MTU);
+    assert_eq!(world.bbr.window(), MIN_PIPE_CWND * MTU);
     world.run(1.5);
     let (share, _) = world.run(2.0);
     assert!(share > 0.9, "{share}");
