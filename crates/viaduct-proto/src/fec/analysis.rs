@@ -1,4 +1,4 @@
-//! The closed forms of Maelstrom 4.4: how probably a lost packet is recovered.
+//! Closed forms of Maelstrom 4.4 for the probability that a lost packet is recovered.
 
 /// Layered interleaving (r,c) when packets and repairs are lost independently with probability
 /// `p`: `1 - (1 - (1-p)^r)^c`. A lower bound, since layers also help each other.
@@ -21,12 +21,12 @@ pub fn reed_solomon(r: u8, c: u8, p: f64) -> f64 {
     (0..u32::from(c)).map(|lost| binomial(n, lost, p)).sum()
 }
 
-/// x: the probability that a repair is lost, or useless since another of its packets is.
+/// Probability x that a repair is lost, or unusable because another of its packets is lost.
 fn unusable(r: u8, p: f64) -> f64 {
     1.0 - (1.0 - p).powi(i32::from(r))
 }
 
-/// The probability of exactly `k` in `n`.
+/// Probability of exactly `k` in `n`.
 fn binomial(n: u32, k: u32, p: f64) -> f64 {
     let choices = (0..k).map(|i| f64::from(n - i) / f64::from(i + 1)).product::<f64>();
     choices * p.powi(k as i32) * (1.0 - p).powi((n - k) as i32)

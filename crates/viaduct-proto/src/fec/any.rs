@@ -1,4 +1,4 @@
-//! Every code behind one configuration, and a decoder that takes the repairs of all of them.
+//! Configuration of any code, and a decoder for the repairs of all codes.
 
 use std::fmt;
 
@@ -7,19 +7,19 @@ use super::peeling::Peeling;
 use super::{Decoder, Encoder, Error, Recovered, Repair, Row, Seq, Sources, Verdict, Warning};
 use super::{layered, reed_solomon, window};
 
-/// A code and its parameters.
+/// Code with its parameters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Code {
     /// Layered interleaving.
     Layered(layered::Parameters),
     /// Reed-Solomon blocks.
     ReedSolomon(reed_solomon::Parameters),
-    /// A sliding window.
+    /// Sliding window.
     Window(window::Parameters),
 }
 
 impl Code {
-    /// Refuses what cannot work, and warns of what is unwise.
+    /// Refuses invalid parameters, and warns of unwise ones.
     ///
     /// # Errors
     /// As the `check` of the parameters within.
@@ -31,7 +31,7 @@ impl Code {
         }
     }
 
-    /// Repair bytes for each data byte, headers apart.
+    /// Repair bytes for each data byte, without headers.
     pub fn overhead(&self) -> f64 {
         match self {
             Code::Layered(parameters) => parameters.overhead(),
@@ -40,8 +40,8 @@ impl Code {
         }
     }
 
-    /// An encoder of this code whose first packet has number `first_seq`. To change the code of a
-    /// running stream, flush the old encoder and give the new one its
+    /// Creates an encoder of this code whose first packet has number `first_seq`. To change the
+    /// code of a running stream, flush the old encoder and give the new one its
     /// [`next_seq`](Encoder::next_seq).
     ///
     /// # Errors
@@ -65,9 +65,9 @@ impl fmt::Display for Code {
     }
 }
 
-/// Decodes whatever comes, so that the sender may change its code at any packet without asking:
-/// exclusive ors go to [`Peeling`], other equations to [`Linear`], and each hears of what the
-/// other recovers.
+/// Decoder for repairs of any code, so that the sender may change its code at any packet
+/// without notice: exclusive ors go to [`Peeling`], other equations to [`Linear`], and each is
+/// told of the other's recoveries.
 #[derive(Debug)]
 pub struct AnyDecoder {
     peeling: Peeling,
@@ -76,24 +76,25 @@ pub struct AnyDecoder {
 }
 
 impl AnyDecoder {
-    /// A decoder that holds at most `bound` bytes of repairs, half of them for each kind.
+    /// Creates a decoder that holds at most `bound` bytes of repairs, half of them for each
+    /// kind.
     pub fn new(bound: usize) -> Self {
         let (peeling, linear) = (Peeling::new(bound / 2), Linear::new(bound / 2));
         AnyDecoder { peeling, linear, fresh: Recovered::new() }
     }
 
-    /// Equations of windows and blocks that wait for more, all of whose packets are from `first` to
+    /// Number of waiting equations of windows and blocks whose packets are all from `first` to
     /// `last`.
     pub fn equations_within(&self, first: Seq, last: Seq) -> usize {
         self.linear.equations_within(first, last)
     }
 
-    /// How many repairs were given up for lack of memory.
+    /// Number of repairs dropped for lack of memory.
     pub fn evicted(&self) -> u64 {
         self.peeling.evicted() + self.linear.evicted()
     }
 
-    /// Tells both decoders of all recoveries after the first `told`, and of what follows.
+    /// Reports all recoveries after the first `told`, and those that follow, to both decoders.
     fn spread(&mut self, told: usize, sources: &dyn Sources, recovered: &mut Recovered) {
         let mut next = told;
         while let Some((seq, _)) = recovered.nth(next) {
@@ -148,7 +149,7 @@ impl Decoder for AnyDecoder {
     }
 }
 
-/// What has arrived, and what was recovered in this call.
+/// Packets that have arrived, and those recovered in this call.
 struct Both<'a> {
     sources: &'a dyn Sources,
     recovered: &'a Recovered,

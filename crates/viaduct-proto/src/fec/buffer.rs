@@ -1,16 +1,16 @@
-//! Bytes laid out for the kernels.
+//! Byte buffers in the layout of the kernels.
 
 use super::kernel::LINE;
 
-/// Growing bytes that begin on a cache line and are followed by zeros up to the end of one, so
-/// that a vector never straddles two lines and the last one needs no care.
+/// Growable bytes that begin on a cache line and are followed by zeros up to the end of one, so
+/// that no vector straddles two lines and the last vector needs no special case.
 #[derive(Debug, Default)]
 pub(super) struct Buffer {
-    /// The bytes are `store[start..start + len]`.
+    /// Storage; the bytes are `store[start..start + len]`.
     store: Vec<u8>,
     start: usize,
     len: usize,
-    /// Bytes from `len` to here are left over; those beyond are zero.
+    /// End of stale bytes, which begin at `len`; bytes beyond are zero.
     dirty: usize,
 }
 
@@ -23,8 +23,8 @@ impl Buffer {
         &self.store[self.start..self.start + self.len]
     }
 
-    /// The bytes, with the zeros up to the end of the last line. These must stay zeros: add
-    /// nothing longer than [`Buffer::len`].
+    /// Bytes, with the zeros up to the end of the last line. These must stay zeros: nothing
+    /// longer than [`Buffer::len`] may be added.
     pub(super) fn lines(&mut self) -> &mut [u8] {
         let lines = self.len.next_multiple_of(LINE);
         &mut self.store[self.start..self.start + lines]
@@ -35,7 +35,7 @@ impl Buffer {
         self.store.len()
     }
 
-    /// No bytes, keeping the memory.
+    /// Removes all bytes, keeping the memory.
     pub(super) fn clear(&mut self) {
         self.dirty = self.dirty.max(self.len);
         self.len = 0;

@@ -1,6 +1,6 @@
-//! What can be wrong or unwise in the parameters of a code.
+//! Errors and warnings on the parameters of a code.
 
-/// Parameters that no code can have.
+/// Invalid parameters of a code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// r is 0.
@@ -12,10 +12,10 @@ pub enum Error {
     /// More layers than a repair can name.
     #[error("{0} interleaves; there can be at most 255 layers")]
     TooManyLayers(usize),
-    /// An interleave of 0.
+    /// Interleave of 0.
     #[error("interleave 0: a layer needs at least one bin; interleaves go from 1 to 65535")]
     NoInterleave,
-    /// A Reed-Solomon block that GF(2^8) has no room for.
+    /// Reed-Solomon block that does not fit GF(2^8).
     #[error("r + c = {r} + {c} is above 256, the most that a Reed-Solomon block holds")]
     BlockTooLong {
         /// Packets in a block.
@@ -23,7 +23,7 @@ pub enum Error {
         /// Repairs for a block.
         c: u8,
     },
-    /// A window of 0 packets, or of more than a repair can cover.
+    /// Window of 0 packets, or of more than a repair can cover.
     #[error("window: a repair covers at least 1 packet and at most 2048")]
     NoWindow,
     /// Repairs after every 0 packets.
@@ -34,7 +34,7 @@ pub enum Error {
 /// Parameters that work, but worse than others would.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
-    /// Two layers meet in more than one packet (Maelstrom 4.4).
+    /// Two layers share more than one packet (Maelstrom 4.4).
     #[error(
         "interleaves {smaller} and {larger} meet every {lcm} packets, not more than r * {smaller} \
             = \
@@ -46,12 +46,12 @@ pub enum Warning {
         smaller: u16,
         /// The larger interleave.
         larger: u16,
-        /// Their least common multiple.
+        /// Least common multiple of the two.
         lcm: u64,
-        /// How far a bin of the smaller one reaches, in packets.
+        /// Reach of a bin of the smaller interleave, in packets.
         reach: u64,
     },
-    /// A larger interleave not above r (Maelstrom 4.4).
+    /// Larger interleave not above r (Maelstrom 4.4).
     #[error(
         "interleave {larger} is not above r = {r}: its repairs share packets with those of \
          interleave {smaller}; choose one of {r} + 1 or more"
@@ -72,7 +72,7 @@ pub enum Warning {
         /// Packets that they are sent for.
         packets: u32,
     },
-    /// A window too short for its rate: some packets are covered by no repair.
+    /// Window too short for its rate: some packets are covered by no repair.
     #[error(
         "window of {window} packets with a repair after every {gap}: some packets would be in \
          none; choose a window of {gap} or more"
@@ -86,7 +86,7 @@ pub enum Warning {
 }
 
 impl Warning {
-    /// The warning that sending every packet twice would be cheaper, if it would.
+    /// Returns the warning that sending every packet twice would be cheaper, if it would.
     pub(super) fn if_dearer(repairs: u32, packets: u32) -> Vec<Self> {
         let dearer = repairs > packets;
         dearer.then_some(Warning::MoreRepairsThanPackets { repairs, packets }).into_iter().collect()

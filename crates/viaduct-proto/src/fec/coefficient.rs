@@ -1,14 +1,15 @@
-//! The coefficients of every kind of equation: encoder and decoder ask the same function.
+//! Coefficients of every kind of equation, shared by encoder and decoder.
 
 use super::kernel::gf::{inverse, mul};
 use super::{Cover, Draw, MAX_COVER, Row, Seq};
 
-/// The coefficient of the packet at `position` (from 0) of a repair's cover; 0 if the packet is not in the repair.
+/// Coefficient of the packet at `position` (from 0) of a repair's cover; 0 if the packet is not
+/// in the repair.
 ///
-/// Reed-Solomon rows are those of a Cauchy matrix, 1 / (x + y) with y the position and x counted
-/// down from 255 by row, each column divided by its entry in row 0. Row 0 so is all ones, and any
-/// square part of the matrix can be inverted, which makes any r of r + c packets enough. A block
-/// that was flushed early just has fewer columns.
+/// Reed-Solomon rows are those of a Cauchy matrix, 1 / (x + y) with y the position and x
+/// counted down from 255 by row, each column divided by its entry in row 0. Row 0 thus is all
+/// ones, and any square part of the matrix can be inverted, so that any r of r + c packets are
+/// enough. A block that was flushed early has fewer columns.
 ///
 /// Window rows are drawn from the seed and the packet's number.
 #[inline]
@@ -23,13 +24,13 @@ pub fn coefficient(row: Row, cover: Cover, position: u16) -> u8 {
     }
 }
 
-/// The coefficient of the packet at position `y` of a block in parity row `row`.
+/// Coefficient of the packet at position `y` of a block in parity row `row`.
 pub(super) fn reed_solomon(row: u8, y: u8) -> u8 {
     mul(255 ^ y, inverse((255 - row) ^ y))
 }
 
 impl Draw {
-    /// The coefficient of packet `seq`; 0 if it is not in the sum.
+    /// Coefficient of packet `seq`; 0 if it is not in the sum.
     #[inline]
     pub(super) fn of(self, seq: Seq, is_dense: bool) -> u8 {
         let mixed = mix(seq ^ u64::from(self.seed) << 48);
@@ -41,8 +42,8 @@ impl Draw {
     }
 }
 
-/// Whether a repair of this row can cover `count` packets: a Reed-Solomon row and column must not
-/// share a point of the field, so r + c is at most 256.
+/// Returns whether a repair of this row can cover `count` packets: a Reed-Solomon row and
+/// column must not share a point of the field, so that r + c is at most 256.
 pub(super) fn row_covers(row: Row, count: u16) -> bool {
     match row {
         Row::Xor { .. } => count <= 255,

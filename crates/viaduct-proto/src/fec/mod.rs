@@ -1,5 +1,5 @@
-//! Codes: source packets in, repairs out, and back. Bytes only; what a packet is, who may send a
-//! repair and how it travels is the business of [`crate::repair`].
+//! Erasure codes: source packets to repairs, and back. Codes see bytes only; [`crate::repair`]
+//! defines packets, authorised senders and transport.
 //!
 //! ```text
 //!            push(packet)                      repair(head, body)   known(seq)
@@ -9,10 +9,11 @@
 //! ```
 //!
 //! Source packets are numbered by the encoder from 1 ([`Seq`]). A repair is one linear equation
-//! over GF(2^8) in the packets that it covers; which ones is an arithmetic progression
-//! ([`Cover`]), and with which coefficients is told by its [`Row`]. Packets have different
-//! lengths: shorter ones count as padded with zeros, and the lengths themselves are coded beside
-//! the bytes ([`Repair::len_code`]), so that a recovered packet has its own length again.
+//! over GF(2^8) in the packets that it covers. These form an arithmetic progression
+//! ([`Cover`]), and the repair's [`Row`] gives their coefficients. Packets have different
+//! lengths: shorter ones count as padded with zeros, and the lengths themselves are coded
+//! beside the bytes ([`Repair::len_code`]), so that a recovered packet has its own length
+//! again.
 //!
 //! | code | encoder | decoder |
 //! |---|---|---|
@@ -20,12 +21,12 @@
 //! | Reed-Solomon blocks | [`reed_solomon`] | [`linear`] |
 //! | sliding window | [`window`] | [`linear`] |
 //!
-//! [`Code`] is any of them as a configuration, [`AnyDecoder`] takes the repairs of all. What they
-//! cost is in [`kernel`], what they recover in [`analysis`].
+//! [`Code`] is the configuration of any of them; [`AnyDecoder`] takes the repairs of all. Their
+//! cost is in [`kernel`], their recovery rates in [`analysis`].
 //!
 //! The parameters of an encoder may change while it runs: build another one that starts at the
-//! next number. A decoder needs no parameters but its memory bound, since every repair says what
-//! it covers.
+//! next number. A decoder needs no parameters but its memory limit, since every repair states
+//! its cover.
 
 pub mod analysis;
 mod any;
@@ -49,35 +50,35 @@ pub use coefficient::coefficient;
 /// Number of a source packet in the order of its encoder; the first is 1.
 pub type Seq = u64;
 
-/// Which source packets a repair covers: `first`, `first + stride`, … , `count` of them.
+/// Source packets that a repair covers: `first`, `first + stride`, … , `count` of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cover {
-    /// The lowest number covered.
+    /// Lowest number covered.
     pub first: Seq,
     /// Distance between neighbours; 1 or more.
     pub stride: u16,
-    /// How many are covered; 1 to [`MAX_COVER`], of layers and blocks at most 255.
+    /// Number of packets covered; 1 to [`MAX_COVER`], for layers and blocks at most 255.
     pub count: u16,
 }
 
-/// Packets that a repair covers, at most: what bounds the state of a decoder.
+/// Limit of packets that a repair covers, which bounds the state of a decoder.
 pub const MAX_COVER: u16 = 2_048;
 
 impl Cover {
-    /// The numbers covered, ascending.
+    /// Numbers covered, ascending.
     pub fn seqs(self) -> impl DoubleEndedIterator<Item = Seq> + ExactSizeIterator + Clone {
         (0..usize::from(self.count))
             .map(move |i| self.first.wrapping_add(i as u64 * u64::from(self.stride)))
     }
 
-    /// The highest number covered.
+    /// Highest number covered.
     pub fn last(self) -> Seq {
         let steps = u64::from(self.count.saturating_sub(1));
         self.first.wrapping_add(steps * u64::from(self.stride))
     }
 }
 
-/// The coefficients of a repair's equation.
+/// Coefficients of a repair's equation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Row {
     /// All ones: the exclusive or of layer `layer` (Maelstrom 4.3).
@@ -94,23 +95,24 @@ pub enum Row {
     Window(Draw),
 }
 
-/// Coefficients of a window's repair. Each of the newest packets has one, of the older ones a share.
+/// Coefficients of a window's repair. Each of the newest packets has one, and a share of the
+/// older ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Draw {
     /// Seed of this equation.
     pub seed: u16,
-    /// Newest packets, each of which is in it.
+    /// Number of newest packets, all of which are in it.
     pub dense: u16,
     /// Share of the older packets that are in it, in 256ths.
     pub density: u8,
 }
 
-/// One repair: an equation and its right-hand side.
+/// Repair: an equation and its right-hand side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repair<'a> {
-    /// The packets covered.
+    /// Packets covered.
     pub cover: Cover,
-    /// Their coefficients.
+    /// Coefficients of the packets.
     pub row: Row,
     /// The packets' lengths (big endian, two bytes) under the same coefficients.
     pub len_code: [u8; 2],
@@ -118,55 +120,55 @@ pub struct Repair<'a> {
     pub body: &'a [u8],
 }
 
-/// Takes the repairs that an encoder fires.
+/// Callback for the repairs that an encoder fires.
 pub type Fire<'a> = dyn FnMut(Repair<'_>) + 'a;
 
-/// A code at the sending side.
+/// Encoder of a code, at the sending side.
 pub trait Encoder: Send {
-    /// Adds the next source packet. Its number is one above the previous one's; the first has the
-    /// number that the encoder was built with. Repairs that are ready go to `fire` at once.
+    /// Adds the next source packet. Its number is one above the previous one's; the first has
+    /// the number that the encoder was built with. Ready repairs go to `fire` at once.
     fn push(&mut self, packet: &[u8], fire: &mut Fire<'_>);
 
-    /// Traffic has paused: fires what has not filled. Stages are called in order, 0 to
-    /// [`Encoder::stages`] - 1, further apart in time, so that one burst does not swallow the
-    /// repairs of every layer. A code without layers has one stage.
+    /// Fires unfilled repairs when traffic has paused. Stages are called in order, 0 to
+    /// [`Encoder::stages`] - 1, at intervals, so that one burst does not take the repairs of
+    /// every layer. A code without layers has one stage.
     fn flush(&mut self, stage: usize, fire: &mut Fire<'_>);
 
-    /// How many stages [`Encoder::flush`] has.
+    /// Number of stages of [`Encoder::flush`].
     fn stages(&self) -> usize;
 
-    /// The number that the next packet will get.
+    /// Number of the next packet.
     fn next_seq(&self) -> Seq;
 
-    /// Bytes of memory that its bins hold now.
+    /// Memory held, in bytes.
     fn memory(&self) -> usize;
 }
 
-/// The source packets that the decoding side has.
+/// Source packets known at the decoding side.
 pub trait Sources {
-    /// The bytes of packet `seq`, if it has arrived or was recovered.
+    /// Bytes of packet `seq`, if it has arrived or was recovered.
     fn get(&self, seq: Seq) -> Option<&[u8]>;
 }
 
-/// What became of a repair.
+/// Result of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Every packet that it covers is known.
     Useless,
-    /// It made at least one recovery.
+    /// At least one packet was recovered.
     Used,
-    /// It waits for more packets or repairs.
+    /// Stored until more packets or repairs arrive.
     Stored,
-    /// It names an impossible equation, or is longer than the decoder's bound; dropped.
+    /// Dropped: an impossible equation, or longer than the decoder's limit.
     Refused,
 }
 
-/// A code at the receiving side.
+/// Decoder of a code, at the receiving side.
 ///
-/// The caller stores what is recovered, so that `sources` knows it at the next call; the decoder
-/// itself follows recoveries that unlock others before it returns.
+/// The caller stores recovered packets, so that `sources` has them at the next call; recoveries
+/// that unlock others are followed before the decoder returns.
 pub trait Decoder: Send {
-    /// Takes a repair. Each packet that it makes recoverable is appended to `recovered`.
+    /// Handles a repair. Each packet that it makes recoverable is appended to `recovered`.
     fn repair(
         &mut self,
         repair: Repair<'_>,
@@ -174,7 +176,7 @@ pub trait Decoder: Send {
         recovered: &mut Recovered,
     ) -> Verdict;
 
-    /// Packet `seq`, which an earlier repair found missing, has arrived late.
+    /// Handles the late arrival of packet `seq`, which an earlier repair found missing.
     fn known(&mut self, seq: Seq, sources: &dyn Sources, recovered: &mut Recovered);
 
     /// Forgets every repair whose highest number is below `seq`.
@@ -192,7 +194,7 @@ pub struct Recovered {
 }
 
 impl Recovered {
-    /// None yet.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self::default()
     }
@@ -204,32 +206,32 @@ impl Recovered {
         self.packets.push((seq, start, self.bytes.len()));
     }
 
-    /// The bytes of packet `seq`, if it is here.
+    /// Bytes of packet `seq`, if it is in the list.
     pub fn get(&self, seq: Seq) -> Option<&[u8]> {
         self.iter().find(|(s, _)| *s == seq).map(|(_, bytes)| bytes)
     }
 
-    /// The packets, in order of recovery.
+    /// Packets in order of recovery.
     pub fn iter(&self) -> impl Iterator<Item = (Seq, &[u8])> {
         self.packets.iter().map(|&(seq, from, to)| (seq, &self.bytes[from..to]))
     }
 
-    /// The packet that was recovered as number `index`, from 0.
+    /// Packet that was recovered as number `index`, from 0.
     pub fn nth(&self, index: usize) -> Option<(Seq, &[u8])> {
         self.packets.get(index).map(|&(seq, from, to)| (seq, &self.bytes[from..to]))
     }
 
-    /// How many there are.
+    /// Number of packets.
     pub fn len(&self) -> usize {
         self.packets.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no packets.
     pub fn is_empty(&self) -> bool {
         self.packets.is_empty()
     }
 
-    /// Forgets them, keeping the memory.
+    /// Removes all packets, keeping the memory.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.packets.clear();

@@ -1,5 +1,5 @@
-//! The decoder of layered interleaving (Maelstrom 4.3): recovers a packet as soon as it is the
-//! only one missing from some repair, and lets that packet unlock other repairs.
+//! Decoder of layered interleaving (Maelstrom 4.3): recovers a packet as soon as it is the only
+//! one missing from some repair, which may unlock other repairs.
 //!
 //! ```text
 //!   repair ─▶ how many of its packets are missing?
@@ -10,8 +10,8 @@
 //!                   table: missing packet ─▶ repairs that wait for it (of any layer)
 //! ```
 //!
-//! What is stored is the sum of the missing packets alone, so a recovery never has to find old
-//! packets again.
+//! A stored repair is reduced to the sum of its missing packets, so that a recovery never needs
+//! old packets again.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ type Id = u64;
 #[derive(Debug)]
 pub struct Peeling {
     stored: BTreeMap<Id, Stored>,
-    /// Which stored repairs wait for a missing packet.
+    /// Stored repairs that wait for each missing packet.
     waiting: BTreeMap<Seq, Vec<Id>>,
     next_id: Id,
     memory: usize,
@@ -33,26 +33,26 @@ pub struct Peeling {
     evicted: u64,
 }
 
-/// A repair with two or more packets missing.
+/// Repair with two or more packets missing.
 #[derive(Debug)]
 struct Stored {
-    /// The sum of the missing packets.
+    /// Sum of the missing packets.
     sum: Sum,
     missing: Vec<Seq>,
-    /// The highest number that the repair covers.
+    /// Highest number that the repair covers.
     last: Seq,
 }
 
 impl Stored {
-    /// Bytes that it costs, with its share of the tables.
+    /// Memory that it takes, in bytes, including its share of the tables.
     fn cost(&self) -> usize {
         self.sum.buffer.memory() + 128 + 64 * self.missing.capacity()
     }
 }
 
 impl Peeling {
-    /// A decoder that holds at most `bound` bytes of repairs that wait. When more come, the oldest
-    /// ones are given up.
+    /// Creates a decoder that holds at most `bound` bytes of waiting repairs. Beyond that, the
+    /// oldest are dropped.
     pub fn new(bound: usize) -> Self {
         Peeling {
             stored: BTreeMap::new(),
@@ -64,7 +64,7 @@ impl Peeling {
         }
     }
 
-    /// How many repairs were given up for lack of memory.
+    /// Number of repairs dropped for lack of memory.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
@@ -89,7 +89,7 @@ impl Peeling {
         Verdict::Stored
     }
 
-    /// Takes a stored repair out of both tables.
+    /// Removes a stored repair from both tables.
     fn remove(&mut self, id: Id) -> Option<Stored> {
         let stored = self.stored.remove(&id)?;
         self.memory -= stored.cost();
@@ -104,8 +104,8 @@ impl Peeling {
         Some(stored)
     }
 
-    /// Takes `packet` out of every repair that waits for `seq`. Those that have one missing packet
-    /// left are solved: they go to `solved`.
+    /// Removes `packet` from every repair that waits for `seq`. Repairs with one missing packet
+    /// left are solved and go to `solved`.
     fn subtract(&mut self, seq: Seq, packet: &[u8], solved: &mut Vec<(Seq, Sum)>) {
         for id in self.waiting.remove(&seq).unwrap_or_default() {
             let Some(stored) = self.stored.get_mut(&id) else { continue };
@@ -124,7 +124,7 @@ impl Peeling {
         }
     }
 
-    /// Follows solved repairs to all that they unlock. Returns whether a packet came out.
+    /// Follows solved repairs to all that they unlock; returns whether a packet was recovered.
     fn follow(&mut self, mut solved: Vec<(Seq, Sum)>, recovered: &mut Recovered) -> bool {
         let mut any = false;
         while let Some((seq, sum)) = solved.pop() {
@@ -188,8 +188,8 @@ impl Decoder for Peeling {
     }
 }
 
-/// What of a repair is missing, and the sum of just that; `None` if a known packet is longer than
-/// the repair, which then is garbled.
+/// Missing packets of a repair, and their sum; `None` if a known packet is longer than the
+/// repair, which then is garbled.
 fn subtract_known(repair: &Repair<'_>, sources: &dyn Sources) -> Option<(Vec<Seq>, Sum)> {
     let mut missing = Vec::new();
     for seq in repair.cover.seqs() {

@@ -1,10 +1,10 @@
-//! A running combination of packets: the bytes of a bin, a parity or an equation.
+//! Running combination of packets: the bytes of a bin, a parity or an equation.
 
 use super::buffer::Buffer;
 use super::{MAX_COVER, Repair, Seq, kernel};
 
-/// A combination of packets under some coefficients, and of their lengths beside it. As long as
-/// the longest packet in it; shorter ones count as padded with zeros.
+/// Combination of packets under some coefficients, with the combination of their lengths. It is
+/// as long as the longest packet in it; shorter ones count as padded with zeros.
 #[derive(Debug, Default)]
 pub(super) struct Sum {
     pub(super) buffer: Buffer,
@@ -12,25 +12,25 @@ pub(super) struct Sum {
 }
 
 impl Sum {
-    /// The combination that `repair` carries.
+    /// Returns the combination that `repair` carries.
     pub(super) fn of(repair: &Repair<'_>) -> Self {
         let mut buffer = Buffer::default();
         buffer.set(repair.body);
         Sum { buffer, len_code: repair.len_code }
     }
 
-    /// Nothing, keeping the memory.
+    /// Resets the sum to zero, keeping the memory.
     pub(super) fn clear(&mut self) {
         self.buffer.clear();
         self.len_code = [0; 2];
     }
 
-    /// The combined bytes.
+    /// Combined bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         self.buffer.bytes()
     }
 
-    /// Adds the length of a packet, not its bytes.
+    /// Adds the length of a packet, without its bytes.
     pub(super) fn add_len(&mut self, len: usize, coefficient: u8) {
         for (sum, byte) in self.len_code.iter_mut().zip(len_bytes(len)) {
             *sum ^= kernel::gf::mul(coefficient, byte);
@@ -51,23 +51,23 @@ impl Sum {
         kernel::mul_add(self.buffer.lines(), other.bytes(), coefficient);
     }
 
-    /// The packet that a sum of one packet with coefficient 1 is; `None` if its length cannot be
-    /// true, which only a garbled or forged repair makes.
+    /// Returns the packet that remains in a sum of one packet with coefficient 1; `None` if its
+    /// length is invalid, as in a garbled or forged repair.
     pub(super) fn packet(&self) -> Option<&[u8]> {
         self.bytes().get(..usize::from(u16::from_be_bytes(self.len_code)))
     }
 }
 
-/// A packet's length as it is coded. Packets are at most 65535 bytes long.
+/// Length of a packet as it is coded. Packets are at most 65535 bytes long.
 pub(super) fn len_bytes(len: usize) -> [u8; 2] {
     debug_assert!(len <= MAX_PACKET, "a packet of {len} bytes; at most {MAX_PACKET}");
     (len as u16).to_be_bytes()
 }
 
-/// The longest packet, in bytes: what an IP packet's length field can say.
+/// Longest packet in bytes, by the length field of IP.
 pub(super) const MAX_PACKET: usize = u16::MAX as usize;
 
-/// Several packets on their way into one sum, so that the kernel takes them together.
+/// Packets collected for one sum, so that the kernel adds several at once.
 pub(super) struct Batch<'a, 's> {
     sum: &'s mut Sum,
     packets: [&'a [u8]; kernel::GROUP],
@@ -76,13 +76,13 @@ pub(super) struct Batch<'a, 's> {
 }
 
 impl<'a, 's> Batch<'a, 's> {
-    /// None yet, for `sum`.
+    /// Creates an empty batch for `sum`.
     pub(super) fn into_sum(sum: &'s mut Sum) -> Self {
         let packets = [&[][..]; kernel::GROUP];
         Batch { sum, packets, coefficients: [0; kernel::GROUP], waiting: 0 }
     }
 
-    /// Adds `coefficient * packet`, now or soon.
+    /// Adds `coefficient * packet`, at once or with a later batch.
     pub(super) fn add(&mut self, packet: &'a [u8], coefficient: u8) {
         self.sum.buffer.grow(packet.len());
         self.sum.add_len(packet.len(), coefficient);
@@ -94,7 +94,7 @@ impl<'a, 's> Batch<'a, 's> {
         }
     }
 
-    /// Adds what waits. Dropping the batch without it would lose packets.
+    /// Adds the waiting packets. Dropping the batch before would lose them.
     pub(super) fn finish(&mut self) {
         let dst = &mut [self.sum.buffer.lines()];
         let waiting = std::mem::take(&mut self.waiting);
@@ -102,7 +102,7 @@ impl<'a, 's> Batch<'a, 's> {
     }
 }
 
-/// Whether every number of a sum's packets is a real one, and its bytes are no longer than a
+/// Returns whether all numbers that a repair covers are valid, and its body is no longer than a
 /// packet can be.
 pub(super) fn plausible(repair: &Repair<'_>) -> bool {
     let cover = repair.cover;

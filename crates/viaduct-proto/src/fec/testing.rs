@@ -1,11 +1,11 @@
-//! What the tests of several codes share: packets, owned repairs, a store of what has arrived.
+//! Shared parts of the codes' tests: packets, owned repairs, and a store of arrived packets.
 
 use std::collections::BTreeMap;
 
 use super::{Cover, Decoder, Encoder, Recovered, Repair, Row, Seq, Sources};
 use crate::rng::Rng;
 
-/// A repair that owns its body.
+/// Repair that owns its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Owned {
     pub(super) cover: Cover,
@@ -29,7 +29,7 @@ impl Owned {
     }
 }
 
-/// Packets that the receiver has.
+/// Packets at the receiver.
 #[derive(Debug, Default)]
 pub(super) struct Store(pub(super) BTreeMap<Seq, Vec<u8>>);
 
@@ -39,14 +39,14 @@ impl Sources for Store {
     }
 }
 
-/// The repairs fired by pushing `packet`.
+/// Returns the repairs fired by pushing `packet`.
 pub(super) fn push(encoder: &mut dyn Encoder, packet: &[u8]) -> Vec<Owned> {
     let mut fired = Vec::new();
     encoder.push(packet, &mut |repair| fired.push(Owned::of(repair)));
     fired
 }
 
-/// The repairs fired by flushing every stage.
+/// Returns the repairs fired by flushing every stage.
 pub(super) fn flush(encoder: &mut dyn Encoder) -> Vec<Owned> {
     let mut fired = Vec::new();
     for stage in 0..encoder.stages() {
@@ -55,18 +55,18 @@ pub(super) fn flush(encoder: &mut dyn Encoder) -> Vec<Owned> {
     fired
 }
 
-/// A packet of 1 to `longest` bytes.
+/// Random packet of 1 to `longest` bytes.
 pub(super) fn packet(rng: &mut Rng, longest: u64) -> Vec<u8> {
     let mut packet = vec![0; 1 + rng.below(longest) as usize];
     rng.fill(&mut packet);
     packet
 }
 
-/// The receiving end of a link: a decoder and what has arrived.
+/// Receiving end of a link: a decoder and the arrived packets.
 pub(super) struct Receiver<D> {
     pub(super) decoder: D,
     pub(super) store: Store,
-    /// In order of recovery.
+    /// Recovered packets, in order of recovery.
     pub(super) recovered: Vec<Seq>,
     fresh: Recovered,
 }
@@ -102,7 +102,7 @@ impl<D: Decoder> Receiver<D> {
         self.fresh.clear();
     }
 
-    /// Checks every packet that is here against what was sent; `sent[0]` is packet 1.
+    /// Checks every packet in the store against the one sent; `sent[0]` is packet 1.
     pub(super) fn check(&self, sent: &[Vec<u8>]) {
         for (seq, packet) in &self.store.0 {
             assert_eq!(packet, &sent[*seq as usize - 1], "packet {seq} differs from what was sent");
@@ -111,8 +111,8 @@ impl<D: Decoder> Receiver<D> {
 }
 
 /// Sends `count` packets and their repairs in order through a link, and flushes at the end.
-/// `lose` is asked once for each packet and repair on the wire. Returns how many source packets
-/// were lost and how many of these came back.
+/// `lose` is asked once for each packet and repair on the wire. Returns the number of source
+/// packets that were lost, and of those that were recovered.
 pub(super) fn run<D: Decoder>(
     encoder: &mut dyn Encoder,
     decoder: D,

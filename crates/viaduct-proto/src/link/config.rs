@@ -1,59 +1,63 @@
-//! What a link does, and which values make sense.
+//! Settings of a link, and their validation.
 
 use serde::{Deserialize, Serialize};
 
 use super::loss::Loss;
 use crate::time::Duration;
 
-/// One direction of a link. The default does nothing to its packets: no limit, no delay, no loss.
+/// Settings of one direction of a link. The default leaves packets alone: no limit, no delay,
+/// no loss.
 ///
-/// Under serde it is its text form (see [`text`](super::text)), checked as it is read.
+/// Serde uses the text form (see [`text`](super::text)), checked as it is read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LinkConfig {
     /// Bits per second, counted over whole IP packets; None is unlimited.
     pub rate: Option<u64>,
-    /// From the last bit sent to the packet's arrival: one way.
+    /// Propagation delay, one way: from the last bit sent to the packet's arrival.
     pub delay: Duration,
-    /// Uniform in -jitter to +jitter around the delay; at most the delay. A packet still waits for
-    /// the one before it, so where jitter exceeds the distance of packets the mean delay grows.
+    /// Uniform in -jitter to +jitter around the delay; at most the delay. A packet still waits
+    /// for the one before it, so that the mean delay grows if the jitter exceeds the distance
+    /// of packets.
     pub jitter: Duration,
-    /// What may wait for the transmitter; more is dropped at the tail.
+    /// Limit of the queue in front of the transmitter; packets beyond it are dropped at the
+    /// tail.
     pub queue: QueueLimit,
-    /// Which packets are lost as they enter.
+    /// Loss process, applied as packets enter.
     pub loss: Loss,
-    /// Which packets are overtaken.
+    /// Reordering: packets that are overtaken.
     pub reorder: Reorder,
     /// Probability that a packet arrives twice, the copy right behind it. A copy takes none of the
     /// rate.
     pub duplicate: f64,
-    /// Probability that one random bit of the payload is flipped (see [`flip_bit`](super::flip_bit)).
+    /// Probability that one random bit of the payload is flipped (see
+    /// [`flip_bit`](super::flip_bit)).
     pub corrupt: f64,
 }
 
-/// What may wait for the transmitter, not counting the packet on the wire. Both limits hold where
-/// both are given; with neither the queue is unlimited.
+/// Limit of the queue in front of the transmitter, not counting the packet on the wire. If both
+/// limits are given, both hold; with neither the queue is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueLimit {
-    /// Most bytes that may wait, the new packet among them.
+    /// Most bytes that may wait, including the new packet.
     pub bytes: Option<u64>,
-    /// Longest that a new packet may have to wait.
+    /// Longest time that a new packet may have to wait.
     pub time: Option<Duration>,
 }
 
-/// Some packets are held back, so that those behind overtake them.
+/// Reordering: some packets are held back, so that later ones overtake them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Reorder {
     /// Probability of being held back.
     pub probability: f64,
-    /// For how long.
+    /// Time for which a packet is held back.
     pub extra: Duration,
 }
 
-/// A link that cannot be, and what would be right.
+/// Invalid setting of a link; the message says which values are valid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LinkError {
-    /// No bit would ever leave.
+    /// No bit would ever be sent.
     #[error(
         "rate=0 carries nothing: give bits per second, such as 200M, or leave rate away for no \
             limit"
@@ -67,15 +71,15 @@ pub enum LinkError {
         /// As given.
         delay: Duration,
     },
-    /// Not a probability.
+    /// Value outside the range of a probability.
     #[error("{what}={value}: a probability is 0 to 1, or 0% to 100%")]
     Probability {
-        /// Which one.
+        /// Name of the probability.
         what: &'static str,
         /// As given.
         value: f64,
     },
-    /// Bursts that leave no packet between them.
+    /// Bursts without a delivered packet between them.
     #[error(
         "loss={rate} in bursts of {length}: with a delivered packet between bursts it may be at \
             most {most:.4}"
@@ -85,43 +89,43 @@ pub enum LinkError {
         rate: f64,
         /// As given.
         length: u32,
-        /// The highest that is possible.
+        /// Greatest possible rate.
         most: f64,
     },
-    /// A burst of nothing.
+    /// Burst of no packets.
     #[error("a burst has at least 1 packet, not 0")]
     EmptyBurst,
-    /// A trace of nothing.
+    /// Trace of no packets.
     #[error(
         "the trace tells of no packet: give run lengths, delivered first, such as 1000:3:500:1"
     )]
     EmptyTrace,
-    /// Text that is no key=value.
+    /// Text that is not key=value.
     #[error("'{0}' is no setting: give key=value, such as delay=50ms")]
     NoSetting(String),
-    /// A key that does not exist.
+    /// Unknown key.
     #[error(
         "unknown key '{0}': known are rate, delay, jitter, queue, loss, burst, reorder, \
             duplicate, corrupt"
     )]
     UnknownKey(String),
-    /// A key twice.
+    /// Key given twice.
     #[error("'{0}' is given twice: give it once")]
     Twice(String),
-    /// A value that does not read.
+    /// Value that does not parse.
     #[error("{key}={value}: expected {expected}")]
     Value {
         /// The key.
         key: String,
         /// As given.
         value: String,
-        /// What would be right.
+        /// Description of valid values.
         expected: &'static str,
     },
 }
 
 impl LinkConfig {
-    /// Whether every value makes sense; names the first that does not.
+    /// Checks every value; the error names the first invalid one.
     pub fn check(&self) -> Result<(), LinkError> {
         if self.rate == Some(0) {
             return Err(LinkError::ZeroRate);
@@ -137,7 +141,7 @@ impl LinkConfig {
 }
 
 impl Loss {
-    /// Whether every value makes sense; names the first that does not.
+    /// Checks every value; the error names the first invalid one.
     pub fn check(&self) -> Result<(), LinkError> {
         match self {
             Loss::None => Ok(()),

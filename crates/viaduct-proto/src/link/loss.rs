@@ -1,4 +1,4 @@
-//! Which packets a link loses.
+//! Loss processes of a link.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,14 +6,14 @@ use crate::rng::Rng;
 
 /// A loss process: asked once for each packet, in order. Rates and probabilities are 0 to 1.
 ///
-/// Its text form is that of the key `loss` in [`text`](super::text), also under serde.
+/// The text form, also under serde, is that of the key `loss` in [`text`](super::text).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Loss {
-    /// Nothing is lost.
+    /// No loss.
     #[default]
     None,
-    /// Each packet is lost with probability `rate`, whatever became of the others.
+    /// Independent loss of each packet with probability `rate`.
     Independent {
         /// Share of the packets lost.
         rate: f64,
@@ -26,8 +26,8 @@ pub enum Loss {
         /// Packets in each burst; 1 or more.
         length: u32,
     },
-    /// Two states, good and bad, each with its own loss; the state may change before each packet.
-    /// It begins in the good one.
+    /// Two states, good and bad, each with its own loss; the state may change before each
+    /// packet. The first state is the good one.
     GilbertElliott {
         /// Probability of leaving the good state.
         p_good_to_bad: f64,
@@ -38,9 +38,9 @@ pub enum Loss {
         /// Loss in the bad state.
         loss_bad: f64,
     },
-    /// What was recorded on a link, again.
+    /// Replay of losses recorded on a link.
     Trace(Trace),
-    /// A packet is lost where any of these loses it; each goes its own way.
+    /// Combination of independent processes: a packet is lost if any of them loses it.
     Both(Vec<Loss>),
 }
 
@@ -61,17 +61,17 @@ impl Loss {
     }
 }
 
-/// A recorded sequence of fates as run lengths.
+/// Recorded sequence of fates as run lengths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     /// Packets delivered, then lost, then delivered, and so on; the first may be 0.
     pub runs: Vec<u32>,
-    /// Whether it begins again at its end; else all is delivered from there on.
+    /// The trace repeats from its start; otherwise all packets after its end are delivered.
     pub repeats: bool,
 }
 
 impl Trace {
-    /// The trace in which packet i is lost where the i-th flag is true.
+    /// Creates the trace in which packet i is lost if the i-th flag is true.
     pub fn from_lost(lost: impl IntoIterator<Item = bool>, repeats: bool) -> Self {
         let (mut runs, mut current) = (vec![0u32], false);
         for flag in lost {
@@ -86,7 +86,7 @@ impl Trace {
         Trace { runs, repeats }
     }
 
-    /// How many packets it tells the fate of.
+    /// Number of packets in the trace.
     pub fn packets(&self) -> u64 {
         self.runs.iter().map(|&run| u64::from(run)).sum()
     }
@@ -97,7 +97,7 @@ impl Trace {
     }
 }
 
-/// A [`Loss`] on its way.
+/// State of a [`Loss`] process.
 #[derive(Clone, Debug)]
 pub struct LossProcess(State);
 
@@ -112,7 +112,7 @@ enum State {
 }
 
 impl LossProcess {
-    /// The process at its beginning.
+    /// Creates the process in its first state.
     pub fn new(loss: &Loss) -> Self {
         LossProcess(match loss {
             Loss::None => State::Never,
@@ -133,7 +133,7 @@ impl LossProcess {
         })
     }
 
-    /// Whether the next packet is lost.
+    /// Returns whether the next packet is lost.
     pub fn next(&mut self, rng: &mut Rng) -> bool {
         match &mut self.0 {
             State::Never => false,
@@ -150,14 +150,14 @@ impl LossProcess {
     }
 }
 
-/// Probability that a burst begins at a packet where it may. Between bursts lies one packet that
-/// is surely delivered and then a geometric number, together 1/q on average, hence
+/// Probability that a burst begins at a packet where it may. Between two bursts there is one
+/// packet that is always delivered and then a geometric number, together 1/q on average, hence
 /// rate = length / (length + 1/q).
 fn burst_begin(rate: f64, length: u32) -> f64 {
     if rate <= 0.0 || length == 0 { 0.0 } else { rate / (f64::from(length) * (1.0 - rate)) }
 }
 
-/// `left` counts what is left of a burst, and the delivered packet behind it as one more.
+/// `left` counts the rest of a burst, plus one for the delivered packet behind it.
 fn next_of_bursts(begin: f64, length: u32, left: &mut u32, rng: &mut Rng) -> bool {
     if *left == 0 {
         if !rng.chance(begin) {
@@ -169,7 +169,7 @@ fn next_of_bursts(begin: f64, length: u32, left: &mut u32, rng: &mut Rng) -> boo
     *left > 0
 }
 
-/// The trace must tell the fate of at least one packet.
+/// The trace must have at least one packet.
 fn next_of_trace(trace: &Trace, run: &mut usize, used: &mut u32) -> bool {
     while let Some(&length) = trace.runs.get(*run) {
         if *used < length {

@@ -1,6 +1,6 @@
-//! One direction of a link, as a model: packets go in at one end and come out at the other, later,
-//! or not at all. It holds no clock and no socket, so the simulator runs it in virtual time and
-//! the lab's emulator in real time, with the same losses for the same seed.
+//! Model of one direction of a link: packets enter at one end and come out at the other, later
+//! or not at all. It holds no clock and no socket, so that the simulator runs it in virtual
+//! time and the lab's emulator in real time, with the same losses for the same seed.
 //!
 //! ```text
 //!  push(now, T, len)                                                       poll(now)
@@ -11,11 +11,11 @@
 //!          Reason::Loss  Reason::Queue   ─▶ DropRecord (ordinal numbers), LinkStats
 //! ```
 //!
-//! A packet is given a number (from 0) as it enters, and the loss process is asked once for each,
-//! in that order: which numbers are lost depends on the seed alone, never on timing. What is left
-//! waits for the transmitter (tail drop), is sent bit by bit at `rate`, and then flies for
-//! `delay`. The payload type is the caller's: whole packets in the simulator, buffer numbers in
-//! the emulator; the model moves it and never copies it.
+//! A packet is numbered (from 0) as it enters, and the loss process is asked once for each, in
+//! that order: the numbers that are lost depend on the seed alone, never on timing. Packets
+//! that are not lost wait for the transmitter (tail drop), are sent bit by bit at `rate`, and
+//! then travel for `delay`. The payload type is the caller's: whole packets in the simulator,
+//! buffer numbers in the emulator; the model moves it and never copies it.
 //!
 //! | file | noun |
 //! |---|---|
@@ -46,11 +46,11 @@ use crate::time::{Duration, Instant};
 use loss::LossProcess;
 use transmitter::Transmitter;
 
-/// Separates the stream that decides losses from the one that decides everything else, so that
-/// switching on jitter does not change which packets are lost.
+/// Separates the random stream of losses from that of everything else, so that switching on
+/// jitter does not change which packets are lost.
 const OTHER_STREAM: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// One direction of a link that carries packets of type `T`. See the [module](self).
+/// Direction of a link that carries packets of type `T`. See the [module](self).
 #[derive(Debug)]
 pub struct Link<T> {
     config: LinkConfig,
@@ -67,36 +67,36 @@ pub struct Link<T> {
     record: DropRecord,
 }
 
-/// A packet that came out at the far end.
+/// Packet that came out at the far end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery<T> {
-    /// What was pushed.
+    /// Item that was pushed.
     pub item: T,
-    /// Its length, as pushed.
+    /// Length, as pushed.
     pub len: usize,
-    /// Its number in the order of entry, from 0.
+    /// Number in the order of entry, from 0.
     pub ordinal: u64,
-    /// When it was due; at or before the `now` of the poll.
+    /// Due time; at or before the `now` of the poll.
     pub due: Instant,
-    /// How often it arrives: 1, or 2 if the link duplicated it (the copy right behind it).
+    /// Number of arrivals: 1, or 2 if the link duplicated it (the copy right behind it).
     pub copies: u8,
-    /// The bit that the link flipped, counted from the packet's first; see [`flip_bit`].
+    /// Bit that the link flipped, counted from the packet's first; see [`flip_bit`].
     pub flipped: Option<u32>,
 }
 
-/// A packet that did not enter, handed back.
+/// Packet that was dropped on entry, handed back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused<T> {
-    /// What was pushed.
+    /// Item that was pushed.
     pub item: T,
-    /// Why it was dropped.
+    /// Reason of the drop.
     pub reason: Reason,
 }
 
 impl<T> Link<T> {
-    /// A link that is idle at `now` and whose randomness `seed` decides.
+    /// Creates a link that is idle at `now`; `seed` decides all its randomness.
     ///
-    /// Values out of range act as the nearest that makes sense; [`LinkConfig::check`] names them.
+    /// Values out of range act as the nearest valid ones; [`LinkConfig::check`] names them.
     pub fn new(config: LinkConfig, seed: u64, now: Instant) -> Self {
         Link {
             loss: LossProcess::new(&config.loss),
@@ -114,8 +114,8 @@ impl<T> Link<T> {
         }
     }
 
-    /// A packet of `len` bytes (the whole IP packet) enters. One that is dropped comes back with
-    /// the reason, so that its buffer can be used again.
+    /// Pushes a packet of `len` bytes (the whole IP packet). A dropped packet is returned with
+    /// the reason, so that its buffer can be reused.
     pub fn push(&mut self, now: Instant, item: T, len: usize) -> Result<(), Refused<T>> {
         self.advance(now);
         match self.admit(self.has_room(now, len)) {
@@ -129,13 +129,13 @@ impl<T> Link<T> {
         }
     }
 
-    /// A packet arrived that the caller had no memory for: it counts as dropped by the queue (or
-    /// as lost, where the loss process takes it anyway).
+    /// Counts a packet for which the caller had no memory: as dropped by the queue, or as lost
+    /// if the loss process takes it anyway.
     pub fn push_unheld(&mut self) {
         let _counted = self.admit(false);
     }
 
-    /// The next packet that has arrived by `now`, until None.
+    /// Returns the next packet that has arrived by `now`, or None.
     pub fn poll(&mut self, now: Instant) -> Option<Delivery<T>> {
         self.advance(now);
         let late = self.next_is_late();
@@ -153,8 +153,8 @@ impl<T> Link<T> {
         Some(flight)
     }
 
-    /// When to poll next: nothing arrives earlier. None while the link is empty. With reordering
-    /// on, that poll may find nothing yet.
+    /// Time of the next poll: nothing arrives earlier. None while the link is empty. With
+    /// reordering, that poll may find nothing yet.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let flying = self.flying.front().map(|f| f.due);
         let late = self.late.peek().map(|Reverse(f)| f.0.due);
@@ -162,8 +162,8 @@ impl<T> Link<T> {
         [flying, late, waiting].into_iter().flatten().min()
     }
 
-    /// Changes what the link does from `now` on. Packets in flight keep their due times, those in
-    /// the queue stay in it, and no packet overtakes an earlier one because the delay fell.
+    /// Changes the settings from `now` on. Packets in flight keep their due times, queued ones
+    /// stay queued, and no packet overtakes an earlier one because the delay has fallen.
     pub fn set_config(&mut self, now: Instant, config: LinkConfig) {
         self.advance(now);
         if config.loss != self.config.loss {
@@ -174,12 +174,12 @@ impl<T> Link<T> {
         self.advance(now);
     }
 
-    /// What the link does now.
+    /// Settings in force.
     pub fn config(&self) -> &LinkConfig {
         &self.config
     }
 
-    /// The counters so far.
+    /// Counters so far.
     pub fn stats(&self) -> LinkStats {
         self.stats
     }
@@ -213,8 +213,8 @@ impl<T> Link<T> {
         Err(reason)
     }
 
-    /// Whether a packet that enters at `now` finds room in the queue. One that need not wait always
-    /// does.
+    /// Returns whether a packet that enters at `now` finds room in the queue. There is always
+    /// room for one that need not wait.
     fn has_room(&self, now: Instant, len: usize) -> bool {
         let wait =
             self.transmitter.free_at().since(now) + self.transmitter.duration(self.waiting_bytes);
@@ -224,7 +224,7 @@ impl<T> Link<T> {
                 && time.is_none_or(|limit| wait <= limit))
     }
 
-    /// Puts on the wire every waiting packet whose turn has come by `now`.
+    /// Transmits every waiting packet whose turn has come by `now`.
     fn advance(&mut self, now: Instant) {
         while self.transmitter.free_at() <= now {
             let Some(packet) = self.waiting.pop_front() else { return };
@@ -234,7 +234,7 @@ impl<T> Link<T> {
         }
     }
 
-    /// `packet` has left the transmitter at `sent`: decides the rest of its fate.
+    /// Decides the fate of `packet`, which has left the transmitter at `sent`.
     fn fly(&mut self, sent: Instant, packet: Packet<T>) {
         let LinkConfig { delay, jitter, reorder, duplicate, corrupt, .. } = self.config;
         let Packet { item, len, ordinal, .. } = packet;
@@ -262,7 +262,7 @@ impl<T> Link<T> {
         (delay + Duration::from_nanos(self.rng.below(span + 1))).saturating_sub(jitter)
     }
 
-    /// No packet of `len` bytes that is first in the queue can be due before.
+    /// Earliest due time of a packet of `len` bytes that is first in the queue.
     fn earliest_due(&self, len: usize) -> Instant {
         let leaves = self.transmitter.free_at() + self.transmitter.duration(len as u64);
         let due = leaves + self.config.delay.saturating_sub(self.config.jitter);
@@ -278,7 +278,8 @@ impl<T> Link<T> {
     }
 }
 
-/// Flips bit `bit` of `packet`, counted from the first byte's highest; nothing if it is not there.
+/// Flips bit `bit` of `packet`, counted from the first byte's highest; does nothing if there is
+/// no such bit.
 ///
 /// The link chooses bits past the IP header, so that the packet still reaches its host: past the
 /// first 40 bytes where the packet is longer, else past the first 20.
@@ -288,7 +289,7 @@ pub fn flip_bit(packet: &mut [u8], bit: u32) {
     }
 }
 
-/// A bit past the IP header of a packet of `len` bytes, if it has any.
+/// Picks a bit past the IP header of a packet of `len` bytes, if it has any.
 fn pick_bit(rng: &mut Rng, len: usize) -> Option<u32> {
     let header = if len > 40 { 40 } else { 20 };
     let bits = len.checked_sub(header).filter(|&left| left > 0)? as u64 * 8;
@@ -303,7 +304,7 @@ struct Packet<T> {
     entered: Instant,
 }
 
-/// A late packet, ordered by when it is due.
+/// Late packet, ordered by its due time.
 #[derive(Debug)]
 struct Late<T>(Delivery<T>);
 

@@ -1,11 +1,11 @@
-//! What a link has done: counters, and which packets it dropped.
+//! Counters of a link, and its record of dropped packets.
 
 use super::Delivery;
 
-/// Most drops that a record holds; later ones are only counted (16 MB).
+/// Limit of drops in a record (16 MB); later ones are only counted.
 pub const RECORD_LIMIT: usize = 1 << 20;
 
-/// Counters of one direction, since it began.
+/// Counters of one direction, from its start.
 ///
 /// At any time `sent = delivered + lost + queue_dropped + held`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct LinkStats {
     pub sent: u64,
     /// Packets that came out, copies not counted.
     pub delivered: u64,
-    /// Packets that the loss process took.
+    /// Packets lost by the loss process.
     pub lost: u64,
     /// Packets that found the queue full.
     pub queue_dropped: u64,
@@ -37,21 +37,21 @@ impl LinkStats {
     }
 }
 
-/// Why a packet was dropped.
+/// Reason of a drop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The loss process took it.
+    /// Lost by the loss process.
     Loss,
-    /// The queue was full.
+    /// Dropped by a full queue.
     Queue,
 }
 
-/// One dropped packet.
+/// Dropped packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dropped {
-    /// Its number in the order of entry, from 0.
+    /// Number in the order of entry, from 0.
     pub ordinal: u64,
-    /// Why.
+    /// Reason of the drop.
     pub reason: Reason,
 }
 
@@ -65,7 +65,7 @@ pub struct DropRecord {
 }
 
 impl DropRecord {
-    /// Lengths of the runs of neighbours that the loss process took, in order.
+    /// Lengths of the runs of consecutive packets that the loss process took, in order.
     pub fn burst_lengths(&self) -> Vec<u32> {
         let mut bursts: Vec<u32> = Vec::new();
         let mut last = None;

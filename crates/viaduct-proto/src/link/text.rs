@@ -1,4 +1,4 @@
-//! A link as one line of text, for command lines, results and configuration.
+//! Text form of a link in one line, for command lines, results and configuration.
 //!
 //! ```text
 //! link    = "" | setting ("," setting)*            each key at most once, in any order
@@ -21,7 +21,7 @@
 //! P       = number ["%"]                           1% or 0.01
 //! ```
 //!
-//! What `Display` prints reads back as the same value.
+//! The text that `Display` prints parses to the same value.
 
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
@@ -245,14 +245,15 @@ fn chance(text: &str) -> Option<f64> {
     }
 }
 
-/// In per cent where that reads back as the same number.
+/// Formats a probability in per cent if that parses to the same number.
 fn chance_text(p: f64) -> String {
     let rounded = (p * 1e10).round() / 1e8;
     let percent = format!("{rounded}%");
     if chance(&percent) == Some(p) { percent } else { p.to_string() }
 }
 
-/// A number with one of `units` behind it; whole ones exactly, fractions to the nearest whole.
+/// Parses a number with one of `units` behind it; whole numbers exactly, fractions to the
+/// nearest whole.
 fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let (_, unit) = units.iter().find(|(name, _)| *name == &text[digits.len()..])?;
@@ -265,14 +266,14 @@ fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     }
 }
 
-/// With the largest unit of which it is a whole multiple.
+/// Formats a value with the largest unit of which it is a whole multiple.
 fn unscaled(value: u64, units: &[(&str, u64)]) -> String {
     let fits = units.iter().rev().find(|(_, unit)| value != 0 && value.is_multiple_of(*unit));
     let (name, unit) = fits.unwrap_or(&units[0]);
     format!("{}{name}", value / unit)
 }
 
-/// A plain decimal number, not negative.
+/// Parses a plain decimal number, not negative.
 fn number(text: &str) -> Option<f64> {
     let plain = text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     text.parse().ok().filter(|_| plain)

@@ -1,35 +1,37 @@
-//! The transmitter: bits leave at the link's rate, one packet after the other, to the nanosecond.
+//! Transmitter: sends packets one after the other at the link's rate, exact to the nanosecond.
 
 use crate::time::{Duration, Instant};
 
-/// Sends packets back to back at a rate. The fraction of a nanosecond that a packet takes is
-/// carried to the next, so that a busy transmitter keeps its rate exactly, whatever it is.
+/// Sends packets back to back at a rate. Fractions of a nanosecond are carried from one packet
+/// to the next, so that a busy transmitter keeps any rate exactly.
 #[derive(Clone, Debug)]
 pub struct Transmitter {
-    /// Bits per second; None takes no time.
+    /// Bits per second; None for unlimited.
     rate: Option<u64>,
     free_at: Instant,
-    /// Sent after `free_at`, in 1/rate of a nanosecond.
+    /// Remainder of the time after `free_at`, in 1/rate of a nanosecond.
     carry: u64,
 }
 
 impl Transmitter {
-    /// One that is free at `now`. `rate` in bits per second, None for unlimited; 0 acts as 1.
+    /// Creates a transmitter that is free at `now`. `rate` in bits per second, None for
+    /// unlimited; 0 acts as 1.
     pub fn new(rate: Option<u64>, now: Instant) -> Self {
         Transmitter { rate: rate.map(|r| r.max(1)), free_at: now, carry: 0 }
     }
 
-    /// When the packet on the wire has left.
+    /// Time at which the packet on the wire has left.
     pub fn free_at(&self) -> Instant {
         self.free_at
     }
 
-    /// How long `bytes` take, rounded down to the nanosecond.
+    /// Transmission time of `bytes`, rounded down to the nanosecond.
     pub fn duration(&self, bytes: u64) -> Duration {
         self.rate.map_or(Duration::ZERO, |rate| divide(nanobits(bytes), rate).0)
     }
 
-    /// Sends a packet that became ready at `ready`; tells when its last bit has left.
+    /// Sends a packet that became ready at `ready`; returns the time at which its last bit has
+    /// left.
     pub fn send(&mut self, ready: Instant, bytes: u64) -> Instant {
         if ready > self.free_at {
             (self.free_at, self.carry) = (ready, 0);
@@ -42,7 +44,7 @@ impl Transmitter {
         self.free_at
     }
 
-    /// Another rate for the packets to come; the one on the wire leaves as it would have.
+    /// Sets the rate of later packets; the one on the wire keeps its rate.
     pub fn set_rate(&mut self, rate: Option<u64>) {
         *self = Transmitter::new(rate, self.free_at);
     }

@@ -1,4 +1,4 @@
-//! Which placeholder stands for which name.
+//! Pool of placeholder addresses for names.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -9,33 +9,33 @@ use std::sync::Arc;
 use super::wire::{A, AAAA, IN, PTR, Query, Reply};
 use crate::flow::Address;
 
-/// Names that are remembered; of more, the one that was not used for longest loses its placeholder.
+/// Limit of remembered names; beyond it, the least recently used name loses its placeholder.
 const MAX_NAMES: u32 = 65_534;
-/// Of IPv6: the number of the placeholder in the last four bytes.
+/// IPv6 pool: the last four bytes hold the placeholder's number.
 const POOL6: Ipv6Addr = Ipv6Addr::new(0xfd76, 0x6961, 0x6475, 0x6374, 0, 0, 0, 0);
 
-/// The addresses of IPv4 that placeholders are taken from.
+/// IPv4 prefix from which placeholders are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {
     base: Ipv4Addr,
     length: u8,
 }
 
-/// Why it is none.
+/// Invalid prefix for placeholders.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is no prefix for placeholders; right would be 198.18.0.0/15, or another from /8 to /24"
 )]
 pub struct PoolError(String);
 
-/// Names and their placeholders.
+/// Table of names and their placeholders.
 #[derive(Debug)]
 pub struct Book {
     pool: Pool,
     most: u32,
     slots: Vec<Slot>,
     numbers: HashMap<Arc<str>, u32>,
-    /// By when they were used last.
+    /// Numbers in order of their last use.
     order: BTreeMap<u64, u32>,
     uses: u64,
 }
@@ -47,7 +47,7 @@ struct Slot {
 }
 
 impl Default for Pool {
-    /// What is kept for tests of networks (RFC 2544).
+    /// Prefix reserved for benchmark tests of networks (RFC 2544).
     fn default() -> Pool {
         Pool { base: Ipv4Addr::new(198, 18, 0, 0), length: 15 }
     }
@@ -78,7 +78,8 @@ impl Pool {
         u32::MAX << (32 - u32::from(self.length))
     }
 
-    /// The number of a placeholder, if it is one, given or not; of IPv4 or of IPv6.
+    /// Number of a placeholder address, assigned or not, IPv4 or IPv6; `None` for other
+    /// addresses.
     fn number(self, ip: IpAddr) -> Option<u32> {
         match ip.to_canonical() {
             IpAddr::V4(ip) => {
@@ -92,22 +93,22 @@ impl Pool {
         }
     }
 
-    /// Whether it is a placeholder, given or not.
+    /// Returns whether `ip` is a placeholder address, assigned or not.
     pub fn holds(self, ip: IpAddr) -> bool {
         self.number(ip).is_some()
     }
 }
 
 impl Book {
-    /// Without a name, its placeholders from `pool`.
+    /// Creates an empty table with placeholders from `pool`.
     pub fn new(pool: Pool) -> Book {
-        // The first address and the last are no host's.
+        // The first and last address of a prefix are not hosts.
         let most = MAX_NAMES.min(!pool.mask() - 1);
         let (numbers, order) = (HashMap::new(), BTreeMap::new());
         Book { pool, most, slots: Vec::new(), numbers, order, uses: 0 }
     }
 
-    /// The packet that answers the question `packet`; `None` if it is none.
+    /// Answers the DNS query `packet`; `None` if it is not a query.
     pub fn answer(&mut self, packet: &[u8]) -> Option<Vec<u8>> {
         let query = Query::parse(packet)?;
         let reply = self.reply(&query);
@@ -124,7 +125,8 @@ impl Book {
             let name = ip.and_then(|ip| self.name_of(ip));
             return name.map_or(Reply::NoName, |name| Reply::Name(name.to_string()));
         }
-        // This machine is not looked for at the far end (RFC 6761), and an address is no name.
+        // `localhost` must not be resolved at the far end (RFC 6761), and an address is not a
+        // name.
         let local = name == "localhost" || name.ends_with(".localhost");
         if name.parse::<Ipv4Addr>().is_ok() {
             return Reply::NoName;
@@ -138,7 +140,7 @@ impl Book {
         }
     }
 
-    /// The placeholder of `name`, of IPv4 or of IPv6.
+    /// Returns the IPv4 or IPv6 placeholder of `name`, and assigns one if needed.
     pub fn placeholder(&mut self, name: &str, v4: bool) -> IpAddr {
         let number = self.number(name);
         match v4 {
@@ -147,7 +149,7 @@ impl Book {
         }
     }
 
-    /// The name that a placeholder stands for.
+    /// Returns the name behind a placeholder.
     pub fn name_of(&mut self, ip: IpAddr) -> Option<Arc<str>> {
         let number = self.pool.number(ip)?;
         let name = self.slots.get(number.checked_sub(1)? as usize)?.name.clone();
@@ -155,7 +157,8 @@ impl Book {
         Some(name)
     }
 
-    /// Where a flow to `to` goes: to a name if that is a placeholder. `None`: it stands for none.
+    /// Destination of a flow to `to`: the name behind it if it is a placeholder. `None` for a
+    /// placeholder without a name.
     pub fn place(&mut self, to: SocketAddr) -> Option<Address> {
         if !self.pool.holds(to.ip()) {
             return Some(Address::Ip(to));
@@ -164,7 +167,7 @@ impl Book {
         Some(Address::Name(name.to_string(), to.port()))
     }
 
-    /// From 1.
+    /// Number of `name`, from 1; assigns one if needed.
     fn number(&mut self, name: &str) -> u32 {
         if let Some(&number) = self.numbers.get(name) {
             self.touch(number);
@@ -198,7 +201,7 @@ impl Book {
     }
 }
 
-/// The address that a name such as `7.0.18.198.in-addr.arpa` asks for.
+/// Address in a reverse name such as `7.0.18.198.in-addr.arpa`.
 fn reversed(name: &str) -> Option<IpAddr> {
     if let Some(digits) = name.strip_suffix(".in-addr.arpa") {
         let text: Vec<&str> = digits.rsplit('.').collect();

@@ -1,71 +1,70 @@
-//! Questions of DNS, and answers to them (RFC 1035), as far as programs' resolvers need.
+//! DNS queries and answers (RFC 1035), as far as programs' resolvers need them.
 //!
 //! ```text
 //!   0   id 2 │ flags 2: QR, opcode 4, AA, TC, RD │ RA, Z 3, rcode 4
 //!   4   questions 2, 1 │ answers 2 │ authorities 2 │ others 2
-//!   12  the question: labels of 1 to 63 bytes, a length before each, 0 at the end │ type 2 │ class 2
-//!       the answer: c0 0c, the question's name │ type 2 │ class 2 │ seconds 4 │ length 2 │ what it is
+//!   12  question: labels of 1 to 63 bytes, each behind its length, then 0 │ type 2 │ class 2
+//!       answer: c0 0c, the question's name │ type 2 │ class 2 │ TTL 4 │ length 2 │ data
 //! ```
 //!
-//! What follows the question, such as EDNS, is not looked at.
+//! Bytes after the question, such as EDNS, are ignored.
 
 use std::net::IpAddr;
 
-/// Types of records.
+/// Record type of an IPv4 address.
 pub const A: u16 = 1;
-/// The name of an address.
+/// Record type of the name of an address.
 pub const PTR: u16 = 12;
-/// An address of IPv6.
+/// Record type of an IPv6 address.
 pub const AAAA: u16 = 28;
-/// The class of the Internet.
+/// Internet class.
 pub const IN: u16 = 1;
 
 const HEADER: usize = 12;
-/// The longest name, its lengths and its end among them.
+/// Longest name in bytes, including its length bytes and its end.
 const LONGEST: usize = 255;
 const QUESTION_NAME: [u8; 2] = [0xc0, 0x0c];
-/// How long an answer may be remembered, seconds: longer than a connect takes, no longer than that.
+/// TTL of answers, in seconds: longer than a connect takes, and little longer.
 const SECONDS: u32 = 10;
 
-/// A question.
+/// DNS query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query<'a> {
-    /// What tells it from the asker's others.
+    /// Transaction ID.
     pub id: u16,
-    /// The asker wants it looked up for him.
+    /// Recursion desired.
     pub recursion: bool,
-    /// The name that is asked for, in small letters, without a dot at its end; `None` if it is none of
-    /// a host.
+    /// Queried name in lower case, without a trailing dot; `None` if it is not a host name.
     pub name: Option<String>,
-    /// The type of what is asked for.
+    /// Record type.
     pub kind: u16,
-    /// Its class.
+    /// Record class.
     pub class: u16,
-    /// The question as it was written.
+    /// Question section as received.
     question: &'a [u8],
 }
 
-/// What a question is answered.
+/// Answer to a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// An address.
+    /// Address record.
     Address(IpAddr),
-    /// A name.
+    /// Name record.
     Name(String),
-    /// There is such a name, but nothing of this type.
+    /// No data: the name exists, but has no record of this type.
     Nothing,
-    /// There is no such name.
+    /// No such name.
     NoName,
-    /// This is not answered.
+    /// Refused.
     Refused,
 }
 
 impl<'a> Query<'a> {
-    /// The question that `packet` is, if it is one, and only one.
+    /// Parses a query with exactly one question.
     pub fn parse(packet: &'a [u8]) -> Option<Query<'a>> {
         let (header, rest) = packet.split_at_checked(HEADER)?;
         let word = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
-        // A question, of the usual kind.
+        // Standard query.
         if header[2] & 0xf8 != 0 || word(4) != 1 {
             return None;
         }
@@ -81,7 +80,7 @@ impl<'a> Query<'a> {
         })
     }
 
-    /// The packet that answers it.
+    /// Returns the packet that answers the query.
     pub fn answer(&self, reply: &Reply) -> Vec<u8> {
         let code = match reply {
             Reply::Address(_) | Reply::Name(_) | Reply::Nothing => 0,
@@ -109,8 +108,9 @@ impl<'a> Query<'a> {
     }
 }
 
-/// The name at the start of a question, if it is one of a host, and how many bytes it takes; `None` if
-/// it has no end, or refers to another, which the first name of a packet cannot.
+/// Reads the name at the start of a question; returns it, if it is a host name, with its length
+/// in bytes. `None` if it has no end or contains a pointer, which the first name of a packet
+/// cannot.
 fn name(bytes: &[u8]) -> Option<(Option<String>, usize)> {
     let (mut name, mut at, mut of_host) = (String::new(), 0, true);
     loop {
@@ -132,7 +132,7 @@ fn name(bytes: &[u8]) -> Option<(Option<String>, usize)> {
     }
 }
 
-/// A name as labels; nothing if it has none that fit.
+/// Encodes a name as labels; empty if a label is empty or too long.
 fn labels(name: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     for label in name.split('.') {

@@ -1,16 +1,16 @@
-//! Bytes of repairs that may leave in a second, paced.
+//! Token bucket for the bytes of repairs.
 
 use crate::time::{Duration, Instant};
 
-/// Time whose share of the rate may leave at once.
+/// Time for which the bucket saves up its rate.
 const BURST: Duration = Duration::from_millis(20);
-/// Bytes that may leave at once at any rate: a repair of the longest packets.
+/// Least size of the bucket, in bytes: a repair of the longest packets.
 const MIN_BURST: f64 = 3_000.0;
 
-/// What may leave.
+/// Token bucket for repairs.
 #[derive(Debug)]
 pub(super) struct Allowance {
-    /// Bytes a second; `None` for no bound.
+    /// Bytes a second; `None` for no limit.
     rate: Option<f64>,
     tokens: f64,
     filled: Instant,
@@ -21,7 +21,7 @@ impl Allowance {
         Allowance { rate, tokens: 0.0, filled: now }
     }
 
-    /// Whether so many bytes may leave now; they are counted then.
+    /// Takes tokens for so many bytes; returns whether they may be sent now.
     pub(super) fn take(&mut self, now: Instant, bytes: usize) -> bool {
         let Some(rate) = self.rate else { return true };
         let passed = now.since(std::mem::replace(&mut self.filled, now));

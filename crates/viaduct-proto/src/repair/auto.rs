@@ -1,7 +1,7 @@
-//! A sliding window whose rate follows what the peer reports.
+//! Sliding-window encoder whose rate follows the peer's reports.
 //!
-//! The controller sets the rate of the repairs that leave by themselves. Beside them there are those that the peer
-//! asks for, of packets that it misses: they come a round trip late, and mend what the others did not.
+//! The controller sets the rate of unrequested repairs. In addition the peer requests repairs
+//! of packets that it still misses; they arrive a round trip later.
 
 use super::allowance::Allowance;
 use super::classes::{Classifier, Repairs, Treatment};
@@ -16,23 +16,23 @@ use crate::time::{Duration, Instant};
 use crate::wire::ip::Hop;
 use crate::wire::{tcp_sack, transport};
 
-/// Round-trip time that is reckoned with until it is measured.
+/// Round-trip time assumed until it is measured.
 const USUAL_RTT: Duration = Duration::from_millis(100);
-/// Bounds of the time for which flows can wait for a packet.
+/// Bounds of the time for which flows can wait for a lost packet.
 const WAIT: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
-/// Repairs that the peer may ask for beyond what packets have left for, at most.
+/// Limit of the budget of requested repairs that past packets have earned.
 const MAX_BUDGET: f64 = 512.0;
-/// What names that are asked for cost, in repairs.
+/// Cost of requested names, in repairs.
 const NAMES_COST: f64 = 0.25;
-/// Packets that are kept for requests, at least and at most.
+/// Packets kept for requests, least and most.
 const MIN_KEPT: f64 = 4_096.0;
 const MAX_KEPT: f64 = 8_192.0;
 /// Repairs of the last packets before a pause, where losses come in bursts.
 const FLUSHES: usize = 3;
-/// Share of the rate by which another one differs that is worth a change.
+/// Relative difference from which on a new rate is worth a change.
 const WORTH: f64 = 0.05;
 
-/// The encoder of one peer, and what sets its rate.
+/// Encoder of one peer, and the control of its rate.
 pub(super) struct Auto {
     encoder: window::Encoder,
     controller: Controller,
@@ -41,32 +41,33 @@ pub(super) struct Auto {
     patience: Patience,
     classifier: Classifier,
     copies: Copies,
-    /// Packets since the last repair, and whether traffic has paused since.
+    /// Packets since the last repair, and whether traffic has paused since then.
     bare: u16,
     has_paused: bool,
-    /// Repairs that the peer may ask for.
+    /// Budget of repairs that the peer may request.
     budget: f64,
     allowance: Allowance,
     limits: Limits,
 }
 
-/// A packet on its way.
+/// Packet that leaves.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaving<'a> {
-    /// Its mutable fields as it left.
+    /// Mutable fields as it left.
     pub(super) hop: Hop,
-    /// It, normalised.
+    /// Normalised packet.
     pub(super) packet: &'a [u8],
-    /// It with its prefix; empty if it is in no repair.
+    /// Packet with its prefix; empty if it is in no repair.
     pub(super) symbol: &'a [u8],
-    /// How it is protected.
+    /// Kind of its protection.
     pub(super) repairs: Repairs,
-    /// Repairs for it, at most.
+    /// Most repairs that are sent for it.
     pub(super) most: f64,
 }
 
 impl Auto {
-    /// An encoder whose first packet has number `first`. No repairs leave until the peer reports losses.
+    /// An encoder whose first packet has number `first`. No repairs leave until the peer
+    /// reports losses.
     ///
     /// # Errors
     /// None that the parameters chosen here cause.
@@ -99,12 +100,12 @@ impl Auto {
         self.encoder.memory() + self.copies.memory() + self.classifier.memory()
     }
 
-    /// Judges a normalised packet that leaves, whose mutable fields were `hop`.
+    /// Classifies a normalised packet that leaves; `hop` holds its mutable fields.
     pub(super) fn judge(&mut self, now: Instant, packet: &[u8], hop: Hop) -> Treatment {
         self.classifier.judge(now, packet, hop, self.rtt.unwrap_or(USUAL_RTT))
     }
 
-    /// Whether acknowledgements without data are named.
+    /// Returns whether acknowledgements without data are named.
     pub(super) fn acks(&self) -> bool {
         self.classifier.acks()
     }
@@ -120,7 +121,7 @@ impl Auto {
         }
     }
 
-    /// Whether packets are being lost.
+    /// Returns whether packets are being lost.
     pub(super) fn is_lossy(&self) -> bool {
         self.controller.overhead() > 0.0
     }
@@ -130,7 +131,7 @@ impl Auto {
         self.pace.value()
     }
 
-    /// Time for which flows can wait for a packet.
+    /// Time for which flows can wait for a lost packet.
     pub(super) fn wait(&self, now: Instant) -> Duration {
         let rtt = self.rtt.unwrap_or(USUAL_RTT);
         let wait = rtt.mul_f64(self.patience.share).clamp(WAIT[0], WAIT[1]);
@@ -141,7 +142,8 @@ impl Auto {
         Traffic { pace: self.pace.value(), wait: self.wait(now) }
     }
 
-    /// Takes a packet that comes from the peer's site: it may acknowledge, also what came twice.
+    /// Handles a packet from the peer's site: it may acknowledge data and report duplicates
+    /// (DSACK).
     pub(super) fn overhear(&mut self, now: Instant, packet: &[u8]) {
         let rtt = self.rtt.unwrap_or(USUAL_RTT);
         let Some(acknowledged) = tcp_sack::acknowledged(packet) else { return };
@@ -151,16 +153,17 @@ impl Auto {
         self.classifier.overhear(now, packet, acknowledged, rtt);
     }
 
-    /// Takes the next packet.
+    /// Pushes the next packet.
     pub(super) fn push(&mut self, now: Instant, of: Leaving<'_>, fire: &mut Fire<'_>) {
         let most = match of.repairs {
             Repairs::Window => of.most,
             Repairs::Copies | Repairs::None => 0.0,
         };
         if most > 0.0 {
-            // The window's rate is for those that ask for its repairs; others ride along.
+            // Only packets that need the window's repairs set its rate; others are covered
+            // along.
             if self.pace.count(now) && !self.encoder.is_paused() {
-                // A flow that begins is twice as fast before the peer's next report.
+                // A flow in slow start doubles its rate before the peer's next report.
                 self.set(now);
             }
             let protocol = transport::payload(of.packet).map(|(protocol, _)| protocol);
@@ -187,17 +190,17 @@ impl Auto {
         });
     }
 
-    /// When the next copy leaves.
+    /// Time of the next copy.
     pub(super) fn copies_due(&self) -> Option<Instant> {
         self.copies.due()
     }
 
-    /// Whether losses come in bursts.
+    /// Returns whether losses come in bursts.
     pub(super) fn is_bursty(&self) -> bool {
         self.controller.is_bursty()
     }
 
-    /// Calls `send` with the copies that leave now, in groups that fit `room` bytes.
+    /// Calls `send` with the copies that are due, in groups that fit `room` bytes.
     pub(super) fn copy(&mut self, now: Instant, room: usize, mut send: impl FnMut(&[Waiting])) {
         let Auto { copies, allowance, controller, .. } = self;
         copies.leave(now, controller.is_bursty(), room, |group| {
@@ -207,17 +210,17 @@ impl Auto {
         });
     }
 
-    /// Fires a repair of one packet alone.
+    /// Fires a repair of a single packet.
     pub(super) fn repeat(&mut self, seq: Seq, fire: &mut Fire<'_>) {
         self.encoder.combine(seq, seq, 1, fire);
     }
 
-    /// How often [`Auto::flush`] is of use: once, or more often where losses come in bursts.
+    /// Number of useful calls of [`Auto::flush`]: one, or more where losses come in bursts.
     pub(super) fn stages(&self) -> usize {
         if self.is_bursty() { FLUSHES } else { 1 }
     }
 
-    /// Repairs the last packets, after which there were none for a while.
+    /// Fires a repair of the last packets, after a time without repairs.
     pub(super) fn flush(&mut self, now: Instant, fire: &mut Fire<'_>) {
         self.has_paused = true;
         if self.bare == 0 || self.controller.overhead() <= 0.0 || self.budget < 1.0 {
@@ -238,7 +241,7 @@ impl Auto {
         });
     }
 
-    /// Takes a report, and sets the rate.
+    /// Handles a report, and sets the rate.
     pub(super) fn handle_report(&mut self, now: Instant, report: Report, rtt: Option<Duration>) {
         self.rtt = rtt.or(self.rtt);
         self.patience.learn(now, report.random.bursts.iter().sum());
@@ -250,15 +253,16 @@ impl Auto {
         self.set(now);
     }
 
-    /// The queue before the link, this machine's own, has dropped packets.
+    /// Handles drops of this host's own queue in front of the link.
     pub(super) fn handle_own_drops(&mut self, now: Instant) {
         self.controller.handle_drops(now);
     }
 
-    /// Sets what the encoder keeps, and its rate.
+    /// Sets the number of packets that the encoder keeps, and its rate.
     fn set(&mut self, now: Instant) {
         let traffic = self.traffic(now);
-        // Packets may be asked for twice, each time a round trip and a wait after they have left.
+        // Packets may be requested twice, each time a round trip and a wait after they have
+        // left.
         let time = 2 * (2 * traffic.wait + self.rtt.unwrap_or(USUAL_RTT));
         let kept = traffic.pace * time.as_secs_f64();
         self.encoder.keep(kept.clamp(MIN_KEPT, MAX_KEPT) as u16);
@@ -281,14 +285,15 @@ impl Auto {
         debug_assert!(set.is_ok(), "{set:?}");
     }
 
-    /// Whether names may be sent again: they cost a part of a repair.
+    /// Returns whether names may be repeated, and charges the budget: they cost a part of a
+    /// repair.
     pub(super) fn may_name(&mut self) -> bool {
         let may = self.budget >= NAMES_COST;
         self.budget -= if may { NAMES_COST } else { 0.0 };
         may
     }
 
-    /// Answers a request, as far as the budget goes and the link has room.
+    /// Answers a request, within the budget and the room on the link.
     pub(super) fn answer(&mut self, now: Instant, need: Need, fire: &mut Fire<'_>) {
         let wanted = f64::from(need.repairs) * self.controller.room();
         let most = MAX_WORK / usize::from(need.packets).max(1);
@@ -302,7 +307,7 @@ impl Auto {
 /// Parameters of an encoder before its rate is known.
 const SILENT: window::Parameters = window::Parameters { window: 16, repairs: 1, packets: 4_096 };
 
-/// Packets a second.
+/// Rate of packets a second.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     since: Option<Instant>,
@@ -315,10 +320,10 @@ impl Pace {
     const SPAN: Duration = Duration::from_millis(100);
     /// Weight of the newest count.
     const WEIGHT: f64 = 0.3;
-    /// Growth at which the newest count alone tells.
+    /// Growth from which on the newest count replaces the mean.
     const GROWS: f64 = 1.5;
 
-    /// Counts a packet; whether the pace has become another.
+    /// Counts a packet; returns whether the rate was updated.
     pub(super) fn count(&mut self, now: Instant) -> bool {
         self.count += 1;
         let since = *self.since.get_or_insert(now);
@@ -327,7 +332,7 @@ impl Pace {
             return false;
         }
         let newest = f64::from(self.count) / passed.as_secs_f64();
-        // A flow that begins doubles its rate in a round trip.
+        // A flow in slow start doubles its rate in a round trip.
         let weight = if newest > Pace::GROWS * self.value { 1.0 } else { Pace::WEIGHT };
         self.value += weight * (newest - self.value);
         (self.since, self.count) = (Some(now), 0);

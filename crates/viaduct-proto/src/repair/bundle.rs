@@ -1,27 +1,27 @@
-//! Sections on their way into datagrams.
+//! Bundling of sections into datagrams.
 
 use super::outbox::Outbox;
 use super::seal::SEAL_OVERHEAD;
 use super::session::Session;
 
-/// What messages go out through.
+/// Path of messages to the peer.
 pub(super) struct Channel<'a> {
     pub(super) session: &'a mut Session,
     pub(super) outbox: &'a mut Outbox,
-    /// Bytes of the outer headers.
+    /// Length of the outer headers, in bytes.
     pub(super) headers: usize,
 }
 
-/// Sections that leave together.
+/// Sections that share a datagram.
 #[derive(Debug, Default)]
 pub(super) struct Bundle {
     bytes: Vec<u8>,
-    /// Bytes of sections that fit a datagram.
+    /// MTU of the path, in bytes.
     room: usize,
 }
 
 impl Bundle {
-    /// For a path of this MTU.
+    /// Creates a bundle for a path with this MTU.
     pub(super) fn new(mtu: usize) -> Self {
         Bundle { bytes: Vec::new(), room: mtu }
     }
@@ -31,8 +31,8 @@ impl Bundle {
         self.room.saturating_sub(channel.headers + SEAL_OVERHEAD)
     }
 
-    /// Adds a section of `len` bytes, which `write` appends; what has no room beside it leaves before. Bytes that
-    /// left.
+    /// Adds a section of `len` bytes, which `write` appends; if it does not fit, the sections
+    /// before it are sent first. Returns the bytes sent.
     pub(super) fn add(
         &mut self,
         channel: &mut Channel<'_>,
@@ -45,7 +45,7 @@ impl Bundle {
         left
     }
 
-    /// Sends what there is; bytes on the wire.
+    /// Sends the sections; returns the bytes on the wire.
     pub(super) fn send(&mut self, channel: &mut Channel<'_>) -> usize {
         if self.bytes.is_empty() {
             return 0;

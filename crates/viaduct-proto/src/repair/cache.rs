@@ -1,47 +1,47 @@
-//! The local packet cache (paper, 4.5): a host of this site asks its gateway for a packet that the
-//! host itself dropped, before it goes back to the sender.
+//! Local packet cache (paper, 4.5): a host of this site requests a packet that the host itself
+//! has dropped from its gateway, before it asks the sender.
 //!
-//! One UDP datagram asks, one answers; `docs/cache.md` describes both byte by byte. A query names
-//! the flow and some bytes that the wanted packet has at some place of its transport payload, such
-//! as a sequence number. Only packets *to the asking host* are sent again, so that nobody can use
-//! the cache to send anything to somebody else.
+//! A query and its answer are one UDP datagram each; `docs/cache.md` describes both byte by
+//! byte. A query names the flow and some bytes at a given offset of the wanted packet's
+//! transport header, such as a sequence number. Only packets *to the asking host* are sent
+//! again, so that the cache cannot be used to send packets to other hosts.
 
 use std::net::IpAddr;
 
 use crate::wire::ip::{Header, Hop, restore};
 
-/// Most packets that one query may have sent again.
+/// Limit of packets that one query may request.
 const MAX_RESENT: usize = 64;
-/// TTL of a packet that is sent again: one gateway away.
+/// TTL of a packet that is sent again.
 const TTL: u8 = 64;
 const MAGIC: [u8; 4] = *b"VDC1";
 
-/// What a host asks for.
+/// Query of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// Who asks: the packet's destination.
+    /// Address of the asking host: the destination of the packets.
     pub asker: IpAddr,
     /// The packet's IP protocol.
     pub protocol: u8,
-    /// Port that the packet is for, on the asker.
+    /// Destination port of the packets, on the asking host.
     pub port: u16,
-    /// Where in the packet the wanted bytes stand, counted from the end of the IP header.
+    /// Offset of the wanted bytes, counted from the end of the IP header.
     pub offset: usize,
-    /// Wanted bytes: each of them is another packet.
+    /// Wanted bytes, one item for each packet.
     pub wanted: Vec<Vec<u8>>,
 }
 
-/// What came of a query.
+/// Result of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Packets that were sent again.
     pub resent: usize,
-    /// Packets of the cache that were looked at on the way.
+    /// Cached packets that were examined.
     pub looked: usize,
 }
 
 impl Found {
-    /// The datagram that tells the asker.
+    /// Datagram with the answer to the asking host.
     pub fn answer(&self) -> [u8; 5] {
         let [m0, m1, m2, m3] = MAGIC;
         [m0, m1, m2, m3, u8::try_from(self.resent).unwrap_or(u8::MAX)]
@@ -49,7 +49,7 @@ impl Found {
 }
 
 impl Query {
-    /// Reads a query that came from `asker`; `None` if it is malformed.
+    /// Parses a query from `asker`; `None` if it is malformed.
     pub fn parse(asker: IpAddr, datagram: &[u8]) -> Option<Query> {
         let (head, list) = datagram.split_first_chunk::<10>()?;
         let [m0, m1, m2, m3, protocol, len, p0, p1, o0, o1] = *head;
@@ -67,7 +67,8 @@ impl Query {
         })
     }
 
-    /// The wanted packets among `cached` (normalised, newest first), ready to be sent again.
+    /// Returns the wanted packets among `cached` (normalised, newest first), ready to be sent
+    /// again.
     pub fn find<'a>(&self, cached: impl Iterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
         let mut left: Vec<&[u8]> = self.wanted.iter().map(Vec::as_slice).collect();
         let mut found = Vec::new();
@@ -86,7 +87,7 @@ impl Query {
         found
     }
 
-    /// The bytes at the query's offset, if the packet is of its flow.
+    /// Returns the bytes at the query's offset if the packet belongs to its flow.
     fn candidate<'a>(&self, packet: &'a [u8]) -> Option<&'a [u8]> {
         let header = Header::parse(packet).ok()?;
         if header.destination != self.asker || header.protocol != self.protocol {

@@ -1,4 +1,4 @@
-//! Classes of packets, and how those of each are protected.
+//! Classes of packets, and the protection of each.
 //!
 //! ```text
 //!   acknowledgement without data ─────────────────▶ not even named, unless the operator says so
@@ -9,8 +9,8 @@
 //!   all others ────────────────────────────────────▶ window
 //! ```
 //!
-//! The window serves throughput: a lost packet comes back when repairs have made up for its burst.
-//! Copies serve those that wait: one leaves a moment after its packet, and a second one where
+//! The window serves throughput: it recovers a lost packet once repairs have made up for the
+//! whole burst. Copies serve latency: one is sent a moment after its packet, and more where
 //! losses come in bursts.
 
 use std::net::IpAddr;
@@ -25,44 +25,44 @@ use crate::wire::ip::{Header, Hop};
 use crate::wire::tcp_sack::{self, Acknowledged};
 use crate::wire::transport::Segment;
 
-/// Least DSCP of packets that wait for nothing: expedited forwarding, voice, network control.
+/// Least DSCP of latency-sensitive packets: expedited forwarding, voice, network control.
 const EXPEDITED: u8 = 44;
 
-/// How packets are protected while the link loses some.
+/// Protection of packets while the link is lossy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Repairs {
-    /// By the window, whose rate follows the losses.
+    /// Repairs of the window, whose rate follows the losses.
     #[default]
     Window,
-    /// By copies of each, and by the window.
+    /// Copies of each packet, in addition to the window.
     Copies,
-    /// Not at all; their losses are still measured.
+    /// No repairs; losses are still measured.
     None,
 }
 
-/// Packets of one kind, and what becomes of them.
+/// Class of packets with a common protection.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Class {
-    /// Name, for people.
+    /// Name shown to people.
     pub name: String,
-    /// Which packets belong to it.
+    /// Conditions on packets of the class.
     pub matches: Match,
-    /// How they are protected.
+    /// Protection of its packets.
     pub repairs: Repairs,
-    /// Time for which its flows can wait for a packet; `None` for what is measured.
+    /// Time for which its flows can wait for a packet; `None` for the measured one.
     pub deadline: Option<Duration>,
-    /// Repairs for each of its packets, at most.
+    /// Most repairs for each of its packets.
     pub max_overhead: Option<f64>,
 }
 
-/// Conditions on a packet, all of which have to hold; an empty one always does.
+/// Conditions on a packet, all of which have to hold; an empty list always holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// Differentiated services code points.
     pub dscp: Vec<u8>,
-    /// Addresses of either end.
+    /// Prefixes, matched against the addresses of either end.
     pub prefixes: Vec<IpNet>,
-    /// Ports of either end, of TCP and UDP.
+    /// Ports of either end, TCP or UDP.
     pub ports: Vec<RangeInclusive<u16>>,
     /// Protocol numbers.
     pub protocols: Vec<u8>,
@@ -79,29 +79,29 @@ impl Match {
     }
 }
 
-/// What becomes of one packet.
+/// Treatment of one packet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Treatment {
-    /// The peer does not hear of it.
+    /// Not announced to the peer.
     Unnamed,
-    /// It is named, and protected so, with so many repairs for it at most.
+    /// Named, with this protection and at most so many repairs for it.
     Named(Repairs, f64),
 }
 
-/// Judges packets.
+/// Classifier of packets.
 #[derive(Debug, Default)]
 pub(super) struct Classifier {
     classes: Vec<Class>,
-    /// Whether acknowledgements without data are as other packets.
+    /// Acknowledgements without data are treated as other packets.
     acks: bool,
     flows: Flows,
-    /// Least deadline of the classes of recent packets, and when the last of them left.
+    /// Least deadline of the classes of recent packets, and send time of the last such packet.
     deadline: Option<(Duration, Instant)>,
-    /// When the last packet without one left.
+    /// Send time of the last packet without a deadline.
     undeclared: Option<Instant>,
 }
 
-/// Time for which a packet's deadline binds after it.
+/// Time for which a packet's deadline stays in force.
 const BINDS: Duration = Duration::from_secs(2);
 
 impl Classifier {
@@ -109,13 +109,13 @@ impl Classifier {
         Classifier { classes, acks, ..Classifier::default() }
     }
 
-    /// Whether acknowledgements without data are as other packets.
+    /// Returns whether acknowledgements without data are treated as other packets.
     pub(super) fn acks(&self) -> bool {
         self.acks
     }
 
-    /// Judges a normalised packet that leaves, whose mutable fields were `hop`, over a path of this
-    /// round-trip time.
+    /// Classifies a normalised packet that leaves over a path of the given round-trip time;
+    /// `hop` holds its mutable fields.
     pub(super) fn judge(
         &mut self,
         now: Instant,
@@ -153,7 +153,7 @@ impl Classifier {
         Treatment::Named(repairs, f64::INFINITY)
     }
 
-    /// A packet comes from the peer's site: it may tell a sender what has arrived.
+    /// Handles a packet from the peer's site: it may acknowledge data of a local sender.
     pub(super) fn overhear(
         &mut self,
         now: Instant,
@@ -167,8 +167,8 @@ impl Classifier {
         }
     }
 
-    /// Time for which the flows of recent packets can wait, where those that no deadline was set for
-    /// can wait for `usual`.
+    /// Time for which the flows of recent packets can wait; flows without a deadline wait for
+    /// `usual`.
     pub(super) fn wait(&self, now: Instant, usual: Duration) -> Duration {
         let binds = |at: Instant| now.since(at) < BINDS;
         let declared = self.deadline.filter(|&(_, at)| binds(at)).map(|(deadline, _)| deadline);

@@ -1,4 +1,4 @@
-//! How packets towards a peer are encoded.
+//! Coding of packets towards a peer.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use super::classes::Class;
 use super::control::Limits;
 use crate::fec::{Code, MAX_COVER};
 
-/// How packets towards a peer are encoded.
+/// Coding of packets towards a peer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Coding {
-    /// As many repairs as the measured losses ask for.
+    /// Repairs at a rate that follows the measured losses.
     Auto(Settings),
     /// A code of fixed parameters.
     Fixed(Code),
@@ -17,15 +17,14 @@ pub enum Coding {
     Observe,
 }
 
-/// What an operator says of repairs that follow the losses.
+/// Operator's settings for repairs that follow the losses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Bounds.
+    /// Bounds of the repair rate.
     pub limits: Limits,
-    /// Packets that are protected in another way than the built-in classes have it; the first that
-    /// matches decides.
+    /// Classes that override the built-in ones; the first match decides.
     pub classes: Vec<Class>,
-    /// Whether acknowledgements without data are protected, too.
+    /// Acknowledgements without data are protected, too.
     pub acks: bool,
 }
 
@@ -36,7 +35,7 @@ impl From<Limits> for Settings {
 }
 
 impl Coding {
-    /// How many packets back a repair may reach.
+    /// Number of packets back that a repair may reach.
     pub fn span(&self) -> usize {
         match self {
             Coding::Auto(_) => usize::from(MAX_COVER),

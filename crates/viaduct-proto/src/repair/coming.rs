@@ -3,16 +3,16 @@
 use super::receiver::TICK;
 use crate::time::Duration;
 
-/// Repairs on their way.
+/// Rate of arriving repairs, to estimate those on their way.
 #[derive(Debug, Default)]
 pub(super) struct Coming {
-    /// A second, on average.
+    /// Mean of repairs a second.
     pace: f64,
-    /// The same of packets.
+    /// Mean of packets a second.
     packets: f64,
     /// Packets that the newest repair covered.
     pub(super) cover: u16,
-    /// Repairs and packets of all time when that was last reckoned.
+    /// Totals of repairs and packets at the last update.
     before: (u64, u64),
 }
 
@@ -20,7 +20,7 @@ impl Coming {
     /// Weight of the newest count.
     const WEIGHT: f64 = 0.3;
 
-    /// Reckons anew, a tick after the last time.
+    /// Updates the rates, a tick after the last update.
     pub(super) fn tick(&mut self, repairs: u64, packets: u64) {
         let newest = |of: u64, before: u64| (of - before) as f64 / TICK.as_secs_f64();
         self.pace += Coming::WEIGHT * (newest(repairs, self.before.0) - self.pace);
@@ -28,7 +28,7 @@ impl Coming {
         self.before = (repairs, packets);
     }
 
-    /// Those that come in such a time, of what is lost now.
+    /// Number of repairs expected within `time` that cover the present packets.
     pub(super) fn within(&self, time: Duration) -> usize {
         let covered = f64::from(self.cover) / self.packets.max(1.0);
         (self.pace * time.as_secs_f64().min(covered)) as usize

@@ -1,7 +1,8 @@
-//! What becomes of packets that a full queue has dropped, once they are recovered.
+//! Handling of recovered packets that a full queue had dropped.
 //!
-//! A drop is how a queue tells senders to slow down (RFC 9265: repairs must not hide it). A flow that understands ECN
-//! gets its packet, marked; of any other, one packet a round trip stays lost, the oldest, and the rest come back.
+//! Drops are the signal by which a queue slows senders down, and repairs must not hide it (RFC
+//! 9265). A flow with ECN gets its packet, marked. Of any other flow one packet per round trip
+//! stays lost, the oldest; the rest are injected.
 
 use std::collections::HashMap;
 
@@ -9,32 +10,32 @@ use super::flow::Flow;
 use crate::time::{Duration, Instant};
 use crate::wire::ip::Header;
 
-/// Flows that are remembered, at most.
+/// Limit of remembered flows.
 const MAX_FLOWS: usize = 4_096;
 /// ECN: the two low bits of the traffic class, and its values.
 const ECN: u8 = 3;
 const NOT_ECT: u8 = 0;
 const CE: u8 = 3;
 
-/// What becomes of a recovered packet.
+/// Treatment of a recovered packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
-    /// It is injected with this traffic class.
+    /// Injected with this traffic class.
     Mark(u8),
-    /// It stays lost.
+    /// Not injected: stays lost.
     Withhold,
-    /// It is injected as it is: its flow has been told.
+    /// Injected unchanged: its flow has had its signal.
     None,
 }
 
-/// Flows that were told of congestion.
+/// Times at which flows got a congestion signal.
 #[derive(Debug, Default)]
 pub(super) struct Congestion {
     told: HashMap<Flow, Instant>,
 }
 
 impl Congestion {
-    /// Judges a packet that a full queue has dropped, of this traffic class.
+    /// Decides on a packet of the given traffic class that a full queue has dropped.
     pub(super) fn judge(
         &mut self,
         now: Instant,

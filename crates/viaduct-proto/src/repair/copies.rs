@@ -1,4 +1,4 @@
-//! Copies of packets that wait until the burst of losses that may have taken them has passed.
+//! Copies of packets that are sent after a possible burst of losses has passed.
 
 use std::collections::VecDeque;
 
@@ -7,38 +7,40 @@ use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 use crate::wire::ip::Hop;
 
-/// Times after its packet at which copies leave: one, and the others where losses come in bursts.
-/// The first two are sooner than a person notices, and later than a burst on most links lasts; the
-/// last ones come before a sender's time-out, where a burst is long as little else is sent.
+/// Times after its packet at which copies are sent: the first always, the others where losses
+/// come in bursts. The first two are sooner than a person notices, and later than a burst on
+/// most links lasts. The last ones come before a sender's retransmission timeout, where a burst
+/// lasts long because little else is sent.
 const AFTER: [Duration; 4] = [
     Duration::from_millis(5),
     Duration::from_millis(9),
     Duration::from_millis(20),
     Duration::from_millis(45),
 ];
-/// Time by which one leaves before, to share a datagram.
+/// Time by which a copy may be sent early, to share a datagram.
 const SLACK: Duration = Duration::from_millis(2);
-/// Packets that wait, at most; beyond, no more are copied.
+/// Limit of waiting packets; beyond it, packets are not copied.
 const MAX_WAITING: usize = 1_024;
-/// Bytes of copies that may leave a second however little else does, 2 Mb/s, and at once.
+/// Least rate of copies in bytes a second, independent of other traffic (2 Mb/s), and size of
+/// the token bucket.
 const MIN_RATE: f64 = 250_000.0;
 const MAX_TOKENS: f64 = 125_000.0;
-/// Bytes that are left for first copies.
+/// Tokens reserved for first copies.
 const RESERVE: f64 = 62_500.0;
 
-/// The packets that wait.
+/// Packets whose copies are to be sent.
 #[derive(Debug)]
 pub(super) struct Copies {
-    /// By how many copies of them have left; each oldest first.
+    /// Packets by the number of their copies sent; each queue oldest first.
     waiting: [VecDeque<Waiting>; AFTER.len()],
-    /// Buffers of packets that have left.
+    /// Buffers for reuse.
     spare: Vec<Vec<u8>>,
-    /// Bytes of copies that may leave.
+    /// Bytes of copies that may be sent now.
     tokens: f64,
     filled: Instant,
 }
 
-/// A packet that waits.
+/// Packet whose copy is to be sent.
 #[derive(Debug)]
 pub(super) struct Waiting {
     since: Instant,
@@ -57,12 +59,12 @@ impl Copies {
         }
     }
 
-    /// Counts a packet of `len` bytes that has left, of which copies may take this share.
+    /// Counts a sent packet of `len` bytes; copies may take this share of it.
     pub(super) fn count(&mut self, len: usize, share: f64) {
         self.tokens = (self.tokens + share * len as f64).min(MAX_TOKENS);
     }
 
-    /// Has copies of a normalised packet leave.
+    /// Schedules copies of a normalised packet.
     pub(super) fn push(&mut self, now: Instant, seq: Seq, hop: Hop, packet: &[u8]) {
         if self.waiting.iter().map(VecDeque::len).sum::<usize>() >= MAX_WAITING {
             return;
@@ -72,7 +74,7 @@ impl Copies {
         self.waiting[0].push_back(Waiting { since: now, seq, hop, packet: bytes });
     }
 
-    /// When the next one leaves.
+    /// Time of the next copy.
     pub(super) fn due(&self) -> Option<Instant> {
         let due = |(queue, after): (&VecDeque<Waiting>, Duration)| {
             queue.front().map(|waiting| waiting.since + after)
@@ -80,8 +82,9 @@ impl Copies {
         self.waiting.iter().zip(AFTER).filter_map(due).min()
     }
 
-    /// Calls `send` with the copies that leave now, in groups of consecutive packets of the same
-    /// mutable fields that fit `room` bytes. There is more than one where losses come in bursts.
+    /// Calls `send` with the copies that are due, in groups of consecutive packets with the
+    /// same mutable fields that fit `room` bytes. Schedules further copies if losses come in
+    /// bursts.
     pub(super) fn leave(
         &mut self,
         now: Instant,
@@ -126,7 +129,7 @@ impl Copies {
     }
 }
 
-/// Moves those that are due `after` their packets, and those that are soon where one is.
+/// Moves packets that are due `after` their time, and with them those that are due soon.
 fn take(queue: &mut VecDeque<Waiting>, now: Instant, after: Duration, leaving: &mut Vec<Waiting>) {
     if queue.front().is_some_and(|of| of.since + after <= now) {
         let many = queue.partition_point(|of| of.since + (after - SLACK) <= now);
@@ -134,7 +137,7 @@ fn take(queue: &mut VecDeque<Waiting>, now: Instant, after: Duration, leaving: &
     }
 }
 
-/// How many of the first ones can share a section.
+/// Number of packets at the start that can share a section.
 fn group(waiting: &[Waiting], room: usize) -> usize {
     let (mut many, mut bytes) = (1, COPIES_OVERHEAD + COPY_OVERHEAD + waiting[0].packet.len());
     for pair in waiting.windows(2) {

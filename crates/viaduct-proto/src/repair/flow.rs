@@ -1,11 +1,11 @@
-//! Which flow a packet belongs to.
+//! Flow of a packet.
 
 use std::net::IpAddr;
 
 use crate::wire::ip::Header;
 use crate::wire::transport;
 
-/// Addresses, protocol, and ports where a packet shows them.
+/// Flow key: addresses, protocol, and ports if the packet shows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flow {
     pub(super) protocol: u8,
@@ -14,7 +14,7 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// The flow of a packet.
+    /// Returns the flow of a packet.
     pub(super) fn of(header: &Header, packet: &[u8]) -> Flow {
         let [source, destination] = transport::ports(packet).unwrap_or_default();
         Flow {
@@ -24,7 +24,7 @@ impl Flow {
         }
     }
 
-    /// The flow of the packets that come back.
+    /// Returns the flow of the reverse direction.
     pub(super) fn back(self) -> Flow {
         Flow { source: self.destination, destination: self.source, ..self }
     }

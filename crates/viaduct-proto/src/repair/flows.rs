@@ -1,4 +1,4 @@
-//! What each flow sends, as far as that decides how it is protected.
+//! State of each flow, as far as it decides on the flow's protection.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use crate::time::{Duration, Instant};
 use crate::wire::tcp_sack::Acknowledged;
 use crate::wire::transport::Segment;
 
-/// Flows that are remembered, at most. Beyond, new ones count as bulk.
+/// Limit of flows that are remembered. New flows beyond it count as bulk.
 const MAX_FLOWS: usize = 4_096;
 /// Time after which an idle flow may be forgotten.
 const IDLE: Duration = Duration::from_secs(2);
@@ -16,31 +16,32 @@ const IDLE: Duration = Duration::from_secs(2);
 const LIGHT: f64 = 25_000.0;
 /// The same of flows whose packets are small, such as voice, games or telemetry: 8 Mb/s.
 const LIGHT_SMALL: f64 = 1_000_000.0;
-/// Bytes of a small packet, on average, and the weight of the newest.
+/// Mean length of a small packet in bytes, and the weight of the newest length.
 const SMALL: f64 = 256.0;
 const WEIGHT: f64 = 0.0625;
-/// Seconds at that rate that a flow may send at once, and that it has to have in hand to be light
-/// again: as much as it was silent for while its sender waited for a time-out.
+/// Seconds at that rate that a flow may send at once, and the credit at which it becomes light
+/// again: as much as a flow gains that is silent while its sender waits for a retransmission
+/// timeout.
 const MAX_CREDIT: f64 = 1.0;
 const AGAIN: f64 = 0.2;
 
-/// The flows of the last seconds.
+/// Flows of the last seconds.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     rates: HashMap<Flow, Rate>,
     swept: Option<Instant>,
 }
 
-/// What a flow has sent.
+/// Sending rate of a flow.
 #[derive(Debug)]
 struct Rate {
     last: Instant,
-    /// Seconds for which it may send at the rate of a light flow.
+    /// Seconds for which it may still send at the rate of a light flow.
     credit: f64,
-    /// Bytes of its packets, on average.
+    /// Mean length of its packets, in bytes.
     mean: f64,
     is_light: bool,
-    /// How its sender reacts to losses, of TCP.
+    /// Reaction of its sender to losses, if it is TCP.
     reaction: Option<Box<Reaction>>,
 }
 
@@ -50,7 +51,7 @@ impl Rate {
         Rate { last: now, credit: MAX_CREDIT, mean, is_light: true, reaction: None }
     }
 
-    /// Counts a packet; whether its flow is light.
+    /// Counts a packet; returns whether its flow is light.
     fn count(&mut self, now: Instant, len: usize) -> bool {
         let len = len as f64;
         self.mean += WEIGHT * (len - self.mean);
@@ -63,32 +64,32 @@ impl Rate {
     }
 }
 
-/// What kind of flow a packet belongs to.
+/// Kind of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// It sends little.
+    /// Sends little.
     Light,
-    /// It sends much, and slows down when packets are lost, or that is not known.
+    /// Sends much, and slows down on losses, as far as known.
     Bulk,
-    /// It sends much, and does not slow down.
+    /// Sends much, and does not slow down on losses.
     Insensitive,
 }
 
-/// A packet that leaves.
+/// Packet that leaves.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sending<'a> {
     pub(super) flow: Flow,
     pub(super) len: usize,
-    /// What it is of TCP.
+    /// TCP header of the packet, if it is one of TCP.
     pub(super) segment: Option<&'a Segment>,
 }
 
 impl Flows {
-    /// Counts a packet, over a path of this round-trip time; what its flow is.
+    /// Counts a packet over a path of the given round-trip time; returns the kind of its flow.
     pub(super) fn count(&mut self, now: Instant, of: Sending<'_>, rtt: Duration) -> Kind {
         let Sending { flow, len, segment } = of;
         if self.rates.len() >= MAX_FLOWS && !self.rates.contains_key(&flow) {
-            // Looking for idle ones costs time: not for each packet.
+            // A search for idle flows takes time, so that it is not done for each packet.
             if self.swept.is_some_and(|at| now.since(at) < IDLE / 2) {
                 return Kind::Bulk;
             }
@@ -114,7 +115,7 @@ impl Flows {
         }
     }
 
-    /// A packet of TCP comes back to the sender of `flow`.
+    /// Handles an acknowledgement to the sender of `flow`.
     pub(super) fn hear(
         &mut self,
         now: Instant,

@@ -1,12 +1,12 @@
 //! The handshake between two sites: Noise KK over Curve25519, ChaCha20-Poly1305 and BLAKE2s, one
 //! round trip, fresh keys for each session.
 //!
-//! Both sites know each other's public key from their config. An initiation begins with a hint that
-//! only the two can derive, so that one look-up finds its peer; every handshake message carries a MAC
-//! under a key of the two sites and its direction. So a stranger's datagram costs a look-up, one that
-//! repeats an overheard hint costs one HMAC, and neither ever costs a curve operation; what a site has
-//! sent itself fails like any forgery when it is sent back. The initiation's clock, which must rise,
-//! keeps old initiations out.
+//! Both sites know each other's public key from their config. An initiation begins with a hint
+//! that only the two can derive, so that one look-up finds its peer. Every handshake message
+//! carries a MAC under a key of the two sites and its direction. A stranger's datagram thus
+//! costs a look-up, one that repeats an overheard hint costs one HMAC, and neither costs a
+//! curve operation. A site's own messages fail like forgeries if they are sent back to it. The
+//! initiation's clock, which must rise, keeps old initiations out.
 
 use ring::hmac;
 use snow::{Builder, HandshakeState};
@@ -16,28 +16,28 @@ use crate::keys::{Entropy, PublicKey, Resolver, SecretKey, Shared};
 
 const PATTERN: &str = "Noise_KK_25519_ChaChaPoly_BLAKE2s";
 
-/// The keys that a handshake gave: to send with, to receive with.
+/// Keys from a handshake, to send with and to receive with.
 pub(super) struct Keys {
     pub(super) send: [u8; 32],
     pub(super) receive: [u8; 32],
 }
 
-/// What every handshake with one peer needs.
+/// Long-term keys for handshakes with one peer.
 pub(super) struct Identities {
     secret: SecretKey,
     peer: PublicKey,
-    /// Authenticates what is sent to the peer.
+    /// Authenticates messages to the peer.
     mac_out: hmac::Key,
-    /// Authenticates what comes from it.
+    /// Authenticates messages from the peer.
     mac_in: hmac::Key,
-    /// Names this site to the peer.
+    /// Identifies this site to the peer.
     hint_out: Hint,
-    /// Names the peer here.
+    /// Identifies the peer to this site.
     hint_in: Hint,
     entropy: Entropy,
 }
 
-/// An initiation that waits for its response.
+/// Initiation that waits for its response.
 pub(super) struct Initiation(HandshakeState);
 
 impl Identities {
@@ -71,19 +71,19 @@ impl Identities {
         }
     }
 
-    /// The hint that the peer's initiations begin with.
+    /// Hint at the start of the peer's initiations.
     pub(super) fn hint(&self) -> Hint {
         self.hint_in
     }
 
-    /// Random bits for a session's index.
+    /// Random bits for a session index.
     pub(super) fn random_u32(&self) -> u32 {
         let mut bytes = [0; 4];
         (self.entropy)(&mut bytes);
         u32::from_be_bytes(bytes)
     }
 
-    /// Writes an initiation to `out`.
+    /// Appends an initiation to `out`.
     pub(super) fn initiate(
         &self,
         sender: u32,
@@ -97,13 +97,14 @@ impl Identities {
         Some(Initiation(noise))
     }
 
-    /// Whether `datagram` has a MAC that only the peer can have made, and made for this site.
+    /// Verifies the MAC of `datagram`, which only the peer can have made, and only for this
+    /// site.
     pub(super) fn authentic(&self, datagram: &[u8]) -> bool {
         let Some((message, mac)) = datagram.split_last_chunk::<MAC>() else { return false };
         hmac::verify(&self.mac_in, message, mac).is_ok()
     }
 
-    /// Answers an authentic initiation: the response goes to `out`.
+    /// Answers an authentic initiation: appends the response to `out`.
     pub(super) fn respond(
         &self,
         initiation: &[u8],
@@ -130,7 +131,7 @@ impl Identities {
             .expect("each is set once")
     }
 
-    /// Appends the next Noise message and the MAC over all since `start`.
+    /// Appends the next Noise message and the MAC over all bytes since `start`.
     fn write(&self, noise: &mut HandshakeState, start: usize, out: &mut Vec<u8>) -> Option<()> {
         let mut message = [0; NOISE];
         let written = noise.write_message(&[], &mut message).ok()?;
@@ -142,7 +143,7 @@ impl Identities {
 }
 
 impl Initiation {
-    /// Finishes with an authentic response.
+    /// Completes the handshake with an authentic response.
     pub(super) fn finish(mut self, response: &[u8]) -> Option<Keys> {
         let message = response.get(RESPONSE_HEAD..RESPONSE_HEAD + NOISE)?;
         self.0.read_message(message, &mut []).ok()?;

@@ -1,5 +1,5 @@
-//! Health of a peer, judged by what is achieved: not by whether a session stands, but by whether losses
-//! are seen and recovered.
+//! Health of a peer, judged by results: whether losses occur and are recovered, rather than
+//! whether a session stands.
 //!
 //! ```text
 //!   counters, once a second ─▶ what they rose by in the last half minute ─▶ State
@@ -18,12 +18,13 @@ use crate::time::{Duration, Instant};
 const WINDOW: Duration = Duration::from_secs(30);
 /// Packets needed before a share of them is judged.
 const MIN_SAMPLE: u64 = 20;
-/// Losses needed before it is reported that none was recovered.
+/// Losses needed before a peer without recoveries is reported.
 const MIN_LOST: u64 = 5;
-/// Per cent of loss from which on the path is misconfigured: what is announced is not what arrives.
+/// Percentage of loss from which on the path counts as misconfigured: packets arrive with other
+/// contents than were announced.
 const TOTAL_LOSS_PERCENT: u64 = 95;
 
-/// One peer's counters over the last half minute.
+/// Counters of one peer over the last half minute.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     seen: VecDeque<(Instant, PeerStats)>,
@@ -41,7 +42,8 @@ struct Rise {
 }
 
 impl Health {
-    /// Takes the counters of this second. `trouble` is what is wrong with the WAN itself.
+    /// Adds the counters of this second and judges the state. `trouble` describes a problem of
+    /// the WAN itself.
     pub fn look(
         &mut self,
         now: Instant,
@@ -168,7 +170,7 @@ fn all_lost(loss: &LossReport) -> bool {
     loss.covered >= MIN_SAMPLE && loss.lost * 100 >= loss.covered * TOTAL_LOSS_PERCENT
 }
 
-/// Whether less than half of what was lost is recovered.
+/// Returns whether less than half of the losses are recovered.
 fn poor(loss: &LossReport) -> bool {
     loss.lost >= MIN_SAMPLE && loss.recovered * 2 < loss.lost
 }

@@ -1,9 +1,10 @@
-//! Recovered packets that wait a moment before they are injected, where that is of use.
+//! Holds recovered packets for a moment before they are injected, if packets overtake each
+//! other.
 //!
-//! Where a machine takes packets in by several queues, or several cores share the work, a repair
-//! may overtake packets that it covers. What it rebuilds then is not lost, only a moment behind, and
-//! its hosts should get it once. How long a moment is shows when a packet comes after its recovery:
-//! from then on recoveries wait a little longer than that. Where nothing overtakes, none waits.
+//! With several receive queues or cores, a repair may overtake packets that it covers. A packet
+//! rebuilt from it is not lost but a moment late, and its host should get it once. The hold
+//! time is learnt from packets that arrive after their recovery: later recoveries are held a
+//! little longer than that. Without such packets the hold is zero.
 //!
 //! ```text
 //!   recovered ──▶ queue ── hold over ──▶ injected ──▶ gone, remembered for a while
@@ -16,39 +17,39 @@ use super::identity::Identity;
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Longest wait: more than queues and cores of one machine differ.
+/// Longest hold: above the differences between queues and cores of one machine.
 const MAX_HOLD: Duration = Duration::from_millis(2);
-/// After how long without a packet that was overtaken the wait is halved, at last to none.
+/// Time without an overtaken packet after which the hold is halved, finally to zero.
 const FORGET: Duration = Duration::from_secs(10);
-/// Recoveries that wait, and that are remembered, at once, at most: arrivals look through them.
+/// Limit of held and of remembered recoveries: each arrival searches them.
 const MAX_HELD: usize = 256;
 
-/// A recovery that waits.
+/// Held recovery.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
     pub(super) seq: Seq,
     pub(super) identity: Identity,
-    /// When the packet should have arrived, if that is known.
+    /// Time at which the packet should have arrived, if known.
     pub(super) due: Option<Instant>,
     recovered: Instant,
 }
 
-/// What a packet that arrives has to do with recoveries.
+/// Relation of an arriving packet to recoveries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overtaken {
-    /// Nothing.
+    /// No recovery of it.
     No,
-    /// Its recovery waited, and is dropped.
+    /// The recovery was held, and is dropped.
     InTime(Seq),
-    /// It was injected already.
+    /// The recovery was injected already.
     TooLate,
 }
 
-/// Recoveries that wait, oldest first, and those that waited.
+/// Recoveries in hold, oldest first, and those released lately.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     hold: Duration,
-    /// When a packet that was overtaken last came.
+    /// Last arrival of an overtaken packet.
     last: Option<Instant>,
     queue: VecDeque<Waiting>,
     gone: VecDeque<Waiting>,
@@ -65,7 +66,7 @@ impl Held {
         self.queue.push_back(Waiting { seq, identity, due, recovered: now });
     }
 
-    /// Looks for the recovery of a packet that has just come.
+    /// Searches for the recovery of a packet that has just arrived.
     pub(super) fn arrived(&mut self, now: Instant, identity: Identity) -> Overtaken {
         if let Some(waiting) = take(&mut self.queue, identity) {
             self.rise(now, waiting);
@@ -80,19 +81,19 @@ impl Held {
         }
     }
 
-    /// A packet came after its recovery: the next ones wait a quarter longer than that.
+    /// Raises the hold to 5/4 of the time by which the packet came after its recovery.
     fn rise(&mut self, now: Instant, waiting: Waiting) {
         let needed = now.since(waiting.recovered) * 5 / 4;
         self.hold = self.hold.max(needed.min(MAX_HOLD));
         self.last = Some(now);
     }
 
-    /// When the next one has waited long enough.
+    /// Time at which the next hold ends.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.queue.front().map(|waiting| waiting.recovered + self.hold)
     }
 
-    /// Takes the next one that has waited long enough, or has no room to wait.
+    /// Takes the next recovery whose hold has ended, or for which there is no room.
     pub(super) fn pop(&mut self, now: Instant) -> Option<Waiting> {
         let full = self.queue.len() > MAX_HELD;
         let front = self.queue.front()?;
@@ -108,7 +109,7 @@ impl Held {
         Some(waiting)
     }
 
-    /// Drops those whose packets could not come that late.
+    /// Forgets released recoveries whose packets can no longer arrive.
     fn forget(&mut self, now: Instant) {
         let old = |gone: &Waiting| now.since(gone.recovered) > 2 * MAX_HOLD;
         while self.gone.front().is_some_and(old) {
@@ -116,7 +117,7 @@ impl Held {
         }
     }
 
-    /// Forgets, a few times a second.
+    /// Housekeeping; called a few times a second.
     pub(super) fn tick(&mut self, now: Instant) {
         self.forget(now);
         if self.last.is_some_and(|last| now.since(last) >= FORGET) {

@@ -1,10 +1,10 @@
-//! Which packet is meant: a keyed 64-bit hash over all that routers leave alone.
+//! Packet identity: a keyed 64-bit hash over all bytes that routers leave unchanged.
 //!
-//! The paper names a packet by addresses, IP id, length and a checksum of its payload (4.6), and a
-//! collision garbles a recovery. Here the name is a keyed hash of the whole normalised packet, so
-//! it doubles as the proof that a recovery came out right: what does not hash to the name that it
-//! was announced under is never injected. The key follows from the two sites' keys alone, so that
-//! it outlives sessions and restarts, and nobody else can make collisions.
+//! The paper names a packet by addresses, IP id, length and a checksum of its payload (4.6),
+//! where a collision garbles a recovery. Here the name is a keyed hash of the whole normalised
+//! packet, so that it also proves a recovery right: a packet that does not hash to the
+//! announced name is never injected. The key is derived from the two sites' keys alone: it
+//! outlives sessions and restarts, and third parties cannot produce collisions.
 //!
 //! ```text
 //!   packet   ├──── 1024 bytes ────┼── the rest ──┤
@@ -12,35 +12,35 @@
 //!            16 bytes            16 bytes  ──▶ HighwayHash ─▶ name
 //! ```
 //!
-//! NH, the sum of products that VMAC and UMAC (RFC 4418) begin with, is the quickest way to make
-//! 16 bytes of 1024: one multiplication for 16 bytes. Two blocks that differ meet with probability
-//! 2^-64, whatever they are, if whoever chose them knows nothing of the key; names travel sealed,
-//! so that nobody else learns anything of it.
+//! NH, the sum of products that VMAC and UMAC (RFC 4418) begin with, is the fastest way to
+//! reduce 1024 bytes to 16: one multiplication for every 16 bytes. Two different blocks collide
+//! with probability 2^-64, for any choice that does not depend on the key. Names travel sealed,
+//! so that third parties learn nothing of the key from them.
 
 use highway::{HighwayHash, HighwayHasher, Key};
 
 use super::align::Tag;
 
-/// A packet's name between two sites.
+/// Name of a packet between two sites.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity(pub u64);
 
 impl Identity {
-    /// What a packet is called in short, where its order tells the rest.
+    /// Short form of the name, for use where the order of packets resolves ambiguities.
     pub fn tag(self) -> Tag {
         self.0 as Tag
     }
 }
 
-/// Bytes that NH takes at once.
+/// Block length of NH, in bytes.
 const BLOCK: usize = 1024;
-/// Bytes of one product, and of what NH makes of a block.
+/// Bytes that enter one product, and that NH makes of a block.
 const PAIR: usize = 16;
 
-/// What is added to each pair of words before they are multiplied.
+/// Numbers added to the pairs of words before their multiplication.
 type Pads = [[u64; 2]; BLOCK / PAIR];
 
-/// The key under which two sites name packets.
+/// Key under which two sites name packets.
 #[derive(Clone)]
 pub struct IdentityKey {
     pads: Pads,
@@ -48,7 +48,7 @@ pub struct IdentityKey {
 }
 
 impl IdentityKey {
-    /// From 32 secret bytes.
+    /// Derives the key from 32 secret bytes.
     pub fn new(secret: &[u8; 32]) -> Self {
         let mut words = [0; 4];
         for (word, bytes) in words.iter_mut().zip(secret.as_chunks::<8>().0) {
@@ -63,11 +63,11 @@ impl IdentityKey {
         }
     }
 
-    /// The name of a normalised packet (see [`crate::wire::ip::normalise`]).
+    /// Name of a normalised packet (see [`crate::wire::ip::normalise`]).
     pub fn name(&self, normalised: &[u8]) -> Identity {
         let mut hasher = HighwayHasher::new(self.last);
         for blocks in normalised.chunks(2 * BLOCK) {
-            // Two at once, because HighwayHash likes 32 bytes best.
+            // Two blocks at once: HighwayHash is fastest with 32 bytes.
             let (first, second) = blocks.split_at(blocks.len().min(BLOCK));
             let mut sums = [0; 2 * PAIR];
             sums[..PAIR].copy_from_slice(&nh(&self.pads, first).to_le_bytes());
@@ -84,7 +84,7 @@ impl std::fmt::Debug for IdentityKey {
     }
 }
 
-/// NH of a block of at most [`BLOCK`] bytes, which counts as padded with zeros, and its length.
+/// NH of a block of at most [`BLOCK`] bytes, padded with zeros, and of its length.
 fn nh(pads: &Pads, block: &[u8]) -> u128 {
     let (pairs, rest) = block.as_chunks::<PAIR>();
     let mut last = [0; PAIR];

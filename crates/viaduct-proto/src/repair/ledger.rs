@@ -1,7 +1,7 @@
-//! What is known of each packet number: announced under which name, arrived, missing, recovered.
+//! State of each packet number: named, arrived, missing or recovered.
 //!
-//! The ledger covers the last [`Ledger::capacity`] numbers. Rows leave it when they have settled,
-//! and are then counted once: lost or not, recovered or not, and in bursts of which length.
+//! The ledger covers the last [`Ledger::capacity`] numbers. A row is counted once, when it
+//! settles: lost or not, recovered or not, and in a burst of which length.
 
 use super::align::Tag;
 use super::identity::Identity;
@@ -10,51 +10,51 @@ use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 use crate::wire::ip::Hop;
 
-/// How long after it was named a packet may still arrive or be recovered.
+/// Time after its naming in which a packet may still arrive or be recovered.
 pub(super) const SETTLE: Duration = Duration::from_secs(1);
 
 /// The state of one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nothing that arrived has named it.
+    /// Not named by anything that has arrived.
     #[default]
     Unnamed,
-    /// It arrived by itself.
+    /// Arrived by itself.
     Arrived,
-    /// It was named and is not here.
+    /// Named, but not here.
     Missing,
-    /// It was lost and has been recovered.
+    /// Lost, then recovered.
     Recovered,
-    /// It was lost and has been recovered, but its hosts do not get it.
+    /// Lost and recovered, but withheld from its destination.
     Withheld,
 }
 
-/// One number.
+/// Row of one number.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Row {
-    /// Its identity, once the packet is here.
+    /// Identity of the packet, once it is here.
     pub(super) identity: Identity,
-    /// The identity's tag, once it is named.
+    /// Tag of the identity, once the packet is named.
     pub(super) tag: Tag,
-    /// When it left, in microseconds of the peer's clock, if that was told.
+    /// Send time in microseconds of the peer's clock, if known.
     pub(super) sent: Option<u32>,
-    /// Mutable fields of a packet that was recovered.
+    /// Mutable fields of a recovered packet.
     pub(super) hop: Hop,
-    /// Whether a full queue has dropped it.
+    /// Dropped by a full queue.
     pub(super) congested: bool,
-    /// Whether it is in no repair.
+    /// Contained in no repair.
     pub(super) is_bare: bool,
     pub(super) state: State,
 }
 
 impl Row {
-    /// Whether the packet has arrived or was recovered.
+    /// Returns whether the packet has arrived or was recovered.
     pub(super) fn is_here(&self) -> bool {
         matches!(self.state, State::Arrived | State::Recovered | State::Withheld)
     }
 }
 
-/// What the settled rows add up to.
+/// Totals of the settled rows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Settled {
     pub(super) link: LossReport,
@@ -65,20 +65,20 @@ pub(super) struct Settled {
 /// Rows by number, in a ring.
 pub(super) struct Ledger {
     rows: Box<[Row]>,
-    /// Numbers below have settled.
+    /// Lowest number that has not settled.
     floor: Seq,
-    /// One above the highest number named; 0 before the first.
+    /// Number after the highest one named; 0 before the first.
     next: Seq,
-    /// The lowest number named since the peer started: those below never were.
+    /// The lowest number named since the peer started; lower ones count for nothing.
     lowest: Seq,
-    /// How far the numbers had come at recent times, oldest first.
+    /// Value of `next` at recent times, oldest first.
     marks: std::collections::VecDeque<(Instant, Seq)>,
     run: u64,
     settled: Settled,
 }
 
 impl Ledger {
-    /// For the last `capacity` numbers, a power of two.
+    /// Creates a ledger of the last `capacity` numbers, rounded up to a power of two.
     pub(super) fn new(capacity: usize) -> Self {
         Ledger {
             rows: vec![Row::default(); capacity.next_power_of_two()].into_boxed_slice(),
@@ -104,7 +104,7 @@ impl Ledger {
         self.floor
     }
 
-    /// One above the highest number named.
+    /// Number after the highest one named.
     pub(super) fn next(&self) -> Seq {
         self.next
     }
@@ -115,8 +115,9 @@ impl Ledger {
         settled
     }
 
-    /// Makes room for numbers up to `last`; false if `first` has settled already. The peer has
-    /// started anew if the numbers jump beyond the ledger, forwards or back.
+    /// Makes room for numbers up to `last`; false if `first` has settled already. A jump of the
+    /// numbers beyond the ledger, forwards or back, means that the peer has restarted: the
+    /// ledger is emptied.
     pub(super) fn reach(&mut self, first: Seq, last: Seq) -> bool {
         let ahead = last >= self.next.saturating_add(self.capacity());
         let behind = last.saturating_add(self.capacity()) < self.floor;
@@ -125,7 +126,7 @@ impl Ledger {
             self.flush_run();
             self.rows.fill(Row::default());
             self.marks.clear();
-            // The first repair to arrive need not be of the first packets.
+            // The first repair to arrive need not cover the first packets.
             self.floor = first.saturating_sub(self.capacity() / 2);
             self.next = first;
             self.lowest = first;
@@ -144,7 +145,7 @@ impl Ledger {
         within.then(|| &self.rows[self.place(seq)])
     }
 
-    /// The row of `seq`, to change.
+    /// The mutable row of `seq`, unless it has settled or was never reached.
     pub(super) fn row_mut(&mut self, seq: Seq) -> Option<&mut Row> {
         let within = seq >= self.floor && seq < self.next;
         let place = self.place(seq);
@@ -155,7 +156,7 @@ impl Ledger {
         (seq & (self.capacity() - 1)) as usize
     }
 
-    /// Settles what was named more than [`SETTLE`] ago. Call it a few times a second.
+    /// Settles numbers that were named more than [`SETTLE`] ago. Called a few times a second.
     pub(super) fn tick(&mut self, now: Instant) {
         while let Some(&(at, next)) = self.marks.front() {
             if now.since(at) < SETTLE {

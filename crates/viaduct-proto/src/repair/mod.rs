@@ -1,10 +1,10 @@
-//! The packet plane's protocol: repairs that travel beside the packets they protect.
+//! Protocol of the packet plane: repairs that travel beside the packets they protect.
 //!
 //! The kernel forwards every packet between two sites, unaltered. Each gateway reads copies: of
-//! what leaves for a peer's site, to make repairs of it; of what arrives from there, to know what
-//! did not. A repair names the packets that it covers; the gateway that receives it makes what is
-//! missing and hands it to the kernel as if it had just arrived. If a gateway dies, traffic flows
-//! on as if it had never been there.
+//! packets that leave for a peer's site, to make repairs of them; and of packets that arrive
+//! from there, to know which did not. A repair names the packets that it covers. The receiving
+//! gateway decodes missing packets and hands them to the kernel as if they had just arrived. If
+//! a gateway dies, traffic flows on, only unprotected.
 //!
 //! ```text
 //!      site A                                  WAN                                 site B
@@ -13,9 +13,9 @@
 //!            sender ─▶ seal ═══════ repairs, authenticated ═══════▶ open ─▶ receiver
 //! ```
 //!
-//! [`Plane`] is the entry: it routes copies and datagrams to peers. A peer is a conductor over a
-//! `Session` (keys), a `Sender` (names, code, framing) and a `Receiver` (store, ledger, decoder).
-//! The paper's sections 4.1, 4.5, 4.6 and 4.7 describe what this room does.
+//! [`Plane`] is the entry point: it routes copies and datagrams to peers. A peer connects a
+//! `Session` (keys), a `Sender` (names, code, framing) and a `Receiver` (store, ledger,
+//! decoder). This module implements the paper's sections 4.1, 4.5, 4.6 and 4.7.
 
 pub mod align;
 mod allowance;

@@ -1,9 +1,10 @@
-//! Names of the packets that leave: collected, told, and told again.
+//! Names of outgoing packets: collected, sent, and repeated.
 //!
-//! Without its name a packet is unknown to its receiver, and so is what each repair of it holds; where packets are
-//! lost, so are datagrams with names. Names are therefore told again, once: in the next datagram, and combined with
-//! those of packets that left a while before. Each of the two follows from the other, so that both ways of losing two
-//! datagrams with names do no harm: one after the other, and with some between.
+//! Without its name a packet is unknown to its receiver, as is its part in each repair. Where
+//! packets are lost, so are datagrams with names. Each name is therefore repeated once: in the
+//! next datagram, combined with the name of a packet that left some time before. Either of the
+//! two names follows from the other, so that the loss of two datagrams with names does no harm,
+//! whether they are consecutive or apart.
 //!
 //! ```text
 //!   datagram   1      2          3          4          5
@@ -19,44 +20,46 @@ use super::section::{self, Form, GAP, MAX_NAMES, Manner, Name, Need};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Packets that are named together where no repair leaves before, and where none does at all.
+/// Packets that are named together if no repair is sent before: on a lossy link, and on a clean
+/// one.
 const MANIFEST: usize = 64;
 const CLEAN_MANIFEST: usize = 112;
-/// Time after which they are named though they are fewer: at least, and as a part of the time for
-/// which flows can wait.
+/// Time after which fewer packets are named: at least this, or this part of the time for which
+/// flows can wait.
 const MANIFEST_DELAY: Duration = Duration::from_millis(5);
 const MANIFEST_PART: u32 = 8;
-/// Longest time that a manifest waits for after its last packet, in microseconds: right behind one it would meet a full
-/// queue that has no room since that packet, and be dropped far more often than packets are.
+/// Longest random delay of a manifest after its last packet, in microseconds. Right behind that
+/// packet it would meet a full queue that has had no time to drain, and be dropped far more
+/// often than packets are.
 const MANIFEST_JITTER: u32 = 500;
-/// Names that are kept for requests, and to be told again.
+/// Names kept for requests and repetition.
 const MAX_PAST: usize = 4_096;
-/// Distance of packets whose names are combined: twice as many as are named together, so that of two datagrams that are
-/// lost one after the other each can be told from packets that are known. Where packets are few, those of this time,
-/// but more than a burst takes.
+/// Distance of packets whose names are combined: twice as many as are named together, so that
+/// if two consecutive datagrams are lost, each can be told from known packets. At low rates it
+/// is the number of packets in [`APART_TIME`], but more than a burst takes.
 const APART: NonZeroU16 = NonZeroU16::new(2 * MANIFEST as u16).unwrap();
 const MIN_APART: NonZeroU16 = NonZeroU16::new(MANIFEST as u16 / 2).unwrap();
 pub(super) const APART_TIME: Duration = Duration::from_millis(10);
-/// Packets that are named again together, at most.
+/// Limit of names that are repeated together.
 const MAX_AGAIN: u64 = MANIFEST as u64;
 
-/// Names that have not left, and those that have, which may be told again.
+/// Names not sent yet, and those sent, which may be repeated.
 pub(super) struct Names {
-    /// Number of the first that has not left.
+    /// Number of the first name not sent.
     first: Seq,
     manner: Manner,
     fresh: Vec<Name>,
-    /// The last that have left, at most [`MAX_PAST`].
+    /// Latest names sent, at most [`MAX_PAST`].
     past: VecDeque<Name>,
     apart: NonZeroU16,
-    /// The number after the last that was told again.
+    /// Number after the last repeated name.
     repeated: Seq,
-    /// When they leave.
+    /// Time at which the pending names are sent.
     due: Option<Instant>,
 }
 
 impl Names {
-    /// Names of packets from number `first` on.
+    /// Creates the names of packets from number `first` on.
     pub(super) fn new(first: Seq, manner: Manner) -> Self {
         let (fresh, past) = (Vec::new(), VecDeque::new());
         Names { first, manner, fresh, past, apart: APART, repeated: first, due: None }
@@ -68,45 +71,46 @@ impl Names {
         names * size_of::<Name>()
     }
 
-    /// Whether none waits to leave.
+    /// Returns whether no names are pending.
     pub(super) fn is_empty(&self) -> bool {
         self.fresh.is_empty()
     }
 
-    /// Takes notice of how many packets leave a second.
+    /// Adapts the distance of combined names to the rate of packets a second.
     pub(super) fn spread(&mut self, pace: f64) {
         let packets = (pace * APART_TIME.as_secs_f64()) as u16;
         self.apart =
             NonZeroU16::new(packets).map_or(MIN_APART, |apart| apart.clamp(MIN_APART, APART));
     }
 
-    /// Whether those that have not left have to leave before another: they are many, or its gap to them is long.
+    /// Returns whether the pending names have to be sent before `name` is added: they are many,
+    /// or its time gap is too long.
     pub(super) fn is_full_before(&self, name: &Name) -> bool {
         let longest = GAP.as_micros() as u32 * u32::from(u8::MAX);
         let apart = |last: &Name| name.sent.wrapping_sub(last.sent) > longest;
         self.fresh.len() >= MAX_NAMES || self.fresh.last().is_some_and(apart)
     }
 
-    /// Notes a packet; `wait` is the time for which flows can wait, if it is the first, and `is_lossy` says whether
-    /// packets are being lost.
+    /// Adds the name of a packet; `wait` is the time for which flows can wait, used for the
+    /// first name, and `is_lossy` tells whether packets are being lost.
     pub(super) fn record(&mut self, now: Instant, name: Name, is_lossy: bool, wait: Duration) {
         let many = if is_lossy { MANIFEST } else { CLEAN_MANIFEST };
         let due = *self.due.get_or_insert(now + MANIFEST_DELAY.max(wait / MANIFEST_PART));
         if self.fresh.len() + 1 >= many {
-            // As random as names are.
+            // Tags are random.
             let jitter = u32::from(name.tag) % MANIFEST_JITTER;
             self.due = Some(due.min(now + Duration::from_micros(jitter.into())));
         }
         self.fresh.push(name);
     }
 
-    /// When they leave, at the latest.
+    /// Latest time at which the pending names are sent.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Adds names that are asked for to the bundle, as far as they have left and are kept; bytes that left for want of
-    /// room.
+    /// Adds requested names to the bundle, as far as they were sent and are kept; returns the
+    /// bytes sent to make room.
     pub(super) fn answer(
         &mut self,
         need: Need,
@@ -118,7 +122,8 @@ impl Names {
         self.tell(from, to, Form::Again, bundle, channel)
     }
 
-    /// Adds names to the bundle, and the last ones again if `repeats`; bytes that left for want of room.
+    /// Adds the pending names to the bundle, and repeats the last ones if `repeats`; returns
+    /// the bytes sent to make room.
     pub(super) fn leave(
         &mut self,
         bundle: &mut Bundle,
@@ -148,12 +153,13 @@ impl Names {
         bytes
     }
 
-    /// Number of the oldest name that is kept.
+    /// Number of the oldest name kept.
     fn oldest(&self) -> Seq {
         self.first - self.past.len() as u64
     }
 
-    /// Adds the names from one number to before another, which are kept, to the bundle; bytes that left for want of room.
+    /// Adds the kept names from `from` to before `to` to the bundle; returns the bytes sent to
+    /// make room.
     fn tell(
         &self,
         from: Seq,

@@ -1,4 +1,4 @@
-//! The fates of packets from a peer that observes, for the codes that are tried on them.
+//! Fates of packets from a peer that observes, as input of the trial codes.
 
 use std::collections::VecDeque;
 
@@ -6,16 +6,17 @@ use super::shadow::{Fate, Outcome, Shadows, TRIED};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Time in which a packet may be late; its fate is known then.
+/// Time after which a packet's fate is settled; until then it may be late.
 const SETTLES: Duration = Duration::from_millis(500);
-/// Packets whose fates wait, at most: the oldest are taken for settled.
+/// Limit of fates that wait; the oldest are dropped.
 const MAX_WAITING: usize = 1 << 16;
-/// Packets that are tried at once, at most: on a faster link a part of each moment is.
+/// Limit of packets that the trial codes handle at once: on a faster link they see a part of
+/// each interval.
 const MAX_STEPS: usize = 1 << 13;
 
-/// What is known of the packets.
+/// Fates of the packets from a peer.
 pub(super) struct Observed {
-    /// Oldest first: number, when it was named, when it left, and what became of it.
+    /// Fates, oldest first: number, time of naming, send time and fate.
     fates: VecDeque<(Seq, Instant, Instant, Fate)>,
     shadows: Shadows,
     /// Send time of the newest packet, on the peer's clock and on one that does not wrap.
@@ -23,12 +24,12 @@ pub(super) struct Observed {
 }
 
 impl Observed {
-    /// Over a path of this round-trip time.
+    /// Creates the state for a path of the given round-trip time.
     pub(super) fn new(rtt: Duration) -> Self {
         Observed { fates: VecDeque::new(), shadows: Shadows::new(rtt), clock: None }
     }
 
-    /// The next packet was named, which left at `sent`, in microseconds of the peer's clock.
+    /// Notes the name of the next packet, sent at `sent` in microseconds of the peer's clock.
     pub(super) fn named(&mut self, now: Instant, seq: Seq, sent: u32, fate: Fate) {
         let (last, at) = self.clock.unwrap_or((sent, Instant::ZERO));
         let passed = sent.wrapping_sub(last).cast_signed().max(0).cast_unsigned();
@@ -40,7 +41,7 @@ impl Observed {
         self.fates.push_back((seq, now, at, fate));
     }
 
-    /// Packet `seq`, which was missing, is here.
+    /// Notes that missing packet `seq` is here.
     pub(super) fn arrived(&mut self, seq: Seq) {
         let at = self.fates.partition_point(|&(of, ..)| of < seq);
         if let Some((of, .., fate)) = self.fates.get_mut(at)
@@ -50,7 +51,7 @@ impl Observed {
         }
     }
 
-    /// Tries the codes on what is settled.
+    /// Runs the trial codes on settled fates.
     pub(super) fn settle(&mut self, now: Instant) {
         let settled = self.fates.partition_point(|&(_, named, ..)| now.since(named) >= SETTLES);
         for (.., at, fate) in self.fates.drain(..settled).take(MAX_STEPS) {
@@ -58,7 +59,7 @@ impl Observed {
         }
     }
 
-    /// What each code would have done.
+    /// Outcome of each code.
     pub(super) fn outcomes(&self) -> [Outcome; TRIED.len()] {
         self.shadows.outcomes()
     }

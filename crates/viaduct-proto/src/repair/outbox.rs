@@ -1,6 +1,6 @@
-//! Byte strings on their way out, in order, in memory that is used again and again.
+//! Queue of outgoing byte strings, in reused memory.
 
-/// A queue of datagrams or packets. The shell takes all of them and clears it.
+/// Queue of datagrams or packets. The shell takes all of them and clears it.
 #[derive(Debug, Default)]
 pub struct Outbox {
     bytes: Vec<u8>,
@@ -8,12 +8,13 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Empty.
+    /// Creates an empty queue.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Appends what `write` appends to the buffer it is given; nothing if that is nothing.
+    /// Adds the bytes that `write` appends to its buffer as one entry; no entry if there are
+    /// none.
     pub fn push_with<T>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let start = self.bytes.len();
         let result = write(&mut self.bytes);
@@ -23,7 +24,7 @@ impl Outbox {
         result
     }
 
-    /// The entries, oldest first.
+    /// Entries, oldest first.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         (0..self.ends.len()).map(|i| {
             let start = i.checked_sub(1).map_or(0, |before| self.ends[before]);
@@ -31,12 +32,12 @@ impl Outbox {
         })
     }
 
-    /// How many entries there are.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }

@@ -1,37 +1,39 @@
-//! The time for which flows can wait for a packet, as a share of a round trip.
+//! Time for which flows can wait for a lost packet, as a share of a round trip.
 //!
-//! A sender of TCP that does not wait for a recovered packet sends it again, and its receiver says that it came twice.
-//! As long as that is rare, flows can wait for longer, and fewer repairs do. Linux waits for nearly a round trip where
-//! it has learnt to (RACK's reordering window); other senders for less. Flows that are not of TCP say nothing: a quarter
-//! of a round trip has to do for them.
+//! A TCP sender that does not wait for a recovered packet retransmits it, and its receiver
+//! reports the duplicate (DSACK). As long as that is rare, flows can wait longer, and fewer
+//! repairs suffice. Linux waits for nearly a round trip once it has learnt to (RACK's
+//! reordering window); other senders wait less. Flows other than TCP give no such report and
+//! get a quarter of a round trip.
 
 use crate::time::{Duration, Instant};
 
-/// Least and greatest share, and the first: a sender that has not learnt to wait yet waits for a quarter, and undoes some
-/// of what it has done too soon.
+/// Bounds of the share, and its first value: a sender that has not learnt to wait yet waits for
+/// a quarter of a round trip, and undoes some of its premature reductions.
 const SHARES: [f64; 2] = [0.25, 0.75];
 const FIRST: f64 = 0.35;
-/// Steps down and up.
+/// Factors of a step down and of a step up.
 const STEPS: [f64; 2] = [0.8, 1.15];
-/// Times a second that senders do not wait: more are too many. Each costs a window that is cut and, a round trip later,
-/// put back.
+/// Rate of spurious retransmissions a second above which flows wait too long. Each costs a
+/// window reduction that is undone a round trip later.
 const TOO_MANY: f64 = 0.5;
-/// Bursts that tell, and the time in which so many, or fewer after the greater one, have to have come.
+/// Bursts needed for a step, and the times after which a step is made: after the first with
+/// enough bursts, after the second with fewer.
 const ENOUGH: u64 = 10;
 const TIMES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
-/// What is known of it.
+/// State of the estimate.
 #[derive(Debug)]
 pub(super) struct Patience {
     /// Share of a round trip.
     pub(super) share: f64,
     since: Instant,
-    /// Bursts of losses when it was last changed.
+    /// Count of loss bursts at the last step.
     bursts: u64,
-    /// Times since that senders did not wait, and the last one.
+    /// Spurious retransmissions since the last step, and the time of the last one.
     hasty: u64,
     last: Option<Instant>,
-    /// Packets of TCP since, and all.
+    /// TCP packets, and all packets, since the last step.
     tcp: u64,
     all: u64,
 }
@@ -42,13 +44,13 @@ impl Patience {
         Patience { share, since: now, bursts: 0, hasty: 0, last: None, tcp: 0, all: 0 }
     }
 
-    /// Counts a packet that leaves.
+    /// Counts an outgoing packet.
     pub(super) fn count(&mut self, is_tcp: bool) {
         self.all += 1;
         self.tcp += u64::from(is_tcp);
     }
 
-    /// A segment came twice. All that come twice in one round trip are of one burst.
+    /// Handles a duplicate segment (DSACK). All duplicates within one round trip count as one.
     pub(super) fn handle_dsack(&mut self, now: Instant, rtt: Duration) {
         if self.last.is_none_or(|at| now.since(at) > rtt) {
             self.hasty += 1;
@@ -56,7 +58,7 @@ impl Patience {
         }
     }
 
-    /// Learns from what has happened, where `bursts` were lost since the peer's receiver began.
+    /// Adapts the share; `bursts` is the total of bursts lost since the peer's receiver began.
     pub(super) fn learn(&mut self, now: Instant, bursts: u64) {
         let (passed, many) = (now.since(self.since), bursts.saturating_sub(self.bursts));
         let is_enough = passed >= TIMES[0] && many >= ENOUGH;
@@ -80,7 +82,8 @@ mod tests {
 
     const RTT: Duration = Duration::from_millis(100);
 
-    /// Seconds of a flow, so many bursts a second, of which so many are sent again; the share after them.
+    /// Seconds of a flow, so many bursts a second, of which so many are sent again; the share
+    /// after them.
     fn run(
         patience: &mut Patience,
         begun: u64,

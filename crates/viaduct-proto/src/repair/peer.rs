@@ -1,4 +1,4 @@
-//! One peer site: a conductor over the session, the sender and the receiver.
+//! State of one peer site; connects its session, sender and receiver.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,34 +25,35 @@ use super::wire::Hint;
 use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::{Duration, Instant};
 
-/// How often the peer is told of its losses; it also keeps the session alive.
+/// Interval of loss reports to the peer; they also keep the session alive.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
-/// Least time between two reports while packets are missing, and packets that have to come between them unless
-/// [`REPORT_SPARSE`] passes.
+/// Least time between two reports while packets are missing. Reports less than
+/// [`REPORT_SPARSE`] apart also need [`REPORT_PACKETS`] new packets between them, or a new
+/// doubt about the cause of losses.
 const REPORT_SOON: Duration = Duration::from_millis(10);
 const REPORT_PACKETS: u64 = 64;
 const REPORT_SPARSE: Duration = Duration::from_millis(250);
-/// Round-trip time that is reckoned with until it is measured.
+/// Round-trip time assumed until it is measured.
 const USUAL_RTT: Duration = Duration::from_millis(100);
-/// Weight of the newest round-trip time.
+/// Smoothing of the round-trip time: the newest sample has a weight of one in so many.
 const RTT_WEIGHT: u32 = 8;
 /// Headers of IPv4 and UDP; IPv6 has 20 bytes more.
 const OUTER_V4: usize = 28;
 
-/// What a peer is made of.
+/// Configuration of a peer.
 #[derive(Clone, Debug)]
 pub struct PeerConfig {
-    /// Its name, for people.
+    /// Name shown to people.
     pub name: String,
-    /// Its public key.
+    /// Public key of the peer.
     pub key: PublicKey,
-    /// Where its gateway listens; learnt from its messages if unknown.
+    /// Address of the peer's gateway; if unknown, learnt from its messages.
     pub endpoint: Option<SocketAddr>,
-    /// The addresses at both ends.
+    /// Addresses of the two sites.
     pub sites: Sites,
-    /// How what leaves for it is encoded; `None` protects nothing in that direction.
+    /// Coding of outgoing packets; `None` leaves that direction unprotected.
     pub coding: Option<Coding>,
-    /// After how long without a packet unfilled bins fire.
+    /// Time without a packet after which unfilled bins fire.
     pub flush_after: Duration,
     /// Age at which session keys are replaced.
     pub rekey_after: Duration,
@@ -65,7 +66,7 @@ pub struct PeerConfig {
 }
 
 impl PeerConfig {
-    /// Whether its code can work, without building what it needs.
+    /// Checks that the code can work, without building what it needs.
     pub(super) fn check(&self) -> Result<(), PeerError> {
         if let Some(Coding::Fixed(code)) = &self.coding {
             code.check()?;
@@ -74,27 +75,28 @@ impl PeerConfig {
     }
 }
 
-/// Bytes by which a repair exceeds the longest packet that it covers, headers of IP and UDP included.
+/// Bytes by which a repair exceeds the longest packet that it covers, including the outer IP
+/// and UDP headers.
 pub fn overhead(ipv6: bool) -> usize {
     OUTER_V4 + if ipv6 { 20 } else { 0 } + SEAL_OVERHEAD + SECTION_HEAD + REPAIR_HEAD + PREFIX
 }
 
-/// Bytes of [`PeerConfig::memory`] from which on a code can recover at all: as many packets as one of
-/// its repairs reaches back over have to be kept.
+/// Least [`PeerConfig::memory`], in bytes, with which a code can recover anything: the store
+/// must hold as many packets as a repair reaches back over.
 pub fn least_memory(coding: &Coding, longest: usize) -> usize {
     memory_for_store((coding.span() + 64) * longest.max(576)).max(MIN_MEMORY)
 }
 
-/// Least memory of a peer for which nothing is encoded.
+/// Least memory of a peer without an encoder.
 pub const MIN_MEMORY: usize = 256 << 10;
 
-/// Why a peer cannot be.
+/// Reason for which a peer cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
-    /// Its public key is none.
+    /// Unusable public key.
     #[error(transparent)]
     Key(WeakKey),
-    /// Its code cannot work.
+    /// Unusable code parameters.
     #[error(transparent)]
     Code(#[from] crate::fec::Error),
 }
@@ -104,7 +106,8 @@ pub enum PeerError {
 pub struct PeerFacts {
     /// Current endpoint.
     pub endpoint: Option<SocketAddr>,
-    /// Why its host name has no address; filled in by the shell, which resolves names.
+    /// Reason for which its host name has no address; filled in by the shell, which resolves
+    /// names.
     pub unresolved: Option<String>,
     /// Time since the last authentic message; `None` before the first.
     pub silence: Option<Duration>,
@@ -114,20 +117,20 @@ pub struct PeerFacts {
     pub terms: Option<Arc<Terms>>,
     /// Mismatch between the peer's terms and this config.
     pub disagreement: Option<String>,
-    /// Version, not this program's, of datagrams that came from its endpoint within the last minute. Their
-    /// source may be forged.
+    /// Other protocol version of datagrams that came from its endpoint within the last minute.
+    /// Their source may be forged.
     pub other_version: Option<u8>,
-    /// The MSS that the path lowers SYNs to, for IPv4 and IPv6.
+    /// MSS to which the path lowers SYNs, for IPv4 and IPv6.
     pub lowered_mss: [Option<u16>; 2],
-    /// What is known of the way to it, where the code follows the losses.
+    /// State of the controller, if the code follows the losses.
     pub control: Option<control::State>,
-    /// What codes would have done, where it is observed.
+    /// Outcomes that each code would have had, if the peer is only observed.
     pub trials: Option<[Outcome; TRIED.len()]>,
 }
 
-/// Reports between two that are accompanied by terms, but for the first ones of a session.
+/// Interval of terms, in reports, after the first reports of a session.
 const TERMS_EVERY: u32 = 10;
-/// Reports of a new session that terms go with: some may be lost.
+/// Reports at the start of a session that carry terms: some of them may be lost.
 const TERMS_FIRST: u32 = 3;
 
 pub(super) struct Peer {
@@ -140,27 +143,27 @@ pub(super) struct Peer {
     endpoint: Option<SocketAddr>,
     reported: LossReport,
     rtt: Option<Duration>,
-    /// Stamp of the peer's newest report, and when it came.
+    /// Stamp of the peer's newest report, and its time of arrival.
     stamp: Option<(u32, Instant)>,
-    /// What the last report told, and when it left.
+    /// Time and content of the last report sent.
     told: (Instant, control::Report),
-    /// Reports sent in the present session.
+    /// Reports sent in the present session or since the last change of the config.
     reports: u32,
-    /// What this gateway says to it of the config, and what it has said of its own.
+    /// Terms sent to the peer: facts of this config that it compares with its own.
     own_terms: Terms,
     terms: Option<Arc<Terms>>,
     disagreement: Option<String>,
-    /// What the peer says that codes would have done.
+    /// Outcomes that codes would have had on the way to the peer, as it reports them.
     trials: Option<[Outcome; TRIED.len()]>,
     next_report: Instant,
     next_tick: Instant,
     /// Datagrams to the peer's endpoint.
     pub(super) transmits: Outbox,
-    /// Answers to initiations, each to where its initiation came from.
+    /// Answers to initiations, each to the source of its initiation.
     pub(super) answers: Vec<(SocketAddr, Vec<u8>)>,
 }
 
-/// What is the same for all peers of a gateway.
+/// Facts that all peers of a gateway share.
 #[derive(Clone)]
 pub struct Local {
     /// The site's key.
@@ -181,7 +184,7 @@ impl Peer {
         let shared = local.secret.shared(&config.key).ok_or(PeerError::Key(WeakKey))?;
         let session = Session::new(&session_config(local, &config, slot), &shared, now);
         let identity = IdentityKey::new(&shared.derive(b"viaduct identity"));
-        // Numbers rise from run to run, so that what a peer remembers of the last run is old.
+        // Numbers rise from run to run, so that numbers that a peer remembers are all older.
         let first = (local.unix_nanos_at_zero.saturating_add(now.as_nanos()) / 1_000).max(1);
         let plan = plan(now, &config, first)?;
         Ok(Peer {
@@ -212,7 +215,7 @@ impl Peer {
         &self.config
     }
 
-    /// Low bits of its sessions' indices.
+    /// Low bits of the indices of its sessions.
     pub(super) fn slot(&self) -> u16 {
         self.slot
     }
@@ -259,7 +262,7 @@ impl Peer {
         self.receiver.cached()
     }
 
-    /// Whether `config` can be taken over without a new session.
+    /// Returns whether `config` can be taken over without a new session.
     pub(super) fn stays(&self, config: &PeerConfig) -> bool {
         config.key == self.config.key && config.rekey_after == self.config.rekey_after
     }
@@ -283,7 +286,7 @@ impl Peer {
         self.own_terms = own_terms(&config);
         self.config = config;
         self.compare_terms();
-        // The peer hears of it with the next report.
+        // The next report carries the new terms.
         self.reports = 0;
         Ok(())
     }
@@ -298,7 +301,7 @@ impl Peer {
         Ok(())
     }
 
-    /// The sender, what its repairs go out through, and the key that names its packets.
+    /// Returns the sender, the channel for its repairs, and the key that names its packets.
     fn sending(&mut self) -> Option<(&mut Sender, Channel<'_>, &IdentityKey)> {
         let ipv6 = self.endpoint.is_some_and(|e| e.is_ipv6());
         let headers = OUTER_V4 + if ipv6 { 20 } else { 0 };
@@ -336,7 +339,7 @@ impl Peer {
         self.receiver.miss(now);
     }
 
-    /// The hint that its initiations begin with.
+    /// Hint at the start of the peer's initiations.
     pub(super) fn hint(&self) -> Hint {
         self.session.hint()
     }
@@ -349,8 +352,8 @@ impl Peer {
         self.session.remember(clocks);
     }
 
-    /// Takes a datagram. Only a message under a session's keys says where the peer is: an initiation is
-    /// answered where it came from, and moves nothing.
+    /// Handles a datagram. Only a message under a session's keys updates the peer's endpoint:
+    /// an initiation is answered to its source and changes no endpoint.
     pub(super) fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
         let before = self.session.current();
         let mut answer = Vec::new();
@@ -366,14 +369,14 @@ impl Peer {
             self.answers.push((from, answer));
         }
         if self.session.current() != before {
-            // The first message under new keys lets the responder use them, and both learn where the
-            // other's numbers stand.
+            // The first message under new keys confirms them to the responder, and each side
+            // learns the other's next packet number from it.
             self.reports = 0;
             self.report(now);
         }
     }
 
-    /// Takes a message that opened.
+    /// Handles a message that was opened.
     pub(super) fn handle_message(&mut self, now: Instant, message: &[u8]) {
         for section in section::sections(message) {
             match section {
@@ -390,7 +393,8 @@ impl Peer {
         }
     }
 
-    /// Takes a section that is neither repair nor names; `None` if it is malformed.
+    /// Handles a section other than repairs, names, requests and copies; `None` if it is
+    /// malformed.
     fn handle_other(&mut self, now: Instant, kind: u8, body: &[u8]) -> Option<()> {
         match kind {
             REPORT => self.take_report(now, Report::parse(body)?),
@@ -424,7 +428,7 @@ impl Peer {
         }
     }
 
-    /// When the next report leaves: soon where the last one is not true any more.
+    /// Returns the time of the next report: soon if the last one is out of date.
     fn report_due(&self) -> Instant {
         let (at, told) = self.told;
         let path = self.receiver.path();
@@ -481,7 +485,7 @@ impl Peer {
     }
 
     pub(super) fn poll_timeout(&self) -> Instant {
-        // Without an endpoint there is nowhere to send an initiation, so that no deadline is due.
+        // Without an endpoint no initiation can be sent, so that the session has no deadline.
         let timers = [
             self.endpoint.and_then(|_| self.session.poll_timeout()),
             self.sender.as_ref().and_then(Sender::poll_timeout),

@@ -1,4 +1,4 @@
-//! The packet plane of one gateway: all its peers, and which of them a packet belongs to.
+//! Packet plane of one gateway: all its peers, and the assignment of packets to them.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -12,54 +12,54 @@ use crate::keys::PublicKey;
 use crate::time::{Duration, Instant};
 use crate::wire::ip::Header;
 
-/// Most peers of one gateway: their slots fit a session index.
+/// Limit of peers of one gateway: their slots fit a session index.
 pub const MAX_PEERS: usize = 1 << 12;
 
-/// Sources of datagrams of other versions that are remembered, at most.
+/// Limit of remembered sources of datagrams of other protocol versions.
 const MAX_OTHERS: usize = 16;
-/// Time for which they are: one that is answered has long been heard of again.
+/// Lifetime of such a source; a live one sends again much sooner.
 const OTHERS_TTL: Duration = Duration::from_secs(60);
 
-/// The entry type of the packet plane. See the drawing in the module above.
+/// Entry point of the packet plane. See the drawing in the module above.
 pub struct Plane {
     local: Local,
     peers: Vec<Peer>,
-    /// Which peer a session index belongs to, by its slot.
+    /// Peer of each session index, by its slot.
     slots: HashMap<u16, usize>,
-    /// Which peer an initiation comes from.
+    /// Peer of each initiation, by its hint.
     hints: HashMap<Hint, usize>,
-    /// Clocks of peers, as earlier runs remembered them.
+    /// Clocks of peers from earlier runs.
     remembered: HashMap<PublicKey, Clocks>,
-    /// Sources of datagrams of other protocol versions, the latest first.
+    /// Sources of datagrams of other protocol versions, latest first.
     others: Vec<(SocketAddr, u8, Instant)>,
     inject: Outbox,
     stats: PlaneStats,
 }
 
-/// Counters of what belongs to no peer.
+/// Counters of packets and datagrams that belong to no peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PlaneStats {
-    /// Datagrams that no peer can have sent.
+    /// Datagrams that belong to no session or peer.
     pub stray: u64,
-    /// Copies that were no IP packets, or not between two sites of ours.
+    /// Copies of packets that are not IP, or not between two configured sites.
     pub ignored: u64,
-    /// Packets that left by unseen, where there are several peers that they may have been for.
+    /// Outgoing packets that the tap missed, if several peers may have been their destination.
     pub missed: u64,
 }
 
-/// Why a set of peers cannot be.
+/// Reason for which a set of peers is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeersError {
-    /// Too many.
+    /// Too many peers.
     #[error("{0} peers are too many; at most {MAX_PEERS} fit one gateway")]
     TooMany(usize),
-    /// One that cannot be.
+    /// A peer that cannot be created.
     #[error("peer {0}: {1}")]
     Peer(String, PeerError),
 }
 
 impl Plane {
-    /// With these peers.
+    /// Creates a plane with the given peers.
     pub fn new(local: Local, peers: Vec<PeerConfig>, now: Instant) -> Result<Self, PeersError> {
         let mut plane = Plane {
             local,
@@ -75,8 +75,8 @@ impl Plane {
         Ok(plane)
     }
 
-    /// Replaces the set of peers, whole or not at all. Peers that stay keep their sessions and
-    /// what they have received.
+    /// Replaces the set of peers, as a whole or not at all. Peers that stay keep their sessions
+    /// and received packets.
     pub fn change(&mut self, peers: Vec<PeerConfig>, now: Instant) -> Result<(), PeersError> {
         if peers.len() > MAX_PEERS {
             return Err(PeersError::TooMany(peers.len()));
@@ -97,7 +97,7 @@ impl Plane {
             next.push((config, stays, fresh));
         }
         self.remembered = self.clocks();
-        // All of them can be.
+        // All peers are valid.
         let mut old: Vec<_> = std::mem::take(&mut self.peers).into_iter().map(Some).collect();
         let peer = |(config, stays, fresh): (_, Option<usize>, _)| {
             let Some(mut peer) = stays.and_then(|at| old[at].take()) else { return fresh };
@@ -112,7 +112,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Clocks of the peers, and of those that were peers, to be kept over a restart.
+    /// Clocks of present and former peers, to be kept over a restart.
     pub fn clocks(&self) -> HashMap<PublicKey, Clocks> {
         let mut clocks = self.remembered.clone();
         for (key, of) in self.peers.iter().map(Peer::clocks) {
@@ -123,7 +123,7 @@ impl Plane {
         clocks
     }
 
-    /// Takes over the clocks that an earlier run has kept.
+    /// Takes over the clocks of an earlier run.
     pub fn remember(&mut self, clocks: HashMap<PublicKey, Clocks>) {
         self.remembered = clocks;
         self.recall();
@@ -137,7 +137,8 @@ impl Plane {
         }
     }
 
-    /// Takes a copy of a packet that left on the WAN at `left`, a moment ago or now. Its bytes are spoilt.
+    /// Handles a copy of a packet that left on the WAN at `left`, just before `now`. Its bytes
+    /// are overwritten.
     pub fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
         match route(&mut self.peers, packet, |peer, header| peer.config().sites.leaves(header)) {
             Some((peer, packet)) => peer.handle_outgoing(now, left, packet),
@@ -145,8 +146,8 @@ impl Plane {
         }
     }
 
-    /// Takes a copy of a packet that came from the WAN at `came`, a moment ago or now. Its bytes are
-    /// spoilt.
+    /// Handles a copy of a packet that came from the WAN at `came`, just before `now`. Its
+    /// bytes are overwritten.
     pub fn handle_incoming(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         match route(&mut self.peers, packet, |peer, header| peer.config().sites.arrives(header)) {
             Some((peer, packet)) => peer.handle_incoming(now, came, packet),
@@ -154,7 +155,7 @@ impl Plane {
         }
     }
 
-    /// `missed` packets left by unseen, for whichever peer.
+    /// Notes that the tap missed `missed` outgoing packets, of whichever peer.
     pub fn miss_outgoing(&mut self, missed: u64) {
         match &mut self.peers[..] {
             [only] => only.miss_outgoing(missed),
@@ -162,17 +163,19 @@ impl Plane {
         }
     }
 
-    /// The queue before the link, this machine's own, has dropped packets: they have not left, and repairs may be why.
+    /// Handles drops of this host's own queue in front of the link: the packets have not left,
+    /// and repairs may be the cause.
     pub fn handle_own_drops(&mut self, now: Instant) {
         self.peers.iter_mut().for_each(|peer| peer.handle_own_drops(now));
     }
 
-    /// Packets arrived unseen, from whichever peer: nobody can tell lost from missed for a while.
+    /// Notes that the tap missed incoming packets, of whichever peer: for a while, lost packets
+    /// cannot be told from missed ones.
     pub fn miss_incoming(&mut self, now: Instant) {
         self.peers.iter_mut().for_each(|peer| peer.miss_incoming(now));
     }
 
-    /// Takes the payload of a datagram between gateways. Its bytes are spoilt.
+    /// Handles the payload of a datagram between gateways. Its bytes are overwritten.
     pub fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
         let peer = match Datagram::parse(datagram) {
             Some(Datagram::Transport { receiver, .. } | Datagram::Response { receiver, .. }) => {
@@ -196,8 +199,8 @@ impl Plane {
         }
     }
 
-    /// Datagrams to send, each peer's with its endpoint; clear them with
-    /// [`Plane::clear_transmits`] once they are sent.
+    /// Datagrams to send, each with its destination; clear them with [`Plane::clear_transmits`]
+    /// once they are sent.
     pub fn transmits(&self) -> impl Iterator<Item = (SocketAddr, &[u8])> {
         let answers = self.peers.iter().flat_map(|peer| &peer.answers);
         let answers = answers.map(|(to, answer)| (*to, &answer[..]));
@@ -207,7 +210,7 @@ impl Plane {
         }))
     }
 
-    /// Forgets the datagrams to send.
+    /// Drops the datagrams to send.
     pub fn clear_transmits(&mut self) {
         for peer in &mut self.peers {
             peer.transmits.clear();
@@ -215,7 +218,7 @@ impl Plane {
         }
     }
 
-    /// Recovered packets, to be sent on as if they had just arrived; clear them when done.
+    /// Recovered packets, to be forwarded as if they had just arrived; clear them when done.
     pub fn injections(&mut self) -> &mut Outbox {
         &mut self.inject
     }
@@ -225,15 +228,15 @@ impl Plane {
         self.peers.iter().map(Peer::poll_timeout).min()
     }
 
-    /// Acts on every deadline that has passed.
+    /// Handles every deadline that has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         for peer in self.peers.iter_mut().filter(|peer| peer.poll_timeout() <= now) {
             peer.handle_timeout(now, &mut self.inject);
         }
     }
 
-    /// Packets from a peer's site in the local cache (paper, 4.5), newest first, in normalised
-    /// form.
+    /// Packets from the peers' sites in the local cache (paper, 4.5), newest first for each
+    /// peer, in normalised form.
     pub fn cached(&self) -> impl Iterator<Item = &[u8]> {
         self.peers.iter().flat_map(Peer::cached)
     }
@@ -243,7 +246,7 @@ impl Plane {
         self.peers.iter().map(|peer| (peer.config().name.clone(), peer.stats())).collect()
     }
 
-    /// Repairs that have been sent and received.
+    /// Total of repairs sent and received.
     pub fn repairs(&self) -> u64 {
         let repairs = |peer: &Peer| peer.stats().sender.repairs + peer.stats().receiver.repairs;
         self.peers.iter().map(repairs).sum()
@@ -263,7 +266,7 @@ impl Plane {
         self.peers.iter().map(|peer| (peer.config().name.clone(), facts(peer))).collect()
     }
 
-    /// Counters of what belongs to no peer.
+    /// Counters of packets and datagrams that belong to no peer.
     pub fn plane_stats(&self) -> PlaneStats {
         self.stats
     }
@@ -274,23 +277,24 @@ impl Plane {
     }
 }
 
-/// What a peer with the right keys and bad intentions can do, for the fuzz targets.
+/// Actions of a malicious peer that has the right keys, for the fuzz targets.
 #[cfg(fuzzing)]
 impl Plane {
-    /// Takes `message` as if the first peer had sealed it.
+    /// Handles `message` as if the first peer had sealed it.
     pub fn handle_opened(&mut self, now: Instant, message: &[u8]) {
         if let Some(peer) = self.peers.first_mut() {
             peer.handle_message(now, message);
         }
     }
 
-    /// What a normalised packet is called between the first peer and us.
+    /// Name of a normalised packet between the first peer and this site.
     pub fn name(&self, normalised: &[u8]) -> Option<super::identity::Identity> {
         self.peers.first().map(|peer| peer.name(normalised))
     }
 }
 
-/// The peer that a packet belongs to, and the packet without the link's padding.
+/// Finds the peer that a packet belongs to; returns it with the packet, cut to its length
+/// without the link's padding.
 fn route<'a, 'b>(
     peers: &'a mut [Peer],
     bytes: &'b mut [u8],

@@ -1,18 +1,19 @@
-//! What stands before each packet in a symbol: its identity, and the fields that routers change.
+//! Prefix of each packet in a symbol: its identity, and the fields that routers change.
 //!
 //! ```text
 //!   identity 8 | ttl | tos | check | packet, normalised
 //! ```
 //!
-//! A packet that was rebuilt is right if its bytes have the identity before them. Its TTL and TOS are as the sender's
-//! gateway saw them if their check is right; of packets that arrived they are reckoned back, and one error there
-//! spoils those of what is rebuilt with them.
+//! A rebuilt packet is right if its bytes hash to the identity in its prefix. Its TTL and TOS
+//! are those that the sender's gateway saw, if their check is right. For arrived packets they
+//! are computed back from the received values; an error in them spoils the TTL and TOS of
+//! packets rebuilt from these.
 
 use super::identity::Identity;
 use super::section::PREFIX;
 use crate::wire::ip::Hop;
 
-/// The prefix of a packet.
+/// Returns the prefix of a packet.
 pub(super) fn emit(identity: Identity, hop: Hop) -> [u8; PREFIX] {
     let mut prefix = [0; PREFIX];
     prefix[..8].copy_from_slice(&identity.0.to_be_bytes());
@@ -20,7 +21,7 @@ pub(super) fn emit(identity: Identity, hop: Hop) -> [u8; PREFIX] {
     prefix
 }
 
-/// A symbol's identity, its mutable fields if they check, and its packet.
+/// Splits a symbol into identity, mutable fields (if their check is right), and packet.
 pub(super) fn parse(symbol: &[u8]) -> Option<(Identity, Option<Hop>, &[u8])> {
     let (prefix, packet) = symbol.split_first_chunk::<PREFIX>()?;
     let &[ref identity @ .., ttl, tos, told]: &[u8; PREFIX] = prefix;
@@ -28,7 +29,8 @@ pub(super) fn parse(symbol: &[u8]) -> Option<(Identity, Option<Hop>, &[u8])> {
     Some((identity, (check(identity, hop) == told).then_some(hop), packet))
 }
 
-/// Not linear, as combinations of errors would check then.
+/// Check of the mutable fields. It is not linear, since combinations of errors would pass a
+/// linear one.
 fn check(identity: Identity, hop: Hop) -> u8 {
     let mixed = identity.0
         ^ u64::from(u16::from_be_bytes([hop.ttl, hop.tos])).wrapping_mul(0x9e37_79b9_7f4a_7c15);

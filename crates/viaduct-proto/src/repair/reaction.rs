@@ -1,68 +1,71 @@
-//! How a sender of TCP reacts to losses.
+//! Reaction of a TCP sender to losses.
 //!
-//! Repairs serve senders that slow down when a packet is lost. One that does not, such as BBR, only
-//! loses the capacity that they take. What is in flight tells the two apart: after a loss it falls
-//! by a third, or it does not. As long as repairs hide all losses nothing shows; but BBR lets the
-//! path drain every few seconds, with no loss before, and is then left alone for a moment, until a
-//! few losses have told.
+//! Repairs help senders that slow down when a packet is lost. One that does not, such as BBR,
+//! only loses the capacity that repairs take. The two differ in their bytes in flight: after a
+//! loss these fall by a third, or do not fall. As long as repairs hide all losses, no reaction
+//! shows; but BBR lets the path drain every few seconds without a loss before. Such a flow is
+//! left without repairs for a trial, until a few losses have shown its reaction.
 //!
 //! ```text
-//!   in flight  ──────────┐    ┌─────────────     drained, and at once as before: left alone
-//!                        └────┘        ×    ×    lost, and not less in flight: left alone from now on
+//!   in flight  ──────────┐    ┌─────────────     drained, then full again: left alone on trial
+//!                        └────┘        ×    ×    lost, but no less in flight: left alone
 //! ```
 
 use crate::time::{Duration, Instant};
 use crate::wire::tcp_sack::Acknowledged;
 use crate::wire::transport::Segment;
 
-/// Share of what was in flight before a loss below which a sender has slowed down.
+/// Share of the bytes in flight before a loss below which a sender has slowed down.
 const SLOWED: f64 = 0.9;
-/// Round trips after a loss at which that is judged.
+/// Round trips after a loss at which the reaction is judged.
 const JUDGED: u32 = 3;
-/// Losses more after which it has not slowed down than such after which it has, so that it is left
-/// alone, and at most; of the latter each counts as two.
+/// Losses without a reaction after which a sender is left alone, and the greatest count of
+/// them; each loss with a reaction takes two off the count.
 const ENOUGH: u32 = 3;
 const MAX_CALM: u32 = 6;
-/// Growth of what is in flight in a round trip of a sender that is in slow start: a loss leaves it as it
-/// was, or ends it.
+/// Growth of the bytes in flight per round trip from which on a sender is in slow start: a loss
+/// then has no effect on them, or ends the slow start.
 const STARTS: f64 = 1.2;
 /// Least bytes in flight of a sender that is judged.
 const MIN_FLIGHT: f64 = 65_536.0;
-/// Share of what is in flight otherwise, and bytes, below which the path is drained.
+/// Bounds below which the path counts as drained: a share of the usual bytes in flight, or
+/// bytes.
 const DRAINED: f64 = 0.125;
 const DRAINED_BYTES: f64 = 12_000.0;
-/// Time for which it has to be.
+/// Least duration of a drain.
 const DRAINS: Duration = Duration::from_millis(150);
-/// Round trips before, without a segment that was sent again.
+/// Round trips without retransmissions before a drain.
 const QUIET: u32 = 4;
-/// Time within which losses have to tell; without any, all is as before.
+/// Duration of a trial, in which losses have to show the reaction; without losses the trial
+/// ends.
 const TRIAL: Duration = Duration::from_secs(10);
 /// Time until the next trial of a sender that has slowed down; doubled each time.
 const BACKOFF: Duration = Duration::from_secs(60);
 const MAX_BACKOFF: Duration = Duration::from_secs(3_600);
 
-/// What is known of one sender.
+/// State of one TCP sender.
 #[derive(Debug)]
 pub(super) struct Reaction {
-    /// Numbers after the last byte that was sent, and that has arrived, perhaps behind others that have not: until those
-    /// are sent again and acknowledged, a round trip passes or two, in which a sender has less in flight than it seems.
+    /// Sequence numbers after the last byte sent, and after the last byte that has arrived,
+    /// even behind missing ones. Cumulative acknowledgements would overstate the bytes in
+    /// flight for the round trip or two until missing segments are retransmitted.
     sent: u32,
     acknowledged: u32,
-    /// Since when what is in flight is averaged, its sum, and how often it was looked at.
+    /// Start of the averaging of the bytes in flight, their sum, and the number of samples.
     since: Instant,
     sum: f64,
     looks: f64,
-    /// The mean of the last round trip, of the one before, and of many.
+    /// Mean of the last round trip, of the one before, and of many.
     last: f64,
     before: f64,
     steady: f64,
-    /// A loss that showed.
+    /// Visible loss under judgement.
     lost: Option<Loss>,
-    /// When a segment was last sent again.
+    /// Time of the last retransmission.
     again: Option<Instant>,
-    /// Since when the path is drained.
+    /// Start of the present drain.
     drained: Option<Instant>,
-    /// Losses without effect, more than others.
+    /// Losses without a reaction, less twice those with one.
     calm: u32,
     is_insensitive: bool,
     trial: Option<Instant>,
@@ -70,11 +73,11 @@ pub(super) struct Reaction {
     backoff: Duration,
 }
 
-/// A loss that showed.
+/// Loss that the sender has seen.
 #[derive(Clone, Copy, Debug)]
 struct Loss {
     at: Instant,
-    /// Number of the first segment that was sent again.
+    /// Sequence number of the first retransmission.
     sequence: u32,
     /// Bytes in flight in the round trip before.
     before: f64,
@@ -102,12 +105,13 @@ impl Reaction {
         }
     }
 
-    /// Whether repairs are of no use to it, or that is being found out.
+    /// Returns whether the flow gets no repairs: they are of no use to it, or a trial is under
+    /// way.
     pub(super) fn is_left_alone(&self) -> bool {
         self.is_insensitive || self.trial.is_some()
     }
 
-    /// It sends a segment.
+    /// Handles a segment of the sender.
     pub(super) fn sends(&mut self, now: Instant, segment: &Segment, rtt: Duration) {
         let end = segment.sequence.wrapping_add(segment.data);
         if end.wrapping_sub(self.sent).cast_signed() > 0 {
@@ -122,8 +126,8 @@ impl Reaction {
         self.look(now, rtt);
     }
 
-    /// Takes an acknowledgement. A segment that was sent again and came twice was
-    /// not lost, and what its sender did then it may have undone.
+    /// Handles an acknowledgement. A retransmission that a DSACK reports as duplicate was not
+    /// caused by a loss, and its sender may have undone its reduction.
     pub(super) fn hears(
         &mut self,
         now: Instant,
@@ -178,8 +182,8 @@ impl Reaction {
         }
     }
 
-    /// Begins a trial where the path was drained, with no loss before, and is as full again. One that
-    /// is empty was not drained: there was nothing to send.
+    /// Starts a trial if the path was drained without a loss before and is full again. A path
+    /// without any bytes in flight was not drained: the sender had no data.
     fn look_for_drain(&mut self, now: Instant, flight: f64, rtt: Duration) {
         if self.steady < MIN_FLIGHT || flight <= 0.0 {
             self.drained = None;
@@ -227,7 +231,8 @@ mod tests {
             Sender { reaction, now: Instant::ZERO, next: 0, acknowledged: 0 }
         }
 
-        /// Keeps `flight` bytes in flight for a while: what is more is acknowledged, then more sent.
+        /// Keeps `flight` bytes in flight for a while: what is more is acknowledged, then more
+        /// sent.
         fn run(&mut self, millis: u64, flight: u32) {
             for _ in 0..millis {
                 self.now += Duration::from_millis(1);

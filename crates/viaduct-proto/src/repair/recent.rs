@@ -1,9 +1,11 @@
-//! Timestamps that hosts have seen last, so that they take recovered packets.
+//! Latest TCP timestamps seen by hosts, so that they accept recovered packets.
 //!
-//! A packet that is lost twice is sent again by its host, with a new timestamp. Once that has arrived, a host of TCP
-//! refuses all older packets ([`tcp_timestamp`]): those that were lost about then, and are recovered a moment later. To
-//! their senders they are lost for good, and each round of them slows a sender down again. A recovered packet that would
-//! be refused gets the timestamp that its host has seen last, which is the one that the host goes on to echo.
+//! A packet that is lost twice is sent again by its host with a new timestamp. Once that has
+//! arrived, a TCP host refuses all older packets ([`tcp_timestamp`]), including those that were
+//! lost at about the same time and are recovered a moment later. To their senders they are lost
+//! for good, and each such round slows a sender down again. A recovered packet that would be
+//! refused therefore gets the timestamp that its host has seen last, which the host goes on to
+//! echo.
 
 use std::collections::HashMap;
 
@@ -12,22 +14,23 @@ use crate::time::{Duration, Instant};
 use crate::wire::ip::Header;
 use crate::wire::tcp_timestamp;
 
-/// Flows that are remembered, at most.
+/// Limit of remembered flows.
 const MAX_FLOWS: usize = 4_096;
-/// Time after the last recovery until which they are followed, and after which one is forgotten.
+/// Time after the last recovery for which flows are followed, and after which a flow is
+/// forgotten.
 const FOLLOWED: Duration = Duration::from_secs(10);
 
-/// Timestamps that hosts have seen last.
+/// Latest timestamps seen by hosts.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
-    /// By the flow of what they receive.
+    /// Time and timestamp by flow, in the direction towards the host.
     flows: HashMap<Flow, (Instant, u32)>,
-    /// Until when they are followed: where nothing is recovered they need not be.
+    /// Time until which flows are followed: without recoveries they need not be.
     until: Option<Instant>,
 }
 
 impl Recent {
-    /// Takes a packet that leaves a host.
+    /// Handles a packet that leaves a host.
     pub(super) fn leaves(&mut self, now: Instant, packet: &[u8]) {
         if self.until.is_none_or(|until| now > until) {
             self.flows.clear();
@@ -44,7 +47,8 @@ impl Recent {
         }
     }
 
-    /// Changes a packet that is recovered and goes to a host, if the host would refuse it. Whether it would.
+    /// Renews the timestamp of a recovered packet if its host would refuse it; returns whether
+    /// it was changed.
     pub(super) fn renew(&mut self, now: Instant, packet: &mut [u8]) -> bool {
         self.until = Some(now + FOLLOWED);
         let Ok(header) = Header::parse(packet) else { return false };

@@ -1,5 +1,5 @@
-//! What a site tells its peer of the way from it: when a session begins, every second, and more often while packets
-//! are missing.
+//! Report of a site to its peer on the path from it: sent at the start of a session, every
+//! second, and more often while packets are missing.
 //!
 //! ```text
 //!   next 8 | flags | stamp 4 | echo 4 | held 4 | wait 4
@@ -7,7 +7,8 @@
 //!   | known 8 | congested 8 | visible 8 | bursts by chance 16 x 8
 //! ```
 //!
-//! Times are in microseconds. To a peer that observes, what codes would have done goes with it:
+//! Times are in microseconds. A report to a peer that observes is accompanied by the outcomes
+//! of trial codes:
 //!
 //! ```text
 //!   for each code, as in [`TRIED`]: packets 8 | lost 8 | recovered 8 | in time 8 | repairs 8
@@ -21,9 +22,9 @@ use super::stats::{LOSS_BUCKETS, LossReport};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Kind of the section.
+/// Kind of the section with a report.
 pub const REPORT: u8 = 4;
-/// Kind of the section of what codes would have done.
+/// Kind of the section with the outcomes of trial codes.
 pub const TRIALS: u8 = 7;
 const LEN: usize = 8 + 1 + 4 * 4 + 8 * (4 + LOSS_BUCKETS + 3 + BUCKETS);
 
@@ -31,25 +32,25 @@ const WITH_ECHO: u8 = 1;
 const QUEUE_FULL: u8 = 2;
 const IN_DOUBT: u8 = 4;
 
-/// A report.
+/// Report to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// The number of its own next packet: those from here on leave after this report.
+    /// Number of the reporting site's next packet: it leaves after this report.
     pub next: Seq,
-    /// When it left.
+    /// Send time.
     pub stamp: u32,
-    /// Stamp of the newest report from the peer, and for how long it is here.
+    /// Stamp of the newest report from the peer, and the time since its arrival.
     pub echo: Option<(u32, u32)>,
-    /// Time for which flows can wait for a packet that it sends.
+    /// Time for which flows can wait for a packet of the reporting site.
     pub wait: u32,
-    /// What it lost of the peer's packets.
+    /// Losses among the peer's packets.
     pub loss: LossReport,
-    /// The path from the peer.
+    /// Path from the peer.
     pub path: control::Report,
 }
 
 impl Report {
-    /// Reads a section's body; `None` if it is malformed.
+    /// Parses a section's body; `None` if it is malformed.
     pub fn parse(body: &[u8]) -> Option<Report> {
         let mut rest = body;
         let next = u64::from_be_bytes(take(&mut rest)?);
@@ -96,7 +97,8 @@ impl Report {
         numbers.for_each(|number| out.extend(number.to_be_bytes()));
     }
 
-    /// Round-trip time, where this arrives `now`; `None` if it is no answer yet, or not to what was sent lately.
+    /// Round-trip time, if the report arrives `now`; `None` if it echoes no stamp, or an old
+    /// one.
     pub fn rtt(&self, now: Instant) -> Option<Duration> {
         const LONGEST: u32 = 5_000_000;
         let (echo, held) = self.echo?;
@@ -104,13 +106,13 @@ impl Report {
         (passed <= LONGEST).then(|| Duration::from_micros(passed.into()))
     }
 
-    /// Time for which flows can wait for a packet that the peer sends.
+    /// Time for which flows can wait for a packet of the reporting site.
     pub fn wait(&self) -> Duration {
         Duration::from_micros(self.wait.into())
     }
 }
 
-/// Reads what codes would have done; `None` if it is malformed.
+/// Parses the outcomes of trial codes; `None` if they are malformed.
 pub fn parse_trials(body: &[u8]) -> Option<[Outcome; TRIED.len()]> {
     let mut rest = body;
     let mut outcomes = [Outcome::default(); TRIED.len()];
@@ -122,7 +124,7 @@ pub fn parse_trials(body: &[u8]) -> Option<[Outcome; TRIED.len()]> {
     rest.is_empty().then_some(outcomes)
 }
 
-/// Appends what codes would have done.
+/// Appends the outcomes of trial codes.
 pub fn emit_trials(outcomes: &[Outcome; TRIED.len()], out: &mut Vec<u8>) {
     for Outcome { packets, lost, recovered, in_time, repairs } in outcomes {
         let numbers = [packets, lost, recovered, in_time, repairs];

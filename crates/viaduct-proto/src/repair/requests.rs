@@ -1,8 +1,8 @@
-//! Requests for repairs of what those that come by themselves have not brought back.
+//! Requests for repairs of packets that unrequested repairs have not recovered.
 //!
-//! A packet that is still missing after the time for which flows can wait is asked for: the peer answers with
-//! combinations of the packets asked for, any of which serves for any packet. Each packet is asked for once a round
-//! trip until it is here, or too old.
+//! A packet still missing after the time for which flows can wait is requested: the peer
+//! answers with combinations of the requested packets, each of which can recover any one of
+//! them. Each packet is requested once a round trip until it is here or too old.
 
 use std::collections::BTreeMap;
 
@@ -10,25 +10,26 @@ use super::section::Need;
 use crate::fec::{MAX_COVER, Seq};
 use crate::time::{Duration, Instant};
 
-/// Missing packets that are remembered, at most; those that are missing beyond are not asked for.
+/// Limit of remembered missing packets; further ones are not requested.
 const MAX_MISSING: usize = 2_048;
-/// Packets beyond what repairs on their way may bring back that are asked for at once.
+/// Missing packets in excess of the expected recoveries from which on they are requested at
+/// once.
 const EXCESS: usize = 4;
-/// Repairs that one request asks for, times the packets that each covers, at most: the peer makes them at
-/// once, and everything else waits.
+/// Limit of the repairs of one request times the packets that each covers: the peer computes
+/// them at once, which delays all its other work.
 pub(super) const MAX_WORK: usize = 1 << 16;
-/// Repairs of which one more is asked for.
+/// Number of repairs for each of which a request adds one in reserve.
 const RESERVE: usize = 10;
 /// Time in which a packet may be late.
 const LATE: Duration = Duration::from_millis(4);
-/// Age from which on a packet is of no use.
+/// Age from which on a packet is useless.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
-/// What is missing.
+/// Missing packets.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     missing: BTreeMap<Seq, Missing>,
-    /// Of them, those that were never asked for.
+    /// Count of those never requested.
     fresh: usize,
     asked: u64,
 }
@@ -39,24 +40,24 @@ struct Missing {
     asked: Option<Instant>,
 }
 
-/// Times that requests are made by.
+/// Times that govern requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
-    /// For which flows can wait for a packet.
+    /// Time for which flows can wait for a packet.
     pub(super) wait: Duration,
     pub(super) rtt: Duration,
 }
 
 impl Times {
-    /// After which a packet is asked for: what is asked for comes a round trip later, and a sender
-    /// that sends it again undoes that only if it is here before.
+    /// Age at which a packet is requested. Its repair comes a round trip later, and a sender
+    /// undoes its retransmission only if the packet arrives first.
     fn ask(&self) -> Duration {
         self.wait.min(self.rtt / 4).max(LATE)
     }
 }
 
 impl Requests {
-    /// Packet `seq` is missing, and not by congestion.
+    /// Notes that packet `seq` is missing, and not by congestion.
     pub(super) fn missing(&mut self, now: Instant, seq: Seq) {
         if self.missing.len() < MAX_MISSING
             && self.missing.insert(seq, Missing { since: now, asked: None }).is_none()
@@ -65,19 +66,19 @@ impl Requests {
         }
     }
 
-    /// Packet `seq` is here; how long it was missing.
+    /// Notes that packet `seq` is here; returns the time for which it was missing.
     pub(super) fn here(&mut self, now: Instant, seq: Seq) -> Option<Duration> {
         let missing = self.missing.remove(&seq)?;
         self.fresh -= usize::from(missing.asked.is_none());
         Some(now.since(missing.since))
     }
 
-    /// Packets asked for.
+    /// Packets requested.
     pub(super) fn asked(&self) -> u64 {
         self.asked
     }
 
-    /// Forgets what is too old, or forgotten by the decoder; how many packets.
+    /// Forgets packets that are too old, or forgotten by the decoder; returns their count.
     pub(super) fn expire(&mut self, now: Instant, floor: Seq) -> usize {
         let before = self.missing.len();
         self.missing.retain(|&seq, missing| seq >= floor && now.since(missing.since) < MAX_AGE);
@@ -85,16 +86,16 @@ impl Requests {
         before - self.missing.len()
     }
 
-    /// When there may be something to ask for, where so many equations are held or on their way.
+    /// Time of the next possible request, if `coming` equations are held or expected.
     pub(super) fn due(&self, times: Times, coming: usize) -> Option<Instant> {
         let usual = self.missing.values().map(|missing| missing.due(times)).min();
-        // The newest of a burst may just be late.
+        // The newest packets of a burst may just be late.
         let newest = self.missing.last_key_value().map(|(_, missing)| missing.since + LATE);
         let early = newest.filter(|_| self.fresh > coming + EXCESS);
         [usual, early].into_iter().flatten().min()
     }
 
-    /// What to ask for before its time, as what is on its way is surely not enough.
+    /// Returns an early request if the expected equations are surely too few.
     pub(super) fn ask_early(&mut self, now: Instant, coming: usize) -> Option<Need> {
         let excess = self.fresh.checked_sub(coming).filter(|excess| *excess > EXCESS)?;
         if self.missing.last_key_value().is_some_and(|(_, newest)| newest.since + LATE > now) {
@@ -117,7 +118,7 @@ impl Requests {
         Some(Need { first, packets: (last - first + 1) as u16, repairs })
     }
 
-    /// The packets that were never asked for, the first and the last, where they are many.
+    /// First and last of the packets that were never requested, if they are many.
     pub(super) fn fresh(&self) -> Option<(Seq, Seq)> {
         if self.fresh <= EXCESS {
             return None;
@@ -127,8 +128,9 @@ impl Requests {
         Some((*first, *fresh.next_back().map_or(first, |(last, _)| last)))
     }
 
-    /// The next request, where so many equations of the packets from one to another are `held`. No range has a packet
-    /// that `is_given_up`: it is not asked for, and without it no repair of the range would be of use.
+    /// Returns the next request; `held` counts the equations at hand for a range of packets. A
+    /// range never includes a packet that `is_given_up`: it is not requested, and without it
+    /// repairs of the range would be useless.
     pub(super) fn ask(
         &mut self,
         now: Instant,
@@ -154,13 +156,14 @@ impl Requests {
     }
 }
 
-/// Whether a repair for each of `count` packets from one to another is more than the peer makes at once.
+/// Returns whether a repair for each of `count` packets in a range exceeds the work that the
+/// peer does at once.
 fn is_too_much(first: Seq, last: Seq, count: usize) -> bool {
     (last - first + 1) as usize * count > MAX_WORK
 }
 
-/// So many repairs, and some for those that will be lost: one too few of many costs all of them another
-/// round trip.
+/// Adds a reserve for repairs that will be lost: if one of many is lacking, all of them cost
+/// another round trip.
 fn with_reserve(repairs: usize) -> u8 {
     let reserve = if repairs > 2 { repairs.div_ceil(RESERVE) } else { 0 };
     (repairs + reserve).min(usize::from(u8::MAX)) as u8

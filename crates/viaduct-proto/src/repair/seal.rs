@@ -5,14 +5,14 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
 use super::wire::{Datagram, TAG, TRANSPORT_HEAD};
 
-/// How many counters behind the highest one may still arrive, once each.
+/// Span of counters below the highest one that may still arrive, once each.
 ///
-/// One word less than the bitmap has: the lowest counters must not share a word with the highest.
+/// The bitmap has one word more: the lowest counters must not share a word with the highest.
 pub(super) const REPLAY_WINDOW: u64 = (WORDS as u64 - 1) * 64;
 
 const WORDS: usize = 64;
 
-/// The sending half of a session.
+/// Sending half of a session.
 pub(super) struct Sealer {
     key: LessSafeKey,
     receiver: u32,
@@ -24,7 +24,7 @@ impl Sealer {
         Sealer { key: aead(key), receiver, counter: 0 }
     }
 
-    /// Appends a datagram to `out` whose message `write` appends.
+    /// Appends a datagram to `out`; `write` appends its message.
     pub(super) fn seal(&mut self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
         let start = out.len();
         let counter = self.counter;
@@ -40,19 +40,19 @@ impl Sealer {
     }
 }
 
-/// Why a transport datagram was not opened.
+/// Reason for which a transport datagram was not opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It does not authenticate.
+    /// Failed authentication.
     Forged,
-    /// Its counter was seen, or lies below the window.
+    /// Counter seen before, or below the window.
     Replayed,
 }
 
-/// The receiving half of a session.
+/// Receiving half of a session.
 pub(super) struct Opener {
     key: LessSafeKey,
-    /// One above the highest counter that was opened.
+    /// Next counter after the highest one opened.
     next: u64,
     seen: [u64; WORDS],
 }

@@ -1,4 +1,5 @@
-//! The sending side towards one peer: numbers and names each packet, feeds the code, and frames what it fires.
+//! Sending side towards one peer: numbers and names each packet, feeds the encoder, and frames
+//! its repairs.
 
 use super::auto::{Auto, Leaving, Pace};
 use super::bundle::{Bundle, Channel};
@@ -24,22 +25,22 @@ pub(super) struct Sender {
     names: Names,
     bundle: Bundle,
     symbol: Vec<u8>,
-    /// When the last packet came, and which flush stage is next.
+    /// Time of the last packet, and the next flush stage.
     idle: Option<(Instant, usize)>,
     stats: SenderStats,
 }
 
-/// What makes repairs.
+/// Encoder of outgoing packets.
 pub(super) enum Coder {
-    /// A code of fixed parameters.
+    /// Code of fixed parameters.
     Fixed(Box<dyn Encoder>),
-    /// A code that follows the losses.
+    /// Code whose rate follows the losses.
     Auto(Box<Auto>),
-    /// Nothing does.
+    /// No code: the link is only observed.
     Observe(Observer),
 }
 
-/// What is known of a link for which no repairs are made.
+/// State of a link that is only observed.
 pub(super) struct Observer {
     next: Seq,
     pace: Pace,
@@ -48,7 +49,7 @@ pub(super) struct Observer {
 }
 
 impl Observer {
-    /// For packets from number `first` on.
+    /// Creates the state, for packets from number `first` on.
     pub(super) fn new(first: Seq) -> Self {
         let (pace, report) = (Pace::default(), control::Report::default());
         Observer { next: first, pace, rtt: None, report }
@@ -66,7 +67,7 @@ impl Observer {
 }
 
 impl Coder {
-    /// Judges a normalised packet that leaves, whose mutable fields were `hop`.
+    /// Classifies a normalised packet that leaves; `hop` holds its mutable fields.
     fn judge(&mut self, now: Instant, packet: &[u8], hop: Hop) -> Treatment {
         match self {
             Coder::Auto(auto) => auto.judge(now, packet, hop),
@@ -75,7 +76,7 @@ impl Coder {
         }
     }
 
-    /// How packets are named.
+    /// Manner in which packets are named.
     fn manner(&self) -> Manner {
         match self {
             Coder::Fixed(_) => Manner { acks: true, is_observed: false },
@@ -119,12 +120,12 @@ impl Coder {
         }
     }
 
-    /// Whether packets are being lost, as far as that is known.
+    /// Returns whether packets are known to be lost at present.
     fn is_lossy(&self) -> bool {
         matches!(self, Coder::Auto(auto) if auto.is_lossy())
     }
 
-    /// Packets a second, where they are counted.
+    /// Packets a second, if they are counted.
     fn pace(&self) -> Option<f64> {
         match self {
             Coder::Auto(auto) => Some(auto.pace()),
@@ -132,7 +133,7 @@ impl Coder {
         }
     }
 
-    /// When the next copy leaves.
+    /// Time of the next copy.
     fn copies_due(&self) -> Option<Instant> {
         match self {
             Coder::Auto(auto) => auto.copies_due(),
@@ -149,7 +150,7 @@ impl Coder {
     }
 }
 
-/// How a sender encodes.
+/// Parameters of a sender.
 pub(super) struct Plan {
     pub(super) coder: Coder,
     pub(super) flush_after: Duration,
@@ -181,7 +182,7 @@ impl Sender {
         self.coder.next_seq()
     }
 
-    /// Time for which flows can wait for a packet, as far as that is known.
+    /// Time for which flows can wait for a lost packet, if known.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         match &self.coder {
             Coder::Auto(auto) => Some(auto.wait(now)),
@@ -189,14 +190,15 @@ impl Sender {
         }
     }
 
-    /// Takes a packet that comes from the peer's site: it may acknowledge what came twice.
+    /// Handles a packet from the peer's site: it may acknowledge data and report duplicates
+    /// (DSACK).
     pub(super) fn overhear(&mut self, now: Instant, packet: &[u8]) {
         if let Coder::Auto(auto) = &mut self.coder {
             auto.overhear(now, packet);
         }
     }
 
-    /// What is known of the way to the peer and how it is answered.
+    /// State of the path to the peer and of the controller.
     pub(super) fn control(&self, now: Instant) -> Option<control::State> {
         match &self.coder {
             Coder::Auto(auto) => Some(auto.state(now)),
@@ -205,7 +207,7 @@ impl Sender {
         }
     }
 
-    /// Takes what the peer has told of the way to it.
+    /// Handles the peer's report on the path to it.
     pub(super) fn handle_report(
         &mut self,
         now: Instant,
@@ -222,14 +224,14 @@ impl Sender {
         }
     }
 
-    /// The queue before the link, this machine's own, has dropped packets.
+    /// Handles drops of this host's own queue in front of the link.
     pub(super) fn handle_own_drops(&mut self, now: Instant) {
         if let Coder::Auto(auto) = &mut self.coder {
             auto.handle_own_drops(now);
         }
     }
 
-    /// Sends repairs that the peer asks for.
+    /// Sends repairs or names that the peer has requested.
     pub(super) fn answer(&mut self, now: Instant, need: Need, channel: &mut Channel<'_>) {
         let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };
         let before = stats.repairs;
@@ -249,7 +251,7 @@ impl Sender {
         self.coder.memory() + self.names.memory()
     }
 
-    /// Changes the code: what the old one holds leaves at once.
+    /// Changes the code; repairs that the old one still holds are sent at once.
     pub(super) fn change(&mut self, now: Instant, plan: Plan, channel: &mut Channel<'_>) {
         for stage in 0..self.coder.stages() {
             self.flush(now, stage, channel);
@@ -259,13 +261,14 @@ impl Sender {
         *self = Sender { stats, ..Sender::new(plan) };
     }
 
-    /// `missed` packets went by unseen.
+    /// Counts `missed` packets that the tap did not see.
     pub(super) fn miss(&mut self, missed: u64) {
         self.stats.packets += missed;
         self.stats.unprotected += missed;
     }
 
-    /// Takes a copy of a packet that left for the peer's site a moment ago. Its bytes are spoilt.
+    /// Handles a copy of a packet that has just left for the peer's site. Its bytes are
+    /// overwritten.
     pub(super) fn handle(
         &mut self,
         (now, left): (Instant, Instant),
@@ -312,7 +315,8 @@ impl Sender {
         [flush, self.names.due(), self.coder.copies_due()].into_iter().flatten().min()
     }
 
-    /// Fires the bins that idle traffic left unfilled, one stage at a time, and names what is not named.
+    /// Fires bins that idle traffic has left unfilled, one stage at a time, and sends copies
+    /// and names that are due.
     pub(super) fn handle_timeout(&mut self, now: Instant, channel: &mut Channel<'_>) {
         while let Some((since, stage)) = self.idle
             && since + self.flush_after * (stage as u32 + 1) <= now
@@ -329,7 +333,7 @@ impl Sender {
         }
     }
 
-    /// Sends the copies that are due, with names of theirs that have not left.
+    /// Sends the copies that are due, preceded by the names that have not been sent.
     fn copy(&mut self, now: Instant, channel: &mut Channel<'_>) {
         let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };
         let mut bytes = names.leave(bundle, channel, auto.is_bursty());
@@ -346,8 +350,8 @@ impl Sender {
                 section::emit_copies(group[0].seq, group[0].hop, packets, out);
             });
         });
-        // A packet as long as the path allows has no room in a datagram: its copy is a repair, which
-        // may leave as two.
+        // The copy of a packet as long as the path allows does not fit a datagram: it is sent
+        // as a repair, which may be split into two.
         for seq in long {
             auto.repeat(seq, &mut frame(names, bundle, stats, channel));
         }
@@ -365,7 +369,8 @@ impl Sender {
 
     /// Sends a manifest.
     fn name(&mut self, channel: &mut Channel<'_>) {
-        // A manifest that is lost hides what else is: where packets are lost, its names are sent again.
+        // A lost manifest hides other losses: while packets are lost, names of the last
+        // manifest are repeated.
         let is_lossy = self.coder.is_lossy();
         let mut bytes = self.names.leave(&mut self.bundle, channel, is_lossy);
         bytes += self.bundle.send(channel);
@@ -374,7 +379,7 @@ impl Sender {
     }
 }
 
-/// Frames the repairs that the code fires. One that does not fit a datagram leaves as two.
+/// Frames the repairs of the encoder. One that does not fit a datagram is split into two.
 fn frame<'a, 'b>(
     names: &'a mut Names,
     bundle: &'a mut Bundle,
@@ -386,7 +391,7 @@ fn frame<'a, 'b>(
             return;
         }
         stats.repairs += 1;
-        // Names first: without them the repair's newest packets are unknown.
+        // Names are sent first: without them the repair's newest packets are unknown.
         let mut bytes = names.leave(bundle, channel, true);
         let head = SECTION_HEAD + REPAIR_HEAD;
         let room = bundle.room(channel).saturating_sub(head);

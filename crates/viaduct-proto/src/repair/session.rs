@@ -1,5 +1,4 @@
-//! The secure session with one peer: who is asked for a handshake when, and which keys seal and
-//! open.
+//! Secure session with one peer: times of handshakes, and the keys that seal and open messages.
 //!
 //! ```text
 //!   start, silence, age ──▶ initiation ──▶            ┌▶ newest: seals, opens
@@ -8,12 +7,12 @@
 //!                           the peer has used them ───┴▶ older: opens only, until it expires
 //! ```
 //!
-//! Either side may start. A responder seals with new keys only once the peer has proved, by using
-//! them, that it has them: a replayed or half-done handshake never silences a working session.
+//! Either side may start. A responder seals with new keys only after the peer has used them: a
+//! replayed or half-done handshake never silences a working session.
 //!
-//! Initiations are told apart by their sender's clock, which rises: the latest of either direction is
-//! kept over a restart ([`Clocks`]), so that an initiation that was recorded before is refused after
-//! it, and a clock that was set back does not shut a site out.
+//! An initiation carries its sender's clock, which must rise. The latest value of either
+//! direction is kept over a restart ([`Clocks`]): a recorded initiation is refused after it,
+//! and a clock that was set back does not shut a site out.
 
 use super::handshake::{Identities, Initiation, Keys};
 use super::seal::{Opener, Refusal, Sealer};
@@ -22,61 +21,61 @@ use super::wire::{Datagram, Hint};
 use crate::keys::{Entropy, PublicKey, SecretKey, Shared};
 use crate::time::{Duration, Instant};
 
-/// How often an unanswered initiation is sent again.
+/// Retransmission interval of an unanswered initiation.
 const RETRY: Duration = Duration::from_secs(1);
-/// After how long without an authentic message the peer is asked for a new session.
+/// Time without an authentic message after which a new session is requested.
 const SILENCE: Duration = Duration::from_secs(4);
-/// Sessions kept at once: two, should both sides have started one, and as many before.
+/// Sessions kept at once: two, in case both sides have started one, and as many before.
 const KEPT: usize = 4;
-/// Handshakes answered in a burst, and again each second.
+/// Handshakes answered in each second.
 const LIMIT: u32 = 5;
 
-/// What a session is made of.
+/// Configuration of a session.
 #[derive(Clone)]
 pub(super) struct SessionConfig {
     /// This site's key.
     pub secret: SecretKey,
     /// The peer's key.
     pub peer: PublicKey,
-    /// Age at which a session is replaced; it opens for twice as long.
+    /// Age at which a session is replaced; it opens messages for twice as long.
     pub rekey_after: Duration,
     /// Source of keys.
     pub entropy: Entropy,
     /// Wall clock at the origin of [`Instant`], nanoseconds since 1970.
     pub unix_nanos_at_zero: u64,
-    /// Low 16 bits of every session index, so that a datagram finds its peer.
+    /// Low 16 bits of every session index, by which a datagram finds its peer.
     pub slot: u16,
 }
 
-/// Why a session cannot be.
+/// Reason for which a session cannot be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the peer's public key is no key of an honest site (a point of small order)")]
 pub struct WeakKey;
 
-/// Times of initiations, in nanoseconds since 1970: what has to outlive a restart.
+/// Clocks of initiations, in nanoseconds since 1970; kept over a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Clocks {
-    /// Of the peer's latest that was answered; older ones are refused.
+    /// Clock of the peer's latest initiation that was answered; older ones are refused.
     pub heard: u64,
-    /// Of the latest that was sent to it; the next one is later.
+    /// Clock of the latest initiation sent to it; the next one is greater.
     pub sent: u64,
 }
 
 impl Clocks {
-    /// The later of each.
+    /// Returns the later value of each clock.
     #[must_use]
     pub fn max(self, other: Clocks) -> Clocks {
         Clocks { heard: self.heard.max(other.heard), sent: self.sent.max(other.sent) }
     }
 }
 
-/// What a datagram turned out to be.
+/// Kind of a received datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Received<'a> {
-    /// A message of the peer's.
+    /// Message from the peer.
     Message(&'a [u8]),
-    /// A step of a handshake that was valid. It says nothing of where the peer is: handshake messages
-    /// can be repeated from elsewhere.
+    /// Valid step of a handshake. Its source does not prove the peer's endpoint: handshake
+    /// messages can be replayed from elsewhere.
     Handshake,
     /// Nothing to act on; counted.
     Nothing,
@@ -87,17 +86,17 @@ pub(super) struct Session {
     rekey_after: Duration,
     unix_nanos_at_zero: u64,
     slot: u16,
-    /// How much longer this side waits than the other, so that not both start at once.
+    /// Extra wait of this side, so that both sides do not start at once.
     patience: Duration,
-    /// Newest first.
+    /// Sessions, newest first.
     live: Vec<Live>,
     pending: Option<(u32, Initiation)>,
     next_try: Option<Instant>,
     last_heard: Instant,
-    /// Whether the peer has ever been heard.
+    /// An authentic message or response has arrived from the peer.
     is_known: bool,
     last_handshake: Option<Instant>,
-    /// Whether the peer has not been heard for so long that it must be gone.
+    /// The peer has been silent for so long that it counts as gone.
     silent: bool,
     clocks: Clocks,
     allowance: (u32, Instant),
@@ -114,7 +113,8 @@ struct Live {
 }
 
 impl Session {
-    /// With the keys' common secret, and the first handshake due at once.
+    /// Creates a session from the common secret of the two keys; the first handshake is due at
+    /// once.
     pub(super) fn new(config: &SessionConfig, shared: &Shared, now: Instant) -> Self {
         let SessionConfig { secret, peer, entropy, .. } = config.clone();
         Session {
@@ -144,7 +144,7 @@ impl Session {
         self.stats
     }
 
-    /// The hint that the peer's initiations begin with.
+    /// Hint at the start of the peer's initiations.
     pub(super) fn hint(&self) -> Hint {
         self.identities.hint()
     }
@@ -153,7 +153,7 @@ impl Session {
         self.clocks
     }
 
-    /// Takes over what an earlier run has remembered.
+    /// Takes over the clocks of an earlier run.
     pub(super) fn remember(&mut self, clocks: Clocks) {
         self.clocks = self.clocks.max(clocks);
     }
@@ -163,22 +163,23 @@ impl Session {
         self.is_known.then(|| now.since(self.last_heard))
     }
 
-    /// How long ago the last handshake was completed.
+    /// Age of the last completed handshake.
     pub(super) fn handshake(&self, now: Instant) -> Option<Duration> {
         self.last_handshake.map(|at| now.since(at))
     }
 
-    /// Whether messages can be sealed.
+    /// Returns whether messages can be sealed.
     pub(super) fn up(&self) -> bool {
         self.current().is_some()
     }
 
-    /// Which session seals messages.
+    /// Index of the session that seals messages.
     pub(super) fn current(&self) -> Option<u32> {
         self.live.iter().find(|s| s.confirmed).map(|s| s.index)
     }
 
-    /// Whether the peer answers: it reports every second, and is asked again after [`SILENCE`].
+    /// Returns whether the peer answers: it reports every second, and after [`SILENCE`] a
+    /// handshake is started.
     pub(super) fn alive(&self) -> bool {
         self.up() && !self.silent
     }
@@ -189,7 +190,7 @@ impl Session {
         newest.map(|session| session.sealer.seal(out, write)).is_some()
     }
 
-    /// Takes a datagram from the network. An answer is appended to `out`.
+    /// Handles a datagram from the network. An answer is appended to `out`.
     pub(super) fn handle<'a>(
         &mut self,
         now: Instant,
@@ -283,7 +284,8 @@ impl Session {
         receiver: u32,
         datagram: &mut [u8],
     ) -> Received<'a> {
-        // The index first: it costs nothing, and few of a stranger's name the one that waits.
+        // The index is checked first: it costs nothing, and a stranger rarely guesses the
+        // pending one.
         if self.pending.as_ref().is_none_or(|(index, _)| *index != receiver) {
             self.stats.unknown += 1;
             return Received::Nothing;
@@ -314,8 +316,8 @@ impl Session {
             sealer: Sealer::new(&keys.send, peer_index),
             opener: Opener::new(&keys.receive),
         };
-        // The peer uses the answer to its latest initiation only: earlier ones that it never
-        // confirmed must not push out what works.
+        // The peer uses only the answer to its latest initiation: earlier unconfirmed sessions
+        // must not evict working ones.
         if !initiator {
             self.live.retain(|s| s.confirmed);
         }
@@ -323,8 +325,8 @@ impl Session {
         self.live.truncate(KEPT);
     }
 
-    /// When the next initiation is due: the initiator replaces its session by age, the responder a
-    /// little later if it did not, either side by silence.
+    /// Schedules the next initiation: by age, the responder a little later than the initiator,
+    /// or by silence, on either side.
     fn schedule(&mut self, now: Instant) {
         if self.pending.is_some() {
             return; // its retry is due already

@@ -1,7 +1,7 @@
-//! What codes would have done with the losses of a link that is observed.
+//! Outcomes that codes would have had on an observed link.
 //!
-//! The encoders and decoders are the real ones; their packets are two bytes long. A repair is lost
-//! if the packet is that leaves next: it would have left between the two.
+//! The encoders and decoders are the real ones, with packets of two bytes. A repair counts as
+//! lost if the next packet is: it would have left just before that packet.
 //!
 //! ```text
 //!   fates of packets ─▶ encoder ─▶ repairs, as lost as their neighbours ─▶ decoder ─▶ outcome
@@ -25,42 +25,42 @@ use crate::fec::{
 use crate::time::{Duration, Instant};
 use crate::wire::ip::Hop;
 
-/// Packets that are remembered: more than any of the codes spans.
+/// Packets remembered: more than any of the codes spans.
 const MAX_KNOWN: usize = 16_384;
 /// Memory of each decoder, in bytes.
 const DECODER: usize = 1 << 20;
 /// Idle time after which unfilled repairs leave.
 const FLUSH: Duration = Duration::from_millis(8);
-/// How often the sender hears of losses.
+/// Interval of loss reports to the sender.
 const REPORT: Duration = Duration::from_millis(25);
-/// Age at which a packet that is missing is given up.
+/// Age at which a missing packet is given up.
 const GIVEN_UP: Duration = Duration::from_secs(1);
 
-/// The codes that are tried, in the order of their numbers.
+/// Codes under trial, in the order of their numbers.
 pub const TRIED: [&str; 4] = ["auto", "layered", "reed-solomon", "window"];
 
-/// What a code would have done.
+/// Outcome that a code would have had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Packets that left.
     pub packets: u64,
-    /// Of them, those that were lost by chance.
+    /// Packets lost by chance, among them.
     pub lost: u64,
-    /// Of the lost, those that would have come back.
+    /// Lost packets that would have been recovered.
     pub recovered: u64,
-    /// Of these, those that would have come back within a quarter of a round trip.
+    /// Recoveries within a quarter of a round trip.
     pub in_time: u64,
-    /// Repairs that would have left.
+    /// Repairs that would have been sent.
     pub repairs: u64,
 }
 
-/// All codes that are tried.
+/// All codes under trial.
 pub struct Shadows {
     shadows: [Shadow; TRIED.len()],
 }
 
 impl Shadows {
-    /// For packets from the next one on.
+    /// Creates the codes, for packets from the next one on.
     pub fn new(rtt: Duration) -> Self {
         let of = |coder| Shadow::new(coder, rtt);
         let fixed = |code: Code| code.build_encoder(1).map_or(Coder::None, Coder::Fixed);
@@ -79,40 +79,40 @@ impl Shadows {
         }
     }
 
-    /// Takes the next packet, which left at `at`, and what became of it. What a full queue dropped
-    /// comes back by no code.
+    /// Handles the next packet, sent at `at`, and its fate. No code recovers packets dropped by
+    /// a full queue.
     pub fn step(&mut self, at: Instant, fate: Fate) {
         self.shadows.iter_mut().for_each(|shadow| shadow.step(at, fate));
     }
 
-    /// What each would have done.
+    /// Outcome of each code.
     pub fn outcomes(&self) -> [Outcome; TRIED.len()] {
         std::array::from_fn(|n| self.shadows[n].outcome)
     }
 }
 
-/// What became of a packet.
+/// Fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It arrived.
+    /// Arrived.
     Arrived,
-    /// It was lost by chance.
+    /// Lost by chance.
     Lost,
-    /// A full queue has dropped it.
+    /// Dropped by a full queue.
     Congested,
 }
 
-/// One code.
+/// State of one code.
 struct Shadow {
     coder: Coder,
     decoder: AnyDecoder,
     known: Known,
-    /// Repairs that have left since the last packet.
+    /// Repairs sent since the last packet.
     leaving: Vec<Owned>,
     recovered: Recovered,
     missing: BTreeMap<Seq, Instant>,
     in_time: Duration,
-    /// When the last packet left.
+    /// Send time of the last packet.
     last: Option<Instant>,
     outcome: Outcome,
 }
@@ -123,7 +123,7 @@ enum Coder {
     Auto(Box<Feedback>),
 }
 
-/// A repair that has left.
+/// Repair that has been sent.
 struct Owned {
     cover: Cover,
     row: Row,
@@ -182,7 +182,8 @@ impl Shadow {
         self.last = Some(at);
     }
 
-    /// Fires what traffic that paused has left unfilled: it arrives in the pause.
+    /// Fires repairs that a pause in the traffic has left unfilled; they arrive during the
+    /// pause.
     fn flush(&mut self, at: Instant) {
         let Some(paused) = self.last.filter(|last| at.since(*last) > FLUSH) else { return };
         let mut fired = Vec::new();
@@ -236,12 +237,12 @@ impl Shadow {
     }
 }
 
-/// A packet of two bytes.
+/// Packet of two bytes.
 fn symbol(seq: Seq) -> [u8; 2] {
     [seq as u8, (seq >> 8) as u8]
 }
 
-/// Which of the last packets are here.
+/// Latest packets, and which of them are here.
 struct Known {
     first: Seq,
     here: VecDeque<Option<[u8; 2]>>,
@@ -283,7 +284,7 @@ impl Sources for Known {
     }
 }
 
-/// The code that follows the losses, and the messages that it does so by.
+/// Adaptive code, with the messages that control it.
 struct Feedback {
     auto: Auto,
     rtt: Duration,
@@ -291,7 +292,8 @@ struct Feedback {
     requests: Requests,
     report: Report,
     next_report: Instant,
-    /// Reports and requests on their way to the sender, and answers on theirs to the receiver.
+    /// Reports on their way to the sender, and requests, whose answers are due at the times
+    /// given.
     reports: VecDeque<(Instant, Report)>,
     needs: VecDeque<(Instant, Need)>,
 }
@@ -314,7 +316,7 @@ impl Feedback {
         Times { wait: self.auto.wait(now), rtt: self.rtt }
     }
 
-    /// Learns of packet `seq`; answers to requests leave with it.
+    /// Handles the fate of packet `seq`; answers to requests leave with it.
     fn step(&mut self, now: Instant, seq: Seq, fate: Fate, leaving: &mut Vec<Owned>) {
         self.losses.known(now, 1);
         match fate {
@@ -333,7 +335,7 @@ impl Feedback {
             self.reports.push_back((now + self.rtt / 2, report));
             self.requests.expire(now, 0);
         }
-        // The answer is back a whole round trip after the request.
+        // The answer arrives a whole round trip after the request.
         let state = self.auto.state(now);
         let coming = (state.overhead * state.pace * state.wait.as_secs_f64()) as usize;
         let early = self.requests.ask_early(now, coming);
@@ -359,7 +361,7 @@ impl Feedback {
         self.auto.push(now, Leaving { hop, packet: symbol, symbol, repairs, most }, fire);
     }
 
-    /// Packet `seq` has come back.
+    /// Notes that packet `seq` was recovered.
     fn here(&mut self, now: Instant, seq: Seq) {
         let wait = self.times(now).wait;
         let missed = self.requests.here(now, seq);

@@ -1,4 +1,4 @@
-//! Which addresses are at which end.
+//! Addresses of the two sites of a peer.
 
 use std::net::IpAddr;
 
@@ -6,22 +6,22 @@ use ipnet::IpNet;
 
 use crate::wire::ip::Header;
 
-/// The prefixes of two sites. Only packets between them are encoded, decoded or injected.
+/// Prefixes of two sites. Only packets between them are encoded, decoded or injected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sites {
     /// Prefixes of this site.
     pub local: Vec<IpNet>,
-    /// Prefixes of the peer's.
+    /// Prefixes of the peer's site.
     pub remote: Vec<IpNet>,
 }
 
 impl Sites {
-    /// Whether a packet goes from here to the peer's site.
+    /// Returns whether a packet goes from this site to the peer's.
     pub fn leaves(&self, header: &Header) -> bool {
         within(&self.local, header.source) && within(&self.remote, header.destination)
     }
 
-    /// Whether a packet comes from the peer's site to here.
+    /// Returns whether a packet comes from the peer's site to this one.
     pub fn arrives(&self, header: &Header) -> bool {
         within(&self.remote, header.source) && within(&self.local, header.destination)
     }

@@ -1,5 +1,4 @@
-//! Plain counters of the packet plane, copied out by value. All count from the start of the
-//! process.
+//! Counters of the packet plane, copied by value. All count from the start of the process.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,111 +17,117 @@ pub const LATENCY_BOUNDS: [u64; 13] = [
     2_000_000,
 ];
 
-/// What the receiving side tells the sending side about the link, since the receiver started.
+/// Report of the receiving side on the link, since the receiver started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossReport {
     /// Highest packet number that a repair has named.
     pub highest: u64,
     /// Packets whose fate is known.
     pub covered: u64,
-    /// Of them, how many the link lost.
+    /// Lost packets among them.
     pub lost: u64,
-    /// Of the lost, how many were recovered.
+    /// Recovered packets among the lost.
     pub recovered: u64,
     /// Lengths of loss bursts, in buckets of powers of two ([`burst_bucket`]).
     pub bursts: [u64; LOSS_BUCKETS],
 }
 
-/// Which bucket counts bursts of `length` packets: 0 for 1, 1 for 2, 2 for 3 and 4, and so on.
+/// Returns the bucket of bursts of `length` packets: 0 for 1, 1 for 2, 2 for 3 and 4, and so
+/// on.
 pub fn burst_bucket(length: u64) -> usize {
     let bits = 64 - length.saturating_sub(1).leading_zeros() as usize;
     bits.min(LOSS_BUCKETS - 1)
 }
 
-/// The sending side of one peer.
+/// Counters of the sending side of one peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SenderStats {
     /// Data packets seen on their way to the peer's site.
     pub packets: u64,
-    /// Their bytes.
+    /// Bytes of those packets.
     pub bytes: u64,
-    /// Packets that were encoded.
+    /// Packets encoded.
     pub protected: u64,
-    /// Packets that were not: no session with the peer, longer than the bound, or no IP.
+    /// Packets not encoded: no session with the peer, longer than the limit, too late, or not
+    /// IP.
     pub unprotected: u64,
     /// Repairs sent.
     pub repairs: u64,
-    /// Their bytes on the wire, headers of IP and UDP included.
+    /// Bytes of repairs, names and copies on the wire, outer IP and UDP headers included.
     pub repair_bytes: u64,
     /// Repairs among them that the idle timer fired before they were full.
     pub flushed: u64,
-    /// Repairs among them that the peer asked for.
+    /// Repairs among them that the peer requested.
     pub answered: u64,
-    /// Datagrams with names alone.
+    /// Datagrams that carry names alone.
     pub manifests: u64,
     /// Copies of packets sent.
     #[serde(default)]
     pub copies: u64,
-    /// Packets that were named and are in no repair, as their class has it.
+    /// Packets that were named but are in no repair, by their class or because their sender
+    /// does not slow down on losses.
     #[serde(default)]
     pub left_alone: u64,
-    /// Acknowledgements without data, of which the peer does not hear.
+    /// Acknowledgements without data that were not announced to the peer.
     #[serde(default)]
     pub acks: u64,
 }
 
-/// The receiving side of one peer.
+/// Counters of the receiving side of one peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReceiverStats {
     /// Data packets seen on their way from the peer's site.
     pub packets: u64,
-    /// Their bytes.
+    /// Bytes of those packets.
     pub bytes: u64,
     /// Repairs that opened and parsed.
     pub repairs: u64,
-    /// Of them, those that covered nothing missing.
+    /// Repairs among them that covered nothing missing.
     pub useless: u64,
     /// Packets recovered and injected.
     pub recovered: u64,
-    /// Lost packets whose time ran out.
+    /// Lost packets that were not recovered in time.
     pub unrecoverable: u64,
-    /// Packets that no repair named before their time ran out.
+    /// Packets that were not named in time.
     pub uncovered: u64,
-    /// Packets that a repair found missing and that came late by themselves.
+    /// Packets that were counted as missing and arrived late by themselves.
     pub late: u64,
-    /// Recoveries that failed the check of their identity; never injected.
+    /// Recoveries whose identity check failed; never injected.
     pub garbled: u64,
     /// Recoveries whose addresses lie outside the two sites; never injected.
     pub foreign: u64,
-    /// SYNs that the path altered: those that arrived with an MSS that it lowers to, and recoveries of
-    /// others that had arrived, which are never injected.
+    /// SYNs that the path altered: those that arrived with a lowered MSS, and recoveries of
+    /// SYNs that had arrived altered, which are never injected.
     pub altered: u64,
-    /// Recovered SYNs that were not injected, since it is not known yet whether the path lowers their MSS.
+    /// Recovered SYNs that were not injected because it is not known yet whether the path
+    /// lowers their MSS.
     pub withheld: u64,
-    /// Repairs refused: malformed, or of an impossible equation.
+    /// Repairs refused: malformed, or with an impossible equation.
     pub malformed: u64,
-    /// The link as seen from here.
+    /// Loss of the link as seen from here.
     pub link: LossReport,
-    /// Copies of packets.
+    /// Copies of packets received.
     #[serde(default)]
     pub copies: u64,
-    /// Of them, those of packets that were here.
+    /// Copies among them of packets that were here already.
     #[serde(default)]
     pub useless_copies: u64,
-    /// Packets that the peer was asked for.
+    /// Packets that were requested from the peer.
     pub asked: u64,
     /// Bursts of packets lost by chance.
     pub random: u64,
-    /// Packets that a full queue has dropped.
+    /// Packets dropped by a full queue.
     pub congested: u64,
-    /// Recoveries of such packets that were injected with a mark of congestion.
+    /// Recoveries of such packets that were injected with a congestion mark.
     pub marked: u64,
-    /// Recoveries of such packets that were not injected, so that their senders slow down.
+    /// Recoveries of such packets that were withheld, so that their senders slow down.
     pub left_lost: u64,
-    /// Recoveries that were injected with a newer timestamp of TCP: their hosts would refuse them.
+    /// Recoveries injected with a newer TCP timestamp: their hosts would have refused the old
+    /// one.
     #[serde(default)]
     pub renewed: u64,
-    /// Time from when a packet should have arrived to its recovery ([`LATENCY_BOUNDS`]), of packets lost by chance.
+    /// Time from the expected arrival of a packet to its recovery ([`LATENCY_BOUNDS`]), for
+    /// packets lost by chance.
     pub latency: [u64; LATENCY_BUCKETS],
     /// Sum of those times, in microseconds.
     pub latency_sum: u64,
@@ -138,33 +143,33 @@ impl ReceiverStats {
     }
 }
 
-/// The secure session with one peer.
+/// Counters of the secure session with one peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionStats {
     /// Handshakes completed, re-keying included.
     pub handshakes: u64,
-    /// Datagrams that did not authenticate.
+    /// Datagrams that failed authentication.
     pub forged: u64,
-    /// Datagrams that had been seen before, or too long ago.
+    /// Datagrams seen before, or older than the replay window.
     pub replayed: u64,
-    /// Datagrams for no session of ours.
+    /// Datagrams for unknown sessions.
     pub unknown: u64,
-    /// Handshakes turned away because too many came at once.
+    /// Handshakes refused by the rate limit.
     pub limited: u64,
 }
 
-/// All of one peer.
+/// All counters of one peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerStats {
-    /// Whether repairs can be exchanged now.
+    /// Repairs can be exchanged at present.
     pub up: bool,
-    /// Towards the peer.
+    /// Counters of the sending side.
     pub sender: SenderStats,
-    /// From the peer.
+    /// Counters of the receiving side.
     pub receiver: ReceiverStats,
-    /// The session.
+    /// Counters of the session.
     pub session: SessionStats,
-    /// What the peer last told of the link from here to it.
+    /// Last report of the peer on the link from here to it.
     pub reported: LossReport,
 }
 

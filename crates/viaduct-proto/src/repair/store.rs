@@ -1,12 +1,13 @@
-//! The packets of the last moments, as they arrived: what recoveries are made from, and the local
-//! cache of section 4.5.
+//! Store of the latest packets as they arrived: the basis of recoveries, and the local cache of
+//! section 4.5.
 //!
 //! Packets lie back to back in one ring of bytes; the oldest make room for the newest, so that
-//! memory is bounded by bytes whatever their sizes. Each has its prefix before it, as it is coded. Byte-identical
-//! packets (duplicate ACKs, repeated datagrams) share a name, by which the newest of them is found.
+//! memory is bounded in bytes for any packet sizes. Each is stored behind its prefix, as it is
+//! encoded. Byte-identical packets (duplicate ACKs, repeated datagrams) share a name, which
+//! finds the newest of them.
 //!
-//! Names are found by chains from newer to older, one a bucket. A chain ends where its next packet
-//! has left, so that nothing need be unlinked when a packet leaves.
+//! Names are found by chains from newer to older packets, one for each bucket. A chain ends
+//! where its next packet has been evicted, so that an eviction unlinks nothing.
 //!
 //! ```text
 //!   buckets   [17] [ ] [12] [16]
@@ -21,18 +22,18 @@ use super::identity::Identity;
 use super::section::PREFIX;
 use crate::time::Instant;
 
-/// A packet in the store.
+/// Packet in the store.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     identity: Identity,
     start: usize,
     len: usize,
     at: Instant,
-    /// Number of the next older packet of the same bucket; it may have left.
+    /// Number of the next older packet in the same bucket, which may have been evicted.
     older: u64,
 }
 
-/// A bounded ring of packets, found by name.
+/// Bounded ring of packets, found by name.
 pub(super) struct Store {
     arena: Box<[u8]>,
     write: usize,
@@ -44,11 +45,12 @@ pub(super) struct Store {
     buckets: Box<[u64]>,
 }
 
-/// Shortest packet that the slot bound reckons with; smaller ones shorten the store's memory.
+/// Shortest packet that the limit of slots assumes; shorter ones reduce the time that the store
+/// covers.
 const SMALLEST: usize = 256;
 
 impl Store {
-    /// With `bytes` of room for packets.
+    /// Creates a store with `bytes` of room for packets.
     pub(super) fn new(bytes: usize) -> Self {
         let most = bytes / SMALLEST;
         Store {
@@ -61,7 +63,7 @@ impl Store {
         }
     }
 
-    /// Adds a packet and its prefix. Longer ones than the whole store are left out.
+    /// Adds a packet and its prefix. A packet longer than the whole store is left out.
     pub(super) fn insert(
         &mut self,
         now: Instant,
@@ -83,14 +85,14 @@ impl Store {
         if let Some(index) = self.find(identity)
             && older == self.oldest + index as u64
         {
-            // Many copies of one packet must not make a chain long.
+            // Many copies of one packet must not lengthen a chain.
             older = self.slots[index].older;
         }
         self.buckets[bucket] = self.oldest + self.slots.len() as u64;
         self.slots.push_back(Slot { identity, start, len, at: now, older });
     }
 
-    /// Changes the prefix of the packet of that name.
+    /// Changes the prefix of the packet with this name.
     pub(super) fn amend(&mut self, identity: Identity, prefix: [u8; PREFIX]) {
         if let Some(index) = self.find(identity) {
             let start = self.slots[index].start;
@@ -98,12 +100,12 @@ impl Store {
         }
     }
 
-    /// The packet of that name, with its prefix.
+    /// Returns the packet with this name, with its prefix.
     pub(super) fn get(&self, identity: Identity) -> Option<&[u8]> {
         self.find(identity).map(|index| self.bytes(&self.slots[index]))
     }
 
-    /// When the packet of that name last arrived.
+    /// Latest arrival of the packet with this name.
     pub(super) fn arrival(&self, identity: Identity) -> Option<Instant> {
         self.find(identity).map(|index| self.slots[index].at)
     }
@@ -124,12 +126,12 @@ impl Store {
         &self.arena[slot.start..slot.start + slot.len]
     }
 
-    /// Names are uniform already: hashing them again would be waste.
+    /// Names are uniform already and need no further hashing.
     fn bucket(&self, identity: Identity) -> usize {
         (identity.0 & (self.buckets.len() as u64 - 1)) as usize
     }
 
-    /// Where in `slots` the newest copy of that name is.
+    /// Index in `slots` of the newest packet with this name.
     fn find(&self, identity: Identity) -> Option<usize> {
         let mut number = self.buckets[self.bucket(identity)];
         loop {
@@ -150,7 +152,7 @@ impl Store {
         let wraps = self.write + len > self.arena.len();
         let start = if wraps { 0 } else { self.write };
         if wraps {
-            // What lies between here and the end goes first: it is the oldest.
+            // Packets between here and the end are evicted first: they are the oldest.
             while self.slots.front().is_some_and(|slot| slot.start >= self.write) {
                 self.evict();
             }

@@ -1,9 +1,10 @@
-//! SYNs whose MSS the path lowers: what arrived altered was not lost.
+//! SYNs whose MSS the path lowers: a SYN that arrived altered was not lost.
 //!
-//! Providers of PPPoE and mobile networks lower the MSS in SYNs that pass them. The far gateway then
-//! sees a SYN that was never announced, and misses the one that was. Injecting that would give a host
-//! the MSS whose lowering keeps its connections alive. So the receiver remembers the SYNs of the last
-//! moments by what names their connection, and learns from pairs what the path does:
+//! Providers of PPPoE and mobile networks lower the MSS in SYNs that pass them. The far gateway
+//! then sees a SYN that was never announced, and misses the one that was. Injecting the
+//! original would give a host the unlowered MSS, which breaks its connections. The receiver
+//! therefore remembers recent SYNs by the fields that identify their connection, and learns
+//! from pairs how the path treats the MSS:
 //!
 //! ```text
 //!   SYN arrives ──── its MSS is what the path lowers to ───────▶ also stored as it was sent
@@ -17,9 +18,9 @@ use std::collections::VecDeque;
 use super::identity::{Identity, IdentityKey};
 use crate::wire::tcp_syn::TcpSyn;
 
-/// SYNs that are remembered, at most.
+/// Limit of remembered SYNs.
 const MAX_RECENT: usize = 128;
-/// Values of the MSS before it was lowered that are remembered, at most.
+/// Limit of remembered original MSS values.
 const MAX_ORIGINALS: usize = 2;
 
 /// MSS handling of the path.
@@ -34,13 +35,13 @@ enum Path {
 /// Disposition of a recovered packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// Lost: inject it as it is.
+    /// Lost: to be injected unchanged.
     Lost,
-    /// Lost: inject it with its MSS lowered so far.
+    /// Lost: to be injected with its MSS lowered to this value.
     Lower(TcpSyn, u16),
-    /// Arrived, altered.
+    /// Arrived, but altered.
     Altered,
-    /// Possibly lost, and not to be injected.
+    /// Possibly lost; not to be injected.
     Withheld,
 }
 
@@ -52,18 +53,18 @@ struct Arrived {
     ipv6: bool,
 }
 
-/// SYNs that arrived of late, and what was learnt of them.
+/// Recent SYNs, and the MSS handling learnt from them.
 #[derive(Debug, Default)]
 pub(super) struct Syns {
     recent: VecDeque<Arrived>,
-    /// For IPv4 and IPv6.
+    /// MSS handling of IPv4 and IPv6.
     paths: [Path; 2],
-    /// Original MSS values, the latest first.
+    /// Original MSS values, latest first.
     originals: [Vec<u16>; 2],
 }
 
 impl Syns {
-    /// A packet has arrived; nothing happens unless it is a SYN.
+    /// Notes an arrived packet if it is a SYN.
     pub(super) fn arrived(&mut self, key: &IdentityKey, identity: Identity, packet: &[u8]) {
         let Some(syn) = TcpSyn::parse(packet) else { return };
         if self.recent.len() == MAX_RECENT {
@@ -92,7 +93,7 @@ impl Syns {
         originals.collect()
     }
 
-    /// The packet of this name was announced, and has arrived as it was sent.
+    /// Notes that the packet of this name was announced, and has arrived unaltered.
     pub(super) fn unaltered(&mut self, identity: Identity) {
         if self.paths == [Path::Keeps; 2] || self.recent.is_empty() {
             return;
@@ -107,7 +108,7 @@ impl Syns {
         }
     }
 
-    /// What is to become of a packet that was not seen and has been rebuilt.
+    /// Decides on a recovered packet that was not seen to arrive.
     pub(super) fn judge(&mut self, key: &IdentityKey, packet: &[u8]) -> Fate {
         let Some(syn) = TcpSyn::parse(packet) else { return Fate::Lost };
         let (connection, mss) = (key.name(&syn.coarse(packet)), syn.mss(packet));
@@ -132,7 +133,7 @@ impl Syns {
         }
     }
 
-    /// The MSS that the path lowers SYNs to, for IPv4 and IPv6.
+    /// MSS to which the path lowers SYNs, for IPv4 and IPv6.
     pub(super) fn lowered(&self) -> [Option<u16>; 2] {
         self.paths.map(|path| match path {
             Path::Lowers(most) => Some(most),

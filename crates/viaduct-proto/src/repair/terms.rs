@@ -1,5 +1,5 @@
-//! What two gateways tell each other of their configs under a new session, so that configs which do
-//! not fit are named instead of protecting nothing.
+//! Terms by which two gateways compare their configs under a new session, so that configs that
+//! do not match are reported instead of silently protecting nothing.
 //!
 //! ```text
 //!  own digest 8 | peer's digest 8 | version len 1, text | code len 1, text
@@ -18,9 +18,9 @@ use super::wire::u64_at;
 
 /// Kind of the section.
 pub(super) const TERMS: u8 = 5;
-/// Prefixes of one site that are listed, at most.
+/// Limit of listed prefixes of one site.
 pub const MAX_LISTED: usize = 12;
-/// Bytes of a text, at most.
+/// Longest text, in bytes.
 const MAX_TEXT: usize = 100;
 const ENTRY: usize = 18;
 
@@ -28,12 +28,12 @@ const ENTRY: usize = 18;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listed {
     digest: u64,
-    /// The first of them, in order.
+    /// First prefixes, in order.
     pub first: Vec<IpNet>,
 }
 
 impl Listed {
-    /// Of these prefixes, in whatever order.
+    /// Creates a list of the given prefixes, in any order.
     pub fn new(prefixes: &[IpNet]) -> Listed {
         let mut first: Vec<IpNet> = prefixes.iter().map(IpNet::trunc).collect();
         first.sort();
@@ -56,18 +56,18 @@ impl Listed {
 /// Terms announced by a gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// Version of its program.
+    /// Version of the gateway's program.
     pub version: String,
     /// Code towards the receiver.
     pub code: String,
-    /// Its own site's prefixes.
+    /// Prefixes of the gateway's own site.
     pub own: Listed,
-    /// Prefixes that it holds to be the receiver's.
+    /// Prefixes that the gateway has configured for the receiver's site.
     pub peer: Listed,
 }
 
 impl Terms {
-    /// Reads an opened message; `None` if it is malformed.
+    /// Parses a section's body; `None` if it is malformed.
     pub fn parse(bytes: &[u8]) -> Option<Terms> {
         let (own, peer) = (u64_at(bytes, 0)?, u64_at(bytes, 8)?);
         let mut rest = bytes.get(16..)?;
@@ -77,7 +77,7 @@ impl Terms {
         rest.is_empty().then_some(Terms { version, code, own, peer })
     }
 
-    /// Appends the message to `out`.
+    /// Appends the section's body to `out`.
     pub fn emit(&self, out: &mut Vec<u8>) {
         out.extend(self.own.digest.to_be_bytes());
         out.extend(self.peer.digest.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Numbers whose names were lost, to be asked for again.
+//! Numbers whose names were lost, to be requested again.
 
 use std::collections::VecDeque;
 
@@ -7,11 +7,11 @@ use super::section::{MAX_NAMES, Need};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Time in which names may be sent again by themselves.
+/// Time in which names may be repeated without a request.
 const REPEATED: Duration = APART_TIME;
-/// Age from which on they are of no use.
+/// Age from which on names are useless.
 const MAX_AGE: Duration = Duration::from_secs(1);
-/// Ranges that are remembered, at most.
+/// Limit of remembered ranges.
 const MAX_RANGES: usize = 32;
 
 /// Ranges of numbers without names, oldest first.
@@ -20,7 +20,7 @@ pub(super) struct Unnamed {
     ranges: VecDeque<Range>,
 }
 
-/// Numbers that one request asks for.
+/// Range of numbers for one request.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     first: Seq,
@@ -30,7 +30,7 @@ struct Range {
 }
 
 impl Unnamed {
-    /// The numbers from `first` to `last` were passed over.
+    /// Notes that the numbers from `first` to `last` were not named.
     pub(super) fn passed(&mut self, now: Instant, first: Seq, last: Seq) {
         let mut begin = first;
         while begin <= last && self.ranges.len() < MAX_RANGES {
@@ -40,12 +40,12 @@ impl Unnamed {
         }
     }
 
-    /// When there is something to ask for, over a path of this round-trip time.
+    /// Time of the next request, over a path of the given round-trip time.
     pub(super) fn due(&self, rtt: Duration) -> Option<Instant> {
         self.ranges.iter().map(|range| range.due(rtt)).min()
     }
 
-    /// What to ask for. `is_named` says whether a number has its name by now.
+    /// Returns the next request. `is_named` tells whether a number has its name by now.
     pub(super) fn ask(
         &mut self,
         now: Instant,

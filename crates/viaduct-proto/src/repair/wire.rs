@@ -1,6 +1,6 @@
 //! The repair channel's messages, and all their numbers. Everything is big endian.
 //!
-//! A datagram between gateways is one of
+//! A datagram between gateways is one of:
 //!
 //! ```text
 //!  initiation   kind=1 version 0 0 | hint 8 | sender index 4 | unix time ns 8 | Noise 48 | mac 32
@@ -8,12 +8,11 @@
 //!  transport    kind=3 version 0 0 | receiver index 4 | counter 8 | sealed message | tag 16
 //! ```
 //!
-//! The hint names the initiator to the responder: a value that only the two can derive, one for each
-//! direction, so that the peer is found without trying the keys of all.
-//!
-//! and a sealed message consists of sections ([`super::section`]).
+//! The hint identifies the initiator to the responder: a value that only the two can derive, one
+//! for each direction, so that the peer is found without trying the keys of all peers. A sealed
+//! message consists of sections ([`super::section`]).
 
-/// Version of the whole format; a datagram of another version is refused.
+/// Version of the whole format; datagrams of other versions are refused.
 pub const VERSION: u8 = 4;
 /// Bytes before the sealed message of a transport datagram; they are authenticated with it.
 pub const TRANSPORT_HEAD: usize = 16;
@@ -27,30 +26,30 @@ pub const NOISE: usize = 32 + 16;
 pub const INITIATION_HEAD: usize = 24;
 /// Bytes of a handshake response before its Noise message.
 pub const RESPONSE_HEAD: usize = 12;
-/// Names an initiator to its responder.
+/// Identifier of an initiator to its responder.
 pub type Hint = [u8; 8];
-/// What a datagram is, by its head alone.
+/// Type and head of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Datagram {
     /// First message of a handshake.
     Initiation {
-        /// Names the sender, see [`Hint`].
+        /// Identifies the sender, see [`Hint`].
         hint: Hint,
-        /// The sender's index of the session to be.
+        /// Sender's index of the new session.
         sender: u32,
-        /// The sender's wall clock, nanoseconds since 1970.
+        /// Sender's wall clock, nanoseconds since 1970.
         unix_nanos: u64,
     },
     /// Second message of a handshake.
     Response {
-        /// The responder's index of the session.
+        /// Responder's index of the session.
         sender: u32,
-        /// The initiator's.
+        /// Initiator's index of the session.
         receiver: u32,
     },
-    /// A sealed message.
+    /// Sealed message.
     Transport {
-        /// The receiver's index of the session.
+        /// Receiver's index of the session.
         receiver: u32,
         /// Number of the message in its session and direction; never repeats.
         counter: u64,
@@ -58,8 +57,8 @@ pub enum Datagram {
 }
 
 impl Datagram {
-    /// Reads a datagram's head; `None` if it is of no known kind or version, too short, or a handshake
-    /// message of another length than those have.
+    /// Parses a datagram's head; `None` if its kind or version is unknown, if it is too short,
+    /// or if a handshake message has the wrong length.
     pub fn parse(bytes: &[u8]) -> Option<Datagram> {
         let (kind, version) = (*bytes.first()?, *bytes.get(1)?);
         if version != VERSION || bytes.get(2..4)? != [0, 0] {
@@ -83,7 +82,8 @@ impl Datagram {
         }
     }
 
-    /// The protocol version that `bytes` name, if they begin as a datagram of another version does.
+    /// Returns the protocol version in `bytes` if they begin like a datagram of another
+    /// version.
     pub fn other_version(bytes: &[u8]) -> Option<u8> {
         match *bytes {
             [1..=3, version, 0, 0, ..] if version != VERSION => Some(version),

@@ -11,8 +11,8 @@
 //! takes milliseconds, and the same seeds give the same run. The links are those of
 //! [`crate::link`], which the lab's emulator runs in real time.
 //!
-//! [`stream`] is one such run ready made: a code over a lossy link; [`trickles`] another: a download by
-//! Trickles, and by TCP Reno beside it.
+//! [`stream`] is a ready-made run of a code over a lossy link; [`trickles`] is a download by
+//! Trickles, with one by TCP Reno beside it.
 
 pub mod stream;
 pub mod trickles;
@@ -23,22 +23,23 @@ mod tests;
 use crate::link::{Delivery, Link, LinkConfig, flip_bit};
 use crate::time::Instant;
 
-/// Where a machine's packets leave and arrive: a number of its own choice.
+/// Number of a machine's port, where its packets leave and arrive; chosen by the machine.
 pub type Port = usize;
 
-/// What the simulator drives: the contract of this crate, with packets at numbered ports.
+/// Machine that the simulator drives: the contract of this crate, with packets at numbered
+/// ports.
 pub trait Machine {
-    /// A packet arrived at `port`.
+    /// Handles a packet that arrived at `port`.
     fn handle_packet(&mut self, now: Instant, port: Port, packet: Vec<u8>);
 
-    /// The next packet to send and the port to send it by, until None. What leaves by a port
-    /// without a link is gone.
+    /// Returns the next packet to send and its port, or None. A packet for a port without a
+    /// link is dropped.
     fn poll_transmit(&mut self) -> Option<(Port, Vec<u8>)>;
 
-    /// The deadline of the earliest timer, if any.
+    /// Deadline of the earliest timer, if any.
     fn poll_timeout(&self) -> Option<Instant>;
 
-    /// That deadline has passed.
+    /// Handles the deadline, which has passed.
     fn handle_timeout(&mut self, now: Instant);
 }
 
@@ -60,25 +61,26 @@ impl<M: Machine + ?Sized> Machine for Box<M> {
     }
 }
 
-/// A machine's number in its simulation.
+/// Number of a machine in its simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Node(usize);
 
-/// A link's number in its simulation.
+/// Number of a link in its simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LinkId(usize);
 
-/// Machines of type `M`, links and the time. Machines of several kinds are an enum or boxes.
+/// Simulation of machines of type `M`, their links, and the time. Machines of several kinds are
+/// an enum or boxes.
 #[derive(Debug)]
 pub struct Sim<M> {
     now: Instant,
     nodes: Vec<M>,
     links: Vec<Edge>,
-    /// Events handled without the clock moving.
+    /// Events handled since the clock last moved.
     stalled: u32,
 }
 
-/// One direction between two ports.
+/// Link in one direction between two ports.
 #[derive(Debug)]
 struct Edge {
     from: (Node, Port),
@@ -86,14 +88,14 @@ struct Edge {
     link: Link<Vec<u8>>,
 }
 
-/// What happens next.
+/// Next event.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Timeout(usize),
     Arrival(usize),
 }
 
-/// So many events at one instant are a machine whose timer does not move on.
+/// Number of events at one instant that indicates a machine whose timer does not move on.
 const STALL: u32 = 10_000_000;
 
 impl<M: Machine> Default for Sim<M> {
@@ -103,7 +105,7 @@ impl<M: Machine> Default for Sim<M> {
 }
 
 impl<M: Machine> Sim<M> {
-    /// Nothing yet, at [`Instant::ZERO`].
+    /// Creates an empty simulation at [`Instant::ZERO`].
     pub fn new() -> Self {
         Sim { now: Instant::ZERO, nodes: Vec::new(), links: Vec::new(), stalled: 0 }
     }
@@ -114,7 +116,8 @@ impl<M: Machine> Sim<M> {
         Node(self.nodes.len() - 1)
     }
 
-    /// Joins a port to another, one way. Of several links from one port the first takes all.
+    /// Connects a port to another, one way. If a port has several links, the first takes all
+    /// packets.
     pub fn connect(
         &mut self,
         from: (Node, Port),
@@ -126,7 +129,7 @@ impl<M: Machine> Sim<M> {
         LinkId(self.links.len() - 1)
     }
 
-    /// Joins two ports both ways by equal links with different seeds, `a` to `b` first.
+    /// Connects two ports both ways by equal links with different seeds, `a` to `b` first.
     pub fn connect_both(
         &mut self,
         a: (Node, Port),
@@ -138,27 +141,27 @@ impl<M: Machine> Sim<M> {
         [there, self.connect(b, a, config.clone(), seed.wrapping_add(1))]
     }
 
-    /// The virtual time.
+    /// Virtual time.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// A machine.
+    /// Access to a machine.
     pub fn node(&self, node: Node) -> &M {
         &self.nodes[node.0]
     }
 
-    /// A machine, to hand it something from outside; what it sends then leaves at the next step.
+    /// Mutable access to a machine; packets that it then sends leave at the next step.
     pub fn node_mut(&mut self, node: Node) -> &mut M {
         &mut self.nodes[node.0]
     }
 
-    /// A link, for its counters.
+    /// Access to a link, for its counters.
     pub fn link(&self, link: LinkId) -> &Link<Vec<u8>> {
         &self.links[link.0].link
     }
 
-    /// Takes which packets a link dropped since the last call.
+    /// Takes the record of packets that a link has dropped since the last call.
     pub fn take_record(&mut self, link: LinkId) -> crate::link::DropRecord {
         self.links[link.0].link.take_record()
     }
@@ -168,22 +171,22 @@ impl<M: Machine> Sim<M> {
         self.links[link.0].link.set_config(self.now, config);
     }
 
-    /// Handles all that happens up to and at `end`; the clock then shows `end`.
+    /// Handles all events up to and including `end`; the clock then shows `end`.
     pub fn run_until(&mut self, end: Instant) {
         while self.step(end) {}
         self.now = self.now.max(end);
     }
 
-    /// Runs until nothing is left to happen, or `end`; tells whether nothing is left.
+    /// Runs until no event is left, or `end`; returns whether none is left.
     pub fn run_to_rest(&mut self, end: Instant) -> bool {
         while self.step(end) {}
         self.next().is_none()
     }
 
-    /// Handles the next event if it is not after `end`; false if it is, or there is none.
+    /// Handles the next event if it is not after `end`; false otherwise.
     ///
     /// # Panics
-    /// If ten million events pass without the clock moving: a machine's timer stands still.
+    /// If ten million events pass without the clock moving: a machine's timer does not move on.
     pub fn step(&mut self, end: Instant) -> bool {
         (0..self.nodes.len()).for_each(|node| self.transmit(node));
         let Some((at, event)) = self.next().filter(|(at, _)| *at <= end) else { return false };
@@ -197,7 +200,7 @@ impl<M: Machine> Sim<M> {
         true
     }
 
-    /// The earliest event. Simulations are small: looking at all is quicker than a heap.
+    /// Returns the earliest event. Simulations are small: a scan of all is faster than a heap.
     fn next(&self) -> Option<(Instant, Event)> {
         let nodes = self.nodes.iter().enumerate();
         let timeouts = nodes.filter_map(|(i, n)| Some((n.poll_timeout()?, Event::Timeout(i))));

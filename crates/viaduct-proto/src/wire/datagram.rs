@@ -1,4 +1,4 @@
-//! A UDP datagram in an IP packet, of which the front is at hand.
+//! UDP datagram in an IP packet of which the first bytes are available.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -11,32 +11,33 @@ const ICMPV6: u8 = 58;
 const UDP_LEN: usize = 8;
 const V4_MIN: usize = 20;
 const V6_LEN: usize = 40;
-/// Extension headers of IPv6 that stand before it, as all those do that say their length in units of 8
-/// bytes: hop-by-hop options, routing, destination options.
+/// IPv6 extension headers that may precede UDP, each with its length in units of 8 bytes:
+/// hop-by-hop options, routing, destination options.
 const EXTENSIONS: [u8; 3] = [0, 43, 60];
 const FRAGMENT: u8 = 44;
-/// Bytes that an error message quotes of a datagram's payload, so that it fits into 576 bytes (RFC 1812, 4.3.2.3).
+/// Limit of the payload bytes that an error message quotes, so that it fits into 576 bytes (RFC
+/// 1812, 4.3.2.3).
 pub const MAX_QUOTED: usize = 512;
 
-/// Between whom it travels, and how much it carries.
+/// Addresses of a datagram, and length of its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// Where it comes from.
+    /// Source address.
     pub source: SocketAddr,
-    /// Where it goes.
+    /// Destination address.
     pub destination: SocketAddr,
-    /// Bytes that it carries, headers not counted.
+    /// Length of the payload, in bytes.
     pub bytes: usize,
 }
 
 impl Datagram {
-    /// Reads the headers at the front of `packet`, which may be cut behind them; `None` if it is no
-    /// datagram, or no first fragment of one.
+    /// Parses the headers at the front of `packet`, which may be truncated behind them; `None`
+    /// if it is not a datagram, or not the first fragment of one.
     pub fn parse(packet: &[u8]) -> Option<Datagram> {
         Datagram::split(packet).map(|(datagram, _)| datagram)
     }
 
-    /// The same, and as much of what it carries as is at hand.
+    /// Parses the headers, and returns as much of the payload as is available.
     pub fn split(packet: &[u8]) -> Option<(Datagram, &[u8])> {
         let (source, destination, udp) = match packet.first()? >> 4 {
             4 => v4(packet)?,
@@ -52,8 +53,8 @@ impl Datagram {
     }
 }
 
-/// A packet that carries a datagram, all of its bytes, between two ends of one family; `None` if they are
-/// more than a packet holds.
+/// Returns the packet of a datagram between two addresses of one family; `None` if the payload
+/// is too long for a packet.
 pub fn emit(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Option<Vec<u8>> {
     let length = u16::try_from(UDP_LEN + payload.len()).ok()?;
     let head = if source.is_ipv4() { V4_MIN as u16 } else { 0 };
@@ -62,7 +63,7 @@ pub fn emit(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Opti
     udp.extend(length.to_be_bytes());
     udp.extend([0, 0]);
     udp.extend(payload);
-    // A sum of zero would say that there is none.
+    // A checksum of zero would mean that there is none.
     let sum = match pseudo(source.ip(), destination.ip(), UDP, &udp) {
         0 => u16::MAX,
         sum => sum,
@@ -71,8 +72,8 @@ pub fn emit(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Opti
     Some(packet(source.ip(), destination.ip(), UDP, &udp))
 }
 
-/// The packet that says of a datagram, sent by `source`, that it did not arrive: ICMP's type and code, or
-/// ICMPv6's, and the first of what it carried, at most [`MAX_QUOTED`] bytes.
+/// Returns the ICMP or ICMPv6 message that reports a datagram from `source` as undelivered,
+/// with the given type and code and at most [`MAX_QUOTED`] bytes of its payload.
 pub fn undelivered(
     source: SocketAddr,
     destination: SocketAddr,
@@ -80,7 +81,7 @@ pub fn undelivered(
     carried: &[u8],
 ) -> Vec<u8> {
     let carried = &carried[..carried.len().min(MAX_QUOTED)];
-    // Its headers tell whose it was.
+    // The quoted headers identify the flow.
     let mut udp = ports(source, destination);
     udp.extend(((UDP_LEN + carried.len()) as u16).to_be_bytes());
     udp.extend([0, 0]);

@@ -1,13 +1,13 @@
-//! IPv4 and IPv6 headers, as far as a gateway must understand them: how long a packet is, between
-//! whom it travels, and which of its bytes a router on the way may change.
+//! IPv4 and IPv6 headers, as far as a gateway needs them: length and addresses of a packet, and
+//! the fields that routers may change.
 //!
-//! The repair of a packet must not depend on the bytes that routers change (time to live or hop
-//! limit, DSCP and ECN, the IPv4 header checksum). [`normalise`] sets them to zero and says what
-//! they were; [`restore`] is its inverse.
+//! The repair of a packet must not depend on fields that routers change (time to live or hop
+//! limit, DSCP and ECN, the IPv4 header checksum). [`normalise`] sets them to zero and returns
+//! their values; [`restore`] is its inverse.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What is read of an IP header.
+/// Fields of an IP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Source address.
@@ -22,7 +22,7 @@ pub struct Header {
     pub total_len: usize,
 }
 
-/// The bytes of a header that routers change.
+/// Fields of a header that routers change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hop {
     /// Time to live, or hop limit.
@@ -31,18 +31,18 @@ pub struct Hop {
     pub tos: u8,
 }
 
-/// Why bytes are no IP packet.
+/// Reason for which bytes are not an IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The first nibble is neither 4 nor 6.
     #[error("IP version is {0}; it must be 4 or 6")]
     Version(u8),
-    /// Fewer bytes than the header says, or than a header has.
+    /// Fewer bytes than the header states, or than a header needs.
     #[error("packet of {have} bytes is cut short; its header asks for {want}")]
     Short {
-        /// Bytes there are.
+        /// Bytes present.
         have: usize,
-        /// Bytes there should be.
+        /// Bytes required.
         want: usize,
     },
     /// A header length below the minimum or beyond the packet, or an IPv6 jumbogram.
@@ -54,8 +54,8 @@ const V4_MIN: usize = 20;
 const V6_LEN: usize = 40;
 
 impl Header {
-    /// Reads the header at the front of `bytes`, which may be longer than the packet (link-layer
-    /// padding): [`Header::total_len`] tells where it ends.
+    /// Parses the header at the front of `bytes`, which may be longer than the packet
+    /// (link-layer padding): [`Header::total_len`] gives its length.
     pub fn parse(bytes: &[u8]) -> Result<Header, Error> {
         match bytes.first().map(|b| b >> 4) {
             Some(4) => parse_v4(bytes),
@@ -113,7 +113,7 @@ fn check_lengths(have: usize, header: usize, least: usize, total: usize) -> Resu
     Ok(())
 }
 
-/// Mutable fields of a packet, from its first bytes; `None` if it is no packet of IP.
+/// Mutable fields of a packet, from its first bytes; `None` if it is not an IP packet.
 pub fn hop(packet: &[u8]) -> Option<Hop> {
     match packet.first()? >> 4 {
         4 => Some(Hop { ttl: *packet.get(8)?, tos: packet[1] }),
@@ -122,7 +122,7 @@ pub fn hop(packet: &[u8]) -> Option<Hop> {
     }
 }
 
-/// Zeroes what routers change in a parsed packet, and returns what it was.
+/// Zeroes the fields of a parsed packet that routers change, and returns their values.
 ///
 /// # Panics
 /// Never on bytes that [`Header::parse`] accepted.
@@ -143,7 +143,7 @@ pub fn normalise(packet: &mut [u8]) -> Hop {
     }
 }
 
-/// Puts `hop` into a packet and makes its header checksum right.
+/// Writes `hop` into a packet and computes its header checksum.
 ///
 /// # Panics
 /// Never on bytes that [`Header::parse`] accepted.

@@ -1,28 +1,29 @@
-//! Packets as they will be on the wire, of ones that are captured before a device has cut them and completed their
-//! checksums, or after the kernel has put arrivals together.
+//! Completion of captured packets to the form that they have on the wire: packets captured
+//! before a device has segmented them and completed their checksums, or after the kernel has
+//! coalesced arrivals.
 //!
-//! A packet that is long stands for segments of TCP, or datagrams of UDP, with equal headers (GSO, GRO):
+//! A long packet stands for TCP segments, or UDP datagrams, with equal headers (GSO, GRO):
 //!
 //! ```text
 //!   IP | TCP 1000 | ------------------------- data -------------------------
 //!   IP | TCP 1000 | ---- data ----    IP | TCP 2400 | ---- data ----    ...
 //! ```
 //!
-//! Segments are those that Linux makes: identifications of IPv4 count up, FIN and PSH are the last segment's, CWR is the
-//! first's.
+//! Segments are those that Linux makes: IPv4 identifications count up, FIN and PSH are set in
+//! the last segment, and CWR in the first.
 
 use std::num::NonZeroU16;
 
 use super::ip::{self, Header, internet_checksum};
 use super::transport::{TCP, UDP};
 
-/// Work that a device is still to do on a packet.
+/// Offloaded work that a device has yet to do on a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
-    /// Bytes of data of each segment but the last, if it is to be cut.
+    /// Bytes of data of each segment but the last, if the packet is to be segmented.
     pub segment: Option<NonZeroU16>,
-    /// Where the bytes begin whose checksum is missing, and where it is to stand from there: it holds the sum of the
-    /// pseudo header.
+    /// Start of the bytes whose checksum is missing, and offset of its field from there; the
+    /// field holds the sum of the pseudo header.
     pub checksum: Option<(usize, usize)>,
 }
 
@@ -39,8 +40,9 @@ const UDP_CHECKSUM: usize = 6;
 const FIN_PSH: u8 = 0x09;
 const CWR: u8 = 0x80;
 
-/// Calls `each` with the packets that `packet` becomes, in order, which it may change; `buffer` is room for them. `false`
-/// without a call if it is none that can be cut: no TCP or UDP behind the IP header, in fragments, or malformed.
+/// Calls `each` with the packets that `packet` becomes, in order; `each` may change them.
+/// `buffer` is working space. Returns `false` without a call if `packet` cannot be segmented:
+/// neither TCP nor UDP behind the IP header, a fragment, or malformed.
 pub fn complete(
     packet: &mut [u8],
     offload: Offload,
@@ -57,7 +59,7 @@ pub fn complete(
         let Some(field) = packet.get_mut(place..).and_then(<[u8]>::first_chunk_mut) else {
             return false;
         };
-        // Of UDP, none stands for no checksum.
+        // In UDP, a checksum of zero stands for no checksum.
         *field = if is_udp && sum == 0 { u16::MAX } else { sum }.to_be_bytes();
     }
     each(packet);
@@ -104,7 +106,7 @@ fn cut(
     Some(())
 }
 
-/// The header of the `n`th packet, with so many bytes behind it.
+/// Sets the IP header of the `n`th packet, with so many bytes behind it.
 fn set_ip(ip: &mut [u8], behind: usize, n: usize) {
     let length = |length: usize| u16::try_from(length).unwrap_or(u16::MAX).to_be_bytes();
     if ip[0] >> 4 == 6 {
@@ -114,7 +116,7 @@ fn set_ip(ip: &mut [u8], behind: usize, n: usize) {
     let total = ip.len() + behind;
     ip[2..4].copy_from_slice(&length(total));
     let identification = u16::from_be_bytes([ip[V4_IDENTIFICATION], ip[V4_IDENTIFICATION + 1]]);
-    // Hosts that never fragment may leave it out.
+    // Hosts that never fragment may leave the identification at zero.
     if identification != 0 || ip[V4_FRAGMENT] & V4_DONT_FRAGMENT == 0 {
         let identification = identification.wrapping_add(n as u16).to_be_bytes();
         ip[V4_IDENTIFICATION..V4_IDENTIFICATION + 2].copy_from_slice(&identification);
@@ -124,7 +126,8 @@ fn set_ip(ip: &mut [u8], behind: usize, n: usize) {
     }
 }
 
-/// A segment so far behind the first; where its checksum stands.
+/// Sets the TCP header of a segment `behind` bytes after the first; returns the offset of its
+/// checksum.
 fn set_tcp(segment: &mut [u8], behind: u32, (is_first, is_last): (bool, bool)) -> usize {
     if let Some(sequence) = segment.get_mut(TCP_SEQUENCE..).and_then(<[u8]>::first_chunk_mut) {
         *sequence = u32::from_be_bytes(*sequence).wrapping_add(behind).to_be_bytes();
@@ -133,14 +136,14 @@ fn set_tcp(segment: &mut [u8], behind: u32, (is_first, is_last): (bool, bool)) -
     TCP_CHECKSUM
 }
 
-/// A datagram's length; where its checksum stands.
+/// Sets a datagram's length; returns the offset of its checksum.
 fn set_udp(datagram: &mut [u8]) -> usize {
     let length = u16::try_from(datagram.len()).unwrap_or(u16::MAX).to_be_bytes();
     datagram[UDP_LENGTH..UDP_LENGTH + 2].copy_from_slice(&length);
     UDP_CHECKSUM
 }
 
-/// Checksum of what stands behind an IP header, whose own field is zero, with the pseudo header.
+/// Checksum of the data behind an IP header, whose own field is zero, with the pseudo header.
 fn checksum(ip: &[u8], protocol: u8, behind: &[u8]) -> u16 {
     let addresses = if ip[0] >> 4 == 4 { &ip[12..20] } else { &ip[8..40] };
     let parts = [!internet_checksum(addresses), !internet_checksum(behind)];
@@ -191,7 +194,7 @@ mod tests {
         is.then_some(packets)
     }
 
-    /// Whether the checksums of IP and of what is behind are right.
+    /// Verifies the checksums of the IP header and of the transport data.
     fn is_sound(packet: &[u8]) -> bool {
         let header = Header::parse(packet).unwrap();
         let (ip, behind) = packet.split_at(header.header_len);

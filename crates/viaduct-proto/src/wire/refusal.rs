@@ -1,4 +1,4 @@
-//! Answers to a SYN that say no, as the host would have that was meant, or a router on the way.
+//! Negative answers to a SYN, as sent by the addressed host or by a router on the path.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,24 +15,25 @@ const V6_UNREACHABLE: [u8; 2] = [1, 3];
 const V4_NO_ROUTE: [u8; 2] = [3, 0];
 /// ICMPv6: destination unreachable, no route.
 const V6_NO_ROUTE: [u8; 2] = [1, 0];
-/// ICMP: destination unreachable, administratively prohibited, which Linux takes for an unreachable host.
+/// ICMP: destination unreachable, administratively prohibited, which Linux reports as an
+/// unreachable host.
 const V4_PROHIBITED: [u8; 2] = [3, 13];
 /// ICMPv6: destination unreachable, administratively prohibited.
 const V6_PROHIBITED: [u8; 2] = [1, 1];
 
-/// A SYN that is answered: from whom, to whom, its sequence number.
+/// SYN to be answered: source, destination and sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// Who connects.
+    /// Source address of the SYN.
     pub from: SocketAddr,
-    /// Where to; of the same family.
+    /// Destination address of the SYN, of the same family.
     pub to: SocketAddr,
-    /// The SYN's sequence number.
+    /// Sequence number of the SYN.
     pub number: u32,
 }
 
 impl Asked {
-    /// The packet that a host sends where nobody listens (RFC 9293, 3.5.2).
+    /// RST of a host without a listener on that port (RFC 9293, 3.5.2).
     pub fn refused(&self) -> Vec<u8> {
         let mut segment = ports(self.to, self.from);
         segment.extend(0u32.to_be_bytes());
@@ -44,24 +45,24 @@ impl Asked {
         packet(from, to, TCP, &segment)
     }
 
-    /// The packet of a host that knows no way (RFC 792, RFC 4443).
+    /// ICMP host unreachable (RFC 792), or ICMPv6 address unreachable (RFC 4443).
     pub fn unreachable(&self) -> Vec<u8> {
         self.message(V4_UNREACHABLE, V6_UNREACHABLE)
     }
 
-    /// The packet of a router that has no route to the network.
+    /// ICMP message of a router without a route to the network.
     pub fn without_route(&self) -> Vec<u8> {
         self.message(V4_NO_ROUTE, V6_NO_ROUTE)
     }
 
-    /// The packet of a router that may not pass it on.
+    /// ICMP message of a router that is not allowed to forward the packet.
     pub fn prohibited(&self) -> Vec<u8> {
         self.message(V4_PROHIBITED, V6_PROHIBITED)
     }
 
     fn message(&self, v4: [u8; 2], v6: [u8; 2]) -> Vec<u8> {
         let (from, to) = (self.to.ip(), self.from.ip());
-        // As much of the SYN as tells whose it is.
+        // The quote is as much of the SYN as identifies its connection.
         let mut syn = ports(self.from, self.to);
         syn.extend(self.number.to_be_bytes());
         syn.extend([0, 0, 0, 0, 5 << 4, 2, 0, 0, 0, 0, 0, 0]);
@@ -82,7 +83,7 @@ pub(super) fn ports(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     [from.port().to_be_bytes(), to.port().to_be_bytes()].concat()
 }
 
-/// The checksum of what follows the IP header.
+/// Checksum of the transport data, with the pseudo header.
 pub(super) fn pseudo(from: IpAddr, to: IpAddr, protocol: u8, rest: &[u8]) -> u16 {
     let mut all = octets(from);
     all.extend(octets(to));

@@ -1,4 +1,4 @@
-//! Options of TCP's header: where they stand, and how they are changed.
+//! TCP options: lookup and modification.
 
 use std::ops::Range;
 
@@ -7,12 +7,12 @@ use super::ip::internet_checksum;
 /// Option kinds: end of the list, padding.
 const END: u8 = 0;
 const PADDING: u8 = 1;
-/// Bytes of an option before its value.
+/// Length of an option before its value, in bytes.
 const HEAD: usize = 2;
-/// Where the checksum stands in TCP's header.
+/// Offset of the checksum in the TCP header.
 const CHECKSUM: usize = 16;
 
-/// Where among the options the value of the first of this kind stands.
+/// Range of the value of the first option of this kind, within the options.
 pub(super) fn find(options: &[u8], kind: u8) -> Option<Range<usize>> {
     let mut at = 0;
     loop {
@@ -30,10 +30,11 @@ pub(super) fn find(options: &[u8], kind: u8) -> Option<Range<usize>> {
     }
 }
 
-/// Changes bytes of a packet from `at` on, which are in the TCP header that begins at `tcp`, and mends the checksum
-/// (RFC 1624).
+/// Changes bytes of a packet from `at` on, within the TCP header that begins at `tcp`, and
+/// updates the checksum (RFC 1624).
 pub(super) fn set(packet: &mut [u8], tcp: usize, at: usize, value: &[u8]) {
-    // They may begin or end at an odd place: the words that they lie in, counted from TCP's header.
+    // The bytes may begin or end at an odd offset: the checksum needs whole words from the TCP
+    // header's start.
     let first = at - (at - tcp) % 2;
     let end = at + value.len() + (at + value.len() - tcp) % 2;
     let words = first..end.min(packet.len());
@@ -42,7 +43,7 @@ pub(super) fn set(packet: &mut [u8], tcp: usize, at: usize, value: &[u8]) {
     let after = internet_checksum(&packet[words]);
     let place = tcp + CHECKSUM;
     let sum = u16::from_be_bytes([packet[place], packet[place + 1]]);
-    // The functions give complements: ~old + new, added to the complement of the sum.
+    // The function returns complements: ~old + new, added to the complement of the sum.
     let folded = u32::from(!sum) + u32::from(before) + u32::from(!after);
     let folded = (folded & 0xffff) + (folded >> 16);
     let folded = (folded & 0xffff) + (folded >> 16);

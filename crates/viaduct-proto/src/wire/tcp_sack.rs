@@ -1,5 +1,5 @@
-//! Selective acknowledgements of TCP: the highest segment that has arrived (SACK, RFC 2018), and one that has come twice
-//! (D-SACK, RFC 2883), so that its sender has sent again what was not lost.
+//! Selective acknowledgements of TCP: the highest segment that has arrived (SACK, RFC 2018),
+//! and a duplicate one (D-SACK, RFC 2883), which reveals a spurious retransmission.
 
 use super::tcp_option;
 use super::transport::{self, Segment};
@@ -8,19 +8,20 @@ const TCP_MIN: usize = 20;
 const ACK: u8 = 0x10;
 /// Option kind: selective acknowledgement.
 const SACK: u8 = 5;
-/// Bytes of a block's two numbers.
+/// Length of a block, two sequence numbers, in bytes.
 const BLOCK: usize = 8;
 
 /// Fields of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acknowledged {
-    /// Number after the highest byte that has arrived, perhaps behind others that have not.
+    /// Number after the highest byte that has arrived, even if earlier ones are missing.
     pub highest: u32,
-    /// The numbers that came twice, from the first to before the other.
+    /// Range of duplicate bytes: first number, and number after the last.
     pub twice: Option<(u32, u32)>,
 }
 
-/// Reads a whole IP packet; `None` if it acknowledges nothing, is a fragment, or has extension headers.
+/// Parses a whole IP packet; `None` if it acknowledges nothing, is a fragment, or has extension
+/// headers.
 pub fn acknowledged(packet: &[u8]) -> Option<Acknowledged> {
     let header = header(packet)?;
     let acknowledged = number(&header[8..])?;
@@ -34,14 +35,14 @@ pub fn acknowledged(packet: &[u8]) -> Option<Acknowledged> {
     Some(Acknowledged { highest, twice: first.filter(|_| is_old) })
 }
 
-/// Whether a whole IP packet is an acknowledgement and nothing else, whose loss the next one makes up
-/// for: one that says that a segment came twice says so once.
+/// Returns whether a whole IP packet is a mere acknowledgement, whose loss the next one makes
+/// up for. One with a D-SACK is not: it reports the duplicate only once.
 pub fn is_plain_ack(packet: &[u8]) -> bool {
     Segment::parse(packet).is_some_and(|segment| segment.is_bare_ack())
         && acknowledged(packet).is_none_or(|of| of.twice.is_none())
 }
 
-/// The header of a segment that acknowledges something.
+/// Header of a segment with ACK set.
 fn header(packet: &[u8]) -> Option<&[u8]> {
     let (protocol, segment) = transport::payload(packet)?;
     let header = segment.get(..usize::from(*segment.get(12)? >> 4) * 4)?;
@@ -61,7 +62,8 @@ fn is_below(a: u32, b: u32) -> bool {
     a.wrapping_sub(b).cast_signed() < 0
 }
 
-/// Whether the first block lies below what is acknowledged, or within the second.
+/// Returns whether the first block is a D-SACK: below the acknowledgement, or within the second
+/// block.
 fn is_old((left, right): (u32, u32), second: Option<(u32, u32)>, acknowledged: u32) -> bool {
     is_below(left, acknowledged)
         || second.is_some_and(|(from, to)| !is_below(left, from) && !is_below(to, right))

@@ -1,12 +1,12 @@
-//! SYNs of TCP: which connection they open, and the MSS that they ask for. Routers on a path lower
-//! that (MSS clamping), and so change the packet.
+//! TCP SYNs: the connection that they open, and their MSS option. Routers on a path may lower
+//! the MSS (MSS clamping), and so change the packet.
 
 use super::tcp_option;
 
 const TCP: u8 = 6;
 const TCP_MIN: usize = 20;
 const SYN: u8 = 0x02;
-/// Option kind: maximum segment size, and the bytes of its value.
+/// Option kind: maximum segment size; and the length of its value in bytes.
 const MSS: u8 = 2;
 const MSS_BYTES: usize = 2;
 
@@ -14,9 +14,9 @@ const MSS_BYTES: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpSyn {
     ipv6: bool,
-    /// The TCP header.
+    /// Offset of the TCP header.
     tcp: usize,
-    /// The value of the MSS option.
+    /// Offset of the MSS option's value.
     mss: Option<usize>,
 }
 
@@ -24,7 +24,7 @@ pub struct TcpSyn {
 pub type Coarse = [u8; 32 + 4 + 4 + 1];
 
 impl TcpSyn {
-    /// Reads a whole IP packet; `None` if it is no SYN, or one in fragments.
+    /// Parses a whole IP packet; `None` if it is not a SYN, or is a fragment.
     pub fn parse(packet: &[u8]) -> Option<TcpSyn> {
         let (ipv6, tcp, protocol) = match packet.first()? >> 4 {
             4 => {
@@ -45,18 +45,18 @@ impl TcpSyn {
         Some(TcpSyn { ipv6, tcp, mss })
     }
 
-    /// Whether it is one of IPv6.
+    /// Returns whether the packet is IPv6.
     pub fn is_ipv6(&self) -> bool {
         self.ipv6
     }
 
-    /// The MSS that it asks for.
+    /// Value of the MSS option.
     pub fn mss(&self, packet: &[u8]) -> Option<u16> {
         let at = self.mss?;
         Some(u16::from_be_bytes([*packet.get(at)?, *packet.get(at + 1)?]))
     }
 
-    /// What names it, see [`Coarse`].
+    /// Key of the connection, see [`Coarse`].
     pub fn coarse(&self, packet: &[u8]) -> Coarse {
         let mut coarse = [0; size_of::<Coarse>()];
         let addresses = if self.ipv6 { &packet[8..40] } else { &packet[12..20] };
@@ -66,14 +66,14 @@ impl TcpSyn {
         coarse
     }
 
-    /// Lowers the MSS to `most`, and mends the checksum.
+    /// Lowers the MSS to `most`, and updates the checksum.
     pub fn lower(&self, packet: &mut [u8], most: u16) {
         if self.mss(packet).is_some_and(|mss| mss > most) {
             self.set_mss(packet, most);
         }
     }
 
-    /// Changes the MSS, if there is one, and mends the checksum (RFC 1624).
+    /// Sets the MSS, if the option is present, and updates the checksum (RFC 1624).
     pub fn set_mss(&self, packet: &mut [u8], mss: u16) {
         let Some(at) = self.mss.filter(|at| at + 2 <= packet.len()) else { return };
         tcp_option::set(packet, self.tcp, at, &mss.to_be_bytes());

@@ -1,8 +1,9 @@
-//! Timestamps of TCP (RFC 7323): what a host has seen last, as its segments echo it, and what it would refuse.
+//! TCP timestamps (RFC 7323): the latest one that a host has seen, as its segments echo it, and
+//! those that it would refuse.
 //!
-//! A host refuses a segment whose timestamp is older than the one that it has seen last (PAWS, section 5). It takes that
-//! for a segment of long ago, whose numbers have wrapped since; but one that comes a few milliseconds late, after
-//! another that was sent again, looks the same.
+//! A host refuses a segment whose timestamp is older than the latest one that it has seen
+//! (PAWS, section 5), to keep out old segments whose sequence numbers have wrapped. A segment
+//! that comes a few milliseconds late, after the retransmission of another one, looks the same.
 
 use super::tcp_option;
 use super::transport;
@@ -14,21 +15,22 @@ const ACK: u8 = 0x10;
 /// Option kinds: timestamps, and signatures of what else the header holds (RFC 2385, RFC 5925).
 const TIMESTAMPS: u8 = 8;
 const SIGNATURES: [u8; 2] = [19, 29];
-/// Ticks by which a timestamp is made newer, at most: of the usual clock, 4 s. Who forges what a host has seen must not
-/// make it refuse true segments for longer.
+/// Most ticks by which a timestamp is renewed: 4 s of the usual clock. A forged echo must not
+/// make a host refuse genuine segments for longer.
 const MAX_AGE: u32 = 4_096;
-/// Bytes of a timestamp, and of an option's value, which is two of them.
+/// Length of a timestamp in bytes, and of an option's value, two timestamps.
 const STAMP: usize = 4;
 const VALUE: usize = 2 * STAMP;
 
-/// The timestamp that a whole IP packet echoes, which its host has seen last.
+/// Timestamp that a whole IP packet echoes: the latest one that its host has seen.
 pub fn echo(packet: &[u8]) -> Option<u32> {
     let (_, at) = stamps(packet)?;
     number(packet.get(at + STAMP..)?)
 }
 
-/// Gives a whole IP packet the timestamp that its host has seen last, if its own is a little older, and mends the
-/// checksum: the host refuses older ones. One that is signed stays as it is. Whether it is changed.
+/// Gives a whole IP packet the timestamp that its host has seen last, if its own is a little
+/// older, since the host would refuse that. Updates the checksum. Signed segments are left
+/// unchanged. Returns whether the packet was changed.
 pub fn renew(packet: &mut [u8], last: u32) -> bool {
     let Some((tcp, at)) = stamps(packet) else { return false };
     let age = number(&packet[at..]).map(|of| last.wrapping_sub(of));
@@ -39,7 +41,8 @@ pub fn renew(packet: &mut [u8], last: u32) -> bool {
     is_older
 }
 
-/// Where the TCP header begins, and the timestamps of a segment of an open connection that is not signed.
+/// Offsets of the TCP header and of the timestamps, for an unsigned segment of an open
+/// connection.
 fn stamps(packet: &[u8]) -> Option<(usize, usize)> {
     let (protocol, segment) = transport::payload(packet)?;
     let header = segment.get(..usize::from(*segment.get(12)? >> 4) * 4)?;

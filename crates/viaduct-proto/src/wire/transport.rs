@@ -1,8 +1,8 @@
-//! What stands behind a packet's first IP header, as far as a gateway must know it.
+//! Transport header of a packet, as far as a gateway needs it.
 
-/// Protocol numbers.
+/// Protocol number of TCP.
 pub const TCP: u8 = 6;
-/// The same of UDP.
+/// Protocol number of UDP.
 pub const UDP: u8 = 17;
 
 const TCP_MIN: usize = 20;
@@ -32,12 +32,12 @@ pub fn ports(packet: &[u8]) -> Option<[u16; 2]> {
         .then_some([u16::from_be_bytes([s0, s1]), u16::from_be_bytes([d0, d1])])
 }
 
-/// What is read of a segment of TCP.
+/// Fields of a TCP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Number of its first byte.
+    /// Sequence number of the first byte.
     pub sequence: u32,
-    /// Number of the byte that is expected next.
+    /// Acknowledgement number: the next byte expected.
     pub acknowledgement: u32,
     /// Bytes of data.
     pub data: u32,
@@ -45,7 +45,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Reads a whole IP packet; `None` if it is no segment of TCP.
+    /// Parses a whole IP packet; `None` if it is not a TCP segment.
     pub fn parse(packet: &[u8]) -> Option<Segment> {
         let (protocol, segment) = payload(packet)?;
         if protocol != TCP {
@@ -59,12 +59,12 @@ impl Segment {
         Some(Segment { sequence, acknowledgement, data, flags: head[13] })
     }
 
-    /// Whether it is an acknowledgement and nothing else.
+    /// Returns whether it is an acknowledgement without data or other flags.
     pub fn is_bare_ack(&self) -> bool {
         self.data == 0 && self.flags & (FIN | SYN | RST | ACK) == ACK
     }
 
-    /// Whether it opens a connection, or answers one that does.
+    /// Returns whether it has SYN set.
     pub fn is_syn(&self) -> bool {
         self.flags & SYN != 0
     }
@@ -72,7 +72,7 @@ impl Segment {
 
 #[cfg(test)]
 impl Segment {
-    /// With these numbers, and ACK set.
+    /// Segment with these numbers and ACK set.
     pub(crate) fn test(sequence: u32, acknowledgement: u32, data: u32) -> Segment {
         Segment { sequence, acknowledgement, data, flags: ACK }
     }

@@ -1,4 +1,4 @@
-//! The forms themselves, then the codes held against them.
+//! Tests of the closed forms, and of the codes against them.
 
 use super::*;
 use crate::fec::layered::Parameters;
@@ -47,12 +47,12 @@ fn only_interleaves_above_the_burst_count() {
     assert!(close(of(40), 0.0));
 }
 
-/// How far a share of `n` trials may stray from probability `q` by chance: 4 standard deviations.
+/// Tolerance of a share of `n` trials around probability `q`: 4 standard deviations.
 fn tolerance(q: f64, n: u64) -> f64 {
     4.0 * (q * (1.0 - q) / n as f64).sqrt() + 2.0 / n as f64
 }
 
-/// The share of lost packets that `code` recovers when `lose` decides, and their number.
+/// Share of lost packets that `code` recovers when `lose` decides, and their number.
 fn share(code: &Code, packets: u64, lose: &mut dyn FnMut(Option<u64>) -> bool) -> (f64, u64) {
     let mut encoder = code.build_encoder(1).unwrap();
     let (lost, back) = run(&mut *encoder, AnyDecoder::new(8 << 20), packets, 8, lose);

@@ -1,24 +1,25 @@
 //! GF(2^8) with the polynomial x^8 + x^4 + x^3 + x^2 + 1 (0x11d), in which 2 generates every
 //! element but zero. All tables are made by the compiler.
 
-/// The polynomial without its highest term.
+/// Polynomial without its highest term.
 const POLYNOMIAL: u8 = 0x1d;
 
-/// Multiplication by one coefficient: the product of each low half of a byte, then of each high
-/// half. A product is the sum of two entries; a vector shuffle looks up a whole register of them.
+/// Multiplication table of one coefficient: products of each low half of a byte, then of each
+/// high half. A product is the sum of two entries; a vector shuffle looks up a whole register
+/// of them.
 #[derive(Debug)]
 #[repr(align(32))]
 pub struct MulTable(pub [u8; 32]);
 
 static TABLES: [MulTable; 256] = tables();
 static INVERSES: [u8; 256] = inverses();
-/// The same as matrices of bits, as GFNI takes them: of a product's bit i the row is byte 7 - i, and has a bit for each
-/// of the other factor's that it is the sum of.
+/// Multiplication tables as bit matrices for GFNI: the row for bit i of a product is byte 7 -
+/// i, with a bit set for each bit of the other factor that enters the sum.
 #[cfg(target_arch = "x86_64")]
 pub(super) static MATRICES: [u64; 256] = matrices();
 
 impl MulTable {
-    /// The table of `coefficient`.
+    /// Returns the table of `coefficient`.
     #[inline]
     pub fn of(coefficient: u8) -> &'static MulTable {
         &TABLES[usize::from(coefficient)]
@@ -37,13 +38,13 @@ pub fn mul(a: u8, b: u8) -> u8 {
     MulTable::of(a).times(b)
 }
 
-/// The element that gives 1 when multiplied by `a`; 0 for 0, which has none.
+/// Inverse of `a`; 0 for 0, which has none.
 #[inline]
 pub fn inverse(a: u8) -> u8 {
     INVERSES[usize::from(a)]
 }
 
-/// The product, bit by bit.
+/// Product, computed bit by bit.
 const fn slow_mul(a: u8, b: u8) -> u8 {
     let (mut sum, mut shifted, mut left) = (0, a, b);
     while left != 0 {

@@ -1,5 +1,5 @@
-//! The arithmetic that every code is made of: `dst += coefficient * src` over GF(2^8), where plus
-//! is exclusive or, many bytes at once.
+//! Arithmetic kernel of all codes: `dst += coefficient * src` over GF(2^8), where plus is
+//! exclusive or, on many bytes at once.
 //!
 //! ```text
 //!                         one source          several sources
@@ -7,16 +7,16 @@
 //!   several destinations  xor_each            mul_add_many  (an encoder adds to its bins)
 //! ```
 //!
-//! The fused forms read each source and each destination once, whatever the number of the
-//! others; that, not arithmetic, is what limits a coder that runs from the cache.
+//! The fused forms read each source and each destination once, for any number of the others.
+//! Memory access, not arithmetic, limits a coder that runs from the cache.
 //!
-//! **Lengths may differ.** For each pair of a destination and a source, the bytes that both have
-//! are changed; what the destination has beyond them stays as it is. A shorter source thus counts
-//! as padded with zeros. A caller whose source is longer must grow the destination first, or lose
-//! the rest.
+//! **Lengths may differ.** For each pair of a destination and a source, the bytes that both
+//! have are changed; bytes of the destination beyond them stay unchanged. A shorter source thus
+//! counts as padded with zeros. If the source is longer, the caller must grow the destination
+//! first, or the rest is lost.
 //!
-//! `portable` is the plain form that works everywhere; `simd` does the same with the vectors
-//! that the processor has (`vectors`). They are checked against each other.
+//! `portable` is the plain form for all machines; `simd` does the same with the processor's
+//! vectors (`vectors`). Tests check them against each other.
 
 pub mod gf;
 mod portable;
@@ -31,7 +31,7 @@ use gf::MulTable;
 /// the end of one, past the end of the sources.
 pub const LINE: usize = 64;
 
-/// The most destinations that one pass over the sources serves.
+/// Most destinations that one pass over the sources serves.
 pub const GROUP: usize = 4;
 
 /// Adds `src` to `dst`.
@@ -80,10 +80,10 @@ pub fn mul_add_many(dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8])
     }
 }
 
-/// How the arithmetic is done on this machine: the widest that its processor has.
+/// Implementation of the arithmetic, from the slowest to the fastest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
-    /// Byte by byte, as the compiler makes of it.
+    /// Byte by byte, as compiled.
     Portable,
     /// Vectors of 16 bytes.
     #[cfg(target_arch = "x86_64")]
@@ -91,7 +91,7 @@ enum Level {
     /// Vectors of 32 bytes.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// The same, with products in one instruction.
+    /// Vectors of 32 bytes, with products in one instruction.
     #[cfg(target_arch = "x86_64")]
     Gfni,
     /// Vectors of 16 bytes.
@@ -100,7 +100,7 @@ enum Level {
 }
 
 impl Level {
-    /// The best that this processor runs. The standard library asks it once and remembers.
+    /// Fastest level of this processor. The standard library detects it once and remembers it.
     fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
@@ -119,13 +119,13 @@ impl Level {
     }
 }
 
-/// One to four destinations, one to four sources.
+/// Handles one to four destinations and one to four sources.
 fn add_group(dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8]) {
     add_group_at(Level::detect(), dsts, srcs, coefficients);
 }
 
-/// Vectors do the length that all have in common; what some have beyond it is rare and done pair
-/// by pair.
+/// Vectors handle the length that all slices have in common; bytes beyond it are rare and
+/// handled pair by pair.
 fn add_group_at(level: Level, dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8]) {
     let (mut shortest, mut longest) = (usize::MAX, 0);
     for src in srcs {
@@ -150,7 +150,7 @@ fn add_group_at(level: Level, dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficien
     }
 }
 
-/// What one pair has beyond the common length.
+/// Handles the bytes of one pair beyond the common length.
 fn add_rest(level: Level, dst: &mut [u8], src: &[u8], coefficient: u8) {
     let done = match level {
         Level::Portable => 0,

@@ -1,9 +1,9 @@
-//! The arithmetic without vectors: what a machine without them runs, and the twin that the others
-//! are checked against.
+//! Arithmetic without vectors: used on machines without them, and as the reference in tests of
+//! the others.
 
 use super::gf::MulTable;
 
-/// Adds `table * src` to `dst`, as far as both reach.
+/// Adds `table * src` to `dst`, up to the shorter length.
 pub(super) fn mul_add(dst: &mut [u8], src: &[u8], table: &MulTable) {
     if table.times(1) == 1 {
         return xor(dst, src);
@@ -13,7 +13,7 @@ pub(super) fn mul_add(dst: &mut [u8], src: &[u8], table: &MulTable) {
     }
 }
 
-/// Adds `src` to `dst`, as far as both reach. The compiler makes vectors of this one.
+/// Adds `src` to `dst`, up to the shorter length. The compiler vectorises this loop.
 pub(super) fn xor(dst: &mut [u8], src: &[u8]) {
     for (d, s) in dst.iter_mut().zip(src) {
         *d ^= *s;

@@ -1,18 +1,18 @@
-//! The same arithmetic in vectors of 16 (SSSE3, NEON) and 32 bytes (AVX2, GFNI).
+//! Arithmetic in vectors of 16 bytes (SSSE3, NEON) and 32 bytes (AVX2, GFNI).
 //!
 //! A product is two shuffles: one looks up the low halves of all bytes in a register, the other
-//! the high halves; with GFNI it is one instruction. One loop, [`fused`], serves every shape; shapes
-//! are constants, so that the factors stay in registers and rows of ones cost no product. What the
-//! processor's vectors are is in [`super::vectors`].
+//! the high halves; with GFNI it is one instruction. One loop, [`fused`], serves every shape.
+//! Shapes are constants, so that the factors stay in registers and rows of ones cost no
+//! product. The processor's vectors are defined in [`super::vectors`].
 
 #![allow(unsafe_code)]
 
 use super::vectors::{self, Vector};
 use super::{GROUP, Level};
 
-/// Adds `coefficients * srcs` to `dsts` in their first `len` bytes and returns how many of those
-/// it did: all, or none if `len` is shorter than a vector or the shape is not one to four by one
-/// to four.
+/// Adds `coefficients * srcs` to `dsts` in their first `len` bytes, and returns how many of
+/// those it handled: all, or none if `len` is shorter than a vector or the shape is not one to
+/// four by one to four.
 ///
 /// # Panics
 /// If a slice is shorter than `len` or a coefficient is missing.
@@ -40,7 +40,7 @@ pub(super) fn add(
     }
 }
 
-/// Fixes the number of sources. Three are two and one.
+/// Fixes the number of sources. Three are handled as two and one.
 #[inline]
 fn by_sources<const N: usize>(
     level: Level,
@@ -62,8 +62,8 @@ fn by_sources<const N: usize>(
     len
 }
 
-/// Fixes how many of the first destinations take every source with coefficient 1: all (a layer's
-/// bins), one (the first row of Reed-Solomon) or none.
+/// Fixes the number of leading destinations that take every source with coefficient 1: all (a
+/// layer's bins), one (the first row of Reed-Solomon) or none.
 fn by_ones<const N: usize, const M: usize>(
     level: Level,
     dsts: &mut [&mut [u8]],
@@ -92,7 +92,7 @@ pub(super) struct Shape<const N: usize, const M: usize> {
     srcs: [*const u8; M],
     coefficients: [[u8; N]; M],
     len: usize,
-    /// Bytes that all destinations have, `len` or more.
+    /// Length that all destinations have, in bytes: `len` or more.
     room: usize,
 }
 
@@ -121,8 +121,7 @@ impl<const N: usize, const M: usize> Shape<N, M> {
     }
 }
 
-/// Every destination gains its combination of the sources, one column of a vector's width after
-/// the other.
+/// Adds to every destination its combination of the sources, in columns of a vector's width.
 ///
 /// # Safety
 /// The pointers must be good for `shape.len` >= `V::BYTES` bytes, the destinations for writing
@@ -149,9 +148,10 @@ pub(super) unsafe fn fused<V: Vector, const N: usize, const M: usize, const ONES
     }
 }
 
-/// The bytes after the last full column. Adding zero changes nothing, so if the destinations reach
-/// far enough, it is one more column, from copies of the sources' ends with zeros behind them. If
-/// not, it is a column that ends with the data, and what the full columns do is masked to zero.
+/// Handles the bytes after the last full column. Adding zero changes nothing: if the
+/// destinations reach far enough, one more column is added, from copies of the sources' ends
+/// padded with zeros. Otherwise a column that ends with the data is added, with the bytes that
+/// the full columns handle masked to zero.
 ///
 /// # Safety
 /// As [`fused`]; `len` must not be a multiple of `V::BYTES`.
@@ -184,7 +184,8 @@ unsafe fn ragged<V: Vector, const N: usize, const M: usize, const ONES: usize>(
     }
 }
 
-/// Zeros, then ones: the vector that ends `n` bytes into the ones masks all but its last `n`.
+/// Zeros, then ones: a vector that ends `n` bytes into the ones masks all but its last `n`
+/// bytes.
 #[repr(align(64))]
 struct Ends([u8; 64]);
 static ENDS: Ends = Ends({
@@ -219,7 +220,7 @@ unsafe fn factors<V: Vector, const N: usize, const M: usize>(
     }
 }
 
-/// One column: all destinations in registers while the sources pass.
+/// Adds one column, with all destinations in registers while the sources pass.
 ///
 /// # Safety
 /// As [`fused`]; `at + V::BYTES` must not be above the length.

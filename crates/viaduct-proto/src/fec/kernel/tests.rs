@@ -18,7 +18,7 @@ fn levels() -> impl Iterator<Item = Level> {
     all.into_iter().filter(|level| *level <= Level::detect())
 }
 
-/// `coefficients * srcs` added to `dsts`, each product by itself.
+/// Adds `coefficients * srcs` to `dsts`, each product by itself.
 fn twin(dsts: &mut [Vec<u8>], srcs: &[Vec<u8>], coefficients: &[u8]) {
     for (s, src) in srcs.iter().enumerate() {
         let n = dsts.len();
@@ -30,7 +30,7 @@ fn twin(dsts: &mut [Vec<u8>], srcs: &[Vec<u8>], coefficients: &[u8]) {
     }
 }
 
-/// Slices of random bytes whose starts are not aligned alike, and often of the same length.
+/// Slices of random bytes with different alignments, often of the same length.
 fn slices(rng: &mut Rng, count: usize, len: usize, jitter: u64) -> Vec<Vec<u8>> {
     let mut slices = vec![Vec::new(); count];
     for slice in &mut slices {

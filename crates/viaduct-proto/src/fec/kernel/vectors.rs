@@ -1,4 +1,4 @@
-//! Registers full of bytes, as processors have them.
+//! Vector registers of bytes.
 
 #![allow(unsafe_code)]
 
@@ -12,13 +12,14 @@ mod neon;
 #[cfg(target_arch = "aarch64")]
 pub(super) use neon::run;
 
-/// A register full of bytes. Unsafe to use, since the processor must have it; loads and stores
-/// need a pointer that is good for [`Vector::BYTES`], not an aligned one.
+/// Vector register of bytes. Its methods are unsafe, since the processor must have the
+/// instructions; loads and stores need a pointer that is good for [`Vector::BYTES`], aligned or
+/// not.
 pub(super) trait Vector: Copy {
     const BYTES: usize;
     /// Multiplier of bytes by a coefficient.
     type Factor: Copy;
-    /// Bytes as products take them, whatever the factor.
+    /// Bytes in the form that products take, for any factor.
     type Split: Copy;
     unsafe fn factor(coefficient: u8) -> Self::Factor;
     unsafe fn zero() -> Self;

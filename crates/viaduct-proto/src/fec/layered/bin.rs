@@ -1,21 +1,21 @@
-//! A repair bin: a partly built repair.
+//! Repair bin: a partly built repair.
 
 use crate::fec::{Cover, Fire, Repair, Row, Seq, kernel, sum::Sum};
 
-/// A partly built repair: the exclusive or of the packets added since it last fired. What the
-/// paper calls its recipe is an arithmetic progression here, so its first number and its size
-/// say all of it.
+/// Partly built repair: the exclusive or of the packets added since the bin last fired. The
+/// paper's recipe of a repair is an arithmetic progression here, given by its first number and
+/// its size.
 #[derive(Debug, Default)]
 pub(super) struct Bin {
     sum: Sum,
     first: Seq,
     size: u8,
-    /// The size at which it fires next.
+    /// Size at which it fires next.
     target: u8,
 }
 
 impl Bin {
-    /// An empty bin that fires at `target` packets.
+    /// Creates an empty bin that fires at `target` packets.
     pub(super) fn new(target: u8) -> Self {
         Bin { target, ..Bin::default() }
     }
@@ -33,8 +33,8 @@ impl Bin {
         self.sum.buffer.memory()
     }
 
-    /// Takes packet `seq` in. If the bin has bytes already, those are returned, and the caller adds
-    /// the packet to them (to all layers' at once).
+    /// Adds packet `seq`. If the bin has bytes already, they are returned for the caller to add
+    /// the packet to (for all layers at once).
     pub(super) fn enter(&mut self, seq: Seq, packet: &[u8]) -> &mut [u8] {
         self.size += 1;
         self.sum.add_len(packet.len(), 1);
@@ -47,7 +47,7 @@ impl Bin {
         self.sum.buffer.lines()
     }
 
-    /// Fires the repair and starts again, to fire at `target` packets.
+    /// Fires the repair and restarts, to fire at `target` packets.
     pub(super) fn fire(&mut self, layer: u8, stride: u16, target: u8, fire: &mut Fire<'_>) {
         fire(Repair {
             cover: Cover { first: self.first, stride, count: u16::from(self.size) },
@@ -60,7 +60,7 @@ impl Bin {
     }
 }
 
-/// The bins of several layers that one packet is added to in one pass.
+/// Bins of several layers to which one packet is added in one pass.
 pub(super) struct Pass<'a> {
     sums: [&'a mut [u8]; kernel::GROUP],
     count: usize,
@@ -71,7 +71,7 @@ impl<'a> Pass<'a> {
         Pass { sums: [&mut [], &mut [], &mut [], &mut []], count: 0 }
     }
 
-    /// Bytes that the packet shall be added to; at most [`kernel::GROUP`] of them.
+    /// Adds bytes to which the packet is to be added; at most [`kernel::GROUP`] of them.
     pub(super) fn add(&mut self, sum: &'a mut [u8]) {
         if !sum.is_empty() {
             self.sums[self.count] = sum;

@@ -1,10 +1,10 @@
-//! Layered interleaving (Maelstrom 4.3): the code that repairs single losses at once and bursts
-//! gracefully later, at one constant overhead.
+//! Layered interleaving (Maelstrom 4.3): a code that repairs single losses at once and bursts
+//! somewhat later, at one constant overhead.
 //!
-//! c instances of plain parity run side by side. Layer `n` deals the packets out to `I[n]` bins in
-//! turn, and a bin fires when r packets are in it. With interleave 1 that is the exclusive or of r
-//! neighbours, which repairs a single loss soon; with interleave 40 the r packets lie 40 apart, so
-//! a burst of 40 takes at most one from each bin.
+//! c instances of plain parity run side by side. Layer `n` deals the packets to `I[n]` bins in
+//! turn, and a bin fires when it has r packets. With interleave 1 that is the exclusive or of r
+//! neighbours, which repairs a single loss soon; with interleave 40 the r packets lie 40 apart,
+//! so that a burst of 40 takes at most one from each bin.
 //!
 //! ```text
 //!   packet      1  2  3  4  5  6  7  8  9 10 11 12 …         (r=3, c=2), I=(1,4)
@@ -25,7 +25,7 @@ pub use parameters::Parameters;
 use super::{Error, Fire, Seq, kernel};
 use bin::{Bin, Pass};
 
-/// Layered interleaving at the sending side.
+/// Encoder of layered interleaving.
 #[derive(Debug)]
 pub struct Encoder {
     parameters: Parameters,
@@ -34,8 +34,8 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// An encoder whose first packet has number `first_seq`, with the staggered start of Maelstrom
-    /// 4.3.1.
+    /// Creates an encoder whose first packet has number `first_seq`, with the staggered start
+    /// of Maelstrom 4.3.1.
     ///
     /// # Errors
     /// As [`Parameters::check`].
@@ -43,8 +43,8 @@ impl Encoder {
         Self::with_start(parameters, first_seq, first_size)
     }
 
-    /// The naive form of Maelstrom 4.3, in which all bins of a layer fill in quick succession:
-    /// to compare with.
+    /// Creates an encoder of the naive form of Maelstrom 4.3, for comparison: all bins of a
+    /// layer fill in quick succession.
     ///
     /// # Errors
     /// As [`Parameters::check`].
@@ -52,7 +52,7 @@ impl Encoder {
         Self::with_start(parameters, first_seq, |_, _, r| r)
     }
 
-    /// The parameters that it was built with.
+    /// Parameters of the encoder.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
@@ -85,7 +85,8 @@ impl super::Encoder for Encoder {
     }
 
     /// Fires the partly filled bins of layer `stage`, and those that wait for their delay. The
-    /// layer then begins anew, staggered as at first: else all its bins would fill at once.
+    /// layer then restarts, staggered as at first, since otherwise all its bins would fill at
+    /// once.
     fn flush(&mut self, stage: usize, fire: &mut Fire<'_>) {
         if let Some(layer) = self.layers.get_mut(stage) {
             layer.flush(fire);
@@ -105,12 +106,13 @@ impl super::Encoder for Encoder {
     }
 }
 
-/// The size at which bin x (from 1) of a layer with interleave i fires first, given x, i and r.
+/// Function that gives the size at which bin x (from 1) of a layer with interleave i fires
+/// first, by x, i and r.
 type FirstSize = fn(u16, u16, u8) -> u8;
 
-/// The staggered start: x mod r, where 0 means r. In a layer with fewer bins than r, they share
-/// the sizes evenly: (x mod r) * r/i, rounded; of two equally near sizes the smaller one, as in
-/// the paper's example (r = 5, i = 4: the first bin fires at 1, the second at 2).
+/// Staggered start: x mod r, where 0 means r. In a layer with fewer bins than r, they share the
+/// sizes evenly: (x mod r) * r/i, rounded; of two equally near sizes the smaller one, as in the
+/// paper's example (r = 5, i = 4: the first bin fires at 1, the second at 2).
 fn first_size(x: u16, i: u16, r: u8) -> u8 {
     let (x, i, r) = (u32::from(x), u32::from(i), u32::from(r));
     let size = if i >= r { x % r } else { (2 * (x % r) * r + i - 1) / (2 * i) };
@@ -118,7 +120,7 @@ fn first_size(x: u16, i: u16, r: u8) -> u8 {
     if size == 0 { r as u8 } else { size as u8 }
 }
 
-/// One layer: `interleave` bins that the packets are dealt to in turn.
+/// Layer of `interleave` bins, to which the packets are dealt in turn.
 #[derive(Debug)]
 struct Layer {
     number: u8,
@@ -127,12 +129,12 @@ struct Layer {
     first_size: FirstSize,
     /// Bin x, from 1, at index x - 1.
     bins: Vec<Bin>,
-    /// Index of the bin that the next packet goes to.
+    /// Index of the next packet's bin.
     turn: usize,
 }
 
 impl Layer {
-    /// Packet x goes to bin x mod i, where 0 means i; the first one is `next`.
+    /// Creates a layer. Packet x goes to bin x mod i, where 0 means i; the first one is `next`.
     fn new(
         number: u8,
         interleave: u16,
@@ -147,13 +149,14 @@ impl Layer {
         Layer { number, interleave, r, first_size, bins, turn }
     }
 
-    /// The next packet, `seq`, enters its bin. A repair that waited there for it leaves first.
+    /// Adds the next packet, `seq`, to its bin. A repair that was delayed until this packet is
+    /// fired first.
     fn enter(&mut self, seq: Seq, packet: &[u8], fire: &mut Fire<'_>) -> &mut [u8] {
         self.fire_full(fire);
         self.bins[self.turn].enter(seq, packet)
     }
 
-    /// The bin's turn is over.
+    /// Moves on to the next bin.
     fn advance(&mut self) {
         self.turn += 1;
         if self.turn == self.bins.len() {
@@ -161,7 +164,7 @@ impl Layer {
         }
     }
 
-    /// Fires the bin whose turn it is if it is full.
+    /// Fires the current bin if it is full.
     fn fire_full(&mut self, fire: &mut Fire<'_>) {
         let bin = &mut self.bins[self.turn];
         if bin.is_full() {
@@ -169,7 +172,8 @@ impl Layer {
         }
     }
 
-    /// Fires all that is in the layer, the bin that has waited longest (its turn is next) first.
+    /// Fires all partly filled bins, starting with the one that has waited longest (the next in
+    /// turn).
     fn flush(&mut self, fire: &mut Fire<'_>) {
         for index in (self.turn..self.bins.len()).chain(0..self.turn) {
             let bin = &mut self.bins[index];

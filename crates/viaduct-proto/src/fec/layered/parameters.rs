@@ -1,10 +1,10 @@
-//! r, c and I: what a layered code is made of.
+//! Parameters r, c and I of a layered code.
 
 use std::fmt;
 
 use crate::fec::check::{Error, Warning};
 
-/// The parameters of a layered code, written (r,c) I=(…) as in the paper (Maelstrom 4.3). c is the
+/// Parameters of a layered code, written (r,c) I=(…) as in the paper (Maelstrom 4.3). c is the
 /// number of interleaves.
 ///
 /// ```
@@ -16,20 +16,20 @@ use crate::fec::check::{Error, Warning};
 pub struct Parameters {
     /// Packets in a repair: 1 to 255.
     pub r: u8,
-    /// The interleave of each layer: 1 to 255 of them, each 1 or more.
+    /// Interleave of each layer: 1 to 255 of them, each 1 or more.
     pub interleaves: Vec<u16>,
-    /// Whether a repair waits until the next packet is added to its bin (Maelstrom 4.3.1):
-    /// tolerates bursts as long as the interleave, at the price of recovering later.
+    /// Delays a repair until the next packet is added to its bin (Maelstrom 4.3.1): tolerates
+    /// bursts as long as the interleave, at the price of later recovery.
     pub delay_xors: bool,
 }
 
 impl Parameters {
-    /// (r, c) with these interleaves, repairs sent at once.
+    /// Creates (r, c) with these interleaves, with repairs sent at once.
     pub fn new(r: u8, interleaves: &[u16]) -> Self {
         Parameters { r, interleaves: interleaves.to_vec(), delay_xors: false }
     }
 
-    /// The same with delayed XORs.
+    /// Returns the parameters with delayed XORs.
     pub fn delayed(self) -> Self {
         Parameters { delay_xors: true, ..self }
     }
@@ -39,8 +39,8 @@ impl Parameters {
         self.interleaves.len() as f64 / f64::from(self.r)
     }
 
-    /// Refuses what cannot work, and warns of interleaves that waste recovery power: the rule of
-    /// thumb of Maelstrom 4.4.
+    /// Refuses invalid parameters, and warns of interleaves that waste recovery power, by the
+    /// rule of thumb of Maelstrom 4.4.
     ///
     /// # Errors
     /// If r is 0, or there are no interleaves, more than 255, or one of 0.
@@ -83,7 +83,7 @@ impl fmt::Display for Parameters {
     }
 }
 
-/// The least common multiple; both are above 0.
+/// Least common multiple; both numbers are above 0.
 fn lcm(a: u16, b: u16) -> u64 {
     let (mut x, mut y) = (a, b);
     while y != 0 {

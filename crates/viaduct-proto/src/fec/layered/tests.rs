@@ -5,7 +5,7 @@ use crate::fec::testing::{Owned, Receiver, flush, packet, push};
 use crate::fec::{Encoder as _, Row, peeling::Peeling};
 use crate::rng::Rng;
 
-/// When each repair of a layer left: (number of the packet just pushed, the packets covered).
+/// Repairs of a layer: number of the packet just pushed, and packets covered.
 fn fired(encoder: &mut Encoder, layer: u8, count: u64) -> Vec<(u64, Vec<Seq>)> {
     let mut all = Vec::new();
     for seq in 1..=count {
@@ -88,7 +88,7 @@ fn memory_grows_to_the_longest_packet_and_stays() {
     assert!((21 * 100..21 * 220).contains(&encoder.memory()), "{}", encoder.memory());
 }
 
-/// The layer as one would write it on a blackboard: remembers everything, computes at the end.
+/// Reference implementation of the layers: stores everything, computes at the end.
 struct Twin {
     parameters: Parameters,
     packets: Vec<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! One equation in unknown packets.
+//! Linear equation in unknown packets.
 
 use std::cmp::Ordering;
 
@@ -10,14 +10,14 @@ use crate::fec::{Recovered, Repair, Seq, Sources};
 /// `coefficient * packet + … = sum`.
 #[derive(Debug)]
 pub(super) struct Equation {
-    /// Ascending; no coefficient is 0.
+    /// Terms in ascending order; no coefficient is 0.
     terms: Vec<(Seq, u8)>,
     sum: Sum,
 }
 
 impl Equation {
-    /// What `repair` says of the packets that `sources` does not have; `None` if one that it has is
-    /// longer than the repair, which then is garbled.
+    /// Reduces `repair` to the packets that `sources` does not have; `None` if a known packet
+    /// is longer than the repair, which then is garbled.
     pub(super) fn of(repair: &Repair<'_>, sources: &dyn Sources) -> Option<Self> {
         let (mut terms, mut known) = (Vec::new(), Vec::new());
         for (seq, at) in repair.cover.seqs().zip(0..) {
@@ -43,37 +43,37 @@ impl Equation {
         Some(Equation { terms, sum })
     }
 
-    /// The unknown packets and their coefficients, ascending.
+    /// Unknown packets and their coefficients, ascending.
     pub(super) fn terms(&self) -> &[(Seq, u8)] {
         &self.terms
     }
 
-    /// The lowest unknown packet.
+    /// Lowest unknown packet.
     pub(super) fn first(&self) -> Option<Seq> {
         self.terms.first().map(|&(seq, _)| seq)
     }
 
-    /// The highest unknown packet; 0 if there is none.
+    /// Highest unknown packet; 0 if there is none.
     pub(super) fn last(&self) -> Seq {
         self.terms.last().map_or(0, |&(seq, _)| seq)
     }
 
-    /// Whether just one packet is unknown.
+    /// Returns whether exactly one packet is unknown.
     pub(super) fn is_solved(&self) -> bool {
         self.terms.len() == 1
     }
 
-    /// The coefficient of `seq`, if it is among the unknown.
+    /// Coefficient of `seq`, if it is unknown.
     pub(super) fn coefficient(&self, seq: Seq) -> Option<u8> {
         self.index(seq).map(|index| self.terms[index].1)
     }
 
-    /// Bytes that it costs, with its share of the table.
+    /// Memory that it takes, in bytes, including its share of the table.
     pub(super) fn cost(&self) -> usize {
         self.sum.buffer.memory() + 128 + 16 * self.terms.len()
     }
 
-    /// Adds so much of `other` that `seq`, which is in both, vanishes.
+    /// Adds a multiple of `other` so that `seq`, which is in both, cancels.
     pub(super) fn eliminate(&mut self, seq: Seq, other: &Equation) {
         let (Some(ours), Some(theirs)) = (self.coefficient(seq), other.coefficient(seq)) else {
             return;
@@ -83,8 +83,8 @@ impl Equation {
         self.terms = merge(&self.terms, &other.terms, factor);
     }
 
-    /// Puts in the now known `packet` for `seq`. False if the packet is longer than the equation,
-    /// which then is garbled.
+    /// Substitutes the now known `packet` for `seq`; false if the packet is longer than the
+    /// equation, which then is garbled.
     pub(super) fn substitute(&mut self, seq: Seq, packet: &[u8]) -> bool {
         let Some(index) = self.index(seq) else { return true };
         let (_, coefficient) = self.terms.remove(index);
@@ -95,7 +95,7 @@ impl Equation {
         fits
     }
 
-    /// Appends the one packet of a solved equation. False if its length cannot be true.
+    /// Appends the packet of a solved equation; false if its length is invalid.
     pub(super) fn emit(&self, recovered: &mut Recovered) -> bool {
         let [(seq, coefficient)] = self.terms[..] else { return false };
         let mut scaled = Sum::default();
@@ -117,7 +117,7 @@ impl Equation {
     }
 }
 
-/// `a + factor * b`, without the terms that vanish; `factor` is not 0.
+/// Terms of `a + factor * b`, without those that cancel; `factor` is not 0.
 fn merge(mut a: &[(Seq, u8)], mut b: &[(Seq, u8)], factor: u8) -> Vec<(Seq, u8)> {
     let mut sum = Vec::with_capacity(a.len() + b.len());
     while let (Some(&x), Some(&y)) = (a.first(), b.first()) {

@@ -1,5 +1,5 @@
-//! One decoder for every code whose repairs are equations over GF(2^8): Reed-Solomon blocks and
-//! sliding windows alike (it takes plain exclusive ors as well).
+//! Decoder of all codes whose repairs are equations over GF(2^8): Reed-Solomon blocks and
+//! sliding windows (and plain exclusive ors).
 //!
 //! ```text
 //!   repair ─▶ take out what is known ─▶ 5a + 7b = …  ─▶ eliminate ─▶  1a          = …  recovered
@@ -9,7 +9,8 @@
 //!
 //! The equations are kept in reduced form: each has a *pivot*, an unknown packet that no other
 //! equation contains. In that form a packet is determined exactly if it is the only one in its
-//! equation, so whatever can be solved comes out at once, of the smallest solvable part too.
+//! equation, so that everything solvable is recovered at once, down to the smallest solvable
+//! part.
 
 mod equation;
 
@@ -23,40 +24,40 @@ use equation::Equation;
 /// Decoder for repairs of any row.
 #[derive(Debug)]
 pub struct Linear {
-    /// By pivot.
+    /// Equations by pivot.
     equations: BTreeMap<Seq, Equation>,
     memory: usize,
     bound: usize,
     evicted: u64,
-    /// No equation's highest number is below this.
+    /// Lower bound of the highest numbers of all equations.
     oldest: Seq,
 }
 
 impl Linear {
-    /// A decoder that holds at most `bound` bytes of equations. When more come, the oldest ones
-    /// are given up.
+    /// Creates a decoder that holds at most `bound` bytes of equations. Beyond that, the oldest
+    /// are dropped.
     pub fn new(bound: usize) -> Self {
         Linear { equations: BTreeMap::new(), memory: 0, bound, evicted: 0, oldest: Seq::MAX }
     }
 
-    /// Equations held.
+    /// Number of equations held.
     pub fn equations(&self) -> usize {
         self.equations.len()
     }
 
-    /// Equations held all of whose packets are from `first` to `last`.
+    /// Number of equations held whose packets are all from `first` to `last`.
     pub fn equations_within(&self, first: Seq, last: Seq) -> usize {
         // A pivot is the lowest packet of its equation.
         let begin = self.equations.range(first..).take_while(|(pivot, _)| **pivot <= last);
         begin.filter(|(_, equation)| equation.last() <= last).count()
     }
 
-    /// How many equations were given up for lack of memory.
+    /// Number of equations dropped for lack of memory.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    /// Adds an equation in unknown packets only, and moves all that is solved to `recovered`.
+    /// Adds an equation in unknown packets only, and moves solved packets to `recovered`.
     fn insert(&mut self, mut new: Equation, recovered: &mut Recovered) -> Verdict {
         for (seq, _) in new.terms().to_vec() {
             if let Some(known) = self.equations.get(&seq) {
@@ -100,13 +101,13 @@ impl Linear {
         Some(equation)
     }
 
-    /// Takes out the equations of these pivots, each of which has one packet left: that packet.
+    /// Removes the solved equations of these pivots, and recovers their packets.
     fn take(&mut self, solved: &[Seq], recovered: &mut Recovered) -> Verdict {
         let mut verdict = Verdict::Stored;
         for &pivot in solved {
             let Some(equation) = self.remove(pivot) else { continue };
             let made = recovered.get(pivot).is_none() && equation.emit(recovered);
-            // A lone packet whose length cannot be true comes from a forged or garbled repair.
+            // A solved packet with an invalid length comes from a forged or garbled repair.
             verdict = match (made, verdict) {
                 (true, _) | (_, Verdict::Used) => Verdict::Used,
                 (false, _) => Verdict::Refused,
@@ -115,8 +116,8 @@ impl Linear {
         verdict
     }
 
-    /// Gives up the oldest equations until the rest fits. Without one of them, the others are
-    /// still in reduced form.
+    /// Drops the oldest equations until the rest fits. The others stay in reduced form without
+    /// them.
     fn evict(&mut self) {
         while self.memory > self.bound {
             let oldest = self.equations.iter().min_by_key(|(_, equation)| equation.last());
@@ -147,7 +148,7 @@ impl Decoder for Linear {
     fn known(&mut self, seq: Seq, sources: &dyn Sources, recovered: &mut Recovered) {
         let Some(packet) = sources.get(seq) else { return };
         if let Some(mut equation) = self.remove(seq) {
-            // Its pivot is gone: without it, it is a new equation.
+            // The pivot is known now: the rest is a new equation.
             if equation.substitute(seq, packet) && equation.first().is_some() {
                 self.insert(equation, recovered);
             }

@@ -7,7 +7,7 @@ use crate::fec::testing::{Owned, Receiver};
 use crate::fec::{Cover, Draw, Row};
 use crate::rng::Rng;
 
-/// A repair of `row` over packets, of which `sent[0]` is packet 1.
+/// Repair of `row` over packets; `sent[0]` is packet 1.
 fn repair(row: Row, cover: Cover, sent: &[Vec<u8>]) -> Owned {
     let mut sum = Sum::default();
     for (position, seq) in (0..).zip(cover.seqs()) {
@@ -116,8 +116,8 @@ fn impossible_repairs_are_refused() {
     assert_eq!(with(|r| r.body = vec![0; 20_000]), Verdict::Refused, "beyond the bound");
 }
 
-/// The rank of the equations in the unknown packets, and which of those are determined: by brute
-/// Gaussian elimination of everything at once.
+/// Returns which unknown packets the equations determine, by brute-force Gaussian elimination
+/// of everything at once.
 fn determined(mut rows: Vec<Vec<u8>>, unknown: usize) -> Vec<bool> {
     use crate::fec::kernel::gf::{inverse, mul};
     let mut done = 0;
@@ -144,7 +144,7 @@ fn determined(mut rows: Vec<Vec<u8>>, unknown: usize) -> Vec<bool> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// After every event, exactly the packets are known that arrived or are determined.
+    /// After every event, exactly those packets are known that have arrived or are determined.
     #[test]
     fn whatever_is_determined_is_recovered_at_once(
         seed: u64,

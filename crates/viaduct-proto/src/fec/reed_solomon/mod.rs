@@ -1,7 +1,7 @@
 //! Reed-Solomon (r,c) over GF(2^8), the code that Maelstrom is compared with (4.4, Figure 15):
-//! of every block of r packets and c repairs, any r are enough.
+//! any r of the r packets and c repairs of a block are enough.
 //!
-//! With interleave i the packets are dealt to i blocks in turn, so that a burst of i * c packets
+//! With interleave i, packets are dealt to i blocks in turn, so that a burst of i * c packets
 //! takes at most c from each.
 //!
 //! ```text
@@ -10,7 +10,7 @@
 //!   block B     ●   ●   ●  ─▶ 2 repairs    row 1: other coefficients
 //! ```
 //!
-//! The parities grow as packets arrive, so the last packet of a block costs no more than the
+//! Parities grow as packets arrive, so that the last packet of a block costs no more than the
 //! others. The decoder is [`Linear`](super::linear::Linear).
 
 use std::fmt;
@@ -19,14 +19,14 @@ use super::coefficient;
 use super::sum::Sum;
 use super::{Cover, Error, Fire, Repair, Row, Seq, Warning, kernel};
 
-/// The parameters of a Reed-Solomon code. r + c is at most 256.
+/// Parameters of a Reed-Solomon code. r + c is at most 256.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Parameters {
     /// Packets in a block: 1 to 255.
     pub r: u8,
     /// Repairs for a block: 1 to 255.
     pub c: u8,
-    /// How many blocks are filled in turn: 1 or more.
+    /// Number of blocks that are filled in turn: 1 or more.
     pub interleave: u16,
 }
 
@@ -36,7 +36,7 @@ impl Parameters {
         f64::from(self.c) / f64::from(self.r)
     }
 
-    /// Refuses what cannot work.
+    /// Refuses invalid parameters.
     ///
     /// # Errors
     /// If r, c or the interleave is 0, or r + c is above 256.
@@ -59,7 +59,7 @@ impl fmt::Display for Parameters {
     }
 }
 
-/// Reed-Solomon at the sending side.
+/// Reed-Solomon encoder.
 #[derive(Debug)]
 pub struct Encoder {
     parameters: Parameters,
@@ -67,12 +67,12 @@ pub struct Encoder {
     /// Coefficients by position, then by row.
     matrix: Vec<u8>,
     next: Seq,
-    /// The block that the next packet belongs to.
+    /// Block of the next packet.
     turn: usize,
 }
 
 impl Encoder {
-    /// An encoder whose first packet has number `first_seq`.
+    /// Creates an encoder whose first packet has number `first_seq`.
     ///
     /// # Errors
     /// As [`Parameters::check`].
@@ -106,7 +106,7 @@ impl super::Encoder for Encoder {
         }
     }
 
-    /// Fires every block that has begun, as a shorter one.
+    /// Fires every partly filled block as a shorter one.
     fn flush(&mut self, _stage: usize, fire: &mut Fire<'_>) {
         for index in (self.turn..self.blocks.len()).chain(0..self.turn) {
             let block = &mut self.blocks[index];
@@ -129,18 +129,19 @@ impl super::Encoder for Encoder {
     }
 }
 
-/// How many packets go into the parities together. Together, each parity is read and written once
-/// for all of them, which is the most of the work; but all but the last must be kept until then.
+/// Number of packets that are added to the parities together. Each parity is then read and
+/// written once for all of them, which is most of the work; but all but the last must be kept
+/// until then.
 const TOGETHER: usize = 2;
 
-/// A block on its way.
+/// Block that is being filled.
 #[derive(Debug)]
 struct Block {
     first: Seq,
-    /// Packets in it.
+    /// Number of packets in the block.
     size: u8,
     parities: Vec<Sum>,
-    /// The last packets, those of `waiting` not yet in the parities.
+    /// Latest packets; the first `waiting` of them are not in the parities yet.
     held: [Vec<u8>; TOGETHER - 1],
     waiting: usize,
 }
@@ -177,7 +178,7 @@ impl Block {
         }
     }
 
-    /// Adds what is held and then `packet`, if any, to the parities.
+    /// Adds the held packets, and then `packet`, if any, to the parities.
     fn combine(&mut self, packet: Option<&[u8]>, matrix: &[u8]) {
         let mut packets = [&[][..]; TOGETHER];
         let waiting = self.held[..std::mem::take(&mut self.waiting)].iter().map(Vec::as_slice);
@@ -203,7 +204,7 @@ impl Block {
         }
     }
 
-    /// Fires the parities and begins a new block.
+    /// Fires the parities and starts a new block.
     fn fire(&mut self, stride: u16, matrix: &[u8], fire: &mut Fire<'_>) {
         if self.waiting > 0 {
             self.combine(None, matrix);

@@ -1,11 +1,11 @@
-//! The packets of a window.
+//! Packets of a window.
 
 use std::collections::VecDeque;
 
 use crate::fec::sum::Sum;
 use crate::fec::{Draw, Seq, kernel};
 
-/// The newest packets, at most so many.
+/// Newest packets, up to a limit.
 #[derive(Debug)]
 pub(super) struct History {
     packets: VecDeque<Vec<u8>>,
@@ -13,19 +13,19 @@ pub(super) struct History {
 }
 
 impl History {
-    /// For `max` packets.
+    /// Creates a history of up to `max` packets.
     pub(super) fn new(max: u16) -> Self {
         History { packets: VecDeque::new(), max: usize::from(max) }
     }
 
-    /// Changes how many there may be.
+    /// Changes the limit of packets.
     pub(super) fn resize(&mut self, max: u16) {
         self.max = usize::from(max);
         let many = self.packets.len().saturating_sub(self.max);
         self.packets.drain(..many);
     }
 
-    /// Adds the next packet, in place of the oldest if it is full.
+    /// Adds the next packet, in place of the oldest if the history is full.
     pub(super) fn push(&mut self, packet: &[u8]) {
         let full = self.packets.len() >= self.max;
         let mut store = if full { self.packets.pop_front() } else { None }.unwrap_or_default();
@@ -34,13 +34,13 @@ impl History {
         self.packets.push_back(store);
     }
 
-    /// Packets held; a window's length.
+    /// Number of packets held; a window's length.
     pub(super) fn len(&self) -> u16 {
         self.packets.len() as u16
     }
 
-    /// Sets each of `sums` to its draw of `count` packets, the first of which, `first`, is `back` packets before
-    /// the next.
+    /// Sets each of `sums` to its draw of `count` packets, the first of which, `first`, is
+    /// `back` packets before the next.
     pub(super) fn combine(
         &self,
         back: u16,
@@ -78,7 +78,7 @@ impl History {
     }
 }
 
-/// Adds all of `group`, and empties it.
+/// Adds all packets of `group`, and empties it.
 fn add(group: &mut Vec<&[u8]>, coefficients: &mut Vec<u8>, sums: &mut [Sum]) {
     let mut lines: Vec<_> = sums.iter_mut().map(|sum| sum.buffer.lines()).collect();
     kernel::mul_add_many(&mut lines, group, coefficients);

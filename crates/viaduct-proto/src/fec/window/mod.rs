@@ -1,17 +1,19 @@
-//! A sliding window code: every few packets a repair leaves that is a random combination of the last W packets.
+//! Sliding window code: a repair is a random combination of the last W packets, sent after
+//! every few packets.
 //!
-//! A single loss is repaired by the next repair. A burst of b packets needs b repairs, whichever;
-//! they keep coming as the window slides on, so recovery takes time in proportion to the burst and
+//! The next repair recovers a single loss. A burst of b packets needs any b repairs; they keep
+//! coming as the window slides on, so that recovery takes time in proportion to the burst, and
 //! nothing waits for a block to end.
 //!
-//! The repairs that a packet will be in are known when it is pushed: those that leave before the window has passed
-//! it. Each has its sum, to which the packet is added while it is in the processor's cache. The next repairs to leave
-//! take every packet, so that a single loss comes back with the first of them; later ones take a share, which is
-//! enough for what bursts have left and costs a fraction.
+//! The repairs that will contain a packet are known when it is pushed: those sent before the
+//! window has passed it. Each has an open sum, to which the packet is added while it is in the
+//! processor's cache. The next repairs contain every packet, so that the first of them recovers
+//! a single loss; later ones contain a share of the packets, which is enough for the remains of
+//! bursts and costs a fraction.
 //!
 //! ```text
-//!   packet      1 2 3 4 5 6 7 8 9 …          W = 6, a repair after every 2 packets: three sums at any time
-//!   repair 1    ██                           █ every packet, ░ a share
+//!   packet      1 2 3 4 5 6 7 8 9 …          W = 6, a repair after every 2 packets: 3 open sums
+//!   repair 1    ██                           █ dense (every packet), ░ a share
 //!   repair 2    ████
 //!   repair 3    ░░████
 //!   repair 4        ░░████
@@ -29,21 +31,21 @@ use super::sum::{MAX_PACKET, Sum};
 use super::{Cover, Draw, Error, Fire, MAX_COVER, Repair, Row, Seq, Warning, kernel};
 use history::History;
 
-/// The parameters of a sliding window code.
+/// Parameters of a sliding window code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Parameters {
-    /// W, the packets that a repair covers: 1 to [`MAX_COVER`]. A burst of b packets is recovered if b
-    /// repairs come before the window has passed it.
+    /// W, the number of packets that a repair covers: 1 to [`MAX_COVER`]. A burst of b packets
+    /// is recovered if b repairs arrive before the window has passed it.
     pub window: u16,
-    /// This many repairs …
+    /// Number of repairs for each group of packets.
     pub repairs: u16,
-    /// … for this many packets, evenly spread: 1 or more.
+    /// Number of packets in a group, over which its repairs are evenly spread: 1 or more.
     pub packets: u16,
 }
 
-/// Sums that a packet is added to on average, beyond those that take every packet.
+/// Mean number of sparse sums that a packet is added to, beyond the dense ones.
 const MAX_SHARED: u32 = 13;
-/// Share of the sums with a share of the packets that one is added to, in 256ths, where they are few.
+/// Share of the packets that a sparse sum contains, in 256ths, if there are few such sums.
 const DENSITY: u32 = 64;
 
 impl Parameters {
@@ -52,7 +54,7 @@ impl Parameters {
         f64::from(self.repairs) / f64::from(self.packets)
     }
 
-    /// Refuses what cannot work, and warns of packets that no repair would cover.
+    /// Refuses invalid parameters, and warns of packets that no repair would cover.
     ///
     /// # Errors
     /// If any of the three is 0, or the window is too long.
@@ -72,26 +74,26 @@ impl Parameters {
         Ok(warnings)
     }
 
-    /// Repairs, the next to leave first, that take every packet: those of three gaps, as far as the window reaches. Single
-    /// losses that do not come back with the first of them do so with the next two, hardly later than if all took every
-    /// packet.
+    /// Number of dense repairs, the next to be sent: those of three gaps, as far as the window
+    /// reaches. A single loss that the first of them does not recover is recovered by the next
+    /// two, hardly later than if all repairs were dense.
     fn dense(&self) -> usize {
         let gap = usize::from(self.repairs.div_ceil(self.packets));
         (2 + gap).min(self.wanted().max(1 + gap))
     }
 
-    /// Repairs that leave while the window passes a packet.
+    /// Number of repairs sent while the window passes a packet.
     fn wanted(&self) -> usize {
         let wanted = u32::from(self.window) * u32::from(self.repairs);
         wanted.div_ceil(u32::from(self.packets)) as usize
     }
 
-    /// Repairs that are summed up at any time.
+    /// Number of open sums at any time.
     fn ahead(&self) -> usize {
         self.wanted().max(self.dense())
     }
 
-    /// Share of the packets that other repairs take, in 256ths.
+    /// Share of the packets that sparse repairs contain, in 256ths.
     fn density(&self) -> u8 {
         let others = (self.ahead() - self.dense()).max(1) as u32;
         (256 * MAX_SHARED / others).min(DENSITY) as u8
@@ -104,42 +106,42 @@ impl fmt::Display for Parameters {
     }
 }
 
-/// A sliding window code at the sending side.
+/// Encoder of a sliding window code.
 #[derive(Debug)]
 pub struct Encoder {
     parameters: Parameters,
-    /// Repairs that are summed up, the next to leave first.
+    /// Open sums, in the order in which their repairs are sent.
     ahead: VecDeque<Open>,
-    /// Sums of repairs that have left.
+    /// Sums for reuse.
     spare: Vec<Sum>,
-    /// The packets of the window, and older ones that may be asked for.
+    /// Packets of the window, and older ones for requests.
     history: History,
     kept: u16,
     next: Seq,
-    /// Repairs owed, in units of 1 / `packets`.
+    /// Repairs due, in units of 1 / `packets`.
     owed: u32,
     /// Packets since the last flush.
     fresh: u16,
     seed: u16,
-    /// The next packet when [`Encoder::restart`] was last called.
+    /// Next packet at the last call of [`Encoder::restart`].
     restarted: Seq,
-    /// No repairs leave by themselves.
+    /// No unrequested repairs are sent.
     is_paused: bool,
 }
 
-/// A repair that is summed up.
+/// Open sum of a repair.
 #[derive(Debug)]
 struct Open {
     seed: u16,
     density: u8,
     first: Seq,
-    /// It takes every packet from here on.
+    /// The sum contains every packet from this one on.
     dense: Seq,
     sum: Sum,
 }
 
 impl Encoder {
-    /// An encoder whose first packet has number `first_seq`.
+    /// Creates an encoder whose first packet has number `first_seq`.
     ///
     /// # Errors
     /// As [`Parameters::check`].
@@ -162,15 +164,16 @@ impl Encoder {
         Ok(encoder)
     }
 
-    /// Has no repairs leave by themselves from the next packet on, until the parameters are changed.
+    /// Stops unrequested repairs from the next packet on, until the parameters are changed.
     pub fn pause(&mut self) {
         self.is_paused = true;
         self.owed = 0;
         self.spare.extend(self.ahead.drain(..).map(|open| open.sum));
     }
 
-    /// Has repairs cover packets that were pushed after the last call, and none before: what was lost there is not to
-    /// come back by them, and as long as they covered it, what is lost after it would wait for it.
+    /// Limits repairs to packets pushed after the previous call. Earlier losses are not to be
+    /// recovered by them, and as long as repairs cover these, recovery of later losses would
+    /// have to wait for them.
     pub fn restart(&mut self) {
         let first = std::mem::replace(&mut self.restarted, self.next);
         let old = self.ahead.partition_point(|open| open.first < first);
@@ -196,24 +199,24 @@ impl Encoder {
         Ok(())
     }
 
-    /// Keeps so many packets, also beyond the window, for [`Encoder::combine`].
+    /// Keeps so many packets, even beyond the window, for [`Encoder::combine`].
     pub fn keep(&mut self, packets: u16) {
         self.kept = packets;
         self.history.resize(self.parameters.window.max(packets));
     }
 
-    /// Whether no repairs leave by themselves.
+    /// Returns whether unrequested repairs are stopped.
     pub fn is_paused(&self) -> bool {
         self.is_paused
     }
 
-    /// Its parameters.
+    /// Parameters in force.
     pub fn parameters(&self) -> Parameters {
         self.parameters
     }
 
-    /// Fires up to `count` repairs, each of all packets from `first` to `last` that are kept; of more than
-    /// [`MAX_COVER`], the oldest.
+    /// Fires up to `count` repairs, each of all kept packets from `first` to `last`; of more
+    /// than [`MAX_COVER`] packets, the oldest.
     pub fn combine(&mut self, first: Seq, last: Seq, count: usize, fire: &mut Fire<'_>) {
         let first = first.max(self.next - u64::from(self.history.len()));
         let last = last.min(self.next.wrapping_sub(1)).min(first + u64::from(MAX_COVER - 1));
@@ -245,7 +248,7 @@ impl Encoder {
         }
     }
 
-    /// Opens as many sums as there are to be, and has the next ones take every packet.
+    /// Opens as many sums as the parameters need, and makes the next ones dense.
     fn open(&mut self) {
         let Encoder { parameters, next, .. } = *self;
         while self.ahead.len() < parameters.ahead() {
@@ -274,7 +277,7 @@ impl Encoder {
         self.open();
     }
 
-    /// Adds the packet, which is the newest, to the sums that it is to be in.
+    /// Adds the newest packet to the open sums that contain it.
     fn add(&mut self, packet: &[u8]) {
         let mut together = Together::default();
         for open in &mut self.ahead {
@@ -288,7 +291,7 @@ impl Encoder {
     }
 }
 
-/// Sums that the kernel adds one packet to together.
+/// Sums to which the kernel adds one packet in one call.
 #[derive(Default)]
 struct Together<'a> {
     sums: [&'a mut [u8]; kernel::GROUP],
@@ -315,8 +318,8 @@ impl<'a> Together<'a> {
 }
 
 impl Encoder {
-    /// As [`push`](super::Encoder::push), where this packet asks for so many repairs at most, in
-    /// units of 1 / `packets`. One that is empty is in no repair.
+    /// Like [`push`](super::Encoder::push), for a packet that calls for at most so many
+    /// repairs, in units of 1 / `packets`. An empty packet is in no repair.
     pub fn push_at_most(&mut self, packet: &[u8], most: u16, fire: &mut Fire<'_>) {
         let Parameters { repairs, packets, .. } = self.parameters;
         debug_assert!(packet.len() <= MAX_PACKET);
@@ -347,8 +350,8 @@ impl super::Encoder for Encoder {
         self.push_at_most(packet, u16::MAX, fire);
     }
 
-    /// Fires as many repairs as `packets` are given, so that a burst that takes the last packets
-    /// is covered as one of each layer would be.
+    /// Fires as many repairs as a group of `packets` gets, so that a burst that took the last
+    /// packets is covered.
     fn flush(&mut self, _stage: usize, fire: &mut Fire<'_>) {
         let fresh = std::mem::take(&mut self.fresh);
         if fresh > 0 {

@@ -64,8 +64,8 @@ fn the_impossible_is_refused_and_gaps_are_warned_of() {
     assert_eq!(check(100, 1, 10), Ok(vec![]));
 }
 
-/// Loses packets `from` to `from + burst - 1` and the repairs between them. Returns when each lost
-/// packet came back, as the number of the last packet that was sent before.
+/// Loses packets `from` to `from + burst - 1` and the repairs between them. Returns for each
+/// lost packet the number of the last packet sent before its recovery.
 fn recovered_at(encoder: &mut Encoder, from: Seq, burst: u64) -> Vec<Seq> {
     let mut rng = Rng::from_seed(burst);
     let mut receiver = Receiver::new(Linear::new(10 << 20));
@@ -116,7 +116,7 @@ fn random_losses_below_the_overhead_come_back() {
     assert!(lost > 500 && lost - back <= 2, "{back} of {lost}");
 }
 
-/// A link's losses: `loss` of all that is sent, in bursts of `burst`.
+/// Loss process of a link: `loss` of all packets, in bursts of `burst`.
 fn losses(loss: f64, burst: u64) -> impl FnMut() -> bool {
     let (mut rng, mut left) = (Rng::from_seed(7), 0);
     move || {
@@ -129,7 +129,7 @@ fn losses(loss: f64, burst: u64) -> impl FnMut() -> bool {
     }
 }
 
-/// Packets that stay lost of 100,000, and how late 99 of 100 recoveries are, in packets.
+/// Unrecovered packets of 100,000, and 99th percentile of the recovery delay, in packets.
 fn outcome(encoder: &mut Encoder, mut lost: impl FnMut() -> bool) -> (u64, u64) {
     let mut receiver = Receiver::new(Linear::new(64 << 20));
     let (mut missing, mut late) = (0, Vec::new());

@@ -1,77 +1,80 @@
 //! Matching of packet numbers to arrivals by short tags.
 //!
-//! A peer names its packets by tags of two bytes, in the order in which they left. Alone a tag says little: one
-//! packet in 65,536 has the same. Together with the order it is enough. Tags are compared with the packets that have
-//! arrived as two texts are compared: what agrees in order is matched, a tag without its packet is missing, and an
-//! arrival without its tag was skipped. Only these two, which are few, are then matched out of order. What was skipped
-//! because its names are lost is not: it is many, and some tag of it agrees with a missing one by chance.
+//! A peer names its packets by tags of two bytes, in the order in which they left. A tag alone
+//! is weak: one packet in 65,536 has the same. Its place in the order makes up for that. Tags
+//! are compared with arrivals like two texts: equal tags in order are matched, a tag without an
+//! arrival is missing, and an arrival without a tag is skipped. Only the missing and the
+//! skipped, which are few, are then matched out of order. Arrivals that were skipped because
+//! their names are lost are not: they are many, so that some tag would equal a missing one by
+//! chance.
 //!
 //! ```text
 //!   tags       41  07  c3  9e  55  12          c3 is missing
-//!   arrivals   41  07  9e  55  [e0]  12        e0 was skipped: no packet of the peer's, or one that is named later
+//!   arrivals   41  07  9e  55  [e0]  12        e0 is skipped: foreign, or named later
 //! ```
 
 use std::collections::VecDeque;
 
 use crate::fec::Seq;
 
-/// The low bits of a packet's identity.
+/// Low bits of a packet's identity.
 pub type Tag = u16;
 /// Number of an arrival, from 0.
 pub type Arrival = u64;
 
-/// Arrivals that are remembered without a match, in order, at most.
+/// Limit of arrivals that are remembered in order, without a match.
 const MAX_AHEAD: usize = 4_096;
-/// Arrivals that were skipped, and numbers that are missing, that are matched out of order, at most.
+/// Limit of skipped arrivals, and of missing numbers, that are matched out of order.
 const MAX_ASIDE: usize = 256;
-/// Arrivals by which a packet may be out of order. Tags of packets further apart agree by chance.
+/// Largest reordering in arrivals. Beyond it, equal tags are too likely by chance.
 const MAX_REORDERING: u64 = 256;
-/// Arrivals, of those that come next, among which a tag that was named alone is searched for.
+/// Number of following arrivals in which a tag that was named alone is searched for.
 const REACH: usize = 512;
-/// Tags, or arrivals, that have to agree one after the other where one of them was passed over, and tags
+/// Tags in a row that have to agree with arrivals after some were passed over; and the tags
 /// between the two that may be missing: a full queue drops every other packet.
 const AGREE: usize = 2;
 const GAPS: usize = 8;
-/// Arrivals that are passed over for one that agrees alone, at most.
+/// Most arrivals that are passed over for a single one that agrees.
 const FEW: usize = 2;
 
 /// Arrivals without a number, and numbers without an arrival.
 #[derive(Debug, Default)]
 pub struct Aligner {
-    /// Arrivals from `next` on, none of which has a number.
+    /// Arrivals from `next` on; none has a number.
     ahead: VecDeque<Tag>,
-    /// The first of them.
+    /// Number of the first of them.
     next: Arrival,
-    /// Arrivals before that have no number, oldest first.
+    /// Earlier arrivals without a number, oldest first.
     skipped: VecDeque<(Tag, Arrival)>,
-    /// The last of them that were not compared yet with what is missing.
+    /// Count of the last of them that have not been compared with the missing numbers yet.
     fresh: usize,
-    /// Those of them whose numbers were never named.
+    /// Arrivals skipped for numbers that were never named.
     unnamed: VecDeque<(Tag, Arrival)>,
-    /// Numbers that were never named, as many as arrivals may be skipped for.
+    /// Count of numbers never named, for which as many arrivals may be skipped.
     gap: u64,
-    /// The number after the last that was named.
+    /// Number after the last that was named.
     expected: Option<Seq>,
-    /// Numbers that have no arrival, oldest first.
+    /// Numbers without an arrival, oldest first.
     missing: VecDeque<Absent>,
-    /// The last of them that were named after the last number that has an arrival: the next arrival may be one.
+    /// Count of the last of them that were named after the last matched number: the next
+    /// arrival may be one of them.
     tail: usize,
-    /// Arrivals have been passed over for lack of room since the last match: numbers without an arrival may be theirs,
-    /// as names come long after the packets.
+    /// Arrivals have been dropped for lack of room since the last match: since names come long
+    /// after the packets, numbers without an arrival may belong to dropped ones.
     is_adrift: bool,
 }
 
-/// A number that has no arrival.
+/// Number without an arrival.
 #[derive(Clone, Copy, Debug)]
 struct Absent {
     tag: Tag,
     seq: Seq,
-    /// The next arrival when it was named.
+    /// Next arrival at the time of its naming.
     at: Arrival,
 }
 
 impl Absent {
-    /// Whether it may be this arrival.
+    /// Returns whether it may belong to this arrival.
     fn is(&self, tag: Tag, arrival: Arrival) -> bool {
         self.tag == tag && self.at.abs_diff(arrival) <= MAX_REORDERING
     }
@@ -80,14 +83,14 @@ impl Absent {
 /// Result of naming a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Named {
-    /// It is this arrival.
+    /// Matched to this arrival.
     Arrived(Arrival),
-    /// It has not arrived.
+    /// Not arrived.
     Missing,
 }
 
 impl Aligner {
-    /// Notes the next arrival. Its number if its name has come before it.
+    /// Notes the next arrival; returns its number if its name has come before it.
     pub fn arrive(&mut self, tag: Tag) -> Option<Seq> {
         let tail = self.missing.len() - self.tail;
         if self.ahead.is_empty()
@@ -110,8 +113,9 @@ impl Aligner {
         self.next + self.ahead.len() as u64
     }
 
-    /// Names the numbers from `first` on, which were not named before; what each is goes to `named`, as far as that can
-    /// be told. Numbers that were missing and are found among what was skipped meanwhile go there, too.
+    /// Names the numbers from `first` on, not named before, and appends the result for each to
+    /// `named`, as far as it can be told. Missing numbers found among skipped arrivals
+    /// meanwhile are appended, too.
     pub fn name(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
         if self.expected.is_some_and(|expected| first + tags.len() as u64 <= expected) {
             return self.name_late(first, tags, named);
@@ -145,8 +149,8 @@ impl Aligner {
         self.settle(named);
     }
 
-    /// Names numbers that were passed over, as their names were lost: they are among the arrivals that
-    /// were skipped for them, in the same order.
+    /// Names numbers whose names were lost before: they are among the arrivals skipped for
+    /// them, in the same order.
     fn name_late(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
         let ahead = self.unnamed.iter().map(|(tag, _)| *tag).collect();
         let mut late = Aligner { ahead, ..Aligner::default() };
@@ -174,8 +178,8 @@ impl Aligner {
         self.fresh = self.skipped.len();
     }
 
-    /// A number that has no arrival is here after all: `is` says which arrival it may be, whose tag it has. Whether one
-    /// without a number is.
+    /// Matches missing number `seq`, which was recovered, to an arrival without a number that
+    /// has its tag and passes `is`. Returns whether there is one.
     pub fn find(&mut self, seq: Seq, tag: Tag, is: impl Fn(Arrival) -> bool) -> bool {
         self.missing.retain(|of| of.seq != seq);
         self.tail = self.tail.min(self.missing.len());
@@ -189,7 +193,7 @@ impl Aligner {
         ahead.any(|(arrival, of)| *of == tag && is(arrival))
     }
 
-    /// Forgets numbers below `seq` that are missing.
+    /// Forgets missing numbers below `seq`.
     pub fn forget_below(&mut self, seq: Seq) {
         self.missing.retain(|of| of.seq >= seq);
         self.tail = self.tail.min(self.missing.len());
@@ -206,12 +210,13 @@ impl Aligner {
         self.is_adrift = false;
     }
 
-    /// How the comparison goes on at the first of `tags`; `is_lone` if there were never more.
+    /// Next step of the comparison at the first of `tags`; `is_lone` if so few tags were named.
     fn step(&self, tags: &[Tag], is_lone: bool) -> Step {
         if self.ahead.front() == Some(&tags[0]) {
             return Step::Match;
         }
-        // The least that can be passed over so that both agree again, and what of it is missing.
+        // Searches for the fewest items to pass over so that both agree again, and how many of
+        // them are missing tags.
         let (few, mut least) = (Few::of(tags), None);
         for (skipped, tag) in self.ahead.iter().enumerate() {
             if least.is_some_and(|(passed, _)| skipped > passed) {
@@ -236,9 +241,9 @@ impl Aligner {
         }
     }
 
-    /// Whether tags and arrivals agree from here on, but for some that are missing. Where either ends,
-    /// one that agrees is enough if few were passed over, or there is no other: of many, one does by
-    /// chance.
+    /// Returns whether tags and arrivals agree from here on, except for some missing tags.
+    /// Where either ends, a single match is enough if few were passed over or a lone tag was
+    /// named: among many, one matches by chance.
     fn agree(&self, tags: &[Tag], from: usize, is_lone: bool) -> bool {
         let mut arrived = self.ahead.range(from..);
         let Some((tag, rest)) = tags.split_first() else { return false };
@@ -251,7 +256,7 @@ impl Aligner {
         next.map_or(is_near, |next| follows(next) || is_near && rest.len() <= GAPS)
     }
 
-    /// Passes over the next arrivals.
+    /// Skips the next arrivals.
     fn skip(&mut self, count: usize) {
         for tag in self.ahead.drain(..count) {
             let aside = if self.gap > 0 { &mut self.unnamed } else { &mut self.skipped };
@@ -265,7 +270,8 @@ impl Aligner {
         }
     }
 
-    /// A number that has no arrival in order: one that was skipped, or missing.
+    /// Handles a number without an arrival in order: matches it to a skipped arrival, or notes
+    /// it as missing.
     fn aside(&mut self, tag: Tag, seq: Seq) -> Named {
         let absent = Absent { tag, seq, at: self.next };
         let found = self.skipped.iter().position(|&(of, arrival)| absent.is(of, arrival));
@@ -280,8 +286,8 @@ impl Aligner {
         Named::Missing
     }
 
-    /// Matches what is missing with what was skipped since the last time. Older ones were compared already, and
-    /// there may be many of both.
+    /// Matches missing numbers to arrivals skipped since the last call. Older ones were
+    /// compared already, and both may be many.
     fn settle(&mut self, named: &mut Vec<(Seq, Named)>) {
         let old = self.skipped.len().saturating_sub(self.fresh);
         for at in (old..self.skipped.len()).rev() {
@@ -297,7 +303,7 @@ impl Aligner {
     }
 }
 
-/// A set of few tags, to look most others up at once.
+/// Set of a few tags, which rules out most others quickly.
 struct Few([u64; 64]);
 
 impl Few {
@@ -309,15 +315,15 @@ impl Few {
         Few(bits)
     }
 
-    /// False of nearly all that are not in it.
+    /// False for nearly all tags outside the set.
     fn may_have(&self, tag: Tag) -> bool {
         self.0[usize::from(tag / 64 % 64)] >> (tag % 64) & 1 == 1
     }
 }
 
-/// What the comparison does next.
+/// Next step of the comparison.
 enum Step {
-    /// The first of both agree.
+    /// The first tag and the first arrival agree.
     Match,
     /// So many arrivals have no tag.
     Skip(usize),

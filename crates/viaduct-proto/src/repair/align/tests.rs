@@ -90,7 +90,7 @@ fn a_full_queue_drops_every_other_packet_and_names_too() {
         } else {
             aligner.name(first, names, &mut named);
         }
-        // Those that were lost are asked for, and come a round trip later.
+        // Lost names are requested, and arrive a round trip later.
         if n % 8 == 0 {
             late.drain(..).for_each(|(first, names)| aligner.name(first, names, &mut named));
         }
@@ -108,7 +108,7 @@ fn names_that_come_after_their_packets_are_forgotten_tell_of_no_loss() {
     let names = |aligner: &mut Aligner, n: usize, named: &mut Vec<_>| {
         aligner.name(n as u64, &tags[n..n + 32], named);
     };
-    // A sender that is far behind: its names tell nothing.
+    // The sender is far behind: its names are of no use.
     for n in (0..19_200).step_by(32) {
         arrived.by_ref().take(if n == 0 { 9_000 } else { 32 }).for_each(|(_, &tag)| {
             aligner.arrive(tag);
@@ -116,7 +116,7 @@ fn names_that_come_after_their_packets_are_forgotten_tell_of_no_loss() {
         names(&mut aligner, n, &mut named);
     }
     assert!(named.iter().all(|(_, of)| *of != Named::Missing), "{} told", named.len());
-    // It catches up.
+    // The sender catches up.
     let next = arrived.peek().map_or(0, |(n, _)| *n).next_multiple_of(32);
     named.clear();
     for n in (next..next + 6_400).step_by(32) {

@@ -1,4 +1,4 @@
-//! Lengths of bursts, and how often they come.
+//! Lengths of loss bursts, and their rates.
 
 use std::collections::VecDeque;
 
@@ -9,18 +9,18 @@ use crate::time::{Duration, Instant};
 const BOUNDS: [u64; BUCKETS - 1] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256];
 /// Buckets of lengths.
 pub const BUCKETS: usize = 16;
-/// What a burst of the last bucket counts as.
+/// Length that bursts of the last bucket count as.
 const LONGEST: u64 = 512;
 
-/// Bursts that tell a rate to a seventh.
+/// Number of bursts that give a rate to about a seventh.
 const ENOUGH: u64 = 50;
-/// Bursts of about one length that tell of a rate: of a single long one nothing would follow but that
-/// many repairs leave in vain.
+/// Number of bursts of about one length that make up a rate: repairs for a single long one
+/// would mostly be sent in vain.
 const RECURS: u64 = 3;
-/// Shortest time that a rate is told of, and longest.
+/// Shortest and longest time over which a rate is taken.
 const SHORT: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(10);
-/// Counts that are remembered, at most: ten seconds of four a round trip of 20 ms.
+/// Limit of remembered counts: ten seconds of four a round trip of 20 ms.
 const MAX_COUNTS: usize = 2_048;
 
 /// Bucket of a burst's length.
@@ -56,7 +56,7 @@ impl Counts {
 
     fn rates(&self) -> Rates {
         let rate = |at: usize| {
-            // Neighbouring lengths are alike.
+            // Neighbouring lengths count together.
             let alike = &self.bursts[at.saturating_sub(1)..(at + 2).min(BUCKETS)];
             let recurs = alike.iter().sum::<u64>() >= RECURS;
             if recurs { self.bursts[at] as f64 / self.packets.max(1) as f64 } else { 0.0 }
@@ -72,12 +72,12 @@ pub struct Bursts {
 }
 
 impl Bursts {
-    /// Adds the newest totals. If they have fallen, the receiver has begun anew.
+    /// Adds the newest totals. If they have fallen, the receiver has restarted.
     pub fn add(&mut self, now: Instant, counts: Counts) {
         if self.counts.back().is_some_and(|(_, last)| counts.packets < last.packets) {
             self.counts.clear();
         }
-        // One that is older than the longest time is kept, for what has happened since.
+        // One count older than [`LONG`] is kept, as the base of differences.
         while self.counts.get(1).is_some_and(|&(at, _)| now.since(at) > LONG)
             || self.counts.len() == MAX_COUNTS
         {
@@ -86,13 +86,14 @@ impl Bursts {
         self.counts.push_back((now, counts));
     }
 
-    /// Whether as many were seen in the last ten seconds as tell a rate.
+    /// Returns whether the last ten seconds had enough bursts to give a rate.
     pub fn is_enough(&self) -> bool {
         let ends = self.counts.front().zip(self.counts.back());
         ends.is_some_and(|((_, first), (_, last))| last.since(first).all() >= ENOUGH)
     }
 
-    /// Bursts a packet: of a second, or as long as it takes to see enough, and of ten seconds, whichever is more.
+    /// Bursts for each packet: over one second, or longer until there are enough, or over ten
+    /// seconds, whichever loses more.
     pub fn rates(&self) -> Rates {
         let Some(&(now, newest)) = self.counts.back() else { return [0.0; BUCKETS] };
         let mut rates = [0.0; BUCKETS];

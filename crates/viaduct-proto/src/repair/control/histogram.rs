@@ -1,10 +1,11 @@
-//! Packets and losses by a quantity such as the queueing delay, and whether losses come where it is
-//! high.
+//! Histogram of packets and losses over a quantity such as the queueing delay, to test whether
+//! losses concentrate at high values.
 //!
-//! Losses by chance come anywhere, in proportion to the packets there; drops of a full queue come where
-//! the delay is about as long as it gets. So of n losses, k of them at high values, with a share p of
-//! the packets, chance explains k or more with probability at most exp(-n D(k/n || p)) (Chernoff), where
-//! D is the relative entropy of two coins.
+//! Losses by chance come at any value, in proportion to the packets there; drops of a full
+//! queue come at delays close to the longest. If k of n losses are at high values, where a
+//! share p of the packets is, chance explains k or more with probability at most exp(-n D(k/n
+//!
+//! p)) (Chernoff), where D is the relative entropy of two coins.
 //!
 //! ```text
 //!   packets  ▁▂▃▅▇▇▆▅▅▆▇│▇▅      losses by chance  ▁ ▁ ▂ ▂ ▁│▁      of a full queue           │▂█
@@ -15,46 +16,48 @@ use std::ops::Range;
 
 use crate::time::{Duration, Instant};
 
-/// Bins of an octave, those of all values, and the binary logarithm of the end of the first.
+/// Bins of an octave, total of bins, and binary logarithm of the end of the first bin.
 const PER_OCTAVE: u32 = 32;
 const BINS: usize = 1 + (14 * PER_OCTAVE) as usize;
 const FIRST_BITS: u32 = 10;
-/// Share of the packets whose value is above the peak: a receiver that was not run for a moment takes
-/// a few for late.
+/// Share of the packets whose value may be above the peak: after a scheduling pause of the
+/// receiver a few packets appear late.
 const ABOVE_PEAK: f32 = 0.01;
 /// Share of the peak from which on a value is high.
 const HIGH: f64 = 0.8;
-/// Bins to either side of a loss's in which losses have to be more than chance explains, by how many standard
-/// deviations: drops of a full queue do not make those that come at somewhat shorter delays its own.
+/// Bins to either side of a loss's bin in which losses have to exceed chance, and by how many
+/// standard deviations: drops of a full queue must not condemn losses at somewhat shorter
+/// delays.
 const BESIDE: usize = 1;
 const MORE: f64 = 2.0;
-/// Packets at high and at low values each that are reckoned with before there are many.
+/// Packets assumed at high and at low values each, before many are counted.
 const FEW: f64 = 10.0;
-/// Negative logarithm of the probability of chance from which on a full queue is certain, where any of
-/// some ten bins may be where high values begin, and of a full queue from which on chance is likely.
+/// Thresholds for the negative logarithm of the probability of chance. From [`CERTAIN`] on a
+/// full queue is certain; it allows for some ten bins that may be the start of high values.
+/// Below [`LIKELY`] chance remains likely enough to leave the cause in doubt.
 const CERTAIN: f64 = 9.0;
 const LIKELY: f64 = 1.0;
 
-/// Why a packet was lost.
+/// Cause of a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// By chance.
+    /// Loss by chance.
     Chance,
-    /// In what may be a full queue; the next losses will tell.
+    /// Loss in a queue that may be full; the next losses will tell.
     Doubtful,
-    /// In a full queue.
+    /// Loss in a full queue.
     Congestion,
 }
 
-/// Packets and losses by a quantity.
+/// Histogram of packets and losses.
 #[derive(Debug)]
 pub struct Histogram {
     bins: [Bin; BINS],
     half_life: Duration,
     halved: Option<Instant>,
-    /// Packets at low values that are reckoned with, as a share of those at high ones.
+    /// Packets assumed at low values, as a share of those at high ones.
     prior: f64,
-    /// Times as often as at low values that losses may come at high ones by chance.
+    /// Ratio of the loss rates at high and at low values that may arise by chance.
     often: f64,
 }
 
@@ -62,19 +65,20 @@ pub struct Histogram {
 #[derive(Clone, Copy, Debug, Default)]
 struct Bin {
     packets: f32,
-    /// Several in a row are one.
+    /// Losses; several in a row count as one.
     losses: f32,
 }
 
 impl Histogram {
-    /// A histogram of which half is forgotten after so long. Where all values are high, losses say that they
-    /// are too high once they outweigh `prior`: packets at low ones, as a share of those at high ones.
-    /// By chance they may come `often` times as often at high values as at low ones.
+    /// Creates a histogram whose counts have the given half-life. If all values are high,
+    /// losses count as congestion once they outweigh `prior`, the packets assumed at low values
+    /// as a share of those at high ones. By chance, losses may be up to `often` times as
+    /// frequent at high values as at low ones.
     pub fn new(half_life: Duration, prior: f64, often: f64) -> Self {
         Histogram { bins: [Bin::default(); BINS], half_life, halved: None, prior, often }
     }
 
-    /// Forgets all.
+    /// Forgets all counts.
     pub fn clear(&mut self) {
         *self = Histogram::new(self.half_life, self.prior, self.often);
     }
@@ -91,7 +95,7 @@ impl Histogram {
         self.bins[bin(value)].packets += 1.0;
     }
 
-    /// Value above which hardly a packet of the last moments was.
+    /// Value that hardly any recent packet exceeded.
     pub fn peak(&self) -> i64 {
         let all = self.bins.iter().map(|bin| bin.packets).sum::<f32>();
         let mut above = ABOVE_PEAK * all;
@@ -102,25 +106,25 @@ impl Histogram {
         peak.map_or(0, lower)
     }
 
-    /// Whether a value is nearly as high as any, where the peak is `peak`.
+    /// Returns whether a value is close to `peak`.
     pub fn is_high(value: i64, peak: i64) -> bool {
         bin(value) >= bin((HIGH * peak as f64) as i64)
     }
 
-    /// Losses of a packet, several in a row being one, at about this value.
+    /// Losses for each packet at about this value; several in a row count as one.
     pub fn loss(&self, value: i64) -> f64 {
         let (packets, losses) = sum(&self.bins[beside(bin(value))]);
         losses / packets.max(1.0)
     }
 
-    /// Counts a loss, or several in a row, beside packets of this value, where the peak is `peak`.
+    /// Counts a loss, or several in a row, beside packets of this value; judges it by `peak`.
     pub fn lose(&mut self, value: i64, peak: i64) -> Verdict {
         let (at, high) = (bin(value), bin((HIGH * peak as f64) as i64));
         self.bins[at].losses += 1.0;
         let (all, losses) = sum(&self.bins);
         let (mut packets, mut above) = sum(&self.bins[high..]);
         let mut verdict = Verdict::Chance;
-        // A full queue's losses come where the delay is the very longest.
+        // Losses in a full queue come at the very longest delays.
         for from in high..=at {
             let (many, few) =
                 (self.often * packets + FEW, (all - packets).max(self.prior * packets) + FEW);
@@ -140,26 +144,26 @@ impl Histogram {
     }
 }
 
-/// Whether losses are more than elsewhere, by packets and losses of each.
+/// Judges losses against the loss rate elsewhere, by packets and losses of each.
 fn compare(beside: (f64, f64), elsewhere: (f64, f64)) -> Verdict {
     let by_chance = beside.0 * elsewhere.1 / elsewhere.0.max(1.0);
     let is_more = beside.1 > by_chance + MORE * by_chance.sqrt();
     if is_more { Verdict::Congestion } else { Verdict::Chance }
 }
 
-/// Packets and losses of some bins.
+/// Sum of packets and losses of some bins.
 fn sum(bins: &[Bin]) -> (f64, f64) {
     bins.iter().fold((0.0, 0.0), |(packets, losses), bin| {
         (packets + f64::from(bin.packets), losses + f64::from(bin.losses))
     })
 }
 
-/// A bin, and those beside it.
+/// Range of a bin and those beside it.
 fn beside(bin: usize) -> Range<usize> {
     bin.saturating_sub(BESIDE)..(bin + BESIDE + 1).min(BINS)
 }
 
-/// Relative entropy of a coin that shows heads in a share `a` of throws from one that does in `p`.
+/// Relative entropy of a coin with probability `a` from one with probability `p`.
 fn divergence(a: f64, p: f64) -> f64 {
     let term = |a: f64, p: f64| if a > 0.0 { a * (a / p).ln() } else { 0.0 };
     term(a, p) + term(1.0 - a, 1.0 - p)

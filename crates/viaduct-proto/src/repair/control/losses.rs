@@ -1,9 +1,10 @@
 //! Losses as a receiver counts them: by chance or by congestion, in bursts.
 //!
-//! A packet that is missing may just be late. It counts as lost when it has not come for a moment; until then it waits
-//! here, for longer if it is not known whether a full queue has dropped it: the next losses tell. What is known of later
-//! packets waits behind it, or losses would seem to be fewer, and then more. Consecutive numbers that were lost by chance
-//! are one burst.
+//! A missing packet may just be late. It counts as lost if it has not come after a moment;
+//! until then it waits here, and longer if the cause is in doubt: later losses tell whether a
+//! full queue dropped it. Counts of later packets wait behind it, as the loss rate would
+//! otherwise seem too low first and too high then. Consecutive numbers lost by chance form one
+//! burst.
 
 use std::collections::VecDeque;
 
@@ -15,30 +16,30 @@ use crate::time::{Duration, Instant};
 
 /// Time in which a packet may be late.
 const LATE: Duration = Duration::from_millis(8);
-/// Time in which other losses tell why one was.
+/// Time in which later losses tell the cause of a doubtful one.
 const DOUBT: Duration = Duration::from_secs(1);
-/// Packets that wait to be counted, at most; the oldest are counted at once.
+/// Limit of packets that wait to be counted; the oldest are counted early.
 const MAX_WAITING: usize = 4_096;
 
-/// What was lost.
+/// Counted and waiting losses.
 #[derive(Debug, Default)]
 pub struct Losses {
-    /// Missing numbers, in the order in which that was seen: since when, and why.
+    /// Missing numbers in order of their detection, with its time and the cause.
     waiting: VecDeque<(Seq, Instant, Verdict)>,
-    /// The highest number that was ever among them.
+    /// Highest number that was ever among them.
     highest: Seq,
-    /// Packets whose fate became known since the first of them, and when.
+    /// Packets whose fate became known since the first of them, with the times.
     known: VecDeque<(Instant, u64)>,
-    /// Those that were in doubt until a full queue was seen, to be taken notice of.
+    /// Numbers that were in doubt until a full queue was seen, not yet taken by the caller.
     condemned: Vec<Seq>,
-    /// The burst that was counted last: its newest number, and its length.
+    /// Burst counted last: its newest number and its length.
     run: Option<(Seq, u64)>,
     counts: Counts,
     congested: u64,
 }
 
 impl Losses {
-    /// Packets whose fate is known have become more.
+    /// Counts packets whose fate has become known.
     pub fn known(&mut self, now: Instant, packets: u64) {
         if self.waiting.is_empty() {
             self.counts.packets += packets;
@@ -49,7 +50,7 @@ impl Losses {
         }
     }
 
-    /// Packet `seq` is missing. If that is a full queue's, so were those in doubt.
+    /// Notes that packet `seq` is missing. Congestion condemns all packets in doubt.
     pub fn missing(&mut self, now: Instant, seq: Seq, verdict: Verdict) {
         if self.waiting.len() == MAX_WAITING {
             self.count_first();
@@ -66,19 +67,19 @@ impl Losses {
         }
     }
 
-    /// Takes those that were in doubt, and have turned out to be a full queue's.
+    /// Takes the packets that were in doubt and turned out to be a full queue's.
     pub fn condemned(&mut self) -> impl Iterator<Item = Seq> {
         self.condemned.drain(..)
     }
 
-    /// Packet `seq`, which may have been missing, has arrived.
+    /// Notes that packet `seq`, which may have been missing, has arrived.
     pub fn arrived(&mut self, seq: Seq) {
         if seq <= self.highest {
             self.waiting.retain(|&(of, ..)| of != seq);
         }
     }
 
-    /// Counts what has been missing for long enough.
+    /// Counts packets that have been missing for long enough.
     pub fn settle(&mut self, now: Instant) {
         while self.due().is_some_and(|due| due <= now) {
             self.count_first();
@@ -89,19 +90,19 @@ impl Losses {
         }
     }
 
-    /// When there is something to count.
+    /// Time of the next packet to count.
     pub fn due(&self) -> Option<Instant> {
         let &(_, since, verdict) = self.waiting.front()?;
         Some(since + if verdict == Verdict::Doubtful { DOUBT } else { LATE })
     }
 
-    /// Whether several are in doubt.
+    /// Returns whether several losses are in doubt.
     pub fn in_doubt(&self) -> bool {
         let doubtful = self.waiting.iter().filter(|&&(.., of)| of == Verdict::Doubtful);
         doubtful.take(RECURS).count() == RECURS
     }
 
-    /// Losses by chance, the last burst included though it may not have ended.
+    /// Losses by chance, including the last burst, which may go on.
     pub fn random(&self) -> Counts {
         self.counts
     }
@@ -111,7 +112,7 @@ impl Losses {
         self.congested
     }
 
-    /// Counts the first that waits. One that is in doubt to the last was lost by chance.
+    /// Counts the first waiting packet. One still in doubt counts as lost by chance.
     fn count_first(&mut self) {
         match self.waiting.pop_front() {
             Some((seq, _, Verdict::Chance | Verdict::Doubtful)) => self.count(seq),
@@ -124,7 +125,7 @@ impl Losses {
     fn count(&mut self, seq: Seq) {
         let length = match self.run {
             Some((last, length)) if last + 1 == seq => {
-                // The burst has grown: it was counted as a shorter one.
+                // The burst has grown: it was counted with a smaller length.
                 self.counts.bursts[bucket(length)] -= 1;
                 length + 1
             }

@@ -1,12 +1,13 @@
-//! The controller of repairs: how many a link's losses ask for.
+//! Controller of the repair rate: sets it by the losses of the link.
 //!
-//! The peer reports what was lost by chance, in bursts of which lengths, and what a full queue dropped. Losses by
-//! chance ask for repairs ([`overhead`]), such that hardly a burst is late for the flows that wait for it; those by
-//! congestion ask for none, as repairs would fill the queue further. The rate rises at once, and falls slowly: what a
-//! link has done within ten seconds it may do again.
+//! The peer reports losses by chance, with the lengths of their bursts, and drops of a full
+//! queue. Losses by chance set the rate of repairs ([`overhead`]), so that few bursts are
+//! repaired too late for the flows that wait. Losses by congestion do not raise it, since
+//! repairs would fill the queue further. The rate rises at once and falls slowly: losses of the
+//! last ten seconds may recur.
 //!
 //! ```text
-//!   report ─▶ bursts a packet ─▶ least overhead × trim ─▶ up at once, down by half a second ─▶ encoder
+//!   report ─▶ bursts a packet ─▶ least overhead × trim ─▶ up at once, down slowly ─▶ encoder
 //!                 ▲ of 1 s or 10 s              ▲
 //!                                 lateness of what was repaired
 //! ```
@@ -26,71 +27,80 @@ use crate::time::{Duration, Instant};
 use bursts::{BUCKETS, Bursts, Counts};
 use overhead::Rates;
 
-/// Single losses a second that may be late: a cubic flow keeps its link at fewer than one in half a
-/// minute. Of longer bursts more may be, up to this many times: what comes late, but whole, is undone
-/// by senders that have sent it again, and repairs that are asked for make it whole.
+/// Target of loss events a second, of one packet each, that are repaired too late: a cubic flow
+/// keeps its link at fewer than one in half a minute. For longer bursts the target is up to
+/// [`MAX_LATER`] times as high: a sender that has sent the packets again undoes its reduction
+/// when a burst arrives late but whole, and requested repairs complete it.
 const TARGET: f64 = 0.03;
 const MAX_LATER: f64 = 10.0;
-/// Share of the losses that may come back later than this, where no more repairs than so many for each
-/// packet bring the others back.
+/// Target for quick repairs: at most a share of [`QUICK_LATE`] of the losses is repaired later
+/// than this, if at most [`QUICK_MOST`] repairs for each packet achieve it.
 const QUICK: Duration = Duration::from_millis(15);
 const QUICK_LATE: f64 = 0.01;
 const MAX_QUICK: f64 = 0.03;
-/// What that takes beyond what is reckoned: older packets are not in each repair.
+/// Correction of the computed overhead for that target: older packets are not in each repair.
 const QUICK_MORE: f64 = 1.2;
-/// Share of the repairs that there may be which leave without being asked for; the greater one where it is enough and
-/// the other is not, as for a flow of few packets on a link with long bursts, which would stay slow.
+/// Shares of `max_overhead` that may be spent on unrequested repairs. The greater one applies
+/// if it is enough where the smaller one is not, as for a flow of few packets on a link with
+/// long bursts, which would otherwise stay slow.
 const FORWARD: [f64; 2] = [0.5, 0.9];
-/// Bursts within that time that are told from none.
+/// Bursts within [`CLEAN`] from which on losses count as recurring.
 const RECURS: usize = 3;
-/// Overhead that is kept until a link has been clean for long: a new loss is then repaired at once.
+/// Overhead that is kept until a link has been clean for [`CLEAN`], so that a new loss is
+/// repaired at once.
 const MIN_OVERHEAD: f64 = 0.0025;
-/// Overhead while it is not known why packets are lost, or of the first few after a time without, whether more will be.
+/// Overhead while the cause of losses is unknown, and for the first few losses after a quiet
+/// time, until it is known whether losses go on.
 const PRIOR: f64 = 0.03;
-/// Overhead while it is not known how many are: until the fate of so many packets is known, and after a time without
-/// losses. Flows have not learnt to wait then, and each loss that they see costs much.
+/// Overhead while the loss rate is unknown: until the fate of [`FIRST_PACKETS`] packets is
+/// known, and at the onset of losses after a quiet time. Flows have not learnt to wait then,
+/// and each loss that they see costs much.
 const FIRST: f64 = 0.08;
 const FIRST_PACKETS: u64 = 4_096;
-/// Length of bursts that are repaired while flows can wait, however few packets that is: a flow that is slowed
-/// down in its slow start stays slow for long. The same until the fate of so many packets is known.
+/// Length of bursts that are repaired while flows can wait, whatever the number of packets in
+/// that time: a flow that is slowed down in its slow start stays slow for long. Applies until
+/// the fate of [`FIRST_FEW`] packets is known.
 const FIRST_BURST: f64 = 8.0;
 const FIRST_FEW: u64 = 1_024;
-/// Packets of which that many should be known, though it is in doubt why the first were lost.
+/// Packets sent after which the link counts as known well enough to end [`FIRST`], even if the
+/// cause of the first losses is in doubt.
 const FIRST_PASSED: f64 = 16_384.0;
-/// Time after whose end a loss is the first of others, perhaps, and in which those tell how many there are.
+/// Time without losses after which a loss counts as the onset of others, and time after that
+/// loss in which their number is counted.
 const QUIET: Duration = Duration::from_secs(10);
 const ONSET: Duration = Duration::from_secs(1);
-/// Bursts in that time of which a full queue may have been the reason, though it was not seen.
+/// Bursts within [`ONSET`] that may all be due to a full queue, though none was seen.
 const FEW: u64 = 12;
 /// Time without a loss after which a link is clean.
 const CLEAN: Duration = Duration::from_secs(60);
-/// Share by which the overhead falls a second.
+/// Factor of the overhead's decay each second.
 const FALL: f64 = 0.5;
-/// Bounds of the correction by outcomes.
+/// Bounds of the correction by outcomes, [`Controller::trim`].
 const TRIM: [f64; 2] = [0.75, 1.5];
-/// A step up after [`LOOK`] with more loss events that flows see than [`TOO_MANY`] times as many as
-/// may be, and one down after [`CALM`] without any.
+/// Factors of that correction: up after [`LOOK`] with more visible loss events than
+/// [`TOO_MANY`] times the target, and down after [`CALM`] without any.
 const TRIM_STEPS: [f64; 2] = [1.1, 0.97];
 const LOOK: Duration = Duration::from_secs(5);
 const TOO_MANY: f64 = 3.0;
-/// Time without such an event after which less may do.
+/// Time without a visible loss event after which the overhead may be trimmed.
 const CALM: Duration = Duration::from_secs(30);
-/// Time after which repairs have brought back what was lost before they began, as far as they could.
+/// Time after the start of repairs in which visible losses may stem from before it.
 const SETTLES: Duration = Duration::from_secs(2);
-/// Time for which a queue has to drop packets before the overhead is halved: what flows that slow down cause ends
-/// before, and losses by chance are then to be repaired as ever, or they would slow down again. Time after which it is
-/// halved once more, and after which a queue that drops none is not full any more.
+/// Time for which a queue has to drop packets before the overhead is halved. Drops that flows
+/// cause which slow down end sooner; losses by chance then need full repairs, or the flows
+/// would slow down again. [`YIELDS`]: time until the next halving. [`RECOVERS`]: time without
+/// drops after which a queue is no longer full.
 const PERSISTS: Duration = Duration::from_millis(1_200);
 const YIELDS: Duration = Duration::from_millis(50);
 const RECOVERS: Duration = Duration::from_millis(500);
-/// Of the bursts that may be late, the share that the window is too short for.
+/// Share of the bursts that may be late for which the window may be too short.
 const TOO_SHORT: f64 = 0.1;
-/// Unit of an encoder's rate: repairs for so many packets.
+/// Period of an encoder's rate, in packets.
 const PACKETS: u16 = 4_096;
-/// Least packets a second that are reckoned with.
+/// Least rate of packets that is assumed, packets a second.
 const MIN_PACE: f64 = 50.0;
 
-/// Bounds set by the operator.
+/// Bounds of the repair rate, set by the operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
     /// Repairs for each packet, at most.
@@ -99,36 +109,36 @@ pub struct Limits {
     pub max_rate: Option<f64>,
 }
 
-/// What a peer reports of the way to it. Counters are totals since its receiver began.
+/// Report of a peer on the path to it. Counters are totals since its receiver began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Losses by chance.
     pub random: Counts,
     /// Packets lost by congestion.
     pub congested: u64,
-    /// Losses by chance that flows have seen: not repaired, or too late for them.
+    /// Losses by chance that flows have seen: not repaired, or too late.
     pub visible: u64,
-    /// Whether the queue is long now, so that it may be full.
+    /// The queue is long at present, so that it may be full.
     pub queue_full: bool,
-    /// Whether it is not known of several losses why they were, as they came beside a long queue.
+    /// The cause of several losses is unknown because they came beside a long queue.
     pub in_doubt: bool,
 }
 
-/// State of the way to a peer.
+/// State of the path to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Regime {
-    /// Little was reported yet.
+    /// Too few reports yet.
     #[default]
     Unknown,
     /// Nothing was lost by chance for a minute: no repairs.
     Clean,
-    /// Losses are repaired.
+    /// Repairs of losses by chance are being sent.
     Repairing,
-    /// They ask for more repairs than there may be.
+    /// More repairs would be needed than the bounds allow.
     Bounded,
-    /// A queue is long: no more repairs than before.
+    /// The queue is long: the rate of repairs does not rise.
     Congested,
-    /// No repairs are made.
+    /// Observed only: no repairs are made.
     Observed,
 }
 
@@ -145,7 +155,7 @@ impl fmt::Display for Regime {
     }
 }
 
-/// What is known of the way to a peer, and how it is answered.
+/// State of the path to a peer, and of the repairs on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct State {
     /// State of the link.
@@ -154,73 +164,75 @@ pub struct State {
     pub overhead: f64,
     /// Packets a second.
     pub pace: f64,
-    /// Time for which flows can wait for a packet.
+    /// Time for which flows can wait for a lost packet.
     pub wait: Duration,
     /// Round-trip time, if it is known.
     pub rtt: Option<Duration>,
-    /// What the peer reported last.
+    /// Last report of the peer.
     pub report: Report,
 }
 
-/// Room that a full queue leaves to repairs.
+/// Share of the repair rate that remains while a queue drops packets.
 #[derive(Clone, Copy, Debug)]
 struct Room {
-    /// Share of the overhead.
+    /// Factor of the overhead.
     share: f64,
-    /// When it is halved next, and when a packet was last dropped.
+    /// Time of the next halving, and time of the last drop.
     due: Instant,
     dropped: Instant,
 }
 
-/// The first losses after a time without.
+/// Onset of losses after a quiet time.
 #[derive(Clone, Copy, Debug)]
 struct Onset {
     since: Instant,
     bursts: u64,
 }
 
-/// Chooses the rate of repairs towards one peer.
+/// Controls the rate of repairs towards one peer.
 #[derive(Debug)]
 pub struct Controller {
     limits: Limits,
     bursts: Bursts,
-    /// Bursts a packet, and the logarithm of how much rarer late ones are to be.
+    /// Bursts of each length for each packet, and the logarithm of the ratio of all bursts to
+    /// those that may be late.
     rates: Rates,
     rarity: f64,
     last: Option<(Instant, Report)>,
-    /// When the last bursts by chance were reported, newest first, and the last that flows have seen.
+    /// Times of the last reports of bursts by chance, newest first, and of the last visible
+    /// loss.
     lost: [Option<Instant>; RECURS],
     seen: Option<Instant>,
     onset: Option<Onset>,
-    /// Packets that have left since the first report.
+    /// Packets sent since the first report.
     passed: f64,
-    /// When [`Controller::trim`] was last looked at, and the losses that flows had seen then.
+    /// Time of the last look at [`Controller::trim`], and the count of visible losses then.
     trimmed: Instant,
     visible: u64,
-    /// Overhead that losses ask for, and what there is room for.
+    /// Overhead that losses call for, and the one in force.
     asked: f64,
     overhead: f64,
     trim: f64,
-    /// The overhead when the queue became long.
+    /// Overhead when the queue became long.
     frozen: Option<f64>,
-    /// Room that a full queue leaves.
+    /// Remaining share while a full queue drops packets.
     room: Option<Room>,
-    /// When repairs began.
+    /// Start of the repairs.
     begun: Option<Instant>,
     regime: Regime,
 }
 
-/// What is known of the traffic to a peer.
+/// Traffic to a peer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Traffic {
     /// Packets a second.
     pub pace: f64,
-    /// Time for which its flows can wait for a packet.
+    /// Time for which its flows can wait for a lost packet.
     pub wait: Duration,
 }
 
 impl Controller {
-    /// A controller that knows nothing of the link.
+    /// Creates a controller without knowledge of the link.
     pub fn new(now: Instant, limits: Limits) -> Self {
         Controller {
             limits,
@@ -250,7 +262,7 @@ impl Controller {
         self.overhead = self.overhead.min(limits.max_overhead);
     }
 
-    /// What the peer reported last.
+    /// Last report of the peer.
     pub fn report(&self) -> Report {
         self.last.map(|(_, report)| report).unwrap_or_default()
     }
@@ -265,19 +277,19 @@ impl Controller {
         self.overhead
     }
 
-    /// Share of the repairs that a queue leaves room for, which is 1 unless it drops packets.
+    /// Share of the repairs that remains while a queue drops packets; 1 otherwise.
     pub fn room(&self) -> f64 {
         self.room.map_or(1.0, |room| room.share)
     }
 
-    /// Whether one in ten bursts of the last seconds, or more, took three packets or more: losses
-    /// that have nothing to do with each other hardly do.
+    /// Returns whether at least one in ten bursts of the last seconds had three packets or
+    /// more, which is rare for independent losses.
     pub fn is_bursty(&self) -> bool {
         let long = self.rates[2..].iter().sum::<f64>();
         long > 0.0 && long >= 0.1 * self.rates.iter().sum::<f64>()
     }
 
-    /// Takes a report.
+    /// Handles a report.
     pub fn handle_report(&mut self, now: Instant, report: Report, traffic: Traffic) {
         let before = self.last.replace((now, report));
         self.bursts.add(now, report.random);
@@ -307,7 +319,7 @@ impl Controller {
         let [usual, most] = FORWARD.map(|share| share * self.limits.max_overhead);
         let least = overhead::least(&rates, packets, events, target, most / self.trim);
         let most = if least.is_some() { most } else { usual };
-        // Most of them sooner than flows can wait, where that is cheap.
+        // Most bursts are to be repaired sooner than flows can wait, if that is cheap.
         let soon = pace * QUICK.as_secs_f64();
         let quick = MAX_QUICK.min(usual);
         let quick = overhead::least(&rates, soon, events, QUICK_LATE * events, quick)
@@ -328,7 +340,7 @@ impl Controller {
             Some(_) if wanted == 0.0 => Regime::Clean,
             Some(_) => Regime::Repairing,
         };
-        // What few losses have told, or was kept for some that have never come, ends at once.
+        // A rate that was set on few losses, or kept for losses that never came, ends at once.
         let was_known = old.random.packets >= FIRST_PACKETS;
         let has_begun = was_onset && self.onset.is_none();
         let is_known = was_known && !has_begun && self.lost[0].is_some() && self.bursts.is_enough();
@@ -338,7 +350,7 @@ impl Controller {
             self.handle_drops(now);
         }
         self.room = self.room.filter(|room| now.since(room.dropped) < RECOVERS);
-        // What is lost now may be for repairs: there are to be no more of them, or hardly more.
+        // Repairs may be the cause of present drops: the rate must not rise, or hardly.
         let frozen = self.frozen.unwrap_or(self.asked);
         self.frozen = report.queue_full.then_some(frozen);
         let risen = self.frozen.map_or(wanted, |frozen| wanted.min(frozen.max(PRIOR)));
@@ -349,13 +361,14 @@ impl Controller {
         if self.asked < MIN_OVERHEAD {
             self.asked = if wanted > 0.0 { MIN_OVERHEAD.min(most) } else { 0.0 };
         }
-        // If they were lost by chance, flows would slow down before that is known; if not, it is known soon.
+        // If these losses are by chance, flows would slow down before that is known. If they
+        // are not, that is known soon.
         let doubted = if report.in_doubt { PRIOR.min(most) } else { 0.0 };
         self.overhead = self.asked.max(doubted) * self.room();
     }
 
-    /// A full queue has dropped packets, here or on the way: for repairs, perhaps. There are to be fewer as long as it
-    /// does.
+    /// Handles drops of a full queue, in this host or on the path. Repairs may cause them, so
+    /// that the rate is reduced while they last.
     pub fn handle_drops(&mut self, now: Instant) {
         let begun = Room { share: 1.0, due: now + PERSISTS, dropped: now };
         let before = self.room.filter(|room| now.since(room.dropped) < RECOVERS);
@@ -366,7 +379,7 @@ impl Controller {
         self.room = Some(room);
     }
 
-    /// Parameters of an encoder; `None` where no repairs are to leave.
+    /// Parameters of the encoder; `None` if no repairs are to be sent.
     pub fn parameters(&self, traffic: Traffic) -> Option<window::Parameters> {
         if self.overhead <= 0.0 {
             return None;
@@ -381,7 +394,8 @@ impl Controller {
         })
     }
 
-    /// Least overhead while little is known of the link, that a burst may not slow a flow down that begins.
+    /// Least overhead while little is known of the link, so that a burst does not slow down a
+    /// flow in its slow start.
     fn first(&self, traffic: Traffic) -> f64 {
         if self.report().random.packets >= FIRST_FEW {
             return 0.0;
@@ -391,8 +405,8 @@ impl Controller {
         needed.min(FORWARD[1] * self.limits.max_overhead)
     }
 
-    /// Packets that a repair covers: as many as pass while flows can wait, or fewer where losses hardly ever ask for
-    /// more. The shorter the window, the less work is each packet.
+    /// Number of packets that a repair covers: those that pass while flows can wait, or fewer
+    /// if losses rarely need more. A shorter window costs less work for each packet.
     fn window(&self, traffic: Traffic, overhead: f64) -> u16 {
         let reach = self.reach(traffic);
         if self.report().random.packets < FIRST_PACKETS || self.rarity <= 0.0 {
@@ -402,25 +416,25 @@ impl Controller {
         overhead::delay(&self.rates, overhead, needed, reach).unwrap_or(reach)
     }
 
-    /// Packets that pass while flows can wait, and some more.
+    /// Number of packets that pass while flows can wait, with a margin.
     pub fn reach(&self, traffic: Traffic) -> u16 {
         let reach = 1.2 * traffic.pace.max(MIN_PACE) * traffic.wait.as_secs_f64();
         reach.clamp(16.0, f64::from(MAX_COVER)) as u16
     }
 
-    /// Least overhead until the link is clean: hardly any packet is lost.
+    /// Least overhead until the link is clean, after losses that recur.
     fn floor(&self, now: Instant) -> f64 {
         let lossy = self.lost[RECURS - 1].is_some_and(|at| now.since(at) < CLEAN);
         if lossy { MIN_OVERHEAD } else { 0.0 }
     }
 
-    /// Asks for more where flows see losses more often than may be, and slowly for less where they see
-    /// none.
+    /// Raises the correction if flows see more losses than the target allows, and slowly lowers
+    /// it if they see none.
     fn correct(&mut self, now: Instant, report: &Report, old: &Report, target: f64) {
         if report.visible > old.visible {
             self.seen = Some(now);
         }
-        // What was lost before repairs had begun asks for no more of them.
+        // Losses from before repairs began are no reason for more repairs.
         if self.begun.is_none_or(|at| now.since(at) < SETTLES) {
             (self.visible, self.trimmed) = (report.visible, now);
             return;

@@ -1,16 +1,18 @@
-//! The offered load: how fast packets leave the peer, by their send times.
+//! Offered load: rate at which packets leave the peer, by their send times.
 //!
-//! A policer, or a queue that is next to none, drops what exceeds its rate, and no delay tells of it.
-//! Losses come where the load is high, then.
+//! A policer, or a very short queue, drops packets above its rate without a rise in delay.
+//! Losses then come where the load is high.
 
 use super::histogram::{Histogram, Verdict};
 use crate::time::{Duration, Instant};
 
-/// Time over which packets are counted, in microseconds.
+/// Time constant of the packet rate, in microseconds.
 const SPAN: f64 = 100_000.0;
-/// Time after which half of the loads is forgotten: losses that begin at a steady load come at no other.
+/// Half-life of the counted loads. It is short, because losses that begin at a steady load come
+/// at no other load.
 const HALF_LIFE: Duration = Duration::from_secs(2);
-/// Times as often as at low loads that losses may come at high ones by chance: loads hardly differ for long.
+/// Ratio of the loss rates at high and at low loads that may arise by chance: loads differ
+/// little over long times.
 const OFTEN: f64 = 2.0;
 /// Units of a packet a second: 16 packets a second are the least that are told apart.
 const UNITS: f64 = 64.0;
@@ -18,9 +20,9 @@ const UNITS: f64 = 64.0;
 /// Offered load of the packets from one peer.
 #[derive(Debug)]
 pub struct Offered {
-    /// When the last packet left, in microseconds of the peer's clock.
+    /// Send time of the last packet, in microseconds of the peer's clock.
     last: Option<u32>,
-    /// Packets of the last moments, each of which counts less the older it is.
+    /// Decaying count of recent packets.
     packets: f64,
     load: Histogram,
 }
@@ -32,10 +34,10 @@ impl Default for Offered {
 }
 
 impl Offered {
-    /// Takes the send time of the next packet.
+    /// Notes the send time of the next packet.
     pub fn send(&mut self, sent: u32) {
         let last = self.last.replace(sent).unwrap_or(sent);
-        // Neighbours that are out of order left at about the same time.
+        // Reordered neighbours left at about the same time.
         let apart = sent.wrapping_sub(last).cast_signed().max(0);
         self.packets = 1.0 + self.packets * (-f64::from(apart) / SPAN).exp();
     }
@@ -45,13 +47,14 @@ impl Offered {
         self.load.arrive(now, self.value());
     }
 
-    /// Counts that packet, or several from it on, as lost; whether that is for the load.
+    /// Counts that packet, or several from it on, as lost; returns whether the load is the
+    /// cause.
     pub fn lose(&mut self) -> bool {
         let peak = self.load.peak();
         self.load.lose(self.value(), peak) == Verdict::Congestion
     }
 
-    /// The load, in parts of a packet a second.
+    /// Load, in [`UNITS`] of a packet a second.
     fn value(&self) -> i64 {
         (UNITS * self.packets * 1e6 / SPAN) as i64
     }
@@ -61,8 +64,9 @@ impl Offered {
 mod tests {
     use super::*;
 
-    /// Packets of a minute, whose load is a saw between 3,000 and 10,000 a second, of which those are
-    /// lost that `lost` says, by the load; how many losses were taken for the load's, of all.
+    /// Packets of a minute, whose load is a saw between 3,000 and 10,000 a second, of which
+    /// those are lost that `lost` says, by the load; how many losses were taken for the load's,
+    /// of all.
     fn judge(mut lost: impl FnMut(u64, f64) -> bool) -> (usize, usize) {
         let (mut offered, mut at) = (Offered::default(), 0.0_f64);
         let (mut told, mut all, mut n) = (0, 0, 0);

@@ -1,33 +1,37 @@
-//! The least overhead that a link's bursts ask for.
+//! Least overhead for the bursts of a link.
 //!
-//! Repairs come at a steady rate, o for each packet, and bursts of b lost packets ask for b of them. What is owed
-//! behaves as a queue: it grows by b with each burst and shrinks by o with each packet. A packet is late if what is
-//! owed when it is lost takes more than n packets to be paid, where n is what passes while its flow can wait. By
-//! Cramér and Lundberg the share of bursts for which that is so falls as exp(-n I(o)), with
+//! Repairs are sent at a steady rate of o for each packet, and a burst of b lost packets needs
+//! b of them. The backlog of needed repairs behaves as a queue: it grows by b with each burst
+//! and shrinks by o with each packet. A packet is late if the backlog at its loss takes more
+//! than n packets to drain, where n is the number that passes while its flow can wait. By
+//! Cramér and Lundberg the share of late bursts falls as exp(-n I(o)), with
 //!
 //! ```text
-//!   I(o) = max over t of  t o - sum over b of r[b] (exp(t b) - 1)        r[b]: bursts of length b a packet
+//!   I(o) = max over t of  t o - sum over b of r[b] (exp(t b) - 1)   r[b]: bursts of b a packet
 //! ```
 //!
-//! and, where n is not that large, as exp(-n I(o)) / (t sqrt(2 pi n v)) with v = sum over b of r[b] b^2 exp(t b) (Bahadur
-//! and Rao). A burst takes the repairs with it that leave while it lasts: of b packets, b o more.
+//! and, for smaller n, as exp(-n I(o)) / (t sqrt(2 pi n v)) with v = sum over b of r[b] b^2
+//! exp(t b) (Bahadur and Rao). A burst also takes the repairs that are sent while it lasts, so
+//! that a burst of b packets needs b o more.
+//! lasts: of b packets, b o more.
 
 use super::bursts::{BUCKETS, length};
 
-/// Halvings of an interval: to a millionth of a millionth of it.
+/// Halvings of a search interval: to a millionth of a millionth of it.
 const HALVINGS: u32 = 40;
-/// Most that exp is asked for.
+/// Greatest argument of exp.
 const MAX_EXPONENT: f64 = 500.0;
 
-/// Bursts a packet, by bucket of their length.
+/// Bursts for each packet, by bucket of their length.
 pub type Rates = [f64; BUCKETS];
 
-/// Share of packets that is lost.
+/// Share of packets that are lost.
 pub fn loss(rates: &Rates) -> f64 {
     (0..BUCKETS).map(|n| rates[n] * length(n)).sum()
 }
 
-/// The logarithm of how much rarer late bursts are than bursts, at least 0, where flows wait for so many packets.
+/// Logarithm of the ratio of all bursts to late ones, at least 0, if flows wait for so many
+/// packets.
 pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
     let mut bursts = [(0.0, 0.0); BUCKETS];
     let mut kinds = 0;
@@ -43,7 +47,7 @@ pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
     if slope(0.0) <= 0.0 {
         return 0.0;
     }
-    // Beyond, the longest burst's term alone has overtaken.
+    // At greater values the longest burst's term alone makes the slope negative.
     let (mut low, mut high) = (0.0, MAX_EXPONENT);
     for _ in 0..HALVINGS {
         let t = f64::midpoint(low, high);
@@ -53,12 +57,14 @@ pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
     let exponent = (low * overhead - moment).max(0.0);
     let spread = sum(&|rate, length| rate * length.powi(2) * power(low, length));
     let few = (low * (std::f64::consts::TAU * packets * spread).sqrt()).max(1.0);
-    // Which holds of many bursts; of one in n packets, or fewer, the less the rarer they are.
+    // The correction holds for many bursts. With one or fewer in n packets it applies in part,
+    // the less the rarer bursts are.
     let bursts = packets * sum(&|rate, _| rate);
     packets * exponent + few.ln() * bursts.min(1.0)
 }
 
-/// Packets after which late bursts are so much rarer than bursts, by its logarithm; `None` if that takes `most` or more.
+/// Number of packets after which late bursts are rarer than bursts by the logarithm `needed`;
+/// `None` if that takes `most` or more.
 pub fn delay(rates: &Rates, overhead: f64, needed: f64, most: u16) -> Option<u16> {
     let (mut low, mut high) = (0, most);
     while low + 1 < high {
@@ -69,8 +75,8 @@ pub fn delay(rates: &Rates, overhead: f64, needed: f64, most: u16) -> Option<u16
     (high < most).then_some(high)
 }
 
-/// Repairs for each packet such that of `events` bursts a second no more than `target` are late by more than
-/// `packets`; `None` if even `most` is not enough.
+/// Least repairs for each packet with which, of `events` bursts a second, at most `target` are
+/// late by more than `packets`; `None` if even `most` is too few.
 pub fn least(rates: &Rates, packets: f64, events: f64, target: f64, most: f64) -> Option<f64> {
     if events <= target {
         return Some(0.0);
@@ -93,7 +99,8 @@ mod tests {
     use super::*;
     use crate::repair::control::bursts::bucket;
 
-    /// 1 % of 16,700 packets a second, in bursts of this length, and what is needed where a flow waits for so long.
+    /// 1 % of 16,700 packets a second, in bursts of this length, and what is needed where a
+    /// flow waits for so long.
     fn needed(burst: u64, seconds: f64) -> f64 {
         let (mut rates, pace) = ([0.0; BUCKETS], 16_700.0);
         let at = bucket(burst);

@@ -1,4 +1,4 @@
-//! The path from a peer, as its names and what has arrived tell of it.
+//! Path from a peer, as seen from its names and the arrivals.
 //!
 //! ```text
 //!   names with send times ──┬─▶ delays ─▶ queue ──┐ full beside a loss?
@@ -16,24 +16,25 @@ use crate::fec::Seq;
 use crate::repair::align::Named;
 use crate::time::{Duration, Instant};
 
-/// What is known of the path.
+/// State of the path.
 #[derive(Debug, Default)]
 pub struct Path {
     queue: Queue,
     offered: Offered,
     losses: Losses,
-    /// Loss events that flows have seen, and the last one.
+    /// Count of visible loss events, and the time of the last one.
     visible: u64,
     seen: Option<Instant>,
-    /// Number of the last packet that was missing, and why.
+    /// Number of the last missing packet, and the cause of its loss.
     run: Option<(Seq, Verdict)>,
-    /// What packets named just now have waited in queues.
+    /// Queueing delays of the packets named just now.
     waits: Vec<Option<Micros>>,
 }
 
 impl Path {
-    /// Packets from `first` on were named, at the times `sent`: `named` says what has become of each, and of earlier
-    /// ones; `arrived` when it came. Calls `missing` for each that is missing, with whether a full queue dropped it.
+    /// Handles the names of packets from `first` on, sent at the times `sent`. `named` gives
+    /// the result for each, and for earlier ones; `arrived` the time of an arrival. Calls
+    /// `missing` for each missing packet, with whether a full queue dropped it.
     pub fn named(
         &mut self,
         now: Instant,
@@ -83,9 +84,9 @@ impl Path {
         }
     }
 
-    /// Packets were named a while after they had left, as their names were lost: `named` says what has
-    /// become of each. Those that are missing were lost in a full queue if their neighbours were, and may have been if one was full
-    /// lately: so were their names.
+    /// Handles packets that were named late because their names were lost. Missing ones count
+    /// as dropped by a full queue if `congested`, as their neighbours were. Their cause is
+    /// doubtful if a queue was full lately, since their names were lost as well.
     pub fn named_late(&mut self, now: Instant, named: &[(Seq, Named)], congested: bool) {
         self.losses.known(now, named.len() as u64);
         let verdict = if self.queue.was_full(now) { Verdict::Doubtful } else { Verdict::Chance };
@@ -98,23 +99,25 @@ impl Path {
         }
     }
 
-    /// Takes the numbers of packets of which it was not known why they were missing, and is now: a full queue dropped them.
+    /// Takes the numbers of missing packets whose cause was in doubt and which now count as
+    /// dropped by a full queue.
     pub fn condemned(&mut self) -> impl Iterator<Item = Seq> {
         self.losses.condemned()
     }
 
-    /// Why packets in a row were lost, beside which others waited so long.
+    /// Cause of the loss of packets in a row, beside others with the queueing delay `waits`.
     fn judge(&mut self, now: Instant, waits: Micros) -> Verdict {
         let verdict = self.queue.lose(now, waits);
         if self.offered.lose() { Verdict::Congestion } else { verdict }
     }
 
-    /// A packet that was missing has arrived by itself.
+    /// Notes that a missing packet has arrived by itself.
     pub fn arrived(&mut self, seq: Seq) {
         self.losses.arrived(seq);
     }
 
-    /// A packet lost by chance came back too late for its flow, or did not. Those within `wait` are one event.
+    /// Counts a visible loss event: a packet lost by chance came back too late for its flow, or
+    /// never. Those within `wait` are one event.
     pub fn visible(&mut self, now: Instant, wait: Duration) {
         if self.seen.is_none_or(|at| now.since(at) > wait) {
             self.visible += 1;
@@ -122,17 +125,17 @@ impl Path {
         }
     }
 
-    /// Counts what was missing for long enough.
+    /// Counts packets that were missing for long enough.
     pub fn settle(&mut self, now: Instant) {
         self.losses.settle(now);
     }
 
-    /// When there is something to count.
+    /// Time of the next packet to count.
     pub fn due(&self) -> Option<Instant> {
         self.losses.due()
     }
 
-    /// What the peer is told.
+    /// Report to the peer.
     pub fn report(&self) -> Report {
         Report {
             random: self.losses.random(),

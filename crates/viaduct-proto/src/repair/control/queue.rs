@@ -1,8 +1,8 @@
-//! The queue of the link, as one-way delays show it.
+//! Queue of the link, as estimated from one-way delays.
 //!
-//! A packet's one-way delay less the least of the last minutes is what it waited in queues. A loss
-//! beside packets that waited nearly as long as any is a full queue's, and no repair may hide it from
-//! its sender.
+//! The queueing delay of a packet is its one-way delay less the least one of the last minutes.
+//! A loss beside packets that waited nearly as long as any is attributed to a full queue, and
+//! repairs must not hide it from its sender.
 //!
 //! ```text
 //!   delay   ┌ peak ─────────/|────────/|── long from here: 0.8 of it
@@ -10,13 +10,15 @@
 //!           └ least ────/────|────/────|──────▶ time
 //! ```
 //!
-//! A peak need not be a full queue, though: any flow that sends in bursts has one. So losses count as
-//! a full queue's where they are more frequent at long delays than at others ([`super::histogram`]).
+//! A peak need not be a full queue: every flow that sends in bursts causes one. Losses
+//! therefore count as a full queue's if they are more frequent at long delays than at others
+//! ([`super::histogram`]).
 //!
-//! The least delay may be stale: a path that has become longer looks like a queue that never empties,
-//! as that of one flow of cubic may be for minutes. Queues grow packet by packet, though, and paths
-//! change at once; a step that stays is taken for the path's. Clocks that drift apart change the delay
-//! too, but slowly: as much as they may is taken off while no queue is known to be full.
+//! The least delay may be stale: a path that has become longer looks like a queue that never
+//! empties, as a single cubic flow's may be for minutes. Queues grow packet by packet, however,
+//! and paths change at once; a step that stays is attributed to the path. Clock drift changes
+//! the delay too, but slowly: its assumed maximum is subtracted while no queue is known to be
+//! full.
 
 use std::collections::VecDeque;
 
@@ -24,56 +26,59 @@ use super::histogram::{Histogram, Verdict};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Time for which the least delay is remembered, in parts of so long.
+/// Time for which the least delay is remembered, and length of its parts.
 const MEMORY: Duration = Duration::from_secs(300);
 const PART: Duration = Duration::from_secs(10);
-/// Drift of two clocks that is reckoned with: microseconds a second.
+/// Clock drift that is assumed, in microseconds a second.
 const DRIFT: f64 = 100.0;
-/// Time without a packet after which the path may be another.
+/// Time without a packet after which the path may have changed.
 const PAUSE: Duration = Duration::from_secs(30);
-/// Time for which it matters that a queue was full.
+/// Time for which a full queue is remembered.
 const RECENT: Duration = Duration::from_secs(30);
-/// Time after which half of the delays is forgotten.
+/// Half-life of the counted delays.
 const HALF_LIFE: Duration = Duration::from_secs(8);
-/// A queue that stays as long as it ever is, and at which packets are lost, is full.
+/// Share of lost packets at long delays that is assumed at the start: a queue near its peak
+/// delay at which packets are lost is full.
 const PRIOR: f64 = 0.25;
-/// Times as often as at short delays that losses may come at long ones by chance: a flow that fills a queue slowly
-/// overfills it by few packets.
+/// Ratio of the loss rates at long and at short delays that may arise by chance: a flow that
+/// fills a queue slowly overfills it by few packets.
 const OFTEN: f64 = 1.1;
-/// Losses of a packet from which on a queue was surely full: its delay then is as long as it gets, though no packet may
-/// wait that long for a while.
+/// Loss rate from which on a queue was surely full: its delay then is its longest, though
+/// packets may wait less for a while.
 const FULL: f64 = 0.1;
-/// Least wait in a queue that is long.
+/// Least queueing delay of a long queue.
 const STANDING: Micros = 20_000;
-/// Shorter queues are noise.
+/// Least peak delay; shorter queues are noise.
 const MIN_PEAK: Micros = 5_000;
-/// Least step of a path's delay that is told from noise.
+/// Least step of a path's delay that stands out from noise.
 const MIN_STEP: Micros = 5_000;
-/// Packets that left further apart, or with others between them, may have had a queue grow meanwhile.
+/// Largest difference of the send times of two consecutive packets between which a queue cannot
+/// have grown by a step.
 const NEIGHBOURS: Micros = 2_000;
 /// Time for which delays have to stay above a step.
 const STAYS: Duration = Duration::from_millis(500);
 
-/// A delay in microseconds, or a difference of two.
+/// Delay in microseconds, or difference of two.
 pub type Micros = i64;
 
 /// Delays of the packets that arrive from one peer.
 #[derive(Debug)]
 pub struct Queue {
-    /// Clocks' difference at the first packet: delays count from there.
+    /// Difference of the clocks at the first packet; delays are relative to it.
     base: Option<u32>,
     least: Least,
-    /// The least delay at the last packet, and what was taken off by then for the clocks' drift.
+    /// Least delay at the last packet, and the time for which the clocks' drift has been
+    /// subtracted.
     floor: Micros,
     drift: (Instant, Duration),
-    /// The last packet, when it was sent, and its delay.
+    /// Number, send time and delay of the last packet.
     last: Option<(Seq, u32, Micros)>,
     step: Option<Step>,
     waits: Micros,
     delays: Histogram,
-    /// When a loss was last a full queue's.
+    /// Time of the last loss by a full queue.
     full: Option<Instant>,
-    /// Peak when a queue was last full for sure.
+    /// Time and peak delay of the last queue that was surely full.
     longest: Option<(Instant, Micros)>,
 }
 
@@ -94,18 +99,18 @@ impl Default for Queue {
     }
 }
 
-/// A step upwards that may be the path's.
+/// Upward step of the delay that may be the path's.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     since: Instant,
-    /// Delay before, and the least since.
+    /// Delay before the step, and the least delay since.
     before: Micros,
     least: Micros,
 }
 
 impl Queue {
-    /// Takes packet `seq`, which was sent at `sent`, in microseconds of the peer's clock, and has arrived now.
-    /// The time that it waited in queues.
+    /// Handles packet `seq`, sent at `sent` in microseconds of the peer's clock, which has
+    /// arrived now. Returns its queueing delay.
     pub fn arrive(&mut self, now: Instant, seq: Seq, sent: u32) -> Micros {
         let difference = micros(now).wrapping_sub(sent);
         let base = *self.base.get_or_insert(difference);
@@ -115,7 +120,7 @@ impl Queue {
         self.longest = self.longest.filter(|(at, _)| now.since(*at) < RECENT);
         let least = self.least.add(now, delay);
         if least - self.floor >= MIN_STEP {
-            // What was remembered is of another path.
+            // The remembered delays belong to another path.
             self.delays.clear();
             self.longest = None;
         }
@@ -125,7 +130,7 @@ impl Queue {
         self.waits
     }
 
-    /// How much longer a delay may seem to be by now, as clocks drift.
+    /// Delay that the drift of the clocks may have added by now.
     fn drift(&mut self, now: Instant) -> Micros {
         let (at, total) = self.drift;
         let since = if self.was_full(now) { Duration::ZERO } else { now.since(at) };
@@ -133,24 +138,24 @@ impl Queue {
         (DRIFT * self.drift.1.as_secs_f64()) as Micros
     }
 
-    /// What the newest arrival waited.
+    /// Queueing delay of the newest arrival.
     pub fn waits(&self) -> Micros {
         self.waits
     }
 
-    /// Whether a loss was a full queue's lately.
+    /// Returns whether a loss was a full queue's within the last [`RECENT`].
     pub fn was_full(&self, now: Instant) -> bool {
         self.full.is_some_and(|at| now.since(at) < RECENT)
     }
 
-    /// Whether the queue is long now, nearly as long as it ever is: it may be full.
+    /// Returns whether the queueing delay is close to its peak, so that the queue may be full.
     pub fn is_standing(&self) -> bool {
         self.waits >= STANDING && self.is_long(self.waits)
     }
 
-    /// Judges a loss, or several in a row, beside packets that waited so long.
+    /// Judges a loss, or several in a row, beside packets with the queueing delay `waits`.
     pub fn lose(&mut self, now: Instant, waits: Micros) -> Verdict {
-        // A link that has become faster has a queue that is full at a shorter delay.
+        // On a link that has become faster, the queue is full at a shorter delay.
         let is_heavy = self.delays.loss(waits) >= FULL;
         let peak = if is_heavy { self.delays.peak() } else { self.peak() };
         let verdict = self.delays.lose(waits, peak);
@@ -166,12 +171,12 @@ impl Queue {
         verdict
     }
 
-    /// About the longest that packets have waited lately, and when the queue was full.
+    /// Estimate of the longest recent queueing delay; includes the one of the last full queue.
     fn peak(&self) -> Micros {
         self.delays.peak().max(self.longest.map_or(0, |(_, peak)| peak))
     }
 
-    /// Whether a packet waited nearly as long as any.
+    /// Returns whether a packet waited nearly as long as any.
     fn is_long(&self, waits: Micros) -> bool {
         let peak = self.peak();
         peak >= MIN_PEAK && Histogram::is_high(waits, peak)
@@ -197,19 +202,19 @@ impl Queue {
     }
 }
 
-/// Microseconds of this clock, low 32 bits.
+/// Time of this clock in microseconds, low 32 bits.
 pub fn micros(now: Instant) -> u32 {
     (now.as_nanos() / 1_000) as u32
 }
 
-/// The least delay of the last minutes, in parts: when each began, and its least.
+/// Least delay of the last minutes, in parts: start and least delay of each.
 #[derive(Debug, Default)]
 struct Least {
     parts: VecDeque<(Instant, Micros)>,
 }
 
 impl Least {
-    /// Adds a delay; the least.
+    /// Adds a delay; returns the least one.
     fn add(&mut self, now: Instant, delay: Micros) -> Micros {
         match self.parts.back_mut() {
             Some((since, least)) if now.since(*since) < PART => *least = delay.min(*least),
@@ -239,7 +244,8 @@ mod tests {
             World { queue: Queue::default(), now: Instant::ZERO + Duration::from_secs(1), seq: 0 }
         }
 
-        /// Packets for so long, each after this many microseconds, of these delays by the time passed.
+        /// Packets for so long, each after this many microseconds, of these delays by the time
+        /// passed.
         fn run(&mut self, millis: u64, delay: impl Fn(f64) -> f64) -> Vec<bool> {
             let begun = self.now;
             let mut full = Vec::new();
@@ -320,8 +326,9 @@ mod tests {
         assert!(!world.run(5_000, |_| 120_000.0).contains(&true));
     }
 
-    /// Packets of so long a time, whose delays are a share of 40 ms by the time passed, of which those
-    /// are lost that `lost` says; how many losses were taken for a full queue's, of all.
+    /// Packets of so long a time, whose delays are a share of 40 ms by the time passed, of
+    /// which those are lost that `lost` says; how many losses were taken for a full queue's, of
+    /// all.
     fn judge(
         world: &mut World,
         seconds: u64,

@@ -3,7 +3,7 @@ use super::*;
 const TRAFFIC: Traffic = Traffic { pace: 20_000.0, wait: Duration::from_millis(25) };
 const TICK: Duration = Duration::from_millis(25);
 
-/// A controller, and a receiver's totals.
+/// Controller with a receiver's totals.
 struct World {
     controller: Controller,
     now: Instant,
@@ -17,7 +17,7 @@ impl World {
         World { controller, now, report: Report::default() }
     }
 
-    /// Lets seconds pass in which so many bursts of a length come in each tick.
+    /// Runs for some seconds with so many bursts of a length in each tick.
     fn run(&mut self, seconds: u64, bursts: u64, length: u64) -> f64 {
         for _ in 0..seconds * 40 {
             self.now += TICK;

@@ -1,11 +1,11 @@
-//! The receiving side from one peer: remembers what arrived, learns from names what should have, and makes of repairs
-//! what is missing.
+//! Receiving side of one peer: stores arrived packets, learns from names which packets were
+//! sent, and decodes missing ones from repairs.
 //!
 //! ```text
 //!   packet ─▶ identity ─▶ store           names ─┐
 //!                 └──────── tag ──▶ aligner ◀────┘
 //!                                      │ arrived, missing
-//!                                   ledger ──▶ decoder ◀── repair (one of packets not named yet waits)
+//!                                   ledger ──▶ decoder ◀── repair (waits for names if needed)
 //!                                                 ▼
 //!                                       identity right? ──▶ store, hold, inject
 //! ```
@@ -38,21 +38,22 @@ use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Header, Hop};
 use crate::wire::tcp_sack;
 
-/// Time in which packets are named, once they have arrived: a peer that has no time for it lets older ones go.
+/// Time after its arrival within which a packet is named; a peer that is too busy does not name
+/// older packets.
 const NAMED_WITHIN: Duration = Duration::from_millis(60);
-/// How far back the arrival of a neighbour is looked for, to tell when a packet was due.
+/// Distance over which an arrived neighbour is searched for, to tell when a packet was due.
 const NEIGHBOURS: u64 = 512;
 
 /// Arrivals whose identities are remembered until they are named.
 const MAX_ARRIVALS: usize = 8_192;
-/// Times that are reckoned with until the peer tells of its own.
+/// Times assumed until the peer reports its own.
 const USUAL_WAIT: Duration = Duration::from_millis(25);
 const USUAL_RTT: Duration = Duration::from_millis(100);
-/// How often the receiver keeps house.
+/// Interval of housekeeping.
 pub(super) const TICK: Duration = Duration::from_millis(100);
-/// Numbers by which a copy may be ahead of what is named.
+/// Distance by which a copy's number may exceed the named ones.
 const MAX_AHEAD: u64 = 1_024;
-/// Repairs that wait for names, or for their other part, at most.
+/// Limit of repairs that wait for names, or for their other part.
 const MAX_PENDING: usize = 32;
 
 pub(super) struct Receiver {
@@ -61,18 +62,18 @@ pub(super) struct Receiver {
     decoder: AnyDecoder,
     aligner: Aligner,
     arrivals: Arrivals,
-    /// Whether the peer names acknowledgements without data.
+    /// The peer names acknowledgements without data.
     acks: bool,
-    /// Number of the peer's next packet, as it told last.
+    /// Number of the peer's next packet, as last reported.
     told: Seq,
     pending: VecDeque<Pending>,
-    /// Mutable fields of the peer's packets, as they left and as they arrive.
+    /// Mutable fields of the peer's packets: as sent, and as they arrive.
     hops: Hops,
     named: Vec<(Seq, Named)>,
-    /// Send times of what is named.
+    /// Send times of the named packets.
     sent: Vec<u32>,
     path: Path,
-    /// What becomes of packets for which no repairs are made.
+    /// Outcomes of packets for which no repairs are made, in observe mode.
     observed: Option<Box<Observed>>,
     requests: Requests,
     unnamed: Unnamed,
@@ -87,7 +88,7 @@ pub(super) struct Receiver {
     stats: ReceiverStats,
 }
 
-/// A packet that has arrived.
+/// Arrival of a packet.
 #[derive(Clone, Copy, Debug)]
 struct Came {
     at: Instant,
@@ -95,11 +96,11 @@ struct Came {
     hop: Hop,
 }
 
-/// The last arrivals.
+/// Latest arrivals.
 #[derive(Default)]
 struct Arrivals {
     last: VecDeque<Came>,
-    /// Number of the first of them.
+    /// Number of the oldest one kept.
     first: Arrival,
 }
 
@@ -117,16 +118,16 @@ impl Arrivals {
     }
 }
 
-/// How the path changes TTLs, and the fields that are taken where they cannot be known.
+/// Change of TTLs by the path, and the fields used where a packet's own are unknown.
 #[derive(Clone, Copy, Debug, Default)]
 struct Hops {
-    /// Of IPv4 and IPv6 alike: routers crossed.
+    /// Routers crossed; used for IPv4 and IPv6 alike.
     crossed: u8,
     last: Hop,
 }
 
 impl Hops {
-    /// A packet arrived with the fields `arrived` and had left with `sent`.
+    /// Learns from a packet that left with `sent` and has arrived.
     fn learn(&mut self, arrived: Option<Came>, sent: Hop) {
         if let Some(Came { hop, .. }) = arrived {
             self.crossed = sent.ttl.wrapping_sub(hop.ttl);
@@ -134,7 +135,7 @@ impl Hops {
     }
 }
 
-/// A repair that waits.
+/// Repair that waits for names or for its other part.
 struct Pending {
     cover: Cover,
     row: fec::Row,
@@ -143,27 +144,28 @@ struct Pending {
     part: Part,
 }
 
-/// What the decoder may build on.
+/// Packets available to the decoder.
 struct Known {
     store: Store,
     ledger: Ledger,
 }
 
-/// Whether packets went by unseen, so that "missing" may not mean lost.
+/// State after packets were missed by the tap, when a missing packet may not be lost.
 enum Blind {
-    /// The peer may have numbered packets before this receiver was there; it will tell how far.
+    /// The peer may have numbered packets before this receiver started; it will tell up to
+    /// which.
     Untold,
-    /// All was seen.
+    /// All packets were seen.
     No,
-    /// Some were missed just now; until then, what is named may have been among them.
+    /// Some were missed just now; packets named until this time may be among them.
     Until(Instant),
-    /// Numbers up to this one may have been missed.
+    /// Packets up to this number may have been missed.
     UpTo(Seq),
 }
 
 impl Known {
-    /// Whether packet `seq` has arrived or was recovered, though it may be forgotten by now, or is in
-    /// no repair.
+    /// Returns whether packet `seq` has arrived or was recovered (its bytes may be forgotten by
+    /// now), or is in no repair.
     fn has(&self, seq: Seq) -> bool {
         self.ledger.row(seq).is_some_and(|row| row.is_here() || row.is_bare)
     }
@@ -180,7 +182,7 @@ impl Sources for Known {
 }
 
 impl Receiver {
-    /// With `memory` bytes for packets and waiting repairs together.
+    /// Creates a receiver with `memory` bytes for packets and waiting repairs together.
     pub(super) fn new(key: IdentityKey, memory: usize) -> Self {
         let numbers = (memory / 512).clamp(1 << 10, 1 << 16);
         Receiver {
@@ -211,7 +213,7 @@ impl Receiver {
         }
     }
 
-    /// Changes the bound on memory; what was received until now is forgotten.
+    /// Changes the memory limit; everything received until now is forgotten.
     pub(super) fn resize(&mut self, now: Instant, memory: usize) {
         self.known.store = Store::new(store_share(memory));
         self.decoder = AnyDecoder::new(decoder_share(memory));
@@ -233,7 +235,7 @@ impl Receiver {
         }
     }
 
-    /// The MSS that the path lowers SYNs to, for IPv4 and IPv6.
+    /// MSS to which the path lowers SYNs, for IPv4 and IPv6.
     pub(super) fn lowered_mss(&self) -> [Option<u16>; 2] {
         self.syns.lowered()
     }
@@ -246,39 +248,41 @@ impl Receiver {
             + self.observed.as_ref().map_or(0, |observed| observed.memory())
     }
 
-    /// The packets of the last moments, newest first, as they were on the WAN but for what
+    /// Packets of the last moments, newest first, as they were on the WAN except for what
     /// [`ip::normalise`] removed.
     pub(super) fn cached(&self) -> impl Iterator<Item = &[u8]> {
         self.known.store.newest_first().map(|(_, packet)| packet)
     }
 
-    /// Packets went by unseen: until what the next repairs cover is surely later, nothing counts
-    /// as lost.
+    /// Notes that the tap has missed packets: nothing counts as lost until the next repairs
+    /// surely cover later packets.
     pub(super) fn miss(&mut self, now: Instant) {
         if !matches!(self.blind, Blind::Untold) {
             self.blind = Blind::Until(now + NAMED_WITHIN);
         }
     }
 
-    /// The peer's packets from `next` on left only now. What it numbered before, a receiver that has
-    /// just begun did not see.
+    /// Notes that the peer's next packet is `next`. A receiver that has just started did not
+    /// see earlier ones.
     pub(super) fn told(&mut self, next: Seq) {
         self.told = next;
         match (&self.blind, next.checked_sub(1)) {
             (Blind::Untold, None) => self.blind = Blind::No,
             (Blind::Untold, Some(last)) => self.blind = Blind::UpTo(last),
-            // It has begun anew, with a clock that was set back.
+            // The peer has restarted with a clock that was set back.
             (&Blind::UpTo(seq), Some(last)) if last < seq => self.blind = Blind::UpTo(last),
             _ => {}
         }
     }
 
-    /// Takes a copy of a packet that leaves for the peer's site: it tells what its host has seen last.
+    /// Handles a copy of a packet that leaves for the peer's site; its TCP timestamp echo tells
+    /// what its host has seen last.
     pub(super) fn handle_outgoing(&mut self, now: Instant, packet: &[u8]) {
         self.recent.leaves(now, packet);
     }
 
-    /// Takes a copy of a packet that came from the peer's site a moment ago. Its bytes are spoilt.
+    /// Handles a copy of a packet that has just come from the peer's site. Its bytes are
+    /// overwritten.
     pub(super) fn handle_packet(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         self.stats.packets += 1;
         self.stats.bytes += packet.len() as u64;
@@ -294,14 +298,14 @@ impl Receiver {
             as_sent.iter().for_each(|sent| self.keep((now, came), self.key.name(sent), hop, sent));
         }
         if let Overtaken::InTime(seq) = self.held.arrived(now, identity) {
-            // It is in the store already.
+            // Already in the store, as a recovered packet.
             self.stats.late += 1;
             return self.settle(seq, State::Arrived);
         }
         self.keep((now, came), identity, hop, packet);
     }
 
-    /// Stores a packet that has arrived; one that was missing comes late.
+    /// Stores a packet that has arrived; one that was counted as missing is late.
     fn keep(
         &mut self,
         (now, came): (Instant, Instant),
@@ -324,15 +328,16 @@ impl Receiver {
         }
     }
 
-    /// A number near those of the next packets.
+    /// Estimate of the next packet number, to expand truncated ones.
     fn near(&self) -> Seq {
-        /// Numbers that differ by more are of another run.
+        /// Difference above which numbers belong to another run of the peer.
         const RUN: u64 = 1 << 30;
         let next = self.known.ledger.next();
         if next == 0 || next.abs_diff(self.told) > RUN { self.told } else { next }
     }
 
-    /// Packet `seq` is here; one that came back too late its flow has seen missing.
+    /// Notes that packet `seq` is here. A recovery that took longer than flows wait is a
+    /// visible loss.
     fn here(&mut self, now: Instant, seq: Seq) {
         let missed = self.requests.here(now, seq);
         if missed.is_some_and(|time| time > self.times.wait) {
@@ -340,7 +345,7 @@ impl Receiver {
         }
     }
 
-    /// Packet `seq` is this arrival.
+    /// Matches packet `seq` to an arrival.
     fn arrived(&mut self, now: Instant, seq: Seq, arrival: Arrival) {
         self.here(now, seq);
         let found = self.arrivals.get(arrival);
@@ -358,7 +363,7 @@ impl Receiver {
         }
     }
 
-    /// Takes a repair, or a part of one, that the peer made. Its first number has the low 32 bits alone.
+    /// Handles a repair, or a part of one. Its first number is truncated to the low 32 bits.
     pub(super) fn handle_repair(&mut self, now: Instant, repair: Repair<'_>, part: Part) {
         let first = expand(repair.cover.first as u32, self.near());
         let cover = Cover { first, ..repair.cover };
@@ -394,7 +399,7 @@ impl Receiver {
         self.decode(now, Repair { cover, row, len_code, body });
     }
 
-    /// Takes copies of packets, each of which may be here, and may not be named yet.
+    /// Handles copies of packets, each of which may be here already or not be named yet.
     pub(super) fn handle_copies(&mut self, now: Instant, copies: &Copies<'_>) {
         let first = expand(copies.first as u32, self.near());
         for (seq, packet) in (first..).zip(copies.packets().flatten()) {
@@ -426,7 +431,7 @@ impl Receiver {
         self.pending.push_back(pending);
     }
 
-    /// Decodes the repairs whose packets are named now.
+    /// Decodes the waiting repairs whose packets are named by now.
     fn release_pending(&mut self, now: Instant) {
         let next = self.known.ledger.next();
         let is_ready = |of: &Pending| of.part == Part::Whole && of.cover.last() < next;
@@ -448,7 +453,7 @@ impl Receiver {
             || cover.first < self.known.ledger.floor()
             || cover.seqs().all(|seq| self.known.has(seq))
         {
-            // By far the most repairs: the decoder would look up every packet to find the same.
+            // True of most repairs; the decoder would look up every packet for the same result.
             self.stats.useless += 1;
             return;
         }
@@ -460,12 +465,13 @@ impl Receiver {
         self.deliver(now);
     }
 
-    /// A message that opened but did not parse.
+    /// Counts a message that was opened but did not parse.
     pub(super) fn malformed(&mut self) {
         self.stats.malformed += 1;
     }
 
-    /// When a recovery has waited long enough, or something is to be counted or asked for.
+    /// Time of the next deadline: a held recovery is due, or packets are to be counted or
+    /// requested.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let requests = self.requests.due(self.times, self.coming());
         let unnamed = self.unnamed.due(self.times.rtt);
@@ -473,7 +479,7 @@ impl Receiver {
         timers.into_iter().flatten().min()
     }
 
-    /// Counts what was missing for long enough; what the peer is to be asked for.
+    /// Counts packets that were missing for long enough; returns the next request to the peer.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Need> {
         self.path.settle(now);
         let coming = self.coming();
@@ -488,23 +494,24 @@ impl Receiver {
             .or_else(|| requests.ask(now, *times, held, is_given_up))
     }
 
-    /// Equations that are held of what was never asked for, and that come while flows can wait.
+    /// Number of equations at hand for packets not requested yet, and of those expected while
+    /// flows can wait.
     fn coming(&self) -> usize {
         let held = |(first, last)| self.decoder.equations_within(first, last);
         self.requests.fresh().map_or(0, held) + self.coming.within(self.times.wait)
     }
 
-    /// The path from the peer.
+    /// Report on the path from the peer.
     pub(super) fn path(&self) -> control::Report {
         self.path.report()
     }
 
-    /// Takes over what is known of times.
+    /// Sets the round-trip time and the time for which flows can wait.
     pub(super) fn set_times(&mut self, times: Times) {
         self.times = times;
     }
 
-    /// Housekeeping, a few times a second.
+    /// Housekeeping; called a few times a second.
     pub(super) fn tick(&mut self, now: Instant) {
         self.known.ledger.tick(now);
         self.held.tick(now);
@@ -544,7 +551,7 @@ impl Receiver {
         }
     }
 
-    /// Checks what the decoder made, and injects what is right.
+    /// Verifies recovered packets, and accepts the right ones.
     fn deliver(&mut self, now: Instant) {
         if self.recovered.is_empty() {
             return;
@@ -555,7 +562,7 @@ impl Receiver {
                 Some((identity, hop, packet)) if self.key.name(packet) == identity => {
                     self.accept(now, seq, identity, hop, packet);
                 }
-                // It is in no repair, and counts as empty.
+                // An empty symbol stands for a packet that is in no repair.
                 _ if symbol.is_empty() => {}
                 _ => self.stats.garbled += 1,
             }
@@ -564,7 +571,7 @@ impl Receiver {
         self.recovered = batch;
     }
 
-    /// Takes packet `seq`, which was recovered and whose identity is right.
+    /// Accepts packet `seq`, recovered with the right identity.
     fn accept(
         &mut self,
         now: Instant,
@@ -585,7 +592,7 @@ impl Receiver {
         let is = |arrival| arrivals.get(arrival).is_some_and(|of| of.identity == identity);
         row.tag = identity.tag();
         if self.aligner.find(seq, identity.tag(), is) {
-            // Its name was lost, or it was taken for missing.
+            // Its name was lost, or it was mistaken for missing.
             (row.identity, row.state) = (identity, State::Arrived);
             self.here(now, seq);
             return;
@@ -597,8 +604,8 @@ impl Receiver {
         self.hold(now, seq);
     }
 
-    /// Packet `seq` is here after all, its bytes in the store; it is injected if it does not come
-    /// by itself very soon.
+    /// Holds packet `seq`, recovered and stored; it is injected if it does not arrive very
+    /// soon.
     fn hold(&mut self, now: Instant, seq: Seq) {
         let due = self.due(seq);
         let Some(row) = self.known.ledger.row_mut(seq) else { return };
@@ -607,7 +614,7 @@ impl Receiver {
         self.here(now, seq);
     }
 
-    /// Injects what has waited long enough.
+    /// Injects recovered packets whose hold has ended.
     pub(super) fn release(&mut self, now: Instant, sites: &Sites, inject: &mut Outbox) {
         while let Some(waiting) = self.held.pop(now) {
             self.inject(now, waiting, sites, inject);
@@ -616,7 +623,7 @@ impl Receiver {
 
     fn inject(&mut self, now: Instant, waiting: Waiting, sites: &Sites, inject: &mut Outbox) {
         let Waiting { seq, identity, due, .. } = waiting;
-        // Without a row or its bytes: it waited while the peer started anew, or memory changed.
+        // No row or no bytes: the peer restarted during the hold, or the memory limit changed.
         let Some(&Row { mut hop, congested, .. }) = self.known.ledger.row(seq) else { return };
         let Some(packet) = self.known.store.get(identity).and_then(|of| of.get(PREFIX..)) else {
             return;
@@ -668,14 +675,14 @@ impl Receiver {
             }
         });
         self.stats.recovered += 1;
-        // What a full queue dropped is not hurried: its flows are to slow down.
+        // Packets dropped by a full queue are not timed: their flows are to slow down.
         if !congested {
             self.stats.record_latency(due.map_or_else(Default::default, |due| now.since(due)));
         }
     }
 
-    /// When packet `seq` should have arrived, by its nearest neighbour that did, and how long before
-    /// it that one left.
+    /// Time at which packet `seq` should have arrived: the arrival of its nearest earlier
+    /// neighbour plus the difference of their send times.
     fn due(&self, seq: Seq) -> Option<Instant> {
         let sent = self.known.ledger.row(seq)?.sent;
         let before = (1..NEIGHBOURS).map_while(|back| seq.checked_sub(back));
@@ -683,7 +690,7 @@ impl Receiver {
             .filter_map(|seq| self.known.ledger.row(seq).filter(|row| row.state == State::Arrived));
         let arrival = |row: &Row| {
             let apart = sent.zip(row.sent).map_or(0, |(sent, before)| sent.wrapping_sub(before));
-            // Send times of neighbours that are out of order differ by less than nothing.
+            // Send times of reordered neighbours may have a negative difference.
             let apart = Duration::from_micros(apart.cast_signed().max(0).cast_unsigned().into());
             Some(self.known.store.arrival(row.identity)? + apart)
         };
@@ -691,17 +698,17 @@ impl Receiver {
     }
 }
 
-/// Of the memory of a peer, the part for packets that arrived.
+/// Share of a peer's memory for arrived packets.
 fn store_share(memory: usize) -> usize {
     memory / 8 * 5
 }
 
-/// Memory of a peer whose part for packets is `store` bytes.
+/// Total memory of a peer whose share for packets is `store` bytes.
 pub(super) fn memory_for_store(store: usize) -> usize {
     store.div_ceil(5) * 8
 }
 
-/// Of the memory of a peer, the part for repairs that wait.
+/// Share of a peer's memory for waiting repairs.
 fn decoder_share(memory: usize) -> usize {
     memory / 8
 }

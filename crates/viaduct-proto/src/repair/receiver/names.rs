@@ -1,4 +1,5 @@
-//! Names of the peer's packets, and what they tell: which have arrived, which are missing, and what the path does.
+//! Names of the peer's packets: matching to arrivals, detection of missing packets, and
+//! measurement of the path.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -14,11 +15,12 @@ use crate::fec::{Decoder, Seq};
 use crate::time::Instant;
 use crate::wire::ip::Hop;
 
-/// Numbers around lost names within which a full queue dropped all that is missing.
+/// Distance around lost names within which missing packets count as dropped by the same full
+/// queue.
 const NEAR: u64 = 1_024;
 
 impl Receiver {
-    /// Takes names of the peer's packets.
+    /// Handles names of the peer's packets.
     pub(in crate::repair) fn handle_names(&mut self, now: Instant, names: &Names<'_>) {
         self.acks = names.manner.acks;
         self.observe(names.manner.is_observed);
@@ -30,7 +32,7 @@ impl Receiver {
             return;
         }
         if next > 0 && (1..self.known.ledger.capacity()).contains(&first.saturating_sub(next)) {
-            // What was missed has lost its names as well; they are of no use.
+            // Packets missed by the tap have lost their names as well; these are of no use.
             let seen = if let Blind::UpTo(seq) = self.blind { seq.saturating_add(1) } else { next };
             self.unnamed.passed(now, next.max(seen), first - 1);
         }
@@ -48,7 +50,7 @@ impl Receiver {
             }
             tags.push(tag);
             if is_bare {
-                // A repair that came before its name may wait for it.
+                // A repair that came before the name of its packet may wait for it.
                 self.decoder.known(seq, &self.known, &mut self.recovered);
             }
         }
@@ -93,14 +95,14 @@ impl Receiver {
         self.release_pending(now);
     }
 
-    /// The names of which nothing was known: repeated ones overlap with what is known at either end, and copies are known
-    /// before their names.
+    /// Returns the names that are new: repeated ones overlap with known ones at either end, and
+    /// copies are known before their names.
     fn unnamed(&self, first: Seq, names: &Names<'_>) -> Vec<(Seq, (Tag, bool))> {
         let all = (first..).zip(names.tags().zip(names.bare()));
         all.filter(|(seq, _)| self.name(*seq) == Some(None)).collect()
     }
 
-    /// The names that follow from combined ones and from what is known.
+    /// Returns the names that follow from combined ones and known ones.
     fn separate(
         &self,
         (first, last): (Seq, Seq),
@@ -109,7 +111,8 @@ impl Receiver {
     ) -> Vec<(Seq, (Tag, bool))> {
         let mut new = BTreeMap::new();
         let combined: Vec<_> = names.tags().zip(names.bare()).collect();
-        // One may follow from another that has followed: of later packets first, then of earlier ones.
+        // A name may follow from one that has just been found: later packets are tried first,
+        // then earlier ones.
         for seq in (first..=last).chain((first..=last).rev()) {
             let Some(before) = seq.checked_sub(apart.get().into()) else { continue };
             let of = |seq| self.name(seq).map(|name| name.or(new.get(&seq).copied()));
@@ -125,13 +128,14 @@ impl Receiver {
         new.into_iter().collect()
     }
 
-    /// Tag and bit of a packet, as far as they are known; `None` if it is too old, or too new, to be noted.
+    /// Tag and bit of a packet, as far as they are known; `None` if its number is outside the
+    /// ledger.
     fn name(&self, seq: Seq) -> Option<Option<(Tag, bool)>> {
         let row = self.known.ledger.row(seq)?;
         Some((row.state != State::Unnamed).then_some((row.tag, row.is_bare)))
     }
 
-    /// Begins to try codes on what is lost, or ends it.
+    /// Starts or stops the trial of codes on the losses.
     fn observe(&mut self, is_observed: bool) {
         if !is_observed {
             self.observed = None;
@@ -140,12 +144,12 @@ impl Receiver {
         }
     }
 
-    /// Outcomes of the codes that were tried for a peer that observes.
+    /// Outcomes of the trial codes for a peer that observes.
     pub(in crate::repair) fn trials(&self) -> Option<[Outcome; TRIED.len()]> {
         self.observed.as_ref().map(|observed| observed.outcomes())
     }
 
-    /// Learns from names what the path does; of them, those within `new` were not known.
+    /// Measures the path by names; those within `new` were not known before.
     fn measure(
         &mut self,
         now: Instant,
@@ -164,7 +168,7 @@ impl Receiver {
         }
         let Receiver { path, sent, arrivals, requests, known, observed, .. } = self;
         if sent.is_empty() && new.end < known.ledger.next() {
-            // Names that were asked for, or come long after the packets.
+            // Late names: requested ones, or those that come long after the packets.
             let mut near = new.start.saturating_sub(NEAR)..new.end.saturating_add(NEAR);
             let congested = near.any(|seq| known.ledger.row(seq).is_some_and(|row| row.congested));
             path.named_late(now, named, congested);

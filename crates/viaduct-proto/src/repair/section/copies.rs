@@ -1,28 +1,27 @@
-//! Copies of packets, as they stand in a section.
+//! Copies of packets in a section.
 
 use super::{COPIES, SECTION_HEAD, emit};
 use crate::fec::Seq;
 use crate::wire::ip::Hop;
 
-/// Bytes of a section of copies beside them.
+/// Bytes of a section of copies beside the copies.
 pub const COPIES_OVERHEAD: usize = SECTION_HEAD + COPIES_HEAD;
 /// Bytes of each copy beside its packet.
 pub const COPY_OVERHEAD: usize = 2;
 const COPIES_HEAD: usize = 6;
 
-/// Consecutive packets again, after the first ones may have been lost.
+/// Copies of consecutive packets, in case the originals were lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Copies<'a> {
-    /// Number of the first, its low 32 bits.
+    /// Number of the first packet, truncated to its low 32 bits.
     pub first: Seq,
-    /// Mutable fields of all, as they left.
+    /// Mutable fields of all packets, as they left.
     pub hop: Hop,
     packets: &'a [u8],
 }
 
 impl<'a> Copies<'a> {
-    /// The packets, normalised; `None` where they are malformed, which those that were parsed are
-    /// not.
+    /// Packets, normalised; `None` where they are malformed, which parsed copies never are.
     pub fn packets(&self) -> impl Iterator<Item = Option<&'a [u8]>> + use<'a> {
         let mut rest = self.packets;
         std::iter::from_fn(move || {
@@ -52,7 +51,7 @@ pub(super) fn parse(body: &[u8]) -> Option<Copies<'_>> {
     copies.packets().all(|packet| packet.is_some()).then_some(copies)
 }
 
-/// Appends copies of the packets from `first` on, which are normalised and left with `hop`.
+/// Appends copies of the normalised packets from `first` on, which left with `hop`.
 pub fn emit_copies<'a>(
     first: Seq,
     hop: Hop,

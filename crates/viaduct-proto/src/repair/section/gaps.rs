@@ -1,26 +1,26 @@
-//! Gaps between send times: half a byte each where they are short, as most are.
+//! Gaps between send times: half a byte each if they are short, as most are.
 //!
 //! ```text
 //!   below 15      | gap |
 //!   15 to 255     | 15 | its upper half | its lower half |
 //! ```
 //!
-//! The first half of a byte is the upper one; where the last is left over, it is 0.
+//! The first half of a byte is the upper one; an unused last half is 0.
 
-/// Stands before gaps that take a byte.
+/// Marks a gap that takes a whole byte.
 const LONG: u8 = 15;
 
-/// Gaps in the order in which they were sent.
+/// Iterator over the gaps, in the order in which they were sent.
 #[derive(Clone, Debug)]
 pub(super) struct Gaps<'a> {
     bytes: &'a [u8],
-    /// The half that comes next.
+    /// Index of the next half byte.
     at: usize,
     left: usize,
 }
 
 impl<'a> Gaps<'a> {
-    /// The first `count` gaps in `bytes`.
+    /// Iterates over the first `count` gaps in `bytes`.
     pub(super) fn new(bytes: &'a [u8], count: usize) -> Self {
         Gaps { bytes, at: 0, left: count }
     }
@@ -45,7 +45,7 @@ impl Iterator for Gaps<'_> {
     }
 }
 
-/// Takes the bytes of `count` gaps off `rest`; `None` if they are not all there.
+/// Takes the bytes of `count` gaps off `rest`; `None` if it is too short.
 pub(super) fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     let mut gaps = Gaps::new(rest, count);
     if gaps.by_ref().count() < count {
@@ -56,12 +56,12 @@ pub(super) fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// Bytes that these take.
+/// Length of the encoded gaps in bytes.
 pub(super) fn len(gaps: impl Iterator<Item = u8>) -> usize {
     gaps.map(|gap| if gap < LONG { 1 } else { 3 }).sum::<usize>().div_ceil(2)
 }
 
-/// Appends them.
+/// Appends the encoded gaps.
 pub(super) fn emit(gaps: impl Iterator<Item = u8>, out: &mut Vec<u8>) {
     let mut upper = None;
     let mut push = |half: u8| match upper.take() {

@@ -1,11 +1,13 @@
 //! Sections of a sealed message, and all their numbers. Everything is big endian.
 //!
-//! A message is one or more sections, so that small repairs, names and reports that leave together share a datagram:
+//! A message is one or more sections, so that small repairs, names and reports that leave
+//! together share a datagram:
 //!
 //! ```text
 //!  section  kind | length of what follows 2 | body
 //!
-//!  repair   kind=1 | family | parameter | first 4 | stride or dense 2 | count 2 | seed 2 | length code 2 | symbol
+//!  repair   kind=1 | family | parameter | first 4 | stride or dense 2 | count 2 | seed 2
+//!           | length code 2 | symbol
 //!  names    kind=2 | flags | first 4 | count | (sent 4 | ttl | tos) | (apart 2) | count x tag 2
 //!           | ((count - 1) x gap, in whole bytes) | (count bits, in whole bytes)
 //!  need     kind=3 | first 8 | packets 2 | repairs
@@ -15,21 +17,30 @@
 //!  copies   kind=6 | first 4 | ttl | tos | n x (length 2 | packet, normalised)
 //! ```
 //!
-//! | field | meaning |
-//! |---|---|
-//! | family | 0 exclusive or, 1 Reed-Solomon, 2 window; plus 0x40 for the head of a symbol in two datagrams, 0x80 for its tail |
-//! | parameter | layer, parity row, or density of the window in 256ths |
-//! | first | the lowest number; where it has four bytes, its low 32 bits: the others are those of the nearest number known |
-//! | stride or dense | distance of the numbers covered; of a window the newest packets that are all in it |
-//! | symbol | combination of packets, each with its [`PREFIX`] before it |
-//! | flags | 1: with send times; names without are repeated. 2: acknowledgements without data are named, too. 4: with bits. 8: no repairs are made. 16: each tag and bit is the exclusive or of two packets' |
-//! | sent | send time of the first packet, microseconds of the sender's clock, low 32 bits |
-//! | ttl, tos | of the first packet, as it left |
-//! | apart | of two packets whose tags are combined, the distance of their numbers; `first` is the later one's |
-//! | tag | low 16 bits of a packet's identity |
-//! | gap | time since the packet before, in units of 8 microseconds: half a byte where it is below 15, otherwise 15 and a byte |
-//! | bits | one for each packet, the lowest of a byte first: whether it is in no repair, where it counts as empty |
-//! | packets, repairs | numbers from `first` on that are asked for, and how many repairs of them; 0 for their names |
+//! The fields are:
+//!
+//! - family: 0 exclusive or, 1 Reed-Solomon, 2 window; plus 0x40 for the head of a symbol in two
+//!   datagrams, 0x80 for its tail
+//! - parameter: layer, parity row, or density of the window in 256ths
+//! - first: lowest number; a field of four bytes holds its low 32 bits, and the others are those
+//!   of the nearest number known
+//! - stride or dense: distance of the numbers covered; for a window, the count of the newest
+//!   packets, all of which are in it
+//! - symbol: combination of packets, each with its [`PREFIX`] before it
+//! - flags: 1: with send times; names without them are repeated. 2: acknowledgements without data
+//!   are named, too. 4: with bits. 8: no repairs are made. 16: each tag and bit is the exclusive or
+//!   of two packets'
+//! - sent: send time of the first packet in microseconds of the sender's clock, low 32 bits
+//! - ttl, tos: mutable fields of the first packet, as it left
+//! - apart: distance of the numbers of two packets whose tags are combined; `first` is the later
+//!   one's
+//! - tag: low 16 bits of a packet's identity
+//! - gap: time since the previous packet in units of 8 microseconds: half a byte where it is below
+//!   15, otherwise 15 and a byte
+//! - bits: one for each packet, the lowest of a byte first: set if the packet is in no repair,
+//!   where it counts as empty
+//! - packets, repairs: count of the requested numbers from `first` on, and count of the repairs of
+//!   them; 0 repairs requests their names
 
 mod copies;
 mod gaps;
@@ -58,44 +69,44 @@ const FAMILY: u8 = 0x3f;
 const HEAD: u8 = 0x40;
 const TAIL: u8 = 0x80;
 
-/// Which bytes of its symbol a repair carries.
+/// Part of its symbol that a repair carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// All.
+    /// Whole symbol.
     Whole,
-    /// The first of two parts.
+    /// First of two parts.
     Head,
-    /// The second.
+    /// Second of two parts.
     Tail,
 }
 
-/// A section, read.
+/// Parsed section.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Section<'a> {
-    /// A repair. Its first number has the low 32 bits alone.
+    /// Repair; its first number is truncated to the low 32 bits.
     Repair(Repair<'a>, Part),
     /// Names of packets.
     Names(Names<'a>),
-    /// A request for repairs.
+    /// Request for repairs.
     Need(Need),
     /// Copies of consecutive packets.
     Copies(Copies<'a>),
-    /// Of another kind: its number, and its body.
+    /// Section of another kind: its number and its body.
     Other(u8, &'a [u8]),
 }
 
-/// A request for repairs of what is missing.
+/// Request for repairs of missing packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// Lowest number.
+    /// Lowest packet number.
     pub first: Seq,
-    /// Numbers from there on.
+    /// Count of consecutive numbers from there.
     pub packets: u16,
-    /// Repairs of them; 0 for their names.
+    /// Count of repairs wanted; 0 requests names instead.
     pub repairs: u8,
 }
 
-/// The sections of a message; the last is `None` if the message is malformed there.
+/// Parses the sections of a message; the last item is `None` if the message is malformed there.
 pub fn sections(mut message: &[u8]) -> impl Iterator<Item = Option<Section<'_>>> {
     std::iter::from_fn(move || {
         if message.is_empty() {
@@ -155,7 +166,7 @@ fn parse_need(body: &[u8]) -> Option<Need> {
     (fits && need.first > 0 && need.first.checked_add(MAX_COVER.into()).is_some()).then_some(need)
 }
 
-/// Appends a section of this kind, whose body `write` appends.
+/// Appends a section of the given kind; `write` appends its body.
 pub fn emit(kind: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     out.extend([kind, 0, 0]);
     let start = out.len();
@@ -164,7 +175,7 @@ pub fn emit(kind: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     out[start - 2..start].copy_from_slice(&length.to_be_bytes());
 }
 
-/// Appends a repair, of whose symbol it carries `part`.
+/// Appends a repair that carries `part` of its symbol.
 pub fn emit_repair(repair: &Repair<'_>, part: Part, out: &mut Vec<u8>) {
     let Cover { first, stride, count } = repair.cover;
     let (family, parameter, distance, seed) = match repair.row {
@@ -195,7 +206,7 @@ pub fn emit_need(need: Need, out: &mut Vec<u8>) {
     });
 }
 
-/// The number whose low 32 bits are `low` and which is nearest to `near`.
+/// Returns the number nearest to `near` that has `low` as its low 32 bits.
 pub fn expand(low: u32, near: Seq) -> Seq {
     let distance = low.wrapping_sub(near as u32).cast_signed();
     near.wrapping_add_signed(distance.into())

@@ -1,4 +1,4 @@
-//! Names of packets, as they stand in a section: tags, and when the packets left.
+//! Names of packets in a section: tags and send times.
 
 use std::num::NonZeroU16;
 
@@ -8,7 +8,7 @@ use super::{NAMES, SECTION_HEAD, emit};
 use crate::fec::Seq;
 use crate::time::Duration;
 
-/// Packets that a section names, at most.
+/// Limit of packets that a section names.
 pub const MAX_NAMES: usize = 128;
 /// Unit of the gaps between send times.
 pub const GAP: Duration = Duration::from_micros(8);
@@ -24,11 +24,12 @@ const COMBINED_HEAD: usize = 2;
 /// Names of consecutive packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names<'a> {
-    /// Number of the first, its low 32 bits.
+    /// Number of the first packet, truncated to its low 32 bits.
     pub first: Seq,
     /// Manner in which the sender's packets are named.
     pub manner: Manner,
-    /// Distance, in numbers, to the earlier packet whose tag and bit are combined with each; 0 if none is.
+    /// Distance, in numbers, to the earlier packet whose tag and bit are combined with each; 0
+    /// for none.
     pub apart: u16,
     tags: &'a [[u8; 2]],
     times: Option<Times<'a>>,
@@ -40,31 +41,31 @@ pub struct Names<'a> {
 pub struct Manner {
     /// Acknowledgements without data are named, too.
     pub acks: bool,
-    /// No repairs are made: the link is observed.
+    /// The link is observed: no repairs are made.
     pub is_observed: bool,
 }
 
-/// When packets left, and how.
+/// Send times of packets, and mutable fields of the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times<'a> {
-    /// Send time of the first, microseconds of the sender's clock.
+    /// Send time of the first packet, in microseconds of the sender's clock.
     pub sent: u32,
-    /// TTL or hop limit of the first.
+    /// TTL or hop limit of the first packet.
     pub ttl: u8,
-    /// TOS or traffic class of the first.
+    /// TOS or traffic class of the first packet.
     pub tos: u8,
     gaps: &'a [u8],
-    /// Their number.
+    /// Number of gaps.
     count: usize,
 }
 
 impl<'a> Names<'a> {
-    /// The tags, in order.
+    /// Tags, in order.
     pub fn tags(&self) -> impl ExactSizeIterator<Item = Tag> + Clone + use<'a> {
         self.tags.iter().map(|tag| Tag::from_be_bytes(*tag))
     }
 
-    /// Whether each packet is in no repair.
+    /// Flags of the packets that are in no repair.
     pub fn bare(&self) -> impl Iterator<Item = bool> + Clone + use<'a> {
         let bits = self.bare;
         (0..self.tags.len()).map(|n| bits.get(n / 8).is_some_and(|byte| byte >> (n % 8) & 1 == 1))
@@ -77,7 +78,7 @@ impl<'a> Names<'a> {
 }
 
 impl Times<'_> {
-    /// Send time of each packet, microseconds of the sender's clock.
+    /// Send time of each packet, in microseconds of the sender's clock.
     pub fn sent(&self) -> impl Iterator<Item = u32> {
         let unit = GAP.as_micros() as u32;
         let mut at = self.sent;
@@ -124,23 +125,23 @@ fn take_apart(rest: &mut &[u8]) -> Option<NonZeroU16> {
     NonZeroU16::new(u16::from_be_bytes(apart))
 }
 
-/// Name of a packet, and when and how it left.
+/// Name of a packet, with its send time and mutable fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Name {
     /// Tag: low 16 bits of the identity.
     pub tag: Tag,
-    /// When it left, microseconds of the sender's clock.
+    /// Send time, in microseconds of the sender's clock.
     pub sent: u32,
     /// TTL or hop limit.
     pub ttl: u8,
     /// TOS or traffic class.
     pub tos: u8,
-    /// Whether it is in no repair.
+    /// Packet is in no repair.
     pub is_bare: bool,
 }
 
 impl Name {
-    /// Tag and bit of two packets, combined: either follows from the other.
+    /// Combines tag and bit of two packets: either follows from the other and the result.
     pub fn combine(self, other: Name) -> Name {
         let (tag, is_bare) = (self.tag ^ other.tag, self.is_bare ^ other.is_bare);
         Name { tag, is_bare, ..self }
@@ -150,15 +151,16 @@ impl Name {
 /// Form of a section of names: the fields beside the tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// When they left; at most 255 [`GAP`]s apart.
+    /// Send times; at most 255 [`GAP`]s apart.
     Timed,
-    /// Nothing.
+    /// No other fields.
     Again,
-    /// The names are combined with those of the packets so far before.
+    /// Names combined with those of the packets at this distance before.
     Combined(NonZeroU16),
 }
 
-/// Gaps between their send times, each from where the rounded ones before it have come, so that errors do not add up.
+/// Gaps between send times, each measured from the sum of the rounded ones before it, so that
+/// errors do not add up.
 fn gaps_between(names: &[Name]) -> impl Iterator<Item = u8> {
     let unit = GAP.as_micros() as u32;
     let mut at = names.first().map_or(0, |name| name.sent);
@@ -170,7 +172,7 @@ fn gaps_between(names: &[Name]) -> impl Iterator<Item = u8> {
     })
 }
 
-/// Bytes of a section of these names, at most [`MAX_NAMES`].
+/// Length in bytes of a section of these names, at most [`MAX_NAMES`].
 pub fn names_len(names: &[Name], form: Form) -> usize {
     let each = names.len() * size_of::<Tag>();
     let beside = match form {

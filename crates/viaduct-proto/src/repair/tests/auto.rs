@@ -27,7 +27,7 @@ fn a_clean_link_costs_names_alone() {
     let mut world = world();
     assert_eq!(world.stream(5_000, |_, _| false, 0.0), 0);
     let sender = world.a_stats().sender;
-    // Until something is known.
+    // Repairs until the losses are known.
     assert!((200..700).contains(&sender.repairs), "{sender:?}");
     assert!(sender.manifests > 0, "{sender:?}");
     let state = world.control();
@@ -40,7 +40,7 @@ fn single_losses_come_back_at_little_cost_and_the_cost_ends_with_them() {
     world.stream(5_000, |_, _| false, 0.0);
     let mut before = world.a_stats().sender;
     let lost = |rng: &mut Rng, _| rng.chance(0.01);
-    // The onset: what no repair has covered comes when it is asked for.
+    // At the onset, packets that no repair has covered are recovered on request.
     assert_eq!(world.stream(2_000, lost, 0.01), 0);
     assert!(world.a_stats().sender.answered > 0);
     let onset = world.overhead(&mut before);

@@ -1,4 +1,4 @@
-//! Sessions, programs and configs that are replaced while packets flow.
+//! Replacement of sessions, programs and configs while packets flow.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! Messages of strangers, of the past and of attackers: none has an effect.
+//! Messages of strangers, replays and attacks, none of which has an effect.
 
 use super::*;
 
-/// The initiation that A sends when its session has become too old.
+/// Returns the initiation that A sends when its session has become too old.
 fn overhear_initiation(world: &mut World) -> Vec<u8> {
     world.overheard.clear();
     world.run(Duration::from_secs(200), |_, _| false);

@@ -1,4 +1,4 @@
-//! Two gateways, a link between them that loses what the test says, and a virtual clock.
+//! Two gateways, a link between them with losses set by the test, and a virtual clock.
 
 mod auto;
 mod change;
@@ -26,9 +26,9 @@ struct World {
     a: Plane,
     b: Plane,
     rng: Rng,
-    /// Packets that reached hosts at B, by their bytes, and how often.
+    /// Packets that reached hosts at B, by their bytes, with their number of arrivals.
     delivered: HashMap<Vec<u8>, usize>,
-    /// Datagrams from A to B, as an eavesdropper has them.
+    /// Datagrams from A to B, as seen by an eavesdropper.
     overheard: Vec<Vec<u8>>,
     next: u32,
 }
@@ -105,7 +105,7 @@ impl World {
         self.b.stats()[0].1
     }
 
-    /// A UDP packet from a host of A to one of B that is like no other.
+    /// Returns a unique UDP packet from a host of A to one of B.
     fn packet(&mut self) -> Vec<u8> {
         self.next += 1;
         let len = 60 + self.rng.below((MTU - 60) as u64 + 1) as usize;
@@ -129,7 +129,7 @@ impl World {
         self.b.handle_incoming(self.now, self.now, &mut packet.to_vec());
     }
 
-    /// Carries the gateways' datagrams; those from A for which `lose` says so are lost.
+    /// Carries the gateways' datagrams; those from A are lost if `lose` says so.
     fn exchange(&mut self, lose: &mut impl FnMut(&mut Rng, &[u8]) -> bool) {
         loop {
             let from_a: Vec<Vec<u8>> = self.a.transmits().map(|(_, d)| d.to_vec()).collect();

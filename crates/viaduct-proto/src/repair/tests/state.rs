@@ -1,4 +1,4 @@
-//! Paths that alter packets, and what a gateway says of them.
+//! Paths that alter packets, and the state that a gateway reports for them.
 
 use super::*;
 use crate::health::State;
@@ -60,7 +60,7 @@ fn a_syn_that_the_path_alters_is_neither_lost_nor_injected() {
     );
 }
 
-/// The state of A's site at B after some seconds in which each packet becomes what `path` makes of it.
+/// State of A's site at B after some seconds in which `path` alters each packet.
 fn state_behind(path: impl Fn(&mut Vec<u8>) -> bool) -> State {
     let mut world = World::new(&layered());
     let mut health = health::Health::default();

@@ -1,36 +1,37 @@
-//! Two gateways with the default code on a long link, and a steady stream of packets between their sites.
+//! Two gateways with the default code on a long link, and a steady stream of packets between
+//! their sites.
 
 use super::*;
 use crate::link::{Link, LinkConfig};
 use control::{Limits, Regime};
 
-/// What crosses the link.
+/// Item on the link.
 enum Item {
-    /// A host's packet.
+    /// Packet of a host.
     Packet(Vec<u8>),
-    /// A gateway's datagram.
+    /// Datagram of a gateway.
     Datagram(Vec<u8>),
 }
 
 struct Wan {
     now: Instant,
     planes: [Plane; 2],
-    /// From A to B, and back.
+    /// Links from A to B, and back.
     links: [Link<Item>; 2],
     next: u32,
-    /// Bytes of the packets that are sent.
+    /// Length of the packets that are sent, in bytes.
     len: usize,
     due: Instant,
-    /// Packets that B's hosts got from its gateway.
+    /// Packets that B's gateway has injected.
     injected: usize,
 }
 
-/// What has happened in a while.
+/// Results of a run.
 #[derive(Debug)]
 struct Seen {
     /// Bytes of repairs and names for each byte.
     bytes: f64,
-    /// Of the lost packets, those recovered, within 10 ms, 15 ms, and 50 ms.
+    /// Shares of the lost packets: recovered at all, and within 10 ms, 15 ms and 50 ms.
     recovered: f64,
     at_once: f64,
     quick: f64,
@@ -66,7 +67,7 @@ impl Wan {
         [0, 1].map(|n| self.planes[n].stats()[0].1)
     }
 
-    /// So many packets a second for a while.
+    /// Sends `pace` packets a second for a while.
     fn run(&mut self, time: Duration, pace: f64) -> Seen {
         let (before, end) = (self.stats(), self.now + time);
         self.due = self.now;
@@ -151,7 +152,7 @@ impl Wan {
 const BULK: f64 = 16_700.0;
 const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
 
-/// What is seen in ten seconds of bulk at this loss, once it has lasted for a while.
+/// Results of ten seconds of bulk at this loss, after the loss has lasted for a while.
 fn steady(loss: &str) -> Seen {
     let mut wan = Wan::new(CLEAN);
     wan.run(Duration::from_secs(2), BULK);
@@ -186,7 +187,7 @@ fn bursts_come_back_while_flows_can_wait() {
 fn a_full_queue_gets_no_repairs() {
     let mut wan = Wan::new(CLEAN);
     wan.run(Duration::from_secs(1), BULK);
-    // A tenth more than the link carries.
+    // Rate a tenth above the link's.
     let pace = 22_900.0;
     wan.run(Duration::from_secs(2), pace);
     let before = wan.stats();
@@ -214,7 +215,7 @@ fn a_longer_path_is_taken_for_no_queue() {
     assert!(seen.recovered > 0.999 && seen.bytes < 0.06 && congested == 0, "{congested} {seen:?}");
 }
 
-/// What is seen of small packets for so long, after a while, at this loss and pace.
+/// Results of small packets at this loss and pace, over `seconds` after as long a run-in.
 fn small(loss: &str, settings: Settings, pace: f64, seconds: u64) -> Seen {
     let mut wan = Wan::of(&format!("{CLEAN},loss={loss}"), settings);
     wan.len = 84;
@@ -227,7 +228,7 @@ fn what_is_sparse_comes_back_at_once() {
     let settings = || Settings::from(Limits { max_overhead: 0.3, max_rate: None });
     let lone = small("5%", settings(), 50.0, 100);
     assert!(lone.at_once > 0.9 && lone.bytes < 2.2, "{lone:?}");
-    // The second copy leaves when its burst has passed.
+    // The second copy leaves after the burst.
     let bursts = small("5%x8", settings(), 1_000.0, 20);
     assert!(bursts.at_once > 0.85, "{bursts:?}");
 }

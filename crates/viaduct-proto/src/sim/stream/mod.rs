@@ -1,6 +1,6 @@
-//! A code over a lossy link: packets at a constant rate, repairs beside them, and what became of
-//! each packet that was lost. The experiments on bursts (Maelstrom, Figures 13 to 17) and the
-//! property tests of the codes sweep with it.
+//! Simulated code over a lossy link: packets at a constant rate, repairs beside them, and the
+//! fate of each lost packet. The experiments on bursts (Maelstrom, Figures 13 to 17) and the
+//! property tests of the codes use it for their sweeps.
 //!
 //! ```text
 //!   source ─┬─ packet n ──────────▶ ┌──────┐ ──▶ known packets ─┐
@@ -8,9 +8,9 @@
 //!                                   └──────┘
 //! ```
 //!
-//! Packets and repairs share the link, so that a burst swallows both, as it does on a real one.
-//! The contents of packet n follow from n and the seed, hence no packet is stored until it arrives,
-//! and each recovered one is compared with what was sent.
+//! Packets and repairs share the link, so that a burst takes both, as on a real one. The
+//! contents of packet n follow from n and the seed, so that no packet is stored before it
+//! arrives, and each recovered one is compared with the original.
 
 mod run;
 #[cfg(test)]
@@ -21,22 +21,22 @@ use crate::link::LinkConfig;
 use crate::time::{Duration, Instant};
 use run::Run;
 
-/// What to send, over what.
+/// Parameters of a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stream {
-    /// How many source packets.
+    /// Number of source packets.
     pub packets: u64,
     /// Packets per second, above 0; their distance is a whole number of nanoseconds.
     pub rate: f64,
     /// Shortest and longest packet, in bytes; uniform between.
     pub sizes: (usize, usize),
-    /// Bytes that a repair has on the link beside its body (headers, recipe).
+    /// Bytes of a repair on the link beside its body (headers, recipe).
     pub repair_overhead: usize,
-    /// The link: its delay, its loss and all else.
+    /// Settings of the link, including its delay and loss.
     pub link: LinkConfig,
     /// After the last packet, the time to the first flush of the encoder and between its stages.
     pub flush: Duration,
-    /// For how many packets the receiver keeps a packet and the decoder a repair.
+    /// Number of packets for which the receiver keeps a packet and the decoder a repair.
     pub window: u64,
     /// Decides losses and contents.
     pub seed: u64,
@@ -58,25 +58,24 @@ impl Default for Stream {
     }
 }
 
-/// What became of a source packet that the link dropped.
+/// Fate of a source packet that the link dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// Its number.
+    /// Number of the packet.
     pub seq: Seq,
-    /// Length of the burst that it was part of: neighbours on the link lost together, repairs
-    /// among them.
+    /// Length of its burst: neighbours on the link that were lost together, including repairs.
     pub burst: u32,
-    /// How much later than its own arrival would have been (sending time plus the link's delay)
-    /// it was recovered; None if never.
+    /// Time of its recovery after its expected arrival (send time plus the link's delay); None
+    /// if it was never recovered.
     pub recovery: Option<Duration>,
 }
 
-/// What came of a stream.
+/// Results of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// The lost packets, ascending.
     pub lost: Vec<Lost>,
-    /// Source packets sent, and their bytes.
+    /// Source packets sent.
     pub packets: u64,
     /// Bytes of the source packets.
     pub packet_bytes: u64,
@@ -84,11 +83,12 @@ pub struct Outcome {
     pub repairs: u64,
     /// Bytes of the repairs, overhead included.
     pub repair_bytes: u64,
-    /// Packets that were recovered with bytes other than those sent. A code that works has none.
+    /// Recovered packets whose bytes differ from those sent; 0 for a working code.
     pub garbled: u64,
-    /// Recoveries of packets that the link had not dropped (they were only late), or again.
+    /// Recoveries of packets that the link had not dropped (they were only late), or repeated
+    /// ones.
     pub repeated: u64,
-    /// Most bytes that the decoder held.
+    /// Peak of the decoder's memory, in bytes.
     pub decoder_memory: usize,
 }
 

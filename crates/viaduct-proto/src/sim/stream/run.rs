@@ -1,4 +1,4 @@
-//! A stream on its way, and what its receiver holds.
+//! State of a running stream, with its receiver.
 
 use std::collections::HashMap;
 
@@ -8,14 +8,14 @@ use crate::link::{Dropped, Link, Reason};
 use crate::rng::Rng;
 use crate::time::Instant;
 
-/// What is on the link. A source packet's bytes follow from its number.
+/// Item on the link. A source packet's bytes follow from its number.
 #[derive(Debug)]
 enum Item {
     Packet(Seq),
     Repair { cover: Cover, row: Row, len_code: [u8; 2], body: Vec<u8> },
 }
 
-/// A stream on its way.
+/// State of a running stream.
 pub(super) struct Run<'a> {
     stream: &'a Stream,
     pub(super) contents: Contents,
@@ -23,11 +23,11 @@ pub(super) struct Run<'a> {
     link: Link<Item>,
     store: Store,
     recovered: Recovered,
-    /// Highest number that a repair has covered: what arrives below it may have been missed.
+    /// Highest number that a repair has covered: the decoder may wait for packets up to it.
     covered: Seq,
-    /// When each lost packet was sent, and when recovered.
+    /// Send time of each lost packet, and time of its recovery.
     missing: HashMap<Seq, (Instant, Option<Instant>)>,
-    /// The ordinal on the link of each lost packet.
+    /// Ordinal on the link of each lost packet.
     ordinals: Vec<(u64, Seq)>,
     outcome: Outcome,
 }
@@ -125,7 +125,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The bytes of every source packet, as a function of its number.
+/// Bytes of every source packet, as a function of its number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contents {
     seed: u64,
@@ -142,7 +142,7 @@ impl Contents {
     }
 }
 
-/// The packets that the receiver has: the last `window` numbers.
+/// Packets at the receiver: the last `window` numbers.
 #[derive(Debug)]
 struct Store {
     slots: Vec<(Seq, Vec<u8>)>,
@@ -150,7 +150,7 @@ struct Store {
 }
 
 impl Store {
-    /// Empty; the first packet will be `first`.
+    /// Creates an empty store; the first packet will be `first`.
     fn new(window: u64, first: Seq) -> Self {
         // No packet has the number before the first.
         let empty = (first.wrapping_sub(1), Vec::new());
@@ -179,7 +179,7 @@ impl Sources for Store {
     }
 }
 
-/// The length of the burst that each dropped ordinal belongs to.
+/// Length of the burst that each dropped ordinal belongs to.
 fn bursts(drops: &[Dropped]) -> HashMap<u64, u32> {
     let mut lengths = HashMap::new();
     let neighbours = |a: &Dropped, b: &Dropped| {

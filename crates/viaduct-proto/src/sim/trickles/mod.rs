@@ -6,9 +6,9 @@
 //!             both windows, side by side, at every step: a Sample
 //! ```
 //!
-//! The judge is Reno with SACK and limited transmit as kernels have it, without pacing and RACK.
-//! Messages of Trickles and segments of Reno are of one length, so whatever Trickles has in its
-//! messages beside data shows in [`Outcome::bytes`].
+//! The reference is Reno with SACK and limited transmit as kernels have it, without pacing and
+//! RACK. Messages of Trickles and segments of Reno have the same length, so that the overhead
+//! in Trickles' messages shows in [`Outcome::bytes`].
 
 mod reno;
 pub(crate) mod world;
@@ -20,29 +20,29 @@ use crate::trickles::server::Settings;
 pub(crate) use reno::{Receiver, Sender};
 use world::{End, Fetch};
 
-/// Bytes of a message, and of a segment.
+/// Length of a message, and of a segment, in bytes.
 const LENGTH: usize = 1_400;
-/// A download that does not end.
+/// Length of an endless download.
 const ENDLESS: u64 = 1 << 40;
 
-/// Two downloads to be compared.
+/// Comparison of two downloads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Contest {
-    /// The link of the requests and the acknowledgements.
+    /// Link of the requests and the acknowledgements.
     pub up: LinkConfig,
-    /// The link of the data.
+    /// Link of the data.
     pub down: LinkConfig,
-    /// What the server of Trickles decides by.
+    /// Settings of the Trickles server.
     pub settings: Settings,
-    /// Decides the losses.
+    /// Seed of the losses.
     pub seed: u64,
-    /// How long each download lasts.
+    /// Duration of each download.
     pub time: Duration,
     /// Time between two samples; above zero.
     pub step: Duration,
 }
 
-/// Where both stand at one time. Of each pair, the first is Trickles, the second Reno.
+/// State of both downloads at one time. Of each pair, the first is Trickles, the second Reno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// Time since the beginning.
@@ -53,7 +53,7 @@ pub struct Sample {
     pub packets: [u64; 2],
 }
 
-/// What became of a contest. Of each pair, the first is Trickles, the second Reno.
+/// Result of a comparison. Of each pair, the first is Trickles, the second Reno.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Packets with data that have arrived.

@@ -1,10 +1,10 @@
-//! TCP Reno as the judge: a sender with Reno's window and SACK, as kernels of today have it
-//! (RFC 5681, 6675, 6298), and a receiver with delayed acknowledgements. Packets are numbered from
-//! 1, all of one length.
+//! TCP Reno as the reference: a sender with Reno's window and SACK, as in present kernels (RFC
+//! 5681, 6675, 6298), and a receiver with delayed acknowledgements. Packets are numbered from 1
+//! and have one length.
 //!
-//! The window grows by what an acknowledgement says to have arrived *now*. The one that ends a
-//! recovery covers a whole window, but what was acknowledged selectively before counts no second
-//! time: the window is ssthresh then (RFC 5681, 3.2, step 6).
+//! The window grows by the packets that an acknowledgement newly reports. The acknowledgement
+//! that ends a recovery covers a whole window, but packets acknowledged selectively before do
+//! not count again: the window is ssthresh then (RFC 5681, 3.2, step 6).
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -15,7 +15,7 @@ const MIN_TIMEOUT: Duration = Duration::from_millis(200);
 const DELAY: Duration = Duration::from_millis(40);
 const QUICK: u64 = 8;
 
-/// A Reno sender that always has something to send.
+/// Reno sender that always has data to send.
 #[derive(Debug)]
 pub(crate) struct Sender {
     length: usize,
@@ -28,7 +28,7 @@ pub(crate) struct Sender {
     next: u64,
     sacked: BTreeSet<u64>,
     lost: BTreeSet<u64>,
-    /// Lost ones that were sent again.
+    /// Lost packets that were retransmitted.
     again: BTreeSet<u64>,
     recovery: Option<u64>,
     sent: VecDeque<(u64, Instant)>,
@@ -36,9 +36,9 @@ pub(crate) struct Sender {
     variation: Duration,
     backoff: u32,
     deadline: Option<Instant>,
-    /// Least packets that leave together.
+    /// Least number of packets sent together.
     burst: u32,
-    /// Whether some are leaving.
+    /// A burst is being sent.
     leaving: bool,
     pub(crate) timeouts: u64,
     pub(crate) recoveries: u64,
@@ -71,8 +71,8 @@ impl Sender {
         }
     }
 
-    /// The same, but it waits until so many packets can leave at once, or a third of the window, as kernels do
-    /// whose devices cut segments.
+    /// Makes the sender wait until so many packets, or a third of the window, can be sent at
+    /// once, as kernels do with devices that segment.
     #[cfg(test)]
     pub(crate) fn in_bursts(self, burst: u32) -> Self {
         Sender { burst, ..self }
@@ -83,7 +83,7 @@ impl Sender {
         self.acknowledged
     }
 
-    /// The congestion window, in packets.
+    /// Congestion window, in packets.
     pub(crate) fn window(&self) -> u32 {
         self.window
     }
@@ -115,7 +115,7 @@ impl Sender {
             self.advance(now, upto);
         }
         self.mark_lost();
-        // A repair that is lost is not followed by such an acknowledgement: it takes a timeout.
+        // A lost retransmission is not followed by such an acknowledgement: it takes a timeout.
         if advances {
             self.deadline = (self.next - 1 > self.acknowledged).then(|| now + self.wait());
         }
@@ -154,7 +154,7 @@ impl Sender {
         }
     }
 
-    /// What has three acknowledged packets above it is lost.
+    /// Marks packets with three selectively acknowledged ones above them as lost.
     fn mark_lost(&mut self) {
         let Some(&third) = self.sacked.iter().rev().nth(2) else { return };
         let new: Vec<u64> = (self.acknowledged + 1..third)
@@ -225,7 +225,7 @@ impl Sender {
     }
 }
 
-/// Its receiver.
+/// Reno receiver.
 #[derive(Debug, Default)]
 pub(crate) struct Receiver {
     upto: u64,

@@ -1,4 +1,4 @@
-//! The machines of the simulation: a server of one long stream, and a client that fetches it.
+//! Machines of the simulation: a server of one long stream, and a client that fetches it.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -23,14 +23,14 @@ pub(crate) fn address() -> SocketAddr {
     SocketAddr::from(([192, 0, 2, 1], 4_000))
 }
 
-/// A server without a past.
+/// Creates a server without history.
 pub(crate) fn server(settings: Settings, now: Instant) -> Server {
     let ring = KeyRing::new(1, &[3; 32]);
     let replay = Replay::new(1 << 22, Duration::from_secs(30), [1, 2, 3, 4], now);
     Server::new(settings, ring, replay)
 }
 
-/// Answers a request with what it asks for of a stream of `length` bytes.
+/// Serves a request from a stream of `length` bytes.
 pub(crate) fn serve(
     server: &mut Server,
     now: Instant,
@@ -71,16 +71,16 @@ pub(crate) fn serve(
     out
 }
 
-/// A client that fetches one stream.
+/// Client that fetches one stream.
 #[derive(Debug)]
 pub(crate) struct Fetch {
     pub(crate) client: Client,
     stream: Reassembly,
     now: Instant,
-    /// When the stream had come whole.
+    /// Time at which the stream was complete.
     pub(crate) done: Option<Instant>,
     length: u64,
-    /// Packets that brought data.
+    /// Packets with data that have arrived.
     pub(crate) packets: u64,
 }
 
@@ -90,7 +90,7 @@ impl Fetch {
         Fetch { client, stream: Reassembly::default(), now, done: None, length, packets: 0 }
     }
 
-    /// Bytes that came in order.
+    /// Bytes that arrived in order.
     pub(crate) fn position(&self) -> u64 {
         self.stream.position()
     }
@@ -116,7 +116,7 @@ impl Fetch {
     }
 }
 
-/// One end of the links.
+/// Machine at one end of the links.
 #[derive(Debug)]
 pub(crate) enum End {
     Client(Box<Fetch>),

@@ -1,4 +1,4 @@
-//! NEON, which every processor of this architecture has.
+//! Vectors of NEON, which every processor of this architecture has.
 
 use std::arch::aarch64::*;
 
@@ -7,11 +7,11 @@ use super::super::gf::MulTable;
 use super::super::simd::{Shape, fused};
 use super::Vector;
 
-/// Does all of `shape`.
+/// Processes all of `shape`.
 ///
 /// # Safety
-/// The pointers of `shape` must be good for `shape.len` bytes, 16 or more, the destinations for writing `shape.room` and
-/// apart from all others.
+/// The pointers of `shape` must be good for `shape.len` bytes, 16 or more, the destinations for
+/// writing `shape.room` and apart from all others.
 #[target_feature(enable = "neon")]
 pub(in super::super) unsafe fn run<const N: usize, const M: usize, const ONES: usize>(
     _level: Level,
@@ -21,8 +21,8 @@ pub(in super::super) unsafe fn run<const N: usize, const M: usize, const ONES: u
     unsafe { fused::<uint8x16_t, N, M, ONES>(shape) }
 }
 
-/// The products of the low halves of bytes, and of the high halves. SAFETY of each method: the same as of the method,
-/// which its caller vouches.
+/// Products are sums of table look-ups of the low and the high halves of bytes. SAFETY of each
+/// method: the caller vouches for the conditions of the method.
 impl Vector for uint8x16_t {
     const BYTES: usize = 16;
     type Factor = (Self, Self);

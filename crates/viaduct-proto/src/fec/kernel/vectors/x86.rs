@@ -1,4 +1,4 @@
-//! SSSE3, AVX2, and AVX2 with GFNI.
+//! Vectors of SSSE3, AVX2, and AVX2 with GFNI.
 
 use std::arch::x86_64::*;
 
@@ -7,11 +7,12 @@ use super::super::gf::{MATRICES, MulTable};
 use super::super::simd::{Shape, fused};
 use super::Vector;
 
-/// Does all of `shape`.
+/// Processes all of `shape`.
 ///
 /// # Safety
-/// The pointers of `shape` must be good for `shape.len` bytes, 32 or more (16 at [`Level::Ssse3`]), the destinations
-/// for writing `shape.room` and apart from all others, and the processor must have `level`, which is not portable.
+/// The pointers of `shape` must be good for `shape.len` bytes, 32 or more (16 at
+/// [`Level::Ssse3`]), the destinations for writing `shape.room` and apart from all others, and
+/// the processor must have `level`, which is not portable.
 #[inline]
 pub(in super::super) unsafe fn run<const N: usize, const M: usize, const ONES: usize>(
     level: Level,
@@ -51,8 +52,8 @@ unsafe fn ssse3<const N: usize, const M: usize, const ONES: usize>(shape: &Shape
     unsafe { fused::<__m128i, N, M, ONES>(shape) }
 }
 
-/// The products of the low halves of bytes, and of the high halves, in registers. SAFETY of each method: the same as of
-/// the method, which its caller vouches.
+/// Vector whose products are sums of table look-ups of the low and the high halves of bytes, in
+/// registers. SAFETY of each method: the caller vouches for the conditions of the method.
 macro_rules! vector {
     ($type:ty, $bytes:literal, $splat:ident, $load:ident, $half:expr, $store:ident, $xor:ident,
      $and:ident, $shift:ident, $shuffle:ident) => {
@@ -96,7 +97,8 @@ macro_rules! vector {
             }
             #[inline(always)]
             unsafe fn split(self) -> Self::Split {
-                // SAFETY: the processor has it. The shift is within words: what comes from other bytes is masked away.
+                // SAFETY: the processor has it. The shift is within words: what comes from
+                // other bytes is masked away.
                 unsafe { ($and(self, $splat(15)), $and($shift::<4>(self), $splat(15))) }
             }
             #[inline(always)]
@@ -133,7 +135,8 @@ vector!(
     _mm256_shuffle_epi8
 );
 
-/// 32 bytes, multiplied by a matrix of bits. SAFETY of each method: the same as of the method, which its caller vouches.
+/// Vector of 32 bytes, multiplied by a matrix of bits. SAFETY of each method: the caller
+/// vouches for the conditions of the method.
 #[derive(Clone, Copy)]
 struct Gfni(__m256i);
 
