@@ -1,4 +1,4 @@
-//! A `viaduct` that knows one more handler, `rot13`. Try it:
+//! A `viaduct` binary with one additional handler, `rot13`. Usage:
 //! `viaduct-rot13 proxy --listen 127.0.0.1:7000 --to 127.0.0.1:80 --forward late --handler rot13`
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! The example at work: a flow through its handler.
+//! End-to-end test of the example: a flow passes through the `rot13` handler.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::io::{Read as _, Write as _};

@@ -1,5 +1,6 @@
-//! A UDP stream whose receiver drops bursts, as an overloaded host does, and gets them back: from
-//! the packet cache of its own gateway first, from the sender if that has them no more.
+//! UDP stream with NAK-based recovery. The receiver drops bursts, as an overloaded host does, and
+//! recovers the packets from the packet cache of its own gateway, or from the sender if the cache
+//! does not have them.
 //!
 //! ```text
 //!   sender ══ DATA 1, 2, 3 … ══▶ WAN ══▶ gateway ══▶ receiver (drops 41 to 50)
@@ -11,8 +12,8 @@
 //! `nak-receiver receive 7000 --cache 10.2.1.1:7401` at one site, then
 //! `nak-receiver send 10.2.1.2:7000` at the other.
 //!
-//! A packet is `DATA` (`MORE` if it is sent again), its number and how many there are, big endian,
-//! and filling. A NAK is `NAK1` and the numbers that are missing.
+//! A packet is `DATA` (`MORE` if it is a retransmission), its number and the total number of
+//! packets (32 bits each, big endian), and padding. A NAK is `NAK1` and the missing numbers.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{SocketAddr, UdpSocket};
@@ -26,13 +27,13 @@ const EVERY: Duration = Duration::from_micros(1_000);
 const BURST: u32 = 10;
 /// ... out of so many.
 const PERIOD: u32 = 200;
-/// How long the cache has before the sender is asked: many LAN round trips.
+/// Time that the cache has to answer before the sender is asked: many LAN round trips.
 const CACHE_TIMEOUT: Duration = Duration::from_millis(30);
-/// How long the sender has: more than a WAN round trip.
+/// Time after which the sender is asked again: more than a WAN round trip.
 const SENDER_TIMEOUT: Duration = Duration::from_millis(400);
-/// Silence after which both give up.
+/// Silence after which the sender and the receiver give up.
 const SILENCE: Duration = Duration::from_secs(2);
-/// Most numbers in one query or NAK.
+/// Maximum packet numbers in one query or NAK.
 const MAX_NUMBERS: usize = 64;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -55,7 +56,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Sends the stream, and again what a NAK names, until nobody asks any more.
+/// Sends the stream, and retransmits the packets that NAKs name, until [`SILENCE`] has passed.
 fn send(to: &str) -> Result<()> {
     let to: SocketAddr = to.parse()?;
     let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
@@ -63,7 +64,7 @@ fn send(to: &str) -> Result<()> {
     let start = Instant::now();
     let (mut next, mut heard, mut again) = (1, Instant::now(), 0);
     while next <= PACKETS || heard.elapsed() < SILENCE {
-        // All that are due: the kernel's shortest wait may be several times longer than this.
+        // Send all packets that are due: the kernel's shortest wait may be several times `EVERY`.
         while next <= PACKETS && start.elapsed() >= EVERY * next {
             socket.send(&packet(b"DATA", next))?;
             (next, heard) = (next + 1, Instant::now());
@@ -91,7 +92,7 @@ fn read_number(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0, |number, &byte| number << 8 | u32::from(byte))
 }
 
-/// The receiving side.
+/// Receiver of the stream.
 struct Receiver {
     socket: UdpSocket,
     port: u16,
@@ -99,14 +100,14 @@ struct Receiver {
     seen: Seen,
 }
 
-/// What has come, and what has not.
+/// Packets received, dropped and missing.
 #[derive(Default)]
 struct Seen {
     sender: Option<SocketAddr>,
     highest: u32,
     total: u32,
     dropped: HashSet<u32>,
-    /// Since when, and when to ask the sender.
+    /// By number: when the packet was found missing, and when to ask the sender.
     missing: BTreeMap<u32, (Instant, Instant)>,
     by_cache: Vec<Duration>,
     by_sender: Vec<Duration>,
@@ -130,7 +131,7 @@ impl Seen {
 impl Receiver {
     fn run(&mut self) -> Result<()> {
         let mut heard = Instant::now();
-        // The first packet may take its time.
+        // The sender may be started later, so the first packet has more time.
         let patience = |r: &Self| if r.seen.sender.is_none() { 30 * SILENCE } else { SILENCE };
         while !self.seen.all() && heard.elapsed() < patience(self) {
             self.socket.set_read_timeout(Some(Duration::from_millis(5)))?;
@@ -146,7 +147,7 @@ impl Receiver {
 
     fn take(&mut self, datagram: &[u8], from: SocketAddr) -> Result<()> {
         let Some((kind, rest)) = datagram.split_first_chunk::<4>() else { return Ok(()) };
-        // The cache's own answer says how many it found; the packets themselves say more.
+        // Other datagrams, such as the cache's own answer with the number found, are ignored.
         if !matches!(kind, b"DATA" | b"MORE") || rest.len() < 8 {
             return Ok(());
         }
@@ -171,14 +172,15 @@ impl Receiver {
         Ok(())
     }
 
-    /// Notes what is missing and asks the cache for it.
+    /// Records missing packets and asks the cache for them.
     fn miss(&mut self, gap: &[u32]) -> Result<()> {
         let now = Instant::now();
         let ask_again = if self.cache.is_some() { now + CACHE_TIMEOUT } else { now };
         self.seen.missing.extend(gap.iter().map(|&n| (n, (now, ask_again))));
         let Some(cache) = self.cache else { return Ok(()) };
         for numbers in gap.chunks(MAX_NUMBERS) {
-            // UDP (17); what is wanted is 8 bytes long and stands behind the UDP header of 8.
+            // Protocol UDP (17 = 0x11), patterns of 8 bytes. A pattern is compared at offset 8,
+            // after the UDP header.
             let mut query = [&b"VDC1\x11\x08"[..], &self.port.to_be_bytes(), &[0, 8]].concat();
             for number in numbers {
                 query.extend([&b"DATA"[..], &number.to_be_bytes()].concat());
@@ -188,7 +190,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Asks the sender for what the cache did not have, and again for what did not come.
+    /// Asks the sender for packets that the cache did not deliver, and again for overdue ones.
     fn ask_sender(&mut self) -> Result<()> {
         let (Some(sender), now) = (self.seen.sender, Instant::now()) else { return Ok(()) };
         let mut nak = b"NAK1".to_vec();

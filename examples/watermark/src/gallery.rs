@@ -1,16 +1,17 @@
-//! What an event is answered with (section 6.2): from the event, the secrets and the files alone.
+//! Replies to events (section 6.2), computed from the event, the secrets and the files alone.
 //!
 //! ```text
 //!   GET /4711/cat.jpg     cat.jpg, with the mark of client 4711
 //!   output continuation   1 | State      a part of the picture
-//!                         2              nothing of that name
-//!                         3              no request of this kind
+//!                         2              no picture of that name
+//!                         3              invalid request
 //! ```
 //!
-//! A continuation yields what its checkpoints reach. The next one is made while packets of the last half of
-//! it are asked for: it is put into three of them, beside their data (msk_setucont), and what has no room then
-//! is asked for again. Each of the three would do. In the last of them is the last byte, so no client has all
-//! of a part without what the next one takes.
+//! A continuation covers the part between its first and last checkpoint. The next continuation is
+//! computed while packets of the second half of the part are asked for. Three of these packets
+//! carry it beside their data (msk_setucont); data that does not fit is asked for again. Any of the
+//! three packets is sufficient. The last of them also carries the last byte of the part, so a
+//! client that has the whole part has the next continuation too.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,41 +30,42 @@ use crate::state::{MAX_STRIDES, State};
 const PICTURE: u8 = 1;
 const NOTHING: u8 = 2;
 const REFUSED: u8 = 3;
-/// Bytes that come with the promise, unasked: a first window.
+/// Bytes sent unasked with the first continuation: an initial window.
 const FIRST: u64 = 14_000;
-/// Strides of the first part: who asks has proven nothing yet, and each is read and marked for the checkpoint behind it.
+/// Strides of the first part. Each stride is decoded and marked to compute the checkpoint after it,
+/// and the address of the client is not validated yet, so the part is short.
 const FIRST_STRIDES: usize = 16;
 const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: image/jpeg\r\nConnection: close\r\n\r\n";
 
-/// The pictures, and the key of their marks. Replicas have the same.
+/// Pictures and the key of their marks, both identical on all replicas.
 #[derive(Debug)]
 pub struct Gallery {
     key: Key,
     pictures: BTreeMap<String, Picture>,
 }
 
-/// A continuation in the making.
+/// New continuation: its valid range, and its state as bytes.
 type Made = (Valid, Vec<u8>);
 
 impl Gallery {
-    /// Without pictures.
+    /// Creates a gallery without pictures.
     pub fn new(key: Key) -> Gallery {
         Gallery { key, pictures: BTreeMap::new() }
     }
 
-    /// One more.
+    /// Adds a picture under a name.
     pub fn add(&mut self, name: &str, picture: Picture) {
         self.pictures.insert(name.to_owned(), picture);
     }
 
-    /// The answer to an event.
+    /// Returns the reply to an event.
     pub fn respond(&self, ring: &KeyRing, event: &Minisocket<'_>) -> Reply {
         let mut reply = Reply::default();
         let mut speaks = false;
         for input in event.inputs(ring) {
             let begun = std::mem::replace(&mut speaks, true);
             match input {
-                // One at a time: what nothing is said to is sent again.
+                // One input an event. The client retransmits inputs that get no reply.
                 Ok(_) if begun => {}
                 Ok(input) => self.begin(&input, &mut reply),
                 Err(strange) => {
@@ -71,10 +73,11 @@ impl Gallery {
                 }
             }
         }
-        // The ask of each packet, of those that have room.
+        // Ask `n` belongs to the `n`th packet that has room.
         let with_room: Vec<usize> =
             event.room().enumerate().filter(|(_, room)| *room > 0).map(|(at, _)| at).collect();
-        // Who opens a connection has proven nothing: the next part is made for him when he asks once more.
+        // The address of a client that opens a connection is not validated. The next part is
+        // computed when the client asks again.
         let proven = event.kind() == Kind::Request;
         let mut next = None;
         for asked in event.asks(ring) {
@@ -92,11 +95,12 @@ impl Gallery {
         reply
     }
 
-    /// Reads a request, and promises the answer.
+    /// Reads a request, and replies with the continuation of its answer.
     fn begin(&self, input: &Input<'_>, reply: &mut Reply) {
         let place = input.place;
         let whole = match Request::parse(input.bytes) {
-            // What has not all come, comes again with more; a packet holds what is asked here.
+            // An incomplete request is sent again with more bytes. Requests for this service fit
+            // into one packet.
             Ok(None) if !input.ends => {
                 reply.input(place, []);
                 return;
@@ -107,7 +111,7 @@ impl Gallery {
         };
         let all = place.after(input.bytes.len() as u64).position;
         let (valid, state) = self.promise(&whole, place.stream, place.start);
-        // There is room in the region for any picture: but whoever asks may have reserved less.
+        // A region has room for any picture, but the client may have reserved less.
         if valid.end > place.region().end {
             reply.reset(place.stream, Reason::Refused);
             return;
@@ -143,7 +147,8 @@ impl Gallery {
         (Valid { stream, start, end, last: true, leave: 0 }, vec![kind])
     }
 
-    /// Answers an ask, in packet `packet` if that may bring the part behind: `next`, of one part for each event.
+    /// Answers an ask. `packet` is the packet that may carry the next continuation, if any. `next`
+    /// caches that continuation; it is computed for one part in each event.
     fn give<'m>(
         &self,
         ring: &KeyRing,
@@ -153,7 +158,8 @@ impl Gallery {
         reply: &mut Reply,
     ) {
         if needs_next(asked) {
-            // Without it the end of this part is no good: it is asked for again.
+            // Without the next continuation this data is withheld, and the client asks for it
+            // again.
             let Some(packet) = packet else { return };
             if next.is_none() {
                 *next = self.next(asked).map(|made| (asked.state, made));
@@ -172,7 +178,7 @@ impl Gallery {
         };
     }
 
-    /// The bytes that are asked for; none if the picture is another by now.
+    /// Returns the bytes of an ask; `None` if the picture has changed since.
     fn stretch(&self, asked: &Asked<'_>) -> Option<Stretch> {
         let Asked { valid, range, .. } = asked;
         let bytes = match part(asked.state) {
@@ -192,7 +198,7 @@ impl Gallery {
         self.pictures.values().find(|picture| picture.print() == state.print)
     }
 
-    /// The bytes that are asked for, of head and picture.
+    /// Returns the bytes in `range`, which covers the HTTP head and the picture.
     fn bytes(&self, state: &State, picture: &Picture, range: &Range<u64>) -> Vec<u8> {
         let range = range.start - state.start..range.end - state.start;
         let head = HEAD.len() as u64;
@@ -206,7 +212,7 @@ impl Gallery {
         bytes
     }
 
-    /// The part behind that of an ask.
+    /// Computes the continuation of the part after that of an ask.
     fn next(&self, asked: &Asked<'_>) -> Option<Made> {
         let state = part(asked.state)?;
         let picture = self.of(&state)?;
@@ -217,12 +223,12 @@ impl Gallery {
     }
 }
 
-/// What a continuation of a picture says.
+/// Parses the continuation of a picture; `None` for other continuations.
 fn part(state: &[u8]) -> Option<State> {
     State::parse(state.strip_prefix(&[PICTURE])?)
 }
 
-/// The continuation of a part.
+/// Builds the continuation of a part; `first` if it is the first of the picture.
 fn made(state: &State, picture: &Picture, stream: u32, first: bool) -> Made {
     let (stride, end) = state.last();
     let place = |offset: u64| state.start + HEAD.len() as u64 + offset;
@@ -232,7 +238,7 @@ fn made(state: &State, picture: &Picture, stream: u32, first: bool) -> Made {
     (valid, [&[PICTURE], &state.emit()[..]].concat())
 }
 
-/// Whether the packet of an ask is one of those that bring the next continuation.
+/// Returns whether the answer to an ask must carry the next continuation.
 fn needs_next(asked: &Asked<'_>) -> bool {
     let Valid { start, end, last, .. } = asked.valid;
     let length = end - start;
@@ -240,7 +246,7 @@ fn needs_next(asked: &Asked<'_>) -> bool {
     !last && length > 0 && marks.iter().any(|mark| asked.range.contains(mark))
 }
 
-/// What is said where there is no picture.
+/// Returns the HTTP response of a request that gets no picture; `None` for other kinds.
 fn failure(kind: u8) -> Option<Vec<u8>> {
     let plan = match kind {
         NOTHING => {

@@ -1,4 +1,4 @@
-//! Serves pictures, each client's with a mark of its own; and reads marks.
+//! Serves pictures with a separate mark for each client, and reads marks.
 //!
 //! ```text
 //!   viaduct-watermark serve --mark MARK --key KEY --listen 0.0.0.0:8080 cat.jpg dog.jpg
@@ -26,7 +26,7 @@ use viaduct_watermark::picture::Picture;
 
 /// Bytes of the replay window.
 const REPLAY: usize = 4 << 20;
-/// The loop looks at its secrets, and whether it is to end, this often.
+/// Interval at which an idle event loop checks its secrets and the stop flag.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Serves pictures with a mark for each client, and reads marks.
@@ -46,7 +46,7 @@ enum Command {
         /// Packets of one connection are dealt among several servers
         #[arg(long, requires = "key")]
         balanced: bool,
-        /// Where the journal of changed rules is kept
+        /// Directory of the journal of changed rules
         #[arg(long, value_name = "DIR", default_value = "/run/viaduct")]
         run_dir: PathBuf,
         /// Baseline JPEG files
@@ -121,7 +121,7 @@ fn serve(
         });
         if came.unwrap_or(0) == 0 {
             wait(&[&listener], &waker, LOOK);
-            // A file that is not in order changes nothing.
+            // On error, for example if the secrets file is invalid, the old secrets stay in use.
             let _ = listener.look();
         }
     }

@@ -1,14 +1,16 @@
-//! The mark: which client a picture was made for, in the last bits of coefficients.
+//! Watermark that names a picture's client, in the least significant bits of coefficients.
 //!
 //! ```text
 //!   payload of 64 bits   client 4 | HMAC-SHA-256 of it, the first 4 bytes
-//!   block n              its last coefficient that is not 0 is made odd or even: bit n % 64 of the payload,
-//!                        xor bit n of a stream that the mark's key yields
+//!   block n              its last coefficient that is not 0 is made odd or even:
+//!                        bit n % 64 of the payload, xor bit n of a key stream
 //! ```
 //!
-//! A value moves by one and never becomes 0, so runs of zeros stay as they are. It may need a longer code; then
-//! all that follows stands at other bits. A block without such a coefficient, or whose table has no code for
-//! either neighbour, bears nothing. Who reads the mark has blocks vote: a few that were changed change nothing.
+//! The magnitude changes by one and never becomes 0, so runs of zeros are preserved. The new value
+//! may need a Huffman code of another length, which shifts all bits that follow. A block carries no
+//! bit if it has no such coefficient, or if its table has no code for either neighbouring value.
+//! The reader takes a majority vote over the blocks of each payload bit, so a few altered blocks
+//! do not change the result.
 
 use ring::hmac;
 
@@ -18,25 +20,26 @@ use crate::jpeg::{Block, Jpeg, Token};
 const BITS: usize = 64;
 /// Largest coefficient of a baseline file.
 const LARGEST: u16 = 1023;
-/// Blocks for which one HMAC has bits.
+/// Blocks covered by one HMAC of the key stream: one bit a block.
 const STRIDE: usize = 256;
 
-/// The key of marks.
+/// Secret key of the marks.
 #[derive(Clone, Debug)]
 pub struct Key(hmac::Key);
 
-/// What a picture says of whom it was made for.
+/// Result of reading a picture's mark.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reading {
-    /// The client; none if the payload's code is wrong.
+    /// Client that the picture was made for; `None` if the payload's HMAC does not match.
     pub client: Option<u32>,
-    /// Blocks that bear a bit.
+    /// Number of blocks that carry a bit.
     pub blocks: usize,
-    /// The share of them that say what most say: about a half in pictures without a mark, of this key.
+    /// Share of these blocks that agree with the majority vote of their bit: about 0.5 in pictures
+    /// without a mark of this key.
     pub agree: f64,
 }
 
-/// A client's mark, in the making; blocks come in their order.
+/// Writer of a client's mark. Blocks are passed in their order.
 #[derive(Clone, Debug)]
 pub struct Mark<'k> {
     key: &'k Key,
@@ -44,7 +47,7 @@ pub struct Mark<'k> {
     stream: Stream,
 }
 
-/// 256 bits of the stream.
+/// 256 bits of the key stream.
 #[derive(Clone, Debug, Default)]
 struct Stream {
     of: Option<usize>,
@@ -52,12 +55,12 @@ struct Stream {
 }
 
 impl Key {
-    /// From a secret of 32 bytes.
+    /// Creates a key from a secret of 32 bytes.
     pub fn new(secret: &[u8; 32]) -> Key {
         Key(hmac::Key::new(hmac::HMAC_SHA256, secret))
     }
 
-    /// The mark of a client.
+    /// Returns the mark of a client.
     pub fn mark(&self, client: u32) -> Mark<'_> {
         Mark { key: self, payload: self.payload(client), stream: Stream::default() }
     }
@@ -68,7 +71,7 @@ impl Key {
         u64::from(client) << 32 | u64::from(code)
     }
 
-    /// Reads a picture's mark.
+    /// Reads a picture's mark. `None` if the coded picture is damaged.
     pub fn read(&self, picture: &Jpeg) -> Option<Reading> {
         let (mut votes, mut stream) = ([[0_usize; 2]; BITS], Stream::default());
         let (mut at, mut n, mut blocks) = (0, 0, Vec::new());
@@ -96,7 +99,7 @@ impl Key {
 }
 
 impl Mark<'_> {
-    /// Puts the mark's bit into block `n` of the picture.
+    /// Embeds the mark's bit in block `n` of the picture.
     pub fn put(&mut self, picture: &Jpeg, n: usize, block: &mut Block) {
         let Some(place) = bearer(block) else { return };
         let bit = self.payload >> (BITS - 1 - n % BITS) & 1 == 1;
@@ -126,7 +129,7 @@ impl Stream {
     }
 }
 
-/// The token of a block's last coefficient, DC's not counted, that is not 0.
+/// Index of the token of a block's last AC coefficient that is not 0.
 fn bearer(block: &Block) -> Option<usize> {
     let bears = |token: &Token| token.magnitude() > 0;
     block.tokens.iter().skip(1).rposition(bears).map(|place| place + 1)

@@ -1,16 +1,17 @@
-//! A picture with a client's mark, from any place on (section 6.2).
+//! Pictures with a client's mark, produced from any offset (section 6.2).
 //!
-//! Where a unit begins in what a client gets depends on all units before it: codes have become longer, bytes
-//! were stuffed. So a server that keeps nothing would have to begin at the beginning. Instead the client keeps, in
-//! its output continuation, where every so many units begin: byte, and bits of that byte.
+//! The offset of a unit in a client's file depends on all units before it, because the mark changes
+//! code lengths and byte stuffing. A server without per-client state would have to start at the
+//! beginning of the file. The client's output continuation therefore records where strides of units
+//! begin: the byte offset, and the leading bits of that byte.
 //!
 //! ```text
 //!   head │ unit 0 ... │ unit n ... │ unit 2n ... │ ... │ tail
 //!        └ Checkpoint ┴ Checkpoint ┴ offset, bits
 //! ```
 //!
-//! What is known of the file itself, and is the same for all clients, is an index that is made when it is
-//! opened: at which bit of the file every so many units begin.
+//! The source file has an index, which is built when the file is opened and is the same for all
+//! clients. It holds the bit of the coded picture at which each stride of units begins.
 
 use std::ops::Range;
 
@@ -19,34 +20,35 @@ use ring::digest;
 use crate::jpeg::{Jpeg, Partial, Writer, Wrong};
 use crate::mark::{Key, Mark};
 
-/// Bytes of the file between two checkpoints, about: what is computed for nothing before a range.
+/// Approximate bytes of the file between two checkpoints. At most one stride is computed in vain
+/// before a range.
 const STRIDE: usize = 4096;
 
-/// A file, ready to be marked.
+/// Source file with its index, ready to be marked.
 #[derive(Debug)]
 pub struct Picture {
     jpeg: Jpeg,
-    /// Units between two checkpoints.
+    /// Number of units between two checkpoints.
     stride: usize,
-    /// The bit of the file at which each stride of units begins.
+    /// Bit of the coded picture, without stuffing, at which each stride of units begins.
     index: Vec<usize>,
     print: [u8; 8],
 }
 
-/// Where a stride of units begins for a client.
+/// Start of a stride of units in a client's file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// The byte, from the beginning of the file.
+    /// Byte offset from the beginning of the file.
     pub offset: u64,
-    /// What of the byte is before them.
+    /// Bits of that byte that precede the stride.
     pub partial: Partial,
 }
 
 impl Picture {
-    /// Reads a file, and goes through all of it once.
+    /// Parses a file, and decodes all of it once to build the index.
     ///
     /// # Errors
-    /// It is no JPEG file of the kind that is served, or damaged.
+    /// The file is not a JPEG file of a supported kind, or it is damaged.
     pub fn open(file: &[u8]) -> Result<Picture, Wrong> {
         let jpeg = Jpeg::parse(file)?;
         let strides = jpeg.scan_len().div_ceil(STRIDE).max(1);
@@ -63,23 +65,23 @@ impl Picture {
         Ok(Picture { jpeg, stride, index, print })
     }
 
-    /// By which replicas know that they have the same file.
+    /// Fingerprint by which replicas recognise the same file: the first 8 bytes of its SHA-256.
     pub fn print(&self) -> [u8; 8] {
         self.print
     }
 
-    /// How many strides of units there are.
+    /// Number of strides of units.
     pub fn strides(&self) -> usize {
         self.index.len()
     }
 
-    /// The first checkpoint, which is the same for all.
+    /// Returns the first checkpoint, which is the same for all clients.
     pub fn first(&self) -> Checkpoint {
         Checkpoint { offset: self.jpeg.head.len() as u64, partial: Partial::default() }
     }
 
-    /// Where the strides from `from` on begin for a client, whose first begins at `at`: that, and up to
-    /// `most` behind it, of which the last may be the end of the file.
+    /// Returns a client's checkpoints from stride `from` on, which begins at `at`: `at` itself and
+    /// up to `most` further ones. The last of them may be the end of the file.
     pub fn checkpoints(
         &self,
         key: &Key,
@@ -98,8 +100,9 @@ impl Picture {
         found
     }
 
-    /// The client's bytes in `range`, of the file with its mark; `stride` begins at `at`, which is before all of
-    /// them but those of the head. Fewer if the file ends before.
+    /// Returns the bytes in `range` of the file with a client's mark. `stride` begins at `at`,
+    /// which must not lie after the first byte of the range that follows the head. The result is
+    /// shorter if the file ends within the range.
     pub fn bytes(
         &self,
         key: &Key,
@@ -119,17 +122,17 @@ impl Picture {
         [head, cut(&writer.bytes, at.offset, &range)].concat()
     }
 
-    /// The whole file with a client's mark, in one go.
+    /// Returns the whole file with a client's mark.
     pub fn whole(&self, key: &Key, client: u32) -> Vec<u8> {
         self.bytes(key, client, (0, self.first()), 0..u64::MAX)
     }
 
-    /// Writes a stride of units, and what is behind the last of them.
+    /// Writes a stride of units; after the last stride, the padding and the tail of the file.
     fn write(&self, stride: usize, mark: &mut Mark<'_>, out: &mut Writer) {
         let mut at = self.index[stride];
         let (first, mut blocks) = (stride * self.stride, Vec::new());
         for unit in first..self.jpeg.units().min(first + self.stride) {
-            // It was read when the index was made.
+            // `open` has decoded all units, so this does not fail.
             let Some(next) = self.jpeg.unit(at, &mut blocks) else { return };
             for (n, block) in blocks.iter_mut().enumerate() {
                 mark.put(&self.jpeg, unit * self.jpeg.blocks_a_unit() + n, block);
@@ -144,7 +147,7 @@ impl Picture {
     }
 }
 
-/// What of `bytes`, which begin at `start`, is in `range`.
+/// Returns the part of `bytes`, which begin at offset `start`, that lies in `range`.
 fn cut<'a>(bytes: &'a [u8], start: u64, range: &Range<u64>) -> &'a [u8] {
     let place = |at: u64| at.saturating_sub(start).min(bytes.len() as u64) as usize;
     &bytes[place(range.start)..place(range.end).max(place(range.start))]

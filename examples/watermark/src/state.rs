@@ -1,50 +1,53 @@
-//! What an output continuation says of a transfer: all that a server knows of it.
+//! State of a transfer in an output continuation. The server keeps no other state of it.
 //!
 //! ```text
-//!   state   print of the file 8 | client 4 | where the answer begins 8 | stride 4 | its offset 8 | bits 1
-//!           | for each that follows: bytes to it, a number | bits 1
+//!   state   print of the file 8 | client 4 | where the answer begins 8
+//!           | stride 4 | its offset 8 | bits 1
+//!           | for each further checkpoint: bytes to it, a number | bits 1
 //!   number  seven bits a byte, low first, the eighth bit of all but the last
-//!   bits    of the byte at which a stride begins: a one, and those that are before it
+//!   bits    of the byte at which a stride begins: a one, and the bits before the stride
 //! ```
 //!
-//! The last of them is where the continuation ends, and the next one begins.
+//! The last checkpoint is where the continuation ends and the next one begins.
 
 use crate::jpeg::Partial;
 use crate::picture::Checkpoint;
 
-/// Most strides of a continuation: with it, and what else there is, no more than 768 bytes.
+/// Maximum strides in a continuation. With its other fields, a continuation is at most 768 bytes.
 pub const MAX_STRIDES: usize = 160;
 
-/// A part of a transfer.
+/// State of one part of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    /// Which file.
+    /// Fingerprint of the file.
     pub print: [u8; 8],
-    /// Whom it is for.
+    /// Client that the picture is marked for.
     pub client: u32,
-    /// Where the answer begins in the output of its stream.
+    /// Position in the stream's output at which the answer begins.
     pub start: u64,
-    /// The stride at which the first checkpoint stands.
+    /// Number of the stride that begins at the first checkpoint.
     pub stride: usize,
-    /// The checkpoints: one at least.
+    /// Checkpoints, at least one.
     pub checkpoints: Vec<Checkpoint>,
 }
 
 impl State {
-    /// The checkpoint from which the byte at `offset` of the file is made, and its stride.
+    /// Returns the checkpoint from which the byte at `offset` of the file is produced, and its
+    /// stride.
     pub fn before(&self, offset: u64) -> (usize, Checkpoint) {
-        // The bits that a byte has from before are in its checkpoint, so the byte is made from there.
+        // A checkpoint holds the leading bits of its partial byte, so that byte is produced from
+        // this checkpoint.
         let n = self.checkpoints.partition_point(|at| at.offset <= offset).saturating_sub(1);
         (self.stride + n, self.checkpoints[n])
     }
 
-    /// Where it ends.
+    /// Returns the last checkpoint and its stride, where this part ends.
     pub fn last(&self) -> (usize, Checkpoint) {
         let n = self.checkpoints.len() - 1;
         (self.stride + n, self.checkpoints[n])
     }
 
-    /// Its bytes.
+    /// Serialises the state.
     pub fn emit(&self) -> Vec<u8> {
         let (mut out, first) = (self.print.to_vec(), self.checkpoints[0]);
         out.extend(self.client.to_be_bytes());
@@ -64,7 +67,7 @@ impl State {
         out
     }
 
-    /// From those; none if they are not of this form.
+    /// Parses a serialised state; `None` if it is malformed.
     pub fn parse(bytes: &[u8]) -> Option<State> {
         let (print, rest) = bytes.split_first_chunk()?;
         let (client, rest) = rest.split_first_chunk()?;

@@ -1,4 +1,4 @@
-//! Marked files: a decoder reads them, the mark is read back, and any range is made from a
+//! Marked files: a decoder accepts them, the mark is read back, and any range is produced from a
 //! checkpoint alone.
 #![allow(clippy::unwrap_used)] // a test may panic
 
@@ -22,7 +22,7 @@ fn a_decoder_opens_what_is_marked_and_the_mark_is_read_back() {
         &["-quality", "95", "-sample", "2x1"],
     ];
     for kind in kinds {
-        // No whole units at its edges.
+        // A size that leaves partial units at the edges.
         let Some(file) = picture(397, 283, kind) else { return };
         let source = Picture::open(&file).unwrap();
         let marked: Vec<Vec<u8>> =
@@ -30,7 +30,8 @@ fn a_decoder_opens_what_is_marked_and_the_mark_is_read_back() {
         for (client, marked) in [1, 4711, u32::MAX].into_iter().zip(&marked) {
             let reading = key.read(&Jpeg::parse(marked).unwrap()).unwrap();
             assert_eq!(reading.client, Some(client), "{kind:?}: {reading:?}");
-            // A table that was made for its picture lacks some codes: blocks that would need them bear nothing.
+            // A table optimised for its picture lacks some codes. Blocks that would need them carry
+            // no bit.
             let least = if kind.contains(&"-optimize") { 0.8 } else { 0.95 };
             assert!(reading.agree > least, "{kind:?}: {reading:?}");
             let alike = psnr(&decoded(&file), &decoded(marked));
@@ -52,7 +53,7 @@ fn any_range_is_the_same_from_the_checkpoints_of_any_replica() {
     let replicas = [Picture::open(&file).unwrap(), Picture::open(&file).unwrap()];
     let whole = replicas[0].whole(&key, client);
     let mut rng = Rng::from_seed(5);
-    // Parts of a few strides, each from the one before, by either replica in turn.
+    // Parts of up to 7 strides, each continued from the part before, by the replicas in turn.
     let (mut stride, mut at, mut turn) = (0, replicas[0].first(), 0);
     let mut alignments = [0; 8];
     while stride < replicas[0].strides() {
@@ -87,7 +88,7 @@ fn what_cannot_be_served_is_refused_by_name() {
     assert!(open(&restarts).contains("restart"));
     let file = picture(64, 64, &[]).unwrap();
     assert!(open(b"GIF89a").contains("no JPEG"));
-    // Whatever is cut or altered is refused or read, and does not panic.
+    // Truncated or altered files are refused or read, without a panic.
     let key = Key::new(&SECRET);
     for cut in 0..file.len() {
         let _ = Picture::open(&file[..cut]).map(|picture| picture.whole(&key, 1));

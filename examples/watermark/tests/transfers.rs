@@ -1,5 +1,5 @@
-//! Transfers: over a link that loses packets, from replicas that answer in turn; and from a process that
-//! is killed in the middle.
+//! Transfers: from replicas that answer in turn over a link that loses packets, and from a process
+//! that is killed halfway.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod common;
@@ -36,14 +36,14 @@ fn key() -> Key {
     Key::new(&SECRET)
 }
 
-/// What stands behind the head of a response.
+/// Body of a response.
 fn body(response: &[u8]) -> &[u8] {
     let end = response.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
     assert!(response.starts_with(b"HTTP/1.1 200 OK"));
     &response[end + 4..]
 }
 
-/// Replicas, each with files and a replay window of its own.
+/// Creates a replica with its own files and its own replay window.
 fn replica(file: &[u8], now: Moment) -> (Gallery, Endpoint) {
     let mut gallery = Gallery::new(key());
     gallery.add("a.jpg", Picture::open(file).unwrap());
@@ -97,7 +97,7 @@ fn replicas_that_answer_in_turn_over_a_link_with_losses_make_one_picture() {
     assert!(replicas.iter().all(|(_, endpoint)| endpoint.stats().packets > 20));
 }
 
-/// A namespace with a directory of files.
+/// Network namespace with a directory of files.
 struct World {
     netns: Netns,
     dir: PathBuf,
@@ -111,7 +111,7 @@ impl World {
         };
         let up = netns.command("ip").args(["link", "set", "lo", "up"]).status();
         assert!(up.unwrap().success());
-        // Slow enough to be in the middle of something.
+        // Slow enough that the transfer still runs when the server is killed.
         let slow = "qdisc add dev lo root tbf rate 20mbit burst 32k latency 100ms";
         assert!(netns.command("tc").args(slow.split(' ')).status().unwrap().success());
         let dir = std::env::temp_dir().join(format!("viaduct-watermark-{}", std::process::id()));
@@ -144,7 +144,7 @@ impl Drop for World {
     }
 }
 
-/// Fetches the picture; `half` is called when half of `length` bytes have come.
+/// Fetches the picture; calls `half` once more than half of `length` bytes have arrived.
 fn fetch(dir: &Path, length: usize, mut half: impl FnMut()) -> Vec<u8> {
     let settings = ClientSettings {
         ways: Ways::Any,

@@ -1,8 +1,8 @@
-//! Bits of entropy-coded data (ITU-T T.81, B.1.1.5): most significant first, with a zero byte behind each
-//! that is `ff`, which is in the file and not in the data.
+//! Bits of entropy-coded data (ITU-T T.81, B.1.1.5), most significant first. In the file, a stuffed
+//! zero byte follows each data byte `ff`.
 
-/// The data of a scan without what is stuffed into it, up to the next marker, and how many bytes of the file
-/// that takes.
+/// Returns the data of a scan without stuffed bytes, up to the next marker, and the number of file
+/// bytes that it occupies.
 pub(super) fn unstuffed(file: &[u8]) -> (Vec<u8>, usize) {
     let (mut data, mut at) = (Vec::with_capacity(file.len()), 0);
     while let Some(&byte) = file.get(at) {
@@ -16,16 +16,16 @@ pub(super) fn unstuffed(file: &[u8]) -> (Vec<u8>, usize) {
     (data, at)
 }
 
-/// Reads bits.
+/// Bit reader.
 #[derive(Clone, Debug)]
 pub(super) struct Reader<'a> {
     data: &'a [u8],
-    /// Bits that were read.
+    /// Number of bits read.
     at: usize,
 }
 
 impl<'a> Reader<'a> {
-    /// From bit `at` on.
+    /// Creates a reader that starts at bit `at`.
     pub(super) fn new(data: &'a [u8], at: usize) -> Self {
         Reader { data, at }
     }
@@ -34,14 +34,14 @@ impl<'a> Reader<'a> {
         self.at
     }
 
-    /// The next 16 bits, ones behind the end.
+    /// Returns the next 16 bits without consuming them; bits past the end are ones.
     pub(super) fn peek(&self) -> u16 {
         let byte = |n: usize| u32::from(self.data.get(self.at / 8 + n).copied().unwrap_or(0xff));
         let three = byte(0) << 16 | byte(1) << 8 | byte(2);
         (three >> (8 - self.at % 8)) as u16
     }
 
-    /// The next `count` bits, 16 at most; none if there are fewer.
+    /// Reads the next `count` bits, at most 16; `None` if fewer are left.
     pub(super) fn take(&mut self, count: u8) -> Option<u16> {
         let bits = if count == 0 { 0 } else { self.peek() >> (16 - count) };
         self.at += usize::from(count);
@@ -49,15 +49,15 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes bits, as a file has them.
+/// Bit writer that stuffs bytes as a file requires.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Writer {
-    /// Whole bytes, zeros stuffed behind `ff`.
+    /// Complete bytes, with a zero stuffed after each `ff`.
     pub bytes: Vec<u8>,
     partial: Partial,
 }
 
-/// Bits of a byte that is not whole yet: seven at most.
+/// Bits of an incomplete byte, at most seven.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Partial {
     bits: u8,
@@ -65,12 +65,12 @@ pub struct Partial {
 }
 
 impl Partial {
-    /// In one byte: a one, and the bits behind it.
+    /// Encodes the bits in one byte: a one, then the bits.
     pub fn byte(self) -> u8 {
         1 << self.count | self.bits
     }
 
-    /// From that byte; none for 0.
+    /// Decodes such a byte; `None` for 0.
     pub fn of(byte: u8) -> Option<Partial> {
         let count = byte.checked_ilog2()? as u8;
         Some(Partial { bits: byte & !(1 << count), count })
@@ -78,17 +78,17 @@ impl Partial {
 }
 
 impl Writer {
-    /// Goes on behind these bits.
+    /// Creates a writer that continues after these bits.
     pub fn behind(partial: Partial) -> Writer {
         Writer { bytes: Vec::new(), partial }
     }
 
-    /// The bits that do not fill a byte yet.
+    /// Returns the bits of the incomplete last byte.
     pub fn partial(&self) -> Partial {
         self.partial
     }
 
-    /// Appends `count` bits, 16 at most.
+    /// Appends the low `count` bits of `bits`, at most 16.
     pub fn put(&mut self, bits: u16, count: u8) {
         let Partial { bits: before, count: filled } = self.partial;
         let mask = (1_u32 << count) - 1;
@@ -105,7 +105,7 @@ impl Writer {
         self.partial = Partial { bits: (all & ((1 << left) - 1)) as u8, count: left };
     }
 
-    /// Fills the last byte with ones.
+    /// Fills an incomplete last byte with ones.
     pub fn pad(&mut self) {
         if self.partial.count > 0 {
             self.put(0xff, 8 - self.partial.count);

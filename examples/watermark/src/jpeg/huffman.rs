@@ -1,20 +1,21 @@
-//! Huffman tables, both ways (ITU-T T.81, annex C and F.2.2.3).
+//! Huffman tables, for decoding and encoding (ITU-T T.81, annex C and F.2.2.3).
 
 use super::Wrong;
 use super::bits::Reader;
 
-/// A table: symbols by code, codes by symbol.
+/// Huffman table: symbols by code, and codes by symbol.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
-    /// Of each length, from 1: the first code, how many there are, and where their symbols begin.
+    /// For each code length, from 1: the first code, the number of codes, and the index of their
+    /// first symbol.
     lengths: [(u16, u16, u16); 16],
     symbols: Vec<u8>,
-    /// Code and its length, of each symbol; length 0: it has none.
+    /// Code of each symbol, and its length in bits; length 0 if the symbol has no code.
     codes: Vec<(u16, u8)>,
 }
 
 impl Table {
-    /// From how many codes there are of each length, and the symbols in their order.
+    /// Builds a table from the number of codes of each length, and the symbols in code order.
     pub(super) fn new(counts: &[u8; 16], symbols: &[u8]) -> Result<Table, Wrong> {
         let mut lengths = [(0, 0, 0); 16];
         let mut codes = vec![(0, 0); 256];
@@ -34,7 +35,7 @@ impl Table {
         Ok(Table { lengths, symbols: symbols[..at].to_vec(), codes })
     }
 
-    /// The next symbol.
+    /// Reads the next symbol.
     pub(super) fn read(&self, reader: &mut Reader<'_>) -> Option<u8> {
         let next = reader.peek();
         for (n, &(first, count, at)) in self.lengths.iter().enumerate() {
@@ -47,7 +48,7 @@ impl Table {
         None
     }
 
-    /// A symbol's code and its length, if it has one.
+    /// Returns a symbol's code and its length in bits, if the symbol has a code.
     pub(super) fn code(&self, symbol: u8) -> Option<(u16, u8)> {
         Some(self.codes[usize::from(symbol)]).filter(|(_, length)| *length > 0)
     }

@@ -1,19 +1,20 @@
-//! The segments of a file (ITU-T T.81, annex B).
+//! Marker segments of a file (ITU-T T.81, annex B).
 
 use super::bits::unstuffed;
 use super::huffman::Table;
 use super::{Jpeg, Wrong, part};
 
-/// Most coding units of a picture: of 65,500 by 65,500, the largest that libjpeg reads, one a block.
+/// Maximum coding units of a picture: one unit a block, in a picture of 65,500 by 65,500, the
+/// largest that libjpeg reads.
 const MAX_UNITS: usize = 1 << 26;
-/// Most blocks of a unit (B.2.3).
+/// Maximum blocks of a unit (B.2.3).
 const MAX_BLOCKS: usize = 10;
 
 #[derive(Debug, Default)]
 struct Frame {
     height: usize,
     width: usize,
-    /// Number, and how many blocks a unit has of it, across and down.
+    /// Number of each component, and its blocks in a unit, horizontally and vertically.
     components: Vec<(u8, usize, usize)>,
 }
 
@@ -29,7 +30,7 @@ pub(super) fn parse(file: &[u8]) -> Result<Jpeg, Wrong> {
     }
     let (mut at, mut reading) = (2, Reading::default());
     loop {
-        // Any number of bytes `ff` may stand before a marker.
+        // Any number of fill bytes `ff` may precede a marker.
         while part(file, at..at + 2)? == [0xff, 0xff] {
             at += 1;
         }
@@ -83,7 +84,7 @@ impl Reading {
         Ok(())
     }
 
-    /// The scan, whose head ends at `at`.
+    /// Reads the scan, whose header ends at `at`.
     fn scan(self, file: &[u8], at: usize, body: &[u8]) -> Result<Jpeg, Wrong> {
         let frame = self.frame.ok_or(Wrong::Cut)?;
         let (&count, rest) = body.split_first().ok_or(Wrong::Cut)?;

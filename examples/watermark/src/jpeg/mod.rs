@@ -1,15 +1,15 @@
-//! A JPEG file as this example sees it (ITU-T T.81): what stands before the coded picture, the picture as
-//! coding units that can be coded anew from any of them on, and what stands behind.
+//! JPEG files (ITU-T T.81) as three parts: the head before the coded picture, the picture as coding
+//! units, and the tail after it. Re-encoding can start at any coding unit.
 //!
 //! ```text
 //!   file   head: markers, tables │ scan: unit │ unit │ unit ...                 │ tail
 //!   unit   blocks; a block: tokens, each a Huffman code and the bits behind it
 //! ```
 //!
-//! Baseline and extended sequential files of one scan, 8 bits a sample, Huffman coding, without restart
-//! intervals: what `cjpeg` and cameras make. Coefficients are never computed with, so nothing is lost but what a
-//! mark changes. What precedes a block in its scan matters to it in one way alone: by the bit at which
-//! it begins.
+//! Supported are baseline and extended sequential files of one scan, with 8 bits a sample, Huffman
+//! coding and no restart intervals, as `cjpeg` and cameras write them. Coefficients are copied, not
+//! recomputed, so only a mark changes the picture. A block depends on the blocks before it in the
+//! scan only by the bit at which it begins.
 
 mod bits;
 mod huffman;
@@ -21,43 +21,43 @@ use bits::Reader;
 pub use bits::{Partial, Writer};
 use huffman::Table;
 
-/// Why a file cannot be read.
+/// Error of reading a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Wrong {
-    /// It does not begin as JPEG files do.
+    /// The file does not begin with a JPEG start marker.
     #[error("no JPEG file")]
     NoJpeg,
-    /// It ends before its end, or lengths contradict each other.
+    /// The file is truncated, or its lengths contradict each other.
     #[error("the file is cut, or its lengths are wrong")]
     Cut,
-    /// Another kind of JPEG.
+    /// Unsupported kind of JPEG.
     #[error("{0} is not served: a baseline file of one scan is expected, as cjpeg makes it")]
     Kind(&'static str),
-    /// A table is not one, or is missing.
+    /// A Huffman table is invalid or missing.
     #[error("a Huffman table is wrong, or missing")]
     Table,
-    /// The picture is not coded as its tables say.
+    /// The coded picture does not match its tables.
     #[error("the coded picture is damaged at unit {0}")]
     Damaged(usize),
 }
 
-/// One code of a block, and the bits behind it.
+/// Huffman code of a block, and the bits that follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// Of AC coefficients: how many zeros precede the value, and how many bits it has. Of the DC
-    /// coefficient: how many bits.
+    /// AC coefficients: the number of zeros before the value, and its size in bits. DC coefficient:
+    /// its size in bits.
     pub symbol: u8,
-    /// These bits.
+    /// Bits of the value.
     pub bits: u16,
 }
 
 impl Token {
-    /// How many bits stand behind the code.
+    /// Number of bits that follow the code.
     fn size(self) -> u8 {
         self.symbol & 15
     }
 
-    /// The absolute value of an AC coefficient; 0 where the token is none.
+    /// Absolute value of an AC coefficient; 0 if the token holds no coefficient.
     pub fn magnitude(self) -> u16 {
         let (size, bits) = (self.size(), self.bits);
         match size {
@@ -67,7 +67,7 @@ impl Token {
         }
     }
 
-    /// The same coefficient with another absolute value, 1 to 1023.
+    /// Returns the same coefficient with another absolute value, 1 to 1023.
     #[must_use]
     pub fn with_magnitude(self, magnitude: u16) -> Token {
         let size = (16 - magnitude.leading_zeros()) as u8;
@@ -77,55 +77,55 @@ impl Token {
     }
 }
 
-/// A block of 8 by 8 coefficients, as codes: first DC's, then AC's.
+/// Block of 8 by 8 coefficients, as tokens: first DC, then AC.
 #[derive(Clone, Debug, Default)]
 pub struct Block {
-    /// The codes.
+    /// Tokens of the block.
     pub tokens: Vec<Token>,
     tables: (usize, usize),
 }
 
-/// A file. See the [module](self).
+/// Parsed JPEG file. See the [module](self).
 #[derive(Clone, Debug)]
 pub struct Jpeg {
-    /// All before the coded picture.
+    /// Bytes before the coded picture.
     pub head: Vec<u8>,
-    /// All behind it.
+    /// Bytes after the coded picture.
     pub tail: Vec<u8>,
     scan: Vec<u8>,
     scan_len: usize,
-    /// The tables of each block of a unit, for DC and AC.
+    /// Numbers of the DC and AC tables of each block of a unit.
     blocks: Vec<(usize, usize)>,
     units: usize,
     tables: [[Option<Table>; 4]; 2],
 }
 
 impl Jpeg {
-    /// Reads a file; the coded picture is only looked at by [`Jpeg::unit`].
+    /// Parses a file. The coded picture is decoded by [`Jpeg::unit`] only.
     ///
     /// # Errors
-    /// As [`Wrong`] says.
+    /// [`Wrong`] lists the reasons.
     pub fn parse(file: &[u8]) -> Result<Jpeg, Wrong> {
         markers::parse(file)
     }
 
-    /// Coding units (MCUs) of the picture.
+    /// Number of coding units (MCUs) of the picture.
     pub fn units(&self) -> usize {
         self.units
     }
 
-    /// Blocks of each.
+    /// Number of blocks of each unit.
     pub fn blocks_a_unit(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Bytes of the coded picture in the file.
+    /// Length in bytes of the coded picture in the file.
     pub fn scan_len(&self) -> usize {
         self.scan_len
     }
 
-    /// Reads the blocks of the unit that begins at bit `at` of the picture; where the next one begins.
-    /// None if it is damaged.
+    /// Reads the blocks of the unit that begins at bit `at` of the picture. Returns the bit at
+    /// which the next unit begins, `None` if the unit is damaged.
     pub fn unit(&self, at: usize, blocks: &mut Vec<Block>) -> Option<usize> {
         blocks.resize_with(self.blocks.len(), Block::default);
         let mut reader = Reader::new(&self.scan, at);
@@ -157,12 +157,12 @@ impl Jpeg {
         (coefficient == 64).then_some(())
     }
 
-    /// Whether a block's tables have a code for an AC token.
+    /// Returns whether a block's tables have a code for an AC token.
     pub fn has_code(&self, block: &Block, token: Token) -> bool {
         self.table(1, block.tables.1).is_some_and(|table| table.code(token.symbol).is_some())
     }
 
-    /// Writes blocks.
+    /// Encodes blocks.
     pub fn write(&self, blocks: &[Block], out: &mut Writer) {
         for block in blocks {
             for (n, token) in block.tokens.iter().enumerate() {
@@ -170,7 +170,7 @@ impl Jpeg {
                     0 => self.table(0, block.tables.0),
                     _ => self.table(1, block.tables.1),
                 };
-                // What was read, or asked for, has a code.
+                // Tokens that were read, or checked by `has_code`, have a code.
                 if let Some((code, length)) = table.and_then(|table| table.code(token.symbol)) {
                     out.put(code, length);
                     out.put(token.bits, token.size());
@@ -184,7 +184,7 @@ impl Jpeg {
     }
 }
 
-/// Where `range` of the file stands, if it does.
+/// Returns the bytes in `range` of the file, [`Wrong::Cut`] if the file is shorter.
 fn part(file: &[u8], range: Range<usize>) -> Result<&[u8], Wrong> {
     file.get(range).ok_or(Wrong::Cut)
 }

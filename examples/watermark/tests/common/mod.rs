@@ -1,4 +1,4 @@
-//! Pictures, made by libjpeg's `cjpeg` and looked at by its `djpeg`.
+//! Test pictures, encoded by libjpeg's `cjpeg` and decoded by its `djpeg`.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::io::Write as _;
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 pub(crate) const SECRET: [u8; 32] = [0x5e; 32];
 
-/// What `program` makes of `input`; none, and a word, without libjpeg's programs.
+/// Output of `program` for `input`. Prints a notice and returns `None` if it is not installed.
 fn filter(program: &str, arguments: &[&str], input: &[u8]) -> Option<Vec<u8>> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
@@ -23,7 +23,7 @@ fn filter(program: &str, arguments: &[&str], input: &[u8]) -> Option<Vec<u8>> {
     Some(output.stdout)
 }
 
-/// A landscape of sorts, with soft and sharp parts, as a file by `cjpeg` with these arguments.
+/// JPEG file of a synthetic image with smooth and sharp parts, by `cjpeg` with these arguments.
 pub(crate) fn picture(width: usize, height: usize, arguments: &[&str]) -> Option<Vec<u8>> {
     let mut image = format!("P6 {width} {height} 255\n").into_bytes();
     let mut noise = 1_u32;
@@ -40,15 +40,15 @@ pub(crate) fn picture(width: usize, height: usize, arguments: &[&str]) -> Option
     filter("cjpeg", arguments, &image)
 }
 
-/// The samples of a picture, as the standard's decoder sees them: it says nothing against the file.
+/// Samples of a picture as decoded by `djpeg`, which must accept the file.
 pub(crate) fn decoded(file: &[u8]) -> Vec<u8> {
     let image = filter("djpeg", &["-pnm"], file).unwrap();
     let line_ends = image.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at);
     image[line_ends.take(3).last().unwrap() + 1..].to_vec()
 }
 
-/// How alike two pictures are, in decibels.
-#[allow(dead_code)] // by some tests
+/// Peak signal-to-noise ratio of two pictures, in decibels.
+#[allow(dead_code)] // used by some tests only
 pub(crate) fn psnr(a: &[u8], b: &[u8]) -> f64 {
     assert_eq!(a.len(), b.len());
     let square = |(x, y): (&u8, &u8)| (f64::from(*x) - f64::from(*y)).powi(2);
