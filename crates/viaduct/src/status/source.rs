@@ -166,7 +166,7 @@ mod tests {
         assert!(error(&which(&dir, None)).starts_with("no service answers in"));
         fs::create_dir_all(&dir).unwrap();
         drop(UnixListener::bind(dir.join("dead.sock")).unwrap());
-        assert!(error(&which(&dir, None)).contains("has been killed"));
+        assert!(error(&which(&dir, None)).contains("was killed"));
 
         let live = UnixListener::bind(dir.join("a.sock")).unwrap();
         let asked = dir.clone();
