@@ -143,7 +143,11 @@ fn comparable(packet: &[u8]) -> Option<Vec<u8>> {
     }
     let mut packet = packet.to_vec();
     match packet[9] {
-        17 if (ports(20), ports(22)) == DATAGRAMS => Some(packet),
+        17 if (ports(20), ports(22)) == DATAGRAMS => {
+            packet[4..6].fill(0);
+            packet[10..12].fill(0);
+            Some(packet)
+        }
         6 if packet.len() >= 60 && packet[33] & 2 != 0 => {
             let client = match (ports(20), ports(22)) {
                 (_, CONNECTION) => 20,
