@@ -1,5 +1,5 @@
-//! What another end says of its handlers: whatever the bytes, an offer is one that an end can make, and
-//! what follows from it is no more than this end has, and no less than it insists on.
+//! Handler offers from another end. For any bytes, a parsed offer is one that an end can make. The
+//! agreed handlers are among those that this end has, and include all that it requires.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

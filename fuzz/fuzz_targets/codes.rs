@@ -85,7 +85,7 @@ impl Sources for Link {
 }
 
 impl Link {
-    /// What the encoder's repairs are given to.
+    /// Returns the callback that stores the encoder's repairs.
     fn carry(repairs: &mut Vec<Owned>) -> impl FnMut(Repair<'_>) {
         |Repair { cover, row, len_code, body }| {
             assert!(!body.is_empty() && cover.count > 0);

@@ -1,6 +1,6 @@
-//! Whatever a peer sends: two ends of a chain, joined by a connection on which the fuzzer carries,
-//! alters and invents bytes. What waits for an application is bounded, a flow ends once, and where
-//! there is `crypt` nothing is delivered but what the other end wrote.
+//! Two ends of a chain, joined by a connection on which the fuzzer carries, alters and invents
+//! bytes. For any bytes from a peer, the data that waits for an application is bounded, a flow ends
+//! once, and with `crypt` in the chain only data that the other end wrote is delivered.
 #![no_main]
 
 use std::sync::{Arc, LazyLock, Mutex};
@@ -32,7 +32,7 @@ const CHAINS: [&str; 8] = [
 #[derive(Arbitrary, Debug)]
 struct Input {
     chain: u8,
-    /// Whether they agree before the fuzzer begins.
+    /// Set if the ends agree before the fuzzer begins.
     greeted: bool,
     steps: Steps<Step>,
 }
@@ -50,7 +50,7 @@ enum Step {
         count: u16,
         bit: u16,
     },
-    /// Bytes that nobody sent arrive, on any of an end's connections.
+    /// Bytes that neither end sent arrive, on any of an end's connections.
     Raw {
         to: bool,
         bottom: u8,

@@ -1,6 +1,6 @@
-//! The accepting end of a connection that `mux` shares, whose other end sends frames and bytes of any
-//! kind: what waits for applications is bounded, every flow ends once, and its chains never wake each
-//! other for ever.
+//! The accepting end of a connection that `mux` shares, whose other end sends frames and bytes of
+//! any kind. The data that waits for applications is bounded, every flow ends once, and the chains
+//! never wake each other for ever.
 #![no_main]
 
 use std::collections::{HashMap, VecDeque};
@@ -25,7 +25,7 @@ const MAX_ACTIONS: usize = 100_000;
 
 #[derive(Arbitrary, Debug)]
 struct Input {
-    /// Whether the other end begins as it should.
+    /// Set if the other end begins with a valid greeting.
     greeted: bool,
     steps: Steps<Step>,
 }

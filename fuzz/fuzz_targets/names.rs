@@ -1,5 +1,5 @@
-//! Questions of DNS: whatever a program asks, an answer is to its question, and short; and an address
-//! that it is given stands for the name that it asked for.
+//! DNS queries. For any query of a program, the answer matches its question and is short, and an
+//! address in the answer stands for the name in the question.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! A node of the overlay among strangers, and among peers with bad intentions: any bytes, and messages of
-//! theirs in any order, again and late. What is refused is counted, and memory stays bounded.
+//! A node of the overlay among unknown hosts and malicious peers: any bytes, and messages of the
+//! peers in any order, repeated and late. Refused messages are counted, and memory stays bounded.
 #![no_main]
 
 use std::sync::{Arc, LazyLock, Mutex};
@@ -74,7 +74,7 @@ fuzz_target!(|steps: Steps<Step>| {
     assert!(table.nodes.iter().all(|place| place.others.len() <= 1 && place.ways.len() <= 2));
 });
 
-/// What is due is sent, and arrives, unless a bit of `lost` says otherwise.
+/// Sends all messages that are due. Each arrives unless the bit of its turn in `lost` is set.
 fn carry(nodes: &mut [Node; 3], now: Instant, lost: u8, heard: &mut Vec<Vec<u8>>) {
     for node in nodes.iter_mut().filter(|node| node.poll_timeout().is_some_and(|at| at <= now)) {
         node.handle_timeout(now);

@@ -18,7 +18,7 @@ use viaduct_proto::wire::ip::{self, Header, Hop};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
-    /// Whether the handshake is done already.
+    /// Set if the handshake is already done.
     up: bool,
     steps: Steps<Step>,
 }
@@ -104,7 +104,7 @@ impl Parameters {
 struct World {
     now: Instant,
     planes: [Plane; 2],
-    /// What each side's hosts sent.
+    /// Packets that each side's hosts sent.
     sent: [HashSet<Vec<u8>>; 2],
     held: Vec<(usize, Vec<u8>)>,
     datagrams: Vec<(usize, Vec<u8>)>,
@@ -268,7 +268,8 @@ impl World {
     }
 }
 
-/// A packet without what routers change: its TTL may be reckoned back, and congestion is marked in its TOS.
+/// A packet without the fields that routers change: its TTL may be reckoned back, and congestion is
+/// marked in its TOS.
 fn normal(packet: &[u8]) -> Vec<u8> {
     let mut packet = packet.to_vec();
     ip::normalise(&mut packet);

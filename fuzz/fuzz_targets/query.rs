@@ -1,5 +1,5 @@
-//! Queries to the packet cache: any bytes are refused or understood, and whoever asks is sent
-//! nothing but packets that were for him.
+//! Queries to the packet cache. Any bytes are refused or understood, and a querying host is sent
+//! only packets that were addressed to it.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

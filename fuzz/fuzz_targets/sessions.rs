@@ -81,7 +81,7 @@ struct Twin {
 struct World {
     now: Instant,
     ends: [Tunnel; 2],
-    /// What is on its way, by link, sender and lane.
+    /// Bytes in flight, by link, sender and lane.
     wires: BTreeMap<u32, [BTreeMap<Lane, Vec<u8>>; 2]>,
     /// Links that were cut.
     cut: Vec<u32>,
@@ -296,7 +296,7 @@ impl World {
         }
     }
 
-    /// Whether all that is not broken has arrived, to its end.
+    /// Returns whether every session that is not broken has arrived in full, its end included.
     fn has_arrived(&self) -> bool {
         let whole = |twin: &Twin, from: usize, to: usize| {
             twin.read[to].len() == twin.written[from].len() && twin.finished[to] == twin.shut[from]

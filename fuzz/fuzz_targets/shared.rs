@@ -1,4 +1,5 @@
-//! What runs and the master that they share say to each other: what parses is written again as it was read.
+//! Messages between runs and the master that they share. A message that parses is written again as
+//! it was read.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,6 @@
-//! What tells a hop where a flow goes: whatever the bytes, a message takes no more than there are,
-//! means the same without what follows it, and each beginning of it is too short.
+//! Messages that tell a hop where a flow goes. For any bytes, a message is no longer than its
+//! input, means the same without the bytes that follow it, and each proper prefix of it is too
+//! short.
 #![no_main]
 
 use std::fmt::Debug;
@@ -39,7 +40,8 @@ fuzz_target!(|input: &[u8]| {
     is_told(input);
 });
 
-/// Whatever it says stands in it, and its headers alone say the same of its addresses and options.
+/// Checks that all fields of `syn` are in `input`, and that the headers alone give the same
+/// addresses and options.
 fn is_a_syn(input: &[u8], syn: Syn) {
     assert_eq!(syn.tuple.client.is_ipv4(), syn.tuple.to.is_ipv4());
     let header = Header::parse(input).unwrap();

@@ -1,6 +1,7 @@
-//! Whatever arrives: requests and responses are read or refused; a server keeps its memory, and
-//! answers what is not proven with no more bytes than came; a client and a server between which
-//! messages are lost, doubled, delayed and altered neither panic nor mix up the stream.
+//! Trickles clients and servers on any input. Requests and responses are read or refused. A
+//! server's memory does not grow, and its answer to an unproven address has at most as many bytes
+//! as the request. A client and a server between which messages are lost, doubled, delayed and
+//! altered neither panic nor mix up the stream.
 #![no_main]
 
 use std::collections::BTreeSet;
@@ -27,7 +28,7 @@ enum Step {
     /// Messages in flight are delivered, to the server or to the client.
     Up(u8),
     Down(u8),
-    /// One of them is lost, doubled, put last, or altered.
+    /// A message in flight is lost, doubled, put last, or altered.
     Lose {
         up: bool,
         which: u8,
@@ -75,7 +76,7 @@ struct World {
     stream: Reassembly,
     up: Vec<Vec<u8>>,
     down: Vec<Vec<u8>>,
-    /// Whether a response was altered: then the data may be.
+    /// Set once a response was altered: then the data may be, too.
     altered: bool,
     /// Addresses that something was sent to.
     answered: BTreeSet<SocketAddr>,
@@ -193,7 +194,8 @@ impl World {
             answer.seal_user(b"stream", &mut user);
         }
         let mut asks = answer.request.groups;
-        // Nobody has got anything there: it may be a victim's. A ticket is for such, whoever got one before.
+        // An address that was sent nothing before may be a victim's. A ticket goes to an unproven
+        // address too, even if one was sent there before.
         let (mut unproven, mut sent) = (self.answered.insert(self.from), 0);
         for (index, permit) in answer.permits().enumerate() {
             let mut payload = Payload::default();

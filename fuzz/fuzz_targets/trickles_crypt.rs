@@ -1,5 +1,5 @@
-//! Encrypted messages: whatever the bytes, and however openings, answers, requests and responses are altered
-//! or cut, neither end panics, and neither takes anything that the other has not said.
+//! Encrypted messages. For any bytes, and for any change or cut of openings, answers, requests and
+//! responses, neither end panics, and neither accepts anything that the other did not send.
 #![no_main]
 
 use std::sync::Arc;
@@ -57,8 +57,8 @@ fn way() -> Return {
     Return::of_datagram(at("192.0.2.1:4000"), at("192.0.2.2:80"))
 }
 
-/// The message as the input says: each three bytes are a place and what is changed there; one or two at
-/// the end say where it is cut. None if it is as it was.
+/// The message, altered by the input: each three bytes are a place and the change there; the first
+/// of one or two bytes at the end is the length to cut off. `None` if the message is unchanged.
 fn altered(message: &[u8], input: &[u8]) -> Option<Vec<u8>> {
     let mut altered = message.to_vec();
     let (changes, rest) = input.as_chunks::<3>();

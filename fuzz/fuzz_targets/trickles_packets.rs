@@ -1,5 +1,5 @@
-//! Trickles' packets: whatever the bytes, what is read says what was written, a server's answer to it is
-//! one that can be read, and a client that is told anything stays within its windows.
+//! Trickles' packets. For any bytes, a packet that is read means the same when written again, a
+//! server's answer to it can be read, and a client stays within its windows on any answer.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,7 +7,7 @@ use viaduct_proto::trickles::packet::tcp::{self, Checksum, Kind, Packet, Segment
 use viaduct_proto::trickles::packet::{Mark, Numbers, Return, Role, icmp, run, udp};
 
 const MTU: usize = 1500;
-/// What a client may run ahead.
+/// Distance that a client may run ahead.
 const WIDE: u32 = 1 << 29;
 
 fuzz_target!(|input: &[u8]| {
@@ -28,7 +28,8 @@ fuzz_target!(|input: &[u8]| {
     is_told_anything(input);
 });
 
-/// What can be cut out of a run has headers as long as it has itself, and goes on with its like.
+/// Checks a packet that can be cut out of a run: the run's headers are as long as its own, and a
+/// packet like it may continue the run.
 fn is_cut(input: &[u8]) {
     let Some(cut) = run::cut(input) else { return };
     assert_eq!(cut.headers + cut.message, input.len());
@@ -66,7 +67,8 @@ fn is_answered(request: &Segment) {
     }
 }
 
-/// Ten bytes each: what kind of answer, its number, what it acknowledges, its length; then a request.
+/// Sends a request before each answer. Ten bytes describe an answer: its kind, its number, the
+/// number that it acknowledges, and its length.
 fn is_told_anything(input: &[u8]) {
     let ends = ["10.0.0.1:40000", "10.0.0.2:80"].map(|at| at.parse().expect("an address"));
     let mut client = Numbers::new(ends[0], ends[1], 1);

@@ -1,6 +1,7 @@
-//! Streams over Trickles, and files by HTTP on them: whatever arrives, standard continuations, events of other
-//! servers, digests and heads are read or refused; a client and two servers, between which messages are lost, doubled,
-//! altered and events are moved, do not panic, and what is read is what the plan says.
+//! Streams over Trickles, and files by HTTP on them. For any input, standard continuations, events
+//! of other servers, digests and heads are read or refused. A client and two servers, between which
+//! messages are lost, doubled and altered and events are moved, do not panic, and the data that is
+//! read is the data of the plan.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -94,7 +95,7 @@ struct World {
     asked: Vec<u32>,
     up: Vec<Vec<u8>>,
     down: Vec<Vec<u8>>,
-    /// Whether a response was altered: then the data may be.
+    /// Set once a response was altered: then the data may be, too.
     altered: bool,
     read: std::collections::BTreeMap<u32, Vec<u8>>,
 }

@@ -1,6 +1,6 @@
-//! Whatever a peer sends: its frames mean the same however the stream is cut, a tunnel that gets
-//! them stays consistent and holds no more than it has promised, and records that were not sealed
-//! are not opened.
+//! A tunnel on any input from a peer. Frames mean the same wherever the stream is cut, a tunnel
+//! that receives them stays consistent and holds no more than it has promised, and records that
+//! were not sealed are not opened.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};
@@ -19,7 +19,7 @@ use viaduct_proto::tunnel::{Carrier, Event, Settings, Tunnel};
 #[derive(Arbitrary, Debug)]
 struct Input {
     streams: bool,
-    /// Whether the peer begins as it should.
+    /// Set if the peer begins with a valid greeting.
     greeted: bool,
     steps: Steps<Step>,
 }
@@ -41,11 +41,11 @@ enum Step {
     Open {
         count: u16,
     },
-    /// It reads what there is, and is done with it or not.
+    /// This end reads all available data, and consumes it or not.
     Read {
         done: bool,
     },
-    /// It resets, or ends, all that it has.
+    /// This end resets, or shuts down, all of its sessions.
     Reset,
     Shutdown,
     /// Time passes, in milliseconds.
@@ -133,7 +133,7 @@ fn feed(tunnel: &mut Tunnel, now: Instant, link: u32, lane: u32, bytes: &[u8]) {
     tunnel.handle_bytes(now, link, lane, second);
 }
 
-/// What a stream says, data put together, up to its first error.
+/// Frames of a stream up to its first error, and its data put together.
 fn meaning<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<String>, Vec<u8>) {
     let (mut parser, mut said, mut data) = (Parser::default(), Vec::new(), Vec::new());
     for mut piece in pieces {
@@ -158,7 +158,8 @@ fn cut_anywhere(bytes: &[u8]) {
     assert_eq!(whole, meaning(bytes.chunks(5)));
 }
 
-/// Nobody opens what was not sealed, and no handshake is done with bytes that anybody sent.
+/// Checks that bytes that were not sealed are not opened, and that arbitrary bytes complete no
+/// handshake.
 fn sealed(bytes: &[u8]) {
     static KEYS: LazyLock<[SecretKey; 2]> =
         LazyLock::new(|| [1, 2].map(|n| SecretKey::from_bytes([n; 32])));

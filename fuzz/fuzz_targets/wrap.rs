@@ -1,4 +1,4 @@
-//! What wrapped programs give us: addresses, records, and rules of their users.
+//! Input from wrapped programs: addresses, records, and rules of their users.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -80,7 +80,7 @@ impl FrameKind {
     }
 }
 
-/// What the other end says first, with so many tokens.
+/// First frame of the other end, a `Hello` with `tokens` tokens.
 pub fn greeting(tokens: u64) -> Vec<u8> {
     emitted(0, &Frame::Hello(Hello { instance: 2, link: 1, tokens, floor: 50, sessions: 8 }))
 }

@@ -1,4 +1,4 @@
-//! What the targets share: how operations are read from the fuzzer's bytes, two gateways that know
+//! Code that the targets share: operations read from the fuzzer's bytes, two gateways that know
 //! each other, and packets between their sites.
 
 pub mod frames;
@@ -56,12 +56,12 @@ pub fn first_code() -> Code {
     Code::Layered(layered::Parameters::new(8, &[1, 11, 19]))
 }
 
-/// Where the gateway of `side` (0 or 1) listens.
+/// Address on which the gateway of `side` (0 or 1) listens.
 pub fn endpoint(side: usize) -> SocketAddr {
     SocketAddr::from(([192, 0, 2, side as u8 + 1], 7400))
 }
 
-/// How `side` sees the other.
+/// Configuration of the other side as the peer of `side`.
 pub fn peer(side: usize, coding: Option<Coding>) -> PeerConfig {
     static PUBLIC: LazyLock<[viaduct_proto::keys::PublicKey; 2]> =
         LazyLock::new(|| [SECRETS[0].public(), SECRETS[1].public()]);

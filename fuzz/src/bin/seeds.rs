@@ -174,7 +174,7 @@ fn messages(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     messages
 }
 
-/// What two gateways say to each other: a handshake, reports, and repairs of `packets`.
+/// Datagrams between two gateways: a handshake, reports, and repairs of `packets`.
 fn datagrams(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut planes = [plane(0, first_code()), plane(1, first_code())];
     let mut said = Vec::new();
@@ -192,7 +192,7 @@ fn datagrams(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     said
 }
 
-/// What tells a hop where a flow goes, in each of its forms.
+/// Messages that tell a hop where a flow goes, in each of their forms.
 fn hops() -> Vec<Vec<u8>> {
     let at = |text: &str| text.parse().expect("an address");
     let v4 = Addresses { source: at("10.0.0.1:1"), destination: at("10.0.0.2:80") };
@@ -215,7 +215,7 @@ fn hops() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// What wrapped programs and their users say.
+/// Input from wrapped programs and their users.
 fn wrapped() -> Vec<Vec<u8>> {
     let to = "192.0.2.1:443".parse().expect("an address");
     let (sockaddr, length) = Socket { domain: 2, kind: 1, protocol: 0 }.sockaddr(to);
@@ -232,7 +232,7 @@ fn wrapped() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// What two ends say of their handlers, in the options of a SYN.
+/// Handler offers of two ends, in the options of a SYN.
 fn offers() -> Vec<Vec<u8>> {
     let chains: [&[(&str, bool)]; 2] = [&[("crypt", true)], &[("compress", true), ("crypt", true)]];
     let offer = |chain: &[(&str, bool)]| {
@@ -242,7 +242,7 @@ fn offers() -> Vec<Vec<u8>> {
     chains.map(offer).to_vec()
 }
 
-/// What resolvers ask: an address, and the name of one, with EDNS behind it.
+/// Queries of resolvers: for an address, and for the name of one, followed by EDNS.
 fn questions() -> Vec<Vec<u8>> {
     let header = [0x12, 0x34, 1, 0x20, 0, 1, 0, 0, 0, 0, 0, 1];
     let edns = [0, 0, 41, 4, 0xd0, 0, 0, 0, 0, 0, 0];
