@@ -24,6 +24,7 @@ test: export RUSTFLAGS := -D warnings
 test:             ## lints, unit and property tests, end-to-end tests in namespaces
 	@scripts/need test
 	cargo fmt --all --check
+	scripts/prose
 	# All at once: what a package is built with depends on who else asks for it.
 	cargo build --workspace --all-targets --profile checked --locked
 	scripts/awake cargo test --workspace --profile checked --locked --no-fail-fast
@@ -36,6 +37,7 @@ matrix:           ## real programs under `viaduct run`, and TESLA's figures in t
 lint:             ## formatting and lints alone
 	@scripts/need test
 	cargo fmt --all --check
+	scripts/prose
 	cargo clippy --workspace --all-targets --profile checked --locked -- -D warnings
 
 bench:            ## absolute figures of the cores, with memcpy measured beside them
