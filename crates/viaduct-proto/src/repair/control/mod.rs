@@ -34,7 +34,7 @@ use overhead::Rates;
 const TARGET: f64 = 0.03;
 const MAX_LATER: f64 = 10.0;
 /// Target for quick repairs: at most a share of [`QUICK_LATE`] of the losses is repaired later
-/// than this, if at most [`QUICK_MOST`] repairs for each packet achieve it.
+/// than this, if at most [`MAX_QUICK`] repairs for each packet achieve it.
 const QUICK: Duration = Duration::from_millis(15);
 const QUICK_LATE: f64 = 0.01;
 const MAX_QUICK: f64 = 0.03;

@@ -37,8 +37,8 @@ const PAUSE: Duration = Duration::from_secs(30);
 const RECENT: Duration = Duration::from_secs(30);
 /// Half-life of the counted delays.
 const HALF_LIFE: Duration = Duration::from_secs(8);
-/// Share of lost packets at long delays that is assumed at the start: a queue near its peak
-/// delay at which packets are lost is full.
+/// Packets at short delays that are reckoned with, as a share of those at long ones: a queue that
+/// stays near its peak delay, and at which packets are lost, is full.
 const PRIOR: f64 = 0.25;
 /// Ratio of the loss rates at long and at short delays that may arise by chance: a flow that
 /// fills a queue slowly overfills it by few packets.
@@ -143,7 +143,7 @@ impl Queue {
         self.waits
     }
 
-    /// Returns whether a loss was a full queue's within the last [`RECENT`].
+    /// Returns whether a loss was a full queue's within the last 30 s.
     pub fn was_full(&self, now: Instant) -> bool {
         self.full.is_some_and(|at| now.since(at) < RECENT)
     }
