@@ -200,7 +200,7 @@ impl Trickles {
     }
 
     /// Opens a connection; nothing is sent before [`Trickles::flush`] or [`Trickles::turn`].
-    /// Its number is never reused.
+    /// The connection number is never reused.
     pub fn connect(&mut self, config: Config) -> u32 {
         let client = self.next;
         self.next += 1;

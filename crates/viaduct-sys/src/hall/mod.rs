@@ -178,7 +178,7 @@ const BUFFERS: [libc::c_int; 2] = [libc::SO_RCVBUF, libc::SO_SNDBUF];
 /// sockets inherit them.
 ///
 /// # Errors
-/// One of them is not a socket.
+/// Either descriptor is not a socket.
 pub fn set_up_like(socket: BorrowedFd<'_>, like: BorrowedFd<'_>, flags: OFlags) -> io::Result<()> {
     fcntl_setfl(socket, flags & (OFlags::NONBLOCK | ASYNC))?;
     for (level, name) in OPTIONS {

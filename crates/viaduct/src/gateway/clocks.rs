@@ -18,7 +18,7 @@ use viaduct_sys::journal::replace_file;
 /// each attempt.
 const SENT_EVERY: u32 = 60;
 /// Margin added to a sent clock that is ahead of the machine's clock, which was then set back.
-/// It exceeds what the sent clock can have risen by since it was written.
+/// The margin exceeds the rise that the sent clock can have had since it was written.
 const SENT_MARGIN: u64 = 2 * SENT_EVERY as u64 * 1_000_000_000;
 /// Maximum length of the file in bytes.
 const MAX_FILE: u64 = MAX_PEERS as u64 * 2 * 128;

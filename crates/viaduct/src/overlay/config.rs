@@ -90,7 +90,7 @@ impl Config {
     /// Reads and checks `path`, and the key file that it names.
     ///
     /// # Errors
-    /// One line that says where the error is, what is wrong, and what would be right.
+    /// A line with the place, the mistake and a correct form.
     pub fn load(path: &Path, registry: &Registry) -> Result<Config> {
         let text =
             text::read(path, LONGEST).map_err(|what| anyhow!("{}: {what}", path.display()))?;

@@ -119,7 +119,7 @@ pub fn read(path: &Path) -> Result<String, String> {
 /// Parses `text`.
 ///
 /// # Errors
-/// One line: the place, the mistake, and a correct form.
+/// A line with the place, the mistake and a correct form.
 pub fn parse(text: &str) -> Result<Said, String> {
     let file: File = toml::from_str(text).map_err(|error| {
         if error.message().contains("missing field `proxy`") {
@@ -135,7 +135,7 @@ pub fn parse(text: &str) -> Result<Said, String> {
 /// Parses a table as if it were a command line.
 ///
 /// # Errors
-/// One line: the mistake, and a correct form.
+/// A line with the mistake and a correct form.
 pub fn options(table: &Table) -> Result<ProxyArgs, String> {
     let mut words = vec!["[proxy]".to_owned()];
     for (key, value) in table {

@@ -47,7 +47,7 @@ pub struct ProxyOptions {
 /// Refuses options beside `--config`: the file has all of them, so they would have no effect.
 ///
 /// # Errors
-/// One line that names the first such option.
+/// A line that names the first such option.
 pub fn check_beside_config(said: &ArgMatches) -> Result<()> {
     let words = |id: &str| said.value_source(id) == Some(ValueSource::CommandLine);
     if !words("config") {

@@ -49,7 +49,7 @@ impl Told {
     /// restart.
     ///
     /// # Errors
-    /// One line with the reason; nothing has changed then.
+    /// A line with the reason; the settings stay as they were.
     pub fn read_again(&mut self) -> Result<()> {
         let (new, text) = Settings::read(&self.options, &self.registry)?;
         let (Some(file), Some(text)) = (&self.text, text) else {

@@ -92,7 +92,7 @@ impl Settings {
     /// Settings from `options`, with the handlers of `registry`.
     ///
     /// # Errors
-    /// One line: the place, the mistake, and a correct form.
+    /// A line with the place, the mistake and a correct form.
     pub fn load(options: &ProxyOptions, registry: &Registry) -> Result<Settings> {
         Self::read(options, registry).map(|(settings, _)| settings)
     }
