@@ -10,7 +10,7 @@
  *                  msk_flush(fd)
  *
  * Functions return 0 or more, or -errno. An fd is one to poll for reading, and to be closed by
- * msk_close alone. docs/trickles.md says what continuations, streams and regions are.
+ * msk_close alone. docs/trickles/api.md says what continuations, streams and regions are.
  */
 #ifndef VIADUCT_TRICKLES_H
 #define VIADUCT_TRICKLES_H

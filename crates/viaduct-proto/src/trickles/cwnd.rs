@@ -20,7 +20,8 @@ impl Reno {
     /// Slow start adds one for each, up to `ssthresh`. Then a window of w takes w
     /// acknowledgements to grow by one. From s (the larger of start and ssthresh) the n-th step
     /// is complete after s + (s + 1) + … + (s + n - 1) = n·s + n(n - 1)/2 credits, so after y
-    /// of them n = ⌊(1 - 2s + √((2s - 1)² + 8y)) / 2⌋. `docs/trickles.md` has the derivation.
+    /// of them n = ⌊(1 - 2s + √((2s - 1)² + 8y)) / 2⌋. Derivation:
+    /// `docs/trickles/protocol.md`.
     pub fn after(self, credits: u64) -> u32 {
         let start = u64::from(self.start.clamp(1, MAX_WINDOW));
         let slow = u64::from(self.ssthresh.min(MAX_WINDOW)).saturating_sub(start);

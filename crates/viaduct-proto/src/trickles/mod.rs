@@ -36,7 +36,7 @@
 //! | [`api`] | events and minisockets, for a server's application |
 //! | [`stream`] | byte streams and requests, for a client's application |
 //!
-//! `docs/trickles.md` derives what the paper leaves open.
+//! `docs/trickles/protocol.md` derives what the paper leaves open.
 
 pub mod api;
 pub(crate) mod bytes;

@@ -18,7 +18,7 @@
 //! each request tells how far *ahead* of its acknowledgement number the answers are to be. So
 //! the server, which keeps nothing, numbers them by the request alone. A device that rewrites
 //! numbers (sequence randomisation) does no harm, as the server adds the two as it sees them.
-//! `docs/trickles-packets.md` has every byte, and why strict connection tracking accepts it.
+//! `docs/trickles/packets.md` has every byte, and why strict connection tracking accepts it.
 //!
 //! All input from the network is parsed by [`tcp::parse`], [`udp::parse`] and [`icmp::parse`],
 //! and refused packets are counted ([`stats::Refusals`]).

@@ -1,4 +1,4 @@
-//! Throughput and windows beside Reno's; the tables of `docs/trickles.md`.
+//! Throughput and windows beside Reno's; the tables of `docs/measurements/trickles.md`.
 
 use crate::link::LinkConfig;
 use crate::sim::trickles::{Contest, Outcome};
