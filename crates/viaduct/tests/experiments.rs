@@ -275,6 +275,6 @@ fn an_open_flow_goes_around_a_path_that_fails_and_back() {
 fn four_flows_that_share_an_estimate_share_it_alike() {
     let _alone = alone();
     let outcome = quick("tesla/congestion");
-    // Their share of the bottleneck is below the figure's: see FIGURES.md.
+    // Their share of the bottleneck is not in CI: see FIGURES.md.
     assert_holds(&outcome, 5, 4, |name| name != "congestion: the four take of the bottleneck");
 }
