@@ -1,6 +1,7 @@
 //! Description of the machine that a result was measured on.
 
 use std::fs;
+use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,10 @@ pub struct Machine {
     pub kernel: String,
     /// Start of the measurement, as in `2026-11-21T02:47:31Z`.
     pub date: String,
+    /// Git commit of the tree that the program was built in, with `-dirty` if files have changed
+    /// since; `None` for an installed program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
 }
 
 impl Machine {
@@ -37,8 +42,19 @@ impl Machine {
             memory_gib: (kib / 1024.0 / 102.4).round() / 10.0,
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             date: date_of(now.as_secs()),
+            commit: commit(),
         }
     }
+}
+
+/// Asks git for the commit of the tree that has this program in its `target` directory.
+fn commit() -> Option<String> {
+    let program = std::env::current_exe().ok()?;
+    let mut git = Command::new("git");
+    git.arg("-C").arg(program.parent()?);
+    git.args(["describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"]);
+    let described = git.output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(described.stdout).ok()?.trim().to_owned())
 }
 
 /// Formats seconds since 1970 as a UTC date and time.

@@ -234,6 +234,7 @@ fn facts(outcome: &Outcome) -> String {
         ),
     ));
     rows.push(("Measured".into(), format!("{}, in {} s", machine.date, outcome.seconds)));
+    rows.extend(machine.commit.iter().map(|commit| ("Commit".into(), commit.clone())));
     let row = |(k, v): &(String, String)| format!("<dt>{}</dt><dd>{}</dd>", escape(k), escape(v));
     format!(
         "<dl>{}</dl>\n<pre><code>{}</code></pre>\n",
