@@ -10,7 +10,7 @@ use viaduct_sys::netns::enter_user_namespace;
 use crate::bench;
 use crate::experiment::{self, Ended, Experiment, Options};
 use crate::experiments;
-use crate::report;
+use crate::report::{self, Figures};
 use crate::shell::{self, ShellArgs};
 use crate::stop;
 use crate::topology::Journal;
@@ -22,7 +22,7 @@ pub enum LabCommand {
     List,
     /// Run experiments; the exit status is 1 if a check does not hold
     Run(RunArgs),
-    /// Write one HTML page of all results
+    /// Write one HTML page of all results, or FIGURES.md
     Report(ReportArgs),
     /// Open a shell inside a world
     Shell(ShellArgs),
@@ -75,6 +75,22 @@ pub struct ReportArgs {
     /// Directory that results are kept in
     #[arg(long, value_name = "DIR", default_value = "results")]
     pub dir: PathBuf,
+    /// Record the results of full runs in the rows of FIGURES.md, and write that file, not the page
+    ///
+    /// A row takes value, bound, state, day and commit of the check that its `claim` names, or of
+    /// those that its `checks` matches (`*` stands for anything). A check without a row gets one;
+    /// flags such as "not in CI" are added to it by hand. A result older than a row leaves the row.
+    #[arg(long, conflicts_with = "out")]
+    pub figures: bool,
+    /// Directory of the rows, one TOML file a system; FIGURES.md is beside it
+    #[arg(long, value_name = "DIR", default_value = "figures", requires = "figures")]
+    pub figures_dir: PathBuf,
+    /// Measured commit of results that do not name theirs
+    #[arg(long, value_name = "COMMIT", requires = "figures")]
+    pub commit: Option<String>,
+    /// Write nothing; fail if FIGURES.md is not what would be written
+    #[arg(long, requires = "figures")]
+    pub check: bool,
 }
 
 /// Executes `command`. Must be called before the process has threads: without root it moves the
@@ -90,8 +106,7 @@ pub fn execute(command: LabCommand) -> anyhow::Result<ExitCode> {
         }
         LabCommand::Run(args) => run(&args),
         LabCommand::Report(args) => {
-            let page = report::write(&args.dir, &args.out)?;
-            say(&format!("{}\n", page.display()));
+            write_report(&args)?;
             Ok(ExitCode::SUCCESS)
         }
         LabCommand::Shell(args) => {
@@ -125,6 +140,26 @@ pub fn explain(error: &anyhow::Error) -> String {
         }
     }
     said
+}
+
+/// Writes the page or the promise sheet, and prints the paths of what was written.
+fn write_report(args: &ReportArgs) -> anyhow::Result<()> {
+    if !args.figures {
+        let page = report::write(&args.dir, &args.out)?;
+        say(&format!("{}\n", page.display()));
+        return Ok(());
+    }
+    let figures = Figures::new(&args.figures_dir, &args.dir, args.commit.as_deref())?;
+    for note in figures.notes() {
+        say(&format!("{note}\n"));
+    }
+    if args.check {
+        return figures.check();
+    }
+    for path in figures.write()? {
+        say(&format!("{}\n", path.display()));
+    }
+    Ok(())
 }
 
 fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {

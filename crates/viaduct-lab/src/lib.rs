@@ -6,7 +6,7 @@
 //!    |           ├──> bench: benchmark programs as separate processes, to be wrapped
 //!    |           ├──> load: many connections or much data, cheaper than real programs
 //!    |           └──> experiment: runs; results as JSON, a table, an exit status
-//!    ├──> report: one HTML page of all results
+//!    ├──> report: one HTML page of all results; FIGURES.md
 //!    ├──> shell: a terminal inside a world
 //!    └──> demo: an experiment that needs no prior reading
 //! ```

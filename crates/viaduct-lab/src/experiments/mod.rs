@@ -99,7 +99,7 @@ fn fits(pattern: &str, name: &str) -> bool {
 }
 
 /// Returns whether `text` matches `pattern`, where `*` stands for anything.
-fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
+pub(crate) fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
     match (pattern.split_first(), text.split_first()) {
         (None, None) => true,
         (Some((b'*', rest)), None) => wildcard(rest, text),

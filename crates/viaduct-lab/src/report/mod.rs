@@ -1,7 +1,8 @@
-//! Report: one self-contained HTML page of all results.
+//! Reports: one self-contained HTML page of all results, and the promise sheet.
 
 mod axis;
 mod before_after;
+mod figures;
 mod page;
 mod plot;
 mod words;
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
+pub use self::figures::Figures;
 use crate::experiment::{Outcome, load_all};
 
 /// Reads every result in `results` and writes `index.html` into `out`, which is made if missing.
