@@ -15,6 +15,7 @@ mod access_log;
 mod dead_after;
 mod gateway;
 mod key;
+mod manual;
 mod master;
 mod metrics;
 mod notify;
@@ -39,13 +40,22 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{CommandFactory as _, FromArgMatches as _, Parser};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use viaduct_proto::flow::Registry;
 
 /// Makes unmodified applications fast over long links that lose packets.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(name = "viaduct", version)]
+struct CommandLine {
+    /// Log in JSON, one object a line
+    #[arg(long, global = true)]
+    log_json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
 enum Command {
     /// Run a site's gateway: mask the loss of the WAN for all hosts of the site
     Gateway {
@@ -55,17 +65,11 @@ enum Command {
         /// Check the config, say what it means, and touch nothing
         #[arg(long)]
         check: bool,
-        /// Log in JSON, one object a line
-        #[arg(long)]
-        log_json: bool,
     },
     /// Run one hop of a chain: split TCP connections, and connect onwards when the SYN is seen
     Proxy {
         #[command(flatten)]
         options: Box<proxy::ProxyOptions>,
-        /// Log in JSON, one object a line
-        #[arg(long)]
-        log_json: bool,
     },
     /// Put handlers under a program: viaduct run +shape:rate=2M -- curl ...
     Run {
@@ -76,33 +80,21 @@ enum Command {
     Master {
         #[command(flatten)]
         args: master::MasterArgs,
-        /// Log in JSON, one object a line
-        #[arg(long)]
-        log_json: bool,
     },
     /// Send this host's own connections to a hop, told where to by a TCP option in their SYNs
     Steer {
         #[command(flatten)]
         args: steer::SteerArgs,
-        /// Log in JSON, one object a line
-        #[arg(long)]
-        log_json: bool,
     },
     /// Run a node of the overlay that the handler `route` uses
     Overlay {
         #[command(flatten)]
         args: overlay::OverlayArgs,
-        /// Log in JSON, one object a line
-        #[arg(long)]
-        log_json: bool,
     },
     /// Serve the files of a directory
     Serve {
         #[command(flatten)]
         args: serve::ServeArgs,
-        /// Log in JSON, one object a line
-        #[arg(long)]
-        log_json: bool,
     },
     /// Show what a running gateway, proxy, server or overlay node sees
     Status {
@@ -125,6 +117,10 @@ enum Command {
     /// Make and show keys
     #[command(subcommand)]
     Key(key::KeyCommand),
+    /// Print the completions of a shell: viaduct completions bash
+    Completions(manual::CompletionArgs),
+    /// Write the man pages: viaduct man DIR
+    Man(manual::ManArgs),
     /// Two sites, a link that loses packets, four programs across it: without and with Viaduct
     #[cfg(feature = "lab")]
     Demo(viaduct_lab::demo::DemoArgs),
@@ -150,14 +146,14 @@ pub fn main(registry: Registry) -> ExitCode {
     // `viaduct run` exits with the status of its program; failures before that have a status of
     // their own.
     let failed = words.get(1).filter(|word| *word == "run").map(|_| run::OUR_FAULT);
-    let read = Command::command().try_get_matches_from(words);
-    let read = read.and_then(|matches| Ok((Command::from_arg_matches(&matches)?, matches)));
-    let (command, matches) = read.unwrap_or_else(|error| refuse(&error, failed));
+    let read = CommandLine::command().try_get_matches_from(words);
+    let read = read.and_then(|matches| Ok((CommandLine::from_arg_matches(&matches)?, matches)));
+    let (line, matches) = read.unwrap_or_else(|error| refuse(&error, failed));
     let beside = match matches.subcommand() {
         Some(("proxy", options)) => proxy::check_beside_config(options),
         _ => Ok(()),
     };
-    match beside.and_then(|()| execute(command, registry)) {
+    match beside.and_then(|()| execute(line, registry)) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("viaduct: {error:#}");
@@ -177,40 +173,41 @@ fn refuse(error: &clap::Error, failed: Option<u8>) -> ! {
     std::process::exit(failed.into());
 }
 
-fn execute(command: Command, registry: Registry) -> Result<ExitCode> {
-    match command {
+fn execute(line: CommandLine, registry: Registry) -> Result<ExitCode> {
+    let log = || log(line.log_json);
+    match line.command {
         Command::Gateway { config, check: true, .. } => gateway::check(&config, &registry)?,
-        Command::Gateway { config, log_json, .. } => {
-            log(log_json);
+        Command::Gateway { config, .. } => {
+            log();
             gateway::run(&config, registry)?;
         }
-        Command::Proxy { options, log_json } => {
-            log(log_json);
+        Command::Proxy { options } => {
+            log();
             match options.check {
                 true => proxy::check(&options, &registry)?,
                 false => proxy::run(&options, registry)?,
             }
         }
         Command::Run { args } => return run::run(&args, &registry),
-        Command::Master { args, log_json } => {
-            return master::run(&args, registry, || log(log_json));
-        }
-        Command::Steer { args, log_json } => {
-            log(log_json);
+        Command::Master { args } => return master::run(&args, registry, log),
+        Command::Steer { args } => {
+            log();
             steer::run(&args)?;
         }
-        Command::Overlay { args, log_json } => {
-            log(log_json);
+        Command::Overlay { args } => {
+            log();
             overlay::run(&args, &registry)?;
         }
-        Command::Serve { args, log_json } => {
-            log(log_json);
+        Command::Serve { args } => {
+            log();
             serve::run(&args)?;
         }
         Command::Status { which, json } => status::status(&which, json)?,
         Command::Top { which } => status::top(&which)?,
         Command::Observe { args } => observe::run(&args)?,
         Command::Key(command) => key::run(&command)?,
+        Command::Completions(args) => manual::print_completions(CommandLine::command(), args),
+        Command::Man(args) => manual::write_pages(CommandLine::command(), &args)?,
         #[cfg(feature = "lab")]
         Command::Demo(args) => return viaduct_lab::demo::execute(&args),
         #[cfg(feature = "lab")]
