@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use viaduct_proto::agree::{MAX_HANDLERS, NUMBERS, Offer, Refusal, Required, Terms};
+use viaduct_proto::negotiate::{MAX_HANDLERS, NUMBERS, Offer, Refusal, Required, Terms};
 
 fuzz_target!(|input: &[u8]| {
     let _ = Offer::in_headers(input);
@@ -14,7 +14,7 @@ fuzz_target!(|input: &[u8]| {
     for required in [Required::None, Required::These(vec!["crypt".to_owned()]), Required::All] {
         let terms = Terms::new(&chain, &required).expect("all can be agreed on");
         for connects in [true, false] {
-            match terms.settle(connects, Some(&offer)) {
+            match terms.negotiate(connects, Some(&offer)) {
                 Ok(agreed) => {
                     let offered = |number| offer.items.iter().any(|item| item.number == number);
                     assert!(agreed.iter().all(|&number| offered(number)));

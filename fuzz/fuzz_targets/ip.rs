@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use viaduct_proto::wire::ip::{Header, Hop, internet_checksum, normalise, restore};
+use viaduct_proto::wire::ip::{Header, MutableFields, internet_checksum, normalise, restore};
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(header) = Header::parse(bytes) else { return };
@@ -11,13 +11,13 @@ fuzz_target!(|bytes: &[u8]| {
 
     let original = &bytes[..header.total_len];
     let mut packet = original.to_vec();
-    let hop = normalise(&mut packet);
+    let fields = normalise(&mut packet);
     assert_eq!(Header::parse(&packet), Ok(header), "still the same packet");
     let normal = packet.clone();
-    assert_eq!(normalise(&mut packet), Hop::default(), "nothing is left to remove");
+    assert_eq!(normalise(&mut packet), MutableFields::default(), "nothing is left to remove");
     assert_eq!(packet, normal);
 
-    restore(&mut packet, hop);
+    restore(&mut packet, fields);
     let mut expected = original.to_vec();
     if original[0] >> 4 == 4 {
         assert_eq!(internet_checksum(&packet[..header.header_len]), 0);

@@ -12,7 +12,7 @@ use viaduct_proto::repair::report::{REPORT, Report};
 use viaduct_proto::repair::section::{self, Need, Part};
 use viaduct_proto::repair::{Coding, Plane};
 use viaduct_proto::time::{Duration, Instant};
-use viaduct_proto::wire::ip::{self, Header, Hop};
+use viaduct_proto::wire::ip::{self, Header, MutableFields};
 
 #[derive(Arbitrary, Debug)]
 enum Step {
@@ -23,7 +23,7 @@ enum Step {
     /// Names of packets, near those of others.
     Names { first: u16, names: Vec<Named>, times: Option<(u32, Vec<u8>)> },
     /// A repair of one packet behind its name, as an honest peer sends it.
-    Single { first: u16, packet: Packet, hop: (u8, u8) },
+    Single { first: u16, packet: Packet, fields: (u8, u8) },
     /// A request.
     Need { first: u64, packets: u16, repairs: u8 },
     /// A report of any numbers.
@@ -72,9 +72,9 @@ struct Packet {
 
 impl Packet {
     fn normal(self) -> Vec<u8> {
-        let hop = Hop::default();
+        let fields = MutableFields::default();
         let mut packet =
-            packet(self.inwards.into(), self.v6, self.len.into(), self.filler.into(), hop);
+            packet(self.inwards.into(), self.v6, self.len.into(), self.filler.into(), fields);
         ip::normalise(&mut packet);
         packet
     }
@@ -104,7 +104,7 @@ fuzz_target!(|steps: Steps<Step>| {
 fn message(gateway: &Plane, step: &Step) -> Vec<u8> {
     let mut out = Vec::new();
     match step {
-        Step::Single { first, packet, hop: (ttl, tos) } => {
+        Step::Single { first, packet, fields: (ttl, tos) } => {
             let first = u64::from(first % 2048).max(1);
             names(&mut out, first, &[tag(gateway, &packet.normal())], None);
             let body = symbol(gateway, &packet.normal(), *ttl, *tos);

@@ -3,12 +3,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use viaduct_proto::names::wire::{A, IN, Query};
-use viaduct_proto::names::{Book, Pool};
+use viaduct_proto::fake_ip::wire::{A, IN, Query};
+use viaduct_proto::fake_ip::{FakeIpPool, FakeIpPrefix};
 
 fuzz_target!(|input: &[u8]| {
-    let mut book = Book::new(Pool::default());
-    let (query, answer) = (Query::parse(input), book.answer(input));
+    let mut pool = FakeIpPool::new(FakeIpPrefix::default());
+    let (query, answer) = (Query::parse(input), pool.answer(input));
     assert_eq!(query.is_some(), answer.is_some());
     let (Some(query), Some(answer)) = (query, answer) else { return };
     assert_eq!(answer[..2], input[..2]);
@@ -16,6 +16,6 @@ fuzz_target!(|input: &[u8]| {
     // One answer of four bytes, and not this machine.
     if query.kind == A && query.class == IN && answer[7] == 1 && answer[answer.len() - 4] != 127 {
         let ip: [u8; 4] = answer[answer.len() - 4..].try_into().expect("four");
-        assert_eq!(book.name_of(ip.into()).as_deref(), query.name.as_deref());
+        assert_eq!(pool.name_of(ip.into()).as_deref(), query.name.as_deref());
     }
 });

@@ -71,7 +71,7 @@ fuzz_target!(|steps: Steps<Step>| {
     }
     let table = nodes[0].table();
     assert_eq!(table.nodes.len(), 2);
-    assert!(table.nodes.iter().all(|place| place.others.len() <= 1 && place.ways.len() <= 2));
+    assert!(table.nodes.iter().all(|place| place.others.len() <= 1 && place.routes.len() <= 2));
 });
 
 /// Sends all messages that are due. Each arrives unless the bit of its turn in `lost` is set.

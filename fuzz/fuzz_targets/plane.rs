@@ -14,7 +14,7 @@ use viaduct_proto::fec::{Code, layered, reed_solomon, window};
 use viaduct_proto::repair::control::Limits;
 use viaduct_proto::repair::{Coding, Plane};
 use viaduct_proto::time::{Duration, Instant};
-use viaduct_proto::wire::ip::{self, Header, Hop};
+use viaduct_proto::wire::ip::{self, Header, MutableFields};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
@@ -137,7 +137,7 @@ impl World {
         match *step {
             Step::Send { from, v6, len, filler, ttl, tos, ref fate } => {
                 let len = usize::from(len) % (MTU + 100);
-                let packet = packet(from.into(), v6, len, filler, Hop { ttl, tos });
+                let packet = packet(from.into(), v6, len, filler, MutableFields { ttl, tos });
                 self.send(from.into(), packet, fate);
             }
             Step::Stream { from, count, lost } => self.stream(from.into(), count, lost),
@@ -190,7 +190,7 @@ impl World {
     fn stream(&mut self, from: usize, count: u8, lost: u64) {
         for i in 0..count % 32 {
             self.next += 1;
-            let mut packet = packet(from, false, 40, 0, Hop { ttl: 60, tos: 0 });
+            let mut packet = packet(from, false, 40, 0, MutableFields { ttl: 60, tos: 0 });
             packet[20..24].copy_from_slice(&self.next.to_be_bytes());
             let fate = if lost >> i & 1 == 1 { Fate::Lost } else { Fate::Arrives };
             self.send(from, packet, &fate);

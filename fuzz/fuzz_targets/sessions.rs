@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 use viaduct_fuzz::Steps;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::time::{Duration, Instant};
-use viaduct_proto::tunnel::{Carrier, Event, Lane, SessionId, Settings, Tunnel};
+use viaduct_proto::tunnel::{Carrier, Event, Lane, StreamId, Settings, Tunnel};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
@@ -86,17 +86,17 @@ struct World {
     /// Links that were cut.
     cut: Vec<u32>,
     carrier: Carrier,
-    sessions: BTreeMap<SessionId, Twin>,
+    sessions: BTreeMap<StreamId, Twin>,
 }
 
 fuzz_target!(|input: Input| {
     let settings = Settings {
         initial: 5_000,
         limit: 20_000,
-        floor: 50,
+        least_window: 50,
         mss: 700,
         queue: 3_000,
-        sessions: 6,
+        streams: 6,
         ..Settings::default()
     };
     let mut world = World {
@@ -191,7 +191,7 @@ impl World {
         &mut self,
         end: bool,
         which: u8,
-        act: impl FnOnce(&mut Tunnel, &mut Twin, usize, SessionId),
+        act: impl FnOnce(&mut Tunnel, &mut Twin, usize, StreamId),
     ) {
         let end = usize::from(end);
         let count = self.sessions.values().filter(|twin| twin.known[end]).count().max(1);
@@ -262,7 +262,7 @@ impl World {
         for end in &mut self.ends {
             self.cut.iter().for_each(|&link| end.remove_link(link));
         }
-        // Where all tokens are stranded, a session goes on by its floor alone: slowly.
+        // Where all tokens are stranded, a stream goes on by its least window alone: slowly.
         for _ in 0..2_000 {
             if self.has_arrived() {
                 break;

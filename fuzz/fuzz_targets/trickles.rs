@@ -194,8 +194,8 @@ impl World {
             answer.seal_user(b"stream", &mut user);
         }
         let mut asks = answer.request.groups;
-        // An address that was sent nothing before may be a victim's. A ticket goes to an unproven
-        // address too, even if one was sent there before.
+        // An address that was sent nothing before may be a victim's. An address token goes to an
+        // unproven address too, even if one was sent there before.
         let (mut unproven, mut sent) = (self.answered.insert(self.from), 0);
         for (index, permit) in answer.permits().enumerate() {
             let mut payload = Payload::default();
@@ -217,7 +217,7 @@ impl World {
             let mut out = Vec::new();
             answer.emit(index, &payload, &mut out);
             let response = Response::parse(&out).expect("a server's own response");
-            unproven |= matches!(response.form, Form::Ticket(_));
+            unproven |= matches!(response.form, Form::AddressToken(_));
             sent += out.len();
             if self.down.len() < 1_000 {
                 self.down.push(out);

@@ -55,8 +55,8 @@ enum Step {
 }
 
 fn settings() -> Settings {
-    let (initial, limit, floor) = (20_000, 60_000, 100);
-    Settings { initial, limit, floor, sessions: 8, queue: 4_000, ..Settings::default() }
+    let (initial, limit, least_window) = (20_000, 60_000, 100);
+    Settings { initial, limit, least_window, streams: 8, queue: 4_000, ..Settings::default() }
 }
 
 fuzz_target!(|input: Input| {
@@ -121,7 +121,7 @@ fuzz_target!(|input: Input| {
             out.clear();
         }
         tunnel.check();
-        let most = settings().limit + 2 * 16 * u64::from(settings().floor);
+        let most = settings().limit + 2 * 16 * u64::from(settings().least_window);
         assert!(tunnel.stats().held <= most);
     }
 });

@@ -30,7 +30,7 @@ fuzz_target!(|bytes: &[u8]| {
             Section::Copies(copies) => {
                 let packets: Vec<_> = copies.packets().map(|packet| packet.unwrap()).collect();
                 let packets = packets.into_iter();
-                section::emit_copies(copies.first, copies.hop, packets, &mut again);
+                section::emit_copies(copies.first, copies.fields, packets, &mut again);
             }
             Section::Other(TRIALS, body) => {
                 if let Some(trials) = report::parse_trials(body) {

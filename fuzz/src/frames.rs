@@ -10,8 +10,8 @@ pub enum FrameKind {
     Hello {
         instance: u8,
         tokens: u32,
-        floor: u16,
-        sessions: u8,
+        least_window: u16,
+        streams: u8,
     },
     Grant {
         tokens: u64,
@@ -55,12 +55,12 @@ impl FrameKind {
     pub fn framed(&self, pinged: u64) -> Frame<'static> {
         const BYTES: [u8; 16_384] = [9; 16_384];
         match *self {
-            FrameKind::Hello { instance, tokens, floor, sessions } => Frame::Hello(Hello {
+            FrameKind::Hello { instance, tokens, least_window, streams } => Frame::Hello(Hello {
                 instance: u64::from(instance),
                 link: 1,
                 tokens: u64::from(tokens),
-                floor: u32::from(floor),
-                sessions: u32::from(sessions),
+                least_window: u32::from(least_window),
+                streams: u32::from(streams),
             }),
             FrameKind::Grant { tokens } => Frame::Grant(tokens),
             FrameKind::Gone { link } => Frame::Gone(u32::from(link % 4)),
@@ -82,7 +82,7 @@ impl FrameKind {
 
 /// First frame of the other end, a `Hello` with `tokens` tokens.
 pub fn greeting(tokens: u64) -> Vec<u8> {
-    emitted(0, &Frame::Hello(Hello { instance: 2, link: 1, tokens, floor: 50, sessions: 8 }))
+    emitted(0, &Frame::Hello(Hello { instance: 2, link: 1, tokens, least_window: 50, streams: 8 }))
 }
 
 /// The bytes of a frame.

@@ -12,7 +12,7 @@ use viaduct_proto::keys::{Entropy, SecretKey};
 use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
-use viaduct_proto::wire::ip::{self, Hop};
+use viaduct_proto::wire::ip::{self, MutableFields};
 
 /// Longest packet that is encoded.
 pub const MTU: usize = 1_200;
@@ -99,7 +99,7 @@ pub fn plane_of(side: usize, coding: Coding) -> Plane {
 }
 
 /// A packet of about `len` bytes from a host of `from` to one of the other side.
-pub fn packet(from: usize, v6: bool, len: usize, filler: u8, hop: Hop) -> Vec<u8> {
+pub fn packet(from: usize, v6: bool, len: usize, filler: u8, fields: MutableFields) -> Vec<u8> {
     let head = if v6 { 40 } else { 20 };
     let mut packet = vec![filler; head + len];
     let (source, destination) = (from as u8, 1 - from as u8);
@@ -117,7 +117,7 @@ pub fn packet(from: usize, v6: bool, len: usize, filler: u8, hop: Hop) -> Vec<u8
         packet[9] = 17;
         packet[12..20].copy_from_slice(&[10, source, 0, 1, 10, destination, 0, 1]);
     }
-    ip::restore(&mut packet, hop);
+    ip::restore(&mut packet, fields);
     packet
 }
 

@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use viaduct::trickles::{ClientSettings, Connector, Secrets, Word, put_back_left};
-use viaduct_proto::trickles::packet::{Format, Ways};
+use viaduct_proto::trickles::packet::{Format, FormatChoice};
 use viaduct_proto::trickles::stream::{Config, Failure, State, Stream};
 
 use crate::convert::{addresses, bytes, code, count, port_code, text, values};
@@ -27,9 +27,9 @@ pub unsafe extern "C" fn msk_connect(to: *const c_char, options: *const Options)
     let to = to.map(addresses).and_then(Result::ok).and_then(|all| all.first().copied());
     let Some(to) = to else { return -libc::EINVAL };
     let ways = match chosen.ways {
-        1 => Ways::Only(Format::Tcp),
-        2 => Ways::Only(Format::Udp),
-        _ => Ways::Any,
+        1 => FormatChoice::Only(Format::Tcp),
+        2 => FormatChoice::Only(Format::Udp),
+        _ => FormatChoice::Any,
     };
     // Each connection has firewall rules of its own, under this name.
     static MADE: AtomicU32 = AtomicU32::new(0);

@@ -26,7 +26,7 @@ use viaduct_proto::keys::{Entropy, SecretKey};
 use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
-use viaduct_proto::wire::ip::{self, Hop};
+use viaduct_proto::wire::ip::{self, MutableFields};
 
 const LEN: usize = 1500;
 /// Packets of one measurement, chosen so that they fit the cache beside the rest.
@@ -114,7 +114,7 @@ fn packets(rng: &mut Rng, count: usize) -> Vec<Vec<u8>> {
         packet[0] = 0x45;
         packet[2..4].copy_from_slice(&(LEN as u16).to_be_bytes());
         packet[12..20].copy_from_slice(&[10, 1, 0, 1, 10, 2, 0, 1]);
-        ip::restore(packet, Hop { ttl: 63, tos: 0 });
+        ip::restore(packet, MutableFields { ttl: 63, tos: 0 });
     }
     packets
 }

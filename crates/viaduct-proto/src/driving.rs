@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use crate::fec::layered::Parameters;
 use crate::fec::{Code, reed_solomon, window};
-use crate::flow::datagrams::{self, Ends, Passage, Way};
+use crate::flow::datagrams::{self, Direction, Ends, Passage};
 use crate::flow::relays::{self, Relays};
 use crate::flow::{Action, Address, Chain, Factory, Failure, Half};
 use crate::handlers::testing::{factories, shell};
@@ -23,7 +23,7 @@ use crate::split::early::{Early, Tuple};
 use crate::time::{Duration, Instant};
 use crate::trickles::client::{self, Client};
 use crate::trickles::stream::{self, Stream};
-use crate::tunnel::{Carrier, Event, SessionId, Settings, Tunnel};
+use crate::tunnel::{Carrier, Event, Settings, StreamId, Tunnel};
 
 /// Maximum number of rounds at one instant.
 const MAX_ROUNDS: usize = 8;
@@ -160,7 +160,7 @@ impl Driven for Gateways {
 /// Both ends of a tunnel.
 struct Tunnels {
     ends: [Tunnel; 2],
-    sessions: Vec<SessionId>,
+    streams: Vec<StreamId>,
     lossy: bool,
 }
 
@@ -174,11 +174,11 @@ impl Driven for Tunnels {
             }
             1 => {
                 let to = Address::Name("there.example".into(), 80);
-                self.sessions.extend(self.ends[0].open(to, None));
+                self.streams.extend(self.ends[0].open(to, None));
             }
             2 => self.lossy = rng.chance(0.3),
             _ => {
-                for &id in &self.sessions {
+                for &id in &self.streams {
                     let bytes = some_bytes(rng, 9_000).into();
                     self.ends[0].write(now, id, bytes);
                     if rng.chance(0.1) {
@@ -314,8 +314,8 @@ struct DrivenPassage(Passage);
 impl Driven for DrivenPassage {
     fn perturb(&mut self, now: Instant, rng: &mut Rng) {
         let ends = Ends { own: at(1, rng.below(5) as u16 + 1), peer: at(2, 53) };
-        let way = [Way::Out, Way::Back][rng.below(2) as usize];
-        self.0.handle_datagram(now, ends, way, rng.below(1_000) as usize, 0);
+        let direction = [Direction::Out, Direction::Back][rng.below(2) as usize];
+        self.0.handle_datagram(now, ends, direction, rng.below(1_000) as usize, 0);
     }
 
     fn drain(&mut self, now: Instant) {
@@ -533,7 +533,7 @@ proptest! {
     #[test]
     fn tunnels_rest(seed: u64) {
         let ends = [1, 2].map(|instance| Tunnel::new(Settings::default(), instance));
-        assert_no_spin(&mut Tunnels { ends, sessions: Vec::new(), lossy: false }, seed)?;
+        assert_no_spin(&mut Tunnels { ends, streams: Vec::new(), lossy: false }, seed)?;
     }
 
     #[test]

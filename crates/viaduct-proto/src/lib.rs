@@ -25,16 +25,16 @@
 //! sleeps until `poll_timeout` never spins. The test module `driving` checks this for every
 //! machine.
 
-pub mod agree;
 #[cfg(test)]
 mod driving;
+pub mod fake_ip;
 pub mod fec;
 pub mod flow;
 pub mod handlers;
 pub mod health;
 pub mod keys;
 pub mod link;
-pub mod names;
+pub mod negotiate;
 pub mod overlay;
 pub mod repair;
 pub mod rng;

@@ -139,10 +139,10 @@ fn a_chain_of_two_hops_is_told_by_the_option_each_syn_ahead_of_its_clients_ack()
         assert_eq!(say(chain.client(), to, b"by the option").unwrap(), b"by the option");
     });
     let [(onward, first_ahead), (last, second_ahead)] = seen[..] else { panic!("two hops") };
-    let told = onward.told().expect("hop 1 tells hop 2");
+    let told = onward.addresses().expect("hop 1 tells hop 2");
     assert_eq!((told.destination, told.source.ip()), (to, chain.client().v4().into()));
     assert_eq!(onward.tuple.to, socket("10.2.0.2:7000"));
-    assert_eq!((last.told(), last.tuple.to), (None, to), "the server is told nothing");
+    assert_eq!((last.addresses(), last.tuple.to), (None, to), "the server is told nothing");
     assert!(first_ahead > EARLY && second_ahead > EARLY, "{first_ahead:?} {second_ahead:?}");
     assert_eq!(who.join().unwrap(), IpAddr::from([10, 3, 0, 1]), "hop 2 has come");
 
@@ -172,7 +172,7 @@ fn ipv6_goes_by_the_data_of_the_syn_and_as_early() {
     let (by, _) = told.syn();
     assert_eq!(by.hop, None);
     assert_eq!(by.header.expect("a PROXY header").destination, to);
-    assert_eq!((syn.tuple.to, syn.told()), (to, None));
+    assert_eq!((syn.tuple.to, syn.addresses()), (to, None));
     assert!(ahead > EARLY, "by a round trip to the hop: {ahead:?}");
     who.join().unwrap();
 }
@@ -227,7 +227,7 @@ fn a_hop_on_the_path_lets_the_option_go_on_to_the_hop_that_it_is_for() {
         assert_eq!(say(chain.client(), to, b"carried").unwrap(), b"carried", "{forward}");
         let (syn, _) = east.syn();
         assert_eq!(syn.tuple.client.ip(), IpAddr::from([10, 2, 0, 1]), "{forward}: split");
-        assert_eq!(syn.told().expect("the option").source.ip(), chain.client().v4());
+        assert_eq!(syn.addresses().expect("the option").source.ip(), chain.client().v4());
         who.join().unwrap();
     }
 }

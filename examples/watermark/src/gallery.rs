@@ -17,11 +17,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
-use viaduct_proto::trickles::api::{Asked, Input, Kind, Minisocket, Piece, Reply, Stretch};
+use viaduct_proto::trickles::api::{Input, Kind, Minisocket, OutputRequest, Piece, Reply, Stretch};
 use viaduct_proto::trickles::keys::KeyRing;
 use viaduct_proto::trickles::standard::wire::emit_valid;
 use viaduct_proto::trickles::standard::{Reason, Valid};
-use viaduct_proto::web::{Body, Found, Method, Plan, Request, Wrong, plan};
+use viaduct_proto::web::{Body, Found, Method, Plan, Request, RequestError, plan};
 
 use crate::mark::Key;
 use crate::picture::Picture;
@@ -105,7 +105,7 @@ impl Gallery {
                 reply.input(place, []);
                 return;
             }
-            Ok(None) => Err(Wrong::Malformed),
+            Ok(None) => Err(RequestError::Malformed),
             Ok(Some((request, _))) => Ok(request),
             Err(wrong) => Err(wrong),
         };
@@ -116,7 +116,7 @@ impl Gallery {
             reply.reset(place.stream, Reason::Refused);
             return;
         }
-        let asked = Asked {
+        let asked = OutputRequest {
             index: 0,
             valid,
             state: &state,
@@ -128,7 +128,7 @@ impl Gallery {
         reply.closed(place.stream, all).output(valid, state);
     }
 
-    fn promise(&self, request: &Result<Request, Wrong>, stream: u32, start: u64) -> Made {
+    fn promise(&self, request: &Result<Request, RequestError>, stream: u32, start: u64) -> Made {
         let wanted = request.as_ref().ok().filter(|request| request.method == Method::Get);
         let found = wanted.and_then(|request| {
             let [client, name] = &request.path[..] else { return None };
@@ -152,7 +152,7 @@ impl Gallery {
     fn give<'m>(
         &self,
         ring: &KeyRing,
-        asked: &Asked<'m>,
+        asked: &OutputRequest<'m>,
         packet: Option<usize>,
         next: &mut Option<(&'m [u8], Made)>,
         reply: &mut Reply,
@@ -179,8 +179,8 @@ impl Gallery {
     }
 
     /// Returns the bytes of an ask; `None` if the picture has changed since.
-    fn stretch(&self, asked: &Asked<'_>) -> Option<Stretch> {
-        let Asked { valid, range, .. } = asked;
+    fn stretch(&self, asked: &OutputRequest<'_>) -> Option<Stretch> {
+        let OutputRequest { valid, range, .. } = asked;
         let bytes = match part(asked.state) {
             Some(state) => self.bytes(&state, self.of(&state)?, range),
             None => {
@@ -213,7 +213,7 @@ impl Gallery {
     }
 
     /// Computes the continuation of the part after that of an ask.
-    fn next(&self, asked: &Asked<'_>) -> Option<Made> {
+    fn next(&self, asked: &OutputRequest<'_>) -> Option<Made> {
         let state = part(asked.state)?;
         let picture = self.of(&state)?;
         let (stride, at) = state.last();
@@ -239,7 +239,7 @@ fn made(state: &State, picture: &Picture, stream: u32, first: bool) -> Made {
 }
 
 /// Returns whether the answer to an ask must carry the next continuation.
-fn needs_next(asked: &Asked<'_>) -> bool {
+fn needs_next(asked: &OutputRequest<'_>) -> bool {
     let Valid { start, end, last, .. } = asked.valid;
     let length = end - start;
     let marks = [end - length / 2, end - length / 4, end - 1];
@@ -253,7 +253,7 @@ fn failure(kind: u8) -> Option<Vec<u8>> {
             let request = Request::parse(b"GET / HTTP/1.0\r\n\r\n").ok()??.0;
             plan(&request, &Found::Nothing)
         }
-        REFUSED => Plan::refuse(Wrong::Malformed),
+        REFUSED => Plan::refuse(RequestError::Malformed),
         _ => return None,
     };
     match plan.body {

@@ -16,7 +16,7 @@ use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration as Span, Instant as Moment};
 use viaduct_proto::trickles::api::Endpoint;
 use viaduct_proto::trickles::keys::KeyRing;
-use viaduct_proto::trickles::packet::{Return, Ways};
+use viaduct_proto::trickles::packet::{FormatChoice, Return};
 use viaduct_proto::trickles::replay::Replay;
 use viaduct_proto::trickles::server::{Server, Settings};
 use viaduct_proto::trickles::standard::MAIN;
@@ -147,7 +147,7 @@ impl Drop for World {
 /// Fetches the picture; calls `half` once more than half of `length` bytes have arrived.
 fn fetch(dir: &Path, length: usize, mut half: impl FnMut()) -> Vec<u8> {
     let settings = ClientSettings {
-        ways: Ways::Any,
+        ways: FormatChoice::Any,
         mtu: 1500,
         untracked: true,
         instance: "watermark_test".to_owned(),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 use viaduct_fuzz::{first_code, packet, plane, settle};
-use viaduct_proto::agree::{Required, Terms};
+use viaduct_proto::negotiate::{Required, Terms};
 use viaduct_proto::fec::{Code, reed_solomon, window};
 use viaduct_proto::repair::Plane;
 use viaduct_proto::repair::identity::IdentityKey;
@@ -19,7 +19,7 @@ use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::{option, proxy};
 use viaduct_proto::trickles::packet::{Numbers, Return, Role, tcp, udp};
 use viaduct_proto::wire::datagram;
-use viaduct_proto::wire::ip::Hop;
+use viaduct_proto::wire::ip::MutableFields;
 use viaduct_proto::wrap::shared::{Down, Up};
 use viaduct_proto::wrap::wire::{Answer, Request, WELCOME, Welcome};
 use viaduct_proto::wrap::{Rules, SECRET, Secret, Socket};
@@ -41,9 +41,9 @@ fn main() -> io::Result<()> {
         eprintln!("usage: seeds CORPUS");
         std::process::exit(2);
     };
-    let hop = Hop { ttl: 63, tos: 0x2e };
+    let fields = MutableFields { ttl: 63, tos: 0x2e };
     let packets = [(false, 40), (true, 40), (false, 1_000)];
-    let packets = packets.map(|(v6, len)| packet(0, v6, len, 7, hop)).to_vec();
+    let packets = packets.map(|(v6, len)| packet(0, v6, len, 7, fields)).to_vec();
     let messages = messages(&packets);
     write(&corpus, "link", &LINKS.map(|text| text.as_bytes().to_vec()))?;
     write(&corpus, "ip", &packets)?;
@@ -115,7 +115,7 @@ fn trickles_packets() -> Vec<Vec<u8>> {
             packets.push(to.emit());
             to.answer(b"answer", 1500, &mut packet).expect("it fits");
             packets.push(packet.clone());
-            numbers.hear(&segment(&packet), 1);
+            numbers.handle_answer(&segment(&packet), 1);
         }
         packets.push([&udp::head(Role::Answer, 7)[..], b"message"].concat());
     }
@@ -154,7 +154,7 @@ fn messages(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     section::emit_need(Need { first: 3, packets: 5, repairs: 2 }, &mut need);
     let mut copies = Vec::new();
     let all = packets.iter().map(Vec::as_slice);
-    section::emit_copies(9, Hop { ttl: 63, tos: 0 }, all, &mut copies);
+    section::emit_copies(9, MutableFields { ttl: 63, tos: 0 }, all, &mut copies);
     let mut messages = vec![report, need, copies];
     for code in codes {
         let mut encoder = code.build_encoder(1).expect("a code that works");

@@ -151,7 +151,7 @@ impl Continuations {
         let others = HEAD + PAYLOAD_HEAD - usize::from(user < 128) + user;
         let bytes = message.len().saturating_sub(others + response.payload.data.len());
         match response.form {
-            Form::Ticket(continuation) | Form::Fresh(continuation) => {
+            Form::AddressToken(continuation) | Form::Fresh(continuation) => {
                 let known = Continuation::peek(continuation);
                 let losses = known.map_or(0, |(known, _)| known.losses.runs().len());
                 self.whole += 1;
@@ -323,7 +323,7 @@ impl Trickles {
                 let Way::Tcp(numbers) = &mut self.clients.get_mut(&client)?.way else {
                     return None;
                 };
-                numbers.hear(&answer, message.len()).then_some((client, message))?
+                numbers.handle_answer(&answer, message.len()).then_some((client, message))?
             }
             Format::Udp => {
                 let (from, to, message) = datagrams::parse(packet)?;

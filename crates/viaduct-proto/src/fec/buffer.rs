@@ -84,7 +84,7 @@ impl Buffer {
 mod tests {
     use super::*;
 
-    /// Against a plain vector, over all that one can do to it.
+    /// Comparison with a plain vector over random operations.
     #[test]
     fn holds_what_a_vector_holds() {
         let mut rng = crate::rng::Rng::from_seed(1);

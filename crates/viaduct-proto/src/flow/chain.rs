@@ -36,14 +36,14 @@ impl Chain {
     /// Chain of the same handlers that `parent` has asked for by [`Action::Spawn`].
     pub fn spawned(parent: &Chain, spawn: &Spawn, now: Instant) -> Chain {
         let mut chain = parent.sibling(now);
-        chain.core.at(spawn.position, now, |handler, cx| handler.spawned(cx, &spawn.word));
+        chain.core.at(spawn.position, now, |handler, cx| handler.spawned(cx, &spawn.message));
         chain.core.run(now);
         chain
     }
 
     /// Refuses a chain that this one has asked for by [`Action::Spawn`].
     pub fn unspawned(&mut self, spawn: &Spawn, now: Instant) {
-        self.core.at(spawn.position, now, |handler, cx| handler.unspawned(cx, &spawn.word));
+        self.core.at(spawn.position, now, |handler, cx| handler.unspawned(cx, &spawn.message));
         self.core.run(now);
     }
 

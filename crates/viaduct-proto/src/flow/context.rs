@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::call::{Address, Down, Failure, Half, Place, SocketOption, Up};
 use super::core::Core;
-use super::ends::Kin;
+use super::ends::SpawnKind;
 use super::handler::{Output, Timer};
 use super::measure::Measure;
 use crate::time::Instant;
@@ -63,10 +63,10 @@ impl Context<'_> {
         self.core.wake(key);
     }
 
-    /// Asks for another chain of the same handlers. The handler at this position gets `word`
+    /// Asks for another chain of the same handlers. The handler at this position gets `message`
     /// ([`Handler::spawned`](super::Handler::spawned)). The new chain has no connection yet.
-    pub fn spawn(&mut self, kin: Kin, word: &[u8]) {
-        self.core.spawn(self.node, kin, word);
+    pub fn spawn(&mut self, kind: SpawnKind, message: &[u8]) {
+        self.core.spawn(self.node, kind, message);
     }
 
     /// Output flow, for calls.

@@ -8,8 +8,8 @@ use super::buffer::Buffer;
 use super::call::{Address, Down, Place, Up, Upper};
 use super::context::Context;
 use super::ends::{Action, Bottom, Closed, Top};
-use super::giving::Giving;
 use super::handler::{Handler, Output, Timer};
+use super::handover::Handovers;
 use super::measure::Measure;
 use super::registry::Factory;
 use super::slots::Slots;
@@ -41,7 +41,7 @@ pub(super) struct Core {
     pub(super) top: Top,
     pub(super) queue: VecDeque<Call>,
     pub(super) timers: Vec<(Instant, usize, Timer)>,
-    pub(super) giving: Giving,
+    pub(super) handovers: Handovers,
     /// Buffer of a closed flow, always empty.
     pub(super) nothing: Buffer,
     pub(super) actions: VecDeque<Action>,
@@ -58,7 +58,7 @@ impl Core {
             top: Top::default(),
             queue: VecDeque::new(),
             timers: Vec::new(),
-            giving: Giving::default(),
+            handovers: Handovers::default(),
             nothing: Buffer::default(),
             actions: VecDeque::new(),
         };
@@ -199,8 +199,8 @@ impl Core {
         };
         let Some(upper) = upper else { return };
         match upper {
-            Upper::Node(node, output) if self.giving.is_given(node, output) => {
-                self.giving.keep(what);
+            Upper::Node(node, output) if self.handovers.is_given(node, output) => {
+                self.handovers.keep(what);
             }
             Upper::Top => {
                 let (action, ask) = self.top.take(what, self.limit);

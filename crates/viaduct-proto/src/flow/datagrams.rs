@@ -2,7 +2,7 @@
 //! handler only decides when each goes on, and the driver keeps it, unaltered, until then.
 //!
 //! ```text
-//!   handle_datagram(now, ends, way, bytes, tag)
+//!   handle_datagram(now, ends, direction, bytes, tag)
 //!       │ out:  handler ─ time ─▶ handler ─ time ─▶ …      back: in reverse order
 //!       │       └ none: no room, the datagram is dropped
 //!       ▼
@@ -24,7 +24,7 @@ use crate::time::{Duration, Instant};
 
 /// Direction of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From the program.
     Out,
     /// To the program.
@@ -36,7 +36,7 @@ pub trait Datagrams {
     /// Handles a datagram of `bytes` bytes that arrives at `now`. Returns the time at which it
     /// goes on, which is not before that of earlier ones in the same direction; `None` if there
     /// is no room. For one direction, `now` never decreases.
-    fn pass(&mut self, now: Instant, way: Way, bytes: usize) -> Option<Instant>;
+    fn pass(&mut self, now: Instant, direction: Direction, bytes: usize) -> Option<Instant>;
 }
 
 /// Addresses of the two ends.
@@ -120,7 +120,7 @@ impl Passage {
         &mut self,
         now: Instant,
         ends: Ends,
-        way: Way,
+        direction: Direction,
         bytes: usize,
         tag: u32,
     ) -> Taken {
@@ -138,12 +138,12 @@ impl Passage {
         self.used.remove(&pair.used);
         self.used.insert(uses, ends);
         pair.used = uses;
-        let Some(at) = pair.pass(now, way, bytes) else {
-            self.stats.dropped[way as usize] += 1;
+        let Some(at) = pair.pass(now, direction, bytes) else {
+            self.stats.dropped[direction as usize] += 1;
             return Taken::Dropped;
         };
-        self.stats.passed[way as usize] += 1;
-        self.stats.bytes[way as usize] += bytes as u64;
+        self.stats.passed[direction as usize] += 1;
+        self.stats.bytes[direction as usize] += bytes as u64;
         self.waiting.push(Reverse((at, uses, tag)));
         Taken::Waits { begins }
     }
@@ -204,11 +204,11 @@ pub fn streams_alone(factories: &[Arc<dyn Factory>]) -> impl Iterator<Item = &'s
 }
 
 impl Pair {
-    fn pass(&mut self, now: Instant, way: Way, bytes: usize) -> Option<Instant> {
-        let step = |at, handler: &mut Box<dyn Datagrams + Send>| handler.pass(at, way, bytes);
-        let at = match way {
-            Way::Out => self.handlers.iter_mut().try_fold(now, step),
-            Way::Back => self.handlers.iter_mut().rev().try_fold(now, step),
+    fn pass(&mut self, now: Instant, direction: Direction, bytes: usize) -> Option<Instant> {
+        let step = |at, handler: &mut Box<dyn Datagrams + Send>| handler.pass(at, direction, bytes);
+        let at = match direction {
+            Direction::Out => self.handlers.iter_mut().try_fold(now, step),
+            Direction::Back => self.handlers.iter_mut().rev().try_fold(now, step),
         };
         // The idle time of the pair begins then.
         self.until = self.until.max(at.unwrap_or(now));

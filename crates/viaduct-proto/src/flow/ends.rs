@@ -13,7 +13,7 @@ pub struct BottomId(pub(crate) usize);
 
 /// Purpose of a [spawned](super::Context::spawn) chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kin {
+pub enum SpawnKind {
     /// The chain serves other chains, and never has an application.
     Alone,
     /// Another flow for the application that the accepted, spawning flow came for. The
@@ -82,11 +82,11 @@ pub enum Action {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spawn {
     /// Purpose of the chain.
-    pub kin: Kin,
+    pub kind: SpawnKind,
     /// Position of the handler that asks for it.
     pub(super) position: usize,
     /// Message to the handler at the same position of the new chain.
-    pub(super) word: Vec<u8>,
+    pub(super) message: Vec<u8>,
 }
 
 /// Directions of an end that are closed for good.
@@ -124,7 +124,7 @@ pub(super) struct Bottom {
 }
 
 /// Requests of an end: to the driver, and to its neighbour in the chain.
-pub(super) type Wants<T> = (Option<Action>, Option<T>);
+pub(super) type Requests<T> = (Option<Action>, Option<T>);
 
 impl Bottom {
     pub(super) fn new(id: usize, up: Upper) -> Self {
@@ -141,7 +141,7 @@ impl Bottom {
         }
     }
 
-    pub(super) fn take(&mut self, what: Down, limit: usize) -> Wants<Up> {
+    pub(super) fn take(&mut self, what: Down, limit: usize) -> Requests<Up> {
         if self.ending >= Ending::Close {
             return (None, None);
         }
@@ -168,7 +168,7 @@ impl Bottom {
         }
     }
 
-    fn write(&mut self, data: Bytes, limit: usize) -> Wants<Up> {
+    fn write(&mut self, data: Bytes, limit: usize) -> Requests<Up> {
         if self.closed.write {
             return (None, None);
         }
@@ -180,7 +180,7 @@ impl Bottom {
         (action, stop.then_some(Up::MayWrite(false)))
     }
 
-    fn end(&mut self, ending: Ending) -> Wants<Up> {
+    fn end(&mut self, ending: Ending) -> Requests<Up> {
         self.closed.write = true;
         self.ending = self.ending.max(ending);
         (self.ended(), None)
@@ -205,7 +205,7 @@ impl Bottom {
     }
 
     /// Handles `count` bytes sent to the network.
-    pub(super) fn sent(&mut self, count: usize, limit: usize) -> Wants<Up> {
+    pub(super) fn sent(&mut self, count: usize, limit: usize) -> Requests<Up> {
         self.buffer.advance(count);
         let go = self.stopped && self.buffer.len() <= limit / 2 && !self.closed.write;
         self.stopped &= !go;
@@ -244,7 +244,7 @@ pub(super) struct Top {
 }
 
 impl Top {
-    pub(super) fn take(&mut self, what: Up, limit: usize) -> Wants<Down> {
+    pub(super) fn take(&mut self, what: Up, limit: usize) -> Requests<Down> {
         if self.failed {
             return (None, None);
         }
@@ -271,7 +271,7 @@ impl Top {
         }
     }
 
-    fn avail(&mut self, data: Bytes, limit: usize) -> Wants<Down> {
+    fn avail(&mut self, data: Bytes, limit: usize) -> Requests<Down> {
         if self.closed.avail || self.finished {
             return (None, None);
         }
@@ -284,7 +284,7 @@ impl Top {
     }
 
     /// Handles `count` bytes consumed by the application.
-    pub(super) fn consumed(&mut self, count: usize, limit: usize) -> Wants<Down> {
+    pub(super) fn consumed(&mut self, count: usize, limit: usize) -> Requests<Down> {
         self.buffer.advance(count);
         let go = self.paused && self.buffer.len() <= limit / 2;
         self.paused &= !go;

@@ -176,14 +176,14 @@ pub trait Handler {
     }
 
     /// Called in a chain that a handler at the same position [spawned](Context::spawn) with the
-    /// message `word`.
-    fn spawned(&mut self, cx: &mut Context<'_>, word: &[u8]) {
-        let _ = (cx, word);
+    /// message `message`.
+    fn spawned(&mut self, cx: &mut Context<'_>, message: &[u8]) {
+        let _ = (cx, message);
     }
 
-    /// Handles a refused [spawn](Context::spawn) with `word`: there are too many chains.
-    fn unspawned(&mut self, cx: &mut Context<'_>, word: &[u8]) {
-        let _ = (cx, word);
+    /// Handles a refused [spawn](Context::spawn) with `message`: there are too many chains.
+    fn unspawned(&mut self, cx: &mut Context<'_>, message: &[u8]) {
+        let _ = (cx, message);
     }
 
     /// Called before the handler is dropped, because the flow is over or its output flow above

@@ -60,7 +60,8 @@
 //!    connections where these are accepted, or that [share](Factory::shares) them.
 //!    [`Action::Wake`] is routed the same way, to [`Chain::wake`] of the chain that has claimed its
 //!    key. [`Action::Spawn`] asks for one more chain, [`Chain::spawned`], either without an
-//!    application ([`Kin::Alone`]) or for that of the accepted flow ([`Kin::Accepted`]).
+//!    application ([`SpawnKind::Alone`]) or for that of the accepted flow
+//!    ([`SpawnKind::Accepted`]).
 //! 5. **The end.** When the application has gone, for any reason, call [`Chain::close`] and
 //!    drive the chain until all its bottoms are closed: written data may still be in flight, or
 //!    wait for another connection. Call [`Chain::abandon`] before a chain is dropped. After
@@ -86,8 +87,8 @@ mod context;
 mod core;
 pub mod datagrams;
 mod ends;
-mod giving;
 mod handler;
+mod handover;
 mod measure;
 mod registry;
 pub mod relay;
@@ -99,7 +100,7 @@ pub use buffer::Buffer;
 pub use call::{Address, Failure, Half, SocketOption};
 pub use chain::{Chain, DEFAULT_LIMIT};
 pub use context::{Context, Downstream, Upstream};
-pub use ends::{Action, BottomId, Kin, Spawn};
+pub use ends::{Action, BottomId, Spawn, SpawnKind};
 pub use handler::{FIRST, Handler, Output, Timer};
 pub use measure::Measure;
 pub use registry::{Arguments, Factory, HandlerSpec, Offload, Registry, SpecError, offload};

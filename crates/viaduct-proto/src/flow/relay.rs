@@ -17,7 +17,7 @@ pub trait Relay {
     ///
     /// # Errors
     /// The negotiation failed; the text is the reason, for the log.
-    fn hear(&mut self, data: &[u8]) -> Result<Agreed, String>;
+    fn handle_bytes(&mut self, data: &[u8]) -> Result<RelayProgress, String>;
 
     /// Datagram to the relay that carries `data` to `to`; `None` if its header cannot express
     /// `to`.
@@ -27,23 +27,23 @@ pub trait Relay {
     ///
     /// # Errors
     /// The datagram is unusable.
-    fn unwrap<'a>(&self, datagram: &'a [u8]) -> Result<(Address, &'a [u8]), Useless>;
+    fn unwrap<'a>(&self, datagram: &'a [u8]) -> Result<(Address, &'a [u8]), DatagramError>;
 }
 
 /// Progress of the negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Agreed {
-    /// Send this, if it is not empty, and wait for more bytes.
-    NotYet(Vec<u8>),
+pub enum RelayProgress {
+    /// Send these bytes, if there are any, and wait for more.
+    Send(Vec<u8>),
     /// Address of the relay. An unspecified one stands for the server's address.
-    At(Address),
+    Done(Address),
 }
 
 /// Reason to drop a datagram from a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Useless {
+pub enum DatagramError {
     /// The datagram is a fragment.
     Fragment,
     /// The header is invalid.
-    Garbage,
+    Malformed,
 }

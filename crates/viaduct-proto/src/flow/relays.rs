@@ -18,7 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::Address;
 use super::datagrams::Ends;
-use super::relay::{Relay, Useless};
+use super::relay::{DatagramError, Relay};
 use crate::time::{Duration, Instant};
 
 /// Limits of a set of relays.
@@ -72,13 +72,13 @@ pub enum Action {
 /// Set of relays.
 pub struct Relays {
     /// Encodes and decodes headers.
-    words: Box<dyn Relay + Send>,
+    codec: Box<dyn Relay + Send>,
     bounds: Bounds,
-    lines: HashMap<Whose, Line>,
+    entries: HashMap<RelayKey, Entry>,
     /// Owners of relays that are open or being opened.
-    numbers: HashMap<u64, Whose>,
-    /// Lines by last use; each use has a number of its own.
-    used: BTreeMap<u64, Whose>,
+    numbers: HashMap<u64, RelayKey>,
+    /// Relays by last use; each use has a number of its own.
+    used: BTreeMap<u64, RelayKey>,
     uses: u64,
     opened: u64,
     actions: VecDeque<Action>,
@@ -87,12 +87,12 @@ pub struct Relays {
 
 /// Key of a relay: a socket's local address, and the fake IP of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Whose {
+struct RelayKey {
     own: SocketAddr,
     name: Option<SocketAddr>,
 }
 
-struct Line {
+struct Entry {
     stage: Stage,
     used: u64,
     last: Instant,
@@ -101,7 +101,7 @@ struct Line {
 enum Stage {
     Opening {
         number: u64,
-        early: Vec<Early>,
+        early: Vec<Queued>,
         bytes: usize,
     },
     Open(u64),
@@ -110,7 +110,7 @@ enum Stage {
 }
 
 /// Datagram that waits for its relay.
-struct Early {
+struct Queued {
     ends: Ends,
     wrapped: Vec<u8>,
     /// Length of its header in bytes.
@@ -118,12 +118,12 @@ struct Early {
 }
 
 impl Relays {
-    /// Empty set of relays whose headers `words` encodes.
-    pub fn new(words: Box<dyn Relay + Send>, bounds: Bounds) -> Relays {
+    /// Empty set of relays whose headers `codec` encodes.
+    pub fn new(codec: Box<dyn Relay + Send>, bounds: Bounds) -> Relays {
         Relays {
-            words,
+            codec,
             bounds,
-            lines: HashMap::new(),
+            entries: HashMap::new(),
             numbers: HashMap::new(),
             used: BTreeMap::new(),
             uses: 0,
@@ -136,37 +136,37 @@ impl Relays {
     /// Handles a datagram to `to`, which the program addresses as `ends.peer`.
     pub fn handle_out(&mut self, now: Instant, ends: Ends, to: &Address, data: &[u8]) {
         let named = matches!(to, Address::Name(..));
-        let wrapped = self.words.wrap(to, data).filter(|_| named || is_one(ends.peer));
+        let wrapped = self.codec.wrap(to, data).filter(|_| named || is_one(ends.peer));
         let Some(wrapped) = wrapped else {
             self.stats.nowhere += 1;
             return;
         };
-        let whose = Whose { own: ends.own, name: named.then_some(ends.peer) };
-        if !self.lines.contains_key(&whose) {
-            if self.lines.len() >= self.bounds.relays.max(1)
+        let key = RelayKey { own: ends.own, name: named.then_some(ends.peer) };
+        if !self.entries.contains_key(&key) {
+            if self.entries.len() >= self.bounds.relays.max(1)
                 && let Some((_, &oldest)) = self.used.first_key_value()
             {
                 self.forget(oldest);
             }
-            self.lines.insert(whose, Line { stage: Stage::Shut(now), used: 0, last: now });
+            self.entries.insert(key, Entry { stage: Stage::Shut(now), used: 0, last: now });
         }
-        self.touch(now, whose);
-        let Some(line) = self.lines.get_mut(&whose) else { return };
-        match &mut line.stage {
+        self.touch(now, key);
+        let Some(entry) = self.entries.get_mut(&key) else { return };
+        match &mut entry.stage {
             Stage::Open(number) => {
                 self.stats.sent += 1;
                 self.actions.push_back(Action::Send(*number, wrapped));
             }
             Stage::Opening { early, bytes, .. } if *bytes + wrapped.len() <= self.bounds.early => {
                 *bytes += wrapped.len();
-                early.push(Early { ends, header: wrapped.len() - data.len(), wrapped });
+                early.push(Queued { ends, header: wrapped.len() - data.len(), wrapped });
             }
             Stage::Shut(until) if *until <= now => {
                 self.opened += 1;
                 let (number, bytes) = (self.opened, wrapped.len());
-                let early = Early { ends, header: bytes - data.len(), wrapped };
-                line.stage = Stage::Opening { number, early: vec![early], bytes };
-                self.numbers.insert(number, whose);
+                let early = Queued { ends, header: bytes - data.len(), wrapped };
+                entry.stage = Stage::Opening { number, early: vec![early], bytes };
+                self.numbers.insert(number, key);
                 self.actions.push_back(Action::Open(number));
             }
             Stage::Shut(_) if self.bounds.leave && !named => {
@@ -178,11 +178,11 @@ impl Relays {
 
     /// Handles a negotiated relay; returns whether it is still wanted.
     pub fn handle_open(&mut self, number: u64) -> bool {
-        let line = self.numbers.get(&number).and_then(|whose| self.lines.get_mut(whose));
-        let Some(Line { stage: stage @ Stage::Opening { .. }, .. }) = line else { return false };
+        let entry = self.numbers.get(&number).and_then(|key| self.entries.get_mut(key));
+        let Some(Entry { stage: stage @ Stage::Opening { .. }, .. }) = entry else { return false };
         if let Stage::Opening { early, .. } = std::mem::replace(stage, Stage::Open(number)) {
             self.stats.sent += early.len() as u64;
-            let send = |of: Early| Action::Send(number, of.wrapped);
+            let send = |of: Queued| Action::Send(number, of.wrapped);
             self.actions.extend(early.into_iter().map(send));
         }
         true
@@ -191,23 +191,25 @@ impl Relays {
     /// Handles a failed negotiation: datagrams that wait go without a relay, and later ones do
     /// for a while.
     pub fn handle_failed(&mut self, now: Instant, number: u64) {
-        let Some(whose) = self.numbers.remove(&number) else { return };
-        let Some(line) = self.lines.get_mut(&whose) else { return };
+        let Some(key) = self.numbers.remove(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&key) else { return };
         let shut = Stage::Shut(now + self.bounds.pause);
-        let Stage::Opening { early, .. } = std::mem::replace(&mut line.stage, shut) else { return };
-        if !self.bounds.leave || whose.name.is_some() {
+        let Stage::Opening { early, .. } = std::mem::replace(&mut entry.stage, shut) else {
+            return;
+        };
+        if !self.bounds.leave || key.name.is_some() {
             self.stats.without += early.len() as u64;
             return;
         }
-        let leave = |of: Early| Action::Leave(of.ends, of.wrapped[of.header..].to_vec());
+        let leave = |of: Queued| Action::Leave(of.ends, of.wrapped[of.header..].to_vec());
         self.actions.extend(early.into_iter().map(leave));
     }
 
     /// Handles the end of a relay's connection, which ends the relay too.
     pub fn handle_ended(&mut self, now: Instant, number: u64) {
-        let line = self.numbers.remove(&number).and_then(|whose| self.lines.get_mut(&whose));
-        if let Some(line) = line {
-            line.stage = Stage::Shut(now);
+        let entry = self.numbers.remove(&number).and_then(|key| self.entries.get_mut(&key));
+        if let Some(entry) = entry {
+            entry.stage = Stage::Shut(now);
         }
     }
 
@@ -219,25 +221,25 @@ impl Relays {
         number: u64,
         datagram: &'a [u8],
     ) -> Option<(Ends, &'a [u8])> {
-        let whose = *self.numbers.get(&number)?;
-        let (from, data) = match self.words.unwrap(datagram) {
+        let key = *self.numbers.get(&number)?;
+        let (from, data) = match self.codec.unwrap(datagram) {
             Ok(unwrapped) => unwrapped,
             Err(why) => {
                 let counter = match why {
-                    Useless::Fragment => &mut self.stats.fragments,
-                    Useless::Garbage => &mut self.stats.garbage,
+                    DatagramError::Fragment => &mut self.stats.fragments,
+                    DatagramError::Malformed => &mut self.stats.garbage,
                 };
                 *counter += 1;
                 return None;
             }
         };
-        let Some(peer) = whose.peer(&from) else {
+        let Some(peer) = key.peer(&from) else {
             self.stats.strangers += 1;
             return None;
         };
         self.stats.received += 1;
-        self.touch(now, whose);
-        Some((Ends { own: whose.own, peer }, data))
+        self.touch(now, key);
+        Some((Ends { own: key.own, peer }, data))
     }
 
     /// Next action.
@@ -248,7 +250,7 @@ impl Relays {
     /// Idle timeout of the relay that has been idle longest.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let (_, oldest) = self.used.first_key_value()?;
-        self.lines.get(oldest).map(|line| line.last + self.bounds.idle)
+        self.entries.get(oldest).map(|entry| entry.last + self.bounds.idle)
     }
 
     /// Gives up relays that have been idle for too long.
@@ -262,20 +264,20 @@ impl Relays {
 
     /// Gives up relays of sockets for which `stay` is false.
     pub fn retain(&mut self, stay: impl Fn(SocketAddr) -> bool) {
-        let gone = self.lines.keys().filter(|whose| !stay(whose.own)).copied();
-        for whose in gone.collect::<Vec<_>>() {
-            self.forget(whose);
+        let gone = self.entries.keys().filter(|key| !stay(key.own)).copied();
+        for key in gone.collect::<Vec<_>>() {
+            self.forget(key);
         }
     }
 
     /// Number of relays that are open, being opened, or paused after a failure.
     pub fn len(&self) -> usize {
-        self.lines.len()
+        self.entries.len()
     }
 
     /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.lines.is_empty()
+        self.entries.is_empty()
     }
 
     /// Counters so far.
@@ -283,18 +285,18 @@ impl Relays {
         self.stats
     }
 
-    fn touch(&mut self, now: Instant, whose: Whose) {
-        let Some(line) = self.lines.get_mut(&whose) else { return };
+    fn touch(&mut self, now: Instant, key: RelayKey) {
+        let Some(entry) = self.entries.get_mut(&key) else { return };
         self.uses += 1;
-        self.used.remove(&line.used);
-        self.used.insert(self.uses, whose);
-        (line.used, line.last) = (self.uses, now);
+        self.used.remove(&entry.used);
+        self.used.insert(self.uses, key);
+        (entry.used, entry.last) = (self.uses, now);
     }
 
-    fn forget(&mut self, whose: Whose) {
-        let Some(line) = self.lines.remove(&whose) else { return };
-        self.used.remove(&line.used);
-        let number = match line.stage {
+    fn forget(&mut self, key: RelayKey) {
+        let Some(entry) = self.entries.remove(&key) else { return };
+        self.used.remove(&entry.used);
+        let number = match entry.stage {
             Stage::Open(number) => number,
             Stage::Opening { number, early, .. } => {
                 self.stats.without += early.len() as u64;
@@ -314,7 +316,7 @@ impl RelayStats {
     }
 }
 
-impl Whose {
+impl RelayKey {
     /// Address of `from` as the program sees it; `None` if this relay cannot carry datagrams
     /// from it.
     fn peer(&self, from: &Address) -> Option<SocketAddr> {
@@ -343,6 +345,6 @@ fn is_one(at: SocketAddr) -> bool {
 
 impl std::fmt::Debug for Relays {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Relays").field("lines", &self.lines.len()).finish_non_exhaustive()
+        f.debug_struct("Relays").field("entries", &self.entries.len()).finish_non_exhaustive()
     }
 }

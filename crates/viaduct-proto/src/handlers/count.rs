@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
 
-use crate::flow::datagrams::{Datagrams, Way};
+use crate::flow::datagrams::{Datagrams, Direction};
 use crate::flow::{About, Arguments, Context, FIRST, Factory, Handler, Offload, Output};
 use crate::time::Instant;
 
@@ -67,13 +67,13 @@ impl Factory for CountFactory {
 }
 
 impl Datagrams for CountDatagrams {
-    fn pass(&mut self, now: Instant, way: Way, bytes: usize) -> Option<Instant> {
+    fn pass(&mut self, now: Instant, direction: Direction, bytes: usize) -> Option<Instant> {
         if !std::mem::replace(&mut self.begun, true) {
             self.counters.flows.fetch_add(1, Relaxed);
         }
-        let counter = match way {
-            Way::Out => &self.counters.written,
-            Way::Back => &self.counters.read,
+        let counter = match direction {
+            Direction::Out => &self.counters.written,
+            Direction::Back => &self.counters.read,
         };
         counter.fetch_add(bytes as u64, Relaxed);
         Some(now)

@@ -124,7 +124,7 @@ impl Crypt {
     }
 
     /// Completes the handshake: tells the application, and sends the data that it has written.
-    fn rise(&mut self, cx: &mut Context<'_>) {
+    fn establish(&mut self, cx: &mut Context<'_>) {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Shaking(secure) => self.stage = Stage::Up(secure),
             other => self.stage = other,
@@ -180,7 +180,7 @@ impl Crypt {
             let rises = secure.is_up();
             send(cx, out);
             if rises && matches!(self.stage, Stage::Shaking(_)) {
-                self.rise(cx);
+                self.establish(cx);
             }
             match record {
                 Ok(None) => return,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::backlog::Backlog;
 use super::paced::{Pace, Paced};
-use crate::flow::datagrams::{Datagrams, Way};
+use crate::flow::datagrams::{Datagrams, Direction};
 use crate::flow::{About, Arguments, Factory, Handler};
 use crate::time::{Duration, Instant};
 
@@ -69,8 +69,8 @@ impl Factory for LatencyFactory {
 }
 
 impl Datagrams for AgeOfDatagrams {
-    fn pass(&mut self, now: Instant, way: Way, bytes: usize) -> Option<Instant> {
-        let backlog = &mut self.on_their_way[way as usize];
+    fn pass(&mut self, now: Instant, direction: Direction, bytes: usize) -> Option<Instant> {
+        let backlog = &mut self.on_their_way[direction as usize];
         let at = now + self.delay;
         backlog.has_room(now, bytes).then(|| {
             backlog.hold(at, bytes);

@@ -1,11 +1,11 @@
 //! `migrate`: a flow survives the loss of its connection, a change of address, and times
-//! without network (TESLA, 4.4). It is a [bundle](super::bundle) of one connection after
-//! another.
+//! without network (TESLA, 4.4). It is a [multipath flow](super::multipath) with one connection
+//! after another.
 
 use std::sync::Arc;
 
 use super::Shell;
-use super::bundle::{self, Bundle, Plan};
+use super::multipath::{self, Multipath, Plan};
 use crate::flow::{About, Arguments, Factory, Handler};
 use crate::time::Duration;
 
@@ -22,14 +22,14 @@ pub(super) fn about() -> About {
 }
 
 pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn Factory>, String> {
-    let within = arguments.take("within", "a time such as 30s, 5m or 2h", bundle::time)?;
+    let within = arguments.take("within", "a time such as 30s, 5m or 2h", multipath::time)?;
     let freeze = arguments.take("freeze", "true or false", |text| text.parse().ok())?;
     Ok(Arc::new(MigrateFactory(Arc::new(Plan {
         name: "migrate",
         paths: 1,
         from: Vec::new(),
         within: within.unwrap_or(DEFAULT_WITHIN),
-        buffer: bundle::buffer(arguments)?,
+        buffer: multipath::buffer(arguments)?,
         freeze: freeze.unwrap_or(false),
         entropy: shell.entropy.clone(),
     }))))
@@ -41,7 +41,7 @@ impl Factory for MigrateFactory {
     }
 
     fn make(&self) -> Box<dyn Handler + Send> {
-        Box::new(Bundle::new(self.0.clone()))
+        Box::new(Multipath::new(self.0.clone()))
     }
 
     fn gathers(&self) -> bool {

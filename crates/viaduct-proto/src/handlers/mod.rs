@@ -2,7 +2,6 @@
 //! `examples/handler`.
 
 mod backlog;
-mod bundle;
 mod compress;
 mod congestion;
 mod count;
@@ -11,6 +10,7 @@ mod early;
 mod lane;
 mod latency;
 mod migrate;
+mod multipath;
 mod mux;
 mod paced;
 mod route;

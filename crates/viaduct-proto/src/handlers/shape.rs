@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::backlog::Backlog;
 use super::paced::{Pace, Paced};
 use super::rate;
-use crate::flow::datagrams::{Datagrams, Way};
+use crate::flow::datagrams::{Datagrams, Direction};
 use crate::flow::{About, Arguments, Factory, Handler, Offload};
 use crate::time::{Duration, Instant};
 
@@ -103,8 +103,8 @@ impl Factory for ShapeFactory {
 }
 
 impl Datagrams for Spaced {
-    fn pass(&mut self, now: Instant, way: Way, bytes: usize) -> Option<Instant> {
-        self.0[way as usize].pass(now, bytes)
+    fn pass(&mut self, now: Instant, direction: Direction, bytes: usize) -> Option<Instant> {
+        self.0[direction as usize].pass(now, bytes)
     }
 }
 

@@ -1,11 +1,11 @@
 //! `stripe`: one flow over several connections, or several local addresses (TESLA, 1). It is a
-//! [bundle](super::bundle) of parallel connections.
+//! [multipath flow](super::multipath) with parallel connections.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::Shell;
-use super::bundle::{self, Bundle, Plan};
+use super::multipath::{self, Multipath, Plan};
 use crate::flow::{About, Address, Arguments, Factory, Handler};
 use crate::time::Duration;
 
@@ -31,13 +31,13 @@ pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn 
     let from = |text: &str| text.split('+').map(address).collect::<Option<Vec<_>>>();
     let from = arguments.take("from", "local addresses such as 192.0.2.1+192.0.2.2", from)?;
     let from = from.unwrap_or_default();
-    let within = arguments.take("within", "a time such as 30s, 5m or 2h", bundle::time)?;
+    let within = arguments.take("within", "a time such as 30s, 5m or 2h", multipath::time)?;
     Ok(Arc::new(StripeFactory(Arc::new(Plan {
         name: "stripe",
         paths: paths.unwrap_or(if from.len() > 1 { from.len() } else { DEFAULT_PATHS }),
         from,
         within: within.unwrap_or(DEFAULT_WITHIN),
-        buffer: bundle::buffer(arguments)?,
+        buffer: multipath::buffer(arguments)?,
         freeze: false,
         entropy: shell.entropy.clone(),
     }))))
@@ -49,7 +49,7 @@ impl Factory for StripeFactory {
     }
 
     fn make(&self) -> Box<dyn Handler + Send> {
-        Box::new(Bundle::new(self.0.clone()))
+        Box::new(Multipath::new(self.0.clone()))
     }
 
     fn gathers(&self) -> bool {

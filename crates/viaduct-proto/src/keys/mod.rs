@@ -6,5 +6,5 @@ mod site;
 
 pub use noise::Entropy;
 pub(crate) use noise::Resolver;
-pub(crate) use site::Shared;
+pub(crate) use site::SharedSecret;
 pub use site::{KeyError, PublicKey, SecretKey};

@@ -44,10 +44,10 @@ impl SecretKey {
 
     /// Static Diffie-Hellman secret of the two sites; `None` if `peer` is a point of small order
     /// and thus not a valid key.
-    pub(crate) fn shared(&self, peer: &PublicKey) -> Option<Shared> {
+    pub(crate) fn shared(&self, peer: &PublicKey) -> Option<SharedSecret> {
         let mut secret = [0; 32];
         curve(self).dh(&peer.0, &mut secret).ok()?;
-        (secret != [0; 32]).then_some(Shared(secret))
+        (secret != [0; 32]).then_some(SharedSecret(secret))
     }
 
     /// Returns whether no secret can be shared with `peer`: it is a point of small order.
@@ -76,9 +76,9 @@ fn curve(key: &SecretKey) -> Box<dyn snow::types::Dh> {
 }
 
 /// Static Diffie-Hellman secret of two sites.
-pub(crate) struct Shared([u8; 32]);
+pub(crate) struct SharedSecret([u8; 32]);
 
-impl Shared {
+impl SharedSecret {
     /// Derives a key for one purpose, which `label` names.
     pub(crate) fn derive(&self, label: &[u8]) -> [u8; 32] {
         expand(&self.0, label)

@@ -1,24 +1,24 @@
-//! Choice of the way to a node: directly, or by one other node (RON's two policies). A choice is
-//! kept for a minimum time unless it fails. After that, it is replaced by a way that is clearly
-//! better, or by the direct way if that is as good.
+//! Choice of the route to a node: directly, or by one other node (RON's two policies). A choice is
+//! kept for a minimum time unless it fails. After that, it is replaced by a route that is clearly
+//! better, or by the direct route if that is as good.
 
 use serde::{Deserialize, Serialize};
 
-use super::table::Way;
+use super::table::OverlayRoute;
 use crate::time::{Duration, Instant};
 
-/// Criterion by which ways are compared.
+/// Criterion by which routes are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
     /// Shortest round-trip time.
     #[default]
     Latency,
-    /// Least loss; the shortest round-trip time among ways with similar loss.
+    /// Least loss; the shortest round-trip time among routes with similar loss.
     Loss,
 }
 
-/// Quality of a way: the sum of the round-trip times of its paths, and the loss over all of
+/// Quality of a route: the sum of the round-trip times of its paths, and the loss over all of
 /// them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Score {
@@ -26,12 +26,12 @@ pub(super) struct Score {
     pub(super) loss: f64,
 }
 
-/// A way is better if its round-trip time is shorter by this factor, and by at least this time.
+/// A route is better if its round-trip time is shorter by this factor, and by at least this time.
 const SHORTER: f64 = 0.9;
 const SHORTER_BY: Duration = Duration::from_millis(2);
-/// Difference in loss from which on a way is better.
+/// Difference in loss from which on a route is better.
 const LESS: f64 = 0.03;
-/// Minimum time for which a way is kept, in probe intervals, unless it fails.
+/// Minimum time for which a route is kept, in probe intervals, unless it fails.
 const DWELL: u32 = 20;
 
 impl Score {
@@ -50,13 +50,13 @@ impl Score {
         }
     }
 
-    /// Returns whether the direct way, of this score, is preferred to another way of score
-    /// `other`: the direct way puts no load on other nodes.
+    /// Returns whether the direct route, of this score, is preferred to another route of score
+    /// `other`: the direct route puts no load on other nodes.
     fn is_as_good(self, other: Score, policy: Policy) -> bool {
         self.rtt <= other.rtt && (policy == Policy::Latency || self.loss < other.loss + LESS)
     }
 
-    /// Sort key of ways, the best first.
+    /// Sort key of routes, the best first.
     fn cost(self, policy: Policy) -> (u32, Duration) {
         match policy {
             Policy::Latency => (0, self.rtt),
@@ -65,50 +65,53 @@ impl Score {
     }
 }
 
-/// Chosen way to one node.
+/// Chosen route to one node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Choice {
-    pub(super) way: Way,
+    pub(super) route: OverlayRoute,
     since: Option<Instant>,
 }
 
 impl Default for Choice {
     fn default() -> Self {
-        Choice { way: Way::Direct, since: None }
+        Choice { route: OverlayRoute::Direct, since: None }
     }
 }
 
 impl Choice {
-    /// Chooses among the ways that are up. Returns whether the choice has changed. `ways` is
+    /// Chooses among the routes that are up. Returns whether the choice has changed. `routes` is
     /// left sorted by preference.
     pub(super) fn pick(
         &mut self,
         now: Instant,
         (policy, interval): (Policy, Duration),
-        ways: &mut [(Way, Score)],
+        routes: &mut [(OverlayRoute, Score)],
     ) -> bool {
-        ways.sort_by_key(|(way, score)| (score.cost(policy), *way));
-        let Some(&(best, score)) = ways.first() else {
-            let changed = self.way != Way::Direct;
+        routes.sort_by_key(|(route, score)| (score.cost(policy), *route));
+        let Some(&(best, score)) = routes.first() else {
+            let changed = self.route != OverlayRoute::Direct;
             *self = Choice::default();
             return changed;
         };
-        let of = |wanted: Way| ways.iter().find(|(way, _)| *way == wanted).map(|(_, score)| *score);
-        let mut way = best;
-        if let Some(held) = of(self.way) {
+        let of = |wanted: OverlayRoute| {
+            routes.iter().find(|(route, _)| *route == wanted).map(|(_, score)| *score)
+        };
+        let mut route = best;
+        if let Some(current) = of(self.route) {
             let young = self.since.is_some_and(|since| now < since + interval * DWELL);
-            let direct = of(Way::Direct).filter(|direct| direct.is_as_good(held, policy));
-            way = match direct {
-                _ if young => self.way,
-                _ if score.beats(held, policy) => best,
-                Some(_) => Way::Direct,
-                None => self.way,
+            let direct =
+                of(OverlayRoute::Direct).filter(|direct| direct.is_as_good(current, policy));
+            route = match direct {
+                _ if young => self.route,
+                _ if score.beats(current, policy) => best,
+                Some(_) => OverlayRoute::Direct,
+                None => self.route,
             };
         }
-        if way == self.way {
+        if route == self.route {
             return false;
         }
-        *self = Choice { way, since: Some(now) };
+        *self = Choice { route, since: Some(now) };
         true
     }
 }
@@ -128,25 +131,35 @@ mod tests {
     #[test]
     fn a_way_is_left_when_it_fails_or_another_is_clearly_better() {
         let mut choice = Choice::default();
-        let by = |n| Way::By(n);
-        let mut pick = |second, policy, ways: &[(Way, Score)]| {
+        let by = |n| OverlayRoute::By(n);
+        let mut pick = |second, policy, routes: &[(OverlayRoute, Score)]| {
             let interval = Duration::from_millis(500);
-            choice.pick(at(second), (policy, interval), &mut ways.to_vec());
-            choice.way
+            choice.pick(at(second), (policy, interval), &mut routes.to_vec());
+            choice.route
         };
         let latency = Policy::Latency;
-        let (direct, other) = ((Way::Direct, score(50, 0.0)), (by(1), score(46, 0.0)));
-        assert_eq!(pick(0, latency, &[direct, other]), Way::Direct, "a tenth is not much");
+        let (direct, other) = ((OverlayRoute::Direct, score(50, 0.0)), (by(1), score(46, 0.0)));
+        assert_eq!(pick(0, latency, &[direct, other]), OverlayRoute::Direct, "a tenth is not much");
         assert_eq!(pick(1, latency, &[other]), by(1), "the other has failed");
-        assert_eq!(pick(2, latency, &[(Way::Direct, score(9, 0.0)), other]), by(1), "too soon");
-        assert_eq!(pick(20, latency, &[(Way::Direct, score(9, 0.0)), other]), Way::Direct);
-        assert_eq!(pick(21, latency, &[]), Way::Direct, "nothing is known to be better");
-        let lossy = (Way::Direct, score(9, 0.2));
-        assert_eq!(pick(40, latency, &[lossy, other]), Way::Direct);
+        assert_eq!(
+            pick(2, latency, &[(OverlayRoute::Direct, score(9, 0.0)), other]),
+            by(1),
+            "too soon"
+        );
+        assert_eq!(
+            pick(20, latency, &[(OverlayRoute::Direct, score(9, 0.0)), other]),
+            OverlayRoute::Direct
+        );
+        assert_eq!(pick(21, latency, &[]), OverlayRoute::Direct, "nothing is known to be better");
+        let lossy = (OverlayRoute::Direct, score(9, 0.2));
+        assert_eq!(pick(40, latency, &[lossy, other]), OverlayRoute::Direct);
         assert_eq!(pick(41, Policy::Loss, &[lossy, other]), by(1));
-        assert_eq!(pick(60, Policy::Loss, &[(Way::Direct, score(48, 0.02)), other]), by(1));
-        let alike = [(Way::Direct, score(46, 0.02)), other];
-        assert_eq!(pick(61, Policy::Loss, &alike), Way::Direct, "nobody else's burden");
+        assert_eq!(
+            pick(60, Policy::Loss, &[(OverlayRoute::Direct, score(48, 0.02)), other]),
+            by(1)
+        );
+        let alike = [(OverlayRoute::Direct, score(46, 0.02)), other];
+        assert_eq!(pick(61, Policy::Loss, &alike), OverlayRoute::Direct, "nobody else's burden");
     }
 
     #[test]

@@ -80,7 +80,7 @@ mod tests {
     fn a_state_is_what_probes_achieve() {
         let state = run(100, |_| true);
         assert_eq!(state(None, None), "up");
-        assert_eq!(state(None, Some("c")), "up", "another way is only shorter");
+        assert_eq!(state(None, Some("c")), "up", "another route is only shorter");
         let lossy = run(400, |step| step % 3 != 0);
         assert!(lossy(None, None).starts_with("degraded: "), "{}", lossy(None, None));
         assert!(lossy(None, None).contains(" % of the last 100 probes were lost"));

@@ -18,7 +18,7 @@
 //! **Telling.** Probes and answers carry the sender's paths to all other nodes. When a path goes
 //! down or comes up, the other nodes are told at once ([`wire`]).
 //!
-//! **Choosing.** [`choice`] picks the way to each node, by delay or by loss, and keeps it until
+//! **Choosing.** [`choice`] picks the route to each node, by delay or by loss, and keeps it until
 //! another is clearly better, or it fails.
 //!
 //! **Trust.** Two nodes know each other's public keys, and every message is authenticated by a
@@ -42,7 +42,7 @@ pub use choice::Policy;
 pub use node::{Config, ConfigError, Node, Peer};
 pub use prober::Timing;
 pub use stats::Stats;
-pub use table::{Place, Seen, Table, Way};
+pub use table::{NodeEntry, OverlayRoute, PathQuality, Table};
 
 /// Parses a message as a node does before it knows the sender, for fuzzing. Returns whether it
 /// is valid.

@@ -1,5 +1,5 @@
 //! Node of the overlay: dispatches messages to the state machines of its peers, and chooses the
-//! ways.
+//! routes.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use super::health::judge;
 use super::prober::{Prober, State as PathState, Timing};
 use super::seal::{Keys, Window};
 use super::stats::Stats;
-use super::table::{Place, Seen, Table, Way};
+use super::table::{NodeEntry, OverlayRoute, PathQuality, Table};
 use super::wire::{Id, Kind, Message, Path};
 use crate::health::State;
 use crate::keys::{Entropy, PublicKey, SecretKey};
@@ -29,7 +29,7 @@ pub struct Config {
     pub serves: Vec<IpNet>,
     /// Other nodes.
     pub peers: Vec<Peer>,
-    /// Criterion by which ways are compared.
+    /// Criterion by which routes are compared.
     pub policy: Policy,
     /// Schedule of the probes.
     pub timing: Timing,
@@ -79,7 +79,7 @@ struct Known {
     /// Paths of the peer, and the number of the message that carried them.
     told: (u64, Vec<Path>),
     choice: Choice,
-    ways: Vec<Way>,
+    routes: Vec<OverlayRoute>,
 }
 
 /// Node of the overlay.
@@ -252,38 +252,38 @@ impl Node {
         self.out.push_back((to, datagram));
     }
 
-    /// Chooses the ways to all nodes.
+    /// Chooses the routes to all nodes.
     fn choose(&mut self, now: Instant) {
         let mut changes = 0;
         for to in 0..self.peers.len() {
-            let mut ways = self.ways(to);
+            let mut routes = self.routes(to);
             let peer = &mut self.peers[to];
             let rule = (self.config.policy, self.config.timing.interval);
-            changes += u64::from(peer.choice.pick(now, rule, &mut ways));
-            let chosen = peer.choice.way;
-            let mut order: Vec<Way> = ways.into_iter().map(|(way, _)| way).collect();
-            order.sort_by_key(|way| *way != chosen);
-            if peer.ways != order {
-                self.version += u64::from(peer.ways.first() != order.first());
-                peer.ways = order;
+            changes += u64::from(peer.choice.pick(now, rule, &mut routes));
+            let chosen = peer.choice.route;
+            let mut order: Vec<OverlayRoute> = routes.into_iter().map(|(route, _)| route).collect();
+            order.sort_by_key(|route| *route != chosen);
+            if peer.routes != order {
+                self.version += u64::from(peer.routes.first() != order.first());
+                peer.routes = order;
             }
         }
         self.stats.changes += changes;
     }
 
-    /// Ways to a node that are up.
-    fn ways(&self, to: usize) -> Vec<(Way, Score)> {
+    /// Routes to a node that are up.
+    fn routes(&self, to: usize) -> Vec<(OverlayRoute, Score)> {
         let target = &self.peers[to];
-        let direct = score(&target.path()).map(|score| (Way::Direct, score));
+        let direct = score(&target.path()).map(|score| (OverlayRoute::Direct, score));
         let by = self.peers.iter().enumerate().filter_map(|(n, node)| {
             let onward = node.told.1.iter().find(|path| path.to == target.id)?;
             node.peer.socks.filter(|_| n != to)?;
-            Some((Way::By(n), score(&node.path())?.then(score(onward)?)))
+            Some((OverlayRoute::By(n), score(&node.path())?.then(score(onward)?)))
         });
         direct.into_iter().chain(by).collect()
     }
 
-    /// Version of the table: rises when a way or the state of a path has changed.
+    /// Version of the table: rises when a route or the state of a path has changed.
     pub fn version(&self) -> u64 {
         self.version
     }
@@ -295,8 +295,8 @@ impl Node {
 
     /// States of the peers, in their order.
     pub fn states(&self, now: Instant) -> Vec<State> {
-        let by = |peer: &Known| match peer.ways.first() {
-            Some(Way::By(n)) => self.peers.get(*n).map(|node| node.peer.name.as_str()),
+        let by = |peer: &Known| match peer.routes.first() {
+            Some(OverlayRoute::By(n)) => self.peers.get(*n).map(|node| node.peer.name.as_str()),
             _ => None,
         };
         self.peers.iter().map(|peer| judge(now, &peer.prober, peer.called, by(peer))).collect()
@@ -309,13 +309,13 @@ impl Node {
             let told = peer.told.1.iter();
             told.filter_map(|path| Some((number(path.to)?, seen(path, PathState::Up)))).collect()
         };
-        let place = |peer: &Known| Place {
+        let place = |peer: &Known| NodeEntry {
             name: peer.peer.name.clone(),
             socks: peer.peer.socks,
             serves: peer.peer.serves.clone(),
             path: seen(&peer.path(), peer.prober.state()),
             others: others(peer),
-            ways: peer.ways.clone(),
+            routes: peer.routes.clone(),
         };
         Table {
             overlay: self.config.name.clone(),
@@ -342,7 +342,7 @@ impl Known {
             window: Window::default(),
             told: (0, Vec::new()),
             choice: Choice::default(),
-            ways: Vec::new(),
+            routes: Vec::new(),
         }
     }
 
@@ -366,10 +366,10 @@ fn score(path: &Path) -> Option<Score> {
     Some(Score { rtt: path.rtt?, loss: path.loss })
 }
 
-fn seen(path: &Path, state: PathState) -> Seen {
+fn seen(path: &Path, state: PathState) -> PathQuality {
     let up = (state != PathState::New).then_some(path.rtt.is_some());
     let rtt_ms = path.rtt.map_or(0.0, |rtt| rtt.as_secs_f64() * 1e3);
-    Seen { up, rtt_ms, loss: path.loss }
+    PathQuality { up, rtt_ms, loss: path.loss }
 }
 
 fn id(key: &PublicKey) -> Id {

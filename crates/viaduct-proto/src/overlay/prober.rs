@@ -169,7 +169,7 @@ impl Prober {
         if self.waiting.len() > WAITING {
             self.waiting.pop_front();
         }
-        self.due = self.due.or(Some(now + self.patience()));
+        self.due = self.due.or(Some(now + self.probe_timeout()));
         self.next = now + self.timing.interval.mul_f64(1.1 - early.clamp(0.0, 1.0) / 5.0);
         true
     }
@@ -198,7 +198,7 @@ impl Prober {
         Some(rises)
     }
 
-    fn patience(&self) -> Duration {
+    fn probe_timeout(&self) -> Duration {
         self.timing.timeout.max(self.rtt.unwrap_or_default() * 2)
     }
 

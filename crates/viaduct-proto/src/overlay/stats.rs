@@ -21,6 +21,6 @@ pub struct Stats {
     pub replayed: u64,
     /// Paths that went down.
     pub failures: u64,
-    /// Changes of the chosen way.
+    /// Changes of the chosen route.
     pub changes: u64,
 }

@@ -10,10 +10,10 @@ use super::stats::Stats;
 use crate::flow::Address;
 use crate::health::State;
 
-/// Way to a destination.
+/// Route to a destination through the overlay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Way {
+pub enum OverlayRoute {
     /// Directly, as without an overlay.
     Direct,
     /// Through this node of the table.
@@ -22,7 +22,7 @@ pub enum Way {
 
 /// Quality of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Seen {
+pub struct PathQuality {
     /// True if packets pass; `None` if that is not known yet.
     pub up: Option<bool>,
     /// Round-trip time in milliseconds; 0 if none was ever measured.
@@ -33,7 +33,7 @@ pub struct Seen {
 
 /// State of another node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Place {
+pub struct NodeEntry {
     /// Name of the node.
     pub name: String,
     /// Address of its SOCKS5 server, if this node may use it.
@@ -41,11 +41,12 @@ pub struct Place {
     /// Addresses that are reached through the node.
     pub serves: Vec<IpNet>,
     /// Path to the node.
-    pub path: Seen,
+    pub path: PathQuality,
     /// Paths of that node to the nodes of the table, by index, as far as it has reported them.
-    pub others: Vec<(usize, Seen)>,
-    /// Ways to the node that are up, the chosen one first.
-    pub ways: Vec<Way>,
+    pub others: Vec<(usize, PathQuality)>,
+    /// Routes to the node that are up, the chosen one first.
+    #[serde(rename = "ways")]
+    pub routes: Vec<OverlayRoute>,
 }
 
 /// State of a node and its peers.
@@ -53,14 +54,14 @@ pub struct Place {
 pub struct Table {
     /// Name of the node.
     pub overlay: String,
-    /// Criterion by which ways are compared.
+    /// Criterion by which routes are compared.
     pub policy: Policy,
-    /// Version of the table: rises when a way or the state of a path has changed.
+    /// Version of the table: rises when a route or the state of a path has changed.
     pub version: u64,
     /// Addresses that are reached through the node itself.
     pub serves: Vec<IpNet>,
     /// Other nodes.
-    pub nodes: Vec<Place>,
+    pub nodes: Vec<NodeEntry>,
     /// States of the other nodes, in their order.
     #[serde(default)]
     pub states: Vec<State>,
@@ -75,31 +76,32 @@ impl Table {
         all.map(|(node, state)| format!("peer {}: {state}", node.name)).collect()
     }
 
-    /// Ways to `to`, the best first. A name is looked up at the far node, so it is reached
+    /// Routes to `to`, the best first. A name is looked up at the far node, so it is reached
     /// through nodes alone.
-    pub fn ways(&self, to: &Address) -> Vec<Way> {
-        let Address::Ip(at) = to else { return self.by_nodes().collect() };
+    pub fn routes(&self, to: &Address) -> Vec<OverlayRoute> {
+        let Address::Ip(at) = to else { return self.through_nodes().collect() };
         if covers(&self.serves, at.ip()).is_some() {
-            return vec![Way::Direct];
+            return vec![OverlayRoute::Direct];
         }
         match self.place(at.ip()) {
-            None => [Way::Direct].into_iter().chain(self.by_nodes()).collect(),
+            None => [OverlayRoute::Direct].into_iter().chain(self.through_nodes()).collect(),
             Some(place) => {
-                let last = (!place.ways.contains(&Way::Direct)).then_some(Way::Direct);
-                place.ways.iter().copied().chain(last).collect()
+                let last =
+                    (!place.routes.contains(&OverlayRoute::Direct)).then_some(OverlayRoute::Direct);
+                place.routes.iter().copied().chain(last).collect()
             }
         }
     }
 
-    /// Returns whether a way is known to be down.
-    pub fn has_failed(&self, to: &Address, way: Way) -> bool {
-        let is_down = |seen: &Seen| seen.up == Some(false);
+    /// Returns whether a route is known to be down.
+    pub fn has_failed(&self, to: &Address, route: OverlayRoute) -> bool {
+        let is_down = |seen: &PathQuality| seen.up == Some(false);
         let place = if let Address::Ip(at) = to { self.place(at.ip()) } else { None };
-        match (way, place) {
-            (Way::Direct, place) => place.is_some_and(|place| is_down(&place.path)),
-            (Way::By(n), place) => {
+        match (route, place) {
+            (OverlayRoute::Direct, place) => place.is_some_and(|place| is_down(&place.path)),
+            (OverlayRoute::By(n), place) => {
                 let Some(node) = self.nodes.get(n) else { return true };
-                let onward = |place: &Place| {
+                let onward = |place: &NodeEntry| {
                     let to = self.nodes.iter().position(|node| node.name == place.name);
                     node.others.iter().any(|(other, seen)| Some(*other) == to && is_down(seen))
                 };
@@ -108,24 +110,24 @@ impl Table {
         }
     }
 
-    /// Name and SOCKS5 address of the node of a way, if it has one and flows may go through it.
-    pub fn node(&self, way: Way) -> Option<(&str, SocketAddr)> {
-        let Way::By(n) = way else { return None };
+    /// Name and SOCKS5 address of the node of a route, if it has one and flows may go through it.
+    pub fn node(&self, route: OverlayRoute) -> Option<(&str, SocketAddr)> {
+        let OverlayRoute::By(n) = route else { return None };
         let node = self.nodes.get(n)?;
         Some((&node.name, node.socks?))
     }
 
-    /// Ways through nodes that are up, the nearest first.
-    fn by_nodes(&self) -> impl Iterator<Item = Way> {
-        let usable = |node: &Place| node.socks.is_some() && node.path.up == Some(true);
+    /// Routes through nodes that are up, the nearest first.
+    fn through_nodes(&self) -> impl Iterator<Item = OverlayRoute> {
+        let usable = |node: &NodeEntry| node.socks.is_some() && node.path.up == Some(true);
         let numbers = 0..self.nodes.len();
         let mut all: Vec<usize> = numbers.filter(|&n| usable(&self.nodes[n])).collect();
         all.sort_by(|&a, &b| self.nodes[a].path.rtt_ms.total_cmp(&self.nodes[b].path.rtt_ms));
-        all.into_iter().map(Way::By)
+        all.into_iter().map(OverlayRoute::By)
     }
 
     /// Node through which `ip` is reached: the one with the longest matching prefix.
-    fn place(&self, ip: IpAddr) -> Option<&Place> {
+    fn place(&self, ip: IpAddr) -> Option<&NodeEntry> {
         let fits = self.nodes.iter().filter_map(|node| Some((covers(&node.serves, ip)?, node)));
         fits.max_by_key(|(length, _)| *length).map(|(_, node)| node)
     }

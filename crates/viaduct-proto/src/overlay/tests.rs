@@ -135,9 +135,9 @@ impl World {
         }
     }
 
-    /// Way that node `from` would use to `to` now.
-    fn way(&self, from: usize, to: usize) -> Way {
-        self.nodes[from].table().ways(&host(to))[0]
+    /// Route that node `from` would use to `to` now.
+    fn route(&self, from: usize, to: usize) -> OverlayRoute {
+        self.nodes[from].table().routes(&host(to))[0]
     }
 }
 
@@ -155,7 +155,7 @@ fn all_paths_are_known_to_all_and_the_shortest_way_is_direct() {
             assert_eq!(place.path.up, Some(true), "{n} {place:?}");
             assert!((39.0..60.0).contains(&place.path.rtt_ms), "{place:?}");
             assert_eq!(place.others.len(), 2, "{place:?}");
-            assert_eq!((place.ways[0], place.ways.len()), (Way::Direct, 3));
+            assert_eq!((place.routes[0], place.routes.len()), (OverlayRoute::Direct, 3));
         }
         let stats = node.stats();
         assert_eq!((stats.malformed, stats.forged, stats.replayed, stats.strangers), (0, 0, 0, 0));
@@ -168,16 +168,21 @@ fn a_path_that_fails_is_left_in_time_and_taken_again_when_it_is_back() {
         let mut world = World::new(3, seed);
         world.wait(Duration::from_secs(3) + Duration::from_millis(37 * seed));
         world.fail(0, 1);
-        let by_two = Way::By(World::number(0, 2));
+        let by_two = OverlayRoute::By(World::number(0, 2));
         let end = world.now + KNOWN_BY;
-        assert!(world.wait_until(end, |world| world.way(0, 1) == by_two), "seed {seed}");
+        assert!(world.wait_until(end, |world| world.route(0, 1) == by_two), "seed {seed}");
         let table = world.nodes[0].table();
-        assert!(table.has_failed(&host(1), Way::Direct) && !table.has_failed(&host(1), by_two));
+        assert!(
+            table.has_failed(&host(1), OverlayRoute::Direct) && !table.has_failed(&host(1), by_two)
+        );
         assert_eq!(table.node(by_two), Some(("n2", ([10, 2, 0, 1], 1080).into())));
-        assert!(!table.has_failed(&host(2), Way::Direct));
+        assert!(!table.has_failed(&host(2), OverlayRoute::Direct));
         world.repair();
         let end = world.now + Duration::from_secs(15);
-        assert!(world.wait_until(end, |world| world.way(0, 1) == Way::Direct), "seed {seed}");
+        assert!(
+            world.wait_until(end, |world| world.route(0, 1) == OverlayRoute::Direct),
+            "seed {seed}"
+        );
         // The node that the flow goes through fails too: that is detected in the same time, on
         // all nodes.
         world.fail(0, 1);
@@ -301,18 +306,21 @@ fn names_go_by_the_nearest_node_and_places_nobody_serves_go_directly_first() {
     world.wait(Duration::from_secs(2));
     let table = world.nodes[0].table();
     let name = Address::Name("example.org".into(), 80);
-    assert_eq!(table.ways(&name), [Way::By(1), Way::By(0)]);
+    assert_eq!(table.routes(&name), [OverlayRoute::By(1), OverlayRoute::By(0)]);
     let elsewhere = Address::Ip(([192, 0, 2, 1], 80).into());
-    assert_eq!(table.ways(&elsewhere), [Way::Direct, Way::By(1), Way::By(0)]);
-    assert!(!table.has_failed(&elsewhere, Way::Direct));
-    assert_eq!(table.ways(&host(0)), [Way::Direct]);
+    assert_eq!(
+        table.routes(&elsewhere),
+        [OverlayRoute::Direct, OverlayRoute::By(1), OverlayRoute::By(0)]
+    );
+    assert!(!table.has_failed(&elsewhere, OverlayRoute::Direct));
+    assert_eq!(table.routes(&host(0)), [OverlayRoute::Direct]);
     // 20 ms through n2 beat 100 ms directly.
-    assert_eq!(table.ways(&host(1)), [Way::By(1), Way::Direct]);
+    assert_eq!(table.routes(&host(1)), [OverlayRoute::By(1), OverlayRoute::Direct]);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// After the bound, no node uses a path that is down while there is another way, whatever
+    /// After the bound, no node uses a path that is down while there is another route, whatever
     /// fails.
     #[test]
     fn nobody_stays_on_a_path_that_is_down(
@@ -335,11 +343,13 @@ proptest! {
             for from in 0..of {
                 for to in (0..of).filter(|&to| to != from) {
                     let others = || (0..of).filter(|&n| n != from && n != to);
-                    let way = world.way(from, to);
-                    match way {
-                        Way::Direct if up(from, to) => {}
-                        Way::Direct => prop_assert!(!others().any(|n| up(from, n) && up(n, to))),
-                        Way::By(n) => {
+                    let route = world.route(from, to);
+                    match route {
+                        OverlayRoute::Direct if up(from, to) => {}
+                        OverlayRoute::Direct => {
+                            prop_assert!(!others().any(|n| up(from, n) && up(n, to)));
+                        }
+                        OverlayRoute::By(n) => {
                             let n = World::other(from, n);
                             prop_assert!(up(from, n) && up(n, to), "{from} by {n} to {to}");
                         }

@@ -21,7 +21,7 @@ impl Allowance {
         Allowance { rate, tokens: 0.0, filled: now }
     }
 
-    /// Takes tokens for so many bytes; returns whether they may be sent now.
+    /// Takes tokens for `bytes` bytes; returns whether they may be sent now.
     pub(super) fn take(&mut self, now: Instant, bytes: usize) -> bool {
         let Some(rate) = self.rate else { return true };
         let passed = now.since(std::mem::replace(&mut self.filled, now));

@@ -8,12 +8,12 @@ use super::classes::{Classifier, Repairs, Treatment};
 use super::coding::Settings;
 use super::control::{Controller, Limits, Report, State, Traffic};
 use super::copies::{Copies, Waiting};
-use super::patience::Patience;
+use super::reordering_window::ReorderingWindow;
 use super::requests::MAX_WORK;
 use super::section::Need;
 use crate::fec::{Encoder as _, Error, Fire, Seq, window};
 use crate::time::{Duration, Instant};
-use crate::wire::ip::Hop;
+use crate::wire::ip::MutableFields;
 use crate::wire::{tcp_sack, transport};
 
 /// Round-trip time assumed until it is measured.
@@ -38,7 +38,7 @@ pub(super) struct Auto {
     controller: Controller,
     pace: Pace,
     rtt: Option<Duration>,
-    patience: Patience,
+    reordering_window: ReorderingWindow,
     classifier: Classifier,
     copies: Copies,
     /// Packets since the last repair, and whether traffic has paused since then.
@@ -54,7 +54,7 @@ pub(super) struct Auto {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaving<'a> {
     /// Mutable fields as it left.
-    pub(super) hop: Hop,
+    pub(super) fields: MutableFields,
     /// Normalised packet.
     pub(super) packet: &'a [u8],
     /// Packet with its prefix; empty if it is in no repair.
@@ -81,7 +81,7 @@ impl Auto {
             controller: Controller::new(now, limits),
             pace: Pace::default(),
             rtt: None,
-            patience: Patience::new(now),
+            reordering_window: ReorderingWindow::new(now),
             classifier: Classifier::new(settings.classes.clone(), settings.acks),
             copies: Copies::new(now),
             bare: 0,
@@ -100,9 +100,14 @@ impl Auto {
         self.encoder.memory() + self.copies.memory() + self.classifier.memory()
     }
 
-    /// Classifies a normalised packet that leaves; `hop` holds its mutable fields.
-    pub(super) fn judge(&mut self, now: Instant, packet: &[u8], hop: Hop) -> Treatment {
-        self.classifier.judge(now, packet, hop, self.rtt.unwrap_or(USUAL_RTT))
+    /// Classifies a normalised packet that leaves; `fields` are its mutable fields.
+    pub(super) fn judge(
+        &mut self,
+        now: Instant,
+        packet: &[u8],
+        fields: MutableFields,
+    ) -> Treatment {
+        self.classifier.judge(now, packet, fields, self.rtt.unwrap_or(USUAL_RTT))
     }
 
     /// Returns whether acknowledgements without data are named.
@@ -134,7 +139,7 @@ impl Auto {
     /// Time for which flows can wait for a lost packet.
     pub(super) fn wait(&self, now: Instant) -> Duration {
         let rtt = self.rtt.unwrap_or(USUAL_RTT);
-        let wait = rtt.mul_f64(self.patience.share).clamp(WAIT[0], WAIT[1]);
+        let wait = rtt.mul_f64(self.reordering_window.share).clamp(WAIT[0], WAIT[1]);
         self.classifier.wait(now, wait)
     }
 
@@ -148,7 +153,7 @@ impl Auto {
         let rtt = self.rtt.unwrap_or(USUAL_RTT);
         let Some(acknowledged) = tcp_sack::acknowledged(packet) else { return };
         if acknowledged.twice.is_some() && self.is_lossy() {
-            self.patience.handle_dsack(now, rtt);
+            self.reordering_window.handle_dsack(now, rtt);
         }
         self.classifier.overhear(now, packet, acknowledged, rtt);
     }
@@ -167,13 +172,13 @@ impl Auto {
                 self.set(now);
             }
             let protocol = transport::payload(of.packet).map(|(protocol, _)| protocol);
-            self.patience.count(protocol == Some(transport::TCP));
+            self.reordering_window.count(protocol == Some(transport::TCP));
             let before = if self.has_paused { 0 } else { self.bare };
             (self.bare, self.has_paused) = (before.saturating_add(1), false);
         }
         self.copies.count(of.packet.len(), self.limits.max_overhead);
         if of.repairs == Repairs::Copies && self.is_lossy() {
-            self.copies.push(now, self.next_seq(), of.hop, of.packet);
+            self.copies.push(now, self.next_seq(), of.fields, of.packet);
         }
         if of.repairs != Repairs::None {
             let share = if most > 0.0 { most } else { 1.0 };
@@ -244,7 +249,7 @@ impl Auto {
     /// Handles a report, and sets the rate.
     pub(super) fn handle_report(&mut self, now: Instant, report: Report, rtt: Option<Duration>) {
         self.rtt = rtt.or(self.rtt);
-        self.patience.learn(now, report.random.bursts.iter().sum());
+        self.reordering_window.learn(now, report.random.bursts.iter().sum());
         let traffic = self.traffic(now);
         if report.congested > self.controller.report().congested {
             self.encoder.restart();

@@ -2,13 +2,13 @@
 //! has dropped from its gateway, before it asks the sender.
 //!
 //! A query and its answer are one UDP datagram each; `docs/cache.md` describes both byte by
-//! byte. A query names the flow and some bytes at a given offset of the wanted packet's
-//! transport header, such as a sequence number. Only packets *to the asking host* are sent
-//! again, so that the cache cannot be used to send packets to other hosts.
+//! byte. A query names the flow and some bytes at a given offset of the wanted packet's IP
+//! payload, such as the sequence number in its transport header. Only packets *to the asking
+//! host* are sent again, so that the cache cannot be used to send packets to other hosts.
 
 use std::net::IpAddr;
 
-use crate::wire::ip::{Header, Hop, restore};
+use crate::wire::ip::{Header, MutableFields, restore};
 
 /// Limit of packets that one query may request.
 const MAX_RESENT: usize = 64;
@@ -80,7 +80,7 @@ impl Query {
             if let Some(at) = left.iter().position(|wanted| bytes.starts_with(wanted)) {
                 left.swap_remove(at);
                 let mut again = packet.to_vec();
-                restore(&mut again, Hop { ttl: TTL, tos: 0 });
+                restore(&mut again, MutableFields { ttl: TTL, tos: 0 });
                 found.push(again);
             }
         }

@@ -21,7 +21,7 @@ use ipnet::IpNet;
 use super::flow::Flow;
 use super::flows::{Flows, Kind, Sending};
 use crate::time::{Duration, Instant};
-use crate::wire::ip::{Header, Hop};
+use crate::wire::ip::{Header, MutableFields};
 use crate::wire::tcp_sack::{self, Acknowledged};
 use crate::wire::transport::Segment;
 
@@ -84,7 +84,7 @@ impl Match {
 pub(super) enum Treatment {
     /// Not announced to the peer.
     Unnamed,
-    /// Named, with this protection and at most so many repairs for it.
+    /// Named, with this protection and at most this number of repairs.
     Named(Repairs, f64),
 }
 
@@ -115,12 +115,12 @@ impl Classifier {
     }
 
     /// Classifies a normalised packet that leaves over a path of the given round-trip time;
-    /// `hop` holds its mutable fields.
+    /// `fields` are its mutable fields.
     pub(super) fn judge(
         &mut self,
         now: Instant,
         packet: &[u8],
-        hop: Hop,
+        fields: MutableFields,
         rtt: Duration,
     ) -> Treatment {
         if !self.acks && tcp_sack::is_plain_ack(packet) {
@@ -128,7 +128,7 @@ impl Classifier {
         }
         let segment = Segment::parse(packet);
         let Ok(header) = Header::parse(packet) else { return Treatment::Unnamed };
-        let (flow, dscp) = (Flow::of(&header, packet), hop.tos >> 2);
+        let (flow, dscp) = (Flow::of(&header, packet), fields.tos >> 2);
         if let Some(class) = self.classes.iter().find(|class| class.matches.has(&flow, dscp)) {
             if let Some(deadline) = class.deadline {
                 let bound = self.deadline.filter(|&(_, at)| now.since(at) < BINDS);
@@ -203,7 +203,7 @@ mod tests {
 
     fn judge(of: &mut Classifier, millis: u64, packet: &[u8], tos: u8) -> Treatment {
         let at = Instant::ZERO + Duration::from_millis(millis);
-        of.judge(at, packet, Hop { ttl: 64, tos }, Duration::from_millis(100))
+        of.judge(at, packet, MutableFields { ttl: 64, tos }, Duration::from_millis(100))
     }
 
     fn named(repairs: Repairs) -> Treatment {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::section::{COPIES_OVERHEAD, COPY_OVERHEAD};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
-use crate::wire::ip::Hop;
+use crate::wire::ip::MutableFields;
 
 /// Times after its packet at which copies are sent: the first always, the others where losses
 /// come in bursts. The first two are sooner than a person notices, and later than a burst on
@@ -45,7 +45,7 @@ pub(super) struct Copies {
 pub(super) struct Waiting {
     since: Instant,
     pub(super) seq: Seq,
-    pub(super) hop: Hop,
+    pub(super) fields: MutableFields,
     pub(super) packet: Vec<u8>,
 }
 
@@ -65,13 +65,13 @@ impl Copies {
     }
 
     /// Schedules copies of a normalised packet.
-    pub(super) fn push(&mut self, now: Instant, seq: Seq, hop: Hop, packet: &[u8]) {
+    pub(super) fn push(&mut self, now: Instant, seq: Seq, fields: MutableFields, packet: &[u8]) {
         if self.waiting.iter().map(VecDeque::len).sum::<usize>() >= MAX_WAITING {
             return;
         }
         let mut bytes = self.spare.pop().unwrap_or_default();
         bytes.extend_from_slice(packet);
-        self.waiting[0].push_back(Waiting { since: now, seq, hop, packet: bytes });
+        self.waiting[0].push_back(Waiting { since: now, seq, fields, packet: bytes });
     }
 
     /// Time of the next copy.
@@ -142,7 +142,7 @@ fn group(waiting: &[Waiting], room: usize) -> usize {
     let (mut many, mut bytes) = (1, COPIES_OVERHEAD + COPY_OVERHEAD + waiting[0].packet.len());
     for pair in waiting.windows(2) {
         bytes += COPY_OVERHEAD + pair[1].packet.len();
-        if pair[0].seq + 1 != pair[1].seq || pair[0].hop != pair[1].hop || bytes > room {
+        if pair[0].seq + 1 != pair[1].seq || pair[0].fields != pair[1].fields || bytes > room {
             break;
         }
         many += 1;
@@ -167,7 +167,7 @@ mod tests {
     }
 
     fn push(copies: &mut Copies, millis: u64, seq: Seq) {
-        copies.push(at(millis), seq, Hop::default(), &[0; 300]);
+        copies.push(at(millis), seq, MutableFields::default(), &[0; 300]);
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
             let mut count = 0;
             for n in 0..10_000 {
                 copies.count(1_000, share);
-                copies.push(at(n), n + 1, Hop::default(), &[0; 1_000]);
+                copies.push(at(n), n + 1, MutableFields::default(), &[0; 1_000]);
                 copies.leave(at(n), false, 1_000, |group| count += group.len());
             }
             (copies.tokens, copies.filled) = (0.0, at(0));

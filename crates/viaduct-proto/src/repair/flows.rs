@@ -151,7 +151,8 @@ mod tests {
         flows.count(at, sending, Duration::from_millis(100)) == Kind::Light
     }
 
-    /// So many packets a second of so many bytes, for three seconds; what the last one is.
+    /// Sends `pace` packets a second of `len` bytes for three seconds. Returns whether the last
+    /// one counts as light.
     fn stream(flows: &mut Flows, begun: u64, pace: u64, len: usize) -> bool {
         let at = |n: u64| Instant::ZERO + Duration::from_micros(begun + n * 1_000_000 / pace);
         (0..3 * pace).map(|n| is_light(flows, at(n), 7, len)).last().unwrap()

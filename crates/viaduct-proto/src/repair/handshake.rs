@@ -12,7 +12,7 @@ use ring::hmac;
 use snow::{Builder, HandshakeState};
 
 use super::wire::{Datagram, Hint, INITIATION_HEAD, MAC, NOISE, RESPONSE_HEAD};
-use crate::keys::{Entropy, PublicKey, Resolver, SecretKey, Shared};
+use crate::keys::{Entropy, PublicKey, Resolver, SecretKey, SharedSecret};
 
 const PATTERN: &str = "Noise_KK_25519_ChaChaPoly_BLAKE2s";
 
@@ -44,7 +44,7 @@ impl Identities {
     pub(super) fn new(
         secret: SecretKey,
         peer: PublicKey,
-        shared: &Shared,
+        shared: &SharedSecret,
         entropy: Entropy,
     ) -> Self {
         let own = secret.public();

@@ -31,7 +31,7 @@ pub struct Health {
 }
 
 /// Counter increments within the window.
-struct Rise {
+struct Increments {
     into: LossReport,
     out: LossReport,
     arrived: u64,
@@ -54,7 +54,7 @@ impl Health {
         while self.seen.front().is_some_and(|(at, _)| now.since(*at) > WINDOW) {
             self.seen.pop_front();
         }
-        let rise = Rise::between(self.seen.front().map(|(_, stats)| stats), stats);
+        let increments = Increments::between(self.seen.front().map(|(_, stats)| stats), stats);
         self.seen.push_back((now, *stats));
         if let Some(trouble) = trouble {
             return State::Down(with_last(trouble, facts));
@@ -63,12 +63,12 @@ impl Health {
             self.seen.clear();
             return State::Down(with_last(&silence(facts), facts));
         }
-        rise.judge(facts)
+        increments.judge(facts)
     }
 }
 
-impl Rise {
-    fn between(before: Option<&PeerStats>, now: &PeerStats) -> Rise {
+impl Increments {
+    fn between(before: Option<&PeerStats>, now: &PeerStats) -> Increments {
         let before = before.copied().unwrap_or(*now);
         let loss = |now: &LossReport, then: &LossReport| LossReport {
             covered: now.covered.saturating_sub(then.covered),
@@ -77,7 +77,7 @@ impl Rise {
             ..LossReport::default()
         };
         let (got, had) = (&now.receiver, &before.receiver);
-        Rise {
+        Increments {
             into: loss(&got.link, &had.link),
             out: loss(&now.reported, &before.reported),
             arrived: got.packets.saturating_sub(had.packets),
@@ -89,7 +89,7 @@ impl Rise {
     }
 
     fn judge(&self, facts: &PeerFacts) -> State {
-        let Rise { into, out, .. } = self;
+        let Increments { into, out, .. } = self;
         let useless = |loss: &LossReport| loss.lost >= MIN_LOST && loss.recovered == 0;
         let is_useless = useless(into) || useless(out);
         let wrong = |reason: String| match is_useless {
@@ -207,7 +207,7 @@ fn with_last(reason: &str, facts: &PeerFacts) -> String {
 mod tests {
     use super::*;
 
-    /// A peer that loses and recovers so many packets each second.
+    /// State of a peer whose counters change by `each` every second.
     fn run(each: impl Fn(&mut PeerStats), facts: &PeerFacts) -> State {
         let (mut health, mut stats, mut now) =
             (Health::default(), PeerStats { up: true, ..PeerStats::default() }, Instant::ZERO);

@@ -8,7 +8,7 @@ use super::identity::Identity;
 use super::stats::{LossReport, burst_bucket};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
-use crate::wire::ip::Hop;
+use crate::wire::ip::MutableFields;
 
 /// Time after its naming in which a packet may still arrive or be recovered.
 pub(super) const SETTLE: Duration = Duration::from_secs(1);
@@ -39,7 +39,7 @@ pub(super) struct Row {
     /// Send time in microseconds of the peer's clock, if known.
     pub(super) sent: Option<u32>,
     /// Mutable fields of a recovered packet.
-    pub(super) hop: Hop,
+    pub(super) fields: MutableFields,
     /// Dropped by a full queue.
     pub(super) congested: bool,
     /// Contained in no repair.

@@ -35,7 +35,7 @@ const REPORT_PACKETS: u64 = 64;
 const REPORT_SPARSE: Duration = Duration::from_millis(250);
 /// Round-trip time assumed until it is measured.
 const USUAL_RTT: Duration = Duration::from_millis(100);
-/// Smoothing of the round-trip time: the newest sample has a weight of one in so many.
+/// Smoothing of the round-trip time: the newest sample has a weight of 1 / `RTT_WEIGHT`.
 const RTT_WEIGHT: u32 = 8;
 /// Headers of IPv4 and UDP; IPv6 has 20 bytes more.
 const OUTER_V4: usize = 28;
@@ -118,7 +118,7 @@ pub struct PeerFacts {
     /// Mismatch between the peer's terms and this config.
     pub disagreement: Option<String>,
     /// Other protocol version of datagrams that came from its endpoint within the last minute.
-    /// Their source may be forged.
+    /// The source of the datagrams may be forged.
     pub other_version: Option<u8>,
     /// MSS to which the path lowers SYNs, for IPv4 and IPv6.
     pub lowered_mss: [Option<u16>; 2],

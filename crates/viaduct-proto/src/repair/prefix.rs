@@ -11,29 +11,30 @@
 
 use super::identity::Identity;
 use super::section::PREFIX;
-use crate::wire::ip::Hop;
+use crate::wire::ip::MutableFields;
 
 /// Returns the prefix of a packet.
-pub(super) fn emit(identity: Identity, hop: Hop) -> [u8; PREFIX] {
+pub(super) fn emit(identity: Identity, fields: MutableFields) -> [u8; PREFIX] {
     let mut prefix = [0; PREFIX];
     prefix[..8].copy_from_slice(&identity.0.to_be_bytes());
-    [prefix[8], prefix[9], prefix[10]] = [hop.ttl, hop.tos, check(identity, hop)];
+    [prefix[8], prefix[9], prefix[10]] = [fields.ttl, fields.tos, check(identity, fields)];
     prefix
 }
 
 /// Splits a symbol into identity, mutable fields (if their check is right), and packet.
-pub(super) fn parse(symbol: &[u8]) -> Option<(Identity, Option<Hop>, &[u8])> {
+pub(super) fn parse(symbol: &[u8]) -> Option<(Identity, Option<MutableFields>, &[u8])> {
     let (prefix, packet) = symbol.split_first_chunk::<PREFIX>()?;
     let &[ref identity @ .., ttl, tos, told]: &[u8; PREFIX] = prefix;
-    let (identity, hop) = (Identity(u64::from_be_bytes(*identity)), Hop { ttl, tos });
-    Some((identity, (check(identity, hop) == told).then_some(hop), packet))
+    let (identity, fields) = (Identity(u64::from_be_bytes(*identity)), MutableFields { ttl, tos });
+    Some((identity, (check(identity, fields) == told).then_some(fields), packet))
 }
 
 /// Check of the mutable fields. It is not linear, since combinations of errors would pass a
 /// linear one.
-fn check(identity: Identity, hop: Hop) -> u8 {
+fn check(identity: Identity, fields: MutableFields) -> u8 {
     let mixed = identity.0
-        ^ u64::from(u16::from_be_bytes([hop.ttl, hop.tos])).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ^ u64::from(u16::from_be_bytes([fields.ttl, fields.tos]))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 56) as u8
 }
 
@@ -43,12 +44,14 @@ mod tests {
 
     #[test]
     fn a_prefix_round_trips_and_errors_show() {
-        let (identity, hop) = (Identity(0x0123_4567_89ab_cdef), Hop { ttl: 63, tos: 0x2e });
-        let symbol = [&emit(identity, hop)[..], b"packet"].concat();
-        assert_eq!(parse(&symbol), Some((identity, Some(hop), &b"packet"[..])));
-        let unnoticed = (0..=255u8).flat_map(|ttl| (0..=255u8).map(move |tos| Hop { ttl, tos }));
+        let (identity, fields) =
+            (Identity(0x0123_4567_89ab_cdef), MutableFields { ttl: 63, tos: 0x2e });
+        let symbol = [&emit(identity, fields)[..], b"packet"].concat();
+        assert_eq!(parse(&symbol), Some((identity, Some(fields), &b"packet"[..])));
+        let unnoticed =
+            (0..=255u8).flat_map(|ttl| (0..=255u8).map(move |tos| MutableFields { ttl, tos }));
         let unnoticed = unnoticed
-            .filter(|&other| other != hop && check(identity, other) == check(identity, hop));
+            .filter(|&other| other != fields && check(identity, other) == check(identity, fields));
         assert!((150..400).contains(&unnoticed.count()), "one in 256");
         assert_eq!(parse(&symbol[..PREFIX - 1]), None);
     }

@@ -208,7 +208,7 @@ mod tests {
     const RTT: Duration = Duration::from_millis(100);
     const MSS: u32 = 1_000;
 
-    /// A sender that keeps so many bytes in flight, and the clock.
+    /// Sender with a given number of bytes in flight, and the clock.
     struct Sender {
         reaction: Reaction,
         now: Instant,
@@ -220,7 +220,7 @@ mod tests {
         Segment::test(sequence, acknowledgement, data)
     }
 
-    /// All to before this number is acknowledged, and a segment has come twice.
+    /// Acknowledgement of all bytes before `highest`, and of a duplicate segment if `twice` is set.
     fn all(highest: u32, twice: Option<u32>) -> Acknowledged {
         Acknowledged { highest, twice: twice.map(|left| (left, left + MSS)) }
     }
@@ -231,13 +231,13 @@ mod tests {
             Sender { reaction, now: Instant::ZERO, next: 0, acknowledged: 0 }
         }
 
-        /// Keeps `flight` bytes in flight for a while: what is more is acknowledged, then more
-        /// sent.
+        /// Keeps `flight` bytes in flight for `millis` milliseconds: each millisecond some bytes
+        /// are acknowledged, and new ones sent.
         fn run(&mut self, millis: u64, flight: u32) {
             for _ in 0..millis {
                 self.now += Duration::from_millis(1);
                 let outstanding = self.next - self.acknowledged;
-                // A hundredth of what is in flight comes back in a millisecond.
+                // 1 % of the bytes in flight is acknowledged each millisecond.
                 self.acknowledged += (outstanding / 100).max(outstanding.min(MSS));
                 self.reaction.hears(self.now, all(self.acknowledged, None), RTT);
                 while self.next - self.acknowledged + MSS <= flight {

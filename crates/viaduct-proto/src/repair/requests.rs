@@ -25,17 +25,17 @@ const LATE: Duration = Duration::from_millis(4);
 /// Age from which on a packet is useless.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
-/// Missing packets.
+/// Index of the missing packets, by number, and the requests for them.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
-    missing: BTreeMap<Seq, Missing>,
+    missing: BTreeMap<Seq, MissingPacket>,
     /// Count of those never requested.
     fresh: usize,
     asked: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Missing {
+struct MissingPacket {
     since: Instant,
     asked: Option<Instant>,
 }
@@ -60,7 +60,7 @@ impl Requests {
     /// Notes that packet `seq` is missing, and not by congestion.
     pub(super) fn missing(&mut self, now: Instant, seq: Seq) {
         if self.missing.len() < MAX_MISSING
-            && self.missing.insert(seq, Missing { since: now, asked: None }).is_none()
+            && self.missing.insert(seq, MissingPacket { since: now, asked: None }).is_none()
         {
             self.fresh += 1;
         }
@@ -86,18 +86,18 @@ impl Requests {
         before - self.missing.len()
     }
 
-    /// Time of the next possible request, if `coming` equations are held or expected.
-    pub(super) fn due(&self, times: Times, coming: usize) -> Option<Instant> {
+    /// Time of the next possible request, if `expected` equations are held or in flight.
+    pub(super) fn due(&self, times: Times, expected: usize) -> Option<Instant> {
         let usual = self.missing.values().map(|missing| missing.due(times)).min();
         // The newest packets of a burst may just be late.
         let newest = self.missing.last_key_value().map(|(_, missing)| missing.since + LATE);
-        let early = newest.filter(|_| self.fresh > coming + EXCESS);
+        let early = newest.filter(|_| self.fresh > expected + EXCESS);
         [usual, early].into_iter().flatten().min()
     }
 
     /// Returns an early request if the expected equations are surely too few.
-    pub(super) fn ask_early(&mut self, now: Instant, coming: usize) -> Option<Need> {
-        let excess = self.fresh.checked_sub(coming).filter(|excess| *excess > EXCESS)?;
+    pub(super) fn ask_early(&mut self, now: Instant, expected: usize) -> Option<Need> {
+        let excess = self.fresh.checked_sub(expected).filter(|excess| *excess > EXCESS)?;
         if self.missing.last_key_value().is_some_and(|(_, newest)| newest.since + LATE > now) {
             return None;
         }
@@ -169,7 +169,7 @@ fn with_reserve(repairs: usize) -> u8 {
     (repairs + reserve).min(usize::from(u8::MAX)) as u8
 }
 
-impl Missing {
+impl MissingPacket {
     fn due(&self, times: Times) -> Instant {
         match self.asked {
             Some(asked) => asked + times.rtt + times.ask(),

@@ -15,7 +15,7 @@ use super::section::{
 use super::stats::SenderStats;
 use crate::fec::{Encoder, Fire, Repair, Seq};
 use crate::time::{Duration, Instant};
-use crate::wire::ip::{self, Hop};
+use crate::wire::ip::{self, MutableFields};
 use crate::wire::tcp_sack;
 
 pub(super) struct Sender {
@@ -67,10 +67,10 @@ impl Observer {
 }
 
 impl Coder {
-    /// Classifies a normalised packet that leaves; `hop` holds its mutable fields.
-    fn judge(&mut self, now: Instant, packet: &[u8], hop: Hop) -> Treatment {
+    /// Classifies a normalised packet that leaves; `fields` are its mutable fields.
+    fn judge(&mut self, now: Instant, packet: &[u8], fields: MutableFields) -> Treatment {
         match self {
-            Coder::Auto(auto) => auto.judge(now, packet, hop),
+            Coder::Auto(auto) => auto.judge(now, packet, fields),
             Coder::Observe(_) if tcp_sack::is_plain_ack(packet) => Treatment::Unnamed,
             Coder::Fixed(_) | Coder::Observe(_) => Treatment::Named(Repairs::Window, f64::INFINITY),
         }
@@ -282,14 +282,14 @@ impl Sender {
             self.stats.unprotected += 1;
             return;
         }
-        let hop = ip::normalise(packet);
-        let Treatment::Named(repairs, most) = self.coder.judge(now, packet, hop) else {
+        let fields = ip::normalise(packet);
+        let Treatment::Named(repairs, most) = self.coder.judge(now, packet, fields) else {
             self.stats.acks += 1;
             return;
         };
         let (identity, is_bare) = (key.name(packet), repairs == Repairs::None);
         let (tag, sent) = (identity.tag(), micros(left));
-        let name = Name { tag, sent, ttl: hop.ttl, tos: hop.tos, is_bare };
+        let name = Name { tag, sent, ttl: fields.ttl, tos: fields.tos, is_bare };
         if self.names.is_full_before(&name) {
             self.name(channel);
         }
@@ -300,11 +300,11 @@ impl Sender {
             self.stats.left_alone += 1;
         } else {
             self.stats.protected += 1;
-            self.symbol.extend(prefix::emit(identity, hop));
+            self.symbol.extend(prefix::emit(identity, fields));
             self.symbol.extend_from_slice(packet);
         }
         let Sender { coder, names, bundle, stats, symbol, .. } = self;
-        let leaving = Leaving { hop, packet, symbol, repairs, most };
+        let leaving = Leaving { fields, packet, symbol, repairs, most };
         coder.push(now, leaving, &mut frame(names, bundle, stats, channel));
         self.stats.repair_bytes += self.bundle.send(channel) as u64;
         self.idle = (self.coder.stages() > 0).then_some((now, 0));
@@ -347,7 +347,7 @@ impl Sender {
             stats.copies += group.len() as u64;
             bytes += bundle.add(channel, COPIES_OVERHEAD + each, |out| {
                 let packets = group.iter().map(|of| &of.packet[..]);
-                section::emit_copies(group[0].seq, group[0].hop, packets, out);
+                section::emit_copies(group[0].seq, group[0].fields, packets, out);
             });
         });
         // The copy of a packet as long as the path allows does not fit a datagram: it is sent

@@ -18,7 +18,7 @@ use super::handshake::{Identities, Initiation, Keys};
 use super::seal::{Opener, Refusal, Sealer};
 use super::stats::SessionStats;
 use super::wire::{Datagram, Hint};
-use crate::keys::{Entropy, PublicKey, SecretKey, Shared};
+use crate::keys::{Entropy, PublicKey, SecretKey, SharedSecret};
 use crate::time::{Duration, Instant};
 
 /// Retransmission interval of an unanswered initiation.
@@ -87,7 +87,7 @@ pub(super) struct Session {
     unix_nanos_at_zero: u64,
     slot: u16,
     /// Extra wait of this side, so that both sides do not start at once.
-    patience: Duration,
+    responder_delay: Duration,
     /// Sessions, newest first.
     live: Vec<Live>,
     pending: Option<(u32, Initiation)>,
@@ -115,14 +115,14 @@ struct Live {
 impl Session {
     /// Creates a session from the common secret of the two keys; the first handshake is due at
     /// once.
-    pub(super) fn new(config: &SessionConfig, shared: &Shared, now: Instant) -> Self {
+    pub(super) fn new(config: &SessionConfig, shared: &SharedSecret, now: Instant) -> Self {
         let SessionConfig { secret, peer, entropy, .. } = config.clone();
         Session {
             identities: Identities::new(secret, peer, shared, entropy),
             rekey_after: config.rekey_after,
             unix_nanos_at_zero: config.unix_nanos_at_zero,
             slot: config.slot,
-            patience: if config.secret.public().as_bytes() < config.peer.as_bytes() {
+            responder_delay: if config.secret.public().as_bytes() < config.peer.as_bytes() {
                 Duration::ZERO
             } else {
                 RETRY / 2
@@ -333,8 +333,8 @@ impl Session {
         }
         let newest = self.live.iter().find(|s| s.confirmed);
         let wait = |s: &Live| if s.initiator { self.rekey_after } else { self.rekey_after * 9 / 8 };
-        let by_age = newest.map(|s| s.born + wait(s) + self.patience);
-        let by_silence = self.last_heard + SILENCE + self.patience;
+        let by_age = newest.map(|s| s.born + wait(s) + self.responder_delay);
+        let by_silence = self.last_heard + SILENCE + self.responder_delay;
         self.next_try = Some(by_age.map_or(now, |age| age.min(by_silence)));
     }
 

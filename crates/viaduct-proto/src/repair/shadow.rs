@@ -23,7 +23,7 @@ use crate::fec::{
     layered, reed_solomon, window,
 };
 use crate::time::{Duration, Instant};
-use crate::wire::ip::Hop;
+use crate::wire::ip::MutableFields;
 
 /// Packets remembered: more than any of the codes spans.
 const MAX_KNOWN: usize = 16_384;
@@ -337,8 +337,8 @@ impl Feedback {
         }
         // The answer arrives a whole round trip after the request.
         let state = self.auto.state(now);
-        let coming = (state.overhead * state.pace * state.wait.as_secs_f64()) as usize;
-        let early = self.requests.ask_early(now, coming);
+        let expected = (state.overhead * state.pace * state.wait.as_secs_f64()) as usize;
+        let early = self.requests.ask_early(now, expected);
         self.needs.extend(early.map(|need| (now + self.rtt, need)));
         while let Some(need) = self.requests.ask(now, self.times(now), |_, _| 0, |_| false) {
             self.needs.push_back((now + self.rtt, need));
@@ -356,9 +356,9 @@ impl Feedback {
     }
 
     fn push(&mut self, now: Instant, symbol: &[u8], fire: &mut fec::Fire<'_>) {
-        let hop = Hop::default();
+        let fields = MutableFields::default();
         let (repairs, most) = (Repairs::Window, f64::INFINITY);
-        self.auto.push(now, Leaving { hop, packet: symbol, symbol, repairs, most }, fire);
+        self.auto.push(now, Leaving { fields, packet: symbol, symbol, repairs, most }, fire);
     }
 
     /// Notes that packet `seq` was recovered.
@@ -376,7 +376,8 @@ mod tests {
 
     const RTT: Duration = Duration::from_millis(100);
 
-    /// Ten seconds of 16,700 packets a second of which `lost` says which are lost, after ten more.
+    /// Outcome of the second of two periods of ten seconds, at 16,700 packets a second; `lost`
+    /// selects the lost packets.
     fn run(mut lost: impl FnMut(&mut Rng, u64) -> bool) -> [Outcome; TRIED.len()] {
         let (mut shadows, mut rng) = (Shadows::new(RTT), Rng::from_seed(7));
         let mut before = shadows.outcomes();

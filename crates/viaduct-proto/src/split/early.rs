@@ -67,20 +67,20 @@ pub struct Early<T> {
     most: usize,
     /// Entries allowed now: `most`, less expired ones that matched ones have not made up for.
     room: usize,
-    patience: Duration,
+    ttl: Duration,
     stats: EarlyStats,
 }
 
 impl<T> Early<T> {
-    /// Empty table of at most `most` entries, each kept for `patience`, which should exceed the
+    /// Empty table of at most `most` entries, each kept for `ttl`, which should exceed the
     /// duration of a client's handshake.
-    pub fn new(most: usize, patience: Duration) -> Self {
+    pub fn new(most: usize, ttl: Duration) -> Self {
         Early {
             pending: HashMap::new(),
             order: BTreeSet::new(),
             most,
             room: most,
-            patience,
+            ttl,
             stats: EarlyStats::default(),
         }
     }
@@ -121,7 +121,7 @@ impl<T> Early<T> {
             return;
         }
         let Some(started) = start() else { return };
-        let until = now + self.patience;
+        let until = now + self.ttl;
         self.stats.started += 1;
         self.pending.insert(tuple, (until, started));
         self.order.insert((until, tuple));

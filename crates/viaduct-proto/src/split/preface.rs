@@ -25,7 +25,7 @@ const MAX_ATTEMPTS: u8 = 3;
 
 /// Protocols that a hop accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Languages {
+pub struct Protocols {
     /// A TCP option in the SYN. A connection that has it needs no preface.
     pub option: bool,
     /// PROXY protocol, version 2.
@@ -36,7 +36,7 @@ pub struct Languages {
     pub connect: bool,
 }
 
-impl Languages {
+impl Protocols {
     /// Returns whether any protocol with a preface is accepted.
     pub fn have_prefaces(&self) -> bool {
         self.proxy || self.socks || self.connect
@@ -87,7 +87,7 @@ pub enum Refusal {
 /// State of the exchange with one client.
 #[derive(Clone, Debug)]
 pub struct Preface {
-    languages: Languages,
+    protocols: Protocols,
     secret: Secret,
     state: State,
     /// Requests so far with a missing or wrong password.
@@ -103,20 +103,20 @@ enum State {
     SocksRequest,
     /// Bytes left of a PROXY header, and the addresses it gave.
     ProxyRest(usize, Option<Addresses>),
-    Done(Language),
+    Done(Protocol),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Language {
+enum Protocol {
     Proxy,
     Socks,
     Connect,
 }
 
 impl Preface {
-    /// Exchange with a client that may speak one of `languages`.
-    pub fn new(languages: Languages, secret: Secret) -> Preface {
-        Preface { languages, secret, state: State::First, attempts: 0, user: None }
+    /// Exchange with a client that may speak one of `protocols`.
+    pub fn new(protocols: Protocols, secret: Secret) -> Preface {
+        Preface { protocols, secret, state: State::First, attempts: 0, user: None }
     }
 
     /// Consumes messages from the front of `bytes` and returns the next step. Call it again
@@ -125,9 +125,9 @@ impl Preface {
         let step = match (self.state, bytes.first()) {
             (State::ProxyRest(rest, addresses), _) => self.proxy_rest(bytes, rest, addresses),
             (_, None) => Step::Wait,
-            (State::First, Some(5)) if self.languages.socks => self.greet(bytes),
-            (State::First, Some(b'A'..=b'Z')) if self.languages.connect => self.connect(bytes),
-            (State::First, Some(b'\r')) if self.languages.proxy => self.proxy(bytes),
+            (State::First, Some(5)) if self.protocols.socks => self.greet(bytes),
+            (State::First, Some(b'A'..=b'Z')) if self.protocols.connect => self.connect(bytes),
+            (State::First, Some(b'\r')) if self.protocols.proxy => self.proxy(bytes),
             (State::First, _) => unclear("it speaks nothing that is understood"),
             (State::SocksPassword, _) => self.password(bytes),
             (State::SocksRequest, _) => self.request(bytes),
@@ -142,8 +142,8 @@ impl Preface {
     /// Reply to the client once the connection is established or has failed.
     pub fn answer(&self, result: Result<(), Failure>) -> Vec<u8> {
         match self.state {
-            State::Done(Language::Socks) => socks::reply(result).to_vec(),
-            State::Done(Language::Connect) => connect::response(result),
+            State::Done(Protocol::Socks) => socks::reply(result).to_vec(),
+            State::Done(Protocol::Connect) => connect::response(result),
             _ => Vec::new(),
         }
     }
@@ -157,11 +157,11 @@ impl Preface {
     pub fn protocol(&self) -> Option<&'static str> {
         match self.state {
             State::First => self.user.is_some().then_some("http"),
-            State::SocksPassword | State::SocksRequest | State::Done(Language::Socks) => {
+            State::SocksPassword | State::SocksRequest | State::Done(Protocol::Socks) => {
                 Some("socks5")
             }
-            State::ProxyRest(..) | State::Done(Language::Proxy) => Some("proxy"),
-            State::Done(Language::Connect) => Some("http"),
+            State::ProxyRest(..) | State::Done(Protocol::Proxy) => Some("proxy"),
+            State::Done(Protocol::Connect) => Some("http"),
         }
     }
 
@@ -196,7 +196,7 @@ impl Preface {
 
     fn request(&mut self, bytes: &mut Vec<u8>) -> Step {
         match take(bytes, socks::request) {
-            Ok(to) => self.go(Language::Socks, to, None),
+            Ok(to) => self.go(Protocol::Socks, to, None),
             Err(Step::Refuse(_, why)) => Step::Refuse(socks::objection(bytes).to_vec(), why),
             Err(step) => step,
         }
@@ -216,7 +216,7 @@ impl Preface {
             self.user = Some(String::from_utf8_lossy(name).into_owned());
         }
         if self.may(&request) {
-            return self.go(Language::Connect, request.to, None);
+            return self.go(Protocol::Connect, request.to, None);
         }
         self.attempts += 1;
         let closes = !request.persists || self.attempts >= MAX_ATTEMPTS;
@@ -252,7 +252,7 @@ impl Preface {
         }
         match addresses {
             Some(Addresses { source, destination }) => {
-                self.go(Language::Proxy, destination.into(), Some(source))
+                self.go(Protocol::Proxy, destination.into(), Some(source))
             }
             None => Step::Refuse(Vec::new(), Refusal::HealthCheck),
         }
@@ -263,8 +263,8 @@ impl Preface {
         Step::Say(words)
     }
 
-    fn go(&mut self, language: Language, to: Address, source: Option<SocketAddr>) -> Step {
-        self.state = State::Done(language);
+    fn go(&mut self, protocol: Protocol, to: Address, source: Option<SocketAddr>) -> Step {
+        self.state = State::Done(protocol);
         Step::Connect { to, source }
     }
 
@@ -308,7 +308,7 @@ fn same(right: &[u8], given: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    const ALL: Languages = Languages { option: true, proxy: true, socks: true, connect: true };
+    const ALL: Protocols = Protocols { option: true, proxy: true, socks: true, connect: true };
 
     fn me() -> Secret {
         Secret(Some(Credentials { name: b"me".to_vec(), password: b"pw".to_vec() }))
@@ -482,7 +482,7 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_refused() {
-        let none = Languages::default();
+        let none = Protocols::default();
         for said in [&b"\x05"[..], b"C", b"\r", b"GET / HTTP/1.1\r\n"] {
             let (.., step, _) = talk(Preface::new(none, Secret::default()), said);
             assert!(matches!(step, Step::Refuse(words, _) if words.is_empty()), "{said:?}");

@@ -59,7 +59,7 @@ impl Syn {
     }
 
     /// Announced source and destination of the flow, if any.
-    pub fn told(&self) -> Option<Addresses> {
+    pub fn addresses(&self) -> Option<Addresses> {
         let hop = self.hop.map(|hop| Addresses {
             source: hop.source.into(),
             destination: hop.destination.into(),

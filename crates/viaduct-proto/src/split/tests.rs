@@ -78,7 +78,7 @@ fn a_syn_tells_by_its_option_or_by_its_data() {
     ] {
         let packet = syn(options, data);
         let parsed = Syn::parse(&packet).unwrap();
-        assert_eq!((parsed.tuple.client, parsed.told()), (socket("10.0.0.9:4000"), told));
+        assert_eq!((parsed.tuple.client, parsed.addresses()), (socket("10.0.0.9:4000"), told));
         // A frame may be longer than its packet, and the kernel saves only the headers.
         assert_eq!(Syn::parse(&[&packet[..], &header].concat()), Some(parsed));
         let headers = &packet[..packet.len() - data.len()];

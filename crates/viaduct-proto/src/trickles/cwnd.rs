@@ -4,7 +4,7 @@
 /// Maximum window in packets: the capacity of two bytes in a continuation.
 pub const MAX_WINDOW: u32 = u16::MAX as u32;
 
-/// Initial values of a loss-free piece of a connection.
+/// Initial values of a recovery epoch of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reno {
     /// Initial window in packets: 1 to [`MAX_WINDOW`].

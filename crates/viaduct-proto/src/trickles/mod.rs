@@ -11,8 +11,8 @@
 //! ```text
 //!   client                                                         server (any replica)
 //!     │ ── open: token, data ─────────────────────────────────────▶ │ no more bytes than came
-//!     │ ◀───────────────────────────────── ticket, user state ───── │
-//!     │ ── ticket, asks ──────────────────────────────────────────▶ │ the address is shown
+//!     │ ◀────────────────────────── address token, user state ───── │
+//!     │ ── address token, asks ───────────────────────────────────▶ │ the address is proven
 //!     │ ◀──────────── packets 1 to 10: continuation, nonce, data ── │
 //!     │ ── continuation 1, proof 1-1, asks ───────────────────────▶ │ plan: C(1) - C(0) + 1
 //!     │ ◀─────────────────────────────────────── packets 11, 12 ─── │ packets
@@ -21,7 +21,7 @@
 //! | file | noun |
 //! |---|---|
 //! | [`cwnd`] | Reno's window in closed form |
-//! | [`piece`] | packets between two losses, and which are acknowledged |
+//! | [`epoch`] | a recovery epoch: the packets between two losses, and which are acknowledged |
 //! | [`plan`] | the answer to a request: continue, split, terminate, recover |
 //! | [`keys`] | the secrets, and their rotation |
 //! | [`nonce`] | p(i) = r(i) xor r(i + 1) |
@@ -44,10 +44,10 @@ pub mod client;
 pub mod continuation;
 pub mod crypt;
 pub mod cwnd;
+pub mod epoch;
 pub mod keys;
 pub mod nonce;
 pub mod packet;
-pub mod piece;
 pub mod plan;
 pub mod proof;
 pub mod replay;

@@ -9,14 +9,14 @@
 //!            │        terminated            │ survivors │      cw = C(P) packets from P to L
 //!            └──────────────── cw ──────────┴── newCwnd ┘      newCwnd = cw / 2
 //!                                                   │
-//!                    q of the survivors brings ─────┴──▶ packet q + newCwnd of the next piece
+//!                    q of the survivors brings ─────┴──▶ packet q + newCwnd of the next epoch
 //! ```
 //!
 //! Each request answers for the packets since the last request before it that can have reached
 //! the server. So every lost packet is answered for by exactly one request: the one that
 //! follows its run of losses.
 
-use super::piece::Piece;
+use super::epoch::Epoch;
 
 /// Maximum number of lost packets that one request may have retransmitted, whatever the
 /// settings say.
@@ -90,8 +90,8 @@ impl Again {
 /// Answer to one request, in the order of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The piece that the new packets belong to.
-    pub piece: Piece,
+    /// The epoch that the new packets belong to.
+    pub epoch: Epoch,
     /// Lost packets that are retransmitted, with nonces of the second key.
     pub again: Again,
     /// New packets whose continuations are sent as a group, without data (condition (b)).
@@ -101,8 +101,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    fn nothing(piece: Piece) -> Self {
-        Plan { piece, again: Again::default(), grouped: Span::default(), fresh: Span::default() }
+    fn nothing(epoch: Epoch) -> Self {
+        Plan { epoch, again: Again::default(), grouped: Span::default(), fresh: Span::default() }
     }
 
     /// Returns whether the trickle is terminated without an answer.
@@ -125,7 +125,7 @@ pub enum Inconsistent {
         first: u64,
     },
     /// More losses are reported than packets were in flight.
-    #[error("{lost} of at most {most} packets are reported lost at the end of a piece")]
+    #[error("{lost} of at most {most} packets are reported lost at the end of an epoch")]
     Tail {
         /// Number reported.
         lost: u64,
@@ -134,36 +134,36 @@ pub enum Inconsistent {
     },
 }
 
-/// Plan for the first window of a piece: after a timeout, or the echo of a ticket.
-pub fn begin(piece: Piece) -> Plan {
+/// Plan for the first window of an epoch: after a timeout, or the echo of an address token.
+pub fn begin(epoch: Epoch) -> Plan {
     Plan {
-        fresh: Span::new(piece.base, piece.base + u64::from(piece.start)),
-        ..Plan::nothing(piece)
+        fresh: Span::new(epoch.base, epoch.base + u64::from(epoch.start)),
+        ..Plan::nothing(epoch)
     }
 }
 
-/// Plans the answer to request `number` of `piece`, if all packets of the piece up to it have
+/// Plans the answer to request `number` of `epoch`, if all packets of the epoch up to it have
 /// arrived but `gaps` (ascending, apart, below `number`). Up to `burst` packets are
 /// retransmitted (burstLimit).
 ///
 /// # Errors
 /// [`Inconsistent::BeyondLoss`].
-pub fn step(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> Result<Plan, Inconsistent> {
+pub fn step(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> Result<Plan, Inconsistent> {
     let Some(first) = gaps.first().map(|gap| gap.first) else {
-        let before = piece.point_before(number);
-        let fresh = Span::new(piece.sent(before) + 1, piece.sent(number) + 1);
-        return Ok(Plan { fresh, ..Plan::nothing(piece) });
+        let before = epoch.point_before(number);
+        let fresh = Span::new(epoch.sent(before) + 1, epoch.sent(number) + 1);
+        return Ok(Plan { fresh, ..Plan::nothing(epoch) });
     };
-    let (last, survivors) = loss_of(piece, first);
+    let (last, survivors) = loss_of(epoch, first);
     if number > last {
         return Err(Inconsistent::BeyondLoss { number, first });
     }
-    let next = after_recovery(piece, last, survivors);
-    let before = request_before(piece, number, gaps).unwrap_or(piece.base - 1);
-    let before = before.max(piece.point_at(first - 1));
-    let own = own_packets(piece, number, gaps);
+    let next = after_recovery(epoch, last, survivors);
+    let before = request_before(epoch, number, gaps).unwrap_or(epoch.base - 1);
+    let before = before.max(epoch.point_at(first - 1));
+    let own = own_packets(epoch, number, gaps);
     let slot = |q: u64| q.max(last - survivors + 1) + survivors;
-    let (again, repairs) = retransmissions(piece, number, gaps, burst.min(MAX_BURST));
+    let (again, repairs) = retransmissions(epoch, number, gaps, burst.min(MAX_BURST));
     // Each repair takes the place of one of a window's packets with new data.
     let opening = last - survivors;
     let own = own.max(opening + 1);
@@ -171,7 +171,7 @@ pub fn step(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> Result<Pla
     let displaced = repairs.saturating_sub(lost_from(gaps, opening + 1));
     let fresh = slot(own + (displaced + 1).saturating_sub(arrived)).min(slot(number + 1));
     Ok(Plan {
-        piece: next,
+        epoch: next,
         again,
         grouped: Span::new(slot(before + 1), fresh),
         fresh: Span::new(fresh, slot(number + 1)),
@@ -183,49 +183,49 @@ fn lost_from(gaps: &[Run], first: u64) -> u64 {
     gaps.iter().map(|gap| (gap.last() + 1).saturating_sub(gap.first.max(first))).sum()
 }
 
-/// The last request before `number` of `piece` that can have reached the server: that of the
-/// last point below `number` which is not in `gaps`. `None` if there is none in the piece.
-pub fn request_before(piece: Piece, number: u64, gaps: &[Run]) -> Option<u64> {
-    let mut before = piece.point_before(number);
+/// The last request before `number` of `epoch` that can have reached the server: that of the
+/// last point below `number` which is not in `gaps`. `None` if there is none in the epoch.
+pub fn request_before(epoch: Epoch, number: u64, gaps: &[Run]) -> Option<u64> {
+    let mut before = epoch.point_before(number);
     for gap in gaps.iter().rev() {
         if gap.holds(before) {
-            before = piece.point_at(gap.first - 1);
+            before = epoch.point_at(gap.first - 1);
         }
     }
-    (before >= piece.base).then_some(before)
+    (before >= epoch.base).then_some(before)
 }
 
 /// The last packet that is sent when `first` is found lost, and the number of surviving
 /// trickles.
-fn loss_of(piece: Piece, first: u64) -> (u64, u64) {
-    let flight = piece.window(first - 1);
-    (piece.sent(first - 1), (flight / 2).max(2).min(flight))
+fn loss_of(epoch: Epoch, first: u64) -> (u64, u64) {
+    let flight = epoch.window(first - 1);
+    (epoch.sent(first - 1), (flight / 2).max(2).min(flight))
 }
 
-/// Piece that begins with the survivors: TCPBase at the recovery point, and ssthresh =
+/// Epoch that begins with the survivors: TCPBase at the recovery point, and ssthresh =
 /// startCwnd = newCwnd.
-fn after_recovery(piece: Piece, last: u64, survivors: u64) -> Piece {
+fn after_recovery(epoch: Epoch, last: u64, survivors: u64) -> Epoch {
     let window = u16::try_from(survivors).unwrap_or(u16::MAX);
-    Piece { base: last + 1, start: window, ssthresh: window, acks: piece.acks }
+    Epoch { base: last + 1, start: window, ssthresh: window, acks: epoch.acks }
 }
 
 /// The first of the arrived packets that the request itself stands for.
-fn own_packets(piece: Piece, number: u64, gaps: &[Run]) -> u64 {
-    let first = piece.point_before(number) + 1;
+fn own_packets(epoch: Epoch, number: u64, gaps: &[Run]) -> u64 {
+    let first = epoch.point_before(number) + 1;
     if gaps.last().is_some_and(|gap| gap.holds(first)) { number } else { first }
 }
 
 /// Lost packets that request `number` has retransmitted, and the number of those retransmitted
 /// up to then. Those of a run beyond `burst` wait for the following requests: the proof tells
 /// each of these which are still to be sent.
-fn retransmissions(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> (Again, u64) {
+fn retransmissions(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> (Again, u64) {
     let burst = burst as u64;
     let (mut lost, mut waiting, mut now) = (0, 0, 0);
     for (i, gap) in gaps.iter().enumerate() {
         lost += u64::from(gap.count);
         waiting += u64::from(gap.count);
         let until = gaps.get(i + 1).map_or(number, |next| next.first - 1);
-        let requests = piece.points_to(until) - piece.points_to(gap.last());
+        let requests = epoch.points_to(until) - epoch.points_to(gap.last());
         // The last request of the last stretch is the present one.
         let earlier = if until == number { requests.saturating_sub(1) } else { requests };
         waiting -= waiting.min(earlier.saturating_mul(burst));
@@ -247,33 +247,33 @@ fn retransmissions(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> (Ag
     (again, sent)
 }
 
-/// Losses at the end of a piece, reported by the first request of the next.
+/// Losses at the end of an epoch, reported by the first request of the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tail {
-    /// Number of lost packets: the last ones of the piece before.
+    /// Number of lost packets: the last ones of the epoch before.
     pub lost: u32,
     /// Number of packets at its end for which no request was sent, including the lost ones.
     pub unanswered: u32,
 }
 
-/// Plans the answer to `tail` in the request of packet `number` of `piece`, which began with
+/// Plans the answer to `tail` in the request of packet `number` of `epoch`, which began with
 /// survivors.
 ///
 /// # Errors
 /// [`Inconsistent::Tail`].
-pub fn tail(piece: Piece, number: u64, tail: Tail, burst: usize) -> Result<Plan, Inconsistent> {
+pub fn tail(epoch: Epoch, number: u64, tail: Tail, burst: usize) -> Result<Plan, Inconsistent> {
     let (lost, unanswered) = (u64::from(tail.lost), u64::from(tail.unanswered));
-    let survivors = u64::from(piece.start);
+    let survivors = u64::from(epoch.start);
     // The request that brought packet `number` has reached the server, and all before it.
-    let most = (piece.base + survivors).saturating_sub(number + 1);
+    let most = (epoch.base + survivors).saturating_sub(number + 1);
     if lost > unanswered || unanswered > most {
         return Err(Inconsistent::Tail { lost: lost.max(unanswered), most });
     }
     let mut again = Again::default();
-    let first = piece.base - lost;
-    (first..piece.base).take(burst.min(MAX_BURST)).for_each(|n| again.push(n));
-    let end = piece.base + survivors;
-    Ok(Plan { again, grouped: Span::new(end - unanswered, end), ..Plan::nothing(piece) })
+    let first = epoch.base - lost;
+    (first..epoch.base).take(burst.min(MAX_BURST)).for_each(|n| again.push(n));
+    let end = epoch.base + survivors;
+    Ok(Plan { again, grouped: Span::new(end - unanswered, end), ..Plan::nothing(epoch) })
 }
 
 #[cfg(test)]

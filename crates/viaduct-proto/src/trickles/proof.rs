@@ -1,15 +1,15 @@
-//! SACK proofs: which packets of a piece have arrived, in a form that cannot hide a loss (2.2).
+//! SACK proofs: which packets of an epoch have arrived, in a form that cannot hide a loss (2.2).
 //!
 //! ```text
 //!  proof    ranges, a number | each: packets lost before it, a number | packets in it, a number
 //!           | sum 8
 //! ```
 //!
-//! The first range counts from the base of the piece, the last ends with the request's own
+//! The first range counts from the base of the epoch, the last ends with the request's own
 //! packet. The sum is the xor of the nonces in all ranges. Two words of a keyed hash per range
 //! verify it, whatever the range's length. One sum is as good as one for each range, as in the
 //! paper: a client that lacks the nonce of a single packet it names knows nothing of the sum.
-//! Losses before the base are reflected in the piece, so the proof omits them (2.4).
+//! Losses before the base are reflected in the epoch, so the proof omits them (2.4).
 
 use super::bytes::{Reader, put_varint};
 use super::nonce::Nonces;
@@ -107,7 +107,7 @@ impl<'a> Proof<'a> {
         Some(Proof { ranges, count, sum: reader.u64()? })
     }
 
-    /// Verifies the proof for the request of packet `number` in the piece that begins with
+    /// Verifies the proof for the request of packet `number` in the epoch that begins with
     /// `base`, and returns the losses.
     ///
     /// # Errors
@@ -139,7 +139,7 @@ fn next_range(reader: &mut Reader, next: u64) -> Option<(u64, u64)> {
     Some((first, last))
 }
 
-/// Appends the proof that `ranges` (ascending, apart) of the piece from `base` have arrived.
+/// Appends the proof that `ranges` (ascending, apart) of the epoch from `base` have arrived.
 pub fn emit(base: u64, ranges: &[Range], out: &mut Vec<u8>) {
     put_varint(out, ranges.len() as u64);
     let mut next = base;

@@ -56,7 +56,7 @@ pub(super) enum Once {
     Over(u16),
     /// Installation of an event with this code from another server.
     Installed(u64),
-    /// Mark: the piece with this base has ended, as a loss was reported.
+    /// Mark: the epoch with this base has ended, as a loss was reported.
     Ended(u64),
     /// Mark: it ended by this loss.
     EndedBy { base: u64, first: u64 },

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use super::room::Room;
 use super::stats::Delay;
 use super::tokens::Tokens;
+use super::window::ReceiveWindow;
 use super::wire::MAX_DATA;
 use crate::flow::{Address, Failure};
 use crate::time::Duration;
@@ -13,22 +13,22 @@ use crate::time::Duration;
 /// Settings of a tunnel.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Bytes of buffer that the peer gets at first, for all its sessions.
+    /// Bytes of buffer that the peer gets at first, for all its streams.
     pub initial: u64,
     /// Bytes of buffer that the peer gets at most, as the path turns out to need them. One
-    /// session alone gets half of them. One session fills a path if this is four times its
+    /// stream alone gets half of them. One stream fills a path if this is four times its
     /// bandwidth-delay product.
     pub limit: u64,
-    /// Bytes that each session may have outstanding in any case. They come on top of `limit`, so
-    /// that sessions whose readers have stopped cannot use up the buffer of the others.
-    pub floor: u32,
-    /// Maximum bytes of a session in one frame (the slides' MSS), 1 to 16,384. It bounds how
-    /// long another session's bytes wait.
+    /// Least window: bytes that each stream may have outstanding in any case. They come on top of
+    /// `limit`, so that streams whose readers have stopped cannot use up the buffer of the others.
+    pub least_window: u32,
+    /// Maximum bytes of a stream in one frame (the slides' MSS), 1 to 16,384. It bounds how
+    /// long another stream's bytes wait.
     pub mss: usize,
-    /// Bytes that may wait to be sent in one session.
+    /// Bytes that may wait to be sent in one stream.
     pub queue: usize,
-    /// Sessions that the peer may have open on one link.
-    pub sessions: u32,
+    /// Streams that the peer may have open on one link.
+    pub streams: u32,
     /// Interval between measurements of the round-trip time.
     pub ping: Duration,
     /// Time without any bytes from the peer after which a link is given up.
@@ -36,58 +36,58 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// 1 MiB of buffer that grows to 64 MiB, plus 4 KiB for each of 4096 sessions; frames of 8
-    /// KiB; 256 KiB queued per session; a ping every 2 s; links are given up after 20 s of
+    /// 1 MiB of buffer that grows to 64 MiB, plus 4 KiB for each of 4096 streams; frames of 8
+    /// KiB; 256 KiB queued per stream; a ping every 2 s; links are given up after 20 s of
     /// silence.
     fn default() -> Self {
         Settings {
             initial: 1 << 20,
             limit: 64 << 20,
-            floor: 4 << 10,
+            least_window: 4 << 10,
             mss: 8 << 10,
             queue: 256 << 10,
-            sessions: 4096,
+            streams: 4096,
             ping: Duration::from_secs(2),
             silence: Duration::from_secs(20),
         }
     }
 }
 
-/// Identifier of a session: the number of its link, and its own number on that link.
+/// Identifier of a stream: the number of its link, and its own number on that link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SessionId {
-    /// Number of the session's link, which stays the same for its lifetime.
+pub struct StreamId {
+    /// Number of the stream's link, which stays the same for its lifetime.
     pub link: u32,
-    /// Number of the session on that link; odd if the end that dialled the link opened it.
+    /// Number of the stream on that link; odd if the end that dialled the link opened it.
     pub number: u32,
 }
 
 /// Events that a tunnel reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The peer opens a session: [`accept`](super::Tunnel::accept) or
+    /// The peer opens a stream: [`accept`](super::Tunnel::accept) or
     /// [`reset`](super::Tunnel::reset) it. Its bytes can be read at once.
     Opened {
-        /// The session.
-        id: SessionId,
-        /// Destination of the session.
+        /// The stream.
+        id: StreamId,
+        /// Destination of the stream.
         to: Address,
-        /// Client for which the session is opened.
+        /// Client for which the stream is opened.
         source: Option<SocketAddr>,
     },
-    /// The peer has accepted a session.
-    Accepted(SessionId),
+    /// The peer has accepted a stream.
+    Accepted(StreamId),
     /// Bytes can be read. Reported again only after a read has found none.
-    Readable(SessionId),
+    Readable(StreamId),
     /// Bytes may be written again, after [`may_write`](super::Tunnel::may_write) returned false.
-    Writable(SessionId),
+    Writable(StreamId),
     /// All that the other end wrote has been read, and nothing more follows.
-    Finished(SessionId),
-    /// The session is over: reset by the other end, or its link broke.
-    Reset(SessionId, Failure),
+    Finished(StreamId),
+    /// The stream is over: reset by the other end, or its link broke.
+    Reset(StreamId, Failure),
     /// The peer has answered on a link.
     LinkUp(u32),
-    /// A link broke: close its connection. Its sessions are reset.
+    /// A link broke: close its connection. Its streams are reset.
     LinkDown(u32, LinkError),
 }
 
@@ -129,14 +129,14 @@ pub(super) struct Common {
     /// Links of which the peer has just reported that it holds no bytes.
     pub(super) gone: Vec<u32>,
     pub(super) tokens: Tokens,
-    pub(super) room: Room,
+    pub(super) window: ReceiveWindow,
     pub(super) events: VecDeque<Event>,
-    /// Sessions that are over, on links with several lanes.
-    pub(super) forgotten: VecDeque<SessionId>,
+    /// Streams that are over, on links with several lanes.
+    pub(super) forgotten: VecDeque<StreamId>,
     pub(super) totals: Totals,
 }
 
-/// Counters of all sessions, closed ones included.
+/// Counters of all streams, closed ones included.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Totals {
     pub(super) opened: u64,
@@ -152,7 +152,7 @@ impl Common {
         settings.mss = settings.mss.clamp(1, MAX_DATA);
         Common {
             tokens: Tokens::default(),
-            room: Room::new(settings.initial, settings.limit, settings.floor),
+            window: ReceiveWindow::new(settings.initial, settings.limit, settings.least_window),
             settings,
             instance,
             peer: None,

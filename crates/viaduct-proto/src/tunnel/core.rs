@@ -1,19 +1,19 @@
-//! The tunnel: several links between two peers, and the sessions on them.
+//! The tunnel: several links between two peers, and the streams on them.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use bytes::Bytes;
 
-use super::common::{Common, Event, LinkError, SessionId, Settings};
+use super::common::{Common, Event, LinkError, Settings, StreamId};
 use super::mux::{Carrier, Lane, Mux};
-use super::stats::{LinkStats, SessionStats, TunnelStats};
+use super::stats::{LinkStats, StreamStats, TunnelStats};
 use crate::flow::{Address, Failure};
 use crate::time::Instant;
 
 /// End of a tunnel.
 ///
-/// Calls for a session that is over or a link that is gone do nothing: the caller's state may
+/// Calls for a stream that is over or a link that is gone do nothing: the caller's state may
 /// lag behind the peer's messages.
 #[derive(Debug)]
 pub struct Tunnel {
@@ -61,13 +61,13 @@ impl Tunnel {
 
     fn add(&mut self, mut mux: Mux) {
         for link in std::mem::take(&mut self.gone) {
-            mux.tell_gone(link);
+            mux.report_gone(link);
         }
         self.links.insert(mux.number, mux);
     }
 
-    /// Stops the opening of sessions on a link, by this end and by the peer. When its last
-    /// session is over, [`is_over`](Tunnel::is_over) returns true.
+    /// Stops the opening of streams on a link, by this end and by the peer. When its last
+    /// stream is over, [`is_over`](Tunnel::is_over) returns true.
     pub fn leave(&mut self, link: u32) {
         if let Some(mux) = self.links.get_mut(&link) {
             mux.leave();
@@ -79,7 +79,7 @@ impl Tunnel {
         self.links.get(&link).is_some_and(Mux::is_over)
     }
 
-    /// Removes a link whose connection broke or was closed. Its sessions are reset.
+    /// Removes a link whose connection broke or was closed. Its streams are reset.
     pub fn remove_link(&mut self, link: u32) {
         self.break_off(link, true);
     }
@@ -125,16 +125,16 @@ impl Tunnel {
         }
     }
 
-    /// Next session that is over, on a link with several lanes. Once what
+    /// Next stream that is over, on a link with several lanes. Once what
     /// [`poll_transmit`](Tunnel::poll_transmit) has for its lane is sent, nothing follows there.
-    pub fn poll_forgotten(&mut self) -> Option<SessionId> {
+    pub fn poll_forgotten(&mut self) -> Option<StreamId> {
         self.common.forgotten.pop_front()
     }
 
     /// Sets whether a link takes bytes to send. A new link does.
-    pub fn set_room(&mut self, link: u32, room: bool) {
+    pub fn set_writable(&mut self, link: u32, is_writable: bool) {
         if let Some(mux) = self.links.get_mut(&link) {
-            mux.room = room;
+            mux.is_writable = is_writable;
         }
     }
 
@@ -145,7 +145,7 @@ impl Tunnel {
         let order: Vec<u32> =
             after.chain(self.links.range(..=self.turn)).map(|(&link, _)| link).collect();
         for link in order {
-            let mux = self.links.get_mut(&link).filter(|mux| mux.room);
+            let mux = self.links.get_mut(&link).filter(|mux| mux.is_writable);
             let lane = mux.and_then(|mux| mux.turn(now, &mut self.common, out));
             if let Some(lane) = lane {
                 self.turn = link;
@@ -176,64 +176,64 @@ impl Tunnel {
         broken.into_iter().for_each(|(link, error)| self.fail(link, error, true));
     }
 
-    /// Opens a session to `to`, for `source`, on the least loaded link. Bytes may be written at
-    /// once. `None` if no link is up, or each has as many sessions as the peer allows.
-    pub fn open(&mut self, to: Address, source: Option<SocketAddr>) -> Option<SessionId> {
+    /// Opens a stream to `to`, for `source`, on the least loaded link. Bytes may be written at
+    /// once. `None` if no link is up, or each has as many streams as the peer allows.
+    pub fn open(&mut self, to: Address, source: Option<SocketAddr>) -> Option<StreamId> {
         let turn = self.common.settings.mss;
         let vacant = self.links.values_mut().filter(|mux| mux.vacant() > 0);
         let mux = vacant.min_by_key(|mux| mux.load(turn))?;
         let number = mux.open(&mut self.common, to, source);
-        Some(SessionId { link: mux.number, number })
+        Some(StreamId { link: mux.number, number })
     }
 
-    /// Accepts a session that the peer has opened, and tells the peer.
-    pub fn accept(&mut self, id: SessionId) {
+    /// Accepts a stream that the peer has opened, and tells the peer.
+    pub fn accept(&mut self, id: StreamId) {
         self.on(id, |mux, _| mux.accept(id.number));
     }
 
     /// Returns whether bytes may be written: fewer than [`Settings::queue`] wait. After false,
     /// [`Event::Writable`] follows when they may.
-    pub fn may_write(&mut self, id: SessionId) -> bool {
+    pub fn may_write(&mut self, id: StreamId) -> bool {
         self.on(id, |mux, cx| mux.may_write(cx, id.number)).unwrap_or(false)
     }
 
-    /// Queues all of `bytes`, however many wait already. A session that was not accepted yet is
-    /// accepted. Returns false if nothing may follow: the session is over or was shut down.
-    pub fn write(&mut self, now: Instant, id: SessionId, bytes: Bytes) -> bool {
+    /// Queues all of `bytes`, however many wait already. A stream that was not accepted yet is
+    /// accepted. Returns false if nothing may follow: the stream is over or was shut down.
+    pub fn write(&mut self, now: Instant, id: StreamId, bytes: Bytes) -> bool {
         self.on(id, |mux, cx| mux.write(now, cx, id.number, bytes)).unwrap_or(false)
     }
 
     /// Reads the next bytes. They count as held by the tunnel until they are reported as
     /// [`consumed`](Tunnel::consumed).
-    pub fn read(&mut self, id: SessionId) -> Option<Bytes> {
+    pub fn read(&mut self, id: StreamId) -> Option<Bytes> {
         self.on(id, |mux, cx| mux.read(cx, id.number)).flatten()
     }
 
     /// Reports that `count` of the bytes that were read are no longer held, so that the peer may
     /// send others.
-    pub fn consumed(&mut self, now: Instant, id: SessionId, count: usize) {
+    pub fn consumed(&mut self, now: Instant, id: StreamId, count: usize) {
         self.on(id, |mux, cx| mux.consumed(now, cx, id.number, count));
     }
 
     /// Ends this end's direction. Bytes that wait are still sent.
-    pub fn shutdown(&mut self, id: SessionId) {
+    pub fn shutdown(&mut self, id: StreamId) {
         self.on(id, |mux, _| mux.shutdown(id.number));
     }
 
-    /// Ends a session in both directions, and drops the bytes that wait. No event follows.
-    pub fn reset(&mut self, id: SessionId, why: Failure) {
+    /// Ends a stream in both directions, and drops the bytes that wait. No event follows.
+    pub fn reset(&mut self, id: StreamId, why: Failure) {
         self.on(id, |mux, cx| mux.reset(cx, id.number, why));
     }
 
     /// Counters of the tunnel.
     pub fn stats(&self) -> TunnelStats {
-        let Common { tokens, room, totals, .. } = &self.common;
-        let sessions = || self.links.values().flat_map(|mux| mux.sessions.values());
+        let Common { tokens, window, totals, .. } = &self.common;
+        let streams = || self.links.values().flat_map(|mux| mux.streams.values());
         let mut delay = totals.delay;
-        sessions().for_each(|session| delay.add(&session.delay));
+        streams().for_each(|stream| delay.add(&stream.delay));
         TunnelStats {
             links: self.links.values().filter(|mux| mux.hello.is_some()).count() as u64,
-            open: sessions().count() as u64,
+            open: streams().count() as u64,
             active: tokens.active(),
             opened: totals.opened,
             accepted: totals.accepted,
@@ -243,8 +243,8 @@ impl Tunnel {
             tokens: tokens.total(),
             tokens_left: tokens.remaining(),
             tokens_stranded: tokens.stranded(),
-            room: room.total(),
-            held: room.held(),
+            window: window.total(),
+            held: window.held(),
             delay,
         }
     }
@@ -254,16 +254,16 @@ impl Tunnel {
         self.links.get(&link).map(Mux::stats)
     }
 
-    /// Counters of a session.
-    pub fn session_stats(&self, id: SessionId) -> Option<SessionStats> {
-        let session = self.links.get(&id.link)?.sessions.get(&id.number)?;
-        Some(SessionStats {
-            queued: session.out.len() as u64,
-            outstanding: self.common.tokens.outstanding(session.account),
-            held: session.unacknowledged(),
-            sent: session.sent,
-            received: session.received,
-            delay: session.delay,
+    /// Counters of a stream.
+    pub fn stream_stats(&self, id: StreamId) -> Option<StreamStats> {
+        let stream = self.links.get(&id.link)?.streams.get(&id.number)?;
+        Some(StreamStats {
+            queued: stream.out.len() as u64,
+            outstanding: self.common.tokens.outstanding(stream.account),
+            held: stream.unacknowledged(),
+            sent: stream.sent,
+            received: stream.received,
+            delay: stream.delay,
         })
     }
 
@@ -275,11 +275,11 @@ impl Tunnel {
     #[cfg(any(test, fuzzing))]
     pub fn check(&mut self) {
         self.common.tokens.check();
-        let sessions = self.links.values().flat_map(|mux| mux.sessions.values());
-        self.common.room.check(sessions.map(|session| session.unacknowledged()));
+        let streams = self.links.values().flat_map(|mux| mux.streams.values());
+        self.common.window.check(streams.map(|stream| stream.unacknowledged()));
     }
 
-    fn on<T>(&mut self, id: SessionId, act: impl FnOnce(&mut Mux, &mut Common) -> T) -> Option<T> {
+    fn on<T>(&mut self, id: StreamId, act: impl FnOnce(&mut Mux, &mut Common) -> T) -> Option<T> {
         self.links.get_mut(&id.link).map(|mux| act(mux, &mut self.common))
     }
 
@@ -295,15 +295,15 @@ impl Tunnel {
         let Some(mut mux) = self.links.remove(&link) else { return false };
         mux.break_off(&mut self.common, strand);
         // Reports that this link carried may have been lost with it.
-        mux.told_gone.push(link);
-        mux.told_gone.into_iter().for_each(|link| self.tell_gone(link));
+        mux.reported_gone.push(link);
+        mux.reported_gone.into_iter().for_each(|link| self.report_gone(link));
         true
     }
 
     /// Tells the peer that no bytes of a link are held.
-    fn tell_gone(&mut self, link: u32) {
+    fn report_gone(&mut self, link: u32) {
         match self.links.values_mut().min_by_key(|mux| mux.hello.is_none()) {
-            Some(mux) => mux.tell_gone(link),
+            Some(mux) => mux.report_gone(link),
             None => self.gone.push(link),
         }
     }

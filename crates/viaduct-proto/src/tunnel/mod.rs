@@ -1,32 +1,32 @@
-//! Tunnels: many sessions over a few long-lived links between two peers ("Taming the LFN", slides
-//! 13 to 20).
+//! Tunnels: many streams over a few long-lived links between two peers ("Taming the LFN", slides
+//! 13 to 20, where a stream is called a session).
 //!
-//! A session carries the bytes of one flow through the tunnel. Opening one takes no round trip,
-//! and sessions need not probe the capacity of the path: the links know it.
+//! A stream carries the bytes of one flow through the tunnel. Opening one takes no round trip,
+//! and streams need not probe the capacity of the path: the links know it.
 //!
 //! ```text
-//!              near end                                                far end
-//!  flow ─ open, write ─▶ session ─┐ turns  ┌──────┐         ┌──────┐ ┌─▶ session ─ read ─▶ flow
-//!  flow ─ open, write ─▶ session ─┼───────▶│ link ├─frames─▶│ link ├─┤
-//!                        session ─┘   ▲    └──────┘         └──────┘ └─▶ session ─ read ─▶ (slow)
-//!                                     │                                     │
-//!                                  tokens ◀──── ACK: bytes freed ─────── consumed
+//!              near end                                               far end
+//!  flow ─ open, write ─▶ stream ─┐ turns  ┌──────┐         ┌──────┐ ┌─▶ stream ─ read ─▶ flow
+//!  flow ─ open, write ─▶ stream ─┼───────▶│ link ├─frames─▶│ link ├─┤
+//!                        stream ─┘   ▲    └──────┘         └──────┘ └─▶ stream ─ read ─▶ (slow)
+//!                                    │                                    │
+//!                                 tokens ◀──── ACK: bytes freed ────── consumed
 //! ```
 //!
 //! Bytes on a link cannot be dropped, so the sender must know that there is room for them. The
 //! receiver grants all of its buffer as *tokens*, one per byte. The sender divides them fairly
-//! among its sessions and keeps half for future sessions. A session whose reader has stopped
+//! among its streams and keeps half for future streams. A stream whose reader has stopped
 //! keeps its share, and gets no further tokens.
 //!
 //! | file | noun |
 //! |---|---|
-//! | `core` | [`Tunnel`]: several links, and the sessions on them |
+//! | `core` | [`Tunnel`]: several links, and the streams on them |
 //! | `mux` | a link |
-//! | `session` | a session's state |
-//! | `tokens` | the sender's half of the allocation: how much each session may send |
-//! | `room` | the receiver's half: how much buffer there is, and how much the path needs |
+//! | `stream` | state of a stream |
+//! | `tokens` | the sender's half of the allocation: how much each stream may send |
+//! | `window` | the receiver's half: the receive window, and how much of it the path needs |
 //! | [`wire`] | the frames |
-//! | [`record`] | encryption of a link that is a plain stream |
+//! | [`record`] | encryption of a link over a byte stream |
 //! | [`stats`] | counters |
 //!
 //! The driving contract is that of the crate. A link delivers its bytes complete and in order,
@@ -37,15 +37,15 @@ mod core;
 mod mux;
 mod queue;
 pub mod record;
-mod room;
 mod rtt;
-mod session;
 pub mod stats;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod window;
 pub mod wire;
 
 pub use self::core::Tunnel;
-pub use common::{Event, LinkError, SessionId, Settings};
+pub use common::{Event, LinkError, Settings, StreamId};
 pub use mux::{Carrier, Lane};

@@ -1,4 +1,4 @@
-//! Queue of the bytes that wait at a session's end.
+//! Queue of the bytes that wait at a stream's end.
 
 use std::collections::VecDeque;
 

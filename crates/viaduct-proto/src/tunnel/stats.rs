@@ -9,29 +9,30 @@ use crate::time::{Duration, Instant};
 pub struct TunnelStats {
     /// Links that are up.
     pub links: u64,
-    /// Sessions that are open now.
+    /// Streams that are open now.
     pub open: u64,
-    /// Open sessions with bytes queued or outstanding.
+    /// Open streams with bytes queued or outstanding.
     pub active: u64,
-    /// Sessions that this end has opened.
+    /// Streams that this end has opened.
     pub opened: u64,
-    /// Sessions that the other end has opened.
+    /// Streams that the other end has opened.
     pub accepted: u64,
-    /// Sessions that were reset, by either end or with their link.
+    /// Streams that were reset, by either end or with their link.
     pub reset: u64,
-    /// Session bytes sent.
+    /// Stream bytes sent.
     pub sent: u64,
-    /// Session bytes received.
+    /// Stream bytes received.
     pub received: u64,
     /// Total of tokens that the peer has granted.
     pub tokens: u64,
-    /// Tokens granted by the peer that no session has spent.
+    /// Tokens granted by the peer that no stream has spent.
     pub tokens_left: u64,
     /// Tokens spent on links that broke.
     pub tokens_stranded: u64,
-    /// Tokens granted to the peer: bytes of buffer for what it sends.
-    pub room: u64,
-    /// Bytes of that buffer in use.
+    /// Receive window: tokens granted to the peer, bytes of buffer for what it sends.
+    #[serde(rename = "room")]
+    pub window: u64,
+    /// Bytes of the receive window in use.
     pub held: u64,
     /// Time that bytes waited to be sent.
     pub delay: Delay,
@@ -40,7 +41,7 @@ pub struct TunnelStats {
 /// Counters of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkStats {
-    /// Sessions open on the link.
+    /// Streams open on the link.
     pub open: u64,
     /// True if the peer has answered.
     pub up: bool,
@@ -48,15 +49,15 @@ pub struct LinkStats {
     pub rtt: Option<Duration>,
     /// Shortest round-trip time of the last seconds.
     pub shortest_rtt: Option<Duration>,
-    /// Session bytes sent.
+    /// Stream bytes sent.
     pub sent: u64,
-    /// Session bytes received.
+    /// Stream bytes received.
     pub received: u64,
 }
 
-/// Counters of a session.
+/// Counters of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SessionStats {
+pub struct StreamStats {
     /// Bytes that wait to be sent.
     pub queued: u64,
     /// Bytes sent and not yet acknowledged.

@@ -15,7 +15,7 @@
 //!   query, if there is one, a number before it
 //! ```
 
-use super::request::{Host, MAX_HEAD, Method, Request, Wrong, is_ignored};
+use super::request::{Host, MAX_HEAD, Method, Request, RequestError, is_ignored};
 use crate::trickles::bytes::{Reader, put_counted, put_varint};
 
 /// Flag in the number of bytes, which is at most [`MAX_HEAD`].
@@ -49,7 +49,7 @@ impl Digest {
     /// # Errors
     /// The error selects the response. A line of more than 600 bytes is too long, and so is a
     /// head whose kept values do not fit a continuation.
-    pub fn read(&mut self, bytes: &[u8]) -> Result<(usize, Option<Request>), Wrong> {
+    pub fn read(&mut self, bytes: &[u8]) -> Result<(usize, Option<Request>), RequestError> {
         let mut at = 0;
         loop {
             let rest = &bytes[at..];
@@ -57,7 +57,7 @@ impl Digest {
                 at += self.read_part(rest)?;
                 self.count(at)?;
                 return if self.emit().len() > MAX_DIGEST {
-                    Err(Wrong::TooLong)
+                    Err(RequestError::TooLong)
                 } else {
                     Ok((at, None))
                 };
@@ -66,7 +66,7 @@ impl Digest {
             if std::mem::take(&mut self.ignoring) {
                 continue;
             }
-            let line = std::str::from_utf8(&rest[..length]).map_err(|_| Wrong::Malformed)?;
+            let line = std::str::from_utf8(&rest[..length]).map_err(|_| RequestError::Malformed)?;
             match &mut self.request {
                 // Empty lines before the first line are ignored (RFC 9112, 2.2), but count.
                 None if line.is_empty() => {}
@@ -81,7 +81,7 @@ impl Digest {
     }
 
     /// Reads a line without its end. Returns how many of its bytes are consumed.
-    fn read_part(&mut self, part: &[u8]) -> Result<usize, Wrong> {
+    fn read_part(&mut self, part: &[u8]) -> Result<usize, RequestError> {
         let name = part.iter().position(|&byte| byte == b':').map(|colon| &part[..colon]);
         let name = name.and_then(|name| std::str::from_utf8(name).ok());
         let fresh = self.request.is_some() && name.is_some_and(is_ignored);
@@ -89,13 +89,13 @@ impl Digest {
             self.ignoring = true;
             return Ok(part.len() - usize::from(part.ends_with(b"\r")));
         }
-        if part.len() > MAX_LINE { Err(Wrong::TooLong) } else { Ok(0) }
+        if part.len() > MAX_LINE { Err(RequestError::TooLong) } else { Ok(0) }
     }
 
-    fn count(&mut self, bytes: usize) -> Result<(), Wrong> {
+    fn count(&mut self, bytes: usize) -> Result<(), RequestError> {
         let read = usize::from(self.read) + bytes;
-        self.read = u16::try_from(read).map_err(|_| Wrong::TooLong)?;
-        if read > MAX_HEAD { Err(Wrong::TooLong) } else { Ok(()) }
+        self.read = u16::try_from(read).map_err(|_| RequestError::TooLong)?;
+        if read > MAX_HEAD { Err(RequestError::TooLong) } else { Ok(()) }
     }
 
     /// Encodes the digest.
@@ -221,8 +221,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_told_as_ever() {
         let read = |text: &str| Digest::default().read(text.as_bytes());
-        assert_eq!(read("DELETE / HTTP/1.1\r\n"), Err(Wrong::Method));
-        assert_eq!(read("BREW / HTTP/1.1\r\n"), Err(Wrong::Unknown));
+        assert_eq!(read("DELETE / HTTP/1.1\r\n"), Err(RequestError::Method));
+        assert_eq!(read("BREW / HTTP/1.1\r\n"), Err(RequestError::Unknown));
         for hosts in ["", "Host: a\r\nHost: a\r\n"] {
             for step in [1, 30, 100] {
                 let text = format!("GET / HTTP/1.1\r\n{hosts}\r\n");
@@ -234,19 +234,22 @@ mod tests {
                     let Ok((taken, None)) = read else { break read };
                     at += taken;
                 };
-                assert_eq!(wrong, Err(Wrong::Malformed), "{hosts} {step}");
+                assert_eq!(wrong, Err(RequestError::Malformed), "{hosts} {step}");
             }
         }
-        assert_eq!(read("GET / HTTP/2.0\r\n"), Err(Wrong::Version));
-        assert_eq!(read("GET /../x HTTP/1.1\r\n"), Err(Wrong::Malformed));
-        assert_eq!(read("GET / HTTP/1.1\r\nContent-Length: 5\r\n"), Err(Wrong::Malformed));
-        assert_eq!(read(&format!("GET /{} HTTP/1.1", "x".repeat(MAX_LINE))), Err(Wrong::TooLong));
+        assert_eq!(read("GET / HTTP/2.0\r\n"), Err(RequestError::Version));
+        assert_eq!(read("GET /../x HTTP/1.1\r\n"), Err(RequestError::Malformed));
+        assert_eq!(read("GET / HTTP/1.1\r\nContent-Length: 5\r\n"), Err(RequestError::Malformed));
+        assert_eq!(
+            read(&format!("GET /{} HTTP/1.1", "x".repeat(MAX_LINE))),
+            Err(RequestError::TooLong)
+        );
         let kept = format!("GET /{} HTTP/1.1\r\nRange: {}\r\n", "x".repeat(400), "r".repeat(300));
-        assert_eq!(read(&kept), Err(Wrong::TooLong));
+        assert_eq!(read(&kept), Err(RequestError::TooLong));
         let mut digest = Digest { read: 8_000, ..Digest::default() };
         assert_eq!(
             digest.read(format!("GET / HTTP/1.1\r\nA: {}", "x".repeat(500)).as_bytes()),
-            Err(Wrong::TooLong)
+            Err(RequestError::TooLong)
         );
     }
 

@@ -30,7 +30,7 @@ mod tests;
 pub use digest::Digest;
 pub use listing::Listing;
 pub use plan::{Body, Piece, Plan, plan};
-pub use request::{MAX_HEAD, Method, Request, Wrong};
+pub use request::{MAX_HEAD, Method, Request, RequestError};
 pub use stateless::{Site, respond};
 
 /// Object at a path.

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::range::{Asked, asked};
-use super::request::{Method, Request, Wrong};
+use super::range::{ByteRange, parse_range};
+use super::request::{Method, Request, RequestError};
 use super::{Found, Listing, date, mime, path};
 
 /// Description of a response, from which any of its bytes can be made again.
@@ -77,9 +77,9 @@ impl Plan {
     }
 
     /// Response to bytes that are not a valid request.
-    pub fn refuse(why: Wrong) -> Plan {
+    pub fn refuse(why: RequestError) -> Plan {
         let mut answer = Answer::new(why.to_string(), false);
-        if why == Wrong::Method {
+        if why == RequestError::Method {
             answer.header("Allow", "GET, HEAD");
         }
         answer.text(Method::Get)
@@ -126,16 +126,16 @@ fn file(request: &Request, found: &Found, size: u64, modified: u64) -> Plan {
         return status("304 Not Modified").nothing();
     }
     let ranged = request.method == Method::Get && same_file(request, &tag, &changed);
-    let range = if ranged { asked(request.range.as_deref(), size) } else { Asked::Whole };
+    let range = if ranged { parse_range(request.range.as_deref(), size) } else { ByteRange::Whole };
     let (mut answer, part) = match range {
-        Asked::Whole => (status("200 OK"), 0..size),
-        Asked::Part(part) => {
+        ByteRange::Whole => (status("200 OK"), 0..size),
+        ByteRange::Part(part) => {
             let mut answer = status("206 Partial Content");
             let (first, last) = (part.start, part.end - 1);
             answer.header("Content-Range", &format!("bytes {first}-{last}/{size}"));
             (answer, part)
         }
-        Asked::Unsatisfiable => {
+        ByteRange::Unsatisfiable => {
             let mut answer = status("416 Range Not Satisfiable");
             answer.header("Content-Range", &format!("bytes */{size}"));
             return answer.text(request.method);

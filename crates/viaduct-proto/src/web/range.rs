@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// Result of a `Range` header.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum ByteRange {
     /// The whole file: no header, another unit, several ranges (which may be ignored), or
     /// invalid syntax.
     Whole,
@@ -15,14 +15,14 @@ pub(super) enum Asked {
 }
 
 /// Range requested by `header` of a file of `size` bytes.
-pub(super) fn asked(header: Option<&str>, size: u64) -> Asked {
+pub(super) fn parse_range(header: Option<&str>, size: u64) -> ByteRange {
     let Some((unit, spec)) = header.and_then(|header| header.trim().split_once('=')) else {
-        return Asked::Whole;
+        return ByteRange::Whole;
     };
     if !unit.eq_ignore_ascii_case("bytes") {
-        return Asked::Whole;
+        return ByteRange::Whole;
     }
-    let Some((first, last)) = spec.trim().split_once('-') else { return Asked::Whole };
+    let Some((first, last)) = spec.trim().split_once('-') else { return ByteRange::Whole };
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         // Numbers that overflow are beyond the end of any file.
@@ -30,16 +30,16 @@ pub(super) fn asked(header: Option<&str>, size: u64) -> Asked {
     };
     match (number(first), number(last)) {
         (Some(first), _) if !last.is_empty() && number(last).is_none_or(|last| last < first) => {
-            Asked::Whole
+            ByteRange::Whole
         }
-        (Some(first), _) if first >= size => Asked::Unsatisfiable,
-        (Some(first), None) => Asked::Part(first..size),
-        (Some(first), Some(last)) => Asked::Part(first..last.saturating_add(1).min(size)),
-        (None, Some(_)) if !first.is_empty() => Asked::Whole,
-        (None, Some(0)) => Asked::Unsatisfiable,
-        (None, Some(_)) if size == 0 => Asked::Unsatisfiable,
-        (None, Some(length)) => Asked::Part(size.saturating_sub(length)..size),
-        (None, None) => Asked::Whole,
+        (Some(first), _) if first >= size => ByteRange::Unsatisfiable,
+        (Some(first), None) => ByteRange::Part(first..size),
+        (Some(first), Some(last)) => ByteRange::Part(first..last.saturating_add(1).min(size)),
+        (None, Some(_)) if !first.is_empty() => ByteRange::Whole,
+        (None, Some(0)) => ByteRange::Unsatisfiable,
+        (None, Some(_)) if size == 0 => ByteRange::Unsatisfiable,
+        (None, Some(length)) => ByteRange::Part(size.saturating_sub(length)..size),
+        (None, None) => ByteRange::Whole,
     }
 }
 
@@ -49,15 +49,15 @@ mod tests {
 
     #[test]
     fn ranges_mean_what_the_standard_says() {
-        let of = |header: &str| asked(Some(header), 1000);
-        assert_eq!(asked(None, 1000), Asked::Whole);
-        assert_eq!(of("bytes=0-499"), Asked::Part(0..500));
-        assert_eq!(of("Bytes=500-"), Asked::Part(500..1000));
-        assert_eq!(of("bytes=-1"), Asked::Part(999..1000));
-        assert_eq!(of("bytes=-5000"), Asked::Part(0..1000));
-        assert_eq!(of("bytes=999-99999999999999999999999"), Asked::Part(999..1000));
+        let of = |header: &str| parse_range(Some(header), 1000);
+        assert_eq!(parse_range(None, 1000), ByteRange::Whole);
+        assert_eq!(of("bytes=0-499"), ByteRange::Part(0..500));
+        assert_eq!(of("Bytes=500-"), ByteRange::Part(500..1000));
+        assert_eq!(of("bytes=-1"), ByteRange::Part(999..1000));
+        assert_eq!(of("bytes=-5000"), ByteRange::Part(0..1000));
+        assert_eq!(of("bytes=999-99999999999999999999999"), ByteRange::Part(999..1000));
         for missing in ["bytes=1000-", "bytes=1000-2000", "bytes=-0"] {
-            assert_eq!(of(missing), Asked::Unsatisfiable, "{missing}");
+            assert_eq!(of(missing), ByteRange::Unsatisfiable, "{missing}");
         }
         for odd in [
             "bytes=",
@@ -69,9 +69,9 @@ mod tests {
             "bytes=x-5",
             "bytes=5-x",
         ] {
-            assert_eq!(of(odd), Asked::Whole, "{odd}");
+            assert_eq!(of(odd), ByteRange::Whole, "{odd}");
         }
-        assert_eq!(asked(Some("bytes=0-"), 0), Asked::Unsatisfiable);
-        assert_eq!(asked(Some("bytes=-5"), 0), Asked::Unsatisfiable);
+        assert_eq!(parse_range(Some("bytes=0-"), 0), ByteRange::Unsatisfiable);
+        assert_eq!(parse_range(Some("bytes=-5"), 0), ByteRange::Unsatisfiable);
     }
 }

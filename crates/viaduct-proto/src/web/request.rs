@@ -32,7 +32,7 @@ pub enum Method {
 
 /// Reason why a request is answered by an error at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Wrong {
+pub enum RequestError {
     /// Invalid HTTP.
     #[error("400 Bad Request")]
     Malformed,
@@ -94,33 +94,33 @@ impl Request {
     ///
     /// # Errors
     /// The error selects the response.
-    pub fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, Wrong> {
+    pub fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, RequestError> {
         let end = b"\r\n\r\n";
         let front = &bytes[..bytes.len().min(MAX_HEAD)];
         // Empty lines before the first line are ignored (RFC 9112, 2.2), but count.
         let empty = 2 * front.chunks_exact(2).take_while(|two| two == b"\r\n").count();
         let front = &front[empty..];
         let Some(length) = front.windows(end.len()).position(|window| window == end) else {
-            return if bytes.len() >= MAX_HEAD { Err(Wrong::TooLong) } else { Ok(None) };
+            return if bytes.len() >= MAX_HEAD { Err(RequestError::TooLong) } else { Ok(None) };
         };
-        let head = std::str::from_utf8(&front[..length]).map_err(|_| Wrong::Malformed)?;
+        let head = std::str::from_utf8(&front[..length]).map_err(|_| RequestError::Malformed)?;
         let request = Request::of(head)?;
         Ok(Some((request, empty + length + end.len())))
     }
 
-    fn of(head: &str) -> Result<Request, Wrong> {
+    fn of(head: &str) -> Result<Request, RequestError> {
         let mut lines = head.split("\r\n");
-        let mut request = Request::begin(lines.next().ok_or(Wrong::Malformed)?)?;
+        let mut request = Request::begin(lines.next().ok_or(RequestError::Malformed)?)?;
         lines.try_for_each(|line| request.header(line))?;
         request.whole()
     }
 
     /// Completes the request at the end of its head.
-    pub(super) fn whole(mut self) -> Result<Request, Wrong> {
+    pub(super) fn whole(mut self) -> Result<Request, RequestError> {
         // Both fields are needed only while the head is read.
         self.closes = false;
         match std::mem::take(&mut self.host) {
-            Host::Wanted => Err(Wrong::Malformed),
+            Host::Wanted => Err(RequestError::Malformed),
             Host::Free | Host::Given => Ok(self),
         }
     }
@@ -164,16 +164,17 @@ impl Request {
     }
 
     /// Parses the first line of a head.
-    pub(super) fn begin(line: &str) -> Result<Request, Wrong> {
+    pub(super) fn begin(line: &str) -> Result<Request, RequestError> {
         let mut words = line.split(' ');
-        let mut word = || words.next().filter(|word| !word.is_empty()).ok_or(Wrong::Malformed);
+        let mut word =
+            || words.next().filter(|word| !word.is_empty()).ok_or(RequestError::Malformed);
         let (method, target, version) = (word()?, word()?, word()?);
         if words.next().is_some() {
-            return Err(Wrong::Malformed);
+            return Err(RequestError::Malformed);
         }
         let is_first = is_first(version)?;
         let method = method_of(method)?;
-        let parts = path::parts(target).ok_or(Wrong::Malformed)?;
+        let parts = path::parts(target).ok_or(RequestError::Malformed)?;
         let (path, query) = path::split(target);
         let directory = path.ends_with('/') || path.ends_with("/.");
         let moves = !directory && !parts.is_empty();
@@ -183,10 +184,10 @@ impl Request {
     }
 
     /// Parses a header.
-    pub(super) fn header(&mut self, line: &str) -> Result<(), Wrong> {
-        let (name, value) = line.split_once(':').ok_or(Wrong::Malformed)?;
+    pub(super) fn header(&mut self, line: &str) -> Result<(), RequestError> {
+        let (name, value) = line.split_once(':').ok_or(RequestError::Malformed)?;
         if name.is_empty() || name.contains([' ', '\t']) || value.contains(['\r', '\n', '\0']) {
-            return Err(Wrong::Malformed);
+            return Err(RequestError::Malformed);
         }
         let value = value.trim();
         let name = name.to_ascii_lowercase();
@@ -203,14 +204,14 @@ impl Request {
                 Ok(())
             }
             // Two headers may name two hosts (RFC 9112, 3.2).
-            "host" if self.host == Host::Given || !is_host(value) => Err(Wrong::Malformed),
+            "host" if self.host == Host::Given || !is_host(value) => Err(RequestError::Malformed),
             "host" => {
                 self.host = Host::Given;
                 Ok(())
             }
             // The body would be parsed as the next request.
             "content-length" if value == "0" => Ok(()),
-            "content-length" | "transfer-encoding" => Err(Wrong::Malformed),
+            "content-length" | "transfer-encoding" => Err(RequestError::Malformed),
             _ => Ok(()),
         }
     }
@@ -258,22 +259,22 @@ fn is_host(value: &str) -> bool {
 
 /// Returns whether a version is HTTP/1.0. Later versions of the same major version are answered
 /// as 1.1 (RFC 9110, 2.5).
-fn is_first(version: &str) -> Result<bool, Wrong> {
+fn is_first(version: &str) -> Result<bool, RequestError> {
     match version.strip_prefix("HTTP/1.").map(str::as_bytes) {
         Some(b"0") => Ok(true),
         Some([b'1'..=b'9']) => Ok(false),
-        _ if version.starts_with("HTTP/") => Err(Wrong::Version),
-        _ => Err(Wrong::Malformed),
+        _ if version.starts_with("HTTP/") => Err(RequestError::Version),
+        _ => Err(RequestError::Malformed),
     }
 }
 
-fn method_of(word: &str) -> Result<Method, Wrong> {
+fn method_of(word: &str) -> Result<Method, RequestError> {
     let of_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     match word {
         "GET" => Ok(Method::Get),
         "HEAD" => Ok(Method::Head),
-        known if NOT_ALLOWED.contains(&known) => Err(Wrong::Method),
-        other if other.bytes().all(of_token) => Err(Wrong::Unknown),
-        _ => Err(Wrong::Malformed),
+        known if NOT_ALLOWED.contains(&known) => Err(RequestError::Method),
+        other if other.bytes().all(of_token) => Err(RequestError::Unknown),
+        _ => Err(RequestError::Malformed),
     }
 }

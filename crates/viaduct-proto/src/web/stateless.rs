@@ -15,8 +15,8 @@
 use ring::digest;
 
 use super::digest::{Digest, MAX_DIGEST};
-use super::{Body, Found, Piece, Plan, Request, Wrong, plan};
-use crate::trickles::api::{self, Asked, Files, Input, Minisocket, Reply, Stretch};
+use super::{Body, Found, Piece, Plan, Request, RequestError, plan};
+use crate::trickles::api::{self, Files, Input, Minisocket, OutputRequest, Reply, Stretch};
 use crate::trickles::bytes::Reader;
 use crate::trickles::keys::KeyRing;
 use crate::trickles::standard::{Place, Reason, Valid};
@@ -109,8 +109,8 @@ struct Response {
 
 impl Response {
     /// Response to a request that has just been read.
-    fn begin(request: Result<Request, Wrong>, site: &mut impl Site) -> Response {
-        let line = |request: &Result<Request, Wrong>| {
+    fn begin(request: Result<Request, RequestError>, site: &mut impl Site) -> Response {
+        let line = |request: &Result<Request, RequestError>| {
             request.as_ref().map_or_else(|_| "-".to_owned(), Request::line)
         };
         let line = site.has_log().then(|| line(&request));
@@ -133,12 +133,12 @@ impl Response {
         }
         let digest = Digest::of(request).emit();
         if digest.len() > MAX_DIGEST {
-            return Response::refuse(Wrong::TooLong);
+            return Response::refuse(RequestError::TooLong);
         }
         Response::new(plan, file, &[&[REQUEST], &digest[..]].concat())
     }
 
-    fn refuse(why: Wrong) -> Response {
+    fn refuse(why: RequestError) -> Response {
         Response::new(Plan::refuse(why), 0, &[REFUSED, why as u8])
     }
 
@@ -219,7 +219,7 @@ fn take(input: &Input, most: usize, site: &mut impl Site, reply: &mut Reply) -> 
     if input.ends && begun < most {
         // No further head can be complete: an empty response ends the stream.
         let valid = Valid { stream: place.stream, start: at, end: at, last: true, leave: 0 };
-        reply.output(valid, [&[0; PRINT][..], &[REFUSED, Wrong::Malformed as u8]].concat());
+        reply.output(valid, [&[0; PRINT][..], &[REFUSED, RequestError::Malformed as u8]].concat());
         brought.ends = true;
         finish(place, rest, brought, reply);
         return begun;
@@ -246,7 +246,7 @@ fn known(input: &Input) -> Option<(u64, Digest)> {
 }
 
 /// Answers a request for a part of a response.
-fn give(asked: &Asked, response: Option<&Response>, reply: &mut Reply) {
+fn give(asked: &OutputRequest, response: Option<&Response>, reply: &mut Reply) {
     let valid = asked.valid;
     let Some(response) = response else {
         reply.reset(valid.stream, Reason::Changed);
@@ -273,8 +273,14 @@ fn print(plan: &Plan) -> [u8; PRINT] {
     print
 }
 
-fn wrong(byte: u8) -> Option<Wrong> {
-    let all = [Wrong::Malformed, Wrong::Method, Wrong::TooLong, Wrong::Version, Wrong::Unknown];
+fn wrong(byte: u8) -> Option<RequestError> {
+    let all = [
+        RequestError::Malformed,
+        RequestError::Method,
+        RequestError::TooLong,
+        RequestError::Version,
+        RequestError::Unknown,
+    ];
     all.into_iter().find(|&wrong| wrong as u8 == byte)
 }
 

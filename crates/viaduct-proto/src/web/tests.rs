@@ -161,7 +161,7 @@ fn one_host_is_named_unless_the_client_is_of_old() {
         ("GET / HTTP/1.1\r\nHost: a/@\r\n\r\n", true),
         ("GET / HTTP/1.0\r\n\r\n", false),
     ] {
-        assert_eq!(read(text).err(), wrong.then_some(Wrong::Malformed), "{text}");
+        assert_eq!(read(text).err(), wrong.then_some(RequestError::Malformed), "{text}");
     }
 }
 
@@ -173,7 +173,7 @@ fn empty_lines_before_a_request_are_skipped_and_later_versions_are_one() {
         assert_eq!((read, length), (request("GET /a", ""), text.len()));
         assert_eq!(Request::parse(before.as_bytes()), Ok(None));
     }
-    assert_eq!(Request::parse(&b"\r\n".repeat(MAX_HEAD / 2)), Err(Wrong::TooLong));
+    assert_eq!(Request::parse(&b"\r\n".repeat(MAX_HEAD / 2)), Err(RequestError::TooLong));
     let read = |version: &str| {
         let text = format!("GET /a HTTP/{version}\r\nHost: x\r\n\r\n");
         Request::parse(text.as_bytes()).map(|read| read.unwrap().0)
@@ -182,7 +182,7 @@ fn empty_lines_before_a_request_are_skipped_and_later_versions_are_one() {
     assert_eq!(read("1.9"), Ok(request("GET /a", "")));
     assert!(!read("1.0").unwrap().keep_alive);
     for other in ["2.0", "0.9", "3", "1.", "1.x", "1.10"] {
-        assert_eq!(read(other), Err(Wrong::Version), "{other}");
+        assert_eq!(read(other), Err(RequestError::Version), "{other}");
     }
 }
 
@@ -192,13 +192,13 @@ fn what_is_not_allowed_and_what_nobody_knows_are_told_apart() {
         Request::parse(format!("{method} / HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap_err()
     };
     for known in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"] {
-        assert_eq!(wrong(known), Wrong::Method, "{known}");
+        assert_eq!(wrong(known), RequestError::Method, "{known}");
     }
     for unknown in ["BREW", "get", "M-SEARCH"] {
-        assert_eq!(wrong(unknown), Wrong::Unknown, "{unknown}");
+        assert_eq!(wrong(unknown), RequestError::Unknown, "{unknown}");
     }
-    assert_eq!(wrong("G(T"), Wrong::Malformed);
-    let refused = Plan::refuse(Wrong::Unknown);
+    assert_eq!(wrong("G(T"), RequestError::Malformed);
+    let refused = Plan::refuse(RequestError::Unknown);
     assert_eq!((refused.status, refused.keep_alive), (501, false));
     assert!(!head(&refused).contains("Allow:"));
 }
@@ -210,8 +210,8 @@ fn what_is_not_there_or_not_asked_well_is_answered_so() {
     assert_eq!(plan(&request("GET /x", ""), &Found::Forbidden).status, 403);
     assert_eq!(plan(&request("GET /x", ""), &Found::Unavailable).status, 503);
     let wrong = |text: &str| Request::parse(text.as_bytes()).unwrap_err();
-    assert_eq!(wrong("POST / HTTP/1.1\r\n\r\n"), Wrong::Method);
-    assert_eq!(wrong("GET / HTTP/2.0\r\n\r\n"), Wrong::Version);
+    assert_eq!(wrong("POST / HTTP/1.1\r\n\r\n"), RequestError::Method);
+    assert_eq!(wrong("GET / HTTP/2.0\r\n\r\n"), RequestError::Version);
     for malformed in [
         "GET /\r\n\r\n",
         "GET  / HTTP/1.1\r\n\r\n",
@@ -221,10 +221,10 @@ fn what_is_not_there_or_not_asked_well_is_answered_so() {
         "GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: x\r\n Folded: x\r\n\r\n",
     ] {
-        assert_eq!(wrong(malformed), Wrong::Malformed, "{malformed}");
+        assert_eq!(wrong(malformed), RequestError::Malformed, "{malformed}");
     }
-    assert_eq!(wrong(&"x".repeat(9000)), Wrong::TooLong);
-    let refused = Plan::refuse(Wrong::Method);
+    assert_eq!(wrong(&"x".repeat(9000)), RequestError::TooLong);
+    let refused = Plan::refuse(RequestError::Method);
     assert_eq!((refused.status, refused.keep_alive), (405, false));
     assert!(head(&refused).contains("Allow: GET, HEAD\r\n"));
     assert_eq!(Request::parse(b"GET / HTTP/1.1\r\nHost: x\r\n"), Ok(None));

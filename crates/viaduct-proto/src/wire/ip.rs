@@ -22,9 +22,9 @@ pub struct Header {
     pub total_len: usize,
 }
 
-/// Fields of a header that routers change.
+/// Mutable fields: the fields of a header that routers change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hop {
+pub struct MutableFields {
     /// Time to live, or hop limit.
     pub ttl: u8,
     /// DSCP and ECN: IPv4's type of service, IPv6's traffic class.
@@ -114,10 +114,10 @@ fn check_lengths(have: usize, header: usize, least: usize, total: usize) -> Resu
 }
 
 /// Mutable fields of a packet, from its first bytes; `None` if it is not an IP packet.
-pub fn hop(packet: &[u8]) -> Option<Hop> {
+pub fn mutable_fields(packet: &[u8]) -> Option<MutableFields> {
     match packet.first()? >> 4 {
-        4 => Some(Hop { ttl: *packet.get(8)?, tos: packet[1] }),
-        6 => Some(Hop { ttl: *packet.get(7)?, tos: packet[0] << 4 | packet[1] >> 4 }),
+        4 => Some(MutableFields { ttl: *packet.get(8)?, tos: packet[1] }),
+        6 => Some(MutableFields { ttl: *packet.get(7)?, tos: packet[0] << 4 | packet[1] >> 4 }),
         _ => None,
     }
 }
@@ -126,39 +126,39 @@ pub fn hop(packet: &[u8]) -> Option<Hop> {
 ///
 /// # Panics
 /// Never on bytes that [`Header::parse`] accepted.
-pub fn normalise(packet: &mut [u8]) -> Hop {
+pub fn normalise(packet: &mut [u8]) -> MutableFields {
     if packet[0] >> 4 == 4 {
-        let hop = Hop { ttl: packet[8], tos: packet[1] };
+        let fields = MutableFields { ttl: packet[8], tos: packet[1] };
         packet[1] = 0;
         packet[8] = 0;
         packet[10] = 0;
         packet[11] = 0;
-        hop
+        fields
     } else {
-        let hop = Hop { ttl: packet[7], tos: packet[0] << 4 | packet[1] >> 4 };
+        let fields = MutableFields { ttl: packet[7], tos: packet[0] << 4 | packet[1] >> 4 };
         packet[0] &= 0xf0;
         packet[1] &= 0x0f;
         packet[7] = 0;
-        hop
+        fields
     }
 }
 
-/// Writes `hop` into a packet and computes its header checksum.
+/// Writes `fields` into a packet and computes its header checksum.
 ///
 /// # Panics
 /// Never on bytes that [`Header::parse`] accepted.
-pub fn restore(packet: &mut [u8], hop: Hop) {
+pub fn restore(packet: &mut [u8], fields: MutableFields) {
     if packet[0] >> 4 == 4 {
-        packet[1] = hop.tos;
-        packet[8] = hop.ttl;
+        packet[1] = fields.tos;
+        packet[8] = fields.ttl;
         packet[10..12].fill(0);
         let header_len = usize::from(packet[0] & 15) * 4;
         let sum = internet_checksum(&packet[..header_len]);
         packet[10..12].copy_from_slice(&sum.to_be_bytes());
     } else {
-        packet[0] = packet[0] & 0xf0 | hop.tos >> 4;
-        packet[1] = packet[1] & 0x0f | hop.tos << 4;
-        packet[7] = hop.ttl;
+        packet[0] = packet[0] & 0xf0 | fields.tos >> 4;
+        packet[1] = packet[1] & 0x0f | fields.tos << 4;
+        packet[7] = fields.ttl;
     }
 }
 
@@ -185,8 +185,8 @@ mod tests {
 
     fn valid_v4() -> Vec<u8> {
         let mut packet = PING.to_vec();
-        let hop = normalise(&mut packet);
-        restore(&mut packet, hop);
+        let fields = normalise(&mut packet);
+        restore(&mut packet, fields);
         packet
     }
 
@@ -221,20 +221,20 @@ mod tests {
         #[test]
         fn normalising_forgets_only_what_it_returns(tos: u8, ttl: u8, version in prop::bool::ANY) {
             let mut packet = if version { valid_v4() } else { v6_packet() };
-            restore(&mut packet, Hop { ttl, tos });
-            prop_assert_eq!(hop(&packet), Some(Hop { ttl, tos }));
+            restore(&mut packet, MutableFields { ttl, tos });
+            prop_assert_eq!(mutable_fields(&packet), Some(MutableFields { ttl, tos }));
             let before = packet.clone();
-            let hop = normalise(&mut packet);
-            prop_assert_eq!(hop, Hop { ttl, tos });
-            restore(&mut packet, hop);
+            let fields = normalise(&mut packet);
+            prop_assert_eq!(fields, MutableFields { ttl, tos });
+            restore(&mut packet, fields);
             prop_assert_eq!(packet, before);
         }
 
         #[test]
         fn parsing_never_panics_and_what_it_accepts_can_be_normalised(mut bytes: Vec<u8>) {
             if let Ok(header) = Header::parse(&bytes) {
-                let hop = normalise(&mut bytes[..header.total_len]);
-                restore(&mut bytes[..header.total_len], hop);
+                let fields = normalise(&mut bytes[..header.total_len]);
+                restore(&mut bytes[..header.total_len], fields);
             }
         }
     }

@@ -121,8 +121,8 @@ fn set_ip(ip: &mut [u8], behind: usize, n: usize) {
         let identification = identification.wrapping_add(n as u16).to_be_bytes();
         ip[V4_IDENTIFICATION..V4_IDENTIFICATION + 2].copy_from_slice(&identification);
     }
-    if let Some(hop) = ip::hop(ip) {
-        ip::restore(ip, hop);
+    if let Some(fields) = ip::mutable_fields(ip) {
+        ip::restore(ip, fields);
     }
 }
 
@@ -242,8 +242,8 @@ mod tests {
     fn a_checksum_is_completed() {
         for (protocol, at) in [(TCP, TCP_CHECKSUM), (UDP, UDP_CHECKSUM)] {
             let mut one = packet(false, protocol, 1, 999);
-            let hop = ip::hop(&one).unwrap();
-            ip::restore(&mut one[..20], hop);
+            let fields = ip::mutable_fields(&one).unwrap();
+            ip::restore(&mut one[..20], fields);
             if protocol == UDP {
                 set_udp(&mut one[20..]);
             }

@@ -23,7 +23,7 @@ const V6_PROHIBITED: [u8; 2] = [1, 1];
 
 /// SYN to be answered: source, destination and sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct RejectedSyn {
     /// Source address of the SYN.
     pub from: SocketAddr,
     /// Destination address of the SYN, of the same family.
@@ -32,7 +32,7 @@ pub struct Asked {
     pub number: u32,
 }
 
-impl Asked {
+impl RejectedSyn {
     /// RST of a host without a listener on that port (RFC 9293, 3.5.2).
     pub fn refused(&self) -> Vec<u8> {
         let mut segment = ports(self.to, self.from);
@@ -129,8 +129,11 @@ mod tests {
     #[test]
     fn checksums_are_right_and_the_syn_is_acknowledged() {
         for (from, to) in [("127.0.0.1:40000", "127.0.0.1:7"), ("[::1]:40000", "[::1]:7")] {
-            let asked =
-                Asked { from: from.parse().unwrap(), to: to.parse().unwrap(), number: u32::MAX };
+            let asked = RejectedSyn {
+                from: from.parse().unwrap(),
+                to: to.parse().unwrap(),
+                number: u32::MAX,
+            };
             let header = if asked.to.is_ipv4() { 20 } else { 40 };
             let reset = asked.refused();
             let (ip, tcp) = reset.split_at(header);

@@ -61,7 +61,7 @@ impl Packet {
         set_length(&mut whole, total.min(usize::from(u16::MAX)));
         whole.resize(total.max(bytes.len().min(total)), 0);
         let header = Header::parse(&whole).ok()?;
-        let hop = ip::hop(&whole)?;
+        let fields = ip::mutable_fields(&whole)?;
         let whole = &whole[..header.total_len];
         let payload = bytes.get(header.header_len..)?;
         let ports = transport::ports(whole).unwrap_or_default();
@@ -86,7 +86,7 @@ impl Packet {
         Some(Packet {
             at,
             ends,
-            ttl: hop.ttl,
+            ttl: fields.ttl,
             key: hasher.finish(),
             data,
             mss: mss(payload).filter(|_| segment.is_some_and(|of| of.is_syn())),

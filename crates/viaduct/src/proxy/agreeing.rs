@@ -1,4 +1,4 @@
-//! Connections whose two ends negotiate their handlers ([`viaduct_proto::agree`]) at setup.
+//! Connections whose two ends negotiate their handlers ([`viaduct_proto::negotiate`]) at setup.
 //!
 //! ```text
 //!   a flow begins ── connect: offer ──▶ SYN            nothing stands between its ends yet
@@ -16,8 +16,8 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
-use viaduct_proto::agree::{Offer, Refusal, Terms, binding, chosen};
 use viaduct_proto::flow::Address;
+use viaduct_proto::negotiate::{Offer, Refusal, Terms, binding, select_handlers};
 use viaduct_proto::time::Instant;
 use viaduct_sys::bpf::{Offers, Ports};
 use viaduct_sys::tcp::{self, TcpOptions, Telling};
@@ -130,11 +130,11 @@ impl Agreeing {
         if let Some(settled) = known.get(&(connects, theirs.clone())) {
             return settled.clone();
         }
-        let settled = self.terms.settle(connects, theirs.as_ref()).map(|agreed| {
+        let settled = self.terms.negotiate(connects, theirs.as_ref()).map(|agreed| {
             let (ours, plain) = (self.terms.offer(), Offer::default());
             let theirs = theirs.as_ref().unwrap_or(&plain);
             let words = if connects { binding(ours, theirs) } else { binding(theirs, ours) };
-            chosen(&self.chain, &self.both_ends, &agreed, &words)
+            select_handlers(&self.chain, &self.both_ends, &agreed, &words)
         });
         if known.len() >= KNOWN {
             known.clear();

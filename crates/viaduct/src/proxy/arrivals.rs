@@ -245,7 +245,7 @@ impl Flows {
 /// no tap has seen it.
 pub(super) fn by_option(client: &TcpStream) -> Option<Addresses> {
     let syn = Syn::parse_headers(&tcp::saved_syn(client).ok()?)?;
-    syn.hop.and_then(|_| syn.told())
+    syn.hop.and_then(|_| syn.addresses())
 }
 
 /// Maps an IPv4-mapped address, as a dual-stack socket reports it, to IPv4.

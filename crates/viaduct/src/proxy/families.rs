@@ -81,7 +81,7 @@ const TUNNELS: &[TunnelCounter] = &[
     ("viaduct_tunnel_received_bytes_total", Kind::Counter, "Bytes that came.", |t| t.received),
     ("viaduct_tunnel_tokens", Kind::Gauge, "Tokens that the peer has given.", |t| t.tokens),
     ("viaduct_tunnel_tokens_left", Kind::Gauge, "Of them, unspent.", |t| t.tokens_left),
-    ("viaduct_tunnel_room_bytes", Kind::Gauge, "Buffer that the peer may fill.", |t| t.room),
+    ("viaduct_tunnel_room_bytes", Kind::Gauge, "Buffer that the peer may fill.", |t| t.window),
     ("viaduct_tunnel_held_bytes", Kind::Gauge, "Of it, filled.", |t| t.held),
 ];
 

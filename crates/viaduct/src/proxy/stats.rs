@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use viaduct_proto::flow::Failure;
 use viaduct_proto::split::early::EarlyStats;
-use viaduct_proto::tunnel::stats::{LinkStats, SessionStats, TunnelStats};
+use viaduct_proto::tunnel::stats::{LinkStats, StreamStats, TunnelStats};
 
 use super::onward::Onward;
 
@@ -71,7 +71,7 @@ pub struct TunnelCounters {
     /// Counters of each link.
     pub links: Vec<LinkStats>,
     /// Sessions with the most bytes waiting, at most [`MAX_SESSIONS`].
-    pub sessions: Vec<SessionStats>,
+    pub sessions: Vec<StreamStats>,
 }
 
 /// Sessions that are shown individually.

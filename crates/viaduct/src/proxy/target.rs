@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use rustix::io::Errno;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::split::early::Tuple;
-use viaduct_proto::split::preface::{Languages, Secret};
+use viaduct_proto::split::preface::{Protocols, Secret};
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::syn::Syn;
 use viaduct_sys::here::Here;
@@ -39,7 +39,7 @@ pub enum Target {
 #[derive(Clone, Debug)]
 pub struct Terms {
     /// Protocols that are accepted.
-    pub languages: Languages,
+    pub languages: Protocols,
     /// Name and password that clients must present.
     pub secret: Secret,
     /// Permitted client addresses.
@@ -125,10 +125,10 @@ impl Target {
     pub fn told(&self, syn: &Syn) -> Option<Addresses> {
         match self {
             Target::Asked(Terms { languages, .. }) => match syn.hop {
-                Some(_) => syn.told().filter(|_| languages.option),
+                Some(_) => syn.addresses().filter(|_| languages.option),
                 None => syn.header.filter(|_| languages.proxy),
             },
-            Target::Meant { .. } => syn.hop.and_then(|_| syn.told()),
+            Target::Meant { .. } => syn.hop.and_then(|_| syn.addresses()),
             Target::Fixed(_) | Target::Called => None,
         }
     }

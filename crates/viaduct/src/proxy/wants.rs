@@ -12,7 +12,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use tracing::debug;
-use viaduct_proto::flow::{Address, BottomId, Failure, Kin, Spawn};
+use viaduct_proto::flow::{Address, BottomId, Failure, Spawn, SpawnKind};
 use viaduct_proto::time::Instant;
 use viaduct_sys::tcp::TcpOptions;
 
@@ -75,12 +75,12 @@ impl Worker {
     fn spawn(&mut self, key: usize, spawn: &Spawn, spare: Option<(Address, Leg)>, now: Instant) {
         let Some(through) = self.flows.at(key).through() else { return };
         let made = through.spawned(spawn, now);
-        if spawn.kin == Kin::Accepted {
+        if spawn.kind == SpawnKind::Accepted {
             through.be_alone();
         }
         let program = self.programs.get(&key).and_then(|program| program.another());
         // A flow for an application is for the same application.
-        let made = made.filter(|_| spawn.kin == Kin::Alone || program.is_some());
+        let made = made.filter(|_| spawn.kind == SpawnKind::Alone || program.is_some());
         let flow = made.and_then(|(through, goal)| {
             let network = match goal {
                 None => Leg::Elsewhere,
@@ -105,7 +105,7 @@ impl Worker {
             }
             return;
         };
-        if let (Kin::Accepted, Some(program)) = (spawn.kin, program) {
+        if let (SpawnKind::Accepted, Some(program)) = (spawn.kind, program) {
             self.programs.insert(new, program);
         }
         // Its claims must be known before any of its connections is used.

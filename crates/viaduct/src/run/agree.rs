@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use anyhow::{Result, anyhow};
 use tracing::info;
-use viaduct_proto::agree::{Required, Terms, greeting};
 use viaduct_proto::flow::{HandlerSpec, Registry};
+use viaduct_proto::negotiate::{Required, Terms, offer_in_band};
 use viaduct_sys::bpf::Ports;
 use viaduct_sys::tcp;
 
@@ -92,7 +92,7 @@ impl Agreed {
     /// # Errors
     /// A privilege is missing.
     pub fn begin(&self, via: Via, chain: &Factories, above: bool) -> Result<Begun> {
-        let greeting = || Begun::Greeting(greeting(&self.terms, chain, &self.both_ends));
+        let greeting = || Begun::Greeting(offer_in_band(&self.terms, chain, &self.both_ends));
         match via {
             _ if self.greets || above && self.insists => Ok(greeting()),
             _ if above => Err(anyhow!(

@@ -28,10 +28,10 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use tracing::{debug, warn};
-use viaduct_proto::flow::datagrams::{Ends, Passage, Taken, Way};
+use viaduct_proto::flow::datagrams::{Direction, Ends, Passage, Taken};
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::datagram::{Datagram, MAX_QUOTED, emit, undelivered};
-use viaduct_proto::wire::ip::{self, Hop};
+use viaduct_proto::wire::ip::{self, MutableFields};
 use viaduct_proto::wrap::{Fate, Rules, Transport};
 use viaduct_sys::clock;
 use viaduct_sys::hall::{self, Gone, Lookup, Loop, Own, OwnWatch, Ways};
@@ -109,7 +109,7 @@ struct State {
 
 /// A datagram that waits for its release time.
 struct Held {
-    way: Way,
+    way: Direction,
     ends: Ends,
     bytes: Vec<u8>,
     /// Hop limit and traffic class, where they differ from the defaults.
@@ -281,7 +281,9 @@ impl Carried {
         while let Some(id) = state.passage.poll_ready(now) {
             let Some(held) = state.waiting.remove(&id) else { continue };
             match &mut state.relayed {
-                Some(relayed) if held.way == Way::Out => relayed.send(now, held.ends, &held.bytes),
+                Some(relayed) if held.way == Direction::Out => {
+                    relayed.send(now, held.ends, &held.bytes)
+                }
                 _ => self.let_on(&mut state, &held),
             }
         }
@@ -290,7 +292,7 @@ impl Carried {
             relayed.handle_timeout(now);
             for (ends, bytes) in relayed.left() {
                 let fields = HopFields::default();
-                self.let_on(&mut state, &Held { way: Way::Out, ends, bytes, fields });
+                self.let_on(&mut state, &Held { way: Direction::Out, ends, bytes, fields });
             }
         }
         if now.since(state.looked) >= LOOK {
@@ -313,7 +315,7 @@ impl Carried {
             }
             let ends = Ends { own, peer };
             let fields = fields_of(&packet[..length]);
-            self.take(Held { way: Way::Out, ends, bytes: carried.to_vec(), fields });
+            self.take(Held { way: Direction::Out, ends, bytes: carried.to_vec(), fields });
         }
     }
 
@@ -328,7 +330,7 @@ impl Carried {
             // Only from peers that the program reaches by the relay.
             match state.rules.fate(Transport::Udp, ends.peer) {
                 Fate::Divert => {
-                    self.hold(&mut state, Held { way: Way::Back, ends, bytes, fields });
+                    self.hold(&mut state, Held { way: Direction::Back, ends, bytes, fields });
                 }
                 Fate::Leave | Fate::Refuse => state.lost[1] += 1,
             }
@@ -357,13 +359,19 @@ impl Carried {
             };
             let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
             let ends = Ends { own: own(peer.ip()), peer };
-            self.take(Held { way: Way::Back, ends, bytes: packet[..length].to_vec(), fields });
+            self.take(Held {
+                way: Direction::Back,
+                ends,
+                bytes: packet[..length].to_vec(),
+                fields,
+            });
         }
     }
 
     fn take(&self, held: Held) {
         let mut state = self.state();
-        if let (Some(names), Way::Out, DNS) = (&state.names, held.way, held.ends.peer.port()) {
+        if let (Some(names), Direction::Out, DNS) = (&state.names, held.way, held.ends.peer.port())
+        {
             let Ends { own, peer } = held.ends;
             let packet = names.answer_to(&held.bytes).and_then(|answer| emit(peer, own, &answer));
             if let Some(packet) = packet {
@@ -375,10 +383,10 @@ impl Carried {
         match state.rules.fate(Transport::Udp, held.ends.peer) {
             // The program reaches this peer by the relay alone: datagrams that came past it are
             // dropped.
-            Fate::Divert if held.way == Way::Back && by_relay_alone => state.lost[1] += 1,
+            Fate::Divert if held.way == Direction::Back && by_relay_alone => state.lost[1] += 1,
             Fate::Divert => self.hold(&mut state, held),
             Fate::Leave => {
-                if let (Some(report), Way::Out) = (&state.report, held.way) {
+                if let (Some(report), Direction::Out) = (&state.report, held.way) {
                     report.count(report::Fate::Direct, "udp", held.ends.peer);
                 }
                 self.let_on(&mut state, &held);
@@ -411,17 +419,17 @@ impl Carried {
     fn let_on(&self, state: &mut State, held: &Held) {
         let Ends { own, peer } = held.ends;
         match held.way {
-            Way::Back => {
+            Direction::Back => {
                 if let Some(mut packet) = emit(peer, own, &held.bytes) {
                     let HopFields { limit, class } = held.fields;
                     ip::restore(
                         &mut packet,
-                        Hop { ttl: limit.unwrap_or(HOPS), tos: class.unwrap_or(0) },
+                        MutableFields { ttl: limit.unwrap_or(HOPS), tos: class.unwrap_or(0) },
                     );
                     self.write(&packet);
                 }
             }
-            Way::Out => {
+            Direction::Out => {
                 if let Err(error) = self.send(state, own, peer, held) {
                     debug!("a datagram to {peer}: {error}");
                 }
@@ -515,7 +523,7 @@ impl Carried {
             return;
         }
         let Ok(ports) = self.hall.udp_ports() else { return };
-        let out = state.waiting.values().filter(|held| held.way == Way::Out);
+        let out = state.waiting.values().filter(|held| held.way == Direction::Out);
         let waits: HashSet<u16> = out.map(|held| held.ends.own.port()).collect();
         let stays = |port| ports.contains(&port) || waits.contains(&port);
         state.outside.retain(stays);
@@ -548,9 +556,12 @@ impl std::fmt::Debug for State {
 
 /// Hop limit and traffic class that the program has set, by a socket option or a control message.
 fn fields_of(packet: &[u8]) -> HopFields {
-    let Some(hop) = ip::hop(packet) else { return HopFields::default() };
+    let Some(fields) = ip::mutable_fields(packet) else { return HopFields::default() };
     let other = |value: u8, usual: u8| (value != usual).then_some(value);
-    HopFields { limit: other(hop.ttl, HOPS).filter(|&limit| limit > 0), class: other(hop.tos, 0) }
+    HopFields {
+        limit: other(fields.ttl, HOPS).filter(|&limit| limit > 0),
+        class: other(fields.tos, 0),
+    }
 }
 
 fn now() -> Instant {

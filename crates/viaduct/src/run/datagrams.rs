@@ -18,7 +18,7 @@ use std::thread;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{debug, warn};
-use viaduct_proto::flow::datagrams::{Bounds, Ends, Passage, Taken, Way, streams_alone};
+use viaduct_proto::flow::datagrams::{Bounds, Direction, Ends, Passage, Taken, streams_alone};
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::datagram::Datagram;
 use viaduct_proto::wrap::{Fate, Rules, Transport};
@@ -246,8 +246,8 @@ impl State {
         };
         let Datagram { source, destination, bytes } = datagram;
         let (way, own, peer) = match held.comes {
-            false => (Way::Out, source, destination),
-            true => (Way::Back, destination, source),
+            false => (Direction::Out, source, destination),
+            true => (Direction::Back, destination, source),
         };
         if self.rules.fate(Transport::Udp, peer) != Fate::Divert {
             return self.verdicts.push((held.id, Verdict::Pass));
@@ -264,7 +264,7 @@ impl State {
     }
 
     /// Asks the handlers when the datagram is due.
-    fn pass(&mut self, now: Instant, ends: Ends, way: Way, bytes: usize, tag: u32) {
+    fn pass(&mut self, now: Instant, ends: Ends, way: Direction, bytes: usize, tag: u32) {
         match self.passage.handle_datagram(now, ends, way, bytes, tag) {
             Taken::Waits { begins: true } => {
                 if let Some(report) = &self.report {
@@ -286,7 +286,7 @@ impl State {
     fn take_replacing(&mut self, now: Instant) {
         let Some(replaced) = &mut self.replaced else { return };
         for (ends, bytes, tag) in replaced.receive(now, &self.rules) {
-            self.pass(now, ends, Way::Back, bytes, tag);
+            self.pass(now, ends, Direction::Back, bytes, tag);
         }
     }
 }

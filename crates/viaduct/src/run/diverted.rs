@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use tracing::{debug, warn};
 use viaduct_proto::flow::Failure;
-use viaduct_proto::wire::refusal::Asked;
+use viaduct_proto::wire::refusal::RejectedSyn;
 use viaduct_proto::wrap::{self, Errno, Line, Transport};
 use viaduct_sys::bpf::{
     Carry, Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Optioned, Passing, Ports,
@@ -306,7 +306,7 @@ impl Hearing {
             (Heard::Option(option), _) => self.mirror(option),
             // Resolvers connect datagram sockets to all addresses of a name, to learn which are
             // reachable.
-            (Heard::Refused(passing), _) if self.is_placeholder(passing) => {}
+            (Heard::Refused(passing), _) if self.is_fake_ip(passing) => {}
             (Heard::Left(passing), Some(report)) => {
                 report.count(report::Fate::Direct, transport(passing), passing.to);
             }
@@ -334,7 +334,7 @@ impl Hearing {
         }
     }
 
-    fn is_placeholder(&self, passing: Passing) -> bool {
+    fn is_fake_ip(&self, passing: Passing) -> bool {
         passing.datagrams && self.names.as_ref().is_some_and(|names| names.holds(passing.to))
     }
 
@@ -423,7 +423,7 @@ impl Held for Diverted {
     fn refuse_as(&mut self, why: Failure, errno: i32) {
         let Waiting { program, syn, .. } = self.waiting;
         let Some(to) = self.shared.meeting.at(program.is_ipv4()) else { return };
-        let asked = Asked { from: program, to, number: syn };
+        let asked = RejectedSyn { from: program, to, number: syn };
         let packet = match why {
             _ if errno == Errno::NETUNREACH.0 => asked.without_route(),
             // No ICMP message of IPv4 makes the kernel return this error.

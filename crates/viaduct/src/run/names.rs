@@ -1,5 +1,5 @@
 //! Names that are looked up at the far end: DNS queries of programs are answered here, with
-//! placeholders ([`viaduct_proto::names`]).
+//! fake IPs ([`viaduct_proto::fake_ip`]).
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -8,8 +8,8 @@ use std::thread;
 
 use anyhow::{Context, Result, bail};
 use tracing::{debug, warn};
+use viaduct_proto::fake_ip::{FakeIpPool, FakeIpPrefix};
 use viaduct_proto::flow::Address;
-use viaduct_proto::names::{Book, Pool};
 use viaduct_proto::wrap::{Fate, Rules, Transport};
 
 use super::daemons;
@@ -31,9 +31,9 @@ pub struct NameArgs {
     /// name and nothing may go around it (+socks)
     #[arg(long, value_enum, value_name = "WHERE")]
     names: Option<Where>,
-    /// Prefix of IPv4 that placeholders for names are taken from
+    /// IPv4 prefix from which the fake IPs of names are taken
     #[arg(long, value_name = "PREFIX", default_value_t)]
-    names_pool: Pool,
+    names_pool: FakeIpPrefix,
 }
 
 impl NameArgs {
@@ -68,16 +68,16 @@ fn leave_questions(rules: &Rules) -> bool {
     rules.lines().iter().any(|line| asks(&line))
 }
 
-/// The placeholders, and the resolver that gives them to programs.
+/// The fake IPs, and the resolver that gives them to programs.
 #[derive(Debug)]
 pub struct Remote {
-    book: Mutex<Book>,
-    pool: Pool,
+    book: Mutex<FakeIpPool>,
+    pool: FakeIpPrefix,
     strict: bool,
     at: OnceLock<[Option<SocketAddr>; 2]>,
 }
 
-/// Returns the target of a flow to `to`: an address, or the name that it is a placeholder for.
+/// Returns the target of a flow to `to`: an address, or the name that it is a fake IP for.
 pub fn place(names: Option<&Remote>, to: SocketAddr) -> Option<Address> {
     names.map_or(Some(Address::Ip(to)), |names| names.place(to))
 }
@@ -86,8 +86,8 @@ pub fn place(names: Option<&Remote>, to: SocketAddr) -> Option<Address> {
 const LONGEST: usize = 4096;
 
 impl Remote {
-    fn new(pool: Pool, strict: bool) -> Remote {
-        Remote { book: Mutex::new(Book::new(pool)), pool, strict, at: OnceLock::new() }
+    fn new(pool: FakeIpPrefix, strict: bool) -> Remote {
+        Remote { book: Mutex::new(FakeIpPool::new(pool)), pool, strict, at: OnceLock::new() }
     }
 
     /// Starts to answer queries.
@@ -116,13 +116,13 @@ impl Remote {
         self.at.get().copied().unwrap_or_default()
     }
 
-    /// Returns the target of a flow to `to`; `None` if `to` is a placeholder whose name was
+    /// Returns the target of a flow to `to`; `None` if `to` is a fake IP whose name was
     /// forgotten.
     pub fn place(&self, to: SocketAddr) -> Option<Address> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner).place(to)
+        self.book.lock().unwrap_or_else(PoisonError::into_inner).destination(to)
     }
 
-    /// Describes the target of a flow to `to`, by the name that a placeholder stands for.
+    /// Describes the target of a flow to `to`, by the name that a fake IP stands for.
     pub fn text(&self, to: SocketAddr) -> String {
         match self.place(to) {
             Some(Address::Name(name, port)) => format!("{name}:{port}"),
@@ -131,9 +131,9 @@ impl Remote {
         }
     }
 
-    /// Returns whether the address is a placeholder.
+    /// Returns whether the address is a fake IP.
     pub fn holds(&self, to: SocketAddr) -> bool {
-        self.pool.holds(to.ip())
+        self.pool.contains(to.ip())
     }
 
     /// Answers queries for as long as the process runs.

@@ -22,7 +22,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::net::sockopt;
 use tracing::{debug, warn};
 use viaduct_proto::flow::datagrams::Ends;
-use viaduct_proto::flow::relay::{Agreed, Relay};
+use viaduct_proto::flow::relay::{Relay, RelayProgress};
 use viaduct_proto::flow::relays::{Action, Bounds, Relays};
 use viaduct_proto::flow::{Address, Factory};
 use viaduct_proto::time::{Duration, Instant};
@@ -115,7 +115,7 @@ impl Relayed {
 
     /// Sends a datagram to `ends.peer`, or to the name that it stands for.
     pub fn send(&mut self, now: Instant, ends: Ends, data: &[u8]) {
-        // A placeholder whose name was forgotten stands for no address.
+        // A fake IP whose name was forgotten stands for no address.
         if let Some(to) = place(self.names.as_deref(), ends.peer) {
             self.relays.handle_out(now, ends, &to, data);
             self.act(now);
@@ -333,9 +333,9 @@ fn agree(connection: &mut TcpStream, relay: &mut dyn Relay) -> Result<Address> {
         if length == 0 {
             bail!("it has ended the connection");
         }
-        match relay.hear(&heard[..length]).map_err(anyhow::Error::msg)? {
-            Agreed::NotYet(more) => words = more,
-            Agreed::At(at) => return Ok(at),
+        match relay.handle_bytes(&heard[..length]).map_err(anyhow::Error::msg)? {
+            RelayProgress::Send(more) => words = more,
+            RelayProgress::Done(at) => return Ok(at),
         }
     }
 }

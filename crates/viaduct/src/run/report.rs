@@ -39,7 +39,7 @@ pub enum Fate {
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     lines: Arc<Mutex<Lines>>,
-    /// Resolves placeholders, so that the report shows names.
+    /// Resolves fake IPs, so that the report shows names.
     names: Option<Arc<Remote>>,
 }
 
@@ -77,7 +77,7 @@ impl Lines {
 }
 
 impl Report {
-    /// Returns an empty report; `names` resolves placeholders if there are any.
+    /// Returns an empty report; `names` resolves fake IPs if there are any.
     pub fn new(names: Option<Arc<Remote>>) -> Report {
         Report { lines: Arc::default(), names }
     }

@@ -49,7 +49,7 @@ pub struct Common {
     deadlines: Deadlines,
     carrier: Carrier,
     report: Option<Report>,
-    /// Resolves placeholders for names that are looked up at the far end.
+    /// Resolves fake IPs for names that are looked up at the far end.
     pub remote: Option<Arc<Remote>>,
     /// Set where the kernel can do all of the chain's work: the rate limit in bytes a second,
     /// or 0 for none. `None` if a report has to count bytes.

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use viaduct_proto::overlay::{Place, Seen, Table, Way};
+use viaduct_proto::overlay::{NodeEntry, OverlayRoute, PathQuality, Table};
 
 use super::page::{Ink, row};
 use super::words::thousands;
@@ -20,7 +20,7 @@ impl<'a> OverlayPage<'a> {
         OverlayPage { table, ink }
     }
 
-    fn seen(&self, seen: &Seen) -> String {
+    fn seen(&self, seen: &PathQuality) -> String {
         match seen.up {
             None => "not heard of yet".to_owned(),
             Some(false) => self.ink.paint(31, "down"),
@@ -32,11 +32,11 @@ impl<'a> OverlayPage<'a> {
         self.table.nodes.get(node).map_or("?", |node| &node.name)
     }
 
-    fn way(&self, place: &Place) -> String {
-        match place.ways.first() {
+    fn way(&self, place: &NodeEntry) -> String {
+        match place.routes.first() {
             None => "no way is up".to_owned(),
-            Some(Way::Direct) => "directly".to_owned(),
-            Some(Way::By(node)) => self.ink.bold(format!("by {}", self.name(*node))),
+            Some(OverlayRoute::Direct) => "directly".to_owned(),
+            Some(OverlayRoute::By(node)) => self.ink.bold(format!("by {}", self.name(*node))),
         }
     }
 }

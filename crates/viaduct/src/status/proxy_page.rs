@@ -193,7 +193,7 @@ impl ProxyPage<'_> {
             bytes(all.tokens_left),
             bytes(all.tokens),
             bytes(all.held),
-            bytes(all.room),
+            bytes(all.window),
         );
         row(f, "buffers", what)?;
         let (mean, most) = (all.delay.mean_micros() as f64, all.delay.most_micros as f64);

@@ -203,7 +203,7 @@ fn names_are_looked_up_by_the_relay() {
     if !world() {
         return;
     }
-    // Placeholders need a route.
+    // Fake IPs need a route.
     let route = world::command("ip", &["route", "add", "198.18.0.0/15", "dev", "lo"]);
     assert!(route.status.success(), "{route:?}");
     let route = world::command("ip", &["route", "add", "203.0.113.0/24", "dev", "lo"]);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::random;
-use viaduct_proto::trickles::packet::{Format, Ways};
+use viaduct_proto::trickles::packet::{Format, FormatChoice};
 use viaduct_proto::trickles::standard::MAIN;
 use world::{End, SHARED, World};
 
@@ -35,7 +35,7 @@ fn ten_megabytes_come_whole_by_every_way_and_plain_tcp_beside() {
         (world.v6(), udp, 2_000_000),
     ] {
         let start = Instant::now();
-        let mut client = world.client(Ways::Only(format));
+        let mut client = world.client(FormatChoice::Only(format));
         let flow = client.connect(ip);
         let range = format!("Range: bytes=0-{}\r\n", length - 1);
         let text = [get("/big.bin", &range), get("/none", "")].concat();
@@ -69,7 +69,7 @@ fn several_threads_answer_each_request_once() {
     world.file("big.bin", &big);
     let server = world.serve_with("auto", &["--workers", "3"], || world.connect_plain().is_ok());
     for format in [Format::Tcp, Format::Udp] {
-        let mut client = world.client(Ways::Only(format));
+        let mut client = world.client(FormatChoice::Only(format));
         for ip in [world.v4(), world.v6(), world.v4(), world.v6()] {
             client.read.clear();
             let flow = client.connect(ip);
@@ -103,7 +103,7 @@ fn a_server_that_is_killed_and_started_again_is_not_noticed() {
     let big = random(10_000_000);
     world.file("big.bin", &big);
     let mut server = world.serve("tcp");
-    let mut client = world.client(Ways::Any);
+    let mut client = world.client(FormatChoice::Any);
     let flow = client.connect(world.v4());
     let progress = client.progress.clone();
     let gone = std::thread::scope(|scope| {
@@ -134,7 +134,7 @@ fn a_route_that_flips_between_replicas_is_not_noticed() {
     let serve = |host| world.serve_in(host, &words, || world.connect_plain_to(host).is_ok());
     let _servers = [0, 1].map(serve);
     world.lead_to(0);
-    let mut client = world.client(Ways::Any);
+    let mut client = world.client(FormatChoice::Any);
     let flow = client.connect(SHARED.into());
     let done = AtomicBool::new(false);
     let flips = std::thread::scope(|scope| {
@@ -168,7 +168,7 @@ fn many_requests_share_a_connection_and_a_rotation_breaks_none() {
     let files: Vec<Vec<u8>> = (0..100).map(|n| random(n * 500)).collect();
     files.iter().enumerate().for_each(|(n, bytes)| world.file(&format!("{n}"), bytes));
     let _server = world.serve("tcp");
-    let mut client = world.client(Ways::Only(Format::Tcp));
+    let mut client = world.client(FormatChoice::Only(Format::Tcp));
     let flow = client.connect(world.v6());
     let ask = |n: usize| get(&format!("/{n}"), "Connection: close\r\n");
     for _round in 0..2 {
@@ -193,7 +193,7 @@ fn a_plain_tcp_server_is_said_to_be_one() {
     let Some(world) = World::new("plain", "delay=1ms") else { return };
     world.file("a", b"plain");
     let _server = world.serve("off");
-    let mut client = world.client(Ways::Any);
+    let mut client = world.client(FormatChoice::Any);
     for ip in [world.v4(), world.v6()] {
         let flow = client.connect(ip);
         assert_eq!(client.fetch(flow, &get("/a", ""), &[MAIN], LIMIT), End::Plain);
@@ -209,7 +209,7 @@ fn few_descriptors_are_enough_for_many_files_and_for_tcp_beside() {
     let Some(world) = World::new("few", "rate=100M,delay=1ms,queue=500kB") else { return };
     (0..100).for_each(|n| world.file(&n.to_string(), format!("file {n}").as_bytes()));
     let server = world.serve_with_few(64);
-    let mut client = world.client(Ways::Any);
+    let mut client = world.client(FormatChoice::Any);
     let flow = client.connect(world.v4());
     let text: String = (0..100).map(|n| get(&format!("/{n}"), "")).collect();
     assert_eq!(client.fetch(flow, &text, &[MAIN], LIMIT), End::Finished);
@@ -237,7 +237,7 @@ fn a_file_that_is_replaced_in_mid_transfer_is_not_mixed() {
     let Some(world) = World::new("replaced", "rate=20M,delay=5ms,queue=100kB") else { return };
     world.file("a", &random(5_000_000));
     let _server = world.serve("udp");
-    let mut client = world.client(Ways::Only(Format::Udp));
+    let mut client = world.client(FormatChoice::Only(Format::Udp));
     let flow = client.connect(world.v4());
     let progress = client.progress.clone();
     let end = std::thread::scope(|scope| {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use viaduct::trickles::{ClientSettings, Connector, Flow, Word};
 use viaduct_lab::emulator::EmulatorConfig;
 use viaduct_lab::topology::{Dumbbell, DumbbellSpec, Journal, Wan};
-use viaduct_proto::trickles::packet::{Format, Ways};
+use viaduct_proto::trickles::packet::{Format, FormatChoice};
 use viaduct_proto::trickles::standard::MAIN;
 use viaduct_proto::trickles::stream::{Config, State};
 use viaduct_sys::poll::{Waker, wait};
@@ -158,7 +158,7 @@ impl World {
     }
 
     /// A client on a1.
-    pub(crate) fn client(&self, ways: Ways) -> Client {
+    pub(crate) fn client(&self, ways: FormatChoice) -> Client {
         let settings = ClientSettings {
             ways,
             mtu: 1500,

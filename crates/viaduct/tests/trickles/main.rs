@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use viaduct::trickles::{ServerPort, ServerSettings};
-use viaduct_proto::trickles::packet::{Format, Ways};
+use viaduct_proto::trickles::packet::{Format, FormatChoice};
 use viaduct_sys::process::Process;
 use world::{Echo, PORT, ROUTER, SERVERS, TCP, UDP, Word, World, seen_from, sh};
 
@@ -138,7 +138,7 @@ fn where_marked_packets_are_dropped_or_refused_the_client_goes_on_by_udp() {
     let refuse = "tcp option @253,16,16 0x5674 reject with tcp reset";
     for rule in [drop, refuse] {
         sh(&world.router, &format!("nft insert rule inet fw forward {rule}"));
-        let mut client = world.client(Ways::Any, "client");
+        let mut client = world.client(FormatChoice::Any, "client");
         for ip in SERVERS {
             let flow = client.connect(ip);
             client.ask_until_answered(flow);
@@ -151,7 +151,7 @@ fn where_marked_packets_are_dropped_or_refused_the_client_goes_on_by_udp() {
                 253 | sed 's/.*handle //')",
         );
     }
-    let mut client = world.client(Ways::Any, "client");
+    let mut client = world.client(FormatChoice::Any, "client");
     let flow = client.connect(SERVERS[0]);
     client.ask_until_answered(flow);
     assert_eq!(client.port().format(flow), Some(Format::Tcp), "where they pass, they are first");
@@ -187,7 +187,7 @@ fn a_client_of_a_plain_tcp_server_hears_so_and_connects_by_the_kernel() {
     let Some(world) = World::new("kernel") else { return };
     for ip in SERVERS {
         let to = SocketAddr::new(ip.parse().unwrap(), PORT);
-        let mut client = world.client(Ways::Any, "client");
+        let mut client = world.client(FormatChoice::Any, "client");
         let refused = client.connect(ip);
         client.ask(refused, 0, 1, 100, 100);
         // Closed port: the kernel resets. Then UDP is tried, which is refused at once too.

@@ -97,7 +97,7 @@ fn requests(bytes: usize) -> Vec<Vec<u8>> {
     numbers.request(&[1], 1, 1500, &mut packet).unwrap();
     let mut opening = Return::of(&segment(&packet)).unwrap();
     opening.answer(&[1], 1500, &mut packet).unwrap();
-    assert!(numbers.hear(&segment(&packet), 1));
+    assert!(numbers.handle_answer(&segment(&packet), 1));
     let make = |_| {
         numbers.request(&vec![1; bytes], 100, 1500, &mut packet).unwrap();
         packet.clone()

@@ -20,7 +20,7 @@ use viaduct::trickles::{
     ClientPort, ClientSettings, Flow, Heard, PortStats, ServerPort, ServerSettings,
 };
 use viaduct_lab::topology::{Journal, Node};
-use viaduct_proto::trickles::packet::{Format, Ways};
+use viaduct_proto::trickles::packet::{Format, FormatChoice};
 use viaduct_sys::netns::Netns;
 use viaduct_sys::poll::{Waker, wait};
 
@@ -135,7 +135,7 @@ impl World {
         Echo::start(self.server.netns(), self.settings())
     }
 
-    pub(crate) fn client(&self, ways: Ways, instance: &str) -> Asker {
+    pub(crate) fn client(&self, ways: FormatChoice, instance: &str) -> Asker {
         let settings = ClientSettings {
             ways,
             mtu: 1500,
@@ -332,5 +332,5 @@ pub(crate) fn seen_from(word: &Word) -> IpAddr {
     }
 }
 
-pub(crate) const TCP: Ways = Ways::Only(Format::Tcp);
-pub(crate) const UDP: Ways = Ways::Only(Format::Udp);
+pub(crate) const TCP: FormatChoice = FormatChoice::Only(Format::Tcp);
+pub(crate) const UDP: FormatChoice = FormatChoice::Only(Format::Udp);

@@ -142,7 +142,7 @@ impl Work {
     fn count(&mut self, message: &[u8]) {
         let Ok(response) = Response::parse(message) else { return };
         match response.form {
-            Form::Ticket(_) => self.codes += 1,
+            Form::AddressToken(_) => self.codes += 1,
             Form::Fresh(_) | Form::Slim(_) => {
                 self.codes += 1;
                 self.nonces += 1;

@@ -82,7 +82,7 @@ fn layers_recover_bursts_by_the_burst_form() {
         let mut rng = Rng::from_seed(burst);
         let mut left = 0;
         let (share, lost) = share(&code, 100_000, &mut |packet| match packet {
-            // A burst takes the repairs among its packets as well.
+            // Repairs within a burst are lost as well.
             None => left > 0,
             Some(_) => {
                 left = if left > 0 { left - 1 } else { u64::from(rng.chance(0.0005)) * burst };
@@ -92,7 +92,7 @@ fn layers_recover_bursts_by_the_burst_form() {
         // Bursts begin with probability 0.0005 a packet: any other packet is lost with p.
         let p = 0.0005 * burst as f64;
         let bound = layered_burst(8, &interleaves, burst, p);
-        // Packets of one burst live or die together, so bursts are what is counted.
+        // Packets of a burst are lost or recovered together, so the trials are the bursts.
         let chance = tolerance(bound, lost / burst);
         assert!(share >= bound - chance, "burst of {burst}: {share} < {bound} - {chance}");
         if burst > 41 + 8 {
@@ -107,12 +107,12 @@ fn reed_solomon_agrees_with_its_binomial_form() {
         for p in [0.02, 0.1, 0.2, 0.3] {
             let code = Code::ReedSolomon(rs::Parameters { r, c, interleave });
             let mut rng = Rng::from_seed(u64::from(r) + 1);
-            // Whole blocks only: a short one is a better code.
+            // Whole blocks only: a short block is a stronger code.
             let packets = 40_000 / (u64::from(r) * u64::from(interleave));
             let packets = packets * u64::from(r) * u64::from(interleave);
             let (share, lost) = share(&code, packets, &mut |_| rng.chance(p));
             let form = reed_solomon(r, c, p);
-            // Packets of one block live or die together: blocks are what is counted.
+            // Packets of a block are lost or recovered together, so the trials are the blocks.
             let chance = tolerance(form, lost / (1 + u64::from(c)));
             assert!((share - form).abs() < chance, "{code} at {p}: {share}, not {form}");
         }

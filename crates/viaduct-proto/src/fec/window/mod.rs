@@ -199,7 +199,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Keeps so many packets, even beyond the window, for [`Encoder::combine`].
+    /// Sets the number of packets that are kept, even beyond the window, for [`Encoder::combine`].
     pub fn keep(&mut self, packets: u16) {
         self.kept = packets;
         self.history.resize(self.parameters.window.max(packets));
@@ -318,7 +318,7 @@ impl<'a> Together<'a> {
 }
 
 impl Encoder {
-    /// Like [`push`](super::Encoder::push), for a packet that calls for at most so many
+    /// Like [`push`](super::Encoder::push), for a packet that calls for at most this many
     /// repairs, in units of 1 / `packets`. An empty packet is in no repair.
     pub fn push_at_most(&mut self, packet: &[u8], most: u16, fire: &mut Fire<'_>) {
         let Parameters { repairs, packets, .. } = self.parameters;

@@ -34,24 +34,24 @@ use crate::flow::{
 use crate::time::{Duration, Instant};
 
 /// Bytes of a flow that may wait here before its source is stopped.
-const HELD: usize = 64 << 10;
+const MAX_QUEUED: usize = 64 << 10;
 /// Time for which the state of a path is kept after its last flow.
-const KEPT: Duration = Duration::from_secs(10);
+const STATE_TTL: Duration = Duration::from_secs(10);
 /// Maximum number of destinations in a report.
-const TOLD: usize = 64;
+const MAX_REPORTED: usize = 64;
 
 /// State of all paths, by destination.
 #[derive(Debug, Default)]
-struct Shared {
+struct CongestionState {
     paths: BTreeMap<String, Ensemble>,
     next: u64,
 }
 
-struct CongestionFactory(Arc<Mutex<Shared>>);
+struct CongestionFactory(Arc<Mutex<CongestionState>>);
 
 /// Handler of one flow.
 struct Congestion {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<CongestionState>>,
     /// Destination and number of the flow, once it is connected.
     joined: Option<(String, u64)>,
     lane: Lane<End>,
@@ -84,11 +84,11 @@ impl Factory for CongestionFactory {
     fn state(&self) -> Option<String> {
         let shared = lock(&self.0);
         let mut text = String::new();
-        for (to, path) in shared.paths.iter().take(TOLD) {
+        for (to, path) in shared.paths.iter().take(MAX_REPORTED) {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "{to}: {}", path.text());
         }
-        let more = shared.paths.len().saturating_sub(TOLD);
+        let more = shared.paths.len().saturating_sub(MAX_REPORTED);
         if more > 0 {
             let _ = writeln!(text, "and {more} more destinations");
         }
@@ -96,9 +96,9 @@ impl Factory for CongestionFactory {
     }
 }
 
-impl Shared {
+impl CongestionState {
     fn join(&mut self, to: &str, now: Instant) -> u64 {
-        self.paths.retain(|_, path| path.idle(now).is_none_or(|idle| idle < KEPT));
+        self.paths.retain(|_, path| path.idle(now).is_none_or(|idle| idle < STATE_TTL));
         self.next += 1;
         self.paths.entry(to.to_owned()).or_insert_with(Ensemble::new).join(self.next);
         self.next
@@ -152,7 +152,7 @@ impl Congestion {
             Some(End::Shutdown) => cx.output(FIRST).shutdown(Half::Write),
             None => {}
         }
-        if let Some(may) = self.lane.steer(HELD) {
+        if let Some(may) = self.lane.steer(MAX_QUEUED) {
             cx.upstream().may_write(may);
         }
         // While bytes wait, here or in the connection, the limit is checked periodically.
@@ -236,7 +236,7 @@ impl Drop for Congestion {
     }
 }
 
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+fn lock(shared: &Mutex<CongestionState>) -> MutexGuard<'_, CongestionState> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -3,23 +3,23 @@
 //! 13 to 20).
 //!
 //! ```text
-//!   flow ── Branch ─┐                                       ┌─ Branch ── flow
-//!   flow ── Branch ─┼─ Shared ── Trunk ═ connection ═ Trunk ── Shared ─┼─ Branch ── flow
-//!   flow ── Branch ─┘  one Tunnel each                      └─ Branch ── flow
+//!   flow ─ Stream ─┐                                                       ┌─ Stream ─ flow
+//!   flow ─ Stream ─┼─ MuxState ─ SharedConnection ══ SharedConnection ─ MuxState ─┼─ Stream ─ flow
+//!   flow ─ Stream ─┘             one Tunnel each                           └─ Stream ─ flow
 //! ```
 //!
-//! Each flow of the program is a *branch*, in a chain of its own. The connection belongs to a
-//! *trunk*, a chain without an application. It is spawned for the first branch to a
-//! destination, and closed shortly after the last branch. At the other end the accepted
-//! connection becomes the trunk, and spawns a branch for each session. Handlers above `mux` see
-//! each flow, and those below it the shared connection.
+//! Each flow of the program is a *stream*, in a chain of its own. The *shared connection* is a
+//! chain without an application. It is spawned for the first stream to a destination, and closed
+//! shortly after the last one. At the other end the accepted connection becomes the shared
+//! connection, and spawns a chain for each stream of its tunnel. Handlers above `mux` see each
+//! flow, and those below it the shared connection.
 //!
-//! `shared` has the trunks and their branches; `trunk` and `branch` are the two roles of a
-//! handler.
+//! `state` has the shared connections and their streams; `connection` and `stream` are the two
+//! roles of a handler.
 
-mod branch;
-mod shared;
-mod trunk;
+mod connection;
+mod state;
+mod stream;
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -27,39 +27,39 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-use super::bundle::{buffer, time};
+use super::multipath::{buffer, time};
 use super::{Shell, early::End};
 use crate::flow::{
     About, Address, Arguments, Context, FIRST, Factory, Failure, Half, Handler, Output, Timer,
 };
 use crate::time::Duration;
 use crate::tunnel::Settings;
-use branch::Branch;
-use shared::Shared;
-use trunk::Trunk;
+use connection::SharedConnection;
+use state::{ChainId, MuxState};
+use stream::Stream;
 
 const TICK: Timer = Timer(0);
-/// Maximum number of trunks in a report.
-const TOLD: usize = 64;
+/// Maximum number of shared connections in a report.
+const MAX_REPORTED: usize = 64;
 
-struct MuxFactory(Arc<Mutex<Shared>>);
+struct MuxFactory(Arc<Mutex<MuxState>>);
 
 /// Handler of one chain.
 struct Mux {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<MuxState>>,
     /// Local address that the flow must have, if any.
     from: Option<IpAddr>,
-    part: Part,
+    role: Role,
 }
 
 /// Role of a handler.
-enum Part {
+enum Role {
     /// None yet.
     Fresh,
     /// A flow on a shared connection.
-    Branch(Branch),
+    Stream(Stream),
     /// The shared connection.
-    Trunk(Trunk),
+    Connection(SharedConnection),
 }
 
 pub(super) fn about() -> About {
@@ -77,7 +77,7 @@ pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn 
         silence: silence.unwrap_or(Duration::from_secs(10 * 365 * 24 * 60 * 60)),
         ..Settings::default()
     };
-    let shared = Shared::new(settings, &shell.entropy);
+    let shared = MuxState::new(settings, &shell.entropy);
     Ok(Arc::new(MuxFactory(Arc::new(Mutex::new(shared)))))
 }
 
@@ -87,7 +87,7 @@ impl Factory for MuxFactory {
     }
 
     fn make(&self) -> Box<dyn Handler + Send> {
-        Box::new(Mux { shared: self.0.clone(), from: None, part: Part::Fresh })
+        Box::new(Mux { shared: self.0.clone(), from: None, role: Role::Fresh })
     }
 
     fn shares(&self) -> bool {
@@ -95,15 +95,15 @@ impl Factory for MuxFactory {
     }
 
     fn reaches(&self, to: &Address) -> bool {
-        lock(&self.0).line_to(to, None).is_some()
+        lock(&self.0).conn_to(to, None).is_some()
     }
 
     fn state(&self) -> Option<String> {
         let shared = lock(&self.0);
         let mut text = String::new();
-        for trunk in shared.trunks().take(TOLD) {
+        for connection in shared.connections().take(MAX_REPORTED) {
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "{trunk}");
+            let _ = writeln!(text, "{connection}");
         }
         Some(text).filter(|text| !text.is_empty())
     }
@@ -118,92 +118,89 @@ impl Handler for Mux {
     }
 
     fn connect(&mut self, cx: &mut Context<'_>, to: Address) {
-        let branch = Branch::connecting(cx, &mut lock(&self.shared), to, self.from);
-        self.part = Part::Branch(branch);
+        let stream = Stream::connecting(cx, &mut lock(&self.shared), to, self.from);
+        self.role = Role::Stream(stream);
     }
 
-    fn spawned(&mut self, cx: &mut Context<'_>, word: &[u8]) {
+    fn spawned(&mut self, cx: &mut Context<'_>, message: &[u8]) {
         let shared = &mut lock(&self.shared);
-        self.part = match shared::Word::parse(word) {
-            Some(shared::Word::Trunk(number)) => {
-                Trunk::connecting(cx, shared, number).map_or(Part::Fresh, Part::Trunk)
-            }
-            Some(shared::Word::Branch(number)) => {
-                Part::Branch(Branch::accepted(cx, shared, number))
-            }
-            None => Part::Fresh,
+        self.role = match ChainId::parse(message) {
+            Some(ChainId::Connection(number)) => SharedConnection::connecting(cx, shared, number)
+                .map_or(Role::Fresh, Role::Connection),
+            Some(ChainId::Stream(number)) => Role::Stream(Stream::accepted(cx, shared, number)),
+            None => Role::Fresh,
         };
     }
 
-    fn unspawned(&mut self, cx: &mut Context<'_>, word: &[u8]) {
-        match (&mut self.part, shared::Word::parse(word)) {
-            // Fails all branches that wait for the trunk, and removes it so that no more do.
-            (Part::Branch(_), Some(shared::Word::Trunk(number))) => {
+    fn unspawned(&mut self, cx: &mut Context<'_>, message: &[u8]) {
+        match (&mut self.role, ChainId::parse(message)) {
+            // Fails all streams that wait for the connection, and removes it so that no more do.
+            (Role::Stream(_), Some(ChainId::Connection(number))) => {
                 let shared = &mut lock(&self.shared);
-                for branch in shared.remove_line(number, Failure::Unreachable) {
-                    cx.wake(&shared.key(&shared::Word::Branch(branch)));
+                for stream in shared.remove_conn(number, Failure::Unreachable) {
+                    cx.wake(&shared.key(&ChainId::Stream(stream)));
                 }
             }
-            (Part::Trunk(trunk), Some(shared::Word::Branch(number))) => {
-                trunk.refuse(cx, &mut lock(&self.shared), number);
+            (Role::Connection(connection), Some(ChainId::Stream(number))) => {
+                connection.refuse(cx, &mut lock(&self.shared), number);
             }
             _ => {}
         }
     }
 
     fn accepted(&mut self, cx: &mut Context<'_>, from: Output) {
-        let trunk = Trunk::accepted(cx, &mut lock(&self.shared), from);
-        self.part = Part::Trunk(trunk);
+        let connection = SharedConnection::accepted(cx, &mut lock(&self.shared), from);
+        self.role = Role::Connection(connection);
     }
 
     fn woken(&mut self, cx: &mut Context<'_>, _key: &[u8]) {
         let shared = &mut lock(&self.shared);
-        match &mut self.part {
-            Part::Branch(branch) => branch.settle(cx, shared),
-            Part::Trunk(trunk) => trunk.settle(cx, shared),
-            Part::Fresh => {}
+        match &mut self.role {
+            Role::Stream(stream) => stream.settle(cx, shared),
+            Role::Connection(connection) => connection.settle(cx, shared),
+            Role::Fresh => {}
         }
     }
 
     fn abandoned(&mut self, cx: &mut Context<'_>) {
         let shared = &mut lock(&self.shared);
-        match &mut self.part {
-            Part::Branch(branch) => branch.leave(cx, shared),
-            Part::Trunk(trunk) => trunk.broke(cx, shared, Failure::Reset),
-            Part::Fresh => {}
+        match &mut self.role {
+            Role::Stream(stream) => stream.reset(cx, shared),
+            Role::Connection(connection) => connection.shut_down(cx, shared, Failure::Reset),
+            Role::Fresh => {}
         }
     }
 
     fn write(&mut self, cx: &mut Context<'_>, data: Bytes) -> bool {
-        match &mut self.part {
-            Part::Branch(branch) => branch.write(cx, &mut lock(&self.shared), data),
-            Part::Trunk(_) | Part::Fresh => false,
+        match &mut self.role {
+            Role::Stream(stream) => stream.write(cx, &mut lock(&self.shared), data),
+            Role::Connection(_) | Role::Fresh => false,
         }
     }
 
     fn shutdown(&mut self, cx: &mut Context<'_>, half: Half) {
-        if let (Part::Branch(branch), Half::Write) = (&mut self.part, half) {
-            branch.end(cx, &mut lock(&self.shared), End::Shutdown);
+        if let (Role::Stream(stream), Half::Write) = (&mut self.role, half) {
+            stream.end(cx, &mut lock(&self.shared), End::Shutdown);
         }
     }
 
     fn close(&mut self, cx: &mut Context<'_>) {
-        match &mut self.part {
-            Part::Branch(branch) => branch.end(cx, &mut lock(&self.shared), End::Close),
-            Part::Trunk(_) | Part::Fresh => cx.output(FIRST).close(),
+        match &mut self.role {
+            Role::Stream(stream) => stream.end(cx, &mut lock(&self.shared), End::Close),
+            Role::Connection(_) | Role::Fresh => cx.output(FIRST).close(),
         }
     }
 
     fn held(&self) -> u64 {
-        match &self.part {
-            Part::Branch(branch) => branch.held(&mut lock(&self.shared)),
-            Part::Trunk(_) | Part::Fresh => 0,
+        match &self.role {
+            Role::Stream(stream) => stream.held(&mut lock(&self.shared)),
+            Role::Connection(_) | Role::Fresh => 0,
         }
     }
 
     fn may_avail(&mut self, cx: &mut Context<'_>, may: bool) {
-        if let Part::Branch(branch) = &mut self.part {
-            branch.may_avail(cx, &mut lock(&self.shared), may);
+        if let Role::Stream(stream) = &mut self.role {
+            stream.may_avail(cx, &mut lock(&self.shared), may);
         }
     }
 
@@ -216,15 +213,17 @@ impl Handler for Mux {
     }
 
     fn connected(&mut self, cx: &mut Context<'_>, _from: Output, result: Result<(), Failure>) {
-        if let Part::Trunk(trunk) = &mut self.part {
-            trunk.connected(cx, &mut lock(&self.shared), result);
+        if let Role::Connection(connection) = &mut self.role {
+            connection.connected(cx, &mut lock(&self.shared), result);
         }
     }
 
     fn avail(&mut self, cx: &mut Context<'_>, _from: Output, data: Bytes) -> bool {
-        match &mut self.part {
-            Part::Trunk(trunk) => trunk.hear(cx, &mut lock(&self.shared), &data),
-            Part::Branch(_) | Part::Fresh => false,
+        match &mut self.role {
+            Role::Connection(connection) => {
+                connection.handle_bytes(cx, &mut lock(&self.shared), &data)
+            }
+            Role::Stream(_) | Role::Fresh => false,
         }
     }
 
@@ -233,31 +232,31 @@ impl Handler for Mux {
     }
 
     fn failed(&mut self, cx: &mut Context<'_>, _from: Output, why: Failure) {
-        if let Part::Trunk(trunk) = &mut self.part {
-            trunk.broke(cx, &mut lock(&self.shared), why);
+        if let Role::Connection(connection) = &mut self.role {
+            connection.shut_down(cx, &mut lock(&self.shared), why);
         }
     }
 
     fn may_write(&mut self, cx: &mut Context<'_>, _from: Output, may: bool) {
-        if let Part::Trunk(trunk) = &mut self.part {
-            trunk.set_room(cx, &mut lock(&self.shared), may);
+        if let Role::Connection(connection) = &mut self.role {
+            connection.set_writable(cx, &mut lock(&self.shared), may);
         }
     }
 
     fn timeout(&mut self, cx: &mut Context<'_>, _timer: Timer) {
-        if let Part::Trunk(trunk) = &mut self.part {
-            trunk.timeout(cx, &mut lock(&self.shared));
+        if let Role::Connection(connection) = &mut self.role {
+            connection.timeout(cx, &mut lock(&self.shared));
         }
     }
 
     /// Answered with the state of the flow's shared connection.
     fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
-        match &self.part {
-            Part::Branch(branch) if to == "mux" => {
-                Some(lock(&self.shared).about(branch.trunk())?.into_bytes())
+        match &self.role {
+            Role::Stream(stream) if to == "mux" => {
+                Some(lock(&self.shared).about(stream.connection())?.into_bytes())
             }
-            Part::Branch(_) => None,
-            Part::Trunk(_) | Part::Fresh => cx.output(FIRST).control(to, request),
+            Role::Stream(_) => None,
+            Role::Connection(_) | Role::Fresh => cx.output(FIRST).control(to, request),
         }
     }
 }
@@ -265,15 +264,15 @@ impl Handler for Mux {
 impl Mux {
     /// Local and remote address of the flow: those of the shared connection.
     fn names(&self, cx: &mut Context<'_>) -> (Option<Address>, Option<Address>) {
-        match &self.part {
-            Part::Branch(branch) => lock(&self.shared).names(branch.trunk()),
-            Part::Trunk(_) | Part::Fresh => {
+        match &self.role {
+            Role::Stream(stream) => lock(&self.shared).names(stream.connection()),
+            Role::Connection(_) | Role::Fresh => {
                 (cx.output(FIRST).getsockname(), cx.output(FIRST).getpeername())
             }
         }
     }
 }
 
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+fn lock(shared: &Mutex<MuxState>) -> MutexGuard<'_, MuxState> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

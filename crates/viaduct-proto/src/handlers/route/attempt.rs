@@ -21,13 +21,13 @@ pub(super) struct Attempt {
 }
 
 /// Result of a message from a node.
-pub(super) enum Heard {
+pub(super) enum Progress {
     /// Send these bytes, if any, and wait for more.
-    Say(Bytes),
+    Send(Bytes),
     /// Connected: the flow's data follows.
-    There,
+    Connected,
     /// The attempt has failed.
-    No(Failure, String),
+    Failed(Failure, String),
 }
 
 impl Attempt {
@@ -41,7 +41,7 @@ impl Attempt {
     }
 
     /// Handles bytes from the node, which is to connect to `to`.
-    pub(super) fn hear(&mut self, to: &Address, data: &[u8]) -> Heard {
+    pub(super) fn handle_bytes(&mut self, to: &Address, data: &[u8]) -> Progress {
         self.inbox.extend_from_slice(data);
         match self.asked {
             false => self.choice(to),
@@ -54,36 +54,38 @@ impl Attempt {
         self.inbox.split().freeze()
     }
 
-    fn choice(&mut self, to: &Address) -> Heard {
+    fn choice(&mut self, to: &Address) -> Progress {
         match socks_client::choice(&self.inbox) {
-            Parsed::Short => Heard::Say(Bytes::new()),
-            Parsed::Wrong(why) => self.no(Failure::Unreachable, why),
+            Parsed::Short => Progress::Send(Bytes::new()),
+            Parsed::Wrong(why) => self.failed(Failure::Unreachable, why),
             Parsed::Whole(Some(Method::None), length) => {
                 let _ = self.inbox.split_to(length);
                 self.asked = true;
                 match socks_client::request(to) {
-                    Some(request) => Heard::Say(request.into()),
-                    None => self.no(Failure::Unreachable, "the name is one that SOCKS5 cannot say"),
+                    Some(request) => Progress::Send(request.into()),
+                    None => {
+                        self.failed(Failure::Unreachable, "the name is one that SOCKS5 cannot say")
+                    }
                 }
             }
-            Parsed::Whole(..) => self.no(Failure::Denied, "it wants to know who one is"),
+            Parsed::Whole(..) => self.failed(Failure::Denied, "it wants to know who one is"),
         }
     }
 
-    fn reply(&mut self) -> Heard {
+    fn reply(&mut self) -> Progress {
         match socks_client::reply(&self.inbox) {
-            Parsed::Short => Heard::Say(Bytes::new()),
-            Parsed::Wrong(why) => self.no(Failure::Unreachable, why),
-            Parsed::Whole(Err(why), _) => self.no(why, &format!("it says: {why}")),
+            Parsed::Short => Progress::Send(Bytes::new()),
+            Parsed::Wrong(why) => self.failed(Failure::Unreachable, why),
+            Parsed::Whole(Err(why), _) => self.failed(why, &format!("it says: {why}")),
             Parsed::Whole(Ok(_), length) => {
                 let _ = self.inbox.split_to(length);
-                Heard::There
+                Progress::Connected
             }
         }
     }
 
-    fn no(&self, why: Failure, what: &str) -> Heard {
+    fn failed(&self, why: Failure, what: &str) -> Progress {
         let node = self.node.map(|node| node.to_string()).unwrap_or_default();
-        Heard::No(why, format!("the node at {node}: {what}"))
+        Progress::Failed(why, format!("the node at {node}: {what}"))
     }
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use self::attempt::{Attempt, Heard};
+use self::attempt::{Attempt, Progress};
 use self::plan::{Goal, Plan};
 pub(super) use self::plan::{about, build};
 use super::early::{Early, End};
@@ -147,7 +147,7 @@ impl Route {
     }
 
     /// Makes a successful attempt the carrier, and drops the others.
-    fn rise(&mut self, cx: &mut Context<'_>, output: Output) {
+    fn establish(&mut self, cx: &mut Context<'_>, output: Output) {
         let Some(at) = self.attempts.iter().position(|attempt| attempt.output == output) else {
             return;
         };
@@ -226,7 +226,7 @@ impl Handler for Route {
     fn connected(&mut self, cx: &mut Context<'_>, from: Output, result: Result<(), Failure>) {
         let Some(attempt) = self.attempt(from) else { return };
         match (result, attempt.node) {
-            (Ok(()), None) => self.rise(cx, from),
+            (Ok(()), None) => self.establish(cx, from),
             (Ok(()), Some(_)) => {
                 let greeting = attempt.greet();
                 let _ = cx.output(from).write(greeting);
@@ -245,11 +245,11 @@ impl Handler for Route {
         }
         let Some(to) = self.to.clone() else { return false };
         let Some(attempt) = self.attempt(from) else { return false };
-        match attempt.hear(&to, &data) {
-            Heard::Say(words) if words.is_empty() => {}
-            Heard::Say(words) => _ = cx.output(from).write(words),
-            Heard::There => self.rise(cx, from),
-            Heard::No(why, line) => {
+        match attempt.handle_bytes(&to, &data) {
+            Progress::Send(words) if words.is_empty() => {}
+            Progress::Send(words) => _ = cx.output(from).write(words),
+            Progress::Connected => self.establish(cx, from),
+            Progress::Failed(why, line) => {
                 cx.say(line);
                 self.lost(cx, from, why, why == Failure::Refused);
             }

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use super::super::{Shell, Tables};
 use super::Route;
 use crate::flow::{About, Address, Arguments, Factory, Handler};
-use crate::overlay::{Place, Policy, Seen, Stats, Table, Way};
+use crate::overlay::{NodeEntry, OverlayRoute, PathQuality, Policy, Stats, Table};
 use crate::time::Duration;
 
 pub(super) const NAME: &str = "route";
 const DEFAULT_WAIT: Duration = Duration::from_millis(300);
 /// Maximum number of paths that are tried for a flow.
-const MAX_WAYS: usize = 4;
+const MAX_ROUTES: usize = 4;
 
 /// Settings of all flows of a chain.
 pub(super) struct Plan {
@@ -91,46 +91,46 @@ impl Plan {
     /// Paths to `to`, the best first; only the direct one if nothing is known.
     pub(super) fn goals(&self, to: &Address) -> VecDeque<Goal> {
         let table = self.table();
-        let ways = table.iter().flat_map(|table| {
-            table.ways(to).into_iter().filter_map(|way| goal(table, way)).collect::<Vec<_>>()
+        let routes = table.iter().flat_map(|table| {
+            table.routes(to).into_iter().filter_map(|route| goal(table, route)).collect::<Vec<_>>()
         });
-        let goals: VecDeque<_> = ways.take(MAX_WAYS).collect();
+        let goals: VecDeque<_> = routes.take(MAX_ROUTES).collect();
         if goals.is_empty() { [Goal { node: None }].into() } else { goals }
     }
 }
 
 /// Path to `to` that is up, if the one by `node` has failed.
 pub(super) fn better(table: &Table, to: &Address, node: Option<SocketAddr>) -> Option<Goal> {
-    let ways = table.ways(to);
-    let ours = |way: &Way| goal(table, *way) == Some(Goal { node });
+    let routes = table.routes(to);
+    let ours = |route: &OverlayRoute| goal(table, *route) == Some(Goal { node });
     let failed = match node {
-        None => table.has_failed(to, Way::Direct),
+        None => table.has_failed(to, OverlayRoute::Direct),
         Some(_) => {
-            let all = (0..table.nodes.len()).map(Way::By);
-            all.filter(ours).any(|way| table.has_failed(to, way))
+            let all = (0..table.nodes.len()).map(OverlayRoute::By);
+            all.filter(ours).any(|route| table.has_failed(to, route))
         }
     };
-    let other = ways.iter().find(|way| !ours(way) && !table.has_failed(to, **way));
-    other.filter(|_| failed).and_then(|way| goal(table, *way))
+    let other = routes.iter().find(|route| !ours(route) && !table.has_failed(to, **route));
+    other.filter(|_| failed).and_then(|route| goal(table, *route))
 }
 
-fn goal(table: &Table, way: Way) -> Option<Goal> {
-    match way {
-        Way::Direct => Some(Goal { node: None }),
-        Way::By(_) => table.node(way).map(|(_, socks)| Goal { node: Some(socks) }),
+fn goal(table: &Table, route: OverlayRoute) -> Option<Goal> {
+    match route {
+        OverlayRoute::Direct => Some(Goal { node: None }),
+        OverlayRoute::By(_) => table.node(route).map(|(_, socks)| Goal { node: Some(socks) }),
     }
 }
 
 /// Table of fixed nodes without measurements.
 fn fixed(nodes: &[SocketAddr]) -> Tables {
-    let place = |(n, socks): (usize, &SocketAddr)| Place {
+    let place = |(n, socks): (usize, &SocketAddr)| NodeEntry {
         name: socks.to_string(),
         socks: Some(*socks),
         serves: Vec::new(),
         // Keeps the order in which they were given.
-        path: Seen { up: Some(true), rtt_ms: n as f64, loss: 0.0 },
+        path: PathQuality { up: Some(true), rtt_ms: n as f64, loss: 0.0 },
         others: Vec::new(),
-        ways: Vec::new(),
+        routes: Vec::new(),
     };
     let table = Arc::new(Table {
         overlay: String::new(),

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use bytes::BytesMut;
 
 use super::Proxy;
-use super::dialogue::{Dialogue, Heard};
+use super::dialogue::{Dialogue, Progress};
 use crate::flow::Address;
-use crate::flow::relay::{Agreed, Relay, Useless};
+use crate::flow::relay::{DatagramError, Relay, RelayProgress};
 use crate::split::{socks_client, socks_datagram};
 
 /// UDP association with the proxy.
@@ -35,14 +35,14 @@ impl Relay for Association {
         std::mem::take(&mut self.greeting)
     }
 
-    fn hear(&mut self, data: &[u8]) -> Result<Agreed, String> {
+    fn handle_bytes(&mut self, data: &[u8]) -> Result<RelayProgress, String> {
         self.inbox.extend_from_slice(data);
         let mut words = Vec::new();
         loop {
-            match self.dialogue.hear(&mut self.inbox).map_err(|refusal| refusal.1)? {
-                Heard::More => return Ok(Agreed::NotYet(words)),
-                Heard::Say(more) => words.extend(more),
-                Heard::Agreed(at) => return Ok(Agreed::At(at)),
+            match self.dialogue.handle_message(&mut self.inbox).map_err(|refusal| refusal.1)? {
+                Progress::Incomplete => return Ok(RelayProgress::Send(words)),
+                Progress::Send(more) => words.extend(more),
+                Progress::Granted(at) => return Ok(RelayProgress::Done(at)),
             }
         }
     }
@@ -51,10 +51,10 @@ impl Relay for Association {
         socks_datagram::emit(to, data)
     }
 
-    fn unwrap<'a>(&self, datagram: &'a [u8]) -> Result<(Address, &'a [u8]), Useless> {
+    fn unwrap<'a>(&self, datagram: &'a [u8]) -> Result<(Address, &'a [u8]), DatagramError> {
         socks_datagram::parse(datagram).map_err(|why| match why {
-            socks_datagram::Unusable::Fragment => Useless::Fragment,
-            socks_datagram::Unusable::Header => Useless::Garbage,
+            socks_datagram::Unusable::Fragment => DatagramError::Fragment,
+            socks_datagram::Unusable::Header => DatagramError::Malformed,
         })
     }
 }

@@ -30,14 +30,14 @@ enum Stage {
 }
 
 /// Result of a message from the proxy.
-pub(super) enum Heard {
+pub(super) enum Progress {
     /// More bytes are needed.
-    More,
+    Incomplete,
     /// Send these bytes.
-    Say(Vec<u8>),
+    Send(Vec<u8>),
     /// The request is granted; the address is the bound one. Bytes left in the inbox follow the
     /// reply.
-    Agreed(Address),
+    Granted(Address),
 }
 
 /// Failure of the negotiation, with a text for the log.
@@ -53,7 +53,7 @@ impl Dialogue {
     }
 
     /// Handles the next message at the front of `inbox`, if it is complete.
-    pub(super) fn hear(&mut self, inbox: &mut BytesMut) -> Result<Heard, Refusal> {
+    pub(super) fn handle_message(&mut self, inbox: &mut BytesMut) -> Result<Progress, Refusal> {
         let code = inbox.get(1).copied();
         let said = match self.stage {
             Stage::Choice => take(inbox, socks_client::choice)?.map(|method| self.greeted(method)),
@@ -62,32 +62,32 @@ impl Dialogue {
                 false => Err(denied("the proxy refuses the user or the password")),
             }),
             Stage::Reply => take(inbox, socks_client::reply)?.map(|result| match result {
-                Ok(at) => Ok(Heard::Agreed(at)),
+                Ok(at) => Ok(Progress::Granted(at)),
                 Err(why) if code == Some(UNSUPPORTED) && self.associates => {
                     Err(Refusal(why, "the proxy has no UDP ASSOCIATE".to_owned()))
                 }
                 Err(why) => Err(Refusal(why, format!("the proxy says: {why}"))),
             }),
         };
-        said.unwrap_or(Ok(Heard::More))
+        said.unwrap_or(Ok(Progress::Incomplete))
     }
 
-    fn greeted(&mut self, method: Option<Method>) -> Result<Heard, Refusal> {
+    fn greeted(&mut self, method: Option<Method>) -> Result<Progress, Refusal> {
         match (method, &self.proxy.user) {
             (Some(Method::None), _) => self.ask(),
             (Some(Method::Password), Some(user)) => {
                 self.stage = Stage::Verdict;
                 let user = socks_client::credentials(user);
-                user.map(Heard::Say).ok_or(denied("the password is too long"))
+                user.map(Progress::Send).ok_or(denied("the password is too long"))
             }
             _ => Err(denied("the proxy wants another way of saying who one is")),
         }
     }
 
-    fn ask(&mut self) -> Result<Heard, Refusal> {
+    fn ask(&mut self) -> Result<Progress, Refusal> {
         self.stage = Stage::Reply;
         let unsaid = || Refusal(Failure::Unreachable, "a name that SOCKS5 cannot say".to_owned());
-        self.request.take().map(Heard::Say).ok_or_else(unsaid)
+        self.request.take().map(Progress::Send).ok_or_else(unsaid)
     }
 }
 

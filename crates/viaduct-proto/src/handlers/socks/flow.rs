@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 
 use super::Proxy;
-use super::dialogue::{Dialogue, Heard, Refusal};
+use super::dialogue::{Dialogue, Progress, Refusal};
 use crate::flow::{Address, Context, FIRST, Failure, Half, Handler, Output, Timer};
 use crate::handlers::early::{Early, End};
 use crate::split::socks_client;
@@ -51,17 +51,17 @@ impl Socks {
     /// Handles the proxy's messages that are complete.
     fn talk(&mut self, cx: &mut Context<'_>) -> Result<(), Refusal> {
         while let Stage::Talk(dialogue) = &mut self.stage {
-            match dialogue.hear(&mut self.inbox)? {
-                Heard::More => break,
-                Heard::Say(words) => drop(cx.output(FIRST).write(words.into())),
-                Heard::Agreed(_) => self.rise(cx),
+            match dialogue.handle_message(&mut self.inbox)? {
+                Progress::Incomplete => break,
+                Progress::Send(words) => drop(cx.output(FIRST).write(words.into())),
+                Progress::Granted(_) => self.establish(cx),
             }
         }
         Ok(())
     }
 
     /// Completes the connect: data passes from now on.
-    fn rise(&mut self, cx: &mut Context<'_>) {
+    fn establish(&mut self, cx: &mut Context<'_>) {
         self.stage = Stage::Through;
         cx.set_timer(ANSWER, None);
         cx.upstream().connected(Ok(()));

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use self::association::Association;
 use self::flow::Socks;
 use super::Shell;
-use crate::flow::datagrams::{Datagrams, Way};
+use crate::flow::datagrams::{Datagrams, Direction};
 use crate::flow::relay::Relay;
 use crate::flow::{About, Address, Arguments, Factory, Handler};
 use crate::split::socks::Credentials;
@@ -92,7 +92,7 @@ impl Factory for SocksFactory {
 }
 
 impl Datagrams for Straight {
-    fn pass(&mut self, now: Instant, _way: Way, _bytes: usize) -> Option<Instant> {
+    fn pass(&mut self, now: Instant, _direction: Direction, _bytes: usize) -> Option<Instant> {
         Some(now)
     }
 }

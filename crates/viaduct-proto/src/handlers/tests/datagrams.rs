@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::super::testing::shell;
 use super::{at, registry};
 use crate::flow::HandlerSpec;
-use crate::flow::datagrams::{Bounds, Ends, Passage, Taken, Way, streams_alone};
+use crate::flow::datagrams::{Bounds, Direction, Ends, Passage, Taken, streams_alone};
 use crate::flow::{Chain, Factory};
 use crate::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ fn leave(passage: &mut Passage, now: Instant, left: &mut Vec<(u32, Instant)>) {
 #[test]
 fn latency_delays_each_datagram_and_drops_what_finds_no_room() {
     let mut passage = passage(&["latency:delay=50ms,held=1000", "count"]);
-    let mut send = |now, tag| passage.handle_datagram(now, ends(1), Way::Out, 400, tag);
+    let mut send = |now, tag| passage.handle_datagram(now, ends(1), Direction::Out, 400, tag);
     assert_eq!(send(at(0), 1), Taken::Waits { begins: true });
     assert_eq!(send(at(10), 2), Taken::Waits { begins: false });
     assert_eq!(send(at(20), 3), Taken::Dropped);
@@ -56,8 +56,8 @@ fn latency_delays_each_datagram_and_drops_what_finds_no_room() {
 fn both_ways_pass_all_handlers_and_do_not_wait_for_each_other() {
     let mut passage = passage(&["latency:delay=50ms", "shape:out=8k,in=80k", "latency:delay=20ms"]);
     for tag in 0..2 {
-        passage.handle_datagram(at(0), ends(1), Way::Out, 100, tag);
-        passage.handle_datagram(at(0), ends(1), Way::Back, 100, 10 + tag);
+        passage.handle_datagram(at(0), ends(1), Direction::Out, 100, tag);
+        passage.handle_datagram(at(0), ends(1), Direction::Back, 100, 10 + tag);
     }
     let mut left = Vec::new();
     leave(&mut passage, at(1_000), &mut left);
@@ -91,7 +91,7 @@ fn what_handlers_say_of_datagrams_is_true() {
 fn count_counts_datagrams_with_the_bytes_of_flows() {
     let chain = factories(&["count"]);
     let mut passage = Passage::new(chain.clone(), BOUNDS).unwrap();
-    for (port, way) in [(1, Way::Out), (1, Way::Back), (2, Way::Out)] {
+    for (port, way) in [(1, Direction::Out), (1, Direction::Back), (2, Direction::Out)] {
         passage.handle_datagram(at(0), ends(port), way, 7, 0);
     }
     let mut asked = Chain::new(chain, 1000, at(0));
@@ -105,10 +105,10 @@ fn silent_pairs_are_forgotten_and_so_is_the_oldest_of_too_many() {
     let chain = factories(&["latency:delay=300ms"]);
     let mut passage = Passage::new(chain, bounds).unwrap();
     for (now, port) in [(0, 1), (10, 2), (20, 1), (30, 3)] {
-        passage.handle_datagram(at(now), ends(port), Way::Out, 1, 0);
+        passage.handle_datagram(at(now), ends(port), Direction::Out, 1, 0);
     }
     assert_eq!(passage.pairs(), 2);
-    let again = passage.handle_datagram(at(40), ends(1), Way::Out, 1, 0);
+    let again = passage.handle_datagram(at(40), ends(1), Direction::Out, 1, 0);
     assert_eq!(again, Taken::Waits { begins: false }, "it was the second that went");
     let mut left = Vec::new();
     leave(&mut passage, at(1_329), &mut left);
@@ -134,7 +134,7 @@ fn cross(chain: &[&str], traffic: &[(u64, u16, bool, usize)]) -> Crossed {
         now += Duration::from_micros(after);
         leave(&mut passage, now, &mut left);
         came.push((port, out, now, bytes));
-        let way = if out { Way::Out } else { Way::Back };
+        let way = if out { Direction::Out } else { Direction::Back };
         let taken = passage.handle_datagram(now, ends(port), way, bytes, tag);
         dropped += usize::from(taken == Taken::Dropped);
     }

@@ -6,7 +6,8 @@ use crate::time::Duration;
 
 const FLOWS: usize = 5;
 
-/// Connects `FLOWS` flows. The trunk is the second chain of host 0, and the first of host 1.
+/// Connects `FLOWS` flows. The shared connection is the second chain of host 0, and the first of
+/// host 1.
 fn joined(chain: &[&str]) -> Net {
     let mut net = Net::new(chain, chain);
     for _ in 0..FLOWS {
@@ -140,8 +141,8 @@ fn a_place_that_cannot_be_reached_is_told_and_so_is_a_host_that_takes_no_more_fl
     net.connect();
     net.connect();
     net.wait(Duration::from_secs(1));
-    let (trunk, now) = (&mut net.ends[0][1].chain, net.now);
-    trunk.connected(now, trunk.bottom().unwrap(), Err(Failure::Refused));
+    let (connection, now) = (&mut net.ends[0][1].chain, net.now);
+    connection.connected(now, connection.bottom().unwrap(), Err(Failure::Refused));
     net.settle();
     for at in [0, 2] {
         assert_eq!(net.ends[0][at].answer, Some(Err(Failure::Refused)), "{at}");

@@ -261,9 +261,9 @@ proptest! {
 
 #[test]
 fn a_proxy_that_knows_no_udp_is_said_to_know_none() {
-    let mut words = factories(&["socks:via=192.0.2.1:1080"], &shell())[0].relay().unwrap();
-    words.begin();
-    assert!(words.hear(&[5, 0]).is_ok(), "it asks");
+    let mut relay = factories(&["socks:via=192.0.2.1:1080"], &shell())[0].relay().unwrap();
+    relay.begin();
+    assert!(relay.handle_bytes(&[5, 0]).is_ok(), "it asks");
     let answer = [5, 7, 0, 1, 0, 0, 0, 0, 0, 0];
-    assert_eq!(words.hear(&answer).err().unwrap(), "the proxy has no UDP ASSOCIATE");
+    assert_eq!(relay.handle_bytes(&answer).err().unwrap(), "the proxy has no UDP ASSOCIATE");
 }

@@ -2,12 +2,12 @@ use std::sync::{Arc, Mutex};
 
 use super::super::testing::{factories, shell};
 use crate::flow::{Action, Address, BottomId, Chain, Failure, Half};
-use crate::overlay::{Place, Policy, Seen, Stats, Table, Way};
+use crate::overlay::{NodeEntry, OverlayRoute, PathQuality, Policy, Stats, Table};
 use crate::split::socks;
 use crate::time::{Duration, Instant};
 
-const UP: Seen = Seen { up: Some(true), rtt_ms: 10.0, loss: 0.0 };
-const DOWN: Seen = Seen { up: Some(false), rtt_ms: 0.0, loss: 1.0 };
+const UP: PathQuality = PathQuality { up: Some(true), rtt_ms: 10.0, loss: 0.0 };
+const DOWN: PathQuality = PathQuality { up: Some(false), rtt_ms: 0.0, loss: 1.0 };
 
 fn at(ip: &str) -> Address {
     Address::Ip(ip.parse().unwrap())
@@ -23,21 +23,24 @@ fn node_c() -> Address {
 }
 
 /// Table of the node of 10.1.0.0/16; `direct` is the path to b.
-fn table(version: u64, direct: Seen, ways: &[Way]) -> Table {
-    let place = |name: &str, n: u8, path, ways: &[Way], others: &[usize]| Place {
+fn table(version: u64, direct: PathQuality, routes: &[OverlayRoute]) -> Table {
+    let place = |name: &str, n: u8, path, routes: &[OverlayRoute], others: &[usize]| NodeEntry {
         name: name.to_owned(),
         socks: Some(([10, n, 0, 1], 1080).into()),
         serves: vec![format!("10.{n}.0.0/16").parse().unwrap()],
         path,
         others: others.iter().map(|n| (*n, UP)).collect(),
-        ways: ways.to_vec(),
+        routes: routes.to_vec(),
     };
     Table {
         overlay: "a".to_owned(),
         policy: Policy::Latency,
         version,
         serves: vec!["10.1.0.0/16".parse().unwrap()],
-        nodes: vec![place("b", 2, direct, ways, &[1]), place("c", 3, UP, &[Way::Direct], &[0])],
+        nodes: vec![
+            place("b", 2, direct, routes, &[1]),
+            place("c", 3, UP, &[OverlayRoute::Direct], &[0]),
+        ],
         states: Vec::new(),
         stats: Stats::default(),
     }
@@ -68,8 +71,8 @@ impl Driver {
         driver
     }
 
-    fn overlay(direct: Seen, ways: &[Way], to: &Address) -> Driver {
-        Driver::new(&["route:overlay=x", "count"], Some(table(1, direct, ways)), to)
+    fn overlay(direct: PathQuality, routes: &[OverlayRoute], to: &Address) -> Driver {
+        Driver::new(&["route:overlay=x", "count"], Some(table(1, direct, routes)), to)
     }
 
     fn act(&mut self) {
@@ -141,7 +144,7 @@ impl Driver {
 
 #[test]
 fn a_flow_goes_directly_while_that_is_the_best_way() {
-    let mut flow = Driver::overlay(UP, &[Way::Direct, Way::By(1)], &server());
+    let mut flow = Driver::overlay(UP, &[OverlayRoute::Direct, OverlayRoute::By(1)], &server());
     assert_eq!(flow.dialled(), [(0, server())]);
     assert!(flow.chain.write(flow.now, "early".into()));
     flow.connected(0, Ok(()));
@@ -151,14 +154,14 @@ fn a_flow_goes_directly_while_that_is_the_best_way() {
     assert_eq!(flow.dialled().len(), 1, "no other way is tried");
     assert_eq!(flow.chain.control(flow.now, "route", b"").unwrap(), b"directly");
     // Without a handler above that survives a loss, the flow keeps its path.
-    *flow.knows.lock().unwrap() = Some(table(2, DOWN, &[Way::By(1)]));
+    *flow.knows.lock().unwrap() = Some(table(2, DOWN, &[OverlayRoute::By(1)]));
     flow.wait(5_000);
     assert!(!flow.said.iter().any(|action| matches!(action, Action::Failed(_))));
 }
 
 #[test]
 fn a_flow_goes_by_a_node_when_the_direct_path_has_failed() {
-    let mut flow = Driver::overlay(DOWN, &[Way::By(1)], &server());
+    let mut flow = Driver::overlay(DOWN, &[OverlayRoute::By(1)], &server());
     assert_eq!(flow.dialled(), [(0, node_c())]);
     assert!(flow.chain.write(flow.now, "early".into()));
     flow.chain.shutdown(flow.now, Half::Write);
@@ -178,7 +181,7 @@ fn a_flow_goes_by_a_node_when_the_direct_path_has_failed() {
 fn what_nobody_knows_of_is_tried_directly_first_and_then_beside_it() {
     let elsewhere = at("192.0.2.1:80");
     for knows in ["route:node=10.3.0.1:1080+10.4.0.1:1080", "route:overlay=x"] {
-        let known = Some(table(1, UP, &[Way::Direct]));
+        let known = Some(table(1, UP, &[OverlayRoute::Direct]));
         let mut flow = Driver::new(&[knows], known, &elsewhere);
         assert_eq!(flow.dialled(), [(0, elsewhere.clone())]);
         flow.wait(299);
@@ -231,7 +234,7 @@ fn without_an_overlay_flows_go_directly_and_names_go_by_nodes() {
     let flow = Driver::new(&["route:overlay=x"], None, &server());
     assert_eq!(flow.dialled(), [(0, server())]);
     let name = Address::Name("example.org".into(), 80);
-    let mut flow = Driver::overlay(UP, &[Way::Direct], &name);
+    let mut flow = Driver::overlay(UP, &[OverlayRoute::Direct], &name);
     assert_eq!(flow.dialled()[0].1, at("10.2.0.1:1080"));
     flow.goes_by(0, &name);
     assert_eq!(flow.answer(), Some(Ok(())));
@@ -241,25 +244,25 @@ fn without_an_overlay_flows_go_directly_and_names_go_by_nodes() {
 fn a_flow_that_survives_it_is_moved_when_its_path_fails_and_never_without_another() {
     let move_it = |flow: &mut Driver| flow.chain.control(flow.now, "route", b"move");
     let failed = Action::Failed(Failure::TimedOut);
-    let mut flow = Driver::overlay(UP, &[Way::Direct, Way::By(1)], &server());
+    let mut flow = Driver::overlay(UP, &[OverlayRoute::Direct, OverlayRoute::By(1)], &server());
     move_it(&mut flow);
     flow.connected(0, Ok(()));
     let tell = |flow: &Driver, table| *flow.knows.lock().unwrap() = Some(table);
     tell(&flow, table(2, DOWN, &[]));
     flow.wait(1_000);
     assert!(!flow.has(&failed), "there is no other way");
-    tell(&flow, table(3, DOWN, &[Way::By(1)]));
+    tell(&flow, table(3, DOWN, &[OverlayRoute::By(1)]));
     flow.wait(101);
     assert!(flow.has(&failed) && flow.has(&Action::Close(BottomId(0))));
 
     // The flow goes by a node, whose path then fails.
-    let mut flow = Driver::overlay(DOWN, &[Way::By(1)], &server());
+    let mut flow = Driver::overlay(DOWN, &[OverlayRoute::By(1)], &server());
     move_it(&mut flow);
     flow.goes_by(0, &server());
-    tell(&flow, table(2, UP, &[Way::Direct, Way::By(1)]));
+    tell(&flow, table(2, UP, &[OverlayRoute::Direct, OverlayRoute::By(1)]));
     flow.wait(1_000);
     assert!(!flow.has(&failed), "it is left where it is while that works");
-    let mut gone = table(3, UP, &[Way::Direct]);
+    let mut gone = table(3, UP, &[OverlayRoute::Direct]);
     gone.nodes[1].path = DOWN;
     tell(&flow, gone);
     flow.wait(101);
@@ -268,10 +271,13 @@ fn a_flow_that_survives_it_is_moved_when_its_path_fails_and_never_without_anothe
 
 #[test]
 fn migrate_says_that_it_can() {
-    let mut flow =
-        Driver::new(&["migrate", "route:overlay=x"], Some(table(1, UP, &[Way::Direct])), &server());
+    let mut flow = Driver::new(
+        &["migrate", "route:overlay=x"],
+        Some(table(1, UP, &[OverlayRoute::Direct])),
+        &server(),
+    );
     flow.connected(0, Ok(()));
-    *flow.knows.lock().unwrap() = Some(table(2, DOWN, &[Way::By(1)]));
+    *flow.knows.lock().unwrap() = Some(table(2, DOWN, &[OverlayRoute::By(1)]));
     flow.wait(150);
     assert!(flow.has(&Action::Close(BottomId(0))), "its connection is given up");
     assert!(flow.said.iter().any(|action| format!("{action:?}").contains("has failed")));

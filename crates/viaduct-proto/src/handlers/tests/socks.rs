@@ -1,5 +1,5 @@
 use super::super::testing::{factories, shell};
-use crate::flow::relay::{Agreed, Relay, Useless};
+use crate::flow::relay::{DatagramError, Relay, RelayProgress};
 use crate::flow::{Action, Address, BottomId, Chain, Failure, Half};
 use crate::split::socks;
 use crate::time::Instant;
@@ -106,17 +106,17 @@ fn relay(settings: &str) -> Box<dyn Relay + Send> {
 
 #[test]
 fn a_relay_is_agreed_on_whichever_way_the_proxy_cuts_what_it_says() {
-    let said = |words: &[u8]| Ok(Agreed::NotYet(words.to_vec()));
+    let said = |words: &[u8]| Ok(RelayProgress::Send(words.to_vec()));
     let mut relay = relay("socks:via=proxy.example:1080,user=me,password=word");
     assert_eq!(relay.via(), &Address::Name("proxy.example".into(), 1080));
     assert_eq!(relay.begin(), [5, 2, 0, 2]);
-    assert_eq!(relay.hear(&[5]), said(b""));
-    assert_eq!(relay.hear(&[2]), said(b"\x01\x02me\x06secret"));
-    assert_eq!(relay.hear(&[1, 0]), said(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]));
+    assert_eq!(relay.handle_bytes(&[5]), said(b""));
+    assert_eq!(relay.handle_bytes(&[2]), said(b"\x01\x02me\x06secret"));
+    assert_eq!(relay.handle_bytes(&[1, 0]), said(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]));
     let answer = [5, 0, 0, 1, 192, 0, 2, 9, 0x10, 0];
-    assert_eq!(relay.hear(&answer[..9]), said(b""));
+    assert_eq!(relay.handle_bytes(&answer[..9]), said(b""));
     let at = Address::Ip("192.0.2.9:4096".parse().unwrap());
-    assert_eq!(relay.hear(&answer[9..]), Ok(Agreed::At(at)));
+    assert_eq!(relay.handle_bytes(&answer[9..]), Ok(RelayProgress::Done(at)));
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn a_proxy_that_has_no_relay_says_why() {
     ] {
         let mut relay = relay("socks:via=192.0.2.1:1080");
         relay.begin();
-        let why = relay.hear(said).unwrap_err();
+        let why = relay.handle_bytes(said).unwrap_err();
         assert!(why.contains(words), "{why}");
     }
 }
@@ -141,7 +141,7 @@ fn what_a_relay_brings_is_read_in_one_place() {
     let wrapped = relay.wrap(&to, b"question").unwrap();
     assert_eq!(relay.unwrap(&wrapped), Ok((to, &b"question"[..])));
     let piece = [&[0, 0, 1], &wrapped[3..]].concat();
-    assert_eq!(relay.unwrap(&piece), Err(Useless::Fragment));
-    assert_eq!(relay.unwrap(&wrapped[..9]), Err(Useless::Garbage));
+    assert_eq!(relay.unwrap(&piece), Err(DatagramError::Fragment));
+    assert_eq!(relay.unwrap(&wrapped[..9]), Err(DatagramError::Malformed));
     assert_eq!(relay.wrap(&Address::Name("x".repeat(256), 1), b""), None);
 }

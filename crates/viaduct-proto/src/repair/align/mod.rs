@@ -242,7 +242,7 @@ impl Aligner {
     }
 
     /// Returns whether tags and arrivals agree from here on, except for some missing tags.
-    /// Where either ends, a single match is enough if few were passed over or a lone tag was
+    /// At the end of either, a single match is enough if few were passed over or a lone tag was
     /// named: among many, one matches by chance.
     fn agree(&self, tags: &[Tag], from: usize, is_lone: bool) -> bool {
         let mut arrived = self.ahead.range(from..);
@@ -325,9 +325,9 @@ impl Few {
 enum Step {
     /// The first tag and the first arrival agree.
     Match,
-    /// So many arrivals have no tag.
+    /// Number of arrivals without a tag.
     Skip(usize),
-    /// So many tags have no arrival.
+    /// Number of tags without an arrival.
     Miss(usize),
 }
 

@@ -64,9 +64,9 @@ impl Offered {
 mod tests {
     use super::*;
 
-    /// Packets of a minute, whose load is a saw between 3,000 and 10,000 a second, of which
-    /// those are lost that `lost` says, by the load; how many losses were taken for the load's,
-    /// of all.
+    /// Sends packets for a minute at a load that rises from 3,000 to 10,000 a second in a saw
+    /// tooth; `lost` selects the lost packets by their number and the load. Returns the number of
+    /// losses attributed to the load, and of all losses.
     fn judge(mut lost: impl FnMut(u64, f64) -> bool) -> (usize, usize) {
         let (mut offered, mut at) = (Offered::default(), 0.0_f64);
         let (mut told, mut all, mut n) = (0, 0, 0);

@@ -30,8 +30,8 @@ pub fn loss(rates: &Rates) -> f64 {
     (0..BUCKETS).map(|n| rates[n] * length(n)).sum()
 }
 
-/// Logarithm of the ratio of all bursts to late ones, at least 0, if flows wait for so many
-/// packets.
+/// Logarithm of the ratio of all bursts to late ones, at least 0, if flows wait for the time
+/// of `packets` packets.
 pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
     let mut bursts = [(0.0, 0.0); BUCKETS];
     let mut kinds = 0;
@@ -99,8 +99,8 @@ mod tests {
     use super::*;
     use crate::repair::control::bursts::bucket;
 
-    /// 1 % of 16,700 packets a second, in bursts of this length, and what is needed where a
-    /// flow waits for so long.
+    /// Overhead needed for a loss of 1 % of 16,700 packets a second in bursts of `burst` packets,
+    /// if flows wait for `seconds` seconds.
     fn needed(burst: u64, seconds: f64) -> f64 {
         let (mut rates, pace) = ([0.0; BUCKETS], 16_700.0);
         let at = bucket(burst);
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn longer_bursts_and_less_time_ask_for_more() {
-        // Simulation asks for 2.8, 9.1 and 20.7 %. Bursts of 30 count as 32.
+        // The simulation needs 2.8, 9.1 and 20.7 %. Bursts of 30 count as 32.
         for (burst, low, high) in [(1, 0.027, 0.034), (8, 0.080, 0.100), (30, 0.18, 0.24)] {
             let overhead = needed(burst, 0.025);
             assert!((low..high).contains(&overhead), "bursts of {burst}: {overhead}");

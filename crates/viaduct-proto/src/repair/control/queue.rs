@@ -232,7 +232,7 @@ impl Least {
 mod tests {
     use super::*;
 
-    /// A path whose clock is off, and its queue.
+    /// Path to a peer whose clock differs, and its queue.
     struct World {
         queue: Queue,
         now: Instant,
@@ -244,8 +244,8 @@ mod tests {
             World { queue: Queue::default(), now: Instant::ZERO + Duration::from_secs(1), seq: 0 }
         }
 
-        /// Packets for so long, each after this many microseconds, of these delays by the time
-        /// passed.
+        /// Sends a packet every 100 microseconds for `millis` milliseconds, with the delay that
+        /// `delay` gives for the elapsed seconds. Returns for each whether the queue is full.
         fn run(&mut self, millis: u64, delay: impl Fn(f64) -> f64) -> Vec<bool> {
             let begun = self.now;
             let mut full = Vec::new();
@@ -265,7 +265,7 @@ mod tests {
     fn the_top_of_a_saw_is_full_and_the_rest_is_not() {
         let mut world = World::new();
         let saw = |at: f64| 50_000.0 + 100_000.0 * (0.3 + 0.7 * (at / 5.0).fract());
-        // It fills packet by packet.
+        // The queue fills packet by packet.
         world.run(1_000, |at| 50_000.0 + 30_000.0 * at);
         world.run(10_000, saw);
         let full = world.run(10_000, saw);
@@ -300,7 +300,7 @@ mod tests {
     fn the_peers_clock_may_wrap_and_drift() {
         for drift in [-100.0, 100.0] {
             let mut world = World::new();
-            // 60 ms in ten minutes.
+            // A drift of 60 ms in ten minutes.
             let full = world.run(600_000, |at| 1e9 + drift * at);
             assert!(!full.contains(&true), "{drift}");
             assert!(world.queue.waits() < 2_000, "{drift}");
@@ -314,7 +314,7 @@ mod tests {
         let full = world.run(240_000, |at| 90_000.0 + 60_000.0 * (at / 14.0).fract());
         let share = full.iter().filter(|full| **full).count() as f64 / full.len() as f64;
         assert!((0.25..0.45).contains(&share), "{share}");
-        // As it is never full, clocks may have drifted by 24 ms of its 49.
+        // The queue is never full, so that 24 of its 49 ms may be clock drift.
         assert!((22_000..27_000).contains(&world.queue.waits()), "{}", world.queue.waits());
     }
 
@@ -326,9 +326,9 @@ mod tests {
         assert!(!world.run(5_000, |_| 120_000.0).contains(&true));
     }
 
-    /// Packets of so long a time, whose delays are a share of 40 ms by the time passed, of
-    /// which those are lost that `lost` says; how many losses were taken for a full queue's, of
-    /// all.
+    /// Sends packets for `seconds` seconds. Delays are the share `height` of 40 ms at each time;
+    /// `lost` selects the lost packets. Returns the number of losses attributed to a full queue,
+    /// and of all losses.
     fn judge(
         world: &mut World,
         seconds: u64,
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_queue_that_grows_is_not_full_and_one_that_stays_is() {
-        // As a slow start fills it.
+        // A queue that a slow start fills.
         let grows = |at: f64| (at / 2.0).powi(4);
         let (told, _) = judge(&mut World::new(), 2, grows, |n, _| n.is_multiple_of(101));
         assert_eq!(told, 0);
@@ -407,7 +407,7 @@ mod tests {
         let (told, all) =
             judge(&mut World::new(), 2, fills, |n, height| height == 0.5 && n.is_multiple_of(2));
         assert!(told + 15 >= all, "{told} of {all}");
-        // A sender that exceeds its link, for minutes.
+        // A sender that exceeds its link for minutes.
         let mut world = World::new();
         judge(&mut world, 1, |at| at, |_, _| false);
         let (told, all) = judge(&mut world, 240, |_| 1.0, |n, _| n.is_multiple_of(11));

@@ -17,7 +17,8 @@ impl World {
         World { controller, now, report: Report::default() }
     }
 
-    /// Runs for some seconds with so many bursts of a length in each tick.
+    /// Runs for some seconds with `bursts` bursts of `length` packets in each tick. Returns the
+    /// overhead.
     fn run(&mut self, seconds: u64, bursts: u64, length: u64) -> f64 {
         for _ in 0..seconds * 40 {
             self.now += TICK;

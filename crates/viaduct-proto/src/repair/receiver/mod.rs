@@ -15,17 +15,17 @@ mod names;
 use std::collections::VecDeque;
 
 use super::align::{Aligner, Arrival, Named};
-use super::coming::Coming;
 use super::congestion::{Congestion, Signal};
 use super::control;
 use super::control::path::Path;
-use super::held::{Held, Overtaken, Waiting};
 use super::identity::{Identity, IdentityKey};
+use super::in_flight::InFlight;
 use super::ledger::{Ledger, Row, State};
 use super::observed::Observed;
 use super::outbox::Outbox;
 use super::prefix;
 use super::recent::Recent;
+use super::reorder_hold::{HeldRecovery, Overtaken, ReorderHold};
 use super::requests::{Requests, Times};
 use super::section::{Copies, Need, PREFIX, Part, expand};
 use super::sites::Sites;
@@ -35,7 +35,7 @@ use super::syns::{Fate, Syns};
 use super::unnamed::Unnamed;
 use crate::fec::{self, AnyDecoder, Cover, Decoder, Recovered, Repair, Seq, Sources, Verdict};
 use crate::time::{Duration, Instant};
-use crate::wire::ip::{self, Header, Hop};
+use crate::wire::ip::{self, Header, MutableFields};
 use crate::wire::tcp_sack;
 
 /// Time after its arrival within which a packet is named; a peer that is too busy does not name
@@ -77,10 +77,10 @@ pub(super) struct Receiver {
     observed: Option<Box<Observed>>,
     requests: Requests,
     unnamed: Unnamed,
-    coming: Coming,
+    in_flight: InFlight,
     congestion: Congestion,
     times: Times,
-    held: Held,
+    reorder_hold: ReorderHold,
     recent: Recent,
     syns: Syns,
     blind: Blind,
@@ -90,22 +90,22 @@ pub(super) struct Receiver {
 
 /// Arrival of a packet.
 #[derive(Clone, Copy, Debug)]
-struct Came {
+struct ArrivedPacket {
     at: Instant,
     identity: Identity,
-    hop: Hop,
+    fields: MutableFields,
 }
 
 /// Latest arrivals.
 #[derive(Default)]
 struct Arrivals {
-    last: VecDeque<Came>,
+    last: VecDeque<ArrivedPacket>,
     /// Number of the oldest one kept.
     first: Arrival,
 }
 
 impl Arrivals {
-    fn push(&mut self, came: Came) {
+    fn push(&mut self, came: ArrivedPacket) {
         if self.last.len() == MAX_ARRIVALS {
             self.last.pop_front();
             self.first += 1;
@@ -113,7 +113,7 @@ impl Arrivals {
         self.last.push_back(came);
     }
 
-    fn get(&self, arrival: Arrival) -> Option<Came> {
+    fn get(&self, arrival: Arrival) -> Option<ArrivedPacket> {
         self.last.get(usize::try_from(arrival.checked_sub(self.first)?).ok()?).copied()
     }
 }
@@ -123,14 +123,14 @@ impl Arrivals {
 struct Hops {
     /// Routers crossed; used for IPv4 and IPv6 alike.
     crossed: u8,
-    last: Hop,
+    last: MutableFields,
 }
 
 impl Hops {
     /// Learns from a packet that left with `sent` and has arrived.
-    fn learn(&mut self, arrived: Option<Came>, sent: Hop) {
-        if let Some(Came { hop, .. }) = arrived {
-            self.crossed = sent.ttl.wrapping_sub(hop.ttl);
+    fn learn(&mut self, arrived: Option<ArrivedPacket>, sent: MutableFields) {
+        if let Some(ArrivedPacket { fields, .. }) = arrived {
+            self.crossed = sent.ttl.wrapping_sub(fields.ttl);
         }
     }
 }
@@ -201,10 +201,10 @@ impl Receiver {
             observed: None,
             requests: Requests::default(),
             unnamed: Unnamed::default(),
-            coming: Coming::default(),
+            in_flight: InFlight::default(),
             congestion: Congestion::default(),
             times: Times { wait: USUAL_WAIT, rtt: USUAL_RTT },
-            held: Held::default(),
+            reorder_hold: ReorderHold::default(),
             recent: Recent::default(),
             syns: Syns::default(),
             blind: Blind::Untold,
@@ -244,7 +244,7 @@ impl Receiver {
         self.known.store.memory()
             + self.known.ledger.memory()
             + self.decoder.memory()
-            + self.arrivals.last.capacity() * size_of::<Came>()
+            + self.arrivals.last.capacity() * size_of::<ArrivedPacket>()
             + self.observed.as_ref().map_or(0, |observed| observed.memory())
     }
 
@@ -286,7 +286,7 @@ impl Receiver {
     pub(super) fn handle_packet(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         self.stats.packets += 1;
         self.stats.bytes += packet.len() as u64;
-        let hop = ip::normalise(packet);
+        let fields = ip::normalise(packet);
         if !self.acks && tcp_sack::is_plain_ack(packet) {
             return;
         }
@@ -295,14 +295,16 @@ impl Receiver {
         let as_sent = self.syns.as_sent(packet);
         if !as_sent.is_empty() {
             self.stats.altered += 1;
-            as_sent.iter().for_each(|sent| self.keep((now, came), self.key.name(sent), hop, sent));
+            as_sent
+                .iter()
+                .for_each(|sent| self.keep((now, came), self.key.name(sent), fields, sent));
         }
-        if let Overtaken::InTime(seq) = self.held.arrived(now, identity) {
+        if let Overtaken::InTime(seq) = self.reorder_hold.arrived(now, identity) {
             // Already in the store, as a recovered packet.
             self.stats.late += 1;
             return self.settle(seq, State::Arrived);
         }
-        self.keep((now, came), identity, hop, packet);
+        self.keep((now, came), identity, fields, packet);
     }
 
     /// Stores a packet that has arrived; one that was counted as missing is late.
@@ -310,12 +312,12 @@ impl Receiver {
         &mut self,
         (now, came): (Instant, Instant),
         identity: Identity,
-        hop: Hop,
+        fields: MutableFields,
         packet: &[u8],
     ) {
         let arrival = self.aligner.next_arrival();
-        self.arrivals.push(Came { at: came, identity, hop });
-        self.known.store.insert(came, identity, prefix::emit(identity, hop), packet);
+        self.arrivals.push(ArrivedPacket { at: came, identity, fields });
+        self.known.store.insert(came, identity, prefix::emit(identity, fields), packet);
         if let Some(seq) = self.aligner.arrive(identity.tag()) {
             self.stats.late += 1;
             self.path.arrived(seq);
@@ -354,9 +356,9 @@ impl Receiver {
             return;
         }
         row.state = State::Arrived;
-        if let Some(Came { identity, hop, .. }) = found {
+        if let Some(ArrivedPacket { identity, fields, .. }) = found {
             row.identity = identity;
-            let sent = Hop { ttl: hop.ttl.wrapping_add(self.hops.crossed), ..hop };
+            let sent = MutableFields { ttl: fields.ttl.wrapping_add(self.hops.crossed), ..fields };
             self.hops.last = sent;
             self.known.store.amend(identity, prefix::emit(identity, sent));
             self.syns.unaltered(identity);
@@ -418,7 +420,7 @@ impl Receiver {
             if seq > next {
                 self.unnamed.passed(now, next, seq - 1);
             }
-            self.accept(now, seq, self.key.name(packet), Some(copies.hop), packet);
+            self.accept(now, seq, self.key.name(packet), Some(copies.fields), packet);
             self.decoder.known(seq, &self.known, &mut self.recovered);
             self.deliver(now);
         }
@@ -446,7 +448,7 @@ impl Receiver {
         self.stats.repairs += 1;
         let cover = repair.cover;
         if cover.last().saturating_add(NEIGHBOURS) >= self.known.ledger.next() {
-            self.coming.cover = cover.count;
+            self.in_flight.cover = cover.count;
         }
         let is_dark = self.in_the_dark(now, cover.first, cover.last());
         if is_dark
@@ -473,16 +475,16 @@ impl Receiver {
     /// Time of the next deadline: a held recovery is due, or packets are to be counted or
     /// requested.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        let requests = self.requests.due(self.times, self.coming());
+        let requests = self.requests.due(self.times, self.expected_equations());
         let unnamed = self.unnamed.due(self.times.rtt);
-        let timers = [self.held.poll_timeout(), self.path.due(), requests, unnamed];
+        let timers = [self.reorder_hold.poll_timeout(), self.path.due(), requests, unnamed];
         timers.into_iter().flatten().min()
     }
 
     /// Counts packets that were missing for long enough; returns the next request to the peer.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Need> {
         self.path.settle(now);
-        let coming = self.coming();
+        let expected = self.expected_equations();
         let Receiver { requests, decoder, times, unnamed, known, .. } = self;
         let is_named = |seq| known.ledger.row(seq).is_none_or(|row| row.state != State::Unnamed);
         let held = |first, last| decoder.equations_within(first, last);
@@ -490,15 +492,15 @@ impl Receiver {
             |seq| known.ledger.row(seq).is_some_and(|row| row.congested && !row.is_here());
         let names = unnamed.ask(now, times.rtt, is_named);
         names
-            .or_else(|| requests.ask_early(now, coming))
+            .or_else(|| requests.ask_early(now, expected))
             .or_else(|| requests.ask(now, *times, held, is_given_up))
     }
 
     /// Number of equations at hand for packets not requested yet, and of those expected while
     /// flows can wait.
-    fn coming(&self) -> usize {
+    fn expected_equations(&self) -> usize {
         let held = |(first, last)| self.decoder.equations_within(first, last);
-        self.requests.fresh().map_or(0, held) + self.coming.within(self.times.wait)
+        self.requests.fresh().map_or(0, held) + self.in_flight.within(self.times.wait)
     }
 
     /// Report on the path from the peer.
@@ -514,8 +516,8 @@ impl Receiver {
     /// Housekeeping; called a few times a second.
     pub(super) fn tick(&mut self, now: Instant) {
         self.known.ledger.tick(now);
-        self.held.tick(now);
-        self.coming.tick(self.stats.repairs, self.stats.packets);
+        self.reorder_hold.tick(now);
+        self.in_flight.tick(self.stats.repairs, self.stats.packets);
         if let Some(observed) = &mut self.observed {
             observed.settle(now);
         }
@@ -559,8 +561,8 @@ impl Receiver {
         let mut batch = std::mem::take(&mut self.recovered);
         for (seq, symbol) in batch.iter() {
             match prefix::parse(symbol) {
-                Some((identity, hop, packet)) if self.key.name(packet) == identity => {
-                    self.accept(now, seq, identity, hop, packet);
+                Some((identity, fields, packet)) if self.key.name(packet) == identity => {
+                    self.accept(now, seq, identity, fields, packet);
                 }
                 // An empty symbol stands for a packet that is in no repair.
                 _ if symbol.is_empty() => {}
@@ -577,7 +579,7 @@ impl Receiver {
         now: Instant,
         seq: Seq,
         identity: Identity,
-        hop: Option<Hop>,
+        fields: Option<MutableFields>,
         packet: &[u8],
     ) {
         let Some(row) = self.known.ledger.row_mut(seq) else { return };
@@ -598,8 +600,8 @@ impl Receiver {
             return;
         }
         row.identity = identity;
-        row.hop = hop.unwrap_or(self.hops.last);
-        let sent = prefix::emit(identity, row.hop);
+        row.fields = fields.unwrap_or(self.hops.last);
+        let sent = prefix::emit(identity, row.fields);
         self.known.store.insert(now, identity, sent, packet);
         self.hold(now, seq);
     }
@@ -610,21 +612,21 @@ impl Receiver {
         let due = self.due(seq);
         let Some(row) = self.known.ledger.row_mut(seq) else { return };
         row.state = State::Recovered;
-        self.held.push(now, seq, row.identity, due);
+        self.reorder_hold.push(now, seq, row.identity, due);
         self.here(now, seq);
     }
 
     /// Injects recovered packets whose hold has ended.
     pub(super) fn release(&mut self, now: Instant, sites: &Sites, inject: &mut Outbox) {
-        while let Some(waiting) = self.held.pop(now) {
-            self.inject(now, waiting, sites, inject);
+        while let Some(recovery) = self.reorder_hold.pop(now) {
+            self.inject(now, recovery, sites, inject);
         }
     }
 
-    fn inject(&mut self, now: Instant, waiting: Waiting, sites: &Sites, inject: &mut Outbox) {
-        let Waiting { seq, identity, due, .. } = waiting;
+    fn inject(&mut self, now: Instant, recovery: HeldRecovery, sites: &Sites, inject: &mut Outbox) {
+        let HeldRecovery { seq, identity, due, .. } = recovery;
         // No row or no bytes: the peer restarted during the hold, or the memory limit changed.
-        let Some(&Row { mut hop, congested, .. }) = self.known.ledger.row(seq) else { return };
+        let Some(&Row { mut fields, congested, .. }) = self.known.ledger.row(seq) else { return };
         let Some(packet) = self.known.store.get(identity).and_then(|of| of.get(PREFIX..)) else {
             return;
         };
@@ -640,10 +642,10 @@ impl Receiver {
             }
         };
         if congested {
-            match self.congestion.judge(now, self.times.rtt, (&header, packet, hop.tos)) {
+            match self.congestion.judge(now, self.times.rtt, (&header, packet, fields.tos)) {
                 Signal::None => {}
                 Signal::Mark(tos) => {
-                    hop.tos = tos;
+                    fields.tos = tos;
                     self.stats.marked += 1;
                 }
                 Signal::Withhold => {
@@ -668,7 +670,7 @@ impl Receiver {
         inject.push_with(|out| {
             let start = out.len();
             out.extend_from_slice(packet);
-            ip::restore(&mut out[start..], hop);
+            ip::restore(&mut out[start..], fields);
             stats.renewed += u64::from(recent.renew(now, &mut out[start..]));
             if let Fate::Lower(syn, most) = fate {
                 syn.lower(&mut out[start..], most);

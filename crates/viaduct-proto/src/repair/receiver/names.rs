@@ -13,7 +13,7 @@ use super::super::shadow::{Fate as Tried, Outcome, TRIED};
 use super::{Blind, Receiver};
 use crate::fec::{Decoder, Seq};
 use crate::time::Instant;
-use crate::wire::ip::Hop;
+use crate::wire::ip::MutableFields;
 
 /// Distance around lost names within which missing packets count as dropped by the same full
 /// queue.
@@ -77,7 +77,7 @@ impl Receiver {
                     if let Some(times) = names.times().filter(|_| seq == first) {
                         self.hops.learn(
                             self.arrivals.get(arrival),
-                            Hop { ttl: times.ttl, tos: times.tos },
+                            MutableFields { ttl: times.ttl, tos: times.tos },
                         );
                     }
                     let row = self.known.ledger.row(seq);
@@ -214,10 +214,11 @@ mod tests {
     use super::*;
     use crate::rng::Rng;
 
-    /// Packets that a datagram names.
+    /// Number of packets that a datagram names.
     const EACH: usize = 36;
 
-    /// Packets without a name after datagrams with names, of which these are lost.
+    /// Number of packets without a name after 20 datagrams of names, of which those in `lost`
+    /// are lost.
     fn unnamed(lost: &[usize]) -> usize {
         let mut rng = Rng::from_seed(7);
         let name = |rng: &mut Rng| Name { tag: rng.below(1 << 16) as u16, ..Name::default() };
@@ -254,7 +255,7 @@ mod tests {
         for (one, other) in (6..14).flat_map(|one| (one..14).map(move |other| (one, other))) {
             assert_eq!(unnamed(&[one, other]), 0, "{one} and {other}");
         }
-        // Both of the datagrams that tell of one, and it.
+        // A datagram and both that repeat its names are lost.
         assert_eq!(unnamed(&[8, 9, 11]), EACH);
     }
 }

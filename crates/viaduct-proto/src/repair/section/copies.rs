@@ -2,7 +2,7 @@
 
 use super::{COPIES, SECTION_HEAD, emit};
 use crate::fec::Seq;
-use crate::wire::ip::Hop;
+use crate::wire::ip::MutableFields;
 
 /// Bytes of a section of copies beside the copies.
 pub const COPIES_OVERHEAD: usize = SECTION_HEAD + COPIES_HEAD;
@@ -16,7 +16,7 @@ pub struct Copies<'a> {
     /// Number of the first packet, truncated to its low 32 bits.
     pub first: Seq,
     /// Mutable fields of all packets, as they left.
-    pub hop: Hop,
+    pub fields: MutableFields,
     packets: &'a [u8],
 }
 
@@ -46,21 +46,24 @@ fn take_packet<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
 
 pub(super) fn parse(body: &[u8]) -> Option<Copies<'_>> {
     let (&[ref first @ .., ttl, tos], packets) = body.split_first_chunk::<COPIES_HEAD>()?;
-    let copies =
-        Copies { first: u32::from_be_bytes(*first).into(), hop: Hop { ttl, tos }, packets };
+    let copies = Copies {
+        first: u32::from_be_bytes(*first).into(),
+        fields: MutableFields { ttl, tos },
+        packets,
+    };
     copies.packets().all(|packet| packet.is_some()).then_some(copies)
 }
 
-/// Appends copies of the normalised packets from `first` on, which left with `hop`.
+/// Appends copies of the normalised packets from `first` on, which left with `fields`.
 pub fn emit_copies<'a>(
     first: Seq,
-    hop: Hop,
+    fields: MutableFields,
     packets: impl Iterator<Item = &'a [u8]>,
     out: &mut Vec<u8>,
 ) {
     emit(COPIES, out, |out| {
         out.extend((first as u32).to_be_bytes());
-        out.extend([hop.ttl, hop.tos]);
+        out.extend([fields.ttl, fields.tos]);
         for packet in packets {
             out.extend(u16::try_from(packet.len()).unwrap_or(0).to_be_bytes());
             out.extend_from_slice(packet);
@@ -83,14 +86,15 @@ mod tests {
         ) {
             let mut out = Vec::new();
             let packets: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
-            emit_copies(first.into(), Hop { ttl, tos }, packets.iter().copied(), &mut out);
+            let fields = MutableFields { ttl, tos };
+            emit_copies(first.into(), fields, packets.iter().copied(), &mut out);
             let each = packets.iter().map(|packet| COPY_OVERHEAD + packet.len());
             prop_assert_eq!(out.len(), COPIES_OVERHEAD + each.sum::<usize>());
             let sections: Vec<_> = sections(&out).collect();
             let [Some(Section::Copies(copies))] = &sections[..] else {
                 return Err(TestCaseError::fail("one section"));
             };
-            prop_assert_eq!((copies.first, copies.hop), (first.into(), Hop { ttl, tos }));
+            prop_assert_eq!((copies.first, copies.fields), (first.into(), fields));
             let read: Option<Vec<_>> = copies.packets().collect();
             prop_assert_eq!(read, Some(packets));
         }

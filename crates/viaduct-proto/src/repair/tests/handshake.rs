@@ -125,7 +125,7 @@ fn packets_outside_the_two_sites_are_never_injected() {
     world.a.change(vec![wide], world.now).unwrap();
     let mut packet = world.packet();
     packet[12] = 172;
-    ip::restore(&mut packet, ip::Hop { ttl: 9, tos: 0 });
+    ip::restore(&mut packet, ip::MutableFields { ttl: 9, tos: 0 });
     world.send(&packet, true);
     world.run(Duration::from_millis(100), |_, _| false);
     assert!(!world.delivered.contains_key(&packet));

@@ -198,5 +198,5 @@ fn udp_header(packet: &mut [u8]) {
     packet[9] = 17;
     packet[12..16].copy_from_slice(&[10, 1, 0, 1]);
     packet[16..20].copy_from_slice(&[10, 2, 0, 1]);
-    ip::restore(packet, ip::Hop { ttl: 63, tos: 0x2e });
+    ip::restore(packet, ip::MutableFields { ttl: 63, tos: 0x2e });
 }

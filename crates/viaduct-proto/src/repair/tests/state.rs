@@ -31,7 +31,7 @@ fn a_syn_that_the_path_alters_is_neither_lost_nor_injected() {
         packet[40..44].copy_from_slice(&[2, 4, (mss >> 8) as u8, mss as u8]);
         udp_header(&mut packet);
         packet[9] = 6;
-        ip::restore(&mut packet, ip::Hop { ttl: 63, tos: 0 });
+        ip::restore(&mut packet, ip::MutableFields { ttl: 63, tos: 0 });
         packet
     };
     for port in 0..200 {
@@ -89,7 +89,7 @@ fn the_state_says_what_a_path_does_to_all_packets() {
     assert_eq!(state_behind(|_| true), State::Up);
     let nat = state_behind(|packet| {
         packet[12..16].copy_from_slice(&[192, 0, 2, 1]);
-        ip::restore(packet, ip::Hop { ttl: 60, tos: 0 });
+        ip::restore(packet, ip::MutableFields { ttl: 60, tos: 0 });
         true
     });
     let said = nat.to_string();

@@ -31,14 +31,14 @@ pub struct Minisocket<'m> {
     /// The request; empty if it was detached.
     message: Cow<'m, [u8]>,
     /// Parsed properties of the request, if it was detached.
-    kept: Option<Wants>,
+    kept: Option<RequestSummary>,
     /// Channel of the request, by which the answers are sent, too.
     channel: Channel,
 }
 
 /// Properties of a request that determine the layout of its answer.
 #[derive(Clone, Debug)]
-pub(super) struct Wants {
+pub(super) struct RequestSummary {
     /// Number of asks.
     pub(super) asks: usize,
     /// Position from which the output of its input is wanted, if that input was sent with
@@ -50,10 +50,10 @@ pub(super) struct Wants {
     pub(super) other: Option<(usize, Vec<u8>)>,
 }
 
-impl Wants {
+impl RequestSummary {
     /// Properties of a request whose packets are laid out as in `grant`. Asks for which there is
     /// no room are ignored.
-    fn of(message: &[u8], grant: &Grant) -> Wants {
+    fn of(message: &[u8], grant: &Grant) -> RequestSummary {
         let request = Request::parse(message);
         let roomy = grant.permits().filter(|permit| permit.room > 0);
         let groups = request.as_ref().map(|it| it.groups).unwrap_or_default();
@@ -66,7 +66,7 @@ impl Wants {
             Some(Segment::Beyond(from)) => Some(from),
             _ => None,
         };
-        Wants { asks, beyond, other }
+        RequestSummary { asks, beyond, other }
     }
 }
 
@@ -85,7 +85,7 @@ pub struct Input<'m> {
 
 /// Output that is requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked<'m> {
+pub struct OutputRequest<'m> {
     /// Index of the ask in the request, from 0; see [`Reply::answer`](super::Reply::answer).
     pub index: usize,
     /// Range that the continuation yields.
@@ -99,7 +99,7 @@ pub struct Asked<'m> {
 /// Error: a continuation was not sealed with any of the secrets, or does not yield the
 /// requested range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Strange {
+pub struct InvalidContinuation {
     /// The stream that it claims to belong to.
     pub stream: u32,
 }
@@ -151,11 +151,11 @@ impl<'m> Minisocket<'m> {
     pub fn inputs<'s>(
         &'s self,
         ring: &'s KeyRing,
-    ) -> impl Iterator<Item = Result<Input<'s>, Strange>> {
+    ) -> impl Iterator<Item = Result<Input<'s>, InvalidContinuation>> {
         self.segments().filter_map(|segment| match segment {
             Segment::Input { continuation, ends, bytes } => match open_place(ring, continuation) {
                 Some((place, state)) => Some(Ok(Input { place, state, bytes, ends })),
-                None => Some(Err(Strange { stream: claimed_stream(continuation)? })),
+                None => Some(Err(InvalidContinuation { stream: claimed_stream(continuation)? })),
             },
             Segment::Close | Segment::Beyond(_) => None,
         })
@@ -167,7 +167,7 @@ impl<'m> Minisocket<'m> {
     pub fn asks<'s>(
         &'s self,
         ring: &'s KeyRing,
-    ) -> impl Iterator<Item = Result<Asked<'s>, Strange>> {
+    ) -> impl Iterator<Item = Result<OutputRequest<'s>, InvalidContinuation>> {
         let groups = Request::parse(&self.message).map(|request| request.groups);
         let asks = groups.unwrap_or_default().zip(self.room().filter(|&room| room > 0));
         asks.enumerate().filter_map(move |(index, ((continuation, ask), room))| {
@@ -175,9 +175,9 @@ impl<'m> Minisocket<'m> {
             match open_valid(ring, continuation) {
                 Some((valid, state)) if valid.start <= range.start && range.end <= valid.end => {
                     let range = range.start..range.end.min(range.start + room as u64);
-                    Some(Ok(Asked { index, valid, state, range }))
+                    Some(Ok(OutputRequest { index, valid, state, range }))
                 }
-                _ => Some(Err(Strange { stream: claimed_stream(continuation)? })),
+                _ => Some(Err(InvalidContinuation { stream: claimed_stream(continuation)? })),
             }
         })
     }
@@ -191,14 +191,14 @@ impl<'m> Minisocket<'m> {
     /// A detached minisocket takes a few hundred bytes, and no place in the queue.
     #[must_use]
     pub fn detach(self) -> Minisocket<'static> {
-        let kept = Some(self.wants());
+        let kept = Some(self.summary());
         let Minisocket { grant, to, channel, .. } = self;
         Minisocket { grant, to, message: Cow::Borrowed(&[]), kept, channel }
     }
 
     /// Releases the request, as [`Minisocket::detach`] does.
     pub fn forget_request(&mut self) {
-        self.kept = Some(self.wants());
+        self.kept = Some(self.summary());
         self.message = Cow::Borrowed(&[]);
     }
 
@@ -224,8 +224,8 @@ impl<'m> Minisocket<'m> {
     }
 
     /// Properties that determine the layout of the answer.
-    pub(super) fn wants(&self) -> Wants {
-        self.kept.clone().unwrap_or_else(|| Wants::of(&self.message, &self.grant))
+    pub(super) fn summary(&self) -> RequestSummary {
+        self.kept.clone().unwrap_or_else(|| RequestSummary::of(&self.message, &self.grant))
     }
 
     fn segments(&self) -> Segments<'_> {

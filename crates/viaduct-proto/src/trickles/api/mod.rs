@@ -44,7 +44,7 @@ use super::standard::wire::reseal;
 use crate::time::Instant;
 use ahead::Ahead;
 
-pub use event::{Asked, Input, Kind, Minisocket, Strange};
+pub use event::{Input, InvalidContinuation, Kind, Minisocket, OutputRequest};
 pub use extract::Installed;
 pub use reply::{Files, Piece, Reply, Stretch};
 
@@ -210,7 +210,7 @@ impl Endpoint {
         files: &mut dyn Files,
         mut out: impl FnMut(&mut Return, &[u8]),
     ) {
-        let wants = event.wants();
+        let wants = event.summary();
         let ring = self.server.ring();
         let renewed = wants.other.and_then(|(index, other)| Some((index, reseal(ring, &other)?)));
         let (grant, mut to, _, channel) = event.into_parts();

@@ -41,8 +41,8 @@ use timer::Trips;
 
 /// Payload flag: the object that these data belong to ends with them.
 pub const ENDS: u8 = 0x80;
-/// Minimum length of a first request and of a restart in bytes, so that a ticket is no longer
-/// than its request.
+/// Minimum length of a first request and of a restart in bytes, so that an address token is no
+/// longer than its request.
 const MIN_REQUEST: usize = 160;
 /// Lower limit of [`Config::request`]: a path of 1,280 bytes, the minimum of IPv6, less the
 /// headers of a SYN (80) and the overhead of an encrypted opening (115).
@@ -94,7 +94,7 @@ pub struct Stats {
     pub received: u64,
     /// Packets given up as lost.
     pub lost: u64,
-    /// Recoveries entered: pieces that began with survivors.
+    /// Recoveries entered: epochs that began with survivors.
     pub recoveries: u64,
     /// Restarts requested.
     pub restarts: u64,
@@ -112,8 +112,8 @@ pub struct Stats {
 enum Phase {
     /// The first request has not been answered.
     Opening,
-    /// A ticket is held. It is echoed when data are wanted.
-    Ticket,
+    /// An address token is held. It is echoed when data are wanted.
+    AddressToken,
     /// The first window of a generation has been requested.
     Beginning,
     /// Trickles flow.
@@ -149,7 +149,7 @@ pub struct Client {
     /// Retransmission timeout: the time at which an answer, or a repair, is overdue.
     overdue: Option<Instant>,
     /// The packet that others wait for, and the time at which it is given up.
-    patience: Option<(u64, Instant)>,
+    reorder_deadline: Option<(u64, Instant)>,
     /// Tail probe: the time at which a held trickle asks again for data that may be lost.
     probe: Option<Instant>,
     /// True if a probe was sent since the last arrival.
@@ -193,7 +193,7 @@ impl Client {
             outbox: VecDeque::new(),
             arrived: VecDeque::new(),
             overdue: None,
-            patience: None,
+            reorder_deadline: None,
             probe: None,
             probed: false,
             repeat: Repeat::default(),
@@ -275,7 +275,7 @@ impl Client {
     /// Returns whether everything wanted has arrived, and nothing is in flight.
     pub fn is_idle(&self) -> bool {
         let nothing = !self.asks.is_wanting() && !self.pending && self.in_flight() == 0;
-        nothing && matches!(self.phase, Phase::Ticket | Phase::Running(_))
+        nothing && matches!(self.phase, Phase::AddressToken | Phase::Running(_))
     }
 
     /// Processes a message that arrived.
@@ -309,14 +309,14 @@ impl Client {
 
     /// Deadline of the earliest timer, if any.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let patience = self.patience.map(|(_, until)| until);
-        [self.overdue, patience, self.probe, self.repeated].into_iter().flatten().min()
+        let reorder_deadline = self.reorder_deadline.map(|(_, until)| until);
+        [self.overdue, reorder_deadline, self.probe, self.repeated].into_iter().flatten().min()
     }
 
     /// Processes all timers that have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.patience.is_some_and(|(_, until)| until <= now) {
-            self.patience = None;
+        if self.reorder_deadline.is_some_and(|(_, until)| until <= now) {
+            self.reorder_deadline = None;
             if let Phase::Running(receiver) = &mut self.phase {
                 receiver.give_up();
             }

@@ -2,7 +2,7 @@
 //! returned.
 //!
 //! ```text
-//!   arrived ─▶ early ─▶ in order, or given up ─▶ ranges of the piece ─▶ Turn: continuation + proof
+//!   arrived ─▶ early ─▶ in order, or given up ─▶ ranges of the epoch ─▶ Turn: continuation + proof
 //! ```
 //!
 //! A packet is given up when three behind it have arrived ([more](super::overtaking) on a path
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::overtaking::Overtaking;
 use crate::trickles::continuation::{Continuation, Delta, Mode};
-use crate::trickles::piece::Piece;
+use crate::trickles::epoch::Epoch;
 use crate::trickles::plan::{self, Plan, Tail};
 use crate::trickles::proof::{self, Gaps, Range};
 
@@ -30,10 +30,10 @@ pub(super) struct Turn {
     pub(super) bytes: Vec<u8>,
     /// The proof in wire format.
     pub(super) proof: Vec<u8>,
-    /// Losses at the end of the piece before.
+    /// Losses at the end of the epoch before.
     pub(super) tail: Option<Tail>,
-    piece: Piece,
-    /// Gaps of its piece.
+    epoch: Epoch,
+    /// Gaps of its epoch.
     gaps: Gaps,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Turn {
 pub(super) struct Step {
     /// The parsed continuation.
     pub(super) known: Continuation,
-    /// The server's plan for the end of the piece before.
+    /// The server's plan for the end of the epoch before.
     pub(super) made_up: Option<Plan>,
     /// The server's plan.
     pub(super) plan: Plan,
@@ -55,15 +55,15 @@ impl Turn {
     pub(super) fn step(&self) -> Option<Step> {
         let (known, _) = Continuation::peek(&self.bytes).ok()?;
         let (gaps, burst) = (self.gaps.runs(), known.burst.into());
-        let plan = plan::step(self.piece, known.number, gaps, burst).ok()?;
+        let plan = plan::step(self.epoch, known.number, gaps, burst).ok()?;
         let made_up =
-            self.tail.and_then(|tail| plan::tail(self.piece, known.number, tail, burst).ok());
+            self.tail.and_then(|tail| plan::tail(self.epoch, known.number, tail, burst).ok());
         let losses = gaps.len() + usize::from(self.tail.is_some_and(|tail| tail.lost > 0));
         Some(Step { known, made_up, plan, losses })
     }
 }
 
-/// Maximum number of piece and secret pairs of which a continuation is kept.
+/// Maximum number of epoch and secret pairs of which a continuation is kept.
 const MODELS: usize = 4;
 
 /// A packet that arrived ahead of its turn.
@@ -76,9 +76,9 @@ struct Early {
 /// The packets of one generation.
 #[derive(Debug)]
 pub(super) struct Receiver {
-    piece: Piece,
-    /// The piece that the survivors of a recovery begin.
-    coming: Option<Piece>,
+    epoch: Epoch,
+    /// The epoch that the survivors of a recovery begin.
+    coming: Option<Epoch>,
     /// All packets below have arrived or are lost.
     next: u64,
     early: BTreeMap<u64, Early>,
@@ -90,21 +90,21 @@ pub(super) struct Receiver {
     lost: VecDeque<u64>,
     turns: VecDeque<(Turn, Continuation)>,
     recovered: u32,
-    /// A continuation of each of the last pieces and secrets, by base and number of the secret.
+    /// A continuation of each of the last epochs and secrets, by base and number of the secret.
     models: BTreeMap<(u64, u8), Vec<u8>>,
 }
 
 impl Receiver {
-    /// State before the first packet of a generation whose first piece is `piece`.
-    pub(super) fn new(piece: Piece) -> Self {
+    /// State before the first packet of a generation whose first epoch is `epoch`.
+    pub(super) fn new(epoch: Epoch) -> Self {
         Receiver {
-            piece,
+            epoch,
             coming: None,
-            next: piece.base,
+            next: epoch.base,
             early: BTreeMap::new(),
             overtaking: Overtaking::default(),
             ranges: Vec::new(),
-            point: piece.base - 1,
+            point: epoch.base - 1,
             tail: None,
             lost: VecDeque::new(),
             turns: VecDeque::new(),
@@ -114,7 +114,7 @@ impl Receiver {
     }
 
     /// Rebuilds the continuation of packet `number` from its `delta`; `None` if no continuation
-    /// of its piece and secret is known.
+    /// of its epoch and secret is known.
     pub(super) fn whole(&self, number: u64, delta: Delta) -> Option<(Vec<u8>, Continuation)> {
         let (&(base, _), _) = self.models.range(..=(number, u8::MAX)).next_back()?;
         let model = self.models.get(&(base, delta.secret()))?;
@@ -135,7 +135,7 @@ impl Receiver {
         let new = near && !self.early.contains_key(&number);
         if new {
             if let Some((bytes, known)) = &continuation {
-                let place = (known.piece.base, bytes[0]);
+                let place = (known.epoch.base, bytes[0]);
                 self.models.entry(place).or_insert_with(|| bytes.clone());
                 if self.models.len() > MODELS {
                     self.models.pop_first();
@@ -149,7 +149,7 @@ impl Receiver {
 
     /// Congestion window after the packets that have arrived in order.
     pub(super) fn window(&self) -> u64 {
-        self.coming.map_or_else(|| self.piece.window(self.next - 1), |coming| coming.start.into())
+        self.coming.map_or_else(|| self.epoch.window(self.next - 1), |coming| coming.start.into())
     }
 
     /// The missing packet that later ones wait for.
@@ -182,7 +182,7 @@ impl Receiver {
         self.lost.pop_front()
     }
 
-    /// Number of pieces of survivors that have begun since the last call.
+    /// Number of epochs of survivors that have begun since the last call.
     pub(super) fn take_recovered(&mut self) -> u32 {
         std::mem::take(&mut self.recovered)
     }
@@ -224,33 +224,33 @@ impl Receiver {
         }
     }
 
-    /// Starts the piece of the survivors at its first packet. Losses at the end of the piece
+    /// Starts the epoch of the survivors at its first packet. Losses at the end of the epoch
     /// before are to be reported.
     fn enter_coming(&mut self) {
         let Some(coming) = self.coming.take() else { return };
-        let arrived = self.ranges.last().map_or(self.piece.base - 1, |range| range.last);
+        let arrived = self.ranges.last().map_or(self.epoch.base - 1, |range| range.last);
         let short = |from: u64| u32::try_from(coming.base - 1 - from).unwrap_or(u32::MAX);
         let tail = Tail { lost: short(arrived), unanswered: short(self.point) };
         self.tail = (tail.unanswered > 0).then_some(tail);
         self.recovered += 1;
-        self.piece = coming;
+        self.epoch = coming;
         self.point = coming.base - 1;
         self.ranges.clear();
     }
 
     /// Builds the turn of a continuation; `None` if its trickle is terminated.
     fn turn(&mut self, bytes: Vec<u8>, known: Continuation) -> Option<Turn> {
-        let base = self.piece.base;
-        if known.piece.base != base {
+        let base = self.epoch.base;
+        if known.epoch.base != base {
             return None;
         }
         let gaps = Gaps::between(base, &self.ranges)?;
         let tail = self.tail.filter(|_| known.mode == Mode::Survivors);
-        let mut turn = Turn { bytes, proof: Vec::new(), tail, piece: self.piece, gaps };
+        let mut turn = Turn { bytes, proof: Vec::new(), tail, epoch: self.epoch, gaps };
         let step = turn.step()?;
         self.tail = None;
-        if step.plan.piece.base != base {
-            self.coming = Some(step.plan.piece);
+        if step.plan.epoch.base != base {
+            self.coming = Some(step.plan.epoch);
         }
         if step.plan.is_nothing() && step.made_up.is_none() {
             return None;
@@ -263,12 +263,12 @@ impl Receiver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trickles::piece::Acks;
+    use crate::trickles::epoch::Acks;
 
     #[test]
     fn a_number_out_of_reach_is_refused_and_nothing_is_noted_for_it() {
         let acks = Acks { delayed: true, by_request: false };
-        let mut receiver = Receiver::new(Piece { base: 1, start: 10, ssthresh: 100, acks });
+        let mut receiver = Receiver::new(Epoch { base: 1, start: 10, ssthresh: 100, acks });
         for number in [1 + REACH, 1 << 40, u64::MAX] {
             assert!(!receiver.arrive(number, 0, None), "{number}");
         }

@@ -45,7 +45,7 @@ impl Layout {
         let fresh = plan
             .fresh
             .numbers()
-            .map(|number| overhead(plan.piece.is_point(number).then_some(self.descendant)));
+            .map(|number| overhead(plan.epoch.is_point(number).then_some(self.descendant)));
         again.chain(fresh).map(|taken| self.room.saturating_sub(taken) as u64).sum()
     }
 }
@@ -55,7 +55,7 @@ impl Client {
     /// silence.
     fn begin_again(&mut self, now: Instant, feed: &mut dyn Feed) {
         self.due = false;
-        if matches!(self.phase, Phase::Ticket) {
+        if matches!(self.phase, Phase::AddressToken) {
             self.overdue = None;
             return;
         }
@@ -118,7 +118,7 @@ impl Client {
             self.look();
             return;
         }
-        if matches!(self.phase, Phase::Ticket) {
+        if matches!(self.phase, Phase::AddressToken) {
             self.echo(now, feed);
             return;
         }
@@ -132,7 +132,7 @@ impl Client {
             let Some(step) = self.held.front().and_then(Turn::step) else { break };
             let known = &step.known;
             let repaired = self.repairs(known);
-            let window = known.piece.base + u64::from(known.piece.start);
+            let window = known.epoch.base + u64::from(known.epoch.start);
             let owed = !known.losses.runs().is_empty() && repaired.is_none();
             if owed && known.number >= window {
                 break;
@@ -185,7 +185,7 @@ impl Client {
         self.heard = now;
         self.begun.clear();
         self.begins(self.generation, now);
-        self.promise(known.piece.start.into(), CONTINUATION, message.len(), feed);
+        self.promise(known.epoch.start.into(), CONTINUATION, message.len(), feed);
         self.emit_promised(&mut message);
         self.load(&mut message, feed);
         self.post(message);
@@ -200,7 +200,7 @@ impl Client {
         let room = usize::from(message).saturating_sub(overhead(Some(continuation)));
         let room = match self.anchor {
             Some(_) => room,
-            // A ticket is no longer than the request.
+            // An address token is no longer than the request.
             None => self.pad().saturating_sub(overhead(Some(continuation))),
         };
         let room = room.saturating_sub(self.config.reserve);
@@ -259,7 +259,7 @@ impl Client {
         emit_returned(self.count, 0, &turn.bytes, turn.tail, repaired, &turn.proof, &mut message);
         let plans = || made_up.iter().chain([plan]);
         let losses = (owed + losses).min(MAX_LOSSES);
-        let slim = known.delta && losses == 0 && plan.piece.base == known.piece.base;
+        let slim = known.delta && losses == 0 && plan.epoch.base == known.epoch.base;
         let mut layout = Layout {
             now,
             room: usize::from(known.message).saturating_sub(self.config.reserve),
@@ -319,7 +319,7 @@ impl Client {
             self.asks.expect(number, expected);
         }
         for number in plan.fresh.numbers() {
-            let point = plan.piece.is_point(number);
+            let point = plan.epoch.is_point(number);
             let expected = self.ask(overhead(point.then_some(layout.descendant)), layout);
             self.asks.expect(number, expected);
         }

@@ -24,14 +24,14 @@ impl Client {
         let newer = response.generation.wrapping_sub(self.generation);
         let awaited = match self.phase {
             Phase::Opening => newer == 0,
-            Phase::Ticket | Phase::Beginning => {
+            Phase::AddressToken | Phase::Beginning => {
                 (self.awaits()..=u16::from(MAX_ATTEMPTS)).contains(&newer)
             }
             Phase::Running(_) => (1..=u16::from(MAX_ATTEMPTS)).contains(&newer),
         };
         match response.form {
-            Form::Ticket(bytes) if awaited && (newer > 0 || self.is_opening()) => {
-                self.take_ticket(now, bytes, response)
+            Form::AddressToken(bytes) if awaited && (newer > 0 || self.is_opening()) => {
+                self.take_address_token(now, bytes, response)
             }
             Form::Fresh(bytes) if awaited && !self.is_opening() => {
                 self.begin_generation(bytes) && self.take_packet(now, response)
@@ -39,7 +39,7 @@ impl Client {
             _ if newer == 0 && matches!(self.phase, Phase::Running(_)) => {
                 self.take_packet(now, response)
             }
-            Form::Ticket(_) | Form::Group(_) => false,
+            Form::AddressToken(_) | Form::Group(_) => false,
             // Data of a past generation are still valid.
             _ => {
                 self.late(&response.payload);
@@ -48,31 +48,33 @@ impl Client {
         }
     }
 
-    /// Minimum distance to the generation that was requested: 0 after a ticket, which begins
-    /// its own generation, else 1.
+    /// Minimum distance to the generation that was requested: 0 after an address token, which
+    /// begins its own generation, else 1.
     fn awaits(&self) -> u16 {
-        u16::from(self.anchor.as_ref().is_some_and(|(_, known, _)| known.mode != Mode::Ticket))
+        u16::from(
+            self.anchor.as_ref().is_some_and(|(_, known, _)| known.mode != Mode::AddressToken),
+        )
     }
 
     fn is_opening(&self) -> bool {
         matches!(self.phase, Phase::Opening)
     }
 
-    fn take_ticket(&mut self, now: Instant, bytes: &[u8], response: &Response) -> bool {
+    fn take_address_token(&mut self, now: Instant, bytes: &[u8], response: &Response) -> bool {
         let Ok((known, _)) = Continuation::peek(bytes) else { return false };
-        if known.mode != Mode::Ticket {
+        if known.mode != Mode::AddressToken {
             return false;
         }
         let mut proof = Vec::new();
         let number = known.number;
         proof::emit(
-            known.piece.base,
-            &[Range { first: known.piece.base, last: number, sum: 0 }],
+            known.epoch.base,
+            &[Range { first: known.epoch.base, last: number, sum: 0 }],
             &mut proof,
         );
         self.generation = response.generation;
         self.anchor = Some((bytes.to_vec(), known, proof));
-        self.phase = Phase::Ticket;
+        self.phase = Phase::AddressToken;
         self.forget_flight();
         self.trips.opened(now.since(self.opened));
         self.hear(now);
@@ -99,8 +101,8 @@ impl Client {
         self.asks.begin();
         self.forget_flight();
         self.generation = known.generation;
-        self.phase = Phase::Running(Box::new(Receiver::new(known.piece)));
-        for number in (known.piece.base..).take(known.piece.start.into()) {
+        self.phase = Phase::Running(Box::new(Receiver::new(known.epoch)));
+        for number in (known.epoch.base..).take(known.epoch.start.into()) {
             let want = self.promised.pop_front();
             self.asks.expect(number, Expected::new(sent, want, parcel));
         }
@@ -123,7 +125,7 @@ impl Client {
             self.latest = self.latest.max(number);
         }
         match response.form {
-            Form::Ticket(_) => return false,
+            Form::AddressToken(_) => return false,
             Form::Again => {
                 let Some(expected) = self.asks.came_again(number) else { return false };
                 self.asked = self.asked.max(expected.sent);
@@ -211,9 +213,9 @@ impl Client {
         }
         self.stuck = false;
         let waits_for = receiver.waits_for();
-        if self.patience.map(|(number, _)| number) != waits_for {
-            let until = now + self.trips.patience();
-            self.patience = waits_for.map(|number| (number, until));
+        if self.reorder_deadline.map(|(number, _)| number) != waits_for {
+            let until = now + self.trips.reorder_timeout();
+            self.reorder_deadline = waits_for.map(|number| (number, until));
         }
         self.set_overdue();
     }
@@ -305,7 +307,7 @@ impl Client {
         self.repeat.forget();
         self.repeated = None;
         self.repaired.clear();
-        self.patience = None;
+        self.reorder_deadline = None;
         self.probe = None;
     }
 }

@@ -67,7 +67,7 @@ impl Trips {
     /// Returns whether an answer to a request sent at `later` shows that the answer to one sent
     /// at `sent` is lost, because packets are not reordered that far.
     pub(super) fn overtakes(&self, later: Instant, sent: Instant) -> bool {
-        later > sent + self.patience()
+        later > sent + self.reorder_timeout()
     }
 
     /// Records that a packet arrived behind one that was sent later.
@@ -84,7 +84,7 @@ impl Trips {
     /// shortest round trip, as in RFC 8985. If reordering was seen, a quarter of the smoothed
     /// one, because two paths may have a queue each. A further quarter is added each time that
     /// it was too short, up to a full round trip.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn reorder_timeout(&self) -> Duration {
         let trip = if self.uneven { self.smoothed } else { self.shortest };
         let quarters = self.short.saturating_add(1).min(4);
         trip.map_or(MIN_TIMEOUT / 10, |trip| trip * quarters / 4).max(Duration::from_millis(1))

@@ -2,7 +2,7 @@
 
 use super::{Continuation, Losses, Mode};
 use crate::trickles::bytes::{Reader, put_u48};
-use crate::trickles::piece::{Acks, Piece};
+use crate::trickles::epoch::{Acks, Epoch};
 use crate::trickles::plan::Run;
 
 /// Offset of the packet's number.
@@ -12,16 +12,16 @@ impl Continuation {
     /// Appends the continuation without its code, for one with the secret of number `secret`.
     pub(in crate::trickles) fn emit_body(&self, secret: u8, out: &mut Vec<u8>) {
         let acks =
-            u8::from(self.piece.acks.delayed) << 5 | u8::from(self.piece.acks.by_request) << 4;
-        let offset = u32::try_from(self.number - self.piece.base).unwrap_or(u32::MAX);
+            u8::from(self.epoch.acks.delayed) << 5 | u8::from(self.epoch.acks.by_request) << 4;
+        let offset = u32::try_from(self.number - self.epoch.base).unwrap_or(u32::MAX);
         out.extend_from_slice(&[secret, (self.mode as u8) << 6 | acks | self.losses.count]);
         out.extend_from_slice(&self.connection.to_be_bytes());
         out.extend_from_slice(&self.generation.to_be_bytes());
         out.extend_from_slice(&self.tag.to_be_bytes());
-        out.extend_from_slice(&self.piece.base.to_be_bytes());
+        out.extend_from_slice(&self.epoch.base.to_be_bytes());
         out.extend_from_slice(&offset.to_be_bytes());
-        out.extend_from_slice(&self.piece.start.to_be_bytes());
-        out.extend_from_slice(&self.piece.ssthresh.to_be_bytes());
+        out.extend_from_slice(&self.epoch.start.to_be_bytes());
+        out.extend_from_slice(&self.epoch.ssthresh.to_be_bytes());
         put_u48(out, self.timestamp);
         out.extend_from_slice(&self.rtt.to_be_bytes());
         out.push(self.nonces);
@@ -53,7 +53,8 @@ fn read(from: &mut Reader) -> Option<Continuation> {
     let _secret = from.u8()?;
     let flags = from.u8()?;
     let acks = Acks { delayed: flags & 0x20 != 0, by_request: flags & 0x10 != 0 };
-    let mode = [Mode::Ticket, Mode::Begun, Mode::Survivors].into_iter().nth((flags >> 6).into())?;
+    let mode =
+        [Mode::AddressToken, Mode::Begun, Mode::Survivors].into_iter().nth((flags >> 6).into())?;
     let (connection, generation, tag) = (from.u64()?, from.u16()?, from.u32()?);
     let (base, offset) = (from.u64()?, from.u32()?);
     let (start, ssthresh) = (from.u16()?, from.u16()?);
@@ -66,7 +67,7 @@ fn read(from: &mut Reader) -> Option<Continuation> {
         connection,
         generation,
         tag,
-        piece: Piece { base, start, ssthresh, acks },
+        epoch: Epoch { base, start, ssthresh, acks },
         number: base + u64::from(offset),
         timestamp: from.u48()?,
         rtt: from.u32()?,

@@ -7,8 +7,8 @@
 //!   2  connection 8
 //!  10  generation 2          counts restarts
 //!  12  tag 4                 chosen by the client; in every response
-//!  16  base 8                the piece: TCPBase
-//!  24  number 4              of the packet, above the base; of a ticket: which attempt it answers
+//!  16  base 8                the epoch: TCPBase
+//!  24  number 4              of the packet, above the base; of a token: which attempt it answers
 //!  28  start 2               startCwnd
 //!  30  ssthresh 2
 //!  32  timestamp 6           microseconds of the server's clock
@@ -26,8 +26,8 @@ mod delta;
 #[cfg(test)]
 pub(super) mod tests;
 
+use super::epoch::Epoch;
 use super::keys::{KeyRing, Keys, MAC};
-use super::piece::Piece;
 use super::plan::Run;
 pub(super) use body::renumber;
 pub use delta::{DELTA, Delta};
@@ -42,11 +42,11 @@ pub const MAX_LOSSES: usize = 15;
 /// Purpose of a continuation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// A ticket: its echo proves the client's address, and begins a piece.
-    Ticket,
-    /// A packet of a piece that began with a first window.
+    /// An address token: its echo proves the client's address, and begins an epoch.
+    AddressToken,
+    /// A packet of an epoch that began with a first window.
     Begun,
-    /// A packet of a piece that began with the survivors of the one before it.
+    /// A packet of an epoch that began with the survivors of the one before it.
     Survivors,
 }
 
@@ -84,9 +84,9 @@ pub struct Continuation {
     pub generation: u16,
     /// Tag in all responses to this client.
     pub tag: u32,
-    /// The loss-free piece that the packet belongs to.
-    pub piece: Piece,
-    /// The packet's number, at or above the piece's base.
+    /// Recovery epoch of the packet.
+    pub epoch: Epoch,
+    /// The packet's number, at or above the epoch's base.
     pub number: u64,
     /// Time at which it was made, in microseconds of the server's clock; below 2^48.
     pub timestamp: u64,
@@ -100,7 +100,7 @@ pub struct Continuation {
     pub message: u16,
     /// Maximum number of lost packets that one request has retransmitted; below 128.
     pub burst: u8,
-    /// True if the server's packets omit what the client knows of their piece (5.3).
+    /// True if the server's packets omit what the client knows of their epoch (5.3).
     pub delta: bool,
     /// Losses whose repair the client has not proven yet.
     pub losses: Losses,

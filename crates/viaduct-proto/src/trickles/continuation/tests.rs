@@ -1,6 +1,6 @@
 use super::*;
 use crate::trickles::bytes::Reader;
-use crate::trickles::piece::Acks;
+use crate::trickles::epoch::Acks;
 
 /// A continuation with `losses` losses.
 pub(crate) fn sample(losses: u64) -> Continuation {
@@ -10,7 +10,7 @@ pub(crate) fn sample(losses: u64) -> Continuation {
         connection: 0x0123_4567_89ab_cdef,
         generation: 3,
         tag: 77,
-        piece: Piece { base: 1_000, start: 20, ssthresh: 20, acks },
+        epoch: Epoch { base: 1_000, start: 20, ssthresh: 20, acks },
         number: 1_007,
         timestamp: 0x1234_5678_9abc,
         rtt: 50_000,

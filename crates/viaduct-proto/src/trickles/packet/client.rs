@@ -119,7 +119,7 @@ impl Numbers {
     /// Processes a packet of answers with `bytes` bytes behind its headers. Returns whether it
     /// belongs to this connection. If so, its messages may be processed whatever its numbers;
     /// the numbers are used only if they are plausible.
-    pub fn hear(&mut self, answer: &Segment, bytes: usize) -> bool {
+    pub fn handle_answer(&mut self, answer: &Segment, bytes: usize) -> bool {
         let ours = answer.source == self.remote && answer.destination == self.local;
         if !ours || answer.mark.role != Role::Answer {
             return false;

@@ -43,7 +43,7 @@ mod tests;
 
 pub use client::Numbers;
 pub use mark::{Mark, Role};
-pub use opening::{Opening, Ways};
+pub use opening::{FormatChoice, Opening};
 pub use path::PathMtu;
 pub use server::Return;
 

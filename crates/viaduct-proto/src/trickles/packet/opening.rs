@@ -17,7 +17,7 @@ const FALLBACK_DELAY: Duration = Duration::from_secs(1);
 
 /// Formats that the user allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Ways {
+pub enum FormatChoice {
     /// TCP's format, and UDP if that is not answered.
     #[default]
     Any,
@@ -28,7 +28,7 @@ pub enum Ways {
 /// Format selection of one connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
-    ways: Ways,
+    choice: FormatChoice,
     began: Option<Instant>,
     last: Format,
     /// True if TCP's format was refused; true if UDP was.
@@ -38,26 +38,28 @@ pub struct Opening {
 
 impl Opening {
     /// Initial state: no format was tried.
-    pub fn new(ways: Ways) -> Opening {
-        Opening { ways, began: None, last: Format::Tcp, refused: (false, false), decided: None }
+    pub fn new(choice: FormatChoice) -> Opening {
+        Opening { choice, began: None, last: Format::Tcp, refused: (false, false), decided: None }
     }
 
     /// Format of the next request.
     pub fn next(&mut self, now: Instant) -> Format {
         let began = *self.began.get_or_insert(now);
         let early = now.since(began) < FALLBACK_DELAY;
-        let format = match (self.ways, self.decided) {
-            (Ways::Only(format), _) | (Ways::Any, Some(format)) => format,
-            (Ways::Any, None) if self.refused.0 => Format::Udp,
-            (Ways::Any, None) if self.refused.1 || early || self.last == Format::Udp => Format::Tcp,
-            (Ways::Any, None) => Format::Udp,
+        let format = match (self.choice, self.decided) {
+            (FormatChoice::Only(format), _) | (FormatChoice::Any, Some(format)) => format,
+            (FormatChoice::Any, None) if self.refused.0 => Format::Udp,
+            (FormatChoice::Any, None) if self.refused.1 || early || self.last == Format::Udp => {
+                Format::Tcp
+            }
+            (FormatChoice::Any, None) => Format::Udp,
         };
         self.last = format;
         format
     }
 
     /// Records an answer in this format. The first one decides.
-    pub fn heard(&mut self, format: Format) {
+    pub fn answered(&mut self, format: Format) {
         self.decided.get_or_insert(format);
     }
 
@@ -72,13 +74,13 @@ impl Opening {
             (None, Format::Tcp) => *tcp = true,
             (None, Format::Udp) => *udp = true,
         }
-        self.ways == Ways::Any && self.refused != (true, true)
+        self.choice == FormatChoice::Any && self.refused != (true, true)
     }
 
     /// Resets the choice after a long silence: it may not hold any more, for instance on
     /// another network.
     pub fn doubt(&mut self) {
-        *self = Opening::new(self.ways);
+        *self = Opening::new(self.choice);
     }
 
     /// The format that was answered.
@@ -93,14 +95,14 @@ mod tests {
 
     #[test]
     fn the_other_way_is_tried_when_the_first_is_not_answered() {
-        let mut opening = Opening::new(Ways::Any);
+        let mut opening = Opening::new(FormatChoice::Any);
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let tried: Vec<_> =
             [0, 300, 1_000, 2_000, 4_000].map(|ms| opening.next(at(ms))).into_iter().collect();
         let (tcp, udp) = (Format::Tcp, Format::Udp);
         assert_eq!(tried, [tcp, tcp, udp, tcp, udp]);
-        opening.heard(udp);
-        opening.heard(tcp);
+        opening.answered(udp);
+        opening.answered(tcp);
         assert_eq!([opening.next(at(5_000)), opening.next(at(5_001))], [udp, udp]);
         opening.doubt();
         assert_eq!((opening.decided(), opening.next(at(9_000))), (None, tcp));
@@ -111,17 +113,17 @@ mod tests {
         let (tcp, udp) = (Format::Tcp, Format::Udp);
         let late = Instant::ZERO + Duration::from_secs(9);
         for (refused, other) in [(tcp, udp), (udp, tcp)] {
-            let mut opening = Opening::new(Ways::Any);
+            let mut opening = Opening::new(FormatChoice::Any);
             opening.next(Instant::ZERO);
             assert!(opening.refuse(refused) && opening.refuse(refused));
             assert_eq!([Instant::ZERO, late].map(|at| opening.next(at)), [other, other]);
             assert!(!opening.refuse(other), "nothing is left");
-            let mut only = Opening::new(Ways::Only(refused));
+            let mut only = Opening::new(FormatChoice::Only(refused));
             assert!(!only.refuse(refused), "nothing else is to be tried");
             assert_eq!(only.next(late), refused);
         }
-        let mut heard = Opening::new(Ways::Any);
-        heard.heard(udp);
+        let mut heard = Opening::new(FormatChoice::Any);
+        heard.answered(udp);
         assert!(heard.refuse(udp) && heard.refuse(tcp), "it is there");
         assert_eq!(heard.next(late), udp);
     }

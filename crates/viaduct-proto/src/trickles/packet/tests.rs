@@ -131,7 +131,7 @@ impl World {
     fn hear(&mut self) {
         let at = self.late(self.answers.len());
         let answer = self.answers.remove(at);
-        assert!(self.client.hear(&answer, answer.mark.length.into()));
+        assert!(self.client.handle_answer(&answer, answer.mark.length.into()));
     }
 
     /// Index of the waiting packet that arrives next: usually the first. Without scaled
@@ -240,14 +240,14 @@ fn wrong_numbers_of_a_stranger_lead_nobody_astray() {
     let mut forged = read(&packet);
     forged.seq = forged.seq.wrapping_add(1 << 30);
     forged.ack = forged.ack.wrapping_add(1 << 30);
-    assert!(world.client.hear(&forged, 6), "its message is looked at");
+    assert!(world.client.handle_answer(&forged, 6), "its message is looked at");
     world.client.request(b"x", 1448, MTU, &mut packet).unwrap();
     assert_eq!(read(&packet).ack, before.ack);
     assert_eq!(read(&packet).seq, before.seq.wrapping_add(1));
     let guesses = [1 << 30, 1 << 31, u32::MAX - (1 << 30)].map(|far| before.seq.wrapping_add(far));
     assert!(guesses.into_iter().all(|guess| !world.client.has_sent(guess)));
     forged.source.set_port(81);
-    assert!(!world.client.hear(&forged, 6));
+    assert!(!world.client.handle_answer(&forged, 6));
 }
 
 #[test]

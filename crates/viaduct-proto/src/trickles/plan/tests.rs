@@ -2,13 +2,13 @@
 
 use super::*;
 use crate::rng::Rng;
-use crate::trickles::piece::Acks;
+use crate::trickles::epoch::Acks;
 
-fn piece(start: u16, ssthresh: u16, delayed: bool) -> Piece {
-    Piece { base: 101, start, ssthresh, acks: Acks { delayed, by_request: false } }
+fn epoch(start: u16, ssthresh: u16, delayed: bool) -> Epoch {
+    Epoch { base: 101, start, ssthresh, acks: Acks { delayed, by_request: false } }
 }
 
-/// The gaps below `number` in a piece whose packets `lost` are lost.
+/// The gaps below `number` in an epoch whose packets `lost` are lost.
 fn gaps(base: u64, number: u64, lost: &[u64]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for n in base..number {
@@ -25,14 +25,14 @@ fn gaps(base: u64, number: u64, lost: &[u64]) -> Vec<Run> {
 
 /// All packets that the requests of one window bring, if `lost` are lost: (again, grouped,
 /// fresh).
-fn window(piece: Piece, lost: &[u64], burst: usize) -> (Vec<u64>, Vec<u64>, Vec<u64>) {
-    let last = piece.sent(lost[0] - 1);
+fn window(epoch: Epoch, lost: &[u64], burst: usize) -> (Vec<u64>, Vec<u64>, Vec<u64>) {
+    let last = epoch.sent(lost[0] - 1);
     let (mut again, mut grouped, mut fresh) = (vec![], vec![], vec![]);
     for n in lost[0]..=last {
-        if lost.contains(&n) || !piece.is_point(n) {
+        if lost.contains(&n) || !epoch.is_point(n) {
             continue;
         }
-        let plan = step(piece, n, &gaps(piece.base, n, lost), burst).unwrap();
+        let plan = step(epoch, n, &gaps(epoch.base, n, lost), burst).unwrap();
         again.extend_from_slice(plan.again.numbers());
         grouped.extend(plan.grouped.numbers());
         fresh.extend(plan.fresh.numbers());
@@ -43,10 +43,10 @@ fn window(piece: Piece, lost: &[u64], burst: usize) -> (Vec<u64>, Vec<u64>, Vec<
 #[test]
 fn without_loss_every_number_comes_once() {
     for delayed in [false, true] {
-        let piece = piece(4, 16, delayed);
-        let mut next = begin(piece).fresh.end;
-        for n in (piece.base..2_000).filter(|&n| piece.is_point(n)) {
-            let plan = step(piece, n, &[], 3).unwrap();
+        let epoch = epoch(4, 16, delayed);
+        let mut next = begin(epoch).fresh.end;
+        for n in (epoch.base..2_000).filter(|&n| epoch.is_point(n)) {
+            let plan = step(epoch, n, &[], 3).unwrap();
             assert_eq!(plan.fresh.first, next);
             next = plan.fresh.end;
         }
@@ -55,17 +55,17 @@ fn without_loss_every_number_comes_once() {
 
 #[test]
 fn one_loss_of_eight_halves_the_window() {
-    // 101 is lost: 101 to 108 are in flight, and the last four bring the next piece.
-    let (again, grouped, fresh) = window(piece(8, 8, false), &[101], 3);
+    // 101 is lost: 101 to 108 are in flight, and the last four bring the next epoch.
+    let (again, grouped, fresh) = window(epoch(8, 8, false), &[101], 3);
     assert_eq!((again, grouped), (vec![101], vec![109]), "the repair is one of the four");
     assert_eq!(fresh, [110, 111, 112]);
-    let plan = step(piece(8, 8, false), 105, &[Run { first: 101, count: 1 }], 3).unwrap();
-    assert_eq!((plan.piece.base, plan.piece.start, plan.piece.ssthresh), (109, 4, 4));
+    let plan = step(epoch(8, 8, false), 105, &[Run { first: 101, count: 1 }], 3).unwrap();
+    assert_eq!((plan.epoch.base, plan.epoch.start, plan.epoch.ssthresh), (109, 4, 4));
 }
 
 #[test]
 fn survivors_that_were_lost_are_grouped_by_the_request_behind_them() {
-    let (again, grouped, fresh) = window(piece(8, 8, false), &[101, 106, 107], 3);
+    let (again, grouped, fresh) = window(epoch(8, 8, false), &[101, 106, 107], 3);
     assert_eq!(again, [101, 106, 107]);
     // 105 survives without data, because 101 is retransmitted in its place.
     assert_eq!((grouped, fresh), (vec![109, 110, 111], vec![112]));
@@ -74,19 +74,19 @@ fn survivors_that_were_lost_are_grouped_by_the_request_behind_them() {
 #[test]
 fn a_long_run_waits_for_the_requests_behind_it() {
     let lost: Vec<u64> = (101..=108).collect();
-    let (again, ..) = window(piece(20, 20, false), &lost, 3);
+    let (again, ..) = window(epoch(20, 20, false), &lost, 3);
     assert_eq!(again, lost);
 }
 
 #[test]
 fn a_request_beyond_the_loss_is_refused() {
-    let refused = step(piece(8, 8, false), 109, &[Run { first: 101, count: 1 }], 3);
+    let refused = step(epoch(8, 8, false), 109, &[Run { first: 101, count: 1 }], 3);
     assert_eq!(refused, Err(Inconsistent::BeyondLoss { number: 109, first: 101 }));
 }
 
 #[test]
 fn what_is_lost_at_the_end_is_made_up_by_the_next_piece() {
-    let next = Piece { base: 109, start: 4, ssthresh: 4, acks: piece(8, 8, false).acks };
+    let next = Epoch { base: 109, start: 4, ssthresh: 4, acks: epoch(8, 8, false).acks };
     // 107 and 108 were lost, which would have brought 111 and 112.
     let plan = tail(next, 109, Tail { lost: 2, unanswered: 2 }, 3).unwrap();
     assert_eq!(plan.again.numbers(), [107, 108]);
@@ -100,34 +100,34 @@ fn what_is_lost_at_the_end_is_made_up_by_the_next_piece() {
 fn any_losses_leave_half_a_window() {
     let mut rng = Rng::from_seed(11);
     for _ in 0..20_000 {
-        let piece = piece(2 + rng.below(60) as u16, rng.below(80) as u16, rng.chance(0.5));
-        let first = piece.base + rng.below(200);
-        let (last, survivors) = loss_of(piece, first);
+        let epoch = epoch(2 + rng.below(60) as u16, rng.below(80) as u16, rng.chance(0.5));
+        let first = epoch.base + rng.below(200);
+        let (last, survivors) = loss_of(epoch, first);
         let rate = rng.unit() * 0.6;
         let mut lost = vec![first];
         lost.extend((first + 1..=last).filter(|_| rng.chance(rate)));
-        let (again, grouped, fresh) = window(piece, &lost, MAX_BURST);
+        let (again, grouped, fresh) = window(epoch, &lost, MAX_BURST);
 
-        let answered = (first + 1..=last).rev().find(|n| !lost.contains(n) && piece.is_point(*n));
+        let answered = (first + 1..=last).rev().find(|n| !lost.contains(n) && epoch.is_point(*n));
         let expected: Vec<u64> = lost.iter().copied().filter(|&n| Some(n) < answered).collect();
         // Losses beyond the limit may be left for the last request.
         let left = expected.len().saturating_sub(again.len());
         assert!(left == 0 || expected.len() > MAX_BURST, "{left} of {lost:?} are left");
-        assert_eq!(again, expected[..again.len()], "{piece:?} loses {lost:?}");
+        assert_eq!(again, expected[..again.len()], "{epoch:?} loses {lost:?}");
 
         // Repairs and new data together are half a window.
         if answered == Some(last) {
             let sent = again.len() + fresh.len();
-            assert!(sent <= again.len().max(survivors as usize), "{piece:?} loses {lost:?}");
+            assert!(sent <= again.len().max(survivors as usize), "{epoch:?} loses {lost:?}");
         }
         let mut born = [grouped, fresh].concat();
         born.sort_unstable();
         let reached = answered.map_or(last, |n| (n + survivors).max(last));
-        assert_eq!(born, (last + 1..=reached).collect::<Vec<_>>(), "{piece:?} loses {lost:?}");
+        assert_eq!(born, (last + 1..=reached).collect::<Vec<_>>(), "{epoch:?} loses {lost:?}");
 
         // The first survivor reports the rest.
         if let Some(answered) = answered.filter(|&n| n < last && !born.is_empty()) {
-            let next = after_recovery(piece, last, survivors);
+            let next = after_recovery(epoch, last, survivors);
             let ends = Tail {
                 lost: (lost.iter().rev().zip((0..=last).rev()).take_while(|(a, b)| **a == *b))
                     .count() as u32,

@@ -1,4 +1,4 @@
-//! Beginnings of trickles: a ticket, its echo, a restart, a move.
+//! Beginnings of trickles: an address token, its echo, a restart, a move.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use super::{APART, MIN_AGE, MIN_MESSAGE, Refusal, Server, Settings, instant};
 use crate::time::Instant;
 use crate::trickles::SILENCE;
 use crate::trickles::continuation::{Continuation, Losses, Mode};
-use crate::trickles::piece::Piece;
+use crate::trickles::epoch::Epoch;
 use crate::trickles::plan::{self, MAX_BURST};
 use crate::trickles::replay::Once;
 use crate::trickles::wire::MAX_ATTEMPTS;
@@ -17,7 +17,7 @@ use crate::trickles::wire::request::Returned;
 use crate::trickles::wire::response::overhead;
 
 impl Server {
-    /// Answers a first request with a ticket, in at most as many bytes as the request has.
+    /// Answers a first request with an address token, in at most as many bytes as the request has.
     pub(super) fn open(
         &mut self,
         now: Instant,
@@ -28,14 +28,14 @@ impl Server {
     ) -> Result<Event, Refusal> {
         let keys = self.ring.newest();
         let address = keys.address(from);
-        let ticket = Continuation {
+        let address_token = Continuation {
             connection: keys.connection(token, address, now.as_nanos()),
             tag: token as u32,
             message: message.clamp(MIN_MESSAGE, self.settings.message.max(MIN_MESSAGE)),
             ..blank(&self.settings)
         };
-        let connection = ticket.connection;
-        self.offer(now, from, ticket, 0, len)?;
+        let connection = address_token.connection;
+        self.offer(now, from, address_token, 0, len)?;
         self.stats.opened += 1;
         Ok(Event::Open { connection })
     }
@@ -61,7 +61,7 @@ impl Server {
         if attempt > 1 && age < MIN_AGE * (1 << (attempt - 1)) {
             return Err(Refusal::TooSoon { attempt, age });
         }
-        let piece = self.restarted(now, &known, silent, returned, &home)?;
+        let epoch = self.restarted(now, &known, silent, returned, &home)?;
         let generation = known.generation.wrapping_add(attempt.into());
         self.begin_generation(now, known.connection, generation, attempt.into())?;
         if silent {
@@ -70,7 +70,7 @@ impl Server {
             self.stats.timeouts += 1;
         }
         let connection = known.connection;
-        let first = Continuation { mode: Mode::Begun, generation, piece, ..known };
+        let first = Continuation { mode: Mode::Begun, generation, epoch, ..known };
         let mut first = self.timed(now, from, first);
         first.losses = Losses::default();
         first.nonces = self.ring.newest().number();
@@ -78,7 +78,7 @@ impl Server {
         Ok(Event::Request { connection })
     }
 
-    /// Piece that a restart begins. After a timeout ssthresh is half of the window before the
+    /// Epoch that a restart begins. After a timeout ssthresh is half of the window before the
     /// first loss. After a silence without a known loss the client gets the initial window,
     /// with ssthresh at three quarters of the old window (RFC 2861).
     fn restarted(
@@ -88,9 +88,9 @@ impl Server {
         silent: bool,
         returned: &Returned,
         home: &Derived,
-    ) -> Result<Piece, Refusal> {
+    ) -> Result<Epoch, Refusal> {
         let base = base_at(now, known.number + APART);
-        let (start, ssthresh) = if known.mode == Mode::Ticket {
+        let (start, ssthresh) = if known.mode == Mode::AddressToken {
             self.timed_out(known, known.number)
         } else {
             match self.gaps(known, returned, home)?.runs().first() {
@@ -99,13 +99,13 @@ impl Server {
             }
         };
         let ssthresh = u16::try_from(ssthresh.max(2)).unwrap_or(u16::MAX);
-        Ok(Piece { base, start, ssthresh, acks: known.piece.acks })
+        Ok(Epoch { base, start, ssthresh, acks: known.epoch.acks })
     }
 
-    /// Processes a restart with a continuation beyond the horizon, or the last attempt. The
-    /// request may be an old one that an attacker repeats, from an address that now belongs to
-    /// another host. So the client gets a ticket, in at most as many bytes as it sent, until it
-    /// has echoed that.
+    /// Processes a restart with a continuation beyond the horizon, or the last attempt. The request
+    /// may be an old one that an attacker repeats, from an address that now belongs to another
+    /// host. So the client gets an address token, in at most as many bytes as it sent, until it has
+    /// echoed that.
     fn resumed(
         &mut self,
         now: Instant,
@@ -123,8 +123,8 @@ impl Server {
     /// First window and ssthresh after a silence (RFC 2861).
     fn anew(&self, known: &Continuation) -> (u16, u64) {
         let ssthresh = match known.mode {
-            Mode::Ticket => known.piece.ssthresh.into(),
-            _ => known.piece.window(known.number) * 3 / 4,
+            Mode::AddressToken => known.epoch.ssthresh.into(),
+            _ => known.epoch.window(known.number) * 3 / 4,
         };
         (self.settings.initial_window, ssthresh)
     }
@@ -132,11 +132,11 @@ impl Server {
     /// First window and ssthresh at another address: half of the window, as after a loss,
     /// because a client that moves need not report its losses before.
     fn at_another(&self, known: &Continuation) -> (u16, u64) {
-        let (start, ssthresh) = (self.settings.initial_window, known.piece.ssthresh.into());
+        let (start, ssthresh) = (self.settings.initial_window, known.epoch.ssthresh.into());
         match known.mode {
-            Mode::Ticket => (start.min(known.piece.start), ssthresh),
+            Mode::AddressToken => (start.min(known.epoch.start), ssthresh),
             _ => {
-                let half = (known.piece.window(known.number) / 2).max(2);
+                let half = (known.epoch.window(known.number) / 2).max(2);
                 (u16::try_from(half).unwrap_or(u16::MAX).min(start), half)
             }
         }
@@ -145,14 +145,14 @@ impl Server {
     /// First window and ssthresh after a timeout, if all packets up to `reached` have arrived.
     fn timed_out(&self, known: &Continuation, reached: u64) -> (u16, u64) {
         let ssthresh = match known.mode {
-            Mode::Ticket => known.piece.ssthresh.into(),
-            _ => known.piece.window(reached) / 2,
+            Mode::AddressToken => known.epoch.ssthresh.into(),
+            _ => known.epoch.window(reached) / 2,
         };
         (self.settings.loss_window, ssthresh)
     }
 
-    /// Processes a request from another address: the client gets a ticket there, in at most as
-    /// many bytes as it sent, until it has echoed that.
+    /// Processes a request from another address: the client gets an address token there, in at most
+    /// as many bytes as it sent, until it has echoed that.
     pub(super) fn moved(
         &mut self,
         now: Instant,
@@ -167,8 +167,8 @@ impl Server {
         Ok(event)
     }
 
-    /// Offers a ticket for a known connection. Nothing is recorded before its echo, so a client
-    /// may repeat the request. A client that has lost the answers of all other attempts
+    /// Offers an address token for a known connection. Nothing is recorded before its echo, so a
+    /// client may repeat the request. A client that has lost the answers of all other attempts
     /// continues this way.
     fn readmit(
         &mut self,
@@ -179,7 +179,7 @@ impl Server {
         (start, ssthresh): (u16, u64),
         len: usize,
     ) -> Result<Event, Refusal> {
-        let mut ticket = Continuation {
+        let mut address_token = Continuation {
             connection: known.connection,
             tag: known.tag,
             generation: known.generation.wrapping_add(attempt.into()),
@@ -188,41 +188,51 @@ impl Server {
         };
         let ssthresh = u16::try_from(ssthresh.max(2)).unwrap_or(u16::MAX);
         let (base, start) = (known.number + APART, start.max(1));
-        ticket.piece = Piece { base, start, ssthresh, ..ticket.piece };
-        self.offer(now, from, ticket, attempt, len)?;
+        address_token.epoch = Epoch { base, start, ssthresh, ..address_token.epoch };
+        self.offer(now, from, address_token, attempt, len)?;
         Ok(Event::Request { connection: known.connection })
     }
 
-    /// Lays out the ticket in answer to a request of `len` bytes. `attempt` is the number of
+    /// Lays out the address token in answer to a request of `len` bytes. `attempt` is the number of
     /// the attempt to begin with the continuation; 0 for a new connection.
     fn offer(
         &mut self,
         now: Instant,
         from: SocketAddr,
-        ticket: Continuation,
+        address_token: Continuation,
         attempt: u8,
         len: usize,
     ) -> Result<(), Refusal> {
-        let base = base_at(now, ticket.piece.base);
-        let piece = Piece { base, ..ticket.piece };
-        let mut ticket = self.timed(now, from, Continuation { piece, ..ticket });
-        ticket.number = base + u64::from(attempt);
-        ticket.rtt = 0;
-        ticket.nonces = self.ring.newest().number();
-        let least = overhead(Some(ticket.len()));
-        let room = len.min(ticket.message.into()).checked_sub(least);
-        let room = room.ok_or(Refusal::TooShort { len, ticket: least })?;
-        self.templates[MAIN] = ticket;
-        let (number, nonce) = (ticket.number, 0);
-        self.work.push(Item { form: Form::Ticket, number, nonce, template: MAIN, room });
+        let base = base_at(now, address_token.epoch.base);
+        let epoch = Epoch { base, ..address_token.epoch };
+        let mut address_token = self.timed(now, from, Continuation { epoch, ..address_token });
+        address_token.number = base + u64::from(attempt);
+        address_token.rtt = 0;
+        address_token.nonces = self.ring.newest().number();
+        let least = overhead(Some(address_token.len()));
+        let room = len.min(address_token.message.into()).checked_sub(least);
+        let room = room.ok_or(Refusal::TooShort { len, address_token: least })?;
+        self.templates[MAIN] = address_token;
+        let (number, nonce) = (address_token.number, 0);
+        self.work.push(Item { form: Form::AddressToken, number, nonce, template: MAIN, room });
         Ok(())
     }
 
-    /// Processes the echo of a ticket from the address it was sent to: the first window begins.
-    pub(super) fn echo(&mut self, now: Instant, ticket: &Continuation) -> Result<(), Refusal> {
-        let attempt = ticket.number - ticket.piece.base;
-        self.begin_generation(now, ticket.connection, ticket.generation, attempt as u16)?;
-        self.begin(Continuation { mode: Mode::Begun, ..*ticket });
+    /// Processes the echo of an address token from the address it was sent to: the first window
+    /// begins.
+    pub(super) fn echo(
+        &mut self,
+        now: Instant,
+        address_token: &Continuation,
+    ) -> Result<(), Refusal> {
+        let attempt = address_token.number - address_token.epoch.base;
+        self.begin_generation(
+            now,
+            address_token.connection,
+            address_token.generation,
+            attempt as u16,
+        )?;
+        self.begin(Continuation { mode: Mode::Begun, ..*address_token });
         Ok(())
     }
 
@@ -246,10 +256,10 @@ impl Server {
         Ok(())
     }
 
-    /// Lays out the first window of `first`'s piece.
+    /// Lays out the first window of `first`'s epoch.
     pub(super) fn begin(&mut self, first: Continuation) {
         self.templates[MAIN] = first;
-        self.fresh(first.piece, plan::begin(first.piece).fresh, false);
+        self.fresh(first.epoch, plan::begin(first.epoch).fresh, false);
     }
 }
 
@@ -258,11 +268,11 @@ pub(super) fn blank(settings: &Settings) -> Continuation {
     let acks = settings.acks;
     let (start, ssthresh) = (settings.initial_window.max(1), settings.ssthresh.max(2));
     Continuation {
-        mode: Mode::Ticket,
+        mode: Mode::AddressToken,
         connection: 0,
         generation: 0,
         tag: 0,
-        piece: Piece { base: 1, start, ssthresh, acks },
+        epoch: Epoch { base: 1, start, ssthresh, acks },
         number: 1,
         timestamp: 0,
         rtt: 0,
@@ -275,7 +285,7 @@ pub(super) fn blank(settings: &Settings) -> Continuation {
     }
 }
 
-/// First number of a piece that begins now: 16 for each microsecond of the clock, so that a
+/// First number of an epoch that begins now: 16 for each microsecond of the clock, so that a
 /// connection's numbers, and with them its nonces, are never used twice; at least `least`.
 fn base_at(now: Instant, least: u64) -> u64 {
     (now.as_nanos() / 1_000 * 16).max(least).clamp(1, (1 << 62) - 1)

@@ -1,8 +1,8 @@
 //! Cache of values that are computed per connection, and can be dropped at any time (5.1).
 //!
 //! ```text
-//!  connection ─▶ slot ─▶ Known: address, piece ─▶ hash of the address, first words of the nonces
-//!                          └ of another connection, address, secret or piece: computed, stored
+//!  connection ─▶ slot ─▶ Known: address, epoch ─▶ hash of the address, first words of the nonces
+//!                          └ of another connection, address, secret or epoch: computed, stored
 //! ```
 //!
 //! Each connection has one slot, which it may share with others; the last one occupies it. So
@@ -26,12 +26,12 @@ struct Known {
     derived: Derived,
 }
 
-/// Values derived from a connection's address, piece and secrets.
+/// Values derived from a connection's address, epoch and secrets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Derived {
     /// Keyed hash of the address.
     pub(super) address: u64,
-    /// The nonces' words at the base of the piece.
+    /// The nonces' words at the base of the epoch.
     pub(super) base: Block,
 }
 
@@ -65,7 +65,7 @@ impl Cache {
         from: SocketAddr,
         of: &Continuation,
     ) -> Option<Derived> {
-        let (connection, base, secrets) = (of.connection, of.piece.base, [secret, of.nonces]);
+        let (connection, base, secrets) = (of.connection, of.epoch.base, [secret, of.nonces]);
         let place = (connection as usize) & self.places.len().wrapping_sub(1);
         if let Some(Some(known)) = self.places.get(place)
             && (known.connection, known.base) == (connection, base)

@@ -1,10 +1,10 @@
-//! End of a piece: at the first loss that was reported of it, and only there.
+//! End of an epoch: at the first loss that was reported of it, and only there.
 //!
 //! ```text
-//!   piece   ··· ─ f ─ ─ ─ ─ L      f is lost, says one request; the survivors begin the next piece
+//!   epoch   ··· ─ f ─ ─ ─ ─ L      f is lost, says one request; the survivors begin the next epoch
 //!               │
 //!               ├─ another says that g is lost, and f is not      refused: that would be a second
-//!               └─ another says that nothing is lost                piece, beside the first
+//!               └─ another says that nothing is lost                epoch, beside the first
 //! ```
 //!
 //! A client sends its requests in the order of their packets, and packets that it gave up stay
@@ -17,18 +17,18 @@ use crate::trickles::plan::Run;
 use crate::trickles::replay::Once;
 
 /// Number of packets that are looked up on either side of a first loss: behind it for an answer
-/// to a request that had the packet, and before it for the loss that ended the piece, for
+/// to a request that had the packet, and before it for the loss that ended the epoch, for
 /// requests that others have overtaken. In a larger window a lying client may hide such an
-/// answer, once in a piece; it costs the client half of that window.
+/// answer, once in an epoch; it costs the client half of that window.
 const LOOKED_AT: usize = 64;
 
 impl Server {
-    /// Returns the loss by which a request with `gaps` ends its piece, if it does.
+    /// Returns the loss by which a request with `gaps` ends its epoch, if it does.
     ///
     /// # Errors
-    /// A contradictory request of this piece was answered.
+    /// A contradictory request of this epoch was answered.
     pub(super) fn ends(&self, known: &Continuation, gaps: &[Run]) -> Result<Option<u64>, Refusal> {
-        let (base, number) = (known.piece.base, known.number);
+        let (base, number) = (known.epoch.base, known.number);
         let knows = |what| self.replay.knows(known.connection, what);
         let ended_by = |first| knows(Once::EndedBy { base, first });
         let ended = knows(Once::Ended(base));
@@ -43,10 +43,10 @@ impl Server {
         }
     }
 
-    /// Returns whether a request was answered that had packet `number` of a piece that has not
+    /// Returns whether a request was answered that had packet `number` of an epoch that has not
     /// ended: any behind it.
     fn had(&self, known: &Continuation, number: u64) -> bool {
         let knows = |at| self.replay.knows(known.connection, Once::Answered(at));
-        (number..known.number).take(LOOKED_AT).filter(|&at| known.piece.is_point(at)).any(knows)
+        (number..known.number).take(LOOKED_AT).filter(|&at| known.epoch.is_point(at)).any(knows)
     }
 }

@@ -49,7 +49,7 @@ impl Grant {
         for mut item in std::mem::take(&mut self.work) {
             let len = self.templates[item.template].len();
             let taken = match item.form {
-                Form::Ticket | Form::Fresh => overhead(Some(len)),
+                Form::AddressToken | Form::Fresh => overhead(Some(len)),
                 Form::Slim => overhead(Some(continuation_len(len, true))),
                 Form::Half | Form::Again => overhead(None),
                 Form::Group { count } => {
@@ -84,20 +84,20 @@ impl Grant {
     ///   event 1: 0 open, 1 request | templates: two continuations without their codes, of
     ///   the secret that seals its packets
     ///   packets, a number | each: form 1 | template 1 | number 8 | room, a number
-    ///   form: 0 ticket, 1 fresh, 2 half, 3 again, 4 slim, above: a group of that less 4
+    ///   form: 0 address token, 1 fresh, 2 half, 3 again, 4 slim, above: a group of that less 4
     /// ```
     ///
     /// Nonces are left out, as they are computed again.
     pub(in crate::trickles) fn write(&self, out: &mut Vec<u8>) {
         out.push(u8::from(matches!(self.event, Event::Request { .. })));
         for template in &self.templates {
-            let number = template.piece.base;
+            let number = template.epoch.base;
             Continuation { number, ..*template }.emit_body(self.secret, out);
         }
         put_varint(out, self.work.len() as u64);
         for item in &self.work {
             let form = match item.form {
-                Form::Ticket => 0,
+                Form::AddressToken => 0,
                 Form::Fresh => 1,
                 Form::Half => 2,
                 Form::Again => 3,
@@ -145,14 +145,14 @@ fn item(ring: &KeyRing, reader: &mut Reader, templates: &[Continuation; 2]) -> O
     let of = templates.get(template)?;
     let keys = ring.get(of.nonces)?;
     let (form, nonce) = match form {
-        0 => (Form::Ticket, 0),
+        0 => (Form::AddressToken, 0),
         1 => (Form::Fresh, keys.nonces(of.connection).of(number)),
         2 => (Form::Half, keys.nonces(of.connection).of(number)),
         4 => (Form::Slim, keys.nonces(of.connection).of(number)),
         3 => (Form::Again, keys.nonces_again(of.connection).of(number)),
         count => (Form::Group { count: count - 4 }, 0),
     };
-    let within = matches!(form, Form::Again) || number >= of.piece.base;
+    let within = matches!(form, Form::Again) || number >= of.epoch.base;
     within.then_some(Item { form, number, nonce, template, room })
 }
 
@@ -176,7 +176,7 @@ pub(super) fn emit(
     };
     let body = match item.form {
         Form::Group { count } => return emit_group(ring, keys, &continuation, head, count, out),
-        Form::Ticket => Body::Ticket(&continuation),
+        Form::AddressToken => Body::AddressToken(&continuation),
         Form::Fresh => Body::Fresh(&continuation),
         Form::Slim => Body::Slim(&continuation),
         Form::Half => Body::Half,

@@ -13,12 +13,12 @@ use crate::trickles::wire::request::Returned;
 
 /// Result of the evaluation.
 pub(super) struct Judged {
-    /// Plan for the end of the piece before.
+    /// Plan for the end of the epoch before.
     pub(super) tail: Option<Plan>,
     pub(super) plan: Plan,
     /// Losses that the proof shows.
     pub(super) gaps: Gaps,
-    /// Losses to be repaired: of continuations in the present piece, and in the following.
+    /// Losses to be repaired: of continuations in the present epoch, and in the following.
     pub(super) losses: [Losses; 2],
 }
 
@@ -35,13 +35,13 @@ impl Server {
         let burst = known.burst.into();
         let mut tail = None;
         if let Some(end) = returned.tail.filter(|_| known.mode == Mode::Survivors) {
-            tail = Some(plan::tail(known.piece, known.number, end, burst)?);
-            let first = known.piece.base.saturating_sub(end.lost.into());
+            tail = Some(plan::tail(known.epoch, known.number, end, burst)?);
+            let first = known.epoch.base.saturating_sub(end.lost.into());
             if end.lost > 0 {
                 losses.push(Run { first, count: end.lost });
             }
         }
-        let plan = plan::step(known.piece, known.number, gaps.runs(), burst)?;
+        let plan = plan::step(known.epoch, known.number, gaps.runs(), burst)?;
         let mut later = losses;
         gaps.runs().iter().for_each(|&gap| later.push(gap));
         self.stats.recoveries += u64::from(!gaps.runs().is_empty());
@@ -57,13 +57,13 @@ impl Server {
     ) -> Result<Gaps, Refusal> {
         let keys = self.nonce_keys(known)?;
         let mut nonces = keys.nonces(known.connection).with(home.base);
-        Ok(returned.proof.check(known.piece.base, known.number, &mut nonces)?)
+        Ok(returned.proof.check(known.epoch.base, known.number, &mut nonces)?)
     }
 
     /// Losses that still wait for their repair. In the first window after a recovery they may;
     /// after that the repairs count as lost, which takes a timeout.
     fn unrepaired(&self, known: &Continuation, repaired: Option<u64>) -> Result<Losses, Refusal> {
-        let window = known.piece.base + u64::from(known.piece.start);
+        let window = known.epoch.base + u64::from(known.epoch.start);
         match (known.losses.runs(), repaired) {
             ([], _) => Ok(Losses::default()),
             (_, None) if known.number < window => Ok(known.losses),

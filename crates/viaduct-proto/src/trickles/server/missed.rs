@@ -32,7 +32,7 @@ impl Server {
         let most = usize::from(self.settings.make_up).min(MAX_MADE_UP);
         let (mut missed, mut count, mut number) = ([0; MAX_MADE_UP], 0, known.number);
         while count < most
-            && let Some(before) = plan::request_before(known.piece, number, below(gaps, number))
+            && let Some(before) = plan::request_before(known.epoch, number, below(gaps, number))
             && !self.replay.knows(known.connection, Once::Answered(before))
         {
             missed[count] = before;
@@ -43,8 +43,8 @@ impl Server {
             self.replay.note(now, known.connection, Once::Answered(number));
             let gaps = below(gaps, number);
             self.note_lack(now, known.connection, number, gaps);
-            let plan = plan::step(known.piece, number, gaps, known.burst.into())?;
-            let template = if plan.piece.base == known.piece.base { TAIL } else { MAIN };
+            let plan = plan::step(known.epoch, number, gaps, known.burst.into())?;
+            let template = if plan.epoch.base == known.epoch.base { TAIL } else { MAIN };
             self.again(now, known, plan.again.numbers(), false)?;
             self.group(now, template, plan.grouped);
             self.group(now, template, plan.fresh);

@@ -24,8 +24,8 @@ mod work;
 use std::net::SocketAddr;
 
 use super::continuation::Continuation;
+use super::epoch::Acks;
 use super::keys::KeyRing;
-use super::piece::Acks;
 use super::replay::{Once, Replay};
 use super::wire::{Kind, Request};
 use crate::time::{Duration, Instant};
@@ -41,7 +41,7 @@ use work::{Item, MAIN, TAIL};
 /// Settings of a server. Replicas share them, as they share the secrets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Window after the client has echoed a ticket, in packets: 1 or more.
+    /// Window after the client has echoed an address token, in packets: 1 or more.
     pub initial_window: u16,
     /// Window after a timeout (the paper's InitialCwnd; TCP's loss window), in packets: 1 or more.
     pub loss_window: u16,
@@ -59,7 +59,7 @@ pub struct Settings {
     /// connection in turn, each with a window of its own, should have 0 here: to each of them
     /// the others' requests would seem lost.
     pub make_up: u8,
-    /// True if packets omit what their client knows of their piece (5.3).
+    /// True if packets omit what their client knows of their epoch (5.3).
     pub delta: bool,
 }
 

@@ -4,14 +4,14 @@ use crate::time::Duration;
 use crate::trickles::continuation::Invalid;
 use crate::trickles::plan::Inconsistent;
 use crate::trickles::proof::Unproven;
-use crate::trickles::wire::request::NoRequest;
+use crate::trickles::wire::request::InvalidRequest;
 
 /// Reason why a request is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Parse error.
     #[error(transparent)]
-    Malformed(#[from] NoRequest),
+    Malformed(#[from] InvalidRequest),
     /// Invalid continuation: altered, or of an unknown secret.
     #[error(transparent)]
     Invalid(#[from] Invalid),
@@ -29,11 +29,11 @@ pub enum Refusal {
     Superseded(u16),
     /// Losses that contradict those of a request that was answered.
     #[error(
-        "what arrived of the piece at packet {base} was told otherwise before, and answered: a \
+        "what arrived of the epoch at packet {base} was told otherwise before, and answered: a \
             loss stays one"
     )]
     Forked {
-        /// Base of the piece, or the packet that is falsely reported as lost.
+        /// Base of the epoch, or the packet that is falsely reported as lost.
         base: u64,
     },
     /// Wrong proof.
@@ -46,12 +46,12 @@ pub enum Refusal {
     #[error(transparent)]
     Inconsistent(#[from] Inconsistent),
     /// Request shorter than its answer.
-    #[error("{len} bytes cannot be answered with a ticket of {ticket}: pad the request")]
+    #[error("{len} bytes are too few for an address token of {address_token}: pad the request")]
     TooShort {
         /// Length of the request in bytes.
         len: usize,
         /// Length of the shortest answer in bytes.
-        ticket: usize,
+        address_token: usize,
     },
     /// Request in clear where encryption is required, under an unknown key, or altered. It is
     /// counted by the encryption layer.
@@ -74,9 +74,9 @@ pub struct Stats {
     pub answered: u64,
     /// Packets permitted.
     pub permits: u64,
-    /// Connections offered a ticket.
+    /// Connections offered an address token.
     pub opened: u64,
-    /// Tickets for clients that have moved.
+    /// Address tokens for clients that have moved.
     pub moved: u64,
     /// Requests that reported a loss.
     pub recoveries: u64,

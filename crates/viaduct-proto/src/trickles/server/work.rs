@@ -7,7 +7,7 @@ use super::judge::Judged;
 use super::{Refusal, Server, instant};
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Mode};
-use crate::trickles::piece::Piece;
+use crate::trickles::epoch::Epoch;
 use crate::trickles::plan::{Run, Span};
 use crate::trickles::replay::Once;
 use crate::trickles::wire::request::Returned;
@@ -27,7 +27,7 @@ pub(super) struct Item {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    Ticket,
+    AddressToken,
     Fresh,
     Slim,
     Half,
@@ -50,12 +50,12 @@ impl Item {
 /// correct client's requests have none.
 const MAX_KNOWN: usize = 64;
 
-/// Templates: for the end of the piece before, and for the packets that the request brings.
+/// Templates: for the end of the epoch before, and for the packets that the request brings.
 pub(super) const TAIL: usize = 0;
 pub(super) const MAIN: usize = 1;
 
 impl Server {
-    /// Processes a step: the request of a trickle, or the echo of a ticket.
+    /// Processes a step: the request of a trickle, or the echo of an address token.
     pub(super) fn step(
         &mut self,
         now: Instant,
@@ -76,7 +76,7 @@ impl Server {
             return Err(Refusal::Superseded(known.generation));
         }
         let known = self.timed(now, from, known);
-        if known.mode == Mode::Ticket {
+        if known.mode == Mode::AddressToken {
             self.echo(now, &known)?;
             return Ok(Event::Request { connection });
         }
@@ -87,20 +87,20 @@ impl Server {
             return Err(Refusal::Replayed);
         }
         if let Some(first) = end {
-            let base = known.piece.base;
+            let base = known.epoch.base;
             self.replay.note(now, connection, Once::Ended(base));
             self.replay.note(now, connection, Once::EndedBy { base, first });
         }
         self.note_lack(now, connection, known.number, judged.gaps.runs());
         if judged.tail.as_ref().is_some_and(|tail| !tail.again.numbers().is_empty()) {
-            self.replay.note(now, connection, Once::Lacked(known.piece.base));
+            self.replay.note(now, connection, Once::Lacked(known.epoch.base));
         }
         let same = returned.continuation.first() == Some(&self.ring.newest().number());
         self.issue(now, &known, &judged, same)?;
         Ok(Event::Request { connection })
     }
 
-    /// Lays out the packets of a step. Those of the same piece and secret as the request's
+    /// Lays out the packets of a step. Those of the same epoch and secret as the request's
     /// continuation are slim: they omit the common part.
     fn issue(
         &mut self,
@@ -111,10 +111,10 @@ impl Server {
     ) -> Result<(), Refusal> {
         let [losses, later] = judged.losses;
         let plan = &judged.plan;
-        let recovered = plan.piece.base != known.piece.base;
+        let recovered = plan.epoch.base != known.epoch.base;
         let mode = if recovered { Mode::Survivors } else { known.mode };
         self.templates[TAIL] = Continuation { losses, ..*known };
-        self.templates[MAIN] = Continuation { mode, piece: plan.piece, losses: later, ..*known };
+        self.templates[MAIN] = Continuation { mode, epoch: plan.epoch, losses: later, ..*known };
         let slim = known.delta && same_secret && !recovered && later.runs().is_empty();
         if let Some(tail) = &judged.tail {
             self.again(now, known, tail.again.numbers(), true)?;
@@ -128,11 +128,11 @@ impl Server {
             let connection = known.connection;
             for number in plan.fresh.numbers() {
                 if self.replay.note(now, connection, Once::Survivor(number)) {
-                    self.fresh(plan.piece, Span::new(number, number + 1), false);
+                    self.fresh(plan.epoch, Span::new(number, number + 1), false);
                 }
             }
         } else {
-            self.fresh(plan.piece, plan.fresh, slim);
+            self.fresh(plan.epoch, plan.fresh, slim);
         }
         Ok(())
     }
@@ -205,13 +205,13 @@ impl Server {
         }
     }
 
-    pub(super) fn fresh(&mut self, piece: Piece, span: Span, slim: bool) {
+    pub(super) fn fresh(&mut self, epoch: Epoch, span: Span, slim: bool) {
         let template = self.templates[MAIN];
         let Some(keys) = self.ring.get(template.nonces) else { return };
         let mut nonces = keys.nonces(template.connection);
         let message = usize::from(template.message);
         for number in span.numbers() {
-            let point = piece.is_point(number);
+            let point = epoch.is_point(number);
             let form = match (point, slim) {
                 (true, true) => Form::Slim,
                 (true, false) => Form::Fresh,

@@ -35,7 +35,7 @@ fn kept(messages: &[Vec<u8>]) -> Vec<Kept> {
         .map(|message| {
             let response = Response::parse(message).unwrap();
             let bytes = match response.form {
-                Form::Ticket(bytes) | Form::Fresh(bytes) => bytes.to_vec(),
+                Form::AddressToken(bytes) | Form::Fresh(bytes) => bytes.to_vec(),
                 _ => Vec::new(),
             };
             let known = Continuation::peek(&bytes).ok().map(|(known, _)| known);
@@ -55,7 +55,7 @@ fn open(padding: usize) -> Vec<u8> {
 
 /// A request with `kept`'s continuation and a proof of `ranges`.
 fn request(attempt: u8, kept: &Kept, ranges: &[Range]) -> Vec<u8> {
-    let base = kept.known.unwrap().piece.base;
+    let base = kept.known.unwrap().epoch.base;
     let (mut proof, mut message) = (Vec::new(), Vec::new());
     proof::emit(base, ranges, &mut proof);
     emit_returned(1, attempt, &kept.bytes, None, None, &proof, &mut message);
@@ -87,10 +87,13 @@ fn ranges(packets: &[Kept]) -> Vec<Range> {
 /// A server, and the first window of a client at [`address`], at 100 ms.
 fn begun() -> (Server, Vec<Kept>) {
     let mut server = server(Settings::default(), at(0));
-    let ticket = kept(&serve(&mut server, at(0), address(), LENGTH, &open(200)));
-    let any =
-        [Range { first: ticket[0].known.unwrap().piece.base, last: ticket[0].number, sum: 0 }];
-    let echo = request(0, &ticket[0], &any);
+    let address_token = kept(&serve(&mut server, at(0), address(), LENGTH, &open(200)));
+    let any = [Range {
+        first: address_token[0].known.unwrap().epoch.base,
+        last: address_token[0].number,
+        sum: 0,
+    }];
+    let echo = request(0, &address_token[0], &any);
     let window = kept(&serve(&mut server, at(100), address(), LENGTH, &echo));
     assert_eq!(window.len(), 10);
     (server, window)
@@ -174,16 +177,16 @@ fn a_client_that_moves_gets_no_more_than_it_sends_until_it_has_echoed() {
     let answer = serve(&mut server, at(200), elsewhere(), LENGTH, &message);
     let bytes: usize = answer.iter().map(Vec::len).sum();
     assert!(bytes <= message.len(), "{bytes} bytes for {}", message.len());
-    let ticket = kept(&answer);
-    let known = ticket[0].known.unwrap();
-    assert_eq!((known.mode, known.generation), (Mode::Ticket, 1));
+    let address_token = kept(&answer);
+    let known = address_token[0].known.unwrap();
+    assert_eq!((known.mode, known.generation), (Mode::AddressToken, 1));
 
-    let any = [Range { first: known.piece.base, last: known.number, sum: 0 }];
-    let echo = request(0, &ticket[0], &any);
+    let any = [Range { first: known.epoch.base, last: known.number, sum: 0 }];
+    let echo = request(0, &address_token[0], &any);
     let begun = kept(&serve(&mut server, at(300), elsewhere(), LENGTH, &echo));
-    let piece = begun[0].known.unwrap().piece;
+    let epoch = begun[0].known.unwrap().epoch;
     assert_eq!(
-        (begun.len(), piece.ssthresh),
+        (begun.len(), epoch.ssthresh),
         (5, 5),
         "as after a loss, which it need not have told"
     );
@@ -193,12 +196,15 @@ fn a_client_that_moves_gets_no_more_than_it_sends_until_it_has_echoed() {
 }
 
 #[test]
-fn a_ticket_is_worth_nothing_to_who_did_not_get_it() {
+fn an_address_token_is_useless_to_other_hosts() {
     let mut server = server(Settings::default(), at(0));
-    let ticket = kept(&serve(&mut server, at(0), address(), LENGTH, &open(200)));
-    let any =
-        [Range { first: ticket[0].known.unwrap().piece.base, last: ticket[0].number, sum: 0 }];
-    let echo = request(0, &ticket[0], &any);
+    let address_token = kept(&serve(&mut server, at(0), address(), LENGTH, &open(200)));
+    let any = [Range {
+        first: address_token[0].known.unwrap().epoch.base,
+        last: address_token[0].number,
+        sum: 0,
+    }];
+    let echo = request(0, &address_token[0], &any);
     let answer = serve(&mut server, at(1), elsewhere(), LENGTH, &echo);
     assert!(answer.iter().map(Vec::len).sum::<usize>() <= echo.len());
 }
@@ -209,8 +215,8 @@ fn a_timeout_ends_the_trickles_before_it() {
     let message = request(1, &window[0], &ranges(&window[..1]));
     let restarted = kept(&serve(&mut server, at(500), address(), LENGTH, &message));
     let known = restarted[0].known.unwrap();
-    assert_eq!((restarted.len(), known.generation, known.piece.start), (1, 1, 1));
-    assert_eq!(known.piece.ssthresh, 5, "half of the window");
+    assert_eq!((restarted.len(), known.generation, known.epoch.start), (1, 1, 1));
+    assert_eq!(known.epoch.ssthresh, 5, "half of the window");
     let old = request(0, &window[1], &ranges(&window[..2]));
     assert_eq!(refusal(&mut server, at(500), address(), &old), Refusal::Superseded(0));
     assert_eq!(refusal(&mut server, at(501), address(), &message), Refusal::Replayed);
@@ -226,21 +232,21 @@ fn a_client_silent_beyond_the_horizon_resumes() {
     let message = request(1, &window[0], &ranges(&window[..1]));
     let late = at(0) + Duration::from_secs(3_600);
     // A replay at a later time, with the address of another host by then, gets as little.
-    let mut ticket = Vec::new();
+    let mut address_token = Vec::new();
     for _ in 0..20 {
         let answer = serve(&mut server, late, address(), LENGTH, &message);
         let bytes: usize = answer.iter().map(Vec::len).sum();
         assert!(bytes <= message.len(), "{bytes} bytes for {}", message.len());
-        ticket = kept(&answer);
+        address_token = kept(&answer);
     }
-    let known = ticket[0].known.unwrap();
-    let any = [Range { first: known.piece.base, last: known.number, sum: 0 }];
-    let echo = request(0, &ticket[0], &any);
+    let known = address_token[0].known.unwrap();
+    let any = [Range { first: known.epoch.base, last: known.number, sum: 0 }];
+    let echo = request(0, &address_token[0], &any);
     let later = late + Duration::from_millis(100);
     let resumed = kept(&serve(&mut server, later, address(), LENGTH, &echo));
     assert_eq!(resumed.len(), 10, "the first window again");
-    let piece = resumed[0].known.unwrap().piece;
-    assert_eq!((piece.start, piece.ssthresh), (10, 8), "three quarters of the old window");
+    let epoch = resumed[0].known.unwrap().epoch;
+    assert_eq!((epoch.start, epoch.ssthresh), (10, 8), "three quarters of the old window");
     assert_eq!(refusal(&mut server, later, address(), &echo), Refusal::Replayed);
     assert_eq!(server.stats().resumed, 20);
 }
@@ -285,7 +291,7 @@ fn a_rotation_of_secrets_breaks_no_connection() {
 }
 
 #[test]
-fn whoever_has_lost_every_answer_to_a_restart_gets_a_ticket_as_often_as_need_be() {
+fn a_client_that_loses_every_answer_to_a_restart_gets_address_tokens_until_one_arrives() {
     let (mut server, window) = begun();
     let mut now = at(200);
     for attempt in 1..MAX_ATTEMPTS {
@@ -296,20 +302,20 @@ fn whoever_has_lost_every_answer_to_a_restart_gets_a_ticket_as_often_as_need_be(
             assert_eq!(refusal(&mut server, now, address(), &message), Refusal::Replayed);
         } else {
             // The record of it has expired.
-            assert_eq!(kept(&answer)[0].known.unwrap().mode, Mode::Ticket);
+            assert_eq!(kept(&answer)[0].known.unwrap().mode, Mode::AddressToken);
         }
     }
     let message = request(MAX_ATTEMPTS, &window[0], &ranges(&window[..1]));
-    let mut ticket = Vec::new();
+    let mut address_token = Vec::new();
     for _ in 0..3 {
         let answer = serve(&mut server, now, address(), LENGTH, &message);
         assert!(answer.iter().map(Vec::len).sum::<usize>() <= message.len());
-        ticket = kept(&answer);
+        address_token = kept(&answer);
     }
-    let known = ticket[0].known.unwrap();
-    assert_eq!((known.mode, known.piece.start, known.piece.ssthresh), (Mode::Ticket, 1, 5));
-    let echo = [Range { first: known.piece.base, last: known.number, sum: 0 }];
-    let echo = request(0, &ticket[0], &echo);
+    let known = address_token[0].known.unwrap();
+    assert_eq!((known.mode, known.epoch.start, known.epoch.ssthresh), (Mode::AddressToken, 1, 5));
+    let echo = [Range { first: known.epoch.base, last: known.number, sum: 0 }];
+    let echo = request(0, &address_token[0], &echo);
     assert_eq!(serve(&mut server, now, address(), LENGTH, &echo).len(), 1, "as after a timeout");
     let old = request(0, &window[1], &ranges(&window[..2]));
     assert!(server.handle(now, address(), &old).is_err());

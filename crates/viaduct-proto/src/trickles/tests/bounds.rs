@@ -6,8 +6,8 @@ use crate::sim::trickles::world::{address, serve, server};
 use crate::time::Instant;
 use crate::trickles::client::{Client, Config};
 use crate::trickles::continuation::{Continuation, Losses, Mode};
+use crate::trickles::epoch::{Acks, Epoch};
 use crate::trickles::keys::KeyRing;
-use crate::trickles::piece::{Acks, Piece};
 use crate::trickles::proof::{self, Range};
 use crate::trickles::server::{Server, Settings};
 use crate::trickles::wire::request::emit_returned;
@@ -20,14 +20,14 @@ const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
 /// `message` bytes.
 fn known(window: u16, message: u16) -> Continuation {
     let acks = Acks { delayed: true, by_request: false };
-    let piece = Piece { base: 1_000, start: window, ssthresh: window, acks };
+    let epoch = Epoch { base: 1_000, start: window, ssthresh: window, acks };
     Continuation {
         mode: Mode::Begun,
         connection: 5,
         generation: 0,
         tag: 7,
-        piece,
-        number: piece.base,
+        epoch,
+        number: epoch.base,
         timestamp: NOW.as_nanos() / 1_000,
         rtt: 1_000,
         nonces: 1,
@@ -110,10 +110,10 @@ fn a_generation_that_was_not_asked_for_is_refused() {
     let mut client = Client::open(Config::default(), 7, NOW);
     client.want(0, 1 << 40, Bytes::from_static(b"u"));
     let mut feed = Bytes::from_static(b"GET");
-    let mut said = |client: &mut Client, known: &Continuation, ticket: bool| {
+    let mut said = |client: &mut Client, known: &Continuation, address_token: bool| {
         let (tag, generation, number) = (7, known.generation, known.number);
         let head = Head { tag, generation, number, nonce: 1 };
-        let body = if ticket { Body::Ticket(known) } else { Body::Fresh(known) };
+        let body = if address_token { Body::AddressToken(known) } else { Body::Fresh(known) };
         let mut message = Vec::new();
         response::emit(ring.newest(), head, body, &Payload::default(), &mut message);
         client.handle(NOW, &message);
@@ -121,14 +121,14 @@ fn a_generation_that_was_not_asked_for_is_refused() {
         client.stats().refused
     };
     let mut known = known(u16::MAX, 1_400);
-    let ticket = Continuation { mode: Mode::Ticket, ..known };
-    assert_eq!(said(&mut client, &ticket, true), 0);
+    let address_token = Continuation { mode: Mode::AddressToken, ..known };
+    assert_eq!(said(&mut client, &address_token, true), 0);
     assert_eq!(said(&mut client, &known, false), 0);
     assert_eq!(client.in_flight(), usize::from(u16::MAX));
     for refused in 1..9 {
         known.generation += 1;
-        known.piece.base += 1 << 20;
-        known.number = known.piece.base;
+        known.epoch.base += 1 << 20;
+        known.number = known.epoch.base;
         assert_eq!(said(&mut client, &known, false), refused);
     }
 }

@@ -56,7 +56,7 @@ fn a_stream_comes_whole_whatever_is_lost() {
 }
 
 /// Most attempts fail, and a restart has a dozen of them. After the last the client asks for a
-/// ticket.
+/// address token.
 #[test]
 fn a_stream_comes_where_two_of_three_packets_are_lost() {
     for seed in 0..8 {

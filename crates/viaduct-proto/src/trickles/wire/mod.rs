@@ -12,7 +12,7 @@
 //!                                       | asks, a number | each: position, length: numbers
 //!
 //!  response  kind 1 | tag 4 | generation 2 | number 8 | nonce 8 | …
-//!    1 ticket    continuation | payload
+//!    1 token     continuation | payload
 //!    2 fresh     continuation | payload
 //!    3 half      payload                       the first of a pair
 //!    4 again     payload
@@ -35,5 +35,5 @@ pub const MAX_USER: usize = 1_024;
 /// Maximum number of asks in a request.
 pub const MAX_ASKS: usize = 64;
 /// Maximum number of restart attempts with one continuation, numbered from 1. The last one asks
-/// for a ticket instead, and may be repeated.
+/// for an address token instead, and may be repeated.
 pub const MAX_ATTEMPTS: u8 = 12;

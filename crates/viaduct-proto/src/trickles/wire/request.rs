@@ -54,11 +54,11 @@ pub enum Kind<'a> {
 pub struct Returned<'a> {
     /// Bytes of the transport continuation, not verified yet.
     pub continuation: &'a [u8],
-    /// Losses at the end of the piece before.
+    /// Losses at the end of the epoch before.
     pub tail: Option<Tail>,
     /// Xor of the nonces of all repairs that the continuation waits for.
     pub repaired: Option<u64>,
-    /// Proof of the packets of the piece that have arrived.
+    /// Proof of the packets of the epoch that have arrived.
     pub proof: Proof<'a>,
 }
 
@@ -74,7 +74,7 @@ pub struct Ask {
 /// Error: the message is not a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the message is no request: it ends early, or a field is out of range")]
-pub struct NoRequest;
+pub struct InvalidRequest;
 
 /// Returns whether the first byte is that of a connection's first request.
 pub(in crate::trickles) fn is_open(message: &[u8]) -> bool {
@@ -85,9 +85,9 @@ impl<'a> Request<'a> {
     /// Parses a request.
     ///
     /// # Errors
-    /// [`NoRequest`].
-    pub fn parse(message: &'a [u8]) -> Result<Self, NoRequest> {
-        read(message).ok_or(NoRequest)
+    /// [`InvalidRequest`].
+    pub fn parse(message: &'a [u8]) -> Result<Self, InvalidRequest> {
+        read(message).ok_or(InvalidRequest)
     }
 
     /// Number of requests that the client has sent before the one in `message`, for the packet

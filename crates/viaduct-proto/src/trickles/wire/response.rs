@@ -3,10 +3,10 @@
 use super::MAX_USER;
 use crate::trickles::bytes::{Reader, put_counted};
 use crate::trickles::continuation::{Continuation, DELTA, Delta, renumber};
+use crate::trickles::epoch::Epoch;
 use crate::trickles::keys::{Keys, MAC};
-use crate::trickles::piece::Piece;
 
-const TICKET: u8 = 1;
+const ADDRESS_TOKEN: u8 = 1;
 const FRESH: u8 = 2;
 const HALF: u8 = 3;
 const AGAIN: u8 = 4;
@@ -41,11 +41,11 @@ pub struct Response<'a> {
 /// Form of a response.
 #[derive(Clone, Copy, Debug)]
 pub enum Form<'a> {
-    /// Ticket, to be echoed before more is sent.
-    Ticket(&'a [u8]),
+    /// Address token, to be echoed before more is sent.
+    AddressToken(&'a [u8]),
     /// Packet that carries a continuation.
     Fresh(&'a [u8]),
-    /// Packet that carries a delta to another continuation of the same piece, which the client
+    /// Packet that carries a delta to another continuation of the same epoch, which the client
     /// has.
     Slim(Delta<'a>),
     /// First packet of a pair: the request of the second answers for it.
@@ -73,7 +73,7 @@ pub struct Payload<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Group<'a> {
     body: &'a [u8],
-    piece: Piece,
+    epoch: Epoch,
     first: u64,
     entries: &'a [u8],
     count: u8,
@@ -82,15 +82,15 @@ pub struct Group<'a> {
 /// Error: the message is not a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the message is no response: it ends early, or a field is out of range")]
-pub struct NoResponse;
+pub struct InvalidResponse;
 
 impl<'a> Response<'a> {
     /// Parses a response.
     ///
     /// # Errors
-    /// [`NoResponse`].
-    pub fn parse(message: &'a [u8]) -> Result<Self, NoResponse> {
-        read(message).ok_or(NoResponse)
+    /// [`InvalidResponse`].
+    pub fn parse(message: &'a [u8]) -> Result<Self, InvalidResponse> {
+        read(message).ok_or(InvalidResponse)
     }
 
     /// Stream position of the data in the response `message`, for the packet layer; `None` for
@@ -107,7 +107,7 @@ fn read(message: &[u8]) -> Option<Response<'_>> {
     let (tag, generation) = (reader.u32()?, reader.u16()?);
     let (number, nonce) = (reader.u64()?, reader.u64()?);
     let form = match kind {
-        TICKET => Form::Ticket(continuation(&mut reader)?),
+        ADDRESS_TOKEN => Form::AddressToken(continuation(&mut reader)?),
         FRESH => Form::Fresh(continuation(&mut reader)?),
         HALF => Form::Half,
         AGAIN => Form::Again,
@@ -139,9 +139,9 @@ fn group<'a>(reader: &mut Reader<'a>) -> Option<Group<'a>> {
     let count = reader.u8()?;
     let (first, len) = Continuation::peek_body(reader.0)?;
     let body = reader.take(len)?;
-    let Continuation { piece, number, .. } = first;
-    let group = Group { body, piece, first: number, entries: reader.0, count };
-    let points = group.numbers().filter(|&n| piece.is_point(n)).count();
+    let Continuation { epoch, number, .. } = first;
+    let group = Group { body, epoch, first: number, entries: reader.0, count };
+    let points = group.numbers().filter(|&n| epoch.is_point(n)).count();
     let _entries = reader.take(usize::from(count) * 8 + points * MAC)?;
     (1..=MAX_GROUP).contains(&count).then_some(group)
 }
@@ -156,11 +156,11 @@ impl<'a> Group<'a> {
         let mut entries = Reader(self.entries);
         self.numbers().map_while(move |number| {
             let nonce = entries.u64()?;
-            if !self.piece.is_point(number) {
+            if !self.epoch.is_point(number) {
                 return Some((number, nonce, None));
             }
             let mut bytes = self.body.to_vec();
-            renumber(&mut bytes, u32::try_from(number - self.piece.base).ok()?);
+            renumber(&mut bytes, u32::try_from(number - self.epoch.base).ok()?);
             bytes.extend_from_slice(entries.take(MAC)?);
             Some((number, nonce, Some(bytes)))
         })
@@ -179,7 +179,7 @@ pub(in crate::trickles) struct Head {
 /// Form-specific part behind the head.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::trickles) enum Body<'c> {
-    Ticket(&'c Continuation),
+    AddressToken(&'c Continuation),
     Fresh(&'c Continuation),
     Slim(&'c Continuation),
     Half,
@@ -212,7 +212,7 @@ pub(in crate::trickles) fn emit(
     out: &mut Vec<u8>,
 ) {
     let kind = match body {
-        Body::Ticket(_) => TICKET,
+        Body::AddressToken(_) => ADDRESS_TOKEN,
         Body::Fresh(_) => FRESH,
         Body::Slim(_) => SLIM,
         Body::Half => HALF,
@@ -220,7 +220,9 @@ pub(in crate::trickles) fn emit(
     };
     emit_head(kind, head, out);
     match body {
-        Body::Ticket(continuation) | Body::Fresh(continuation) => continuation.emit(keys, out),
+        Body::AddressToken(continuation) | Body::Fresh(continuation) => {
+            continuation.emit(keys, out)
+        }
         Body::Slim(continuation) => continuation.emit_delta(keys, out),
         Body::Half | Body::Again => {}
     }
@@ -246,8 +248,8 @@ pub(in crate::trickles) fn emit_group(
     let mut body = out[start..].to_vec();
     for (number, nonce) in (first.number..).zip(nonces) {
         out.extend_from_slice(&nonce.to_be_bytes());
-        if first.piece.is_point(number) {
-            renumber(&mut body, (number - first.piece.base) as u32);
+        if first.epoch.is_point(number) {
+            renumber(&mut body, (number - first.epoch.base) as u32);
             out.extend_from_slice(&keys.transport(&body));
         }
     }
@@ -288,7 +290,7 @@ mod tests {
     fn a_group_may_be_of_one_packet_without_a_continuation() {
         let ring = KeyRing::new(1, &[1; 32]);
         let half = Continuation { number: 1_008, ..sample(0) };
-        assert!(!half.piece.is_point(half.number));
+        assert!(!half.epoch.is_point(half.number));
         let mut message = Vec::new();
         emit_group(ring.newest(), HEADER, &half, &[5], &mut message);
         let Form::Group(group) = Response::parse(&message).unwrap().form else { panic!() };
@@ -306,7 +308,7 @@ mod tests {
         assert_eq!(packets.len(), 9);
         for (i, (number, nonce, bytes)) in packets.into_iter().enumerate() {
             assert_eq!((number, nonce), (1_007 + i as u64, i as u64));
-            let expected = sample(2).piece.is_point(number);
+            let expected = sample(2).epoch.is_point(number);
             assert_eq!(bytes.is_some(), expected);
             let opened = bytes.map(|bytes| Continuation::open(&ring, &bytes));
             let original = Continuation { number, ..sample(2) };

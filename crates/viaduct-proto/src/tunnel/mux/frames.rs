@@ -4,11 +4,11 @@ use super::{Carrier, Mux};
 use crate::flow::Failure;
 use crate::time::Instant;
 use crate::tunnel::common::{Common, Event, LinkError};
-use crate::tunnel::session::{Receiving, Sending, Session};
+use crate::tunnel::stream::{Receiving, Sending, Stream};
 use crate::tunnel::wire::{Frame, Opening};
 
 impl Mux {
-    pub(super) fn handle_link(
+    pub(super) fn handle_link_frame(
         &mut self,
         now: Instant,
         cx: &mut Common,
@@ -26,7 +26,7 @@ impl Mux {
                     cx.tokens.restart();
                     (cx.former, cx.restarted) = (Some(was), true);
                 }
-                cx.tokens.hello(hello.tokens, hello.floor);
+                cx.tokens.hello(hello.tokens, hello.least_window);
                 cx.events.push_back(Event::LinkUp(self.number));
             }
             (Frame::Hello(_), _) => return Err(LinkError::Protocol("a HELLO out of place")),
@@ -52,7 +52,7 @@ impl Mux {
         Ok(())
     }
 
-    pub(super) fn handle_session(
+    pub(super) fn handle_stream_frame(
         &mut self,
         now: Instant,
         cx: &mut Common,
@@ -65,7 +65,7 @@ impl Mux {
         if let Frame::Syn(Some(opening)) = frame {
             return self.offered(cx, number, *opening);
         }
-        if !self.sessions.contains_key(&number) {
+        if !self.streams.contains_key(&number) {
             return self.handle_forgotten(number, &frame);
         }
         match frame {
@@ -75,7 +75,7 @@ impl Mux {
             Frame::FinAck => self.handle_finack(cx, number)?,
             Frame::Rst(why) => self.handle_rst(cx, number, why),
             Frame::Ack(freed) => {
-                let account = self.sessions[&number].account;
+                let account = self.streams[&number].account;
                 let freed = cx.tokens.free(account, freed);
                 freed.map_err(|_| LinkError::Protocol("an ACK of more than was sent"))?;
             }
@@ -84,38 +84,38 @@ impl Mux {
         Ok(())
     }
 
-    /// Handles a frame for a session that does not exist. The peer may not know yet that it is
+    /// Handles a frame for a stream that does not exist. The peer may not know yet that it is
     /// over.
     fn handle_forgotten(&mut self, number: u32, frame: &Frame<'_>) -> Result<(), LinkError> {
         let ours = number % 2 == self.next % 2;
         let was = if ours { number < self.next } else { number <= self.highest };
         match frame {
-            _ if !was => Err(LinkError::Protocol("a session that was not opened")),
+            _ if !was => Err(LinkError::Protocol("a stream that was not opened")),
             Frame::Rst(_) => {
                 self.control.push_back((number, Frame::Fin));
                 Ok(())
             }
-            Frame::Data(_) => Err(LinkError::Protocol("bytes for a session that is over")),
+            Frame::Data(_) => Err(LinkError::Protocol("bytes for a stream that is over")),
             _ => Ok(()),
         }
     }
 
     fn offered(&mut self, cx: &mut Common, number: u32, open: Opening) -> Result<(), LinkError> {
         let theirs = number % 2 != self.next % 2;
-        // Streams may overtake each other.
+        // QUIC streams may overtake each other.
         let new = match self.carrier {
             Carrier::Stream => number > self.highest,
-            Carrier::Streams => !self.sessions.contains_key(&number),
+            Carrier::Streams => !self.streams.contains_key(&number),
         };
         if !theirs || !new {
-            return Err(LinkError::Protocol("a SYN for a session that was there"));
+            return Err(LinkError::Protocol("a SYN for a stream that was there"));
         }
         self.highest = self.highest.max(number);
-        // A new session's SYN may overtake the end of others, which the peer no longer counts.
-        if self.open[number as usize % 2] >= cx.settings.sessions.saturating_mul(2) {
-            return Err(LinkError::Protocol("more sessions than were allowed"));
+        // A new stream's SYN may overtake the end of others, which the peer no longer counts.
+        if self.open[number as usize % 2] >= cx.settings.streams.saturating_mul(2) {
+            return Err(LinkError::Protocol("more streams than were allowed"));
         }
-        self.insert(number, Session::offered(cx.tokens.open()));
+        self.insert(number, Stream::offered(cx.tokens.open()));
         cx.totals.accepted += 1;
         let Opening { to, source } = open;
         cx.events.push_back(Event::Opened { id: self.id(number), to, source });
@@ -124,11 +124,11 @@ impl Mux {
 
     fn accepted(&mut self, cx: &mut Common, number: u32) -> Result<(), LinkError> {
         let id = self.id(number);
-        let session = self.session(number);
-        match session.receiving {
-            _ if session.resetting => {}
+        let stream = self.stream(number);
+        match stream.receiving {
+            _ if stream.resetting => {}
             Receiving::Idle => {
-                session.receiving = Receiving::Open;
+                stream.receiving = Receiving::Open;
                 cx.events.push_back(Event::Accepted(id));
             }
             _ => return Err(LinkError::Protocol("a second SYN")),
@@ -146,56 +146,56 @@ impl Mux {
         let id = self.id(number);
         let rtt = self.rtt.shortest();
         self.received += bytes.len() as u64;
-        let session = self.session(number);
-        if session.resetting {
+        let stream = self.stream(number);
+        if stream.resetting {
             return Ok(()); // the bytes are dropped
         }
-        if session.receiving != Receiving::Open {
+        if stream.receiving != Receiving::Open {
             return Err(LinkError::Protocol("bytes before SYN or after FIN"));
         }
         let overrun = LinkError::Protocol("more bytes than there were tokens for");
-        cx.room.receive(session.unacknowledged(), bytes.len()).map_err(|_| overrun)?;
+        cx.window.receive(stream.unacknowledged(), bytes.len()).map_err(|_| overrun)?;
         cx.totals.received += bytes.len() as u64;
-        if session.receive(bytes).is_some() {
+        if stream.receive(bytes).is_some() {
             cx.events.push_back(Event::Readable(id));
         }
-        if rtt.is_some_and(|rtt| cx.room.measure(now, rtt)) {
-            self.control.push_back((0, Frame::Grant(cx.room.total())));
+        if rtt.is_some_and(|rtt| cx.window.measure(now, rtt)) {
+            self.control.push_back((0, Frame::Grant(cx.window.total())));
         }
         Ok(())
     }
 
     fn handle_fin(&mut self, cx: &mut Common, number: u32) -> Result<(), LinkError> {
-        let session = self.session(number);
-        if session.resetting {
+        let stream = self.stream(number);
+        if stream.resetting {
             // Answer to our RST: the peer has dropped all bytes.
             self.forget(cx, number);
             return Ok(());
         }
-        if session.receiving != Receiving::Open {
+        if stream.receiving != Receiving::Open {
             return Err(LinkError::Protocol("a FIN before SYN, or a second one"));
         }
-        session.receiving = Receiving::Ended;
+        stream.receiving = Receiving::Ended;
         self.settle(cx, number);
         Ok(())
     }
 
     fn handle_finack(&mut self, cx: &mut Common, number: u32) -> Result<(), LinkError> {
-        let session = self.session(number);
-        if session.resetting {
+        let stream = self.stream(number);
+        if stream.resetting {
             return Ok(());
         }
-        if session.sending != Sending::Ended || cx.tokens.outstanding(session.account) > 0 {
+        if stream.sending != Sending::Ended || cx.tokens.outstanding(stream.account) > 0 {
             return Err(LinkError::Protocol("a FINACK for bytes that are not consumed"));
         }
-        session.sending = Sending::Closed;
+        stream.sending = Sending::Closed;
         self.settle(cx, number);
         Ok(())
     }
 
     fn handle_rst(&mut self, cx: &mut Common, number: u32, why: Failure) {
         let id = self.id(number);
-        if self.session(number).resetting {
+        if self.stream(number).resetting {
             // Both ends reset at once: each RST answers the other.
             return self.forget(cx, number);
         }

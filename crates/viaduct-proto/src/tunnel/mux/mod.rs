@@ -1,8 +1,8 @@
-//! Link of a tunnel: its sessions, the frames received and the frames sent.
+//! Link of a tunnel: its streams, the frames received and the frames sent.
 //!
 //! | file | |
 //! |---|---|
-//! | here | the link, and the two directions of its sessions |
+//! | here | the link, and the two directions of its streams |
 //! | `frames` | received frames |
 //! | `turn` | sent frames |
 //! | `ends` | calls of the flows' ends |
@@ -15,29 +15,29 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::flow::Failure;
 use crate::time::Instant;
-use crate::tunnel::common::{Common, Event, LinkError, SessionId, Settings};
+use crate::tunnel::common::{Common, Event, LinkError, Settings, StreamId};
 use crate::tunnel::rtt::Rtt;
-use crate::tunnel::session::{Receiving, Session, Tell};
 use crate::tunnel::stats::LinkStats;
+use crate::tunnel::stream::{Notification, Receiving, Stream};
 use crate::tunnel::wire::{Frame, Hello, Parser};
 
 /// Maximum of queued frames other than DATA. A peer that makes us answer must read the answers.
 const MAX_CONTROL: usize = 64 << 10;
 
 /// Unit in which the recent bytes of links are compared; smaller differences do not count.
-const MUCH: u64 = 256 << 10;
+const LOAD_UNIT: u64 = 256 << 10;
 
-/// Way in which a link carries its frames.
+/// Mapping of frames to the byte streams of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
-    /// All frames in one stream: TCP.
+    /// All frames in one byte stream: TCP.
     Stream,
-    /// Each session's frames in a stream of its own, and the link's in another: QUIC.
+    /// The frames of each stream in a QUIC stream of its own, and those of the link in another.
     Streams,
 }
 
-/// Stream of a link by which frames leave: 0, or with [`Carrier::Streams`] the number of a
-/// session for what it sends. Acknowledgements leave by 0.
+/// Byte stream of a link by which frames leave: 0, or with [`Carrier::Streams`] the number of
+/// the stream that sends. Acknowledgements leave by 0.
 pub type Lane = u32;
 
 /// State of a link.
@@ -46,25 +46,25 @@ pub(super) struct Mux {
     pub(super) number: u32,
     carrier: Carrier,
     /// True if the shell takes bytes to send.
-    pub(super) room: bool,
+    pub(super) is_writable: bool,
     /// First frame of the peer.
     pub(super) hello: Option<Hello>,
-    pub(super) sessions: BTreeMap<u32, Session>,
-    /// Open sessions with an even number, and with an odd one.
+    pub(super) streams: BTreeMap<u32, Stream>,
+    /// Open streams with an even number, and with an odd one.
     open: [u32; 2],
-    /// Number of the next session that this end opens.
+    /// Number of the next stream that this end opens.
     next: u32,
-    /// Highest number of a session that the peer has opened.
+    /// Highest number of a stream that the peer has opened.
     highest: u32,
     lanes: HashMap<Lane, Parser>,
     pub(super) control: VecDeque<(u32, Frame<'static>)>,
     /// Broken links that this one has reported to the peer.
-    pub(super) told_gone: Vec<u32>,
-    /// Sessions with data queued, in turn.
+    pub(super) reported_gone: Vec<u32>,
+    /// Streams with data queued, in turn.
     ready: VecDeque<u32>,
-    /// Value of [`Tokens::changes`](super::tokens::Tokens::changes) when no ready session got
+    /// Value of [`Tokens::changes`](super::tokens::Tokens::changes) at which no ready stream got
     /// tokens.
-    refused: Option<u64>,
+    stalled_at: Option<u64>,
     acks: Vec<u32>,
     ack_at: Option<Instant>,
     pub(super) rtt: Rtt,
@@ -73,7 +73,7 @@ pub(super) struct Mux {
     ping_due: bool,
     pinged: Option<u64>,
     heard: Instant,
-    /// For this end and the other: true if it opens no more sessions on this link.
+    /// For this end and the other: true if it opens no more streams on this link.
     pub(super) leaving: [bool; 2],
     pub(super) sent: u64,
     pub(super) received: u64,
@@ -89,28 +89,28 @@ impl Mux {
         now: Instant,
         cx: &Common,
     ) -> Mux {
-        let tokens = cx.room.total();
+        let tokens = cx.window.total();
         let hello = Hello {
             instance: cx.instance,
             link: number,
             tokens,
-            floor: cx.settings.floor,
-            sessions: cx.settings.sessions,
+            least_window: cx.settings.least_window,
+            streams: cx.settings.streams,
         };
         Mux {
             number,
             carrier,
-            room: true,
+            is_writable: true,
             hello: None,
-            sessions: BTreeMap::new(),
+            streams: BTreeMap::new(),
             open: [0; 2],
             next: if dialled { 1 } else { 2 },
             highest: 0,
             lanes: HashMap::new(),
             control: [(0, Frame::Hello(hello))].into(),
-            told_gone: Vec::new(),
+            reported_gone: Vec::new(),
             ready: VecDeque::new(),
-            refused: None,
+            stalled_at: None,
             acks: Vec::new(),
             ack_at: None,
             rtt: Rtt::default(),
@@ -125,8 +125,8 @@ impl Mux {
         }
     }
 
-    fn id(&self, number: u32) -> SessionId {
-        SessionId { link: self.number, number }
+    fn id(&self, number: u32) -> StreamId {
+        StreamId { link: self.number, number }
     }
 
     /// Processes bytes that came by `lane`.
@@ -139,16 +139,16 @@ impl Mux {
     ) -> Result<(), LinkError> {
         self.heard = now;
         let mut parser = self.lanes.remove(&lane).unwrap_or_default();
-        while let Some((session, frame)) = parser.next(&mut bytes)? {
-            if self.lane_of(session, &frame) != lane {
-                return Err(LinkError::Protocol("a frame of another session's stream"));
+        while let Some((stream, frame)) = parser.next(&mut bytes)? {
+            if self.lane_of(stream, &frame) != lane {
+                return Err(LinkError::Protocol("a frame in the lane of another stream"));
             }
-            match session {
-                0 => self.handle_link(now, cx, frame)?,
-                _ => self.handle_session(now, cx, session, frame)?,
+            match stream {
+                0 => self.handle_link_frame(now, cx, frame)?,
+                _ => self.handle_stream_frame(now, cx, stream, frame)?,
             }
         }
-        if lane == 0 || !parser.is_between() || self.sessions.contains_key(&lane) {
+        if lane == 0 || !parser.is_between() || self.streams.contains_key(&lane) {
             self.lanes.insert(lane, parser);
         }
         if self.control.len() > MAX_CONTROL { Err(LinkError::Deaf) } else { Ok(()) }
@@ -156,22 +156,22 @@ impl Mux {
 
     /// Lane by which a frame leaves. A receiver's frames to the sender must not wait behind the
     /// bytes that it sends itself.
-    fn lane_of(&self, session: u32, frame: &Frame<'_>) -> Lane {
+    fn lane_of(&self, stream: u32, frame: &Frame<'_>) -> Lane {
         match (self.carrier, frame) {
             (Carrier::Stream, _) | (_, Frame::Ack(_) | Frame::FinAck) => 0,
-            (Carrier::Streams, _) => session,
+            (Carrier::Streams, _) => stream,
         }
     }
 
     /// Processes the end of a lane.
     pub(super) fn lane_ended(&mut self, cx: &mut Common, lane: Lane) {
-        // The peer may have forgotten the session before our RST came.
-        if self.sessions.get(&lane).is_some_and(|session| session.resetting) {
+        // The peer may have forgotten the stream before our RST came.
+        if self.streams.get(&lane).is_some_and(|stream| stream.resetting) {
             self.forget(cx, lane);
         }
     }
 
-    /// Stops opening sessions on this link, and tells the peer.
+    /// Stops opening streams on this link, and tells the peer.
     pub(super) fn leave(&mut self) {
         if !std::mem::replace(&mut self.leaving[0], true) {
             self.control.push_back((0, Frame::Leave));
@@ -179,36 +179,36 @@ impl Mux {
     }
 
     /// Tells the peer that no bytes of a broken link are held.
-    pub(super) fn tell_gone(&mut self, link: u32) {
-        self.told_gone.push(link);
+    pub(super) fn report_gone(&mut self, link: u32) {
+        self.reported_gone.push(link);
         self.control.push_back((0, Frame::Gone(link)));
     }
 
     /// Returns whether both ends have left, and nothing remains to be done.
     pub(super) fn is_over(&self) -> bool {
-        self.leaving == [true; 2] && self.sessions.is_empty() && self.control.is_empty()
+        self.leaving == [true; 2] && self.streams.is_empty() && self.control.is_empty()
     }
 
-    /// Number of sessions that this end may still open; 0 before the peer has announced its
+    /// Number of streams that this end may still open; 0 before the peer has announced its
     /// limit.
     pub(super) fn vacant(&self) -> u32 {
-        let most = self.hello.map_or(0, |hello| hello.sessions);
+        let most = self.hello.map_or(0, |hello| hello.streams);
         let most = if self.leaving[0] || self.next > u32::MAX - 2 { 0 } else { most };
         most.saturating_sub(self.open[self.next as usize % 2])
     }
 
-    /// Load of the link: the sessions with more to send than one turn takes (a request on its
-    /// way out is no load), the bytes carried recently in both directions, and the sessions.
+    /// Load of the link: the streams with more to send than one turn takes (a request on its
+    /// way out is no load), the bytes carried recently in both directions, and the streams.
     pub(super) fn load(&self, turn: usize) -> (usize, u64, usize) {
-        let queued = |number| self.sessions.get(number).map_or(0, |session| session.out.len());
+        let queued = |number| self.streams.get(number).map_or(0, |stream| stream.out.len());
         let busy = self.ready.iter().filter(|&number| queued(number) > turn).count();
         let carried = self.sent + self.received - self.carried[0];
-        (busy, carried / MUCH, self.sessions.len())
+        (busy, carried / LOAD_UNIT, self.streams.len())
     }
 
     pub(super) fn stats(&self) -> LinkStats {
         LinkStats {
-            open: self.sessions.len() as u64,
+            open: self.streams.len() as u64,
             up: self.hello.is_some(),
             rtt: self.rtt.smoothed(),
             shortest_rtt: self.rtt.shortest(),
@@ -217,35 +217,35 @@ impl Mux {
         }
     }
 
-    /// Sends the notifications and frames that are due after a change of the session's state.
-    /// Forgets the session when it is over.
+    /// Sends the notifications and frames that are due after a change of the stream's state.
+    /// Forgets the stream when it is over.
     pub(super) fn settle(&mut self, cx: &mut Common, number: u32) {
         let id = self.id(number);
-        let Some(session) = self.sessions.get_mut(&number) else { return };
-        if session.finished() == Some(Tell::Finished) {
+        let Some(stream) = self.streams.get_mut(&number) else { return };
+        if stream.finished() == Some(Notification::Finished) {
             cx.events.push_back(Event::Finished(id));
         }
-        if session.receiving == Receiving::Ended {
+        if stream.receiving == Receiving::Ended {
             self.acknowledge(cx, number);
         }
-        let session = self.session(number);
-        if session.is_consumed() {
-            session.receiving = Receiving::Closed;
+        let stream = self.stream(number);
+        if stream.is_consumed() {
+            stream.receiving = Receiving::Closed;
             self.control.push_back((number, Frame::FinAck));
         }
-        if self.sessions[&number].is_over() {
+        if self.streams[&number].is_over() {
             self.forget(cx, number);
         }
     }
 
-    /// Forgets a session. The buffer that it held and the tokens that it had outstanding are
+    /// Forgets a stream. The buffer that it held and the tokens that it had outstanding are
     /// free.
     pub(super) fn forget(&mut self, cx: &mut Common, number: u32) {
-        if let Some(session) = self.sessions.remove(&number) {
-            let held = session.unacknowledged();
-            cx.room.free(held, held);
-            cx.tokens.close(session.account);
-            cx.totals.delay.add(&session.delay);
+        if let Some(stream) = self.streams.remove(&number) {
+            let held = stream.unacknowledged();
+            cx.window.free(held, held);
+            cx.tokens.close(stream.account);
+            cx.totals.delay.add(&stream.delay);
             self.lanes.remove(&number);
             if self.carrier == Carrier::Streams {
                 cx.forgotten.push_back(self.id(number));
@@ -254,26 +254,26 @@ impl Mux {
         }
     }
 
-    fn insert(&mut self, number: u32, session: Session) {
-        self.sessions.insert(number, session);
+    fn insert(&mut self, number: u32, stream: Stream) {
+        self.streams.insert(number, stream);
         self.open[number as usize % 2] += 1;
     }
 
-    fn session(&mut self, number: u32) -> &mut Session {
-        self.sessions.get_mut(&number).expect("looked up before")
+    fn stream(&mut self, number: u32) -> &mut Stream {
+        self.streams.get_mut(&number).expect("looked up before")
     }
 
-    /// Resets all sessions of a link that broke. `strand`: the peer may still hold their bytes.
+    /// Resets all streams of a link that broke. `strand`: the peer may still hold their bytes.
     pub(super) fn break_off(&mut self, cx: &mut Common, strand: bool) {
-        for (number, session) in std::mem::take(&mut self.sessions) {
-            let held = session.unacknowledged();
-            cx.room.free(held, held);
+        for (number, stream) in std::mem::take(&mut self.streams) {
+            let held = stream.unacknowledged();
+            cx.window.free(held, held);
             match strand {
-                true => cx.tokens.strand(session.account, self.number),
-                false => cx.tokens.close(session.account),
+                true => cx.tokens.strand(stream.account, self.number),
+                false => cx.tokens.close(stream.account),
             }
-            cx.totals.delay.add(&session.delay);
-            if !session.resetting {
+            cx.totals.delay.add(&stream.delay);
+            if !stream.resetting {
                 cx.totals.reset += 1;
                 cx.events.push_back(Event::Reset(self.id(number), Failure::Reset));
             }

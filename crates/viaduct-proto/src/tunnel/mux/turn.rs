@@ -1,4 +1,4 @@
-//! Sending by a link, in turns: the pending control frames, then one DATA frame of the session
+//! Sending by a link, in turns: the pending control frames, then one DATA frame of the stream
 //! whose turn it is (slide 20).
 
 use super::{Carrier, Lane, Mux};
@@ -14,7 +14,7 @@ impl Mux {
         cx: &mut Common,
         out: &mut Vec<u8>,
     ) -> Option<Lane> {
-        let lane = self.say(now, out);
+        let lane = self.send_control(now, out);
         match (lane, self.carrier) {
             (Some(lane), Carrier::Streams) => Some(lane),
             _ => self.send(now, cx, out).or(lane),
@@ -22,36 +22,36 @@ impl Mux {
     }
 
     /// Appends the pending control frames of one lane.
-    fn say(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<Lane> {
+    fn send_control(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<Lane> {
         if std::mem::take(&mut self.ping_due) {
             let at = now.as_nanos();
             self.pinged = Some(at);
             self.control.push_back((0, Frame::Ping(at)));
         }
         let mut lane = None;
-        while let Some((session, frame)) = self.control.front() {
-            let next = self.lane_of(*session, frame);
+        while let Some((stream, frame)) = self.control.front() {
+            let next = self.lane_of(*stream, frame);
             if *lane.get_or_insert(next) != next {
                 break;
             }
-            if let Some((session, frame)) = self.control.pop_front() {
-                frame.emit(session, out);
+            if let Some((stream, frame)) = self.control.pop_front() {
+                frame.emit(stream, out);
             }
         }
         lane
     }
 
-    /// Appends a DATA frame of the next session that has bytes to send and tokens for them.
+    /// Appends a DATA frame of the next stream that has bytes to send and tokens for them.
     fn send(&mut self, now: Instant, cx: &mut Common, out: &mut Vec<u8>) -> Option<Lane> {
-        if self.hello.is_none() || self.refused == Some(cx.tokens.changes()) {
+        if self.hello.is_none() || self.stalled_at == Some(cx.tokens.changes()) {
             return None;
         }
         for _ in 0..self.ready.len() {
             let number = self.ready.pop_front()?;
-            let Some(session) = self.sessions.get(&number) else { continue };
-            let (account, queued) = (session.account, session.out.len());
+            let Some(stream) = self.streams.get(&number) else { continue };
+            let (account, queued) = (stream.account, stream.out.len());
             if queued == 0 {
-                continue; // the session was reset
+                continue; // the stream was reset
             }
             match cx.tokens.allowance(account, queued, cx.settings.mss) {
                 0 => self.ready.push_back(number),
@@ -61,7 +61,7 @@ impl Mux {
                 }
             }
         }
-        self.refused = Some(cx.tokens.changes());
+        self.stalled_at = Some(cx.tokens.changes());
         None
     }
 
@@ -74,13 +74,13 @@ impl Mux {
         out: &mut Vec<u8>,
     ) {
         let (id, most) = (self.id(number), cx.settings.queue);
-        let session = self.session(number);
-        let account = session.account;
+        let stream = self.stream(number);
+        let account = stream.account;
         emit_data_head(number, count, out);
-        if session.send(now, count, most, out) {
+        if stream.send(now, count, most, out) {
             cx.events.push_back(Event::Writable(id));
         }
-        let empty = session.out.is_empty();
+        let empty = stream.out.is_empty();
         cx.tokens.spend(account, count);
         if empty {
             cx.tokens.set_queued(account, false);

@@ -56,7 +56,7 @@ const REKEY: u64 = 1 << 20;
 
 /// Parameters of a secure stream: the pattern of the handshake, and the limits of a record.
 #[derive(Debug)]
-pub(crate) struct Manner {
+pub(crate) struct Parameters {
     pattern: &'static str,
     prologue: &'static [u8],
     /// Length of each message of the handshake in bytes, the dialler's first.
@@ -69,7 +69,7 @@ pub(crate) struct Manner {
 }
 
 /// Parameters of a tunnel's links: the dialler knows the key of the listener.
-pub(crate) const LINK: Manner = Manner {
+pub(crate) const LINK: Parameters = Parameters {
     pattern: "Noise_IK_25519_ChaChaPoly_BLAKE2s",
     prologue: b"viaduct tunnel 2",
     messages: &[32 + 48 + 16 + 1, 32 + 16 + 2],
@@ -80,7 +80,7 @@ pub(crate) const LINK: Manner = Manner {
 
 /// Parameters of the handler `crypt`: either end may have several peers, a replayed handshake
 /// proves nothing, and an empty record ends its direction.
-pub(crate) const FLOW: Manner = Manner {
+pub(crate) const FLOW: Parameters = Parameters {
     pattern: "Noise_XX_25519_ChaChaPoly_BLAKE2s",
     prologue: b"viaduct crypt 1",
     messages: &[32, 32 + 48 + 16, 48 + 16],
@@ -111,7 +111,7 @@ pub enum RecordError {
 
 /// Secure stream: its handshake, and then its records. Bytes in, bytes out.
 pub struct Secure {
-    manner: &'static Manner,
+    parameters: &'static Parameters,
     state: State,
     /// True if the bytes after the handshake are not sealed.
     bare: bool,
@@ -120,14 +120,14 @@ pub struct Secure {
 }
 
 enum State {
-    Shaking(Box<Shaking>),
-    Up(Box<Up>),
+    Handshake(Box<Handshake>),
+    Established(Box<Established>),
     /// A message did not authenticate. Nothing is accepted after it.
     Failed(RecordError),
 }
 
 /// State of a handshake in progress.
-struct Shaking {
+struct Handshake {
     noise: HandshakeState,
     /// Keys that the other end may have.
     peers: Vec<PublicKey>,
@@ -137,7 +137,7 @@ struct Shaking {
     refuses: Option<RecordError>,
 }
 
-struct Up {
+struct Established {
     peer: Option<PublicKey>,
     /// True if the other end has proved that it has the keys.
     confirmed: bool,
@@ -212,25 +212,25 @@ impl Secure {
     }
 
     fn new(
-        manner: &'static Manner,
+        parameters: &'static Parameters,
         noise: HandshakeState,
         peers: Vec<PublicKey>,
         bare: bool,
     ) -> Secure {
-        let state = State::Shaking(Box::new(Shaking { noise, peers, done: 0, refuses: None }));
-        Secure { manner, state, bare, inbox: BytesMut::new() }
+        let state = State::Handshake(Box::new(Handshake { noise, peers, done: 0, refuses: None }));
+        Secure { parameters, state, bare, inbox: BytesMut::new() }
     }
 
     /// Returns whether the other end has proved that it has its key, so that records can be
     /// sealed.
     pub fn is_up(&self) -> bool {
-        matches!(&self.state, State::Up(up) if up.confirmed)
+        matches!(&self.state, State::Established(up) if up.confirmed)
     }
 
     /// Key of the other end, once it is authenticated.
     pub fn peer(&self) -> Option<PublicKey> {
         match &self.state {
-            State::Up(up) if up.confirmed => up.peer,
+            State::Established(up) if up.confirmed => up.peer,
             _ => None,
         }
     }
@@ -283,7 +283,7 @@ impl Secure {
             let whole = self.inbox.len() >= LENGTH + length;
             match &mut self.state {
                 State::Failed(error) => return Err(*error),
-                State::Up(up) if !up.confirmed => {
+                State::Established(up) if !up.confirmed => {
                     if length != TAG {
                         return Err(RecordError::Length(length));
                     }
@@ -294,9 +294,9 @@ impl Secure {
                     self.inbox.advance(LENGTH + length);
                     up.confirmed = true;
                 }
-                State::Up(_) if self.bare => break,
-                State::Up(up) => {
-                    let (least, most) = (self.manner.least + TAG, self.manner.most + TAG);
+                State::Established(_) if self.bare => break,
+                State::Established(up) => {
+                    let (least, most) = (self.parameters.least + TAG, self.parameters.most + TAG);
                     if !(least..=most).contains(&length) {
                         return Err(RecordError::Length(length));
                     }
@@ -306,14 +306,15 @@ impl Secure {
                     let message = &mut self.inbox[LENGTH..LENGTH + length];
                     return up.open.open(head, message).map(|plain| Some(plain.len()));
                 }
-                State::Shaking(shaking) => {
-                    if self.manner.messages.get(shaking.done) != Some(&length) {
+                State::Handshake(handshake) => {
+                    if self.parameters.messages.get(handshake.done) != Some(&length) {
                         return Err(RecordError::Length(length));
                     }
                     if !whole {
                         break;
                     }
-                    shaking.hear(self.manner, &self.inbox[LENGTH..LENGTH + length])?;
+                    handshake
+                        .read_message(self.parameters, &self.inbox[LENGTH..LENGTH + length])?;
                     self.inbox.advance(LENGTH + length);
                     self.shake(out)?;
                 }
@@ -328,28 +329,28 @@ impl Secure {
     /// Sends the next message of the handshake if it is this end's turn. Ends the handshake if
     /// that was the last message.
     fn shake(&mut self, out: &mut Vec<u8>) -> Result<(), RecordError> {
-        let State::Shaking(shaking) = &mut self.state else { return Ok(()) };
-        if !shaking.noise.is_handshake_finished() && shaking.noise.is_my_turn() {
-            shaking.say(self.manner, out)?;
+        let State::Handshake(handshake) = &mut self.state else { return Ok(()) };
+        if !handshake.noise.is_handshake_finished() && handshake.noise.is_my_turn() {
+            handshake.write_message(self.parameters, out)?;
         }
-        if let Some(error) = shaking.refuses {
+        if let Some(error) = handshake.refuses {
             return Err(error);
         }
-        if shaking.noise.is_handshake_finished() {
-            let mut up = Up::new(&mut shaking.noise);
-            let dials = shaking.noise.is_initiator();
-            up.confirmed = dials || !self.manner.confirms;
-            if dials && self.manner.confirms {
+        if handshake.noise.is_handshake_finished() {
+            let mut up = Established::new(&mut handshake.noise);
+            let dials = handshake.noise.is_initiator();
+            up.confirmed = dials || !self.parameters.confirms;
+            if dials && self.parameters.confirms {
                 up.seal.seal(&[], out);
             }
-            self.state = State::Up(Box::new(up));
+            self.state = State::Established(Box::new(up));
         }
         Ok(())
     }
 
     /// Appends records with the bytes of `plain` to `out`; nothing before the handshake is done.
     pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) {
-        if let State::Up(up) = &mut self.state
+        if let State::Established(up) = &mut self.state
             && up.confirmed
         {
             if self.bare {
@@ -357,7 +358,7 @@ impl Secure {
             }
             // All records of a call have about the same size, rather than full ones and a short
             // last one.
-            let records = plain.len().div_ceil(self.manner.most).max(1);
+            let records = plain.len().div_ceil(self.parameters.most).max(1);
             out.reserve(plain.len() + records * (LENGTH + TAG));
             let each = plain.len().div_ceil(records).max(1);
             plain.chunks(each).for_each(|chunk| up.seal.seal(chunk, out));
@@ -366,21 +367,25 @@ impl Secure {
 
     /// Appends the record that ends this direction.
     pub(crate) fn seal_end(&mut self, out: &mut Vec<u8>) {
-        if let State::Up(up) = &mut self.state {
+        if let State::Established(up) = &mut self.state {
             up.seal.seal(&[], out);
         }
     }
 }
 
-impl Shaking {
+impl Handshake {
     /// Appends the next message.
-    fn say(&mut self, manner: &Manner, out: &mut Vec<u8>) -> Result<(), RecordError> {
+    fn write_message(
+        &mut self,
+        parameters: &Parameters,
+        out: &mut Vec<u8>,
+    ) -> Result<(), RecordError> {
         let refusal = self.refuses.map(|error| match error {
             RecordError::Version(_) => Refusal::Version(VERSION),
             _ => Refusal::UnknownKey,
         });
         let said = [VERSION, refusal::verdict(refusal)];
-        let payload = match (manner.confirms, self.noise.is_initiator()) {
+        let payload = match (parameters.confirms, self.noise.is_initiator()) {
             (false, _) => &said[..0],
             (true, true) => &said[..1],
             (true, false) => &said[..],
@@ -389,21 +394,21 @@ impl Shaking {
         let mut message = [0; LONGEST];
         let written = self.noise.write_message(payload, &mut message);
         let written = written.map_err(|_| RecordError::Forged)?;
-        debug_assert_eq!(written, manner.messages[self.done]);
+        debug_assert_eq!(written, parameters.messages[self.done]);
         out.extend((written as u16).to_be_bytes());
         out.extend_from_slice(&message[..written]);
         self.done += 1;
         Ok(())
     }
 
-    fn hear(&mut self, manner: &Manner, message: &[u8]) -> Result<(), RecordError> {
+    fn read_message(&mut self, parameters: &Parameters, message: &[u8]) -> Result<(), RecordError> {
         let mut payload = [0; LONGEST];
         let read = self.noise.read_message(message, &mut payload);
         let payload = &payload[..read.map_err(|_| RecordError::Forged)?];
         self.done += 1;
         let unknown = remote(&self.noise).filter(|key| !self.peers.contains(key));
         let unknown = unknown.map(RecordError::Unknown);
-        match (manner.confirms, payload) {
+        match (parameters.confirms, payload) {
             // The dialler is told the reason in the answer.
             (true, &[version]) => {
                 let other = (version != VERSION).then_some(RecordError::Version(version));
@@ -416,12 +421,17 @@ impl Shaking {
     }
 }
 
-impl Up {
-    fn new(noise: &mut HandshakeState) -> Up {
+impl Established {
+    fn new(noise: &mut HandshakeState) -> Established {
         let peer = remote(noise);
         let (first, second) = noise.dangerously_get_raw_split();
         let (seal, open) = if noise.is_initiator() { (first, second) } else { (second, first) };
-        Up { peer, confirmed: false, seal: Direction::new(seal), open: Direction::new(open) }
+        Established {
+            peer,
+            confirmed: false,
+            seal: Direction::new(seal),
+            open: Direction::new(open),
+        }
     }
 }
 
@@ -431,12 +441,12 @@ fn remote(noise: &HandshakeState) -> Option<PublicKey> {
 }
 
 fn builder<'a>(
-    manner: &Manner,
+    parameters: &Parameters,
     prologue: &'a [u8],
     secret: &'a SecretKey,
     entropy: Entropy,
 ) -> Builder<'a> {
-    let params = manner.pattern.parse().expect("the pattern is a constant");
+    let params = parameters.pattern.parse().expect("the pattern is a constant");
     Builder::with_resolver(params, Box::new(Resolver(entropy)))
         .local_private_key(secret.as_bytes())
         .and_then(|builder| builder.prologue(prologue))

@@ -75,7 +75,7 @@ fn inside_a_channel_only_the_handshake_is_done_and_only_in_that_channel() {
 fn keys_are_replaced_in_step() {
     let (mut a, mut b) = up();
     for up in [&mut a, &mut b] {
-        let State::Up(up) = &mut up.state else { panic!() };
+        let State::Established(up) = &mut up.state else { panic!() };
         (up.seal.number, up.open.number) = (REKEY - 1, REKEY - 1);
     }
     for _ in 0..3 {
@@ -119,8 +119,13 @@ fn a_first_message_alone_does_not_make_a_peer() {
         let listen =
             || Secure::listen_in(binding, &secret(2), vec![secret(1).public()], entropy(2));
         let mut hello = Vec::new();
-        let fields =
-            crate::tunnel::wire::Hello { instance: 7, link: 1, tokens: 0, floor: 0, sessions: 1 };
+        let fields = crate::tunnel::wire::Hello {
+            instance: 7,
+            link: 1,
+            tokens: 0,
+            least_window: 0,
+            streams: 1,
+        };
         crate::tunnel::wire::Frame::Hello(fields).emit(0, &mut hello);
         let record = [&[0, 16][..], &[0; 16]].concat();
         for follows in [hello, record] {

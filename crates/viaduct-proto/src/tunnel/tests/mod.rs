@@ -13,10 +13,10 @@ fn small() -> Settings {
     Settings {
         initial: 40_000,
         limit: 200_000,
-        floor: 1_000,
+        least_window: 1_000,
         mss: 1_400,
         queue: 20_000,
-        sessions: 50,
+        streams: 50,
         ..Settings::default()
     }
 }
@@ -24,19 +24,19 @@ fn small() -> Settings {
 const LINK: &str = "rate=100M,delay=10ms";
 
 #[test]
-fn a_session_opens_without_a_round_trip_and_each_direction_ends_by_itself() {
+fn a_stream_opens_without_a_round_trip_and_each_direction_ends_by_itself() {
     let mut world = World::new(&small(), LINK, Carrier::Stream, 1);
     world.run(Duration::from_millis(100));
     let start = world.now;
     let id = world.open(0).unwrap();
     world.write(0, id, 500);
     world.shutdown(0, id);
-    while world.sessions[&id].read[1].len() < 500 {
+    while world.streams[&id].read[1].len() < 500 {
         assert!(world.step(start + Duration::from_secs(1)));
     }
     assert!(world.now - start < Duration::from_millis(11), "one way, not a round trip");
     world.run(Duration::from_millis(100));
-    assert!(world.sessions[&id].finished[1] && !world.sessions[&id].finished[0]);
+    assert!(world.streams[&id].finished[1] && !world.streams[&id].finished[0]);
     world.write(1, id, 700);
     world.shutdown(1, id);
     world.settle();
@@ -52,7 +52,7 @@ fn a_reset_reaches_the_other_end_once_and_frees_all() {
         let id = world.open(0).unwrap();
         world.write(0, id, 20_000);
         world.run(Duration::from_millis(100));
-        world.sessions.get_mut(&id).unwrap().stopped[1] = true;
+        world.streams.get_mut(&id).unwrap().stopped[1] = true;
         world.write(0, id, 20_000);
         world.run(Duration::from_millis(100));
         assert!(world.ends[1].stats().held > 0);
@@ -71,7 +71,7 @@ fn a_reset_reaches_the_other_end_once_and_frees_all() {
 }
 
 #[test]
-fn a_session_alone_fills_the_path_whatever_its_length() {
+fn a_stream_alone_fills_the_path_whatever_its_length() {
     for (link, rate) in [
         ("rate=200M,delay=50ms", 200e6),
         ("rate=1G,delay=30ms", 1e9),
@@ -84,14 +84,14 @@ fn a_session_alone_fills_the_path_whatever_its_length() {
             let carried = world.bulk(&[id], Duration::from_secs(2))[0] * 8.0;
             assert!(carried > 0.98 * rate, "{link}, {carrier:?}: {carried:.0}");
             let product = rate / 8.0 * world.config.delay.as_secs_f64() * 2.0;
-            let ratio = world.ends[1].stats().room as f64 / product;
+            let ratio = world.ends[1].stats().window as f64 / product;
             assert!((2.0..10.0).contains(&ratio), "{link}: {ratio} products");
         }
     }
 }
 
 #[test]
-fn sessions_share_a_link_evenly_and_links_share_the_tokens() {
+fn streams_share_a_link_evenly_and_links_share_the_tokens() {
     let mut world = World::new(&Settings::default(), "rate=50M,delay=20ms", Carrier::Stream, 3);
     let ids: Vec<_> = (0..9).map(|_| world.open(0).unwrap()).collect();
     for link in 1..=3 {
@@ -105,7 +105,7 @@ fn sessions_share_a_link_evenly_and_links_share_the_tokens() {
 }
 
 #[test]
-fn new_sessions_leave_alone_the_link_that_carries_most_in_either_direction() {
+fn new_streams_leave_alone_the_link_that_carries_most_in_either_direction() {
     let mut world = World::new(&Settings::default(), "rate=50M,delay=20ms", Carrier::Stream, 2);
     let large = world.open(0).unwrap();
     let idle = world.open(0).unwrap();
@@ -115,7 +115,7 @@ fn new_sessions_leave_alone_the_link_that_carries_most_in_either_direction() {
     }
     world.settle();
     world.run(Duration::from_secs(10));
-    assert_eq!(world.open(1).unwrap().link, large.link, "it has fewer sessions, and rests");
+    assert_eq!(world.open(1).unwrap().link, large.link, "it has fewer streams, and rests");
 }
 
 #[test]
@@ -125,25 +125,25 @@ fn readers_that_have_stopped_do_not_slow_the_others() {
     let alone = world.open(0).unwrap();
     let before = world.bulk(&[alone], Duration::from_secs(3))[0];
     let stopped = world.open(0).unwrap();
-    world.sessions.get_mut(&stopped).unwrap().stopped[1] = true;
+    world.streams.get_mut(&stopped).unwrap().stopped[1] = true;
     let beside = world.bulk(&[stopped, alone], Duration::from_secs(3))[1];
     assert!(beside > 0.95 * before, "one: {beside} of {before}");
-    // There are more stopped sessions than the buffer has shares for; each other session still
+    // There are more stopped streams than the buffer has shares for; each other stream still
     // moves.
     for _ in 0..20 {
         let stopped = world.open(0).unwrap();
-        world.sessions.get_mut(&stopped).unwrap().stopped[1] = true;
+        world.streams.get_mut(&stopped).unwrap().stopped[1] = true;
         world.bulk(&[stopped], Duration::from_secs(1));
     }
     let late = world.open(0).unwrap();
     let rate = world.bulk(&[late], Duration::from_secs(2))[0];
-    let floor = f64::from(settings.floor) / 0.045;
-    assert!(rate > 0.8 * floor, "{rate} of at least {floor} a second");
+    let least = f64::from(settings.least_window) / 0.045;
+    assert!(rate > 0.8 * least, "{rate} of at least {least} a second");
     world.settle();
 }
 
 #[test]
-fn a_small_session_does_not_wait_behind_a_large_one() {
+fn a_small_stream_does_not_wait_behind_a_large_one() {
     let mut world = World::new(&Settings::default(), "rate=20M,delay=50ms", Carrier::Stream, 1);
     let large = world.open(0).unwrap();
     world.bulk(&[large], Duration::from_secs(5));
@@ -151,7 +151,7 @@ fn a_small_session_does_not_wait_behind_a_large_one() {
         let small = world.open(0).unwrap();
         world.write(0, small, 100);
         let start = world.now;
-        while world.sessions[&small].read[1].is_empty() {
+        while world.streams[&small].read[1].is_empty() {
             world.bulk(&[large], Duration::from_millis(1));
         }
         // One-way delay, plus the bytes that the socket already holds: 64 KiB.
@@ -160,7 +160,7 @@ fn a_small_session_does_not_wait_behind_a_large_one() {
 }
 
 #[test]
-fn sessions_of_a_broken_link_are_reset_and_its_tokens_come_back() {
+fn streams_of_a_broken_link_are_reset_and_its_tokens_come_back() {
     let mut world = World::new(&small(), LINK, Carrier::Stream, 2);
     let ids: Vec<_> = (0..6).map(|_| world.open(0).unwrap()).collect();
     world.bulk(&ids, Duration::from_millis(500));
@@ -200,7 +200,7 @@ fn a_peer_that_was_started_again_is_served_anew() {
     let id = world.open(0).unwrap();
     world.write(0, id, 20_000);
     world.settle();
-    assert_eq!(world.sessions[&id].read[1].len(), 20_000);
+    assert_eq!(world.streams[&id].read[1].len(), 20_000);
     assert_eq!(world.ends[0].stats().tokens_stranded, 0);
 }
 
@@ -241,7 +241,7 @@ fn a_hello_of_what_the_peer_was_comes_too_late() {
 }
 
 #[test]
-fn a_link_that_is_left_ends_when_its_sessions_have() {
+fn a_link_that_is_left_ends_when_its_streams_have() {
     let mut world = World::new(&small(), LINK, Carrier::Stream, 2);
     world.run(Duration::from_millis(100));
     let first = world.open(0).unwrap();

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::small;
 use super::world::World;
 use crate::time::Duration;
-use crate::tunnel::{Carrier, SessionId, Tunnel};
+use crate::tunnel::{Carrier, StreamId, Tunnel};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -37,9 +37,9 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 impl World {
-    /// Picks a session that `end` knows.
-    fn pick(&self, end: usize, which: usize) -> Option<SessionId> {
-        let known = || self.sessions.iter().filter(|(_, twin)| twin.known[end]);
+    /// Picks a stream that `end` knows.
+    fn pick(&self, end: usize, which: usize) -> Option<StreamId> {
+        let known = || self.streams.iter().filter(|(_, twin)| twin.known[end]);
         known().nth(which % known().count().max(1)).map(|(id, _)| *id)
     }
 
@@ -63,7 +63,7 @@ impl World {
             }
             Op::Stop { end, which, stopped } => {
                 if let Some(id) = self.pick(end, which) {
-                    self.sessions.get_mut(&id).unwrap().stopped[end] = stopped;
+                    self.streams.get_mut(&id).unwrap().stopped[end] = stopped;
                     self.read(end, id);
                 }
             }

@@ -1,5 +1,5 @@
 //! Two ends, the simulator's links between them, and a trivial model: the bytes that were
-//! written to each session, in order.
+//! written to each stream, in order.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::flow::{Address, Failure};
 use crate::link::{Link, LinkConfig};
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
-use crate::tunnel::{Carrier, Event, Lane, LinkError, SessionId, Settings, Tunnel};
+use crate::tunnel::{Carrier, Event, Lane, LinkError, Settings, StreamId, Tunnel};
 
 /// Direction of a link, as frames in flight by lane.
 pub(super) type Wire = Link<(Lane, Vec<u8>)>;
@@ -22,12 +22,12 @@ pub(super) struct World {
     pub(super) links: BTreeMap<u32, [Wire; 2]>,
     pub(super) config: LinkConfig,
     pub(super) carrier: Carrier,
-    pub(super) sessions: BTreeMap<SessionId, Twin>,
+    pub(super) streams: BTreeMap<StreamId, Twin>,
     pub(super) events: [Vec<Event>; 2],
     pub(super) rng: Rng,
 }
 
-/// State of a session at each end.
+/// State of a stream at each end.
 #[derive(Default)]
 pub(super) struct Twin {
     pub(super) written: [Vec<u8>; 2],
@@ -37,7 +37,7 @@ pub(super) struct Twin {
     /// Bytes that were read and not yet consumed.
     pub(super) kept: [usize; 2],
     pub(super) stopped: [bool; 2],
-    /// True if the end knows the session.
+    /// True if the end knows the stream.
     pub(super) known: [bool; 2],
     pub(super) reset: bool,
 }
@@ -53,7 +53,7 @@ impl World {
             links: BTreeMap::new(),
             config: link.parse().unwrap(),
             carrier,
-            sessions: BTreeMap::new(),
+            streams: BTreeMap::new(),
             events: Default::default(),
             rng: Rng::from_seed(5),
         };
@@ -72,25 +72,25 @@ impl World {
     /// Breaks a link. Each end learns of it at a time of its own.
     pub(super) fn cut(&mut self, link: u32) {
         self.links.remove(&link);
-        for twin in self.sessions.iter_mut().filter(|(id, _)| id.link == link) {
+        for twin in self.streams.iter_mut().filter(|(id, _)| id.link == link) {
             twin.1.reset = true;
         }
     }
 
-    pub(super) fn open(&mut self, end: usize) -> Option<SessionId> {
+    pub(super) fn open(&mut self, end: usize) -> Option<StreamId> {
         let to = Address::Name("server".to_owned(), 80);
         let id = self.ends[end].open(to, None)?;
         let known = [end == 0, end == 1];
         // This end may not know yet that the link is cut.
         let reset = !self.links.contains_key(&id.link);
-        self.sessions.insert(id, Twin { known, reset, ..Twin::default() });
+        self.streams.insert(id, Twin { known, reset, ..Twin::default() });
         Some(id)
     }
 
-    pub(super) fn write(&mut self, end: usize, id: SessionId, count: usize) {
+    pub(super) fn write(&mut self, end: usize, id: StreamId, count: usize) {
         let mut bytes = vec![0; count];
         self.rng.fill(&mut bytes);
-        let twin = self.sessions.get_mut(&id).unwrap();
+        let twin = self.streams.get_mut(&id).unwrap();
         if !twin.shut[end] && self.ends[end].may_write(id) {
             twin.written[end].extend_from_slice(&bytes);
             let taken = self.ends[end].write(self.now, id, Bytes::from(bytes));
@@ -98,19 +98,19 @@ impl World {
         }
     }
 
-    pub(super) fn shutdown(&mut self, end: usize, id: SessionId) {
-        self.sessions.get_mut(&id).unwrap().shut[end] = true;
+    pub(super) fn shutdown(&mut self, end: usize, id: StreamId) {
+        self.streams.get_mut(&id).unwrap().shut[end] = true;
         self.ends[end].shutdown(id);
     }
 
-    pub(super) fn reset(&mut self, end: usize, id: SessionId) {
-        self.sessions.get_mut(&id).unwrap().reset = true;
+    pub(super) fn reset(&mut self, end: usize, id: StreamId) {
+        self.streams.get_mut(&id).unwrap().reset = true;
         self.ends[end].reset(id, Failure::Denied);
     }
 
     /// Reads all bytes that are available at `end`, unless the reader has stopped.
-    pub(super) fn read(&mut self, end: usize, id: SessionId) {
-        let Some(twin) = self.sessions.get_mut(&id) else { return };
+    pub(super) fn read(&mut self, end: usize, id: StreamId) {
+        let Some(twin) = self.streams.get_mut(&id) else { return };
         while !twin.stopped[end]
             && let Some(bytes) = self.ends[end].read(id)
         {
@@ -131,12 +131,12 @@ impl World {
                 match event {
                     Event::Opened { id, .. } => {
                         self.ends[end].accept(id);
-                        self.sessions.get_mut(&id).unwrap().known[end] = true;
+                        self.streams.get_mut(&id).unwrap().known[end] = true;
                         self.read(end, id);
                     }
                     Event::Readable(id) => self.read(end, id),
                     Event::Finished(id) => {
-                        let twin = self.sessions.get_mut(&id).unwrap();
+                        let twin = self.streams.get_mut(&id).unwrap();
                         assert!(!std::mem::replace(&mut twin.finished[end], true), "once");
                     }
                     Event::LinkDown(link, why) => {
@@ -156,7 +156,7 @@ impl World {
     pub(super) fn transmit(&mut self) {
         for end in 0..2 {
             for (&link, wires) in &self.links {
-                self.ends[end].set_room(link, wires[end].backlog() < SOCKET);
+                self.ends[end].set_writable(link, wires[end].backlog() < SOCKET);
             }
             let mut out = Vec::new();
             while let Some((link, lane)) = self.ends[end].poll_transmit(self.now, &mut out) {
@@ -164,7 +164,7 @@ impl World {
                 let len = bytes.len();
                 let Some(wires) = self.links.get_mut(&link) else { continue };
                 let _ = wires[end].push(self.now, (lane, bytes), len);
-                self.ends[end].set_room(link, wires[end].backlog() < SOCKET);
+                self.ends[end].set_writable(link, wires[end].backlog() < SOCKET);
             }
         }
     }
@@ -209,15 +209,15 @@ impl World {
     /// Lets every reader continue, and checks that all written bytes arrive.
     pub(super) fn settle(&mut self) {
         for _ in 0..3 {
-            for id in self.sessions.keys().copied().collect::<Vec<_>>() {
+            for id in self.streams.keys().copied().collect::<Vec<_>>() {
                 for end in 0..2 {
-                    self.sessions.get_mut(&id).unwrap().stopped[end] = false;
+                    self.streams.get_mut(&id).unwrap().stopped[end] = false;
                     self.read(end, id);
                 }
             }
             self.run(Duration::from_secs(20));
         }
-        for (id, twin) in &self.sessions {
+        for (id, twin) in &self.streams {
             for (from, to) in [(0, 1), (1, 0)] {
                 let (written, read) = (&twin.written[from], &twin.read[to]);
                 assert!(written.starts_with(read), "{id:?}: no byte is another");
@@ -234,13 +234,13 @@ impl World {
         }
     }
 
-    pub(super) fn rate(&self, end: usize, id: SessionId, before: usize, time: Duration) -> f64 {
-        (self.sessions[&id].read[end].len() - before) as f64 / time.as_secs_f64()
+    pub(super) fn rate(&self, end: usize, id: StreamId, before: usize, time: Duration) -> f64 {
+        (self.streams[&id].read[end].len() - before) as f64 / time.as_secs_f64()
     }
 
     /// Writes as much as possible for `time`, and returns the bytes per second that arrived.
-    pub(super) fn bulk(&mut self, ids: &[SessionId], time: Duration) -> Vec<f64> {
-        let before: Vec<usize> = ids.iter().map(|id| self.sessions[id].read[1].len()).collect();
+    pub(super) fn bulk(&mut self, ids: &[StreamId], time: Duration) -> Vec<f64> {
+        let before: Vec<usize> = ids.iter().map(|id| self.streams[id].read[1].len()).collect();
         let until = self.now + time;
         loop {
             for &id in ids {

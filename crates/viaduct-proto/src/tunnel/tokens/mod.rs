@@ -6,16 +6,16 @@ mod tests;
 
 use slab::Slab;
 
-/// Tokens of one peer, shared by all sessions of all links to it. A token is a free byte in the
+/// Tokens of one peer, shared by all streams of all links to it. A token is a free byte in the
 /// peer's buffer.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
     total: u64,
-    /// Bytes that each session may have outstanding in addition, so that none is ever without
-    /// tokens.
-    floor: u64,
+    /// Least window: bytes that each stream may have outstanding in addition, so that none is ever
+    /// without tokens.
+    least_window: u64,
     accounts: Slab<Account>,
-    /// Spent tokens, floors not counted.
+    /// Spent tokens, without those within the least windows.
     spent: u64,
     /// Tokens spent on links that broke, by link, until the peer reports that it holds no bytes
     /// of them.
@@ -24,11 +24,11 @@ pub(super) struct Tokens {
     /// Number of active accounts with less outstanding than [`Tokens::share`]; `None` if they
     /// must be counted again.
     due: Option<u64>,
-    /// Counter that rises when a session that was refused may now get tokens.
+    /// Counter that rises when a stream that was refused may now get tokens.
     changes: u64,
 }
 
-/// Account of a session.
+/// Account of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     /// Bytes sent and not yet acknowledged.
@@ -42,7 +42,7 @@ pub(super) type AccountId = usize;
 
 /// Error: an acknowledgement of more bytes than were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TooMuch;
+pub(super) struct OverAcknowledged;
 
 impl Account {
     fn is_active(self) -> bool {
@@ -51,13 +51,13 @@ impl Account {
 }
 
 impl Tokens {
-    /// Sets the total and the floor that the peer has announced on a new link.
-    pub(super) fn hello(&mut self, total: u64, floor: u32) {
-        self.floor = u64::from(floor);
-        // The tokens spent beyond the floors depend on the floor, and a restarted peer may have
-        // another.
+    /// Sets the total and the least window that the peer has announced on a new link.
+    pub(super) fn hello(&mut self, total: u64, least_window: u32) {
+        self.least_window = u64::from(least_window);
+        // The tokens spent beyond the least windows depend on its size, and a restarted peer may
+        // have another.
         let spent =
-            |(_, account): (usize, &Account)| account.outstanding.saturating_sub(self.floor);
+            |(_, account): (usize, &Account)| account.outstanding.saturating_sub(self.least_window);
         self.spent = self.accounts.iter().map(spent).sum();
         self.set_total(total);
     }
@@ -88,7 +88,7 @@ impl Tokens {
 
     /// Closes an account of a link that broke. Its outstanding tokens remain spent.
     pub(super) fn strand(&mut self, id: AccountId, link: u32) {
-        let spent = self.accounts[id].outstanding.saturating_sub(self.floor);
+        let spent = self.accounts[id].outstanding.saturating_sub(self.least_window);
         self.close(id);
         match self.stranded.iter_mut().find(|(number, _)| *number == link) {
             Some((_, stranded)) => *stranded += spent,
@@ -110,17 +110,17 @@ impl Tokens {
     }
 
     /// Number of the `wanted` bytes (at least 1) that may be sent now: min(FairShare,
-    /// ShareRemainder, MSS), or what the floor leaves if that is more. 0 if the amount is very
-    /// small and an acknowledgement that increases it is due.
+    /// ShareRemainder, MSS), or what the least window leaves if that is more. 0 if the amount is
+    /// very small and an acknowledgement that increases it is due.
     pub(super) fn allowance(&mut self, id: AccountId, wanted: usize, mss: usize) -> usize {
         let outstanding = self.accounts[id].outstanding;
         let (share, left) = (self.share(), self.remaining());
         let fair = share.saturating_sub(outstanding);
         let remainder = (left / (2 * self.due().max(1))).max(1).min(left);
-        let floor = self.floor.saturating_sub(outstanding);
+        let least_window = self.least_window.saturating_sub(outstanding);
         let most = wanted.min(mss) as u64;
         let least = if outstanding == 0 { 1 } else { most.min(share / 4).max(1) };
-        let may = fair.min(remainder).max(floor).min(most);
+        let may = fair.min(remainder).max(least_window).min(most);
         if may < least { 0 } else { may as usize }
     }
 
@@ -130,28 +130,28 @@ impl Tokens {
     }
 
     /// Notes that `count` bytes were acknowledged.
-    pub(super) fn free(&mut self, id: AccountId, count: u32) -> Result<(), TooMuch> {
+    pub(super) fn free(&mut self, id: AccountId, count: u32) -> Result<(), OverAcknowledged> {
         let count = u64::from(count);
         if self.accounts[id].outstanding < count {
-            return Err(TooMuch);
+            return Err(OverAcknowledged);
         }
         self.update(id, |account| account.outstanding -= count);
         self.changes += 1;
         Ok(())
     }
 
-    /// Bytes of one session sent and not yet acknowledged.
+    /// Bytes of one stream sent and not yet acknowledged.
     pub(super) fn outstanding(&self, id: AccountId) -> u64 {
         self.accounts[id].outstanding
     }
 
-    /// FairShare of a session that has nothing outstanding: half of the buffer, divided by the
-    /// active sessions.
+    /// FairShare of a stream that has nothing outstanding: half of the buffer, divided by the
+    /// active streams.
     pub(super) fn share(&self) -> u64 {
         self.total / (2 * self.active.max(1))
     }
 
-    /// Tokens that no session has.
+    /// Tokens that no stream has.
     pub(super) fn remaining(&self) -> u64 {
         self.total.saturating_sub(self.spent + self.stranded())
     }
@@ -175,13 +175,13 @@ impl Tokens {
     /// Compares the counts with a recount.
     #[cfg(any(test, fuzzing))]
     pub(super) fn check(&mut self) {
-        let spent = |(_, a): (usize, &Account)| a.outstanding.saturating_sub(self.floor);
+        let spent = |(_, a): (usize, &Account)| a.outstanding.saturating_sub(self.least_window);
         assert_eq!(self.accounts.iter().map(spent).sum::<u64>(), self.spent, "spent");
         let active = self.accounts.iter().filter(|(_, a)| a.is_active()).count();
         assert_eq!(active as u64, self.active, "active");
         let counted = self.count_due();
         assert_eq!(self.due(), counted, "due");
-        // More may be spent than granted if a later HELLO has a lower floor.
+        // More may be spent than granted if a later HELLO has a smaller least window.
         let used = self.spent + self.stranded();
         assert_eq!(used + self.remaining(), self.total.max(used), "tokens are conserved");
     }
@@ -200,7 +200,7 @@ impl Tokens {
         let before = *account;
         change(account);
         let after = *account;
-        let spent = |account: Account| account.outstanding.saturating_sub(self.floor);
+        let spent = |account: Account| account.outstanding.saturating_sub(self.least_window);
         self.spent = self.spent + spent(after) - spent(before);
         if before.is_active() != after.is_active() {
             self.active =

@@ -2,9 +2,9 @@ use super::*;
 
 const MSS: usize = 1000;
 
-fn tokens(total: u64, floor: u32) -> Tokens {
+fn tokens(total: u64, least_window: u32) -> Tokens {
     let mut tokens = Tokens::default();
-    tokens.hello(total, floor);
+    tokens.hello(total, least_window);
     tokens
 }
 
@@ -21,7 +21,7 @@ fn exhaust(tokens: &mut Tokens, id: AccountId) -> u64 {
 }
 
 #[test]
-fn one_session_alone_has_half_of_the_buffer() {
+fn one_stream_alone_has_half_of_the_buffer() {
     let mut tokens = tokens(100_000, 0);
     let id = tokens.open();
     assert_eq!(exhaust(&mut tokens, id), 50_000);
@@ -29,7 +29,7 @@ fn one_session_alone_has_half_of_the_buffer() {
 }
 
 #[test]
-fn sessions_that_send_together_have_the_same_and_half_is_left_for_others() {
+fn streams_that_send_together_have_the_same_and_half_is_left_for_others() {
     let mut tokens = tokens(100_000, 0);
     let ids: Vec<_> = (0..5).map(|_| tokens.open()).collect();
     ids.iter().for_each(|&id| tokens.set_queued(id, true));
@@ -38,18 +38,18 @@ fn sessions_that_send_together_have_the_same_and_half_is_left_for_others() {
 }
 
 #[test]
-fn a_late_session_gets_half_of_what_is_left_at_most_in_one_go() {
+fn a_late_stream_gets_half_of_what_is_left_at_most_in_one_go() {
     let mut tokens = tokens(100_000, 0);
     let first = tokens.open();
     exhaust(&mut tokens, first);
     let second = tokens.open();
     tokens.set_queued(second, true);
-    // The first session is over its share of 25,000, so the second alone is due.
+    // The first stream is over its share of 25,000, so the second alone is due.
     assert_eq!(tokens.allowance(second, usize::MAX, usize::MAX), 25_000);
 }
 
 #[test]
-fn readers_that_have_stopped_leave_each_other_session_its_floor() {
+fn readers_that_have_stopped_leave_each_other_stream_its_least_window() {
     let mut tokens = tokens(100_000, 500);
     for _ in 0..100 {
         let stopped = tokens.open();
@@ -94,7 +94,7 @@ fn nobody_acknowledges_more_than_was_sent_and_old_grants_do_not_count() {
     let mut tokens = tokens(100_000, 0);
     let id = tokens.open();
     tokens.spend(id, 10);
-    assert_eq!(tokens.free(id, 11), Err(TooMuch));
+    assert_eq!(tokens.free(id, 11), Err(OverAcknowledged));
     tokens.granted(300_000);
     tokens.granted(200_000);
     tokens.hello(50, 0);

@@ -11,10 +11,10 @@ use crate::flow::{Address, Failure};
 impl Frame<'_> {
     /// Appends the frame to `out`. A name longer than 253 bytes, which no host has, is
     /// truncated. DATA must have 1 to [`MAX_DATA`] bytes.
-    pub fn emit(&self, session: u32, out: &mut Vec<u8>) {
+    pub fn emit(&self, stream: u32, out: &mut Vec<u8>) {
         let start = out.len();
         out.push(self.kind());
-        out.extend(session.to_be_bytes());
+        out.extend(stream.to_be_bytes());
         out.extend([0, 0]);
         match self {
             Frame::Hello(hello) => {
@@ -22,8 +22,8 @@ impl Frame<'_> {
                 out.extend(hello.instance.to_be_bytes());
                 out.extend(hello.link.to_be_bytes());
                 out.extend(hello.tokens.to_be_bytes());
-                out.extend(hello.floor.to_be_bytes());
-                out.extend(hello.sessions.to_be_bytes());
+                out.extend(hello.least_window.to_be_bytes());
+                out.extend(hello.streams.to_be_bytes());
             }
             Frame::Gone(number) | Frame::Ack(number) => out.extend(number.to_be_bytes()),
             Frame::Grant(any) | Frame::Ping(any) | Frame::Pong(any) => {
@@ -64,9 +64,9 @@ impl Frame<'_> {
 
 /// Appends the head of a DATA frame of `length` bytes, 1 to [`MAX_DATA`]. The caller appends
 /// the bytes.
-pub(in crate::tunnel) fn emit_data_head(session: u32, length: usize, out: &mut Vec<u8>) {
+pub(in crate::tunnel) fn emit_data_head(stream: u32, length: usize, out: &mut Vec<u8>) {
     out.push(DATA);
-    out.extend(session.to_be_bytes());
+    out.extend(stream.to_be_bytes());
     out.extend((length as u16).to_be_bytes());
 }
 

@@ -1,16 +1,17 @@
 //! Frames of the tunnel, and all their numbers. Everything is big endian.
 //!
 //! ```text
-//!  frame     kind 1 | session 4 | length of the body 2 | body
+//!  frame     kind 1 | stream 4 | length of the body 2 | body
 //!
-//!  of the link (session 0)
-//!   1 HELLO    version 1, which is 2 | instance 8 | link 4 | tokens 8 | floor 4 | sessions 4
+//!  of the link (stream 0)
+//!   1 HELLO    version 1, which is 2 | instance 8 | link 4 | tokens 8
+//!              | least window 4 | streams 4
 //!   2 GRANT    tokens 8
 //!   3 GONE     link 4
 //!   4 PING     anything 8
 //!   5 PONG     the same
 //!   6 LEAVE
-//!  of a session
+//!  of a stream
 //!  16 SYN      destination | client, an address each; empty from the other end
 //!  17 DATA     bytes, 1 to 16384
 //!  18 FIN
@@ -39,7 +40,7 @@ pub use parse::{Parser, peek_hello};
 pub const VERSION: u8 = 2;
 /// Bytes before the body of a frame.
 pub const HEAD: usize = 7;
-/// Maximum bytes of a session in one frame.
+/// Maximum bytes of a stream in one frame.
 pub const MAX_DATA: usize = 16_384;
 /// Maximum length of any other frame's body: that of a SYN with the longest name.
 const MAX_BODY: usize = 1 + 1 + 253 + 2 + 1 + 16 + 2;
@@ -71,21 +72,21 @@ pub struct Hello {
     pub instance: u64,
     /// Number of the link, chosen by the end that dialled. The answer repeats it.
     pub link: u32,
-    /// Total of tokens: bytes of buffer that the sender of this frame has for all sessions of
+    /// Total of tokens: bytes of buffer that the sender of this frame has for all streams of
     /// all links.
     pub tokens: u64,
-    /// Bytes that each session may have outstanding in addition.
-    pub floor: u32,
-    /// Sessions that the receiver of this frame may have open on this link at once.
-    pub sessions: u32,
+    /// Least window: bytes that each stream may have outstanding in addition.
+    pub least_window: u32,
+    /// Streams that the receiver of this frame may have open on this link at once.
+    pub streams: u32,
 }
 
-/// Content of a SYN of the end that opens a session.
+/// Content of a SYN of the end that opens a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opening {
-    /// Destination of the session.
+    /// Destination of the stream.
     pub to: Address,
-    /// Client for which the session is opened.
+    /// Client for which the stream is opened.
     pub source: Option<SocketAddr>,
 }
 
@@ -102,17 +103,17 @@ pub enum Frame<'a> {
     Ping(u64),
     /// Answer to a PING, with the same value.
     Pong(u64),
-    /// The sender opens no more sessions on this link.
+    /// The sender opens no more streams on this link.
     Leave,
-    /// Opens a session's direction from its sender.
+    /// Opens a stream's direction from its sender.
     Syn(Option<Box<Opening>>),
-    /// Bytes of the session.
+    /// Bytes of the stream.
     Data(&'a [u8]),
-    /// End of the bytes of the session.
+    /// End of the bytes of the stream.
     Fin,
     /// All bytes up to the FIN have been consumed.
     FinAck,
-    /// The session is over, in both directions.
+    /// The stream is over, in both directions.
     Rst(Failure),
     /// Number of bytes that have been consumed, so that their buffer is free.
     Ack(u32),
@@ -132,13 +133,13 @@ pub enum Malformed {
         /// Length of its body.
         length: usize,
     },
-    /// A session in a frame of the link, or none in a frame of a session.
-    #[error("a frame of kind {kind} for session {session}")]
-    Session {
+    /// A stream in a frame of the link, or none in a frame of a stream.
+    #[error("a frame of kind {kind} for stream {stream}")]
+    Stream {
         /// Kind of the frame.
         kind: u8,
-        /// Session that it names.
-        session: u32,
+        /// Stream that it names.
+        stream: u32,
     },
     /// A version that is not supported.
     #[error("version {0}; {VERSION} is expected")]

@@ -10,18 +10,18 @@ use super::{
 use crate::flow::{Address, Failure};
 use crate::split::socks::name_of;
 
-/// Parser of frames, from a stream that comes in pieces of any size.
+/// Parser of frames, from bytes that come in pieces of any size.
 #[derive(Debug, Default)]
 pub struct Parser {
     /// Beginning of an incomplete frame.
     partial: Vec<u8>,
-    /// Session of the current DATA frame, and the number of its bytes that are still to come.
-    session: u32,
+    /// Stream of the current DATA frame, and the number of its bytes that are still to come.
+    stream: u32,
     data: usize,
 }
 
 impl Parser {
-    /// Next frame and its session (0 is the link), removed from the front of `bytes`; `None`
+    /// Next frame and its stream (0 is the link), removed from the front of `bytes`; `None`
     /// when all bytes have been taken.
     pub fn next<'a>(
         &mut self,
@@ -32,14 +32,14 @@ impl Parser {
                 let (piece, rest) = bytes.split_at(self.data.min(bytes.len()));
                 *bytes = rest;
                 self.data -= piece.len();
-                return Ok((!piece.is_empty()).then_some((self.session, Frame::Data(piece))));
+                return Ok((!piece.is_empty()).then_some((self.stream, Frame::Data(piece))));
             }
             if !self.fill(bytes, HEAD) {
                 return Ok(None);
             }
-            let (kind, session, length) = head(&self.partial)?;
+            let (kind, stream, length) = head(&self.partial)?;
             if kind == DATA {
-                (self.session, self.data) = (session, length);
+                (self.stream, self.data) = (stream, length);
                 self.partial.clear();
                 continue;
             }
@@ -48,11 +48,11 @@ impl Parser {
             }
             let frame = body(kind, &self.partial[HEAD..])?;
             self.partial.clear();
-            return Ok(Some((session, frame)));
+            return Ok(Some((stream, frame)));
         }
     }
 
-    /// Returns whether the stream is at a frame boundary.
+    /// Returns whether the bytes so far end at a frame boundary.
     pub fn is_between(&self) -> bool {
         self.partial.is_empty() && self.data == 0
     }
@@ -78,9 +78,9 @@ pub fn peek_hello(bytes: &[u8]) -> Result<Option<Hello>, Malformed> {
     }
 }
 
-/// Kind, session and body length of a frame, if they are consistent.
+/// Kind, stream and body length of a frame, if they are consistent.
 fn head(bytes: &[u8]) -> Result<(u8, u32, usize), Malformed> {
-    let (kind, session, length) = match *bytes {
+    let (kind, stream, length) = match *bytes {
         [kind, a, b, c, d, high, low, ..] => {
             let length = usize::from(u16::from_be_bytes([high, low]));
             (kind, u32::from_be_bytes([a, b, c, d]), length)
@@ -100,10 +100,10 @@ fn head(bytes: &[u8]) -> Result<(u8, u32, usize), Malformed> {
     if !fits {
         return Err(Malformed::Length { kind, length });
     }
-    if (session == 0) != (kind < SYN) {
-        return Err(Malformed::Session { kind, session });
+    if (stream == 0) != (kind < SYN) {
+        return Err(Malformed::Stream { kind, stream });
     }
-    Ok((kind, session, length))
+    Ok((kind, stream, length))
 }
 
 fn body<'a>(kind: u8, bytes: &[u8]) -> Result<Frame<'a>, Malformed> {
@@ -137,8 +137,8 @@ fn hello<'a>(rest: &mut &[u8]) -> Result<Option<Frame<'a>>, Malformed> {
             instance: u64::from_be_bytes(taken(rest)?),
             link: u32::from_be_bytes(taken(rest)?),
             tokens: u64::from_be_bytes(taken(rest)?),
-            floor: u32::from_be_bytes(taken(rest)?),
-            sessions: u32::from_be_bytes(taken(rest)?),
+            least_window: u32::from_be_bytes(taken(rest)?),
+            streams: u32::from_be_bytes(taken(rest)?),
         }))
     })())
 }

@@ -3,7 +3,7 @@ use super::*;
 fn frames() -> Vec<(u32, Frame<'static>)> {
     let at = |text: &str| text.parse::<SocketAddr>().unwrap();
     let open = |to: Address, source| Frame::Syn(Some(Box::new(Opening { to, source })));
-    let hello = Hello { instance: 9, link: 3, tokens: 1 << 40, floor: 4096, sessions: 100 };
+    let hello = Hello { instance: 9, link: 3, tokens: 1 << 40, least_window: 4096, streams: 100 };
     vec![
         (0, Frame::Hello(hello)),
         (0, Frame::Grant(1 << 33)),
@@ -25,15 +25,15 @@ fn frames() -> Vec<(u32, Frame<'static>)> {
 
 #[test]
 fn frames_read_as_written_however_the_stream_is_cut() {
-    let mut stream = Vec::new();
-    frames().iter().for_each(|(session, frame)| frame.emit(*session, &mut stream));
-    for cut in [1, 2, 6, 8, 100, stream.len()] {
+    let mut bytes = Vec::new();
+    frames().iter().for_each(|(stream, frame)| frame.emit(*stream, &mut bytes));
+    for cut in [1, 2, 6, 8, 100, bytes.len()] {
         let (mut parser, mut read, mut data) = (Parser::default(), Vec::new(), Vec::new());
-        for mut piece in stream.chunks(cut) {
-            while let Some((session, frame)) = parser.next(&mut piece).unwrap() {
+        for mut piece in bytes.chunks(cut) {
+            while let Some((stream, frame)) = parser.next(&mut piece).unwrap() {
                 match frame {
                     Frame::Data(bytes) => data.extend_from_slice(bytes),
-                    frame => read.push((session, format!("{frame:?}"))),
+                    frame => read.push((stream, format!("{frame:?}"))),
                 }
             }
         }
@@ -50,10 +50,7 @@ fn what_is_no_frame_is_refused_with_its_reason() {
     assert_eq!(parse(&[99, 0, 0, 0, 0, 0, 0]), Err(Malformed::Kind(99)));
     let too_long = Malformed::Length { kind: DATA, length: 16_385 };
     assert_eq!(parse(&[DATA, 0, 0, 0, 1, 0x40, 1]), Err(too_long));
-    assert_eq!(
-        parse(&[PING, 0, 0, 0, 1, 0, 8]),
-        Err(Malformed::Session { kind: PING, session: 1 })
-    );
+    assert_eq!(parse(&[PING, 0, 0, 0, 1, 0, 8]), Err(Malformed::Stream { kind: PING, stream: 1 }));
     assert_eq!(parse(&[RST, 0, 0, 0, 1, 0, 1, 77]), Err(Malformed::Reason(77)));
     assert_eq!(parse(&[SYN, 0, 0, 0, 1, 0, 1, NONE]), Err(Malformed::Address));
     let mut hello = Vec::new();

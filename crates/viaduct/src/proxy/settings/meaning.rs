@@ -7,7 +7,7 @@ use std::{fs, thread};
 
 use anyhow::{Context, Result, anyhow, bail};
 use ipnet::IpNet;
-use viaduct_proto::split::preface::{Languages, Secret};
+use viaduct_proto::split::preface::{Protocols, Secret};
 use viaduct_proto::split::socks::Credentials;
 use viaduct_sys::intercept::{Intercept, Way};
 use viaduct_sys::tcp::LongHaul;
@@ -111,7 +111,7 @@ pub(super) fn target(args: &ProxyArgs) -> Result<Target> {
 pub(super) fn terms(args: &ProxyArgs) -> Result<Terms> {
     let speaks = |language| args.expect.contains(&language);
     Ok(Terms {
-        languages: Languages {
+        languages: Protocols {
             // A proxy that expects PROXY from a hop accepts the hop's first choice, the option,
             // as well.
             option: speaks(Language::Option) || speaks(Language::Proxy),

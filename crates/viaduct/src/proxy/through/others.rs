@@ -1,6 +1,6 @@
 //! A chain's further connections, and its relations to other flows.
 
-use viaduct_proto::flow::{BottomId, Chain, Failure, Kin, Spawn};
+use viaduct_proto::flow::{BottomId, Chain, Failure, Spawn, SpawnKind};
 use viaduct_proto::time::Instant;
 
 use super::wire::Wire;
@@ -11,7 +11,7 @@ impl Through {
     /// Returns one more chain of the same handlers, as they requested.
     pub fn spawned(&self, spawn: &Spawn, now: Instant) -> Option<(Through, Goal)> {
         let mut through = Through::of(Chain::spawned(&self.chain, spawn, now))?;
-        through.alone = spawn.kin == Kin::Alone;
+        through.alone = spawn.kind == SpawnKind::Alone;
         through.act();
         let goal = through.goal();
         Some((through, goal))

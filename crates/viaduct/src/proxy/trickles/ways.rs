@@ -33,12 +33,12 @@ pub enum Ways {
     Udp,
 }
 
-impl From<Ways> for packet::Ways {
-    fn from(ways: Ways) -> packet::Ways {
+impl From<Ways> for packet::FormatChoice {
+    fn from(ways: Ways) -> packet::FormatChoice {
         match ways {
-            Ways::Auto => packet::Ways::Any,
-            Ways::Tcp => packet::Ways::Only(Format::Tcp),
-            Ways::Udp => packet::Ways::Only(Format::Udp),
+            Ways::Auto => packet::FormatChoice::Any,
+            Ways::Tcp => packet::FormatChoice::Only(Format::Tcp),
+            Ways::Udp => packet::FormatChoice::Only(Format::Udp),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 
 use viaduct_proto::time::Instant;
-use viaduct_proto::tunnel::SessionId;
+use viaduct_proto::tunnel::StreamId;
 
 use super::Tunnels;
 use super::link::Tools;
@@ -59,7 +59,7 @@ impl Tunnels {
     fn end_lanes(&mut self, peer: &SharedPeer) {
         loop {
             let over = peer.lock().tunnel.poll_forgotten();
-            let Some(SessionId { link, number }) = over else { return };
+            let Some(StreamId { link, number }) = over else { return };
             if let Some(&key) = peer.lock().keys.get(&link) {
                 self.links[key].end(number);
             }

@@ -181,7 +181,7 @@ impl Tunnels {
             }
         };
         let link = &mut self.links[key];
-        link.trust(self.settings.core.sessions);
+        link.trust(self.settings.core.streams);
         let early = std::mem::take(link.early());
         peer.lock().keys.insert(number, key);
         peer.lock().tunnel.handle_bytes(now, number, 0, &early);

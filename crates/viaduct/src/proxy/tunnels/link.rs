@@ -160,7 +160,7 @@ impl Link {
             (Wire::Quic(_), None) => false,
         };
         if let Some((peer, number)) = &self.place {
-            peer.lock().tunnel.set_room(*number, room);
+            peer.lock().tunnel.set_writable(*number, room);
         }
         Ok(())
     }

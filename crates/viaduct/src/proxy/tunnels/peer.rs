@@ -10,7 +10,7 @@ use slab::Slab;
 use tracing::info;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::keys::PublicKey;
-use viaduct_proto::tunnel::{Event, LinkError, SessionId, Tunnel};
+use viaduct_proto::tunnel::{Event, LinkError, StreamId, Tunnel};
 
 use super::session::Session;
 use super::stream::Took;
@@ -65,7 +65,7 @@ pub(super) struct Peer {
     /// Loop key of each link, by the link's number.
     pub(super) keys: BTreeMap<u32, usize>,
     pub(super) seats: Slab<Seat>,
-    by_id: HashMap<SessionId, usize>,
+    by_id: HashMap<StreamId, usize>,
     /// Sessions that wait for a link.
     waiting: VecDeque<usize>,
     /// Ends that are ready, and their readiness.
@@ -82,7 +82,7 @@ pub(super) struct Peer {
 /// State of a session, as its end sees it.
 #[derive(Debug, Default)]
 pub(super) struct Seat {
-    pub(super) id: Option<SessionId>,
+    pub(super) id: Option<StreamId>,
     /// Destination and source, while the session waits for a link.
     goes: Option<(Address, SocketAddr)>,
     /// Destination, if the session was opened here.
@@ -122,7 +122,7 @@ impl Peer {
 
     /// Counters of the tunnel.
     pub(super) fn counters(&self) -> TunnelCounters {
-        let sessions = self.by_id.keys().filter_map(|id| self.tunnel.session_stats(*id));
+        let sessions = self.by_id.keys().filter_map(|id| self.tunnel.stream_stats(*id));
         let mut sessions: Vec<_> = sessions.collect();
         sessions.sort_by_key(|session| Reverse(session.queued + session.outstanding));
         sessions.truncate(MAX_SESSIONS);
@@ -210,7 +210,7 @@ impl Peer {
     }
 
     /// Records that the far end denied a session.
-    fn denied(&mut self, id: SessionId) {
+    fn denied(&mut self, id: StreamId) {
         let seat = self.by_id.get(&id).and_then(|&number| self.seats.get(number));
         let Some(to) = seat.and_then(|seat| seat.to.clone()) else { return };
         let name = if self.name.is_empty() { "" } else { " " };
@@ -229,7 +229,7 @@ impl Peer {
 
     fn change(
         &mut self,
-        id: SessionId,
+        id: StreamId,
         readable: bool,
         writable: bool,
         change: impl FnOnce(&mut Seat),

@@ -7,7 +7,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use mio::Token;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::time::Instant;
-use viaduct_proto::tunnel::SessionId;
+use viaduct_proto::tunnel::StreamId;
 use viaduct_sys::clock;
 
 use super::peer::SharedPeer;
@@ -111,7 +111,7 @@ impl Session {
     /// Number of written bytes that the reader at the far end has not consumed.
     pub fn unacknowledged(&self) -> u64 {
         let peer = self.peer.lock();
-        let stats = peer.seats[self.seat].id.and_then(|id| peer.tunnel.session_stats(id));
+        let stats = peer.seats[self.seat].id.and_then(|id| peer.tunnel.stream_stats(id));
         stats.map_or(0, |of| of.queued + of.outstanding)
     }
 
@@ -131,7 +131,7 @@ impl Session {
     }
 
     /// ID of the session; an error if it is over, or not yet open.
-    fn id(&self) -> io::Result<SessionId> {
+    fn id(&self) -> io::Result<StreamId> {
         let peer = self.peer.lock();
         let seat = &peer.seats[self.seat];
         match (seat.broken, seat.id) {

@@ -17,7 +17,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use tracing::debug;
-use viaduct_proto::flow::datagrams::{Ends, Way};
+use viaduct_proto::flow::datagrams::{Direction, Ends};
 use viaduct_proto::time::Instant;
 use viaduct_proto::wire::datagram::emit;
 use viaduct_proto::wrap::{Fate, Rules, Transport};
@@ -52,7 +52,7 @@ pub(super) struct Replaced {
 struct Parcel {
     /// ID of the datagram that the kernel holds, if any.
     held: Option<u32>,
-    way: Way,
+    way: Direction,
     ends: Ends,
     bytes: Vec<u8>,
 }
@@ -78,17 +78,17 @@ impl Replaced {
     pub(super) fn take(
         &mut self,
         held: &Held<'_>,
-        way: Way,
+        way: Direction,
         ends: Ends,
         carried: &[u8],
         length: usize,
     ) -> Result<u32, Verdict> {
         let at = self.names.as_ref().map(|names| names.at()).unwrap_or_default();
         let asks = at.contains(&Some(ends.peer));
-        if asks || way == Way::Back && held.mark == MARK {
+        if asks || way == Direction::Back && held.mark == MARK {
             return Err(Verdict::Pass);
         }
-        if way == Way::Back && !self.relayed.leaves() || carried.len() < length {
+        if way == Direction::Back && !self.relayed.leaves() || carried.len() < length {
             self.lost[1] += 1;
             return Err(Verdict::Drop);
         }
@@ -106,7 +106,8 @@ impl Replaced {
             let length = bytes.len();
             if rules.fate(Transport::Udp, ends.peer) != Fate::Divert {
                 self.lost[1] += 1;
-            } else if let Some(tag) = self.keep(Parcel { held: None, way: Way::Back, ends, bytes })
+            } else if let Some(tag) =
+                self.keep(Parcel { held: None, way: Direction::Back, ends, bytes })
             {
                 kept.push((ends, length, tag));
             }
@@ -119,9 +120,9 @@ impl Replaced {
     pub(super) fn let_on(&mut self, now: Instant, tag: u32) -> Option<(u32, Verdict)> {
         let Parcel { held, way, ends, bytes } = self.remove(tag)?;
         match (way, held) {
-            (Way::Back, Some(id)) => return Some((id, Verdict::Pass)),
-            (Way::Back, None) => self.put(ends.peer, ends.own, &bytes),
-            (Way::Out, _) => self.relayed.send(now, ends, &bytes),
+            (Direction::Back, Some(id)) => return Some((id, Verdict::Pass)),
+            (Direction::Back, None) => self.put(ends.peer, ends.own, &bytes),
+            (Direction::Out, _) => self.relayed.send(now, ends, &bytes),
         }
         held.map(|id| (id, Verdict::Drop))
     }

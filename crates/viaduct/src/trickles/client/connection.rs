@@ -92,7 +92,7 @@ impl Connection {
 
     /// Records that the server has answered in this format.
     pub(super) fn heard(&mut self, format: Format) {
-        self.opening.heard(format);
+        self.opening.answered(format);
         self.unheard = Vec::new();
     }
 

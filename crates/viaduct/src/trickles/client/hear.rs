@@ -68,7 +68,7 @@ impl Ears<'_> {
         let (flow, to) = self.find(answer.destination)?;
         let (numbers, _) = to.tcp.as_mut().ok_or(Refusal::NotOurs)?;
         let was_open = numbers.is_open();
-        if !numbers.hear(answer, bytes) {
+        if !numbers.handle_answer(answer, bytes) {
             return Err(Refusal::NotOurs);
         }
         let opens = !was_open && numbers.is_open();

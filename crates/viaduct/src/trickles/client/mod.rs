@@ -18,7 +18,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use slab::Slab;
 use tracing::info;
 use viaduct_proto::rng::Rng;
-use viaduct_proto::trickles::packet::{Format, Numbers, Opening, Role, Room, TooLong, Ways, mark};
+use viaduct_proto::trickles::packet::{
+    Format, FormatChoice, Numbers, Opening, Role, Room, TooLong, mark,
+};
 use viaduct_sys::filter::{MarkedFilter, TcpMark};
 use viaduct_sys::journal::Changes;
 
@@ -41,7 +43,7 @@ pub struct Flow(pub(super) usize);
 /// The port. Its connections are independent of each other.
 #[derive(Debug)]
 pub struct ClientPort {
-    ways: Ways,
+    ways: FormatChoice,
     tap: Option<MarkedTap>,
     inbox: Inbox,
     door: Door,
@@ -86,12 +88,12 @@ impl ClientPort {
     /// change remains. If any format is allowed, the port falls back to UDP alone.
     pub fn open(settings: &ClientSettings, seed: u64) -> Result<ClientPort, PortError> {
         check_mtu(settings.mtu)?;
-        let udp = Ways::Only(Format::Udp);
+        let udp = FormatChoice::Only(Format::Udp);
         let (ways, own) = match settings.ways {
             ways if ways == udp => (ways, None),
             ways => match OfTcp::open(settings) {
                 Ok(own) => (ways, Some(own)),
-                Err(error) if ways == Ways::Any && error.is_privilege() => {
+                Err(error) if ways == FormatChoice::Any && error.is_privilege() => {
                     info!("Trickles goes by UDP alone: {:#}", anyhow::Error::new(error));
                     (udp, None)
                 }
@@ -129,7 +131,7 @@ impl ClientPort {
             }
         };
         let udp = match self.ways {
-            Ways::Only(Format::Tcp) => None,
+            FormatChoice::Only(Format::Tcp) => None,
             _ => Some(Datagrams::open(remote)?),
         };
         self.door.ask_kernel(remote.ip());

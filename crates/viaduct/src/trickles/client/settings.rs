@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use viaduct_proto::trickles::packet::{Role, Ways};
+use viaduct_proto::trickles::packet::{FormatChoice, Role};
 use viaduct_sys::filter::TcpMark;
 use viaduct_sys::journal::Changes;
 use viaduct_sys::keep_out::KeepOut;
@@ -13,7 +13,7 @@ use super::super::{PortError, journal};
 #[derive(Clone, Debug)]
 pub struct ClientSettings {
     /// Packet formats to try.
-    pub ways: Ways,
+    pub ways: FormatChoice,
     /// Maximum length of sent packets in bytes, 576 to 65535; less if the route's interface, or
     /// a router on the path, requires it.
     pub mtu: usize,

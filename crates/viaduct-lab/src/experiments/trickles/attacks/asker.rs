@@ -188,7 +188,7 @@ impl<'a> Step<'a> {
         let (start, end) = self.proof;
         let sum =
             self.message[end - 8..end].first_chunk().map_or(0, |sum| u64::from_be_bytes(*sum));
-        let (first, last) = (self.known.piece.base, self.known.number);
+        let (first, last) = (self.known.epoch.base, self.known.number);
         let mut lie = self.message[..start].to_vec();
         proof::emit(first, &[Range { first, last, sum: sum ^ guess }], &mut lie);
         lie.extend_from_slice(&self.message[end..]);

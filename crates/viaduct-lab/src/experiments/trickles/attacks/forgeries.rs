@@ -162,8 +162,8 @@ impl Attack<'_> {
         self.all_refused(run, "replayed requests", &mut asker, &lies, |c| c.replayed)
     }
 
-    /// Sends overheard requests from another address. The server may answer with a ticket, but
-    /// never with more bytes than the request has.
+    /// Sends overheard requests from another address. The server may answer with an address token,
+    /// but never with more bytes than the request has.
     fn stolen(&mut self, run: &mut Run) -> Result<()> {
         let mut asker = self.client()?;
         let thief = connect(&self.world.net.hosts_a()[1], self.to)?;
@@ -189,7 +189,7 @@ impl Attack<'_> {
         let name = "stolen requests: refused, or counted as a move, of those sent";
         let counted = (counts.moved + counts.greedy + counts.forged) as f64 / REPLAYS as f64;
         run.check(name, counted, Bound::AtLeast(1.0));
-        let name = "stolen requests: answers that are no tickets";
+        let name = "stolen requests: answers that are no address tokens";
         run.check(name, f64::max(0.0, answers as f64 - counts.moved as f64), Bound::AtMost(0.0));
         Ok(())
     }

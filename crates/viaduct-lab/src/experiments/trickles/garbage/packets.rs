@@ -76,7 +76,7 @@ fn marked(from: SocketAddrV4, to: SocketAddrV4, message: &[u8], rng: &mut Rng) -
     numbers.request(&[1], 1, MTU, &mut packet)?;
     let mut opening = Return::of(&segment(&packet)?).context("a SYN can be answered")?;
     opening.answer(&[1], MTU, &mut packet)?;
-    numbers.hear(&segment(&packet)?, 1);
+    numbers.handle_answer(&segment(&packet)?, 1);
     numbers.request(message, 1000, MTU, &mut packet)?;
     Ok(packet)
 }

@@ -69,12 +69,12 @@ pub(super) struct Reach {
     /// Number of segments to be consumed before the window grows.
     wait: u32,
     /// Value of `wait` after the next failure.
-    patience: u32,
+    backoff: u32,
 }
 
 impl Default for Reach {
     fn default() -> Self {
-        Reach { segments: 1, wait: 0, patience: 0 }
+        Reach { segments: 1, wait: 0, backoff: 0 }
     }
 }
 
@@ -85,15 +85,15 @@ impl Reach {
             return;
         }
         self.segments = (self.segments + 1).min(MAX_AHEAD);
-        self.patience /= 2;
+        self.backoff /= 2;
     }
 
     pub(super) fn shrink(&mut self) {
         if self.segments <= 2 {
-            self.patience = (2 * self.patience + 1).min(63);
+            self.backoff = (2 * self.backoff + 1).min(63);
         }
         self.segments = (self.segments / 2).max(1);
-        self.wait = self.patience;
+        self.wait = self.backoff;
     }
 }
 

@@ -22,7 +22,7 @@ fn give(server: &mut Endpoint, numbers: &[u8]) {
 }
 
 /// Fetches an object; `answers` answers the requests of each round. The client must not see a
-/// loss, a timeout, or a ticket.
+/// loss, a timeout, or an address token.
 fn fetch(mut answers: impl FnMut(u8, &ByHand, Vec<Vec<u8>>) -> Vec<Vec<u8>>) {
     let mut hand = ByHand::new();
     let stream = hand.stream.request(b"G400000 7\n", 1 << 20).unwrap();
@@ -120,8 +120,8 @@ fn outlives(detaches: bool) {
         let Node::Server { endpoint, .. } = world.sim.node_mut(world.server) else { panic!() };
         endpoint.server_mut().ring_mut().rotate(number, &secret(number), 2);
     }
-    // The transport's own state is lost with it: the client gets a ticket, as after a move, and
-    // slow start.
+    // The transport's own state is lost with it: the client gets an address token, as after a move,
+    // and slow start.
     world.sim.run_until(at(5.5));
     world.browser().pump();
     let stats = world.browser().stream.stats();

@@ -13,7 +13,7 @@ use crate::rng::Rng;
 use crate::sim::{Machine, Port};
 use crate::time::{Duration, Instant};
 use crate::trickles::api::{
-    Asked, Endpoint, Files, Input, Kind, Minisocket, Piece, Reply, Stretch,
+    Endpoint, Files, Input, Kind, Minisocket, OutputRequest, Piece, Reply, Stretch,
 };
 use crate::trickles::keys::KeyRing;
 use crate::trickles::packet::Return;
@@ -89,7 +89,7 @@ fn answer(ring: &KeyRing, event: &Minisocket, habits: Habits) -> Reply {
     }
     let rooms: Vec<u64> = event.room().map(|room| room as u64).filter(|&room| room > 0).collect();
     for asked in event.asks(ring) {
-        if let Ok(Asked { index, range, .. }) = &asked {
+        if let Ok(OutputRequest { index, range, .. }) = &asked {
             assert!(range.end - range.start <= rooms[*index]);
         }
         match asked {
@@ -173,7 +173,7 @@ fn yield_object(place: &Place, object: [u64; 3], last: bool, habits: Habits, rep
     reply.bring(Stretch { stream: place.stream, position: start, pieces, ends });
 }
 
-fn yield_range(asked: &Asked, reply: &mut Reply) {
+fn yield_range(asked: &OutputRequest, reply: &mut Reply) {
     let stretch =
         |pieces, position, ends| Stretch { stream: asked.valid.stream, position, pieces, ends };
     if let Some(said) = asked.state.strip_prefix(b"D") {

@@ -252,7 +252,7 @@ fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<Transpor
     // After authentication the tunnel's flow control bounds the bytes in flight and in buffers;
     // QUIC's own credit never does. A stream's credit cannot be raised later; the connection's
     // bounds all streams together.
-    let most = core.limit + u64::from(core.floor) * u64::from(core.sessions);
+    let most = core.limit + u64::from(core.least_window) * u64::from(core.streams);
     let most = VarInt::from_u64(2 * most).unwrap_or(VarInt::MAX);
     let mut transport = TransportConfig::default();
     transport

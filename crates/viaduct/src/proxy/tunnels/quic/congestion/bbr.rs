@@ -2,9 +2,9 @@
 //! gentler ProbeRTT and a response to heavy loss from its later drafts (draft-ietf-ccwg-bbr).
 //!
 //! ```text
-//!   Startup ──the rate grows no more──▶ Drain ──the queue is gone──▶ Cruise: ask, give back, 6 × 1
+//!   Startup ──the rate grows no more──▶ Drain ──the queue is gone──▶ ProbeBw: up, down, 6 × cruise
 //!      ▲                                                              │ ▲
-//!      └──────────── 10 s without a round trip as short as the least ─▶ Look
+//!      └── 10 s without a round trip as short as the minimum ──▶ ProbeRtt ┘
 //! ```
 
 use std::any::Any;
@@ -19,58 +19,58 @@ use super::path::Path;
 use super::samples::Samples;
 
 /// Startup pacing gain, which doubles the rate each round trip: 2 / ln 2.
-const HIGH: f64 = 2.885;
-/// Steps of a cycle, each a round trip long: the first probes for more bandwidth, the second
-/// drains the excess, the others send at the path's rate.
-const STEPS: usize = 8;
-/// Pacing gain of the first step. The publication probes with 5/4 always, which puts a queue of
+const STARTUP_PACING_GAIN: f64 = 2.885;
+/// Phases of a ProbeBW cycle, each a round trip long: UP probes for more bandwidth, DOWN drains
+/// the excess, the others (CRUISE) send at the path's rate.
+const PROBE_BW_PHASES: usize = 8;
+/// Pacing gains of ProbeBW_UP. The publication probes with 5/4 always, which puts a queue of
 /// a quarter of a round trip in front of the flows that share the path. Here a probe is small
 /// after one that found no more bandwidth; after one that did, the next is large and follows at
 /// once.
-const SMALL: f64 = 1.08;
-const LARGE: f64 = 1.25;
-/// Growth of the rate that counts as more bandwidth found.
-const ANSWER: f64 = 1.04;
-/// Pacing gain of the second step.
-const BACK: f64 = 0.75;
-/// Window gain, of the bandwidth-delay product: while the path is not known; and later. The
+const MIN_PROBE_UP_PACING_GAIN: f64 = 1.08;
+const MAX_PROBE_UP_PACING_GAIN: f64 = 1.25;
+/// Growth of the rate by which a probe has found more bandwidth.
+const PROBE_UP_GROWTH: f64 = 1.04;
+/// Pacing gain of ProbeBW_DOWN.
+const PROBE_DOWN_PACING_GAIN: f64 = 0.75;
+/// Window gains, of the bandwidth-delay product: while the path is not known, and later. The
 /// publication has 2 throughout, to allow for aggregated acknowledgements. The bandwidth
 /// estimate is a little too high rather than too low, so that a queue would stand then.
 /// Aggregation is measured instead, and added.
-const UNKNOWN: f64 = 2.0;
-const KNOWN: f64 = 1.05;
+const STARTUP_CWND_GAIN: f64 = 2.0;
+const PROBE_BW_CWND_GAIN: f64 = 1.05;
 /// Pacing margin: a little below the estimate. The estimate is the highest of many samples, and
 /// so a little too high; without a margin a queue stands. (0.99 and 1.2 above: an echo took 1.3
 /// round trips beside a bulk flow under FEC, now 1.07 where the machine is idle enough.)
-const MARGIN: f64 = 0.98;
+const PACING_MARGIN: f64 = 0.98;
 /// Further margin after a round in which a queue stood without a probe: the estimate was too
 /// high by more. The queue drains by a twentieth of a round trip in each round, where the
-/// publication waits for the step of 3/4.
-const YIELD: f64 = 0.95;
+/// publication waits for the phase of 3/4.
+const STANDING_QUEUE_PACING_GAIN: f64 = 0.95;
 /// Startup ends when the rate has grown by less than this in [`FULL_BW_COUNT`] rounds.
-const GROWTH: f64 = 1.25;
+const FULL_BW_GROWTH: f64 = 1.25;
 const FULL_BW_COUNT: u32 = 3;
-/// ProbeRTT, which measures the shortest round trip again: window gain meanwhile, and duration.
-const LOOK: f64 = 0.5;
-const LOOKING: Duration = Duration::from_millis(200);
+/// Window gain and duration of ProbeRTT, which measures the shortest round trip again.
+const PROBE_RTT_CWND_GAIN: f64 = 0.5;
+const PROBE_RTT_DURATION: Duration = Duration::from_millis(200);
 /// Loss threshold: a round that loses more than this share bounds the bytes in flight. Less is
 /// the path's own loss, and no sign of a queue.
-const HEAVY: f64 = 1.0 / 32.0;
-/// Bound after heavy loss, as a share of the bytes in flight at that time; never below the
-/// bandwidth-delay product.
-const BOUND: f64 = 0.85;
-/// Packets in flight at the beginning (RFC 9002, section 7.2), and the minimum.
-const INITIAL: u64 = 10;
+const LOSS_THRESH: f64 = 1.0 / 32.0;
+/// Upper bound after loss beyond [`LOSS_THRESH`], as a share of the bytes in flight at that time;
+/// never below the bandwidth-delay product.
+const BETA: f64 = 0.85;
+/// Initial window in packets (RFC 9002, section 7.2), and the minimum.
+const INITIAL_CWND: u64 = 10;
 const MIN_PIPE_CWND: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
     Startup,
     Drain,
-    /// In a step of the cycle, since a time.
-    Cruise(usize, Instant),
-    /// Until a time, set once few enough bytes are in flight.
-    Look(Option<Instant>),
+    /// ProbeBW, in a phase of the cycle since a time.
+    ProbeBw(usize, Instant),
+    /// ProbeRTT, until a time that is set once few enough bytes are in flight.
+    ProbeRtt(Option<Instant>),
 }
 
 /// Factory: makes a controller for each path.
@@ -90,20 +90,20 @@ pub(super) struct Bbr {
     state: State,
     samples: Samples,
     path: Path,
-    /// Rate when it last grew, and rounds since.
-    grown: (f64, u32),
-    /// Pacing gain of the first step, and the rate when the probe began.
-    ask: f64,
-    asked_at: f64,
+    /// Rate at its last growth, and the rounds since.
+    full_bw: (f64, u32),
+    /// Pacing gain of ProbeBW_UP, and the rate at the start of the probe.
+    probe_gain: f64,
+    probe_start_rate: f64,
     /// A queue stood during all of the last round.
-    stood: bool,
+    queue_stood: bool,
     window: u64,
-    bound: Option<u64>,
+    inflight_hi: Option<u64>,
     /// In this round: bytes lost, bytes in flight at the first loss, and bytes delivered before
     /// the round.
     lost: u64,
-    lost_at: u64,
-    round_began: u64,
+    in_flight_at_loss: u64,
+    round_start: u64,
 }
 
 impl Bbr {
@@ -114,157 +114,163 @@ impl Bbr {
             state: State::Startup,
             samples: Samples::new(now),
             path: Path::new(now),
-            grown: (0.0, 0),
-            ask: SMALL,
-            asked_at: f64::INFINITY,
-            stood: false,
-            window: INITIAL * mtu,
-            bound: None,
+            full_bw: (0.0, 0),
+            probe_gain: MIN_PROBE_UP_PACING_GAIN,
+            probe_start_rate: f64::INFINITY,
+            queue_stood: false,
+            window: INITIAL_CWND * mtu,
+            inflight_hi: None,
             lost: 0,
-            lost_at: 0,
-            round_began: 0,
+            in_flight_at_loss: 0,
+            round_start: 0,
         }
     }
 
     /// Pacing rate, in bytes a second.
-    fn pace(&self) -> Option<f64> {
+    fn pacing_rate(&self) -> Option<f64> {
         let gain = match self.state {
-            State::Startup => HIGH,
-            State::Drain => 1.0 / HIGH,
-            State::Cruise(0, _) => self.ask,
-            State::Cruise(1, _) => BACK,
-            State::Cruise(..) if self.stood => YIELD,
-            State::Cruise(..) => 1.0,
-            State::Look(_) => 1.0,
+            State::Startup => STARTUP_PACING_GAIN,
+            State::Drain => 1.0 / STARTUP_PACING_GAIN,
+            State::ProbeBw(0, _) => self.probe_gain,
+            State::ProbeBw(1, _) => PROBE_DOWN_PACING_GAIN,
+            State::ProbeBw(..) if self.queue_stood => STANDING_QUEUE_PACING_GAIN,
+            State::ProbeBw(..) => 1.0,
+            State::ProbeRtt(_) => 1.0,
         };
         // A sender with little to send has shown little bandwidth: the initial rate is always
         // allowed.
-        let least = (INITIAL * self.mtu) as f64 / self.path.rtt()?.as_secs_f64().max(1e-6);
-        Some(gain * MARGIN * self.path.rate()?.max(least))
+        let initial_rate =
+            (INITIAL_CWND * self.mtu) as f64 / self.path.rtt()?.as_secs_f64().max(1e-6);
+        Some(gain * PACING_MARGIN * self.path.rate()?.max(initial_rate))
     }
 
     /// Bandwidth-delay product times `gain`.
-    fn fits(&self, gain: f64) -> u64 {
+    fn bdp(&self, gain: f64) -> u64 {
         match (self.path.rate(), self.path.rtt()) {
             (Some(rate), Some(rtt)) => (gain * rate * rtt.as_secs_f64()) as u64,
-            _ => INITIAL * self.mtu,
+            _ => INITIAL_CWND * self.mtu,
         }
     }
 
-    fn least(&self) -> u64 {
+    fn min_cwnd(&self) -> u64 {
         MIN_PIPE_CWND * self.mtu
     }
 
     /// Notes at the end of a round whether the rate still grows. An application-limited sender
     /// cannot tell, unless a queue has stood all the while.
-    fn see_growth(&mut self, limited: bool, queue: bool) {
+    fn check_full_bw(&mut self, limited: bool, queue: bool) {
         let Some(rate) = self.path.rate() else { return };
         if self.state != State::Startup || (limited && !queue) {
             return;
         }
-        if rate >= GROWTH * self.grown.0 {
-            self.grown = (rate, 0);
+        if rate >= FULL_BW_GROWTH * self.full_bw.0 {
+            self.full_bw = (rate, 0);
             return;
         }
-        self.grown.1 += 1;
-        if self.grown.1 >= FULL_BW_COUNT {
+        self.full_bw.1 += 1;
+        if self.full_bw.1 >= FULL_BW_COUNT {
             self.state = State::Drain;
         }
     }
 
-    /// Applies loss at the end of a round: heavy loss bounds the bytes in flight, otherwise the
-    /// bound grows.
-    fn weigh_loss(&mut self, delivered: u64) {
-        let (lost, came) = (self.lost as f64, (delivered - self.round_began) as f64);
-        if lost > HEAVY * (lost + came) {
-            let bound = (BOUND * self.lost_at as f64) as u64;
-            self.bound = Some(bound.max(self.fits(1.0)));
-        } else if let Some(bound) = self.bound {
+    /// Applies loss at the end of a round: loss beyond [`LOSS_THRESH`] bounds the bytes in flight,
+    /// otherwise the bound grows.
+    fn check_loss(&mut self, delivered: u64) {
+        let (lost, came) = (self.lost as f64, (delivered - self.round_start) as f64);
+        if lost > LOSS_THRESH * (lost + came) {
+            let bound = (BETA * self.in_flight_at_loss as f64) as u64;
+            self.inflight_hi = Some(bound.max(self.bdp(1.0)));
+        } else if let Some(bound) = self.inflight_hi {
             let bound = bound + bound / 8;
-            self.bound = (bound < self.fits(LARGE)).then_some(bound);
+            self.inflight_hi = (bound < self.bdp(MAX_PROBE_UP_PACING_GAIN)).then_some(bound);
         }
-        (self.lost, self.round_began) = (0, delivered);
+        (self.lost, self.round_start) = (0, delivered);
     }
 
-    fn step(&mut self, now: Instant, in_flight: u64, stale: bool, limited: bool) {
+    fn advance(&mut self, now: Instant, in_flight: u64, stale: bool, limited: bool) {
         let rtt = self.path.rtt().unwrap_or_default();
         match self.state {
-            State::Look(None) if in_flight <= self.look() => {
-                self.state = State::Look(Some(now + LOOKING.max(rtt)));
+            State::ProbeRtt(None) if in_flight <= self.probe_rtt_cwnd() => {
+                self.state = State::ProbeRtt(Some(now + PROBE_RTT_DURATION.max(rtt)));
             }
-            State::Look(Some(until)) if now >= until => {
+            State::ProbeRtt(Some(until)) if now >= until => {
                 self.path.refresh(now);
-                self.state = match self.grown.1 >= FULL_BW_COUNT {
-                    true => State::Cruise(2, now),
+                self.state = match self.full_bw.1 >= FULL_BW_COUNT {
+                    true => State::ProbeBw(2, now),
                     false => State::Startup,
                 };
             }
-            State::Look(_) => {}
-            _ if stale => self.state = State::Look(None),
-            State::Drain if in_flight <= self.fits(1.0) => self.state = State::Cruise(2, now),
-            State::Cruise(step, since) => {
+            State::ProbeRtt(_) => {}
+            _ if stale => self.state = State::ProbeRtt(None),
+            State::Drain if in_flight <= self.bdp(1.0) => self.state = State::ProbeBw(2, now),
+            State::ProbeBw(phase, since) => {
                 let long = now.saturating_duration_since(since) >= rtt;
-                let over = match step {
+                let over = match phase {
                     // Until the path was probed, or loses packets, or there is too little to
                     // send.
-                    0 if self.ask < LARGE && self.is_answered() => {
-                        self.ask = LARGE;
+                    0 if self.probe_gain < MAX_PROBE_UP_PACING_GAIN && self.found_bandwidth() => {
+                        self.probe_gain = MAX_PROBE_UP_PACING_GAIN;
                         false
                     }
-                    0 => long && (limited || self.lost > 0 || in_flight >= self.fits(self.ask)),
-                    1 => long || in_flight <= self.fits(1.0),
+                    0 => {
+                        long && (limited || self.lost > 0 || in_flight >= self.bdp(self.probe_gain))
+                    }
+                    1 => long || in_flight <= self.bdp(1.0),
                     _ => long,
                 };
                 if over {
-                    self.next_step(step, now);
+                    self.next_phase(phase, now);
                 }
             }
             State::Startup | State::Drain => {}
         }
     }
 
-    /// Begins the next step. The result of a probe is known a round trip after its end.
-    fn next_step(&mut self, step: usize, now: Instant) {
-        let answered = step == 2 && self.is_answered();
-        let next = if answered { 0 } else { (step + 1) % STEPS };
+    /// Begins the next phase. The result of a probe is known a round trip after its end.
+    fn next_phase(&mut self, phase: usize, now: Instant) {
+        let answered = phase == 2 && self.found_bandwidth();
+        let next = if answered { 0 } else { (phase + 1) % PROBE_BW_PHASES };
         if next == 0 {
-            self.ask = if answered { LARGE } else { SMALL };
-            self.asked_at = self.path.rate().unwrap_or(f64::INFINITY);
+            self.probe_gain =
+                if answered { MAX_PROBE_UP_PACING_GAIN } else { MIN_PROBE_UP_PACING_GAIN };
+            self.probe_start_rate = self.path.rate().unwrap_or(f64::INFINITY);
         }
-        self.state = State::Cruise(next, now);
+        self.state = State::ProbeBw(next, now);
     }
 
     /// Returns whether the last probe found more bandwidth.
-    fn is_answered(&self) -> bool {
-        self.path.rate().is_some_and(|rate| rate >= ANSWER * self.asked_at)
+    fn found_bandwidth(&self) -> bool {
+        self.path.rate().is_some_and(|rate| rate >= PROBE_UP_GROWTH * self.probe_start_rate)
     }
 
     /// Bytes that may be in flight during ProbeRTT.
-    fn look(&self) -> u64 {
-        self.fits(LOOK).max(self.least())
+    fn probe_rtt_cwnd(&self) -> u64 {
+        self.bdp(PROBE_RTT_CWND_GAIN).max(self.min_cwnd())
     }
 
     /// Moves the window towards its target, by the bytes delivered.
     fn set_window(&mut self, acked: u64) {
         let (gain, filled) = match self.state {
-            State::Startup => (UNKNOWN, false),
-            State::Drain | State::Look(_) => (UNKNOWN, true),
-            State::Cruise(step, _) => (KNOWN * if step == 0 { self.ask } else { 1.0 }, true),
+            State::Startup => (STARTUP_CWND_GAIN, false),
+            State::Drain | State::ProbeRtt(_) => (STARTUP_CWND_GAIN, true),
+            State::ProbeBw(phase, _) => {
+                (PROBE_BW_CWND_GAIN * if phase == 0 { self.probe_gain } else { 1.0 }, true)
+            }
         };
-        let burst = quantum(self.pace().unwrap_or(0.0), self.mtu);
-        let target = self.fits(gain) + self.path.cluster() + 3 * burst;
+        let burst = quantum(self.pacing_rate().unwrap_or(0.0), self.mtu);
+        let target = self.bdp(gain) + self.path.cluster() + 3 * burst;
         let grown = self.window + acked;
         self.window = if filled || grown < target { grown.min(target) } else { self.window };
-        self.window = self.window.max(self.least());
+        self.window = self.window.max(self.min_cwnd());
     }
 
     /// Upper bound of the window in this state. Loss bounds neither a path that is not known
     /// yet nor a probe for more.
-    fn limit(&self) -> u64 {
+    fn cwnd_limit(&self) -> u64 {
         match self.state {
-            State::Look(_) => self.look(),
-            State::Startup | State::Cruise(0, _) => u64::MAX,
-            _ => self.bound.unwrap_or(u64::MAX),
+            State::ProbeRtt(_) => self.probe_rtt_cwnd(),
+            State::Startup | State::ProbeBw(0, _) => u64::MAX,
+            _ => self.inflight_hi.unwrap_or(u64::MAX),
         }
     }
 }
@@ -282,22 +288,22 @@ impl Controller for Bbr {
         let Some(sample) = self.samples.take(now, in_flight, limited) else { return };
         let seen = self.path.see(now, &sample);
         if seen.round {
-            self.stood = seen.stood;
-            self.see_growth(sample.limited, seen.queue);
-            self.weigh_loss(sample.delivered);
+            self.queue_stood = seen.stood;
+            self.check_full_bw(sample.limited, seen.queue);
+            self.check_loss(sample.delivered);
         }
-        self.step(now, in_flight, seen.stale, sample.limited);
+        self.advance(now, in_flight, seen.stale, sample.limited);
         self.set_window(sample.acked);
     }
 
     fn on_congestion_event(&mut self, _: Instant, _: Instant, persistent: bool, lost: u64) {
         if self.lost == 0 {
-            self.lost_at = self.samples.in_flight();
+            self.in_flight_at_loss = self.samples.in_flight();
         }
         self.lost += lost;
         if persistent {
             // Nothing came through for long: the window grows again as bytes are delivered.
-            self.window = self.least();
+            self.window = self.min_cwnd();
         }
     }
 
@@ -306,13 +312,13 @@ impl Controller for Bbr {
     }
 
     fn window(&self) -> u64 {
-        self.window.min(self.limit()).max(self.least())
+        self.window.min(self.cwnd_limit()).max(self.min_cwnd())
     }
 
     fn metrics(&self) -> ControllerMetrics {
         let mut metrics = ControllerMetrics::default();
         metrics.congestion_window = self.window();
-        metrics.pacing_rate = self.pace().map(|bytes| (8.0 * bytes) as u64);
+        metrics.pacing_rate = self.pacing_rate().map(|bytes| (8.0 * bytes) as u64);
         metrics
     }
 
@@ -321,7 +327,7 @@ impl Controller for Bbr {
     }
 
     fn initial_window(&self) -> u64 {
-        INITIAL * self.mtu
+        INITIAL_CWND * self.mtu
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {

@@ -1,22 +1,22 @@
-//! The receiver's half of the buffer allocation: how much was promised to the peer, how much of
-//! it is held, and how much the path needs.
+//! The receiver's half of the buffer allocation: the receive window promised to the peer, how much
+//! of it is in use, and how much the path needs.
 
 use crate::time::{Duration, Instant};
 
 /// Minimum interval over which a rate is measured, as bytes arrive in bursts.
 const SHORTEST: Duration = Duration::from_millis(10);
-/// Buffer that a path needs, in bandwidth-delay products. One session alone gets half of the
+/// Buffer that a path needs, in bandwidth-delay products. One stream alone gets half of the
 /// buffer, its acknowledgements are slightly delayed, and the queue at the path's bottleneck is
 /// filled as well.
 const PRODUCTS: f64 = 4.0;
 
-/// Receive buffer for the bytes of the peer, on all links together.
+/// Receive window of the peer, on all links together.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct ReceiveWindow {
     limit: u64,
     total: u64,
-    floor: u64,
-    /// Bytes received and not yet acknowledged, floors not counted.
+    least_window: u64,
+    /// Bytes received and not yet acknowledged, without those within the least windows.
     taken: u64,
     /// All bytes received and not yet acknowledged.
     held: u64,
@@ -32,12 +32,12 @@ pub(super) struct Room {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Overrun;
 
-impl Room {
-    pub(super) fn new(initial: u64, limit: u64, floor: u32) -> Room {
-        Room {
+impl ReceiveWindow {
+    pub(super) fn new(initial: u64, limit: u64, least_window: u32) -> ReceiveWindow {
+        ReceiveWindow {
             limit,
             total: initial.min(limit),
-            floor: u64::from(floor),
+            least_window: u64::from(least_window),
             taken: 0,
             held: 0,
             since: None,
@@ -56,7 +56,7 @@ impl Room {
         self.held
     }
 
-    /// Counts `count` bytes that came for a session that has `before` unacknowledged.
+    /// Counts `count` bytes that came for a stream that has `before` unacknowledged.
     pub(super) fn receive(&mut self, before: u64, count: usize) -> Result<(), Overrun> {
         let count = count as u64;
         let taken = self.taken + self.over(before + count) - self.over(before);
@@ -69,7 +69,7 @@ impl Room {
         Ok(())
     }
 
-    /// Acknowledges `count` of the `before` bytes that a session has unacknowledged.
+    /// Acknowledges `count` of the `before` bytes that a stream has unacknowledged.
     pub(super) fn free(&mut self, before: u64, count: u64) {
         self.taken = self.taken + self.over(before - count) - self.over(before);
         self.held -= count;
@@ -110,7 +110,7 @@ impl Room {
     }
 
     fn over(&self, unacknowledged: u64) -> u64 {
-        unacknowledged.saturating_sub(self.floor)
+        unacknowledged.saturating_sub(self.least_window)
     }
 }
 
@@ -122,34 +122,34 @@ mod tests {
 
     #[test]
     fn it_grows_to_four_products_of_the_path_and_no_further() {
-        let mut room = Room::new(100_000, 1 << 30, 0);
+        let mut window = ReceiveWindow::new(100_000, 1 << 30, 0);
         let mut now = Instant::ZERO;
-        room.measure(now, RTT);
+        window.measure(now, RTT);
         // 100 Mb/s in bursts of one millisecond, read at once.
         for _ in 0..2_000 {
             now += Duration::from_millis(1);
-            room.receive(0, 12_500).unwrap();
-            room.free(12_500, 12_500);
-            room.measure(now, RTT);
+            window.receive(0, 12_500).unwrap();
+            window.free(12_500, 12_500);
+            window.measure(now, RTT);
         }
         let product = 12_500_000.0 / 10.0;
-        let ratio = room.total() as f64 / product;
+        let ratio = window.total() as f64 / product;
         assert!((3.9..4.2).contains(&ratio), "{ratio}");
     }
 
     #[test]
     fn readers_that_have_stopped_are_made_up_for_within_the_limit() {
-        let mut room = Room::new(100_000, 250_000, 0);
-        room.receive(0, 90_000).unwrap();
-        room.measure(Instant::ZERO, RTT);
-        assert!(!room.measure(Instant::ZERO + RTT / 2, RTT), "too early");
-        assert!(room.measure(Instant::ZERO + RTT, RTT));
-        assert_eq!(room.total(), 180_000, "twice what stands");
-        room.receive(90_000, 90_000).unwrap();
-        room.measure(Instant::ZERO + RTT * 2, RTT);
-        room.measure(Instant::ZERO + RTT * 3, RTT);
-        assert_eq!(room.total(), 250_000, "the limit");
-        assert_eq!(room.receive(180_000, 70_001), Err(Overrun));
-        assert_eq!(room.receive(180_000, 70_000), Ok(()));
+        let mut window = ReceiveWindow::new(100_000, 250_000, 0);
+        window.receive(0, 90_000).unwrap();
+        window.measure(Instant::ZERO, RTT);
+        assert!(!window.measure(Instant::ZERO + RTT / 2, RTT), "too early");
+        assert!(window.measure(Instant::ZERO + RTT, RTT));
+        assert_eq!(window.total(), 180_000, "twice what stands");
+        window.receive(90_000, 90_000).unwrap();
+        window.measure(Instant::ZERO + RTT * 2, RTT);
+        window.measure(Instant::ZERO + RTT * 3, RTT);
+        assert_eq!(window.total(), 250_000, "the limit");
+        assert_eq!(window.receive(180_000, 70_001), Err(Overrun));
+        assert_eq!(window.receive(180_000, 70_000), Ok(()));
     }
 }

@@ -30,8 +30,8 @@ proptest! {
     #[test]
     fn both_ends_come_to_the_same(client in chain(), server in chain()) {
         let [ours, theirs] = [&client, &server].map(|chain| terms(chain, &Required::None));
-        let here = ours.settle(true, Some(theirs.offer())).unwrap();
-        let there = theirs.settle(false, Some(ours.offer())).unwrap();
+        let here = ours.negotiate(true, Some(theirs.offer())).unwrap();
+        let there = theirs.negotiate(false, Some(ours.offer())).unwrap();
         prop_assert_eq!(&here, &there);
         let both: Vec<_> = client.iter().filter(|name| server.contains(name)).collect();
         let agreed: Vec<_> = here.iter().map(|&number| wire::name(number)).collect();
@@ -40,14 +40,14 @@ proptest! {
     }
 
     #[test]
-    fn who_insists_gets_it_or_nothing(client in chain(), server in chain(), n in 0usize..4) {
+    fn required_handlers_apply_or_fail(client in chain(), server in chain(), n in 0usize..4) {
         let wanted = client[n % client.len()].to_owned();
         let ours = terms(&client, &Required::These(vec![wanted.clone()]));
         let theirs = terms(&server, &Required::None);
-        let settled = ours.settle(true, Some(theirs.offer()));
+        let settled = ours.negotiate(true, Some(theirs.offer()));
         prop_assert_eq!(settled.is_ok(), server.contains(&wanted.as_str()));
-        prop_assert!(ours.settle(true, None).is_err(), "and nothing plainly");
-        let all = terms(&client, &Required::All).settle(true, Some(theirs.offer()));
+        prop_assert!(ours.negotiate(true, None).is_err(), "and nothing plainly");
+        let all = terms(&client, &Required::All).negotiate(true, Some(theirs.offer()));
         prop_assert_eq!(all.is_ok(), client.iter().all(|name| server.contains(name)));
     }
 
@@ -85,9 +85,9 @@ fn a_difference_is_said_with_both_values() {
     let ours = terms(&["compress", "crypt"], &Required::None);
     let mut theirs = ours.offer().clone();
     theirs.items[0].format = 3;
-    let refusal = ours.settle(true, Some(&theirs)).unwrap_err();
+    let refusal = ours.negotiate(true, Some(&theirs)).unwrap_err();
     assert_eq!(refusal.to_string(), "compress: this end speaks format 1, the other end format 3");
-    let refusal = terms(&["crypt"], &Required::All).settle(false, Some(&Offer::default()));
+    let refusal = terms(&["crypt"], &Required::All).negotiate(false, Some(&Offer::default()));
     assert!(
         refusal.unwrap_err().to_string().contains("no crypt, which is required here; it has none")
     );
@@ -113,17 +113,17 @@ fn what_cannot_be_agreed_on_is_said() {
 }
 
 /// Chain whose handlers all need both ends, with an offer in the first bytes.
-fn greeted(chain: &[&str]) -> Arc<[Arc<dyn Factory>]> {
+fn in_band(chain: &[&str]) -> Arc<[Arc<dyn Factory>]> {
     let chain = factories(chain, &shell());
     let named: Vec<_> = chain.iter().map(|factory| (factory.name(), true)).collect();
     let terms = Terms::new(&named, &Required::All).unwrap();
-    greeting(&terms, &chain, &vec![true; chain.len()])
+    offer_in_band(&terms, &chain, &vec![true; chain.len()])
 }
 
 #[test]
 fn first_bytes_agree() {
     for chain in [&["compress", "crypt:key=1.key"][..], &["compress"], &["stripe:paths=3"]] {
-        let mut net = Net::of(greeted(chain), greeted(chain));
+        let mut net = Net::of(in_band(chain), in_band(chain));
         net.connect();
         net.wait(Duration::from_secs(1));
         net.write(0, 1_000);
@@ -134,15 +134,15 @@ fn first_bytes_agree() {
 }
 
 #[test]
-fn who_has_another_chain_or_none_is_refused() {
-    let compress = || greeted(&["compress"]);
-    let both = greeted(&["compress", "crypt:key=1.key"]);
+fn an_end_with_another_chain_or_none_is_refused() {
+    let compress = || in_band(&["compress"]);
+    let both = in_band(&["compress", "crypt:key=1.key"]);
     let plain = || factories(&[], &shell());
     for (client, server, why) in [
         (compress(), both, "no crypt, which is required here; it has compress"),
         (
-            greeted(&["crypt:key=1.key", "compress"]),
-            greeted(&["compress", "crypt:key=1.key"]),
+            in_band(&["crypt:key=1.key", "compress"]),
+            in_band(&["compress", "crypt:key=1.key"]),
             "here compress, crypt, there crypt, compress",
         ),
         (plain(), compress(), "does not negotiate"),

@@ -1,4 +1,4 @@
-//! Messages between the ends of a bundle.
+//! Messages between the ends of a multipath flow.
 //!
 //! ```text
 //!   0 hello      "viaduct" 1, public 32, window 4      opens a session, on its first connection
@@ -28,7 +28,7 @@ pub(super) type Nonce = [u8; 16];
 pub(super) type Public = [u8; 32];
 pub(super) type Proof = [u8; 32];
 
-/// Message between the ends of a bundle.
+/// Message between the ends of a multipath flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     Hello { public: Public, window: u32 },
@@ -48,7 +48,7 @@ pub(super) enum Frame {
 /// Error: bytes that are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bytes that are no message; has the other end this handler in the same place?")]
-pub(super) struct NoFrame;
+pub(super) struct InvalidFrame;
 
 impl Frame {
     /// Serializes the message. For [`Frame::Data`] use [`data`], unless the data is short.
@@ -83,7 +83,7 @@ impl Frame {
     }
 
     /// Takes the next message, if it is complete.
-    pub(super) fn take(inbox: &mut BytesMut) -> Result<Option<Frame>, NoFrame> {
+    pub(super) fn take(inbox: &mut BytesMut) -> Result<Option<Frame>, InvalidFrame> {
         let Some(&kind) = inbox.first() else { return Ok(None) };
         let length = match kind {
             0 => 1 + 8 + 32 + 4,
@@ -96,17 +96,17 @@ impl Frame {
                 None => return Ok(None),
                 Some(length) => match usize::from(u16::from_be_bytes([length[0], length[1]])) {
                     length @ 1..=MAX_DATA => DATA_HEAD + length,
-                    _ => return Err(NoFrame),
+                    _ => return Err(InvalidFrame),
                 },
             },
             7 | 8 => 1 + 8,
-            _ => return Err(NoFrame),
+            _ => return Err(InvalidFrame),
         };
         // Another protocol is recognized by its first bytes, before the full length has
         // arrived.
         let magic = inbox.len().min(1 + MAGIC.len());
         if kind == 0 && inbox[1..magic] != MAGIC[..magic - 1] {
-            return Err(NoFrame);
+            return Err(InvalidFrame);
         }
         if inbox.len() < length {
             return Ok(None);
@@ -205,7 +205,7 @@ mod tests {
         let mut inbox = BytesMut::from(&[&head.unwrap()[..], &rest.unwrap()].concat()[..]);
         assert_eq!(Frame::take(&mut inbox), Ok(Some(Frame::Data { at: 5, data: long })));
         for wrong in [&b"GET / HTTP"[..], b"\0SSH-", &[6, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255]] {
-            assert_eq!(Frame::take(&mut BytesMut::from(wrong)), Err(NoFrame));
+            assert_eq!(Frame::take(&mut BytesMut::from(wrong)), Err(InvalidFrame));
         }
     }
 }

@@ -2,10 +2,10 @@
 //! (`stripe`, TESLA 1), or both. Data lost with one connection is resent on another.
 //!
 //! ```text
-//!                     ┌─ outgoing: blocks, until acknowledged ─▶ ┐  paths, each an output flow
-//!   application ──────┤                                          ├─ slot 0: live ─────── bottom
-//!                     └─ incoming: put in order ◀──────────────  ┘  slot 0: joining ──── bottom
-//!                                                                   slot 1: live ─────── bottom
+//!                     ┌─ send buffer: until acknowledged ──▶ ┐  paths, each an output flow
+//!   application ──────┤                                      ├─ slot 0: live ─────── bottom
+//!                     └─ receive buffer: reorders ◀────────  ┘  slot 0: joining ──── bottom
+//!                                                               slot 1: live ─────── bottom
 //! ```
 //!
 //! **Opening.** The connecting end sends a hello and may send data at once. The welcome in
@@ -19,17 +19,17 @@
 //! a lost connection is retransmitted. Each end buffers at most `buffer` bytes.
 //! **Closing.** The flow is over when each end has all of the other's data, including the end.
 
-mod flight;
-mod hearing;
-mod incoming;
-mod joining;
-mod keeping;
-mod moving;
-mod outgoing;
+mod delivery_rate;
+mod join;
+mod maintain;
 mod path;
 mod plan;
+mod receive;
+mod receive_buffer;
 mod secret;
+mod send_buffer;
 mod session;
+mod transfer;
 mod wire;
 
 use std::sync::Arc;
@@ -39,31 +39,31 @@ use bytes::Bytes;
 use super::early::End;
 use crate::flow::{Address, Context, FIRST, Failure, Half, Handler, Output, SocketOption, Timer};
 use crate::time::Instant;
-use incoming::Incoming;
-use outgoing::Outgoing;
 use path::{Path, Stage};
 pub(super) use plan::{Plan, buffer, time};
+use receive_buffer::ReceiveBuffer;
+use send_buffer::SendBuffer;
 use session::Session;
 use wire::Frame;
 
 /// Handler of one flow.
-pub(super) struct Bundle {
+pub(super) struct Multipath {
     plan: Arc<Plan>,
     session: Session,
     paths: Vec<Path>,
     /// The first output flow takes bytes; used until it is a path.
-    room: bool,
-    out: Outgoing,
-    back: Incoming,
+    is_writable: bool,
+    out: SendBuffer,
+    received: ReceiveBuffer,
     /// Upstream takes bytes, and was told to stop writing.
     open: bool,
     stopped: bool,
     /// Amount last acknowledged, and the deadline of the next acknowledgement.
-    told: u64,
-    tell_by: Option<Instant>,
-    /// The application has closed the flow, or at least reads no more (`deaf`).
+    last_ack: u64,
+    ack_at: Option<Instant>,
+    /// The application has closed the flow, or at least reads no more (`is_read_closed`).
     closed: bool,
-    deaf: bool,
+    is_read_closed: bool,
     /// The application's end was reset; the other end is told after the written data.
     aborted: bool,
     /// Time at which a closed flow is reset if the other end has not ended it.
@@ -74,21 +74,21 @@ pub(super) struct Bundle {
     over: bool,
 }
 
-impl Bundle {
-    pub(super) fn new(plan: Arc<Plan>) -> Bundle {
-        Bundle {
+impl Multipath {
+    pub(super) fn new(plan: Arc<Plan>) -> Multipath {
+        Multipath {
             session: Session::new(&plan),
-            back: Incoming::new(plan.buffer),
+            received: ReceiveBuffer::new(plan.buffer),
             plan,
             paths: Vec::new(),
-            room: true,
-            out: Outgoing::default(),
+            is_writable: true,
+            out: SendBuffer::default(),
             open: true,
             stopped: false,
-            told: 0,
-            tell_by: None,
+            last_ack: 0,
+            ack_at: None,
             closed: false,
-            deaf: false,
+            is_read_closed: false,
             aborted: false,
             linger: None,
             names: [None, None],
@@ -102,16 +102,16 @@ impl Bundle {
     }
 
     /// Enters a stage of a connection's handshake.
-    fn turn(&mut self, cx: &Context<'_>, output: Output, stage: Stage) {
+    fn enter(&mut self, cx: &Context<'_>, output: Output, stage: Stage) {
         if let Some(path) = self.path(output) {
-            path.turn(stage, cx.now());
+            path.enter(stage, cx.now());
         }
     }
 
     /// Adds the first connection.
     fn begin(&mut self, cx: &mut Context<'_>, output: Output, stage: Stage) {
         let mut path = Path::new(output, 0, stage, cx.now());
-        path.room = self.room;
+        path.is_writable = self.is_writable;
         self.paths.push(path);
     }
 
@@ -142,21 +142,21 @@ impl Bundle {
     /// the last acknowledgement repeated.
     fn lost(&mut self, output: Output, now: Instant) {
         self.out.lost(output);
-        self.tell_by = Some(now);
+        self.ack_at = Some(now);
     }
 
     /// Fails the flow, and logs the reason.
     fn fail(&mut self, cx: &mut Context<'_>, why: Failure, line: &dyn std::fmt::Display) {
         if !self.over {
             cx.say(line);
-            self.fall(cx, why);
+            self.fail_silently(cx, why);
         }
     }
 
     /// Fails the flow, and tells the application.
-    fn fall(&mut self, cx: &mut Context<'_>, why: Failure) {
+    fn fail_silently(&mut self, cx: &mut Context<'_>, why: Failure) {
         let answered = self.session.answered;
-        self.leave(cx, true);
+        self.close_paths(cx, true);
         match answered {
             true => cx.upstream().failed(why),
             false => cx.upstream().connected(Err(why)),
@@ -164,7 +164,7 @@ impl Bundle {
     }
 
     /// Ends all connections: at once, or after the data written on them.
-    fn leave(&mut self, cx: &mut Context<'_>, at_once: bool) {
+    fn close_paths(&mut self, cx: &mut Context<'_>, at_once: bool) {
         self.over = true;
         cx.set_timer(TICK, None);
         self.session.release(cx);
@@ -179,13 +179,13 @@ impl Bundle {
     /// Returns whether all data has been transferred and only the other end's last
     /// acknowledgement may be missing. If the other end is gone, it has everything.
     fn has_ended(&self) -> bool {
-        self.out.has_ended() && self.back.has_ended()
+        self.out.has_ended() && self.received.has_ended()
     }
 
     fn end(&mut self, cx: &mut Context<'_>, end: End) {
         self.out.end();
         self.closed |= end == End::Close;
-        self.deaf |= self.closed;
+        self.is_read_closed |= self.closed;
         self.settle(cx);
     }
 }
@@ -193,10 +193,10 @@ impl Bundle {
 /// Timer of the handler.
 const TICK: Timer = Timer(0);
 
-impl Handler for Bundle {
+impl Handler for Multipath {
     fn start(&mut self, cx: &mut Context<'_>) {
         let first = cx.plumb();
-        Bundle::is_movable(cx, first);
+        Multipath::is_movable(cx, first);
     }
 
     fn bind(&mut self, cx: &mut Context<'_>, at: Address) {
@@ -204,8 +204,8 @@ impl Handler for Bundle {
     }
 
     fn connect(&mut self, cx: &mut Context<'_>, to: Address) {
-        self.session.calls(to.clone());
-        self.begin(cx, FIRST, Stage::Calling);
+        self.session.set_destination(to.clone());
+        self.begin(cx, FIRST, Stage::Connecting);
         if let Some(from) = self.plan.from.first() {
             cx.output(FIRST).bind(from.clone());
         }
@@ -218,7 +218,7 @@ impl Handler for Bundle {
     }
 
     fn accepted(&mut self, cx: &mut Context<'_>, from: Output) {
-        self.begin(cx, from, Stage::Fresh);
+        self.begin(cx, from, Stage::Accepted);
         self.session.answered = true;
         self.settle(cx);
     }
@@ -229,7 +229,7 @@ impl Handler for Bundle {
     }
 
     fn unclaimed(&mut self, cx: &mut Context<'_>, output: Output) {
-        Bundle::say(cx, output, &Frame::Unknown);
+        Multipath::say(cx, output, &Frame::Unknown);
         self.over = true;
         cx.set_timer(TICK, None);
         cx.output(output).close();
@@ -247,7 +247,7 @@ impl Handler for Bundle {
     fn shutdown(&mut self, cx: &mut Context<'_>, half: Half) {
         match half {
             Half::Write => self.end(cx, End::Shutdown),
-            Half::Read => self.deaf = true,
+            Half::Read => self.is_read_closed = true,
         }
     }
 
@@ -259,7 +259,7 @@ impl Handler for Bundle {
     }
 
     fn abort(&mut self, cx: &mut Context<'_>) {
-        (self.aborted, self.deaf) = (true, true);
+        (self.aborted, self.is_read_closed) = (true, true);
         self.settle(cx);
     }
 
@@ -294,35 +294,35 @@ impl Handler for Bundle {
             return cx.output(output).control(to, request);
         }
         if request == b"retry" && self.session.is_begun() && !self.over {
-            self.paths.iter_mut().for_each(Path::doubt);
-            self.session.hurry(cx.now());
+            self.paths.iter_mut().for_each(Path::mark_suspect);
+            self.session.retry_now(cx.now());
             self.settle(cx);
         }
-        let live = self.paths.iter().filter(|path| path.is_well()).count();
+        let live = self.paths.iter().filter(|path| path.is_usable()).count();
         let (kept, unsent) = self.out.costs();
         Some(format!("paths {live}\nkept {kept}\nunsent {unsent}\n").into_bytes())
     }
 
     fn avail(&mut self, cx: &mut Context<'_>, from: Output, data: Bytes) -> bool {
-        let takes = self.hear_bytes(cx, from, &data);
+        let takes = self.handle_bytes(cx, from, &data);
         self.settle(cx);
         takes
     }
 
     fn finished(&mut self, cx: &mut Context<'_>, from: Output) {
-        self.broke(cx, from, Failure::Reset);
+        self.handle_broken(cx, from, Failure::Reset);
         self.settle(cx);
     }
 
     fn failed(&mut self, cx: &mut Context<'_>, from: Output, why: Failure) {
-        self.broke(cx, from, why);
+        self.handle_broken(cx, from, why);
         self.settle(cx);
     }
 
     fn may_write(&mut self, cx: &mut Context<'_>, from: Output, may: bool) {
         match self.path(from) {
-            Some(path) => path.room = may,
-            None => self.room = may,
+            Some(path) => path.is_writable = may,
+            None => self.is_writable = may,
         }
         self.settle(cx);
     }

@@ -1,9 +1,9 @@
-//! A piece of a connection between two losses: which packets stand for an acknowledgement, and
-//! how far a sender has sent after each.
+//! Recovery epoch: the part of a connection between two losses. Which packets stand for an
+//! acknowledgement, and how far a sender has sent after each.
 
 use super::cwnd::Reno;
 
-/// Number of packets at the beginning of a piece that are acknowledged one by one; after them
+/// Number of packets at the beginning of an epoch that are acknowledged one by one; after them
 /// every second is.
 ///
 /// An even number, so that a window of two or more packets always has one whose request asks for
@@ -20,9 +20,9 @@ pub struct Acks {
     pub by_request: bool,
 }
 
-/// A piece of a connection in which no packet before the present was lost.
+/// Recovery epoch: no packet of it before the present one was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct Epoch {
     /// Number of its first packet (the paper's TCPBase); 1 or more.
     pub base: u64,
     /// The window it began with (startCwnd), in packets: 1 to 65535.
@@ -33,15 +33,15 @@ pub struct Piece {
     pub acks: Acks,
 }
 
-impl Piece {
-    /// Returns whether packet `number` of this piece carries a continuation: a *point*. The
+impl Epoch {
+    /// Returns whether packet `number` of this epoch carries a continuation: a *point*. The
     /// others are the first of a pair, answered for by the request of the second.
     pub fn is_point(&self, number: u64) -> bool {
         let offset = number.saturating_sub(self.base);
         !self.acks.delayed || offset < QUICK || (offset - QUICK) % 2 == 1
     }
 
-    /// The last point that is not above `number`; the number before the piece, if there is
+    /// The last point that is not above `number`; the number before the epoch, if there is
     /// none.
     pub fn point_at(&self, number: u64) -> u64 {
         let none = self.base - 1;
@@ -53,7 +53,7 @@ impl Piece {
         self.point_at(number.max(self.base) - 1)
     }
 
-    /// Number of points in the piece up to and including `number`.
+    /// Number of points in the epoch up to and including `number`.
     pub fn points_to(&self, number: u64) -> u64 {
         let count = (number + 1).saturating_sub(self.base);
         if !self.acks.delayed || count <= QUICK { count } else { QUICK + (count - QUICK) / 2 }
@@ -83,11 +83,11 @@ impl Piece {
 mod tests {
     use super::*;
 
-    fn pieces() -> impl Iterator<Item = Piece> {
+    fn epochs() -> impl Iterator<Item = Epoch> {
         let flags = [(false, false), (true, false), (true, true)];
         flags.into_iter().flat_map(|(delayed, by_request)| {
             let acks = Acks { delayed, by_request };
-            [(1, 8), (2, 2), (10, 40)].map(|(start, ssthresh)| Piece {
+            [(1, 8), (2, 2), (10, 40)].map(|(start, ssthresh)| Epoch {
                 base: 5,
                 start,
                 ssthresh,
@@ -98,36 +98,36 @@ mod tests {
 
     #[test]
     fn every_packet_is_sent_once_and_in_order() {
-        for piece in pieces() {
-            let mut sent = piece.base - 1 + u64::from(piece.start);
-            let mut before = piece.base - 1;
-            for point in (piece.base..2_000).filter(|&n| piece.is_point(n)) {
-                assert_eq!(piece.point_before(point), before);
-                assert_eq!(piece.sent(before), sent);
-                let more = piece.sent(point) - sent;
-                assert!((1..=4).contains(&more), "{piece:?}: {point} sends {more}");
-                (sent, before) = (piece.sent(point), point);
+        for epoch in epochs() {
+            let mut sent = epoch.base - 1 + u64::from(epoch.start);
+            let mut before = epoch.base - 1;
+            for point in (epoch.base..2_000).filter(|&n| epoch.is_point(n)) {
+                assert_eq!(epoch.point_before(point), before);
+                assert_eq!(epoch.sent(before), sent);
+                let more = epoch.sent(point) - sent;
+                assert!((1..=4).contains(&more), "{epoch:?}: {point} sends {more}");
+                (sent, before) = (epoch.sent(point), point);
             }
         }
     }
 
     #[test]
     fn a_window_of_two_always_holds_a_point() {
-        for piece in pieces() {
-            for first in piece.base..100 {
-                assert!(piece.is_point(first) || piece.is_point(first + 1));
+        for epoch in epochs() {
+            for first in epoch.base..100 {
+                assert!(epoch.is_point(first) || epoch.is_point(first + 1));
             }
-            let counted = (piece.base..=99).filter(|&n| piece.is_point(n)).count() as u64;
-            assert_eq!(piece.points_to(99), counted);
+            let counted = (epoch.base..=99).filter(|&n| epoch.is_point(n)).count() as u64;
+            assert_eq!(epoch.points_to(99), counted);
         }
     }
 
     #[test]
     fn points_are_found_from_either_side() {
         let acks = Acks { delayed: true, by_request: false };
-        let piece = Piece { base: 1, start: 4, ssthresh: 8, acks };
-        assert_eq!([8, 9, 10, 11, 12].map(|n| piece.point_at(n)), [8, 8, 10, 10, 12]);
-        assert_eq!([1, 8, 10, 12].map(|n| piece.point_before(n)), [0, 7, 8, 10]);
-        assert_eq!(piece.point_at(0), 0);
+        let epoch = Epoch { base: 1, start: 4, ssthresh: 8, acks };
+        assert_eq!([8, 9, 10, 11, 12].map(|n| epoch.point_at(n)), [8, 8, 10, 10, 12]);
+        assert_eq!([1, 8, 10, 12].map(|n| epoch.point_before(n)), [0, 7, 8, 10]);
+        assert_eq!(epoch.point_at(0), 0);
     }
 }

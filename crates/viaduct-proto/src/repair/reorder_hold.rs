@@ -24,9 +24,9 @@ const FORGET: Duration = Duration::from_secs(10);
 /// Limit of held and of remembered recoveries: each arrival searches them.
 const MAX_HELD: usize = 256;
 
-/// Held recovery.
+/// Recovery that is held.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Waiting {
+pub(super) struct HeldRecovery {
     pub(super) seq: Seq,
     pub(super) identity: Identity,
     /// Time at which the packet should have arrived, if known.
@@ -47,15 +47,15 @@ pub(super) enum Overtaken {
 
 /// Recoveries in hold, oldest first, and those released lately.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct ReorderHold {
     hold: Duration,
     /// Last arrival of an overtaken packet.
     last: Option<Instant>,
-    queue: VecDeque<Waiting>,
-    gone: VecDeque<Waiting>,
+    queue: VecDeque<HeldRecovery>,
+    gone: VecDeque<HeldRecovery>,
 }
 
-impl Held {
+impl ReorderHold {
     pub(super) fn push(
         &mut self,
         now: Instant,
@@ -63,14 +63,14 @@ impl Held {
         identity: Identity,
         due: Option<Instant>,
     ) {
-        self.queue.push_back(Waiting { seq, identity, due, recovered: now });
+        self.queue.push_back(HeldRecovery { seq, identity, due, recovered: now });
     }
 
     /// Searches for the recovery of a packet that has just arrived.
     pub(super) fn arrived(&mut self, now: Instant, identity: Identity) -> Overtaken {
-        if let Some(waiting) = take(&mut self.queue, identity) {
-            self.rise(now, waiting);
-            return Overtaken::InTime(waiting.seq);
+        if let Some(recovery) = take(&mut self.queue, identity) {
+            self.rise(now, recovery);
+            return Overtaken::InTime(recovery.seq);
         }
         match take(&mut self.gone, identity) {
             Some(gone) => {
@@ -82,36 +82,36 @@ impl Held {
     }
 
     /// Raises the hold to 5/4 of the time by which the packet came after its recovery.
-    fn rise(&mut self, now: Instant, waiting: Waiting) {
-        let needed = now.since(waiting.recovered) * 5 / 4;
+    fn rise(&mut self, now: Instant, recovery: HeldRecovery) {
+        let needed = now.since(recovery.recovered) * 5 / 4;
         self.hold = self.hold.max(needed.min(MAX_HOLD));
         self.last = Some(now);
     }
 
     /// Time at which the next hold ends.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.queue.front().map(|waiting| waiting.recovered + self.hold)
+        self.queue.front().map(|recovery| recovery.recovered + self.hold)
     }
 
     /// Takes the next recovery whose hold has ended, or for which there is no room.
-    pub(super) fn pop(&mut self, now: Instant) -> Option<Waiting> {
+    pub(super) fn pop(&mut self, now: Instant) -> Option<HeldRecovery> {
         let full = self.queue.len() > MAX_HELD;
         let front = self.queue.front()?;
         if !full && front.recovered + self.hold > now {
             return None;
         }
-        let waiting = self.queue.pop_front()?;
+        let recovery = self.queue.pop_front()?;
         self.forget(now);
         if self.gone.len() == MAX_HELD {
             self.gone.pop_front();
         }
-        self.gone.push_back(waiting);
-        Some(waiting)
+        self.gone.push_back(recovery);
+        Some(recovery)
     }
 
     /// Forgets released recoveries whose packets can no longer arrive.
     fn forget(&mut self, now: Instant) {
-        let old = |gone: &Waiting| now.since(gone.recovered) > 2 * MAX_HOLD;
+        let old = |gone: &HeldRecovery| now.since(gone.recovered) > 2 * MAX_HOLD;
         while self.gone.front().is_some_and(old) {
             self.gone.pop_front();
         }
@@ -130,8 +130,8 @@ impl Held {
     }
 }
 
-fn take(queue: &mut VecDeque<Waiting>, identity: Identity) -> Option<Waiting> {
-    let at = queue.iter().position(|waiting| waiting.identity == identity)?;
+fn take(queue: &mut VecDeque<HeldRecovery>, identity: Identity) -> Option<HeldRecovery> {
+    let at = queue.iter().position(|recovery| recovery.identity == identity)?;
     queue.remove(at)
 }
 
@@ -145,29 +145,29 @@ mod tests {
 
     #[test]
     fn recoveries_wait_as_long_as_packets_are_overtaken_by_and_no_longer() {
-        let mut held = Held::default();
-        held.push(at(0), 1, Identity(1), None);
-        assert_eq!(held.pop(at(0)).unwrap().seq, 1, "where nothing overtakes none waits");
-        assert_eq!(held.arrived(at(400), Identity(1)), Overtaken::TooLate);
-        held.push(at(1_000), 2, Identity(2), None);
-        assert_eq!(held.poll_timeout(), Some(at(1_500)));
-        assert!(held.pop(at(1_499)).is_none());
-        assert_eq!(held.arrived(at(1_499), Identity(2)), Overtaken::InTime(2));
-        assert_eq!(held.arrived(at(1_500), Identity(2)), Overtaken::No);
+        let mut hold = ReorderHold::default();
+        hold.push(at(0), 1, Identity(1), None);
+        assert_eq!(hold.pop(at(0)).unwrap().seq, 1, "where nothing overtakes none waits");
+        assert_eq!(hold.arrived(at(400), Identity(1)), Overtaken::TooLate);
+        hold.push(at(1_000), 2, Identity(2), None);
+        assert_eq!(hold.poll_timeout(), Some(at(1_500)));
+        assert!(hold.pop(at(1_499)).is_none());
+        assert_eq!(hold.arrived(at(1_499), Identity(2)), Overtaken::InTime(2));
+        assert_eq!(hold.arrived(at(1_500), Identity(2)), Overtaken::No);
         for second in 1..200 {
-            held.tick(at(second * 1_000_000));
+            hold.tick(at(second * 1_000_000));
         }
-        held.push(at(200_000_000), 3, Identity(3), None);
-        assert!(held.pop(at(200_000_000)).is_some(), "that was long ago");
+        hold.push(at(200_000_000), 3, Identity(3), None);
+        assert!(hold.pop(at(200_000_000)).is_some(), "that was long ago");
     }
 
     #[test]
     fn no_more_wait_or_are_remembered_than_can_be_looked_through() {
-        let mut held = Held { hold: MAX_HOLD, ..Held::default() };
+        let mut hold = ReorderHold { hold: MAX_HOLD, ..ReorderHold::default() };
         for seq in 0..10_000 {
-            held.push(at(0), seq, Identity(seq), None);
-            while held.pop(at(0)).is_some() {}
-            assert!(held.queue.len() <= MAX_HELD && held.gone.len() <= MAX_HELD);
+            hold.push(at(0), seq, Identity(seq), None);
+            while hold.pop(at(0)).is_some() {}
+            assert!(hold.queue.len() <= MAX_HELD && hold.gone.len() <= MAX_HELD);
         }
     }
 }

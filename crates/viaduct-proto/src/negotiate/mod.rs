@@ -6,8 +6,8 @@
 //!     SYN,  option: compress crypt migrate    ──▶             a plain one ignores it
 //!             ◀──    SYN-ACK, option: crypt compress          … and says nothing of its own
 //!     ─────────────────────────────────────────────────
-//!     both: Terms::settle ─▶ compress, crypt: what both have, in the client's order
-//!                         └▶ or a Refusal, in words for the log
+//!     both: Terms::negotiate ─▶ compress, crypt: the handlers of both, in the client's order
+//!                            └▶ or a Refusal, as text for the log
 //! ```
 //!
 //! Only handlers that need both ends are negotiated. The others of a chain keep their places.
@@ -18,20 +18,20 @@
 //! end requires, as it may alter the flow itself.
 //!
 //! An end that may not write into SYNs, and requires all handlers, sends its offer in the first
-//! bytes ([`greeting`]).
+//! bytes ([`offer_in_band`]).
 
-mod greet;
+mod in_band;
 mod wire;
 
 use std::sync::Arc;
 
 use crate::flow::Factory;
 
-pub use greet::greeting;
+pub use in_band::offer_in_band;
 pub use wire::{EXID, Item, LEN, MAX_HANDLERS, NUMBERS, Offer};
 
-/// Handlers that lead elsewhere: they connect to another host than the flow's destination.
-const ELSEWHERE: [&str; 2] = ["socks", "route"];
+/// Handlers that connect to another host than the flow's destination.
+const PROXYING: [&str; 2] = ["socks", "route"];
 
 /// Handlers without which an end refuses a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub struct Terms {
     required: Vec<u8>,
 }
 
-/// Reason why there is nothing to agree on.
+/// Reason why a chain cannot be negotiated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TermsError {
     /// All handlers work at one end.
@@ -108,7 +108,7 @@ impl Terms {
     /// # Errors
     /// The chain cannot be negotiated.
     pub fn new(chain: &[(&str, bool)], required: &Required) -> Result<Terms, TermsError> {
-        if let Some((name, _)) = chain.iter().find(|(name, _)| ELSEWHERE.contains(name)) {
+        if let Some((name, _)) = chain.iter().find(|(name, _)| PROXYING.contains(name)) {
             return Err(TermsError::Elsewhere((*name).to_owned()));
         }
         let mut items: Vec<Item> = Vec::new();
@@ -147,7 +147,7 @@ impl Terms {
     ///
     /// # Errors
     /// The flow is refused.
-    pub fn settle(&self, connects: bool, theirs: Option<&Offer>) -> Result<Vec<u8>, Refusal> {
+    pub fn negotiate(&self, connects: bool, theirs: Option<&Offer>) -> Result<Vec<u8>, Refusal> {
         let Some(theirs) = theirs else {
             let none = self.required.is_empty();
             return if none { Ok(Vec::new()) } else { Err(Refusal::Plain(names(&self.required))) };
@@ -177,7 +177,7 @@ impl Terms {
 
 /// Handlers of `chain` that apply to a flow when `agreed` was agreed on. Each that supports it
 /// is bound to `binding`. Handlers that work at one end keep their places.
-pub fn chosen(
+pub fn select_handlers(
     chain: &[Arc<dyn Factory>],
     both_ends: &[bool],
     agreed: &[u8],

@@ -21,7 +21,7 @@ pub(super) struct Block {
 }
 
 #[derive(Default)]
-pub(super) struct Outgoing {
+pub(super) struct SendBuffer {
     blocks: VecDeque<Block>,
     /// Offset of the next byte.
     next: u64,
@@ -42,7 +42,7 @@ impl Block {
     }
 }
 
-impl Outgoing {
+impl SendBuffer {
     pub(super) fn push(&mut self, mut data: Bytes) {
         while !data.is_empty() {
             let piece = data.split_to(data.len().min(MAX_DATA));
@@ -98,8 +98,8 @@ impl Outgoing {
 
     /// Returns whether another block fits the other end's receive window.
     pub(super) fn fits(&self, window: usize) -> bool {
-        let flying = self.cost - self.unsent;
-        flying == 0 || flying + MAX_DATA + BLOCK_COST <= window
+        let in_flight = self.cost - self.unsent;
+        in_flight == 0 || in_flight + MAX_DATA + BLOCK_COST <= window
     }
 
     pub(super) fn has_unsent(&self) -> bool {

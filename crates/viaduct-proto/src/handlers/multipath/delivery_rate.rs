@@ -10,15 +10,15 @@ use super::wire::MAX_DATA;
 use crate::time::Instant;
 
 /// Bytes between two pings.
-const EVERY: u64 = 64 << 10;
+const PING_EVERY: u64 = 64 << 10;
 /// Maximum bytes in flight on a connection whose rate is unknown.
-const UNKNOWN: u64 = EVERY;
+const MAX_UNMEASURED: u64 = PING_EVERY;
 
 #[derive(Debug, Default)]
-pub(super) struct Flight {
+pub(super) struct DeliveryRate {
     sent: u64,
     arrived: u64,
-    marks: VecDeque<Mark>,
+    pings: VecDeque<Ping>,
     /// Time at which the first byte after the last ping was sent.
     began: Option<Instant>,
     answered: Option<Instant>,
@@ -26,34 +26,34 @@ pub(super) struct Flight {
     rate: Option<u64>,
 }
 
-/// A ping in flight.
+/// Ping in flight.
 #[derive(Debug)]
-struct Mark {
+struct Ping {
     /// Bytes sent before the ping.
     sent: u64,
     /// Time at which the first byte after the previous ping was sent.
     began: Option<Instant>,
 }
 
-impl Flight {
+impl DeliveryRate {
     /// Records sent bytes; returns whether a ping should follow.
-    pub(super) fn sends(&mut self, bytes: usize, now: Instant) -> bool {
+    pub(super) fn on_sent(&mut self, bytes: usize, now: Instant) -> bool {
         self.sent += bytes as u64;
         self.began.get_or_insert(now);
-        self.sent - self.marks.back().map_or(self.arrived, |mark| mark.sent) >= EVERY
+        self.sent - self.pings.back().map_or(self.arrived, |ping| ping.sent) >= PING_EVERY
     }
 
     /// Records a sent ping.
-    pub(super) fn asks(&mut self) {
-        self.marks.push_back(Mark { sent: self.sent, began: self.began.take() });
+    pub(super) fn on_ping(&mut self) {
+        self.pings.push_back(Ping { sent: self.sent, began: self.began.take() });
     }
 
     /// Records the answer to the oldest ping.
-    pub(super) fn hears(&mut self, now: Instant) {
-        let Some(mark) = self.marks.pop_front() else { return };
-        let bytes = mark.sent - std::mem::replace(&mut self.arrived, mark.sent);
+    pub(super) fn on_pong(&mut self, now: Instant) {
+        let Some(ping) = self.pings.pop_front() else { return };
+        let bytes = ping.sent - std::mem::replace(&mut self.arrived, ping.sent);
         let answered = self.answered.replace(now);
-        let Some(began) = mark.began.filter(|_| bytes >= EVERY) else { return };
+        let Some(began) = ping.began.filter(|_| bytes >= PING_EVERY) else { return };
         let took = now.since(answered.map_or(began, |answered| answered.max(began)));
         let rate = u128::from(bytes) * 1_000_000 / took.as_micros().max(1);
         let rate = u64::try_from(rate).unwrap_or(u64::MAX).max(1);
@@ -76,9 +76,9 @@ impl Flight {
 
     /// Returns whether one more block may be sent: the data that overtakes it must fit in half
     /// of `window`.
-    pub(super) fn may(&self, quickest: u64, window: usize) -> bool {
+    pub(super) fn may_send(&self, quickest: u64, window: usize) -> bool {
         match self.rate {
-            None => self.sent - self.arrived < UNKNOWN,
+            None => self.sent - self.arrived < MAX_UNMEASURED,
             Some(rate) => rate == quickest || self.lag(quickest) <= window as u64 / 2,
         }
     }
@@ -90,40 +90,40 @@ mod tests {
     use crate::time::Duration;
 
     /// Sends `bytes`, which arrive after `took`.
-    fn carries(flight: &mut Flight, now: &mut Instant, bytes: usize, took: Duration) {
-        assert_eq!(flight.sends(bytes, *now), bytes as u64 >= EVERY);
-        flight.asks();
+    fn carries(delivery: &mut DeliveryRate, now: &mut Instant, bytes: usize, took: Duration) {
+        assert_eq!(delivery.on_sent(bytes, *now), bytes as u64 >= PING_EVERY);
+        delivery.on_ping();
         *now += took;
-        flight.hears(*now);
+        delivery.on_pong(*now);
     }
 
     #[test]
     fn the_rate_is_that_of_what_arrives() {
-        let (mut flight, mut now) = (Flight::default(), Instant::ZERO);
-        carries(&mut flight, &mut now, 1_000, Duration::from_millis(10));
-        assert_eq!(flight.rate(), None, "too little to say");
+        let (mut delivery, mut now) = (DeliveryRate::default(), Instant::ZERO);
+        carries(&mut delivery, &mut now, 1_000, Duration::from_millis(10));
+        assert_eq!(delivery.rate(), None, "too little to say");
         // Time with nothing in flight does not count.
         now += Duration::from_secs(10);
         for _ in 0..30 {
-            carries(&mut flight, &mut now, 100_000, Duration::from_millis(100));
+            carries(&mut delivery, &mut now, 100_000, Duration::from_millis(100));
         }
-        assert_eq!(flight.rate().map(|rate| rate / 10_000), Some(100));
+        assert_eq!(delivery.rate().map(|rate| rate / 10_000), Some(100));
     }
 
     #[test]
     fn a_slow_one_takes_what_arrives_before_the_window_is_full_of_what_overtakes_it() {
-        let (mut flight, mut now) = (Flight::default(), Instant::ZERO);
-        assert!(flight.may(1, 1 << 20));
-        flight.sends(UNKNOWN as usize, now);
-        assert!(!flight.may(1, 1 << 20), "nothing is known of it");
-        flight.asks();
+        let (mut delivery, mut now) = (DeliveryRate::default(), Instant::ZERO);
+        assert!(delivery.may_send(1, 1 << 20));
+        delivery.on_sent(MAX_UNMEASURED as usize, now);
+        assert!(!delivery.may_send(1, 1 << 20), "nothing is known of it");
+        delivery.on_ping();
         now += Duration::from_secs(1);
-        flight.hears(now);
-        let (rate, block) = (UNKNOWN, MAX_DATA as u64);
-        assert!(flight.may(rate, 1), "the quickest takes all");
-        assert!(flight.may(10 * rate, 20 * block as usize));
-        assert!(!flight.may(11 * rate, 20 * block as usize));
-        flight.sends(MAX_DATA, now);
-        assert!(!flight.may(10 * rate, 20 * block as usize));
+        delivery.on_pong(now);
+        let (rate, block) = (MAX_UNMEASURED, MAX_DATA as u64);
+        assert!(delivery.may_send(rate, 1), "the quickest takes all");
+        assert!(delivery.may_send(10 * rate, 20 * block as usize));
+        assert!(!delivery.may_send(11 * rate, 20 * block as usize));
+        delivery.on_sent(MAX_DATA, now);
+        assert!(!delivery.may_send(10 * rate, 20 * block as usize));
     }
 }

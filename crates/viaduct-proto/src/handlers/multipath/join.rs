@@ -5,14 +5,14 @@ use bytes::Bytes;
 use super::path::{Path, Stage};
 use super::secret::{Claim, Prover, Secret};
 use super::wire::{self, Frame, Nonce, Public};
-use super::{Bundle, TICK};
+use super::{Multipath, TICK};
 use crate::flow::{Context, Failure, Output};
 use crate::keys::PublicKey;
 
 /// Maximum number of connections that are not authenticated yet.
-const MAX_STRANGERS: usize = 4;
+const MAX_UNAUTHENTICATED: usize = 4;
 
-impl Bundle {
+impl Multipath {
     /// Handles the result of a connect.
     pub(super) fn has_connected(
         &mut self,
@@ -24,68 +24,68 @@ impl Bundle {
         let nonce = self.session.nonce();
         let Some(path) = self.path(from) else { return };
         match (result, path.stage) {
-            (Err(why), Stage::Calling) => {
+            (Err(why), Stage::Connecting) => {
                 self.over = true;
                 cx.upstream().connected(Err(why));
             }
             (Err(_), _) => self.drop_path(cx, from),
-            (Ok(()), Stage::Calling) => {
-                path.turn(Stage::Opening, now);
+            (Ok(()), Stage::Connecting) => {
+                path.enter(Stage::Opening, now);
                 self.remember_names(cx, from);
-                let (_, public) = self.session.key();
+                let (_, public) = self.session.new_key();
                 let window = self.plan.buffer as u32;
-                Bundle::say(cx, from, &Frame::Hello { public, window });
+                Multipath::say(cx, from, &Frame::Hello { public, window });
                 self.session.answered = true;
                 cx.upstream().connected(Ok(()));
             }
             (Ok(()), _) => {
-                path.turn(Stage::Joining(nonce), now);
+                path.enter(Stage::Joining(nonce), now);
                 let slot = path.slot;
                 if let Some(secret) = &self.session.secret {
-                    Bundle::say(cx, from, &Frame::Join { session: secret.id, slot, nonce });
+                    Multipath::say(cx, from, &Frame::Join { session: secret.id, slot, nonce });
                 }
             }
         }
     }
 
     /// Handles a hello to a chain without a session.
-    pub(super) fn welcome(
+    pub(super) fn handle_hello(
         &mut self,
         cx: &mut Context<'_>,
         from: Output,
         theirs: &Public,
         window: u32,
     ) -> Result<(), String> {
-        let (key, public) = self.session.key();
+        let (key, public) = self.session.new_key();
         let secret = Secret::new(&key, theirs, [theirs, &public]).ok_or("a key that is none")?;
         cx.claim(&secret.id);
-        self.session.has(secret, window);
+        self.session.establish(secret, window);
         self.session.claimed = true;
         self.remember_names(cx, from);
-        self.turn(cx, from, Stage::Live);
-        Bundle::say(cx, from, &Frame::Welcome { public, window: self.plan.buffer as u32 });
+        self.enter(cx, from, Stage::Live);
+        Multipath::say(cx, from, &Frame::Welcome { public, window: self.plan.buffer as u32 });
         cx.upstream().accepted();
         Ok(())
     }
 
-    pub(super) fn welcomed(
+    pub(super) fn handle_welcome(
         &mut self,
         cx: &mut Context<'_>,
         from: Output,
         theirs: &Public,
         window: u32,
     ) -> Result<(), String> {
-        let mine = self.session.mine.take().ok_or("a welcome that was not asked for")?;
+        let mine = self.session.own_key.take().ok_or("a welcome that was not asked for")?;
         let public = *PublicKey::as_bytes(&mine.public());
         let secret = Secret::new(&mine, theirs, [&public, theirs]).ok_or("a key that is none")?;
-        self.session.has(secret, window);
-        self.turn(cx, from, Stage::Live);
-        self.session.hurry(cx.now());
+        self.session.establish(secret, window);
+        self.enter(cx, from, Stage::Live);
+        self.session.retry_now(cx.now());
         Ok(())
     }
 
     /// Handles a request to join this session, or that of another chain.
-    pub(super) fn joins(
+    pub(super) fn handle_join(
         &mut self,
         cx: &mut Context<'_>,
         from: Output,
@@ -105,17 +105,17 @@ impl Bundle {
             return Err("a connection of another session".to_owned());
         }
         let claim = Claim { slot, nonces: [nonce, self.session.nonce()] };
-        let received = self.back.received();
+        let received = self.received.next_offset();
         let proof = secret.prove(Prover::Joined, &claim, received);
-        Bundle::say(cx, from, &Frame::Challenge { nonce: claim.nonces[1], received, proof });
-        self.turn(cx, from, Stage::Proving(claim.nonces));
+        Multipath::say(cx, from, &Frame::Challenge { nonce: claim.nonces[1], received, proof });
+        self.enter(cx, from, Stage::Proving(claim.nonces));
         if let Some(path) = self.path(from) {
             path.slot = slot;
         }
         Ok(())
     }
 
-    pub(super) fn challenged(
+    pub(super) fn handle_challenge(
         &mut self,
         cx: &mut Context<'_>,
         from: Output,
@@ -123,14 +123,14 @@ impl Bundle {
         received: u64,
         proof: &wire::Proof,
     ) -> Result<(), String> {
-        let (secret, claim) = self.proven(Prover::Joined, from, nonces, received, proof)?;
-        let mine = self.back.received();
+        let (secret, claim) = self.verify_proof(Prover::Joined, from, nonces, received, proof)?;
+        let mine = self.received.next_offset();
         let proof = secret.prove(Prover::Joining, &claim, mine);
-        Bundle::say(cx, from, &Frame::Proof { received: mine, proof });
-        self.joined(cx, from, received)
+        Multipath::say(cx, from, &Frame::Proof { received: mine, proof });
+        self.activate(cx, from, received)
     }
 
-    pub(super) fn proves(
+    pub(super) fn handle_proof(
         &mut self,
         cx: &mut Context<'_>,
         from: Output,
@@ -138,12 +138,12 @@ impl Bundle {
         received: u64,
         proof: &wire::Proof,
     ) -> Result<(), String> {
-        self.proven(Prover::Joining, from, nonces, received, proof)?;
-        self.joined(cx, from, received)
+        self.verify_proof(Prover::Joining, from, nonces, received, proof)?;
+        self.activate(cx, from, received)
     }
 
     /// Verifies a proof, which shows that the other end has part in the session.
-    fn proven(
+    fn verify_proof(
         &self,
         who: Prover,
         from: Output,
@@ -160,32 +160,37 @@ impl Bundle {
         }
     }
 
-    /// Admits a connection in place of the slot's former ones.
-    pub(super) fn joined(
+    /// Puts a connection into use in place of the slot's former ones.
+    pub(super) fn activate(
         &mut self,
         cx: &mut Context<'_>,
         on: Output,
         received: u64,
     ) -> Result<(), String> {
         let slot = self.path(on).map_or(0, |path| path.slot);
-        self.turn(cx, on, Stage::Live);
-        let same = |path: &&Path| path.slot == slot && path.output != on && !path.is_stranger();
+        self.enter(cx, on, Stage::Live);
+        let same =
+            |path: &&Path| path.slot == slot && path.output != on && !path.is_unauthenticated();
         let former: Vec<_> = self.paths.iter().filter(same).map(|path| path.output).collect();
         former.into_iter().for_each(|output| self.drop_path(cx, output));
         for &option in &self.options {
             cx.output(on).set_option(option);
         }
-        self.session.is_met(slot);
-        self.tell_by = Some(cx.now());
+        self.session.reset_backoff(slot);
+        self.ack_at = Some(cx.now());
         self.acked(received)
     }
 
     /// Handles the answer that the other end no longer knows the session.
-    pub(super) fn forgotten(&mut self, cx: &mut Context<'_>, from: Output) -> Result<(), String> {
+    pub(super) fn handle_unknown(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: Output,
+    ) -> Result<(), String> {
         self.drop_path(cx, from);
         if self.has_ended() {
-            self.leave(cx, true);
-        } else if !self.paths.iter().any(Path::is_well) {
+            self.close_paths(cx, true);
+        } else if !self.paths.iter().any(Path::is_usable) {
             self.fail(cx, Failure::Reset, &"the other end has forgotten the flow");
         }
         Ok(())
@@ -193,13 +198,13 @@ impl Bundle {
 
     /// Takes a connection that was given to this chain.
     pub(super) fn take(&mut self, cx: &mut Context<'_>, output: Output, said: &Bytes) {
-        let stranger = |path: &&Path| path.is_stranger();
-        if self.paths.iter().filter(stranger).count() >= MAX_STRANGERS
-            && let Some(oldest) = self.paths.iter().find(stranger).map(|path| path.output)
+        let unauthenticated = |path: &&Path| path.is_unauthenticated();
+        if self.paths.iter().filter(unauthenticated).count() >= MAX_UNAUTHENTICATED
+            && let Some(oldest) = self.paths.iter().find(unauthenticated).map(|path| path.output)
         {
             self.drop_path(cx, oldest);
         }
-        self.paths.push(Path::new(output, 0, Stage::Fresh, cx.now()));
-        self.hear_bytes(cx, output, said);
+        self.paths.push(Path::new(output, 0, Stage::Accepted, cx.now()));
+        self.handle_bytes(cx, output, said);
     }
 }

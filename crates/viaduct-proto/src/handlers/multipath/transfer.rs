@@ -2,7 +2,7 @@
 
 use super::path::{Path, Stage};
 use super::wire::{self, Frame};
-use super::{Bundle, TICK};
+use super::{Multipath, TICK};
 use crate::flow::Context;
 use crate::time::Duration;
 
@@ -11,23 +11,23 @@ const TURN: usize = 64 << 10;
 /// Unsent bytes at which the application is stopped.
 const MAX_UNSENT: usize = 64 << 10;
 /// Received bytes after which, and delay within which, an acknowledgement is sent.
-const TELL_EVERY: u64 = 64 << 10;
-const TELL_AFTER: Duration = Duration::from_millis(25);
+const ACK_EVERY: u64 = 64 << 10;
+const ACK_DELAY: Duration = Duration::from_millis(25);
 /// Time that a closed flow waits for the other end.
 const LINGER: Duration = Duration::from_secs(60);
 
-impl Bundle {
+impl Multipath {
     /// Transfers what can be transferred, and sets the timer.
     pub(super) fn settle(&mut self, cx: &mut Context<'_>) {
         if self.over || !self.session.is_begun() {
             return;
         }
-        self.watch(cx);
+        self.update_connectivity(cx);
         let more = self.deliver(cx) | self.send(cx);
-        self.tell(cx);
-        self.steer(cx);
-        if self.out.is_done() && self.back.has_ended() {
-            return self.leave(cx, false);
+        self.send_ack(cx);
+        self.apply_backpressure(cx);
+        if self.out.is_done() && self.received.has_ended() {
+            return self.close_paths(cx, false);
         }
         if self.aborted && !self.out.has_unsent() {
             return self.reset(cx);
@@ -45,18 +45,18 @@ impl Bundle {
     /// Delivers data in order; returns whether there is more.
     pub(super) fn deliver(&mut self, cx: &mut Context<'_>) -> bool {
         let mut delivered = 0;
-        while (self.open || self.deaf) && delivered < TURN {
-            let Some(data) = self.back.pop() else { break };
+        while (self.open || self.is_read_closed) && delivered < TURN {
+            let Some(data) = self.received.pop() else { break };
             delivered += data.len();
-            if !self.deaf {
+            if !self.is_read_closed {
                 let _ = cx.upstream().avail(data);
             }
         }
-        if self.back.ends() {
-            self.tell_by = Some(cx.now());
+        if self.received.ends() {
+            self.ack_at = Some(cx.now());
             cx.upstream().finished();
         }
-        (self.open || self.deaf) && self.back.has_next()
+        (self.open || self.is_read_closed) && self.received.has_next()
     }
 
     /// Sends on connections that take bytes, preferring those where a block arrives soonest;
@@ -68,12 +68,12 @@ impl Bundle {
             let output = self.paths[path].output;
             let Some(block) = self.out.send(output) else { return false };
             let (path, length) = (&mut self.paths[path], block.data.len());
-            path.flying += length;
-            path.busy();
+            path.in_flight += length;
+            path.reset_ping_interval();
             sent += length;
-            let asks = !is_alone && path.flight.sends(length, cx.now());
+            let asks = !is_alone && path.delivery_rate.on_sent(length, cx.now());
             if asks {
-                path.flight.asks();
+                path.delivery_rate.on_ping();
             }
             let pieces = match block.is_end {
                 true => [Some(Frame::End(block.at).emit()), None],
@@ -83,7 +83,7 @@ impl Bundle {
                 let _ = cx.output(output).write(piece);
             }
             if asks {
-                Bundle::say(cx, output, &Frame::Ping);
+                Multipath::say(cx, output, &Frame::Ping);
             }
         }
         self.out.has_unsent() && sent >= TURN
@@ -92,37 +92,39 @@ impl Bundle {
     /// Connection on which a block arrives soonest, of those that take one, and whether it is
     /// the only usable one.
     fn soonest(&self) -> Option<(usize, bool)> {
-        let well = || self.paths.iter().enumerate().filter(|(_, path)| path.is_well());
-        let is_alone = well().count() == 1;
-        let quickest = well().filter_map(|(_, path)| path.flight.rate()).max().unwrap_or(1);
-        let may = |path: &Path| is_alone || path.flight.may(quickest, self.session.window);
-        let ready = well().filter(|(_, path)| path.room && may(path));
-        let (soonest, _) = ready.min_by_key(|(_, path)| path.flight.lag(quickest))?;
+        let usable = || self.paths.iter().enumerate().filter(|(_, path)| path.is_usable());
+        let is_alone = usable().count() == 1;
+        let quickest =
+            usable().filter_map(|(_, path)| path.delivery_rate.rate()).max().unwrap_or(1);
+        let may =
+            |path: &Path| is_alone || path.delivery_rate.may_send(quickest, self.session.window);
+        let ready = usable().filter(|(_, path)| path.is_writable && may(path));
+        let (soonest, _) = ready.min_by_key(|(_, path)| path.delivery_rate.lag(quickest))?;
         Some((soonest, is_alone))
     }
 
     /// Acknowledges delivered data, now or soon.
-    pub(super) fn tell(&mut self, cx: &mut Context<'_>) {
-        let (now, received) = (cx.now(), self.back.received());
+    pub(super) fn send_ack(&mut self, cx: &mut Context<'_>) {
+        let (now, received) = (cx.now(), self.received.next_offset());
         let live = self.paths.iter().filter(|path| path.stage == Stage::Live);
-        // The connection that was heard last is the most likely to work.
-        let Some(path) = live.max_by_key(|path| (path.is_well(), path.heard())) else {
-            self.tell_by = None;
+        // The connection that received data last is the most likely to work.
+        let Some(path) = live.max_by_key(|path| (path.is_usable(), path.last_received())) else {
+            self.ack_at = None;
             return;
         };
-        if received > self.told && self.tell_by.is_none() {
-            self.tell_by = Some(now + TELL_AFTER);
+        if received > self.last_ack && self.ack_at.is_none() {
+            self.ack_at = Some(now + ACK_DELAY);
         }
-        let due = self.tell_by.is_some_and(|at| at <= now);
-        if !due && received - self.told < TELL_EVERY {
+        let due = self.ack_at.is_some_and(|at| at <= now);
+        if !due && received - self.last_ack < ACK_EVERY {
             return;
         }
-        Bundle::say(cx, path.output, &Frame::Ack(received));
-        (self.told, self.tell_by) = (received, None);
+        Multipath::say(cx, path.output, &Frame::Ack(received));
+        (self.last_ack, self.ack_at) = (received, None);
     }
 
     /// Stops or resumes the application.
-    pub(super) fn steer(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn apply_backpressure(&mut self, cx: &mut Context<'_>) {
         let (kept, unsent) = self.out.costs();
         // Headroom below the limit, smaller for a small buffer.
         let below = |brim: usize| brim - MAX_UNSENT.min(brim / 2);

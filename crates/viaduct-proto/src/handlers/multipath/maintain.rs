@@ -1,6 +1,6 @@
-//! Maintenance of a bundle's connections: timers, attempts, and events for the application.
+//! Maintenance of the connections: timers, attempts, and events for the application.
 
-use super::Bundle;
+use super::Multipath;
 use super::path::{Due, Path, Stage};
 use super::wire::Frame;
 use crate::flow::{Context, Failure};
@@ -11,15 +11,15 @@ const RETRY: Duration = Duration::from_millis(250);
 const LATE_RETRY: Duration = Duration::from_secs(5);
 const MINUTE: Duration = Duration::from_secs(60);
 
-impl Bundle {
+impl Multipath {
     /// Runs what is due.
     pub(super) fn tick(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
-        let looks = self.paths.iter_mut().map(|path| (path.output, path.look(now)));
-        for (output, due) in looks.collect::<Vec<_>>() {
+        let checks = self.paths.iter_mut().map(|path| (path.output, path.check(now)));
+        for (output, due) in checks.collect::<Vec<_>>() {
             match due {
-                Due::Ping => Bundle::say(cx, output, &Frame::Ping),
-                Due::Doubt => self.lost(output, cx.now()),
+                Due::Ping => Multipath::say(cx, output, &Frame::Ping),
+                Due::Suspect => self.lost(output, cx.now()),
                 Due::Drop if self.session.secret.is_some() => self.drop_path(cx, output),
                 Due::Drop => {
                     return self.fail(cx, Failure::TimedOut, &"the other end does not answer");
@@ -27,9 +27,9 @@ impl Bundle {
                 Due::Nothing => {}
             }
         }
-        let ends = self.session.lost.map(|lost| lost + self.plan.within);
+        let ends = self.session.disconnected.map(|lost| lost + self.plan.within);
         if ends.is_some_and(|ends| ends <= now) && self.has_ended() {
-            return self.leave(cx, true);
+            return self.close_paths(cx, true);
         }
         if ends.is_some_and(|ends| ends <= now) {
             return self.fail(cx, Failure::Reset, &"no connection came about in time");
@@ -45,20 +45,20 @@ impl Bundle {
     /// Opens a connection for a slot that has no usable one, if the next attempt is due.
     pub(super) fn dial(&mut self, cx: &mut Context<'_>, number: usize) {
         let now = cx.now();
-        let is_well = self.has_well(number);
-        let minute = self.session.lost.is_some_and(|lost| now < lost + MINUTE);
+        let is_usable = self.has_usable(number);
+        let minute = self.session.disconnected.is_some_and(|lost| now < lost + MINUTE);
         let (Some(_), Some(to), Some(slot)) =
             (&self.session.secret, self.session.to.clone(), self.session.slots.get_mut(number))
         else {
             return;
         };
-        if is_well || slot.next.is_none_or(|next| now < next) {
+        if is_usable || slot.next.is_none_or(|next| now < next) {
             return;
         }
         slot.next = Some(now + slot.wait);
         slot.wait = (slot.wait * 2).min(if minute { RETRY } else { LATE_RETRY });
         let output = cx.plumb();
-        Bundle::is_movable(cx, output);
+        Multipath::is_movable(cx, output);
         let path = Path::new(output, number as u8, Stage::Dialling, now);
         self.paths.push(path);
         if !self.plan.from.is_empty() {
@@ -67,29 +67,29 @@ impl Bundle {
         cx.output(output).connect(to);
     }
 
-    pub(super) fn has_well(&self, slot: usize) -> bool {
-        self.paths.iter().any(|path| usize::from(path.slot) == slot && path.is_well())
+    pub(super) fn has_usable(&self, slot: usize) -> bool {
+        self.paths.iter().any(|path| usize::from(path.slot) == slot && path.is_usable())
     }
 
     /// Tracks whether the flow has a usable connection, and reports changes.
-    pub(super) fn watch(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn update_connectivity(&mut self, cx: &mut Context<'_>) {
         if self.session.secret.is_none() {
             return;
         }
         let now = cx.now();
         for number in 0..self.session.slots.len() {
-            let is_well = self.has_well(number);
+            let is_usable = self.has_usable(number);
             let slot = &mut self.session.slots[number];
-            slot.next = if is_well { None } else { slot.next.or(Some(now)) };
+            slot.next = if is_usable { None } else { slot.next.or(Some(now)) };
         }
-        let well = self.paths.iter().find(|path| path.is_well()).map(|path| path.output);
-        match (well, self.session.lost) {
+        let usable = self.paths.iter().find(|path| path.is_usable()).map(|path| path.output);
+        match (usable, self.session.disconnected) {
             (None, None) => {
-                self.session.lost = Some(now);
+                self.session.disconnected = Some(now);
                 self.event(cx, "disconnected", "freeze");
             }
             (Some(output), Some(_)) => {
-                self.session.lost = None;
+                self.session.disconnected = None;
                 let own = cx.output(output).getsockname();
                 let own = own.map(|own| format!(" to {own}")).unwrap_or_default();
                 self.event(cx, &format!("migrated{own}"), "thaw");
@@ -111,7 +111,7 @@ impl Bundle {
         let paths = self.paths.iter().filter_map(Path::deadline);
         let dials = self.session.to.is_some() && self.session.secret.is_some();
         let slots = self.session.slots.iter().filter(|_| dials).filter_map(|slot| slot.next);
-        let ends = self.session.lost.map(|lost| lost + self.plan.within);
-        paths.chain(slots).chain(ends).chain(self.linger).chain(self.tell_by).min()
+        let ends = self.session.disconnected.map(|lost| lost + self.plan.within);
+        paths.chain(slots).chain(ends).chain(self.linger).chain(self.ack_at).min()
     }
 }

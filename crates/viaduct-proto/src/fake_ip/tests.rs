@@ -1,4 +1,4 @@
-//! Questions and their answers, and placeholders that come and go.
+//! DNS queries and their answers, and the assignment and eviction of fake IPs.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -33,28 +33,28 @@ fn address(answer: &[u8]) -> IpAddr {
 }
 
 #[test]
-fn a_name_has_one_placeholder_of_each_family_and_is_found_by_it() {
-    let mut book = Book::new(Pool::default());
-    let first = book.answer(&question("mars.Example", A)).unwrap();
+fn a_name_has_one_fake_ip_of_each_family_and_is_found_by_it() {
+    let mut pool = FakeIpPool::new(FakeIpPrefix::default());
+    let first = pool.answer(&question("mars.Example", A)).unwrap();
     assert_eq!(first[..12], [0x12, 0x34, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]);
     assert_eq!(address(&first).to_string(), "198.18.0.1");
-    let v6 = address(&book.answer(&question("MARS.example", AAAA)).unwrap());
+    let v6 = address(&pool.answer(&question("MARS.example", AAAA)).unwrap());
     assert_eq!(v6.to_string(), "fd76:6961:6475:6374::1");
-    let other = address(&book.answer(&question("venus.example", A)).unwrap());
+    let other = address(&pool.answer(&question("venus.example", A)).unwrap());
     assert_eq!(other.to_string(), "198.18.0.2");
     for ip in [address(&first), v6] {
-        let place = book.place(SocketAddr::new(ip, 443));
-        assert_eq!(place, Some(Address::Name("mars.example".to_owned(), 443)));
+        let destination = pool.destination(SocketAddr::new(ip, 443));
+        assert_eq!(destination, Some(Address::Name("mars.example".to_owned(), 443)));
     }
     let elsewhere: SocketAddr = "192.0.2.1:80".parse().unwrap();
-    assert_eq!(book.place(elsewhere), Some(Address::Ip(elsewhere)));
+    assert_eq!(pool.destination(elsewhere), Some(Address::Ip(elsewhere)));
     for never in ["198.18.0.9:1", "198.18.0.0:1", "[fd76:6961:6475:6374::9]:1"] {
-        assert_eq!(book.place(never.parse().unwrap()), None, "{never}");
+        assert_eq!(pool.destination(never.parse().unwrap()), None, "{never}");
     }
-    let back = book.answer(&question("1.0.18.198.in-addr.arpa", PTR)).unwrap();
+    let back = pool.answer(&question("1.0.18.198.in-addr.arpa", PTR)).unwrap();
     assert!(back.windows(13).any(|at| at == b"\x04mars\x07example"));
     let digits: String = v6_digits(v6);
-    let back = book.answer(&question(&digits, PTR)).unwrap();
+    let back = pool.answer(&question(&digits, PTR)).unwrap();
     assert!(back.windows(13).any(|at| at == b"\x04mars\x07example"));
 }
 
@@ -67,8 +67,8 @@ fn v6_digits(ip: IpAddr) -> String {
 
 #[test]
 fn what_is_no_host_is_not_there_and_this_machine_is_here() {
-    let mut book = Book::new(Pool::default());
-    let mut answer = |name: &str, kind| book.answer(&question(name, kind)).unwrap();
+    let mut pool = FakeIpPool::new(FakeIpPrefix::default());
+    let mut answer = |name: &str, kind| pool.answer(&question(name, kind)).unwrap();
     assert_eq!(address(&answer("localhost", A)).to_string(), "127.0.0.1");
     assert_eq!(address(&answer("db.localhost", AAAA)).to_string(), "::1");
     for (name, kind) in [("a b.example", A), ("192.0.2.1", A), ("1.2.0.192.in-addr.arpa", PTR)] {
@@ -82,25 +82,28 @@ fn what_is_no_host_is_not_there_and_this_machine_is_here() {
 }
 
 #[test]
-fn who_was_not_used_for_longest_goes_when_there_is_no_room() {
-    let mut book = Book::new("10.9.8.0/24".parse().unwrap());
-    let first = book.placeholder("first", true);
-    let second = book.placeholder("second", true);
+fn the_least_recently_used_name_is_evicted_when_the_pool_is_full() {
+    let mut pool = FakeIpPool::new("10.9.8.0/24".parse().unwrap());
+    let first = pool.fake_ip("first", true);
+    let second = pool.fake_ip("second", true);
     for n in 0..252 {
-        book.placeholder(&format!("n{n}"), true);
+        pool.fake_ip(&format!("n{n}"), true);
     }
-    assert_eq!(book.name_of(first).as_deref(), Some("first"), "it is used");
-    assert_eq!(book.placeholder("one more", true), second);
-    assert_eq!(book.name_of(second).as_deref(), Some("one more"));
-    assert_ne!(book.placeholder("second", true), second);
-    assert!("10.9.8.0/25".parse::<Pool>().is_err() && "10.9.8.1/24".parse::<Pool>().is_err());
+    assert_eq!(pool.name_of(first).as_deref(), Some("first"), "it is used");
+    assert_eq!(pool.fake_ip("one more", true), second);
+    assert_eq!(pool.name_of(second).as_deref(), Some("one more"));
+    assert_ne!(pool.fake_ip("second", true), second);
+    assert!(
+        "10.9.8.0/25".parse::<FakeIpPrefix>().is_err()
+            && "10.9.8.1/24".parse::<FakeIpPrefix>().is_err()
+    );
 }
 
 proptest! {
     #[test]
     fn an_answer_is_to_the_question(packet in proptest::collection::vec(any::<u8>(), 0..300)) {
-        let mut book = Book::new(Pool::default());
-        if let Some(answer) = book.answer(&packet) {
+        let mut pool = FakeIpPool::new(FakeIpPrefix::default());
+        if let Some(answer) = pool.answer(&packet) {
             prop_assert_eq!(&answer[..2], &packet[..2]);
             prop_assert!(answer[2] & 0x80 != 0 && answer.len() < 600);
         }

@@ -1,25 +1,25 @@
-//! Transfers between chains: output flows and messages. Also the removal of output flows before
-//! their chain ends.
+//! Hand-over of output flows between chains, and messages between chains. Also the removal of
+//! output flows before their chain ends.
 
 use bytes::Bytes;
 
 use super::call::{Place, Up, Upper};
 use super::context::Context;
 use super::core::{Call, Core};
-use super::ends::{Action, BottomId, Kin, Spawn};
+use super::ends::{Action, BottomId, Spawn, SpawnKind};
 use super::handler::{Handler, Output};
 use crate::time::Instant;
 
 /// Claims of a chain, and the output flow that it gives away.
 #[derive(Default)]
-pub(super) struct Giving {
+pub(super) struct Handovers {
     /// Claimed keys, and the nodes of the handlers that claimed them.
     claims: Vec<(Vec<u8>, usize)>,
-    given: Option<Given>,
+    pending: Option<Handover>,
 }
 
 /// Output flow that is to go to another chain.
-struct Given {
+struct Handover {
     node: usize,
     output: Output,
     to: Vec<u8>,
@@ -28,29 +28,29 @@ struct Given {
     later: Vec<Up>,
 }
 
-impl Giving {
+impl Handovers {
     pub(super) fn is_given(&self, node: usize, output: Output) -> bool {
-        self.given.as_ref().is_some_and(|given| (given.node, given.output) == (node, output))
+        self.pending.as_ref().is_some_and(|it| (it.node, it.output) == (node, output))
     }
 
     /// Keeps a call of a given flow for its new owner.
     pub(super) fn keep(&mut self, what: Up) {
-        if let Some(given) = &mut self.given {
-            given.later.push(what);
+        if let Some(handover) = &mut self.pending {
+            handover.later.push(what);
         }
     }
 }
 
 impl Core {
     pub(super) fn claim(&mut self, node: usize, key: &[u8]) {
-        self.giving.claims.push((key.to_vec(), node));
+        self.handovers.claims.push((key.to_vec(), node));
         self.actions.push_back(Action::Claim(key.to_vec()));
     }
 
     pub(super) fn release(&mut self, node: usize, key: &[u8]) {
-        let claims = self.giving.claims.len();
-        self.giving.claims.retain(|(claimed, by)| (&claimed[..], *by) != (key, node));
-        if self.giving.claims.len() < claims {
+        let claims = self.handovers.claims.len();
+        self.handovers.claims.retain(|(claimed, by)| (&claimed[..], *by) != (key, node));
+        if self.handovers.claims.len() < claims {
             self.actions.push_back(Action::Release(key.to_vec()));
         }
     }
@@ -61,16 +61,16 @@ impl Core {
 
     /// Wakes the handler that has claimed `key`.
     pub(super) fn woken(&mut self, key: &[u8], now: Instant) {
-        let claimed = self.giving.claims.iter().find(|(claimed, _)| claimed == key);
+        let claimed = self.handovers.claims.iter().find(|(claimed, _)| claimed == key);
         if let Some(&(_, node)) = claimed {
             self.with(node, now, |handler, cx| handler.woken(cx, key));
         }
     }
 
-    pub(super) fn spawn(&mut self, node: usize, kin: Kin, word: &[u8]) {
+    pub(super) fn spawn(&mut self, node: usize, kind: SpawnKind, message: &[u8]) {
         let Some(position) = self.nodes.get(node).map(|node| node.position) else { return };
-        let word = word.to_vec();
-        self.actions.push_back(Action::Spawn(Spawn { kin, position, word }));
+        let message = message.to_vec();
+        self.actions.push_back(Action::Spawn(Spawn { kind, position, message }));
     }
 
     /// Calls the first handler at this position.
@@ -97,11 +97,11 @@ impl Core {
     pub(super) fn give(&mut self, node: usize, output: Output, to: &[u8], said: Bytes) {
         let (to, later) = (to.to_vec(), Vec::new());
         self.actions.push_back(Action::Give(to.clone()));
-        self.giving.given = Some(Given { node, output, to, said, later });
+        self.handovers.pending = Some(Handover { node, output, to, said, later });
     }
 
     pub(super) fn unclaimed(&mut self, now: Instant) {
-        if let Some(Given { node, output, .. }) = self.giving.given.take() {
+        if let Some(Handover { node, output, .. }) = self.handovers.pending.take() {
             self.with(node, now, |handler, cx| handler.unclaimed(cx, output));
         }
     }
@@ -112,8 +112,8 @@ impl Core {
         mut giver: Core,
         now: Instant,
     ) -> Option<Vec<(BottomId, BottomId)>> {
-        let Given { node: from, output, to, said, later } = giver.giving.given.take()?;
-        let &(_, node) = self.giving.claims.iter().find(|(key, _)| *key == to)?;
+        let Handover { node: from, output, to, said, later } = giver.handovers.pending.take()?;
+        let &(_, node) = self.handovers.claims.iter().find(|(key, _)| *key == to)?;
         let place = giver.output(from, output)?;
         // The factories may differ, for instance after a reload of the config: names are
         // compared.
@@ -121,8 +121,8 @@ impl Core {
         if names(self) != names(&giver) {
             return None;
         }
-        let (above, giving) = (self.nodes.get_mut(node)?, giver.nodes.get(from)?);
-        if above.position != giving.position {
+        let (above, former) = (self.nodes.get_mut(node)?, giver.nodes.get(from)?);
+        if above.position != former.position {
             return None;
         }
         let output = Output(above.outputs.len());
@@ -157,7 +157,7 @@ impl Core {
                 let new = self.nodes.push(node);
                 let timers = giver.timers.iter().filter(|&&(_, node, _)| node == old);
                 self.timers.extend(timers.map(|&(at, _, timer)| (at, new, timer)));
-                let claims = giver.giving.claims.iter().filter(|&&(_, by)| by == old);
+                let claims = giver.handovers.claims.iter().filter(|&&(_, by)| by == old);
                 claims.for_each(|(key, _)| self.claim(new, key));
                 for (number, place) in outputs.into_iter().enumerate() {
                     let up = Upper::Node(new, Output(number));
@@ -188,7 +188,7 @@ impl Core {
                 let outputs = self.nodes.remove(node).map(|node| node.outputs);
                 self.timers.retain(|&(_, of, _)| of != node);
                 let held = |&(_, by): &(Vec<u8>, usize)| by == node;
-                for (key, _) in self.giving.claims.extract_if(.., |claim| held(claim)) {
+                for (key, _) in self.handovers.claims.extract_if(.., |claim| held(claim)) {
                     self.actions.push_back(Action::Release(key));
                 }
                 outputs.into_iter().flatten().flatten().for_each(|place| self.remove(place, now));

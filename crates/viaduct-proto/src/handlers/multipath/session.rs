@@ -1,4 +1,4 @@
-//! Session state of one end of a bundle.
+//! Session state of one end of a multipath flow.
 
 use super::plan::{MIN_BUFFER, Plan};
 use super::secret::Secret;
@@ -10,12 +10,12 @@ use crate::time::{Duration, Instant};
 /// Initial interval between attempts to connect.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 
-/// Session state of one end of a bundle.
+/// Session state of one end of a multipath flow.
 pub(super) struct Session {
     pub(super) entropy: Entropy,
     /// Destination, if this end connects.
     pub(super) to: Option<Address>,
-    pub(super) mine: Option<SecretKey>,
+    pub(super) own_key: Option<SecretKey>,
     pub(super) secret: Option<Secret>,
     /// The session was accepted here, and its ID claimed.
     pub(super) claimed: bool,
@@ -25,7 +25,7 @@ pub(super) struct Session {
     pub(super) window: usize,
     pub(super) slots: Vec<Slot>,
     /// Time since which no connection is usable.
-    pub(super) lost: Option<Instant>,
+    pub(super) disconnected: Option<Instant>,
 }
 
 /// Slot for a connection that should exist.
@@ -41,18 +41,18 @@ impl Session {
         Session {
             entropy: plan.entropy.clone(),
             to: None,
-            mine: None,
+            own_key: None,
             secret: None,
             claimed: false,
             answered: false,
             window: plan.buffer,
             slots: std::iter::repeat_with(slot).take(plan.paths).collect(),
-            lost: None,
+            disconnected: None,
         }
     }
 
     /// Marks this end as connecting, to `to`.
-    pub(super) fn calls(&mut self, to: Address) {
+    pub(super) fn set_destination(&mut self, to: Address) {
         self.to = Some(to);
     }
 
@@ -61,17 +61,17 @@ impl Session {
     }
 
     /// Sets the secret, and the other end's receive window.
-    pub(super) fn has(&mut self, secret: Secret, window: u32) {
+    pub(super) fn establish(&mut self, secret: Secret, window: u32) {
         self.window = (window as usize).max(MIN_BUFFER);
         self.secret = Some(secret);
     }
 
-    pub(super) fn key(&mut self) -> (SecretKey, Public) {
+    pub(super) fn new_key(&mut self) -> (SecretKey, Public) {
         let mut bytes = [0; 32];
         (self.entropy)(&mut bytes);
         let key = SecretKey::from_bytes(bytes);
         let public = *key.public().as_bytes();
-        self.mine = Some(key.clone());
+        self.own_key = Some(key.clone());
         (key, public)
     }
 
@@ -88,14 +88,14 @@ impl Session {
     }
 
     /// Resets the backoff of a slot whose connection has joined.
-    pub(super) fn is_met(&mut self, slot: u8) {
+    pub(super) fn reset_backoff(&mut self, slot: u8) {
         if let Some(slot) = self.slots.get_mut(usize::from(slot)) {
             slot.wait = FIRST_RETRY;
         }
     }
 
     /// Lets all slots connect at once.
-    pub(super) fn hurry(&mut self, now: Instant) {
+    pub(super) fn retry_now(&mut self, now: Instant) {
         self.slots.iter_mut().for_each(|slot| *slot = Slot { next: Some(now), wait: FIRST_RETRY });
     }
 }

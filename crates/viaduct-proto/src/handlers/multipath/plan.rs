@@ -1,4 +1,4 @@
-//! Settings of a bundle.
+//! Settings of multipath flows.
 
 use crate::flow::{Address, Arguments};
 use crate::keys::Entropy;

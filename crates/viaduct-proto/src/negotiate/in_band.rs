@@ -3,8 +3,8 @@
 //! same.
 //!
 //! ```text
-//!   connecting end     offer 16 │ what its handlers say …  ──▶
-//!                      ◀──  offer 16 │ what its handlers say …     … or an end, if chains differ
+//!   connecting end     offer 16 │ its handlers' data …     ──▶
+//!                      ◀──  offer 16 │ its handlers' data …        … or an end, if chains differ
 //! ```
 //!
 //! The offer is the option of [`wire`](super::wire), byte by byte. The handler stands below all
@@ -14,27 +14,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 
-use super::{LEN, Offer, Refusal, Terms, binding, chosen, names};
+use super::{LEN, Offer, Refusal, Terms, binding, names, select_handlers};
 use crate::flow::{Address, Context, FIRST, Factory, Failure, Handler, Output, Timer};
 use crate::time::{Duration, Instant};
 
 /// Time within which the other end must send its offer.
-const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
+const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval in which refused connections are logged at most once.
-const QUIET: Duration = Duration::from_secs(60);
-const WORDS: Timer = Timer(0);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+const OFFER_TIMER: Timer = Timer(0);
 
-struct Greeting {
+/// State that all connections of an end share.
+struct Shared {
     terms: Terms,
-    /// Time of the last log line about a refused connection, and the number of those since.
-    told: Mutex<(Option<Instant>, u64)>,
+    /// Time of the last log line about a refused connection, and the number of refusals since.
+    last_logged: Mutex<(Option<Instant>, u64)>,
 }
 
-struct GreetFactory(Arc<Greeting>);
+struct InBandFactory(Arc<Shared>);
 
 /// State of one connection.
-struct Greet {
-    greeting: Arc<Greeting>,
+struct InBand {
+    shared: Arc<Shared>,
     connects: bool,
     stage: Stage,
     inbox: BytesMut,
@@ -44,18 +45,18 @@ struct Greet {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// There is no connection yet.
+    /// No connection exists yet.
     Idle,
     /// The offer of the other end is awaited.
-    Waits,
+    AwaitsOffer,
     /// Data passes.
-    Through,
+    Open,
     Over,
 }
 
 /// Chain of an end that has `terms`, preceded by its offer: all its handlers apply, or the flow
 /// is refused.
-pub fn greeting(
+pub fn offer_in_band(
     terms: &Terms,
     chain: &[Arc<dyn Factory>],
     both_ends: &[bool],
@@ -63,32 +64,32 @@ pub fn greeting(
     let offer = terms.offer();
     let all: Vec<u8> = offer.items.iter().map(|item| item.number).collect();
     // Both offers are the same, or no data passes.
-    let chain = chosen(chain, both_ends, &all, &binding(offer, offer));
-    let greeting = Greeting { terms: terms.clone(), told: Mutex::default() };
-    let greet: Arc<dyn Factory> = Arc::new(GreetFactory(Arc::new(greeting)));
-    chain.iter().cloned().chain([greet]).collect()
+    let chain = select_handlers(chain, both_ends, &all, &binding(offer, offer));
+    let shared = Shared { terms: terms.clone(), last_logged: Mutex::default() };
+    let in_band: Arc<dyn Factory> = Arc::new(InBandFactory(Arc::new(shared)));
+    chain.iter().cloned().chain([in_band]).collect()
 }
 
-impl Factory for GreetFactory {
+impl Factory for InBandFactory {
     fn name(&self) -> &'static str {
         "agree"
     }
 
     fn make(&self) -> Box<dyn Handler + Send> {
-        let (greeting, inbox) = (self.0.clone(), BytesMut::new());
+        let (shared, inbox) = (self.0.clone(), BytesMut::new());
         let early = Some(Vec::new());
-        Box::new(Greet { greeting, connects: false, stage: Stage::Idle, inbox, early })
+        Box::new(InBand { shared, connects: false, stage: Stage::Idle, inbox, early })
     }
 }
 
-impl Greeting {
+impl Shared {
     /// Checks that the other end's offer equals this end's.
     fn check(&self, connects: bool, theirs: Option<&Offer>) -> Result<(), Refusal> {
         let ours = self.terms.offer();
         let of =
             |offer: &Offer| names(&offer.items.iter().map(|item| item.number).collect::<Vec<_>>());
         let Some(theirs) = theirs else { return Err(Refusal::Plain(of(ours))) };
-        self.terms.settle(connects, Some(theirs))?;
+        self.terms.negotiate(connects, Some(theirs))?;
         if ours.items == theirs.items {
             return Ok(());
         }
@@ -97,46 +98,46 @@ impl Greeting {
 
     /// Line for the log, unless it is suppressed.
     fn line(&self, why: &Refusal, now: Instant) -> Option<String> {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.0.is_some_and(|at| now.since(at) < QUIET) {
-            told.1 += 1;
+        let mut last = self.last_logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.0.is_some_and(|at| now.since(at) < LOG_INTERVAL) {
+            last.1 += 1;
             return None;
         }
-        let (_, before) = std::mem::replace(&mut *told, (Some(now), 0));
+        let (_, before) = std::mem::replace(&mut *last, (Some(now), 0));
         let before = if before > 0 { format!(" ({before} more since)") } else { String::new() };
         Some(format!("{why}{before}"))
     }
 }
 
-impl Greet {
-    fn wait(&mut self, cx: &mut Context<'_>) {
-        self.stage = Stage::Waits;
-        cx.set_timer(WORDS, Some(cx.now() + GREETING_TIMEOUT));
+impl InBand {
+    fn await_offer(&mut self, cx: &mut Context<'_>) {
+        self.stage = Stage::AwaitsOffer;
+        cx.set_timer(OFFER_TIMER, Some(cx.now() + OFFER_TIMEOUT));
     }
 
     /// Sends this end's offer, before all other data.
-    fn speak(&mut self, cx: &mut Context<'_>) {
-        let words = Bytes::copy_from_slice(&self.greeting.terms.offer().emit());
-        for data in [words].into_iter().chain(self.early.take().unwrap_or_default()) {
+    fn send_offer(&mut self, cx: &mut Context<'_>) {
+        let offer = Bytes::copy_from_slice(&self.shared.terms.offer().emit());
+        for data in [offer].into_iter().chain(self.early.take().unwrap_or_default()) {
             let _ = cx.output(FIRST).write(data);
         }
     }
 
     /// Reads the other end's offer, as soon as it is complete or it is clear that it is none.
-    fn hear(&mut self, cx: &mut Context<'_>) {
-        let ours = self.greeting.terms.offer().emit();
+    fn read_offer(&mut self, cx: &mut Context<'_>) {
+        let ours = self.shared.terms.offer().emit();
         let known = self.inbox.len().min(4);
         if self.inbox[..known] == ours[..known] && self.inbox.len() < LEN {
             return;
         }
         let theirs = self.inbox.get(..LEN).and_then(Offer::parse);
-        if let Err(why) = self.greeting.check(self.connects, theirs.as_ref()) {
+        if let Err(why) = self.shared.check(self.connects, theirs.as_ref()) {
             return self.refuse(cx, &why, Failure::Denied);
         }
-        self.stage = Stage::Through;
-        cx.set_timer(WORDS, None);
+        self.stage = Stage::Open;
+        cx.set_timer(OFFER_TIMER, None);
         if !self.connects {
-            self.speak(cx);
+            self.send_offer(cx);
             cx.upstream().accepted();
         }
         let rest = self.inbox.split_off(LEN).freeze();
@@ -148,8 +149,8 @@ impl Greet {
 
     fn refuse(&mut self, cx: &mut Context<'_>, why: &Refusal, failure: Failure) {
         self.stage = Stage::Over;
-        cx.set_timer(WORDS, None);
-        if let Some(line) = self.greeting.line(why, cx.now()) {
+        cx.set_timer(OFFER_TIMER, None);
+        if let Some(line) = self.shared.line(why, cx.now()) {
             cx.say(line);
         }
         cx.unplumb(FIRST);
@@ -157,12 +158,12 @@ impl Greet {
     }
 
     fn plain(&self) -> Refusal {
-        let check = self.greeting.check(self.connects, None);
-        check.expect_err("who says nothing has nothing")
+        let check = self.shared.check(self.connects, None);
+        check.expect_err("an end without an offer is refused")
     }
 }
 
-impl Handler for Greet {
+impl Handler for InBand {
     fn connect(&mut self, cx: &mut Context<'_>, to: Address) {
         self.connects = true;
         cx.output(FIRST).connect(to);
@@ -180,34 +181,34 @@ impl Handler for Greet {
 
     fn connected(&mut self, cx: &mut Context<'_>, _from: Output, result: Result<(), Failure>) {
         if result.is_ok() {
-            self.speak(cx);
-            self.wait(cx);
+            self.send_offer(cx);
+            self.await_offer(cx);
         }
         cx.upstream().connected(result);
     }
 
     fn accepted(&mut self, cx: &mut Context<'_>, _from: Output) {
-        self.wait(cx);
+        self.await_offer(cx);
     }
 
     fn avail(&mut self, cx: &mut Context<'_>, _from: Output, data: Bytes) -> bool {
-        if self.stage != Stage::Waits {
-            return self.stage == Stage::Through && cx.upstream().avail(data);
+        if self.stage != Stage::AwaitsOffer {
+            return self.stage == Stage::Open && cx.upstream().avail(data);
         }
         self.inbox.extend_from_slice(&data);
-        self.hear(cx);
+        self.read_offer(cx);
         self.stage != Stage::Over
     }
 
     fn finished(&mut self, cx: &mut Context<'_>, _from: Output) {
         match self.stage {
-            Stage::Waits => self.refuse(cx, &self.plain(), Failure::Reset),
+            Stage::AwaitsOffer => self.refuse(cx, &self.plain(), Failure::Reset),
             _ => cx.upstream().finished(),
         }
     }
 
     fn failed(&mut self, cx: &mut Context<'_>, _from: Output, why: Failure) {
-        if self.stage == Stage::Waits {
+        if self.stage == Stage::AwaitsOffer {
             let refusal = self.plain();
             return self.refuse(cx, &refusal, why);
         }

@@ -1,8 +1,8 @@
-//! State and liveness of one connection of a bundle.
+//! State and liveness of one connection of a multipath flow.
 
 use bytes::BytesMut;
 
-use super::flight::Flight;
+use super::delivery_rate::DeliveryRate;
 use super::wire::Nonce;
 use crate::flow::Output;
 use crate::time::{Duration, Instant};
@@ -11,20 +11,20 @@ use crate::time::{Duration, Instant};
 /// with each false alarm.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_SILENCE_TIMEOUT: Duration = Duration::from_secs(8);
-/// Idle times after which a ping is sent: short while data is in flight, otherwise increasing
-/// from `LATER` to `LATEST`.
-const SOON: Duration = Duration::from_millis(500);
-const LATER: Duration = Duration::from_secs(1);
-const LATEST: Duration = Duration::from_secs(30);
+/// Idle time after which a ping is sent: short while data is in flight, otherwise increasing from
+/// the minimum to the maximum.
+const BUSY_PING_INTERVAL: Duration = Duration::from_millis(500);
+const MIN_PING_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_PING_INTERVAL: Duration = Duration::from_secs(30);
 /// Timeout of each stage of connecting, joining and proving.
-const ATTEMPT: Duration = Duration::from_secs(4);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(4);
 /// Timeout of the welcome, and of the first message on an accepted connection.
-const STRANGER: Duration = Duration::from_secs(20);
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// First connection of the session, connecting. No timeout of its own.
-    Calling,
+    Connecting,
     /// First connection, before the welcome; data may be sent already.
     Opening,
     /// Additional connection, connecting.
@@ -32,7 +32,7 @@ pub(super) enum Stage {
     /// Additional connection, waiting for its challenge.
     Joining(Nonce),
     /// Accepted connection without a message yet.
-    Fresh,
+    Accepted,
     /// Accepted connection that was sent a challenge.
     Proving([Nonce; 2]),
     Live,
@@ -44,18 +44,18 @@ pub(super) struct Path {
     pub(super) stage: Stage,
     pub(super) inbox: BytesMut,
     /// The connection takes bytes.
-    pub(super) room: bool,
+    pub(super) is_writable: bool,
     /// Bytes sent and not acknowledged.
-    pub(super) flying: usize,
-    /// Bytes in flight by the connection's own pings, where there are several connections.
-    pub(super) flight: Flight,
+    pub(super) in_flight: usize,
+    /// Delivery rate by the pings of this connection, if there are several connections.
+    pub(super) delivery_rate: DeliveryRate,
     /// The connection has not answered in time.
-    pub(super) suspect: bool,
+    pub(super) is_suspect: bool,
     began: Instant,
-    heard: Instant,
-    asked: Option<Instant>,
-    quiet: Duration,
-    patience: Duration,
+    last_received: Instant,
+    pinged: Option<Instant>,
+    ping_interval: Duration,
+    ping_timeout: Duration,
 }
 
 /// Action that is due for a connection.
@@ -65,7 +65,7 @@ pub(super) enum Due {
     /// Send a ping.
     Ping,
     /// A ping was not answered; the connection is suspect from now on.
-    Doubt,
+    Suspect,
     /// The handshake has timed out.
     Drop,
 }
@@ -77,15 +77,15 @@ impl Path {
             slot,
             stage,
             inbox: BytesMut::new(),
-            room: true,
-            flying: 0,
-            flight: Flight::default(),
-            suspect: false,
+            is_writable: true,
+            in_flight: 0,
+            delivery_rate: DeliveryRate::default(),
+            is_suspect: false,
             began: now,
-            heard: now,
-            asked: None,
-            quiet: LATER,
-            patience: SILENCE_TIMEOUT,
+            last_received: now,
+            pinged: None,
+            ping_interval: MIN_PING_INTERVAL,
+            ping_timeout: SILENCE_TIMEOUT,
         }
     }
 
@@ -94,13 +94,13 @@ impl Path {
         matches!(self.stage, Stage::Opening | Stage::Live)
     }
 
-    pub(super) fn is_well(&self) -> bool {
-        self.carries() && !self.suspect
+    pub(super) fn is_usable(&self) -> bool {
+        self.carries() && !self.is_suspect
     }
 
     /// Returns whether the connection was accepted and is not authenticated.
-    pub(super) fn is_stranger(&self) -> bool {
-        matches!(self.stage, Stage::Fresh | Stage::Proving(_))
+    pub(super) fn is_unauthenticated(&self) -> bool {
+        matches!(self.stage, Stage::Accepted | Stage::Proving(_))
     }
 
     /// Returns whether the connection is being added by this end.
@@ -109,71 +109,74 @@ impl Path {
     }
 
     /// Time at which data was last received.
-    pub(super) fn heard(&self) -> Instant {
-        self.heard
+    pub(super) fn last_received(&self) -> Instant {
+        self.last_received
     }
 
     /// Records received data; returns whether the connection was suspect.
-    pub(super) fn hear(&mut self, now: Instant) -> bool {
-        if self.suspect {
-            self.patience = (self.patience * 2).min(MAX_SILENCE_TIMEOUT);
+    pub(super) fn note_received(&mut self, now: Instant) -> bool {
+        if self.is_suspect {
+            self.ping_timeout = (self.ping_timeout * 2).min(MAX_SILENCE_TIMEOUT);
         }
-        (self.heard, self.asked) = (now, None);
-        std::mem::take(&mut self.suspect)
+        (self.last_received, self.pinged) = (now, None);
+        std::mem::take(&mut self.is_suspect)
     }
 
     /// Resets the idle backoff, because data of the flow was transferred.
-    pub(super) fn busy(&mut self) {
-        self.quiet = LATER;
+    pub(super) fn reset_ping_interval(&mut self) {
+        self.ping_interval = MIN_PING_INTERVAL;
     }
 
     /// Enters a stage of the handshake.
-    pub(super) fn turn(&mut self, stage: Stage, now: Instant) {
+    pub(super) fn enter(&mut self, stage: Stage, now: Instant) {
         (self.stage, self.began) = (stage, now);
-        self.hear(now);
+        self.note_received(now);
     }
 
-    fn asks_at(&self) -> Instant {
-        self.heard + if self.flying > 0 { SOON } else { self.quiet }
+    fn ping_at(&self) -> Instant {
+        self.last_received
+            + if self.in_flight > 0 { BUSY_PING_INTERVAL } else { self.ping_interval }
     }
 
     /// Time of the next check.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.stage {
-            Stage::Calling => None,
-            Stage::Opening | Stage::Fresh => Some(self.began + STRANGER),
-            Stage::Dialling | Stage::Joining(_) | Stage::Proving(_) => Some(self.began + ATTEMPT),
-            Stage::Live if self.suspect => None,
-            Stage::Live => match self.asked {
-                Some(asked) => Some(asked + self.patience),
-                None => Some(self.asks_at()),
+            Stage::Connecting => None,
+            Stage::Opening | Stage::Accepted => Some(self.began + WELCOME_TIMEOUT),
+            Stage::Dialling | Stage::Joining(_) | Stage::Proving(_) => {
+                Some(self.began + ATTEMPT_TIMEOUT)
+            }
+            Stage::Live if self.is_suspect => None,
+            Stage::Live => match self.pinged {
+                Some(pinged) => Some(pinged + self.ping_timeout),
+                None => Some(self.ping_at()),
             },
         }
     }
 
     /// Checks the connection, and returns the action that is due.
-    pub(super) fn look(&mut self, now: Instant) -> Due {
+    pub(super) fn check(&mut self, now: Instant) -> Due {
         if self.deadline().is_none_or(|at| now < at) {
             return Due::Nothing;
         }
         if self.stage != Stage::Live {
             return Due::Drop;
         }
-        if self.asked.is_some() {
-            self.doubt();
-            return Due::Doubt;
+        if self.pinged.is_some() {
+            self.mark_suspect();
+            return Due::Suspect;
         }
-        self.asked = Some(now);
-        self.flight.asks();
-        if self.flying == 0 {
-            self.quiet = (self.quiet * 2).min(LATEST);
+        self.pinged = Some(now);
+        self.delivery_rate.on_ping();
+        if self.in_flight == 0 {
+            self.ping_interval = (self.ping_interval * 2).min(MAX_PING_INTERVAL);
         }
         Due::Ping
     }
 
     /// Marks the connection as suspect; nothing counts as in flight.
-    pub(super) fn doubt(&mut self) {
-        self.suspect = true;
-        self.flying = 0;
+    pub(super) fn mark_suspect(&mut self) {
+        self.is_suspect = true;
+        self.in_flight = 0;
     }
 }

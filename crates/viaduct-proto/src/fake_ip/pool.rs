@@ -1,4 +1,4 @@
-//! Pool of placeholder addresses for names.
+//! Pool of fake IPs for names.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -9,29 +9,27 @@ use std::sync::Arc;
 use super::wire::{A, AAAA, IN, PTR, Query, Reply};
 use crate::flow::Address;
 
-/// Limit of remembered names; beyond it, the least recently used name loses its placeholder.
+/// Limit of remembered names; beyond it, the least recently used name loses its fake IP.
 const MAX_NAMES: u32 = 65_534;
-/// IPv6 pool: the last four bytes hold the placeholder's number.
+/// IPv6 pool: the last four bytes hold the number of the fake IP.
 const POOL6: Ipv6Addr = Ipv6Addr::new(0xfd76, 0x6961, 0x6475, 0x6374, 0, 0, 0, 0);
 
-/// IPv4 prefix from which placeholders are taken.
+/// IPv4 prefix from which fake IPs are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pool {
+pub struct FakeIpPrefix {
     base: Ipv4Addr,
     length: u8,
 }
 
-/// Invalid prefix for placeholders.
+/// Invalid prefix for fake IPs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{0}` is no prefix for placeholders; right would be 198.18.0.0/15, or another from /8 to /24"
-)]
-pub struct PoolError(String);
+#[error("`{0}` is not a prefix for fake IPs; expected one from /8 to /24, such as 198.18.0.0/15")]
+pub struct FakeIpPrefixError(String);
 
-/// Table of names and their placeholders.
+/// Pool of fake IPs: the names, and the fake IP of each.
 #[derive(Debug)]
-pub struct Book {
-    pool: Pool,
+pub struct FakeIpPool {
+    prefix: FakeIpPrefix,
     most: u32,
     slots: Vec<Slot>,
     numbers: HashMap<Arc<str>, u32>,
@@ -46,39 +44,39 @@ struct Slot {
     used: u64,
 }
 
-impl Default for Pool {
+impl Default for FakeIpPrefix {
     /// Prefix reserved for benchmark tests of networks (RFC 2544).
-    fn default() -> Pool {
-        Pool { base: Ipv4Addr::new(198, 18, 0, 0), length: 15 }
+    fn default() -> FakeIpPrefix {
+        FakeIpPrefix { base: Ipv4Addr::new(198, 18, 0, 0), length: 15 }
     }
 }
 
-impl FromStr for Pool {
-    type Err = PoolError;
+impl FromStr for FakeIpPrefix {
+    type Err = FakeIpPrefixError;
 
-    fn from_str(text: &str) -> Result<Pool, PoolError> {
-        let wrong = || PoolError(text.to_owned());
+    fn from_str(text: &str) -> Result<FakeIpPrefix, FakeIpPrefixError> {
+        let wrong = || FakeIpPrefixError(text.to_owned());
         let (base, length) = text.split_once('/').ok_or_else(wrong)?;
         let (base, length) = (base.parse::<Ipv4Addr>(), length.parse::<u8>());
         let (base, length) = (base.map_err(|_| wrong())?, length.map_err(|_| wrong())?);
-        let pool = Pool { base, length };
-        let whole = (8..=24).contains(&length) && base.to_bits() & !pool.mask() == 0;
-        if whole { Ok(pool) } else { Err(wrong()) }
+        let prefix = FakeIpPrefix { base, length };
+        let is_valid = (8..=24).contains(&length) && base.to_bits() & !prefix.mask() == 0;
+        if is_valid { Ok(prefix) } else { Err(wrong()) }
     }
 }
 
-impl fmt::Display for Pool {
+impl fmt::Display for FakeIpPrefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.base, self.length)
     }
 }
 
-impl Pool {
+impl FakeIpPrefix {
     fn mask(self) -> u32 {
         u32::MAX << (32 - u32::from(self.length))
     }
 
-    /// Number of a placeholder address, assigned or not, IPv4 or IPv6; `None` for other
+    /// Number of a fake IP, assigned or not, IPv4 or IPv6; `None` for other
     /// addresses.
     fn number(self, ip: IpAddr) -> Option<u32> {
         match ip.to_canonical() {
@@ -93,19 +91,19 @@ impl Pool {
         }
     }
 
-    /// Returns whether `ip` is a placeholder address, assigned or not.
-    pub fn holds(self, ip: IpAddr) -> bool {
+    /// Returns whether `ip` is a fake IP, assigned or not.
+    pub fn contains(self, ip: IpAddr) -> bool {
         self.number(ip).is_some()
     }
 }
 
-impl Book {
-    /// Creates an empty table with placeholders from `pool`.
-    pub fn new(pool: Pool) -> Book {
+impl FakeIpPool {
+    /// Creates an empty pool with fake IPs from `prefix`.
+    pub fn new(prefix: FakeIpPrefix) -> FakeIpPool {
         // The first and last address of a prefix are not hosts.
-        let most = MAX_NAMES.min(!pool.mask() - 1);
+        let most = MAX_NAMES.min(!prefix.mask() - 1);
         let (numbers, order) = (HashMap::new(), BTreeMap::new());
-        Book { pool, most, slots: Vec::new(), numbers, order, uses: 0 }
+        FakeIpPool { prefix, most, slots: Vec::new(), numbers, order, uses: 0 }
     }
 
     /// Answers the DNS query `packet`; `None` if it is not a query.
@@ -134,33 +132,33 @@ impl Book {
         match query.kind {
             A if local => Reply::Address(Ipv4Addr::LOCALHOST.into()),
             AAAA if local => Reply::Address(Ipv6Addr::LOCALHOST.into()),
-            A => Reply::Address(self.placeholder(name, true)),
-            AAAA => Reply::Address(self.placeholder(name, false)),
+            A => Reply::Address(self.fake_ip(name, true)),
+            AAAA => Reply::Address(self.fake_ip(name, false)),
             _ => Reply::Nothing,
         }
     }
 
-    /// Returns the IPv4 or IPv6 placeholder of `name`, and assigns one if needed.
-    pub fn placeholder(&mut self, name: &str, v4: bool) -> IpAddr {
+    /// Returns the IPv4 or IPv6 fake IP of `name`, and assigns one if needed.
+    pub fn fake_ip(&mut self, name: &str, v4: bool) -> IpAddr {
         let number = self.number(name);
         match v4 {
-            true => Ipv4Addr::from_bits(self.pool.base.to_bits() + number).into(),
+            true => Ipv4Addr::from_bits(self.prefix.base.to_bits() + number).into(),
             false => Ipv6Addr::from_bits(POOL6.to_bits() + u128::from(number)).into(),
         }
     }
 
-    /// Returns the name behind a placeholder.
+    /// Returns the name of a fake IP.
     pub fn name_of(&mut self, ip: IpAddr) -> Option<Arc<str>> {
-        let number = self.pool.number(ip)?;
+        let number = self.prefix.number(ip)?;
         let name = self.slots.get(number.checked_sub(1)? as usize)?.name.clone();
         self.touch(number);
         Some(name)
     }
 
-    /// Destination of a flow to `to`: the name behind it if it is a placeholder. `None` for a
-    /// placeholder without a name.
-    pub fn place(&mut self, to: SocketAddr) -> Option<Address> {
-        if !self.pool.holds(to.ip()) {
+    /// Destination of a flow to `to`: the name if `to` is a fake IP. `None` for a fake IP without
+    /// a name.
+    pub fn destination(&mut self, to: SocketAddr) -> Option<Address> {
+        if !self.prefix.contains(to.ip()) {
             return Some(Address::Ip(to));
         }
         let name = self.name_of(to.ip())?;

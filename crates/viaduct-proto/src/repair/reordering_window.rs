@@ -1,4 +1,4 @@
-//! Time for which flows can wait for a lost packet, as a share of a round trip.
+//! Reordering window: time for which flows can wait for a lost packet, as a share of a round trip.
 //!
 //! A TCP sender that does not wait for a recovered packet retransmits it, and its receiver
 //! reports the duplicate (DSACK). As long as that is rare, flows can wait longer, and fewer
@@ -24,7 +24,7 @@ const TIMES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
 /// State of the estimate.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct ReorderingWindow {
     /// Share of a round trip.
     pub(super) share: f64,
     since: Instant,
@@ -38,10 +38,10 @@ pub(super) struct Patience {
     all: u64,
 }
 
-impl Patience {
+impl ReorderingWindow {
     pub(super) fn new(now: Instant) -> Self {
         let share = FIRST;
-        Patience { share, since: now, bursts: 0, hasty: 0, last: None, tcp: 0, all: 0 }
+        ReorderingWindow { share, since: now, bursts: 0, hasty: 0, last: None, tcp: 0, all: 0 }
     }
 
     /// Counts an outgoing packet.
@@ -72,7 +72,7 @@ impl Patience {
             self.share = (self.share * step).clamp(SHARES[0], SHARES[1]);
         }
         let share = self.share;
-        *self = Patience { share, bursts, last: self.last, ..Patience::new(now) };
+        *self = ReorderingWindow { share, bursts, last: self.last, ..ReorderingWindow::new(now) };
     }
 }
 
@@ -82,10 +82,10 @@ mod tests {
 
     const RTT: Duration = Duration::from_millis(100);
 
-    /// Seconds of a flow, so many bursts a second, of which so many are sent again; the share
-    /// after them.
+    /// Runs a flow for some seconds, with `bursts` losses a second, of which `hasty` are
+    /// retransmitted too early. Returns the share after that.
     fn run(
-        patience: &mut Patience,
+        reordering_window: &mut ReorderingWindow,
         begun: u64,
         seconds: u64,
         bursts: u64,
@@ -95,32 +95,36 @@ mod tests {
         for second in begun..begun + seconds {
             for n in 0..hasty {
                 let at = Duration::from_millis(1_000 * second + 1_000 * n / hasty);
-                patience.handle_dsack(Instant::ZERO + at, RTT);
-                patience.handle_dsack(Instant::ZERO + at, RTT);
+                reordering_window.handle_dsack(Instant::ZERO + at, RTT);
+                reordering_window.handle_dsack(Instant::ZERO + at, RTT);
             }
-            (0..1_000).for_each(|_| patience.count(is_tcp));
+            (0..1_000).for_each(|_| reordering_window.count(is_tcp));
             let now = Instant::ZERO + Duration::from_secs(second + 1);
-            patience.learn(now, bursts * (second + 1));
+            reordering_window.learn(now, bursts * (second + 1));
         }
-        patience.share
+        reordering_window.share
     }
 
     #[test]
     fn it_grows_where_senders_wait_and_shrinks_where_they_do_not() {
-        let mut patience = Patience::new(Instant::ZERO);
-        assert_eq!(run(&mut patience, 0, 20, 100, 0, true), SHARES[1]);
-        assert!(run(&mut patience, 20, 3, 100, 5, true) < 0.5);
-        assert_eq!(run(&mut patience, 23, 20, 100, 5, true), 0.25);
-        assert!(run(&mut patience, 43, 20, 100, 0, true) > 0.7);
-        assert_eq!(run(&mut patience, 63, 20, 100, 0, false), 0.25, "flows that say nothing");
+        let mut reordering_window = ReorderingWindow::new(Instant::ZERO);
+        assert_eq!(run(&mut reordering_window, 0, 20, 100, 0, true), SHARES[1]);
+        assert!(run(&mut reordering_window, 20, 3, 100, 5, true) < 0.5);
+        assert_eq!(run(&mut reordering_window, 23, 20, 100, 5, true), 0.25);
+        assert!(run(&mut reordering_window, 43, 20, 100, 0, true) > 0.7);
+        assert_eq!(
+            run(&mut reordering_window, 63, 20, 100, 0, false),
+            0.25,
+            "flows that say nothing"
+        );
     }
 
     #[test]
     fn few_bursts_tell_in_ten_seconds_and_none_tell_nothing() {
-        let mut patience = Patience::new(Instant::ZERO);
-        assert_eq!(run(&mut patience, 0, 9, 1, 0, true), FIRST);
-        assert!(run(&mut patience, 9, 2, 1, 0, true) > FIRST);
-        let share = patience.share;
-        assert_eq!(run(&mut patience, 11, 100, 0, 0, true), share);
+        let mut reordering_window = ReorderingWindow::new(Instant::ZERO);
+        assert_eq!(run(&mut reordering_window, 0, 9, 1, 0, true), FIRST);
+        assert!(run(&mut reordering_window, 9, 2, 1, 0, true) > FIRST);
+        let share = reordering_window.share;
+        assert_eq!(run(&mut reordering_window, 11, 100, 0, 0, true), share);
     }
 }

@@ -1,11 +1,11 @@
-//! Repairs that are on their way.
+//! Number of repairs in flight.
 
 use super::receiver::TICK;
 use crate::time::Duration;
 
 /// Rate of arriving repairs, to estimate those on their way.
 #[derive(Debug, Default)]
-pub(super) struct Coming {
+pub(super) struct InFlight {
     /// Mean of repairs a second.
     pace: f64,
     /// Mean of packets a second.
@@ -16,15 +16,15 @@ pub(super) struct Coming {
     before: (u64, u64),
 }
 
-impl Coming {
+impl InFlight {
     /// Weight of the newest count.
     const WEIGHT: f64 = 0.3;
 
     /// Updates the rates, a tick after the last update.
     pub(super) fn tick(&mut self, repairs: u64, packets: u64) {
         let newest = |of: u64, before: u64| (of - before) as f64 / TICK.as_secs_f64();
-        self.pace += Coming::WEIGHT * (newest(repairs, self.before.0) - self.pace);
-        self.packets += Coming::WEIGHT * (newest(packets, self.before.1) - self.packets);
+        self.pace += InFlight::WEIGHT * (newest(repairs, self.before.0) - self.pace);
+        self.packets += InFlight::WEIGHT * (newest(packets, self.before.1) - self.packets);
         self.before = (repairs, packets);
     }
 

@@ -2,18 +2,23 @@
 
 use bytes::Bytes;
 
-use super::Bundle;
+use super::Multipath;
 use super::path::{Path, Stage};
 use super::wire::Frame;
 use crate::flow::{Context, Failure, Output};
 
-impl Bundle {
+impl Multipath {
     /// Handles bytes of a connection; false if the connection is gone.
-    pub(super) fn hear_bytes(&mut self, cx: &mut Context<'_>, from: Output, data: &Bytes) -> bool {
+    pub(super) fn handle_bytes(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: Output,
+        data: &Bytes,
+    ) -> bool {
         let now = cx.now();
         let Some(path) = self.path(from) else { return false };
         path.inbox.extend_from_slice(data);
-        if path.hear(now) {
+        if path.note_received(now) {
             // The suspicion was wrong: the connection's replacement is not needed.
             let slot = path.slot;
             self.drop_attempts(cx, slot);
@@ -21,7 +26,7 @@ impl Bundle {
         while let Some(path) = self.path(from) {
             let frame = match Frame::take(&mut path.inbox) {
                 Ok(None) => break,
-                Ok(Some(frame)) => self.hear(cx, from, frame),
+                Ok(Some(frame)) => self.handle_frame(cx, from, frame),
                 Err(error) => Err(error.to_string()),
             };
             if let Err(why) = frame {
@@ -35,7 +40,7 @@ impl Bundle {
     }
 
     /// Handles one message. An error means that the connection must be dropped.
-    pub(super) fn hear(
+    pub(super) fn handle_frame(
         &mut self,
         cx: &mut Context<'_>,
         from: Output,
@@ -43,28 +48,28 @@ impl Bundle {
     ) -> Result<(), String> {
         let Some(path) = self.path(from) else { return Ok(()) };
         match (path.stage, frame) {
-            (Stage::Fresh, Frame::Hello { public, window }) if !self.session.claimed => {
-                self.welcome(cx, from, &public, window)
+            (Stage::Accepted, Frame::Hello { public, window }) if !self.session.claimed => {
+                self.handle_hello(cx, from, &public, window)
             }
             (Stage::Opening, Frame::Welcome { public, window }) => {
-                self.welcomed(cx, from, &public, window)
+                self.handle_welcome(cx, from, &public, window)
             }
-            (Stage::Fresh, Frame::Join { session, slot, nonce }) => {
-                self.joins(cx, from, &session, slot, nonce)
+            (Stage::Accepted, Frame::Join { session, slot, nonce }) => {
+                self.handle_join(cx, from, &session, slot, nonce)
             }
             (Stage::Joining(nonce), Frame::Challenge { nonce: theirs, received, proof }) => {
-                self.challenged(cx, from, [nonce, theirs], received, &proof)
+                self.handle_challenge(cx, from, [nonce, theirs], received, &proof)
             }
             (Stage::Proving(nonces), Frame::Proof { received, proof }) => {
-                self.proves(cx, from, nonces, received, &proof)
+                self.handle_proof(cx, from, nonces, received, &proof)
             }
-            (Stage::Joining(_), Frame::Unknown) => self.forgotten(cx, from),
-            (Stage::Live, frame) => self.hear_live(cx, from, frame),
+            (Stage::Joining(_), Frame::Unknown) => self.handle_unknown(cx, from),
+            (Stage::Live, frame) => self.handle_live_frame(cx, from, frame),
             _ => Err("a message out of its place".to_owned()),
         }
     }
 
-    pub(super) fn hear_live(
+    pub(super) fn handle_live_frame(
         &mut self,
         cx: &mut Context<'_>,
         on: Output,
@@ -74,29 +79,29 @@ impl Bundle {
         match frame {
             Frame::Data { at, data } => {
                 if let Some(path) = self.path(on) {
-                    path.busy();
+                    path.reset_ping_interval();
                 }
                 if self.closed && self.out.is_done() {
                     self.reset(cx);
-                } else if !self.back.push(at, data) {
-                    return Err("more bytes than there is room for".to_owned());
+                } else if !self.received.push(at, data) {
+                    return Err("more bytes than the receive window allows".to_owned());
                 }
             }
             Frame::Ack(received) => return self.acked(received),
             Frame::End(at) => {
-                self.back.end(at);
-                self.tell_by = Some(cx.now());
+                self.received.end(at);
+                self.ack_at = Some(cx.now());
             }
-            Frame::Ping => Bundle::say(cx, on, &Frame::Pong),
+            Frame::Ping => Multipath::say(cx, on, &Frame::Pong),
             Frame::Pong => {
                 if let Some(path) = self.path(on) {
-                    path.flight.hears(now);
+                    path.delivery_rate.on_pong(now);
                 }
             }
             Frame::Reset => {
                 // Data before the reset is still delivered.
                 while self.deliver(cx) {}
-                self.fall(cx, Failure::Reset);
+                self.fail_silently(cx, Failure::Reset);
             }
             _ => return Err("a message out of its place".to_owned()),
         }
@@ -107,7 +112,7 @@ impl Bundle {
         let paths = &mut self.paths;
         let fits = self.out.acked(received, |on, bytes| {
             if let Some(path) = paths.iter_mut().find(|path| path.output == on) {
-                path.flying = path.flying.saturating_sub(bytes);
+                path.in_flight = path.in_flight.saturating_sub(bytes);
             }
         });
         fits.then_some(()).ok_or_else(|| "more acknowledged than was sent".to_owned())
@@ -117,9 +122,9 @@ impl Bundle {
     /// end was reset.
     pub(super) fn reset(&mut self, cx: &mut Context<'_>) {
         for path in self.paths.iter().filter(|path| path.carries()) {
-            Bundle::say(cx, path.output, &Frame::Reset);
+            Multipath::say(cx, path.output, &Frame::Reset);
         }
-        self.leave(cx, false);
+        self.close_paths(cx, false);
     }
 
     /// Drops a connection after a protocol violation.
@@ -132,7 +137,7 @@ impl Bundle {
     }
 
     /// Handles the end or failure of a connection.
-    pub(super) fn broke(&mut self, cx: &mut Context<'_>, from: Output, why: Failure) {
+    pub(super) fn handle_broken(&mut self, cx: &mut Context<'_>, from: Output, why: Failure) {
         if self.path(from).is_none() {
             return;
         }

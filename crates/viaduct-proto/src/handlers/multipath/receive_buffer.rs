@@ -4,33 +4,33 @@ use std::collections::BTreeMap;
 
 use bytes::{Buf as _, Bytes};
 
-use super::outgoing::BLOCK_COST;
+use super::send_buffer::BLOCK_COST;
 
-pub(super) struct Incoming {
+pub(super) struct ReceiveBuffer {
     /// Offset before which everything has been delivered.
     next: u64,
-    waits: BTreeMap<u64, Bytes>,
-    held: usize,
+    pieces: BTreeMap<u64, Bytes>,
+    len: usize,
     /// Receive window that the other end was told, in bytes.
     window: usize,
     end: Option<u64>,
     said_end: bool,
 }
 
-impl Incoming {
-    pub(super) fn new(window: usize) -> Incoming {
-        let waits = BTreeMap::new();
-        Incoming { next: 0, waits, held: 0, window, end: None, said_end: false }
+impl ReceiveBuffer {
+    pub(super) fn new(window: usize) -> ReceiveBuffer {
+        let pieces = BTreeMap::new();
+        ReceiveBuffer { next: 0, pieces, len: 0, window, end: None, said_end: false }
     }
 
     /// Takes a piece; false if it exceeds the window, which the other end knows.
     pub(super) fn push(&mut self, at: u64, data: Bytes) -> bool {
-        if at.saturating_add(data.len() as u64) <= self.next || self.waits.contains_key(&at) {
+        if at.saturating_add(data.len() as u64) <= self.next || self.pieces.contains_key(&at) {
             return true;
         }
-        self.held += data.len() + BLOCK_COST;
-        self.waits.insert(at, data);
-        self.held <= self.window
+        self.len += data.len() + BLOCK_COST;
+        self.pieces.insert(at, data);
+        self.len <= self.window
     }
 
     /// Records the end of the flow: the last byte is the one before `at`.
@@ -41,9 +41,9 @@ impl Incoming {
     /// Returns the next bytes in order.
     pub(super) fn pop(&mut self) -> Option<Bytes> {
         loop {
-            let first = self.waits.first_entry().filter(|first| *first.key() <= self.next)?;
+            let first = self.pieces.first_entry().filter(|first| *first.key() <= self.next)?;
             let (at, mut data) = first.remove_entry();
-            self.held -= data.len() + BLOCK_COST;
+            self.len -= data.len() + BLOCK_COST;
             let known = usize::try_from(self.next - at).unwrap_or(usize::MAX);
             if known < data.len() {
                 data.advance(known);
@@ -54,7 +54,7 @@ impl Incoming {
     }
 
     pub(super) fn has_next(&self) -> bool {
-        self.waits.first_key_value().is_some_and(|(&at, _)| at <= self.next)
+        self.pieces.first_key_value().is_some_and(|(&at, _)| at <= self.next)
     }
 
     /// Returns whether everything has been delivered; true only once.
@@ -69,7 +69,7 @@ impl Incoming {
     }
 
     /// Offset to acknowledge to the other end.
-    pub(super) fn received(&self) -> u64 {
+    pub(super) fn next_offset(&self) -> u64 {
         self.next + u64::from(self.said_end)
     }
 }
@@ -80,19 +80,19 @@ mod tests {
 
     #[test]
     fn pieces_are_put_in_order_and_repeated_ones_are_dropped() {
-        let mut incoming = Incoming::new(300);
+        let mut buffer = ReceiveBuffer::new(300);
         for (at, text) in [(3, "def"), (0, "ab"), (0, "abc"), (3, "def"), (1, "bcdefg")] {
-            assert!(incoming.push(at, Bytes::from_static(text.as_bytes())));
+            assert!(buffer.push(at, Bytes::from_static(text.as_bytes())));
         }
-        incoming.end(7);
+        buffer.end(7);
         let mut all = Vec::new();
-        while let Some(data) = incoming.pop() {
+        while let Some(data) = buffer.pop() {
             all.extend(data);
         }
         assert_eq!(all, b"abcdefg");
-        assert_eq!((incoming.ends(), incoming.ends(), incoming.received()), (true, false, 8));
-        assert_eq!(incoming.held, 0);
-        let taken = (0..9).take_while(|n| incoming.push(100 + n, Bytes::from_static(b"x"))).count();
+        assert_eq!((buffer.ends(), buffer.ends(), buffer.next_offset()), (true, false, 8));
+        assert_eq!(buffer.len, 0);
+        let taken = (0..9).take_while(|n| buffer.push(100 + n, Bytes::from_static(b"x"))).count();
         assert_eq!(taken, 4, "no more than the window");
     }
 }

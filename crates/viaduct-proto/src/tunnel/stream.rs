@@ -1,4 +1,4 @@
-//! State of a session at one end (slides 14 and 15).
+//! State of a stream at one end (slides 14 and 15).
 //!
 //! ```text
 //!   the opener's direction                        the other end's, likewise
@@ -22,7 +22,7 @@ use crate::time::Instant;
 /// State of the direction from this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sending {
-    /// The other end opened the session, and this end has not accepted it.
+    /// The other end opened the stream, and this end has not accepted it.
     Idle,
     Open,
     /// FIN is sent when the queue is empty.
@@ -36,7 +36,7 @@ pub(super) enum Sending {
 /// State of the direction towards this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Receiving {
-    /// This end opened the session, and the other end has not accepted it.
+    /// This end opened the stream, and the other end has not accepted it.
     Idle,
     Open,
     /// FIN was received.
@@ -45,9 +45,9 @@ pub(super) enum Receiving {
     Closed,
 }
 
-/// State of a session at one end.
+/// State of a stream at one end.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct Stream {
     pub(super) account: AccountId,
     pub(super) sending: Sending,
     pub(super) receiving: Receiving,
@@ -64,10 +64,10 @@ pub(super) struct Session {
     /// True if the writer waits to be told that it may continue.
     stopped: bool,
     /// True if the reader was told that there are bytes.
-    told: bool,
+    reported_readable: bool,
     /// True if the reader was told that no bytes follow.
-    told_finished: bool,
-    /// True if the session is in the mux's list of pending acknowledgements.
+    reported_finished: bool,
+    /// True if the stream is in the mux's list of pending acknowledgements.
     pub(super) listed: bool,
     pub(super) delay: Delay,
     pub(super) sent: u64,
@@ -76,24 +76,24 @@ pub(super) struct Session {
 
 /// Notification that is due to the reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tell {
+pub(super) enum Notification {
     Readable,
     Finished,
 }
 
-impl Session {
-    /// Creates a session that this end opens.
-    pub(super) fn opened(account: AccountId) -> Session {
-        Session::new(account, Sending::Open, Receiving::Idle)
+impl Stream {
+    /// Creates a stream that this end opens.
+    pub(super) fn opened(account: AccountId) -> Stream {
+        Stream::new(account, Sending::Open, Receiving::Idle)
     }
 
-    /// Creates a session that the other end has opened.
-    pub(super) fn offered(account: AccountId) -> Session {
-        Session::new(account, Sending::Idle, Receiving::Open)
+    /// Creates a stream that the other end has opened.
+    pub(super) fn offered(account: AccountId) -> Stream {
+        Stream::new(account, Sending::Idle, Receiving::Open)
     }
 
-    fn new(account: AccountId, sending: Sending, receiving: Receiving) -> Session {
-        Session {
+    fn new(account: AccountId, sending: Sending, receiving: Receiving) -> Stream {
+        Stream {
             account,
             sending,
             receiving,
@@ -103,8 +103,8 @@ impl Session {
             reading: 0,
             freed: 0,
             stopped: false,
-            told: false,
-            told_finished: false,
+            reported_readable: false,
+            reported_finished: false,
             listed: false,
             delay: Delay::default(),
             sent: 0,
@@ -157,16 +157,16 @@ impl Session {
     }
 
     /// Stores bytes that came.
-    pub(super) fn receive(&mut self, bytes: &[u8]) -> Option<Tell> {
+    pub(super) fn receive(&mut self, bytes: &[u8]) -> Option<Notification> {
         self.inbox.push_copy(bytes);
         self.received += bytes.len() as u64;
-        (!std::mem::replace(&mut self.told, true)).then_some(Tell::Readable)
+        (!std::mem::replace(&mut self.reported_readable, true)).then_some(Notification::Readable)
     }
 
     /// Next bytes that came.
     pub(super) fn read(&mut self) -> Option<Bytes> {
         let Some(bytes) = self.inbox.pop() else {
-            self.told = false;
+            self.reported_readable = false;
             return None;
         };
         self.reading += bytes.len() as u64;
@@ -174,9 +174,10 @@ impl Session {
     }
 
     /// Returns the notification that no bytes follow, if it is due now.
-    pub(super) fn finished(&mut self) -> Option<Tell> {
+    pub(super) fn finished(&mut self) -> Option<Notification> {
         let all = self.receiving >= Receiving::Ended && self.inbox.is_empty() && !self.resetting;
-        (all && !std::mem::replace(&mut self.told_finished, true)).then_some(Tell::Finished)
+        (all && !std::mem::replace(&mut self.reported_finished, true))
+            .then_some(Notification::Finished)
     }
 
     /// Marks `count` of the bytes that were read as consumed. Returns how many can be

@@ -1,0 +1,234 @@
+//! Connection that several flows share.
+
+use super::TICK;
+use super::state::{ChainId, ConnState, MuxState};
+use crate::flow::{Address, Context, FIRST, Failure, Output, SpawnKind};
+use crate::time::{Duration, Instant};
+use crate::tunnel::Carrier;
+use crate::tunnel::wire::peek_hello;
+
+/// Time for which an unused connection is kept for further flows.
+const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Bytes of frames that are produced at once.
+const TURN: usize = 64 << 10;
+
+/// Handler of a shared connection.
+pub(super) struct SharedConnection {
+    number: u64,
+    output: Output,
+    /// Bytes received before the first message was complete.
+    early: Vec<u8>,
+    /// The connection has carried a flow.
+    served: bool,
+    /// Time since which no stream is on the connection.
+    idle: Option<Instant>,
+    over: bool,
+}
+
+impl SharedConnection {
+    fn new(number: u64, output: Output) -> SharedConnection {
+        SharedConnection {
+            number,
+            output,
+            early: Vec::new(),
+            served: false,
+            idle: None,
+            over: false,
+        }
+    }
+
+    /// Shared connection that was spawned for a stream, and connects. `None` if it is no longer
+    /// needed.
+    pub(super) fn connecting(
+        cx: &mut Context<'_>,
+        shared: &mut MuxState,
+        number: u64,
+    ) -> Option<SharedConnection> {
+        let conn = shared.conn(number)?;
+        let (to, from) = (conn.to.clone()?, conn.from);
+        cx.claim(&shared.key(&ChainId::Connection(number)));
+        if let Some(from) = from {
+            // A port of its own, because the first flow's port may be reused before the connection
+            // is closed.
+            cx.output(FIRST).bind(Address::Ip((from, 0).into()));
+        }
+        cx.output(FIRST).connect(to);
+        Some(SharedConnection::new(number, FIRST))
+    }
+
+    /// Shared connection that was accepted.
+    pub(super) fn accepted(
+        cx: &mut Context<'_>,
+        shared: &mut MuxState,
+        output: Output,
+    ) -> SharedConnection {
+        let number = shared.add_conn(None, None);
+        cx.claim(&shared.key(&ChainId::Connection(number)));
+        let mut connection = SharedConnection::new(number, output);
+        connection.learn_names(cx, shared);
+        connection
+    }
+
+    fn learn_names(&mut self, cx: &mut Context<'_>, shared: &mut MuxState) {
+        let names = (cx.output(self.output).getsockname(), cx.output(self.output).getpeername());
+        if let Some(conn) = shared.conn(self.number) {
+            conn.names = names;
+        }
+    }
+
+    pub(super) fn connected(
+        &mut self,
+        cx: &mut Context<'_>,
+        shared: &mut MuxState,
+        result: Result<(), Failure>,
+    ) {
+        if let Err(why) = result {
+            return self.shut_down(cx, shared, why);
+        }
+        self.learn_names(cx, shared);
+        if let Some(conn) = shared.conn(self.number) {
+            conn.link = Some(conn.tunnel.dial(cx.now(), Carrier::Stream));
+        }
+        self.settle(cx, shared);
+    }
+
+    /// Handles bytes of the connection; false if the connection has ended.
+    pub(super) fn handle_bytes(
+        &mut self,
+        cx: &mut Context<'_>,
+        shared: &mut MuxState,
+        data: &[u8],
+    ) -> bool {
+        let Some(conn) = shared.conn(self.number) else { return false };
+        match conn.link {
+            Some(link) => conn.tunnel.handle_bytes(cx.now(), link, 0, data),
+            None => {
+                self.early.extend_from_slice(data);
+                let hello = match peek_hello(&self.early) {
+                    Ok(None) => return true,
+                    Ok(Some(hello)) => hello,
+                    Err(error) => {
+                        cx.say(format_args!("the other end does not speak this: {error}"));
+                        self.shut_down(cx, shared, Failure::Reset);
+                        return false;
+                    }
+                };
+                conn.tunnel.accept_link(cx.now(), hello.link, Carrier::Stream);
+                conn.link = Some(hello.link);
+                let early = std::mem::take(&mut self.early);
+                conn.tunnel.handle_bytes(cx.now(), hello.link, 0, &early);
+            }
+        }
+        self.settle(cx, shared);
+        !self.over
+    }
+
+    pub(super) fn set_writable(
+        &mut self,
+        cx: &mut Context<'_>,
+        shared: &mut MuxState,
+        is_writable: bool,
+    ) {
+        if let Some((conn, link)) = shared.conn(self.number).and_then(|l| l.link.map(|at| (l, at)))
+        {
+            conn.tunnel.set_writable(link, is_writable);
+        }
+        if is_writable {
+            self.settle(cx, shared);
+        }
+    }
+
+    pub(super) fn timeout(&mut self, cx: &mut Context<'_>, shared: &mut MuxState) {
+        if let Some(conn) = shared.conn(self.number) {
+            conn.tunnel.handle_timeout(cx.now());
+        }
+        self.settle(cx, shared);
+    }
+
+    /// Refuses a stream whose chain cannot be made.
+    pub(super) fn refuse(&mut self, cx: &mut Context<'_>, shared: &mut MuxState, stream: u64) {
+        if let Some((state, Some(conn))) = shared.stream(stream)
+            && let Some(id) = state.id
+        {
+            conn.tunnel.reset(id, Failure::Unreachable);
+        }
+        shared.remove_stream(stream);
+        self.settle(cx, shared);
+    }
+
+    /// Handles events of the streams, sends frames, and sets the timer.
+    pub(super) fn settle(&mut self, cx: &mut Context<'_>, shared: &mut MuxState) {
+        if self.over {
+            return;
+        }
+        for stream in shared.open_waiting(self.number) {
+            cx.wake(&shared.key(&ChainId::Stream(stream)));
+        }
+        self.wake_streams(cx, shared);
+        let is_left = shared.is_idle(self.number);
+        let Some(conn) = shared.conn(self.number) else { return };
+        let Some(link) = conn.link else { return };
+        if !conn.tunnel.links().any(|there| there == link) {
+            cx.say("the other end has broken the connection's protocol");
+            return self.shut_down(cx, shared, Failure::Reset);
+        }
+        let more = self.send(cx, conn);
+        // The connecting end closes an unused connection, once all data of its flows has been
+        // delivered.
+        let idle = is_left && conn.to.is_some() && conn.tunnel.stats().open == 0;
+        let next = if more { Some(cx.now()) } else { conn.tunnel.poll_timeout() };
+        self.idle = idle.then(|| self.idle.unwrap_or(cx.now()));
+        // Sending has made room for the streams.
+        self.wake_streams(cx, shared);
+        match self.idle.map(|since| since + IDLE_TIMEOUT) {
+            Some(end) if cx.now() >= end => self.shut_down(cx, shared, Failure::Reset),
+            end => cx.set_timer(TICK, end.into_iter().chain(next).min()),
+        }
+    }
+
+    /// Wakes the streams that have events, and spawns chains for new streams.
+    fn wake_streams(&mut self, cx: &mut Context<'_>, shared: &mut MuxState) {
+        let (woken, new) = shared.poll_events(self.number);
+        for stream in new {
+            self.served = true;
+            cx.spawn(SpawnKind::Accepted, &ChainId::Stream(stream).emit());
+        }
+        for stream in woken {
+            cx.wake(&shared.key(&ChainId::Stream(stream)));
+        }
+    }
+
+    /// Sends frames while the output takes them, which it limits by `may_write`. Returns true
+    /// if a turn was filled, so that there may be more once it has been taken.
+    fn send(&mut self, cx: &mut Context<'_>, conn: &mut ConnState) -> bool {
+        let mut frames = Vec::new();
+        while conn.tunnel.poll_transmit(cx.now(), &mut frames).is_some() {
+            if frames.len() >= TURN {
+                let _ = cx.output(self.output).write(std::mem::take(&mut frames).into());
+                return true;
+            }
+        }
+        if !frames.is_empty() {
+            // A broken connection reports that itself.
+            let _ = cx.output(self.output).write(frames.into());
+        }
+        false
+    }
+
+    /// Ends the connection and its flows, because the connection is broken or no longer needed.
+    pub(super) fn shut_down(&mut self, cx: &mut Context<'_>, shared: &mut MuxState, why: Failure) {
+        if std::mem::replace(&mut self.over, true) {
+            return;
+        }
+        // The application of an accepted connection without flows may still wait for a result.
+        if !self.served && shared.conn(self.number).is_some_and(|conn| conn.to.is_none()) {
+            cx.upstream().failed(why);
+        }
+        for stream in shared.remove_conn(self.number, why) {
+            cx.wake(&shared.key(&ChainId::Stream(stream)));
+        }
+        cx.release(&shared.key(&ChainId::Connection(self.number)));
+        cx.set_timer(TICK, None);
+        cx.output(self.output).close();
+    }
+}

@@ -1,0 +1,265 @@
+//! Flow on a shared connection.
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+
+use super::End;
+use super::state::{ChainId, ConnState, MuxState};
+use crate::flow::{Address, Context, FIRST, Failure, SpawnKind};
+use crate::handlers::early::Early;
+use crate::tunnel::StreamId;
+
+/// Bytes delivered at once, so that upstream can apply backpressure.
+const TURN: usize = 64 << 10;
+
+/// Handler of a flow on a shared connection.
+pub(super) struct Stream {
+    number: u64,
+    connection: u64,
+    /// Data written before the stream was opened.
+    early: Early,
+    /// The application was told that the flow is established.
+    established: bool,
+    /// The application takes no bytes now.
+    stopped: bool,
+    /// The application writes no more; it has closed the flow, and also reads no more.
+    ended: bool,
+    closed: bool,
+    /// The application was told of the end of the stream.
+    finished: bool,
+    over: bool,
+}
+
+impl Stream {
+    fn new(number: u64, connection: u64, established: bool) -> Stream {
+        let early = Early::default();
+        let [stopped, ended, closed, finished, over] = [false; 5];
+        Stream { number, connection, early, established, stopped, ended, closed, finished, over }
+    }
+
+    /// Stream that connects, on the connection to `to` if there is one, or on a new one. Streams
+    /// with different `from` never share a connection.
+    pub(super) fn connecting(
+        cx: &mut Context<'_>,
+        shared: &mut MuxState,
+        to: Address,
+        from: Option<IpAddr>,
+    ) -> Stream {
+        let known = shared.conn_to(&to, from);
+        let connection = known.unwrap_or_else(|| shared.add_conn(Some(to), from));
+        let number = shared.add_stream(connection, None);
+        cx.claim(&shared.key(&ChainId::Stream(number)));
+        if let Some(conn) = shared.conn(connection) {
+            conn.waiting.push(number);
+        }
+        match known {
+            Some(_) => cx.wake(&shared.key(&ChainId::Connection(connection))),
+            None => cx.spawn(SpawnKind::Alone, &ChainId::Connection(connection).emit()),
+        }
+        Stream::new(number, connection, false)
+    }
+
+    /// Stream that the other end has opened.
+    pub(super) fn accepted(cx: &mut Context<'_>, shared: &mut MuxState, number: u64) -> Stream {
+        cx.claim(&shared.key(&ChainId::Stream(number)));
+        let mut connection = 0;
+        if let Some((state, conn)) = shared.stream(number) {
+            connection = state.connection;
+            state.readable = true;
+            conn.zip(state.id).into_iter().for_each(|(conn, id)| conn.tunnel.accept(id));
+        }
+        cx.upstream().accepted();
+        let stream = Stream::new(number, connection, true);
+        stream.wake_self(cx, shared);
+        stream.wake_connection(cx, shared);
+        stream
+    }
+
+    pub(super) fn connection(&self) -> u64 {
+        self.connection
+    }
+
+    pub(super) fn write(
+        &mut self,
+        cx: &mut Context<'_>,
+        shared: &mut MuxState,
+        data: Bytes,
+    ) -> bool {
+        if self.over || self.ended {
+            return false;
+        }
+        let Some((state, Some(conn))) = shared.stream(self.number) else { return false };
+        let Some(id) = state.id else {
+            self.early.push(data);
+            return true;
+        };
+        let takes = data.is_empty() || conn.tunnel.write(cx.now(), id, data);
+        if takes && !conn.tunnel.may_write(id) {
+            cx.upstream().may_write(false);
+        }
+        self.wake_connection(cx, shared);
+        takes
+    }
+
+    /// Handles the end of the application's data.
+    pub(super) fn end(&mut self, cx: &mut Context<'_>, shared: &mut MuxState, end: End) {
+        self.ended = true;
+        self.closed |= end == End::Close;
+        let Some((state, conn)) = shared.stream(self.number) else { return };
+        match (state.id, conn) {
+            (Some(id), Some(conn)) => conn.tunnel.shutdown(id),
+            _ => self.early.end(end),
+        }
+        self.wake_connection(cx, shared);
+        self.settle(cx, shared);
+    }
+
+    pub(super) fn may_avail(&mut self, cx: &mut Context<'_>, shared: &mut MuxState, may: bool) {
+        self.stopped = !may;
+        if may {
+            self.settle(cx, shared);
+        }
+    }
+
+    /// Bytes that the other end's program has not taken, which a reset of the stream would
+    /// drop.
+    pub(super) fn held(&self, shared: &mut MuxState) -> u64 {
+        let Some((state, Some(conn))) = shared.stream(self.number) else { return 0 };
+        let stats = state.id.and_then(|id| conn.tunnel.stream_stats(id));
+        self.early.len() + stats.map_or(0, |stats| stats.queued + stats.outstanding)
+    }
+
+    /// Handles the events of the stream.
+    pub(super) fn settle(&mut self, cx: &mut Context<'_>, shared: &mut MuxState) {
+        if self.over {
+            return;
+        }
+        self.send_early(cx, shared);
+        let Some((state, conn)) = shared.stream(self.number) else { return };
+        if let Some(why) = state.failed {
+            shared.remove_stream(self.number);
+            return self.fail(cx, why);
+        }
+        let news = (state.accepted, std::mem::take(&mut state.writable), state.finished);
+        let (accepted, writable, finished) = news;
+        if accepted && !std::mem::replace(&mut self.established, true) {
+            cx.upstream().connected(Ok(()));
+        }
+        if writable {
+            cx.upstream().may_write(true);
+        }
+        if let (Some(id), Some(conn)) = (state.id, conn) {
+            let readable = state.readable;
+            match self.deliver(cx, conn, id, readable) {
+                Delivered::None => {}
+                Delivered::All => state.readable = false,
+                Delivered::Some => self.wake_self(cx, shared),
+                Delivered::Unwanted => return self.reset(cx, shared),
+            }
+        }
+        if finished && !std::mem::replace(&mut self.finished, true) {
+            cx.upstream().finished();
+        }
+        if self.finished && self.ended {
+            shared.remove_stream(self.number);
+            self.finish(cx);
+        }
+        self.wake_connection(cx, shared);
+    }
+
+    /// Delivers data that can be read.
+    fn deliver(
+        &self,
+        cx: &mut Context<'_>,
+        conn: &mut ConnState,
+        id: StreamId,
+        readable: bool,
+    ) -> Delivered {
+        if !readable || !self.established || self.stopped {
+            return Delivered::None;
+        }
+        let mut delivered = 0;
+        while delivered < TURN {
+            let Some(data) = conn.tunnel.read(id) else { return Delivered::All };
+            delivered += data.len();
+            conn.tunnel.consumed(cx.now(), id, data.len());
+            // A closed flow drops incoming data, and is reset once its own data is sent, as a
+            // TCP connection would be.
+            let gone = || conn.tunnel.stream_stats(id).is_none_or(|stats| stats.queued == 0);
+            if self.closed && gone() {
+                return Delivered::Unwanted;
+            }
+            if !self.closed {
+                // An application that no longer reads may still write.
+                let _ = cx.upstream().avail(data);
+            }
+        }
+        Delivered::Some
+    }
+
+    /// Sends data that was written before the stream was opened.
+    fn send_early(&mut self, cx: &mut Context<'_>, shared: &mut MuxState) {
+        let Some((state, Some(conn))) = shared.stream(self.number) else { return };
+        let Some(id) = state.id else { return };
+        let (pieces, end) = self.early.take();
+        for piece in pieces {
+            conn.tunnel.write(cx.now(), id, piece);
+        }
+        if end.is_some() {
+            conn.tunnel.shutdown(id);
+        }
+    }
+
+    /// Handles a flow that broke, or could not be established.
+    pub(super) fn fail(&mut self, cx: &mut Context<'_>, why: Failure) {
+        match self.established {
+            true => cx.upstream().failed(why),
+            false => cx.upstream().connected(Err(why)),
+        }
+        self.finish(cx);
+    }
+
+    /// Drops the flow, with any buffered data.
+    pub(super) fn reset(&mut self, cx: &mut Context<'_>, shared: &mut MuxState) {
+        if self.over {
+            return;
+        }
+        if let Some((state, Some(conn))) = shared.stream(self.number)
+            && let Some(id) = state.id
+        {
+            conn.tunnel.reset(id, Failure::Reset);
+        }
+        shared.remove_stream(self.number);
+        self.wake_connection(cx, shared);
+        self.finish(cx);
+    }
+
+    fn finish(&mut self, cx: &mut Context<'_>) {
+        self.over = true;
+        // The output was never connected; closing it ends the chain.
+        cx.output(FIRST).close();
+    }
+
+    /// Wakes the connection, which has data to send.
+    fn wake_connection(&self, cx: &mut Context<'_>, shared: &MuxState) {
+        cx.wake(&shared.key(&ChainId::Connection(self.connection)));
+    }
+
+    /// Wakes this stream again, because more can be delivered.
+    fn wake_self(&self, cx: &mut Context<'_>, shared: &MuxState) {
+        cx.wake(&shared.key(&ChainId::Stream(self.number)));
+    }
+}
+
+/// Result of a delivery.
+enum Delivered {
+    /// Nothing to deliver, or delivery is not possible now.
+    None,
+    /// All data was delivered.
+    All,
+    /// A turn's worth was delivered; there may be more.
+    Some,
+    /// The flow is closed, so the data is not wanted.
+    Unwanted,
+}
