@@ -26,7 +26,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use viaduct_proto::wrap::Secret;
 use viaduct_proto::wrap::aware::{Ask, MAX_MESSAGE, YES};
-use viaduct_sys::records;
+use viaduct_sys::socket::seqpacket;
 
 /// Environment variable with the control socket of the run, and its secret: `@NAME;SECRET`.
 const CONTROL: &str = "VIADUCT_CONTROL";
@@ -45,7 +45,7 @@ pub fn is_wrapped() -> bool {
 pub fn control(flow: impl AsFd, handler: &str, request: &[u8]) -> io::Result<Option<Vec<u8>>> {
     let Some(desk) = ask(flow, Ask::Control { to: handler, request })? else { return Ok(None) };
     let mut bytes = vec![0; MAX_MESSAGE];
-    let (length, _) = records::receive(&desk, &mut bytes)?;
+    let (length, _) = seqpacket::receive(&desk, &mut bytes)?;
     bytes.truncate(length);
     Ok((bytes.first() == Some(&YES)).then(|| bytes.split_off(1)))
 }
@@ -57,7 +57,7 @@ pub fn control(flow: impl AsFd, handler: &str, request: &[u8]) -> io::Result<Opt
 /// No descriptor is left.
 pub fn watch(flow: impl AsFd) -> io::Result<Option<Events>> {
     let Some(desk) = ask(flow, Ask::Watch)? else { return Ok(None) };
-    let (length, _) = records::receive(&desk, &mut [0; MAX_MESSAGE])?;
+    let (length, _) = seqpacket::receive(&desk, &mut [0; MAX_MESSAGE])?;
     Ok((length > 0).then_some(Events { desk }))
 }
 
@@ -76,7 +76,7 @@ impl Events {
     #[allow(clippy::should_implement_trait, reason = "it may fail")]
     pub fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = vec![0; MAX_MESSAGE];
-        let (length, _) = records::receive(&self.desk, &mut bytes)?;
+        let (length, _) = seqpacket::receive(&self.desk, &mut bytes)?;
         bytes.truncate(length);
         Ok((length > 0).then_some(bytes))
     }
@@ -95,14 +95,14 @@ fn ask(flow: impl AsFd, ask: Ask<'_>) -> io::Result<Option<OwnedFd>> {
     let Some((name, secret)) = control.split_once(';') else { return Ok(None) };
     let Some(secret) = Secret::parse(secret.as_bytes()) else { return Ok(None) };
     let words = ask.emit().ok_or(ErrorKind::ArgumentListTooLong)?;
-    let desk = match records::connect(name) {
+    let desk = match seqpacket::connect(name) {
         Ok(desk) => desk,
         // The run has ended, or the program has entered another network namespace.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(None),
         Err(error) => return Err(error),
     };
     let words = [secret.bytes(), &words[..]].concat();
-    records::send(&desk, &words, Some(flow.as_fd()))?;
+    seqpacket::send(&desk, &words, Some(flow.as_fd()))?;
     Ok(Some(desk))
 }
 
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_program_that_is_not_wrapped_loses_nothing_by_asking() {
-        let (socket, _other) = records::pair().unwrap();
+        let (socket, _other) = seqpacket::pair().unwrap();
         if !is_wrapped() {
             assert_eq!(control(&socket, "migrate", b"retry").unwrap(), None);
             assert!(watch(&socket).unwrap().is_none());

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use viaduct_proto::rng::Rng;
 use viaduct_proto::wire::ip::internet_checksum;
-use viaduct_sys::tun::Tun;
+use viaduct_sys::route::tun::Tun;
 
 use crate::topology::{Node, TopologyError};
 

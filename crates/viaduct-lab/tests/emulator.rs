@@ -22,8 +22,8 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 use rustix::time::{ClockId, clock_gettime};
 use viaduct_lab::emulator::{Direction, Emulator, EmulatorConfig};
 use viaduct_proto::link::{LinkConfig, Reason};
-use viaduct_sys::thread::set_fifo;
-use viaduct_sys::tun::Tun;
+use viaduct_sys::process::thread::set_fifo;
+use viaduct_sys::route::tun::Tun;
 
 /// Serializes the tests, because they measure time.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -53,7 +53,7 @@ impl World {
         let receiver = inside(&self.b, || socket("10.9.0.2:9"));
         let sender = inside(&self.a, || socket("10.9.0.1:9"));
         sender.connect("10.9.0.2:9").unwrap();
-        viaduct_sys::stamp::enable(&receiver).unwrap();
+        viaduct_sys::socket::timestamp::enable(&receiver).unwrap();
         let send = || {
             if !gap.is_zero() {
                 // Prevents a delay between the timestamp and the transmission.
@@ -83,7 +83,7 @@ fn receive(socket: &UdpSocket, packets: u32) -> Vec<(u32, f64)> {
     let mut arrived = Vec::new();
     let mut packet = [0u8; 2000];
     socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-    while let Ok((_, stamp)) = viaduct_sys::stamp::receive(socket, &mut packet) {
+    while let Ok((_, stamp)) = viaduct_sys::socket::timestamp::receive(socket, &mut packet) {
         let number = u32::from_be_bytes(packet[..4].try_into().unwrap());
         let sent = u64::from_be_bytes(packet[4..12].try_into().unwrap());
         arrived.push((number, nanos(stamp).saturating_sub(sent) as f64 / 1e9));

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use crate::{netlink, nfqueue, route_watch};
+use crate::nft::nfqueue;
+use crate::route::{netlink, watch};
 
 /// Parses `bytes` as netlink messages with attributes. Returns how many bytes were attributes'
 /// values.
@@ -16,14 +17,14 @@ pub fn netlink(bytes: &[u8]) -> usize {
 
 /// Returns the packet in a message of a queue.
 pub fn nfqueue(bytes: &[u8]) -> Option<&[u8]> {
-    nfqueue::held(bytes).map(|held| held.packet)
+    nfqueue::parse(bytes).map(|held| held.packet)
 }
 
 /// Returns whether a message is about a route to one of two prefixes.
 pub fn route(bytes: &[u8]) -> bool {
     let prefixes: [(IpAddr, u8); 2] =
         [([10, 2, 0, 0].into(), 16), ([0xfd00, 2, 0, 0, 0, 0, 0, 0].into(), 48)];
-    netlink::messages(bytes).any(|(_, message)| route_watch::is_theirs(&prefixes, message))
+    netlink::messages(bytes).any(|(_, message)| watch::is_theirs(&prefixes, message))
 }
 
 #[cfg(test)]

@@ -47,11 +47,11 @@ impl TcpInfo {
         self.words[15]
     }
 
-    pub(crate) fn sent_again(&self) -> u32 {
+    pub(crate) fn retransmits(&self) -> u32 {
         self.words[23]
     }
 
-    pub(crate) fn segment(&self) -> u32 {
+    pub(crate) fn mss(&self) -> u32 {
         self.words[2]
     }
 

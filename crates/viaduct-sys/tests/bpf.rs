@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use common::{host_behind, in_namespace, is_root, pair, sh};
 use viaduct_sys::bpf::{Steer, Steering, SynOption, Template};
-use viaduct_sys::filter::SynFilter;
-use viaduct_sys::syn::{SNAP, SynTap};
-use viaduct_sys::tcp::{self, TcpOptions, Telling};
+use viaduct_sys::capture::filter::SynFilter;
+use viaduct_sys::capture::syn::{SNAP, SynTap};
+use viaduct_sys::socket::tcp::{self, SynContent, TcpOptions};
 
 const OPTION: [u8; 16] = *b"\xfd\x10Vhsrc.dst.SPDP";
 /// Offsets of the addresses in the option.
@@ -55,8 +55,8 @@ fn has(packet: &[u8], option: &[u8]) -> bool {
 /// Connects with the option, and waits until that succeeds or fails.
 fn connect(program: &SynOption, to: SocketAddr) -> TcpStream {
     let options = TcpOptions::default();
-    let telling = Telling::Option(program, &OPTION);
-    let (stream, _) = tcp::connect_telling(to, None, options, telling).unwrap();
+    let telling = SynContent::Option(program, &OPTION);
+    let (stream, _) = tcp::connect_with(to, None, options, telling).unwrap();
     stream.set_nonblocking(false).unwrap();
     stream
 }
@@ -103,9 +103,9 @@ fn a_repeated_syn_has_the_option_too_and_a_cleared_one_has_none() {
             add rule inet t in tcp dport 80 drop'");
         let tap = tap(&[80, 81]);
         let program = SynOption::attach().unwrap();
-        let telling = Telling::Option(&program, &OPTION);
+        let telling = SynContent::Option(&program, &OPTION);
         let options = TcpOptions::default();
-        let begin = |to| tcp::connect_telling(socket(to), None, options, telling).unwrap().0;
+        let begin = |to| tcp::connect_with(socket(to), None, options, telling).unwrap().0;
         let waits = begin("127.0.0.1:80");
         assert!(has(&next_syn(&tap), &OPTION));
         assert!(has(&next_syn(&tap), &OPTION), "a second later");
@@ -127,9 +127,9 @@ fn the_data_of_a_syn_is_on_the_wire_and_repeated_for_a_server_that_does_not_know
         for at in ["127.0.0.1:80", "[::1]:80"] {
             let tap = tap(&[80]);
             let listener = TcpListener::bind(at).unwrap();
-            let telling = Telling::Data(b"before all else, ");
+            let telling = SynContent::Data(b"before all else, ");
             let (stream, said) =
-                tcp::connect_telling(socket(at), None, TcpOptions::default(), telling).unwrap();
+                tcp::connect_with(socket(at), None, TcpOptions::default(), telling).unwrap();
             assert_eq!(said, 17);
             assert!(next_syn(&tap).ends_with(b"before all else, "));
             let (mut accepted, _) = listener.accept().unwrap();
@@ -142,10 +142,10 @@ fn the_data_of_a_syn_is_on_the_wire_and_repeated_for_a_server_that_does_not_know
         }
         sh("echo 0 > /proc/sys/net/ipv4/tcp_fastopen");
         let listener = TcpListener::bind("127.0.0.1:82").unwrap();
-        let telling = Telling::Data(b"later");
+        let telling = SynContent::Data(b"later");
         let options = TcpOptions::default();
         let to = socket("127.0.0.1:82");
-        let (_stream, said) = tcp::connect_telling(to, None, options, telling).unwrap();
+        let (_stream, said) = tcp::connect_with(to, None, options, telling).unwrap();
         assert_eq!(said, 0, "where it is switched off nothing is said");
         listener.accept().unwrap();
     });

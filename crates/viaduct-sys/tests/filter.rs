@@ -8,8 +8,8 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use common::{Host, is_root, pair};
-use viaduct_sys::filter::TapFilter;
-use viaduct_sys::ring::{Direction, Ring, RingConfig};
+use viaduct_sys::capture::filter::TapFilter;
+use viaduct_sys::capture::ring::{Direction, Ring, RingConfig};
 
 fn filter() -> TapFilter {
     let prefix = |ip: &str, length| (ip.parse().expect("an address"), length);

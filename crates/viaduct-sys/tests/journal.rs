@@ -11,10 +11,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{Host, host_behind, is_root, pair};
+use viaduct_sys::capture::ring::{Direction, Ring, RingConfig};
 use viaduct_sys::journal::{Changes, JournalError};
-use viaduct_sys::nft::MssClamp;
-use viaduct_sys::ring::{Direction, Ring, RingConfig};
-use viaduct_sys::udp::UdpBatch;
+use viaduct_sys::nft::mss_clamp::MssClamp;
+use viaduct_sys::socket::udp::UdpBatch;
 
 const JOURNAL: &str = "VIADUCT_TEST_JOURNAL";
 

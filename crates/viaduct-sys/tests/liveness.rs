@@ -8,7 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use viaduct_sys::tcp::{ShutWindow, set_dead_after};
+use viaduct_sys::socket::tcp::{ShutWindow, set_dead_after};
 
 const AFTER: Duration = Duration::from_secs(2);
 /// Time within which a connection has to end: the limit, keepalive's rounding, and the delay of

@@ -11,9 +11,9 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use common::{Host, host_behind, is_root, pair};
-use viaduct_sys::filter::TapFilter;
-use viaduct_sys::offload::{OffloadError, OffloadState};
-use viaduct_sys::ring::{Direction, Ring, RingConfig};
+use viaduct_sys::capture::filter::TapFilter;
+use viaduct_sys::capture::offload::{OffloadError, OffloadState};
+use viaduct_sys::capture::ring::{Direction, Ring, RingConfig};
 
 #[test]
 fn ethtool_sees_them_go_and_come_back() {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::{is_root, pair};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use viaduct_sys::ring::{Direction, Ring, RingConfig, RingError};
+use viaduct_sys::capture::ring::{Direction, Ring, RingConfig, RingError};
 
 const UDP: u8 = 17;
 
@@ -16,7 +16,10 @@ fn config(bytes: usize) -> RingConfig {
 }
 
 /// Waits for packets until `seen` returns true, five seconds at most.
-fn read_until(ring: &mut Ring, mut seen: impl FnMut(&viaduct_sys::ring::Frame<'_>) -> bool) {
+fn read_until(
+    ring: &mut Ring,
+    mut seen: impl FnMut(&viaduct_sys::capture::ring::Frame<'_>) -> bool,
+) {
     let end = Instant::now() + Duration::from_secs(5);
     while Instant::now() < end {
         while let Some(frame) = ring.next() {

@@ -7,8 +7,8 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use common::{is_root, pair};
-use viaduct_sys::ring::{Direction, Ring, RingConfig};
-use viaduct_sys::udp::{SendReport, UdpBatch};
+use viaduct_sys::capture::ring::{Direction, Ring, RingConfig};
+use viaduct_sys::socket::udp::{SendReport, UdpBatch};
 
 #[test]
 fn datagrams_are_never_fragmented() {

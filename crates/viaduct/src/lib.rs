@@ -141,7 +141,7 @@ pub fn handlers() -> Registry {
 /// Runs the service that the command line selects, with these handlers.
 pub fn main(registry: Registry) -> ExitCode {
     // All services wait for child processes.
-    viaduct_sys::started::hear_of_children();
+    viaduct_sys::process::inherited_state::reset_sigchld();
     let words = run::unfold(std::env::args_os());
     // `viaduct run` exits with the status of its program; failures before that have a status of
     // their own.

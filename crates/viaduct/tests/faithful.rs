@@ -18,7 +18,7 @@ use viaduct_lab::topology::{Chain, Journal, Scratch};
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
 use viaduct_proto::rng::Rng;
-use viaduct_sys::tcp;
+use viaduct_sys::socket::tcp;
 
 /// Port of the server, and a port without a listener.
 const OPEN: u16 = 9000;

@@ -18,7 +18,7 @@ use viaduct_lab::topology::programs::{Iperf, Ping};
 use viaduct_lab::topology::{DumbbellSpec, Journal, Node};
 use viaduct_lab::world::World;
 use viaduct_proto::repair::stats::SenderStats;
-use viaduct_sys::ring::{self, Ring, RingConfig};
+use viaduct_sys::capture::ring::{self, Ring, RingConfig};
 
 fn world(mtu: (u32, u32), link: &str) -> World {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));

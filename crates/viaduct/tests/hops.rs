@@ -15,7 +15,7 @@ use viaduct_lab::topology::programs::WebServer;
 use viaduct_lab::topology::{Chain, Host, Journal, Node};
 use viaduct_proto::link::LinkConfig;
 use viaduct_proto::split::syn::Syn;
-use viaduct_sys::ring::{Ring, RingConfig};
+use viaduct_sys::capture::ring::{Ring, RingConfig};
 
 const SERVER: u16 = 9000;
 const HOP: u16 = 7000;

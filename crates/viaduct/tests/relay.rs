@@ -13,7 +13,7 @@ use viaduct_lab::proxies::Proxy;
 use viaduct_lab::topology::{Chain, Journal};
 use viaduct_proto::link::LinkConfig;
 use viaduct_proto::split::proxy::{Addresses, emit};
-use viaduct_sys::urgent;
+use viaduct_sys::socket::urgent;
 
 /// A client and a server, connected through a proxy on the path.
 struct World {

@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use viaduct_sys::tcp;
+use viaduct_sys::socket::tcp;
 
 use super::stream::Place;
 

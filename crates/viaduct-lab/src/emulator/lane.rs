@@ -2,8 +2,8 @@
 
 use viaduct_proto::link::{Delivery, Link, LinkConfig, flip_bit};
 use viaduct_proto::time::Instant;
-use viaduct_sys::interface::InterfaceError;
-use viaduct_sys::tun::Tun;
+use viaduct_sys::route::interface::InterfaceError;
+use viaduct_sys::route::tun::Tun;
 
 use super::pool::Pool;
 

@@ -31,8 +31,8 @@ use std::time::Duration;
 use rustix::event::EventfdFlags;
 use rustix::fd::OwnedFd;
 use viaduct_proto::link::{DropRecord, LinkConfig, LinkStats};
-use viaduct_sys::interface::InterfaceError;
-use viaduct_sys::tun::{Tun, TunDrops};
+use viaduct_sys::route::interface::InterfaceError;
+use viaduct_sys::route::tun::{Tun, TunDrops};
 
 use shuttle::{Question, Shuttle};
 

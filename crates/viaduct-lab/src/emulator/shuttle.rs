@@ -10,8 +10,8 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::time::{ClockId, clock_gettime};
 use viaduct_proto::link::{DropRecord, LinkConfig};
 use viaduct_proto::time::Instant;
-use viaduct_sys::interface::InterfaceError;
-use viaduct_sys::tun::Tun;
+use viaduct_sys::route::interface::InterfaceError;
+use viaduct_sys::route::tun::Tun;
 
 use super::lane::{Lane, Turn};
 use super::{Direction, EmulatorConfig, EmulatorStats};
@@ -77,7 +77,7 @@ impl Shuttle {
     /// Carries packets until the channel of requests is closed.
     pub(super) fn run(mut self) {
         // Fails only without permission; the counters report the result.
-        self.realtime = viaduct_sys::thread::set_fifo(PRIORITY);
+        self.realtime = viaduct_sys::process::thread::set_fifo(PRIORITY);
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         while self.answer() {
             let turn = self.turn();

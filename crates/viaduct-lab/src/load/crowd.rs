@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
-use viaduct_sys::tcp;
+use viaduct_sys::socket::tcp;
 
 use super::Ask;
 use crate::stop;

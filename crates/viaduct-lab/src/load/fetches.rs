@@ -14,7 +14,7 @@ use rustix::net::{RecvFlags, recv};
 use viaduct_proto::trickles::standard::MAIN;
 use viaduct_proto::trickles::stream::{Config, State};
 use viaduct_sys::poll::{Waker, wait};
-use viaduct_sys::tcp;
+use viaduct_sys::socket::tcp;
 
 use super::Trickles;
 use crate::stop;

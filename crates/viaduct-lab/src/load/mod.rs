@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
-use viaduct_sys::thread::pin;
+use viaduct_sys::process::thread::pin;
 
 use crate::topology::Node;
 

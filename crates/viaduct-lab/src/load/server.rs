@@ -11,8 +11,8 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create, sendfile};
-use viaduct_sys::tcp;
-use viaduct_sys::thread::pin;
+use viaduct_sys::process::thread::pin;
+use viaduct_sys::socket::tcp;
 
 use super::Ask;
 use crate::topology::{Host, TopologyError};
@@ -50,7 +50,7 @@ impl Server {
         let listener = host.netns().enter(listen)?.map_err(wrong)?;
         // Deferred accept, as web servers use it: connections that a proxy opens ahead of the
         // request cost the server nothing.
-        tcp::await_words(&listener, SILENCE_TIMEOUT).map_err(wrong)?;
+        tcp::defer_accept(&listener, SILENCE_TIMEOUT).map_err(wrong)?;
         let desk = Desk::new(listener).map_err(wrong)?;
         let stop = Arc::new(AtomicBool::new(false));
         let asked = stop.clone();

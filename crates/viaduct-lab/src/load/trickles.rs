@@ -22,7 +22,7 @@ use viaduct_proto::trickles::packet::{Format, Numbers, Room, TooLong, udp};
 use viaduct_proto::trickles::stream::{Config, Stream};
 use viaduct_proto::trickles::wire::response::{Form, HEAD, PAYLOAD_HEAD, Response};
 use viaduct_sys::clock;
-use viaduct_sys::tun::Tun;
+use viaduct_sys::route::tun::Tun;
 
 use super::datagrams;
 use crate::topology::{Dumbbell, TopologyError, open_tun};

@@ -63,7 +63,7 @@ pub enum TopologyError {
         /// Name of the node.
         node: String,
         /// Error of the kernel.
-        source: viaduct_sys::tun::TunError,
+        source: viaduct_sys::route::tun::TunError,
     },
     /// The link between the gateways could not be started.
     #[error("cannot emulate the link between the gateways")]

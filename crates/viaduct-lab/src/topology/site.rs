@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use viaduct_sys::tun::Tun;
+use viaduct_sys::route::tun::Tun;
 
 use super::{Host, Journal, Node, TopologyError, tun};
 use crate::emulator::{Emulator, EmulatorConfig};

@@ -1,6 +1,6 @@
 //! TUN devices at the ends of emulated links and for the lab's own clients.
 
-use viaduct_sys::tun::Tun;
+use viaduct_sys::route::tun::Tun;
 
 use super::{Node, TopologyError};
 use crate::emulator::TUN_QUEUE;

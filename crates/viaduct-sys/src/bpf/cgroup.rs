@@ -57,7 +57,7 @@ impl Group {
         let path = parent(&own);
         let level = 1 + path.split('/').filter(|part| !part.is_empty()).count() as u32;
         let parent = Cgroup::below_root(path)?;
-        parent.sweep();
+        parent.remove_stale();
         let name = format!("{PREFIX}{}", std::process::id());
         let failed = |errno: rustix::io::Errno| no_cgroup(&name, errno.into());
         let make = |at: BorrowedFd<'_>, name: &str| {
@@ -111,7 +111,7 @@ impl Group {
     /// # Errors
     /// The state cannot be read.
     pub fn is_empty(&self) -> io::Result<bool> {
-        self.says("populated 0")
+        self.has_event("populated 0")
     }
 
     /// Returns whether all processes of the group are frozen.
@@ -119,10 +119,10 @@ impl Group {
     /// # Errors
     /// The state cannot be read.
     pub fn is_frozen(&self) -> io::Result<bool> {
-        self.says("frozen 1")
+        self.has_event("frozen 1")
     }
 
-    fn says(&self, what: &str) -> io::Result<bool> {
+    fn has_event(&self, what: &str) -> io::Result<bool> {
         let read = OFlags::CLOEXEC | OFlags::RDONLY;
         let file = openat(&self.programs, "cgroup.events", read, Mode::empty())?;
         let mut text = String::new();
@@ -222,7 +222,7 @@ impl Cgroup {
 
 impl Cgroup {
     /// Removes empty groups whose process has ended without removing them.
-    fn sweep(&self) {
+    fn remove_stale(&self) {
         let Ok(list) = Dir::read_from(&self.directory) else { return };
         for entry in list.flatten() {
             let name = entry.file_name().to_string_lossy();
@@ -237,7 +237,7 @@ impl Cgroup {
     /// Removes the group `name`, unless processes are left in it.
     fn remove(&self, name: &str) {
         if let Ok(directory) = openat(&self.directory, name, FLAGS, Mode::empty()) {
-            Cgroup { directory }.sweep();
+            Cgroup { directory }.remove_stale();
         }
         let inner = format!("{name}/{PROGRAMS}");
         for name in [&inner[..], name] {

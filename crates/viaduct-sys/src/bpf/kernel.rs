@@ -23,7 +23,7 @@ const LRU_HASH: u32 = 9;
 const SOCKET_MAP: u32 = 15;
 const RING: u32 = 27;
 /// `BPF_F_NO_PREALLOC`.
-const NOT_BEFOREHAND: u32 = 1;
+const NO_PREALLOC: u32 = 1;
 /// Max bytes of the verifier's log that are read.
 const LOG: usize = 64 << 10;
 /// License of this project; no helper in use requires another.
@@ -95,7 +95,7 @@ impl<const N: usize> Map<N> {
     /// Returns a map that allocates memory as it fills, evicts nothing, and refuses new entries
     /// when it is full.
     pub(super) fn growing(most: u32) -> Result<Map<N>, BpfError> {
-        Map::of(HASH, most, NOT_BEFOREHAND)
+        Map::of(HASH, most, NO_PREALLOC)
     }
 
     fn of(kind: u32, most: u32, flags: u32) -> Result<Map<N>, BpfError> {
@@ -241,12 +241,12 @@ fn load(hook: Hook, program: &[Insn]) -> Result<OwnedFd, BpfError> {
     bpf_fd(PROG_LOAD, &attr).map_err(|source| match source.raw_os_error() {
         Some(libc::EPERM) => denied("load a program", source),
         // Loaded once more, to read the verifier's log.
-        _ => BpfError::Refused { hook: format!("{hook:?}"), why: complaint(attr), source },
+        _ => BpfError::Refused { hook: format!("{hook:?}"), why: verifier_log(attr), source },
     })
 }
 
 /// Returns the verifier's log for a program.
-fn complaint(attr: ProgLoad) -> String {
+fn verifier_log(attr: ProgLoad) -> String {
     let mut log = vec![0u8; LOG];
     let attr =
         ProgLoad { log_level: 1, log_size: LOG as u32, log: log.as_mut_ptr() as u64, ..attr };

@@ -12,30 +12,30 @@
 //!
 //! Each program is attached by a link whose descriptor this process holds: when the process
 //! ends, also by kill -9, the kernel detaches the program and nothing is left behind. Programs
-//! of [`Divert`] are attached to the wrapped programs' cgroup and last as long as it: no
+//! of [`Redirect`] are attached to the wrapped programs' cgroup and last as long as it: no
 //! program bypasses a chain because its master has ended. The meaning of the 16 bytes is up to
 //! the caller.
 
 mod asm;
 mod cgroup;
-mod divert;
 mod events;
 mod idioms;
 mod kernel;
 mod offers;
 mod option;
+mod redirect;
 mod sock_ops;
 mod steer;
 
 use std::io;
 
 pub use cgroup::{Freezer, Group};
-pub use divert::{
-    Carry, Diversion, Divert, Fate, Heard, Inside, Names, Offload, Optioned, Passing, Ports,
-    Resolver, Rule, Rules, Waiting,
-};
 pub use offers::Offers;
 pub use option::{OPTION, SynOption};
+pub use redirect::{
+    DatagramMode, InboundConns, Offload, OptionChange, Ports, Redirect, RedirectConfig,
+    RedirectEvent, Resolver, Rule, RuleAction, Rules, SocketNames, Traffic, WaitingConnect,
+};
 pub use steer::{Steer, Steering, Template};
 
 /// Errors of loading and attaching a program.

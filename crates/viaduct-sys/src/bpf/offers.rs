@@ -18,14 +18,14 @@ use rustix::net::sockopt::socket_cookie;
 use super::BpfError;
 use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, Width};
 use super::cgroup::Cgroup;
-use super::divert::Ports;
 use super::kernel::{Hook, Link, Map};
 use super::option::{COOKIE, OPTION, VALUE, look_up};
+use super::redirect::Ports;
 use super::sock_ops::{
     ACCEPTED, CONNECT, ESTABLISHED, FIRST_ARGUMENT, FLAGS, LENGTH, LISTENS, OP, SOCKET,
     WANTS_OPTIONS, WRITE, local_end,
 };
-use crate::tcp::INSIDE;
+use crate::socket::tcp::INSIDE;
 
 /// Max connections between their connect and the reading of the answer.
 const SOCKETS: u32 = 65_536;
@@ -79,13 +79,13 @@ impl Offers {
 
 fn program(asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTION]) -> Vec<Insn> {
     let mut asm = Asm::default();
-    let [connect, answered, ours, write, done] = [(); 5].map(|()| asm.label());
+    let [connect, established, ours, write, done] = [(); 5].map(|()| asm.label());
     let length = asm.label();
     asm.copy(R6, R1);
     asm.load(Width::Word, R7, R6, OP);
     for (op, label) in [
         (CONNECT, connect),
-        (ESTABLISHED, answered),
+        (ESTABLISHED, established),
         (ACCEPTED, ours),
         (LISTENS, ours),
         (LENGTH, length),
@@ -100,7 +100,7 @@ fn program(asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTION]) -> Vec<Insn> 
     asm.set_flags(R6, FLAGS, |asm| asm.or(R2, WANTS_OPTIONS));
     asm.goto(done);
 
-    asm.place(answered);
+    asm.place(established);
     look_up(&mut asm, asked, done);
     asm.set_flags(R6, FLAGS, |asm| asm.and(R2, !WANTS_OPTIONS));
     find(&mut asm, own, 0, done);
@@ -111,7 +111,7 @@ fn program(asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTION]) -> Vec<Insn> 
     listener(&mut asm, done);
 
     asm.place(length);
-    may_speak(&mut asm, asked, ports, own, done);
+    check_wanted(&mut asm, asked, ports, own, done);
     asm.copy(R1, R6);
     asm.set(R2, OPTION as i32);
     asm.set(R3, 0);
@@ -119,7 +119,7 @@ fn program(asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTION]) -> Vec<Insn> 
     asm.goto(done);
 
     asm.place(write);
-    may_speak(&mut asm, asked, ports, own, done);
+    check_wanted(&mut asm, asked, ports, own, done);
     put(&mut asm, own);
     asm.copy(R1, R6);
     asm.copy(R2, FP);
@@ -151,12 +151,18 @@ fn listener(asm: &mut Asm, done: Label) {
 /// Emits a jump to `done` unless the option is to be sent: in the SYN of a connection that
 /// asked for it, and in the answer to a SYN that had it, to a port that a wrapped program
 /// listens at.
-fn may_speak(asm: &mut Asm, asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTION], done: Label) {
-    let [answers, speak] = [(); 2].map(|()| asm.label());
+fn check_wanted(
+    asm: &mut Asm,
+    asked: &Map<OPTION>,
+    ports: &Ports,
+    own: &[u8; OPTION],
+    done: Label,
+) {
+    let [answers, send] = [(); 2].map(|()| asm.label());
     asm.load(Width::Word, R2, R6, IS_FULL);
     asm.if_equal(R2, 0, answers);
     look_up(asm, asked, done);
-    asm.goto(speak);
+    asm.goto(send);
 
     asm.place(answers);
     asm.load(Width::Word, R2, R6, FIRST_ARGUMENT);
@@ -164,7 +170,7 @@ fn may_speak(asm: &mut Asm, asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTIO
     local_end(asm);
     ports.find(asm, done);
     find(asm, own, IN_SYN, done);
-    asm.place(speak);
+    asm.place(send);
 }
 
 /// Emits code that copies the other end's option to the stack; goes to `none` if there is none.
@@ -196,7 +202,7 @@ mod tests {
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
     use super::*;
-    use crate::tcp::{self, TcpOptions, Telling};
+    use crate::socket::tcp::{self, SynContent, TcpOptions};
 
     const OWN: [u8; OPTION] = [253, 16, b'V', b'x', 7, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
@@ -209,9 +215,9 @@ mod tests {
         listener.set_nonblocking(false).unwrap();
         let at = listener.local_addr().unwrap();
         for offered in [true, false] {
-            let telling = if offered { Telling::Offer(&offers) } else { Telling::Nothing };
+            let telling = if offered { SynContent::Offer(&offers) } else { SynContent::Nothing };
             let (mut ours, _) =
-                tcp::connect_telling(at, None, TcpOptions::default(), telling).unwrap();
+                tcp::connect_with(at, None, TcpOptions::default(), telling).unwrap();
             let (mut theirs, _) = listener.accept().unwrap();
             let syn = tcp::saved_syn(&theirs).unwrap();
             assert_eq!(syn.windows(OPTION).any(|window| window == OWN), offered);

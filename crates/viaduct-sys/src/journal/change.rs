@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::JournalError;
-use super::owner::claim;
-use crate::hold::Hold;
-use crate::intercept::Intercept;
-use crate::keep_out::KeepOut;
-use crate::nft::MssClamp;
-use crate::offload::OffloadState;
-use crate::route::RouteMtu;
-use crate::sysctl::Sysctl;
-use crate::table::Table;
+use super::owner::lock_instance;
+use crate::capture::offload::OffloadState;
+use crate::nft::intercept::Intercept;
+use crate::nft::mss_clamp::MssClamp;
+use crate::nft::rst_guard::RstGuard;
+use crate::nft::syn_hold::SynHold;
+use crate::nft::table::Table;
+use crate::route::mtu::RouteMtu;
+use crate::route::sysctl::Sysctl;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -22,8 +22,10 @@ pub(super) enum Change {
     Route(RouteMtu),
     Mss(MssClamp),
     Intercept(Intercept),
-    Hold(Hold),
-    KeepOut(KeepOut),
+    #[serde(rename = "hold")]
+    SynHold(SynHold),
+    #[serde(rename = "keep_out")]
+    RstGuard(RstGuard),
     Sysctl(Sysctl),
 }
 
@@ -32,8 +34,8 @@ impl Change {
     pub(super) fn instance(&self) -> Option<&str> {
         match self {
             Change::Intercept(intercept) => Some(&intercept.instance),
-            Change::Hold(hold) => Some(&hold.instance),
-            Change::KeepOut(keep_out) => Some(&keep_out.instance),
+            Change::SynHold(hold) => Some(&hold.instance),
+            Change::RstGuard(guard) => Some(&guard.instance),
             _ => None,
         }
     }
@@ -43,15 +45,15 @@ impl Change {
         match self {
             Change::Mss(clamp) => Some(clamp),
             Change::Intercept(intercept) => Some(intercept),
-            Change::Hold(hold) => Some(hold),
-            Change::KeepOut(keep_out) => Some(keep_out),
+            Change::SynHold(hold) => Some(hold),
+            Change::RstGuard(guard) => Some(guard),
             Change::Offload(_) | Change::Route(_) | Change::Sysctl(_) => None,
         }
     }
 
     /// Returns whether the change's table is in place; true for a change without a table.
-    pub(super) fn is_there(&self) -> Result<bool, JournalError> {
-        Ok(self.table().map_or(Ok(true), |table| table.is_there())?)
+    pub(super) fn is_installed(&self) -> Result<bool, JournalError> {
+        Ok(self.table().map_or(Ok(true), |table| table.is_installed())?)
     }
 
     pub(super) fn apply(&self) -> Result<(), JournalError> {
@@ -75,14 +77,14 @@ impl Change {
     }
 }
 
-/// Undoes all changes as [`undo_all`] does, except tables that another process has claimed
+/// Undoes all changes as [`undo_all`] does, except tables that another process has locked
 /// meanwhile. Returns those changes, and the result for the others.
-pub(super) fn undo_unclaimed(changes: Vec<Change>) -> (Vec<Change>, (Vec<Change>, Vec<String>)) {
-    let mut claims = BTreeMap::new();
+pub(super) fn undo_unlocked(changes: Vec<Change>) -> (Vec<Change>, (Vec<Change>, Vec<String>)) {
+    let mut locks = BTreeMap::new();
     for instance in changes.iter().filter_map(Change::instance) {
-        claims.entry(instance.to_owned()).or_insert_with(|| claim(instance));
+        locks.entry(instance.to_owned()).or_insert_with(|| lock_instance(instance));
     }
-    let is_ours = |change: &Change| change.instance().is_none_or(|name| claims[name].is_some());
+    let is_ours = |change: &Change| change.instance().is_none_or(|name| locks[name].is_some());
     let (ours, disputed) = changes.into_iter().partition(is_ours);
     (disputed, undo_all(ours))
 }

@@ -3,11 +3,11 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::offload::OffloadError;
-use crate::route::RouteError;
-use crate::sysctl::SysctlError;
-use crate::table::NftError;
-use crate::tool::ToolError;
+use crate::capture::offload::OffloadError;
+use crate::nft::table::NftError;
+use crate::process::tool::ToolError;
+use crate::route::mtu::RouteError;
+use crate::route::sysctl::SysctlError;
 
 /// Errors of making, recording and undoing a change.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +28,7 @@ pub enum JournalError {
         "the nftables table viaduct_{0} is another process's, which runs or still ends its flows: \
          wait for its end, or listen at another port"
     )]
-    Claimed(String),
+    Locked(String),
     /// The journal cannot be read or written.
     #[error("cannot {action} {}", path.display())]
     File {

@@ -31,21 +31,21 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use self::change::{Change, undo_all, undo_unclaimed};
+use self::change::{Change, undo_all, undo_unlocked};
 pub use self::error::JournalError;
 pub use self::file::replace_file;
 use self::file::{Journal, read, remove_temporary};
-use self::owner::{Owner, claim, eventually};
-use crate::claim::Claim;
-use crate::dir_lock::DirLock;
-use crate::hold::Hold;
-use crate::intercept::Intercept;
-use crate::keep_out::KeepOut;
-use crate::nft::MssClamp;
-use crate::offload::OffloadState;
-use crate::route::RouteMtu;
-use crate::sysctl::Sysctl;
-use crate::table::Table as _;
+use self::owner::{Owner, eventually, lock_instance};
+use crate::capture::offload::OffloadState;
+use crate::nft::intercept::Intercept;
+use crate::nft::mss_clamp::MssClamp;
+use crate::nft::rst_guard::RstGuard;
+use crate::nft::syn_hold::SynHold;
+use crate::nft::table::Table as _;
+use crate::process::dir_lock::DirLock;
+use crate::process::instance_lock::InstanceLock;
+use crate::route::mtu::RouteMtu;
+use crate::route::sysctl::Sysctl;
 
 /// Returns the number of changes in a journal of these bytes; `None` if they are not a journal.
 /// For fuzzing.
@@ -61,7 +61,7 @@ pub struct Changes {
     warnings: Vec<String>,
     took_over: bool,
     /// Tables that no other process may make or delete. Dropped after all was undone.
-    claims: Vec<(String, Claim)>,
+    locks: Vec<(String, InstanceLock)>,
 }
 
 impl Changes {
@@ -84,18 +84,18 @@ impl Changes {
             if eventually(|| (!left.owner.is_running()).then_some(())).is_none() {
                 return Err(JournalError::Busy { path: path.to_owned(), pid: left.owner.pid });
             }
-            if left.owner.same_world(&owner) {
+            if left.owner.is_same_system(&owner) {
                 let all = [left.disputed, left.changes].concat();
                 let count = all.len();
-                (disputed, (changes, warnings)) = undo_unclaimed(all);
+                (disputed, (changes, warnings)) = undo_unlocked(all);
                 took_over = disputed.len() < count;
             }
         }
         remove_temporary(path);
         // Not earlier: dropping it deletes the journal, which until here may be another's.
         let journal = Journal { owner, changes, disputed };
-        let claims = Vec::new();
-        let changes = Changes { path: path.to_owned(), journal, warnings, took_over, claims };
+        let locks = Vec::new();
+        let changes = Changes { path: path.to_owned(), journal, warnings, took_over, locks };
         changes.save()?;
         Ok(changes)
     }
@@ -142,47 +142,48 @@ impl Changes {
         self.make(&Change::Mss(clamp))
     }
 
-    /// Claims the tables of `instance` before anything is changed for it.
+    /// Locks the tables of `instance` before anything is changed for it.
     ///
     /// # Errors
     /// Another process of this network namespace has them.
-    pub fn claim(&mut self, instance: &str) -> Result<(), JournalError> {
-        if self.claims.iter().any(|(ours, _)| ours == instance) {
+    pub fn lock_instance(&mut self, instance: &str) -> Result<(), JournalError> {
+        if self.locks.iter().any(|(ours, _)| ours == instance) {
             return Ok(());
         }
-        let claim = claim(instance).ok_or_else(|| JournalError::Claimed(instance.to_owned()))?;
-        self.claims.push((instance.to_owned(), claim));
+        let lock =
+            lock_instance(instance).ok_or_else(|| JournalError::Locked(instance.to_owned()))?;
+        self.locks.push((instance.to_owned(), lock));
         Ok(())
     }
 
     /// Hands connections to a proxy on this machine.
     ///
     /// # Errors
-    /// As [`Changes::claim`]'s and [`Intercept::apply`]'s; nothing is left changed.
+    /// As [`Changes::lock_instance`]'s and [`Intercept::apply`]'s; nothing is left changed.
     pub fn intercept(&mut self, intercept: Intercept) -> Result<(), JournalError> {
         intercept.check()?;
-        self.claim(&intercept.instance)?;
+        self.lock_instance(&intercept.instance)?;
         self.make(&Change::Intercept(intercept))
     }
 
     /// Makes the kernel hold SYNs until a proxy gives a verdict on each.
     ///
     /// # Errors
-    /// As [`Changes::claim`]'s and [`Hold::apply`]'s; nothing is left changed.
-    pub fn hold(&mut self, hold: Hold) -> Result<(), JournalError> {
+    /// As [`Changes::lock_instance`]'s and [`SynHold::apply`]'s; nothing is left changed.
+    pub fn syn_hold(&mut self, hold: SynHold) -> Result<(), JournalError> {
         hold.check()?;
-        self.claim(&hold.instance)?;
-        self.make(&Change::Hold(hold))
+        self.lock_instance(&hold.instance)?;
+        self.make(&Change::SynHold(hold))
     }
 
-    /// Keeps marked packets from this machine's TCP.
+    /// Keeps packets with the option mark from this machine's TCP.
     ///
     /// # Errors
-    /// As [`Changes::claim`]'s and [`KeepOut::apply`]'s; nothing is left changed.
-    pub fn keep_out(&mut self, keep_out: KeepOut) -> Result<(), JournalError> {
-        keep_out.check()?;
-        self.claim(&keep_out.instance)?;
-        self.make(&Change::KeepOut(keep_out))
+    /// As [`Changes::lock_instance`]'s and [`RstGuard::apply`]'s; nothing is left changed.
+    pub fn rst_guard(&mut self, guard: RstGuard) -> Result<(), JournalError> {
+        guard.check()?;
+        self.lock_instance(&guard.instance)?;
+        self.make(&Change::RstGuard(guard))
     }
 
     /// Lets new connections bypass the proxy of [`Changes::intercept`]; connections that were
@@ -230,7 +231,7 @@ impl Changes {
     pub fn repair(&self) -> Result<bool, JournalError> {
         let mut repaired = false;
         for change in &self.journal.changes {
-            if !change.is_there()? {
+            if !change.is_installed()? {
                 change.apply()?;
                 repaired = true;
             }
@@ -357,11 +358,11 @@ mod tests {
         let changes = vec![Change::Intercept(intercept)];
         let left = Journal { owner, changes: changes.clone(), disputed: Vec::new() };
         fs::write(&path, serde_json::to_vec(&left).unwrap()).unwrap();
-        let _other = claim("disputed_1").unwrap();
+        let _other = lock_instance("disputed_1").unwrap();
         let mut ours = Changes::open(&path).unwrap();
         assert!(!ours.took_over() && ours.warnings().is_empty());
-        let refused = ours.claim("disputed_1").unwrap_err();
-        assert!(matches!(refused, JournalError::Claimed(_)), "{refused}");
+        let refused = ours.lock_instance("disputed_1").unwrap_err();
+        assert!(matches!(refused, JournalError::Locked(_)), "{refused}");
         drop(ours);
         assert_eq!(read(&path).unwrap().unwrap().disputed, changes);
         fs::remove_file(&path).unwrap();

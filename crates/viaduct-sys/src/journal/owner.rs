@@ -5,11 +5,11 @@ use std::{fs, io, process, thread};
 
 use serde::{Deserialize, Serialize};
 
-use crate::claim::Claim;
+use crate::process::instance_lock::InstanceLock;
 
 /// Max time for a killed process to end: it may look dead while its last threads and
 /// descriptors still exist.
-const DYING: Duration = Duration::from_millis(500);
+const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A process, with the boot and the namespace of its changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ impl Owner {
         boot.trim() == self.boot && start_time(self.pid) == Some(self.started)
     }
 
-    pub(super) fn same_world(&self, other: &Owner) -> bool {
+    pub(super) fn is_same_system(&self, other: &Owner) -> bool {
         self.boot == other.boot && self.namespace == other.namespace
     }
 }
@@ -53,20 +53,20 @@ fn start_time(pid: u32) -> Option<u64> {
     if dead { None } else { fields.get(19)?.parse().ok() }
 }
 
-/// Claims the tables of `instance`; `None` if another process has them and does not end in
+/// Locks the tables of `instance`; `None` if another process has them and does not end in
 /// time.
-pub(super) fn claim(instance: &str) -> Option<Claim> {
-    eventually(|| Claim::take(&format!("viaduct_{instance}")).ok().flatten())
+pub(super) fn lock_instance(instance: &str) -> Option<InstanceLock> {
+    eventually(|| InstanceLock::take(&format!("viaduct_{instance}")).ok().flatten())
 }
 
 /// Repeats `look` until it succeeds, for as long as a killed process may take to end.
 pub(super) fn eventually<T>(look: impl Fn() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + DYING;
+    let deadline = Instant::now() + EXIT_TIMEOUT;
     loop {
         let found = look();
         if found.is_some() || Instant::now() >= deadline {
             return found;
         }
-        thread::sleep(DYING / 50);
+        thread::sleep(EXIT_TIMEOUT / 50);
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! All filters take their numbers from here, so that none of them misses one.
 
-use crate::filter::asm::{Asm, Label, Test};
+use crate::capture::filter::asm::{Asm, Label, Test};
 
 /// Numbers of a call, native and on the compatible architecture.
 #[derive(Clone, Copy, Debug)]

@@ -8,13 +8,13 @@ use libc::{SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO};
 use super::abi::{self, LOCAL};
 use super::filter::{ARCH, NR, argument};
 use super::set_filter;
-use crate::filter::BpfInsn;
-use crate::filter::asm::{Asm, Test};
+use crate::capture::filter::BpfInsn;
+use crate::capture::filter::asm::{Asm, Test};
 
 /// Restricts `command`, and all that it starts, to sockets of IP and of local families; others
 /// fail with `EPERM`. The filter needs no supervisor, and stays when this process ends. Sockets
 /// that the program inherits or is given are not checked, nor those that io_uring opens.
-pub fn keep_to_known_families(command: &mut Command) {
+pub fn restrict_families(command: &mut Command) {
     let program = filter();
     // SAFETY: between fork and exec the closure makes system calls only; it neither allocates
     // nor takes a lock.

@@ -13,9 +13,9 @@ use libc::{
 
 use super::Traps;
 use super::abi::{self, LOCAL};
-use crate::filter::BpfInsn;
-use crate::filter::asm::{Asm, Label, Test};
-use crate::tcp::MIRRORED_OPTIONS;
+use crate::capture::filter::BpfInsn;
+use crate::capture::filter::asm::{Asm, Label, Test};
+use crate::socket::tcp::MIRRORED_OPTIONS;
 
 // Fields of `struct seccomp_data`.
 pub(super) const NR: u32 = 0;

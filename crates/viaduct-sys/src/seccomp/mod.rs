@@ -20,6 +20,7 @@
 #![allow(unsafe_code)]
 
 mod abi;
+pub mod epoll_watches;
 mod families;
 mod filter;
 mod landlock;
@@ -32,12 +33,13 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::thread;
 
-pub use families::keep_to_known_families;
+pub use families::restrict_families;
 pub use listener::{Listener, Notification, Reply};
-pub use task::{Task, socket_of_somebody};
+pub use task::{Task, find_socket};
 
-use crate::filter::BpfInsn;
-use crate::{os, records};
+use crate::capture::filter::BpfInsn;
+use crate::os;
+use crate::socket::seqpacket;
 
 /// Calls that are trapped, beside `connect` and Fast Open sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +51,7 @@ pub struct Traps {
     /// Opening of sockets of families that may leave this host in other ways.
     pub families: bool,
     /// `getpeername` and `getsockname`, `getsockopt` of `SO_ERROR`, and `setsockopt` of options
-    /// that are [mirrored](crate::tcp::Mirrored).
+    /// that are [mirrored](crate::socket::tcp::Mirrored).
     pub names: bool,
     /// `bind`, `listen`, `accept` and `epoll_create`; with `names`, also `getsockopt` of
     /// `SO_REUSEADDR` and `SO_REUSEPORT`, even with the word.
@@ -91,13 +93,13 @@ pub mod calls {
 pub enum SeccompError {
     /// Another supervisor traps this process's calls.
     #[error(
-        "seccomp: another supervisor hears of this process's calls already (another viaduct run, \
+        "seccomp: another supervisor traps this process's calls already (another viaduct run, \
             or a \
          container's); use --via preload or --via cgroup"
     )]
     Nested,
     /// The kernel lacks user notification.
-    #[error("seccomp: the kernel cannot tell of calls ({0}); Linux 5.6 or later can")]
+    #[error("seccomp: the kernel lacks user notification ({0}), which Linux 5.6 and later have")]
     Missing(io::Error),
     /// The listener was not handed over.
     #[error("seccomp: the filter's listener was not handed over: {0}")]
@@ -140,7 +142,7 @@ impl Traps {
     /// closed instead.
     fn put_on(self, command: &mut Command) -> io::Result<OwnedFd> {
         let program = self.filter();
-        let (ours, theirs) = records::pair()?;
+        let (ours, theirs) = seqpacket::pair()?;
         let number = ours.as_raw_fd();
         let hand_over = move || {
             // SAFETY: this is the child's copy, which has no owner there. As long as it is open
@@ -156,7 +158,7 @@ impl Traps {
 }
 
 /// Returns whether a supervisor traps this process's calls already; only one can.
-pub fn is_heard() -> bool {
+pub fn is_traced() -> bool {
     // The thread of its own ends with its filter.
     let probe = || install(&filter::nothing());
     let probed = thread::scope(|scope| scope.spawn(probe).join());

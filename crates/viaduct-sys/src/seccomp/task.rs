@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use crate::watches::Epolls;
+use crate::seccomp::epoll_watches::Epolls;
 
 /// A thread, not its process (`PIDFD_THREAD`, 6.9 and later).
 const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
@@ -57,7 +57,7 @@ impl Task {
 
     /// Returns whether the thread is in this process's network namespace; true if that cannot
     /// be read.
-    pub fn is_of_this_network(&self) -> bool {
+    pub fn is_in_this_netns(&self) -> bool {
         let network = |whose: &str| std::fs::read_link(format!("/proc/{whose}/ns/net")).ok();
         let theirs = network(&self.pid.to_string());
         theirs.is_none_or(|theirs| network("self").is_none_or(|ours| ours == theirs))
@@ -99,7 +99,7 @@ impl Task {
 }
 
 /// Duplicates the socket of this inode from any process that has it.
-pub fn socket_of_somebody(inode: u64) -> Option<OwnedFd> {
+pub fn find_socket(inode: u64) -> Option<OwnedFd> {
     let name = format!("socket:[{inode}]");
     let number = |entry: &std::fs::DirEntry| entry.file_name().to_str()?.parse::<i32>().ok();
     let processes = std::fs::read_dir("/proc").ok()?.flatten();

@@ -5,8 +5,8 @@ use std::fs;
 
 use anyhow::{Context as _, Result};
 use tracing::warn;
-use viaduct_sys::tool;
-use viaduct_sys::tun::Tun;
+use viaduct_sys::process::tool;
+use viaduct_sys::route::tun::Tun;
 
 use super::site::Site;
 

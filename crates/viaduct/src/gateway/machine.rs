@@ -8,9 +8,9 @@ use std::os::unix::net::UnixStream;
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
 use serde_json::Value;
-use viaduct_sys::interface::Interface;
-use viaduct_sys::route::{RouteError, RouteMtu};
-use viaduct_sys::tool;
+use viaduct_sys::process::tool;
+use viaduct_sys::route::interface::Interface;
+use viaduct_sys::route::mtu::{RouteError, RouteMtu};
 
 use super::config::Config;
 

@@ -42,9 +42,9 @@ use viaduct_proto::keys::Entropy;
 use viaduct_proto::repair::{Local, Plane};
 use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
-use viaduct_sys::own_queue::OwnQueue;
 use viaduct_sys::poll::Waker;
-use viaduct_sys::udp::UdpBatch;
+use viaduct_sys::route::qdisc::QdiscDrops;
+use viaduct_sys::socket::udp::UdpBatch;
 
 use clocks::ClockFile;
 use config::Config;
@@ -179,7 +179,7 @@ fn build_worker(
         .with_context(|| format!("[site] listen: cannot use {}", config.listen))?;
     udp.block_receive().context("filter the repair socket")?;
     let taps = Taps::open(site)?;
-    let own_queue = OwnQueue::of(&config.wan).context("ask for the WAN's own queue")?;
+    let own_queue = QdiscDrops::of(&config.wan).context("ask for the WAN's own queue")?;
     let now = Instant::from_nanos(clock::now());
     let mut plane = Plane::new(local(config), site.peers(), now)?;
     if let Some(path) = config.clocks() {

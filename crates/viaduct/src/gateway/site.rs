@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use anyhow::{Result, bail};
 use viaduct_proto::repair::{Coding, MIN_MEMORY, PeerConfig, Sites, least_memory, overhead};
-use viaduct_sys::filter::{BpfInsn, TapFilter};
+use viaduct_sys::capture::filter::{BpfInsn, TapFilter};
 
 use super::config::{Config, Peer};
 use super::machine::{self, pair};

@@ -10,7 +10,7 @@ use viaduct_proto::keys::PublicKey;
 use viaduct_proto::repair::shadow::{Outcome, TRIED};
 use viaduct_proto::repair::stats::PeerStats;
 use viaduct_proto::repair::{Clocks, PeerFacts, Plane, PlaneStats, control};
-use viaduct_sys::udp::SendReport;
+use viaduct_sys::socket::udp::SendReport;
 
 use super::config::Peer;
 use super::site::Site;

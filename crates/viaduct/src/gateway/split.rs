@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use toml::{Table, Value};
 use viaduct_proto::flow::Registry;
-use viaduct_sys::intercept::{Intercept, Way};
+use viaduct_sys::nft::intercept::{Intercept, Selector};
 
 use super::config::Config;
 use super::machine::pair;
@@ -57,8 +57,8 @@ pub fn settings(config: &Config, registry: &Registry) -> Result<Option<Settings>
         bail!("[split] accept, on-demand, idle-exit: they are for `viaduct proxy` alone");
     }
     let (ours, theirs) = (pairs(own), pairs(&peers));
-    let there = Way { from: ours.clone(), to: theirs.clone() };
-    let back = Way { from: theirs, to: ours };
+    let there = Selector { from: ours.clone(), to: theirs.clone() };
+    let back = Selector { from: theirs, to: ours };
     if let Some(intercept) = &mut settings.intercept {
         *intercept = Intercept { ways: vec![there, back], ..intercept.clone() };
     }

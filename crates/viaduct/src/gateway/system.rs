@@ -6,11 +6,11 @@ use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, bail};
 use tracing::{info, warn};
-use viaduct_sys::intercept::Intercept;
 use viaduct_sys::journal::Changes;
-use viaduct_sys::nft::MssClamp;
-use viaduct_sys::route::RouteMtu;
-use viaduct_sys::rules_watch::RulesWatch;
+use viaduct_sys::nft::intercept::Intercept;
+use viaduct_sys::nft::mss_clamp::MssClamp;
+use viaduct_sys::nft::rule_watch::RuleWatch;
+use viaduct_sys::route::mtu::RouteMtu;
 
 use super::injector::Injector;
 use super::machine::pair;
@@ -30,7 +30,7 @@ pub struct System {
     /// Routes that cannot be lowered yet, each with the reason.
     waiting: Vec<(Lowered, String)>,
     /// Notifications of rules that another program removes; `None` on a kernel without nftables.
-    rules: Option<RulesWatch>,
+    rules: Option<RuleWatch>,
 }
 
 /// Prefix, and the maximum length of packets towards it.
@@ -73,7 +73,7 @@ impl System {
             mark,
             incomplete: false,
             waiting: Vec::new(),
-            rules: RulesWatch::new().ok(),
+            rules: RuleWatch::new().ok(),
         };
         system.follow(site)?;
         Ok((system, injector))
@@ -170,7 +170,7 @@ impl System {
 
     /// Restores rules that another program removed. Must be called once a second.
     pub fn keep(&self, interception: &Interception) {
-        if interception.is_missing() || self.rules.as_ref().is_some_and(RulesWatch::lost) {
+        if interception.is_missing() || self.rules.as_ref().is_some_and(RuleWatch::has_deletions) {
             interception.keep(&self.changes);
         }
     }

@@ -1,8 +1,8 @@
 //! Copies of the packets that cross the WAN.
 
 use anyhow::{Context as _, Result};
-use viaduct_sys::filter::BpfInsn;
-use viaduct_sys::ring::{Ring, RingConfig};
+use viaduct_sys::capture::filter::BpfInsn;
+use viaduct_sys::capture::ring::{Ring, RingConfig};
 
 use super::site::Site;
 

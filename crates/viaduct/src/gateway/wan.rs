@@ -4,8 +4,8 @@
 //! room for repairs changes. The routes of this program replace others, which may be gone.
 
 use anyhow::{Context, Result};
-use viaduct_sys::interface::Interface;
-use viaduct_sys::route_watch::RouteWatch;
+use viaduct_sys::route::interface::Interface;
+use viaduct_sys::route::watch::RouteWatch;
 
 use super::machine::pair;
 use super::site::Site;

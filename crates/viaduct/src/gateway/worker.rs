@@ -23,13 +23,13 @@ use viaduct_proto::repair::{PeerConfig, Plane};
 use viaduct_proto::time::Instant;
 use viaduct_proto::wire::ip::Header;
 use viaduct_proto::wire::offload::{self, Offload};
+use viaduct_sys::capture::filter::BpfInsn;
+use viaduct_sys::capture::ring::Frame;
 use viaduct_sys::clock;
-use viaduct_sys::filter::BpfInsn;
-use viaduct_sys::own_queue::OwnQueue;
 use viaduct_sys::poll::{Waker, wait};
-use viaduct_sys::ring::Frame;
-use viaduct_sys::thread;
-use viaduct_sys::udp::UdpBatch;
+use viaduct_sys::process::thread;
+use viaduct_sys::route::qdisc::QdiscDrops;
+use viaduct_sys::socket::udp::UdpBatch;
 
 use super::injector::Injector;
 use super::nap::Nap;
@@ -89,7 +89,7 @@ pub struct Worker {
     /// Socket that sends repairs.
     pub udp: UdpBatch,
     /// Queueing discipline of the WAN, in which repairs wait with all other outgoing packets.
-    pub own_queue: OwnQueue,
+    pub own_queue: QdiscDrops,
     /// Address to which peers send their datagrams.
     pub listen: SocketAddr,
     /// TUN through which recovered packets enter the kernel.

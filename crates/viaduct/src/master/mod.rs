@@ -27,8 +27,8 @@ use std::{fs, io};
 use anyhow::{Result, anyhow, bail};
 use viaduct_proto::flow::{HandlerSpec, Registry, offload};
 use viaduct_proto::wrap::wire::Welcome;
-use viaduct_sys::process::raise_descriptors;
-use viaduct_sys::records;
+use viaduct_sys::process::raise_fd_limit;
+use viaduct_sys::socket::seqpacket;
 
 use self::quota::{Limits, Quota};
 use self::session::Desk;
@@ -116,7 +116,7 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
     let by = Onward::Direct;
     let mut settings = Settings::for_programs(name, chain, by, args.times, run_dir);
     settings.metrics = args.metrics;
-    let max_runs = quota::max_runs(raise_descriptors());
+    let max_runs = quota::max_runs(raise_fd_limit());
     settings.leave_descriptors(max_runs);
     let (flows, user_flows) = (settings.limits.flows, args.user_flows);
     let limits = Limits::new(flows, max_runs, args.user_runs, user_flows, args.user_calls);
@@ -166,7 +166,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 
 /// Removes the socket of a master that was killed, and fails if a master of this name runs.
 fn clear(door: &Path) -> Result<()> {
-    match records::connect(&door.to_string_lossy()) {
+    match seqpacket::connect(&door.to_string_lossy()) {
         Ok(_) => {
             bail!("{}: a master of this name runs; give this one another name", door.display())
         }

@@ -18,7 +18,7 @@ use std::{io, thread};
 
 use rustix::net::Shutdown;
 use viaduct_proto::wrap::shared::Down;
-use viaduct_sys::records;
+use viaduct_sys::socket::seqpacket;
 
 use super::quota::Permit;
 use crate::proxy::conn::Lender;
@@ -125,7 +125,7 @@ impl State {
             match item {
                 Item::Message(down) => {
                     let has_gone = self.progress().has_gone
-                        || records::send(&self.socket, &down.emit(), None).is_err();
+                        || seqpacket::send(&self.socket, &down.emit(), None).is_err();
                     let mut progress = self.progress();
                     progress.unread -= 1;
                     progress.has_gone |= has_gone;

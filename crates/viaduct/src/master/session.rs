@@ -24,9 +24,9 @@ use viaduct_proto::flow::Failure;
 use viaduct_proto::wrap::shared::{Down, RECORD, Up};
 use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
 use viaduct_proto::wrap::{Errno, Fate, Transport};
-use viaduct_sys::dir_lock::DirLock;
-use viaduct_sys::records::{self, Received};
-use viaduct_sys::tcp::{self, Mirrored};
+use viaduct_sys::process::dir_lock::DirLock;
+use viaduct_sys::socket::seqpacket::{self, Received};
+use viaduct_sys::socket::tcp::{self, Mirrored};
 
 use super::outbox::{Outbox, RunLender};
 use super::quota::{Kind, Permit, Quota};
@@ -69,7 +69,7 @@ impl Desk {
         // The lock serializes masters that start at the same time.
         let _lock = DirLock::around(door).map_err(|error| cannot_be(door, &error))?;
         clear(door)?;
-        let listener = records::listen(&door.to_string_lossy());
+        let listener = seqpacket::listen(&door.to_string_lossy());
         let listener = listener.map_err(|error| cannot_be(door, &error))?;
         let mode = if all_users { 0o666 } else { 0o600 };
         fs::set_permissions(door, fs::Permissions::from_mode(mode))?;
@@ -90,7 +90,7 @@ impl Desk {
     fn serve(&self, shared: &Arc<Shared>) {
         let us = rustix::process::geteuid().as_raw();
         loop {
-            let (socket, user) = match records::accept(&self.listener) {
+            let (socket, user) = match seqpacket::accept(&self.listener) {
                 Ok((socket, peer)) => (socket, peer.user),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let _ = poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], None);
@@ -189,13 +189,13 @@ impl Session<'_> {
         // The buffer is one byte longer than a record, so that a longer one is detected.
         let (mut bytes, mut lines) = ([0; RECORD + 1], Lines::default());
         loop {
-            let received = match records::receive_beside(&*self.socket, &mut bytes) {
+            let received = match seqpacket::receive_with_fds(&*self.socket, &mut bytes) {
                 Ok(received) if received.length == 0 => return None,
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Some(format!("cannot be heard: {error}")),
             };
-            if received.is_cut || received.length > RECORD {
+            if received.is_truncated || received.length > RECORD {
                 let what = "says more than a record holds: it is of another version of viaduct";
                 return Some(what.to_owned());
             }
@@ -220,7 +220,7 @@ impl Session<'_> {
             Up::Arrival { .. } => 2,
             Up::NoOther { .. } => 0,
         };
-        if received.lost_descriptors && received.beside.len() <= wanted {
+        if received.lost_fds && received.fds.len() <= wanted {
             // The run is not at fault: this process, or the whole machine, can open no more
             // descriptors.
             let what =
@@ -229,7 +229,7 @@ impl Session<'_> {
             self.refuse(up, lines);
             return Some(());
         }
-        if received.beside.len() != wanted {
+        if received.fds.len() != wanted {
             return None;
         }
         if let Up::Call { id, to, .. } = up
@@ -247,7 +247,7 @@ impl Session<'_> {
             self.refuse(up, lines);
             return Some(());
         };
-        let mut sockets = received.beside.into_iter().map(|fd| stream(fd, granted.lender.clone()));
+        let mut sockets = received.fds.into_iter().map(|fd| stream(fd, granted.lender.clone()));
         let carrier = &self.shared.carrier;
         match up {
             Up::Hello { .. } => {}
@@ -314,7 +314,7 @@ impl Session<'_> {
 /// Receives the hello of a run and answers it. Returns whether it matches.
 fn greeted(socket: &OwnedFd, shared: &Shared) -> bool {
     let mut bytes = [0; RECORD];
-    let Ok((length, _)) = records::receive(socket, &mut bytes) else { return false };
+    let Ok((length, _)) = seqpacket::receive(socket, &mut bytes) else { return false };
     let refusal = match Up::parse(&bytes[..length]) {
         Some(Up::Hello { network }) if network == shared.network => None,
         Some(Up::Hello { .. }) => Some(Errno::XDEV),
@@ -334,7 +334,7 @@ fn stream(fd: OwnedFd, lender: Option<Arc<dyn Lender>>) -> Option<Conn<TcpStream
     let is = sockopt::socket_type(&socket).ok()? == SocketType::STREAM
         && sockopt::socket_protocol(&socket).ok()? == Some(ipproto::TCP);
     rustix::io::ioctl_fionbio(&socket, true).ok().filter(|()| is)?;
-    tcp::end_on_close(&socket).ok()?;
+    tcp::fin_on_close(&socket).ok()?;
     Some(socket.map(TcpStream::from))
 }
 
@@ -342,7 +342,7 @@ fn stream(fd: OwnedFd, lender: Option<Arc<dyn Lender>>) -> Option<Conn<TcpStream
 fn answer(socket: &OwnedFd, answer: &Answer) {
     let mut bytes = [0; WELCOME];
     let length = answer.emit(&mut bytes);
-    if let Err(error) = records::send(socket, &bytes[..length], None) {
+    if let Err(error) = seqpacket::send(socket, &bytes[..length], None) {
         debug!("answer a run: {error}");
     }
 }

@@ -20,7 +20,7 @@ use viaduct_proto::flow::Address;
 use viaduct_proto::negotiate::{Offer, Refusal, Terms, binding, select_handlers};
 use viaduct_proto::time::Instant;
 use viaduct_sys::bpf::{Offers, Ports};
-use viaduct_sys::tcp::{self, TcpOptions, Telling};
+use viaduct_sys::socket::tcp::{self, SynContent, TcpOptions};
 
 use super::flow::Middle;
 use super::leg::Leg;
@@ -87,7 +87,7 @@ impl Agreeing {
         from: Option<SocketAddr>,
         options: TcpOptions,
     ) -> io::Result<TcpStream> {
-        Ok(tcp::connect_telling(to, from, options, Telling::Offer(&self.offers))?.0)
+        Ok(tcp::connect_with(to, from, options, SynContent::Offer(&self.offers))?.0)
     }
 
     /// Handlers of flows to `to` that use a shared connection, if that exists.

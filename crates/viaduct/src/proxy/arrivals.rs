@@ -10,8 +10,8 @@ use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::syn::Syn;
 use viaduct_proto::time::Instant;
-use viaduct_sys::syn::SNAP;
-use viaduct_sys::tcp;
+use viaduct_sys::capture::syn::SNAP;
+use viaduct_sys::socket::tcp;
 
 use super::account::outcome;
 use super::flow::{Begun, End, Flow};

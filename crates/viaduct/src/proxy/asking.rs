@@ -11,7 +11,7 @@ use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::{LONGEST, Preface, Refusal, Step};
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::time::Instant;
-use viaduct_sys::tcp;
+use viaduct_sys::socket::tcp;
 
 use super::account::outcome;
 use super::arrivals::by_option;

@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use tracing::debug;
 use viaduct_proto::time::Instant;
 use viaduct_proto::wrap::aware::YES;
-use viaduct_sys::records;
+use viaduct_sys::socket::seqpacket;
 
 use super::flow::Middle;
 use super::worker::Worker;
@@ -99,7 +99,7 @@ impl Aware {
         if let Some(watchers) = self.watchers.get_mut(&key) {
             // A watcher that does not read loses records beyond its buffer; one that has gone
             // is removed.
-            watchers.retain(|to| match records::send(to, said, None) {
+            watchers.retain(|to| match seqpacket::send(to, said, None) {
                 Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
                 Ok(()) => true,
             });
@@ -124,7 +124,7 @@ impl Worker {
             }
             (What::Control(_, _, answer), None) => answer(None),
             (What::Watch(to), Some(key)) => {
-                if records::send(&to, &[YES], None).is_ok() {
+                if seqpacket::send(&to, &[YES], None).is_ok() {
                     self.aware.watchers.entry(key).or_default().push(to);
                 }
             }

@@ -13,7 +13,7 @@ use viaduct_proto::flow::Address;
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::time::Instant;
-use viaduct_sys::tcp::{self, TcpOptions};
+use viaduct_sys::socket::tcp::{self, TcpOptions};
 
 use super::calls::{Arrival, Program};
 use super::conn::Conn;

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
 use viaduct_proto::flow::Failure;
-use viaduct_sys::tcp::Mirrored;
+use viaduct_sys::socket::tcp::Mirrored;
 
 use super::leg::Leg;
 

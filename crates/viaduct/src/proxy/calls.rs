@@ -17,7 +17,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use tracing::debug;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::time::Instant;
-use viaduct_sys::tcp::{Mirrored, TcpOptions};
+use viaduct_sys::socket::tcp::{Mirrored, TcpOptions};
 
 use super::aware::Whose;
 use super::conn::Conn;

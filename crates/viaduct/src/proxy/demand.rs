@@ -23,7 +23,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::low_level::pipe;
 use tracing::{error, info, warn};
 use viaduct_sys::process::{Process, die_with_parent};
-use viaduct_sys::{inherit, memory, signals};
+use viaduct_sys::process::{inherited_fds, memory, signals};
 
 use super::doors::{Doors, Syns};
 use super::keeper::Interception;
@@ -164,7 +164,7 @@ impl Demand {
     /// Waits for a SYN, or for a connection where SYNs are not seen.
     fn wait_for_work(&mut self) -> Woken {
         // Memory used so far is not needed for some time.
-        let _ = memory::let_go_of_start();
+        let _ = memory::drop_clean_pages();
         loop {
             let (open, _) = self.doors.legacy();
             let all: Vec<&dyn AsFd> = open.iter().map(|fd| fd as &dyn AsFd).collect();
@@ -242,7 +242,7 @@ impl Demand {
         open.extend(self.told.legacy());
         // The service manager is notified by this process.
         command.env_remove("NOTIFY_SOCKET");
-        inherit::keep(&mut command, &open);
+        inherited_fds::leave_open(&mut command, &open);
         // The proxy reads the config and opens logs after it has begun to handle these signals.
         signals::ignore_at_start(&mut command, &[SIGHUP, SIGUSR1]);
         die_with_parent(&mut command);

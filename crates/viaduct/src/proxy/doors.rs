@@ -8,11 +8,11 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use tracing::warn;
-use viaduct_sys::filter::{Share, SynFilter};
-use viaduct_sys::inherit;
-use viaduct_sys::nfqueue::SynQueue;
-use viaduct_sys::syn::SynTap;
-use viaduct_sys::tcp::{self, TcpOptions};
+use viaduct_sys::capture::filter::{Share, SynFilter};
+use viaduct_sys::capture::syn::SynTap;
+use viaduct_sys::nft::nfqueue::NfQueue;
+use viaduct_sys::process::inherited_fds;
+use viaduct_sys::socket::tcp::{self, TcpOptions};
 
 /// Backlog of each listener: connections ready to be accepted.
 pub(super) const BACKLOG: u32 = 4096;
@@ -25,7 +25,7 @@ pub enum Syns {
     /// Copies of SYNs.
     Tap(SynTap),
     /// The SYNs themselves, held until a verdict.
-    Queue(SynQueue),
+    Queue(NfQueue),
 }
 
 /// Listeners of one event loop, and their source of SYNs.
@@ -74,7 +74,8 @@ impl Doors {
         wanted: Option<Wanted<'_>>,
         options: TcpOptions,
     ) -> Result<Doors> {
-        let given = inherit::listen_fds().context("take the sockets that LISTEN_FDS names")?;
+        let given =
+            inherited_fds::listen_fds().context("take the sockets that LISTEN_FDS names")?;
         let syns = Syns::open(wanted)?;
         let mut given: Vec<TcpListener> = given.into_iter().map(TcpListener::from).collect();
         let mut listeners = Vec::new();
@@ -118,7 +119,7 @@ impl Doors {
             all.push(Doors { number, ..Doors::open(listen, own, options)? });
         }
         for listener in &all[0].listeners {
-            tcp::share_out(listener, loops).context("share connections among the workers")?;
+            tcp::distribute(listener, loops).context("share connections among the workers")?;
         }
         Ok(all)
     }
@@ -127,11 +128,11 @@ impl Doors {
     pub fn inherited(doors: &[Door], number: u16, held: u32) -> Result<Doors> {
         let (mut listeners, mut syns) = (Vec::new(), Syns::Unseen);
         for door in doors {
-            let fd = inherit::take(door.fd).with_context(|| format!("take over {door}"))?;
+            let fd = inherited_fds::take(door.fd).with_context(|| format!("take over {door}"))?;
             match door.kind {
                 Kind::Listen => listeners.push(TcpListener::from(fd)),
                 Kind::Tap => syns = Syns::Tap(SynTap::inherited(fd)),
-                Kind::Queue => syns = Syns::Queue(SynQueue::inherited(fd, number, held)),
+                Kind::Queue => syns = Syns::Queue(NfQueue::inherited(fd, number, held)),
             }
         }
         if listeners.is_empty() {
@@ -158,7 +159,7 @@ impl Syns {
         match wanted {
             None => Ok(Syns::Unseen),
             Some(Wanted { held: Some((number, most)), .. }) => {
-                let queue = SynQueue::open(number, most).with_context(|| {
+                let queue = NfQueue::open(number, most).with_context(|| {
                     format!(
                         "hold SYNs in queue {number}, which takes root or CAP_NET_ADMIN, a kernel \
                          with NFQUEUE, and no other reader of it (--accept early)"

@@ -17,8 +17,8 @@ use viaduct_proto::flow::Failure;
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::syn::Syn;
 use viaduct_proto::time::Instant;
-use viaduct_sys::hold::{REFUSED, UNREACHABLE};
-use viaduct_sys::nfqueue::{SNAP, SynQueue, Verdict};
+use viaduct_sys::nft::nfqueue::{NfQueue, SNAP, Verdict};
+use viaduct_sys::nft::syn_hold::{REFUSED, UNREACHABLE};
 
 use super::target::failure;
 use super::worker::{Budget, Worker};
@@ -29,14 +29,14 @@ const MAX_VERDICTS: usize = 32;
 /// Held SYNs.
 #[derive(Debug)]
 pub struct Holding {
-    queue: SynQueue,
+    queue: NfQueue,
     /// Queue ID and addresses of each SYN, by the key of the flow that it has begun.
     held: HashMap<usize, (u32, Tuple)>,
 }
 
 impl Holding {
     /// Returns the set for the SYNs of `queue`.
-    pub fn new(queue: SynQueue) -> Holding {
+    pub fn new(queue: NfQueue) -> Holding {
         Holding { queue, held: HashMap::new() }
     }
 

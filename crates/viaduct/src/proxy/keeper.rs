@@ -2,7 +2,7 @@
 //! manager may remove them.
 //!
 //! ```text
-//!   rules are removed ──▶ RulesWatch ──▶ keeper ──▶ Changes::repair, a warning
+//!   rules are removed ──▶ RuleWatch ───▶ keeper ──▶ Changes::repair, a warning
 //!                                          └─ Interception: restored, missing ──▶ loops, status
 //!   a proxy ends ──▶ Interception::pass_by: new connections are no longer diverted
 //! ```
@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tracing::warn;
-use viaduct_sys::intercept::Intercept;
 use viaduct_sys::journal::Changes;
-use viaduct_sys::rules_watch::RulesWatch;
-use viaduct_sys::table::Table as _;
+use viaduct_sys::nft::intercept::Intercept;
+use viaduct_sys::nft::rule_watch::RuleWatch;
+use viaduct_sys::nft::table::Table as _;
 
 use super::demand::{Woken, wait};
 
@@ -81,8 +81,8 @@ impl Interception {
 
     /// Checks whether another process keeps `intercept` in place.
     fn look(&self, intercept: &Intercept) {
-        let there = intercept.is_there().unwrap_or(false)
-            || intercept.passed_by().is_there().unwrap_or(false);
+        let there = intercept.is_installed().unwrap_or(false)
+            || intercept.passed_by().is_installed().unwrap_or(false);
         if self.missing.swap(!there, Ordering::Relaxed) && there {
             self.restored.fetch_add(1, Ordering::Relaxed);
         }
@@ -119,7 +119,7 @@ impl Keeper {
             (None, Some(intercept)) => Kept::Parents(intercept.clone()),
             (None, None) => return Ok(None),
         };
-        let watch = RulesWatch::new().context("watch nftables and ip rules")?;
+        let watch = RuleWatch::new().context("watch nftables and ip rules")?;
         let (end, ended) = UnixStream::pair()?;
         let (state, its) = (state.clone(), state.clone());
         let run = move || run(&kept, &watch, &ended, &its);
@@ -138,7 +138,7 @@ impl Drop for Keeper {
     }
 }
 
-fn run(kept: &Kept, watch: &RulesWatch, ended: &UnixStream, state: &Interception) {
+fn run(kept: &Kept, watch: &RuleWatch, ended: &UnixStream, state: &Interception) {
     let [nft, route] = watch.sockets();
     let is_over = |patience| wait(&[ended], Some(patience)) == Woken::Work;
     loop {
@@ -147,7 +147,7 @@ fn run(kept: &Kept, watch: &RulesWatch, ended: &UnixStream, state: &Interception
         if is_over(Duration::ZERO) {
             return;
         }
-        if watch.lost() || state.is_missing() {
+        if watch.has_deletions() || state.is_missing() {
             match kept {
                 Kept::Ours => drop(state.changes().as_ref().map(|changes| state.keep(changes))),
                 Kept::Parents(intercept) => state.look(intercept),

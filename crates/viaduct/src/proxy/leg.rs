@@ -8,7 +8,7 @@ use mio::event::Source as _;
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 use viaduct_proto::flow::Failure;
-use viaduct_sys::tcp;
+use viaduct_sys::socket::tcp;
 
 use super::below::Ends;
 use super::conn::Conn;

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use tracing::debug;
-use viaduct_sys::tcp::{self, ShutWindow};
+use viaduct_sys::socket::tcp::{self, ShutWindow};
 
 /// Checks of a connection within the limit: enough that one whose peer has shut its receive
 /// window is never ended before the next check.

@@ -1,6 +1,6 @@
 //! Event loops of a proxy: each is a worker in a thread of its own, with its own listeners,
 //! flows and limits. The kernel distributes connections among them
-//! (`viaduct_sys::filter::Share`).
+//! (`viaduct_sys::capture::filter::Share`).
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, mpsc};

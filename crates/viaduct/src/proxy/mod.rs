@@ -63,7 +63,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow};
 use tracing::info;
 use viaduct_proto::flow::Registry;
-use viaduct_sys::memory;
+use viaduct_sys::process::memory;
 
 use demand::{Demand, SignalPipes};
 use doors::Doors;
@@ -103,7 +103,7 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let tunnels = settings.tunnels.as_ref().and_then(|of| of.listen).map(tracing::field::display);
     let (name, listen) = (&settings.name, &settings.listen);
     info!(name, ?listen, tunnel_listen = tunnels, to = %settings.target, "up");
-    memory::let_go_of_start()?;
+    memory::drop_clean_pages()?;
     let ended = loops.run();
     access_log.flush();
     ended.context("the proxy stopped")
@@ -136,7 +136,7 @@ pub fn carry(
     open(handle.worker().context("no worker runs")?)?;
     let _status = control::start(None, registry, handle, signals)?;
     info!(name = settings.name, "up");
-    memory::let_go_of_start()?;
+    memory::drop_clean_pages()?;
     loops.run().context("the master stopped")
 }
 

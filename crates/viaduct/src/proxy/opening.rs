@@ -4,10 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 use tracing::warn;
-use viaduct_sys::filter::SynFilter;
-use viaduct_sys::hold::{Hold, Where};
-use viaduct_sys::intercept::Way;
+use viaduct_sys::capture::filter::SynFilter;
 use viaduct_sys::journal::Changes;
+use viaduct_sys::nft::intercept::Selector;
+use viaduct_sys::nft::syn_hold::{SynHold, SynPath};
 
 use super::doors::{self, Door, Doors, Wanted};
 use super::settings::Settings;
@@ -56,19 +56,19 @@ fn queue(settings: &Settings) -> u16 {
 }
 
 /// SYNs that concern this proxy: their sources and destinations, and the ports.
-fn concern(settings: &Settings) -> (Vec<Way>, Vec<u16>) {
+fn concern(settings: &Settings) -> (Vec<Selector>, Vec<u16>) {
     match &settings.intercept {
         Some(intercept) => (intercept.ways.clone(), intercept.ports.clone()),
         None => {
             let ports = settings.listen.iter().map(SocketAddr::port).collect();
-            (vec![Way { from: Vec::new(), to: doors::prefixes(&settings.listen) }], ports)
+            (vec![Selector { from: Vec::new(), to: doors::prefixes(&settings.listen) }], ports)
         }
     }
 }
 
 /// All sources (none if one entry matches any), and all destinations.
-fn ends(ways: &[Way]) -> (Vec<Prefix>, Vec<Prefix>) {
-    let all = |end: fn(&Way) -> &Vec<Prefix>| ways.iter().flat_map(end).copied().collect();
+fn ends(ways: &[Selector]) -> (Vec<Prefix>, Vec<Prefix>) {
+    let all = |end: fn(&Selector) -> &Vec<Prefix>| ways.iter().flat_map(end).copied().collect();
     let anywhere = ways.iter().any(|way| way.from.is_empty());
     (if anywhere { Vec::new() } else { all(|way| &way.from) }, all(|way| &way.to))
 }
@@ -89,7 +89,7 @@ fn claim(settings: &Settings) -> Result<Option<Changes>> {
         warn!("left by an earlier run: {warning}");
     }
     for instance in &instances {
-        changes.claim(instance)?;
+        changes.lock_instance(instance)?;
     }
     // Without changes, dropping them here deletes the journal.
     Ok((!instances.is_empty()).then_some(changes))
@@ -106,8 +106,8 @@ fn change(settings: &Settings, changes: &mut Changes) -> Result<()> {
     if settings.holds {
         let (instance, queue) = (hold_instance(settings), queue(settings));
         let (ways, ports) = concern(settings);
-        let whose = if intercept.is_some() { Where::Passing } else { Where::Here };
-        changes.hold(Hold { instance, queue, whose, ways, ports })?;
+        let whose = if intercept.is_some() { SynPath::Forwarded } else { SynPath::Local };
+        changes.syn_hold(SynHold { instance, queue, whose, ways, ports })?;
     }
     if let Some(intercept) = intercept {
         changes.intercept(intercept.clone())?;

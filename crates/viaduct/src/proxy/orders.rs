@@ -7,7 +7,7 @@ use mio::Waker;
 use tokio::sync::oneshot;
 use tracing::{debug, error, info};
 use viaduct_proto::time::Instant;
-use viaduct_sys::tcp::{self, Mirrored};
+use viaduct_sys::socket::tcp::{self, Mirrored};
 
 use super::arrivals::MAX_ACCEPTS;
 use super::aware::{Asked, Listens, Whose};
@@ -142,7 +142,7 @@ impl Worker {
         self.doors_close = Some(now + HANDSHAKES);
         self.let_go();
         for listener in &self.listeners {
-            if let Err(error) = tcp::take_no_more(listener) {
+            if let Err(error) = tcp::drop_syns(listener) {
                 debug!("refuse SYNs: {error}");
             }
         }

@@ -8,7 +8,7 @@ use mio::net::TcpStream;
 use tracing::{debug, warn};
 use viaduct_proto::flow::Address;
 use viaduct_proto::time::Instant;
-use viaduct_sys::tcp::{self, LongHaul, TcpOptions};
+use viaduct_sys::socket::tcp::{self, LongHaul, TcpOptions};
 
 use super::agreeing::{Agreeing, Undecided};
 use super::conn::Conn;

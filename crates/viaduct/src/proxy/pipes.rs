@@ -2,7 +2,7 @@
 
 use std::io;
 
-use viaduct_sys::splice::Pipe;
+use viaduct_sys::socket::splice::Pipe;
 
 /// Capacity of a large pipe, in bytes: a fast flow needs fewer calls and fewer short segments
 /// per byte with it.

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
-use viaduct_sys::tcp::LongHaul;
+use viaduct_sys::socket::tcp::LongHaul;
 
 use super::onward::Onward;
 use super::through::Factories;

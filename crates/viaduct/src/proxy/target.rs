@@ -10,8 +10,8 @@ use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::{Protocols, Secret};
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::syn::Syn;
-use viaduct_sys::here::Here;
-use viaduct_sys::tcp::LongHaul;
+use viaduct_sys::route::local_addresses::LocalAddresses;
+use viaduct_sys::socket::tcp::LongHaul;
 
 use super::onward::Onward;
 use super::policy::{Plan, Policies, holds};
@@ -264,10 +264,10 @@ impl fmt::Display for Target {
 pub fn is_here(to: SocketAddr) -> bool {
     thread_local! {
         /// Separate for each thread: answers must not reach another thread's query.
-        static HERE: Option<Here> = Here::new().ok();
+        static HERE: Option<LocalAddresses> = LocalAddresses::new().ok();
     }
     let ip = to.ip().to_canonical();
-    let has = |here: &Here| here.has(ip).unwrap_or(false);
+    let has = |here: &LocalAddresses| here.contains(ip).unwrap_or(false);
     ip.is_loopback() || HERE.with(|here| here.as_ref().is_some_and(has))
 }
 

@@ -18,7 +18,7 @@ use tracing::warn;
 use viaduct_proto::split::option::Hop;
 use viaduct_proto::split::proxy::{self, Addresses};
 use viaduct_sys::bpf::SynOption;
-use viaduct_sys::tcp::{self, TcpOptions, Telling};
+use viaduct_sys::socket::tcp::{self, SynContent, TcpOptions};
 
 use super::agreeing::Agreeing;
 use super::below::Below;
@@ -90,19 +90,19 @@ impl Teller {
         options: TcpOptions,
         told: Option<Addresses>,
     ) -> io::Result<(TcpStream, Vec<u8>)> {
-        let connect = |telling: Telling<'_>| tcp::connect_telling(to, from, options, telling);
+        let connect = |telling: SynContent<'_>| tcp::connect_with(to, from, options, telling);
         let Some(told) = told else {
-            return Ok((connect(Telling::Nothing)?.0, Vec::new()));
+            return Ok((connect(SynContent::Nothing)?.0, Vec::new()));
         };
         let mut header = proxy::emit(&told);
         let telling = match self.tell {
-            Some(Tell::Proxy) => Telling::Nothing,
-            Some(Tell::ProxyTfo) => Telling::Data(&header),
+            Some(Tell::Proxy) => SynContent::Nothing,
+            Some(Tell::ProxyTfo) => SynContent::Data(&header),
             None | Some(Tell::Option) => match (Hop::of(&told), self.program()) {
                 (Some(hop), Some(program)) => {
-                    return Ok((connect(Telling::Option(program, &hop.emit()))?.0, Vec::new()));
+                    return Ok((connect(SynContent::Option(program, &hop.emit()))?.0, Vec::new()));
                 }
-                _ => Telling::Data(&header),
+                _ => SynContent::Data(&header),
             },
         };
         let (stream, said) = connect(telling)?;
@@ -121,10 +121,10 @@ impl Teller {
     ) -> io::Result<(TcpStream, Vec<u8>)> {
         let option = Hop::of(&carries).map(|hop| hop.emit());
         let telling = match (self.program(), &option) {
-            (Some(program), Some(option)) => Telling::Option(program, option),
-            _ => Telling::Nothing,
+            (Some(program), Some(option)) => SynContent::Option(program, option),
+            _ => SynContent::Nothing,
         };
-        let (stream, _) = tcp::connect_telling(to, from, options, telling)?;
+        let (stream, _) = tcp::connect_with(to, from, options, telling)?;
         Ok((stream, Vec::new()))
     }
 

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use tracing::debug;
 use viaduct_proto::flow::{Address, BottomId, Failure, Spawn, SpawnKind};
 use viaduct_proto::time::Instant;
-use viaduct_sys::tcp::TcpOptions;
+use viaduct_sys::socket::tcp::TcpOptions;
 
 use super::flow::{End, Flow};
 use super::leg::Leg;

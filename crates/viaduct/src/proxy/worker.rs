@@ -14,9 +14,9 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use tracing::info;
 use viaduct_proto::split::early::Early;
 use viaduct_proto::time::Instant;
+use viaduct_sys::capture::syn::SynTap;
 use viaduct_sys::clock;
-use viaduct_sys::syn::SynTap;
-use viaduct_sys::tcp::TcpOptions;
+use viaduct_sys::socket::tcp::TcpOptions;
 
 use super::arrivals::Started;
 use super::aware::Aware;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A leg between the two is a loopback connection that one end starts at a rendezvous
-//! ([`viaduct_sys::meeting`]) and the other completes. It is in progress until the far end has
+//! ([`viaduct_sys::socket::rendezvous`]) and the other completes. It is in progress until the far end has
 //! answered, like a wrapped program's connection. It needs no privilege, whichever interposer
 //! is used.
 
@@ -20,9 +20,9 @@ use tracing::debug;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::wrap::wire::Welcome;
 use viaduct_proto::wrap::{Fate, Rules, Transport};
-use viaduct_sys::meeting::Meeting;
-use viaduct_sys::pending::{Begun, Closed, Pending};
-use viaduct_sys::tcp::{self, Mirrored, TcpOptions};
+use viaduct_sys::socket::pending::{Begun, ClosedPorts, Pending};
+use viaduct_sys::socket::rendezvous::Rendezvous;
+use viaduct_sys::socket::tcp::{self, Mirrored, TcpOptions};
 
 use super::joined::Joined;
 use crate::proxy::below::{Below, Ends};
@@ -41,8 +41,8 @@ pub struct Above {
     /// Set if the kernel does all work of the master below: its rate limit in bytes a second,
     /// or 0 for none.
     offload: Option<u64>,
-    meeting: Meeting,
-    closed: Arc<Closed>,
+    meeting: Rendezvous,
+    closed: Arc<ClosedPorts>,
 }
 
 impl Above {
@@ -52,8 +52,8 @@ impl Above {
     /// There is no loopback interface, or no port is free.
     pub fn new(below: Arc<Joined>, welcome: &Welcome) -> Result<Above> {
         let Welcome { rules: theirs, offload, .. } = *welcome;
-        let meeting = Meeting::open().context("open the meeting")?;
-        let closed = Arc::new(Closed::open().context("reserve a port that is closed")?);
+        let meeting = Rendezvous::open().context("open the meeting")?;
+        let closed = Arc::new(ClosedPorts::open().context("reserve a port that is closed")?);
         Ok(Above { below, theirs, offload, meeting, closed })
     }
 
@@ -107,7 +107,8 @@ impl Below for Above {
             }
             (Fate::Divert, None) => {
                 let (near, pending) = self.leg(to.is_ipv4(), from)?;
-                let (source, place) = (pending.program()?, self.meeting.place(to.is_ipv4())?);
+                let (source, place) =
+                    (pending.program()?, self.meeting.bound_socket(to.is_ipv4())?);
                 let ends = Ends::of(to);
                 let (place, closed) = (Some(place), self.closed.clone());
                 let reach =
@@ -139,7 +140,7 @@ struct Reach {
     ends: Weak<Ends>,
     pending: Option<Pending>,
     place: Option<TcpStream>,
-    closed: Arc<Closed>,
+    closed: Arc<ClosedPorts>,
 }
 
 impl Held for Reach {
@@ -205,7 +206,7 @@ impl Program for Between {
         let client = self.next.as_ref().ok_or(io::ErrorKind::NotConnected)?.client;
         let (_, pending) = self.above.leg(client.is_ipv4(), None)?;
         self.pending = Some(pending);
-        self.above.meeting.place(client.is_ipv4()).map(Conn::from)
+        self.above.meeting.bound_socket(client.is_ipv4()).map(Conn::from)
     }
 
     fn another(&self) -> Option<Box<dyn Program>> {

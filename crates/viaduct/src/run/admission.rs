@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use anyhow::Result;
 use rustix::net::{SocketType, ipproto, sockopt};
 use viaduct_proto::wrap::Secret;
-use viaduct_sys::records::Peer;
+use viaduct_sys::socket::seqpacket::Peer;
 
 use crate::random::random;
 

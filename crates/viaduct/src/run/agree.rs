@@ -9,7 +9,7 @@ use tracing::info;
 use viaduct_proto::flow::{HandlerSpec, Registry};
 use viaduct_proto::negotiate::{Required, Terms, offer_in_band};
 use viaduct_sys::bpf::Ports;
-use viaduct_sys::tcp;
+use viaduct_sys::socket::tcp;
 
 use super::Plan;
 use super::report::{Fate, Report};

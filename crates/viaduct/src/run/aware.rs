@@ -11,7 +11,7 @@ use rustix::net::sockopt;
 use tracing::debug;
 use viaduct_proto::wrap::aware::{Ask, MAX_MESSAGE, NO, YES};
 use viaduct_proto::wrap::{SECRET, Secret};
-use viaduct_sys::records;
+use viaduct_sys::socket::seqpacket;
 
 use super::{admission, desk};
 use crate::proxy::aware::{Asked, What, Whose};
@@ -25,7 +25,7 @@ pub const CONTROL: &str = "VIADUCT_CONTROL";
 /// for [`CONTROL`].
 pub fn start(worker: ToWorker) -> Result<String> {
     let name = format!("@viaduct-control-{:x}", u64::from_ne_bytes(random()?));
-    let listener = records::listen(&name).context("listen for programs' requests")?;
+    let listener = seqpacket::listen(&name).context("listen for programs' requests")?;
     let secret = admission::secret()?;
     let serve = move || desk::serve(&listener, |socket| hear(socket, &secret, &worker));
     thread::Builder::new().name("control".to_owned()).spawn(serve)?;
@@ -35,7 +35,7 @@ pub fn start(worker: ToWorker) -> Result<String> {
 /// Passes a request on. Returns the socket if no request has arrived yet.
 fn hear(socket: OwnedFd, secret: &Secret, worker: &ToWorker) -> Option<OwnedFd> {
     let mut bytes = [0; SECRET + MAX_MESSAGE];
-    let (length, beside) = match records::receive(&socket, &mut bytes) {
+    let (length, beside) = match seqpacket::receive(&socket, &mut bytes) {
         Ok(received) => received,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(socket),
         Err(_) => return None,
@@ -71,7 +71,7 @@ fn say(socket: &OwnedFd, answer: Option<Vec<u8>>) {
     let mut said = vec![if answer.is_some() { YES } else { NO }];
     said.extend(answer.unwrap_or_default());
     said.truncate(MAX_MESSAGE);
-    if let Err(error) = records::send(socket, &said, None) {
+    if let Err(error) = seqpacket::send(socket, &said, None) {
         debug!("answer a program: {error}");
     }
 }

@@ -34,10 +34,12 @@ use viaduct_proto::wire::datagram::{Datagram, MAX_QUOTED, emit, undelivered};
 use viaduct_proto::wire::ip::{self, MutableFields};
 use viaduct_proto::wrap::{Fate, Rules, Transport};
 use viaduct_sys::clock;
-use viaduct_sys::hall::{self, Gone, Lookup, Loop, Own, OwnWatch, Ways};
-use viaduct_sys::hop_fields::{self, HopFields};
-use viaduct_sys::thread::set_timer_slack;
-use viaduct_sys::undelivered::take_error_of;
+use viaduct_sys::netns::capture_ns::{
+    self, CloseWatch, LoopbackSocket, SocketLookup, SourceRoutes, SourceRoutesWatch, Uplinks,
+};
+use viaduct_sys::process::thread::set_timer_slack;
+use viaduct_sys::socket::error_queue::take_error_of;
+use viaduct_sys::socket::hop_fields::{self, HopFields};
 
 use self::outside::{All, Outside};
 use super::Plan;
@@ -77,12 +79,12 @@ const HOPS: u8 = 64;
 #[derive(Debug)]
 pub struct Carried {
     hall: Hall,
-    out: hall::Way,
-    v6: Option<Loop>,
-    gone: Option<Gone>,
-    lookup: Option<Lookup>,
+    out: capture_ns::Uplink,
+    v6: Option<LoopbackSocket>,
+    gone: Option<CloseWatch>,
+    lookup: Option<SocketLookup>,
     epoll: OwnedFd,
-    watch: Option<OwnWatch>,
+    watch: Option<SourceRoutesWatch>,
     state: Mutex<State>,
 }
 
@@ -101,7 +103,7 @@ struct State {
     lost: [u64; 2],
     looked: Instant,
     /// Addresses and routes of this host.
-    own: Arc<Own>,
+    own: Arc<SourceRoutes>,
     /// Earliest time of the next read of the routes, and whether they may have changed.
     ask_at: Instant,
     changed: bool,
@@ -123,7 +125,7 @@ impl Carried {
     /// Datagrams cannot be carried; the error says why.
     pub fn start(plan: &Plan) -> Result<Arc<Carried>> {
         let passage = datagrams::passage(plan).map_err(anyhow::Error::msg)?;
-        let (hall, Ways { out, v6, gone, lookup }) = Hall::open_for_datagrams()?;
+        let (hall, Uplinks { out, v6, gone, lookup }) = Hall::open_for_datagrams()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &out, epoll::EventData::new_u64(OUT), epoll::EventFlags::IN)?;
         if let Some(v6) = &v6 {
@@ -137,11 +139,11 @@ impl Carried {
             epoll::add(&epoll, relayed, epoll::EventData::new_u64(RELAYED), epoll::EventFlags::IN)?;
         }
         // Fails where there is no netlink; routes that are added later are missing then.
-        let watch = OwnWatch::new().ok();
+        let watch = SourceRoutesWatch::new().ok();
         if let Some(watch) = &watch {
             epoll::add(&epoll, watch, epoll::EventData::new_u64(ROUTES), epoll::EventFlags::IN)?;
         }
-        let own = Own::ask(relayed.is_some() || plan.names.is_some());
+        let own = SourceRoutes::read(relayed.is_some() || plan.names.is_some());
         if let Err(error) = hall.reach(&own) {
             debug!("routes of a hall: {error}");
         }
@@ -478,7 +480,7 @@ impl Carried {
 
     /// Notes that routes or addresses have changed.
     fn see_routes(&self) {
-        if self.watch.as_ref().is_some_and(OwnWatch::changed) {
+        if self.watch.as_ref().is_some_and(SourceRoutesWatch::changed) {
             self.state().changed = true;
         }
     }
@@ -495,7 +497,7 @@ impl Carried {
         state.changed = false;
         let (known, all) = (state.own.clone(), state.relayed.is_some() || state.names.is_some());
         drop(state);
-        let own = Own::ask(all);
+        let own = SourceRoutes::read(all);
         let is_new = own != *known;
         if is_new && let Err(error) = self.hall.reach(&own) {
             debug!("routes of a hall: {error}");
@@ -510,7 +512,7 @@ impl Carried {
     /// Handles sockets that programs have closed: closes those outside too, so that the kernel
     /// reports errors to their senders.
     fn see_gone(&self) {
-        if self.gone.as_ref().is_some_and(Gone::any) {
+        if self.gone.as_ref().is_some_and(CloseWatch::any) {
             self.sweep(&mut self.state());
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use viaduct_proto::wrap::Rules;
-use viaduct_sys::tcp::Mirrored;
+use viaduct_sys::socket::tcp::Mirrored;
 
 use super::above::Above;
 use super::joined::Joined;

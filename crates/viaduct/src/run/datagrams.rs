@@ -1,7 +1,7 @@
 //! Datagrams of programs that BPF sees: the kernel holds each until the handlers release it.
 //!
 //! ```text
-//!   program ─▶ sys::datagrams ── headers ──▶ rules ─▶ flow::datagrams::Passage ─┐ when?
+//!   program ─▶ sys::nft::datagram_queue ── headers ──▶ rules ─▶ flow::datagrams::Passage ─┐ when?
 //!              holds it ◀──────────────────── verdict, when its time has come ◀─┘
 //! ```
 //!
@@ -24,9 +24,9 @@ use viaduct_proto::wire::datagram::Datagram;
 use viaduct_proto::wrap::{Fate, Rules, Transport};
 use viaduct_sys::bpf::Group;
 use viaduct_sys::clock;
-use viaduct_sys::datagrams::Datagrams;
-use viaduct_sys::nfqueue::{Held, SNAP, Verdict, WHOLE};
-use viaduct_sys::thread::set_timer_slack;
+use viaduct_sys::nft::datagram_queue::DatagramQueue;
+use viaduct_sys::nft::nfqueue::{QueuedPacket, SNAP, Verdict, WHOLE};
+use viaduct_sys::process::thread::set_timer_slack;
 
 use self::replaced::Replaced;
 use super::Plan;
@@ -74,7 +74,7 @@ pub fn start(group: &Group, plan: &Plan) -> Fares {
         Ok(replaced) => replaced,
         Err(error) => return Fares::Not(format!("datagrams cannot be replaced ({error})")),
     };
-    let datagrams = match Datagrams::hold(group, replaced.is_some()) {
+    let datagrams = match DatagramQueue::open(group, replaced.is_some()) {
         Ok(datagrams) => datagrams,
         Err(error) => return Fares::Not(format!("{error} ({})", source(&error))),
     };
@@ -143,7 +143,7 @@ fn source(error: &dyn std::error::Error) -> String {
 
 #[derive(Debug)]
 struct Shared {
-    datagrams: Datagrams,
+    datagrams: DatagramQueue,
     /// Locked while it works, so that readers see consistent counts.
     state: Mutex<State>,
 }
@@ -240,12 +240,12 @@ impl Holder {
 }
 
 impl State {
-    fn take(&mut self, held: &Held<'_>, now: Instant) {
+    fn take(&mut self, held: &QueuedPacket<'_>, now: Instant) {
         let Some((datagram, carried)) = Datagram::split(held.packet) else {
             return self.verdicts.push((held.id, Verdict::Pass));
         };
         let Datagram { source, destination, bytes } = datagram;
-        let (way, own, peer) = match held.comes {
+        let (way, own, peer) = match held.is_inbound {
             false => (Direction::Out, source, destination),
             true => (Direction::Back, destination, source),
         };

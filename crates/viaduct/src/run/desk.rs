@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use tracing::{debug, warn};
-use viaduct_sys::records;
+use viaduct_sys::socket::seqpacket;
 
 use super::admission::admits;
 
@@ -23,7 +23,7 @@ pub fn serve(listener: &OwnedFd, mut answer: impl FnMut(OwnedFd) -> Option<Owned
     let mut asking: VecDeque<OwnedFd> = VecDeque::new();
     loop {
         loop {
-            match records::accept(listener) {
+            match seqpacket::accept(listener) {
                 Ok((socket, peer)) if admits(peer) => asking.push_back(socket),
                 // Closed without an answer: no program of another user is wrapped here.
                 Ok(_) => {}

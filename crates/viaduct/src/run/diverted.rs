@@ -15,13 +15,13 @@ use viaduct_proto::flow::Failure;
 use viaduct_proto::wire::refusal::RejectedSyn;
 use viaduct_proto::wrap::{self, Errno, Line, Transport};
 use viaduct_sys::bpf::{
-    Carry, Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Optioned, Passing, Ports,
-    Resolver, Rule, Rules, Waiting,
+    DatagramMode, Group, InboundConns, Offload, OptionChange, Ports, Redirect, RedirectConfig,
+    RedirectEvent, Resolver, Rule, RuleAction, Rules, SocketNames, Traffic, WaitingConnect,
 };
-use viaduct_sys::interface;
-use viaduct_sys::meeting::Meeting;
-use viaduct_sys::raw::Raw;
-use viaduct_sys::tcp::{self, Mirrored, TcpOptions};
+use viaduct_sys::capture::raw::RawSockets;
+use viaduct_sys::route::interface;
+use viaduct_sys::socket::rendezvous::Rendezvous;
+use viaduct_sys::socket::tcp::{self, Mirrored, TcpOptions};
 
 use super::Plan;
 use super::agree::Door;
@@ -38,15 +38,15 @@ use crate::proxy::conn::Conn;
 /// State shared by all diverted connects.
 #[derive(Debug)]
 struct Shared {
-    meeting: Meeting,
-    names: Names,
-    raw: Raw,
+    meeting: Rendezvous,
+    names: SocketNames,
+    raw: RawSockets,
 }
 
 /// A connect whose SYN was dropped at the rendezvous.
 #[derive(Debug)]
 struct Diverted {
-    waiting: Waiting,
+    waiting: WaitingConnect,
     shared: Arc<Shared>,
     /// Alive while it waits. Each retransmission of its SYN is reported.
     _waits: Arc<()>,
@@ -57,7 +57,7 @@ struct Diverted {
 struct Listening {
     client: SocketAddr,
     own: SocketAddr,
-    inside: Inside,
+    inside: InboundConns,
     came: Arc<Mutex<Ends>>,
 }
 
@@ -75,7 +75,7 @@ pub fn start(
     carrier: Carrier,
     keep: Option<&Keep>,
 ) -> Result<Option<Holder>> {
-    let meeting = Meeting::open().context("open the meeting")?;
+    let meeting = Rendezvous::open().context("open the meeting")?;
     let agreeing = plan.agree.as_ref().and_then(|agree| agree.begun());
     let save_syn = agreeing.is_some();
     let v4 = listener(Ipv4Addr::LOCALHOST.into(), save_syn);
@@ -84,22 +84,22 @@ pub fn start(
     let v6 = listener(Ipv6Addr::LOCALHOST.into(), save_syn).ok();
     let ports = agreeing.map_or_else(Ports::new, |(_, ports)| Ok(ports.clone()))?;
     let (carry, holder, why) = carry(group, plan);
-    let diversion = Diversion {
+    let diversion = RedirectConfig {
         streams: rules(&plan.rules, Transport::Tcp),
         datagrams: rules(&plan.rules, Transport::Udp),
-        carry,
+        datagram_mode: carry,
         v4: meeting.at(true).context("the meeting has no address")?,
         v6: meeting.at(false),
         listeners: [Some(v4.as_fd()), v6.as_ref().map(AsFd::as_fd)],
         ports,
         offload: plan.offload.map(|offload| Offload { rate: offload.rate.map(bytes) }),
         resolver: plan.names.as_ref().and_then(|names| resolver(names)),
-        tells: plan.report.is_some(),
+        reports: plan.report.is_some(),
         strict: plan.rules.strict,
     };
-    let divert = Divert::attach(&diversion, group.as_fd())?;
+    let divert = Redirect::attach(&diversion, group.as_fd())?;
     if let Some(keep) = keep {
-        let places = [true, false].map(|v4| meeting.place(v4).ok());
+        let places = [true, false].map(|v4| meeting.bound_socket(v4).ok());
         let places = places.iter().flatten().map(AsFd::as_fd);
         let held = holder.as_ref().and_then(Holder::rules);
         let held = held.iter().map(AsFd::as_fd);
@@ -107,7 +107,7 @@ pub fn start(
     }
     let came = Arc::<Mutex<Ends>>::default();
     for listener in [Some(v4), v6].into_iter().flatten() {
-        let Some(inside) = divert.inside() else { continue };
+        let Some(inside) = divert.inbound_conns() else { continue };
         let carrier = carrier.clone();
         let door = agreeing.map(|(agreeing, _)| Door::new(agreeing.clone(), plan.report.clone()));
         let report = plan.report.clone();
@@ -115,7 +115,7 @@ pub fn start(
         let take = move || take_in(&listener, (&inside, &came), (&carrier, report.as_ref()), door);
         thread::Builder::new().name("arrivals".to_owned()).spawn(take)?;
     }
-    let raw = Raw::open().context("open raw sockets")?;
+    let raw = RawSockets::open().context("open raw sockets")?;
     let shared = Arc::new(Shared { meeting, names: divert.names(), raw });
     let (rules, report, names) = (plan.rules, plan.report.clone(), plan.names.clone());
     let (known, begun) = (HashMap::new(), Ends::default());
@@ -132,13 +132,13 @@ pub fn start(
 
 /// Decides on datagrams that the chain is to see. Returns the decision, their holder if any,
 /// and otherwise a notice for the user.
-fn carry(group: &Group, plan: &Plan) -> (Carry, Option<Holder>, Option<String>) {
-    let otherwise = if plan.rules.strict { Carry::Refused } else { Carry::Left };
+fn carry(group: &Group, plan: &Plan) -> (DatagramMode, Option<Holder>, Option<String>) {
+    let otherwise = if plan.rules.strict { DatagramMode::Refused } else { DatagramMode::Passed };
     if !datagrams::matter(plan) {
         return (otherwise, None, None);
     }
     match datagrams::start(group, plan) {
-        Fares::Held(holder) => (Carry::Held, Some(holder), None),
+        Fares::Held(holder) => (DatagramMode::Held, Some(holder), None),
         Fares::Not(why) => (otherwise, None, Some(datagrams::notice(plan, &why))),
     }
 }
@@ -152,9 +152,9 @@ fn resolver(names: &Remote) -> Option<Resolver> {
 /// Converts the user's rules of one transport.
 fn rules(rules: &wrap::Rules, transport: Transport) -> Rules {
     let fate = |fate| match fate {
-        wrap::Fate::Refuse => Fate::Refuse,
-        wrap::Fate::Leave => Fate::Leave,
-        wrap::Fate::Divert => Fate::Divert,
+        wrap::Fate::Refuse => RuleAction::Refuse,
+        wrap::Fate::Leave => RuleAction::Pass,
+        wrap::Fate::Divert => RuleAction::Redirect,
     };
     let mut ours = Rules { list: Vec::new(), otherwise: fate(rules.otherwise()) };
     for line in rules.lines().iter().filter(|line| line.transport.is_none_or(|of| of == transport))
@@ -165,7 +165,7 @@ fn rules(rules: &wrap::Rules, transport: Transport) -> Rules {
             break;
         }
         let Line { prefix, ports: (first, last), .. } = *line;
-        ours.list.push(Rule { prefix, ports: first..=last, fate: fate(line.fate) });
+        ours.list.push(Rule { prefix, ports: first..=last, action: fate(line.fate) });
     }
     ours
 }
@@ -187,7 +187,7 @@ fn listener(at: IpAddr, save_syn: bool) -> io::Result<TcpListener> {
 /// Accepts connections to programs for as long as the process runs.
 fn take_in(
     listener: &TcpListener,
-    (inside, came): (&Inside, &Arc<Mutex<Ends>>),
+    (inside, came): (&InboundConns, &Arc<Mutex<Ends>>),
     (carrier, report): (&Carrier, Option<&Report>),
     mut door: Option<Door>,
 ) {
@@ -223,7 +223,7 @@ fn take_in(
 
 /// Handles BPF events of the programs.
 struct Hearing {
-    divert: Divert,
+    divert: Redirect,
     shared: Arc<Shared>,
     carrier: Carrier,
     rules: wrap::Rules,
@@ -292,36 +292,38 @@ impl Hearing {
         }
     }
 
-    fn hear(&mut self, heard: Heard) {
-        if let Heard::Left(passing) | Heard::Refused(passing) = heard
+    fn hear(&mut self, heard: RedirectEvent) {
+        if let RedirectEvent::Passed(passing) | RedirectEvent::Refused(passing) = heard
             && passing.datagrams
             && self.rules.fate(Transport::Udp, passing.to) == wrap::Fate::Divert
             && let Some(why) = self.why.take()
         {
             warn!("{why}");
         }
-        let transport = |passing: Passing| if passing.datagrams { "udp" } else { "tcp" };
+        let transport = |passing: Traffic| if passing.datagrams { "udp" } else { "tcp" };
         match (heard, &self.report) {
-            (Heard::Waits(waiting), _) => self.call(waiting),
-            (Heard::Option(option), _) => self.mirror(option),
+            (RedirectEvent::Connect(waiting), _) => self.call(waiting),
+            (RedirectEvent::Option(option), _) => self.mirror(option),
             // Resolvers connect datagram sockets to all addresses of a name, to learn which are
             // reachable.
-            (Heard::Refused(passing), _) if self.is_fake_ip(passing) => {}
-            (Heard::Left(passing), Some(report)) => {
+            (RedirectEvent::Refused(passing), _) if self.is_fake_ip(passing) => {}
+            (RedirectEvent::Passed(passing), Some(report)) => {
                 report.count(report::Fate::Direct, transport(passing), passing.to);
             }
-            (Heard::Refused(passing), Some(report)) => {
+            (RedirectEvent::Refused(passing), Some(report)) => {
                 report.count(report::Fate::Refused, transport(passing), passing.to);
             }
-            (Heard::OffloadBegun(to), Some(report)) => report.offload_begun(to),
-            (Heard::Offloaded(to, out, back), Some(report)) => report.offloaded(to, out, back),
+            (RedirectEvent::OffloadStarted(to), Some(report)) => report.offload_begun(to),
+            (RedirectEvent::OffloadEnded(to, out, back), Some(report)) => {
+                report.offloaded(to, out, back)
+            }
             (_, None) => {}
         }
     }
 
     /// Mirrors an option that a program has set on a connection, outbound or inbound.
-    fn mirror(&mut self, option: Optioned) {
-        let Optioned { program, peer, which, value } = option;
+    fn mirror(&mut self, option: OptionChange) {
+        let OptionChange { program, peer, which, value } = option;
         let at = self.shared.meeting.at(program.is_ipv4());
         let mut came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
         let flow = match at.is_some_and(|at| at.port() == peer) {
@@ -334,12 +336,12 @@ impl Hearing {
         }
     }
 
-    fn is_fake_ip(&self, passing: Passing) -> bool {
+    fn is_fake_ip(&self, passing: Traffic) -> bool {
         passing.datagrams && self.names.as_ref().is_some_and(|names| names.holds(passing.to))
     }
 
-    fn call(&mut self, waiting: Waiting) {
-        let Waiting { cookie, to, program, is_bound, mirrored, .. } = waiting;
+    fn call(&mut self, waiting: WaitingConnect) {
+        let WaitingConnect { cookie, to, program, is_bound, mirrored, .. } = waiting;
         let to = on_a_link(to);
         let before = self.known.get(&cookie).filter(|(at, _)| *at == program);
         if before.is_some_and(|(_, waits)| waits.strong_count() > 0) {
@@ -409,7 +411,7 @@ impl Held for Diverted {
     }
 
     fn place(&mut self) -> io::Result<Conn<TcpStream>> {
-        self.shared.meeting.place(self.waiting.program.is_ipv4()).map(Conn::from)
+        self.shared.meeting.bound_socket(self.waiting.program.is_ipv4()).map(Conn::from)
     }
 
     fn meet(&mut self, place: &TcpStream) -> io::Result<()> {
@@ -421,7 +423,7 @@ impl Held for Diverted {
     }
 
     fn refuse_as(&mut self, why: Failure, errno: i32) {
-        let Waiting { program, syn, .. } = self.waiting;
+        let WaitingConnect { program, syn, .. } = self.waiting;
         let Some(to) = self.shared.meeting.at(program.is_ipv4()) else { return };
         let asked = RejectedSyn { from: program, to, number: syn };
         let packet = match why {

@@ -64,7 +64,7 @@ mod tests {
     use std::process::Command;
 
     use viaduct_sys::bpf::Group;
-    use viaduct_sys::wrapped;
+    use viaduct_sys::process::supervise;
 
     use super::*;
 
@@ -72,7 +72,7 @@ mod tests {
     fn programs_are_stopped_while_any_of_their_flows_asks_for_it() {
         let group = Group::new().unwrap();
         let mut command = Command::new("sleep");
-        wrapped::join(command.arg("60"), group.members());
+        supervise::join_cgroup(command.arg("60"), group.members());
         let mut child = command.spawn().unwrap();
         let mut freezing = Freezing::new(Some(group.freezer().unwrap()));
         let started = std::time::Instant::now();

@@ -31,9 +31,9 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use tracing::{debug, warn};
 use viaduct_proto::wrap::Socket;
-use viaduct_sys::hall::{self, Listeners, Purpose};
-use viaduct_sys::seccomp::socket_of_somebody;
-use viaduct_sys::tcp;
+use viaduct_sys::netns::capture_ns::{self, Listeners, Purpose};
+use viaduct_sys::seccomp::find_socket;
+use viaduct_sys::socket::tcp;
 
 use super::carrier::Carrier;
 use super::hall::Hall;
@@ -252,24 +252,24 @@ impl Fronts {
             return Ok(listens);
         }
         let flags = fcntl_getfl(&socket)?;
-        if !hall::is_of_this_network(&socket) {
-            hall::listen(&socket, backlog)?;
-            if hall::are_of_one_network(&listeners, &socket) {
+        if !capture_ns::is_in_this_netns(&socket) {
+            capture_ns::listen(&socket, backlog)?;
+            if capture_ns::share_netns(&listeners, &socket) {
                 // It was behind a public listener, and has been shut down.
                 let front = front_of(&socket, is, backlog)
                     .and_then(|front| self.add(front, is, backlog, flags, &socket));
                 if let Err(error) = front {
-                    hall::stop_listening(&socket)?;
+                    capture_ns::stop_listening(&socket)?;
                     return Err(error);
                 }
             }
             return Ok(Listens::Already);
         }
-        hall::listen(&socket, backlog)?;
+        capture_ns::listen(&socket, backlog)?;
         let behind = match listen_behind(&hall, &socket, is, backlog, flags) {
             Ok(behind) => behind,
             Err(error) => {
-                hall::stop_listening(&socket)?;
+                capture_ns::stop_listening(&socket)?;
                 return Err(error);
             }
         };
@@ -329,7 +329,7 @@ impl Fronts {
         if let Some(front) = list.fronts.get(&cookie) {
             let own = front.listener.try_clone()?.into();
             // All processes that share the socket share one accept queue.
-            let theirs = front.behind.iter().find_map(|of| socket_of_somebody(of.inode));
+            let theirs = front.behind.iter().find_map(|of| find_socket(of.inode));
             if let Some(behind) = theirs {
                 return Ok(Some(Listens::Behind(behind, own)));
             }
@@ -341,7 +341,7 @@ impl Fronts {
         let Some(of) = list.behind.get(&cookie).copied() else { return Ok(None) };
         if let (Some(backlog), Some(front)) = (backlog, list.fronts.get_mut(&of)) {
             front.backlog = backlog;
-            hall::listen(&front.listener, backlog)?;
+            capture_ns::listen(&front.listener, backlog)?;
         }
         Ok(Some(Listens::Already))
     }
@@ -508,12 +508,12 @@ impl Fronts {
         let own = canonical(stream.local_addr()?);
         let client = canonical(client);
         let hall = self.opened().ok_or(io::ErrorKind::NotConnected)?.hall;
-        let place = Some(hall.socket(Purpose::Place, client)?.into());
+        let place = Some(hall.socket(Purpose::BoundSocket, client)?.into());
         stream.set_nonblocking(true)?;
         sockopt::set_socket_oobinline(&stream, true)?;
         sockopt::set_tcp_nodelay(&stream, true)?;
-        tcp::end_on_close(&stream)?;
-        let here = hall::here(hall.linked(own), own.is_ipv6());
+        tcp::fin_on_close(&stream)?;
+        let here = capture_ns::to_family(hall.linked(own), own.is_ipv6());
         let program = Box::new(Caller { hall, client, place, own: here, taken: Some(taken) });
         let program = Visited::of(program, own, self.report.as_ref());
         let stream = stream.into();
@@ -528,7 +528,7 @@ impl Fronts {
 
 impl Behind {
     fn of(socket: &OwnedFd) -> io::Result<Behind> {
-        Ok(Behind { cookie: sockopt::socket_cookie(socket)?, inode: hall::inode(socket)? })
+        Ok(Behind { cookie: sockopt::socket_cookie(socket)?, inode: capture_ns::inode(socket)? })
     }
 }
 
@@ -545,8 +545,8 @@ fn listen_behind(
     let alone = is.is_v6() && sockopt::ipv6_v6only(front)?;
     let purpose = Purpose::Listener { v6: is.is_v6(), alone };
     let behind = hall.socket(purpose, at)?;
-    hall::set_up_like(behind.as_fd(), front, flags)?;
-    hall::listen(&behind, backlog)?;
+    capture_ns::set_up_like(behind.as_fd(), front, flags)?;
+    capture_ns::listen(&behind, backlog)?;
     Ok(behind)
 }
 
@@ -560,7 +560,7 @@ fn front_of(behind: &OwnedFd, is: Socket, backlog: i32) -> io::Result<OwnedFd> {
     }
     sockopt::set_socket_reuseaddr(&front, true)?;
     rustix::net::bind(&front, &at)?;
-    hall::listen(&front, backlog)?;
+    capture_ns::listen(&front, backlog)?;
     Ok(front)
 }
 
@@ -576,7 +576,9 @@ impl Program for Caller {
     fn place(&mut self) -> io::Result<Conn<TcpStream>> {
         match self.place.take() {
             Some(place) => Ok(place.into()),
-            None => Ok(TcpStream::from(self.hall.socket(Purpose::Place, self.client)?).into()),
+            None => {
+                Ok(TcpStream::from(self.hall.socket(Purpose::BoundSocket, self.client)?).into())
+            }
         }
     }
 

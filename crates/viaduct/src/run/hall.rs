@@ -1,4 +1,4 @@
-//! Holder of a capture namespace, in which wrapped programs listen ([`viaduct_sys::hall`]): a
+//! Holder of a capture namespace, in which wrapped programs listen ([`viaduct_sys::netns::capture_ns`]): a
 //! process in that network namespace that opens sockets for the master, which stays in its own.
 //!
 //! ```text
@@ -15,8 +15,12 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
-use viaduct_sys::hall::{self, Gone, Listeners, Lookup, Loop, Own, Purpose, Way, Ways};
-use viaduct_sys::{inherit, memory, records};
+use viaduct_sys::netns::capture_ns::{
+    self, CloseWatch, Listeners, LoopbackSocket, Purpose, SocketLookup, SourceRoutes, Uplink,
+    Uplinks,
+};
+use viaduct_sys::process::{inherited_fds, memory};
+use viaduct_sys::socket::seqpacket;
 
 /// Length of an error text in an answer, at most.
 const MAX_ANSWER: usize = 512;
@@ -73,43 +77,43 @@ impl Hall {
     ///
     /// # Errors
     /// Those of [`Hall::open`]; or it can have no output.
-    pub fn open_for_datagrams() -> Result<(Hall, Ways)> {
+    pub fn open_for_datagrams() -> Result<(Hall, Uplinks)> {
         let (hall, given) = Hall::start(true)?;
         let (mut out, mut v6, mut gone, mut lookup) = (None, None, None, None);
         for (which, fd) in given {
             match which {
-                OUT => out = Some(Way::of(fd)),
-                V6 => v6 = Some(Loop::of(fd)),
-                GONE => gone = Some(Gone::of(fd)),
-                LOOKUP => lookup = Some(Lookup::of(fd)),
+                OUT => out = Some(Uplink::of(fd)),
+                V6 => v6 = Some(LoopbackSocket::of(fd)),
+                GONE => gone = Some(CloseWatch::of(fd)),
+                LOOKUP => lookup = Some(SocketLookup::of(fd)),
                 _ => {}
             }
         }
         let out = out.context("the keeper of a hall gave no way out")?;
-        Ok((hall, Ways { out, v6, gone, lookup }))
+        Ok((hall, Uplinks { out, v6, gone, lookup }))
     }
 
     /// Starts the holder. Returns the descriptors that it sends, with their kinds.
     fn start(datagrams: bool) -> Result<(Hall, Vec<(u8, OwnedFd)>)> {
-        let (ours, theirs) = records::pair()?;
+        let (ours, theirs) = seqpacket::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.args(["run", &format!("--hall-fd={}", theirs.as_raw_fd())]);
         if datagrams {
             command.arg("--hall-datagrams");
         }
-        inherit::keep(&mut command, &[theirs.as_fd()]);
+        inherited_fds::leave_open(&mut command, &[theirs.as_fd()]);
         // Terminal signals are not for it, and it must not hold pipes of the program open.
         command.process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let keeper = command.spawn().context("start the keeper of a hall")?.id();
         drop(theirs);
         let mut answer = [0; MAX_ANSWER];
-        let received = records::receive_beside(&ours, &mut answer)?;
+        let received = seqpacket::receive_with_fds(&ours, &mut answer)?;
         match received.length {
-            _ if received.lost_descriptors => bail!("{}", rustix::io::Errno::MFILE),
+            _ if received.lost_fds => bail!("{}", rustix::io::Errno::MFILE),
             0 => bail!("the keeper of a hall has ended"),
             length if answer[0] == READY => {
-                let given = answer[1..length].iter().copied().zip(received.beside).collect();
+                let given = answer[1..length].iter().copied().zip(received.fds).collect();
                 let (asking, links) = (Mutex::default(), Mutex::default());
                 Ok((Hall { socket: ours, asking, keeper, links }, given))
             }
@@ -151,7 +155,7 @@ impl Hall {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn reach(&self, own: &Own) -> io::Result<()> {
+    pub fn reach(&self, own: &SourceRoutes) -> io::Result<()> {
         let question = [REACH, own.text().as_bytes()].concat();
         self.put(&question).map(drop)
     }
@@ -163,9 +167,9 @@ impl Hall {
 
     fn put(&self, question: &[u8]) -> io::Result<Option<OwnedFd>> {
         let _one_at_a_time = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        records::send(&self.socket, question, None)?;
+        seqpacket::send(&self.socket, question, None)?;
         let mut answer = [0; MAX_ANSWER];
-        let (length, beside) = records::receive(&self.socket, &mut answer)?;
+        let (length, beside) = seqpacket::receive(&self.socket, &mut answer)?;
         let errno = answer[..length].first_chunk().copied().map(i32::from_ne_bytes);
         match (errno, beside) {
             (Some(0), socket) => Ok(socket),
@@ -179,17 +183,17 @@ impl Hall {
     /// # Errors
     /// The holder has ended.
     pub fn udp_ports(&self) -> io::Result<BTreeSet<u16>> {
-        hall::udp_ports(self.keeper)
+        capture_ns::udp_ports(self.keeper)
     }
 }
 
 /// Holds a capture namespace, or one for datagrams, until the other end of `fd` is closed.
 pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
-    let socket = inherit::take(fd).context("take the master's socket")?;
-    drop(inherit::rest().context("look at what is open")?);
+    let socket = inherited_fds::take(fd).context("take the master's socket")?;
+    drop(inherited_fds::take_rest().context("look at what is open")?);
     let entered = match datagrams {
-        true => hall::enter_for_datagrams().map(|ways| (Some(ways), None)),
-        false => hall::enter().map(|listeners| (None, Some(listeners))),
+        true => capture_ns::enter_for_datagrams().map(|ways| (Some(ways), None)),
+        false => capture_ns::enter().map(|listeners| (None, Some(listeners))),
     };
     match &entered {
         Ok((ways, listeners)) => {
@@ -197,52 +201,53 @@ pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
             if let Some(listeners) = listeners {
                 given.extend([CLOSED, FIND].into_iter().zip(listeners.parts()));
             }
-            if let Some(Ways { out, v6, gone, lookup }) = ways {
+            if let Some(Uplinks { out, v6, gone, lookup }) = ways {
                 given.push((OUT, out.as_fd()));
                 given.extend(v6.as_ref().map(|v6| (V6, v6.as_fd())));
                 given.extend(gone.as_ref().map(|gone| (GONE, gone.as_fd())));
                 given.extend(lookup.as_ref().map(|lookup| (LOOKUP, lookup.as_fd())));
             }
             let (kinds, fds): (Vec<u8>, Vec<_>) = given.into_iter().unzip();
-            records::send_beside(&socket, &[&[READY], &kinds[..]].concat(), &fds)?;
+            seqpacket::send_with_fds(&socket, &[&[READY], &kinds[..]].concat(), &fds)?;
         }
-        Err(error) => return Ok(records::send(&socket, error.to_string().as_bytes(), None)?),
+        Err(error) => return Ok(seqpacket::send(&socket, error.to_string().as_bytes(), None)?),
     }
     // On failure, more memory stays in use.
-    let _ = memory::let_go_of_start();
+    let _ = memory::drop_clean_pages();
     let mut question = [0; MAX_QUESTION];
-    let mut reached = Own::default();
+    let mut reached = SourceRoutes::default();
     loop {
-        let length = match records::receive(&socket, &mut question) {
+        let length = match seqpacket::receive(&socket, &mut question) {
             Ok((0, _)) => return Ok(()),
             Ok((length, _)) => length,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error.into()),
         };
         if let Some(own) = question[..length].strip_prefix(REACH) {
-            let own = str::from_utf8(own).ok().and_then(Own::parse);
+            let own = str::from_utf8(own).ok().and_then(SourceRoutes::parse);
             let done = own.ok_or(io::ErrorKind::InvalidInput.into()).and_then(|own| {
                 let before = std::mem::replace(&mut reached, own);
                 reached.apply(&before)
             });
-            records::send(&socket, &number_of(&done).to_ne_bytes(), None)?;
+            seqpacket::send(&socket, &number_of(&done).to_ne_bytes(), None)?;
             continue;
         }
         if let Some(number) = question[..length].strip_prefix(LINK.as_bytes()) {
             let number = str::from_utf8(number).ok().and_then(|number| number.parse().ok());
-            let done = number.ok_or(io::ErrorKind::InvalidInput.into()).and_then(hall::link);
-            records::send(&socket, &number_of(&done).to_ne_bytes(), None)?;
+            let done =
+                number.ok_or(io::ErrorKind::InvalidInput.into()).and_then(capture_ns::add_link);
+            seqpacket::send(&socket, &number_of(&done).to_ne_bytes(), None)?;
             continue;
         }
         let made = match parse(&question[..length]) {
-            Some((purpose, at)) => hall::socket(purpose, at),
+            Some((purpose, at)) => capture_ns::socket(purpose, at),
             None => match DATAGRAMS.iter().position(|of| question[..length] == *of.as_bytes()) {
-                Some(v6) => hall::datagram_socket(v6 == 1),
+                Some(v6) => capture_ns::datagram_socket(v6 == 1),
                 None => Err(io::ErrorKind::InvalidInput.into()),
             },
         };
         let beside = made.as_ref().ok().map(AsFd::as_fd);
-        records::send(&socket, &number_of(&made).to_ne_bytes(), beside)?;
+        seqpacket::send(&socket, &number_of(&made).to_ne_bytes(), beside)?;
     }
 }
 
@@ -263,7 +268,7 @@ fn words(purpose: Purpose) -> &'static str {
         Purpose::Listener { v6: false, .. } => "listener4",
         Purpose::Listener { v6: true, alone: false } => "listener",
         Purpose::Listener { v6: true, alone: true } => "listener6",
-        Purpose::Place => "place",
+        Purpose::BoundSocket => "place",
     }
 }
 
@@ -271,7 +276,8 @@ fn parse(question: &[u8]) -> Option<(Purpose, SocketAddr)> {
     let (what, at) = str::from_utf8(question).ok()?.split_once(' ')?;
     let purposes = [(false, false), (true, false), (true, true)];
     let purposes = purposes.map(|(v6, alone)| Purpose::Listener { v6, alone });
-    let purpose = purposes.into_iter().chain([Purpose::Place]).find(|of| words(*of) == what)?;
+    let purpose =
+        purposes.into_iter().chain([Purpose::BoundSocket]).find(|of| words(*of) == what)?;
     Some((purpose, at.parse().ok()?))
 }
 
@@ -285,7 +291,7 @@ mod tests {
             (Purpose::Listener { v6: false, alone: false }, "192.0.2.1:80"),
             (Purpose::Listener { v6: true, alone: false }, "[::]:80"),
             (Purpose::Listener { v6: true, alone: true }, "[2001:db8::1]:80"),
-            (Purpose::Place, "[fe80::1%7]:80"),
+            (Purpose::BoundSocket, "[fe80::1%7]:80"),
         ] {
             let at: SocketAddr = at.parse().unwrap();
             let said = format!("{} {at}", words(purpose));

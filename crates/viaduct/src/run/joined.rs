@@ -22,8 +22,8 @@ use tracing::{debug, warn};
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::wrap::shared::{Down, RECORD, Up};
 use viaduct_proto::wrap::wire::Welcome;
-use viaduct_sys::pending::Closed;
-use viaduct_sys::{records, tcp};
+use viaduct_sys::socket::pending::ClosedPorts;
+use viaduct_sys::socket::{seqpacket, tcp};
 
 use super::road::Road;
 use crate::proxy::calls::{Arrival, Call, Held, Program};
@@ -36,7 +36,7 @@ pub struct Joined {
     waits: Mutex<Waits>,
     /// Sockets that cannot be connected are connected to this port, so that the master sees the
     /// failure.
-    closed: Closed,
+    closed: ClosedPorts,
 }
 
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ impl Joined {
     pub fn to(name: &str, run_dir: &Path) -> Result<(Arc<Joined>, Welcome)> {
         let road = Road::to(name, run_dir);
         let (socket, welcome) = road.open()?;
-        let closed = Closed::open().context("reserve a port that is closed")?;
+        let closed = ClosedPorts::open().context("reserve a port that is closed")?;
         let socket = Arc::new(socket);
         let waits = Waits { socket: Some(socket.clone()), ..Waits::default() };
         let joined = Arc::new(Joined { road, waits: Mutex::new(waits), closed });
@@ -130,7 +130,7 @@ impl Joined {
         drop(waits);
         let beside: Vec<BorrowedFd<'_>> =
             stream.into_iter().map(AsFd::as_fd).chain([theirs.as_fd()]).collect();
-        if let Err(error) = records::send_beside(&socket, &up(id).emit(), &beside) {
+        if let Err(error) = seqpacket::send_with_fds(&socket, &up(id).emit(), &beside) {
             debug!("tell the master: {error}");
             if let Some((side, _)) = self.take(id) {
                 side.refuse(Failure::Reset);
@@ -162,7 +162,7 @@ impl Joined {
         let name = &self.road.name;
         let mut bytes = [0; RECORD];
         loop {
-            match records::receive(socket, &mut bytes) {
+            match seqpacket::receive(socket, &mut bytes) {
                 Ok((0, _)) => break,
                 Ok((length, _)) => match Down::parse(&bytes[..length]) {
                     Some(down) => self.obey(down),
@@ -211,7 +211,7 @@ impl Joined {
             return self.say(Side::Listens(program), place, |id| Up::Another { id, of }, None);
         }
         let Some(socket) = self.waits().socket.clone() else { return };
-        if let Err(error) = records::send(&socket, &Up::NoOther { of }.emit(), None) {
+        if let Err(error) = seqpacket::send(&socket, &Up::NoOther { of }.emit(), None) {
             debug!("tell the master: {error}");
         }
     }

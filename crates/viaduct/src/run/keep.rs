@@ -11,7 +11,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use viaduct_sys::records;
+use viaduct_sys::socket::seqpacket;
 
 /// Either end of the store.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl Keep {
     /// # Errors
     /// No descriptor is left.
     pub fn pair() -> io::Result<(Keep, Keep)> {
-        records::pair().map(|(one, other)| (Keep(one), Keep(other)))
+        seqpacket::pair().map(|(one, other)| (Keep(one), Keep(other)))
     }
 
     /// Returns the master's end, from an inherited descriptor.
@@ -36,7 +36,7 @@ impl Keep {
     /// # Errors
     /// The other end is closed.
     pub fn fill(&self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        records::send_beside(&self.0, b"kept", descriptors)
+        seqpacket::send_with_fds(&self.0, b"kept", descriptors)
     }
 }
 

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tracing_subscriber::EnvFilter;
-use viaduct_sys::wrapped::{self, Change};
-use viaduct_sys::{inherit, memory, process, started};
+use viaduct_sys::process::supervise::{self, StateChange};
+use viaduct_sys::process::{self, inherited_fds, inherited_state, memory};
 
 use super::above::Above;
 use super::agree::Begun;
@@ -81,7 +81,7 @@ impl io::Write for ToWrapper {
 
 /// Runs the handlers, and the program on top of them; `fd` is the socket to the wrapper.
 pub fn run(fd: RawFd, args: &RunArgs, plan: Plan) -> Result<ExitCode> {
-    let stream = UnixStream::from(inherit::take(fd).context("take the wrapper's socket")?);
+    let stream = UnixStream::from(inherited_fds::take(fd).context("take the wrapper's socket")?);
     let wrapper = ToWrapper(Arc::new(Mutex::new(stream)));
     log(&wrapper);
     if let Err(error) = serve(&wrapper, args, plan) {
@@ -100,10 +100,10 @@ struct Failed(u8, String);
 const MIN_DESCRIPTORS: u64 = 1 << 16;
 
 fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
-    process::lift_descriptors(MIN_DESCRIPTORS);
+    process::raise_hard_fd_limit(MIN_DESCRIPTORS);
     let keep =
-        args.keep_fd.map(inherit::take).transpose().context("take what the wrapper keeps")?;
-    let left = inherit::rest().context("look at what is open")?;
+        args.keep_fd.map(inherited_fds::take).transpose().context("take what the wrapper keeps")?;
+    let left = inherited_fds::take_rest().context("look at what is open")?;
     let (carrier, flows) = carrier(args, &mut plan)?;
     if let Some(names) = &plan.names {
         names.begin()?;
@@ -129,12 +129,12 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     wrapper.when_gone(move || {
         let _ = pidfd_send_signal(itself, Signal::KILL);
     })?;
-    wrapped::adopt_orphans()?;
-    wrapped::leave_terminal().context("leave the terminal")?;
-    memory::let_go_of_start()?;
+    supervise::adopt_orphans()?;
+    supervise::detach_from_terminal().context("leave the terminal")?;
+    memory::drop_clean_pages()?;
     loop {
-        let change = wrapped::wait(program).context("wait for the program")?;
-        let ended = matches!(change, Change::Exited(_) | Change::Killed(_));
+        let change = supervise::wait(program).context("wait for the program")?;
+        let ended = matches!(change, StateChange::Exited(_) | StateChange::Killed(_));
         if ended {
             interposer.let_go();
         }
@@ -248,14 +248,14 @@ fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -
     let [program, arguments @ ..] = command else { bail!("no program is given") };
     // With a program, terminal signals are the program's; this process leaves the terminal only
     // after the start.
-    started::ignore_terminal();
+    inherited_state::ignore_terminal();
     let fresh = || {
         let mut command = command_of(program, arguments, is_activated());
         match control {
             Some(control) => command.env(aware::CONTROL, control),
             None => command.env_remove(aware::CONTROL),
         };
-        started::hand_on(&mut command);
+        inherited_state::restore_in(&mut command);
         command
     };
     interposer.start(fresh).map_err(|error| {

@@ -24,8 +24,8 @@ use anyhow::{Context, Result, bail};
 use tracing::{debug, warn};
 use viaduct_proto::wrap::wire::{Answer, REQUEST, Request, WELCOME, Welcome};
 use viaduct_proto::wrap::{Errno, SECRET, Secret};
-use viaduct_sys::records;
 use viaduct_sys::seccomp::SeccompError;
+use viaduct_sys::socket::seqpacket;
 
 use super::seccomp::{self, send_timeout};
 use super::waiting::Common;
@@ -53,7 +53,7 @@ pub fn start(common: Arc<Common>) -> Result<Stubs> {
     let library = find()?;
     let random = u128::from_ne_bytes(random()?);
     let name = format!("@viaduct-{:x}", random >> 64);
-    let listener = records::listen(&name).context("listen for programs")?;
+    let listener = seqpacket::listen(&name).context("listen for programs")?;
     let (asked, secret) = (common.clone(), admission::secret()?);
     let serve = move || desk::serve(&listener, |socket| answer(socket, &secret, &asked));
     thread::Builder::new().name("stubs".to_owned()).spawn(serve)?;
@@ -114,7 +114,7 @@ fn find() -> Result<PathBuf> {
 /// Answers a request. Returns the socket if no request has arrived yet.
 fn answer(socket: OwnedFd, secret: &Secret, common: &Arc<Common>) -> Option<OwnedFd> {
     let mut bytes = [0; SECRET + REQUEST];
-    let (length, beside) = match records::receive(&socket, &mut bytes) {
+    let (length, beside) = match seqpacket::receive(&socket, &mut bytes) {
         Ok(received) => received,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(socket),
         Err(_) => return None,
@@ -170,7 +170,7 @@ fn answer(socket: OwnedFd, secret: &Secret, common: &Arc<Common>) -> Option<Owne
 fn say(socket: &OwnedFd, answer: &Answer) {
     let mut bytes = [0; WELCOME];
     let length = answer.emit(&mut bytes);
-    if let Err(error) = records::send(socket, &bytes[..length], None) {
+    if let Err(error) = seqpacket::send(socket, &bytes[..length], None) {
         debug!("answer a program: {error}");
     }
 }

@@ -10,7 +10,7 @@ use tracing::warn;
 use viaduct_proto::wrap::Errno;
 use viaduct_proto::wrap::shared::Up;
 use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
-use viaduct_sys::records;
+use viaduct_sys::socket::seqpacket;
 
 use crate::master::{find, network};
 
@@ -36,7 +36,7 @@ impl Road {
     /// No master of this name runs, or it rejects this run.
     pub(super) fn open(&self) -> Result<(OwnedFd, Welcome)> {
         let (name, at) = (&self.name, self.door.to_string_lossy());
-        let socket = records::connect(&at).map_err(|error| refusal(name, &at, &error))?;
+        let socket = seqpacket::connect(&at).map_err(|error| refusal(name, &at, &error))?;
         let welcome = greet(&socket).with_context(|| format!("the master {name} ({at})"))?;
         Ok((socket, welcome))
     }
@@ -67,9 +67,9 @@ impl Road {
 /// Sends the greeting; returns the answer.
 fn greet(socket: &OwnedFd) -> Result<Welcome> {
     let network = network().context("ask for the network namespace")?;
-    records::send(socket, &Up::Hello { network }.emit(), None)?;
+    seqpacket::send(socket, &Up::Hello { network }.emit(), None)?;
     let mut bytes = vec![0; WELCOME];
-    let (length, _) = records::receive(socket, &mut bytes)?;
+    let (length, _) = seqpacket::receive(socket, &mut bytes)?;
     match Answer::parse(&bytes[..length]) {
         Some(Answer::Welcome(welcome)) => Ok(welcome),
         Some(Answer::Done(Errno::XDEV)) => {

@@ -43,12 +43,12 @@ use tracing::{debug, warn};
 use viaduct_proto::wrap::{
     Datagrams, Errno, MSG_FASTOPEN, Sockaddr, Socket, Verdict, parse_sockaddr, wire,
 };
-use viaduct_sys::hall::is_of_this_network;
-use viaduct_sys::pending::{blocks, connect_for};
+use viaduct_sys::netns::capture_ns::is_in_this_netns;
+use viaduct_sys::seccomp::epoll_watches::EpollCount;
 use viaduct_sys::seccomp::{Listener, Notification, Reply, SeccompError, Task, Traps, calls};
-use viaduct_sys::send_for::Message;
-use viaduct_sys::tcp;
-use viaduct_sys::watches::Made;
+use viaduct_sys::socket::pending::{connect_for, is_blocking};
+use viaduct_sys::socket::sendmsg::Message;
+use viaduct_sys::socket::tcp;
 
 use self::sends::Sending;
 use self::told::{Header, MSGHDR, Span};
@@ -100,7 +100,7 @@ struct Supervisor {
     /// Time of the last check for their signals.
     looked: Instant,
     /// Count of epoll instances.
-    made: Made,
+    made: EpollCount,
 }
 
 /// Payload of a send: plain bytes, or the header of a message.
@@ -125,7 +125,7 @@ type Outcome = Result<Option<Reply>, Errno>;
 impl Supervisor {
     fn new(listener: Listener, common: Arc<Common>) -> Supervisor {
         let (tasks, waiting) = (HashMap::new(), VecDeque::new());
-        let (listener, looked, made) = (Arc::new(listener), Instant::now(), Made::default());
+        let (listener, looked, made) = (Arc::new(listener), Instant::now(), EpollCount::default());
         Supervisor { listener, common, tasks, waiting, looked, made }
     }
 
@@ -186,7 +186,7 @@ impl Supervisor {
             calls::GETSOCKOPT if call.arguments[2] as i32 == SO_ERROR => self.error(call),
             calls::GETSOCKOPT => self.shares(call),
             calls::EPOLL_CREATE1 | calls::EPOLL_CREATE => {
-                self.made.one_more();
+                self.made.increment();
                 Ok(Some(Reply::Continue))
             }
             calls::SETSOCKOPT => self.mirror(call),
@@ -208,7 +208,7 @@ impl Supervisor {
                 }
                 Err(errno)
             }
-            _ if carries && !self.task(call)?.is_of_this_network() => {
+            _ if carries && !self.task(call)?.is_in_this_netns() => {
                 self.common.refused(wire::Call::Socket, false, None, Errno::PERM);
                 Err(Errno::PERM)
             }
@@ -252,7 +252,7 @@ impl Supervisor {
                 pace(&socket, self.common.offload)?;
                 self.leave(call, &socket, &sockaddr[..length])
             }
-            Verdict::Divert(_) if !is_of_this_network(&socket) => {
+            Verdict::Divert(_) if !is_in_this_netns(&socket) => {
                 // Sockets in the capture namespace are programs' listeners, and what they
                 // accept. In any other namespace the rendezvous does not exist.
                 if tcp::is_in_use(&socket) {
@@ -272,7 +272,7 @@ impl Supervisor {
         is: Socket,
         to: SocketAddr,
     ) -> Outcome {
-        if !blocks(&socket).map_err(number)? {
+        if !is_blocking(&socket).map_err(number)? {
             return Ok(told(self.common.begin(socket, to, None)));
         }
         let answer = self.later(call, &socket, None);
@@ -330,7 +330,7 @@ impl Supervisor {
         match connect_for(socket, sockaddr).map_err(number) {
             Ok(()) => Ok(Some(Reply::Returned(0))),
             // `EALREADY` means that the program repeats an interrupted connect.
-            Err(Errno::INPROGRESS | Errno::ALREADY) if blocks(socket).map_err(number)? => {
+            Err(Errno::INPROGRESS | Errno::ALREADY) if is_blocking(socket).map_err(number)? => {
                 self.complete(call, socket, sockaddr)
             }
             Err(errno) => Err(errno),
@@ -382,7 +382,7 @@ impl Supervisor {
                 pace(&socket, self.common.offload)?;
                 Ok(Some(Reply::Continue))
             }
-            Verdict::Divert(_) if !is_of_this_network(&socket) => {
+            Verdict::Divert(_) if !is_in_this_netns(&socket) => {
                 Err(self.refuse(wire::Call::Send, is, &sockaddr, Errno::PERM))
             }
             Verdict::Divert(to) => {
@@ -391,7 +391,7 @@ impl Supervisor {
                 let read = self.listener.read(call, &task, data, &mut bytes).map_err(number)?;
                 bytes.truncate(read);
                 // Without a cookie, a non-blocking connect with Fast Open takes no data either.
-                let waits = blocks(&socket).map_err(number)?;
+                let waits = is_blocking(&socket).map_err(number)?;
                 let answer = waits.then(|| self.later(call, &socket, Some(bytes)));
                 Ok(told(self.common.begin(socket, to, answer)))
             }
@@ -443,7 +443,7 @@ impl Supervisor {
     /// Returns whether direct sends of this socket are made here. Sockets in the capture
     /// namespace reach nothing else, and those that are not of IP do not leave this host.
     fn is_sent_here(&self, socket: &OwnedFd, is: Socket) -> bool {
-        is.is_of_ip() && is_of_this_network(socket)
+        is.is_of_ip() && is_in_this_netns(socket)
     }
 
     /// Returns an answer for a call on `socket` that is given when its flow is decided; `data`

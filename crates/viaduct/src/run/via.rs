@@ -14,8 +14,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use tracing::info;
 use viaduct_sys::bpf::{Freezer, Group};
+use viaduct_sys::process::supervise;
 use viaduct_sys::seccomp::{self as kernel, SeccompError};
-use viaduct_sys::wrapped;
 
 use super::carrier::Carrier;
 use super::datagrams::{Holder, Passed};
@@ -80,7 +80,7 @@ impl Interposer {
 
     fn cgroup(plan: &Plan, carrier: &Carrier, keep: Option<&Keep>) -> Result<Interposer> {
         // That run would take the connects before BPF sees them.
-        if env::var_os(HEARD).is_some() && kernel::is_heard() {
+        if env::var_os(HEARD).is_some() && kernel::is_traced() {
             bail!(
                 "another viaduct run hears of this process's calls by seccomp; run that by cgroup"
             );
@@ -162,10 +162,10 @@ impl Interposer {
         match self {
             Interposer::Cgroup(group, _, strict) => {
                 if *strict {
-                    kernel::keep_to_known_families(&mut command);
+                    kernel::restrict_families(&mut command);
                     command.env(WHOLE, self.name());
                 }
-                wrapped::join(&mut command, group.members());
+                supervise::join_cgroup(&mut command, group.members());
                 Ok(command.spawn()?.id())
             }
             Interposer::Seccomp(common) => match seccomp::start(common, command, None) {
@@ -187,12 +187,12 @@ impl Interposer {
     pub fn is_alone(&self) -> io::Result<bool> {
         match self {
             Interposer::Cgroup(group, ..) => {
-                wrapped::reap();
+                supervise::reap();
                 group.is_empty().map_err(io::Error::other)
             }
             // A child may be the holder of a capture namespace.
-            Interposer::Seccomp(common) => Ok(wrapped::reap_all() || common.has_ended()),
-            Interposer::Preload(stubs) => Ok(wrapped::reap_all() || stubs.common().has_ended()),
+            Interposer::Seccomp(common) => Ok(supervise::reap_all() || common.has_ended()),
+            Interposer::Preload(stubs) => Ok(supervise::reap_all() || stubs.common().has_ended()),
         }
     }
 }

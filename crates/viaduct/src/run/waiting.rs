@@ -18,9 +18,9 @@ use rustix::net::sockopt;
 use tracing::{debug, warn};
 use viaduct_proto::wrap::wire;
 use viaduct_proto::wrap::{Errno, Rules, Socket};
-use viaduct_sys::meeting::Meeting;
-use viaduct_sys::pending::{Begun, Closed, Pending};
-use viaduct_sys::tcp::Mirrored;
+use viaduct_sys::socket::pending::{Begun, ClosedPorts, Pending};
+use viaduct_sys::socket::rendezvous::Rendezvous;
+use viaduct_sys::socket::tcp::Mirrored;
 
 pub use self::answer::Answer;
 use self::deadlines::Deadlines;
@@ -43,8 +43,8 @@ pub struct Common {
     /// Rules that say which flows pass the handlers.
     pub rules: Rules,
     /// The rendezvous where connects wait.
-    pub meeting: Meeting,
-    closed: Closed,
+    pub meeting: Rendezvous,
+    closed: ClosedPorts,
     names: Mutex<Names>,
     deadlines: Deadlines,
     carrier: Carrier,
@@ -83,8 +83,8 @@ fn uncarried(why: &anyhow::Error) -> String {
 impl Common {
     /// Returns the state for programs whose flows `carrier` carries as `plan` says.
     pub fn new(plan: &Plan, carrier: Carrier) -> Result<Arc<Common>> {
-        let meeting = Meeting::open().context("open the meeting")?;
-        let closed = Closed::open().context("reserve a port that is closed")?;
+        let meeting = Rendezvous::open().context("open the meeting")?;
+        let closed = ClosedPorts::open().context("reserve a port that is closed")?;
         let (mut rules, report) = (plan.rules, plan.report.clone());
         let offload = plan.offload.filter(|_| report.is_none());
         let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));

@@ -11,9 +11,9 @@ use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTSTP};
 use viaduct_sys::bpf::Group;
-use viaduct_sys::signals::{self, Came, HeldSignals};
-use viaduct_sys::wrapped::{self, Change};
-use viaduct_sys::{inherit, started};
+use viaduct_sys::process::signals::{self, BlockedSignals, ReceivedSignal};
+use viaduct_sys::process::supervise::{self, StateChange};
+use viaduct_sys::process::{inherited_fds, inherited_state};
 
 use super::keep::Keep;
 
@@ -23,7 +23,7 @@ pub enum Word {
     /// The program runs, with this process ID.
     Runs(u32),
     /// The program's state has changed.
-    Did(Change),
+    Did(StateChange),
     /// The program cannot be started: exit status, and reason.
     Failed(u8, String),
     /// A line for the user.
@@ -36,10 +36,10 @@ impl Word {
         let number = || rest.parse().ok();
         Some(match kind {
             "runs" => Word::Runs(rest.parse().ok()?),
-            "stopped" => Word::Did(Change::Stopped(number()?)),
-            "continued" => Word::Did(Change::Continued),
-            "exited" => Word::Did(Change::Exited(number()?)),
-            "killed" => Word::Did(Change::Killed(number()?)),
+            "stopped" => Word::Did(StateChange::Stopped(number()?)),
+            "continued" => Word::Did(StateChange::Continued),
+            "exited" => Word::Did(StateChange::Exited(number()?)),
+            "killed" => Word::Did(StateChange::Killed(number()?)),
             "failed" => {
                 let (code, why) = rest.split_once(' ')?;
                 Word::Failed(code.parse().ok()?, why.to_owned())
@@ -53,10 +53,10 @@ impl Word {
     pub fn line(&self) -> String {
         match self {
             Word::Runs(pid) => format!("runs {pid}\n"),
-            Word::Did(Change::Stopped(signal)) => format!("stopped {signal}\n"),
-            Word::Did(Change::Continued) => "continued 0\n".to_owned(),
-            Word::Did(Change::Exited(status)) => format!("exited {status}\n"),
-            Word::Did(Change::Killed(signal)) => format!("killed {signal}\n"),
+            Word::Did(StateChange::Stopped(signal)) => format!("stopped {signal}\n"),
+            Word::Did(StateChange::Continued) => "continued 0\n".to_owned(),
+            Word::Did(StateChange::Exited(status)) => format!("exited {status}\n"),
+            Word::Did(StateChange::Killed(signal)) => format!("killed {signal}\n"),
             Word::Failed(code, why) => format!("failed {code} {}\n", why.replace('\n', " ")),
             Word::Say(text) => format!("say {}\n", text.replace('\n', " ")),
         }
@@ -65,12 +65,12 @@ impl Word {
 
 /// Starts the master, which starts the program, and waits; `words` is the command line.
 pub fn run(words: Vec<OsString>) -> Result<ExitCode> {
-    let signals = HeldSignals::hold().context("hold signals back")?;
+    let signals = BlockedSignals::block().context("hold signals back")?;
     // Should the master be killed, the program becomes our child.
-    wrapped::adopt_orphans()?;
+    supervise::adopt_orphans()?;
     // Other descriptors are the program's. Close them here, so that their peers see when the
     // program closes them.
-    let left = inherit::rest().context("look at what is open")?;
+    let left = inherited_fds::take_rest().context("look at what is open")?;
     let (ours, theirs) = UnixStream::pair()?;
     let (_kept, keep) = Keep::pair()?;
     let mut words = words.into_iter();
@@ -78,22 +78,22 @@ pub fn run(words: Vec<OsString>) -> Result<ExitCode> {
     command.args(words.by_ref().nth(1));
     command.arg(format!("--master-fd={}", theirs.as_raw_fd()));
     command.arg(format!("--keep-fd={}", keep.as_fd().as_raw_fd())).args(words);
-    inherit::keep(&mut command, &[theirs.as_fd(), keep.as_fd()]);
+    inherited_fds::leave_open(&mut command, &[theirs.as_fd(), keep.as_fd()]);
     signals.release(&mut command);
-    started::hand_on(&mut command);
+    inherited_state::restore_in(&mut command);
     let master = command.spawn().context("start the master")?.id();
     drop((theirs, keep, left));
-    wrapped::leave_streams().context("leave standard input and output")?;
+    supervise::detach_stdio().context("leave standard input and output")?;
     let mut wrapper = Wrapper { signals, master, program: None, early: Vec::new() };
     wrapper.wait(ours)
 }
 
 struct Wrapper {
-    signals: HeldSignals,
+    signals: BlockedSignals,
     master: u32,
     program: Option<u32>,
     /// Signals that arrived before the program's process ID was known.
-    early: Vec<Came>,
+    early: Vec<ReceivedSignal>,
 }
 
 impl Wrapper {
@@ -141,9 +141,9 @@ impl Wrapper {
     /// Forwards a signal to the program. The terminal sends its signals to the program as well,
     /// except for SIGHUP at its end, which goes to the session leader; signals sent by a
     /// process are forwarded.
-    fn pass_on(&self, Came { signal, sent }: Came) {
+    fn pass_on(&self, ReceivedSignal { signal, sent }: ReceivedSignal) {
         let ours = signal == SIGCHLD;
-        let alone = signal == SIGCONT || signal == SIGHUP && wrapped::leads_session();
+        let alone = signal == SIGCONT || signal == SIGHUP && supervise::leads_session();
         if let (Some(program), true, false) = (self.program, sent || alone, ours)
             && !(signal == SIGCONT && self.is_woken(program))
         {
@@ -155,8 +155,8 @@ impl Wrapper {
     /// Returns whether the sender of SIGCONT has continued the program as well, as a shell
     /// continues a whole process group. A second SIGCONT could undo a later stop by the terminal.
     fn is_woken(&self, program: u32) -> bool {
-        let stopped_since = self.signals.holds(SIGTSTP);
-        wrapped::is_beside(program) && (stopped_since || !wrapped::is_stopped(program))
+        let stopped_since = self.signals.is_pending(SIGTSTP);
+        supervise::is_in_own_group(program) && (stopped_since || !supervise::is_stopped(program))
     }
 
     fn hear(&mut self, line: &str) -> Result<Option<ExitCode>> {
@@ -181,14 +181,14 @@ impl Wrapper {
     fn wait_alone(&self) -> Result<ExitCode> {
         // The master's descriptors close before its children are adopted.
         let ended = loop {
-            match wrapped::wait(self.master).context("wait for the master")? {
-                Change::Stopped(_) | Change::Continued => {}
+            match supervise::wait(self.master).context("wait for the master")? {
+                StateChange::Stopped(_) | StateChange::Continued => {}
                 ended => break ended,
             }
         };
         let Some(program) = self.program else {
             // The terminal has ended both.
-            if let Change::Killed(signal @ (SIGINT | SIGQUIT | SIGHUP)) = ended {
+            if let StateChange::Killed(signal @ (SIGINT | SIGQUIT | SIGHUP)) = ended {
                 signals::end_by(signal);
             }
             bail!("the master ended before it could start the program");
@@ -196,7 +196,7 @@ impl Wrapper {
         eprintln!("viaduct: the master has ended: flows that it carried are reset");
         Group::thaw_after(self.master);
         loop {
-            while let Some(change) = wrapped::changed(program).context("wait for the program")? {
+            while let Some(change) = supervise::changed(program).context("wait for the program")? {
                 if let Some(code) = end(change) {
                     return Ok(code);
                 }
@@ -208,12 +208,12 @@ impl Wrapper {
 }
 
 /// Returns the exit status if the program has ended; stops or dies as it did otherwise.
-fn end(change: Change) -> Option<ExitCode> {
+fn end(change: StateChange) -> Option<ExitCode> {
     match change {
-        Change::Stopped(signal) => signals::stop(signal),
-        Change::Continued => {}
-        Change::Exited(status) => return Some(ExitCode::from(status as u8)),
-        Change::Killed(signal) => signals::end_by(signal),
+        StateChange::Stopped(signal) => signals::stop(signal),
+        StateChange::Continued => {}
+        StateChange::Exited(status) => return Some(ExitCode::from(status as u8)),
+        StateChange::Killed(signal) => signals::end_by(signal),
     }
     None
 }
@@ -226,10 +226,10 @@ mod tests {
     fn words_are_heard_as_said() {
         let words = [
             Word::Runs(7),
-            Word::Did(Change::Stopped(20)),
-            Word::Did(Change::Continued),
-            Word::Did(Change::Exited(255)),
-            Word::Did(Change::Killed(9)),
+            Word::Did(StateChange::Stopped(20)),
+            Word::Did(StateChange::Continued),
+            Word::Did(StateChange::Exited(255)),
+            Word::Did(StateChange::Killed(9)),
             Word::Failed(127, "no such program: x y".to_owned()),
             Word::Say("a b".to_owned()),
         ];

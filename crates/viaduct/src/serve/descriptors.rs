@@ -5,7 +5,7 @@
 //! ```
 
 use tracing::warn;
-use viaduct_sys::process::raise_descriptors;
+use viaduct_sys::process::raise_fd_limit;
 
 use super::shelf;
 
@@ -29,7 +29,7 @@ pub struct Parts {
 /// Divides the descriptors of this process among `threads` threads and at most `connections`
 /// connections. Logs a warning if there are fewer connections than requested.
 pub fn share_out(threads: u32, connections: u32) -> Parts {
-    let most = raise_descriptors();
+    let most = raise_fd_limit();
     let parts = parts(most, threads, connections);
     if parts.connections < connections {
         warn!(

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
-use viaduct_sys::tcp::{self, ShutWindow};
+use viaduct_sys::socket::tcp::{self, ShutWindow};
 
 use super::disk::{CHUNK, Disk};
 

@@ -131,7 +131,7 @@ async fn run(stream: TcpStream, client: SocketAddr, shared: &Shared) {
             shared.counts.add(|count| count.slow += 1);
             // Data that the kernel still holds for the connection is freed too. A closed
             // connection has none.
-            let _ = viaduct_sys::tcp::reset_on_close(&stream);
+            let _ = viaduct_sys::socket::tcp::reset_on_close(&stream);
         }
     }
 }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! With several threads, each has a tap, UDP sockets and a replay window of its own. BPF
-//! programs (`viaduct_sys::filter::Share`) pass to each thread the packets of its clients,
+//! programs (`viaduct_sys::capture::filter::Share`) pass to each thread the packets of its clients,
 //! selected by their ports. A continuation is valid from its client's port alone, so a request
 //! that one thread has answered never reaches another: it is answered once in all, as with one
 //! thread.
@@ -22,7 +22,7 @@ use tracing::warn;
 use viaduct_proto::trickles::api::Kind;
 use viaduct_proto::trickles::crypt::ServerCrypt;
 use viaduct_proto::web::respond;
-use viaduct_sys::filter::Share;
+use viaduct_sys::capture::filter::Share;
 use viaduct_sys::poll::{Waker, wait};
 
 use super::shelf::Shelf;

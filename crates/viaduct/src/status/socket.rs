@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixListener;
-use viaduct_sys::dir_lock::DirLock;
+use viaduct_sys::process::dir_lock::DirLock;
 
 /// Time within which a client of the status socket must read the status.
 const READ_WITHIN: Duration = Duration::from_secs(5);

@@ -7,9 +7,9 @@ use std::os::fd::BorrowedFd;
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::packet::PathMtu;
 use viaduct_proto::trickles::packet::icmp::{LEAST_V4, LEAST_V6};
+use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::clock;
-use viaduct_sys::mmsg::{self, Outbox};
-use viaduct_sys::raw::Raw;
+use viaduct_sys::socket::mmsg::{self, Outbox};
 
 use super::runs::Runs;
 use super::stats::PortStats;
@@ -18,7 +18,7 @@ use super::stats::PortStats;
 /// MTUs.
 #[derive(Debug)]
 pub(super) struct Door {
-    raw: Option<Raw>,
+    raw: Option<RawSockets>,
     runs: Option<Runs>,
     packets: [Outbox; 2],
     paths: PathMtu,
@@ -27,7 +27,7 @@ pub(super) struct Door {
 
 impl Door {
     /// Creates the output. With `runs`, packets to one peer are sent as runs if possible.
-    pub(super) fn new(raw: Option<Raw>, runs: Option<Runs>, mtu: usize) -> Door {
+    pub(super) fn new(raw: Option<RawSockets>, runs: Option<Runs>, mtu: usize) -> Door {
         let (packets, stats) = Default::default();
         Door { raw, runs, packets, paths: PathMtu::new(mtu), stats }
     }

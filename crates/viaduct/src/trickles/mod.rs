@@ -72,7 +72,7 @@ impl PortError {
     fn is_privilege(&self) -> bool {
         match self {
             // Another process owns the name, and serves there already.
-            PortError::Rules(JournalError::Busy { .. } | JournalError::Claimed(_)) => false,
+            PortError::Rules(JournalError::Busy { .. } | JournalError::Locked(_)) => false,
             PortError::Rules(_) => true,
             PortError::Socket { privilege, .. } => *privilege,
             PortError::NoAddress | PortError::Mtu(_) => false,

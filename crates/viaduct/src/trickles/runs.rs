@@ -15,9 +15,9 @@ use std::net::IpAddr;
 
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::packet::run;
-use viaduct_sys::hop::{Hop, Hops, Way};
-use viaduct_sys::mmsg::Outbox;
-use viaduct_sys::segments::{Segments, Whole};
+use viaduct_sys::capture::raw_gso::{GsoSocket, SuperPacket};
+use viaduct_sys::route::next_hop::{NextHop, NextHopLookup, Route};
+use viaduct_sys::socket::mmsg::Outbox;
 
 use super::recent::Recent;
 
@@ -29,10 +29,10 @@ const MIN_PACKETS: usize = 3;
 /// Sender of runs.
 #[derive(Debug)]
 pub(super) struct Runs {
-    segments: Segments,
-    hops: Hops,
-    ways: Recent<IpAddr, Option<Way>>,
-    stations: Recent<(u32, IpAddr), Option<Hop>>,
+    segments: GsoSocket,
+    hops: NextHopLookup,
+    ways: Recent<IpAddr, Option<Route>>,
+    stations: Recent<(u32, IpAddr), Option<NextHop>>,
 }
 
 impl Runs {
@@ -42,7 +42,7 @@ impl Runs {
     /// # Errors
     /// Privilege is missing.
     pub(super) fn open(buffer: usize) -> io::Result<Runs> {
-        let (segments, hops) = (Segments::open(buffer)?, Hops::new()?);
+        let (segments, hops) = (GsoSocket::open(buffer)?, NextHopLookup::new()?);
         Ok(Runs { segments, hops, ways: Recent::new(), stations: Recent::new() })
     }
 
@@ -79,16 +79,16 @@ impl Runs {
         let head = run::head(packets[0], cut, packets.len());
         let pieces: Vec<&[u8]> = packets.iter().map(|packet| &packet[cut.headers..]).collect();
         let checksum = (cut.transport, cut.checksum);
-        let whole = Whole { head: &head, pieces: &pieces, checksum, segment: cut.message };
+        let whole = SuperPacket { head: &head, pieces: &pieces, checksum, segment: cut.message };
         self.segments.send(&hop, &whole).is_ok()
     }
 
     /// Next-hop lookup for `ip`: output interface, link-layer address and MTU.
-    fn hop(&mut self, now: Instant, ip: IpAddr) -> Option<(Hop, usize)> {
+    fn hop(&mut self, now: Instant, ip: IpAddr) -> Option<(NextHop, usize)> {
         let Runs { hops, ways, stations, .. } = self;
-        let way = ways.get(now, ip, || hops.way(ip).unwrap_or(None))?;
+        let way = ways.get(now, ip, || hops.route(ip).unwrap_or(None))?;
         let station = (way.interface, way.via);
-        let hop = stations.get(now, station, || hops.hop(way).unwrap_or(None))?;
+        let hop = stations.get(now, station, || hops.next_hop(way).unwrap_or(None))?;
         Some((hop, way.mtu.map_or(hop.mtu, |mtu| mtu.min(hop.mtu))))
     }
 }

@@ -8,13 +8,13 @@ use viaduct_proto::trickles::packet::icmp::{self, Why};
 use viaduct_proto::trickles::packet::stats::Refusal;
 use viaduct_proto::trickles::packet::tcp::{self, Checksum, Packet};
 use viaduct_proto::trickles::packet::{Format, Return, Role, TooLong, mark, udp};
-use viaduct_sys::filter::{MarkedFilter, Share, TcpMark};
+use viaduct_sys::capture::filter::{OptionFilter, OptionMark, Share};
+use viaduct_sys::capture::option_tap::OptionTap;
+use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::journal::Changes;
-use viaduct_sys::keep_out::KeepOut;
-use viaduct_sys::marked::MarkedTap;
-use viaduct_sys::mmsg::{self, Inbox, Outbox, Received};
-use viaduct_sys::raw::Raw;
-use viaduct_sys::udp::UdpBatch;
+use viaduct_sys::nft::rst_guard::RstGuard;
+use viaduct_sys::socket::mmsg::{self, Inbox, Outbox, Received};
+use viaduct_sys::socket::udp::UdpBatch;
 
 use super::door::{Door, now};
 use super::local::Local;
@@ -53,7 +53,7 @@ pub struct ServerSettings {
 #[derive(Debug)]
 pub struct ServerPort {
     listen: Vec<SocketAddr>,
-    tap: Option<MarkedTap>,
+    tap: Option<OptionTap>,
     inbox: Inbox,
     local: Local,
     answers: Answers,
@@ -77,7 +77,7 @@ struct Datagrams {
     queue: Outbox,
 }
 
-const REQUESTS: TcpMark = TcpMark { word: mark::WORD, byte: Role::Request.byte() };
+const REQUESTS: OptionMark = OptionMark { word: mark::WORD, byte: Role::Request.byte() };
 
 impl ServerPort {
     /// Opens the port in the calling thread's network namespace.
@@ -93,11 +93,12 @@ impl ServerPort {
         let (mut tap, mut raw, mut runs, mut changes) = (None, None, None, None);
         if settings.tcp {
             let share = settings.share;
-            let filter = MarkedFilter { mark: REQUESTS, ports: &ports, plain: false, share };
+            let filter = OptionFilter { mark: REQUESTS, ports: &ports, plain: false, share };
             tap = Some(
-                MarkedTap::open(filter).map_err(PortError::socket("open a packet socket", true))?,
+                OptionTap::open(filter).map_err(PortError::socket("open a packet socket", true))?,
             );
-            let opened = Raw::open().map_err(PortError::socket("open a raw socket", true))?;
+            let opened =
+                RawSockets::open().map_err(PortError::socket("open a raw socket", true))?;
             opened.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
             // The route of runs is looked up as that of unbound packets.
             if settings.runs && !opened.is_bound().unwrap_or(true) {
@@ -234,7 +235,7 @@ impl Datagrams {
     fn open(bound: SocketAddr, share: Option<Share>) -> Result<Datagrams, PortError> {
         let failed = || PortError::socket(format!("listen at UDP {bound}"), false);
         let socket = UdpBatch::bind_one_family(bound, share).map_err(failed())?;
-        mmsg::tell_destination(socket.as_fd(), bound.is_ipv4()).map_err(failed())?;
+        mmsg::report_destination(socket.as_fd(), bound.is_ipv4()).map_err(failed())?;
         socket.set_buffers(SEND_BUFFER).map_err(failed())?;
         let bound = socket.local_addr().map_err(failed())?;
         Ok(Datagrams { bound, socket, queue: Outbox::of_datagrams() })
@@ -259,7 +260,7 @@ fn instance(first: SocketAddr) -> String {
 fn keep_out(settings: &ServerSettings, instance: String) -> Result<Changes, PortError> {
     let mut changes = Changes::open(&journal(&settings.run_dir, &instance))?;
     let untracked = settings.untracked.then_some(Role::Answer.byte());
-    changes.keep_out(KeepOut {
+    changes.rst_guard(RstGuard {
         instance,
         mark: REQUESTS,
         at: settings.listen.clone(),

@@ -1,7 +1,7 @@
 //! Counters of a port.
 
 use viaduct_proto::trickles::packet::stats::{Refusal, Refusals};
-use viaduct_sys::udp::SendReport;
+use viaduct_sys::socket::udp::SendReport;
 
 /// Counters of a port since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

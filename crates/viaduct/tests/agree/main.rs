@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use viaduct_sys::ring::{Direction, Ring, RingConfig};
+use viaduct_sys::capture::ring::{Direction, Ring, RingConfig};
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 /// Answers each message with "heard" and the message.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Uid;
 use viaduct_proto::rng::Rng;
-use viaduct_sys::ring::Ring;
+use viaduct_sys::capture::ring::Ring;
 
 /// Returns the same random bytes each time.
 pub(crate) fn random(bytes: usize) -> Vec<u8> {

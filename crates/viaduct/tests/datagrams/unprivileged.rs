@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use viaduct_sys::hop_fields::{self, HopFields, hear_hop_fields};
+use viaduct_sys::socket::hop_fields::{self, HopFields, enable_hop_fields};
 
 use super::DELAY;
 use super::world::{command, far_end, global_address, output, run, text, world};
@@ -197,7 +197,7 @@ for line in sys.stdin:
 /// hop limit 33 and class 0x48.
 fn marking_far_end(at: &str) -> SocketAddr {
     let socket = UdpSocket::bind(at).unwrap();
-    hear_hop_fields(&socket).unwrap();
+    enable_hop_fields(&socket).unwrap();
     let address = socket.local_addr().unwrap();
     thread::spawn(move || {
         let mut buffer = [0; 100];

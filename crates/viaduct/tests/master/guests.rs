@@ -16,8 +16,8 @@ use rustix::io::ioctl_fionbio;
 use rustix::net::{Shutdown, sockopt};
 use viaduct_proto::flow::Failure;
 use viaduct_proto::wrap::shared::{Down, RECORD, Up};
-use viaduct_sys::records;
-use viaduct_sys::tcp::{self, TcpOptions};
+use viaduct_sys::socket::seqpacket;
+use viaduct_sys::socket::tcp::{self, TcpOptions};
 
 use crate::common::{as_user, free_port, within};
 
@@ -76,10 +76,10 @@ struct Hostile(OwnedFd);
 
 impl Hostile {
     fn join(door: &Path) -> Hostile {
-        let socket = records::connect(&door.to_string_lossy()).unwrap();
+        let socket = seqpacket::connect(&door.to_string_lossy()).unwrap();
         let network = std::fs::metadata("/proc/self/ns/net").unwrap().ino();
-        records::send(&socket, &Up::Hello { network }.emit(), None).unwrap();
-        assert!(records::receive(&socket, &mut [0; 4096]).unwrap().0 > 0);
+        seqpacket::send(&socket, &Up::Hello { network }.emit(), None).unwrap();
+        assert!(seqpacket::receive(&socket, &mut [0; 4096]).unwrap().0 > 0);
         Hostile(socket)
     }
 
@@ -87,12 +87,12 @@ impl Hostile {
         let source = "127.0.0.1:40000".parse().unwrap();
         let (lent, is_bound) = (false, false);
         let up = Up::Call { id, to, source, lent, is_bound, options: [None; 11] };
-        records::send(&self.0, &up.emit(), Some(place.as_fd()))
+        seqpacket::send(&self.0, &up.emit(), Some(place.as_fd()))
     }
 
     fn hear(&self) -> Option<Down> {
         let mut bytes = [0; RECORD];
-        let (length, _) = records::receive(&self.0, &mut bytes).ok()?;
+        let (length, _) = seqpacket::receive(&self.0, &mut bytes).ok()?;
         Down::parse(&bytes[..length])
     }
 }
@@ -326,9 +326,9 @@ fn a_user_has_no_more_runs_than_he_may_and_hears_why() {
     let door = place.0.join("runs.master");
     as_user(STRANGER, move || {
         let _held = [Hostile::join(&door), Hostile::join(&door)];
-        let third = records::connect(&door.to_string_lossy()).unwrap();
+        let third = seqpacket::connect(&door.to_string_lossy()).unwrap();
         let mut answer = [0; 4096];
-        let (length, _) = records::receive(&third, &mut answer).unwrap();
+        let (length, _) = seqpacket::receive(&third, &mut answer).unwrap();
         // EAGAIN instead of a welcome.
         assert!(length > 0 && answer[8..12] == 11i32.to_ne_bytes(), "{:?}", &answer[..16]);
     });

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use viaduct_sys::ring::{Ring, RingConfig};
+use viaduct_sys::capture::ring::{Ring, RingConfig};
 
 use crate::world::World;
 use crate::{VIADUCT, curl, done, url};

@@ -28,7 +28,7 @@ use viaduct_lab::topology::programs::WebServer;
 use viaduct_lab::topology::{Chain, Journal, Node, Scratch};
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
-use viaduct_sys::ring::{Ring, RingConfig};
+use viaduct_sys::capture::ring::{Ring, RingConfig};
 
 use common::{fill, random, rest, when_seen};
 

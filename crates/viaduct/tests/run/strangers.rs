@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketType};
 use viaduct_proto::wrap::aware::{Ask, MAX_MESSAGE};
 use viaduct_proto::wrap::wire::{ANSWER, Answer, Request, WELCOME};
 use viaduct_proto::wrap::{SECRET, Secret};
-use viaduct_sys::records;
+use viaduct_sys::socket::seqpacket;
 
 use super::common::as_user;
 use super::{CHAIN, VIADUCT, far_end, output, text};
@@ -57,11 +57,11 @@ fn socket(kind: SocketType) -> OwnedFd {
 
 /// Returns the answer of the abstract socket `name`; empty if there is none.
 fn ask(name: &str, pieces: &[&[u8]], beside: Option<&OwnedFd>) -> Vec<u8> {
-    let socket = records::connect(name).unwrap();
+    let socket = seqpacket::connect(name).unwrap();
     let mut answer = vec![0; WELCOME.max(MAX_MESSAGE)];
     // A listener that rejects this peer has closed the connection already, or will.
-    let _ = records::send(&socket, &pieces.concat(), beside.map(AsFd::as_fd));
-    let length = records::receive(&socket, &mut answer).map_or(0, |(length, _)| length);
+    let _ = seqpacket::send(&socket, &pieces.concat(), beside.map(AsFd::as_fd));
+    let length = seqpacket::receive(&socket, &mut answer).map_or(0, |(length, _)| length);
     answer.truncate(length);
     answer
 }

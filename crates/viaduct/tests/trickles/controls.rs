@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use viaduct_proto::trickles::packet::tcp::{Kind, Segment, emit};
 use viaduct_proto::trickles::packet::{Mark, Role};
-use viaduct_sys::mmsg::Outbox;
-use viaduct_sys::raw::Raw;
+use viaduct_sys::capture::raw::RawSockets;
+use viaduct_sys::socket::mmsg::Outbox;
 
 use crate::world::{PORT, TCP, World, sh};
 
@@ -20,7 +20,7 @@ fn segment(from: &str, seq: u32, count: u8) -> Segment {
 }
 
 fn send(packets: &[Vec<u8>]) {
-    let (raw, mut outbox) = (Raw::open().unwrap(), Outbox::default());
+    let (raw, mut outbox) = (RawSockets::open().unwrap(), Outbox::default());
     raw.set_buffers(16 << 20).unwrap();
     for packet in packets {
         outbox.push(packet, "10.2.0.2:0".parse().unwrap(), None);

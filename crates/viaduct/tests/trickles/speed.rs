@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use viaduct::trickles::ServerPort;
 use viaduct_proto::trickles::packet::{Numbers, Return, tcp};
-use viaduct_sys::mmsg::Outbox;
+use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::poll::{Waker, wait};
-use viaduct_sys::raw::Raw;
-use viaduct_sys::thread::pin;
+use viaduct_sys::process::thread::pin;
+use viaduct_sys::socket::mmsg::Outbox;
 
 use crate::world::{PORT, World, sh};
 
@@ -75,7 +75,7 @@ fn measure(world: &World, request: usize, answer: usize) -> (f64, f64) {
 
 fn flood(request: usize) -> f64 {
     pin(1).unwrap();
-    let raw = Raw::open().unwrap();
+    let raw = RawSockets::open().unwrap();
     raw.set_buffers(16 << 20).unwrap();
     let (mut outbox, packets) = (Outbox::default(), requests(request));
     let to: SocketAddr = "10.2.0.2:0".parse().unwrap();

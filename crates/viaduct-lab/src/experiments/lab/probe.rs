@@ -13,8 +13,8 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use viaduct_proto::link::LinkConfig;
-use viaduct_sys::stamp;
-use viaduct_sys::thread::set_fifo;
+use viaduct_sys::process::thread::set_fifo;
+use viaduct_sys::socket::timestamp;
 
 use crate::emulator::EmulatorConfig;
 use crate::experiment::Run;
@@ -90,7 +90,7 @@ impl Probe {
         let receiver = to.netns().enter(|| open("192.0.2.2", PORT))??;
         let sender = from.netns().enter(|| open("192.0.2.1", 0))??;
         sender.connect(("192.0.2.2", PORT))?;
-        stamp::enable(&receiver)?;
+        timestamp::enable(&receiver)?;
         // Receive timestamps take effect only some milliseconds after they are enabled.
         thread::sleep(Duration::from_millis(20));
         receiver.set_read_timeout(Some(SILENCE))?;
@@ -135,7 +135,7 @@ fn receive(socket: &UdpSocket, bytes: usize) -> io::Result<Vec<(u32, u64, u64)>>
     let mut arrived = Vec::new();
     let mut packet = vec![0u8; bytes];
     loop {
-        match stamp::receive(socket, &mut packet) {
+        match timestamp::receive(socket, &mut packet) {
             Ok((_, stamp)) => {
                 let field = |from: usize, to: usize| {
                     packet[from..to].iter().fold(0u64, |n, byte| n << 8 | u64::from(*byte))

@@ -153,7 +153,7 @@ fn fill(mut stream: TcpStream, duration: Duration) -> io::Result<()> {
             Err(e) => return Err(e),
         }
     }
-    viaduct_sys::tcp::reset_on_close(&stream)
+    viaduct_sys::socket::tcp::reset_on_close(&stream)
 }
 
 /// Reads until the reset.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use viaduct_sys::process::raise_descriptors;
+use viaduct_sys::process::raise_fd_limit;
 
 use super::contenders::{CONGESTION_CONTROL, Contender, Stall};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
@@ -50,7 +50,7 @@ impl Experiment for Connections {
         run.param("volleys_each", times);
         run.param("idle_relays", idle);
         run.congestion_control(CONGESTION_CONTROL);
-        let most = raise_descriptors();
+        let most = raise_fd_limit();
         ensure!(
             most >= 2 * idle as u64 + SPARE,
             "{idle} relays need {} open files, and {most} are allowed (ulimit -n)",

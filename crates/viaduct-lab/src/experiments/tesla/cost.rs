@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use viaduct_sys::process::{Process, raise_descriptors};
+use viaduct_sys::process::{Process, raise_fd_limit};
 
 use super::programs::{Server, Under, bench, measure, run};
 use super::undisturbed::undisturbed;
@@ -48,7 +48,7 @@ impl Experiment for Cost {
         for (name, value) in [("rounds", rounds as u32), ("held", held), ("short", short)] {
             run.param(name, value);
         }
-        let most = raise_descriptors();
+        let most = raise_fd_limit();
         ensure!(
             most >= NEEDED,
             "{NEEDED} open files are needed, and {most} are allowed (ulimit -n)"

@@ -14,11 +14,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::Result;
-use viaduct_sys::hold::{Hold, Where};
-use viaduct_sys::intercept::Way;
-use viaduct_sys::nfqueue::{SNAP, SynQueue, Verdict};
+use viaduct_sys::nft::intercept::Selector;
+use viaduct_sys::nft::nfqueue::{NfQueue, SNAP, Verdict};
+use viaduct_sys::nft::syn_hold::{SynHold, SynPath};
+use viaduct_sys::nft::table::Table as _;
 use viaduct_sys::poll::{Waker, wait};
-use viaduct_sys::table::Table as _;
 
 use super::replicas::SERVICE;
 use super::served::PORT;
@@ -36,7 +36,7 @@ const OVER: [&str; 2] = ["time_wait", "close"];
 #[derive(Debug)]
 pub(super) struct LeastConnections<'a> {
     gateway: &'a Node,
-    hold: Hold,
+    hold: SynHold,
     dealing: Arc<Dealing>,
     thread: Option<JoinHandle<()>>,
 }
@@ -54,16 +54,16 @@ impl<'a> LeastConnections<'a> {
         gateway.run("nft", &[&translation(servers)])?;
         let keys = OVER.map(|state| format!("net/netfilter/nf_conntrack_tcp_timeout_{state}"));
         gateway.set_sysctls(&keys.each_ref().map(|key| (key.as_str(), "1")))?;
-        let way = Way { from: Vec::new(), to: vec![(SERVICE.into(), 32)] };
-        let hold = Hold {
+        let way = Selector { from: Vec::new(), to: vec![(SERVICE.into(), 32)] };
+        let hold = SynHold {
             instance: "least".to_owned(),
             queue: QUEUE.0,
-            whose: Where::Passing,
+            whose: SynPath::Forwarded,
             ways: vec![way],
             ports: vec![PORT],
         };
         let (queue, connections) = gateway.netns().enter(|| -> Result<_> {
-            let opened = (SynQueue::open(QUEUE.0, QUEUE.1)?, File::open(CONNECTIONS)?);
+            let opened = (NfQueue::open(QUEUE.0, QUEUE.1)?, File::open(CONNECTIONS)?);
             hold.apply()?;
             Ok(opened)
         })??;
@@ -78,7 +78,7 @@ impl<'a> LeastConnections<'a> {
 }
 
 impl Dealing {
-    fn run(&self, queue: &SynQueue, mut connections: File) -> io::Result<()> {
+    fn run(&self, queue: &NfQueue, mut connections: File) -> io::Result<()> {
         let mut packet = [0; SNAP];
         // Of two equal servers, the one not chosen last.
         let mut last = 1;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use viaduct_proto::trickles::stream::{Config, State};
 use viaduct_sys::poll::{Waker, wait};
-use viaduct_sys::process::raise_descriptors;
+use viaduct_sys::process::raise_fd_limit;
 
 use super::served::{CONGESTION_CONTROL, Served, at, get};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
@@ -131,7 +131,7 @@ fn check(run: &mut Run, found: &[f64], idle: usize, seen: &Continuations) {
 fn by_tcp(run: &mut Run) -> Result<()> {
     let counts: &[usize] = run.choose(&CONNECTIONS, &CONNECTIONS[..2]);
     let most = counts.iter().copied().max().unwrap_or(0) as u64;
-    let allowed = raise_descriptors();
+    let allowed = raise_fd_limit();
     ensure!(
         allowed > 2 * most + 600,
         "{most} connections take twice as many open files; {allowed} are allowed"

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use viaduct_proto::wire::ip::Header;
-use viaduct_sys::ring::{Direction, Ring, RingConfig};
+use viaduct_sys::capture::ring::{Direction, Ring, RingConfig};
 
 use super::answer;
 use crate::topology::{Node, TopologyError};

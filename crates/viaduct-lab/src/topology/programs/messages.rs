@@ -191,7 +191,7 @@ impl TimedMessages {
 /// Raises the thread's priority, so that waiting for a core does not add to the measured
 /// latency. Without the right to real-time priority the measurement proceeds without it.
 fn hurry() {
-    let _ = viaduct_sys::thread::set_fifo(PRIORITY);
+    let _ = viaduct_sys::process::thread::set_fifo(PRIORITY);
 }
 
 trait Sender {

@@ -8,7 +8,7 @@ use mio::net::TcpStream;
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::Preface;
 use viaduct_proto::time::Instant;
-use viaduct_sys::tcp::Mirrored;
+use viaduct_sys::socket::tcp::Mirrored;
 
 use super::{Asked, Begun, End, Flow, Middle};
 use crate::proxy::account::Account;

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use tracing::warn;
 use viaduct_proto::time::Instant;
-use viaduct_sys::tcp;
+use viaduct_sys::socket::tcp;
 
 use super::{Begun, End, Flow, Middle};
 use crate::proxy::leg::Leg;

@@ -23,7 +23,7 @@ use viaduct_proto::flow::{Address, BottomId, Failure};
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::Preface;
 use viaduct_proto::time::Instant;
-use viaduct_sys::tcp::{self, Mirrored};
+use viaduct_sys::socket::tcp::{self, Mirrored};
 
 use self::breaking::Breaking;
 pub use self::words::Heard;
@@ -335,7 +335,7 @@ impl Flow {
     /// Marks the flow as ended well: the ends close normally, and written bytes still go out.
     pub fn end_well(&mut self) {
         if self.breaks {
-            self.ends().for_each(|stream| drop(tcp::end_on_close(stream)));
+            self.ends().for_each(|stream| drop(tcp::fin_on_close(stream)));
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::io::{self, IoSlice};
 
-use viaduct_sys::urgent;
+use viaduct_sys::socket::urgent;
 
 use super::{End, Flow};
 

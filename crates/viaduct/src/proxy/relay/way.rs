@@ -4,8 +4,8 @@ use std::io;
 use std::net::Shutdown;
 
 use mio::net::TcpStream;
-use viaduct_sys::splice::{Pipe, Spliced};
-use viaduct_sys::urgent;
+use viaduct_sys::socket::splice::{Pipe, Spliced};
+use viaduct_sys::socket::urgent;
 
 use crate::proxy::pipes::Pipes;
 

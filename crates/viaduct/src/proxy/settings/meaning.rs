@@ -9,8 +9,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use ipnet::IpNet;
 use viaduct_proto::split::preface::{Protocols, Secret};
 use viaduct_proto::split::socks::Credentials;
-use viaduct_sys::intercept::{Intercept, Way};
-use viaduct_sys::tcp::LongHaul;
+use viaduct_sys::nft::intercept::{Intercept, Selector};
+use viaduct_sys::socket::tcp::LongHaul;
 
 use crate::key;
 use crate::proxy::file::PolicyTable;
@@ -262,7 +262,7 @@ pub(super) fn intercept(args: &ProxyArgs, port: u16) -> Result<Option<Intercept>
     Ok((!args.intercept.is_empty()).then(|| Intercept {
         instance: format!("proxy_{port}"),
         to_port: port,
-        ways: vec![Way { from: Vec::new(), to: args.intercept.iter().map(pair).collect() }],
+        ways: vec![Selector { from: Vec::new(), to: args.intercept.iter().map(pair).collect() }],
         ports: args.ports.iter().cloned().flatten().collect(),
         passed_by: false,
     }))

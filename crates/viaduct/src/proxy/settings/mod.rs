@@ -14,9 +14,9 @@ use std::sync::atomic::AtomicU64;
 use anyhow::{Context, Result, anyhow, bail};
 use tracing::warn;
 use viaduct_proto::flow::Registry;
-use viaduct_sys::intercept::Intercept;
-use viaduct_sys::process::raise_descriptors;
-use viaduct_sys::tcp::{Mirrored, TcpOptions};
+use viaduct_sys::nft::intercept::Intercept;
+use viaduct_sys::process::raise_fd_limit;
+use viaduct_sys::socket::tcp::{Mirrored, TcpOptions};
 
 use super::agreeing::Agreeing;
 use super::below::Below;
@@ -119,7 +119,7 @@ impl Settings {
 
     /// Lowers the flow limit to the available descriptors. Clients beyond that would hang.
     pub fn fitted(mut self) -> Settings {
-        let most = raise_descriptors();
+        let most = raise_fd_limit();
         // By Trickles, sockets of both formats are held open.
         let each = DESCRIPTORS_EACH + u64::from(self.policies.trickles().next().is_some());
         let fit = (most - SPARE_DESCRIPTORS.min(most / 2)) / each;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use viaduct_proto::flow::DEFAULT_LIMIT;
-use viaduct_sys::tcp::TcpOptions;
+use viaduct_sys::socket::tcp::TcpOptions;
 
 use super::Settings;
 use crate::access_log::AccessLogArgs;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs;
 use std::net::IpAddr;
 
-use viaduct_sys::intercept::Intercept;
+use viaduct_sys::nft::intercept::Intercept;
 
 use super::Settings;
 

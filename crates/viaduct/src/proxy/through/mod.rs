@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use viaduct_proto::flow::{Address, BottomId, Chain, Factory, Failure, Spawn};
 use viaduct_proto::time::Instant;
-use viaduct_sys::tcp::Mirrored;
+use viaduct_sys::socket::tcp::Mirrored;
 
 use self::side::Side;
 use self::wire::{Ending, Wire, name};

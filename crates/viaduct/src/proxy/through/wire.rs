@@ -4,7 +4,7 @@ use std::io;
 
 use viaduct_proto::flow::{Address, BottomId, Chain, Failure, Measure};
 use viaduct_proto::time::Instant;
-use viaduct_sys::tcp;
+use viaduct_sys::socket::tcp;
 
 use super::side::Side;
 use crate::proxy::leg::Leg;

@@ -8,7 +8,7 @@ use mio::net::{TcpListener, TcpStream};
 use viaduct_proto::keys::{Entropy, PublicKey};
 use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::record::Secure;
-use viaduct_sys::tcp::{self, LongHaul, TcpOptions};
+use viaduct_sys::socket::tcp::{self, LongHaul, TcpOptions};
 
 use super::settings::TunnelSettings;
 
@@ -280,7 +280,7 @@ impl Stream {
         let ahead = ahead.clamp(MIN_AHEAD, MAX_AHEAD);
         if ahead.abs_diff(self.ahead) > self.ahead / 8 {
             self.ahead = ahead;
-            let _ = tcp::set_unsent_most(&self.stream, ahead as i32);
+            let _ = tcp::set_notsent_lowat(&self.stream, ahead as i32);
         }
     }
 }

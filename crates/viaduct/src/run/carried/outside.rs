@@ -7,8 +7,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
-use viaduct_sys::hop_fields::{self, HopFields, hear_hop_fields};
-use viaduct_sys::undelivered::hear_errors;
+use viaduct_sys::socket::error_queue::enable_error_queue;
+use viaduct_sys::socket::hop_fields::{self, HopFields, enable_hop_fields};
 
 /// An outside socket.
 #[derive(Clone, Debug)]
@@ -79,8 +79,8 @@ impl Outside {
         let socket = UdpSocket::from(socket);
         // The program's own permission is checked in the capture namespace.
         socket.set_broadcast(true)?;
-        hear_errors(&socket)?;
-        hear_hop_fields(&socket)?;
+        enable_error_queue(&socket)?;
+        enable_hop_fields(&socket)?;
         let port = socket.local_addr()?.port();
         let at = Bound { ip: at.ip(), both };
         Ok(Outside { socket: Arc::new(socket), at, port })

@@ -21,8 +21,8 @@ use viaduct_proto::flow::datagrams::{Direction, Ends};
 use viaduct_proto::time::Instant;
 use viaduct_proto::wire::datagram::emit;
 use viaduct_proto::wrap::{Fate, Rules, Transport};
-use viaduct_sys::nfqueue::{Held, Verdict};
-use viaduct_sys::raw::Raw;
+use viaduct_sys::capture::raw::RawSockets;
+use viaduct_sys::nft::nfqueue::{QueuedPacket, Verdict};
 
 use super::Plan;
 use crate::run::names::Remote;
@@ -38,7 +38,7 @@ const MARK: u32 = 0x7669_6164;
 /// Payloads held until they are due.
 pub(super) struct Replaced {
     relayed: Relayed,
-    raw: Raw,
+    raw: RawSockets,
     names: Option<Arc<Remote>>,
     /// Held payloads, by the passage's tag.
     waiting: HashMap<u32, Parcel>,
@@ -61,7 +61,7 @@ impl Replaced {
     /// Returns `None` unless the chain of `plan` ends at a relay.
     pub(super) fn new(plan: &Plan) -> io::Result<Option<Replaced>> {
         let Some(relayed) = Relayed::new(plan)? else { return Ok(None) };
-        let raw = Raw::open()?;
+        let raw = RawSockets::open()?;
         raw.set_mark(MARK)?;
         let names = plan.names.clone();
         let waiting = HashMap::new();
@@ -77,7 +77,7 @@ impl Replaced {
     /// the verdict if it is decided at once.
     pub(super) fn take(
         &mut self,
-        held: &Held<'_>,
+        held: &QueuedPacket<'_>,
         way: Direction,
         ends: Ends,
         carried: &[u8],

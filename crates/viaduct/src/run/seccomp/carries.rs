@@ -6,7 +6,7 @@ use std::thread;
 
 use rustix::fs::{OFlags, fcntl_setfl};
 use viaduct_proto::wrap::{Errno, Sockaddr, Socket, parse_bound, parse_sockaddr, wire};
-use viaduct_sys::hall;
+use viaduct_sys::netns::capture_ns;
 use viaduct_sys::seccomp::{Listener, Notification, Reply};
 
 use super::{Outcome, Supervisor, number, say};
@@ -46,7 +46,7 @@ impl Supervisor {
         };
         let [fd, at, size, ..] = call.arguments;
         let Ok((socket, is)) = self.duplicate(call, fd) else { return Ok(Some(Reply::Continue)) };
-        if !self.common.rules.carries_of(is) || hall::is_of_this_network(&socket) {
+        if !self.common.rules.carries_of(is) || capture_ns::is_in_this_netns(&socket) {
             return Ok(Some(Reply::Continue));
         }
         let (address, length) = self.sockaddr(call, at, size)?;
@@ -72,7 +72,7 @@ impl Supervisor {
         else {
             return Ok(());
         };
-        if !self.common.rules.carries_of(is) || hall::is_of_this_network(socket) {
+        if !self.common.rules.carries_of(is) || capture_ns::is_in_this_netns(socket) {
             return Ok(());
         }
         carried.probe(socket, to).map_err(number)

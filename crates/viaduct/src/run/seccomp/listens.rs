@@ -9,8 +9,8 @@ use std::thread;
 use rustix::net::sockopt;
 use tracing::debug;
 use viaduct_proto::wrap::{Errno, Sockaddr, Socket, Verdict, parse_bound, wire};
+use viaduct_sys::seccomp::epoll_watches::{self, EpollCount};
 use viaduct_sys::seccomp::{Listener, Notification, Reply, Task};
-use viaduct_sys::watches::{self, Made};
 
 use super::{Outcome, Supervisor, number, say};
 use crate::run::fronts::{Fronts, Listens};
@@ -111,13 +111,13 @@ impl Supervisor {
 /// Replaces a public listener in the program by the listener behind it, in its epoll sets too.
 fn put(
     listener: &Listener,
-    (task, made): (&Task, Made),
+    (task, made): (&Task, EpollCount),
     call: &Notification,
     [front, behind]: [&OwnedFd; 2],
 ) -> io::Result<()> {
     let fd = call.arguments[0] as i32;
     let cloexec = task.closes_on_exec(fd)?;
     listener.check_waits(call)?;
-    watches::move_over((task, call.thread), made, fd, [front.as_fd(), behind.as_fd()])?;
+    epoll_watches::move_watches((task, call.thread), made, fd, [front.as_fd(), behind.as_fd()])?;
     listener.put(call, behind.as_fd(), fd, cloexec)
 }

@@ -7,10 +7,10 @@
 use std::fs;
 
 use viaduct_proto::wrap::Errno;
-use viaduct_sys::hall::is_of_this_network;
-use viaduct_sys::pending::set_option_for;
+use viaduct_sys::netns::capture_ns::is_in_this_netns;
 use viaduct_sys::seccomp::{Notification, Reply};
-use viaduct_sys::tcp::Mirrored;
+use viaduct_sys::socket::pending::set_option_for;
+use viaduct_sys::socket::tcp::Mirrored;
 
 use super::{Outcome, Supervisor, cookie, number};
 use crate::proxy::aware::Whose;
@@ -42,7 +42,7 @@ impl Supervisor {
         }
         set_option_for(&socket, level, name, &value[..size]).map_err(number)?;
         let cookie = cookie(&socket)?;
-        let whose = if is_of_this_network(&socket) {
+        let whose = if is_in_this_netns(&socket) {
             Some(Whose::Cookie(cookie))
         } else {
             // A socket that the program has accepted is in the capture namespace.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use rustix::net::sockopt;
 use viaduct_proto::wrap::Errno;
-use viaduct_sys::hall::is_of_this_network;
+use viaduct_sys::netns::capture_ns::is_in_this_netns;
 use viaduct_sys::seccomp::{Notification, Reply};
 
 use super::{Outcome, Supervisor, cookie, number};
@@ -54,7 +54,7 @@ impl Supervisor {
         let Some(fronts) = fronts else { return Ok(Some(Reply::Continue)) };
         let [fd, _, name, ..] = call.arguments;
         let (socket, is) = self.duplicate(call, fd)?;
-        if !is.is_of_ip() || is.is_of_datagrams() || is_of_this_network(&socket) {
+        if !is.is_of_ip() || is.is_of_datagrams() || is_in_this_netns(&socket) {
             return Ok(Some(Reply::Continue));
         }
         let own = rustix::net::getsockname(&socket).ok().and_then(|at| at.try_into().ok());

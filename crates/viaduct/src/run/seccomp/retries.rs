@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use viaduct_proto::wrap::Errno;
-use viaduct_sys::pending::connect_for;
 use viaduct_sys::seccomp::{Notification, Reply};
+use viaduct_sys::socket::pending::connect_for;
 
 use super::signalled::is_signalled;
 use super::{Outcome, Supervisor, number, say, send_timeout};

@@ -5,9 +5,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use viaduct_proto::wrap::Errno;
-use viaduct_sys::pending::blocks;
 use viaduct_sys::seccomp::{Listener, Notification, Reply, Task};
-use viaduct_sys::send_for::{Message, send_for};
+use viaduct_sys::socket::pending::is_blocking;
+use viaduct_sys::socket::sendmsg::{Message, sendmsg};
 
 use super::told::Header;
 use super::{Outcome, Supervisor, number};
@@ -76,7 +76,7 @@ impl Supervisor {
         if let Some(reply) = sending.attempt(socket, &self.listener, &task, call) {
             return Ok(Some(reply));
         }
-        if sending.flags & DONTWAIT != 0 || !blocks(socket).map_err(number)? {
+        if sending.flags & DONTWAIT != 0 || !is_blocking(socket).map_err(number)? {
             return Err(Errno::AGAIN);
         }
         let own = socket.try_clone().map_err(number)?;
@@ -98,7 +98,7 @@ impl Sending {
     ) -> Option<Reply> {
         let mut sent = 0;
         for (n, message) in self.messages.iter().enumerate() {
-            let bytes = match send_for(socket, message, self.flags) {
+            let bytes = match sendmsg(socket, message, self.flags) {
                 Ok(bytes) => bytes,
                 Err(error) if n == 0 && error.kind() == io::ErrorKind::WouldBlock => return None,
                 Err(error) if n == 0 => return Some(Reply::Failed(number(error).0)),

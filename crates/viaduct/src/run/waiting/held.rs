@@ -8,8 +8,8 @@ use std::sync::Arc;
 use tracing::debug;
 use viaduct_proto::flow::Failure;
 use viaduct_proto::wrap::Errno;
-use viaduct_sys::pending::Pending;
-use viaduct_sys::tcp;
+use viaduct_sys::socket::pending::Pending;
+use viaduct_sys::socket::tcp;
 
 use super::answer::Say;
 use super::known::{Attempt, Known};
@@ -41,7 +41,7 @@ impl Held for Waiting {
 
     fn place(&mut self) -> io::Result<Conn<TcpStream>> {
         let pending = self.pending.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        self.common.meeting.place(pending.program()?.is_ipv4()).map(Conn::from)
+        self.common.meeting.bound_socket(pending.program()?.is_ipv4()).map(Conn::from)
     }
 
     fn meet(&mut self, place: &TcpStream) -> io::Result<()> {

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use viaduct_sys::tcp::Mirrored;
+use viaduct_sys::socket::tcp::Mirrored;
 
 /// Sockets whose options are remembered; the oldest are dropped first.
 const MAX_SOCKETS: usize = 65_536;

@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsFd as _, BorrowedFd};
 
 use viaduct_proto::trickles::packet::{Format, Numbers, Opening, Role, Room, TooLong, udp};
-use viaduct_sys::mmsg::Outbox;
-use viaduct_sys::tcp::TcpOptions;
-use viaduct_sys::udp::UdpBatch;
-use viaduct_sys::undelivered::hear_errors;
+use viaduct_sys::socket::error_queue::enable_error_queue;
+use viaduct_sys::socket::mmsg::Outbox;
+use viaduct_sys::socket::tcp::TcpOptions;
+use viaduct_sys::socket::udp::UdpBatch;
 
 use super::super::SEND_BUFFER;
 use super::super::door::{Door, now};
@@ -118,7 +118,7 @@ impl Datagrams {
         let any = if remote.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         let socket = UdpBatch::bind(any.parse().expect("an address"))?;
         socket.set_buffers(SEND_BUFFER)?;
-        hear_errors(&socket)?;
+        enable_error_queue(&socket)?;
         Ok(Datagrams { socket, queue: Outbox::of_datagrams(), count: 0 })
     }
 
@@ -153,7 +153,8 @@ impl Datagrams {
 /// Local address towards `remote`, with a reserved port.
 pub(super) fn hold_port(remote: SocketAddr) -> std::io::Result<(SocketAddr, Held)> {
     let ip = source_towards(remote)?;
-    let held = Held(viaduct_sys::tcp::bound(SocketAddr::new(ip, 0), TcpOptions::default())?);
+    let held =
+        Held(viaduct_sys::socket::tcp::bound(SocketAddr::new(ip, 0), TcpOptions::default())?);
     Ok((held.0.local_addr()?, held))
 }
 

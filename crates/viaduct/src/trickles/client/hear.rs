@@ -8,8 +8,8 @@ use viaduct_proto::trickles::packet::icmp::{self, Report, Why};
 use viaduct_proto::trickles::packet::stats::Refusal;
 use viaduct_proto::trickles::packet::tcp::{self, Checksum, Packet, Segment};
 use viaduct_proto::trickles::packet::{Format, Role, udp};
-use viaduct_sys::mmsg::Received;
-use viaduct_sys::undelivered::{Undelivered, take_error};
+use viaduct_sys::socket::error_queue::{IcmpError, take_error};
+use viaduct_sys::socket::mmsg::Received;
 
 use super::super::door::Door;
 use super::connection::Connection;
@@ -109,7 +109,7 @@ impl Ears<'_> {
     /// Processes the ICMP errors about a connection's datagrams, and returns the last effect.
     pub(super) fn undelivered(&mut self, flow: usize) -> Option<Heard<'static>> {
         let mut heard = None;
-        while let Some(Undelivered { to, why }) = {
+        while let Some(IcmpError { to, why }) = {
             let udp = self.flows.get(flow)?.udp.as_ref()?;
             take_error(udp.as_fd())
         } {

@@ -21,12 +21,12 @@ use viaduct_proto::rng::Rng;
 use viaduct_proto::trickles::packet::{
     Format, FormatChoice, Numbers, Opening, Role, Room, TooLong, mark,
 };
-use viaduct_sys::filter::{MarkedFilter, TcpMark};
+use viaduct_sys::capture::filter::{OptionFilter, OptionMark};
 use viaduct_sys::journal::Changes;
 
-use viaduct_sys::marked::MarkedTap;
-use viaduct_sys::mmsg::Inbox;
-use viaduct_sys::raw::Raw;
+use viaduct_sys::capture::option_tap::OptionTap;
+use viaduct_sys::capture::raw::RawSockets;
+use viaduct_sys::socket::mmsg::Inbox;
 
 use super::door::Door;
 use super::runs;
@@ -44,7 +44,7 @@ pub struct Flow(pub(super) usize);
 #[derive(Debug)]
 pub struct ClientPort {
     ways: FormatChoice,
-    tap: Option<MarkedTap>,
+    tap: Option<OptionTap>,
     inbox: Inbox,
     door: Door,
     flows: Slab<Connection>,
@@ -56,21 +56,21 @@ pub struct ClientPort {
     _changes: Option<Changes>,
 }
 
-const ANSWERS: TcpMark = TcpMark { word: mark::WORD, byte: Role::Answer.byte() };
+const ANSWERS: OptionMark = OptionMark { word: mark::WORD, byte: Role::Answer.byte() };
 
 /// Resources that TCP's format requires.
 struct OfTcp {
-    tap: MarkedTap,
-    raw: Raw,
+    tap: OptionTap,
+    raw: RawSockets,
     changes: Changes,
 }
 
 impl OfTcp {
     fn open(settings: &ClientSettings) -> Result<OfTcp, PortError> {
-        let filter = MarkedFilter { mark: ANSWERS, ports: &[], plain: true, share: None };
+        let filter = OptionFilter { mark: ANSWERS, ports: &[], plain: true, share: None };
         let tap =
-            MarkedTap::open(filter).map_err(PortError::socket("open a packet socket", true))?;
-        let raw = Raw::open().map_err(PortError::socket("open a raw socket", true))?;
+            OptionTap::open(filter).map_err(PortError::socket("open a packet socket", true))?;
+        let raw = RawSockets::open().map_err(PortError::socket("open a raw socket", true))?;
         raw.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
         // Last, so that a process without the privilege for the sockets gets that error and
         // changes nothing.
@@ -343,6 +343,6 @@ impl ClientPort {
     fn watch(&self) -> std::io::Result<()> {
         let Some(tap) = &self.tap else { return Ok(()) };
         let ports: Vec<u16> = self.places.keys().map(SocketAddr::port).collect();
-        tap.set_filter(MarkedFilter { mark: ANSWERS, ports: &ports, plain: true, share: None })
+        tap.set_filter(OptionFilter { mark: ANSWERS, ports: &ports, plain: true, share: None })
     }
 }

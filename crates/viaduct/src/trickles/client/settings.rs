@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use viaduct_proto::trickles::packet::{FormatChoice, Role};
-use viaduct_sys::filter::TcpMark;
+use viaduct_sys::capture::filter::OptionMark;
 use viaduct_sys::journal::Changes;
-use viaduct_sys::keep_out::KeepOut;
+use viaduct_sys::nft::rst_guard::RstGuard;
 
 use super::super::{PortError, journal};
 
@@ -53,11 +53,11 @@ pub enum Heard<'a> {
 
 impl ClientSettings {
     /// Installs the rule that keeps answers from the kernel's TCP.
-    pub(super) fn keep_out(&self, mark: TcpMark) -> Result<Changes, PortError> {
+    pub(super) fn keep_out(&self, mark: OptionMark) -> Result<Changes, PortError> {
         let instance = self.instance.clone();
         let mut changes = Changes::open(&journal(&self.run_dir, &instance))?;
         let untracked = self.untracked.then_some(Role::Request.byte());
-        changes.keep_out(KeepOut { instance, mark, at: Vec::new(), untracked })?;
+        changes.rst_guard(RstGuard { instance, mark, at: Vec::new(), untracked })?;
         Ok(changes)
     }
 }

@@ -23,7 +23,7 @@ use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::trickles::crypt::ClientCrypt;
 use viaduct_proto::trickles::stream::{Config, Stream};
-use viaduct_sys::memory;
+use viaduct_sys::process::memory;
 
 use super::door::now;
 use super::{ClientPort, ClientSettings, Flow, Heard, PortError, PortStats};
@@ -290,7 +290,7 @@ impl Connector {
     fn give_back(&mut self) {
         if self.peak > MUCH && self.unread < self.peak / 8 {
             self.peak = 0;
-            memory::give_back();
+            memory::trim_heap();
         }
     }
 

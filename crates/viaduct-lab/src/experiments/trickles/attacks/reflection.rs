@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::trickles::packet::Numbers;
 use viaduct_proto::trickles::wire::request::{emit_open, emit_padding};
-use viaduct_sys::mmsg::Outbox;
-use viaduct_sys::raw::Raw;
+use viaduct_sys::capture::raw::RawSockets;
+use viaduct_sys::socket::mmsg::Outbox;
 
 use super::Counts;
 use crate::experiment::{Bound, Plot, Run};
@@ -74,7 +74,7 @@ pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<(
 /// Returns the IP bytes that the victim receives per byte sent.
 fn reflected(attacker: &Node, victim: &Node, packets: &[Vec<u8>], wait: Duration) -> Result<f64> {
     let before = got(victim)?;
-    let raw = attacker.netns().enter(Raw::open)??;
+    let raw = attacker.netns().enter(RawSockets::open)??;
     let mut sent = 0;
     for packet in packets {
         let mut outbox = Outbox::default();

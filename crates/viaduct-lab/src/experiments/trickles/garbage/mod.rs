@@ -24,9 +24,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use viaduct_sys::mmsg::Outbox;
+use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::process::Process;
-use viaduct_sys::raw::Raw;
+use viaduct_sys::socket::mmsg::Outbox;
 
 use crate::binary::binary;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
@@ -217,7 +217,7 @@ struct Flood {
 impl Flood {
     /// Sends `packets` repeatedly from the clients' machine, for `longest` at most.
     fn start(world: &World, packets: Vec<Vec<u8>>, longest: Duration) -> Result<Flood> {
-        let raw = world.pair.load().netns().enter(Raw::open)??;
+        let raw = world.pair.load().netns().enter(RawSockets::open)??;
         raw.set_buffers(16 << 20)?;
         let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (asked, count, begun) = (stop.clone(), sent.clone(), Instant::now());

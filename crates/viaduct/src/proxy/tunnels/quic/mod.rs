@@ -42,7 +42,7 @@ use quinn_proto::{
 };
 use tracing::debug;
 use viaduct_proto::time::Instant;
-use viaduct_sys::udp::UdpBatch;
+use viaduct_sys::socket::udp::UdpBatch;
 
 use super::settings::TunnelSettings;
 use crate::proxy::worker::time;
@@ -115,7 +115,7 @@ impl Endpoint {
         let at = settings.listen.unwrap_or(anywhere);
         let socket = UdpBatch::bind(at)?;
         socket.set_buffers(SOCKET)?;
-        socket.stamp()?;
+        socket.enable_timestamps()?;
         let mut client = ClientConfig::new(Arc::new(tls::client()?));
         client.transport_config(Arc::new(transport(settings, 0)?));
         let server = settings.listen.map(|_| -> anyhow::Result<_> {

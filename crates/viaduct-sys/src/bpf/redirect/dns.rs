@@ -1,0 +1,101 @@
+//! DNS queries: redirected to this process's resolver, whatever server they are for; its
+//! answers appear to come from that server.
+//!
+//! ```text
+//!   connect(2), sendto(2) ─▶ port 53? notes the server by cookie; another address ─▶ the resolver
+//!   recvfrom(2) ◀─ from that server ◀─ recvmsg: from the resolver, and the socket has asked
+//! ```
+
+use std::net::SocketAddr;
+
+use super::endpoints::{END, MAPPED};
+use super::programs::rewrite_destination;
+use super::rules::{IP4, IP6, PORT};
+use crate::bpf::BpfError;
+use crate::bpf::asm::{Asm, FP, Insn, R0, R1, R2, R6, R8, Width};
+use crate::bpf::kernel::Map;
+
+/// Max sockets whose server is remembered.
+const SOCKETS: u32 = 65_536;
+const DNS: u16 = 53;
+/// On the stack.
+const COOKIE: i16 = -8;
+const NOTED: usize = END as usize;
+const LOOPBACK4: u32 = u32::from_ne_bytes([127, 0, 0, 1]);
+const LOOPBACK6: u32 = u32::from_ne_bytes([0, 0, 0, 1]);
+
+/// Addresses of this process's resolver: one port at both loopback addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resolver {
+    /// Resolver address for IPv4 sockets.
+    pub v4: SocketAddr,
+    /// Resolver address for IPv6 sockets; without it their queries are refused.
+    pub v6: Option<SocketAddr>,
+}
+
+/// Servers that sockets have asked, by cookie.
+#[derive(Debug)]
+pub(super) struct DnsServers {
+    map: Map<NOTED>,
+    resolver: Resolver,
+}
+
+impl DnsServers {
+    pub(super) fn new(resolver: Resolver) -> Result<DnsServers, BpfError> {
+        Ok(DnsServers { map: Map::new(SOCKETS)?, resolver })
+    }
+
+    /// Emits the redirection of a query to the resolver, in a program with its context in R6
+    /// and the destination of a datagram at `note` on the stack. The program ends there for a
+    /// query. Stores the cookie at `cookie`.
+    pub(super) fn ask(&self, asm: &mut Asm, note: i16, cookie: i16, v4: bool) {
+        let [other, refuse] = [(); 2].map(|()| asm.label());
+        asm.load(Width::Half, R2, FP, note + 16);
+        asm.if_different(R2, DNS.to_be().into(), other);
+        asm.store_cookie(R6, cookie);
+        asm.keep(&self.map, cookie, note);
+        asm.if_different(R0, 0, refuse);
+        rewrite_destination(asm, note, (self.resolver.v4, self.resolver.v6), v4, refuse);
+        asm.exit(1);
+        asm.place(refuse);
+        asm.exit(0);
+        asm.place(other);
+    }
+
+    /// The recvmsg program: rewrites the source of an answer to the server that was asked.
+    pub(super) fn answer(&self, v4: bool) -> Vec<Insn> {
+        let mut asm = Asm::default();
+        let [ours, done] = [(); 2].map(|()| asm.label());
+        asm.copy(R6, R1);
+        asm.load(Width::Word, R2, R6, PORT);
+        asm.if_different(R2, self.resolver.v4.port().to_be().into(), done);
+        match v4 {
+            true => asm.load(Width::Word, R2, R6, IP4),
+            false => asm.load(Width::Word, R2, R6, IP6 + 12),
+        }
+        asm.if_equal(R2, LOOPBACK4, ours);
+        asm.if_different(R2, LOOPBACK6, done);
+        asm.place(ours);
+        asm.store_cookie(R6, COOKIE);
+        asm.look_up(&self.map, COOKIE, done);
+        asm.copy(R8, R0);
+        let words: &[(i16, i16)] = match v4 {
+            true => &[(12, IP4)],
+            false => &[(0, IP6), (4, IP6 + 4), (8, IP6 + 8), (12, IP6 + 12)],
+        };
+        if v4 {
+            // A socket that has asked over IPv6 only has no IPv4 server.
+            asm.load(Width::Word, R2, R8, 8);
+            asm.if_different(R2, MAPPED, done);
+        }
+        for &(at, field) in words {
+            asm.load(Width::Word, R2, R8, at);
+            asm.store(Width::Word, R6, field, R2);
+        }
+        asm.load(Width::Half, R2, R8, 16);
+        asm.store(Width::Word, R6, PORT, R2);
+        asm.place(done);
+        asm.exit(1);
+        asm.finish().expect("short")
+    }
+}

@@ -1,0 +1,298 @@
+//! Selection of a tap's packets: classic BPF programs that the kernel runs on every packet
+//! before it copies it.
+//!
+//! ```text
+//!   TapFilter   local prefixes, peer prefixes, own UDP addresses
+//!       | build      (prefix: sets made small; asm: labels become jumps)
+//!       v
+//!   [BpfInsn]   --- attach ---> a socket: the ring, or a UDP socket
+//!
+//!   the program of a tap:
+//!     tagged for a VLAN (not by 0, a priority alone), or for another host -> no
+//!     leaves:   source is local and destination a peer's            -> yes
+//!     arrives:  source is a peer's and destination local            -> yes
+//!     arrives:  unfragmented UDP to one of our addresses and ports  -> yes
+//!     all else                                                      -> no
+//! ```
+//!
+//! Only addresses are compared, so every fragment of a packet between the sites passes.
+#![allow(unsafe_code)]
+
+pub(crate) mod asm;
+mod option;
+mod prefix;
+mod share;
+mod syn;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use libc::{
+    ETH_P_IP, ETH_P_IPV6, IPPROTO_UDP, PACKET_OTHERHOST, PACKET_OUTGOING, SKF_AD_PKTTYPE,
+    SKF_AD_PROTOCOL, SKF_AD_VLAN_TAG, SKF_AD_VLAN_TAG_PRESENT,
+};
+
+use crate::os;
+use asm::{Asm, Label, Test};
+pub use option::{OptionFilter, OptionMark};
+use prefix::PrefixSet;
+pub use share::{Share, listener_of};
+pub use syn::{SynFilter, no_syns};
+
+/// Bits of a VLAN tag that name the VLAN.
+const VLAN_ID: u32 = 0x0fff;
+/// Max instructions that the kernel accepts.
+const MAX_INSNS: usize = 4096;
+
+/// Bytes of an accepted packet that are kept: more than any packet has.
+const WHOLE: u32 = 0x4_0000;
+/// Scratch cells: offsets in the packet of our side's address, and of the peer's.
+const LOCAL_AT: u32 = 0;
+const PEER_AT: u32 = 1;
+
+/// An instruction of classic BPF, in the kernel's encoding.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BpfInsn {
+    /// Operation code.
+    pub code: u16,
+    /// Instructions to skip if a test holds.
+    pub jt: u8,
+    /// Instructions to skip if it does not.
+    pub jf: u8,
+    /// Operand.
+    pub k: u32,
+}
+
+/// Converts a program with offsets from the network header for a socket whose packets begin at
+/// the link header.
+pub(crate) fn from_network_header(program: &[BpfInsn]) -> Vec<BpfInsn> {
+    let moved = |insn: &BpfInsn| {
+        let code = u32::from(insn.code);
+        let (class, mode) = (code & 0x07, code & 0xe0);
+        let is_load = class == libc::BPF_LD && [libc::BPF_ABS, libc::BPF_IND].contains(&mode)
+            || class == libc::BPF_LDX && mode == libc::BPF_MSH;
+        // Offsets of metadata lie above all offsets of bytes.
+        let is_offset = insn.k < i32::MAX.cast_unsigned();
+        let k = insn.k.wrapping_add(libc::SKF_NET_OFF.cast_unsigned());
+        if is_load && is_offset { BpfInsn { k, ..*insn } } else { *insn }
+    };
+    program.iter().map(moved).collect()
+}
+
+/// Packets for a gateway's tap, on a socket whose packets begin at the network header.
+#[derive(Clone, Debug, Default)]
+pub struct TapFilter {
+    /// Prefixes of this site: address and length; host bits are ignored.
+    pub local: Vec<(IpAddr, u8)>,
+    /// Prefixes of all peer sites.
+    pub peers: Vec<(IpAddr, u8)>,
+    /// Local addresses of the peers' UDP datagrams. An unspecified address means any of its
+    /// family, `[::]` both families.
+    pub listen: Vec<SocketAddr>,
+}
+
+/// Errors of building a filter.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum FilterError {
+    /// A prefix is longer than an address.
+    #[error("{address}/{length}: a prefix length of at most {} is expected",
+            if address.is_ipv4() { 32 } else { 128 })]
+    Length {
+        /// The prefix's address.
+        address: IpAddr,
+        /// The prefix's length, bits.
+        length: u8,
+    },
+    /// The program is longer than the kernel accepts.
+    #[error(
+        "{prefixes} prefixes need a filter of {insns} instructions, and the kernel takes \
+         {MAX_INSNS}: about {fit} prefixes like these fit; join neighbours into shorter ones"
+    )]
+    TooLong {
+        /// Prefixes given.
+        prefixes: usize,
+        /// Instructions they need.
+        insns: usize,
+        /// Prefixes that would have fitted, estimated from these.
+        fit: usize,
+    },
+}
+
+impl TapFilter {
+    /// Builds the program for the kernel.
+    ///
+    /// # Errors
+    /// A prefix length out of range, or more prefixes than fit into a program.
+    pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
+        let local = PrefixSet::new(&self.local)?;
+        let peers = PrefixSet::new(&self.peers)?;
+        let program = self.assemble(&local, &peers);
+        let (insns, prefixes) = (program.len(), self.local.len() + self.peers.len());
+        if insns > MAX_INSNS {
+            return Err(FilterError::TooLong {
+                prefixes,
+                insns,
+                fit: prefixes * MAX_INSNS / insns,
+            });
+        }
+        Ok(program)
+    }
+
+    fn assemble(&self, local: &PrefixSet, peers: &PrefixSet) -> Vec<BpfInsn> {
+        let mut asm = Asm::default();
+        let [v4, v6, yes, no] = [(); 4].map(|()| asm.label());
+        let untagged = asm.label();
+        asm.load_meta(SKF_AD_VLAN_TAG_PRESENT);
+        asm.jump_if(Test::Equal(0), untagged);
+        // VLAN 0 is no VLAN: the tag has a priority alone (IEEE 802.1Q), and the interface
+        // accepts it.
+        asm.load_meta(SKF_AD_VLAN_TAG);
+        asm.and(VLAN_ID);
+        asm.jump_unless(Test::Equal(0), no);
+        asm.place(untagged);
+        asm.load_meta(SKF_AD_PROTOCOL);
+        asm.jump_if(Test::Equal(ETH_P_IP as u32), v4);
+        asm.branch(Test::Equal(ETH_P_IPV6 as u32), v6, no);
+
+        asm.place(v4);
+        let [has_local, other] = [(); 2].map(|()| asm.label());
+        find_sides(&mut asm, 12, 16, no);
+        asm.x_from(LOCAL_AT);
+        local.test_v4(&mut asm, has_local, other);
+        asm.place(has_local);
+        asm.x_from(PEER_AT);
+        peers.test_v4(&mut asm, yes, other);
+        asm.place(other);
+        self.test_listeners_v4(&mut asm, yes, no);
+
+        asm.place(v6);
+        let [has_local, other] = [(); 2].map(|()| asm.label());
+        find_sides(&mut asm, 8, 24, no);
+        asm.x_from(LOCAL_AT);
+        local.test_v6(&mut asm, has_local, other);
+        asm.place(has_local);
+        asm.x_from(PEER_AT);
+        peers.test_v6(&mut asm, yes, other);
+        asm.place(other);
+        self.test_listeners_v6(&mut asm, yes, no);
+
+        asm.place(yes);
+        asm.keep(WHOLE);
+        asm.place(no);
+        asm.keep(0);
+        asm.finish()
+    }
+
+    /// Emits the test for datagrams to us over IPv4, unfragmented (neither flag nor offset).
+    fn test_listeners_v4(&self, asm: &mut Asm, yes: Label, no: Label) {
+        only_incoming(asm, no);
+        asm.load_byte(9);
+        asm.jump_unless(Test::Equal(IPPROTO_UDP as u32), no);
+        asm.load_half(6);
+        asm.jump_if(Test::AnyBit(0x3fff), no);
+        asm.x_from_ipv4_header_length(0);
+        for listen in &self.listen {
+            let address = match listen.ip() {
+                IpAddr::V4(address) => address.to_bits(),
+                IpAddr::V6(address) if address.is_unspecified() => 0,
+                IpAddr::V6(_) => continue,
+            };
+            let next = asm.label();
+            asm.load_half_at_x(2);
+            asm.jump_unless(Test::Equal(listen.port().into()), next);
+            if address != 0 {
+                asm.load_word(16);
+                asm.jump_unless(Test::Equal(address), next);
+            }
+            asm.goto(yes);
+            asm.place(next);
+        }
+        asm.goto(no);
+    }
+
+    /// Emits the test for datagrams to us over IPv6 without extension headers, which a fragment
+    /// has.
+    fn test_listeners_v6(&self, asm: &mut Asm, yes: Label, no: Label) {
+        only_incoming(asm, no);
+        asm.load_byte(6);
+        asm.jump_unless(Test::Equal(IPPROTO_UDP as u32), no);
+        for listen in &self.listen {
+            let IpAddr::V6(address) = listen.ip() else { continue };
+            let next = asm.label();
+            asm.load_half(42);
+            asm.jump_unless(Test::Equal(listen.port().into()), next);
+            if !address.is_unspecified() {
+                for word in 0..4 {
+                    asm.load_word(24 + 4 * word);
+                    let part = (address.to_bits() >> (96 - 32 * word)) as u32;
+                    asm.jump_unless(Test::Equal(part), next);
+                }
+            }
+            asm.goto(yes);
+            asm.place(next);
+        }
+        asm.goto(no);
+    }
+}
+
+/// Emits code that notes the offset of our side's address: the source if the packet leaves, the
+/// destination if it arrives. Goes to `no` if the packet is for another host.
+fn find_sides(asm: &mut Asm, source: u32, destination: u32, no: Label) {
+    let [leaves, known] = [(); 2].map(|()| asm.label());
+    asm.load_meta(SKF_AD_PKTTYPE);
+    asm.jump_if(Test::Equal(PACKET_OTHERHOST.into()), no);
+    asm.jump_if(Test::Equal(PACKET_OUTGOING.into()), leaves);
+    asm.store(LOCAL_AT, destination);
+    asm.store(PEER_AT, source);
+    asm.goto(known);
+    asm.place(leaves);
+    asm.store(LOCAL_AT, source);
+    asm.store(PEER_AT, destination);
+    asm.place(known);
+}
+
+fn only_incoming(asm: &mut Asm, no: Label) {
+    asm.load_meta(SKF_AD_PKTTYPE);
+    asm.jump_if(Test::Equal(PACKET_OUTGOING.into()), no);
+}
+
+/// Replaces the socket's filter by `program`, atomically.
+///
+/// # Errors
+/// `EINVAL` for a malformed or empty program, `ENOMEM` for one that is longer than
+/// `net.core.optmem_max` allows.
+pub fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
+    attach_as(libc::SO_ATTACH_FILTER, socket, program)
+}
+
+/// Attaches `program` to the sockets that share an address and a port, of which `socket` is
+/// one. Its result is the socket for a packet, by index in the order in which they were opened;
+/// out of range, the kernel chooses.
+///
+/// # Errors
+/// As [`attach`], and for a socket that does not share its address.
+pub fn attach_to_group(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
+    attach_as(libc::SO_ATTACH_REUSEPORT_CBPF, socket, program)
+}
+
+fn attach_as(how: libc::c_int, socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
+    let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // The kernel only reads the program: the cast away from const is due to the C interface.
+    let fprog = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
+    let length = size_of::<libc::sock_fprog>() as libc::socklen_t;
+    // SAFETY: `BpfInsn` has the layout of `sock_filter`; the kernel reads `len` of them, and
+    // `fprog` and `program` live through the call, which copies both.
+    os::check(unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            how,
+            (&raw const fprog).cast(),
+            length,
+        )
+    })
+}

@@ -1,0 +1,58 @@
+//! Tap for incoming packets that carry a given TCP option, which are kept from the kernel's TCP
+//! ([`crate::nft::rst_guard`]).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use libc::{AF_PACKET, SOCK_DGRAM};
+
+use crate::capture::filter::{self, OptionFilter};
+use crate::os;
+use crate::socket::mmsg;
+
+/// Max bytes of packets that wait to be read: a tenth of a second at 300,000 per second.
+const BACKLOG: libc::c_int = 64 << 20;
+/// Constant of `linux/if_packet.h`, which libc lacks on some targets.
+const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
+
+/// The tap. Packets begin at their IP header. Read them by [`mmsg::Inbox`], which returns them
+/// at once, while a ring's blocks would add a millisecond or two: too much for a transport.
+#[derive(Debug)]
+pub struct OptionTap {
+    socket: OwnedFd,
+}
+
+impl OptionTap {
+    /// Opens a tap on all interfaces of the calling thread's network namespace, with this
+    /// filter.
+    ///
+    /// # Errors
+    /// Root or CAP_NET_RAW is missing, or the filter cannot be built.
+    pub fn open(filter: OptionFilter<'_>) -> io::Result<OptionTap> {
+        // Protocol 0: no packet arrives before the filter is in place.
+        let socket = os::socket(AF_PACKET, SOCK_DGRAM, 0)?;
+        filter::attach(socket.as_fd(), &filter.build().map_err(io::Error::other)?)?;
+        os::set_receive_buffer(socket.as_fd(), BACKLOG)?;
+        mmsg::report_checksum(socket.as_fd())?;
+        // Otherwise the kernel would copy each outgoing packet, only for the filter to refuse
+        // it.
+        os::setsockopt(socket.as_fd(), libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &1)?;
+        os::bind_packet(socket.as_fd(), 0)?;
+        Ok(OptionTap { socket })
+    }
+
+    /// Replaces the filter, for other ports.
+    ///
+    /// # Errors
+    /// The filter cannot be built.
+    pub fn set_filter(&self, filter: OptionFilter<'_>) -> io::Result<()> {
+        filter::attach(self.socket.as_fd(), &filter.build().map_err(io::Error::other)?)
+    }
+}
+
+impl AsFd for OptionTap {
+    /// Readable when a packet waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,111 @@
+//! TCP segmentation offload for packets of our own: a run of segments passes the kernel as one
+//! packet up to the device, which cuts it (TSO), or up to the kernel's own segmentation before
+//! that.
+//!
+//! A raw socket sends no packet that exceeds the interface's MTU; a packet socket does, given
+//! the segment size. It bypasses routes and rules: the caller names the next [`NextHop`].
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+
+use crate::os;
+use crate::route::next_hop::NextHop;
+use rustix::net::sockopt;
+
+/// Bytes of an Ethernet header; the loopback interface has one, too.
+const ETHERNET: usize = 14;
+/// Bytes of `struct virtio_net_hdr`.
+const VNET_HEADER: usize = 10;
+/// Constants of `linux/virtio_net.h`: flag for a checksum to complete; TCP over IPv4, and over
+/// IPv6.
+const NEEDS_CHECKSUM: u8 = 1;
+const TCP_V4: u8 = 1;
+const TCP_V6: u8 = 4;
+/// Constant of `linux/if_packet.h`, which libc lacks on some targets.
+const PACKET_VNET_HDR: libc::c_int = 15;
+
+/// A packet to be cut: its headers, with the checksum of the pseudo header, and its payload.
+#[derive(Clone, Copy, Debug)]
+pub struct SuperPacket<'a> {
+    /// IP and TCP headers.
+    pub head: &'a [u8],
+    /// Contiguous pieces of payload, of `segment` bytes each; 64 at most.
+    pub pieces: &'a [&'a [u8]],
+    /// Offset of the TCP header, and offset of the checksum in it.
+    pub checksum: (usize, usize),
+    /// Bytes of payload in a segment.
+    pub segment: usize,
+}
+
+/// Packet socket for such packets.
+#[derive(Debug)]
+pub struct GsoSocket(OwnedFd);
+
+impl GsoSocket {
+    /// Opens a socket in the calling thread's network namespace, which receives nothing.
+    /// `buffer`: max bytes that wait to be sent, or as many as the kernel allows.
+    ///
+    /// # Errors
+    /// CAP_NET_RAW is missing.
+    pub fn open(buffer: usize) -> io::Result<GsoSocket> {
+        let socket = os::socket(libc::AF_PACKET, libc::SOCK_RAW, 0)?;
+        os::setsockopt(socket.as_fd(), libc::SOL_PACKET, PACKET_VNET_HDR, &1)?;
+        sockopt::set_socket_send_buffer_size_force(&socket, buffer)
+            .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, buffer))?;
+        Ok(GsoSocket(socket))
+    }
+
+    /// Sends the packet; does not block.
+    ///
+    /// # Errors
+    /// The interface is gone, or refuses the packet; a queue is full.
+    pub fn send(&self, hop: &NextHop, whole: &SuperPacket<'_>) -> io::Result<()> {
+        let is_ipv4 = whole.head.first().is_some_and(|byte| byte >> 4 == 4);
+        let protocol = (if is_ipv4 { libc::ETH_P_IP } else { libc::ETH_P_IPV6 }) as u16;
+        let headers = headers(hop, whole, protocol, if is_ipv4 { TCP_V4 } else { TCP_V6 });
+        let parts = [&headers[..], whole.head].into_iter().chain(whole.pieces.iter().copied());
+        let mut slices: Vec<libc::iovec> = parts
+            // The kernel only reads the bytes: the cast away from const is due to the C
+            // interface.
+            .map(|part| libc::iovec {
+                iov_base: part.as_ptr().cast_mut().cast(),
+                iov_len: part.len(),
+            })
+            .collect();
+        // SAFETY: all zeros is a `sockaddr_ll`.
+        let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        to.sll_family = libc::AF_PACKET as u16;
+        to.sll_protocol = protocol.to_be();
+        to.sll_ifindex = hop.interface.cast_signed();
+        // SAFETY: all zeros is a `msghdr` that points nowhere.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        (message.msg_name, message.msg_namelen) = ((&raw mut to).cast(), size_of_val(&to) as u32);
+        (message.msg_iov, message.msg_iovlen) = (slices.as_mut_ptr(), slices.len() as _);
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the header points to an address and to slices of bytes, all of which live
+        // until the call returns.
+        let sent = unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const message, flags) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+/// Builds the headers before IP's: how to cut, and the link layer's.
+fn headers(
+    hop: &NextHop,
+    whole: &SuperPacket<'_>,
+    protocol: u16,
+    kind: u8,
+) -> [u8; VNET_HEADER + ETHERNET] {
+    let (starts, stands) = whole.checksum;
+    let words = [ETHERNET + whole.head.len(), whole.segment, ETHERNET + starts, stands];
+    let mut headers = [0; VNET_HEADER + ETHERNET];
+    headers[..2].copy_from_slice(&[NEEDS_CHECKSUM, kind]);
+    for (at, word) in headers[2..VNET_HEADER].chunks_mut(2).zip(words) {
+        at.copy_from_slice(&(word as u16).to_ne_bytes());
+    }
+    headers[VNET_HEADER..VNET_HEADER + 6].copy_from_slice(&hop.next);
+    headers[VNET_HEADER + 6..VNET_HEADER + 12].copy_from_slice(&hop.own);
+    headers[VNET_HEADER + 12..].copy_from_slice(&protocol.to_be_bytes());
+    headers
+}

@@ -1,0 +1,66 @@
+//! A tap for incoming SYNs, before the kernel's TCP answers them.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use libc::{AF_PACKET, SOCK_DGRAM};
+
+use crate::capture::filter::{self, SynFilter};
+use crate::os;
+
+/// Max bytes of SYNs that wait to be read: some thousands of SYNs.
+const BACKLOG: libc::c_int = 4 << 20;
+/// Max bytes of a SYN that are read: an MTU, Fast Open data included.
+pub const SNAP: usize = 2048;
+
+/// Constant of `linux/if_packet.h`, which libc lacks.
+const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
+
+/// The tap. Packets begin at their IP header.
+#[derive(Debug)]
+pub struct SynTap {
+    socket: OwnedFd,
+}
+
+impl SynTap {
+    /// Opens a tap on all interfaces of the calling thread's network namespace, with this
+    /// filter.
+    ///
+    /// # Errors
+    /// Root or CAP_NET_RAW is missing, or the filter cannot be built.
+    pub fn open(filter: SynFilter<'_>) -> io::Result<SynTap> {
+        // Protocol 0: no packet arrives before the filter is in place.
+        let socket = os::socket(AF_PACKET, SOCK_DGRAM, 0)?;
+        filter::attach(socket.as_fd(), &filter.build().map_err(io::Error::other)?)?;
+        os::set_receive_buffer(socket.as_fd(), BACKLOG)?;
+        // Otherwise the kernel would copy each outgoing packet, only for the filter to refuse
+        // it.
+        os::setsockopt(socket.as_fd(), libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &1)?;
+        os::bind_packet(socket.as_fd(), 0)?;
+        Ok(SynTap { socket })
+    }
+
+    /// Wraps the tap in another process than the one that opened `socket` with
+    /// [`SynTap::open`].
+    pub fn inherited(socket: OwnedFd) -> SynTap {
+        SynTap { socket }
+    }
+
+    /// Reads the next SYN into `packet`, [`SNAP`] bytes; `None` if none waits.
+    ///
+    /// # Errors
+    /// The kernel's: the interface of the packet went down, say; the tap continues.
+    pub fn recv<'a>(&self, packet: &'a mut [u8; SNAP]) -> io::Result<Option<&'a [u8]>> {
+        match rustix::net::recv(&self.socket, &mut packet[..], rustix::net::RecvFlags::empty()) {
+            Ok((len, _)) => Ok(Some(&packet[..len])),
+            Err(rustix::io::Errno::AGAIN) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for SynTap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,231 @@
+//! Capture namespace for datagrams: all packets that leave it are read through [`Uplink`] by the
+//! process that made it, and packets written there come in, from any source address. A
+//! program's UDP sockets in the namespace are its own in all respects; this process forwards
+//! their datagrams.
+//!
+//! ```text
+//!   program ── sendto 192.0.2.1:53 ─▶ route: all leaves ─▶ uplink ─▶ handlers ─▶ a socket outside
+//!           ◀── from 192.0.2.1:53 ─── rule: all is local ◀───┘  ◀── handlers ◀────────┘
+//! ```
+//!
+//! The kernel accepts IPv6 datagrams from `::1`, and sends them to it, on the loopback
+//! interface only. IPv6 datagrams therefore come in there ([`LoopbackSocket`]), with a mark that
+//! tells them from those that leave; datagrams to `::1` are read there.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::close_watch::CloseWatch;
+use super::routes::Incoming;
+use super::socket_lookup::SocketLookup;
+use super::uplink::{INNER, Uplink};
+use super::{CaptureNsError, LOOPBACK, enter_network, routes, set_up};
+use crate::capture::offload::OffloadState;
+use crate::os;
+use crate::process::tool;
+use crate::route::interface::Interface;
+
+/// Any routing table but the kernel's own.
+const TABLE: u8 = 100;
+/// Loopback addresses leave too, and may come in by another interface.
+const SETTINGS: [(&str, &str); 4] = [
+    ("conf/datagrams/route_localnet", "1"),
+    ("conf/datagrams/accept_local", "1"),
+    ("conf/datagrams/rp_filter", "0"),
+    ("conf/all/rp_filter", "0"),
+];
+
+/// Setting that keeps the interface from generating an IPv6 link-local address.
+const NO_LINK_LOCAL: &str = "/proc/sys/net/ipv6/conf/datagrams/addr_gen_mode";
+const IPV6: &str = "/proc/sys/net/ipv6";
+/// Mark of packets that come in.
+const MARK: libc::c_int = 7;
+/// The kernel sends packets for 0.0.0.0 to 127.0.0.1 by the loopback interface, whatever the
+/// routes are. The mark makes it route them again, to the uplink.
+const UNSPECIFIED: &str = "table ip viaduct {
+    chain unspecified {
+        type route hook output priority mangle;
+        oifname lo ip daddr 127.0.0.0/8 meta mark set 1
+    }
+}
+";
+
+/// Uplinks of a capture namespace for datagrams, and its sockets' state.
+#[derive(Debug)]
+pub struct Uplinks {
+    /// IPv4 packets, and IPv6 packets that leave.
+    pub out: Uplink,
+    /// IPv6 packets that come in, and those that leave to `::1`; `None` without IPv6.
+    pub v6: Option<LoopbackSocket>,
+    /// Notice of closed sockets; `None` if the kernel does not send it.
+    pub gone: Option<CloseWatch>,
+    /// Socket look-up; `None` if the kernel cannot be asked.
+    pub lookup: Option<SocketLookup>,
+}
+
+/// Moves this process, which has one thread, into such a namespace. It has routes to the
+/// loopback alone; the others are copied from the host's ([`super::SourceRoutes::apply`]).
+///
+/// # Errors
+/// The kernel gives this user no network namespace, or no interface in it.
+pub fn enter_for_datagrams() -> Result<Uplinks, CaptureNsError> {
+    enter_network()?;
+    set_up_for(Uplink::make().map_err(|why| set_up("an uplink", why))?)
+}
+
+/// Routes all packets out by `out`, and accepts all that come in by it.
+pub(super) fn set_up_for(out: Uplink) -> Result<Uplinks, CaptureNsError> {
+    // Keeps the interface from sending packets of its own. Missing without IPv6.
+    let _ = std::fs::write(NO_LINK_LOCAL, "1");
+    for (key, value) in SETTINGS {
+        let path = format!("/proc/sys/net/ipv4/{key}");
+        std::fs::write(&path, value).map_err(|error| set_up(&path, error))?;
+    }
+    route_v4().map_err(|error| set_up("routes", error))?;
+    // Without nft, packets for 0.0.0.0 do not leave.
+    let _ = tool::run("nft", &["-f", "-"], UNSPECIFIED);
+    let (gone, lookup) = (CloseWatch::open().ok(), SocketLookup::open().ok());
+    if !std::path::Path::new(IPV6).exists() {
+        return Ok(Uplinks { out, v6: None, gone, lookup });
+    }
+    let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
+    lo.map_err(|error| set_up("the loopback interface", error))?;
+    // With offloads, packets that are cut later would be read whole.
+    let _ = OffloadState::read(LOOPBACK).and_then(|state| state.switch_off());
+    route_v6().map_err(|error| set_up("routes of IPv6", error))?;
+    let v6 = LoopbackSocket::open().map_err(|error| set_up("a packet socket", error))?;
+    Ok(Uplinks { out, v6: Some(v6), gone, lookup })
+}
+
+fn route_v4() -> io::Result<()> {
+    let loopback = Ipv4Addr::LOCALHOST;
+    routes::add_address(INNER, loopback.into())?;
+    routes::make_all_local(libc::AF_INET, INNER, TABLE)?;
+    let local = (Ipv4Addr::new(127, 0, 0, 0).into(), 8);
+    routes::add_route(INNER, local, Some(loopback.into()))?;
+    routes::set_lookup_rules(&Incoming::By(INNER), TABLE)
+}
+
+fn route_v6() -> io::Result<()> {
+    routes::add_route(LOOPBACK, (Ipv6Addr::LOCALHOST.into(), 128), None)?;
+    routes::make_all_local(libc::AF_INET6, LOOPBACK, TABLE)?;
+    routes::set_lookup_rules(&Incoming::Marked(MARK.cast_unsigned()), TABLE)
+}
+
+/// The loopback interface of a capture namespace, as a packet socket sees it.
+#[derive(Debug)]
+pub struct LoopbackSocket(OwnedFd);
+
+impl LoopbackSocket {
+    fn open() -> io::Result<LoopbackSocket> {
+        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let all = (libc::ETH_P_ALL as u16).to_be();
+        // SAFETY: it takes numbers alone.
+        let fd = unsafe { libc::socket(libc::AF_PACKET, kind, all.into()) };
+        os::check(fd)?;
+        // SAFETY: the kernel has just opened it for us.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        let at = address(all);
+        // SAFETY: the kernel reads the address, which lives through the call.
+        os::check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const at).cast(), ADDRESS) })?;
+        os::setsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, &MARK)?;
+        Ok(LoopbackSocket(socket))
+    }
+
+    /// Wraps a socket that another process has opened.
+    pub fn of(socket: OwnedFd) -> LoopbackSocket {
+        LoopbackSocket(socket)
+    }
+
+    /// Reads the next IPv6 packet that leaves into `packet`. Returns its length, 0 for any
+    /// other packet.
+    ///
+    /// # Errors
+    /// No packet waits ([`io::ErrorKind::WouldBlock`]).
+    pub fn read(&self, packet: &mut [u8]) -> io::Result<usize> {
+        let (mut from, mut length) = (address(0), ADDRESS);
+        // SAFETY: the kernel writes at most as much as `packet` and `from` have room for.
+        let got = unsafe {
+            libc::recvfrom(
+                self.0.as_raw_fd(),
+                packet.as_mut_ptr().cast(),
+                packet.len(),
+                0,
+                (&raw mut from).cast(),
+                &raw mut length,
+            )
+        };
+        let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+        // A packet that leaves is seen a second time, as one that comes in.
+        let leaves = from.sll_pkttype == libc::PACKET_OUTGOING && from.sll_protocol == v6();
+        Ok(if leaves { got } else { 0 })
+    }
+
+    /// Injects an IPv6 packet that comes in.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub fn write(&self, packet: &[u8]) -> io::Result<()> {
+        let to = address(v6());
+        let (data, fd) = (packet.as_ptr().cast(), self.0.as_raw_fd());
+        // SAFETY: the kernel reads the packet and the address, which live through the call.
+        let sent =
+            unsafe { libc::sendto(fd, data, packet.len(), 0, (&raw const to).cast(), ADDRESS) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+impl AsFd for LoopbackSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+const ADDRESS: libc::socklen_t = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+
+fn v6() -> u16 {
+    (libc::ETH_P_IPV6 as u16).to_be()
+}
+
+/// Address of the loopback interface, the first of every network namespace.
+fn address(protocol: u16) -> libc::sockaddr_ll {
+    // SAFETY: all zeros is an address.
+    let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    (at.sll_family, at.sll_protocol) = (libc::AF_PACKET as u16, protocol);
+    (at.sll_ifindex, at.sll_halen) = (1, 6);
+    at
+}
+
+/// Opens a UDP socket in this process's capture namespace, IPv6 or IPv4.
+///
+/// # Errors
+/// No descriptor is left, or there is no such family.
+pub fn datagram_socket(v6: bool) -> io::Result<OwnedFd> {
+    let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+    let socket = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    // The host outside decides which addresses are its own.
+    os::setsockopt(socket.as_fd(), libc::SOL_IP, libc::IP_FREEBIND, &1)?;
+    if v6 {
+        os::setsockopt(socket.as_fd(), libc::SOL_IPV6, libc::IPV6_FREEBIND, &1)?;
+    }
+    Ok(socket)
+}
+
+/// Returns the ports of UDP sockets in the capture namespace of process `pid`.
+///
+/// # Errors
+/// The process has ended.
+pub fn udp_ports(pid: u32) -> io::Result<BTreeSet<u16>> {
+    let mut text = std::fs::read_to_string(format!("/proc/{pid}/net/udp"))?;
+    // Missing where there is no IPv6.
+    text.push_str(&std::fs::read_to_string(format!("/proc/{pid}/net/udp6")).unwrap_or_default());
+    let port = |line: &str| {
+        let (_, port) = line.split_whitespace().nth(1)?.split_once(':')?;
+        u16::from_str_radix(port, 16).ok()
+    };
+    Ok(text.lines().filter_map(port).collect())
+}

@@ -1,0 +1,343 @@
+//! Capture namespace: a network namespace in which programs listen out of reach of other hosts.
+//! Its only interface is the loopback, and every address is local.
+//!
+//! A listener there may be bound to any address, and connections to it may come from any
+//! address. A program that listens there sees the same addresses as it would outside, while
+//! only the process that made the namespace can reach it. No privilege is needed where the
+//! kernel lets users have namespaces of their own.
+//!
+//! ```text
+//!   clients ══▶ public listener :80 ── handlers ─┐            the namespace: lo, and a route
+//!                                                ▼            that makes every address local
+//!                 a socket bound to the client's address ──▶ the program's listener, 192.0.2.1:80
+//! ```
+#![allow(unsafe_code)]
+
+mod close_watch;
+mod datagrams;
+mod link_scope;
+mod listeners;
+mod routes;
+mod socket_lookup;
+mod source_routes;
+mod uplink;
+
+use std::io;
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+
+pub use close_watch::CloseWatch;
+pub use datagrams::{LoopbackSocket, Uplinks, datagram_socket, enter_for_datagrams, udp_ports};
+pub use link_scope::add_link;
+pub use listeners::{Listener, Listeners};
+pub use socket_lookup::SocketLookup;
+pub use source_routes::{SourceRoute, SourceRoutes, SourceRoutesWatch};
+pub use uplink::Uplink;
+
+use crate::netns::{self, NetnsError, enter_user_namespace};
+use crate::os;
+use crate::route::interface::Interface;
+use crate::socket::tcp;
+
+const LOOPBACK: &str = "lo";
+/// Disables TIME-WAIT: the same two ends may be reused at once, as no segment is late here.
+const NO_TIME_WAIT: (&str, &str) = ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0");
+
+/// Purpose of a socket in the namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Listener of a program; an IPv6 one may take IPv4 too.
+    Listener {
+        /// True for an IPv6 socket.
+        v6: bool,
+        /// True for an IPv6 socket that does not take IPv4.
+        alone: bool,
+    },
+    /// Socket to be connected to a listener from a client's address.
+    BoundSocket,
+}
+
+/// Errors of making a capture namespace.
+#[derive(Debug, thiserror::Error)]
+pub enum CaptureNsError {
+    /// No namespace.
+    #[error(transparent)]
+    Namespace(#[from] NetnsError),
+    /// The namespace cannot be set up.
+    #[error("a network namespace cannot be set up: {0}")]
+    SetUp(String),
+}
+
+/// Moves this process, which has one thread, into a capture namespace of its own, where its
+/// sockets are from then on. Returns the listening sockets of it.
+///
+/// # Errors
+/// The kernel gives this user no network namespace.
+pub fn enter() -> Result<Listeners, CaptureNsError> {
+    enter_network()?;
+    let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
+    lo.map_err(|error| set_up("the loopback interface", error))?;
+    routes::make_all_local(libc::AF_INET, LOOPBACK, libc::RT_TABLE_LOCAL)
+        .map_err(|error| set_up("a route", error))?;
+    // Missing without IPv6.
+    let _ = routes::make_all_local(libc::AF_INET6, LOOPBACK, libc::RT_TABLE_LOCAL);
+    // If it is not writable, a client's port is free again after a minute.
+    let _ = std::fs::write(NO_TIME_WAIT.0, NO_TIME_WAIT.1);
+    Listeners::open().map_err(|error| set_up("notice of closed sockets", error))
+}
+
+fn enter_network() -> Result<(), CaptureNsError> {
+    // Not in a thread: for a moment after its end the kernel still counts it, and gives no user
+    // namespace to a process of several threads.
+    if netns::move_to_new().is_err() {
+        enter_user_namespace()?;
+    }
+    Ok(())
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
+fn set_up(what: &str, why: impl ToString) -> CaptureNsError {
+    CaptureNsError::SetUp(format!("{what}: {}", why.to_string()))
+}
+
+/// Opens a TCP socket in this process's capture namespace, bound to `at`, which may be any
+/// host's address; several may be bound there.
+///
+/// # Errors
+/// The machine has no such family, or no descriptor is left.
+pub fn socket(purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
+    let (v6, alone) = match purpose {
+        Purpose::Listener { v6, alone } => (v6, alone),
+        Purpose::BoundSocket => (at.is_ipv6(), true),
+    };
+    let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    if v6 {
+        sockopt::set_ipv6_v6only(&socket, alone)?;
+        os::setsockopt(socket.as_fd(), libc::SOL_IPV6, libc::IPV6_FREEBIND, &1)?;
+    }
+    if purpose == Purpose::BoundSocket {
+        // As on all connections to programs: see `tcp`.
+        sockopt::set_socket_oobinline(&socket, true)?;
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        // The cgroup programs of another run around this process ignore this mark.
+        let _ = os::setsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, &tcp::INSIDE);
+    }
+    // A client's port may equal a listener's; a port of the kernel's choice is never shared.
+    let named = at.port() != 0 || purpose != Purpose::BoundSocket;
+    sockopt::set_socket_reuseaddr(&socket, named)?;
+    sockopt::set_socket_reuseport(&socket, named)?;
+    rustix::net::bind(&socket, &to_family(at, v6))?;
+    Ok(socket)
+}
+
+/// Converts `at` to a socket's family in the namespace; a link-local address gets its link.
+pub fn to_family(at: SocketAddr, v6: bool) -> SocketAddr {
+    match at {
+        SocketAddr::V4(v4) if v6 => {
+            let ip = if v4.ip().is_unspecified() {
+                Ipv6Addr::UNSPECIFIED
+            } else {
+                v4.ip().to_ipv6_mapped()
+            };
+            SocketAddr::new(ip.into(), v4.port())
+        }
+        SocketAddr::V6(v6) => {
+            let scope = if v6.ip().is_unicast_link_local() { v6.scope_id() } else { 0 };
+            SocketAddrV6::new(*v6.ip(), v6.port(), 0, scope).into()
+        }
+        at => at,
+    }
+}
+
+/// Options that a program may set on a socket before it listens: level and number.
+const OPTIONS: [(libc::c_int, libc::c_int); 15] = [
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+    (libc::SOL_SOCKET, libc::SO_LINGER),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY),
+    (libc::SOL_TCP, libc::TCP_NODELAY),
+    (libc::SOL_TCP, libc::TCP_CORK),
+    (libc::SOL_TCP, libc::TCP_KEEPIDLE),
+    (libc::SOL_TCP, libc::TCP_KEEPINTVL),
+    (libc::SOL_TCP, libc::TCP_KEEPCNT),
+    (libc::SOL_TCP, libc::TCP_USER_TIMEOUT),
+    (libc::SOL_TCP, libc::TCP_NOTSENT_LOWAT),
+    (libc::SOL_TCP, libc::TCP_CONGESTION),
+];
+const ASYNC: OFlags = OFlags::from_bits_retain(libc::O_ASYNC as u32);
+const BUFFERS: [libc::c_int; 2] = [libc::SO_RCVBUF, libc::SO_SNDBUF];
+
+/// Copies the options of `like` to `socket`, and its blocking mode from `flags`; accepted
+/// sockets inherit them.
+///
+/// # Errors
+/// Either descriptor is not a socket.
+pub fn set_up_like(socket: BorrowedFd<'_>, like: BorrowedFd<'_>, flags: OFlags) -> io::Result<()> {
+    fcntl_setfl(socket, flags & (OFlags::NONBLOCK | ASYNC))?;
+    for (level, name) in OPTIONS {
+        let (Some(theirs), Some(ours)) = (option(like, level, name), option(socket, level, name))
+        else {
+            continue;
+        };
+        if theirs != ours {
+            set_option(socket, level, name, &theirs);
+        }
+    }
+    for name in BUFFERS {
+        let size = |of| os::getsockopt::<libc::c_int>(of, libc::SOL_SOCKET, name);
+        let theirs = size(like)?;
+        if theirs != size(socket)? {
+            // The kernel doubles the value, for its own bookkeeping.
+            os::setsockopt(socket, libc::SOL_SOCKET, name, &(theirs / 2))?;
+        }
+    }
+    Ok(())
+}
+
+fn option(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> Option<Vec<u8>> {
+    let (mut value, mut length) = ([0u8; 16], 16);
+    let at = value.as_mut_ptr().cast();
+    // SAFETY: the kernel writes at most `length` bytes to `value`, which is that long.
+    let got = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, at, &raw mut length) };
+    (got == 0).then(|| value[..length as usize].to_vec())
+}
+
+/// Sets an option. One that the kernel refuses is left as it is: the program could not have set
+/// it either.
+fn set_option(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: &[u8]) {
+    let (at, length) = (value.as_ptr().cast(), value.len() as libc::socklen_t);
+    // SAFETY: the kernel reads `length` bytes of `value`, which lives through the call.
+    unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, at, length) };
+}
+
+/// Returns the inode number by which `/proc` identifies a socket.
+///
+/// # Errors
+/// None are known.
+pub fn inode(socket: impl AsFd) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(socket)?.st_ino)
+}
+
+/// Returns whether a socket is of the calling thread's network namespace; true if the kernel
+/// cannot tell (before 5.14).
+pub fn is_in_this_netns(socket: impl AsFd) -> bool {
+    match (network(socket), netns::cookie()) {
+        (Ok(theirs), Ok(ours)) => theirs == ours,
+        _ => true,
+    }
+}
+
+/// Returns whether two sockets are known to be of one network namespace (5.14 and later).
+pub fn share_netns(one: impl AsFd, other: impl AsFd) -> bool {
+    matches!((network(one), network(other)), (Ok(one), Ok(other)) if one == other)
+}
+
+fn network(socket: impl AsFd) -> io::Result<u64> {
+    os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, netns::NETNS_COOKIE)
+}
+
+/// Makes a listener accept no more connections.
+///
+/// # Errors
+/// The socket does not listen.
+pub fn stop_listening(socket: impl AsFd) -> io::Result<()> {
+    Ok(rustix::net::shutdown(socket, rustix::net::Shutdown::Read)?)
+}
+
+/// Listens on `socket`, a duplicate of a program's, with the program's backlog.
+///
+/// # Errors
+/// The kernel's: the address is in use.
+pub fn listen(socket: impl AsFd, backlog: i32) -> io::Result<()> {
+    Ok(rustix::net::listen(socket, backlog)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::socket::tcp;
+    use rustix::fs::fcntl_getfl;
+
+    /// Runs `work` in a capture namespace, in a thread of its own: the test's thread stays outside.
+    fn in_capture_ns<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+        let inside = || {
+            enter().unwrap();
+            work()
+        };
+        std::thread::scope(|scope| scope.spawn(inside).join().unwrap())
+    }
+
+    #[test]
+    fn anybody_comes_from_anywhere_to_any_address() {
+        for (client, own, at) in [
+            ("203.0.113.7:4321", "192.0.2.1:80", "0.0.0.0:80"),
+            ("203.0.113.7:80", "192.0.2.1:80", "192.0.2.1:80"),
+            ("[2001:db8::7]:4321", "[2001:db8:1::1]:80", "[::]:80"),
+            ("[fe80::7%1]:4321", "[fe80::1%1]:80", "[::]:80"),
+            ("[fe80::7%9]:4321", "[fe80::1%9]:80", "[::]:80"),
+            ("[fe80::7%9]:4321", "[fe80::1%9]:80", "[fe80::1%9]:80"),
+            ("[fe80::7%11]:80", "[fe80::1%11]:80", "[::]:80"),
+            ("203.0.113.7:4321", "127.0.0.1:80", "[::]:80"),
+        ] {
+            let [client, own, at] = [client, own, at].map(|of| of.parse::<SocketAddr>().unwrap());
+            let purpose = Purpose::Listener { v6: at.is_ipv6(), alone: false };
+            let (listener, place) = in_capture_ns(|| {
+                if let SocketAddr::V6(v6) = own
+                    && v6.scope_id() > 1
+                {
+                    [v6.scope_id(), 90].into_iter().for_each(|number| add_link(number).unwrap());
+                }
+                let place = || socket(Purpose::BoundSocket, client).unwrap();
+                (socket(purpose, at).unwrap(), [place(), place()])
+            });
+            listen(&listener, 8).unwrap();
+            let listener = TcpListener::from(listener);
+            listener.set_nonblocking(false).unwrap();
+            for place in place {
+                let mut place = TcpStream::from(place);
+                tcp::connect_bound(&place, to_family(own, own.is_ipv6())).unwrap();
+                let (mut stream, from) = listener.accept().unwrap();
+                let local = stream.local_addr().unwrap();
+                let scope = |at: SocketAddr| match at {
+                    SocketAddr::V6(v6) => v6.scope_id(),
+                    SocketAddr::V4(_) => 0,
+                };
+                let canonical = |at: SocketAddr| (at.ip().to_canonical(), at.port(), scope(at));
+                assert_eq!(canonical(from), canonical(client));
+                assert_eq!(canonical(local), canonical(own));
+                place.write_all(b"there").unwrap();
+                let mut words = [0; 5];
+                stream.read_exact(&mut words).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_socket_is_set_up_like_another() {
+        let one = TcpListener::bind("127.0.0.1:0").unwrap();
+        sockopt::set_tcp_nodelay(&one, true).unwrap();
+        sockopt::set_socket_send_buffer_size(&one, 40_000).unwrap();
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let untouched = sockopt::socket_recv_buffer_size(&other).unwrap();
+        set_up_like(other.as_fd(), one.as_fd(), fcntl_getfl(&one).unwrap()).unwrap();
+        assert!(sockopt::tcp_nodelay(&other).unwrap());
+        assert_eq!(sockopt::socket_send_buffer_size(&other).unwrap(), 80_000);
+        assert_eq!(sockopt::socket_recv_buffer_size(&other).unwrap(), untouched);
+        let flags = || fcntl_getfl(&other).unwrap().contains(OFlags::NONBLOCK);
+        assert!(!flags());
+        one.set_nonblocking(true).unwrap();
+        set_up_like(other.as_fd(), one.as_fd(), fcntl_getfl(&one).unwrap()).unwrap();
+        assert!(flags());
+    }
+}

@@ -1,0 +1,322 @@
+//! Destinations that this host's datagrams reach, and their source addresses. A capture
+//! namespace gets matching routes, so that its sockets see the same error for a missing route
+//! as they would outside.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::routes;
+use super::uplink::INNER;
+use crate::route::netlink;
+
+/// Max prefixes; of more, the last ones found are left to the default route.
+const MAX_PREFIXES: usize = 256;
+/// `RTF_REJECT`.
+const REJECT: u32 = 0x200;
+/// Addresses that a default route leads to: of documentation, which some hosts have no route
+/// for, and of a DNS root server.
+const FAR: [IpAddr; 5] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+    IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)),
+    IpAddr::V4(Ipv4Addr::new(198, 41, 0, 4)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0x503, 0xba3e, 0, 0, 0, 2, 0x30)),
+];
+/// `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, and the same of IPv6.
+const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
+
+/// Reachable prefix, and the source address of datagrams to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceRoute {
+    /// The prefix.
+    pub to: (IpAddr, u8),
+    /// The address.
+    pub own: IpAddr,
+}
+
+/// Prefixes that datagrams reach beside the loopback, with source addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceRoutes(pub Vec<SourceRoute>);
+
+impl SourceRoutes {
+    /// Reads those of this thread's network namespace. With `everywhere`, every address counts
+    /// as reachable by a relay, whatever the routes are; IPv6 only if this host has an IPv6
+    /// address.
+    pub fn read(everywhere: bool) -> SourceRoutes {
+        let mut near: Vec<SourceRoute> = Vec::new();
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        let (v4, v6) =
+            (read("/proc/thread-self/net/route"), read("/proc/thread-self/net/ipv6_route"));
+        let routes = v4.lines().skip(1).filter_map(route_v4).chain(v6.lines().filter_map(route_v6));
+        for to in addresses().into_iter().map(whole).chain(routes).take(MAX_PREFIXES) {
+            let known = near.iter().any(|near| near.to == to);
+            if let (false, Some(own)) = (known, source(inside(to))) {
+                near.push(SourceRoute { to, own });
+            }
+        }
+        let by_default = |v4: bool| {
+            let far = FAR.into_iter().filter(|far| far.is_ipv4() == v4);
+            far.filter(|far| !near.iter().any(|near| holds(near.to, *far))).find_map(source)
+        };
+        let mut v4 = by_default(true);
+        if everywhere && v4.is_none() {
+            let own = near.iter().map(|near| near.own).find(IpAddr::is_ipv4);
+            v4 = own.or(Some(Ipv4Addr::LOCALHOST.into()));
+        }
+        let mut v6 = by_default(false);
+        if everywhere && v6.is_none() {
+            v6 = near.iter().map(|near| near.own).find(IpAddr::is_ipv6);
+        }
+        let v4 = v4.map(|own| SourceRoute { to: (Ipv4Addr::UNSPECIFIED.into(), 0), own });
+        let v6 = v6.map(|own| SourceRoute { to: (Ipv6Addr::UNSPECIFIED.into(), 0), own });
+        SourceRoutes(v4.into_iter().chain(v6).chain(near).collect())
+    }
+
+    /// Returns the address of a socket that is bound to `at`, towards `peer`.
+    pub fn towards(&self, at: IpAddr, peer: IpAddr) -> IpAddr {
+        let loopback = || match peer {
+            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        };
+        if !at.is_unspecified() {
+            return at;
+        }
+        if peer.is_loopback() {
+            return loopback();
+        }
+        let fitting = self.0.iter().filter(|near| holds(near.to, peer));
+        let best = fitting.max_by_key(|near| near.to.1);
+        // The peer came by a route that was not found.
+        let any = || self.0.iter().find(|near| near.own.is_ipv4() == peer.is_ipv4());
+        best.or_else(any).map_or_else(loopback, |near| near.own)
+    }
+
+    /// Returns whether this is an address of this host that datagrams come from.
+    pub fn has(&self, ip: IpAddr) -> bool {
+        self.0.iter().any(|near| near.own == ip)
+    }
+
+    /// Formats the prefixes, for [`SourceRoutes::parse`].
+    pub fn text(&self) -> String {
+        let word = |near: &SourceRoute| format!("{}/{}={}", near.to.0, near.to.1, near.own);
+        self.0.iter().map(word).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Parses the format of [`SourceRoutes::text`]; `None` if it does not match.
+    pub fn parse(text: &str) -> Option<SourceRoutes> {
+        let near = |word: &str| {
+            let (to, own) = word.split_once('=')?;
+            let (ip, length) = to.split_once('/')?;
+            Some(SourceRoute {
+                to: (ip.parse().ok()?, length.parse().ok()?),
+                own: own.parse().ok()?,
+            })
+        };
+        text.split_whitespace().map(near).collect::<Option<_>>().map(SourceRoutes)
+    }
+
+    /// Updates the routes of this process's capture namespace from those of `before` to these.
+    ///
+    /// # Errors
+    /// The first that the kernel refuses; the others are made.
+    pub fn apply(&self, before: &SourceRoutes) -> io::Result<()> {
+        for near in before.0.iter().filter(|near| !self.0.contains(near)) {
+            // The route may be gone with its address.
+            let _ = routes::delete_route(INNER, near.to);
+        }
+        let mut first = Ok(());
+        for near in self.0.iter().filter(|near| !before.0.contains(near)) {
+            // The address may be there already.
+            let _ = routes::add_address(INNER, near.own);
+            first = first.and(routes::add_route(INNER, near.to, Some(near.own)));
+        }
+        first
+    }
+}
+
+/// Notice of changed routes or addresses.
+#[derive(Debug)]
+pub struct SourceRoutesWatch(OwnedFd);
+
+impl SourceRoutesWatch {
+    /// Listens in the calling thread's network namespace, from now on.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn new() -> io::Result<SourceRoutesWatch> {
+        netlink::open(libc::NETLINK_ROUTE, GROUPS).map(SourceRoutesWatch)
+    }
+
+    /// Returns whether any has changed since the last call.
+    pub fn changed(&self) -> bool {
+        netlink::any_event(&self.0, |_, _| true)
+    }
+}
+
+impl AsFd for SourceRoutesWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Returns the source address of datagrams to `to`; `None` if there is no route.
+fn source(to: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr = match to {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    // Connecting a UDP socket sends nothing.
+    socket.connect((to, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip()).filter(|own| !own.is_loopback())
+}
+
+/// Returns a host address in a prefix.
+fn inside((ip, length): (IpAddr, u8)) -> IpAddr {
+    match ip {
+        IpAddr::V4(ip) if length < 31 => Ipv4Addr::from_bits(ip.to_bits() | 1).into(),
+        IpAddr::V6(ip) if length < 127 => Ipv6Addr::from_bits(ip.to_bits() | 1).into(),
+        ip => ip,
+    }
+}
+
+fn holds((prefix, length): (IpAddr, u8), ip: IpAddr) -> bool {
+    match (prefix, ip) {
+        (IpAddr::V4(prefix), IpAddr::V4(ip)) => {
+            let differ = prefix.to_bits() ^ ip.to_bits();
+            differ.leading_zeros() >= u32::from(length)
+        }
+        (IpAddr::V6(prefix), IpAddr::V6(ip)) => {
+            let differ = prefix.to_bits() ^ ip.to_bits();
+            differ.leading_zeros() >= u32::from(length)
+        }
+        _ => false,
+    }
+}
+
+/// Returns the host prefix of an address.
+fn whole(ip: IpAddr) -> (IpAddr, u8) {
+    (ip, if ip.is_ipv4() { 32 } else { 128 })
+}
+
+/// Parses a line of `/proc/net/route`, whose numbers are in host byte order.
+fn route_v4(line: &str) -> Option<(IpAddr, u8)> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let number = |n: usize| u32::from_str_radix(words.get(n)?, 16).ok();
+    let (to, flags, mask) = (number(1)?, number(3)?, number(7)?);
+    let length = mask.count_ones() as u8;
+    let ip = Ipv4Addr::from(to.to_ne_bytes());
+    (flags & REJECT == 0 && length > 0).then_some((ip.into(), length))
+}
+
+/// Parses a line of `/proc/net/ipv6_route`. Link-local and multicast routes lead nowhere from a
+/// capture namespace.
+fn route_v6(line: &str) -> Option<(IpAddr, u8)> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let ip = Ipv6Addr::from_bits(u128::from_str_radix(words.first()?, 16).ok()?);
+    let length = u8::from_str_radix(words.get(1)?, 16).ok()?;
+    let flags = u32::from_str_radix(words.get(8)?, 16).ok()?;
+    let near = ip.is_unicast_link_local() || ip.is_multicast() || ip.is_loopback();
+    (flags & REJECT == 0 && length > 0 && !near).then_some((ip.into(), length))
+}
+
+/// Returns this host's addresses, except loopback and link-local ones.
+fn addresses() -> Vec<IpAddr> {
+    let (mut first, mut found) = (std::ptr::null_mut(), Vec::new());
+    // SAFETY: it writes the list's head, or fails.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return found;
+    }
+    let mut at: *const libc::ifaddrs = first;
+    // SAFETY: the list, and what it points to, is there until it is freed; an address is of its
+    // family's kind.
+    unsafe {
+        while let Some(entry) = at.as_ref() {
+            let family = entry.ifa_addr.as_ref().map_or(0, |of| i32::from(of.sa_family));
+            if family == libc::AF_INET {
+                let of = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
+                found.push(IpAddr::from(of.sin_addr.s_addr.to_ne_bytes()));
+            } else if family == libc::AF_INET6 {
+                let of = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
+                found.push(IpAddr::from(of.sin6_addr.s6_addr));
+            }
+            at = entry.ifa_next;
+        }
+        libc::freeifaddrs(first);
+    }
+    let of_link = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    found.retain(|ip| !ip.is_loopback() && !of_link(ip));
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::Netns;
+    use crate::process::tool;
+
+    #[test]
+    fn words_are_read_as_written() {
+        let own = SourceRoutes::parse(
+            "0.0.0.0/0=10.0.0.2 2001:db8::/32=2001:db8::7 10.1.0.0/16=10.1.0.9",
+        );
+        let own = own.unwrap();
+        assert_eq!(SourceRoutes::parse(&own.text()), Some(own.clone()));
+        assert_eq!(SourceRoutes::parse("10.0.0.0=10.0.0.1"), None);
+        let towards = |at: &str, peer: &str| {
+            own.towards(at.parse().unwrap(), peer.parse().unwrap()).to_string()
+        };
+        assert_eq!(towards("0.0.0.0", "192.0.2.1"), "10.0.0.2");
+        assert_eq!(towards("0.0.0.0", "10.1.2.3"), "10.1.0.9");
+        assert_eq!(towards("0.0.0.0", "127.0.0.5"), "127.0.0.1");
+        assert_eq!(towards("10.9.9.9", "10.1.2.3"), "10.9.9.9");
+        assert_eq!(towards("::", "2001:db8::1"), "2001:db8::7");
+        assert_eq!(towards("::", "2001:db9::1"), "2001:db8::7");
+        let loopback =
+            SourceRoutes::default().towards("::".parse().unwrap(), "2001:db9::1".parse().unwrap());
+        assert_eq!(loopback.to_string(), "::1");
+    }
+
+    #[test]
+    fn routes_and_addresses_are_found_and_heard_of() {
+        let asked = || {
+            let ip = |line: &str| {
+                tool::run("ip", &line.split(' ').collect::<Vec<_>>(), "").unwrap();
+            };
+            ip("link set lo up");
+            let watch = SourceRoutesWatch::new().unwrap();
+            let mut seen = vec![(watch.changed(), SourceRoutes::read(false).text())];
+            ip("link add d0 type veth peer name d1");
+            ip("link set d0 up");
+            ip("link set d1 up");
+            for line in [
+                "addr add 10.9.0.2/32 dev lo",
+                "addr add 198.51.100.7/24 dev d0",
+                "-6 addr add fd00:7::7/64 dev d0 nodad",
+                "route add default via 198.51.100.9",
+            ] {
+                ip(line);
+                seen.push((watch.changed(), SourceRoutes::read(false).text()));
+            }
+            seen.push((watch.changed(), SourceRoutes::read(true).text()));
+            seen
+        };
+        let seen = Netns::new().unwrap().enter(asked).unwrap();
+        let host = "10.9.0.2/32=10.9.0.2";
+        let four = format!("{host} 198.51.100.7/32=198.51.100.7");
+        let net = "198.51.100.0/24=198.51.100.7";
+        let six = "fd00:7::7/128=fd00:7::7";
+        let expected = [
+            (false, String::new()),
+            (true, host.to_owned()),
+            (true, format!("{four} {net}")),
+            (true, format!("{four} {six} {net} fd00:7::/64=fd00:7::7")),
+            (true, format!("0.0.0.0/0=198.51.100.7 {four} {six} {net} fd00:7::/64=fd00:7::7")),
+        ];
+        assert_eq!(seen[..5], expected);
+        // A relay reaches every address.
+        let everywhere = expected[4].1.replace(&four, &format!("::/0=fd00:7::7 {four}"));
+        assert_eq!(seen[5], (false, everywhere));
+    }
+}

@@ -1,0 +1,237 @@
+//! Uplink of a capture namespace for datagrams: a TUN interface or, where only root may make
+//! one, a veth pair with both ends in the namespace, one of which is read and written by a
+//! packet socket. That takes no privilege beyond those of the namespace's maker inside it.
+//!
+//! ```text
+//!   sockets ── route ──▶ datagrams ══ TUN ══▶ read
+//!           ◀──────────────────────────────── write
+//!
+//!   sockets ── route ──▶ datagrams ══▶ outside ──▶ read
+//!           ◀───────────────────────────────────── write
+//! ```
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
+
+use rustix::net::sockopt;
+
+use super::routes;
+use crate::capture::offload::OffloadState;
+use crate::os;
+use crate::route::interface::{self, Interface};
+use crate::route::netlink::{Attributes, Message, NLM_F_ACK, NLM_F_CREATE};
+use crate::route::tun::Tun;
+
+/// The interface that datagrams leave by, and the other end of the pair.
+pub(super) const INNER: &str = "datagrams";
+const OUTER: &str = "outside";
+/// Max bytes of a packet: no datagram is too long.
+const MTU: u32 = 65_535;
+/// Max packets that wait to be read, and a limit of their bytes where the kernel counts bytes.
+const MAX_QUEUED: u32 = 8192;
+const MAX_QUEUED_BYTES: usize = 8 << 20;
+/// MAC addresses of the pair, locally administered: inside, outside.
+const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+/// Bytes of the Ethernet header.
+const HEAD: usize = 14;
+
+const IFLA_ADDRESS: u16 = 1;
+pub(super) const IFLA_IFNAME: u16 = 3;
+pub(super) const IFLA_LINKINFO: u16 = 18;
+pub(super) const INFO_KIND: u16 = 1;
+pub(super) const INFO_DATA: u16 = 2;
+pub(super) const VETH_PEER: u16 = 1;
+/// Setting that keeps the outer interface from sending IPv6 packets of its own.
+const OUTER_NO_IPV6: &str = "/proc/sys/net/ipv6/conf/outside/disable_ipv6";
+
+/// Interface by which all packets leave a capture namespace and enter it, as its other end.
+#[derive(Debug)]
+pub struct Uplink {
+    fd: OwnedFd,
+    /// True if packets are in Ethernet frames.
+    frames: bool,
+}
+
+impl Uplink {
+    /// Makes an uplink of this thread's network namespace, up and without addresses.
+    ///
+    /// # Errors
+    /// Neither kind can be made: the reasons.
+    pub(super) fn make() -> Result<Uplink, String> {
+        Uplink::by_tun().or_else(|no_tun| {
+            Uplink::by_veth().map_err(|why| format!("{no_tun}; nor a pair of interfaces: {why}"))
+        })
+    }
+
+    fn by_tun() -> Result<Uplink, String> {
+        let tun = Tun::create(INNER).map_err(|error| error.to_string())?;
+        // A longer queue takes a privilege on the host.
+        let _ = tun.interface().set_queue_len(MAX_QUEUED);
+        raise(tun.interface())?;
+        let fd = tun.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
+        Ok(Uplink { fd, frames: false })
+    }
+
+    fn by_veth() -> Result<Uplink, String> {
+        pair().map_err(|error| error.to_string())?;
+        // Missing without IPv6, where the interface sends nothing anyway.
+        let _ = std::fs::write(OUTER_NO_IPV6, "1");
+        for name in [OUTER, INNER] {
+            // With offloads, packets that are cut later would be read whole.
+            let _ = OffloadState::read(name).and_then(|state| state.switch_off());
+            raise(&Interface::new(name).map_err(|error| error.to_string())?)?;
+        }
+        let fd = packets(OUTER).map_err(|error| error.to_string())?;
+        // As much as an unprivileged user may have.
+        let _ = sockopt::set_socket_recv_buffer_size(&fd, MAX_QUEUED_BYTES);
+        Ok(Uplink { fd, frames: true })
+    }
+
+    /// Wraps a descriptor that another process has opened.
+    pub fn of(fd: OwnedFd) -> Uplink {
+        let frames = sockopt::socket_type(&fd).is_ok();
+        Uplink { fd, frames }
+    }
+
+    /// Reads the next packet that leaves into `packet`, and returns its length.
+    ///
+    /// # Errors
+    /// No packet waits ([`io::ErrorKind::WouldBlock`]).
+    pub fn read(&self, packet: &mut [u8]) -> io::Result<usize> {
+        if !self.frames {
+            return Ok(rustix::io::read(&self.fd, packet)?);
+        }
+        let mut head = [0; HEAD];
+        let mut pieces = [IoSliceMut::new(&mut head), IoSliceMut::new(packet)];
+        Ok(rustix::io::readv(&self.fd, &mut pieces)?.saturating_sub(HEAD))
+    }
+
+    /// Injects a packet that comes in.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub fn write(&self, packet: &[u8]) -> io::Result<()> {
+        if !self.frames {
+            return Ok(rustix::io::write(&self.fd, packet).map(drop)?);
+        }
+        let v6 = packet.first().is_some_and(|first| first >> 4 == 6);
+        let kind = if v6 { libc::ETH_P_IPV6 } else { libc::ETH_P_IP } as u16;
+        let head = [&MACS[0][..], &MACS[1], &kind.to_be_bytes()].concat();
+        Ok(rustix::io::writev(&self.fd, &[IoSlice::new(&head), IoSlice::new(packet)]).map(drop)?)
+    }
+}
+
+impl AsFd for Uplink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn raise(interface: &Interface) -> Result<(), String> {
+    let raised = interface.set_mtu(MTU).and_then(|()| interface.set_up());
+    raised.map_err(|error| error.to_string())
+}
+
+/// Makes a veth pair. The first interface does no neighbour discovery.
+fn pair() -> io::Result<()> {
+    let head = |flags: libc::c_int| {
+        // `struct ifinfomsg`: of any family, type and number; flags, and which of them are meant.
+        let mut head = vec![0; 8];
+        head.extend(flags.to_ne_bytes());
+        head.extend(flags.to_ne_bytes());
+        head
+    };
+    let name = |name: &str| [name.as_bytes(), b"\0"].concat();
+    let peer =
+        Attributes::behind(&head(0)).with(IFLA_IFNAME, &name(OUTER)).with(IFLA_ADDRESS, &MACS[1]);
+    let info = Attributes::default()
+        .with(INFO_KIND, b"veth")
+        .nest(INFO_DATA, &Attributes::default().nest(VETH_PEER, &peer));
+    let flags = NLM_F_ACK | NLM_F_CREATE;
+    let message = Message::of_routing(libc::RTM_NEWLINK, flags, &head(libc::IFF_NOARP))
+        .with(IFLA_IFNAME, &name(INNER))
+        .with(IFLA_ADDRESS, &MACS[0])
+        .nest(IFLA_LINKINFO, &info);
+    routes::request(message)
+}
+
+/// Opens a packet socket on an interface, non-blocking.
+fn packets(interface: &str) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // Protocol 0: receives nothing until it is bound to the interface.
+    // SAFETY: it takes numbers alone.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+    os::check(fd)?;
+    // SAFETY: the kernel has just opened it for us.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: all zeros is an address.
+    let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    (at.sll_family, at.sll_protocol) = (libc::AF_PACKET as u16, (libc::ETH_P_ALL as u16).to_be());
+    at.sll_ifindex = interface::index(interface)?.cast_signed();
+    let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the kernel reads the address, which lives through the call.
+    os::check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const at).cast(), length) })?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, UdpSocket};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::netns::capture_ns::datagrams::{datagram_socket, set_up_for};
+    use crate::netns::capture_ns::source_routes::SourceRoutes;
+
+    /// Checks sending and receiving through an uplink in a namespace of its own.
+    fn leaves_and_comes_in(make: fn() -> Result<Uplink, String>) {
+        let own = Ipv4Addr::new(198, 51, 100, 7);
+        let inside = move || {
+            crate::netns::capture_ns::enter_network().unwrap();
+            let uplinks = set_up_for(make().unwrap()).unwrap();
+            let all = SourceRoutes::parse(&format!("0.0.0.0/0={own}")).unwrap();
+            all.apply(&SourceRoutes::default()).unwrap();
+            (uplinks.out, [(); 2].map(|()| UdpSocket::from(datagram_socket(false).unwrap())))
+        };
+        let (uplink, sockets) = std::thread::spawn(inside).join().unwrap();
+        let ends = [("192.0.2.1", own), ("127.0.0.1", Ipv4Addr::LOCALHOST)];
+        for ((to, from), socket) in ends.into_iter().zip(sockets) {
+            socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            socket.connect((to, 53)).unwrap();
+            assert_eq!(socket.local_addr().unwrap().ip(), from);
+            socket.send(b"question").unwrap();
+            let mut packet = vec![0; 2000];
+            // IPv6's own packets, such as neighbour discovery, leave too.
+            let length = loop {
+                let length = uplink.read(&mut packet).unwrap();
+                if packet[0] >> 4 == 4 {
+                    break length;
+                }
+            };
+            packet.truncate(length);
+            assert_eq!((&packet[12..16], &packet[28..]), (&from.octets()[..], &b"question"[..]));
+            // The answer: the same with its ends swapped, without a checksum.
+            let addresses = [&packet[16..20], &packet[12..16]].concat();
+            packet[12..20].copy_from_slice(&addresses);
+            let ports = [&packet[22..24], &packet[20..22]].concat();
+            packet[20..24].copy_from_slice(&ports);
+            packet[26..28].fill(0);
+            uplink.write(&packet).unwrap();
+            let mut answer = [0; 20];
+            assert_eq!(
+                socket.recv_from(&mut answer).unwrap(),
+                (8, (to.parse::<Ipv4Addr>().unwrap(), 53).into())
+            );
+        }
+    }
+
+    #[test]
+    fn what_leaves_by_a_tun_is_read_and_what_is_written_comes_in() {
+        leaves_and_comes_in(Uplink::by_tun);
+    }
+
+    #[test]
+    fn without_a_tun_it_is_the_same_by_a_pair_of_interfaces() {
+        leaves_and_comes_in(Uplink::by_veth);
+    }
+}

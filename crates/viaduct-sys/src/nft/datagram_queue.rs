@@ -1,0 +1,270 @@
+//! Datagrams of a group's programs, each held by the kernel until we give a verdict.
+//!
+//! Nothing of a datagram changes: its socket, its addresses and its payload are the program's
+//! and its peer's. A program can notice nothing but the delay.
+//!
+//! ```text
+//!   program ─▶ [ rule: of the group? queue ]─┐                  ┌─▶ the network
+//!   network ─▶ [ rule: to the group? queue ]─┴─▶ recv, verdict ─┴─▶ the program's socket
+//! ```
+//!
+//! The rules are an nftables table that the kernel keeps for as long as our socket is open. It
+//! is deleted when this process, and any process that was given the socket, has ended in any
+//! way. Datagrams that are held then are dropped.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::bpf::Group;
+use crate::nft::nfqueue::{self, NfQueue, QueuedPacket, Verdict};
+use crate::route::netlink::{self, Attributes, Message, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE};
+
+/// Max datagrams that the kernel holds at once; more are dropped.
+pub const MAX_QUEUED: u32 = 16_384;
+/// Max verdicts in one message: more might find no room in the socket.
+const MAX_VERDICTS: usize = 256;
+/// Max bytes of a datagram that are read: its headers.
+const MAX_HEADERS: u32 = 160;
+/// Max bytes where whole datagrams are read: the most that a netlink attribute holds.
+const MAX_DATAGRAM: u32 = 65_531;
+/// Lowest queue number tried: other services' queues have low numbers, as people choose them.
+const FIRST_NUMBER: u16 = 30_000;
+/// Poll interval while other queues hold packets.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Max queue numbers that are tried.
+const MAX_TRIES: u16 = 256;
+
+/// Errors of holding datagrams.
+#[derive(Debug, thiserror::Error)]
+pub enum DatagramError {
+    /// No queue could be opened.
+    #[error("the kernel gives no queue for packets: this takes CAP_NET_ADMIN and NFQUEUE")]
+    Queue(#[source] io::Error),
+    /// The kernel refuses the rules.
+    #[error(
+        "the kernel takes no rule for a group's datagrams: this takes nftables with `socket \
+         cgroupv2` and tables that have an owner (Linux 5.13)"
+    )]
+    Rules(#[source] io::Error),
+}
+
+/// Reading end of the queue.
+#[derive(Debug)]
+pub struct DatagramQueue {
+    queue: NfQueue,
+    number: u16,
+    /// Owner of the table, which lasts while this is open.
+    rules: Mutex<Option<OwnedFd>>,
+}
+
+impl DatagramQueue {
+    /// Holds the datagrams of `group`'s sockets from now on, in the calling thread's network
+    /// namespace. Reads whole datagrams if `whole` is set, else their headers.
+    ///
+    /// # Errors
+    /// A right is missing, or the kernel lacks a feature.
+    pub fn open(group: &Group, whole: bool) -> Result<DatagramQueue, DatagramError> {
+        let copy = if whole { MAX_DATAGRAM } else { MAX_HEADERS };
+        let (number, queue) = any_queue(copy).map_err(DatagramError::Queue)?;
+        let (level, id) = group.identity().map_err(DatagramError::Rules)?;
+        let own = Rules { number, level, id, queue: nft_expression(number) };
+        // Some kernels have iptables' queue only.
+        let rules = own.apply().or_else(|_| {
+            let queue = nfqueue::xtables_expression(number, false);
+            Rules { queue, ..own }.apply()
+        });
+        let rules = Mutex::new(Some(rules.map_err(DatagramError::Rules)?));
+        Ok(DatagramQueue { queue, number, rules })
+    }
+
+    /// Reads the next datagram into `buffer`, of [`nfqueue::SNAP`] or [`nfqueue::WHOLE`] bytes;
+    /// `None` if none waits. It may be cut after its headers unless whole ones are read.
+    ///
+    /// # Errors
+    /// The socket is broken.
+    pub fn recv<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<QueuedPacket<'a>>> {
+        self.queue.recv(buffer)
+    }
+
+    /// Returns the number of datagrams dropped so far for lack of room in the queue or in the
+    /// socket.
+    pub fn lost(&self) -> u64 {
+        let ours = queues().find(|queue| queue[0] == u64::from(self.number));
+        ours.map_or(0, |queue| queue[5] + queue[6])
+    }
+
+    /// Removes the rules. The kernel then drops all packets that any queue of this network
+    /// namespace holds, so this first waits until the other queues are empty, at most for
+    /// `timeout`.
+    pub fn end(&self, timeout: Duration) {
+        let until = Instant::now() + timeout;
+        let others = || queues().any(|queue| queue[0] != u64::from(self.number) && queue[2] > 0);
+        while others() && Instant::now() < until {
+            thread::sleep(POLL_INTERVAL);
+        }
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// Returns a duplicate of the descriptor that owns the rules. If this process is killed
+    /// while another holds the duplicate, datagrams are dropped, and do not bypass the
+    /// handlers.
+    pub fn rules(&self) -> Option<OwnedFd> {
+        let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        rules.as_ref().and_then(|rules| rules.try_clone().ok())
+    }
+
+    /// Gives several verdicts, in order.
+    ///
+    /// # Errors
+    /// The kernel has no memory.
+    pub fn verdicts(&self, of: &[(u32, Verdict)]) -> io::Result<()> {
+        of.chunks(MAX_VERDICTS).try_for_each(|some| self.queue.verdicts(some))
+    }
+}
+
+impl AsFd for DatagramQueue {
+    /// Readable when a datagram waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.queue.as_fd()
+    }
+}
+
+/// Reads the list of all packet queues: number, reader, packets that wait, copy mode and range,
+/// packets dropped by the queue and by its socket, and so on.
+fn queues() -> impl Iterator<Item = [u64; 7]> {
+    let table = std::fs::read_to_string("/proc/net/netfilter/nfnetlink_queue").unwrap_or_default();
+    let line = |line: &str| {
+        let numbers: Vec<u64> =
+            line.split_whitespace().map_while(|number| number.parse().ok()).collect();
+        numbers.first_chunk().copied()
+    };
+    table.lines().filter_map(line).collect::<Vec<_>>().into_iter()
+}
+
+/// Opens a queue that has no reader.
+fn any_queue(copy: u32) -> io::Result<(u16, NfQueue)> {
+    let mut number = FIRST_NUMBER;
+    loop {
+        match NfQueue::open_closed(number, MAX_QUEUED, copy) {
+            Ok(queue) => return Ok((number, queue)),
+            // The queue has another reader.
+            Err(error) if number < FIRST_NUMBER + MAX_TRIES && is_taken(&error) => number += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn is_taken(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EPERM | libc::EBUSY))
+}
+
+/// Rules that lead a group's datagrams to a queue.
+struct Rules {
+    /// Number of the queue and of the table; unique to this process.
+    number: u16,
+    level: u32,
+    id: u64,
+    /// Expression that leads to the queue.
+    queue: Attributes,
+}
+
+// Netfilter subsystem and message types of nftables.
+const NFTABLES: u16 = 10;
+const NEW_TABLE: u16 = 0;
+const NEW_CHAIN: u16 = 3;
+const NEW_RULE: u16 = 6;
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+const INET: u8 = 1;
+/// Table flag: the table belongs to the socket that makes it.
+const OWNER: u32 = 2;
+/// Hooks of packets that come to this machine, and that leave it.
+const HOOKS: [(&str, u32); 2] = [("in", 1), ("out", 3)];
+/// Priority behind the firewall's rules: packets that those refuse do not get here.
+const PRIORITY: i32 = 10;
+/// Register in which expressions leave their result.
+const REGISTER: u32 = 1;
+const TRANSPORT: u32 = 16;
+const CGROUP: u32 = 3;
+const UDP: u8 = libc::IPPROTO_UDP as u8;
+
+impl Rules {
+    /// Installs the rules atomically, for as long as the returned descriptor is open.
+    fn apply(&self) -> io::Result<OwnedFd> {
+        let table = format!("viaduct_run_{}\0", self.number);
+        let begin = |kind, flags| Message::new(NFTABLES, kind, flags | NLM_F_ACK, INET, 0);
+        let mut batch = vec![batch_bound(BATCH_BEGIN)];
+        batch.push(
+            begin(NEW_TABLE, NLM_F_CREATE)
+                .with(1, table.as_bytes())
+                .with(2, &OWNER.to_be_bytes())
+                .bytes(),
+        );
+        for (name, hook) in HOOKS {
+            let name = format!("{name}\0");
+            let at =
+                Attributes::default().with(1, &hook.to_be_bytes()).with(2, &PRIORITY.to_be_bytes());
+            let chain = begin(NEW_CHAIN, NLM_F_CREATE)
+                .with(1, table.as_bytes())
+                .with(3, name.as_bytes())
+                .nest(4, &at)
+                .with(7, b"filter\0");
+            let rule = begin(NEW_RULE, NLM_F_CREATE | NLM_F_APPEND)
+                .with(1, table.as_bytes())
+                .with(2, name.as_bytes())
+                .nest(4, &self.expressions());
+            batch.extend([chain.bytes(), rule.bytes()]);
+        }
+        batch.push(batch_bound(BATCH_END));
+        let socket = netlink::socket()?;
+        netlink::send(&socket, &batch.concat())?;
+        netlink::read_acks(&socket)?;
+        Ok(socket)
+    }
+
+    /// Builds the rule: UDP datagrams of the group's sockets go to the queue.
+    fn expressions(&self) -> Attributes {
+        let register = REGISTER.to_be_bytes();
+        let transport = Attributes::default().with(1, &register).with(2, &TRANSPORT.to_be_bytes());
+        let group = Attributes::default()
+            .with(1, &CGROUP.to_be_bytes())
+            .with(2, &register)
+            .with(3, &self.level.to_be_bytes());
+        let all = [
+            expression("meta", &transport),
+            equals(&[UDP]),
+            expression("socket", &group),
+            equals(&self.id.to_ne_bytes()),
+        ];
+        let list = all.iter().fold(Attributes::default(), |list, one| list.nest(1, one));
+        list.nest(1, &self.queue)
+    }
+}
+
+/// Builds nftables' own expression that leads to queue `number`; while it has no reader,
+/// packets are dropped.
+fn nft_expression(number: u16) -> Attributes {
+    let one = 1u16.to_be_bytes();
+    expression("queue", &Attributes::default().with(1, &number.to_be_bytes()).with(2, &one))
+}
+
+/// Builds the comparison of the register with `value`.
+fn equals(value: &[u8]) -> Attributes {
+    let compared = Attributes::default()
+        .with(1, &REGISTER.to_be_bytes())
+        .with(2, &0u32.to_be_bytes())
+        .nest(3, &Attributes::default().with(1, value));
+    expression("cmp", &compared)
+}
+
+fn expression(name: &str, data: &Attributes) -> Attributes {
+    Attributes::default().with(1, format!("{name}\0").as_bytes()).nest(2, data)
+}
+
+/// Builds the start or end of a batch, which the kernel applies atomically.
+fn batch_bound(kind: u16) -> Vec<u8> {
+    Message::new(0, kind, 0, 0, NFTABLES).bytes()
+}

@@ -1,0 +1,229 @@
+//! TCP connections through this machine, handed to a proxy on it instead of being forwarded
+//! (TPROXY).
+//!
+//! ```text
+//!   SYN to 10.2.0.9:80 ──▶ [ prerouting: table inet viaduct_<instance> ] ── mark ──▶ ip rule
+//!                             tproxy to :7000                                          │
+//!   listener on port 7000, whose accepted socket is 10.2.0.9:80 ◀── local ── table ◀──┘
+//! ```
+//!
+//! Connections to addresses of this machine are left alone, whatever the prefixes, as they end
+//! here. This covers the machine's own services and the firewall rules about them.
+//!
+//! Only connections whose SYN was seen are handed over; earlier ones are still forwarded. SYNs
+//! are remembered for some seconds ([`REMEMBERED`]), because a handshake without state in the
+//! kernel (SYN cookies, in a flood) has no socket until it completes.
+//!
+//! A proxy that drains its flows lets new connections pass by at once
+//! ([`Intercept::passed_by`]): SYNs are handed over no more, while packets of connections that
+//! were handed over still are.
+//!
+//! Without a listener on the port, the kernel finds no socket and forwards the packets as if
+//! the rule did not exist: new connections bypass a dead proxy.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::nft::table::{NftError, Table, nft, set};
+use crate::process::tool;
+
+/// Address families: nft's name, nft's address type, and whether it is IPv4.
+const FAMILIES: [(&str, &str, bool); 2] = [("ip", "ipv4_addr", true), ("ip6", "ipv6_addr", false)];
+/// Match of a SYN that opens a connection.
+pub(crate) const SYN: &str = "tcp flags & (fin | syn | rst | ack) == syn";
+/// Leaves packets to addresses of this machine, as of their arrival, alone: they are not
+/// forwarded, and the machine's own listeners and firewall rules apply to them.
+pub(crate) const SKIP_LOCAL: &str = "fib daddr type local return";
+/// Match of all other TCP packets.
+const NOT_SYN: &str = "tcp flags & (fin | syn | rst | ack) != syn";
+/// Base of our marks and routing table numbers; the port is added.
+pub(crate) const BASE: u32 = 0x7664_0000;
+
+/// An address and a prefix's length.
+type Prefix = (IpAddr, u8);
+
+/// Lifetime of a remembered SYN: longer than a handshake takes.
+const REMEMBERED: &str = "3s";
+/// Max SYNs that are remembered in each family: a flood of 43,000 per second.
+const MAX_REMEMBERED: usize = 131_072;
+
+/// Connections to intercept, and the proxy's port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Intercept {
+    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
+    pub instance: String,
+    /// Port that the proxy listens on.
+    pub to_port: u16,
+    /// Source and destination prefixes of the connections.
+    pub ways: Vec<Selector>,
+    /// Destination ports; empty means all.
+    pub ports: Vec<u16>,
+    /// Lets new connections pass by: only those whose SYN was handed over before still are.
+    #[serde(default)]
+    pub passed_by: bool,
+}
+
+/// Connections from some addresses to others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Selector {
+    /// Source prefixes; empty means any.
+    pub from: Vec<(IpAddr, u8)>,
+    /// Destination prefixes.
+    pub to: Vec<(IpAddr, u8)>,
+}
+
+impl Intercept {
+    /// Returns the same interception with new connections passing by.
+    pub fn passed_by(&self) -> Intercept {
+        Intercept { passed_by: true, ..self.clone() }
+    }
+
+    /// Lets new connections pass by, with rules that are installed: remembered SYNs stay.
+    ///
+    /// # Errors
+    /// `nft` refuses: the rules are not installed, say.
+    pub fn pass_by(&self) -> Result<(), NftError> {
+        self.check()?;
+        let chain = format!("inet {} prerouting", self.table());
+        let mut script = format!("flush chain {chain}\n");
+        for rule in self.passed_by().rules() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(script, "add rule {chain} {rule}");
+        }
+        Ok(nft(&script)?)
+    }
+
+    fn mark(&self) -> String {
+        format!("{:#x}", BASE | u32::from(self.to_port))
+    }
+
+    /// Returns the routing table's number.
+    fn routes(&self) -> String {
+        (BASE | u32::from(self.to_port)).to_string()
+    }
+
+    /// Returns the rules, in order.
+    fn rules(&self) -> Vec<String> {
+        let mark = self.mark();
+        // Packets of connections that have a socket of ours already, at any address.
+        let ours = format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept");
+        let mut rules = vec![ours, SKIP_LOCAL.to_owned()];
+        for (family, matches) in matches(&self.ways, &self.ports).1 {
+            // The full tuple: a client may use the same port to another server, on an older
+            // connection.
+            let tuple = format!("{family} saddr . tcp sport . {family} daddr . tcp dport");
+            let over = format!("tproxy {family} to :{} meta mark set {mark} accept", self.to_port);
+            if self.passed_by {
+                // A retransmitted SYN takes the same path as the first.
+                rules.push(format!("{matches}{NOT_SYN} {tuple} @{family}_begun {over}"));
+                continue;
+            }
+            // A rule of its own: a SYN is handed over even if no more can be remembered.
+            rules.push(format!("{matches}{SYN} add @{family}_begun {{ {tuple} }}"));
+            rules.push(format!("{matches}{SYN} {over}"));
+            rules.push(format!("{matches}{tuple} @{family}_begun {over}"));
+        }
+        rules
+    }
+}
+
+impl Table for Intercept {
+    fn instance(&self) -> &str {
+        &self.instance
+    }
+
+    fn chains(&self) -> Vec<(&'static str, usize)> {
+        vec![("prerouting", self.rules().len())]
+    }
+
+    fn contents(&self) -> String {
+        let sets = FAMILIES.map(|(family, kind, _)| {
+            format!(
+                "set {family}_begun {{ type {kind} . inet_service . {kind} . inet_service; \
+                 flags dynamic,timeout; size {MAX_REMEMBERED}; timeout {REMEMBERED}; }}"
+            )
+        });
+        let chain =
+            "chain prerouting {\ntype filter hook prerouting priority mangle; policy accept;";
+        let (ways, rules) = (matches(&self.ways, &self.ports).0, self.rules().join("\n"));
+        format!("{}\n{ways}\n{chain}\n{rules}\n}}", sets.join("\n"))
+    }
+
+    /// Installs the rules and the routes.
+    fn apply(&self) -> Result<(), NftError> {
+        self.check()?;
+        for family in ["-4", "-6"] {
+            let (mark, table) = (self.mark(), self.routes());
+            let any = if family == "-4" { "0.0.0.0/0" } else { "::/0" };
+            // An existing rule stays: flows may depend on it.
+            if ip(&[family, "rule", "list", "fwmark", &mark])?.trim().is_empty() {
+                ip(&[family, "rule", "add", "fwmark", &mark, "lookup", &table, "priority", "118"])?;
+            }
+            ip(&[family, "route", "replace", "local", any, "dev", "lo", "table", &table])?;
+        }
+        // Last, when marked packets have a route already.
+        Ok(self.install(&self.contents())?)
+    }
+
+    fn undo(&self) -> Result<(), NftError> {
+        self.check()?;
+        self.delete()?;
+        for family in ["-4", "-6"] {
+            // The rule and the route may be gone already.
+            let (mark, table) = (self.mark(), self.routes());
+            let _ = ip(&[family, "rule", "del", "fwmark", &mark, "lookup", &table]);
+            let _ = ip(&[family, "route", "flush", "table", &table]);
+        }
+        Ok(())
+    }
+
+    fn is_installed(&self) -> Result<bool, NftError> {
+        if !self.has_chains()? {
+            return Ok(false);
+        }
+        let (mark, table) = (self.mark(), self.routes());
+        let shows = |arguments: &[&str]| ip(arguments).is_ok_and(|text| !text.trim().is_empty());
+        Ok(["-4", "-6"].iter().all(|family| {
+            shows(&[family, "rule", "list", "fwmark", &mark])
+                // A table that does not exist is an error.
+                && shows(&[family, "route", "list", "table", &table])
+        }))
+    }
+}
+
+/// Returns the address sets of `ways`; and, for each way and family, the family and the match
+/// of its packets to `ports`, or to all ports if there are none.
+pub(crate) fn matches(ways: &[Selector], ports: &[u16]) -> (String, Vec<(&'static str, String)>) {
+    let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
+    let ports = match ports.is_empty() {
+        true => String::new(),
+        false => format!("tcp dport {{ {} }} ", ports.join(", ")),
+    };
+    let (mut sets, mut rules) = (Vec::new(), Vec::new());
+    for (n, way) in ways.iter().enumerate() {
+        for (family, kind, v4) in FAMILIES {
+            let of = |all: &[Prefix]| -> Vec<Prefix> {
+                all.iter().filter(|(ip, _)| ip.is_ipv4() == v4).copied().collect()
+            };
+            let (from, to) = (of(&way.from), of(&way.to));
+            // Source prefixes of the other family alone match nothing of this one.
+            if to.is_empty() || from.is_empty() && !way.from.is_empty() {
+                continue;
+            }
+            sets.push(set(&format!("{family}_to{n}"), kind, &to));
+            let mut matches = format!("{family} daddr @{family}_to{n} ");
+            if !from.is_empty() {
+                sets.push(set(&format!("{family}_from{n}"), kind, &from));
+                matches += &format!("{family} saddr @{family}_from{n} ");
+            }
+            rules.push((family, matches + &ports));
+        }
+    }
+    (sets.join("\n"), rules)
+}
+
+fn ip(arguments: &[&str]) -> Result<String, NftError> {
+    Ok(tool::run("ip", arguments, "")?)
+}

@@ -1,0 +1,25 @@
+//! Netfilter: nftables tables of ours, and queues of packets that the kernel holds for a verdict.
+//!
+//! A [`table`] is installed and deleted in one transaction; the [journal](crate::journal) remembers
+//! it, so that a crash leaves no rules behind. The rules of a [`datagram_queue`] last as long as
+//! its socket.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`table`] | a table: installed, deleted, checked |
+//! | [`mss_clamp`] | lowers the MSS of forwarded SYNs |
+//! | [`intercept`] | hands forwarded connections to a proxy (TPROXY) |
+//! | [`syn_hold`] | sends SYNs to a queue until the server has answered |
+//! | [`rst_guard`] | keeps packets from the kernel's TCP, which would reset them |
+//! | [`rule_watch`] | notice of rules that another program has deleted |
+//! | [`nfqueue`] | reading end of a queue: packets and verdicts (NFQUEUE) |
+//! | [`datagram_queue`] | queue of the datagrams of a cgroup's programs |
+
+pub mod datagram_queue;
+pub mod intercept;
+pub mod mss_clamp;
+pub mod nfqueue;
+pub mod rst_guard;
+pub mod rule_watch;
+pub mod syn_hold;
+pub mod table;

@@ -1,0 +1,88 @@
+//! RST guard: rules that keep packets with the option mark from this machine's own TCP, which would
+//! answer them by resets.
+//!
+//! ```text
+//!   arrives ─▶ tap (sees all) ─▶ [ prerouting, raw: marked, to us? drop ] ─▶ conntrack ─▶ TCP
+//!   leaves  ─▶ [ output, raw: marked? untracked ] ─▶ the wire
+//! ```
+//!
+//! Unmarked packets pass, so plain TCP works on the same port; packets that are forwarded are
+//! not touched. Packets that we send are not tracked: conntrack, which never sees the answers,
+//! would judge the second packet invalid.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::capture::filter::OptionMark;
+use crate::nft::table::Table;
+
+/// Packets to keep from the kernel's TCP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RstGuard {
+    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
+    pub instance: String,
+    /// Mark of incoming packets.
+    pub mark: OptionMark,
+    /// Local addresses and ports; `0.0.0.0` and `[::]` mean all addresses of their family;
+    /// empty means everywhere. Empty also in the journal of a version that had only ports,
+    /// where the name suffices to remove the table.
+    #[serde(default)]
+    pub at: Vec<SocketAddr>,
+    /// Last byte of the mark of our own packets, to leave them untracked; `None` where this
+    /// machine itself translates their addresses (NAT).
+    pub untracked: Option<u8>,
+}
+
+impl Table for RstGuard {
+    fn instance(&self) -> &str {
+        &self.instance
+    }
+
+    fn chains(&self) -> Vec<(&'static str, usize)> {
+        vec![("arriving", 1), ("leaving", usize::from(self.untracked.is_some()))]
+    }
+
+    fn contents(&self) -> String {
+        let arriving = self.matches(self.mark.byte);
+        let arriving =
+            self.per_address("dport", "daddr", &format!("{arriving} fib daddr type local drop"));
+        let leaving = self.untracked.map(|byte| format!("{} notrack", self.matches(byte)));
+        let leaving =
+            leaving.map_or(String::new(), |rule| self.per_address("sport", "saddr", &rule));
+        format!(
+            "chain arriving {{
+             type filter hook prerouting priority raw; policy accept;
+             {arriving}
+             }}
+             chain leaving {{
+             type filter hook output priority raw; policy accept;
+             {leaving}
+             }}"
+        )
+    }
+}
+
+impl RstGuard {
+    /// Builds `rule` for each address and port, one per line.
+    fn per_address(&self, port: &str, address: &str, rule: &str) -> String {
+        let place = |at: &SocketAddr| {
+            let (version, family) = if at.is_ipv4() { ("ipv4", "ip") } else { ("ipv6", "ip6") };
+            let destination = match at.ip() {
+                any if any.is_unspecified() => format!("meta nfproto {version}"),
+                ip => format!("{family} {address} {ip}"),
+            };
+            format!("{destination} tcp {port} {} {rule}", at.port())
+        };
+        match self.at.iter().map(place).collect::<Vec<_>>() {
+            places if places.is_empty() => rule.to_owned(),
+            places => places.join("\n"),
+        }
+    }
+
+    /// Builds the match of the option's ExID and of the byte after it.
+    fn matches(&self, byte: u8) -> String {
+        let (kind, exid) = (self.mark.word >> 24, self.mark.word & 0xffff);
+        format!("tcp option @{kind},16,16 {exid:#x} tcp option @{kind},32,8 {byte:#x}")
+    }
+}

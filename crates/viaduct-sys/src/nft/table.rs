@@ -1,0 +1,149 @@
+//! Our nftables tables: created, deleted and checked alike, each in one transaction.
+//!
+//! | implementation | purpose |
+//! |---|---|
+//! | [`crate::nft::mss_clamp::MssClamp`] | the segment size between sites |
+//! | [`crate::nft::intercept::Intercept`] | connections that are handed to a proxy |
+//! | [`crate::nft::syn_hold::SynHold`] | SYNs that wait for a verdict |
+//! | [`crate::nft::rst_guard::RstGuard`] | packets kept from the kernel's TCP |
+
+use std::io;
+use std::net::IpAddr;
+
+use crate::process::tool::{self, ToolError};
+use crate::route::netlink;
+
+/// Errors of installing and removing a table.
+#[derive(Debug, thiserror::Error)]
+pub enum NftError {
+    /// `nft` failed.
+    #[error(transparent)]
+    Tool(#[from] ToolError),
+    /// A name that cannot be written into a rule.
+    #[error("{what} {name:?}: {expected}")]
+    Name {
+        /// Kind of name.
+        what: &'static str,
+        /// Name.
+        name: String,
+        /// Expected form.
+        expected: &'static str,
+    },
+    /// The kernel does not list its rules.
+    #[error("cannot ask for the rules of nftables")]
+    Ask(#[source] io::Error),
+    /// A packet size that leaves TCP no payload.
+    #[error("packets of at most {0} bytes: 576 to 65535 is expected")]
+    MaxPacket(u32),
+}
+
+/// A table of ours, of the family `inet`.
+pub trait Table {
+    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
+    fn instance(&self) -> &str;
+
+    /// Contents of the table: `nft`'s syntax between the braces.
+    fn contents(&self) -> String;
+
+    /// Chains of the complete table, with their numbers of rules.
+    fn chains(&self) -> Vec<(&'static str, usize)>;
+
+    /// Name of the table.
+    fn table(&self) -> String {
+        format!("viaduct_{}", self.instance())
+    }
+
+    /// Checks that all names can be written into rules.
+    ///
+    /// # Errors
+    /// The name that cannot.
+    fn check(&self) -> Result<(), NftError> {
+        check_instance(self.instance())
+    }
+
+    /// Installs the table; one of the same name is replaced.
+    ///
+    /// # Errors
+    /// As [`Table::check`], or `nft` refuses.
+    fn apply(&self) -> Result<(), NftError> {
+        self.check()?;
+        Ok(self.install(&self.contents())?)
+    }
+
+    /// Removes the table, if it exists.
+    ///
+    /// # Errors
+    /// `nft` refuses.
+    fn undo(&self) -> Result<(), NftError> {
+        self.check()?;
+        Ok(self.delete()?)
+    }
+
+    /// Returns whether the table is complete.
+    ///
+    /// # Errors
+    /// The kernel does not list its rules.
+    fn is_installed(&self) -> Result<bool, NftError> {
+        self.has_chains()
+    }
+
+    /// Returns whether the table's chains have all their rules.
+    ///
+    /// # Errors
+    /// The kernel does not list its rules.
+    fn has_chains(&self) -> Result<bool, NftError> {
+        // Sets, which may be long, are not compared.
+        let count = |chain| netlink::count_rules(&self.table(), chain).map_err(NftError::Ask);
+        self.chains()
+            .iter()
+            .try_fold(true, |so_far, (chain, rules)| Ok(so_far && count(chain)? == *rules))
+    }
+
+    /// Removes the table alone, without what belongs to it elsewhere, if it exists.
+    ///
+    /// # Errors
+    /// `nft` refuses.
+    fn delete(&self) -> Result<(), ToolError> {
+        nft(&deletion(&self.table()))
+    }
+
+    /// Installs the table alone, with these contents.
+    ///
+    /// # Errors
+    /// `nft` refuses.
+    fn install(&self, contents: &str) -> Result<(), ToolError> {
+        let table = self.table();
+        nft(&format!("{}table inet {table} {{\n{contents}\n}}\n", deletion(&table)))
+    }
+}
+
+/// Checks that `instance` can name a table.
+pub(crate) fn check_instance(instance: &str) -> Result<(), NftError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let (what, expected) = ("instance", "letters, digits and _ are expected, 1 to 32 of them");
+    if !instance.chars().all(plain) || !(1..=32).contains(&instance.len()) {
+        return Err(NftError::Name { what, name: instance.to_owned(), expected });
+    }
+    Ok(())
+}
+
+/// Runs `script` in `nft`, as one transaction.
+pub(crate) fn nft(script: &str) -> Result<(), ToolError> {
+    tool::run("nft", &["-f", "-"], script).map(drop)
+}
+
+/// Builds the commands that delete a table. The `add` makes them valid if it does not exist.
+fn deletion(table: &str) -> String {
+    format!("add table inet {table}\ndelete table inet {table}\n")
+}
+
+/// Builds a set of prefixes.
+pub(crate) fn set(name: &str, kind: &str, prefixes: &[(IpAddr, u8)]) -> String {
+    let elements: Vec<String> =
+        prefixes.iter().map(|(ip, length)| format!("{ip}/{length}")).collect();
+    let elements = match elements.is_empty() {
+        true => String::new(),
+        false => format!(" elements = {{ {} }};", elements.join(", ")),
+    };
+    format!("set {name} {{ type {kind}; flags interval; auto-merge;{elements} }}")
+}

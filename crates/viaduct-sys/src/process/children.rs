@@ -1,0 +1,242 @@
+//! Children that never outlive us.
+//!
+//! The kernel's parent-death signal kills a child when its parent ends, also by `kill -9`. Two
+//! traps: "parent" means the *thread* that forked, and a parent may have ended before the child
+//! has requested the signal. [`Process::spawn`] therefore forks from one thread that lives as
+//! long as the process, and the child checks once whether its parent still lives.
+//!
+//! ```text
+//!   Process::spawn ─command──> the spawner thread ──fork──> child: asks for SIGKILL at parent's
+//!        ^                                            |     death, checks the parent, execs
+//!        └──────────────── Child ─────────────────────┘
+//! ```
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal, getppid, getrlimit, kill_process_group, pidfd_open,
+    set_parent_process_death_signal, setrlimit,
+};
+
+/// A child that is killed, with its process group, when this is dropped or this process dies.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    own_group: bool,
+}
+
+impl Process {
+    /// Starts `command` in a process group of its own, so that a Ctrl-C at the terminal is ours
+    /// to handle and the whole group can be killed.
+    pub fn spawn(mut command: Command) -> io::Result<Process> {
+        command.process_group(0);
+        Ok(Process { child: spawn_in_thread(command)?, own_group: true })
+    }
+
+    /// Starts `command` in our process group, for a program that uses the terminal.
+    pub fn spawn_foreground(command: Command) -> io::Result<Process> {
+        Ok(Process { child: spawn_in_thread(command)?, own_group: false })
+    }
+
+    /// Waits until the child ends, `limit` is over or `cancelled` returns true (called every 50
+    /// ms). `None` if the child still runs.
+    pub fn wait_for(
+        &mut self,
+        limit: Duration,
+        cancelled: impl Fn() -> bool,
+    ) -> io::Result<Option<ExitStatus>> {
+        const TICK: Duration = Duration::from_millis(50);
+        let deadline = Instant::now() + limit;
+        let pidfd = match self.child.try_wait()? {
+            Some(status) => return Ok(Some(status)),
+            None => pidfd_open(pid_of(&self.child), PidfdFlags::empty())?,
+        };
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let tick = Timespec { tv_sec: 0, tv_nsec: TICK.min(left).subsec_nanos().into() };
+            let ended = match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&tick)) {
+                Ok(ready) => ready > 0,
+                Err(rustix::io::Errno::INTR) => false,
+                Err(e) => return Err(e.into()),
+            };
+            if ended {
+                return self.child.wait().map(Some);
+            }
+            if left.is_zero() || cancelled() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Kills the child, with its group if it has its own, and reaps it.
+    pub fn kill(&mut self) -> io::Result<ExitStatus> {
+        if self.child.try_wait()?.is_none() && self.own_group {
+            kill_process_group(pid_of(&self.child), Signal::KILL)?;
+        }
+        self.child.kill()?;
+        self.child.wait()
+    }
+}
+
+impl Deref for Process {
+    type Target = Child;
+    fn deref(&self) -> &Child {
+        &self.child
+    }
+}
+
+impl DerefMut for Process {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.child
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // The child may have ended already.
+        let _ = self.kill();
+    }
+}
+
+/// Makes the child of `command` die when the *thread* that spawns it ends. [`Process`] spawns
+/// from a thread that never ends; a shorter-lived thread must wait for the child itself.
+pub fn die_with_parent(command: &mut Command) {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec the closure makes two system calls; it neither allocates nor
+    // takes a lock.
+    unsafe {
+        command.pre_exec(move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have died before this request; the signal would then never be
+            // sent.
+            match getppid() {
+                Some(pid) if pid.as_raw_nonzero().get().cast_unsigned() == parent => Ok(()),
+                _ => Err(io::ErrorKind::BrokenPipe.into()),
+            }
+        })
+    };
+}
+
+/// Raises the limit of open descriptors of this process, and of its children, to the maximum.
+///
+/// # Returns
+/// The limit.
+pub fn raise_fd_limit() -> u64 {
+    let limit = inherited_fd_limit();
+    let limit = Rlimit { maximum: getrlimit(Resource::Nofile).maximum, ..limit };
+    // Any process may raise it up to the hard limit.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Raises the hard limit of descriptors of this process, and of its children, to at least
+/// `least`, if it has the privilege.
+pub fn raise_hard_fd_limit(least: u64) {
+    let found = inherited_fd_limit();
+    if found.maximum.is_some_and(|most| most < least) {
+        let lifted = Rlimit { current: Some(least), maximum: Some(least) };
+        // Without the privilege the limit stays as it is.
+        let _ = setrlimit(Resource::Nofile, lifted);
+    }
+}
+
+/// Returns the limit of descriptors that this process was started with, as of the first call.
+pub(crate) fn inherited_fd_limit() -> Rlimit {
+    static INHERITED: OnceLock<Rlimit> = OnceLock::new();
+    *INHERITED.get_or_init(|| getrlimit(Resource::Nofile))
+}
+
+fn pid_of(child: &Child) -> Pid {
+    Pid::from_child(child)
+}
+
+type Job = (Command, Sender<io::Result<Child>>);
+
+/// Starts `command` in the spawner thread.
+fn spawn_in_thread(command: Command) -> io::Result<Child> {
+    static SPAWNER: OnceLock<Sender<Job>> = OnceLock::new();
+    let spawner = SPAWNER.get_or_init(|| {
+        let (sender, jobs) = channel::<Job>();
+        thread::spawn(move || {
+            for (mut command, answer) in jobs {
+                // If the requesting thread has ended, the child is dropped, without a wait.
+                let _ = answer.send(command.spawn());
+            }
+        });
+        sender
+    });
+    let (answer, answered) = channel();
+    spawner.send((command, answer)).map_err(|_| spawner_gone())?;
+    answered.recv().map_err(|_| spawner_gone())?
+}
+
+fn spawner_gone() -> io::Error {
+    io::Error::other("the thread that starts programs has ended")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sleeper() -> Command {
+        let mut command = Command::new("sleep");
+        command.arg("60");
+        die_with_parent(&mut command);
+        command
+    }
+
+    #[test]
+    fn a_child_outlives_the_thread_that_asked_for_it() {
+        let mut child = thread::spawn(|| Process::spawn(sleeper()).unwrap()).join().unwrap();
+        let ended = child.wait_for(Duration::from_millis(200), || false).unwrap();
+        assert_eq!(ended, None, "the spawner thread should have kept it");
+    }
+
+    #[test]
+    fn a_dropped_child_is_gone() {
+        let child = Process::spawn(sleeper()).unwrap();
+        let stat = format!("/proc/{}", child.id());
+        assert!(std::path::Path::new(&stat).exists());
+        drop(child);
+        assert!(!std::path::Path::new(&stat).exists());
+    }
+
+    #[test]
+    fn grandchildren_go_with_their_group() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sleep 61 & echo $!; wait"]).stdout(std::process::Stdio::piped());
+        let mut child = Process::spawn(shell).unwrap();
+        let mut line = String::new();
+        let mut out = io::BufReader::new(child.stdout.take().unwrap());
+        io::BufRead::read_line(&mut out, &mut line).unwrap();
+        drop(child);
+        // An orphan is reaped by init; until then it is a zombie, which counts as dead.
+        let dead = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", line.trim()));
+            stat.map_or(true, |s| s.contains(") Z ") || s.contains(") X "))
+        };
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !dead() && Instant::now() < deadline {
+            thread::yield_now();
+        }
+        assert!(dead(), "the grandchild still runs");
+    }
+
+    #[test]
+    fn waiting_ends_with_the_child_or_when_cancelled() {
+        let mut child = Process::spawn(Command::new("true")).unwrap();
+        let status = child.wait_for(Duration::from_secs(10), || false).unwrap();
+        assert!(status.expect("true ends at once").success());
+        let mut child = Process::spawn(sleeper()).unwrap();
+        assert_eq!(child.wait_for(Duration::from_secs(10), || true).unwrap(), None);
+    }
+}

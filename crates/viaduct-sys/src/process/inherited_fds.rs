@@ -1,0 +1,135 @@
+//! Descriptors that a process inherits: from the service manager (systemd's socket activation),
+//! or from a parent of ours.
+//!
+//! ```text
+//!   LISTEN_PID=<us> LISTEN_FDS=2          listen_fds() ─▶ 3, 4
+//!   leave_open(&mut command, [7, 9]) ─ exec ─▶  take(7), take(9)
+//! ```
+#![allow(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::env;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
+
+/// First descriptor of socket activation.
+const FIRST: RawFd = 3;
+
+/// Descriptors that were taken: each has one owner.
+static TAKEN: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
+
+/// Takes the sockets that a service manager has opened for this process, in its order; none if
+/// it was started otherwise, or on a second call.
+///
+/// # Errors
+/// The environment names descriptors that are not open.
+pub fn listen_fds() -> io::Result<Vec<OwnedFd>> {
+    let number = |name: &str| env::var(name).ok()?.parse::<i32>().ok();
+    let ours = number("LISTEN_PID") == Some(std::process::id().cast_signed());
+    let count = number("LISTEN_FDS").filter(|_| ours).unwrap_or(0);
+    let fresh = |fd: &RawFd| !taken().contains(fd);
+    (FIRST..FIRST.saturating_add(count)).filter(fresh).map(take).collect()
+}
+
+/// Takes the descriptor `fd` that was left open for this process. It becomes close-on-exec.
+///
+/// # Errors
+/// The descriptor is not open (`EBADF`), or was taken before (`EBUSY`).
+pub fn take(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: only borrowed to be looked at, and only kept if it is open.
+    let looked_at = unsafe { BorrowedFd::borrow_raw(fd) };
+    let flags = fcntl_getfd(looked_at)?;
+    // Our own descriptors are all close-on-exec; any other is inherited.
+    if fd < FIRST || flags.contains(FdFlags::CLOEXEC) || !taken().insert(fd) {
+        return Err(io::Error::from_raw_os_error(libc::EBUSY));
+    }
+    fcntl_setfd(looked_at, flags | FdFlags::CLOEXEC)?;
+    // SAFETY: it is open, is not one that this process opened (those are close-on-exec), and
+    // was not taken before.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Takes all other inherited descriptors. While they are kept, programs that this process
+/// starts inherit them too. Only the first call gets them.
+///
+/// # Errors
+/// There is no `/proc`.
+pub fn take_rest() -> io::Result<Vec<OwnedFd>> {
+    let mut rest = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let Some(fd) = entry?.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok())
+        else {
+            continue;
+        };
+        // SAFETY: only borrowed to be looked at.
+        let Ok(flags) = fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }) else { continue };
+        // As above: a descriptor that is not close-on-exec is inherited.
+        if fd >= FIRST && !flags.contains(FdFlags::CLOEXEC) && taken().insert(fd) {
+            // SAFETY: as in `take`.
+            rest.push(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+    }
+    Ok(rest)
+}
+
+fn taken() -> std::sync::MutexGuard<'static, BTreeSet<RawFd>> {
+    TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Leaves these descriptors open in the child of `command`, under their numbers, for the
+/// program to [`take`]. They must be open when it is spawned.
+pub fn leave_open(command: &mut Command, descriptors: &[BorrowedFd<'_>]) {
+    let numbers: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+    let open = move || {
+        for &fd in &numbers {
+            // SAFETY: borrowed for the call; a number that is not open is an error of the call's.
+            fcntl_setfd(unsafe { BorrowedFd::borrow_raw(fd) }, FdFlags::empty())?;
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes system calls alone; it neither allocates nor
+    // takes a lock.
+    unsafe { command.pre_exec(open) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_program_has_what_was_kept_and_nothing_else() {
+        let (kept, other) = (io::pipe().unwrap(), io::pipe().unwrap());
+        let (fd, closed) = (kept.1.as_raw_fd(), other.1.as_raw_fd());
+        let mut command = Command::new("sh");
+        // By path: a shell accepts descriptor numbers of one digit only.
+        let script = format!("echo hello >/proc/self/fd/{fd} && [ ! -e /proc/self/fd/{closed} ]");
+        command.args(["-c", &script]);
+        leave_open(&mut command, &[kept.1.as_fd()]);
+        assert!(command.status().unwrap().success());
+        let (mut reader, writer) = kept;
+        drop((command, writer));
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "hello\n");
+    }
+
+    #[test]
+    fn what_is_our_own_or_not_there_cannot_be_taken() {
+        let own = io::pipe().unwrap();
+        let busy = take(own.0.as_raw_fd()).unwrap_err();
+        assert_eq!(busy.raw_os_error(), Some(libc::EBUSY));
+        assert_eq!(take(9_999).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        // SAFETY: opened here, without another owner.
+        let outside = unsafe { libc::dup(own.0.as_raw_fd()) };
+        let taken = take(outside).unwrap();
+        assert!(fcntl_getfd(&taken).unwrap().contains(FdFlags::CLOEXEC));
+        assert!(listen_fds().unwrap().is_empty());
+    }
+}

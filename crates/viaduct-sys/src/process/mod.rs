@@ -1,0 +1,29 @@
+//! This process and its children: how they are started, what they inherit, how they end, and
+//! where their threads run.
+//!
+//! | module | content |
+//! |---|---|
+//! | `children` | child processes that never outlive this one; the descriptor limit |
+//! | [`supervise`] | state changes of wrapped programs, and reaping of orphans |
+//! | [`signals`] | signals as events |
+//! | [`inherited_fds`] | descriptors from the service manager or from a parent of ours |
+//! | [`inherited_state`] | other state from the parent, restored for programs that we start |
+//! | [`thread`] | priority, core and timer slack of a thread |
+//! | [`memory`] | resident memory of this process |
+//! | [`dir_lock`] | exclusive lock on a directory |
+//! | `instance_lock` | one process per instance name and network namespace |
+//! | [`tool`] | external programs: `ip`, `nft` |
+
+mod children;
+pub mod dir_lock;
+pub mod inherited_fds;
+pub mod inherited_state;
+pub(crate) mod instance_lock;
+pub mod memory;
+pub mod signals;
+pub mod supervise;
+pub mod thread;
+pub mod tool;
+
+pub(crate) use children::inherited_fd_limit;
+pub use children::{Process, die_with_parent, raise_fd_limit, raise_hard_fd_limit};

@@ -1,0 +1,178 @@
+//! Signals as events, with their origin.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr;
+
+use crate::os;
+
+/// Signals that would end, stop or wake this process, blocked and read here instead.
+pub struct BlockedSignals {
+    fd: OwnedFd,
+    /// Signal mask before that.
+    before: libc::sigset_t,
+}
+
+/// A signal that was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceivedSignal {
+    /// Signal number.
+    pub signal: i32,
+    /// True if a process has sent it; false if the kernel has, for the terminal say, to all of
+    /// the process group.
+    pub sent: bool,
+}
+
+impl BlockedSignals {
+    /// Blocks all signals that can be blocked, except those that a fault raises.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn block() -> io::Result<BlockedSignals> {
+        let set = blockable();
+        // SAFETY: `set` is initialised; the call reads it and makes a new descriptor.
+        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
+        os::check(fd)?;
+        let mut before = MaybeUninit::zeroed();
+        // SAFETY: as above; the old set is written.
+        let blocked =
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, before.as_mut_ptr()) };
+        if blocked != 0 {
+            return Err(io::Error::from_raw_os_error(blocked));
+        }
+        // SAFETY: just opened, and without another owner.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: the set was written by the call.
+        let before = unsafe { before.assume_init() };
+        Ok(BlockedSignals { fd, before })
+    }
+
+    /// Restores the earlier signal mask in the child of `command`.
+    pub fn release(&self, command: &mut Command) {
+        let before = self.before;
+        let release = move || {
+            // SAFETY: the set is a copy that lives in the closure.
+            let set = unsafe {
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut())
+            };
+            if set == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(set)) }
+        };
+        // SAFETY: between fork and exec the closure makes one system call; it neither allocates
+        // nor takes a lock.
+        unsafe { command.pre_exec(release) };
+    }
+
+    /// Returns whether `signal` is pending and was not read. Of [`SIGTSTP`](libc::SIGTSTP) and
+    /// [`SIGCONT`](libc::SIGCONT) the later one discards the earlier.
+    pub fn is_pending(&self, signal: i32) -> bool {
+        let mut pending = MaybeUninit::zeroed();
+        // SAFETY: zeroed, which is a set, and then written by the call; it is read afterwards.
+        unsafe {
+            libc::sigpending(pending.as_mut_ptr());
+            libc::sigismember(pending.as_ptr(), signal) == 1
+        }
+    }
+
+    /// Returns the next signal; waits for it.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn read(&self) -> io::Result<ReceivedSignal> {
+        let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
+        let size = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: the kernel writes at most `size` bytes, which `info` has.
+        let read = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size) };
+        if read < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: integers alone; zeroed, and then written by the kernel.
+        let info = unsafe { info.assume_init() };
+        Ok(ReceivedSignal { signal: info.ssi_signo.cast_signed(), sent: info.ssi_code <= 0 })
+    }
+}
+
+impl AsFd for BlockedSignals {
+    /// Readable when a signal is pending.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Ignores these signals in the child of `command`, which they would otherwise end, until it
+/// handles them.
+pub fn ignore_at_start(command: &mut Command, signals: &'static [i32]) {
+    let ignore = move || {
+        for &signal in signals {
+            // SAFETY: no handler is set.
+            if unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes system calls alone; it neither allocates
+    // nor takes a lock.
+    unsafe { command.pre_exec(ignore) };
+}
+
+/// Sends `signal` to process `pid`.
+///
+/// # Errors
+/// The process has ended, or is another user's.
+pub fn send(pid: u32, signal: i32) -> io::Result<()> {
+    // SAFETY: no memory is involved.
+    os::check(unsafe { libc::kill(pid.cast_signed(), signal) })
+}
+
+/// Ends this process by `signal`, like the program that it stands for, without a core dump: the
+/// program has left its own.
+pub fn end_by(signal: i32) -> ! {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the set and the limit are initialised and live through the calls; nothing of this
+    // process runs on after the signal, and if it does, it ends.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        libc::signal(signal, libc::SIG_DFL);
+        let mut set = MaybeUninit::zeroed();
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), ptr::null_mut());
+        libc::raise(signal);
+        libc::_exit(128 + signal)
+    }
+}
+
+/// Stops this process by `signal`. Returns when it is continued, or at once where the kernel
+/// ignores the stop: in an orphaned process group.
+pub fn stop(signal: i32) {
+    let mut before = MaybeUninit::zeroed();
+    // SAFETY: the sets are initialised before they are read, and live through the calls.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        let mut set = MaybeUninit::zeroed();
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal);
+        libc::raise(signal);
+        // A pending blocked signal stops the process here; SIGSTOP has already.
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), before.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+    }
+}
+
+fn blockable() -> libc::sigset_t {
+    let mut set = MaybeUninit::zeroed();
+    // SAFETY: the set is filled, which initialises it, before signals are taken out of it.
+    unsafe {
+        libc::sigfillset(set.as_mut_ptr());
+        for fault in
+            [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT, libc::SIGTRAP]
+        {
+            libc::sigdelset(set.as_mut_ptr(), fault);
+        }
+        set.assume_init()
+    }
+}

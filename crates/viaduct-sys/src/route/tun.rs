@@ -1,0 +1,145 @@
+//! TUN: a network interface whose other side is a file. Every read is one IP packet that the
+//! kernel sends out of the interface, every write one that comes in by it.
+//!
+//! ```text
+//!   host's IP ──▶ interface ──▶ queue (SIOCSIFTXQLEN packets) ──▶ Tun::read
+//!   host's IP ◀── interface ◀──────────────────────────────────── Tun::write
+//! ```
+//!
+//! No Ethernet header, no packet information header, no offloads: the kernel segments and
+//! checksums before a packet is read. The queue drops what does not fit, unseen by the reader;
+//! [`Tun::drops`] counts that.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use libc::c_short;
+use rustix::fs::{Mode, OFlags};
+
+use crate::route::interface::{Interface, InterfaceError, Request};
+
+/// A TUN interface that lasts as long as this value. It belongs to the network namespace that
+/// the calling thread was in when it was made. Every method acts there, from any thread.
+#[derive(Debug)]
+pub struct Tun {
+    fd: OwnedFd,
+    interface: Interface,
+    /// The namespace's `/proc/net/dev`.
+    counters: File,
+}
+
+/// Errors of making a TUN interface.
+#[derive(Debug, thiserror::Error)]
+pub enum TunError {
+    /// The name, or a setting.
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
+    /// A step that the kernel refused.
+    #[error("TUN {name}: cannot {step}")]
+    Kernel {
+        /// Interface name.
+        name: String,
+        /// The step that failed, and its requirement.
+        step: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+/// Packets that the interface dropped, by the kernel's counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TunDrops {
+    /// Sent by the host, but the queue towards [`Tun::read`] was full.
+    pub unread: u64,
+    /// Written by [`Tun::write`], but not taken by the host.
+    pub refused: u64,
+}
+
+impl Tun {
+    /// Makes the interface `name` in the calling thread's network namespace: down, without
+    /// addresses, reads and writes not blocking. Needs CAP_NET_ADMIN there.
+    pub fn create(name: &str) -> Result<Tun, TunError> {
+        let failed = |step| move |source| TunError::Kernel { name: name.to_owned(), step, source };
+        let interface = Interface::new(name)?;
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = rustix::fs::open("/dev/net/tun", flags, Mode::empty())
+            .map_err(io::Error::from)
+            .map_err(failed("open /dev/net/tun, which takes the tun module"))?;
+        let mut request = Request::new(name)?;
+        request.value.flags = (libc::IFF_TUN | libc::IFF_NO_PI) as c_short;
+        request
+            .call(fd.as_fd(), libc::TUNSETIFF)
+            .map_err(failed("make it, which takes root or CAP_NET_ADMIN and a free name"))?;
+        let counters = File::open("/proc/thread-self/net/dev")
+            .map_err(failed("open /proc/thread-self/net/dev"))?;
+        Ok(Tun { fd, interface, counters })
+    }
+
+    /// Returns the interface, for its settings.
+    pub fn interface(&self) -> &Interface {
+        &self.interface
+    }
+
+    /// Returns the interface's name.
+    pub fn name(&self) -> &str {
+        self.interface.name()
+    }
+
+    /// Reads the next packet that the host sent, whole if `packet` holds the MTU, else
+    /// truncated. `WouldBlock` if none waits.
+    pub fn read(&self, packet: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::io::read(&self.fd, packet)?)
+    }
+
+    /// Injects a packet into the host. Returns once its IP layer has taken it, which for
+    /// forwarded packets includes the next interface.
+    pub fn write(&self, packet: &[u8]) -> io::Result<()> {
+        rustix::io::write(&self.fd, packet)?;
+        Ok(())
+    }
+
+    /// Returns the drops since the interface was made.
+    pub fn drops(&self) -> io::Result<TunDrops> {
+        let mut text = vec![0; 64 * 1024];
+        let length = self.counters.read_at(&mut text, 0)?;
+        let text = String::from_utf8_lossy(&text[..length]);
+        parse_drops(&text, self.name()).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("{} is not in /proc/net/dev", self.name()),
+            )
+        })
+    }
+}
+
+impl AsFd for Tun {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Parses the line
+/// `name: rx (bytes packets errs drop …8 in all) tx (bytes packets errs drop …)`.
+fn parse_drops(text: &str, name: &str) -> Option<TunDrops> {
+    let line = text.lines().find_map(|l| l.trim_start().strip_prefix(name)?.strip_prefix(':'))?;
+    let mut numbers = line.split_whitespace().map(|n| n.parse().ok());
+    let refused = numbers.nth(3)??;
+    let unread = numbers.nth(7)??;
+    Some(TunDrops { unread, refused })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_found_by_name() {
+        let text = "Inter-|   Receive  |  Transmit\n face |bytes packets errs drop\n\
+                    \u{20}   lo: 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1\n\
+                    \u{20} tun0: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n";
+        assert_eq!(parse_drops(text, "tun0"), Some(TunDrops { refused: 4, unread: 12 }));
+        assert_eq!(parse_drops(text, "tun"), None);
+    }
+}

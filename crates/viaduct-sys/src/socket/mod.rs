@@ -1,0 +1,30 @@
+//! Sockets, beyond the standard library: options that it lacks, many datagrams per system call,
+//! control messages, and the sockets of wrapped programs.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`tcp`] | TCP sockets of a proxy: listen, connect, liveness, pacing |
+//! | [`urgent`] | TCP's urgent byte |
+//! | [`splice`] | bytes from socket to socket through a pipe, without a copy to user space |
+//! | [`udp`] | UDP socket that sends runs of datagrams as one message (`UDP_SEGMENT`) |
+//! | [`mmsg`] | `recvmmsg` and `sendmmsg`, for UDP, raw and packet sockets |
+//! | [`error_queue`] | ICMP errors of a UDP socket (`IP_RECVERR`) |
+//! | [`hop_fields`] | hop limit and traffic class of a datagram |
+//! | [`timestamp`] | receive timestamps (`SO_TIMESTAMPNS`) |
+//! | [`seqpacket`] | messages with descriptors between processes of this host |
+//! | [`rendezvous`] | port at which wrapped programs' connects wait |
+//! | [`pending`] | such a connect, completed by a duplicate of the program's socket |
+//! | [`sendmsg`] | a program's send, made on a duplicate of its socket |
+
+pub mod error_queue;
+pub mod hop_fields;
+pub mod mmsg;
+pub mod pending;
+pub mod rendezvous;
+pub mod sendmsg;
+pub mod seqpacket;
+pub mod splice;
+pub mod tcp;
+pub mod timestamp;
+pub mod udp;
+pub mod urgent;

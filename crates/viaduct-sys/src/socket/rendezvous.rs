@@ -1,0 +1,150 @@
+//! Rendezvous: the socket that a wrapped program's connect is redirected to, and waits at.
+//!
+//! A program must not see its connect complete before the far end has answered, and must keep
+//! its own socket. Its connect is therefore redirected to a port of ours that drops SYNs: for
+//! the kernel it is in progress, for as long as needed. When the far end has answered, we
+//! connect *to the program*, from that port: two connects that cross are one connection (RFC
+//! 9293, 3.5, simultaneous open). No other program can reach the port.
+//!
+//! ```text
+//!   program   connect ── SYN ──▶ ╳ Rendezvous                   far end
+//!                in progress        │ ─────────── SYN ────────────▶ │
+//!                                   │ ◀───────── SYN-ACK ────────── │
+//!             socket  ◀──── SYN ─── │ Rendezvous::connect_to
+//!                     ─ SYN-ACK ──▶ │          … or Refuser: a reset, as from the far end
+//! ```
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+
+use crate::socket::tcp::{self, MIRRORED, Mirrored, TcpOptions};
+
+/// The rendezvous ports, one for each address family.
+#[derive(Debug)]
+pub struct Rendezvous {
+    v4: SinkListener,
+    /// `None` without IPv6.
+    v6: Option<SinkListener>,
+}
+
+/// A listener whose SYNs are dropped.
+#[derive(Debug)]
+struct SinkListener {
+    listener: TcpListener,
+    /// Connection that fills the accept queue of a listener without a filter.
+    _filler: Option<TcpStream>,
+}
+
+/// Options of the rendezvous sockets.
+const OPTIONS: TcpOptions = TcpOptions {
+    transparent: false,
+    send_buffer: None,
+    receive_buffer: None,
+    save_syn: false,
+    shared: true,
+    inside: true,
+    mirrored: Mirrored([None; MIRRORED]),
+};
+
+impl Rendezvous {
+    /// Opens ports of the kernel's choice.
+    ///
+    /// # Errors
+    /// There is no loopback interface, or no port is free.
+    pub fn open() -> io::Result<Rendezvous> {
+        let v6 = sink_listener(Ipv6Addr::LOCALHOST.into()).ok();
+        Ok(Rendezvous { v4: sink_listener(Ipv4Addr::LOCALHOST.into())?, v6 })
+    }
+
+    /// Returns the address to redirect IPv4 connects to, or else IPv6 ones.
+    pub fn at(&self, v4: bool) -> Option<SocketAddr> {
+        let listener = if v4 { Some(&self.v4) } else { self.v6.as_ref() };
+        listener.and_then(|at| at.listener.local_addr().ok())
+    }
+
+    /// Connects to the program's socket at `program`, which is connecting to the rendezvous
+    /// port. The stream is connected at once; if the program has ended meanwhile, a read
+    /// reports that.
+    ///
+    /// # Errors
+    /// The same two addresses were connected a moment ago.
+    pub fn connect_to(&self, program: SocketAddr) -> io::Result<TcpStream> {
+        let socket = self.bound_socket(program.is_ipv4())?;
+        tcp::connect_bound(&socket, program)?;
+        Ok(socket)
+    }
+
+    /// Opens a socket for [`tcp::connect_bound`] to a program, for IPv4 or else IPv6. While it
+    /// is open, no other process can have the port.
+    ///
+    /// # Errors
+    /// The machine lacks the address family.
+    pub fn bound_socket(&self, v4: bool) -> io::Result<TcpStream> {
+        let at = self.at(v4).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        tcp::bound(at, OPTIONS)
+    }
+}
+
+/// Opens a listener that drops SYNs; without a listener the kernel would answer them by a
+/// reset.
+fn sink_listener(ip: IpAddr) -> io::Result<SinkListener> {
+    let listener = tcp::listen_on_free_port(ip, 0, OPTIONS)?;
+    // Newer kernels (6.18) let only users with CAP_NET_ADMIN filter TCP.
+    let filler = match tcp::drop_syns(&listener) {
+        Ok(()) => None,
+        Err(_) => Some(fill(&listener)?),
+    };
+    Ok(SinkListener { listener, _filler: filler })
+}
+
+/// Fills the only slot of a listener without a backlog: the kernel drops all further SYNs.
+fn fill(listener: &TcpListener) -> io::Result<TcpStream> {
+    tcp::connect(listener.local_addr()?, None, TcpOptions::default())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_connect_is_in_progress_until_it_is_met() {
+        let rendezvous = Rendezvous::open().unwrap();
+        for v4 in [true, false] {
+            let Some(at) = rendezvous.at(v4) else { continue };
+            let mut program = tcp::connect(at, None, TcpOptions::default()).unwrap();
+            assert!(program.peer_addr().is_err(), "nobody has answered");
+            let mut met = rendezvous.connect_to(program.local_addr().unwrap()).unwrap();
+            program.set_nonblocking(false).unwrap();
+            program.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            met.write_all(b"there").unwrap();
+            let mut words = [0; 5];
+            program.read_exact(&mut words).unwrap();
+            assert_eq!((&words, program.peer_addr().unwrap()), (b"there", at));
+        }
+    }
+
+    #[test]
+    fn a_full_listener_lets_nobody_in_and_is_met_from_all_the_same() {
+        let listener = tcp::listen((Ipv4Addr::LOCALHOST, 0).into(), 0, OPTIONS).unwrap();
+        let filler = Some(fill(&listener).unwrap());
+        let at = listener.local_addr().unwrap();
+        let rendezvous = Rendezvous { v4: SinkListener { listener, _filler: filler }, v6: None };
+        for _ in 0..100 {
+            let program = tcp::connect(at, None, TcpOptions::default()).unwrap();
+            assert!(program.peer_addr().is_err(), "nobody has answered");
+            let _met = rendezvous.connect_to(program.local_addr().unwrap()).unwrap();
+            assert_eq!(program.peer_addr().unwrap(), at);
+        }
+    }
+
+    #[test]
+    fn nobody_is_let_in_uncalled() {
+        let rendezvous = Rendezvous::open().unwrap();
+        let at = rendezvous.at(true).unwrap();
+        let came = TcpStream::connect_timeout(&at, Duration::from_millis(100));
+        assert_eq!(came.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+}

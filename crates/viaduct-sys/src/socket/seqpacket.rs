@@ -1,0 +1,186 @@
+//! Messages between processes of this host, with up to four descriptors beside each
+//! (`SOCK_SEQPACKET`, `SCM_RIGHTS`).
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::os;
+
+/// Max descriptors beside a message.
+const MAX_DESCRIPTORS: usize = 4;
+/// Size of the control buffer for them.
+const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
+/// Max connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// Creates a connected pair of sockets.
+///
+/// # Errors
+/// No descriptor is left.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// Listens at `name`, non-blocking. A name that begins with `@` is abstract: of this network
+/// namespace, without a file.
+///
+/// # Errors
+/// The name is in use or too long, or its directory does not exist.
+pub fn listen(name: &str) -> io::Result<OwnedFd> {
+    let socket = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    rustix::net::bind(&socket, &address(name)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// User and process of a peer, at the time of its connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Effective user ID.
+    pub user: u32,
+    /// Process ID in this process's PID namespace; 0 if the peer is outside of it.
+    pub process: u32,
+}
+
+/// Accepts the next connection to `listener`, non-blocking, and returns its peer.
+///
+/// # Errors
+/// No connection is pending ([`io::ErrorKind::WouldBlock`]), or no descriptor is left.
+pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Peer)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::accept_with(listener, flags)?;
+    // Not by rustix, which rejects the process ID 0.
+    let of: libc::ucred = os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED)?;
+    Ok((socket, Peer { user: of.uid, process: of.pid.cast_unsigned() }))
+}
+
+/// Connects to `name`.
+///
+/// # Errors
+/// No process listens there.
+pub fn connect(name: &str) -> io::Result<OwnedFd> {
+    let socket = socket(SocketFlags::CLOEXEC)?;
+    rustix::net::connect(&socket, &address(name)?)?;
+    Ok(socket)
+}
+
+/// Sends a message. Neither allocates nor takes a lock.
+///
+/// # Errors
+/// The other end is closed, or does not read.
+pub fn send(socket: impl AsFd, bytes: &[u8], fds: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    send_with_fds(socket, bytes, fds.as_slice())
+}
+
+/// Sends a message with up to four descriptors.
+///
+/// # Errors
+/// As [`send`]'s.
+pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    let bytes = [IoSlice::new(bytes)];
+    rustix::net::sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// A received message, with its descriptors.
+#[derive(Debug)]
+pub struct Received {
+    /// Bytes of the message; 0 if the other end is closed.
+    pub length: usize,
+    /// Descriptors beside it.
+    pub fds: Vec<OwnedFd>,
+    /// True if it was longer than the buffer, so that it is not of the expected format.
+    pub is_truncated: bool,
+    /// True if descriptors beside it were lost: there were too many, or this process may open
+    /// no more.
+    pub lost_fds: bool,
+}
+
+/// Receives a message. Returns its length, 0 if the other end is closed, and its first
+/// descriptor.
+///
+/// # Errors
+/// No message waits on a non-blocking socket ([`io::ErrorKind::WouldBlock`]); the message is
+/// longer than `bytes` ([`io::ErrorKind::InvalidData`]).
+pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let received = receive_with_fds(socket, bytes)?;
+    if received.is_truncated {
+        let what =
+            format!("a message of more than {} bytes: it is of another version", bytes.len());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
+    Ok((received.length, received.fds.into_iter().next()))
+}
+
+/// Receives a message with all its descriptors, and reports whether it is complete.
+///
+/// # Errors
+/// No message waits on a non-blocking socket ([`io::ErrorKind::WouldBlock`]).
+pub fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [IoSliceMut::new(bytes)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let message = rustix::net::recvmsg(socket, &mut bytes, &mut control, flags)?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(of) = message {
+            fds.extend(of);
+        }
+    }
+    let is_truncated = message.flags.contains(ReturnFlags::TRUNC);
+    let lost_fds = message.flags.contains(ReturnFlags::CTRUNC);
+    Ok(Received { length: message.bytes, fds, is_truncated, lost_fds })
+}
+
+fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+fn address(name: &str) -> io::Result<SocketAddrUnix> {
+    Ok(match name.strip_prefix('@') {
+        Some(name) => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+        None => SocketAddrUnix::new(name)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_comes_beside_a_record() {
+        let name = format!("@viaduct-records-{}", std::process::id());
+        let listener = listen(&name).unwrap();
+        let ours = connect(&name).unwrap();
+        let (theirs, peer) = accept(&listener).unwrap();
+        let user = rustix::process::getuid().as_raw();
+        assert_eq!(peer, Peer { user, process: std::process::id() });
+        let (one, other) = pair().unwrap();
+        send(&ours, b"with", Some(one.as_fd())).unwrap();
+        send(&ours, b"without", None).unwrap();
+        let mut bytes = [0; 16];
+        let (length, fds) = receive(&theirs, &mut bytes).unwrap();
+        assert_eq!(&bytes[..length], b"with");
+        send(fds.unwrap(), b"it works", None).unwrap();
+        assert_eq!(receive(&other, &mut bytes).unwrap().0, 8);
+        let (length, fds) = receive(&theirs, &mut bytes).unwrap();
+        assert!(&bytes[..length] == b"without" && fds.is_none());
+        send_with_fds(&ours, b"both", &[ours.as_fd(), theirs.as_fd()]).unwrap();
+        assert_eq!(receive_with_fds(&theirs, &mut bytes).unwrap().fds.len(), 2);
+        drop(ours);
+        assert_eq!(receive(&theirs, &mut bytes).unwrap().0, 0);
+    }
+}

@@ -1,0 +1,94 @@
+//! Listening sockets.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::net::sockopt;
+
+use super::{TcpOptions, apply, socket};
+use crate::capture::filter;
+use crate::os;
+
+/// Opens a non-blocking listener at `address`, which is not shared unless the options say so.
+/// Accepted sockets have Nagle's algorithm off.
+///
+/// # Errors
+/// The address is in use or not this machine's, or a right is missing.
+pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Result<TcpListener> {
+    let socket = socket(address, options)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    sockopt::set_socket_reuseport(&socket, options.shared)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+    Ok(socket.into())
+}
+
+/// Opens a non-blocking listener at a port of the kernel's choice at `ip` that no other socket
+/// has. Sockets of this user may share it from then on.
+///
+/// # Errors
+/// No port is free, or the address is not this machine's.
+pub fn listen_on_free_port(
+    ip: IpAddr,
+    backlog: u32,
+    options: TcpOptions,
+) -> io::Result<TcpListener> {
+    let at = SocketAddr::new(ip, 0);
+    let socket = socket(at, options)?;
+    rustix::net::bind(&socket, &at)?;
+    // Set after bind: the kernel would otherwise choose a port of another sharing socket.
+    sockopt::set_socket_reuseport(&socket, true)?;
+    rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+    Ok(socket.into())
+}
+
+/// Delays accept until a client has sent data, at most for about `patience`
+/// (`TCP_DEFER_ACCEPT`).
+///
+/// # Errors
+/// The socket is not a TCP socket.
+pub fn defer_accept(listener: impl AsFd, patience: Duration) -> io::Result<()> {
+    let seconds = libc::c_int::try_from(patience.as_secs()).unwrap_or(libc::c_int::MAX);
+    os::setsockopt(listener.as_fd(), libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, &seconds)
+}
+
+/// Checks that no socket listens at `address`, not even one that would share it.
+///
+/// # Errors
+/// A socket listens there, or the address is not this machine's.
+pub fn check_free(address: SocketAddr, options: TcpOptions) -> io::Result<()> {
+    let socket = socket(address, options)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    Ok(rustix::net::bind(&socket, &address)?)
+}
+
+/// Distributes connections over `of` listeners as [`filter::Share`] says, in the order in which
+/// [`listen`] has opened them at one address, where no other socket listens. `listener` is one
+/// of them.
+///
+/// # Errors
+/// The socket is not such a listener.
+pub fn distribute(listener: impl AsFd, of: u32) -> io::Result<()> {
+    filter::attach_to_group(listener.as_fd(), &filter::listener_of(of))
+}
+
+/// Makes a listener drop new SYNs; handshakes that have begun still complete.
+///
+/// # Errors
+/// The socket is not a TCP socket.
+pub fn drop_syns(listener: impl AsFd) -> io::Result<()> {
+    filter::attach(listener.as_fd(), &filter::no_syns())
+}
+
+/// Sets up a listener that another process has opened as [`listen`] would have; accepted
+/// sockets inherit the options.
+///
+/// # Errors
+/// The socket is not a TCP socket, or a right is missing.
+pub fn adopt(listener: TcpListener, options: TcpOptions) -> io::Result<TcpListener> {
+    listener.set_nonblocking(true)?;
+    apply(listener.as_fd(), listener.local_addr()?.is_ipv4(), options)?;
+    Ok(listener)
+}

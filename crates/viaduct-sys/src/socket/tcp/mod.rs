@@ -1,0 +1,178 @@
+//! TCP sockets as a proxy needs them: with another host's address, non-blocking connects,
+//! closed by a reset; and additional content of a SYN.
+//!
+//! | part | content |
+//! |---|---|
+//! | `listening` | listening sockets |
+//! | `connecting` | connects, and the content of their SYNs |
+//! | `sending` | limits and measurements of sending |
+//! | `liveness` | detection of vanished peers |
+//! | `mirrored` | options that a program sets on its own end |
+//!
+//! This file has what they share: the set-up of a socket, and the end of a connection.
+#![allow(unsafe_code)]
+
+mod connecting;
+mod listening;
+mod liveness;
+mod mirrored;
+mod sending;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+
+use crate::os;
+
+pub use connecting::{SynContent, bound, connect, connect_bound, connect_with};
+pub use listening::{
+    adopt, check_free, defer_accept, distribute, drop_syns, listen, listen_on_free_port,
+};
+pub use liveness::{ShutWindow, has_dead_after, set_dead_after, set_dead_after_quiet};
+pub(crate) use mirrored::MIRRORED_OPTIONS;
+pub use mirrored::{MIRRORED, Mirrored};
+pub use sending::{LongHaul, Sending, pace, pacing_rate, sending, set_notsent_lowat, unsent};
+
+const TCP_SAVE_SYN: libc::c_int = 27;
+const TCP_SAVED_SYN: libc::c_int = 28;
+/// Max bytes of a SYN's headers: IPv6, some extensions, and TCP with all its options.
+const SYN_HEADERS: usize = 256;
+
+/// Options of a socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpOptions {
+    /// Allows addresses of other hosts (`IP_TRANSPARENT`), which takes CAP_NET_ADMIN.
+    pub transparent: bool,
+    /// Bytes of the send buffer; the kernel's choice if `None`.
+    pub send_buffer: Option<usize>,
+    /// Bytes of the receive buffer; the kernel's choice if `None`.
+    pub receive_buffer: Option<usize>,
+    /// Keeps the SYN's headers of accepted sockets, for [`saved_syn`].
+    pub save_syn: bool,
+    /// Allows other sockets of this user at the same address: the listeners of this process's
+    /// event loops ([`distribute`]), or rendezvous sockets ([`crate::socket::rendezvous`]).
+    pub shared: bool,
+    /// Marks a socket between a wrapped program and us, which is no flow of ours: an outer run
+    /// ignores it. The mark takes CAP_NET_ADMIN; without it no outer run can wrap us by a
+    /// cgroup either.
+    pub inside: bool,
+    /// Options that a program has set on the end that it sees.
+    pub mirrored: Mirrored,
+}
+
+/// Mark of sockets that are [inside](TcpOptions::inside).
+pub(crate) const INSIDE: libc::c_int = 0x7665_0003;
+
+/// Unanswered probes before a connection is given up.
+const PROBES: u32 = 4;
+
+/// Returns the headers of an accepted connection's SYN, from its IP header on, without data;
+/// only once, and empty if the listener did not save them.
+///
+/// # Errors
+/// None are known.
+pub fn saved_syn(stream: impl AsFd) -> io::Result<Vec<u8>> {
+    let mut syn = vec![0u8; SYN_HEADERS];
+    let mut length = SYN_HEADERS as libc::socklen_t;
+    let fd = stream.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `length` bytes to `syn`, which is that long.
+    os::check(unsafe {
+        libc::getsockopt(fd, libc::SOL_TCP, TCP_SAVED_SYN, syn.as_mut_ptr().cast(), &raw mut length)
+    })?;
+    syn.truncate(length as usize);
+    Ok(syn)
+}
+
+/// Returns whether a socket listens or is connected, so that it cannot connect (again).
+pub fn is_in_use(socket: impl AsFd) -> bool {
+    let socket = socket.as_fd();
+    sockopt::socket_acceptconn(socket).unwrap_or(false) || rustix::net::getpeername(socket).is_ok()
+}
+
+/// Makes closing the stream send a reset.
+///
+/// # Errors
+/// None are known.
+pub fn reset_on_close(stream: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_socket_linger(stream, Some(Duration::ZERO))?)
+}
+
+/// Makes closing the stream send a FIN as usual, which undoes [`reset_on_close`].
+///
+/// # Errors
+/// None are known.
+pub fn fin_on_close(stream: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_socket_linger(stream, None)?)
+}
+
+/// Enables keepalive probes after `quiet` without data. The connection is given up when four
+/// probes, at most `quiet` apart, have no answer.
+///
+/// # Errors
+/// The socket is not a TCP socket.
+pub fn keep_alive(stream: impl AsFd, quiet: Duration) -> io::Result<()> {
+    // The kernel counts seconds.
+    let quiet = Duration::from_secs(quiet.as_secs().clamp(1, 32_767));
+    let socket = stream.as_fd();
+    sockopt::set_tcp_keepidle(socket, quiet)?;
+    sockopt::set_tcp_keepintvl(socket, quiet.min(Duration::from_secs(75)))?;
+    sockopt::set_tcp_keepcnt(socket, PROBES)?;
+    Ok(sockopt::set_socket_keepalive(socket, true)?)
+}
+
+/// Returns the number of received bytes that were not read; also after a reset, when they can
+/// still be read.
+///
+/// # Errors
+/// None are known.
+pub fn unread(stream: impl AsFd) -> io::Result<usize> {
+    os::unread(stream.as_fd())
+}
+
+fn socket(address: SocketAddr, options: TcpOptions) -> io::Result<rustix::fd::OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    apply(socket.as_fd(), address.is_ipv4(), options)?;
+    Ok(socket)
+}
+
+fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()> {
+    // An urgent byte keeps its position in the stream. Writers pass all that is to be sent at
+    // once, so Nagle's algorithm is off. Accepted sockets inherit both.
+    sockopt::set_socket_oobinline(socket, true)?;
+    sockopt::set_tcp_nodelay(socket, true)?;
+    if options.transparent {
+        set_transparent(socket, v4)?;
+    }
+    if options.inside {
+        // Without the privilege, there is no outer run to see the mark.
+        let _ = os::setsockopt(socket, libc::SOL_SOCKET, libc::SO_MARK, &INSIDE);
+    }
+    options.mirrored.apply(socket);
+    if options.save_syn {
+        os::setsockopt(socket, libc::SOL_TCP, TCP_SAVE_SYN, &1)?;
+    }
+    if let Some(bytes) = options.send_buffer {
+        // Beyond the system's limit, if this process may.
+        sockopt::set_socket_send_buffer_size_force(socket, bytes)
+            .or_else(|_| sockopt::set_socket_send_buffer_size(socket, bytes))?;
+    }
+    if let Some(bytes) = options.receive_buffer {
+        sockopt::set_socket_recv_buffer_size_force(socket, bytes)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, bytes))?;
+    }
+    Ok(())
+}
+
+fn set_transparent(socket: BorrowedFd<'_>, v4: bool) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    let (level, name) = match v4 {
+        true => (libc::SOL_IP, libc::IP_TRANSPARENT),
+        false => (libc::SOL_IPV6, libc::IPV6_TRANSPARENT),
+    };
+    os::setsockopt(socket, level, name, &on)
+}

@@ -1,0 +1,320 @@
+//! A UDP socket that sends many datagrams per system call, none of which is ever fragmented.
+//!
+//! ```text
+//!   [(peer, bytes), ...]  --runs to one peer, of one length-->  one message each (UDP_SEGMENT)
+//!                         --up to 64 messages-->                one sendmmsg
+//! ```
+//!
+//! `run` finds runs, `message` builds messages in the kernel's format, `report` counts the
+//! results.
+#![allow(unsafe_code)]
+
+mod message;
+mod report;
+mod run;
+
+use std::io::{self, IoSlice};
+use std::mem;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::SystemTime;
+
+use rustix::net::sockopt;
+
+use crate::capture::filter::{self, BpfInsn, Share};
+use crate::os;
+use crate::socket::timestamp;
+
+pub(crate) use message::{Name, address};
+use message::{header, segment_control};
+pub use report::SendReport;
+use run::MAX_SEGMENTS;
+pub(crate) use run::{concerns_segments, run};
+
+/// Max messages in one system call.
+const BATCH: usize = 64;
+
+/// A UDP socket for batches of datagrams.
+#[derive(Debug)]
+pub struct UdpBatch {
+    socket: UdpSocket,
+    /// True while the device accepts several datagrams as one message.
+    segments: bool,
+}
+
+impl UdpBatch {
+    /// Binds a non-blocking socket. Its datagrams carry DF: one that exceeds the path MTU, as
+    /// far as it is known, is refused, not fragmented.
+    ///
+    /// # Errors
+    /// The kernel's: the address is in use, or not this machine's.
+    pub fn bind(address: SocketAddr) -> io::Result<UdpBatch> {
+        UdpBatch::new(UdpSocket::bind(address)?, address)
+    }
+
+    /// Binds like [`UdpBatch::bind`], with two differences. `[::]` is IPv6 only, so that
+    /// `0.0.0.0` may be bound beside it. With a `share`, several sockets share the address, and
+    /// each receives from the peers of its share; they must be bound in the order of their
+    /// numbers.
+    ///
+    /// # Errors
+    /// As [`UdpBatch::bind`].
+    pub fn bind_one_family(address: SocketAddr, share: Option<Share>) -> io::Result<UdpBatch> {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        if address.is_ipv6() {
+            sockopt::set_ipv6_v6only(&socket, true)?;
+        }
+        if share.is_some() {
+            sockopt::set_socket_reuseport(&socket, true)?;
+        }
+        bind(&socket, &address)?;
+        if let Some(share) = share {
+            filter::attach_to_group(socket.as_fd(), &filter::listener_of(share.of))?;
+        }
+        UdpBatch::new(socket.into(), address)
+    }
+
+    fn new(socket: UdpSocket, address: SocketAddr) -> io::Result<UdpBatch> {
+        socket.set_nonblocking(true)?;
+        let fd = socket.as_fd();
+        if address.is_ipv6() {
+            let option = libc::IPV6_MTU_DISCOVER;
+            os::setsockopt(fd, libc::IPPROTO_IPV6, option, &libc::IPV6_PMTUDISC_DO)?;
+        }
+        // On an IPv6 socket this applies to datagrams to IPv4-mapped addresses.
+        os::setsockopt(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, &libc::IP_PMTUDISC_DO)?;
+        Ok(UdpBatch { socket, segments: true })
+    }
+
+    /// Sets the send and receive buffers to `bytes` each, or to as much as the kernel allows.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn set_buffers(&self, bytes: usize) -> io::Result<()> {
+        sockopt::set_socket_send_buffer_size_force(&self.socket, bytes)
+            .or_else(|_| sockopt::set_socket_send_buffer_size(&self.socket, bytes))?;
+        sockopt::set_socket_recv_buffer_size_force(&self.socket, bytes)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(&self.socket, bytes))?;
+        Ok(())
+    }
+
+    /// Returns the local address.
+    ///
+    /// # Errors
+    /// None are known for a bound socket.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// Sends the datagrams in order, as many as the kernel takes now; does not block. An error
+    /// is counted for the datagrams that it concerns; the others are sent.
+    pub fn send(&mut self, datagrams: &[(SocketAddr, &[u8])]) -> SendReport {
+        let mut report = SendReport::default();
+        let mut rest = datagrams;
+        let mut singly = 0;
+        while !rest.is_empty() {
+            let messages = self.messages(rest, singly);
+            let (done, error) = self.send_messages(rest, &messages);
+            let count: usize = messages[..done].iter().sum();
+            report.sent += count as u64;
+            rest = &rest[count..];
+            singly = singly.saturating_sub(count);
+            let Some(error) = error else { continue };
+            let failed = messages[done];
+            if failed > 1 && concerns_segments(error) {
+                // EIO: the device lacks segmentation altogether (kernels before 6.11 without
+                // checksum offload).
+                self.segments &= error != Some(libc::EIO);
+                singly = failed;
+                continue;
+            }
+            report.count(error, failed as u64);
+            rest = &rest[failed..];
+            singly = singly.saturating_sub(failed);
+        }
+        report
+    }
+
+    /// Receives a datagram, if one waits: its length and sender. A longer one than `buffer` is
+    /// truncated.
+    ///
+    /// # Errors
+    /// The kernel's; a peer's refusal of an earlier datagram (`ECONNREFUSED`) is not reported.
+    pub fn recv(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
+        match self.socket.recv_from(buffer) {
+            Ok(received) => Ok(Some(received)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Enables receive timestamps, for [`recv_at`](UdpBatch::recv_at).
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn enable_timestamps(&self) -> io::Result<()> {
+        timestamp::enable(self)
+    }
+
+    /// Receives a datagram, if one waits, as [`recv`](UdpBatch::recv) does, with its time of
+    /// arrival. Needs [`enable_timestamps`](UdpBatch::enable_timestamps) before.
+    ///
+    /// # Errors
+    /// As [`recv`](UdpBatch::recv).
+    pub fn recv_at(
+        &self,
+        buffer: &mut [u8],
+    ) -> io::Result<Option<(usize, SocketAddr, SystemTime)>> {
+        // SAFETY: all zeros is a `sockaddr_storage`.
+        let mut from: libc::sockaddr_storage = unsafe { mem::zeroed() };
+        let (length, at) = match timestamp::receive_from(self, buffer, Some(&mut from)) {
+            Ok(received) => received,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let unknown = || io::Error::new(io::ErrorKind::InvalidData, "a sender without an address");
+        Ok(Some((length, address(&from).ok_or_else(unknown)?, at)))
+    }
+
+    /// Drops all incoming datagrams: the socket only holds its port, so that no peer is
+    /// refused, while a tap reads the datagrams.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn block_receive(&self) -> io::Result<()> {
+        let keep_nothing =
+            BpfInsn { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
+        filter::attach(self.socket.as_fd(), &[keep_nothing])
+    }
+
+    /// Returns the number of datagrams in each of the next messages, for one call; the first
+    /// `singly` messages have one each.
+    fn messages(&self, datagrams: &[(SocketAddr, &[u8])], singly: usize) -> Vec<usize> {
+        let mut counts = Vec::with_capacity(BATCH);
+        let mut rest = datagrams;
+        while !rest.is_empty() && counts.len() < BATCH {
+            let kinds = rest.iter().map(|(to, bytes)| (to, bytes.len()));
+            let apart = !self.segments || counts.len() < singly;
+            let count = if apart { 1 } else { run(kinds, MAX_SEGMENTS) };
+            counts.push(count);
+            rest = &rest[count..];
+        }
+        counts
+    }
+
+    /// Sends the messages. Returns how many were sent, and the error of the next one, if it had
+    /// one.
+    fn send_messages(
+        &self,
+        datagrams: &[(SocketAddr, &[u8])],
+        counts: &[usize],
+    ) -> (usize, Option<Option<i32>>) {
+        let total: usize = counts.iter().sum();
+        let slices: Vec<IoSlice<'_>> =
+            datagrams[..total].iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
+        let mut names = Vec::with_capacity(counts.len());
+        let mut controls = Vec::with_capacity(counts.len());
+        let mut first = 0;
+        for &count in counts {
+            let (peer, bytes) = datagrams[first];
+            names.push(Name::new(peer));
+            controls.push(segment_control(bytes.len() as u16));
+            first += count;
+        }
+        let mut headers = Vec::with_capacity(counts.len());
+        let mut first = 0;
+        for ((&count, name), control) in counts.iter().zip(&mut names).zip(&mut controls) {
+            headers.push(header(name, &slices[first..first + count], control));
+            first += count;
+        }
+        // SAFETY: every header points to a name, slices and control words that live in the
+        // vectors above, which are not touched until the call returns.
+        let sent = unsafe {
+            let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+            let count = headers.len() as u32;
+            libc::sendmmsg(self.socket.as_raw_fd(), headers.as_mut_ptr(), count, flags as _)
+        };
+        // An error of a message after the first is only reported by the next call.
+        match usize::try_from(sent) {
+            Ok(sent) => (sent, None),
+            Err(_) => (0, Some(io::Error::last_os_error().raw_os_error())),
+        }
+    }
+}
+
+impl AsFd for UdpBatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn peer(port: u16) -> SocketAddr {
+        ([127, 0, 0, 1], port).into()
+    }
+
+    #[test]
+    fn datagrams_arrive_one_by_one_and_in_order() {
+        for host in ["127.0.0.1:0", "[::1]:0"] {
+            let receiver = UdpBatch::bind(host.parse().unwrap()).unwrap();
+            let mut sender = UdpBatch::bind(host.parse().unwrap()).unwrap();
+            let to = receiver.local_addr().unwrap();
+            // Runs of 50, and then no runs at all: more messages than one call takes.
+            let length =
+                |i| if i < 50 { 200 - usize::from(i == 49) } else { 10 + usize::from(i % 2) };
+            let payloads: Vec<Vec<u8>> = (0..150_u8).map(|i| vec![i; length(i)]).collect();
+            let datagrams: Vec<_> = payloads.iter().map(|bytes| (to, &bytes[..])).collect();
+            assert_eq!(sender.send(&datagrams), SendReport { sent: 150, ..Default::default() });
+            let mut buffer = [0; 2000];
+            for payload in &payloads {
+                let (length, from) = receiver.recv(&mut buffer).unwrap().unwrap();
+                assert_eq!(&buffer[..length], payload);
+                assert_eq!(from, sender.local_addr().unwrap());
+            }
+            assert!(receiver.recv(&mut buffer).unwrap().is_none());
+            receiver.enable_timestamps().unwrap();
+            assert!(receiver.recv_at(&mut buffer).unwrap().is_none());
+            assert_eq!(sender.send(&[(to, b"now")]).sent, 1);
+            let (length, from, at) = receiver.recv_at(&mut buffer).unwrap().unwrap();
+            assert_eq!((length, from), (3, sender.local_addr().unwrap()));
+            assert!(at.elapsed().unwrap() < Duration::from_secs(1));
+        }
+    }
+
+    #[test]
+    fn an_error_costs_its_own_datagrams_only() {
+        let receiver = UdpBatch::bind(peer(0)).unwrap();
+        let mut sender = UdpBatch::bind(peer(0)).unwrap();
+        let to = receiver.local_addr().unwrap();
+        let (short, long) = ([7; 100], vec![0; 65_600]);
+        let nowhere: SocketAddr = "[2001:db8::1]:9".parse().unwrap();
+        let report = sender.send(&[(to, &short), (to, &long), (nowhere, &short), (to, &short)]);
+        assert_eq!(report, SendReport { sent: 2, too_long: 1, other: 1, ..Default::default() });
+        let mut buffer = [0; 200];
+        assert_eq!(receiver.recv(&mut buffer).unwrap().unwrap().0, 100);
+        assert_eq!(receiver.recv(&mut buffer).unwrap().unwrap().0, 100);
+    }
+
+    #[test]
+    fn a_blocked_socket_holds_its_port_and_hears_nothing() {
+        let holder = UdpBatch::bind(peer(0)).unwrap();
+        holder.block_receive().unwrap();
+        let to = holder.local_addr().unwrap();
+        assert!(UdpBatch::bind(to).is_err());
+        let sender = UdpSocket::bind(peer(0)).unwrap();
+        sender.connect(to).unwrap();
+        for _ in 0..3 {
+            assert_eq!(sender.send(b"x").unwrap(), 1, "and nobody is refused");
+        }
+        assert!(holder.recv(&mut [0; 9]).unwrap().is_none());
+    }
+}

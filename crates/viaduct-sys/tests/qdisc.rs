@@ -1,0 +1,48 @@
+//! Drops of an interface's own queue, on a real veth pair.
+
+mod common;
+
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use common::{Host, is_root, pair, sh};
+use viaduct_sys::route::qdisc::QdiscDrops;
+
+/// Replaces the left end's queueing discipline.
+fn replace(host: &Host, by: &'static str) {
+    host.run(move || sh(&format!("tc qdisc replace dev va root {by}")));
+}
+
+/// Sends datagrams of 1,000 bytes to the right end.
+fn send(host: &Host, count: usize) {
+    host.run(move || {
+        let socket = UdpSocket::bind("10.9.0.1:0").expect("bind");
+        for _ in 0..count {
+            let _ = socket.send_to(&[1; 1_000], "10.9.0.2:9");
+        }
+    });
+}
+
+#[test]
+fn what_it_drops_is_counted_once_and_a_new_one_counts_anew() {
+    if !is_root() {
+        return;
+    }
+    let (left, _right) = pair();
+    let mut queue = left.run(|| QdiscDrops::of("va").expect("the interface is there"));
+    send(&left, 100);
+    assert_eq!(queue.take_drops(), 0, "packets wait in none");
+    replace(&left, "tbf rate 1mbit burst 3k limit 10k");
+    assert_eq!(queue.take_drops(), 0);
+    send(&left, 100);
+    // All but those that fit, and those that leave meanwhile.
+    let dropped = queue.take_drops();
+    assert!((60..=95).contains(&dropped), "{dropped}");
+    assert_eq!(queue.take_drops(), 0);
+    replace(&left, "pfifo limit 1000");
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(queue.take_drops(), 0);
+    send(&left, 100);
+    assert_eq!(queue.take_drops(), 0, "all find room");
+    left.run(|| assert!(QdiscDrops::of("none").is_err()));
+}
