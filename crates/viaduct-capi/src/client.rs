@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use viaduct::trickles::{ClientSettings, Connector, Secrets, Word, put_back_left};
+use viaduct::trickles::{ClientSettings, Connector, ConnectorEvent, Secrets, revert_stale_changes};
 use viaduct_proto::trickles::packet::{Format, FormatChoice};
 use viaduct_proto::trickles::stream::{Config, Failure, State, Stream};
 
 use crate::convert::{addresses, bytes, code, count, port_code, text, values};
-use crate::server::{Chosen, Options};
+use crate::server::{Options, ResolvedOptions};
 use crate::table::{self, Client, End};
 
 /// Batches of packets that one `msk_turn` processes, at most.
@@ -23,10 +23,10 @@ const BATCHES: usize = 16;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_connect(to: *const c_char, options: *const Options) -> c_int {
     // SAFETY: as the caller says.
-    let (to, chosen) = unsafe { (text(to), Chosen::new(options)) };
+    let (to, resolved) = unsafe { (text(to), ResolvedOptions::new(options)) };
     let to = to.map(addresses).and_then(Result::ok).and_then(|all| all.first().copied());
     let Some(to) = to else { return -libc::EINVAL };
-    let ways = match chosen.ways {
+    let formats = match resolved.ways {
         1 => FormatChoice::Only(Format::Tcp),
         2 => FormatChoice::Only(Format::Udp),
         _ => FormatChoice::Any,
@@ -35,17 +35,17 @@ pub unsafe extern "C" fn msk_connect(to: *const c_char, options: *const Options)
     static MADE: AtomicU32 = AtomicU32::new(0);
     let instance =
         format!("viaduct_c_{}_{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
-    let (mtu, run_dir) = (chosen.mtu, chosen.run_dir);
-    put_back_left(&run_dir);
-    let settings = ClientSettings { ways, mtu, untracked: true, instance, run_dir };
+    let (mtu, run_dir) = (resolved.mtu, resolved.run_dir);
+    revert_stale_changes(&run_dir);
+    let settings = ClientSettings { formats, mtu, untracked: true, instance, run_dir };
     let Ok([seed, ..]) = Secrets::seeds() else { return -libc::EIO };
     match Connector::open(&settings, seed) {
         Err(error) => port_code(&error),
         Ok(mut connector) => match connector.connect(to, Config::default()) {
             Err(error) => code(&error),
             Ok(flow) => {
-                let (left, fallen) = (BTreeMap::new(), None);
-                table::enter(End::Client(Box::new(Client { connector, flow, left, fallen })))
+                let (unread, error) = (BTreeMap::new(), None);
+                table::insert(End::Client(Box::new(Client { connector, flow, unread, error })))
             }
         },
     }
@@ -59,7 +59,7 @@ pub extern "C" fn msk_turn(fd: c_int) -> c_int {
             Err(error) => code(&error),
             Ok(_) => {
                 // A key file that is not valid changes nothing.
-                let _ = listener.look();
+                let _ = listener.reload_secrets();
                 count(listener.endpoint().waiting())
             }
         },
@@ -76,25 +76,30 @@ fn turn(client: &mut Client) -> c_int {
             Ok(more) => packets += more,
         }
     }
-    while let Some((_, word)) = client.connector.poll_word() {
-        match word {
-            Word::Open | Word::Changed(_) | Word::Turned { .. } | Word::Silent => {}
-            Word::PlainTcp => client.fallen = Some(-libc::EPROTONOSUPPORT),
-            Word::Refused { .. } | Word::Narrow => client.fallen = Some(-libc::ECONNREFUSED),
+    while let Some((_, event)) = client.connector.poll_event() {
+        match event {
+            ConnectorEvent::Open
+            | ConnectorEvent::Changed(_)
+            | ConnectorEvent::FellBack { .. }
+            | ConnectorEvent::Unresponsive => {}
+            ConnectorEvent::PlainTcp => client.error = Some(-libc::EPROTONOSUPPORT),
+            ConnectorEvent::Refused { .. } | ConnectorEvent::MtuTooSmall => {
+                client.error = Some(-libc::ECONNREFUSED)
+            }
         }
     }
-    client.fallen.unwrap_or(count(packets))
+    client.error.unwrap_or(count(packets))
 }
 
 /// `msk_timeout`
 #[unsafe(no_mangle)]
 pub extern "C" fn msk_timeout(fd: c_int) -> c_int {
     table::with(fd, |end| match end {
-        End::Server(listener) if listener.waits() => 0,
+        End::Server(listener) if listener.has_queued() => 0,
         // The server checks its key file in this interval.
         End::Server(_) => 1_000,
-        End::Client(client) => client.connector.poll_timeout().map_or(-1, |left| {
-            c_int::try_from(left.as_micros().div_ceil(1_000)).unwrap_or(c_int::MAX)
+        End::Client(client) => client.connector.poll_timeout().map_or(-1, |wait| {
+            c_int::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(c_int::MAX)
         }),
     })
 }
@@ -118,7 +123,7 @@ pub extern "C" fn msk_close(fd: c_int) -> c_int {
         client.connector.close(client.flow);
         0
     });
-    table::leave(fd)
+    table::remove(fd)
 }
 
 /// `msk_request`
@@ -156,7 +161,7 @@ pub unsafe extern "C" fn msk_write(fd: c_int, id: c_int, data: *const u8, length
 
 fn write(client: &mut Client, id: u32, data: &[u8]) -> c_int {
     let written = client.connector.write(client.flow, id, data);
-    let Some(stream) = client.connector.look(client.flow) else { return -libc::ENOTCONN };
+    let Some(stream) = client.connector.stream_ref(client.flow) else { return -libc::ENOTCONN };
     match stream.state(id) {
         _ if !stream.is_there(id) => -libc::EINVAL,
         State::Failed(why) => failure(why),
@@ -179,7 +184,7 @@ pub extern "C" fn msk_shutdown(fd: c_int, id: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn msk_forget(fd: c_int, id: c_int) -> c_int {
     table::client(fd, |client| {
-        client.left.remove(&(id as u32));
+        client.unread.remove(&(id as u32));
         0
     });
     stream(fd, id, |stream, id| {
@@ -200,24 +205,26 @@ pub unsafe extern "C" fn msk_read(fd: c_int, id: c_int, data: *mut u8, length: u
 }
 
 fn read(client: &mut Client, id: u32, room: &mut [u8]) -> c_int {
-    let Client { connector, flow, left, fallen } = client;
+    let Client { connector, flow, unread, error } = client;
     let mut taken = 0;
     while taken < room.len() {
-        let Some(mut next) = left.remove(&id).or_else(|| connector.read(*flow, id)) else { break };
+        let Some(mut next) = unread.remove(&id).or_else(|| connector.read(*flow, id)) else {
+            break;
+        };
         let part = next.split_to(next.len().min(room.len() - taken));
         room[taken..taken + part.len()].copy_from_slice(&part);
         taken += part.len();
         if !next.is_empty() {
-            left.insert(id, next);
+            unread.insert(id, next);
         }
     }
-    let Some(stream) = connector.look(*flow) else { return -libc::ENOTCONN };
+    let Some(stream) = connector.stream_ref(*flow) else { return -libc::ENOTCONN };
     match stream.state(id) {
         _ if !stream.is_there(id) => -libc::EINVAL,
         _ if taken > 0 => count(taken),
         State::Finished => 0,
         State::Failed(why) => failure(why),
-        State::Open => fallen.unwrap_or(-libc::EAGAIN),
+        State::Open => error.unwrap_or(-libc::EAGAIN),
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Options {
 
 /// Options of the caller, with defaults for the rest.
 #[derive(Debug)]
-pub(crate) struct Chosen {
+pub(crate) struct ResolvedOptions {
     pub(crate) ways: c_int,
     pub(crate) mtu: usize,
     pub(crate) run_dir: PathBuf,
@@ -37,22 +37,23 @@ pub(crate) struct Chosen {
     balanced: bool,
 }
 
-impl Chosen {
+impl ResolvedOptions {
     /// # Safety
     /// `options` is null, or its texts are null or end with 0.
-    pub(crate) unsafe fn new(options: *const Options) -> Chosen {
+    pub(crate) unsafe fn new(options: *const Options) -> ResolvedOptions {
         // SAFETY: as the caller says.
-        let said = unsafe { options.as_ref() };
+        let given = unsafe { options.as_ref() };
         // SAFETY: as the caller says.
         let path = |at: *const c_char| unsafe { text(at) }.map(PathBuf::from);
-        let number = |said: Option<usize>, usual| said.filter(|&said| said > 0).unwrap_or(usual);
-        Chosen {
-            ways: said.map_or(0, |said| said.ways),
-            mtu: number(said.map(|said| said.mtu as usize), 1_500),
-            run_dir: said.and_then(|said| path(said.run_dir)).unwrap_or("/run/viaduct".into()),
-            key_file: said.and_then(|said| path(said.key_file)),
-            replay: number(said.map(|said| said.replay), 16 << 20),
-            balanced: said.is_some_and(|said| said.balanced != 0),
+        let number =
+            |given: Option<usize>, usual| given.filter(|&given| given > 0).unwrap_or(usual);
+        ResolvedOptions {
+            ways: given.map_or(0, |given| given.ways),
+            mtu: number(given.map(|given| given.mtu as usize), 1_500),
+            run_dir: given.and_then(|given| path(given.run_dir)).unwrap_or("/run/viaduct".into()),
+            key_file: given.and_then(|given| path(given.key_file)),
+            replay: number(given.map(|given| given.replay), 16 << 20),
+            balanced: given.is_some_and(|given| given.balanced != 0),
         }
     }
 }
@@ -64,24 +65,24 @@ impl Chosen {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_listen(at: *const c_char, options: *const Options) -> c_int {
     // SAFETY: as the caller says.
-    let (at, chosen) = unsafe { (text(at), Chosen::new(options)) };
+    let (at, resolved) = unsafe { (text(at), ResolvedOptions::new(options)) };
     let Some(Ok(listen)) = at.map(addresses) else { return -libc::EINVAL };
-    let Ok(secrets) = Secrets::new(chosen.key_file.as_deref()) else {
+    let Ok(secrets) = Secrets::new(resolved.key_file.as_deref()) else {
         return -libc::ENOKEY;
     };
     let settings = ServerSettings {
         listen,
-        tcp: chosen.ways != 2,
-        udp: chosen.ways != 1,
-        mtu: chosen.mtu,
+        tcp: resolved.ways != 2,
+        udp: resolved.ways != 1,
+        mtu: resolved.mtu,
         untracked: true,
-        runs: true,
-        run_dir: chosen.run_dir,
+        gso: true,
+        run_dir: resolved.run_dir,
         share: None,
     };
-    let memory = (chosen.replay, 0);
-    match Listener::open(&settings, chosen.ways == 0, memory, chosen.balanced, secrets) {
-        Ok(listener) => table::enter(End::Server(Box::new(listener))),
+    let memory = (resolved.replay, 0);
+    match Listener::open(&settings, resolved.ways == 0, memory, resolved.balanced, secrets) {
+        Ok(listener) => table::insert(End::Server(Box::new(listener))),
         Err(error) => error.downcast_ref().map_or(-libc::EIO, port_code),
     }
 }

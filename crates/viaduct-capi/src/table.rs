@@ -22,17 +22,17 @@ pub(crate) struct Client {
     pub(crate) connector: Connector,
     pub(crate) flow: Flow,
     /// Bytes read from each stream, but not yet taken by the program.
-    pub(crate) left: BTreeMap<u32, bytes::Bytes>,
+    pub(crate) unread: BTreeMap<u32, bytes::Bytes>,
     /// Set if the server is a plain TCP server, or there is none: the error.
-    pub(crate) fallen: Option<c_int>,
+    pub(crate) error: Option<c_int>,
 }
 
-type Shared = Arc<Mutex<End>>;
+type SharedEnd = Arc<Mutex<End>>;
 
-static TABLE: Mutex<BTreeMap<c_int, Shared>> = Mutex::new(BTreeMap::new());
+static TABLE: Mutex<BTreeMap<c_int, SharedEnd>> = Mutex::new(BTreeMap::new());
 
 /// Adds an end. Returns its descriptor.
-pub(crate) fn enter(end: End) -> c_int {
+pub(crate) fn insert(end: End) -> c_int {
     let fd = match &end {
         End::Server(listener) => listener.as_fd().as_raw_fd(),
         End::Client(client) => client.connector.as_fd().as_raw_fd(),
@@ -42,7 +42,7 @@ pub(crate) fn enter(end: End) -> c_int {
 }
 
 /// Removes an end; it is closed when its last user has returned.
-pub(crate) fn leave(fd: c_int) -> c_int {
+pub(crate) fn remove(fd: c_int) -> c_int {
     let gone = table().remove(&fd);
     if gone.is_some() { 0 } else { -libc::EBADF }
 }
@@ -71,6 +71,6 @@ pub(crate) fn with(fd: c_int, act: impl FnOnce(&mut End) -> c_int) -> c_int {
     act(&mut end)
 }
 
-fn table() -> MutexGuard<'static, BTreeMap<c_int, Shared>> {
+fn table() -> MutexGuard<'static, BTreeMap<c_int, SharedEnd>> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }

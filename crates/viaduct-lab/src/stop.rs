@@ -26,11 +26,11 @@ pub fn on_signals() -> io::Result<()> {
 }
 
 /// Returns whether a stop was requested.
-pub fn asked() -> bool {
+pub fn is_requested() -> bool {
     ASKED.load(Ordering::Relaxed)
 }
 
 /// Returns `Err` if a stop was requested: for `?` at points where work can end.
 pub fn check() -> Result<(), Stopped> {
-    if asked() { Err(Stopped) } else { Ok(()) }
+    if is_requested() { Err(Stopped) } else { Ok(()) }
 }

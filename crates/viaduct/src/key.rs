@@ -53,16 +53,16 @@ pub fn run(command: &KeyCommand) -> Result<()> {
 }
 
 /// Warning about `option`'s file, if other users can read its secret.
-pub fn readers(option: &str, file: &Path) -> Option<String> {
+pub fn readable_by_others(option: &str, file: &Path) -> Option<String> {
     let mode = std::fs::metadata(file).map_or(0, |meta| meta.permissions().mode() & 0o777);
     let file = file.display();
     (mode & 0o077 != 0)
         .then(|| format!("{option}: {file} has mode {mode:o}: others can read it; 600 is right"))
 }
 
-/// Logs the warning of [`readers`], if there is one.
-pub fn warn_of_readers(option: &str, file: &Path) {
-    readers(option, file).iter().for_each(|line| warn!("{line}"));
+/// Logs the warning of [`readable_by_others`], if there is one.
+pub fn warn_if_readable(option: &str, file: &Path) {
+    readable_by_others(option, file).iter().for_each(|line| warn!("{line}"));
 }
 
 fn make(out: &Path) -> Result<SecretKey> {
@@ -112,6 +112,7 @@ fn refused(out: &Path, error: io::Error) -> anyhow::Error {
 
 /// Reads a secret key's file.
 ///
+/// # Errors
 /// The file cannot be read, or holds no key.
 pub fn read(file: &Path) -> Result<SecretKey> {
     let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
@@ -130,7 +131,7 @@ mod tests {
         let file = at.join("serve.key");
         make_secret(&file, 7).unwrap();
         assert_eq!(Secrets::new(Some(&file)).unwrap().numbers(), [7]);
-        assert_eq!(readers("key", &file), None);
+        assert_eq!(readable_by_others("key", &file), None);
         let text = std::fs::read_to_string(&file).unwrap();
         let again = make_secret(&file, 8).unwrap_err().to_string();
         assert!(again.contains("exists already") && again.contains("--number N"), "{again}");

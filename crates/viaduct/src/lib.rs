@@ -23,13 +23,13 @@ mod observe;
 mod overlay;
 mod proxy;
 mod random;
+mod rate_limited;
 mod run;
 mod run_dir;
 mod serve;
 mod shell;
 mod signals;
 mod source;
-mod sparing;
 mod status;
 mod steer;
 mod text;
@@ -62,7 +62,7 @@ enum Command {
         /// The site's config
         #[arg(short, long, value_name = "FILE")]
         config: PathBuf,
-        /// Check the config, say what it means, and touch nothing
+        /// Check the config, print its meaning, and change nothing
         #[arg(long)]
         check: bool,
     },
@@ -99,15 +99,15 @@ enum Command {
     /// Show what a running gateway, proxy, server or overlay node sees
     Status {
         #[command(flatten)]
-        which: status::Which,
+        selector: status::ServiceSelector,
         /// Print all counters as one JSON object
         #[arg(long)]
         json: bool,
     },
-    /// Show it live, each second anew, with rates; `q` quits
+    /// Show the same live, refreshed every second, with rates; `q` quits
     Top {
         #[command(flatten)]
-        which: status::Which,
+        selector: status::ServiceSelector,
     },
     /// Say what a link has lost, from captures of its traffic, and what repairs would have done
     Observe {
@@ -202,8 +202,8 @@ fn execute(line: CommandLine, registry: Registry) -> Result<ExitCode> {
             log();
             serve::run(&args)?;
         }
-        Command::Status { which, json } => status::status(&which, json)?,
-        Command::Top { which } => status::top(&which)?,
+        Command::Status { selector, json } => status::status(&selector, json)?,
+        Command::Top { selector } => status::top(&selector)?,
         Command::Observe { args } => observe::run(&args)?,
         Command::Key(command) => key::run(&command)?,
         Command::Completions(args) => manual::print_completions(CommandLine::command(), args),

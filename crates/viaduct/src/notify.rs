@@ -27,7 +27,7 @@ pub fn notify(phase: Phase) {
     if let Some(socket) = env::var_os("NOTIFY_SOCKET")
         && let Err(error) = send(&socket, &message(phase))
     {
-        debug!("the service manager was not told: {error}");
+        debug!("the service manager was not notified: {error}");
     }
 }
 
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manager_hears_of_it_by_path_and_by_abstract_name() {
+    fn a_manager_is_notified_by_path_and_by_abstract_name() {
         let path = env::temp_dir().join(format!("viaduct-notify-{}", std::process::id()));
         let abstract_name = format!("viaduct-notify-{}", std::process::id());
         let at_path = UnixDatagram::bind(&path).unwrap();

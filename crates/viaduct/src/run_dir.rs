@@ -21,7 +21,7 @@ pub struct RunDir {
 impl RunDir {
     /// Directory that was named, or the default one, which this call may create.
     pub fn path(&self) -> PathBuf {
-        self.run_dir.clone().unwrap_or_else(usual_run_dir)
+        self.run_dir.clone().unwrap_or_else(default_run_dir)
     }
 }
 
@@ -35,14 +35,14 @@ impl From<&Path> for RunDir {
 pub const SYSTEM: &str = "/run/viaduct";
 /// Parent of private directories. All users may create files there, and cannot delete those of
 /// others.
-const SHARED: &str = "/tmp";
+const TMP: &str = "/tmp";
 
 /// Default directory of this user's services.
 ///
 /// A directory below `/tmp` is created here, because any user might create one of that name. A
 /// directory that another user has created is never used: the system's directory is returned
 /// instead, to which writing then fails.
-pub fn usual_run_dir() -> PathBuf {
+pub fn default_run_dir() -> PathBuf {
     let user = rustix::process::geteuid();
     if user.is_root() {
         return SYSTEM.into();
@@ -50,7 +50,7 @@ pub fn usual_run_dir() -> PathBuf {
     if let Some(own) = env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_absolute()) {
         return Path::new(&own).join("viaduct");
     }
-    let private = Path::new(SHARED).join(format!("viaduct-{}", user.as_raw()));
+    let private = Path::new(TMP).join(format!("viaduct-{}", user.as_raw()));
     match own(&private, user.as_raw()) {
         Ok(()) => private,
         Err(_) => SYSTEM.into(),

@@ -12,12 +12,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 #[derive(Debug)]
 pub struct Signals {
     runtime: Runtime,
-    heard: Heard,
+    streams: SignalStreams,
 }
 
 /// Streams of the signals, in that runtime.
 #[derive(Debug)]
-pub struct Heard {
+pub struct SignalStreams {
     /// SIGHUP: reload the config.
     pub hangup: Signal,
     /// SIGUSR1: reopen log files.
@@ -46,33 +46,33 @@ impl Signals {
     /// The kernel gives no descriptors.
     pub fn register() -> Result<Signals> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let heard = {
+        let streams = {
             let _entered = runtime.enter();
-            Heard {
+            SignalStreams {
                 hangup: signal(SignalKind::hangup())?,
                 user1: signal(SignalKind::user_defined1())?,
                 terminate: signal(SignalKind::terminate())?,
                 interrupt: signal(SignalKind::interrupt())?,
             }
         };
-        Ok(Signals { runtime, heard })
+        Ok(Signals { runtime, streams })
     }
 
     /// Waits for `time`, or for the next signal.
     pub fn pause(&mut self, time: Duration) -> Pause {
-        let heard = &mut self.heard;
+        let streams = &mut self.streams;
         self.runtime.block_on(async {
             tokio::select! {
-                _ = heard.terminate.recv() => Pause::End,
-                _ = heard.interrupt.recv() => Pause::End,
-                _ = heard.hangup.recv() => Pause::Reload,
+                _ = streams.terminate.recv() => Pause::End,
+                _ = streams.interrupt.recv() => Pause::End,
+                _ = streams.hangup.recv() => Pause::Reload,
                 () = tokio::time::sleep(time) => Pause::Over,
             }
         })
     }
 
     /// Splits into the runtime and the signals, for the control side.
-    pub fn into_parts(self) -> (Runtime, Heard) {
-        (self.runtime, self.heard)
+    pub fn into_parts(self) -> (Runtime, SignalStreams) {
+        (self.runtime, self.streams)
     }
 }

@@ -13,7 +13,7 @@ pub fn read(path: &Path, most: u64) -> Result<String, String> {
     let mut bytes = Vec::new();
     // Opening a pipe would block until a writer opens it.
     match std::fs::metadata(path) {
-        Ok(meta) if !meta.is_file() => return Err("is no regular file".to_owned()),
+        Ok(meta) if !meta.is_file() => return Err("is not a regular file".to_owned()),
         _ => {}
     }
     let read = File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes));
@@ -28,7 +28,7 @@ pub fn read(path: &Path, most: u64) -> Result<String, String> {
 
 /// Position for an error message: the line of `text` that byte `at` is in, and the key that is
 /// set there.
-pub fn place(text: &str, at: usize) -> String {
+pub fn position(text: &str, at: usize) -> String {
     let number = before(text, at).matches('\n').count() + 1;
     match key(text, at) {
         Some(key) => format!("line {number}: {key}: "),
@@ -48,7 +48,7 @@ fn before(text: &str, at: usize) -> &str {
 }
 
 /// Message of the parser about byte `at` of `text`, in the terms of a config.
-pub fn plain(text: &str, at: usize, message: &str) -> String {
+pub fn explain(text: &str, at: usize, message: &str) -> String {
     let message = message.replace('\n', " ");
     if let Some(key) = message.strip_prefix("missing field ") {
         return format!("{key} is missing");

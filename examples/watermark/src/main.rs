@@ -72,7 +72,7 @@ fn main() -> ExitCode {
                 udp: true,
                 mtu: 1500,
                 untracked: true,
-                runs: true,
+                gso: true,
                 run_dir,
                 share: None,
             };
@@ -122,7 +122,7 @@ fn serve(
         if came.unwrap_or(0) == 0 {
             wait(&[&listener], &waker, LOOK);
             // On error, for example if the secrets file is invalid, the old secrets stay in use.
-            let _ = listener.look();
+            let _ = listener.reload_secrets();
         }
     }
     Ok(())

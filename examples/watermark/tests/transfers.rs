@@ -147,7 +147,7 @@ impl Drop for World {
 /// Fetches the picture; calls `half` once more than half of `length` bytes have arrived.
 fn fetch(dir: &Path, length: usize, mut half: impl FnMut()) -> Vec<u8> {
     let settings = ClientSettings {
-        ways: FormatChoice::Any,
+        formats: FormatChoice::Any,
         mtu: 1500,
         untracked: true,
         instance: "watermark_test".to_owned(),
@@ -164,7 +164,7 @@ fn fetch(dir: &Path, length: usize, mut half: impl FnMut()) -> Vec<u8> {
     loop {
         assert!(Instant::now() < deadline, "{} bytes of {length}", got.len());
         while connector.turn().unwrap() > 0 {}
-        while connector.poll_word().is_some() {}
+        while connector.poll_event().is_some() {}
         let stream = connector.stream(flow).unwrap();
         while let Some(bytes) = stream.read(MAIN) {
             got.extend_from_slice(&bytes);

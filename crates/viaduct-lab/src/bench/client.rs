@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::Load;
-use super::asked::{Asked, Kind};
 use super::content::{Content, Source};
+use super::request::{Kind, Request};
 use super::stream::{Place, Stream};
 
 /// Reads, or round trips, between two readings of the clock.
@@ -64,8 +64,8 @@ pub(super) fn fetch(to: &Place, bytes: u64) -> Result<()> {
     let content = Content::Random;
     let begin = Instant::now();
     let mut stream = to.connect()?;
-    let asked = Asked { kind: Kind::Read, content, block: 64 << 10, thousands };
-    stream.write_all(&asked.to_bytes())?;
+    let request = Request { kind: Kind::Read, content, block: 64 << 10, thousands };
+    stream.write_all(&request.to_bytes())?;
     let (mut source, mut came) = (Source::new(content), 0_u64);
     let (mut expected, mut buffer) = (vec![0; 64 << 10], vec![0; 64 << 10]);
     let mut next = TICK;
@@ -92,7 +92,7 @@ pub(super) fn fetch(to: &Place, bytes: u64) -> Result<()> {
 fn ask(load: &Load, kind: Kind) -> io::Result<Stream> {
     let mut stream = load.to.connect()?;
     let Load { block, content, .. } = *load;
-    stream.write_all(&Asked { kind, content, block, thousands: 0 }.to_bytes())?;
+    stream.write_all(&Request { kind, content, block, thousands: 0 }.to_bytes())?;
     Ok(stream)
 }
 

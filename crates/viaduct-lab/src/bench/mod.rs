@@ -2,20 +2,20 @@
 //! handlers wrap whole programs. The experiments start them with `viaduct lab bench`.
 //!
 //! ```text
-//!   read    ── Asked ──▶ serve    ◀── blocks at full speed; prints bytes per second
-//!   write   ── Asked, blocks ──▶  ◀── bytes received, and the time
-//!   volley  ── Asked, a byte ──▶  ◀── a byte, repeated; prints volleys per second
-//!   fetch   ── Asked ──▶          ◀── n bytes, each compared; prints their trace
+//!   read    ── Request ──▶ serve    ◀── blocks at full speed; prints bytes per second
+//!   write   ── Request, blocks ──▶  ◀── bytes received, and the time
+//!   volley  ── Request, a byte ──▶  ◀── a byte, repeated; prints volleys per second
+//!   fetch   ── Request ──▶          ◀── n bytes, each compared; prints their trace
 //!
 //!   connect, close, flows    costs of opening and closing; hold is their server
 //!   relay   reads and writes what it read: the proxy of the paper's configurations 2 and 3
 //! ```
 
-mod asked;
 mod client;
 mod content;
 mod opening;
 mod relay;
+mod request;
 mod server;
 mod stream;
 

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::stream::{Place, Stream};
 
 /// Buffer size: bytes per read.
-const ROOM: usize = 64 << 10;
+const BUFFER: usize = 64 << 10;
 
 /// Relays connections from `at` to `to` until killed; one thread per connection.
 pub(super) fn run(at: &Place, to: &Place) -> io::Result<()> {
@@ -23,10 +23,10 @@ pub(super) fn run(at: &Place, to: &Place) -> io::Result<()> {
 }
 
 /// Bytes in transit in one direction.
-struct Way {
+struct Direction {
     buffer: Vec<u8>,
     /// Range of the buffer that has not been written yet.
-    held: std::ops::Range<usize>,
+    pending: std::ops::Range<usize>,
     /// Set at the end of the source's stream.
     ended: bool,
 }
@@ -36,41 +36,41 @@ fn relay(mut ends: [Stream; 2]) -> io::Result<()> {
         end.set_nonblocking()?;
         end.set_nodelay()?;
     }
-    let way = || Way { buffer: vec![0; ROOM], held: 0..0, ended: false };
-    let mut ways = [way(), way()];
-    while ways.iter().any(|way| !way.ended || !way.held.is_empty()) {
-        let wants = [0, 1].map(|n: usize| ways[n].reads() | ways[1 - n].writes());
+    let direction = || Direction { buffer: vec![0; BUFFER], pending: 0..0, ended: false };
+    let mut directions = [direction(), direction()];
+    while directions.iter().any(|direction| !direction.ended || !direction.pending.is_empty()) {
+        let wants = [0, 1].map(|n: usize| directions[n].reads() | directions[1 - n].writes());
         let mut polled = [0, 1].map(|n| PollFd::new(&ends[n], wants[n]));
         poll(&mut polled, None)?;
         let [first, second] = &mut ends;
-        ways[0].step(first, second)?;
-        ways[1].step(second, first)?;
+        directions[0].step(first, second)?;
+        directions[1].step(second, first)?;
     }
     Ok(())
 }
 
-impl Way {
+impl Direction {
     fn reads(&self) -> PollFlags {
-        if self.held.is_empty() && !self.ended { PollFlags::IN } else { PollFlags::empty() }
+        if self.pending.is_empty() && !self.ended { PollFlags::IN } else { PollFlags::empty() }
     }
 
     fn writes(&self) -> PollFlags {
-        if self.held.is_empty() { PollFlags::empty() } else { PollFlags::OUT }
+        if self.pending.is_empty() { PollFlags::empty() } else { PollFlags::OUT }
     }
 
     fn step(&mut self, from: &mut Stream, to: &mut Stream) -> io::Result<()> {
-        if self.held.is_empty() && !self.ended {
+        if self.pending.is_empty() && !self.ended {
             let Some(read) = unless_blocked(from.read(&mut self.buffer))? else { return Ok(()) };
-            self.held = 0..read;
+            self.pending = 0..read;
             if read == 0 {
                 self.ended = true;
                 return to.end();
             }
         }
-        if !self.held.is_empty()
-            && let Some(written) = unless_blocked(to.write(&self.buffer[self.held.clone()]))?
+        if !self.pending.is_empty()
+            && let Some(written) = unless_blocked(to.write(&self.buffer[self.pending.clone()]))?
         {
-            self.held.start += written;
+            self.pending.start += written;
         }
         Ok(())
     }

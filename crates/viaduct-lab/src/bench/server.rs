@@ -4,8 +4,8 @@ use std::io::{self, Read, Write};
 use std::thread;
 use std::time::Instant;
 
-use super::asked::{Asked, Kind};
 use super::content::Source;
+use super::request::{Kind, Request};
 use super::stream::{Place, Stream};
 
 /// Serves at `at` until killed.
@@ -19,18 +19,19 @@ pub(super) fn run(at: &Place) -> io::Result<()> {
 }
 
 fn serve(mut stream: Stream) -> io::Result<()> {
-    let asked = Asked::read(&mut stream)?;
-    match asked.kind {
-        Kind::Read => pour(stream, asked),
-        Kind::Write => count(stream, asked.block as usize),
+    let request = Request::read(&mut stream)?;
+    match request.kind {
+        Kind::Read => pour(stream, request),
+        Kind::Write => count(stream, request.block as usize),
         Kind::Volley => echo(stream),
     }
 }
 
 /// Writes as many blocks as the request asks for.
-fn pour(mut stream: Stream, asked: Asked) -> io::Result<()> {
-    let (mut block, mut source) = (vec![0x5a; asked.block as usize], Source::new(asked.content));
-    let mut left = match asked.thousands {
+fn pour(mut stream: Stream, request: Request) -> io::Result<()> {
+    let (mut block, mut source) =
+        (vec![0x5a; request.block as usize], Source::new(request.content));
+    let mut left = match request.thousands {
         0 => u64::MAX,
         thousands => u64::from(thousands) * 1000,
     };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use super::ABOUT;
-use super::findings::{Figure, Findings, Phase, Program, Seen, Way};
+use super::findings::{Counters, Figure, Findings, Phase, Program, Setup};
 use super::programs::Size;
 use super::settings::{DemoArgs, rounded};
 use crate::emulator::Direction;
@@ -43,7 +43,7 @@ impl Crossing {
 
     /// Runs all programs, one after another, over each link.
     fn cross(&self, run: &mut Run, world: &mut World, web: &WebServer) -> anyhow::Result<()> {
-        for phase in [Phase::Asked].into_iter().chain(Phase::OTHERS) {
+        for phase in [Phase::Requested].into_iter().chain(Phase::OTHERS) {
             let emulator = world.emulator().context("the link is an emulated one")?;
             for direction in [Direction::AtoB, Direction::BtoA] {
                 emulator.set(direction, self.args.link_of(phase))?;
@@ -61,21 +61,21 @@ impl Crossing {
         phase: Phase,
     ) -> anyhow::Result<()> {
         let size = Size::new(&self.args);
-        let way = if world.gateways().is_some() { Way::Viaduct } else { Way::Plain };
-        let mut before = Seen { overfilled: queue_drops(world)?, ..Seen::default() };
+        let setup = if world.gateways().is_some() { Setup::Viaduct } else { Setup::Plain };
+        let mut before = Counters { overfilled: queue_drops(world)?, ..Counters::default() };
         if let Some(gateways) = world.gateways() {
-            before = Seen { overfilled: before.overfilled, ..seen_by(gateways)? };
+            before = Counters { overfilled: before.overfilled, ..read_counters(gateways)? };
         }
         for &program in phase.programs() {
             let link = phase.name().map_or(String::new(), |name| format!(" ({name})"));
-            run.step(&format!("{}: {}{link}", way.name(), program.name(&size)))?;
-            let figure = program.measure(run, world, web, &size, (phase, way))?;
-            self.note(|findings| findings.add(phase, program, way, figure));
+            run.step(&format!("{}: {}{link}", setup.name(), program.name(&size)))?;
+            let figure = program.measure(run, world, web, &size, (phase, setup))?;
+            self.note(|findings| findings.add(phase, program, setup, figure));
             if let Some(gateways) = world.gateways() {
-                let seen = seen_by(gateways)?;
-                let seen = Seen { overfilled: queue_drops(world)?, ..seen };
-                self.note(|findings| findings.add_seen(phase, program, seen - before));
-                before = seen;
+                let counters = read_counters(gateways)?;
+                let counters = Counters { overfilled: queue_drops(world)?, ..counters };
+                self.note(|findings| findings.add_counters(phase, program, counters - before));
+                before = counters;
             }
         }
         Ok(())
@@ -136,20 +136,23 @@ impl Crossing {
     /// Records the table's figures and the gateways' counters in the JSON.
     fn figures(&self, run: &mut Run) {
         let findings = self.findings();
-        for phase in [Phase::Asked].into_iter().chain(Phase::OTHERS) {
+        for phase in [Phase::Requested].into_iter().chain(Phase::OTHERS) {
             let prefix =
                 phase.name().map_or(String::new(), |_| format!("{phase:?}_").to_lowercase());
-            for (program, seen) in findings.seen(phase) {
+            for (program, counters) in findings.counters(phase) {
                 let key = prefix.clone() + &format!("{program:?}").to_lowercase();
-                run.param(&format!("{key}_repair_bytes_per_data_byte"), rounded(seen.overhead()));
-                run.param(&format!("{key}_packets_lost"), seen.lost);
-                run.param(&format!("{key}_packets_rebuilt"), seen.recovered);
-                run.param(&format!("{key}_queue_drops"), seen.overfilled);
+                run.param(
+                    &format!("{key}_repair_bytes_per_data_byte"),
+                    rounded(counters.overhead()),
+                );
+                run.param(&format!("{key}_packets_lost"), counters.lost);
+                run.param(&format!("{key}_packets_rebuilt"), counters.recovered);
+                run.param(&format!("{key}_queue_drops"), counters.overfilled);
             }
             for &program in phase.programs() {
-                for way in [Way::Plain, Way::Viaduct] {
-                    let key = prefix.clone() + &format!("{program:?}_{way:?}").to_lowercase();
-                    if let Some(figure) = findings.figure_of(phase, program, way) {
+                for setup in [Setup::Plain, Setup::Viaduct] {
+                    let key = prefix.clone() + &format!("{program:?}_{setup:?}").to_lowercase();
+                    if let Some(figure) = findings.figure_of(phase, program, setup) {
                         note(run, &key, figure);
                     }
                 }
@@ -188,15 +191,15 @@ fn queue_drops(world: &World) -> anyhow::Result<u64> {
 const SETTLED: Duration = Duration::from_millis(1400);
 
 /// Returns the counters of both gateways since they started.
-fn seen_by(gateways: &Gateways) -> anyhow::Result<Seen> {
+fn read_counters(gateways: &Gateways) -> anyhow::Result<Counters> {
     thread::sleep(SETTLED);
-    let mut seen = Seen::default();
+    let mut counters = Counters::default();
     for gateway in [&gateways.a, &gateways.b] {
         let peer = gateway.status()?.peer();
-        seen.data += peer.sender.bytes;
-        seen.repairs += peer.sender.repair_bytes;
-        seen.lost += peer.receiver.link.lost;
-        seen.recovered += peer.receiver.link.recovered;
+        counters.data += peer.sender.bytes;
+        counters.repairs += peer.sender.repair_bytes;
+        counters.lost += peer.receiver.link.lost;
+        counters.recovered += peer.receiver.link.recovered;
     }
-    Ok(seen)
+    Ok(counters)
 }

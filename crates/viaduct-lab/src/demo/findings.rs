@@ -28,7 +28,7 @@ impl Program {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// The requested link; all programs cross it.
-    Asked,
+    Requested,
     /// No loss.
     Clean,
     /// Loss in long bursts.
@@ -44,7 +44,7 @@ impl Phase {
     /// Returns the programs that run in this phase.
     pub(super) fn programs(self) -> &'static [Program] {
         match self {
-            Phase::Asked => &Program::ALL,
+            Phase::Requested => &Program::ALL,
             Phase::Clean | Phase::Bursts => &[Program::Cubic, Program::Bbr],
             Phase::Shared => &[Program::Pair],
         }
@@ -53,7 +53,7 @@ impl Phase {
 
 /// The two paths across the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Setup {
     /// The kernel alone.
     Plain,
     /// With a gateway at each site.
@@ -93,7 +93,7 @@ impl Figure {
 
 /// Counters of the gateways and the link, summed over both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Seen {
+pub(super) struct Counters {
     /// Bytes of data packets sent over the link.
     pub(super) data: u64,
     /// Bytes of repairs sent in addition.
@@ -106,11 +106,11 @@ pub(super) struct Seen {
     pub(super) overfilled: u64,
 }
 
-impl Add for Seen {
-    type Output = Seen;
+impl Add for Counters {
+    type Output = Counters;
 
-    fn add(self, more: Seen) -> Seen {
-        Seen {
+    fn add(self, more: Counters) -> Counters {
+        Counters {
             data: self.data + more.data,
             repairs: self.repairs + more.repairs,
             lost: self.lost + more.lost,
@@ -120,12 +120,12 @@ impl Add for Seen {
     }
 }
 
-impl Sub for Seen {
-    type Output = Seen;
+impl Sub for Counters {
+    type Output = Counters;
 
     /// Returns the counts since `earlier`.
-    fn sub(self, earlier: Seen) -> Seen {
-        Seen {
+    fn sub(self, earlier: Counters) -> Counters {
+        Counters {
             data: self.data.saturating_sub(earlier.data),
             repairs: self.repairs.saturating_sub(earlier.repairs),
             lost: self.lost.saturating_sub(earlier.lost),
@@ -135,7 +135,7 @@ impl Sub for Seen {
     }
 }
 
-impl Seen {
+impl Counters {
     /// Returns the repair bytes per data byte.
     pub(super) fn overhead(&self) -> f64 {
         self.repairs as f64 / self.data.max(1) as f64
@@ -145,8 +145,8 @@ impl Seen {
 /// All findings so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Findings {
-    figures: Vec<(Phase, Program, Way, Figure)>,
-    seen: Vec<(Phase, Program, Seen)>,
+    figures: Vec<(Phase, Program, Setup, Figure)>,
+    counters: Vec<(Phase, Program, Counters)>,
 }
 
 impl Findings {
@@ -156,38 +156,46 @@ impl Findings {
     }
 
     /// Records the result of `program`.
-    pub(super) fn add(&mut self, phase: Phase, program: Program, way: Way, figure: Figure) {
-        self.figures.push((phase, program, way, figure));
+    pub(super) fn add(&mut self, phase: Phase, program: Program, setup: Setup, figure: Figure) {
+        self.figures.push((phase, program, setup, figure));
     }
 
     /// Returns the result of `program` on the requested link, if it has run.
-    pub(super) fn figure(&self, program: Program, way: Way) -> Option<&Figure> {
-        self.figure_of(Phase::Asked, program, way)
+    pub(super) fn figure(&self, program: Program, setup: Setup) -> Option<&Figure> {
+        self.figure_of(Phase::Requested, program, setup)
     }
 
     /// Returns the result of `program` in a phase, if it has run.
-    pub(super) fn figure_of(&self, phase: Phase, program: Program, way: Way) -> Option<&Figure> {
-        let this = |entry: &&(Phase, Program, Way, Figure)| {
-            (entry.0, entry.1, entry.2) == (phase, program, way)
+    pub(super) fn figure_of(
+        &self,
+        phase: Phase,
+        program: Program,
+        setup: Setup,
+    ) -> Option<&Figure> {
+        let this = |entry: &&(Phase, Program, Setup, Figure)| {
+            (entry.0, entry.1, entry.2) == (phase, program, setup)
         };
         self.figures.iter().find(this).map(|(.., figure)| figure)
     }
 
     /// Records the gateways' counts while `program` ran.
-    pub(super) fn add_seen(&mut self, phase: Phase, program: Program, seen: Seen) {
-        self.seen.push((phase, program, seen));
+    pub(super) fn add_counters(&mut self, phase: Phase, program: Program, counters: Counters) {
+        self.counters.push((phase, program, counters));
     }
 
     /// Returns the gateways' counts for each program of a phase.
-    pub(super) fn seen(&self, phase: Phase) -> impl Iterator<Item = (Program, Seen)> + Clone {
-        let these = self.seen.iter().filter(move |(of, ..)| *of == phase);
-        these.map(|&(_, program, seen)| (program, seen))
+    pub(super) fn counters(
+        &self,
+        phase: Phase,
+    ) -> impl Iterator<Item = (Program, Counters)> + Clone {
+        let these = self.counters.iter().filter(move |(of, ..)| *of == phase);
+        these.map(|&(_, program, counters)| (program, counters))
     }
 
     /// Returns the factor by which `program` improved with Viaduct.
     pub(super) fn factor(&self, program: Program) -> Option<f64> {
-        let merit = |way| self.figure(program, way).and_then(Figure::merit);
-        let factor = merit(Way::Viaduct)? / merit(Way::Plain)?;
+        let merit = |setup| self.figure(program, setup).and_then(Figure::merit);
+        let factor = merit(Setup::Viaduct)? / merit(Setup::Plain)?;
         factor.is_finite().then_some(factor)
     }
 }
@@ -201,12 +209,22 @@ mod tests {
         let mut findings = Findings::default();
         assert_eq!(findings.factor(Program::Cubic), None);
         let second = Duration::from_secs(1);
-        findings.add(Phase::Asked, Program::Cubic, Way::Plain, Figure::Throughput(1e6));
-        findings.add(Phase::Asked, Program::Cubic, Way::Viaduct, Figure::Throughput(1e8));
-        findings.add(Phase::Asked, Program::Download, Way::Plain, Figure::GaveUp(60 * second));
-        findings.add(Phase::Asked, Program::Download, Way::Viaduct, Figure::Took(2 * second));
-        findings.add(Phase::Asked, Program::Bbr, Way::Plain, Figure::None("not installed".into()));
-        findings.add(Phase::Asked, Program::Bbr, Way::Viaduct, Figure::Throughput(1e8));
+        findings.add(Phase::Requested, Program::Cubic, Setup::Plain, Figure::Throughput(1e6));
+        findings.add(Phase::Requested, Program::Cubic, Setup::Viaduct, Figure::Throughput(1e8));
+        findings.add(
+            Phase::Requested,
+            Program::Download,
+            Setup::Plain,
+            Figure::GaveUp(60 * second),
+        );
+        findings.add(Phase::Requested, Program::Download, Setup::Viaduct, Figure::Took(2 * second));
+        findings.add(
+            Phase::Requested,
+            Program::Bbr,
+            Setup::Plain,
+            Figure::None("not installed".into()),
+        );
+        findings.add(Phase::Requested, Program::Bbr, Setup::Viaduct, Figure::Throughput(1e8));
         assert_eq!(findings.factor(Program::Cubic), Some(100.0));
         assert_eq!(findings.factor(Program::Download), Some(30.0));
         assert_eq!(findings.factor(Program::Bbr), None);
@@ -215,8 +233,8 @@ mod tests {
     #[test]
     fn a_figure_of_nothing_gives_no_factor() {
         let mut findings = Findings::default();
-        findings.add(Phase::Asked, Program::Cubic, Way::Plain, Figure::Throughput(0.0));
-        findings.add(Phase::Asked, Program::Cubic, Way::Viaduct, Figure::Throughput(1.0));
+        findings.add(Phase::Requested, Program::Cubic, Setup::Plain, Figure::Throughput(0.0));
+        findings.add(Phase::Requested, Program::Cubic, Setup::Viaduct, Figure::Throughput(1.0));
         assert_eq!(findings.factor(Program::Cubic), None);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use super::findings::{Figure, Phase, Program, Way};
+use super::findings::{Figure, Phase, Program, Setup};
 use super::settings::DemoArgs;
 use crate::experiment::{Plot, Run};
 use crate::topology::TopologyError;
@@ -117,14 +117,14 @@ impl Program {
         world: &World,
         server: &WebServer,
         size: &Size,
-        (phase, way): (Phase, Way),
+        (phase, setup): (Phase, Setup),
     ) -> Result<Figure, TopologyError> {
         let figure = match self {
-            Program::Cubic => iperf(run, world, ("cubic", size.cubic), (phase, way)),
-            Program::Bbr => iperf(run, world, ("bbr", size.bbr), (phase, way)),
+            Program::Cubic => iperf(run, world, ("cubic", size.cubic), (phase, setup)),
+            Program::Bbr => iperf(run, world, ("bbr", size.bbr), (phase, setup)),
             Program::Pair => pair(world, size.pair),
-            Program::Download => download(run, world, server, size, way),
-            Program::Messages => messages(run, world, size, way),
+            Program::Download => download(run, world, server, size, setup),
+            Program::Messages => messages(run, world, size, setup),
         };
         match figure {
             Err(stopped @ TopologyError::Stopped(_)) => Err(stopped),
@@ -134,12 +134,12 @@ impl Program {
     }
 }
 
-impl Way {
+impl Setup {
     /// Returns the name in a legend.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Way::Plain => "plain kernel",
-            Way::Viaduct => "with Viaduct",
+            Setup::Plain => "plain kernel",
+            Setup::Viaduct => "with Viaduct",
         }
     }
 }
@@ -148,16 +148,16 @@ fn iperf(
     run: &mut Run,
     world: &World,
     (congestion, (seconds, warm_up)): (&str, (u32, u32)),
-    (phase, way): (Phase, Way),
+    (phase, setup): (Phase, Setup),
 ) -> Result<Figure, TopologyError> {
     let report = Iperf::tcp(congestion, seconds, warm_up).run(world.a1(), world.b1())?;
     let title = match phase {
-        Phase::Asked | Phase::Shared => "Throughput of iperf3",
+        Phase::Requested | Phase::Shared => "Throughput of iperf3",
         Phase::Clean => "Throughput of iperf3 where nothing is lost",
         Phase::Bursts => "Throughput of iperf3 where packets are lost 30 in a row",
     };
     let plot = Plot::line(title, ("time", "s"), ("throughput", "Mb/s"));
-    let series = run.series(&plot, &format!("{congestion}, {}", way.name()));
+    let series = run.series(&plot, &format!("{congestion}, {}", setup.name()));
     for &(second, rate) in &report.arrived {
         run.point(series, second.round() + 1.0, rate / 1e6);
     }
@@ -181,7 +181,7 @@ fn download(
     world: &World,
     server: &WebServer,
     size: &Size,
-    way: Way,
+    setup: Setup,
 ) -> Result<Figure, TopologyError> {
     let figure = match server.download(world.a1(), size.patience) {
         Ok(download) => Figure::Took(download.time),
@@ -192,12 +192,17 @@ fn download(
         let title = format!("Download of {} MB with curl", size.file as f64 / 1e6);
         let plot = Plot::histogram(&title, ("", ""), ("time", "s"));
         let series = run.series(&plot, "time to the last byte");
-        run.labelled_point(series, f64::from(way as u8), time.as_secs_f64(), way.name());
+        run.labelled_point(series, f64::from(setup as u8), time.as_secs_f64(), setup.name());
     }
     Ok(figure)
 }
 
-fn messages(run: &mut Run, world: &World, size: &Size, way: Way) -> Result<Figure, TopologyError> {
+fn messages(
+    run: &mut Run,
+    world: &World,
+    size: &Size,
+    setup: Setup,
+) -> Result<Figure, TopologyError> {
     let stream = TimedMessages {
         size: MESSAGES.1,
         bits_per_second: MESSAGES.0 * MESSAGES.1 as f64 * 8.0,
@@ -207,7 +212,7 @@ fn messages(run: &mut Run, world: &World, size: &Size, way: Way) -> Result<Figur
     crate::stop::check()?;
     let delay = |message: &Message| message.latency.unwrap_or(stream.patience);
     let plot = Plot::scatter("Delay of each message", ("time", "s"), ("delay", "ms"));
-    let series = run.series(&plot, way.name());
+    let series = run.series(&plot, setup.name());
     for message in &messages {
         run.point(series, message.sent.as_secs_f64(), delay(message).as_secs_f64() * 1e3);
     }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use super::findings::{Figure, Findings, Phase, Program, Seen, Way};
+use super::findings::{Counters, Figure, Findings, Phase, Program, Setup};
 use super::programs::Size;
 use super::settings::{DemoArgs, rounded};
 use crate::experiment::{Ended, Outcome, number};
@@ -37,18 +37,18 @@ pub(super) fn table(args: &DemoArgs, findings: &Findings, colours: bool) -> Stri
     let size = Size::new(args);
     let mut rows = vec![["", "plain", "with Viaduct", "factor"].map(str::to_owned)];
     for program in Program::ALL {
-        let cell = |way| findings.figure(program, way).map_or("-".into(), text);
+        let cell = |setup| findings.figure(program, setup).map_or("-".into(), text);
         let factor = findings.factor(program).map_or("-".into(), |factor| {
-            let gave_up = matches!(findings.figure(program, Way::Plain), Some(Figure::GaveUp(_)));
+            let gave_up = matches!(findings.figure(program, Setup::Plain), Some(Figure::GaveUp(_)));
             format!("{}x {}", if gave_up { "> " } else { "" }, short(factor))
         });
-        rows.push([program.name(&size), cell(Way::Plain), cell(Way::Viaduct), factor]);
+        rows.push([program.name(&size), cell(Setup::Plain), cell(Setup::Viaduct), factor]);
     }
     let mut out = aligned(&rows, colours) + "\n";
-    for way in [Way::Plain, Way::Viaduct] {
+    for setup in [Setup::Plain, Setup::Viaduct] {
         for program in Program::ALL {
-            if let Some(Figure::None(why)) = findings.figure(program, way) {
-                let _ = writeln!(out, "{}, {}: {why}", program.name(&size), way.name());
+            if let Some(Figure::None(why)) = findings.figure(program, setup) {
+                let _ = writeln!(out, "{}, {}: {why}", program.name(&size), setup.name());
             }
         }
     }
@@ -62,13 +62,13 @@ fn others(findings: &Findings, size: &Size, colours: bool) -> String {
     let mut rows = vec![["the link ...", "plain", "with Viaduct", "repairs"].map(str::to_owned)];
     for phase in Phase::OTHERS {
         for &program in phase.programs() {
-            let cell = |way| findings.figure_of(phase, program, way).map_or("-".into(), text);
-            let mut seen = findings.seen(phase).filter(|(of, _)| *of == program);
-            let repairs = seen
-                .next()
-                .map_or("-".into(), |(_, seen)| format!("{} %", short(100.0 * seen.overhead())));
+            let cell = |setup| findings.figure_of(phase, program, setup).map_or("-".into(), text);
+            let mut counters = findings.counters(phase).filter(|(of, _)| *of == program);
+            let repairs = counters.next().map_or("-".into(), |(_, counters)| {
+                format!("{} %", short(100.0 * counters.overhead()))
+            });
             let name = format!("{}: {}", phase.name().unwrap_or_default(), program.name(size));
-            rows.push([name, cell(Way::Plain), cell(Way::Viaduct), repairs]);
+            rows.push([name, cell(Setup::Plain), cell(Setup::Viaduct), repairs]);
         }
     }
     if rows.iter().skip(1).all(|row| row[1] == "-") {
@@ -93,9 +93,9 @@ pub(super) fn ending(outcome: &Outcome, page: &Path) -> String {
 }
 
 fn lesson(findings: &Findings) -> String {
-    let words = |program, way| findings.figure(program, way).map(text);
+    let words = |program, setup| findings.figure(program, setup).map(text);
     let change = |program| {
-        let (plain, ours) = (words(program, Way::Plain)?, words(program, Way::Viaduct)?);
+        let (plain, ours) = (words(program, Setup::Plain)?, words(program, Setup::Viaduct)?);
         Some(format!("{plain} -> {ours}"))
     };
     let (Some(cubic), Some(factor)) = (change(Program::Cubic), findings.factor(Program::Cubic))
@@ -118,12 +118,13 @@ fn lesson(findings: &Findings) -> String {
         }
         _ => "",
     };
-    let cubics = findings.seen(Phase::Asked).find(|(program, _)| *program == Program::Cubic);
+    let cubics =
+        findings.counters(Phase::Requested).find(|(program, _)| *program == Program::Cubic);
     // A sender that overfills the queue loses most packets there; such losses are not the
     // link's.
-    let mostly = |seen: &(Program, Seen)| seen.1.recovered * 2 >= seen.1.lost;
-    let saw = cubics.filter(mostly).map_or(String::new(), |(_, seen)| {
-        format!(": of {} lost packets {} were", seen.lost, seen.recovered)
+    let mostly = |counters: &(Program, Counters)| counters.1.recovered * 2 >= counters.1.lost;
+    let saw = cubics.filter(mostly).map_or(String::new(), |(_, counters)| {
+        format!(": of {} lost packets {} were", counters.lost, counters.recovered)
     });
     format!(
         "Cubic, most systems' TCP, takes every lost packet for congestion and slows down. With\n\
@@ -134,8 +135,8 @@ fn lesson(findings: &Findings) -> String {
 }
 
 fn price(findings: &Findings, code: &str) -> String {
-    let seen = findings.seen(Phase::Asked);
-    let Some(all) = seen.clone().map(|(_, seen)| seen).reduce(|a, b| a + b) else {
+    let counters = findings.counters(Phase::Requested);
+    let Some(all) = counters.clone().map(|(_, counters)| counters).reduce(|a, b| a + b) else {
         return String::new();
     };
     let mut out = format!(
@@ -143,8 +144,8 @@ fn price(findings: &Findings, code: &str) -> String {
          Packets of data that were lost, and of them rebuilt:\n",
         all.overhead(),
     );
-    for (program, seen) in seen {
-        let Seen { lost, recovered, overfilled, .. } = seen;
+    for (program, counters) in counters {
+        let Counters { lost, recovered, overfilled, .. } = counters;
         let _ = write!(out, "  {:9} {lost:6} {recovered:6}", program.word());
         if overfilled * 10 > lost {
             let _ = write!(out, "   (its sender overfilled the link, which dropped {overfilled},");
@@ -170,7 +171,7 @@ impl Phase {
     /// Returns a short description of the phase; `None` for the requested link.
     pub(super) fn name(self) -> Option<&'static str> {
         match self {
-            Phase::Asked => None,
+            Phase::Requested => None,
             Phase::Clean => Some("loses nothing"),
             Phase::Bursts => Some("loses 1 %, 30 in a row"),
             Phase::Shared => Some("is shared, the second flow not protected"),
@@ -219,8 +220,8 @@ mod tests {
 
     fn findings(plain: f64, ours: f64) -> Findings {
         let mut findings = Findings::default();
-        findings.add(Phase::Asked, Program::Cubic, Way::Plain, Figure::Throughput(plain));
-        findings.add(Phase::Asked, Program::Cubic, Way::Viaduct, Figure::Throughput(ours));
+        findings.add(Phase::Requested, Program::Cubic, Setup::Plain, Figure::Throughput(plain));
+        findings.add(Phase::Requested, Program::Cubic, Setup::Viaduct, Figure::Throughput(ours));
         findings
     }
 
@@ -244,9 +245,9 @@ mod tests {
     fn what_did_not_run_is_a_dash_or_a_reason() {
         let mut partial = Findings::default();
         partial.add(
-            Phase::Asked,
+            Phase::Requested,
             Program::Bbr,
-            Way::Plain,
+            Setup::Plain,
             Figure::None("bbr is not there".into()),
         );
         let said = table(&args("").unwrap(), &partial, false);

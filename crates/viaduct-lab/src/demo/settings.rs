@@ -55,7 +55,7 @@ impl DemoArgs {
     /// Returns the configuration of the link in a phase.
     pub(super) fn link_of(&self, phase: Phase) -> LinkConfig {
         let loss = match phase {
-            Phase::Asked => return self.link(),
+            Phase::Requested => return self.link(),
             Phase::Clean | Phase::Shared => Loss::None,
             Phase::Bursts => Loss::Bursts { rate: 0.01, length: 30 },
         };

@@ -66,7 +66,7 @@ pub fn perform(experiment: &dyn Experiment, options: &Options) -> Outcome {
 /// Classifies an error. After Ctrl-C every error counts as a stop, because interrupted programs
 /// fail in many ways.
 fn ended_by(error: &anyhow::Error) -> Ended {
-    if stop::asked() || error.chain().any(|cause| cause.is::<Stopped>()) {
+    if stop::is_requested() || error.chain().any(|cause| cause.is::<Stopped>()) {
         Ended::Stopped
     } else {
         Ended::Failed(explain(error))

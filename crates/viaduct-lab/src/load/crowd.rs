@@ -112,7 +112,7 @@ impl Crowd {
         }
         for event in &events {
             let n = event.data.u64() as usize;
-            let said = self.connections[n].go_on(self.ask).unwrap_or(Some(News::Failed));
+            let said = self.connections[n].handle_event(self.ask).unwrap_or(Some(News::Failed));
             news.extend(said.map(|said| (n, said)));
         }
         Ok(())
@@ -140,7 +140,7 @@ impl Crowd {
                 }
                 left -= 1;
             }
-            if stop::asked() || Instant::now() > deadline {
+            if stop::is_requested() || Instant::now() > deadline {
                 return Err(io::Error::other(format!("{left} of {many} are not answered")));
             }
             if left > 0 {
@@ -153,7 +153,7 @@ impl Crowd {
 
 impl Connection {
     /// Performs the steps that are possible without blocking.
-    fn go_on(&mut self, ask: Ask) -> io::Result<Option<News>> {
+    fn handle_event(&mut self, ask: Ask) -> io::Result<Option<News>> {
         if self.times.open.is_none() {
             match self.stream.write(ask.text()) {
                 Ok(_) => self.times.open = Some(self.began.elapsed()),

@@ -167,7 +167,7 @@ impl<'a> Sockets<'a> {
         Ok(Sockets { to, request: fetches.request, epoll, open, buffer: vec![0; CHUNK] })
     }
 
-    fn go_on(&mut self, client: usize, news: &mut Vec<(usize, Got)>) -> io::Result<()> {
+    fn handle_event(&mut self, client: usize, news: &mut Vec<(usize, Got)>) -> io::Result<()> {
         let Some((stream, asked)) = &mut self.open[client] else { return Ok(()) };
         if !*asked {
             match stream.write(self.request) {
@@ -210,7 +210,7 @@ impl By for Sockets<'_> {
         }
         for event in &events {
             let client = event.data.u64() as usize;
-            if self.go_on(client, news).is_err() {
+            if self.handle_event(client, news).is_err() {
                 news.push((client, Got::Broken));
             }
         }

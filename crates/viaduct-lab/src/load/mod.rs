@@ -73,13 +73,13 @@ pub enum Shape {
 /// Running load; ends when dropped.
 #[derive(Debug)]
 pub struct Load {
-    shared: Arc<Shared>,
+    state: Arc<LoadState>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// State shared between a load's threads and its handle.
 #[derive(Debug, Default)]
-struct Shared {
+struct LoadState {
     done: AtomicU64,
     failed: AtomicU64,
     stop: AtomicBool,
@@ -88,8 +88,8 @@ struct Shared {
 impl Load {
     /// Starts the load in `node` on `core`, towards `to`.
     pub fn start(node: &Node, core: usize, shape: Shape, to: SocketAddr) -> Load {
-        let (shared, netns) = (Arc::<Shared>::default(), node.netns().clone());
-        let theirs = shared.clone();
+        let (state, netns) = (Arc::<LoadState>::default(), node.netns().clone());
+        let theirs = state.clone();
         let thread = thread::spawn(move || {
             let work = || {
                 pin(core)?;
@@ -102,23 +102,23 @@ impl Load {
                 theirs.failed.fetch_add(1, Ordering::Relaxed);
             }
         });
-        Load { shared, thread: Some(thread) }
+        Load { state, thread: Some(thread) }
     }
 
     /// Returns the answered requests or received bytes so far.
     pub fn done(&self) -> u64 {
-        self.shared.done.load(Ordering::Relaxed)
+        self.state.done.load(Ordering::Relaxed)
     }
 
     /// Returns the failed connections.
     pub fn failed(&self) -> u64 {
-        self.shared.failed.load(Ordering::Relaxed)
+        self.state.failed.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Load {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
+        self.state.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -6,21 +6,21 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::crowd::{Crowd, News};
-use super::{Ask, Shared};
+use super::{Ask, LoadState};
 
-pub(super) fn run(to: SocketAddr, at_once: usize, shared: &Shared) -> io::Result<()> {
+pub(super) fn run(to: SocketAddr, at_once: usize, state: &LoadState) -> io::Result<()> {
     let mut crowd = Crowd::new(to, Ask::Little)?;
     for _ in 0..at_once {
         crowd.begin()?;
     }
     let mut news = Vec::new();
-    while !shared.stop.load(Relaxed) {
+    while !state.stop.load(Relaxed) {
         crowd.turn(Duration::from_millis(50), &mut news)?;
         for (n, said) in news.drain(..) {
             match said {
                 News::Answered => continue,
-                News::Ended => shared.done.fetch_add(1, Relaxed),
-                News::Failed => shared.failed.fetch_add(1, Relaxed),
+                News::Ended => state.done.fetch_add(1, Relaxed),
+                News::Failed => state.failed.fetch_add(1, Relaxed),
             };
             crowd.replace(n)?;
         }

@@ -51,13 +51,13 @@ impl Server {
         // Deferred accept, as web servers use it: connections that a proxy opens ahead of the
         // request cost the server nothing.
         tcp::defer_accept(&listener, SILENCE_TIMEOUT).map_err(wrong)?;
-        let desk = Desk::new(listener).map_err(wrong)?;
+        let event_loop = EventLoop::new(listener).map_err(wrong)?;
         let stop = Arc::new(AtomicBool::new(false));
         let asked = stop.clone();
         let thread = thread::spawn(move || {
             let _ = pin(core);
             // On an error the server's connections close, and the load reports it.
-            let _ = desk.run(&asked);
+            let _ = event_loop.run(&asked);
         });
         Ok(Server { address, stop, thread: Some(thread) })
     }
@@ -77,20 +77,20 @@ impl Drop for Server {
     }
 }
 
-/// Event loop of the server.
-struct Desk {
+/// State of the server's event loop.
+struct EventLoop {
     listener: TcpListener,
     epoll: OwnedFd,
     open: Vec<Option<TcpStream>>,
     free: Vec<usize>,
 }
 
-impl Desk {
-    fn new(listener: TcpListener) -> io::Result<Desk> {
+impl EventLoop {
+    fn new(listener: TcpListener) -> io::Result<EventLoop> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let number = epoll::EventData::new_u64(LISTENER);
         epoll::add(&epoll, &listener, number, epoll::EventFlags::IN)?;
-        Ok(Desk { listener, epoll, open: Vec::new(), free: Vec::new() })
+        Ok(EventLoop { listener, epoll, open: Vec::new(), free: Vec::new() })
     }
 
     fn run(mut self, stop: &AtomicBool) -> io::Result<()> {
@@ -105,7 +105,7 @@ impl Desk {
             for event in &events {
                 match event.data.u64() {
                     LISTENER => self.accept()?,
-                    n => self.go_on(n as usize),
+                    n => self.handle_event(n as usize),
                 }
             }
         }
@@ -134,7 +134,7 @@ impl Desk {
     }
 
     /// Handles an event of a registered connection.
-    fn go_on(&mut self, n: usize) {
+    fn handle_event(&mut self, n: usize) {
         let Some(stream) = self.open[n].take() else { return };
         self.open[n] = serve(stream);
         if self.open[n].is_none() {

@@ -59,37 +59,37 @@ pub struct Trickles {
 /// State of a connection.
 struct Member {
     stream: Stream,
-    way: Way,
+    transport: Transport,
     due: Option<Instant>,
 }
 
 /// Packet format of a connection.
-enum Way {
+enum Transport {
     Tcp(Numbers),
     /// Address of the client, and the number of its next request.
     Udp(SocketAddr, u8),
 }
 
-impl Way {
-    fn new(format: Format, local: SocketAddr, to: SocketAddr, first: u32) -> Way {
+impl Transport {
+    fn new(format: Format, local: SocketAddr, to: SocketAddr, first: u32) -> Transport {
         match format {
-            Format::Tcp => Way::Tcp(Numbers::new(local, to, first)),
-            Format::Udp => Way::Udp(local, 0),
+            Format::Tcp => Transport::Tcp(Numbers::new(local, to, first)),
+            Format::Udp => Transport::Udp(local, 0),
         }
     }
 
     fn local(&self) -> SocketAddr {
         match self {
-            Way::Tcp(numbers) => numbers.local(),
-            Way::Udp(local, _) => *local,
+            Transport::Tcp(numbers) => numbers.local(),
+            Transport::Udp(local, _) => *local,
         }
     }
 
     /// Returns the maximum message lengths that fit into packets.
     fn room(&self) -> Room {
         match self {
-            Way::Tcp(numbers) => numbers.room(MTU),
-            Way::Udp(local, _) => {
+            Transport::Tcp(numbers) => numbers.room(MTU),
+            Transport::Udp(local, _) => {
                 let room = MTU - udp::overhead(local.is_ipv4());
                 Room { first: room, later: room }
             }
@@ -104,9 +104,11 @@ impl Way {
     ) -> Result<(), TooLong> {
         let room = self.room().later;
         match self {
-            Way::Tcp(numbers) => numbers.request(message, EXPECTED, MTU, packet),
-            Way::Udp(..) if message.len() > room => Err(TooLong { have: message.len(), room }),
-            Way::Udp(local, count) => {
+            Transport::Tcp(numbers) => numbers.request(message, EXPECTED, MTU, packet),
+            Transport::Udp(..) if message.len() > room => {
+                Err(TooLong { have: message.len(), room })
+            }
+            Transport::Udp(local, count) => {
                 datagrams::emit((*local, to), *count, message, packet);
                 *count = count.wrapping_add(1);
                 Ok(())
@@ -205,14 +207,14 @@ impl Trickles {
         let client = self.next;
         self.next += 1;
         let first = self.rng.next_u64() as u32;
-        let way = Way::new(self.format, address(client), self.to, first);
-        let room = way.room();
+        let transport = Transport::new(self.format, address(client), self.to, first);
+        let room = transport.room();
         let [message, request] =
             [room.later, room.first].map(|room| room.min(u16::MAX.into()) as u16);
         let (message, request) = (config.message.min(message), config.request.min(request));
         let config = Config { message, request, ..config };
         let stream = Stream::open(config, self.rng.next_u64(), now());
-        self.clients.insert(client, Member { stream, way, due: None });
+        self.clients.insert(client, Member { stream, transport, due: None });
         self.touched.insert(client);
         client
     }
@@ -241,7 +243,7 @@ impl Trickles {
         let mut came = 0;
         while came < BATCH {
             match self.tun.read(&mut buffer) {
-                Ok(length) => self.hear(&buffer[..length]),
+                Ok(length) => self.receive(&buffer[..length]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }
@@ -261,14 +263,14 @@ impl Trickles {
             while let Some(message) = member.stream.poll_transmit(now) {
                 // A message that does not fit counts as lost; the stream restarts with shorter
                 // ones.
-                if member.way.request(self.to, &message, &mut self.packet).is_ok() {
+                if member.transport.request(self.to, &message, &mut self.packet).is_ok() {
                     match self.tun.write(&self.packet) {
                         Ok(()) => add(&mut self.stats.sent, self.packet.len()),
                         Err(_) => self.stats.dropped += 1,
                     }
                 }
                 if self.kept.0.len() < self.kept.1 {
-                    self.kept.0.push((member.way.local(), message));
+                    self.kept.0.push((member.transport.local(), message));
                 }
             }
             if member.stream.poll_changed().is_some() {
@@ -305,7 +307,7 @@ impl Trickles {
         std::mem::take(&mut self.kept).0
     }
 
-    fn hear(&mut self, packet: &[u8]) {
+    fn receive(&mut self, packet: &[u8]) {
         add(&mut self.stats.received, packet.len());
         match self.answer(packet) {
             Some(client) => drop(self.touched.insert(client)),
@@ -320,7 +322,7 @@ impl Trickles {
                 let read = tcp::parse(packet, packet.len(), Checksum::Check).ok()?;
                 let Packet::Message(answer, message) = read else { return None };
                 let client = number(answer.destination)?;
-                let Way::Tcp(numbers) = &mut self.clients.get_mut(&client)?.way else {
+                let Transport::Tcp(numbers) = &mut self.clients.get_mut(&client)?.transport else {
                     return None;
                 };
                 numbers.handle_answer(&answer, message.len()).then_some((client, message))?

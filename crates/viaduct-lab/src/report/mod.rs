@@ -3,9 +3,9 @@
 mod axis;
 mod before_after;
 mod figures;
+mod labels;
 mod page;
 mod plot;
-mod words;
 
 use std::path::{Path, PathBuf};
 

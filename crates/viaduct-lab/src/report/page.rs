@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::experiment::{About, Check, Ended, Outcome, Point, Series, number};
 use crate::{demo, experiments};
 
-use super::{before_after, plot, words};
+use super::{before_after, labels, plot};
 
 const STYLE: &str = include_str!("page.css");
 
@@ -222,7 +222,7 @@ fn facts(outcome: &Outcome) -> String {
         rows.push(("Congestion control".into(), outcome.congestion_control.join(", ")));
     }
     let params = outcome.params.iter().filter(|(key, _)| !before_after::shows(key));
-    rows.extend(params.map(|(key, value)| (words::name(key), words::value(value))));
+    rows.extend(params.map(|(key, value)| (labels::name(key), labels::value(value))));
     rows.push(("Seed".into(), outcome.seed.to_string()));
     rows.push(("Repeats".into(), outcome.repeats.to_string()));
     let cores = if machine.cores == 1 { "core" } else { "cores" };

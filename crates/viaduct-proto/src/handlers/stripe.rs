@@ -17,7 +17,7 @@ struct StripeFactory(Arc<Plan>);
 
 pub(super) fn about() -> About {
     About::new("stripe", "sends one flow over several connections")
-        .setting("paths", "2-32", "connections; 2 by default, or as many as there are addresses")
+        .setting("paths", "1-32", "connections; 2 by default, or as many as there are addresses")
         .setting("from", "ADDR[+ADDR...]", "local addresses that they begin at, by turns")
         .setting("within", "TIME", "how long a flow may be without a connection; 10s by default")
         .setting("buffer", "BYTES", "bytes kept each way until they are in order; 8M by default")

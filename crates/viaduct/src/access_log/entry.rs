@@ -68,7 +68,7 @@ struct Json<'a> {
 impl Entry {
     /// Truncates the fields that a client can make long, so that a full queue has a bounded
     /// size.
-    pub(super) fn bound(mut self) -> Entry {
+    pub(super) fn truncate(mut self) -> Entry {
         cut(&mut self.request, MAX_REQUEST);
         self.user.iter_mut().chain(&mut self.reason).for_each(|text| cut(text, MAX_WORD));
         self
@@ -181,7 +181,7 @@ mod tests {
         assert!(line.contains(r" - a\x20b\x0ac ["), "{line}");
         assert_eq!(entry.line(Format::Json).matches('\n').count(), 1);
         entry.request = "\u{fc}".repeat(MAX_REQUEST);
-        let entry = entry.bound();
+        let entry = entry.truncate();
         assert_eq!(entry.request.len(), MAX_REQUEST);
         assert!(entry.line(Format::Common).len() < 5 * MAX_REQUEST);
     }

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use super::entry::{Entry, Format};
 use super::{AccessLogStats, Target};
 
-/// Maximum number of entries in the queue; with [`Entry::bound`] about 10 MB.
+/// Maximum number of entries in the queue; with [`Entry::truncate`] about 10 MB.
 const MAX_QUEUED: usize = 4096;
 /// Maximum bytes of lines collected for one write, if more entries are waiting.
 const MAX_BATCH: usize = 64 << 10;
@@ -63,7 +63,7 @@ impl Writer {
     }
 
     pub(super) fn queue(&self, entry: Entry) {
-        let entry = Message::Entry(Box::new(entry.bound()));
+        let entry = Message::Entry(Box::new(entry.truncate()));
         if self.queue.try_send(entry).is_err() {
             self.state.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -131,29 +131,30 @@ impl Thread {
             if self.state.reopen.swap(false, Ordering::AcqRel) {
                 self.reopen();
             }
-            self.put(&batch, lines);
+            self.write_batch(&batch, lines);
             drop(flushes);
         }
     }
 
-    fn put(&mut self, batch: &str, lines: u64) {
+    fn write_batch(&mut self, batch: &str, lines: u64) {
         let failed = self.sink.write_all(batch.as_bytes()).err();
         let count = if failed.is_some() { &self.state.lost } else { &self.state.written };
         count.fetch_add(lines, Ordering::Relaxed);
-        self.warn_of_lost(failed.as_ref());
+        self.warn_about_lost(failed.as_ref());
     }
 
-    fn warn_of_lost(&mut self, failed: Option<&io::Error>) {
+    fn warn_about_lost(&mut self, failed: Option<&io::Error>) {
         let lost = self.state.lost.load(Ordering::Relaxed);
-        let (since, told) = self.warned.map_or((None, 0), |(at, told)| (Some(at), told));
-        if lost == told || since.is_some_and(|at| at.elapsed() < WARN_INTERVAL) {
+        let (since, reported) =
+            self.warned.map_or((None, 0), |(at, reported)| (Some(at), reported));
+        if lost == reported || since.is_some_and(|at| at.elapsed() < WARN_INTERVAL) {
             return;
         }
         self.warned = Some((Instant::now(), lost));
-        let lines = lost - told;
+        let lines = lost - reported;
         match failed {
             Some(error) => warn!(%error, lines, "access log: lines were lost"),
-            None => warn!(lines, "access log: lines were lost, more came than can be written"),
+            None => warn!(lines, "access log: lines were lost, the queue was full"),
         }
     }
 
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_counted_and_delays_nobody() {
+    fn lines_that_cannot_be_written_are_counted_and_cause_no_delay() {
         let writer = Writer::start(Target::File("/dev/full".into()), Format::Json).unwrap();
         let entries = MAX_QUEUED as u64 * 3;
         (0..entries).for_each(|n| writer.queue(entry(n)));

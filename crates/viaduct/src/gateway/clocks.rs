@@ -28,15 +28,15 @@ const MAX_FILE: u64 = MAX_PEERS as u64 * 2 * 128;
 pub struct ClockFile {
     path: PathBuf,
     written: HashMap<PublicKey, Clocks>,
-    /// Calls of [`ClockFile::keep`] since the last write.
-    looks: u32,
+    /// Calls of [`ClockFile::update`] since the last write.
+    calls: u32,
     is_failing: bool,
 }
 
 impl ClockFile {
     /// Creates the state for `path`, which need not exist.
     pub fn new(path: PathBuf) -> ClockFile {
-        ClockFile { path, written: HashMap::new(), looks: 0, is_failing: false }
+        ClockFile { path, written: HashMap::new(), calls: 0, is_failing: false }
     }
 
     /// Reads `path`. Invalid lines are skipped.
@@ -49,12 +49,12 @@ impl ClockFile {
     }
 
     /// Writes `clocks` if they have risen. Must be called once a second.
-    pub fn keep(&mut self, clocks: &HashMap<PublicKey, Clocks>) {
-        self.looks += 1;
+    pub fn update(&mut self, clocks: &HashMap<PublicKey, Clocks>) {
+        self.calls += 1;
         let heard = |key: &PublicKey, of: &Clocks| {
             self.written.get(key).is_none_or(|written| written.heard != of.heard)
         };
-        let is_due = clocks.iter().any(|(key, of)| heard(key, of)) || self.looks >= SENT_EVERY;
+        let is_due = clocks.iter().any(|(key, of)| heard(key, of)) || self.calls >= SENT_EVERY;
         if is_due && *clocks != self.written {
             self.write(clocks);
         }
@@ -77,7 +77,7 @@ impl ClockFile {
             warn!("{}: cannot be written: {error}", self.path.display());
         }
         self.is_failing = done.is_err();
-        self.looks = 0;
+        self.calls = 0;
         if done.is_ok() {
             self.written.clone_from(clocks);
         }
@@ -107,7 +107,7 @@ mod tests {
             Clocks { heard: 1_700_000_000_000_000_000, sent: 7 },
         )]);
         let mut file = ClockFile::new(path.clone());
-        file.keep(&clocks);
+        file.update(&clocks);
         assert_eq!(ClockFile::read(&path), clocks);
         let noise = fs::read_to_string(&path).unwrap() + "nonsense\n\nab 1 2\n";
         fs::write(&path, noise).unwrap();

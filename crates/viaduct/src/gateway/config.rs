@@ -1,11 +1,11 @@
 //! `site.toml`: first the text of the user, then its meaning. Everything is checked before
 //! anything is changed, and each error is one line that says what would be right.
 
+mod error;
 mod file;
-mod meaning;
 mod peers;
+mod validate;
 mod values;
-mod wrong;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use file::File;
 pub use peers::check_endpoint;
 
 /// Maximum length of a config in bytes.
-const LONGEST: u64 = 1 << 20;
+const MAX_CONFIG: u64 = 1 << 20;
 
 /// Meaning of a config.
 #[derive(Clone, Debug)]
@@ -100,20 +100,22 @@ impl Config {
             place: place.to_owned(),
             what,
         };
-        let text = text::read(path, LONGEST).map_err(|what| fail("", what))?;
+        let text = text::read(path, MAX_CONFIG).map_err(|what| fail("", what))?;
         let file: File = toml::from_str(&text).map_err(|e| {
             let at = e.span().map_or(0, |span| span.start);
-            let mut place = text::place(&text, at);
+            let mut place = text::position(&text, at);
             if let Some(table) =
                 text::table(&text, at).filter(|_| e.message().starts_with("missing"))
             {
                 place += &format!("{table}: ");
             }
-            fail(&place, text::plain(&text, at, e.message()))
+            fail(&place, text::explain(&text, at, e.message()))
         })?;
-        meaning::of(file, path.parent().unwrap_or(Path::new("."))).map_err(|(place, what)| {
-            fail(&if place.is_empty() { place } else { format!("{place}: ") }, what)
-        })
+        validate::validate(file, path.parent().unwrap_or(Path::new("."))).map_err(
+            |(place, what)| {
+                fail(&if place.is_empty() { place } else { format!("{place}: ") }, what)
+            },
+        )
     }
 
     /// Path of the control socket.

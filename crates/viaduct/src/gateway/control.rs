@@ -11,33 +11,33 @@ use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 use viaduct_sys::poll::Waker;
 
-use super::Source;
+use super::ConfigSource;
+use super::cache_service::{CacheService, Prefixes, SharedStats};
 use super::clocks::ClockFile;
 use super::config::Config;
-use super::desk::{Desk, Prefixes, SharedStats};
 use super::endpoints::Endpoints;
-use super::families;
+use super::metrics;
 use super::peers::PeerStates;
 use super::site::Site;
 use super::snapshot::{Details, Published, Status};
 use super::split;
+use super::stray_warning::StrayWarning;
 use super::system::System;
 use super::taps::Taps;
 use super::wan::WanWatch;
-use super::watch::Watch;
 use super::worker::Command;
 use crate::metrics::Metrics;
 use crate::notify::{Phase, notify};
 use crate::proxy::handle::Beside;
 use crate::proxy::keeper::Interception;
-use crate::signals::{Heard, Signals};
+use crate::signals::{SignalStreams, Signals};
 use crate::status::socket;
 
 /// Interval at which changes of state are checked and logged.
-const SECOND: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval between checks for the end of the last flow of split mode.
-const DRAINED: Duration = Duration::from_millis(50);
+const DRAIN_POLL: Duration = Duration::from_millis(50);
 
 /// Channel to the packet thread.
 #[derive(Clone, Debug)]
@@ -54,7 +54,7 @@ impl ToWorker {
 
     /// Sends a command. If the packet thread is gone, the command is dropped with its reply
     /// channel.
-    pub fn tell(&self, command: Command) {
+    pub fn send(&self, command: Command) {
         let _ = self.commands.send(command);
         self.waker.wake();
     }
@@ -62,7 +62,7 @@ impl ToWorker {
 
 /// Control side of a gateway: everything except packets.
 pub struct Control {
-    source: Source,
+    source: ConfigSource,
     site: Site,
     worker: ToWorker,
     /// Proxy of split mode.
@@ -83,20 +83,20 @@ pub struct Control {
     warnings: Vec<String>,
     /// State of our rules in nftables and policy routing.
     rules: Arc<Interception>,
-    doors: Doors,
+    listeners: Listeners,
 }
 
 /// Listeners that may change while the gateway runs.
 #[derive(Default)]
-struct Doors {
+struct Listeners {
     metrics: Option<TcpListener>,
-    desk: Option<Desk>,
+    cache: Option<CacheService>,
 }
 
 impl Control {
     /// Creates the control side of the gateway whose config comes from `source`.
     pub fn new(
-        source: Source,
+        source: ConfigSource,
         site: Site,
         worker: ToWorker,
         flows: Option<Beside>,
@@ -114,7 +114,7 @@ impl Control {
             metrics: Metrics::default(),
             started: Instant::now(),
             rules: flows.as_ref().map(|of| of.handle.interception().clone()).unwrap_or_default(),
-            doors: Doors::default(),
+            listeners: Listeners::default(),
             source,
             site,
             worker,
@@ -131,8 +131,8 @@ impl Control {
         gone: oneshot::Receiver<()>,
         signals: Signals,
     ) -> Result<()> {
-        let (runtime, heard) = signals.into_parts();
-        let done = runtime.block_on(self.serve(system, gone, heard));
+        let (runtime, signals) = signals.into_parts();
+        let done = runtime.block_on(self.serve(system, gone, signals));
         notify(Phase::Stopping);
         done
     }
@@ -141,36 +141,37 @@ impl Control {
         &mut self,
         system: &mut System,
         gone: oneshot::Receiver<()>,
-        mut heard: Heard,
+        mut signals: SignalStreams,
     ) -> Result<()> {
         let (listener, _name) = socket::open(&self.site.config.socket())?;
-        self.doors.metrics = bind_metrics(self.site.config.metrics).await?;
-        self.doors.desk = self.open_desk(self.site.config.cache).await?;
+        self.listeners.metrics = bind_metrics(self.site.config.metrics).await?;
+        self.listeners.cache = self.open_cache(self.site.config.cache).await?;
         notify(Phase::Ready);
         self.endpoints.watch(&self.site.config);
-        let (mut watch, mut second) = (Watch::default(), tokio::time::interval(SECOND));
+        let (mut stray_warning, mut second) =
+            (StrayWarning::default(), tokio::time::interval(CHECK_INTERVAL));
         tokio::pin!(gone);
         let mut draining = false;
         while !self.is_drained(draining) {
             tokio::select! {
                 _ = second.tick() => {
-                    self.look(&mut watch);
-                    self.follow(system).await;
-                    system.keep(&self.rules);
+                    self.check_peers(&mut stray_warning);
+                    self.follow_wan(system).await;
+                    system.restore_rules(&self.rules);
                 }
-                _ = heard.terminate.recv() => if self.drain(&mut draining, system) { break },
-                _ = heard.interrupt.recv() => if self.drain(&mut draining, system) { break },
-                _ = tokio::time::sleep(DRAINED), if draining => {}
-                _ = &mut gone => bail!("the packet thread has ended; traffic goes on unprotected"),
-                _ = heard.hangup.recv() => {
+                _ = signals.terminate.recv() => if self.drain(&mut draining, system) { break },
+                _ = signals.interrupt.recv() => if self.drain(&mut draining, system) { break },
+                _ = tokio::time::sleep(DRAIN_POLL), if draining => {}
+                _ = &mut gone => bail!("the packet thread ended; traffic continues unprotected"),
+                _ = signals.hangup.recv() => {
                     self.reopen_log();
-                    self.reload_and_tell(system).await;
+                    self.reload_and_log(system).await;
                 }
-                _ = heard.user1.recv() => self.reopen_log(),
-                () = self.endpoints.changed() => self.readdress().await,
-                client = socket::asker(&listener) => socket::show(client, &self.status().await)?,
-                client = next(self.doors.metrics.as_ref()) => {
-                    self.metrics.answer(client, families::page(&self.status().await));
+                _ = signals.user1.recv() => self.reopen_log(),
+                () = self.endpoints.changed() => self.update_endpoints().await,
+                client = socket::accept(&listener) => socket::show(client, &self.status().await)?,
+                client = accept(self.listeners.metrics.as_ref()) => {
+                    self.metrics.answer(client, metrics::page(&self.status().await));
                 }
             }
         }
@@ -182,32 +183,32 @@ impl Control {
     }
 
     /// Passes the current addresses of endpoints to the packet thread.
-    async fn readdress(&mut self) {
+    async fn update_endpoints(&mut self) {
         self.endpoints.fill(&mut self.site.config);
-        if let Err(error) = self.hand_over(&self.site).await {
+        if let Err(error) = self.send_settings(&self.site).await {
             warn!("an endpoint's new address is not in use: {error:#}");
         }
     }
 
     /// Passes the settings of `site` to the packet thread.
-    async fn hand_over(&self, site: &Site) -> Result<()> {
+    async fn send_settings(&self, site: &Site) -> Result<()> {
         let (outgoing, incoming) = site.filters()?;
         let is_other = site.only_observes() != self.site.only_observes();
         let taps = if is_other { Some(Box::new(Taps::open(site)?)) } else { None };
         let (reply, answer) = oneshot::channel();
-        self.worker.tell(Command::Reload { peers: site.peers(), outgoing, incoming, taps, reply });
+        self.worker.send(Command::Reload { peers: site.peers(), outgoing, incoming, taps, reply });
         answer.await.context("the packet thread is gone")?
     }
 
     /// Judges the peers, logs changes, and saves what a restart needs. Called once a second.
-    fn look(&mut self, watch: &mut Watch) {
+    fn check_peers(&mut self, stray_warning: &mut StrayWarning) {
         let (seen, details) = (self.published.get(), self.details());
         let trouble = self.wan.down();
         let now = viaduct_proto::time::Instant::from_nanos(viaduct_sys::clock::now());
-        self.peers.look(now, &seen, &details, trouble.as_deref());
-        watch.look(&seen);
+        self.peers.update(now, &seen, &details, trouble.as_deref());
+        stray_warning.check(&seen);
         if let Some(clocks) = &mut self.clocks {
-            clocks.keep(&details.clocks);
+            clocks.update(&details.clocks);
         }
     }
 
@@ -220,8 +221,8 @@ impl Control {
     /// there is nothing to wait for, or from the second call on.
     fn drain(&self, draining: &mut bool, system: &mut System) -> bool {
         if let Some(flows) = &self.flows {
-            if let Err(error) = system.pass_by() {
-                warn!("new flows are led here still: {error:#}");
+            if let Err(error) = system.stop_intercepting() {
+                warn!("new flows are still redirected here: {error:#}");
             }
             flows.handle.drain();
         }
@@ -267,7 +268,7 @@ impl Control {
         self.wan.trouble().or(missing).map(str::to_owned)
     }
 
-    async fn reload_and_tell(&mut self, system: &mut System) {
+    async fn reload_and_log(&mut self, system: &mut System) {
         notify(Phase::Reloading);
         match self.reload(system).await {
             Ok(()) => info!("reloaded"),
@@ -282,37 +283,37 @@ impl Control {
 
     /// Makes the room for repairs again when the WAN has changed. Tries again each second until
     /// that is possible, because the routes of the WAN may take a while to come back.
-    async fn follow(&mut self, system: &mut System) {
+    async fn follow_wan(&mut self, system: &mut System) {
         if !self.wan.is_stale(self.published.get().shell.wan_falls) {
             if std::mem::take(&mut self.unverified) && !system.is_in_force(&self.site) {
                 self.wan.set_stale();
             }
             if system.retry(&self.site) {
-                info!("repairs have their room now");
-                if let Err(error) = self.wan.settled(&self.site) {
+                info!("packets are kept short now, so that repairs fit the WAN");
+                if let Err(error) = self.wan.mark_applied(&self.site) {
                     warn!("{error:#}");
                 }
             }
-            self.tell_waits(system);
+            self.log_wait_reason(system);
             return;
         }
         let done = match Site::new(self.site.config.clone()) {
-            Ok(site) => self.take(site, system).await,
+            Ok(site) => self.apply(site, system).await,
             Err(error) => Err(error),
         };
-        self.tell_waits(system);
+        self.log_wait_reason(system);
         match done {
-            Ok(()) if system.waits().is_some() => {}
+            Ok(()) if system.wait_reason().is_some() => {}
             Ok(()) if system.has_room() => {
                 info!(
                     mtu = self.site.wan_mtu,
-                    "the WAN has changed: repairs have their room again"
+                    "the WAN has changed: packets are kept short again, so that repairs fit"
                 );
             }
             Ok(()) => {}
             Err(e) => {
-                let why = format!("repairs have no room: {e:#}");
-                if self.wan.failed(why.clone()) {
+                let why = format!("repairs do not fit the WAN: {e:#}");
+                if self.wan.record_failure(why.clone()) {
                     warn!("the WAN has changed, and {why}; tried again each second");
                 }
             }
@@ -320,18 +321,18 @@ impl Control {
     }
 
     /// Reports in the status and the log what the room waits for.
-    fn tell_waits(&mut self, system: &System) {
-        if let Some(waits) = system.waits()
-            && self.wan.failed(waits.clone())
+    fn log_wait_reason(&mut self, system: &System) {
+        if let Some(reason) = system.wait_reason()
+            && self.wan.record_failure(reason.clone())
         {
-            warn!("{waits}; tried again each second");
+            warn!("{reason}; tried again each second");
         }
     }
 
     /// Reloads the config. All of it takes effect, or none.
     async fn reload(&mut self, system: &mut System) -> Result<()> {
         let (site, flows) = self.source.load()?;
-        let fixed = refuse_fixed(&self.site.config, &site.config).and_then(|()| {
+        let fixed = reject_fixed_changes(&self.site.config, &site.config).and_then(|()| {
             match (&self.flows, &flows) {
                 (None, None) => Ok(()),
                 (Some(_), Some(_))
@@ -346,7 +347,7 @@ impl Control {
             }
         });
         fixed.with_context(|| self.source.path.display().to_string())?;
-        self.take(site, system).await?;
+        self.apply(site, system).await?;
         self.endpoints.watch(&self.site.config);
         match (&mut self.flows, flows) {
             (Some(running), Some(new)) => running.handle.reload(new),
@@ -355,12 +356,12 @@ impl Control {
     }
 
     /// Applies `site`: all of it, or nothing.
-    async fn take(&mut self, mut site: Site, system: &mut System) -> Result<()> {
+    async fn apply(&mut self, mut site: Site, system: &mut System) -> Result<()> {
         self.endpoints.fill(&mut site.config);
-        let doors = self.other_doors(&site.config).await?;
-        system.follow(&site)?;
-        if let Err(error) = self.hand_over(&site).await {
-            system.follow(&self.site)?;
+        let listeners = self.open_changed_listeners(&site.config).await?;
+        system.apply(&site)?;
+        if let Err(error) = self.send_settings(&site).await {
+            system.apply(&self.site)?;
             return Err(error);
         }
         self.prefixes
@@ -372,49 +373,49 @@ impl Control {
             warn!("{warning}");
         }
         self.warnings = warnings;
-        self.wan.settled(&site)?;
+        self.wan.mark_applied(&site)?;
         self.unverified = true;
         self.site = site;
-        let (metrics, desk) = doors;
+        let (metrics, cache) = listeners;
         if let Some(metrics) = metrics {
-            self.doors.metrics = metrics;
+            self.listeners.metrics = metrics;
         }
-        if let Some(desk) = desk {
-            self.doors.desk = desk;
+        if let Some(cache) = cache {
+            self.listeners.cache = cache;
         }
         Ok(())
     }
 
     /// Opens the listeners that `config` moves, without using them yet. `None` for one that
     /// stays.
-    async fn other_doors(
+    async fn open_changed_listeners(
         &self,
         config: &Config,
-    ) -> Result<(Option<Option<TcpListener>>, Option<Option<Desk>>)> {
+    ) -> Result<(Option<Option<TcpListener>>, Option<Option<CacheService>>)> {
         let old = &self.site.config;
         let metrics = match config.metrics {
             at if at == old.metrics => None,
             at => Some(bind_metrics(at).await?),
         };
-        let desk = match config.cache {
+        let cache = match config.cache {
             at if at == old.cache => None,
-            at => Some(self.open_desk(at).await?),
+            at => Some(self.open_cache(at).await?),
         };
-        Ok((metrics, desk))
+        Ok((metrics, cache))
     }
 
-    async fn open_desk(&self, at: Option<SocketAddr>) -> Result<Option<Desk>> {
+    async fn open_cache(&self, at: Option<SocketAddr>) -> Result<Option<CacheService>> {
         let Some(at) = at else { return Ok(None) };
         let socket = UdpSocket::bind(at)
             .await
             .with_context(|| format!("[cache] listen: cannot use {at}"))?;
         let prefixes = self.prefixes.clone();
-        Ok(Some(Desk::open(socket, prefixes, self.worker.clone(), self.cache.clone())))
+        Ok(Some(CacheService::open(socket, prefixes, self.worker.clone(), self.cache.clone())))
     }
 }
 
 /// Rejects changes that need a restart.
-fn refuse_fixed(old: &Config, new: &Config) -> Result<()> {
+fn reject_fixed_changes(old: &Config, new: &Config) -> Result<()> {
     let fixed = [
         ("name", new.name == old.name),
         ("key", new.secret == old.secret),
@@ -436,7 +437,7 @@ async fn bind_metrics(at: Option<SocketAddr>) -> Result<Option<TcpListener>> {
 }
 
 /// Accepts the next client. Without a listener the future never completes.
-async fn next(listener: Option<&TcpListener>) -> TcpStream {
+async fn accept(listener: Option<&TcpListener>) -> TcpStream {
     let Some(listener) = listener else { return std::future::pending().await };
     loop {
         match listener.accept().await {

@@ -9,23 +9,23 @@
 //! Everything in `site.toml` is checked before anything is changed. Changes are reverted at the
 //! end, and after a kill -9 by the next start.
 
+mod cache_service;
 mod clocks;
 pub mod config;
 mod control;
-mod desk;
 mod endpoints;
-mod families;
 mod injector;
-mod machine;
-mod nap;
+mod metrics;
 mod peers;
+mod poll_interval;
+mod preflight;
 mod site;
 pub mod snapshot;
 mod split;
+mod stray_warning;
 mod system;
 mod taps;
 mod wan;
-mod watch;
 mod worker;
 
 use std::path::{Path, PathBuf};
@@ -67,9 +67,9 @@ const WAIT_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs a gateway until a signal ends it.
 pub fn run(path: &Path, registry: Registry) -> Result<()> {
-    machine::check_rights()?;
+    preflight::check_capabilities()?;
     let mut signals = Signals::register()?;
-    let Some((site, split)) = wait_for_machine(path, &registry, &mut signals)? else {
+    let Some((site, split)) = wait_for_prerequisites(path, &registry, &mut signals)? else {
         return Ok(());
     };
     for warning in site.warnings() {
@@ -96,41 +96,41 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
         .context("start the packet thread")?;
     info!(site = site.config.name, wan = site.config.wan, peers = site.config.peers.len(), "up");
     let to_worker = ToWorker::new(send, waker);
-    let source = Source { path: path.to_owned(), registry };
+    let source = ConfigSource { path: path.to_owned(), registry };
     let done = Control::new(source, site, to_worker.clone(), flows, published)
         .and_then(|control| control.run(&mut system, gone, signals));
-    to_worker.tell(worker::Command::Stop);
+    to_worker.send(worker::Command::Stop);
     let ended = thread.join().unwrap_or_else(|_| Err(anyhow!("the packet thread panicked")));
     let restored = system.restore();
-    ended.context("traffic goes on unprotected")?;
+    ended.context("traffic continues unprotected")?;
     restored?;
     done
 }
 
 /// Reads the config, and waits until the machine has what it names: at boot the interface or its
 /// address may come later. `None` if a signal ends the wait.
-fn wait_for_machine(
+fn wait_for_prerequisites(
     path: &Path,
     registry: &Registry,
     signals: &mut Signals,
 ) -> Result<Option<(Site, Option<Settings>)>> {
-    let mut told = None;
+    let mut reported = None;
     loop {
         let config = Config::load(path)?;
-        let Some(missing) = machine::not_ready(&config) else {
-            if told.is_some() {
-                info!("the machine has what the config names");
+        let Some(missing) = preflight::missing_prerequisite(&config) else {
+            if reported.is_some() {
+                info!("all prerequisites of the config are there");
             }
-            return meaning(config, path, registry).map(Some);
+            return resolve(config, path, registry).map(Some);
         };
         // The service manager would abort a start that takes long.
-        if told.is_none() {
+        if reported.is_none() {
             notify(Phase::Ready);
         }
-        if told.as_ref() != Some(&missing) {
+        if reported.as_ref() != Some(&missing) {
             warn!("waiting: {missing}");
         }
-        told = Some(missing);
+        reported = Some(missing);
         if signals.pause(WAIT_EVERY) == Pause::End {
             info!("stopping");
             notify(Phase::Stopping);
@@ -139,29 +139,28 @@ fn wait_for_machine(
     }
 }
 
-/// Loads the config at `path`, and determines its meaning on this machine, for packets and for
-/// flows.
+/// Loads the config at `path`, and resolves it on this machine, for packets and for flows.
 fn load(path: &Path, registry: &Registry) -> Result<(Site, Option<Settings>)> {
-    meaning(Config::load(path)?, path, registry)
+    resolve(Config::load(path)?, path, registry)
 }
 
-/// Meaning of `config`, read from `path`, on this machine.
-fn meaning(config: Config, path: &Path, registry: &Registry) -> Result<(Site, Option<Settings>)> {
-    let mean = |config: Config| -> Result<_> {
+/// Resolves `config`, read from `path`, on this machine: interface, MTU, settings of split mode.
+fn resolve(config: Config, path: &Path, registry: &Registry) -> Result<(Site, Option<Settings>)> {
+    let resolve_all = |config: Config| -> Result<_> {
         let flows = split::settings(&config, registry)?;
         Ok((Site::new(config)?, flows))
     };
-    mean(config).with_context(|| path.display().to_string())
+    resolve_all(config).with_context(|| path.display().to_string())
 }
 
 /// Path of the config, and the handlers that it may name.
 #[derive(Debug)]
-struct Source {
+struct ConfigSource {
     path: PathBuf,
     registry: Registry,
 }
 
-impl Source {
+impl ConfigSource {
     fn load(&self) -> Result<(Site, Option<Settings>)> {
         load(&self.path, &self.registry)
     }
@@ -213,14 +212,14 @@ fn local(config: &Config) -> Local {
 /// Checks a config against this machine, prints its meaning, and changes nothing.
 pub fn check(path: &Path, registry: &Registry) -> Result<()> {
     let config = Config::load(path)?;
-    if let Some(missing) = machine::not_ready(&config) {
+    if let Some(missing) = preflight::missing_prerequisite(&config) {
         split::settings(&config, registry).with_context(|| path.display().to_string())?;
         println!("site {}: public key {}", config.name, config.secret.public());
         println!("warning: {missing}; the gateway waits for it");
         println!("ok, with a warning");
         return Ok(());
     }
-    let (site, flows) = meaning(config, path, registry)?;
+    let (site, flows) = resolve(config, path, registry)?;
     let config = &site.config;
     println!("site {}: public key {}", config.name, config.secret.public());
     println!("  hosts {}; wan {} (MTU {})", list(&config.prefixes), config.wan, site.wan_mtu);
@@ -234,7 +233,7 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
         let endpoint = match (&peer.endpoint, &peer.endpoint_name) {
             (Some(at), _) => format!("at {at}"),
             (None, Some((host, port))) => format!("at {host}:{port}"),
-            (None, None) => "that calls first".to_owned(),
+            (None, None) => "(no endpoint: it connects first)".to_owned(),
         };
         println!("peer {} {endpoint}: public key {}", peer.name, peer.key);
         println!("  hosts {}; {code}; {room}", list(&peer.prefixes));
@@ -246,9 +245,10 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
         println!("{what}: {}", listen.map_or("off".to_owned(), |at| at.to_string()));
     }
     let routes = system::plan(&site).with_context(|| path.display().to_string())?;
-    let in_the_way = [machine::check_rights(), machine::check_run_dir(config)];
-    let in_the_way = in_the_way.into_iter().filter_map(Result::err).map(|e| format!("{e:#}"));
-    let warnings = [site.warnings(), routes, machine::taken(config), in_the_way.collect()].concat();
+    let obstacles = [preflight::check_capabilities(), preflight::check_run_dir(config)];
+    let obstacles = obstacles.into_iter().filter_map(Result::err).map(|e| format!("{e:#}"));
+    let warnings =
+        [site.warnings(), routes, preflight::ports_in_use(config), obstacles.collect()].concat();
     for warning in &warnings {
         println!("warning: {warning}");
     }

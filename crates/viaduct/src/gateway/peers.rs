@@ -21,7 +21,7 @@ pub struct PeerStates {
     health: HashMap<String, (Instant, Health)>,
     states: Vec<(String, State)>,
     /// Last logged state by peer.
-    told: HashMap<String, String>,
+    logged: HashMap<String, String>,
     /// Last logged regime of repairs by peer.
     regimes: HashMap<String, Regime>,
 }
@@ -34,7 +34,7 @@ impl PeerStates {
 
     /// Judges the peers, and logs changes. `trouble` is the problem of the WAN itself, if there
     /// is one.
-    pub fn look(&mut self, now: Now, seen: &Snapshot, details: &Details, trouble: Option<&str>) {
+    pub fn update(&mut self, now: Now, seen: &Snapshot, details: &Details, trouble: Option<&str>) {
         let nothing = Default::default();
         self.health.retain(|name, _| seen.peers.iter().any(|(peer, _)| peer == name));
         self.states.clear();
@@ -45,15 +45,15 @@ impl PeerStates {
             let state = health.look(now, stats, facts, trouble);
             self.states.push((name.clone(), state));
             if let Some(control) = facts.control {
-                self.tell_regime(name, &control);
+                self.log_regime(name, &control);
             }
         }
         self.regimes.retain(|name, _| seen.peers.iter().any(|(peer, _)| peer == name));
-        self.tell();
+        self.log_changes();
     }
 
     /// Logs a change of the regime by which repairs follow the losses, with its overhead.
-    fn tell_regime(&mut self, peer: &str, control: &control::State) {
+    fn log_regime(&mut self, peer: &str, control: &control::State) {
         let before = self.regimes.insert(peer.to_owned(), control.regime);
         if before.unwrap_or_default() != control.regime {
             let overhead = format!("{:.1} %", 100.0 * control.overhead);
@@ -61,11 +61,11 @@ impl PeerStates {
         }
     }
 
-    fn tell(&mut self) {
+    fn log_changes(&mut self) {
         for (peer, state) in &self.states {
             let first = self.health.get(peer);
             let is_early = first.is_some_and(|(since, _)| since.elapsed() < FIRST_ANSWER);
-            let before = self.told.get(peer);
+            let before = self.logged.get(peer);
             let kind = kind(state);
             if before == Some(&kind) || (is_early && before.is_none() && !state.is_up()) {
                 continue;
@@ -77,9 +77,9 @@ impl PeerStates {
                 State::Up => info!(peer, "up again: packets for the peer are protected"),
                 _ => warn!(peer, "{state}"),
             }
-            self.told.insert(peer.clone(), kind);
+            self.logged.insert(peer.clone(), kind);
         }
-        self.told.retain(|name, _| self.states.iter().any(|(peer, _)| peer == name));
+        self.logged.retain(|name, _| self.states.iter().any(|(peer, _)| peer == name));
     }
 }
 
@@ -101,19 +101,19 @@ mod tests {
         let peer = |name: &str, up| (name.to_owned(), PeerStats { up, ..PeerStats::default() });
         let seen =
             Snapshot { peers: vec![peer("a", true), peer("b", false)], ..Default::default() };
-        states.look(Now::ZERO, &seen, &Details::default(), None);
+        states.update(Now::ZERO, &seen, &Details::default(), None);
         let names: Vec<_> =
             states.get().iter().map(|(name, state)| (&name[..], state.name())).collect();
         assert_eq!(names, [("a", "up"), ("b", "down")]);
-        states.look(Now::ZERO, &seen, &Details::default(), Some("wan0 is down"));
+        states.update(Now::ZERO, &seen, &Details::default(), Some("wan0 is down"));
         assert!(states.get()[0].1.to_string().starts_with("down: wan0 is down"));
         let seen = Snapshot { peers: vec![peer("a", true)], ..Default::default() };
-        states.look(Now::ZERO, &seen, &Details::default(), None);
+        states.update(Now::ZERO, &seen, &Details::default(), None);
         assert_eq!((states.get().len(), states.health.len()), (1, 1));
     }
 
     #[test]
-    fn numbers_make_no_news() {
+    fn changed_numbers_are_no_change_of_state() {
         let down = |age| State::Down(format!("it does not answer, last handshake {age} s ago"));
         assert_eq!(kind(&down(3)), kind(&down(90)));
         assert_ne!(kind(&down(3)), kind(&State::Up));

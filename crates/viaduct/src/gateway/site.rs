@@ -8,7 +8,7 @@ use viaduct_proto::repair::{Coding, MIN_MEMORY, PeerConfig, Sites, least_memory,
 use viaduct_sys::capture::filter::{BpfInsn, TapFilter};
 
 use super::config::{Config, Peer};
-use super::machine::{self, pair};
+use super::preflight::{self, pair};
 
 /// Minimum MTU for hosts: IPv6 requires 1280.
 const MIN_MTU: usize = 1280;
@@ -32,16 +32,15 @@ pub struct Site {
 impl Site {
     /// Examines the machine, without changing anything.
     pub fn new(config: Config) -> Result<Site> {
-        let wan_mtu = machine::wan_mtu(&config)?;
-        machine::check_addresses(&config)?;
+        let wan_mtu = preflight::wan_mtu(&config)?;
+        preflight::check_addresses(&config)?;
         let site = Site { config, wan_mtu };
         for peer in &site.config.peers {
             let fits = site.longest(peer);
             if fits < MIN_MTU && site.config.host_mtu.is_none_or(|mtu| fits < mtu) {
                 bail!(
                     "peer {:?}: the WAN's MTU of {wan_mtu} leaves packets of {fits} bytes beside \
-                        repairs; \
-                     a larger MTU, or lower_mtu = false, is expected",
+                     repairs; a larger MTU, or lower_mtu = false, is expected",
                     peer.name,
                 );
             }
@@ -52,16 +51,16 @@ impl Site {
 
     /// Warnings about unusual but allowed settings, one line each.
     pub fn warnings(&self) -> Vec<String> {
-        let off = machine::forwarding_off(&self.config.prefixes);
-        let elsewhere = machine::routed_elsewhere(&self.config);
+        let off = preflight::forwarding_off(&self.config.prefixes);
+        let elsewhere = preflight::routed_elsewhere(&self.config);
         let memory = self.too_little_memory();
         let config = self.config.warnings.iter().cloned();
-        let nat = machine::masquerades(&self.config);
+        let nat = preflight::masquerades(&self.config);
         config.chain(off).chain(elsewhere).chain(memory).chain(nat).collect()
     }
 
     /// Message "no route to peer" for the peer with the address `ip`.
-    pub fn to_peer(&self, ip: IpAddr) -> String {
+    pub fn no_route_to(&self, ip: IpAddr) -> String {
         let has = |peer: &&Peer| peer.prefixes.iter().any(|net| net.contains(&ip));
         let name = self.config.peers.iter().find(has).map_or("?", |peer| &peer.name);
         format!("no route to peer {name}")

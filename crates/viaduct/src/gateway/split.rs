@@ -16,7 +16,7 @@ use viaduct_proto::flow::Registry;
 use viaduct_sys::nft::intercept::{Intercept, Selector};
 
 use super::config::Config;
-use super::machine::pair;
+use super::preflight::pair;
 use crate::proxy::settings::Settings;
 
 /// Address to which the kernel redirects connections, unless `[split]` sets another.

@@ -13,7 +13,7 @@ use viaduct_sys::nft::rule_watch::RuleWatch;
 use viaduct_sys::route::mtu::RouteMtu;
 
 use super::injector::Injector;
-use super::machine::pair;
+use super::preflight::pair;
 use super::site::Site;
 use crate::proxy::keeper::Interception;
 
@@ -21,7 +21,7 @@ use crate::proxy::keeper::Interception;
 pub struct System {
     changes: Changes,
     /// True if offloads are off.
-    is_cut: bool,
+    offloads_off: bool,
     room: Room,
     /// Index in the journal at which the changes for the room begin.
     mark: usize,
@@ -36,7 +36,7 @@ pub struct System {
 /// Prefix, and the maximum length of packets towards it.
 type Lowered = ((IpAddr, u8), u32);
 /// Maximum number of waiting routes that are tried per second: each takes some milliseconds.
-const MAX_TRIES: usize = 16;
+const MAX_ATTEMPTS: usize = 16;
 
 /// Room for repairs: settings that keep packets short towards peers whose repairs would not fit
 /// otherwise.
@@ -58,7 +58,7 @@ impl System {
             warn!("left by an earlier run: {warning}");
         }
         if changes.took_over() {
-            info!("put back what an earlier run that was killed had left");
+            info!("the changes of an earlier run that was killed were reverted");
         }
         // The TUN comes first: if another gateway has this name, nothing of it may be touched.
         let mut injector = Injector::new(site);
@@ -68,32 +68,32 @@ impl System {
         let mark = changes.mark();
         let mut system = System {
             changes,
-            is_cut: false,
+            offloads_off: false,
             room: Room::default(),
             mark,
             incomplete: false,
             waiting: Vec::new(),
             rules: RuleWatch::new().ok(),
         };
-        system.follow(site)?;
+        system.apply(site)?;
         Ok((system, injector))
     }
 
     /// Replaces the room in force by that of `site`. Parts that another program has removed are
-    /// made again. If the route of a peer does not exist, its part waits ([`System::waits`]).
+    /// made again. If the route of a peer does not exist, its part waits ([`System::wait_reason`]).
     ///
     /// # Errors
     /// A rule cannot be made: the previous room stays, as far as it can still be made
     /// ([`System::is_complete`]).
-    pub fn follow(&mut self, site: &Site) -> Result<()> {
+    pub fn apply(&mut self, site: &Site) -> Result<()> {
         let room = Room::new(site)?;
         self.changes.repeat(self.mark)?;
         self.changes.restore_since(self.mark)?;
-        if !self.is_cut && !site.only_observes() {
+        if !self.offloads_off && !site.only_observes() {
             // Offloads are switched off below the room, and until the end: a gateway that
             // observes again works with that as well.
             self.changes.offload_off(&site.config.wan)?;
-            (self.is_cut, self.mark) = (true, self.changes.mark());
+            (self.offloads_off, self.mark) = (true, self.changes.mark());
         }
         let made = room.make_clamps(&mut self.changes);
         if made.is_err() {
@@ -127,7 +127,7 @@ impl System {
     /// Tries the waiting routes again. Returns whether the last of them was made.
     pub fn retry(&mut self, site: &Site) -> bool {
         let waited = !self.waiting.is_empty();
-        self.try_routes(site, MAX_TRIES);
+        self.try_routes(site, MAX_ATTEMPTS);
         waited && self.waiting.is_empty()
     }
 
@@ -139,18 +139,18 @@ impl System {
         for (route, _) in waiting {
             let ((ip, length), longest) = route;
             if let Err(error) = self.changes.route_mtu((ip, length), &site.config.wan, longest) {
-                self.waiting.push((route, format!("{}: {error}", site.to_peer(ip))));
+                self.waiting.push((route, format!("{}: {error}", site.no_route_to(ip))));
             }
         }
     }
 
     /// Reason why the room for repairs waits, if it does.
-    pub fn waits(&self) -> Option<String> {
+    pub fn wait_reason(&self) -> Option<String> {
         // The smallest text is shown, so that the order of the attempts does not change it.
         let first = self.waiting.iter().map(|(_, why)| why).filter(|why| !why.is_empty()).min()?;
         let more = self.waiting.len() - 1;
         let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
-        Some(format!("repairs have no room: {first}{more}"))
+        Some(format!("repairs do not fit the WAN: {first}{more}"))
     }
 
     /// Lets the kernel redirect the flows of split mode. The listener must be open already.
@@ -160,16 +160,16 @@ impl System {
         self.changes.restore_since(self.mark)?;
         self.changes.intercept(intercept)?;
         self.mark = self.changes.mark();
-        self.follow(site)
+        self.apply(site)
     }
 
     /// Lets new flows of split mode pass directly. Existing flows are still redirected.
-    pub fn pass_by(&mut self) -> Result<()> {
+    pub fn stop_intercepting(&mut self) -> Result<()> {
         Ok(self.changes.pass_by()?)
     }
 
     /// Restores rules that another program removed. Must be called once a second.
-    pub fn keep(&self, interception: &Interception) {
+    pub fn restore_rules(&self, interception: &Interception) {
         if interception.is_missing() || self.rules.as_ref().is_some_and(RuleWatch::has_deletions) {
             interception.keep(&self.changes);
         }
@@ -230,14 +230,13 @@ pub fn plan(site: &Site) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     for ((ip, length), longest) in Room::new(site)?.routes {
         if let Err(error) = RouteMtu::plan((ip, length), &site.config.wan, longest) {
-            warnings.push(format!("{}: {error}; the gateway waits for it", site.to_peer(ip)));
+            warnings.push(format!("{}: {error}; the gateway waits for it", site.no_route_to(ip)));
         }
     }
-    if let Some(vlan) = super::machine::vlan_of_trunk(&site.config) {
+    if let Some(vlan) = super::preflight::vlan_of_trunk(&site.config) {
         bail!(
-            "[site] wan: {:?} is a trunk: packets to peers leave tagged, by its VLAN {vlan:?}, \
-                which is \
-             expected here",
+            "[site] wan: {:?} is a trunk: packets to peers leave tagged, by its VLAN {vlan:?}; \
+             that interface is expected here",
             site.config.wan
         );
     }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use viaduct_sys::route::interface::Interface;
 use viaduct_sys::route::watch::RouteWatch;
 
-use super::machine::pair;
+use super::preflight::pair;
 use super::site::Site;
 
 /// State of the WAN at the time when the room for repairs was made.
@@ -60,7 +60,7 @@ impl WanWatch {
     }
 
     /// Notes that the room has been made for `site`.
-    pub fn settled(&mut self, site: &Site) -> Result<()> {
+    pub fn mark_applied(&mut self, site: &Site) -> Result<()> {
         // A new watch is needed: replacing routes by ours has caused notifications.
         self.routes = watch_routes(site)?;
         (self.mtu, self.stale) = (site.wan_mtu, false);
@@ -69,10 +69,10 @@ impl WanWatch {
     }
 
     /// Notes that the room could not be made. Returns true if the reason is new.
-    pub fn failed(&mut self, why: String) -> bool {
-        let news = self.trouble.as_ref() != Some(&why);
+    pub fn record_failure(&mut self, why: String) -> bool {
+        let is_new = self.trouble.as_ref() != Some(&why);
         self.trouble = Some(why);
-        news
+        is_new
     }
 
     /// Reason why the room could not be made.

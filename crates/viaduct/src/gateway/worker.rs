@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Datagrams from peers are read from the tap too, so that they are in one order with the
-//! packets that they repair. Under load the thread naps instead of polling, because a wake-up
-//! for each packet would slow the kernel's forwarding.
+//! packets that they repair. Under load the thread polls at intervals, because a wake-up for each
+//! packet would slow the kernel's forwarding.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -32,13 +32,13 @@ use viaduct_sys::route::qdisc::QdiscDrops;
 use viaduct_sys::socket::udp::UdpBatch;
 
 use super::injector::Injector;
-use super::nap::Nap;
+use super::poll_interval::PollInterval;
 use super::snapshot::{Published, Shell};
 use super::taps::Taps;
 
 /// Maximum number of packets read from a tap before the other gets its turn.
 const BATCH: usize = 256;
-/// Number of packets within a nap from which on napping pays.
+/// Number of packets within an interval from which on polling at intervals is worthwhile.
 const BUSY: usize = 2;
 /// Age from which on a copy is dropped. Its repairs would come too late for the packets, and
 /// would take CPU time from the forwarding of the next ones.
@@ -110,11 +110,11 @@ impl Worker {
     /// # Errors
     /// If an interface on which it depends is gone.
     pub fn run(mut self) -> Result<()> {
-        // Otherwise a nap could take twice its time.
+        // Otherwise a poll interval could take twice its time.
         let _ = thread::set_timer_slack(Duration::from_micros(1));
         // Forwarding has priority: a copy can wait in its ring.
         let _ = thread::set_batch();
-        let (mut shell, mut nap) = (Shell::default(), Nap::default());
+        let (mut shell, mut interval) = (Shell::default(), PollInterval::default());
         let (mut publish_at, mut details_at) = (now(), now());
         loop {
             let read = self.read_taps(&mut shell);
@@ -126,26 +126,26 @@ impl Worker {
             if now >= publish_at {
                 self.count_drops(&mut shell, now);
                 self.published.publish(&self.plane, shell);
-                nap.see(now, self.plane.repairs());
+                interval.update(now, self.plane.repairs());
                 publish_at = now + PUBLISH;
                 if now >= details_at {
                     self.published.publish_details(&self.plane, now);
                     details_at = now + PUBLISH_DETAILS;
                 }
-                self.look_after_interfaces(&mut shell)?;
+                self.check_interfaces(&mut shell)?;
             }
             while let Ok(command) = self.commands.try_recv() {
                 if let Command::Stop = command {
                     return Ok(());
                 }
-                self.obey(command, now);
+                self.handle_command(command, now);
             }
-            self.rest(read, now, &mut nap);
+            self.sleep(read, now, &mut interval);
         }
     }
 
     /// Handles a WAN interface that went down; it continues when it is up again.
-    fn look_after_interfaces(&self, shell: &mut Shell) -> Result<()> {
+    fn check_interfaces(&self, shell: &mut Shell) -> Result<()> {
         let down = [&self.taps.outgoing, &self.taps.incoming].map(|tap| tap.take_error().is_some());
         // This is checked each time: an interface goes down a moment before it is deleted, and
         // only the deletion is an error.
@@ -171,7 +171,7 @@ impl Worker {
             read += 1;
             let (is_late, crossed) = (frame.stamp() < fresh, crossed(&frame));
             let seen = packets(&mut frame, cut, shell, |shell, packet| {
-                if repair(packet, *listen) {
+                if is_own_datagram(packet, *listen) {
                     return;
                 }
                 shell.tap_late_out += u64::from(is_late);
@@ -232,7 +232,7 @@ impl Worker {
         (shell.tap_drops_out, shell.tap_drops_in) = (out, incoming);
     }
 
-    fn obey(&mut self, command: Command, now: Instant) {
+    fn handle_command(&mut self, command: Command, now: Instant) {
         match command {
             Command::Reload { peers, outgoing, incoming, taps, reply } => {
                 let done = self.reload(peers, &outgoing, &incoming, now);
@@ -267,13 +267,14 @@ impl Worker {
         self.taps.incoming.attach_filter(incoming).context("filter of the tap")
     }
 
-    /// Naps under load, otherwise sleeps until a packet, a deadline or a command comes.
-    fn rest(&self, read: usize, now: Instant, nap: &mut Nap) {
+    /// Sleeps: under load for a poll interval, otherwise until a packet, a deadline or a command
+    /// comes.
+    fn sleep(&self, read: usize, now: Instant, interval: &mut PollInterval) {
         if read >= BATCH {
             return;
         }
         if read >= BUSY {
-            std::thread::sleep(nap.next(now, read));
+            std::thread::sleep(interval.next(now, read));
             return;
         }
         let due = self.plane.poll_timeout().map_or(IDLE, |due| due.since(now));
@@ -319,7 +320,7 @@ fn datagram(packet: &mut [u8], listen: SocketAddr) -> Option<(SocketAddr, &mut [
 
 /// Returns whether an outgoing packet is one of our own datagrams. Those must not be encoded if
 /// the gateway's address lies within the site.
-fn repair(packet: &mut [u8], listen: SocketAddr) -> bool {
+fn is_own_datagram(packet: &mut [u8], listen: SocketAddr) -> bool {
     udp(packet).is_some_and(|(from, ..)| from.port() == listen.port() && same_host(listen, from))
 }
 
@@ -330,7 +331,7 @@ fn same_host(listen: SocketAddr, address: SocketAddr) -> bool {
 /// Source, destination and payload of a UDP datagram.
 fn udp(packet: &mut [u8]) -> Option<(SocketAddr, SocketAddr, &mut [u8])> {
     let header = Header::parse(packet).ok()?;
-    if header.protocol != UDP || fragment(packet, header.source) {
+    if header.protocol != UDP || is_fragment(packet, header.source) {
         return None;
     }
     let datagram = packet.get_mut(header.header_len..header.total_len)?;
@@ -342,6 +343,6 @@ fn udp(packet: &mut [u8]) -> Option<(SocketAddr, SocketAddr, &mut [u8])> {
 
 /// Returns whether a packet is an IPv4 fragment. Repairs are never sent in fragments, and a
 /// fragment has no UDP header of its own.
-fn fragment(packet: &[u8], source: IpAddr) -> bool {
+fn is_fragment(packet: &[u8], source: IpAddr) -> bool {
     source.is_ipv4() && u16::from_be_bytes([packet[6], packet[7]]) & 0x3fff != 0
 }

@@ -34,8 +34,8 @@ use super::remote::{Lines, Remote};
 use super::{cannot_be, clear, network};
 use crate::proxy::calls::{Arrival, Call};
 use crate::proxy::conn::{Conn, Lender};
+use crate::rate_limited::RateLimitedLog;
 use crate::run::carrier::Carrier;
-use crate::sparing::Sparing;
 use crate::status::socket::Name;
 
 /// Delay after an error of accept.
@@ -58,7 +58,7 @@ struct Shared {
 }
 
 /// Rate limit, for each user, of the warnings about rejected runs.
-static REFUSED: Sparing<u32> = Sparing::new(4);
+static REFUSED: RateLimitedLog<u32> = RateLimitedLog::new(4);
 
 impl Desk {
     /// Opens the socket at `door`, for this user and root or for all users, with its name.

@@ -31,13 +31,13 @@ use tokio::sync::Semaphore;
 /// Maximum number of concurrent connections; further ones are closed at once.
 const MAX_CONNECTIONS: usize = 16;
 /// Time within which the request must arrive.
-const REQUEST_WITHIN: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time within which the whole exchange must end.
-const DONE_WITHIN: Duration = Duration::from_secs(10);
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of a request head in bytes.
-const LONGEST_HEAD: usize = 8 << 10;
+const MAX_HEAD: usize = 8 << 10;
 /// Delay before the next attempt after a failed accept.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Opens the listener for metrics. Must be called in a runtime.
 ///
@@ -53,12 +53,12 @@ pub fn listen(at: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Accepts the next client. Without a listener the future never completes.
-pub async fn next(listener: Option<&TcpListener>) -> TcpStream {
+pub async fn accept(listener: Option<&TcpListener>) -> TcpStream {
     let Some(listener) = listener else { return std::future::pending().await };
     loop {
         match listener.accept().await {
             Ok((client, _)) => return client,
-            Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
+            Err(_) => tokio::time::sleep(ACCEPT_RETRY).await,
         }
     }
 }
@@ -93,12 +93,12 @@ impl Metrics {
             });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
-                .header_read_timeout(REQUEST_WITHIN)
-                .max_buf_size(LONGEST_HEAD)
+                .header_read_timeout(REQUEST_TIMEOUT)
+                .max_buf_size(MAX_HEAD)
                 .keep_alive(false)
                 .serve_connection(TokioIo::new(client), service);
             // Errors concern only the client and its network.
-            let _ = tokio::time::timeout(DONE_WITHIN, connection).await;
+            let _ = tokio::time::timeout(EXCHANGE_TIMEOUT, connection).await;
             drop(permit);
         });
     }
@@ -106,13 +106,13 @@ impl Metrics {
 
 fn respond<B>(request: &Request<B>, page: &Page) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered here\n".to_owned());
+        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is supported\n".to_owned());
     }
     match (request.uri().path(), &page.trouble) {
         ("/metrics", _) => text(StatusCode::OK, page.counters.clone()),
         ("/healthz", None) => text(StatusCode::OK, "ok\n".to_owned()),
         ("/healthz", Some(what)) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{what}\n")),
-        _ => text(StatusCode::NOT_FOUND, "here are /metrics and /healthz\n".to_owned()),
+        _ => text(StatusCode::NOT_FOUND, "not found; there are /metrics and /healthz\n".to_owned()),
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Capture {
 impl Capture {
     /// Summary in one line.
     pub fn summary(&self) -> String {
-        let cut = if self.is_cut { "; the rest of the file is too much" } else { "" };
+        let cut = if self.is_cut { "; the rest of the file was not read" } else { "" };
         format!("{} packets of IP, {} others{cut}", self.packets.len(), self.others)
     }
 }

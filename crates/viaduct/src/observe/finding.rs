@@ -10,7 +10,7 @@ use viaduct_proto::repair::shadow::{Fate, Shadows};
 use viaduct_proto::time::Instant;
 
 use crate::gateway::snapshot::TrialStatus;
-use crate::status::words::{self, percent, thousands};
+use crate::status::numbers::{self, percent, thousands};
 
 /// Packets in one direction.
 #[derive(Clone, Debug)]
@@ -112,15 +112,15 @@ impl fmt::Display for Findings {
                 writeln!(f, "  in full queues   {} ({share})", thousands(lost))?;
             }
             for trial in path.trials.iter().filter(|_| lost > 0) {
-                writeln!(f, "  would have       {}", words::trial(trial))?;
+                writeln!(f, "  would have       {}", numbers::trial(trial))?;
             }
         }
-        let told = if self.congestion_is_told {
+        let hint = if self.congestion_is_told {
             ""
         } else {
-            " One capture does not tell losses in full queues from others; one of each end does."
+            " One capture cannot show which losses are in full queues; one of each end can."
         };
-        writeln!(f, "\nIn time is within a quarter of {:.0} ms, the round trip.{told}", self.rtt_ms)
+        writeln!(f, "\nIn time is within a quarter of {:.0} ms, the round trip.{hint}", self.rtt_ms)
     }
 }
 

@@ -2,15 +2,15 @@
 //! have achieved.
 //!
 //! ```text
-//!   FILE FILE ─▶ capture ─▶ packet ─▶ pair  ─┐
-//!   FILE      ─▶ capture ─▶ packet ─▶ alone ─┴▶ fates ─▶ finding ─▶ table, JSON
+//!   FILE FILE ─▶ capture ─▶ packet ─▶ pair   ─┐
+//!   FILE      ─▶ capture ─▶ packet ─▶ single ─┴▶ fates ─▶ finding ─▶ table, JSON
 //! ```
 
-mod alone;
 mod capture;
 mod finding;
 mod packet;
 mod pair;
+mod single;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub struct ObserveArgs {
     /// A capture (pcap or pcapng), or one of each end of the link, this end's first
     #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Addresses at this end, where hop limits do not tell which packets left from here
+    /// Addresses at this end, if hop limits do not show which packets left from here
     #[arg(long, value_name = "PREFIX", value_parser = crate::proxy::values::prefix)]
     near: Vec<IpNet>,
     /// Round-trip time of the link; without it, what the captures show
@@ -50,7 +50,7 @@ pub fn run(args: &ObserveArgs) -> Result<()> {
         captures.push(capture::read(file)?);
     }
     let (paths, seen_rtt) = match &captures[..] {
-        [one] => alone::paths(&one.packets),
+        [one] => single::paths(&one.packets),
         [near, far] => {
             let pair = pair::Pair::new(&near.packets, &far.packets, &args.near);
             ensure!(
@@ -68,7 +68,7 @@ pub fn run(args: &ObserveArgs) -> Result<()> {
     let paths: Vec<Path> = paths.into_iter().filter(|path| !path.fates.is_empty()).collect();
     ensure!(
         !paths.is_empty(),
-        "nothing to judge: of one capture, data of TCP is; of two, all packets that both could see"
+        "nothing to compare: one capture must contain TCP data; two must contain the same packets"
     );
     let findings = Findings::new(&paths, rtt, args.files.len() == 2);
     if args.json {

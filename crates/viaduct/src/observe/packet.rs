@@ -8,7 +8,7 @@ use viaduct_proto::wire::ip::{self, Header};
 use viaduct_proto::wire::transport::{self, Segment, UDP};
 
 /// Number of bytes of a payload that identify it.
-const TELLING: usize = 64;
+const PAYLOAD_PREFIX: usize = 64;
 const TCP_CHECKSUM: std::ops::Range<usize> = 16..18;
 const UDP_CHECKSUM: std::ops::Range<usize> = 6..8;
 
@@ -71,13 +71,13 @@ impl Packet {
         let mut hasher = DefaultHasher::new();
         (ends, header.protocol).hash(&mut hasher);
         match &segment {
-            Some(of) if of.data > 0 => stamp(payload).hash(&mut hasher),
+            Some(of) if of.data > 0 => timestamp(payload).hash(&mut hasher),
             Some(_) => hash_without(payload, TCP_CHECKSUM, header_of_tcp(payload), &mut hasher),
             None => {
                 // For fragments, and all packets without sequence numbers of their own.
                 bytes.get(4..8).filter(|_| bytes[0] >> 4 == 4).hash(&mut hasher);
                 let skipped = if header.protocol == UDP { UDP_CHECKSUM } else { 0..0 };
-                hash_without(payload, skipped, TELLING, &mut hasher);
+                hash_without(payload, skipped, PAYLOAD_PREFIX, &mut hasher);
                 header.total_len.hash(&mut hasher);
             }
         }
@@ -166,7 +166,7 @@ fn options(segment: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
 }
 
 /// TCP timestamp of the sender, which distinguishes a segment from its retransmission.
-fn stamp(segment: &[u8]) -> Option<u32> {
+fn timestamp(segment: &[u8]) -> Option<u32> {
     let (_, body) = options(segment).find(|(kind, _)| *kind == 8)?;
     Some(u32::from_be_bytes(*body.first_chunk()?))
 }
@@ -215,7 +215,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn checksums_and_hop_limits_tell_nothing() {
+    fn checksums_and_hop_limits_do_not_identify_a_packet() {
         let ack = |ttl| segment(7, true, 50, 0, ttl).key;
         assert_eq!(ack(64), ack(60));
         assert_ne!(ack(64), segment(8, true, 50, 0, 64).key);

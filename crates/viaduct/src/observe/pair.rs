@@ -18,11 +18,11 @@ use super::packet::{Ends, Packet};
 /// MSS of flows whose SYNs were not captured.
 const USUAL_MSS: u32 = 1_460;
 /// Bytes of timestamps in each segment of a flow that uses them.
-const STAMPS: u32 = 12;
+const TIMESTAMPS_LEN: u32 = 12;
 /// Number of packets that are judged together, as in a manifest.
-const TOGETHER: usize = 64;
+const CHUNK: usize = 64;
 /// Time before the first packet on the computed clock, so that the clocks may differ.
-const BEFORE: Duration = Duration::from_secs(1);
+const CLOCK_MARGIN: Duration = Duration::from_secs(1);
 
 /// Comparison of two captures.
 pub struct Pair {
@@ -30,7 +30,7 @@ pub struct Pair {
     /// arrived at the other.
     pieces: Vec<Piece>,
     from_near: HashSet<IpAddr>,
-    is_told: bool,
+    ends_known: bool,
     matched: usize,
 }
 
@@ -59,12 +59,12 @@ impl Pair {
         for packet in near {
             let source = packet.ends.source.0;
             for key in packet.keys(mss(packet)) {
-                let twin = open.get_mut(&key).and_then(VecDeque::pop_front);
-                if let Some((_, ttl)) = twin {
+                let arrival = open.get_mut(&key).and_then(VecDeque::pop_front);
+                if let Some((_, ttl)) = arrival {
                     matched += 1;
                     *votes.entry(source).or_default() += i64::from(packet.ttl) - i64::from(ttl);
                 }
-                let far = twin.map(|(at, _)| at);
+                let far = arrival.map(|(at, _)| at);
                 pieces.push(Piece { source, near: Some(packet.at), far });
             }
         }
@@ -79,7 +79,7 @@ impl Pair {
                 }
             }
         }
-        let is_told = !prefixes.is_empty() || votes.values().any(|vote| *vote != 0);
+        let ends_known = !prefixes.is_empty() || votes.values().any(|vote| *vote != 0);
         let sources = pieces.iter().map(|piece| piece.source).collect::<HashSet<_>>();
         let from_near = sources.into_iter().filter(|ip| {
             if prefixes.is_empty() {
@@ -89,7 +89,7 @@ impl Pair {
             }
         });
         let from_near = from_near.collect();
-        Pair { pieces, from_near, is_told, matched }
+        Pair { pieces, from_near, ends_known, matched }
     }
 
     /// Number of packets that are in both captures.
@@ -103,8 +103,8 @@ impl Pair {
     /// If it is unknown which packets left at which end.
     pub fn paths(&self) -> Result<(Vec<Path>, Option<Duration>)> {
         ensure!(
-            self.is_told,
-            "hop limits do not tell which packets left at this end: say its addresses, such as \
+            self.ends_known,
+            "hop limits do not show which packets left at this end: give its addresses, such as \
              --near 10.1.0.0/16"
         );
         let (out, there) = self.path(true);
@@ -143,10 +143,10 @@ fn fates(crossed: &[(Duration, Option<Duration>)]) -> Vec<(Instant, Fate)> {
     let Some(&(begun, _)) = crossed.first() else { return Vec::new() };
     let arrived = crossed.iter().filter_map(|(_, came)| *came).min().unwrap_or(begun);
     let at = |time: Duration, since: Duration| {
-        Instant::ZERO + BEFORE + time.checked_sub(since).unwrap_or_default()
+        Instant::ZERO + CLOCK_MARGIN + time.checked_sub(since).unwrap_or_default()
     };
     let (mut path, mut fates) = (control::path::Path::default(), Vec::new());
-    for (first, chunk) in (1..).step_by(TOGETHER).zip(crossed.chunks(TOGETHER)) {
+    for (first, chunk) in (1..).step_by(CHUNK).zip(crossed.chunks(CHUNK)) {
         let micros =
             |(sent, _): &(Duration, _)| at(*sent, begun).since(Instant::ZERO).as_micros() as u32;
         let sent: Vec<u32> = chunk.iter().map(micros).collect();
@@ -157,8 +157,8 @@ fn fates(crossed: &[(Duration, Option<Duration>)]) -> Vec<(Instant, Fate)> {
                 None => (seq, Named::Missing),
             })
             .collect();
-        let came = |arrival: u64| {
-            let index = usize::try_from(arrival - first).ok()?;
+        let came = |number: u64| {
+            let index = usize::try_from(number - first).ok()?;
             Some(at(chunk.get(index)?.1?, arrived))
         };
         let mut congested = HashSet::new();
@@ -198,8 +198,8 @@ fn sizes<'a>(packets: impl Iterator<Item = &'a Packet>) -> HashMap<Ends, u32> {
         }
     }
     let size = |(ends, largest): (Ends, u32)| match announced.get(&ends) {
-        Some(mss) => (ends, mss.saturating_sub(STAMPS).max(1)),
-        None => (ends, largest.min(USUAL_MSS - STAMPS)),
+        Some(mss) => (ends, mss.saturating_sub(TIMESTAMPS_LEN).max(1)),
+        None => (ends, largest.min(USUAL_MSS - TIMESTAMPS_LEN)),
     };
     largest.into_iter().map(size).collect()
 }

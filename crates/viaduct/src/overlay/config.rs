@@ -19,9 +19,9 @@ use crate::shell::entropy;
 use crate::{key, text};
 
 /// Maximum length of a config in bytes.
-const LONGEST: u64 = 1 << 20;
+const MAX_CONFIG: u64 = 1 << 20;
 /// Options that follow from the rest of the config, and those that a node's proxy does not have.
-const FOLLOWS: [&str; 7] = ["expect", "name", "run-dir", "to", "intercept", "on-demand", "metrics"];
+const DERIVED: [&str; 7] = ["expect", "name", "run-dir", "to", "intercept", "on-demand", "metrics"];
 /// Allowed range of the probe interval and timeout.
 const INTERVALS: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(50)..=Duration::from_secs(600);
@@ -83,7 +83,7 @@ struct PeerTable {
 }
 
 fn default_run_dir() -> PathBuf {
-    crate::run_dir::usual_run_dir()
+    crate::run_dir::default_run_dir()
 }
 
 impl Config {
@@ -93,14 +93,14 @@ impl Config {
     /// A line with the place, the mistake and a correct form.
     pub fn load(path: &Path, registry: &Registry) -> Result<Config> {
         let text =
-            text::read(path, LONGEST).map_err(|what| anyhow!("{}: {what}", path.display()))?;
+            text::read(path, MAX_CONFIG).map_err(|what| anyhow!("{}: {what}", path.display()))?;
         let file: File = toml::from_str(&text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start);
-            let place = text::place(&text, at);
-            anyhow!("{}: {place}{}", path.display(), text::plain(&text, at, error.message()))
+            let place = text::position(&text, at);
+            anyhow!("{}: {place}{}", path.display(), text::explain(&text, at, error.message()))
         })?;
         let directory = path.parent().unwrap_or(Path::new("."));
-        meaning(file, directory, registry).with_context(|| path.display().to_string())
+        validate(file, directory, registry).with_context(|| path.display().to_string())
     }
 
     /// Checks that a node can be created.
@@ -117,13 +117,13 @@ impl Config {
     }
 }
 
-fn meaning(file: File, directory: &Path, registry: &Registry) -> Result<Config> {
+fn validate(file: File, directory: &Path, registry: &Registry) -> Result<Config> {
     let File { overlay: node, socks, peer } = file;
     let name = |name: &str| text::check_name(name).map_err(|what| anyhow!("name: {what}"));
     name(&node.name)?;
     let mut peers = Vec::new();
     for peer in &peer {
-        let made = name(&peer.name).and_then(|()| meaning_of_peer(peer));
+        let made = name(&peer.name).and_then(|()| validate_peer(peer));
         peers.push(made.with_context(|| format!("peer {}", peer.name))?);
     }
     if let Some(far) = peer.iter().find(|peer| node.listen.is_ipv4() != peer.endpoint.is_ipv4()) {
@@ -131,7 +131,7 @@ fn meaning(file: File, directory: &Path, registry: &Registry) -> Result<Config> 
     }
     let config = overlay::Config {
         key: key::read(&directory.join(&node.key)).context("key")?,
-        serves: node.serves.clone().unwrap_or_else(|| itself(node.listen)),
+        serves: node.serves.clone().unwrap_or_else(|| own_prefix(node.listen)),
         peers,
         policy: node.policy,
         timing: timing(&node)?,
@@ -149,23 +149,20 @@ fn meaning(file: File, directory: &Path, registry: &Registry) -> Result<Config> 
     })
 }
 
-fn meaning_of_peer(peer: &PeerTable) -> Result<Peer> {
+fn validate_peer(peer: &PeerTable) -> Result<Peer> {
     if peer.endpoint.ip().is_unspecified() || peer.endpoint.port() == 0 {
-        bail!(
-            "endpoint: {} is nowhere; an address and a port of the peer's are expected",
-            peer.endpoint
-        );
+        bail!("endpoint: {}: an address and a port of the peer's are expected", peer.endpoint);
     }
     Ok(Peer {
         name: peer.name.clone(),
         key: peer.key.parse::<PublicKey>().context("key")?,
         socks: peer.socks,
-        serves: peer.serves.clone().unwrap_or_else(|| itself(peer.endpoint)),
+        serves: peer.serves.clone().unwrap_or_else(|| own_prefix(peer.endpoint)),
     })
 }
 
 /// Default of `serves`: the node's own address.
-fn itself(at: SocketAddr) -> Vec<IpNet> {
+fn own_prefix(at: SocketAddr) -> Vec<IpNet> {
     if at.ip().is_unspecified() { Vec::new() } else { vec![at.ip().to_canonical().into()] }
 }
 
@@ -193,7 +190,7 @@ fn timing(node: &NodeTable) -> Result<Timing> {
 /// Settings of the SOCKS5 proxy for the flows of others, limited to the clients and destinations
 /// that the config allows.
 fn proxy(mut table: Table, name: &str, run_dir: &Path, registry: &Registry) -> Result<Settings> {
-    if let Some(key) = table.keys().find(|key| FOLLOWS.contains(&&*key.replace('_', "-"))) {
+    if let Some(key) = table.keys().find(|key| DERIVED.contains(&&*key.replace('_', "-"))) {
         bail!("[socks] {key}: it follows from the node; leave it out");
     }
     let has = |key: &str| table.contains_key(key) || table.contains_key(&key.replace('-', "_"));

@@ -9,47 +9,50 @@ use std::time::Duration;
 use viaduct_proto::handlers::{Overlays, Tables};
 use viaduct_proto::overlay::Table;
 
-use super::desk::FOLLOW;
+use super::table_socket::FOLLOW;
 
 /// Read timeout: a node publishes its table every second, and is considered gone otherwise.
-const SILENT: Duration = Duration::from_secs(3);
+const READ_TIMEOUT: Duration = Duration::from_secs(3);
 /// Delay before the next attempt.
-const AGAIN: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Time for which the first flow waits for the first table.
-const FIRST: Duration = Duration::from_millis(200);
+const FIRST_TABLE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Follows nodes, each from the first flow on that needs its table.
 pub fn overlays() -> Overlays {
     Arc::new(|path| {
-        let known = Arc::new(Known { path: path.into(), ..Known::default() });
-        let tables: Tables = Arc::new(move || known.table());
+        let follower = Arc::new(Follower { path: path.into(), ..Follower::default() });
+        let tables: Tables = Arc::new(move || follower.table());
         tables
     })
 }
 
 #[derive(Default)]
-struct Known {
+struct Follower {
     path: PathBuf,
-    began: OnceLock<()>,
+    started: OnceLock<()>,
     /// Latest table, and whether a table has come or an attempt has failed.
     state: Mutex<(Option<Arc<Table>>, bool)>,
-    told: Condvar,
+    changed: Condvar,
 }
 
-impl Known {
+impl Follower {
     fn table(self: &Arc<Self>) -> Option<Arc<Table>> {
-        self.began.get_or_init(|| {
-            let known = self.clone();
+        self.started.get_or_init(|| {
+            let follower = self.clone();
             // Without a thread no table is ever known, and flows go directly.
             let _ = std::thread::Builder::new().name("overlay".to_owned()).spawn(move || {
                 loop {
-                    let _ = known.follow();
-                    known.set(None);
-                    std::thread::sleep(AGAIN);
+                    let _ = follower.follow();
+                    follower.set(None);
+                    std::thread::sleep(RETRY_DELAY);
                 }
             });
             let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            drop(self.told.wait_timeout_while(state, FIRST, |(_, heard)| !*heard));
+            drop(
+                self.changed
+                    .wait_timeout_while(state, FIRST_TABLE_TIMEOUT, |(_, has_tried)| !*has_tried),
+            );
         });
         self.state.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
@@ -70,13 +73,13 @@ impl Known {
 
     fn set(&self, table: Option<Arc<Table>>) {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = (table, true);
-        self.told.notify_all();
+        self.changed.notify_all();
     }
 }
 
 fn connect(path: &Path) -> std::io::Result<UnixStream> {
     let stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(SILENT))?;
-    stream.set_write_timeout(Some(SILENT))?;
+    stream.set_read_timeout(Some(READ_TIMEOUT))?;
+    stream.set_write_timeout(Some(READ_TIMEOUT))?;
     Ok(stream)
 }

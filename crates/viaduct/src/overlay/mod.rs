@@ -7,10 +7,10 @@
 //! ```
 
 mod config;
-mod desk;
-mod families;
 mod follow;
+mod metrics;
 mod service;
+mod table_socket;
 
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ pub struct OverlayArgs {
     /// The node's config; SIGHUP reads it again
     #[arg(short, long, value_name = "FILE")]
     pub config: PathBuf,
-    /// Check the config, say what it means, and touch nothing
+    /// Check the config, print its meaning, and change nothing
     #[arg(long)]
     pub check: bool,
 }

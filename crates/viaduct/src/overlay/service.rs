@@ -12,20 +12,19 @@ use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
 
 use super::config::Config;
-use super::desk::Desk;
-use super::families;
+use super::table_socket::TableSocket;
 use crate::metrics::{self, Metrics, Page};
 use crate::notify::{Phase, notify};
 use crate::proxy::handle::Beside;
 use crate::shell::entropy;
-use crate::signals::{Heard, Signals};
+use crate::signals::{SignalStreams, Signals};
 
 /// Interval at which the table is published without a change.
-const SECOND: Duration = Duration::from_secs(1);
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between checks for the end of the last flow.
-const DRAINED: Duration = Duration::from_millis(50);
+const DRAIN_POLL: Duration = Duration::from_millis(50);
 /// Buffer size: longer than any message.
-const LONGEST: usize = 2_048;
+const MAX_MESSAGE: usize = 2_048;
 
 struct Service<'a> {
     path: &'a Path,
@@ -36,22 +35,22 @@ struct Service<'a> {
     /// Proxy of the flows that go through this node.
     flows: Option<Beside>,
     /// Version of the last published table.
-    told: u64,
+    published: u64,
 }
 
 /// Runs a node until a signal ends it.
 pub fn run(path: &Path, config: Config, registry: &Registry) -> Result<()> {
-    let (runtime, heard) = Signals::register()?.into_parts();
+    let (runtime, signals) = Signals::register()?.into_parts();
     let node = Node::new(config.node.clone(), entropy(), now())?;
     let socket = config.socket();
     let done = runtime.block_on(async {
-        let desk = Desk::open(&socket)?;
+        let table_socket = TableSocket::open(&socket)?;
         let listen = config.listen;
         let udp = UdpSocket::bind(listen).await.with_context(|| format!("listen: {listen}"))?;
-        let doors = config.metrics.map(metrics::listen).transpose()?;
+        let metrics_listener = config.metrics.map(metrics::listen).transpose()?;
         let flows = config.socks.clone().map(Beside::start).transpose().context("[socks]")?;
-        let service = Service { path, registry, config, node, socket: udp, flows, told: 0 };
-        service.serve(&desk, doors, heard).await
+        let service = Service { path, registry, config, node, socket: udp, flows, published: 0 };
+        service.serve(&table_socket, metrics_listener, signals).await
     });
     notify(Phase::Stopping);
     done
@@ -60,44 +59,45 @@ pub fn run(path: &Path, config: Config, registry: &Registry) -> Result<()> {
 impl Service<'_> {
     async fn serve(
         mut self,
-        desk: &Desk,
-        doors: Option<TcpListener>,
-        mut heard: Heard,
+        table_socket: &TableSocket,
+        metrics_listener: Option<TcpListener>,
+        mut signals: SignalStreams,
     ) -> Result<()> {
         info!("overlay {}: probes at {}", self.config.node.name, self.config.listen);
-        let mut second = tokio::time::interval(SECOND);
-        let mut buffer = [0; LONGEST];
+        let mut ticks = tokio::time::interval(PUBLISH_INTERVAL);
+        let mut buffer = [0; MAX_MESSAGE];
         let metrics = Metrics::default();
-        self.tell(desk)?;
+        self.publish(table_socket)?;
         notify(Phase::Ready);
         let mut draining = false;
         while !draining || self.flows.as_ref().is_some_and(|flows| !flows.is_over()) {
-            let wait = self.node.poll_timeout().map_or(SECOND, |at| at.since(now()));
+            let wait = self.node.poll_timeout().map_or(PUBLISH_INTERVAL, |at| at.since(now()));
             tokio::select! {
                 () = tokio::time::sleep(wait) => self.node.handle_timeout(now()),
                 got = self.socket.recv_from(&mut buffer) => match got {
                     Ok((length, _)) => self.node.handle_datagram(now(), &buffer[..length]),
                     Err(error) => debug!("receive a probe: {error}"),
                 },
-                _ = second.tick() => self.tell(desk)?,
-                () = desk.serve() => {}
-                client = metrics::next(doors.as_ref()) => {
+                _ = ticks.tick() => self.publish(table_socket)?,
+                () = table_socket.serve() => {}
+                client = metrics::accept(metrics_listener.as_ref()) => {
                     let table = self.table();
                     let trouble = Some(table.troubles().join("\n")).filter(|all| !all.is_empty());
-                    metrics.answer(client, Page { counters: families::encode(&table), trouble });
+                    let counters = super::metrics::encode(&table);
+                    metrics.answer(client, Page { counters, trouble });
                 }
-                _ = heard.hangup.recv() => {
+                _ = signals.hangup.recv() => {
                     self.reopen_log();
-                    self.reload_and_say();
+                    self.reload_and_log();
                 }
-                _ = heard.user1.recv() => self.reopen_log(),
-                _ = heard.terminate.recv() => if self.ends(&mut draining) { break },
-                _ = heard.interrupt.recv() => if self.ends(&mut draining) { break },
-                () = tokio::time::sleep(DRAINED), if draining => {}
+                _ = signals.user1.recv() => self.reopen_log(),
+                _ = signals.terminate.recv() => if self.begin_drain(&mut draining) { break },
+                _ = signals.interrupt.recv() => if self.begin_drain(&mut draining) { break },
+                () = tokio::time::sleep(DRAIN_POLL), if draining => {}
             }
             self.transmit();
-            if self.node.version() != self.told {
-                self.tell(desk)?;
+            if self.node.version() != self.published {
+                self.publish(table_socket)?;
             }
         }
         info!("stopping");
@@ -106,7 +106,7 @@ impl Service<'_> {
 
     /// Stops accepting flows through this node, and lets the existing ones finish. Returns true
     /// from the second call on, after which the service ends at once.
-    fn ends(&self, draining: &mut bool) -> bool {
+    fn begin_drain(&self, draining: &mut bool) -> bool {
         if let Some(flows) = &self.flows {
             flows.handle.drain();
         }
@@ -123,9 +123,9 @@ impl Service<'_> {
         }
     }
 
-    fn tell(&mut self, desk: &Desk) -> Result<()> {
-        self.told = self.node.version();
-        desk.publish(serde_json::to_vec(&self.table())?);
+    fn publish(&mut self, table_socket: &TableSocket) -> Result<()> {
+        self.published = self.node.version();
+        table_socket.publish(serde_json::to_vec(&self.table())?);
         Ok(())
     }
 
@@ -138,7 +138,7 @@ impl Service<'_> {
         self.flows.iter().for_each(|flows| flows.handle.reopen_log());
     }
 
-    fn reload_and_say(&mut self) {
+    fn reload_and_log(&mut self) {
         notify(Phase::Reloading);
         match self.reload() {
             Ok(()) => info!("the config was read again"),

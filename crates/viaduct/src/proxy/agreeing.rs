@@ -26,7 +26,7 @@ use super::flow::Middle;
 use super::leg::Leg;
 use super::relay::Relay;
 use super::through::{Factories, Through};
-use crate::sparing::Sparing;
+use crate::rate_limited::RateLimitedLog;
 
 /// Capacity of the cache of negotiation results; ends of one kind send the same offer.
 const KNOWN: usize = 256;
@@ -43,7 +43,7 @@ pub struct Agreeing {
     /// Chains whose flows to a destination share a connection.
     sharing: Mutex<HashMap<SocketAddr, Factories>>,
     /// Rate-limited warnings about failed negotiations, by address.
-    disagreed: Sparing<IpAddr>,
+    disagreed: RateLimitedLog<IpAddr>,
 }
 
 /// Cache key: true if this end connected, and the other end's offer, if there was one.
@@ -73,7 +73,7 @@ impl Agreeing {
         let offers = Offers::attach(terms.offer().emit(), ports);
         let offers = offers.context("negotiate by an option of SYNs (--prefer, --require)")?;
         let (known, sharing) = (Mutex::default(), Mutex::default());
-        let disagreed = Sparing::new(4);
+        let disagreed = RateLimitedLog::new(4);
         Ok(Agreeing { terms, chain, both_ends, offers, known, sharing, disagreed })
     }
 

@@ -22,14 +22,14 @@ use super::policy::{holds, holds_all};
 use super::target::{Route, Target, Terms, failure};
 use super::worker::{MAX_READS, Worker};
 use crate::access_log::authentication_failed;
+use crate::rate_limited::RateLimitedLog;
 use crate::source::Source;
-use crate::sparing::Sparing;
 
 /// Maximum number of addresses of a name that are tried, one after the other.
 const MAX_ADDRESSES: usize = 8;
 
 /// Failed authentication, by source: each attempt is logged until there are many.
-static PASSWORDS: Sparing<Source> = Sparing::new(10);
+static PASSWORDS: RateLimitedLog<Source> = RateLimitedLog::new(10);
 
 impl Worker {
     /// Accepts a client that has named its destination in the SYN, or is about to.
@@ -116,7 +116,7 @@ impl Worker {
         flow.account.refuse(Refusal::Denied);
         let client = flow.source().ip();
         let Some(asked) = flow.asked() else { return };
-        if PASSWORDS.admit(client.into()) {
+        if PASSWORDS.allows(client.into()) {
             let method =
                 if asked.preface.protocol() == Some("socks5") { "socks5" } else { "basic" };
             authentication_failed(client, method, asked.preface.user());

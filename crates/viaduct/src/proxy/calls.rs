@@ -29,10 +29,10 @@ use super::relay::Relay;
 use super::target::{Route, failure};
 use super::through::{Factories, Through};
 use super::worker::{Worker, time};
-use crate::sparing::Sparing;
+use crate::rate_limited::RateLimitedLog;
 
 /// Rate-limited warning about flows refused for lack of room.
-static FULL: Sparing<()> = Sparing::new(1);
+static FULL: RateLimitedLog<()> = RateLimitedLog::new(1);
 
 /// Errors of connects that say more than a general failure: no route (ENETUNREACH), a
 /// prohibited one (EACCES), and a blackhole route or a source address that does not fit

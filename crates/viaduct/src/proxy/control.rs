@@ -12,7 +12,7 @@ use super::options::ProxyOptions;
 use super::settings::Settings;
 use crate::metrics::{self, Metrics, Page};
 use crate::notify::{Phase, notify};
-use crate::signals::{Heard, Signals};
+use crate::signals::{SignalStreams, Signals};
 use crate::status::socket;
 
 /// Control side: everything but flows.
@@ -53,7 +53,7 @@ pub fn start(
 }
 
 impl Control {
-    async fn serve(mut self, mut heard: Heard) -> Result<()> {
+    async fn serve(mut self, mut heard: SignalStreams) -> Result<()> {
         notify(Phase::Ready);
         let mut stopping = false;
         loop {
@@ -65,10 +65,10 @@ impl Control {
                 _ = heard.user1.recv() => self.proxy.reopen_log(),
                 _ = heard.terminate.recv() => self.stop(&mut stopping),
                 _ = heard.interrupt.recv() => self.stop(&mut stopping),
-                client = socket::asker(&self.status) => {
+                client = socket::accept(&self.status) => {
                     socket::show(client, &self.proxy.status().await)?;
                 }
-                client = metrics::next(self.doors.as_ref()) => {
+                client = metrics::accept(self.doors.as_ref()) => {
                     let page = self.page().await;
                     self.metrics.answer(client, page);
                 }

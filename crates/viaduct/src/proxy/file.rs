@@ -126,7 +126,7 @@ pub fn parse(text: &str) -> Result<Said, String> {
             return "the table [proxy] is missing".to_owned();
         }
         let at = error.span().map_or(0, |span| span.start);
-        text::place(text, at) + &text::plain(text, at, error.message())
+        text::position(text, at) + &text::explain(text, at, error.message())
     })?;
     let args = options(&file.proxy).map_err(|what| format!("[proxy] {what}"))?;
     Ok(Said { args, policies: file.policy, tunnels: file.tunnel })

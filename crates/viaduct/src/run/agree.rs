@@ -16,7 +16,7 @@ use super::report::{Fate, Report};
 use super::via::Via;
 use crate::proxy::agreeing::Agreeing;
 use crate::proxy::through::Factories;
-use crate::sparing::Sparing;
+use crate::rate_limited::RateLimitedLog;
 
 /// Options for the negotiation of handlers.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -143,13 +143,13 @@ pub struct Door {
     agreeing: Arc<Agreeing>,
     report: Option<Report>,
     /// Rate-limited log of rejected clients.
-    strangers: Sparing<IpAddr>,
+    strangers: RateLimitedLog<IpAddr>,
 }
 
 impl Door {
     /// Counts rejected clients in `report`.
     pub fn new(agreeing: Arc<Agreeing>, report: Option<Report>) -> Door {
-        Door { agreeing, report, strangers: Sparing::new(1) }
+        Door { agreeing, report, strangers: RateLimitedLog::new(1) }
     }
 
     /// Returns the handlers for a client; `None` if it is rejected, by a reset.

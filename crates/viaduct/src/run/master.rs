@@ -31,7 +31,7 @@ use crate::proxy::handle::{Beside, Handle};
 use crate::proxy::orders::{Order, ToWorker};
 use crate::proxy::settings::Settings;
 use crate::proxy::stats::ProxyStats;
-use crate::trickles::put_back_left;
+use crate::trickles::revert_stale_changes;
 
 /// Poll interval for remaining programs of the run.
 const LOOK: Duration = Duration::from_millis(200);
@@ -198,7 +198,7 @@ fn worker(args: &RunArgs, plan: &Plan, above: Option<Arc<Above>>) -> Result<Besi
     };
     let (by, run_dir) = (plan.by.clone(), args.run_dir.path());
     if by.trickles().is_some() {
-        put_back_left(&run_dir);
+        revert_stale_changes(&run_dir);
     }
     let mut settings = Settings::for_programs(name, chain, by, args.times, run_dir);
     settings.agreeing = agreeing;

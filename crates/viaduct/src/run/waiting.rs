@@ -35,7 +35,7 @@ use super::names::{Remote, place};
 use super::report::{Fate, Report, Reported};
 use crate::proxy::aware::Whose;
 use crate::proxy::calls::Call;
-use crate::sparing::Sparing;
+use crate::rate_limited::RateLimitedLog;
 
 /// State shared by all pending connects.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub struct Common {
     /// Notice about datagrams, until it has been logged.
     notice: Mutex<Option<String>>,
     /// Rate-limited log of refused calls.
-    refused: Sparing<String>,
+    refused: RateLimitedLog<String>,
 }
 
 /// Carrier of datagrams, started with the first of them.
@@ -121,7 +121,7 @@ impl Common {
             complained: AtomicBool::new(false),
             carrying,
             notice,
-            refused: Sparing::new(4),
+            refused: RateLimitedLog::new(4),
         }))
     }
 

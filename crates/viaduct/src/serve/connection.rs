@@ -12,7 +12,7 @@ use viaduct_proto::web::{Body, MAX_HEAD, Plan, Request, plan};
 
 use super::disk::Answer;
 use super::outgoing::Outgoing;
-use super::tcp::Shared;
+use super::tcp::ServerState;
 use crate::access_log::Entry;
 
 /// Timeout of a head, and of silence between two requests.
@@ -21,10 +21,10 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// the kernel would reset the connection, and the response might be lost.
 const LINGER: Duration = Duration::from_secs(2);
 /// Interval between checks of a lingering connection.
-const LINGER_LOOK: Duration = Duration::from_millis(200);
+const LINGER_POLL: Duration = Duration::from_millis(200);
 
 /// Request that was read, or the response to bytes that are not a valid request.
-enum Asked {
+enum Parsed {
     Request(Request, usize),
     Refused(Plan),
 }
@@ -33,9 +33,13 @@ enum Asked {
 ///
 /// # Errors
 /// The connection failed, or its client was too slow.
-pub async fn converse(stream: &TcpStream, client: SocketAddr, shared: &Shared) -> io::Result<()> {
-    let mut out = Outgoing::new(stream, shared.limits)?;
-    answer_all(stream, &mut out, client, shared).await?;
+pub async fn serve_connection(
+    stream: &TcpStream,
+    client: SocketAddr,
+    state: &ServerState,
+) -> io::Result<()> {
+    let mut out = Outgoing::new(stream, state.limits)?;
+    answer_all(stream, &mut out, client, state).await?;
     rustix::net::shutdown(stream, rustix::net::Shutdown::Write)?;
     linger(stream, &mut out).await
 }
@@ -44,26 +48,26 @@ async fn answer_all(
     stream: &TcpStream,
     out: &mut Outgoing<'_>,
     client: SocketAddr,
-    shared: &Shared,
+    state: &ServerState,
 ) -> io::Result<()> {
     let mut bytes = Vec::new();
-    while let Some(asked) = next(stream, &mut bytes, out).await? {
+    while let Some(parsed) = next_request(stream, &mut bytes, out).await? {
         let start = (SystemTime::now(), Instant::now());
-        let (plan, answer, taken) = match asked {
-            Asked::Request(request, taken) => {
-                let answer = shared.disk.find(&request).await;
+        let (plan, answer, taken) = match parsed {
+            Parsed::Request(request, taken) => {
+                let answer = state.disk.find(&request).await;
                 (plan(&request, &answer.found), Some(answer), taken)
             }
-            Asked::Refused(plan) => (plan, None, bytes.len()),
+            Parsed::Refused(plan) => (plan, None, bytes.len()),
         };
-        shared.counts.add(|count| count.requests += 1);
+        state.counts.add(|count| count.requests += 1);
         let before = out.written();
         out.begin();
-        let done = send(out, &plan, answer.as_ref(), shared).await;
-        if shared.log.is_on() {
+        let done = send(out, &plan, answer.as_ref(), state).await;
+        if state.log.is_on() {
             let reason = done.as_ref().err().map(ToString::to_string);
             let sent = out.written() - before;
-            shared.log.write(entry(client, &bytes[..taken], start, plan.status, sent, reason));
+            state.log.write(entry(client, &bytes[..taken], start, plan.status, sent, reason));
         }
         done?;
         if !plan.keep_alive {
@@ -103,16 +107,16 @@ fn entry(
 }
 
 /// Reads the next request; `None` at the end of the stream.
-async fn next(
+async fn next_request(
     stream: &TcpStream,
     bytes: &mut Vec<u8>,
     out: &mut Outgoing<'_>,
-) -> io::Result<Option<Asked>> {
+) -> io::Result<Option<Parsed>> {
     let mut until = Instant::now() + IDLE_TIMEOUT;
     loop {
         match Request::parse(bytes) {
-            Ok(Some((request, taken))) => return Ok(Some(Asked::Request(request, taken))),
-            Err(why) => return Ok(Some(Asked::Refused(Plan::refuse(why)))),
+            Ok(Some((request, taken))) => return Ok(Some(Parsed::Request(request, taken))),
+            Err(why) => return Ok(Some(Parsed::Refused(Plan::refuse(why)))),
             Ok(None) => {}
         }
         let begins = bytes.is_empty();
@@ -120,12 +124,12 @@ async fn next(
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        match timeout(left.min(out.look_interval()), stream.readable()).await {
+        match timeout(left.min(out.check_interval()), stream.readable()).await {
             Ok(ready) => ready?,
             Err(_) => {
                 // A client that is still taking the last response is not idle.
                 if begins && out.unacknowledged() > 0 {
-                    out.look()?;
+                    out.check_progress()?;
                     until = Instant::now() + IDLE_TIMEOUT;
                 }
                 continue;
@@ -146,7 +150,7 @@ async fn send(
     out: &mut Outgoing<'_>,
     plan: &Plan,
     answer: Option<&Answer>,
-    shared: &Shared,
+    state: &ServerState,
 ) -> io::Result<()> {
     let file: Option<&Arc<File>> = answer.and_then(|answer| answer.file.as_ref());
     let body: &[u8] = match (&plan.body, file) {
@@ -154,7 +158,7 @@ async fn send(
         (Body::Page(listing), _) => listing.page(),
         (Body::File(range), Some(file)) => {
             out.write(&plan.head).await?;
-            return out.write_file(&shared.disk, file, range.clone()).await;
+            return out.write_file(&state.disk, file, range.clone()).await;
         }
         (Body::File(_), None) => return Err(io::ErrorKind::NotFound.into()),
     };
@@ -174,15 +178,15 @@ async fn linger(stream: &TcpStream, out: &mut Outgoing<'_>) -> io::Result<()> {
         if out.unacknowledged() == 0 && (left.is_zero() || !reads) {
             return Ok(());
         }
-        out.look()?;
+        out.check_progress()?;
         if let Some(error) = stream.take_error()? {
             return Err(error);
         }
         if !reads || left.is_zero() {
-            tokio::time::sleep(LINGER_LOOK).await;
+            tokio::time::sleep(LINGER_POLL).await;
             continue;
         }
-        let Ok(ready) = timeout(left.min(LINGER_LOOK), stream.readable()).await else { continue };
+        let Ok(ready) = timeout(left.min(LINGER_POLL), stream.readable()).await else { continue };
         ready?;
         match stream.try_read(&mut rest) {
             Ok(0) => reads = false,

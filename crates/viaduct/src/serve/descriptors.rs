@@ -1,4 +1,4 @@
-//! Division of the process's descriptors among its parts, so that each has some.
+//! Quotas of descriptors, so that each task of the process has some.
 //!
 //! ```text
 //!   may be open  =  sockets of all kinds | files of Trickles' threads | TCP connections, two each
@@ -7,19 +7,19 @@
 use tracing::warn;
 use viaduct_sys::process::raise_fd_limit;
 
-use super::shelf;
+use super::file_cache;
 
 /// Descriptors of the process itself: sockets, pipes, a journal, clients of the status socket
 /// and of the metrics.
-const OWN: u64 = 24;
+const PROCESS_DESCRIPTORS: u64 = 24;
 /// Descriptors of each thread.
-const OF_THREAD: u64 = 16;
+const THREAD_DESCRIPTORS: u64 = 16;
 /// Minimum number of files of a thread: usually enough for one request.
 const MIN_FILES: u64 = 8;
 
-/// Shares of the descriptors.
+/// Quotas of descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parts {
+pub struct Quotas {
     /// Maximum number of files that each of Trickles' threads has open.
     pub files: usize,
     /// Maximum number of concurrent TCP connections.
@@ -28,28 +28,28 @@ pub struct Parts {
 
 /// Divides the descriptors of this process among `threads` threads and at most `connections`
 /// connections. Logs a warning if there are fewer connections than requested.
-pub fn share_out(threads: u32, connections: u32) -> Parts {
+pub fn divide(threads: u32, connections: u32) -> Quotas {
     let most = raise_fd_limit();
-    let parts = parts(most, threads, connections);
-    if parts.connections < connections {
+    let quotas = quotas(most, threads, connections);
+    if quotas.connections < connections {
         warn!(
             "{most} descriptors are allowed, enough for {} connections over TCP at a time and not \
                 for \
              {connections}: raise the limit (ulimit -n, LimitNOFILE=), or ask for fewer \
              (--max-connections)",
-            parts.connections
+            quotas.connections
         );
     }
-    parts
+    quotas
 }
 
-fn parts(most: u64, threads: u32, connections: u32) -> Parts {
+fn quotas(most: u64, threads: u32, connections: u32) -> Quotas {
     let threads = u64::from(threads);
-    let left = most.saturating_sub(OWN + OF_THREAD * threads);
-    let files = (left / 4 / threads.max(1)).clamp(MIN_FILES, shelf::MAX_FILES as u64);
+    let left = most.saturating_sub(PROCESS_DESCRIPTORS + THREAD_DESCRIPTORS * threads);
+    let files = (left / 4 / threads.max(1)).clamp(MIN_FILES, file_cache::MAX_FILES as u64);
     let fit = left.saturating_sub(files * threads) / 2;
     let fit = u32::try_from(fit).unwrap_or(u32::MAX).max(1);
-    Parts { files: files as usize, connections: connections.min(fit) }
+    Quotas { files: files as usize, connections: connections.min(fit) }
 }
 
 #[cfg(test)]
@@ -57,9 +57,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_get_what_they_want_where_there_is_enough_and_nobody_nothing() {
+    fn all_get_what_they_ask_for_if_there_is_enough_and_each_gets_some() {
         let of = |most, threads, connections| {
-            let Parts { files, connections } = parts(most, threads, connections);
+            let Quotas { files, connections } = quotas(most, threads, connections);
             (files, connections)
         };
         assert_eq!(of(1 << 20, 4, 4096), (256, 4096));

@@ -1,7 +1,7 @@
 //! Files and pages for the event loop of TCP, which never blocks on a disk.
 //!
 //! ```text
-//!   connection ─ find ──▶ thread: Root::look ──▶ file, dir ──▶ Pages ──▶ thread: Root::list
+//!   connection ─ find ──▶ thread: Root::lookup ──▶ file, dir ──▶ Pages ──▶ thread: Root::list
 //!             ─ read ──▶ the page cache (RWF_NOWAIT), or a thread
 //! ```
 
@@ -15,7 +15,7 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use tokio::sync::Semaphore;
 use viaduct_proto::web::{Found, Request};
 
-use super::files::{Looked, Root, Stamp, Starved};
+use super::files::{Lookup, OutOfDescriptors, Root, Stamp};
 use super::pages::{Lease, Pages};
 
 /// Maximum bytes of a file that are read at once.
@@ -78,12 +78,12 @@ impl Disk {
     /// Looks up the path of a request.
     pub async fn find(&self, request: &Request) -> Answer {
         let (root, wanted) = (self.root.clone(), request.clone());
-        match self.operate(move || root.look(&wanted)).await {
-            Some(Ok(Looked::Found(found, file))) => {
+        match self.run_blocking(move || root.lookup(&wanted)).await {
+            Some(Ok(Lookup::Found(found, file))) => {
                 Answer { found, file: file.map(Arc::new), _lease: None }
             }
-            Some(Ok(Looked::Directory(stamp))) => self.page(request, stamp).await,
-            Some(Err(Starved)) | None => Answer::without_file(Found::Unavailable),
+            Some(Ok(Lookup::Directory(stamp))) => self.page(request, stamp).await,
+            Some(Err(OutOfDescriptors)) | None => Answer::without_file(Found::Unavailable),
         }
     }
 
@@ -92,7 +92,7 @@ impl Disk {
     async fn page(&self, request: &Request, stamp: Stamp) -> Answer {
         let slot = self.pages.slot(&request.path);
         let mut kept = slot.lock().await;
-        if let Some(page) = kept.as_ref().filter(|page| page.holds(stamp)) {
+        if let Some(page) = kept.as_ref().filter(|page| page.is_valid(stamp)) {
             return Answer::page(page.clone());
         }
         if !self.pages.make_room() {
@@ -103,30 +103,30 @@ impl Disk {
                 Answer::without_file(Found::Unavailable)
             });
         }
-        let Ok(_turn) = self.listings.acquire().await else {
+        let Ok(_permit) = self.listings.acquire().await else {
             return Answer::without_file(Found::Unavailable);
         };
         let (root, wanted) = (self.root.clone(), request.clone());
-        match self.operate(move || root.list(&wanted)).await {
+        match self.run_blocking(move || root.list(&wanted)).await {
             Some(Ok(Ok(listing))) => {
                 let page = self.pages.lease(listing, stamp);
                 *kept = Some(page.clone());
                 Answer::page(page)
             }
             Some(Ok(Err(found))) => Answer::without_file(found),
-            Some(Err(Starved)) | None => Answer::without_file(Found::Unavailable),
+            Some(Err(OutOfDescriptors)) | None => Answer::without_file(Found::Unavailable),
         }
     }
 
     /// Runs an operation on a thread; `None` if it panicked.
-    async fn operate<T: Send + 'static>(
+    async fn run_blocking<T: Send + 'static>(
         &self,
         operation: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        let place = self.operations.clone().acquire_owned().await.ok()?;
+        let permit = self.operations.clone().acquire_owned().await.ok()?;
         let operation = move || {
             let done = operation();
-            drop(place);
+            drop(permit);
             done
         };
         tokio::task::spawn_blocking(operation).await.ok()
@@ -138,7 +138,7 @@ impl Disk {
     ///
     /// # Errors
     /// Those of the file, which may end before `at`, and of `write`.
-    pub async fn pass(
+    pub async fn read_with(
         &self,
         file: &Arc<File>,
         at: u64,
@@ -168,7 +168,7 @@ impl Disk {
             Ok::<_, io::Error>(part)
         };
         let part =
-            self.operate(read).await.ok_or_else(|| io::Error::other("reading panicked"))??;
+            self.run_blocking(read).await.ok_or_else(|| io::Error::other("reading panicked"))??;
         write(full(&part)?)
     }
 }

@@ -18,9 +18,9 @@ const WELL_KNOWN: &str = ".well-known";
 /// Mean length of listed names in bytes above which fewer are listed.
 const MEAN_NAME: usize = 128;
 
-/// Error: no descriptor or memory is left for the lookup.
+/// Error: out of descriptors, or out of memory, for a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Starved;
+pub struct OutOfDescriptors;
 
 /// Identity of a directory's content, which differs after an entry was added, removed or
 /// renamed. Two changes within one tick of the kernel's clock are not distinguished.
@@ -41,7 +41,7 @@ pub struct Root {
 
 /// Result of looking up a path.
 #[derive(Debug)]
-pub enum Looked {
+pub enum Lookup {
     /// File with its descriptor, or anything else except a directory's page.
     Found(Found, Option<File>),
     /// Directory without an index file: its page has to be made.
@@ -61,11 +61,11 @@ impl Root {
     /// Looks up the path of a request. Returns the open file too, if it is one.
     ///
     /// # Errors
-    /// [`Starved`]: the lookup was not possible.
-    pub fn find(&self, request: &Request) -> Result<(Found, Option<File>), Starved> {
-        match self.look(request)? {
-            Looked::Found(found, file) => Ok((found, file)),
-            Looked::Directory(_) => {
+    /// [`OutOfDescriptors`]: the lookup was not possible.
+    pub fn find(&self, request: &Request) -> Result<(Found, Option<File>), OutOfDescriptors> {
+        match self.lookup(request)? {
+            Lookup::Found(found, file) => Ok((found, file)),
+            Lookup::Directory(_) => {
                 let listed = self.list(request)?;
                 Ok((listed.map_or_else(|found| found, Found::Directory), None))
             }
@@ -77,16 +77,16 @@ impl Root {
     ///
     /// # Errors
     /// As [`Root::find`].
-    pub fn look(&self, request: &Request) -> Result<Looked, Starved> {
-        let Some(path) = path(request) else { return Ok(Looked::Found(Found::Nothing, None)) };
-        self.inspect(&path, request).or_else(|error| Ok(Looked::Found(refusal(error)?, None)))
+    pub fn lookup(&self, request: &Request) -> Result<Lookup, OutOfDescriptors> {
+        let Some(path) = path(request) else { return Ok(Lookup::Found(Found::Nothing, None)) };
+        self.inspect(&path, request).or_else(|error| Ok(Lookup::Found(refusal(error)?, None)))
     }
 
     /// Page of a directory, or the object to answer instead.
     ///
     /// # Errors
     /// As [`Root::find`].
-    pub fn list(&self, request: &Request) -> Result<Result<Listing, Found>, Starved> {
+    pub fn list(&self, request: &Request) -> Result<Result<Listing, Found>, OutOfDescriptors> {
         let Some(path) = path(request) else { return Ok(Err(Found::Nothing)) };
         let listed = beneath(self.directory.as_fd(), &path, OFlags::RDONLY | OFlags::DIRECTORY)
             .and_then(|opened| names(&opened, self.max_listed));
@@ -98,32 +98,32 @@ impl Root {
 
     /// Stamp of the directory without an index file at the request's path, if there is one.
     pub fn stamp(&self, request: &Request) -> Option<Stamp> {
-        match self.look(request) {
-            Ok(Looked::Directory(stamp)) => Some(stamp),
+        match self.lookup(request) {
+            Ok(Lookup::Directory(stamp)) => Some(stamp),
             _ => None,
         }
     }
 
-    fn inspect(&self, path: &[u8], request: &Request) -> Result<Looked, Errno> {
+    fn inspect(&self, path: &[u8], request: &Request) -> Result<Lookup, Errno> {
         let stat = self.stat(path)?;
         let wants_directory = request.directory || request.path.is_empty();
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile if !request.directory => self.file(path),
-            FileType::RegularFile => Ok(Looked::Found(Found::Nothing, None)),
+            FileType::RegularFile => Ok(Lookup::Found(Found::Nothing, None)),
             // The client is redirected to the path with a slash.
             FileType::Directory if !wants_directory => {
-                Ok(Looked::Found(Found::Directory(Listing::default()), None))
+                Ok(Lookup::Found(Found::Directory(Listing::default()), None))
             }
             FileType::Directory => {
-                Ok(self.index(path)?.unwrap_or_else(|| Looked::Directory(Stamp::of(&stat))))
+                Ok(self.index(path)?.unwrap_or_else(|| Lookup::Directory(Stamp::of(&stat))))
             }
-            _ => Ok(Looked::Found(Found::Forbidden, None)),
+            _ => Ok(Lookup::Found(Found::Forbidden, None)),
         }
     }
 
     /// Index file of the directory at `path`. Anything but a regular file (a pipe, a socket, a
     /// directory, a link that is broken or leads outside) is not an index.
-    fn index(&self, path: &[u8]) -> Result<Option<Looked>, Errno> {
+    fn index(&self, path: &[u8]) -> Result<Option<Lookup>, Errno> {
         let index = [path, b"/", INDEX.as_bytes()].concat();
         match self.stat(&index) {
             Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
@@ -140,14 +140,14 @@ impl Root {
         fstat(beneath(self.directory.as_fd(), path, OFlags::PATH)?)
     }
 
-    fn file(&self, path: &[u8]) -> Result<Looked, Errno> {
+    fn file(&self, path: &[u8]) -> Result<Lookup, Errno> {
         let opened = beneath(self.directory.as_fd(), path, OFlags::RDONLY)?;
         // The path may lead to another object by now.
         if FileType::from_raw_mode(fstat(&opened)?.st_mode) != FileType::RegularFile {
-            return Ok(Looked::Found(Found::Forbidden, None));
+            return Ok(Lookup::Found(Found::Forbidden, None));
         }
         let file = opened.into();
-        Ok(Looked::Found(found(&file).ok_or(Errno::IO)?, Some(file)))
+        Ok(Lookup::Found(found(&file).ok_or(Errno::IO)?, Some(file)))
     }
 }
 
@@ -163,9 +163,9 @@ fn is_trouble(error: Errno) -> bool {
     !matches!(refusal(error), Ok(Found::Nothing))
 }
 
-fn refusal(error: Errno) -> Result<Found, Starved> {
+fn refusal(error: Errno) -> Result<Found, OutOfDescriptors> {
     match error {
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM => Err(Starved),
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM => Err(OutOfDescriptors),
         Errno::ACCESS | Errno::PERM => Ok(Found::Forbidden),
         // EAGAIN comes from openat2, if a directory was renamed meanwhile.
         Errno::IO | Errno::STALE | Errno::AGAIN => Ok(Found::Unavailable),

@@ -1,21 +1,21 @@
 //! `viaduct serve DIR`: static files.
 //!
 //! ```text
-//!   TCP ──────▶ tcp: reads a head ─┐                        ┌─▶ files: what stands there
+//!   TCP ──────▶ tcp: reads a head ─┐                        ┌─▶ files: lookup of the path
 //!                                  ├─▶ proto::web::Request ─┤
 //!   Trickles ─▶ trickles: events ──┘                        └─▶ proto::web::plan ─▶ head, bytes
 //! ```
 //!
 //! [`viaduct_proto::web`] decides the responses, the same for both transports. Over Trickles the
-//! server keeps no state of a client; over TCP the kernel and a task keep what they must.
+//! server keeps no state of a client; over TCP the kernel and a task keep the connection's state.
 
 mod connection;
 mod descriptors;
 mod disk;
+mod file_cache;
 mod files;
 mod outgoing;
 mod pages;
-mod shelf;
 mod sources;
 pub mod status;
 mod tcp;
@@ -41,16 +41,16 @@ use crate::metrics::{self, Metrics, Page};
 use crate::proxy::values::place;
 use crate::run_dir::RunDir;
 use crate::shell::entropy;
-use crate::signals::{Heard, Signals};
+use crate::signals::{SignalStreams, Signals};
 use crate::status::socket;
 use crate::trickles::{Secrets, ServerSettings};
 use disk::Disk;
+use file_cache::FileCache;
 use files::Root;
 use outgoing::Limits;
-use shelf::Shelf;
 use status::ServeStatus;
-use tcp::Shared;
-use trickles::{Hand, Service, Terms, Ways};
+use tcp::ServerState;
+use trickles::{PacketFormats, Service, ServiceConfig, WorkerResources};
 
 /// Options of `viaduct serve`.
 #[derive(Args, Debug)]
@@ -87,7 +87,7 @@ pub struct ServeArgs {
     page_memory: Option<u32>,
     /// Serve Trickles at the same ports, by these packets
     #[arg(long, value_name = "HOW", value_enum, default_value = "auto")]
-    trickles: Ways,
+    trickles: PacketFormats,
     /// The secrets that seal Trickles' continuations, shared by replicas: lines of a number (0
     /// to 255) and 64 hexadecimal digits, of which the first seals new ones; read again when it
     /// changes. Without it connections end with this process
@@ -169,7 +169,7 @@ impl ServeArgs {
 
 /// Serves until a signal ends the process.
 pub fn run(args: &ServeArgs) -> Result<()> {
-    let (runtime, heard) = Signals::register()?.into_parts();
+    let (runtime, signals) = Signals::register()?.into_parts();
     let root = || {
         let dir = args.dir.display();
         let most = args.max_listed.unwrap_or(MAX_LISTED);
@@ -178,26 +178,28 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     };
     let files = Arc::new(root()?);
     let log = args.access_log.open()?;
-    let workers = if args.trickles == Ways::Off { 0 } else { workers(args.workers) };
-    let parts = descriptors::share_out(workers, args.max_connections.unwrap_or(MAX_CONNECTIONS));
+    let workers = if args.trickles == PacketFormats::Off { 0 } else { workers(args.workers) };
+    let quotas = descriptors::divide(workers, args.max_connections.unwrap_or(MAX_CONNECTIONS));
     let trickles = match args.trickles {
-        Ways::Off => {
+        PacketFormats::Off => {
             if let Some(name) = args.of_trickles() {
-                bail!("{name}: this is of Trickles alone, and --trickles off");
+                bail!("{name}: it is an option of Trickles, which --trickles off disables");
             }
             None
         }
-        ways => {
+        formats => {
             let crypt = || -> Result<_> {
                 let key = args.identity.as_deref().map(key::read).transpose()?;
                 Ok(key.map(|key| ServerCrypt::new(key, args.encrypted_only, entropy())))
             };
-            let shelf =
-                || Ok::<_, anyhow::Error>(Shelf::new(root()?, parts.files).with_log(log.clone()));
-            let hand = |_| Ok(Hand { crypt: crypt()?, shelf: shelf()? });
-            let hands = (0..workers).map(hand).collect::<Result<Vec<_>>>()?;
-            let terms = Terms {
-                ways,
+            let file_cache = || {
+                let cache = FileCache::new(root()?, quotas.files);
+                Ok::<_, anyhow::Error>(cache.with_log(log.clone()))
+            };
+            let of_worker = |_| Ok(WorkerResources { crypt: crypt()?, files: file_cache()? });
+            let resources = (0..workers).map(of_worker).collect::<Result<Vec<_>>>()?;
+            let config = ServiceConfig {
+                formats,
                 port: port(args),
                 memory: (
                     args.replay.unwrap_or(REPLAY) as usize,
@@ -206,13 +208,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
                 balanced: args.balanced,
                 secrets: secrets(args.key.as_deref())?,
             };
-            Some(Service::start(&terms, hands)?)
+            Some(Service::start(&config, resources)?)
         }
     };
     let disk = Disk::new(files, args.page_memory.unwrap_or(PAGE_MEMORY) as usize);
     let per_source = args.max_per_source.unwrap_or(MAX_PER_SOURCE);
-    let shared = Shared::new(disk, log.clone(), limits(args), parts.connections, per_source);
-    let serving = serve(args, Rc::new(shared), trickles, heard);
+    let state = ServerState::new(disk, log.clone(), limits(args), quotas.connections, per_source);
+    let serving = serve(args, Rc::new(state), trickles, signals);
     let ended = LocalSet::new().block_on(&runtime, serving);
     log.flush();
     ended
@@ -222,7 +224,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
 /// end with this process.
 fn secrets(file: Option<&Path>) -> Result<Secrets> {
     let secrets = Secrets::new(file)?;
-    file.inspect(|file| key::warn_of_readers("key", file));
+    file.inspect(|file| key::warn_if_readable("key", file));
     Ok(secrets)
 }
 
@@ -251,7 +253,7 @@ fn port(args: &ServeArgs) -> ServerSettings {
         udp: true,
         mtu: args.mtu.unwrap_or(MTU).into(),
         untracked: true,
-        runs: !args.one_by_one,
+        gso: !args.one_by_one,
         run_dir: args.run_dir.path(),
         share: None,
     }
@@ -267,39 +269,39 @@ fn limits(args: &ServeArgs) -> Limits {
 
 async fn serve(
     args: &ServeArgs,
-    shared: Rc<Shared>,
+    state: Rc<ServerState>,
     trickles: Option<Service>,
-    mut heard: Heard,
+    mut signals: SignalStreams,
 ) -> Result<()> {
     let start = Instant::now();
-    let log = &shared.log;
+    let log = &state.log;
     for &address in args.listen.iter().filter(|_| !args.encrypted_only) {
         let listener = TcpListener::bind(address)
             .await
             .with_context(|| format!("cannot listen at {address}"))?;
         info!(address = %listener.local_addr()?, dir = %args.dir.display(), "serving");
-        tokio::task::spawn_local(tcp::accept(listener, shared.clone()));
+        tokio::task::spawn_local(tcp::accept(listener, state.clone()));
     }
-    let doors = args.metrics.map(metrics::listen).transpose()?;
-    let (asked, metrics) = (status_socket(args), Metrics::default());
+    let metrics_listener = args.metrics.map(metrics::listen).transpose()?;
+    let (status_listener, metrics) = (status_socket(args), Metrics::default());
     let status = || ServeStatus {
         serving: args.dir.display().to_string(),
         name: name(args),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         uptime: start.elapsed().as_secs_f64(),
-        tcp: shared.status(),
+        tcp: state.status(),
         trickles: trickles.as_ref().map(Service::status),
         access_log: log.stats(),
     };
     loop {
         tokio::select! {
-            _ = heard.terminate.recv() => return Ok(()),
-            _ = heard.interrupt.recv() => return Ok(()),
+            _ = signals.terminate.recv() => return Ok(()),
+            _ = signals.interrupt.recv() => return Ok(()),
             // The secrets are reloaded automatically.
-            _ = heard.hangup.recv() => log.reopen(),
-            _ = heard.user1.recv() => log.reopen(),
-            client = asker(asked.as_ref()) => socket::show(client, &status())?,
-            client = metrics::next(doors.as_ref()) => {
+            _ = signals.hangup.recv() => log.reopen(),
+            _ = signals.user1.recv() => log.reopen(),
+            client = status_client(status_listener.as_ref()) => socket::show(client, &status())?,
+            client = metrics::accept(metrics_listener.as_ref()) => {
                 metrics.answer(client, Page { counters: status().exposition(), trouble: None });
             }
         }
@@ -309,7 +311,7 @@ async fn serve(
 /// Opens the status socket. The server runs without it if that fails.
 fn status_socket(args: &ServeArgs) -> Option<(UnixListener, socket::Name)> {
     let opened = socket::open(&args.run_dir.path().join(format!("{}.sock", name(args))));
-    opened.inspect_err(|error| warn!("there is no status: {error:#}")).ok()
+    opened.inspect_err(|error| warn!("there is no status socket: {error:#}")).ok()
 }
 
 /// Name of the status socket.
@@ -318,9 +320,9 @@ fn name(args: &ServeArgs) -> String {
     format!("serve-{port}")
 }
 
-async fn asker(socket: Option<&(UnixListener, socket::Name)>) -> tokio::net::UnixStream {
+async fn status_client(socket: Option<&(UnixListener, socket::Name)>) -> tokio::net::UnixStream {
     match socket {
-        Some((listener, _)) => socket::asker(listener).await,
+        Some((listener, _)) => socket::accept(listener).await,
         None => std::future::pending().await,
     }
 }

@@ -15,8 +15,8 @@ use super::disk::{CHUNK, Disk};
 /// Time over which a client must take [`Limits::min_rate`] on average.
 const RATE_PERIOD: Duration = Duration::from_secs(60);
 /// Interval between checks of a connection that waits for its client.
-const MAX_LOOK_INTERVAL: Duration = Duration::from_secs(5);
-const MIN_LOOK_INTERVAL: Duration = Duration::from_millis(20);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Limits of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ pub struct Outgoing<'a> {
     /// Bytes written so far.
     written: u64,
     shut: ShutWindow,
-    looked: Instant,
+    checked_at: Instant,
     /// Start of the current [`RATE_PERIOD`], and bytes acknowledged until then.
     period: (Instant, u64),
 }
@@ -51,7 +51,7 @@ impl<'a> Outgoing<'a> {
         limits.dead_after.map_or(Ok(()), |after| tcp::set_dead_after(stream, after))?;
         let now = Instant::now();
         let (written, shut) = (0, ShutWindow::default());
-        Ok(Outgoing { stream, limits, written, shut, looked: now, period: (now, 0) })
+        Ok(Outgoing { stream, limits, written, shut, checked_at: now, period: (now, 0) })
     }
 
     /// Bytes written so far.
@@ -64,17 +64,17 @@ impl<'a> Outgoing<'a> {
         tcp::sending(self.stream).map_or(0, |sending| sending.held)
     }
 
-    /// Interval between calls of [`Outgoing::look`] while bytes are unacknowledged.
-    pub fn look_interval(&self) -> Duration {
-        let interval = self.limits.dead_after.map_or(MAX_LOOK_INTERVAL, |after| after / 8);
-        interval.clamp(MIN_LOOK_INTERVAL, MAX_LOOK_INTERVAL)
+    /// Interval between calls of [`Outgoing::check_progress`] while bytes are unacknowledged.
+    pub fn check_interval(&self) -> Duration {
+        let interval = self.limits.dead_after.map_or(MAX_CHECK_INTERVAL, |after| after / 8);
+        interval.clamp(MIN_CHECK_INTERVAL, MAX_CHECK_INTERVAL)
     }
 
     /// Begins a response: the client's rate counts from now.
     pub fn begin(&mut self) {
         let now = Instant::now();
         self.period = (now, self.written.saturating_sub(self.unacknowledged()));
-        self.looked = now;
+        self.checked_at = now;
     }
 
     /// Writes all of `bytes`.
@@ -129,7 +129,7 @@ impl<'a> Outgoing<'a> {
             // Waits for room before reading, so that a waiting connection holds no bytes.
             self.ready().await?;
             let most = usize::try_from(range.end - at).unwrap_or(CHUNK);
-            match disk.pass(file, at, most, |bytes| self.stream.try_write(bytes)).await {
+            match disk.read_with(file, at, most, |bytes| self.stream.try_write(bytes)).await {
                 Ok(taken) => {
                     at += taken as u64;
                     self.written += taken as u64;
@@ -145,11 +145,11 @@ impl<'a> Outgoing<'a> {
     async fn ready(&mut self) -> io::Result<()> {
         tokio::task::yield_now().await;
         loop {
-            if let Ok(ready) = timeout(self.look_interval(), self.stream.writable()).await {
+            if let Ok(ready) = timeout(self.check_interval(), self.stream.writable()).await {
                 ready?;
-                return self.look();
+                return self.check_progress();
             }
-            self.look()?;
+            self.check_progress()?;
         }
     }
 
@@ -157,12 +157,12 @@ impl<'a> Outgoing<'a> {
     ///
     /// # Errors
     /// `TimedOut`: the client has taken too little.
-    pub fn look(&mut self) -> io::Result<()> {
+    pub fn check_progress(&mut self) -> io::Result<()> {
         let now = Instant::now();
-        if now.duration_since(self.looked) < self.look_interval() {
+        if now.duration_since(self.checked_at) < self.check_interval() {
             return Ok(());
         }
-        self.looked = now;
+        self.checked_at = now;
         if let Some(after) = self.limits.dead_after {
             self.shut.look(self.stream, after)?;
         }

@@ -12,9 +12,9 @@ use super::files::Stamp;
 
 /// Time for which a page is used without a check for changes, so that a directory that changes
 /// constantly is not read constantly.
-const HOLDS: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum age of a page: two changes within one tick of the kernel's clock have the same stamp.
-const LASTS: Duration = Duration::from_secs(5);
+const MAX_AGE: Duration = Duration::from_secs(5);
 /// Maximum number of directories whose pages are cached.
 const MAX_DIRECTORIES: usize = 256;
 
@@ -26,9 +26,9 @@ pub type Slot = Rc<Mutex<Option<Lease>>>;
 pub struct Pages {
     slots: RefCell<HashMap<Vec<Vec<u8>>, Slot>>,
     /// Bytes of all existing pages.
-    held: Rc<Cell<usize>>,
-    /// Limit of `held`: no page is made when it is reached.
-    most: usize,
+    bytes: Rc<Cell<usize>>,
+    /// Limit of `bytes`: no page is made when it is reached.
+    max_bytes: usize,
     refused: Cell<u64>,
 }
 
@@ -41,19 +41,19 @@ struct Page {
     listing: Listing,
     stamp: Stamp,
     made: Instant,
-    held: Rc<Cell<usize>>,
+    bytes: Rc<Cell<usize>>,
 }
 
 impl Pages {
-    /// Creates a cache of at most about `most` bytes. Pages that are made at the same time may
+    /// Creates a cache of at most about `max_bytes` bytes. Pages that are made at the same time may
     /// exceed the limit.
-    pub fn new(most: usize) -> Pages {
-        Pages { slots: RefCell::default(), held: Rc::default(), most, refused: Cell::new(0) }
+    pub fn new(max_bytes: usize) -> Pages {
+        Pages { slots: RefCell::default(), bytes: Rc::default(), max_bytes, refused: Cell::new(0) }
     }
 
     /// Bytes of all existing pages.
-    pub fn held(&self) -> usize {
-        self.held.get()
+    pub fn bytes(&self) -> usize {
+        self.bytes.get()
     }
 
     /// Number of requests refused for lack of memory.
@@ -78,16 +78,16 @@ impl Pages {
     /// Returns whether there is room for another page. Evicts pages that are not being sent if
     /// there is none.
     pub fn make_room(&self) -> bool {
-        if self.held.get() >= self.most {
+        if self.bytes.get() >= self.max_bytes {
             evict(&mut self.slots.borrow_mut());
         }
-        self.held.get() < self.most
+        self.bytes.get() < self.max_bytes
     }
 
     /// Creates and counts the page of a directory with this stamp.
     pub fn lease(&self, listing: Listing, stamp: Stamp) -> Lease {
-        self.held.set(self.held.get() + listing.page().len());
-        Lease(Rc::new(Page { listing, stamp, made: Instant::now(), held: self.held.clone() }))
+        self.bytes.set(self.bytes.get() + listing.page().len());
+        Lease(Rc::new(Page { listing, stamp, made: Instant::now(), bytes: self.bytes.clone() }))
     }
 }
 
@@ -108,15 +108,15 @@ impl Lease {
     }
 
     /// Returns whether the page may be used for a directory that now has this stamp.
-    pub fn holds(&self, stamp: Stamp) -> bool {
+    pub fn is_valid(&self, stamp: Stamp) -> bool {
         let age = self.0.made.elapsed();
-        age < HOLDS || age < LASTS && self.0.stamp == stamp
+        age < CHECK_INTERVAL || age < MAX_AGE && self.0.stamp == stamp
     }
 }
 
 impl Drop for Page {
     fn drop(&mut self) {
-        self.held.set(self.held.get() - self.listing.page().len());
+        self.bytes.set(self.bytes.get() - self.listing.page().len());
     }
 }
 
@@ -141,10 +141,10 @@ mod tests {
             pages.slot(&path(n)).try_lock().unwrap().replace(page.clone());
             sent.push(page);
         }
-        assert!(pages.held() > 12_000 && !pages.make_room(), "{}", pages.held());
+        assert!(pages.bytes() > 12_000 && !pages.make_room(), "{}", pages.bytes());
         assert!(!pages.make_room(), "forgetting what is being sent gives nothing back");
         sent.clear();
-        assert!(pages.make_room() && pages.held() == 0, "{}", pages.held());
+        assert!(pages.make_room() && pages.bytes() == 0, "{}", pages.bytes());
     }
 
     #[test]
@@ -155,6 +155,6 @@ mod tests {
             pages.slot(&[n.to_string().into_bytes()]).try_lock().unwrap().replace(page);
             assert!(pages.slots.borrow().len() <= MAX_DIRECTORIES);
         }
-        assert!(pages.held() < 400 * MAX_DIRECTORIES, "{}", pages.held());
+        assert!(pages.bytes() < 400 * MAX_DIRECTORIES, "{}", pages.bytes());
     }
 }

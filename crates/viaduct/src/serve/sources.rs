@@ -1,4 +1,4 @@
-//! Limit of the connections per source, so that one source cannot take all places.
+//! Limit of the connections per source, so that one source cannot take all of them.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,36 +11,36 @@ use crate::source::Source;
 #[derive(Clone, Debug)]
 pub struct Sources {
     open: Rc<RefCell<HashMap<Source, u32>>>,
-    most: u32,
+    max: u32,
 }
 
-/// Place of a source, given back when dropped.
+/// Permit for a connection of a source, released when dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct Permit {
     source: Source,
     open: Rc<RefCell<HashMap<Source, u32>>>,
 }
 
 impl Sources {
-    /// Creates a counter that allows `most` connections per source.
-    pub fn new(most: u32) -> Sources {
-        Sources { open: Rc::default(), most }
+    /// Creates a counter that allows `max` connections per source.
+    pub fn new(max: u32) -> Sources {
+        Sources { open: Rc::default(), max }
     }
 
-    /// Takes a place for a client, if its source has one left.
-    pub fn place(&self, client: IpAddr) -> Option<Place> {
+    /// Acquires a permit for a client, if its source is below the limit.
+    pub fn acquire(&self, client: IpAddr) -> Option<Permit> {
         let source = Source::from(client);
         let mut open = self.open.borrow_mut();
         let count = open.entry(source).or_default();
-        if *count >= self.most {
+        if *count >= self.max {
             return None;
         }
         *count += 1;
-        Some(Place { source, open: self.open.clone() })
+        Some(Permit { source, open: self.open.clone() })
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         let mut open = self.open.borrow_mut();
         if let Some(count) = open.get_mut(&self.source) {
@@ -57,16 +57,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_has_its_places_and_no_more() {
+    fn a_source_has_its_permits_and_no_more() {
         let sources = Sources::new(2);
-        let place = |client: &str| sources.place(client.parse().unwrap());
-        let first = [place("192.0.2.1"), place("::ffff:192.0.2.1")];
-        assert!(first.iter().all(Option::is_some) && place("192.0.2.1").is_none());
-        let other = [place("2001:db8::1"), place("2001:db8::2")];
-        assert!(other.iter().all(Option::is_some) && place("2001:db8::3").is_none());
-        assert!(place("2001:db8:0:1::1").is_some());
+        let acquire = |client: &str| sources.acquire(client.parse().unwrap());
+        let first = [acquire("192.0.2.1"), acquire("::ffff:192.0.2.1")];
+        assert!(first.iter().all(Option::is_some) && acquire("192.0.2.1").is_none());
+        let other = [acquire("2001:db8::1"), acquire("2001:db8::2")];
+        assert!(other.iter().all(Option::is_some) && acquire("2001:db8::3").is_none());
+        assert!(acquire("2001:db8:0:1::1").is_some());
         drop(first);
-        assert!(place("192.0.2.1").is_some());
+        assert!(acquire("192.0.2.1").is_some());
         drop(other);
         assert!(sources.open.borrow().is_empty(), "what is not used is forgotten");
     }

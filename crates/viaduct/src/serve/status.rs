@@ -5,7 +5,7 @@ use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::api::Endpoint;
 use viaduct_proto::trickles::crypt::ServerCrypt;
 
-use super::shelf::ShelfStats;
+use super::file_cache::FileCacheStats;
 use crate::access_log::AccessLogStats;
 use crate::metrics::{Exposition, Kind};
 use crate::trickles::PortStats;
@@ -111,7 +111,7 @@ impl TricklesStatus {
     pub(super) fn new(
         endpoint: &Endpoint,
         port: &PortStats,
-        shelf: ShelfStats,
+        files: FileCacheStats,
         now: Instant,
     ) -> TricklesStatus {
         let (server, api, replay) =
@@ -152,8 +152,8 @@ impl TricklesStatus {
             replay_turned_early: replay.turned_early(),
             cache_hits: server.cache_hits,
             cache_misses: server.cache_misses,
-            file_hits: shelf.hits,
-            file_misses: shelf.misses,
+            file_hits: files.hits,
+            file_misses: files.misses,
         }
     }
 
@@ -215,17 +215,17 @@ impl TcpStatus {
         for (name, help, value) in [
             (
                 "viaduct_serve_tcp_crowded_total",
-                "Connections closed, their source had too many.",
+                "Connections closed: their source had reached its limit.",
                 self.crowded,
             ),
             (
                 "viaduct_serve_tcp_slow_total",
-                "Connections ended, their client was too slow.",
+                "Connections ended: their client was too slow.",
                 self.slow,
             ),
             (
                 "viaduct_serve_pages_refused_total",
-                "Directory pages refused for want of memory.",
+                "Directory pages refused for lack of memory.",
                 self.pages_refused,
             ),
         ] {
@@ -247,10 +247,10 @@ impl ServeStatus {
             out.sample(&[], value);
         };
         for (name, help, value) in [
-            ("viaduct_serve_trickles_messages_total", "Messages that came.", trickles.messages),
+            ("viaduct_serve_trickles_messages_total", "Messages received.", trickles.messages),
             (
                 "viaduct_serve_trickles_packets_refused_total",
-                "Packets that are no message.",
+                "Packets that are not valid messages.",
                 trickles.packets_refused,
             ),
             ("viaduct_serve_trickles_opened_total", "Connections opened.", trickles.opened),
@@ -262,11 +262,15 @@ impl ServeStatus {
             ),
             (
                 "viaduct_serve_trickles_decrypted_total",
-                "Requests that came encrypted.",
+                "Requests that were encrypted.",
                 trickles.decrypted,
             ),
             ("viaduct_serve_trickles_packets_total", "Packets sent in answer.", trickles.packets),
-            ("viaduct_serve_trickles_bytes_total", "Bytes of data in them.", trickles.bytes),
+            (
+                "viaduct_serve_trickles_bytes_total",
+                "Bytes of data in these packets.",
+                trickles.bytes,
+            ),
             (
                 "viaduct_serve_trickles_recoveries_total",
                 "Requests that reported a loss.",
@@ -278,7 +282,11 @@ impl ServeStatus {
                 trickles.timeouts,
             ),
             ("viaduct_serve_trickles_resumed_total", "Restarts after a silence.", trickles.resumed),
-            ("viaduct_serve_trickles_moved_total", "Clients from elsewhere.", trickles.moved),
+            (
+                "viaduct_serve_trickles_moved_total",
+                "Clients that came from another address.",
+                trickles.moved,
+            ),
             (
                 "viaduct_serve_trickles_replay_turned_early_total",
                 "Parts of the replay window that were full early.",
@@ -286,22 +294,22 @@ impl ServeStatus {
             ),
             (
                 "viaduct_serve_trickles_cache_hits_total",
-                "Requests of connections that the cache had.",
+                "Requests whose computed values were in the cache.",
                 trickles.cache_hits,
             ),
             (
                 "viaduct_serve_trickles_cache_misses_total",
-                "Requests of connections that it had not.",
+                "Requests whose computed values were not in the cache.",
                 trickles.cache_misses,
             ),
             (
                 "viaduct_serve_trickles_file_hits_total",
-                "Files that were open already.",
+                "Lookups of files that were open.",
                 trickles.file_hits,
             ),
             (
                 "viaduct_serve_trickles_file_misses_total",
-                "Files that were opened.",
+                "Lookups of files that had to be opened.",
                 trickles.file_misses,
             ),
         ] {
@@ -316,7 +324,7 @@ impl ServeStatus {
         one(
             "viaduct_serve_trickles_replay_seconds",
             Kind::Gauge,
-            "How far back it reaches.",
+            "Time that the replay window reaches back.",
             trickles.replay_seconds,
         );
         out.family("viaduct_serve_trickles_refused_total", Kind::Counter, "Requests refused.");

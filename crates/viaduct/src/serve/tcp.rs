@@ -1,7 +1,7 @@
 //! Requests over TCP.
 //!
 //! ```text
-//!   accept ──▶ places (all, of a source) ──▶ connection: heads, plans ──▶ outgoing: bytes, rate
+//!   accept ──▶ permits (all, of a source) ──▶ connection: heads, plans ──▶ outgoing: bytes, rate
 //!                                                │ find, read
 //!                                                ▼
 //!                                              disk (threads) ── pages
@@ -21,18 +21,18 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tracing::debug;
 
-use super::connection::converse;
+use super::connection::serve_connection;
 use super::disk::Disk;
 use super::outgoing::{Limits, is_too_slow};
 use super::sources::Sources;
 use super::status::TcpStatus;
 use crate::access_log::AccessLog;
-use crate::sparing::Sparing;
+use crate::rate_limited::RateLimitedLog;
 
 /// Delay before the next attempt after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 /// Rate limit of the warning that connections cannot be accepted: once a minute.
-static ACCEPT_FAILURES: Sparing<()> = Sparing::new(1);
+static ACCEPT_FAILURES: RateLimitedLog<()> = RateLimitedLog::new(1);
 
 /// Counters of connections.
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ impl Counts {
 
 /// State that the connections of all listeners share.
 #[derive(Debug)]
-pub struct Shared {
+pub struct ServerState {
     /// Files and pages.
     pub disk: Disk,
     /// Counters.
@@ -58,13 +58,13 @@ pub struct Shared {
     pub log: AccessLog,
     /// Limits of each connection.
     pub limits: Limits,
-    /// Places of all connections.
-    places: Arc<Semaphore>,
-    /// Places by source.
+    /// Permits of all connections.
+    permits: Arc<Semaphore>,
+    /// Permits by source.
     sources: Sources,
 }
 
-impl Shared {
+impl ServerState {
     /// Creates the state for at most `connections` connections, and `per_source` of one source.
     pub fn new(
         disk: Disk,
@@ -72,13 +72,13 @@ impl Shared {
         limits: Limits,
         connections: u32,
         per_source: u32,
-    ) -> Shared {
-        Shared {
+    ) -> ServerState {
+        ServerState {
             disk,
             counts: Counts::default(),
             log,
             limits,
-            places: Arc::new(Semaphore::new(connections as usize)),
+            permits: Arc::new(Semaphore::new(connections as usize)),
             sources: Sources::new(per_source),
         }
     }
@@ -87,17 +87,17 @@ impl Shared {
     pub fn status(&self) -> TcpStatus {
         let pages = self.disk.pages();
         TcpStatus {
-            page_bytes: pages.held() as u64,
+            page_bytes: pages.bytes() as u64,
             pages_refused: pages.refused(),
             ..self.counts.0.get()
         }
     }
 }
 
-/// Accepts connections while there are places.
-pub async fn accept(listener: TcpListener, shared: Rc<Shared>) {
+/// Accepts connections while there are permits.
+pub async fn accept(listener: TcpListener, state: Rc<ServerState>) {
     loop {
-        let Ok(place) = shared.places.clone().acquire_owned().await else { return };
+        let Ok(permit) = state.permits.clone().acquire_owned().await else { return };
         let (stream, client) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
@@ -108,27 +108,27 @@ pub async fn accept(listener: TcpListener, shared: Rc<Shared>) {
                 continue;
             }
         };
-        let Some(of_source) = shared.sources.place(client.ip()) else {
-            shared.counts.add(|count| count.crowded += 1);
+        let Some(of_source) = state.sources.acquire(client.ip()) else {
+            state.counts.add(|count| count.crowded += 1);
             continue;
         };
-        shared
+        state
             .counts
             .add(|count| (count.connections, count.open) = (count.connections + 1, count.open + 1));
-        let shared = shared.clone();
+        let state = state.clone();
         tokio::task::spawn_local(async move {
-            run(stream, client, &shared).await;
-            shared.counts.add(|count| count.open -= 1);
-            drop((place, of_source));
+            run(stream, client, &state).await;
+            state.counts.add(|count| count.open -= 1);
+            drop((permit, of_source));
         });
     }
 }
 
-async fn run(stream: TcpStream, client: SocketAddr, shared: &Shared) {
-    if let Err(error) = converse(&stream, client, shared).await {
+async fn run(stream: TcpStream, client: SocketAddr, state: &ServerState) {
+    if let Err(error) = serve_connection(&stream, client, state).await {
         debug!(%error, %client, "a connection ended");
         if is_too_slow(&error) {
-            shared.counts.add(|count| count.slow += 1);
+            state.counts.add(|count| count.slow += 1);
             // Data that the kernel still holds for the connection is freed too. A closed
             // connection has none.
             let _ = viaduct_sys::socket::tcp::reset_on_close(&stream);

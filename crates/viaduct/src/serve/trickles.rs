@@ -3,7 +3,7 @@
 //! ```text
 //!   Listener::turn ──▶ event ──▶ proto::web::respond ──▶ Endpoint::send ──▶ packets
 //!                                      │ find       read │
-//!                                      Shelf: files that are open
+//!                                      FileCache: open files
 //! ```
 //!
 //! With several threads, each has a tap, UDP sockets and a replay window of its own. BPF
@@ -25,19 +25,19 @@ use viaduct_proto::web::respond;
 use viaduct_sys::capture::filter::Share;
 use viaduct_sys::poll::{Waker, wait};
 
-use super::shelf::Shelf;
+use super::file_cache::FileCache;
 use super::status::TricklesStatus;
 use crate::trickles::{Listener, Secrets, ServerSettings};
 
 /// Maximum interval between checks of the time and of the secrets.
-const LOOK: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Minimum size of a thread's replay window, in bytes.
 const MIN_REPLAY: usize = 1 << 16;
 
 /// By which packets Trickles is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Ways {
+pub enum PacketFormats {
     /// In packets that look like TCP, if privileges allow it, and in UDP's
     Auto,
     /// In packets that look like TCP; takes root or CAP_NET_RAW and CAP_NET_ADMIN
@@ -50,10 +50,10 @@ pub enum Ways {
 
 /// Settings that all threads share.
 #[derive(Debug)]
-pub struct Terms {
+pub struct ServiceConfig {
     /// Packets by which Trickles is served.
-    pub ways: Ways,
-    /// Settings of the port. Its `tcp` and `udp` are ignored in favour of `ways`.
+    pub formats: PacketFormats,
+    /// Settings of the port. Its `tcp` and `udp` are ignored in favour of `formats`.
     pub port: ServerSettings,
     /// Bytes of the replay windows, and connections of the cache, for all threads together; see
     /// [`Listener::open`].
@@ -66,11 +66,11 @@ pub struct Terms {
 
 /// Resources of one thread.
 #[derive(Debug)]
-pub struct Hand {
+pub struct WorkerResources {
     /// Identity of the server, if it encrypts.
     pub crypt: Option<ServerCrypt>,
     /// Files.
-    pub shelf: Shelf,
+    pub files: FileCache,
 }
 
 /// Running service.
@@ -79,30 +79,30 @@ pub struct Service(Vec<Thread>);
 
 #[derive(Debug)]
 struct Thread {
-    shared: Arc<Shared>,
+    state: Arc<ThreadState>,
     /// Thread, which returns its listener. The first thread's listener has the rules, and must
     /// outlive the others.
     running: Option<JoinHandle<Listener>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ThreadState {
     stop: AtomicBool,
     waker: Waker,
     status: Mutex<TricklesStatus>,
 }
 
 impl Service {
-    /// Opens the port, and starts a thread for each hand.
+    /// Opens the port, and starts a thread for each element of `resources`.
     ///
     /// # Errors
     /// The port cannot be opened.
-    pub fn start(terms: &Terms, hands: Vec<Hand>) -> Result<Service> {
-        let of = hands.len() as u32;
+    pub fn start(config: &ServiceConfig, resources: Vec<WorkerResources>) -> Result<Service> {
+        let of = resources.len() as u32;
         let mut service = Service(Vec::new());
-        for (number, hand) in (0..).zip(hands) {
+        for (number, of_worker) in (0..).zip(resources) {
             let share = (of > 1).then_some(Share { number, of });
-            service.0.push(Thread::start(terms, share, hand)?);
+            service.0.push(Thread::start(config, share, of_worker)?);
         }
         Ok(service)
     }
@@ -110,7 +110,7 @@ impl Service {
     /// Counters of the service.
     pub fn status(&self) -> TricklesStatus {
         let of =
-            |one: &Thread| one.shared.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            |one: &Thread| one.state.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // A thread that has just started has no counters and no reasons yet.
         let counted = self.0.iter().map(of).filter(|status| !status.refused.is_empty());
         counted.reduce(TricklesStatus::and).unwrap_or_default()
@@ -118,42 +118,48 @@ impl Service {
 }
 
 impl Thread {
-    fn start(terms: &Terms, share: Option<Share>, hand: Hand) -> Result<Thread> {
-        let Terms { ways, ref port, memory: (replay, cache), balanced, ref secrets } = *terms;
-        let (tcp, udp) = (ways != Ways::Udp, ways != Ways::Tcp);
+    fn start(
+        config: &ServiceConfig,
+        share: Option<Share>,
+        resources: WorkerResources,
+    ) -> Result<Thread> {
+        let ServiceConfig { formats, ref port, memory: (replay, cache), balanced, ref secrets } =
+            *config;
+        let (tcp, udp) = (formats != PacketFormats::Udp, formats != PacketFormats::Tcp);
         let settings = ServerSettings { tcp, udp, share, ..port.clone() };
         let of = share.map_or(1, |share| share.of as usize);
         let memory = ((replay / of).max(MIN_REPLAY), cache.div_ceil(of));
-        let least = ways == Ways::Auto;
-        let mut listener = Listener::open(&settings, least, memory, balanced, secrets.clone())
-            .context("cannot serve Trickles")?;
-        if let Some(crypt) = hand.crypt {
+        let udp_fallback = formats == PacketFormats::Auto;
+        let mut listener =
+            Listener::open(&settings, udp_fallback, memory, balanced, secrets.clone())
+                .context("cannot serve Trickles")?;
+        if let Some(crypt) = resources.crypt {
             listener = listener.with_crypt(crypt);
         }
-        let shared = Arc::new(Shared {
+        let state = Arc::new(ThreadState {
             stop: AtomicBool::new(false),
             waker: Waker::new()?,
             status: Mutex::default(),
         });
         let run = {
-            let (shared, mut shelf) = (shared.clone(), hand.shelf);
+            let (state, mut files) = (state.clone(), resources.files);
             move || {
-                shared.run(&mut listener, &mut shelf);
+                state.run(&mut listener, &mut files);
                 listener
             }
         };
         let name =
             share.map_or("trickles".to_owned(), |share| format!("trickles-{}", share.number));
         let running = std::thread::Builder::new().name(name).spawn(run)?;
-        Ok(Thread { shared, running: Some(running) })
+        Ok(Thread { state, running: Some(running) })
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
         for thread in &self.0 {
-            thread.shared.stop.store(true, Ordering::Relaxed);
-            thread.shared.waker.wake();
+            thread.state.stop.store(true, Ordering::Relaxed);
+            thread.state.waker.wake();
         }
         // A panic there has been logged already.
         let ended = |thread: &mut Thread| thread.running.take()?.join().ok();
@@ -163,22 +169,22 @@ impl Drop for Service {
     }
 }
 
-impl Shared {
-    fn run(&self, listener: &mut Listener, shelf: &mut Shelf) {
-        let mut looked = Instant::now();
+impl ThreadState {
+    fn run(&self, listener: &mut Listener, files: &mut FileCache) {
+        let mut checked_at = Instant::now();
         while !self.stop.load(Ordering::Relaxed) {
-            let done = turn(listener, shelf);
+            let done = answer_batch(listener, files);
             if done == 0 {
-                wait(&[listener], &self.waker, LOOK);
+                wait(&[listener], &self.waker, CHECK_INTERVAL);
             }
-            if looked.elapsed() >= LOOK {
-                looked = Instant::now();
-                shelf.tidy();
-                if let Err(error) = listener.look() {
-                    warn!("the secrets stay as they are: {error:#}");
+            if checked_at.elapsed() >= CHECK_INTERVAL {
+                checked_at = Instant::now();
+                files.evict();
+                if let Err(error) = listener.reload_secrets() {
+                    warn!("the secrets cannot be read again, the old ones stay in use: {error:#}");
                 }
                 let (port, now) = (listener.stats(), listener.now());
-                let status = TricklesStatus::new(listener.endpoint(), &port, shelf.stats(), now);
+                let status = TricklesStatus::new(listener.endpoint(), &port, files.stats(), now);
                 *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
             }
         }
@@ -186,31 +192,31 @@ impl Shared {
 }
 
 /// Answers a batch of requests. Returns how many.
-fn turn(listener: &mut Listener, shelf: &mut Shelf) -> usize {
+fn answer_batch(listener: &mut Listener, files: &mut FileCache) -> usize {
     let turn = listener.turn(|endpoint, event, out| {
         if event.kind() == Kind::Close {
             endpoint.drop_event(event);
             return;
         }
-        shelf.tidy();
-        shelf.set_client(event.client());
-        let mut reply = respond(endpoint.ring(), &event, shelf);
-        if shelf.was_starved() {
-            shelf.clear();
-            shelf.set_client(event.client());
-            reply = respond(endpoint.ring(), &event, shelf);
+        files.evict();
+        files.set_client(event.client());
+        let mut reply = respond(endpoint.ring(), &event, files);
+        if files.was_out_of_descriptors() {
+            files.clear();
+            files.set_client(event.client());
+            reply = respond(endpoint.ring(), &event, files);
         }
-        if shelf.was_starved() {
+        if files.was_out_of_descriptors() {
             // For the client this is a lost packet, and it asks again when descriptors may be
             // free.
             endpoint.drop_event(event);
             return;
         }
-        endpoint.send(event, &reply, shelf, out);
-        shelf.write_log();
+        endpoint.send(event, &reply, files, out);
+        files.write_log();
     });
     turn.unwrap_or_else(|error| {
-        warn!(%error, "a socket of Trickles");
+        warn!(%error, "a socket of Trickles failed");
         0
     })
 }

@@ -2,22 +2,22 @@
 //! node.
 //!
 //! ```text
-//!   service ──status socket, one JSON object──▶ Source ──Seen────┬─▶ page: once, for people
-//!                                                                ├─▶ --json: as it came
-//!                                                                └─▶ top: each second, with rates
+//!   service ──status socket, one JSON object──▶ StatusClient ──ServiceStatus──┬─▶ page: once
+//!                                                                             ├─▶ --json
+//!                                                                             └─▶ top: with rates
 //! ```
 
+mod client;
 mod keys;
+pub mod numbers;
 mod overlay_page;
 mod page;
 mod proxy_page;
 mod serve_page;
 pub mod socket;
-mod source;
 mod terminal;
 mod top;
 mod view;
-pub mod words;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -25,12 +25,12 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::run_dir::RunDir;
-use page::Ink;
-use source::Source;
+use client::StatusClient;
+use page::Colours;
 
 /// Options that select the gateway, proxy, server or overlay node.
 #[derive(Debug, clap::Args)]
-pub struct Which {
+pub struct ServiceSelector {
     /// Path of the service's status socket
     #[arg(long, value_name = "PATH", conflicts_with = "name")]
     pub socket: Option<PathBuf>,
@@ -43,25 +43,28 @@ pub struct Which {
 }
 
 /// Runs `viaduct status`.
-pub fn status(which: &Which, json: bool) -> Result<()> {
-    let status = Source::find(which)?.read()?;
-    let text =
-        if json { serde_json::to_string_pretty(&status)? + "\n" } else { status.page(None, ink()) };
+pub fn status(selector: &ServiceSelector, json: bool) -> Result<()> {
+    let status = StatusClient::find(selector)?.read()?;
+    let text = if json {
+        serde_json::to_string_pretty(&status)? + "\n"
+    } else {
+        status.page(None, colours())
+    };
     print(&text)
 }
 
 /// Runs `viaduct top` until `q` or Ctrl-C. Prints one page if there is no terminal.
-pub fn top(which: &Which) -> Result<()> {
+pub fn top(selector: &ServiceSelector) -> Result<()> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-        return status(which, false);
+        return status(selector, false);
     }
-    top::run(&Source::find(which)?, ink())
+    top::run(&StatusClient::find(selector)?, colours())
 }
 
 /// Colours on a terminal, unless `NO_COLOR` is set and not empty.
-fn ink() -> Ink {
+fn colours() -> Colours {
     let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    Ink(wanted && std::io::stdout().is_terminal())
+    Colours(wanted && std::io::stdout().is_terminal())
 }
 
 /// Prints `text`. A closed pipe, as with `head`, is not an error.

@@ -4,26 +4,26 @@ use std::fmt::{self, Display, Formatter};
 
 use viaduct_proto::overlay::{NodeEntry, OverlayRoute, PathQuality, Table};
 
-use super::page::{Ink, row};
-use super::words::thousands;
+use super::numbers::thousands;
+use super::page::{Colours, row};
 
 /// State of an overlay node as text.
 #[derive(Debug)]
 pub struct OverlayPage<'a> {
     table: &'a Table,
-    ink: Ink,
+    colours: Colours,
 }
 
 impl<'a> OverlayPage<'a> {
     /// Creates a page from `table`.
-    pub fn new(table: &'a Table, ink: Ink) -> Self {
-        OverlayPage { table, ink }
+    pub fn new(table: &'a Table, colours: Colours) -> Self {
+        OverlayPage { table, colours }
     }
 
-    fn seen(&self, seen: &PathQuality) -> String {
+    fn quality(&self, seen: &PathQuality) -> String {
         match seen.up {
-            None => "not heard of yet".to_owned(),
-            Some(false) => self.ink.paint(31, "down"),
+            None => "not known yet".to_owned(),
+            Some(false) => self.colours.paint(31, "down"),
             Some(true) => format!("{:.1} ms, {:.1} % lost", seen.rtt_ms, seen.loss * 100.0),
         }
     }
@@ -32,11 +32,11 @@ impl<'a> OverlayPage<'a> {
         self.table.nodes.get(node).map_or("?", |node| &node.name)
     }
 
-    fn way(&self, place: &NodeEntry) -> String {
+    fn best_path(&self, place: &NodeEntry) -> String {
         match place.routes.first() {
-            None => "no way is up".to_owned(),
+            None => "no path is up".to_owned(),
             Some(OverlayRoute::Direct) => "directly".to_owned(),
-            Some(OverlayRoute::By(node)) => self.ink.bold(format!("by {}", self.name(*node))),
+            Some(OverlayRoute::By(node)) => self.colours.bold(format!("by {}", self.name(*node))),
         }
     }
 }
@@ -45,20 +45,24 @@ impl Display for OverlayPage<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let table = self.table;
         let policy = format!("{:?}", table.policy).to_lowercase();
-        writeln!(f, "{}  best by {policy}", self.ink.bold(format!("overlay {}", table.overlay)))?;
+        writeln!(
+            f,
+            "{}  best by {policy}",
+            self.colours.bold(format!("overlay {}", table.overlay))
+        )?;
         for (n, place) in table.nodes.iter().enumerate() {
-            let path = self.seen(&place.path);
-            row(f, &place.name, format!("{}; {path}", self.way(place)))?;
+            let path = self.quality(&place.path);
+            row(f, &place.name, format!("{}; {path}", self.best_path(place)))?;
             if let Some(state) = table.states.get(n).filter(|state| !state.is_up()) {
-                row(f, "", self.ink.paint(31, state))?;
+                row(f, "", self.colours.paint(31, state))?;
             }
             for (other, seen) in &place.others {
-                row(f, "", format!("  to {}: {}", self.name(*other), self.seen(seen)))?;
+                row(f, "", format!("  to {}: {}", self.name(*other), self.quality(seen)))?;
             }
         }
         let stats = &table.stats;
         let probes = format!(
-            "{} sent, {} answered; {} failures, {} other ways chosen",
+            "{} sent, {} answered; {} failures, {} changes of path",
             thousands(stats.probes),
             thousands(stats.answered),
             thousands(stats.failures),
@@ -66,11 +70,11 @@ impl Display for OverlayPage<'_> {
         );
         row(f, "probes", probes)?;
         let refused = format!(
-            "{} malformed, {} of strangers, {} forged, {} played again",
-            self.ink.alarm(stats.malformed),
-            self.ink.alarm(stats.strangers),
-            self.ink.alarm(stats.forged),
-            self.ink.alarm(stats.replayed),
+            "{} malformed, {} of unknown nodes, {} forged, {} replayed",
+            self.colours.alarm(stats.malformed),
+            self.colours.alarm(stats.strangers),
+            self.colours.alarm(stats.forged),
+            self.colours.alarm(stats.replayed),
         );
         row(f, "refused", refused)
     }

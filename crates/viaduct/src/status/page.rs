@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LossReport, PeerStats};
 
+use super::numbers::{self, bytes, lengths, micros, percent, quantile, thousands};
 use super::proxy_page::ProxyPage;
-use super::words::{self, bytes, lengths, micros, percent, quantile, thousands};
 use crate::gateway::snapshot::{PeerStatus, Status};
 
 /// Maximum length of a bar of the burst histogram, in characters.
@@ -14,9 +14,9 @@ const BAR: u64 = 30;
 
 /// True to use colours.
 #[derive(Clone, Copy, Debug)]
-pub struct Ink(pub bool);
+pub struct Colours(pub bool);
 
-impl Ink {
+impl Colours {
     pub(super) fn paint(self, code: u8, text: impl Display) -> String {
         if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
     }
@@ -41,15 +41,15 @@ impl Ink {
 pub struct Page<'a> {
     status: &'a Status,
     before: Option<&'a Status>,
-    ink: Ink,
+    colours: Colours,
 }
 
 impl<'a> Page<'a> {
     /// Creates a page from `status`; with rates, if an earlier status is given.
-    pub fn new(status: &'a Status, before: Option<&'a Status>, ink: Ink) -> Self {
+    pub fn new(status: &'a Status, before: Option<&'a Status>, colours: Colours) -> Self {
         // A restarted gateway counts from zero again.
         let before = before.filter(|before| before.uptime < status.uptime);
-        Page { status, before, ink }
+        Page { status, before, colours }
     }
 }
 
@@ -57,15 +57,15 @@ impl Display for Page<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let status = self.status;
         let up = humantime::format_duration(Duration::from_secs(status.uptime as u64));
-        let name = self.ink.bold(format!("site {}", status.site));
+        let name = self.colours.bold(format!("site {}", status.site));
         let wan = format!("wan {} (MTU {})", status.wan, status.wan_mtu);
         writeln!(f, "{name}  {wan}  up {up}  viaduct {}", status.version)?;
         if status.age > 2.0 {
             let what = format!("the packet thread has not reported for {:.0} s", status.age);
-            writeln!(f, "{}", self.ink.paint(31, what))?;
+            writeln!(f, "{}", self.colours.paint(31, what))?;
         }
         if let Some(trouble) = &status.trouble {
-            writeln!(f, "{}", self.ink.paint(31, trouble))?;
+            writeln!(f, "{}", self.colours.paint(31, trouble))?;
         }
         self.machine(f)?;
         for (i, (name, stats)) in status.counters.peers.iter().enumerate() {
@@ -80,7 +80,7 @@ impl Display for Page<'_> {
         }
         let Some(split) = &status.split else { return Ok(()) };
         let before = self.before.and_then(|before| before.split.as_ref());
-        write!(f, "\n{}", ProxyPage::new(split, before, self.ink))
+        write!(f, "\n{}", ProxyPage::new(split, before, self.colours))
     }
 }
 
@@ -94,11 +94,11 @@ impl Page<'_> {
             format!("{} of {}", bytes(held as u64), bytes(status.memory_limit as u64)),
         )?;
         let drops = format!(
-            "missed {} out, {} in; cut short {}, without checksum {}",
-            self.ink.alarm(shell.tap_drops_out + shell.tap_late_out),
-            self.ink.alarm(shell.tap_drops_in),
-            self.ink.alarm(shell.truncated),
-            self.ink.alarm(shell.unfinished),
+            "missed {} out, {} in; truncated {}, without checksum {}",
+            self.colours.alarm(shell.tap_drops_out + shell.tap_late_out),
+            self.colours.alarm(shell.tap_drops_in),
+            self.colours.alarm(shell.truncated),
+            self.colours.alarm(shell.unfinished),
         );
         row(f, "taps", drops)?;
         let failed = shell.send_failed + shell.inject_failed + status.counters.plane.stray;
@@ -136,7 +136,7 @@ impl Page<'_> {
     ) -> fmt::Result {
         let peer = self.status.peers.get(at);
         let up = self.state(peer, stats);
-        writeln!(f, "\n{}  {up}  {code}", self.ink.bold(format!("peer {name}")))?;
+        writeln!(f, "\n{}  {up}  {code}", self.colours.bold(format!("peer {name}")))?;
         if let Some(link) = peer.and_then(|peer| peer.link.as_ref()) {
             let rtt = link.rtt_ms.map_or("not known yet".to_owned(), |rtt| format!("{rtt:.1} ms"));
             let what = format!(
@@ -156,7 +156,7 @@ impl Page<'_> {
             );
             row(f, "losses", what)?;
             for trial in &link.trials {
-                row(f, "would have", words::trial(trial))?;
+                row(f, "would have", numbers::trial(trial))?;
             }
         }
         if let Some(lowered) = peer.and_then(|peer| peer.lowered_mss.into_iter().flatten().min()) {
@@ -179,9 +179,9 @@ impl Page<'_> {
     /// State of a peer, with its reason.
     fn state(&self, peer: Option<&PeerStatus>, stats: &PeerStats) -> String {
         match peer.map(|peer| (&peer.state, &peer.reason)) {
-            Some((state, Some(reason))) => self.ink.paint(31, format!("{state}: {reason}")),
-            _ if stats.up => self.ink.green("up"),
-            _ => self.ink.paint(31, "down"),
+            Some((state, Some(reason))) => self.colours.paint(31, format!("{state}: {reason}")),
+            _ if stats.up => self.colours.green("up"),
+            _ => self.colours.paint(31, "down"),
         }
     }
 
@@ -190,8 +190,8 @@ impl Page<'_> {
         let status = self.status;
         let up = humantime::format_duration(Duration::from_secs(status.uptime as u64));
         let mut lines = vec![format!("site {}  wan {}  up {up}", status.site, status.wan)];
-        lines.extend(status.trouble.iter().map(|trouble| self.ink.paint(31, trouble)));
-        lines.push(self.ink.bold(format!(
+        lines.extend(status.trouble.iter().map(|trouble| self.colours.paint(31, trouble)));
+        lines.push(self.colours.bold(format!(
             "{:<16} {:>9} {:>9} {:>8} {:>8} {:>9}  state",
             "peer", "out Mb/s", "in Mb/s", "lost out", "lost in", "recovered"
         )));
@@ -247,7 +247,7 @@ impl Page<'_> {
             percent(lost, covered),
             rate(into.recovered, old_in.recovered),
         );
-        row(f, "now", self.ink.bold(what))
+        row(f, "now", self.colours.bold(what))
     }
 
     fn sent(&self, f: &mut Formatter<'_>, stats: &PeerStats) -> fmt::Result {
@@ -258,7 +258,7 @@ impl Page<'_> {
             bytes(sent.bytes),
             thousands(sent.protected),
             percent(sent.protected, sent.packets),
-            self.ink.alarm(sent.unprotected),
+            self.colours.alarm(sent.unprotected),
         );
         row(f, "sent", what)?;
         let what = format!(
@@ -269,12 +269,12 @@ impl Page<'_> {
             thousands(sent.flushed),
         );
         row(f, "repairs", what)?;
-        let told = &stats.reported;
+        let reported = &stats.reported;
         let what = format!(
-            "lost {} ({}), recovered {}, as the peer tells",
-            thousands(told.lost),
-            percent(told.lost, told.covered),
-            thousands(told.recovered),
+            "lost {} ({}), recovered {}, as reported by the peer",
+            thousands(reported.lost),
+            percent(reported.lost, reported.covered),
+            thousands(reported.recovered),
         );
         row(f, "link out", what)
     }
@@ -293,8 +293,8 @@ impl Page<'_> {
             "lost {} ({}), recovered {}, unrecoverable {}, uncovered {}, late {}",
             thousands(got.link.lost),
             percent(got.link.lost, got.link.covered),
-            self.ink.green(thousands(got.link.recovered)),
-            self.ink.alarm(got.unrecoverable),
+            self.colours.green(thousands(got.link.recovered)),
+            self.colours.alarm(got.unrecoverable),
             thousands(got.uncovered),
             thousands(got.late),
         );
@@ -332,12 +332,12 @@ impl Page<'_> {
     fn refused(&self, f: &mut Formatter<'_>, stats: &PeerStats) -> fmt::Result {
         let what = format!(
             "forged {}, replayed {}, unknown {}, malformed {}, garbled {}, foreign {}",
-            self.ink.alarm(stats.session.forged),
-            self.ink.alarm(stats.session.replayed),
+            self.colours.alarm(stats.session.forged),
+            self.colours.alarm(stats.session.replayed),
             thousands(stats.session.unknown),
-            self.ink.alarm(stats.receiver.malformed),
-            self.ink.alarm(stats.receiver.garbled),
-            self.ink.alarm(stats.receiver.foreign),
+            self.colours.alarm(stats.receiver.malformed),
+            self.colours.alarm(stats.receiver.garbled),
+            self.colours.alarm(stats.receiver.foreign),
         );
         row(f, "refused", what)
     }
@@ -377,7 +377,7 @@ mod tests {
 
     #[test]
     fn the_page_says_what_happened_and_without_colours_it_is_plain() {
-        let page = Page::new(&status(), None, Ink(false)).to_string();
+        let page = Page::new(&status(), None, Colours(false)).to_string();
         for part in [
             "site a",
             "up 1m 1s",
@@ -394,7 +394,9 @@ mod tests {
             assert!(page.contains(part), "{part:?} in\n{page}");
         }
         assert!(!page.contains('\x1b'));
-        assert!(Page::new(&status(), None, Ink(true)).to_string().contains("\x1b[32mup\x1b[0m"));
+        assert!(
+            Page::new(&status(), None, Colours(true)).to_string().contains("\x1b[32mup\x1b[0m")
+        );
     }
 
     #[test]
@@ -403,15 +405,15 @@ mod tests {
         now.uptime += 2.0;
         now.counters.peers[0].1.sender.packets += 2_000;
         now.counters.peers[0].1.sender.bytes += 2_500_000;
-        let page = Page::new(&now, Some(&before), Ink(false)).to_string();
+        let page = Page::new(&now, Some(&before), Colours(false)).to_string();
         assert!(page.contains("out 1,000 packets/s 10.0 Mb/s"), "{page}");
-        let restarted = Page::new(&before, Some(&now), Ink(false)).to_string();
+        let restarted = Page::new(&before, Some(&now), Colours(false)).to_string();
         assert!(!restarted.contains("packets/s"));
     }
 
     #[test]
     fn a_peer_without_a_code_yet_is_shown() {
         let status = Status { codes: vec![], kept_below: vec![], ..status() };
-        assert!(Page::new(&status, None, Ink(false)).to_string().contains("peer b"));
+        assert!(Page::new(&status, None, Colours(false)).to_string().contains("peer b"));
     }
 }

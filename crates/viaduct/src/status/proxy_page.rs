@@ -3,8 +3,8 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
-use super::page::{Ink, row};
-use super::words::{bytes, micros, percent, quantile, thousands};
+use super::numbers::{bytes, micros, percent, quantile, thousands};
+use super::page::{Colours, row};
 use crate::proxy::snapshot::ProxyStatus;
 use crate::proxy::stats::{CONNECT_BOUNDS, TunnelCounters};
 
@@ -13,15 +13,15 @@ use crate::proxy::stats::{CONNECT_BOUNDS, TunnelCounters};
 pub struct ProxyPage<'a> {
     status: &'a ProxyStatus,
     before: Option<&'a ProxyStatus>,
-    ink: Ink,
+    colours: Colours,
 }
 
 impl<'a> ProxyPage<'a> {
     /// Creates a page from `status`; with rates, if an earlier status is given.
-    pub fn new(status: &'a ProxyStatus, before: Option<&'a ProxyStatus>, ink: Ink) -> Self {
+    pub fn new(status: &'a ProxyStatus, before: Option<&'a ProxyStatus>, colours: Colours) -> Self {
         // A restarted proxy counts from zero again.
         let before = before.filter(|before| before.uptime < status.uptime);
-        ProxyPage { status, before, ink }
+        ProxyPage { status, before, colours }
     }
 }
 
@@ -37,10 +37,10 @@ impl Display for ProxyPage<'_> {
             true => ("master", String::new()),
             false => ("proxy", format!("  {listen} to {}", status.to)),
         };
-        let name = self.ink.bold(format!("{what} {}", status.proxy));
+        let name = self.colours.bold(format!("{what} {}", status.proxy));
         writeln!(f, "{name}{way}  up {up}  viaduct {}", status.version)?;
         if status.hangs {
-            return writeln!(f, "{}", self.ink.paint(31, "its loop does not answer"));
+            return writeln!(f, "{}", self.colours.paint(31, "its loop does not answer"));
         }
         self.rules(f)?;
         self.flows(f)?;
@@ -56,14 +56,12 @@ impl ProxyPage<'_> {
     /// Prints the state of the interception rules, if any were removed.
     fn rules(&self, f: &mut Formatter<'_>) -> fmt::Result {
         if self.status.missing {
-            let what = "missing in nftables or ip rule: connections pass by";
-            row(f, "rules", self.ink.paint(31, what))?;
+            let what = "missing in nftables or ip rule: connections are not intercepted";
+            row(f, "rules", self.colours.paint(31, what))?;
         }
         match self.status.restored {
             0 => Ok(()),
-            times => {
-                row(f, "rules", format!("taken away and put back, times: {}", thousands(times)))
-            }
+            times => row(f, "rules", format!("removed and restored {} times", thousands(times))),
         }
     }
 
@@ -89,7 +87,7 @@ impl ProxyPage<'_> {
             .collect();
         match refused.is_empty() {
             true => Ok(()),
-            false => row(f, "refused", self.ink.paint(31, refused.join(", "))),
+            false => row(f, "refused", self.colours.paint(31, refused.join(", "))),
         }
     }
 
@@ -105,7 +103,7 @@ impl ProxyPage<'_> {
             rate(new.bytes[0], old.bytes[0]) * 8.0 / 1e6,
             rate(new.bytes[1], old.bytes[1]) * 8.0 / 1e6,
         );
-        row(f, "now", self.ink.bold(what))
+        row(f, "now", self.colours.bold(what))
     }
 
     fn early(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -114,13 +112,13 @@ impl ProxyPage<'_> {
             return Ok(());
         }
         let what = format!(
-            "{} begun by a SYN, {} of them matched ({}), {} expired, {} waiting; {} were too many",
+            "{} started by a SYN, {} matched ({}), {} expired, {} waiting; {} over the limit",
             thousands(early.started),
             thousands(early.matched),
             percent(early.matched, early.started),
             thousands(early.expired),
             thousands(waiting),
-            self.ink.alarm(early.bounded),
+            self.colours.alarm(early.bounded),
         );
         row(f, "early", what)
     }
@@ -134,11 +132,11 @@ impl ProxyPage<'_> {
                 thousands(hop.connected.iter().sum()),
                 time(0.5),
                 time(0.99),
-                self.ink.alarm(hop.failed),
+                self.colours.alarm(hop.failed),
             );
             row(f, "onwards", what)?;
             if let Some(down) = hop.down() {
-                row(f, "", self.ink.paint(31, format!("down: {down}")))?;
+                row(f, "", self.colours.paint(31, format!("down: {down}")))?;
             }
         }
         Ok(())
@@ -162,15 +160,15 @@ impl ProxyPage<'_> {
     fn tunnel(&self, f: &mut Formatter<'_>, tunnel: &TunnelCounters) -> fmt::Result {
         let all = &tunnel.all;
         let up = match (&tunnel.down, all.links) {
-            (Some(why), _) => self.ink.paint(31, format!("down: {why}")),
-            (None, 0) => self.ink.paint(31, "down"),
-            _ => self.ink.green("up"),
+            (Some(why), _) => self.colours.paint(31, format!("down: {why}")),
+            (None, 0) => self.colours.paint(31, "down"),
+            _ => self.colours.green("up"),
         };
         let title = match tunnel.name.is_empty() {
             true => format!("tunnel to {}", tunnel.peer),
             false => format!("tunnel {} to {}", tunnel.name, tunnel.peer),
         };
-        writeln!(f, "\n{}  {up}", self.ink.bold(title))?;
+        writeln!(f, "\n{}  {up}", self.colours.bold(title))?;
         let what = format!(
             "{} open, {} with bytes under way; {} opened here, {} there, {} reset",
             thousands(all.open),
@@ -186,7 +184,7 @@ impl ProxyPage<'_> {
                     to {last}",
                 thousands(tunnel.denied),
             );
-            row(f, "denied", self.ink.paint(31, what))?;
+            row(f, "denied", self.colours.paint(31, what))?;
         }
         let what = format!(
             "{} of {} left to send; {} of {} filled here",

@@ -3,8 +3,8 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
-use super::page::{Ink, row};
-use super::words::{bytes, thousands};
+use super::numbers::{bytes, thousands};
+use super::page::{Colours, row};
 use crate::access_log::AccessLogStats;
 use crate::serve::status::{ServeStatus, TcpStatus, TricklesStatus};
 
@@ -12,13 +12,13 @@ use crate::serve::status::{ServeStatus, TcpStatus, TricklesStatus};
 #[derive(Debug)]
 pub struct ServePage<'a> {
     status: &'a ServeStatus,
-    ink: Ink,
+    colours: Colours,
 }
 
 impl<'a> ServePage<'a> {
     /// Creates a page from `status`.
-    pub fn new(status: &'a ServeStatus, ink: Ink) -> Self {
-        ServePage { status, ink }
+    pub fn new(status: &'a ServeStatus, colours: Colours) -> Self {
+        ServePage { status, colours }
     }
 
     fn trickles(&self, f: &mut Formatter<'_>, seen: &TricklesStatus) -> fmt::Result {
@@ -35,18 +35,18 @@ impl<'a> ServePage<'a> {
             let (handshakes, requests) = (thousands(seen.handshakes), thousands(seen.decrypted));
             row(f, "encrypted", format!("{handshakes} handshakes, {requests} requests"))?;
         }
-        let mended = format!(
+        let recovered = format!(
             "{} losses reported, {} timeouts, {} resumed, {} moved",
             thousands(seen.recoveries),
             thousands(seen.timeouts),
             thousands(seen.resumed),
             thousands(seen.moved)
         );
-        row(f, "mended", mended)?;
+        row(f, "recovery", recovered)?;
         let refused: u64 = seen.refused.iter().map(|(_, count)| count).sum();
         let named = seen.refused.iter().filter(|(_, count)| *count > 0);
         let named: Vec<_> = named.map(|(why, count)| format!("{count} {why}")).collect();
-        let text = format!("{} requests {}", self.ink.alarm(refused), named.join(", "));
+        let text = format!("{} requests {}", self.colours.alarm(refused), named.join(", "));
         row(f, "refused", text.trim_end())?;
         let window = format!(
             "{} reach back {:.0} s; {} parts were full early",
@@ -63,7 +63,7 @@ impl Display for ServePage<'_> {
         let status = self.status;
         let up = humantime::format_duration(Duration::from_secs(status.uptime as u64));
         let (name, version) = (&status.name, &status.version);
-        let title = self.ink.bold(format!("serving {}", status.serving));
+        let title = self.colours.bold(format!("serving {}", status.serving));
         writeln!(f, "{title}  ({name}, version {version}, up {up})")?;
         let tcp = format!(
             "{} connections, {} now; {} requests",
@@ -74,16 +74,15 @@ impl Display for ServePage<'_> {
         row(f, "tcp", tcp)?;
         let TcpStatus { crowded, slow, page_bytes, pages_refused, .. } = status.tcp;
         let limited = format!(
-            "{} connections beyond a source's places, {} ended for their slowness, {} pages \
-                refused",
-            self.ink.alarm(crowded),
-            self.ink.alarm(slow),
-            self.ink.alarm(pages_refused)
+            "{} connections beyond their source's limit, {} ended as too slow, {} pages refused",
+            self.colours.alarm(crowded),
+            self.colours.alarm(slow),
+            self.colours.alarm(pages_refused)
         );
         row(f, "limits", limited)?;
         row(f, "pages", format!("{} in memory", bytes(page_bytes)))?;
         if let Some(AccessLogStats { written, lost }) = status.access_log {
-            let (written, lost) = (thousands(written), self.ink.alarm(lost));
+            let (written, lost) = (thousands(written), self.colours.alarm(lost));
             row(f, "access log", format!("{written} lines written, {lost} lost"))?;
         }
         status.trickles.iter().try_for_each(|seen| self.trickles(f, seen))

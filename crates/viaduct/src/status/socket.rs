@@ -13,9 +13,9 @@ use tokio::net::UnixListener;
 use viaduct_sys::process::dir_lock::DirLock;
 
 /// Time within which a client of the status socket must read the status.
-const READ_WITHIN: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay before the next attempt after a failed accept.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Name of a service's socket; the file is removed when this value is dropped.
 #[derive(Debug)]
@@ -61,12 +61,12 @@ pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
 }
 
 /// Accepts the next client of a status socket.
-pub async fn asker(listener: &UnixListener) -> tokio::net::UnixStream {
+pub async fn accept(listener: &UnixListener) -> tokio::net::UnixStream {
     loop {
         match listener.accept().await {
             Ok((client, _)) => return client,
             // Out of descriptors, for example: an immediate retry would spin.
-            Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
+            Err(_) => tokio::time::sleep(ACCEPT_RETRY).await,
         }
     }
 }
@@ -77,7 +77,7 @@ pub async fn asker(listener: &UnixListener) -> tokio::net::UnixStream {
 /// The status cannot be serialized.
 pub fn show(mut client: tokio::net::UnixStream, status: &impl Serialize) -> Result<()> {
     let text = serde_json::to_vec(status)?;
-    tokio::spawn(tokio::time::timeout(READ_WITHIN, async move { client.write_all(&text).await }));
+    tokio::spawn(tokio::time::timeout(READ_TIMEOUT, async move { client.write_all(&text).await }));
     Ok(())
 }
 
@@ -89,9 +89,8 @@ pub fn show(mut client: tokio::net::UnixStream, status: &impl Serialize) -> Resu
 pub fn check_free(socket: &Path) -> Result<()> {
     match UnixStream::connect(socket) {
         Ok(_) => bail!(
-            "{}: a service of this name runs, or still ends its flows: wait for its end, or give \
-                this \
-             one another name or run-dir",
+            "{}: a service of this name runs, or still drains its flows: wait for its end, or give \
+             this one another name or run-dir",
             socket.display()
         ),
         Err(_) => Ok(()),

@@ -4,22 +4,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::page::Ink;
-use super::source::{Seen, Source};
+use super::client::{ServiceStatus, StatusClient};
+use super::page::Colours;
 use super::terminal::{Terminal, rows};
 use super::view::View;
 
-const EVERY: Duration = Duration::from_secs(1);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Draws the page until a key ends it. A service that is restarted meanwhile is shown again when
 /// it answers.
-pub fn run(source: &Source, ink: Ink) -> Result<()> {
-    let mut before: Option<Seen> = Some(source.read()?);
-    let mut now: Option<Seen> = None;
+pub fn run(client: &StatusClient, colours: Colours) -> Result<()> {
+    let mut before: Option<ServiceStatus> = Some(client.read()?);
+    let mut now: Option<ServiceStatus> = None;
     let terminal = Terminal::take()?;
     let mut view = View::default();
     loop {
-        let trouble = match source.read() {
+        let trouble = match client.read() {
             Ok(read) => {
                 before = now.replace(read).or(before);
                 None
@@ -29,11 +29,11 @@ pub fn run(source: &Source, ink: Ink) -> Result<()> {
                 Some(format!("{error:#}\n"))
             }
         };
-        let until = Instant::now() + EVERY;
+        let until = Instant::now() + REFRESH_INTERVAL;
         while let Some(left) = until.checked_duration_since(Instant::now()) {
             let (page, header) = match &now {
-                Some(now) if view.details() => (now.page(before.as_ref(), ink), 1),
-                Some(now) => now.brief(before.as_ref(), ink),
+                Some(now) if view.details() => (now.page(before.as_ref(), colours), 1),
+                Some(now) => now.brief(before.as_ref(), colours),
                 None => (trouble.clone().unwrap_or_default(), 0),
             };
             terminal.draw(&view.show(&page, header, rows() - 1))?;

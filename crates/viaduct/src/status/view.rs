@@ -6,10 +6,10 @@ use super::keys::Key;
 const HELP: &str = "\
 up, down, j, k     a line
 PgUp, PgDn, space  a page
-Home, End, g, G    the begin, the end
-d                  all of each peer, or one line each
-?                  these keys, or back
-q, Esc, Ctrl-C     the end
+Home, End, g, G    the beginning, the end
+d                  details of each peer, or one line each
+?                  this help, or back
+q, Esc, Ctrl-C     quit
 ";
 
 /// Scroll position and mode of the display.

@@ -18,7 +18,7 @@ impl Clock {
     }
 
     /// Advances to the time of day `wall`, at monotonic time `at`, and returns the result.
-    pub(super) fn go_on(&mut self, wall: Instant, at: Instant) -> Instant {
+    pub(super) fn advance(&mut self, wall: Instant, at: Instant) -> Instant {
         let passed = at.since(std::mem::replace(&mut self.at, at));
         self.now = wall.max(self.now + passed / 2);
         self.now
@@ -36,13 +36,13 @@ mod tests {
     use viaduct_proto::time::Duration;
 
     #[test]
-    fn it_is_the_time_of_day_and_goes_on_where_that_goes_back() {
+    fn the_clock_is_the_time_of_day_and_advances_where_that_goes_back() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let mut clock = Clock::new(at(1_000), at(5));
-        assert_eq!(clock.go_on(at(1_010), at(15)), at(1_010));
-        assert_eq!(clock.go_on(at(2_000), at(16)), at(2_000), "set forward");
-        assert_eq!(clock.go_on(at(1_900), at(116)), at(2_050), "set back by 200");
-        assert_eq!(clock.go_on(at(2_100), at(316)), at(2_150));
-        assert_eq!(clock.go_on(at(2_300), at(516)), at(2_300), "it has caught up");
+        assert_eq!(clock.advance(at(1_010), at(15)), at(1_010));
+        assert_eq!(clock.advance(at(2_000), at(16)), at(2_000), "set forward");
+        assert_eq!(clock.advance(at(1_900), at(116)), at(2_050), "set back by 200");
+        assert_eq!(clock.advance(at(2_100), at(316)), at(2_150));
+        assert_eq!(clock.advance(at(2_300), at(516)), at(2_300), "it has caught up");
     }
 }

@@ -4,7 +4,7 @@
 //!   loop:   wait for as_fd()
 //!           turn(each)              events as they come, answered at once, past the queue
 //!     or    fetch(); endpoint().poll_event(); send(event, reply)      events through the queue
-//!           look()                  now and then: reads the secrets again if they have changed
+//!           reload_secrets()        from time to time: reads them again if they have changed
 //! ```
 
 use std::io;
@@ -22,7 +22,7 @@ use viaduct_proto::trickles::replay::Replay;
 use viaduct_proto::trickles::server::{Server, Settings};
 
 use super::clock::Clock;
-use super::{Answers, PortStats, Secrets, ServerPort, ServerSettings, door};
+use super::{Answers, PortStats, Secrets, ServerPort, ServerSettings, egress};
 
 /// Maximum age of a continuation; beyond it a client restarts.
 const HORIZON: Duration = Duration::from_secs(30);
@@ -42,7 +42,7 @@ pub struct Listener {
 
 impl Listener {
     /// Opens the port in the calling thread's network namespace, with the packet formats of
-    /// `settings`. With `least` it falls back to UDP alone if privileges do not allow packets
+    /// `settings`. With `udp_fallback` it uses UDP alone if privileges do not allow packets
     /// in TCP's format. `replay` is the size of the replay window in bytes; `cache` is the
     /// number of connections in the cache, 0 for none (5.1). If packets of one connection are
     /// dealt among replicas the port is `balanced`: then requests that are not in the window
@@ -53,25 +53,25 @@ impl Listener {
     /// As [`ServerPort::open`]'s; or the kernel has no random bytes.
     pub fn open(
         settings: &ServerSettings,
-        least: bool,
+        udp_fallback: bool,
         (replay, cache): (usize, usize),
         balanced: bool,
         secrets: Secrets,
     ) -> Result<Listener> {
         let port = ServerPort::open(settings).or_else(|error| {
-            if !(least && error.is_privilege()) {
+            if !(udp_fallback && error.is_privilege()) {
                 return Err(error);
             }
             warn!(%error, "Trickles by UDP alone");
             ServerPort::open(&ServerSettings { tcp: false, udp: true, ..settings.clone() })
         })?;
-        let (now, clock) = (wall_clock(), Clock::new(wall_clock(), door::now()));
+        let (now, clock) = (wall_clock(), Clock::new(wall_clock(), egress::now()));
         let replay = Replay::new(replay, HORIZON, Secrets::seeds()?, now);
-        let mut decides = Settings::default();
+        let mut server_settings = Settings::default();
         if balanced {
-            decides.make_up = 0;
+            server_settings.make_up = 0;
         }
-        let server = Server::new(decides, secrets.ring(), replay).with_cache(cache);
+        let server = Server::new(server_settings, secrets.ring(), replay).with_cache(cache);
         let sockets = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (n, socket) in port.sockets().enumerate() {
             let name = epoll::EventData::new_u64(n as u64);
@@ -95,7 +95,7 @@ impl Listener {
         &mut self,
         mut each: impl FnMut(&mut Endpoint, Minisocket<'_>, &mut dyn FnMut(&mut Return, &[u8])),
     ) -> io::Result<usize> {
-        let now = self.clock.go_on(wall_clock(), door::now());
+        let now = self.clock.advance(wall_clock(), egress::now());
         let Listener { port, endpoint, .. } = self;
         port.turn(|message, to, answers| {
             let room = answers.room(&to);
@@ -113,7 +113,7 @@ impl Listener {
     /// # Errors
     /// As [`Listener::turn`]'s.
     pub fn fetch(&mut self) -> io::Result<usize> {
-        let now = self.clock.go_on(wall_clock(), door::now());
+        let now = self.clock.advance(wall_clock(), egress::now());
         let Listener { port, endpoint, .. } = self;
         port.turn(|message, to, answers| {
             let room = answers.room(&to);
@@ -130,8 +130,8 @@ impl Listener {
     }
 
     /// Returns whether answers wait for [`Listener::flush`].
-    pub fn waits(&self) -> bool {
-        self.port.waits()
+    pub fn has_queued(&self) -> bool {
+        self.port.has_queued()
     }
 
     /// Sends the queued answers.
@@ -148,8 +148,8 @@ impl Listener {
     ///
     /// # Errors
     /// As [`Secrets::new`]'s; the present secrets stay in use.
-    pub fn look(&mut self) -> Result<bool> {
-        let changed = self.secrets.look()?;
+    pub fn reload_secrets(&mut self) -> Result<bool> {
+        let changed = self.secrets.reload_if_changed()?;
         if changed {
             *self.endpoint.server_mut().ring_mut() = self.secrets.ring();
             info!(numbers = ?self.secrets.numbers(), "the secrets were read again");
@@ -178,7 +178,7 @@ impl AsFd for Listener {
 
 fn send(answers: &mut Answers, to: &mut Return, message: &[u8]) {
     if let Err(error) = answers.send(message, to) {
-        debug!(%error, client = %to.client(), "an answer does not fit the way");
+        debug!(%error, client = %to.client(), "an answer is longer than the path MTU");
     }
 }
 

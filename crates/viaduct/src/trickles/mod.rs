@@ -5,7 +5,7 @@
 //!                 │      Listener: with the events, and the secrets
 //!                 ▲ taps, raw sockets, UDP sockets; a rule that keeps the kernel's TCP out
 //!                 ▼
-//!   client   ClientPort::turn ──▶ each(Flow, Heard)      ClientPort::send(Flow, message)
+//!   client   ClientPort::turn ──▶ each(Flow, PortEvent)      ClientPort::send(Flow, message)
 //!                 ▲
 //!            Connector: a stream client for each flow, timers, one descriptor to wait for
 //! ```
@@ -17,22 +17,22 @@
 mod client;
 mod clock;
 mod connector;
-mod door;
-mod left;
+mod egress;
+mod gso;
 mod listener;
 mod local;
-mod recent;
-mod runs;
+mod lookup_cache;
 mod secrets;
 mod server;
+mod stale_changes;
 mod stats;
 
-pub use client::{ClientPort, ClientSettings, Flow, Heard};
-pub use connector::{Connector, Word};
-pub use left::put_back_left;
+pub use client::{ClientPort, ClientSettings, Flow, PortEvent};
+pub use connector::{Connector, ConnectorEvent};
 pub use listener::Listener;
 pub use secrets::Secrets;
 pub use server::{Answers, ServerPort, ServerSettings};
+pub use stale_changes::revert_stale_changes;
 pub use stats::PortStats;
 
 use std::path::PathBuf;

@@ -63,7 +63,7 @@ impl Secrets {
     /// # Errors
     /// As [`Secrets::new`]'s, once for each version of the file; the present secrets stay in
     /// use.
-    pub fn look(&mut self) -> Result<bool> {
+    pub fn reload_if_changed(&mut self) -> Result<bool> {
         let Some(file) = &mut self.file else { return Ok(false) };
         let found = stamp(&file.path);
         if found == file.read {

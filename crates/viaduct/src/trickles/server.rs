@@ -16,9 +16,9 @@ use viaduct_sys::nft::rst_guard::RstGuard;
 use viaduct_sys::socket::mmsg::{self, Inbox, Outbox, Received};
 use viaduct_sys::socket::udp::UdpBatch;
 
-use super::door::{Door, now};
+use super::egress::{Egress, now};
+use super::gso::GsoSender;
 use super::local::Local;
-use super::runs::Runs;
 use super::stats::PortStats;
 use super::{PortError, SEND_BUFFER, check_mtu, journal};
 
@@ -38,9 +38,9 @@ pub struct ServerSettings {
     /// True if sent packets are exempt from this host's conntrack; must be false if the host
     /// translates its own addresses.
     pub untracked: bool,
-    /// True if packets in TCP's format to one client may be sent in runs, which bypass this
+    /// True if packets in TCP's format to one client may be sent in GSO runs, which bypass this
     /// host's output rules.
-    pub runs: bool,
+    pub gso: bool,
     /// Directory of the journal of changed rules.
     pub run_dir: PathBuf,
     /// Share of this port, if several ports of one process have the same addresses: each serves
@@ -64,7 +64,7 @@ pub struct ServerPort {
 /// Sender of answers, which are queued until the batch is done.
 #[derive(Debug)]
 pub struct Answers {
-    door: Door,
+    egress: Egress,
     datagrams: Vec<Datagrams>,
     packet: Vec<u8>,
 }
@@ -90,7 +90,7 @@ impl ServerPort {
         let mut ports: Vec<u16> = settings.listen.iter().map(SocketAddr::port).collect();
         ports.sort_unstable();
         ports.dedup();
-        let (mut tap, mut raw, mut runs, mut changes) = (None, None, None, None);
+        let (mut tap, mut raw, mut gso, mut changes) = (None, None, None, None);
         if settings.tcp {
             let share = settings.share;
             let filter = OptionFilter { mark: REQUESTS, ports: &ports, plain: false, share };
@@ -101,9 +101,9 @@ impl ServerPort {
                 RawSockets::open().map_err(PortError::socket("open a raw socket", true))?;
             opened.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
             // The route of runs is looked up as that of unbound packets.
-            if settings.runs && !opened.is_bound().unwrap_or(true) {
+            if settings.gso && !opened.is_bound().unwrap_or(true) {
                 let failed = PortError::socket("open a packet socket", true);
-                runs = Some(Runs::open(SEND_BUFFER).map_err(failed)?);
+                gso = Some(GsoSender::open(SEND_BUFFER).map_err(failed)?);
             }
             raw = Some(opened);
             // Last, so that a process without the privilege for the sockets gets that error and
@@ -115,13 +115,13 @@ impl ServerPort {
         let udp = settings.listen.iter().filter(|_| settings.udp);
         let datagrams =
             udp.map(|&at| Datagrams::open(at, settings.share)).collect::<Result<Vec<_>, _>>()?;
-        let door = Door::new(raw, runs, settings.mtu);
+        let egress = Egress::new(raw, gso, settings.mtu);
         Ok(ServerPort {
             listen: settings.listen.clone(),
             tap,
             inbox: Inbox::new(settings.mtu.max(2048)),
             local: Local::new().map_err(PortError::socket("ask for routes", false))?,
-            answers: Answers { door, datagrams, packet: Vec::new() },
+            answers: Answers { egress, datagrams, packet: Vec::new() },
             _changes: changes,
         })
     }
@@ -135,7 +135,7 @@ impl ServerPort {
         &mut self,
         mut each: impl FnMut(&[u8], Return, &mut Answers),
     ) -> std::io::Result<usize> {
-        let before = self.answers.door.stats.received;
+        let before = self.answers.egress.stats.received;
         if let Some(tap) = &self.tap {
             self.inbox.receive(tap.as_fd())?;
             for got in self.inbox.iter() {
@@ -156,7 +156,7 @@ impl ServerPort {
             }
         }
         self.answers.flush();
-        Ok((self.answers.door.stats.received - before) as usize)
+        Ok((self.answers.egress.stats.received - before) as usize)
     }
 
     /// Sender for answers outside of [`ServerPort::turn`]; see [`Answers::flush`].
@@ -171,14 +171,14 @@ impl ServerPort {
     }
 
     /// Returns whether answers wait for [`Answers::flush`].
-    pub fn waits(&self) -> bool {
-        let Answers { door, datagrams, .. } = &self.answers;
-        door.waits() || datagrams.iter().any(|at| !at.queue.is_empty())
+    pub fn has_queued(&self) -> bool {
+        let Answers { egress, datagrams, .. } = &self.answers;
+        egress.has_queued() || datagrams.iter().any(|at| !at.queue.is_empty())
     }
 
     /// Counters of the port.
     pub fn stats(&self) -> PortStats {
-        self.answers.door.stats
+        self.answers.egress.stats
     }
 }
 
@@ -188,10 +188,10 @@ impl Answers {
     /// # Errors
     /// The message is longer than [`Answers::room`].
     pub fn send(&mut self, message: &[u8], to: &mut Return) -> Result<(), TooLong> {
-        let mtu = self.door.mtu(to.client().ip());
+        let mtu = self.egress.mtu(to.client().ip());
         to.answer(message, mtu, &mut self.packet)?;
         match to.format() {
-            Format::Tcp => self.door.packet(&self.packet, to.client().ip()),
+            Format::Tcp => self.egress.packet(&self.packet, to.client().ip()),
             Format::Udp => self.datagram(to),
         }
         Ok(())
@@ -199,14 +199,14 @@ impl Answers {
 
     /// Maximum length of a message to this client in bytes, by the present path MTU.
     pub fn room(&self, to: &Return) -> usize {
-        to.room(self.door.mtu(to.client().ip()))
+        to.room(self.egress.mtu(to.client().ip()))
     }
 
     /// Sends the queued answers; a batch does so by itself.
     pub fn flush(&mut self) {
-        self.door.flush();
+        self.egress.flush();
         for at in &mut self.datagrams {
-            self.door.flush_datagrams(&mut at.queue, at.socket.as_fd());
+            self.egress.flush_datagrams(&mut at.queue, at.socket.as_fd());
         }
     }
 
@@ -222,11 +222,11 @@ impl Answers {
         let Some(at) = self.datagrams.iter_mut().find(fits) else {
             let mut whole = Vec::new();
             udp::emit(from, client, &self.packet, &mut whole);
-            return self.door.packet(&whole, client.ip());
+            return self.egress.packet(&whole, client.ip());
         };
         at.queue.push(&self.packet, client, Some(from.ip()));
         if at.queue.is_full() {
-            self.door.flush_datagrams(&mut at.queue, at.socket.as_fd());
+            self.egress.flush_datagrams(&mut at.queue, at.socket.as_fd());
         }
     }
 }
@@ -281,12 +281,12 @@ fn read_packet<'a>(
             && is_ours(said.source, listen, local)
         {
             // The ICMP error may be forged, so the MTU has a lower limit.
-            answers.door.too_big(said.destination.ip(), mtu.max(icmp::LEAST_V6));
+            answers.egress.too_big(said.destination.ip(), mtu.max(icmp::LEAST_V6));
         }
         return None;
     }
     let checksum = if got.check { Checksum::Check } else { Checksum::Trust };
-    let stats = &mut answers.door.stats;
+    let stats = &mut answers.egress.stats;
     match tcp::parse(got.bytes, got.length, checksum) {
         Ok(Packet::Message(segment, message)) => {
             // Packets that are forwarded are not counted.
@@ -311,8 +311,8 @@ fn read_packet<'a>(
 
 fn is_ours(at: SocketAddr, listen: &[SocketAddr], local: &mut Local) -> bool {
     let any = |ip: IpAddr| ip.is_unspecified() && ip.is_ipv4() == at.is_ipv4();
-    let same = |door: &&SocketAddr| door.port() == at.port();
-    listen.iter().filter(same).any(|door| door.ip() == at.ip() || any(door.ip()))
+    let same_port = |listener: &&SocketAddr| listener.port() == at.port();
+    listen.iter().filter(same_port).any(|listener| listener.ip() == at.ip() || any(listener.ip()))
         && local.is(now(), at.ip())
 }
 
@@ -321,7 +321,7 @@ fn read_datagram<'a>(
     port: u16,
     answers: &mut Answers,
 ) -> Option<(&'a [u8], Return)> {
-    let stats = &mut answers.door.stats;
+    let stats = &mut answers.egress.stats;
     let (from, to) = (got.from?, got.to?);
     let read = if got.length > got.bytes.len() { Err(Refusal::Cut) } else { udp::parse(got.bytes) };
     match read {

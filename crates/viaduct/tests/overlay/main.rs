@@ -212,7 +212,7 @@ fn flows_go_by_another_node_while_the_direct_path_is_down_and_directly_when_it_i
     // Without c there is one path less, and without b no known path: only the direct one is tried.
     overlay.signal(2, "KILL");
     overlay.nodes[2].take().unwrap().wait().unwrap();
-    let took = overlay.wait_for(0, "no way is up");
+    let took = overlay.wait_for(0, "no path is up");
     assert!(took < Duration::from_secs(8), "{took:?}");
     overlay.signal(1, "TERM");
     assert!(overlay.nodes[1].take().unwrap().wait().unwrap().success());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use viaduct::trickles::{ClientSettings, Connector, Flow, Word};
+use viaduct::trickles::{ClientSettings, Connector, ConnectorEvent, Flow};
 use viaduct_lab::emulator::EmulatorConfig;
 use viaduct_lab::topology::{Dumbbell, DumbbellSpec, Journal, Wan};
 use viaduct_proto::trickles::packet::{Format, FormatChoice};
@@ -160,7 +160,7 @@ impl World {
     /// A client on a1.
     pub(crate) fn client(&self, ways: FormatChoice) -> Client {
         let settings = ClientSettings {
-            ways,
+            formats: ways,
             mtu: 1500,
             untracked: true,
             instance: "viaduct_fetch".to_owned(),
@@ -222,11 +222,13 @@ impl Client {
         let (waker, deadline) = (Waker::new().unwrap(), Instant::now() + limit);
         while Instant::now() < deadline {
             let packets = self.connector().turn().unwrap();
-            while let Some((of, word)) = self.connector().poll_word() {
+            while let Some((of, word)) = self.connector().poll_event() {
                 match word {
-                    Word::Changed(stream) if of == flow => self.take(flow, stream),
-                    Word::PlainTcp => return End::Plain,
-                    Word::Open | Word::Turned { .. } | Word::Silent => {}
+                    ConnectorEvent::Changed(stream) if of == flow => self.take(flow, stream),
+                    ConnectorEvent::PlainTcp => return End::Plain,
+                    ConnectorEvent::Open
+                    | ConnectorEvent::FellBack { .. }
+                    | ConnectorEvent::Unresponsive => {}
                     other => return End::Failed(format!("{other:?}")),
                 }
             }

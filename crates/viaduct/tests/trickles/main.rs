@@ -75,7 +75,7 @@ fn packets_leave_one_by_one_where_the_kernel_has_a_say_in_it() {
         server.end()
     };
     assert!(converse(world.settings()).together > 0);
-    assert_eq!(converse(ServerSettings { runs: false, ..world.settings() }).together, 0);
+    assert_eq!(converse(ServerSettings { gso: false, ..world.settings() }).together, 0);
     // An IPsec policy may apply: this one is of other addresses, so packets pass.
     let policy = "src 192.0.2.1 dst 192.0.2.2 dir out";
     sh(&world.server, &format!("ip xfrm policy add {policy} tmpl proto esp mode transport"));
@@ -282,7 +282,7 @@ fn the_killed_server() {
         udp: false,
         mtu: 1500,
         untracked: true,
-        runs: true,
+        gso: true,
         run_dir: run_dir.into(),
         share: None,
     };

@@ -17,7 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use viaduct::trickles::{
-    ClientPort, ClientSettings, Flow, Heard, PortStats, ServerPort, ServerSettings,
+    ClientPort, ClientSettings, Flow, PortEvent, PortStats, ServerPort, ServerSettings,
 };
 use viaduct_lab::topology::{Journal, Node};
 use viaduct_proto::trickles::packet::{Format, FormatChoice};
@@ -125,7 +125,7 @@ impl World {
             udp: true,
             mtu: 1500,
             untracked: true,
-            runs: true,
+            gso: true,
             run_dir: self.run_dir.clone(),
             share: None,
         }
@@ -137,7 +137,7 @@ impl World {
 
     pub(crate) fn client(&self, ways: FormatChoice, instance: &str) -> Asker {
         let settings = ClientSettings {
-            ways,
+            formats: ways,
             mtu: 1500,
             untracked: true,
             instance: instance.to_owned(),
@@ -311,12 +311,12 @@ impl Drop for Asker {
 }
 
 /// Converts events that are answers of some kind.
-fn word(heard: Heard<'_>) -> Option<Word> {
+fn word(heard: PortEvent<'_>) -> Option<Word> {
     Some(match heard {
-        Heard::Turned { .. } | Heard::Shorter => return None,
-        Heard::PlainTcp => Word::Plain,
-        Heard::Refused { .. } => Word::Refused,
-        Heard::Message(message) => {
+        PortEvent::FellBack { .. } | PortEvent::MtuDecreased => return None,
+        PortEvent::PlainTcp => Word::Plain,
+        PortEvent::Refused { .. } => Word::Refused,
+        PortEvent::Message(message) => {
             let number = u32::from_be_bytes(message[..4].try_into().unwrap());
             let end = 5 + message[5..].iter().position(|byte| *byte == b' ').unwrap();
             let seen_as = std::str::from_utf8(&message[5..end]).unwrap().parse().unwrap();

@@ -40,7 +40,7 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Configuration between the client and the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Setup {
     /// A connection per document, from client to server.
     Plain,
     /// A connection per document, into a tunnel at the site's edge.
@@ -62,16 +62,16 @@ pub(super) enum Windows {
     Large,
 }
 
-impl Way {
+impl Setup {
     /// True if connections between Squids are reused for further documents.
     pub(super) fn keeps_connections(self) -> bool {
-        matches!(self, Way::Squid(_, Connections::Kept))
+        matches!(self, Setup::Squid(_, Connections::Kept))
     }
 
     /// Returns the initial links of the tunnel.
     pub(super) fn links(self) -> Links {
         match self {
-            Way::Tunnel(links) | Way::SquidTunnel(links) => links,
+            Setup::Tunnel(links) | Setup::SquidTunnel(links) => links,
             _ => Links::tcp(1),
         }
     }
@@ -79,10 +79,10 @@ impl Way {
     /// Returns the name for people.
     pub(super) fn name(self) -> String {
         match self {
-            Way::Plain => "plain connections".into(),
-            Way::Tunnel(links) | Way::SquidTunnel(links) => links.name(),
-            Way::SquidGrowing(count) => format!("tunnel, 1 growing to {count}"),
-            Way::Squid(windows, connections) => {
+            Setup::Plain => "plain connections".into(),
+            Setup::Tunnel(links) | Setup::SquidTunnel(links) => links.name(),
+            Setup::SquidGrowing(count) => format!("tunnel, 1 growing to {count}"),
+            Setup::Squid(windows, connections) => {
                 let windows = match windows {
                     Windows::Plain => "plain Squid",
                     Windows::Large => "Squid, large windows",
@@ -98,7 +98,7 @@ impl Way {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Browsing {
     /// Configuration of the requests' path.
-    pub(super) way: Way,
+    pub(super) setup: Setup,
     /// Round trip in milliseconds.
     pub(super) rtt: u32,
     /// True if an endless TCP flow runs concurrently.
@@ -161,7 +161,7 @@ impl Browsing {
         }
         let documents = Documents::new(seed);
         let server = WebServer::with_documents(world.b1(), &documents)?;
-        let path = Path::build(self.way, &world, &server)?;
+        let path = Path::build(self.setup, &world, &server)?;
         let load = Requests {
             rate: RATE,
             duration: self.duration,
@@ -184,7 +184,7 @@ impl Browsing {
 
     /// Adds links to a growing tunnel in the middle of the load.
     fn grow(&self, tunnel: Option<&Tunnel>) -> Result<()> {
-        if let (Some(tunnel), Way::SquidGrowing(count)) = (tunnel, self.way) {
+        if let (Some(tunnel), Setup::SquidGrowing(count)) = (tunnel, self.setup) {
             thread::sleep(self.duration / 2);
             tunnel.set_links(count)?;
         }
@@ -207,25 +207,25 @@ struct Path {
 }
 
 impl Path {
-    fn build(way: Way, world: &Dumbbell, server: &WebServer) -> Result<Path> {
+    fn build(setup: Setup, world: &Dumbbell, server: &WebServer) -> Result<Path> {
         let (near, far) = (&world.hosts_a()[1], &world.hosts_b()[1]);
         let (mut child, mut parent, mut tunnel) = (None, None, None);
-        match way {
-            Way::Plain => {}
-            Way::Tunnel(links) => {
+        match setup {
+            Setup::Plain => {}
+            Setup::Tunnel(links) => {
                 tunnel = Some(Tunnel::start(near, far, server.address(), links)?);
             }
-            Way::Squid(windows, connections) => {
+            Setup::Squid(windows, connections) => {
                 for host in [near, far].into_iter().filter(|_| windows == Windows::Plain) {
                     host.set_sysctls(&WINDOWS_OF_64_KB)?;
                 }
                 let squid = parent.insert(Squid::parent(far, connections)?);
                 child = Some(Squid::child(near, Some(squid.address()), connections)?);
             }
-            Way::SquidTunnel(_) | Way::SquidGrowing(_) => {
+            Setup::SquidTunnel(_) | Setup::SquidGrowing(_) => {
                 let squid = parent.insert(Squid::parent(far, Connections::Kept)?);
                 let from_its_host = (Ipv4Addr::LOCALHOST, squid.address().port()).into();
-                tunnel = Some(Tunnel::start(near, far, from_its_host, way.links())?);
+                tunnel = Some(Tunnel::start(near, far, from_its_host, setup.links())?);
                 child = Some(Squid::child(near, None, Connections::Kept)?);
             }
         }

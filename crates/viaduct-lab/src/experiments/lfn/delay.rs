@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::browsing::{Browsed, Browsing, Way, Windows};
+use super::browsing::{Browsed, Browsing, Setup, Windows};
 use super::neighbours;
 use crate::example_tunnel::Links;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
@@ -20,9 +20,9 @@ const RTTS: [u32; 2] = [40, 300];
 
 /// Configurations that the slides compare: Squid, Squid with large windows, and Squid over
 /// multiplexed connections.
-const SQUIDS: [Way; 2] = [
-    Way::Squid(Windows::Plain, Connections::OneEach),
-    Way::Squid(Windows::Large, Connections::OneEach),
+const SQUIDS: [Setup; 2] = [
+    Setup::Squid(Windows::Plain, Connections::OneEach),
+    Setup::Squid(Windows::Large, Connections::OneEach),
 ];
 /// Maximum time of small documents relative to Squid: one of two round trips is saved, as in
 /// [`mux`](super::mux) at 300 ms.
@@ -40,22 +40,22 @@ impl Experiment for Delay {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let seconds = run.choose(60, 12);
-        let ways: &[Way] = &[
-            Way::Plain,
-            Way::Tunnel(Links::tcp(1)),
-            Way::Tunnel(Links::tcp(3)),
-            Way::Tunnel(Links::quic()),
+        let setups: &[Setup] = &[
+            Setup::Plain,
+            Setup::Tunnel(Links::tcp(1)),
+            Setup::Tunnel(Links::tcp(3)),
+            Setup::Tunnel(Links::quic()),
         ];
         Browsing::describe(run, seconds);
         run.steps(2);
         run.step("documents of all sizes")?;
         let duration = Duration::from_secs(seconds);
-        let load = |rtt| move |&way| Browsing { way, rtt, beside: false, duration };
-        let tunnels = [1, 3].map(|count| Way::SquidTunnel(Links::tcp(count)));
-        let squids: Vec<Way> =
+        let load = |rtt| move |&setup| Browsing { setup, rtt, beside: false, duration };
+        let tunnels = [1, 3].map(|count| Setup::SquidTunnel(Links::tcp(count)));
+        let squids: Vec<Setup> =
             run.choose([&SQUIDS[..], &tunnels], [&SQUIDS[..1], &tunnels[1..]]).concat();
         let with_squid: &[u32] = run.choose(&RTTS, &RTTS[..1]);
-        let loads = RTTS.iter().flat_map(|&rtt| ways.iter().map(load(rtt)));
+        let loads = RTTS.iter().flat_map(|&rtt| setups.iter().map(load(rtt)));
         let loads = loads.chain(with_squid.iter().flat_map(|&rtt| squids.iter().map(load(rtt))));
         let loads: Vec<_> = loads.collect();
         let found: Vec<_> = loads.iter().zip(Browsing::all(run, &loads)?).collect();
@@ -64,11 +64,11 @@ impl Experiment for Delay {
             draw(run, load, browsed, sizes);
         }
         beside_squid(run, &found);
-        let at_300 = |load: &Browsing| load.rtt == 300 && ways.contains(&load.way);
+        let at_300 = |load: &Browsing| load.rtt == 300 && setups.contains(&load.setup);
         for (load, browsed) in found.iter().filter(|(load, _)| at_300(load)) {
-            let name = format!("300 ms, {}: median small document, RTT", load.way.name());
+            let name = format!("300 ms, {}: median small document, RTT", load.setup.name());
             let bound =
-                if load.way == Way::Plain { Bound::AtLeast(2.0) } else { Bound::AtMost(1.3) };
+                if load.setup == Setup::Plain { Bound::AtLeast(2.0) } else { Bound::AtMost(1.3) };
             run.check(&name, browsed.small(0.5) / 300.0, bound);
         }
         run.step("a reader that has stopped, and a large session beside 20 small ones")?;
@@ -81,11 +81,12 @@ impl Experiment for Delay {
 fn beside_squid(run: &mut Run, found: &[(&Browsing, Browsed)]) {
     for rtt in RTTS {
         let at = || found.iter().filter(move |(load, _)| load.rtt == rtt);
-        let squids = at().filter(|(load, _)| SQUIDS.contains(&load.way));
+        let squids = at().filter(|(load, _)| SQUIDS.contains(&load.setup));
         let best = squids.map(|(_, browsed)| browsed.small(0.5)).fold(f64::INFINITY, f64::min);
-        for (load, browsed) in at().filter(|(load, _)| matches!(load.way, Way::SquidTunnel(_))) {
-            let way = load.way.name();
-            let name = format!("{rtt} ms, Squid over {way}: median small document, over Squid's");
+        for (load, browsed) in at().filter(|(load, _)| matches!(load.setup, Setup::SquidTunnel(_)))
+        {
+            let setup = load.setup.name();
+            let name = format!("{rtt} ms, Squid over {setup}: median small document, over Squid's");
             run.check(&name, browsed.small(0.5) / best, Bound::AtMost(MAX_OF_SQUID));
         }
     }
@@ -97,8 +98,8 @@ fn draw(run: &mut Run, load: &Browsing, browsed: &Browsed, sizes: &[usize]) {
     for (quantile, word) in [(0.5, "median"), (0.9, "90th percentile")] {
         let title = format!("Response time, {} ms there and back: {word}", load.rtt);
         let plot = Plot::line(&title, axes.0, axes.1).log_x().log_y();
-        let name = load.way.name();
-        let squid = if matches!(load.way, Way::SquidTunnel(_)) { "Squid over " } else { "" };
+        let name = load.setup.name();
+        let squid = if matches!(load.setup, Setup::SquidTunnel(_)) { "Squid over " } else { "" };
         let series = run.series(&plot, &format!("{squid}{name}"));
         for &kb in sizes {
             let time = browsed.quantile(quantile, |other| other == kb);

@@ -76,7 +76,7 @@ impl Experiment for Fill {
         let single = Links::tcp(1);
         let links = [Links::tcp(2), Links::quic(), single];
         let links = links.into_iter().take(run.choose(3, 2)).map(Some);
-        let ways: Vec<_> = std::iter::once(None).chain(links).collect();
+        let setups: Vec<_> = std::iter::once(None).chain(links).collect();
         run.param("link_queue_ms", 100);
         run.param("code_where_packets_are_lost", CODE.replace('\n', ", "));
         run.param("warm_up_and_seconds", vec![seconds.0, seconds.1]);
@@ -84,18 +84,18 @@ impl Experiment for Fill {
         run.param("senders_held_where_packets_are_lost", "tbf, 130 Mb/s");
         run.param("hosts_mtu_where_packets_are_lost", LOSSY_MTU);
         let lossy = PATHS.iter().filter(|path| path.is_lossy()).count();
-        run.steps((PATHS.len() + lossy) * ways.len());
+        run.steps((PATHS.len() + lossy) * setups.len());
         for (x, path) in PATHS.iter().enumerate() {
             // Lossy paths are measured with shaped senders and without.
             let holds: &[bool] = if path.is_lossy() { &[true, false] } else { &[false] };
             for &held in holds {
-                for &links in &ways {
+                for &links in &setups {
                     let name = links.map_or("plain connections".into(), Links::name);
                     let free = if path.is_lossy() && !held { ", senders not held" } else { "" };
                     let name = format!("{name}{free}");
                     run.step(&format!("{}, {name}", path.name))?;
                     let found = path.measure(run, links, held, seconds)?;
-                    found.tell(run, (x, path), &name);
+                    found.plot_results(run, (x, path), &name);
                     // A single TCP link is not a tunnel's default: an echo waits for everything
                     // that stalls the bulk session. It is measured for comparison only.
                     if links.is_some_and(|links| links != single) {
@@ -177,7 +177,7 @@ impl Found {
         self.rate / f64::from(path.rate) / PAYLOAD
     }
 
-    fn tell(&self, run: &mut Run, (x, path): (usize, &Path), name: &str) {
+    fn plot_results(&self, run: &mut Run, (x, path): (usize, &Path), name: &str) {
         let [median, p99] = self.echo(path);
         let figures = [
             ("Bulk session", "Mb/s", self.rate),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::browsing::{Browsed, Browsing, Way, Windows};
+use super::browsing::{Browsed, Browsing, Setup, Windows};
 use super::stalled_link;
 use crate::example_tunnel::Links;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
@@ -19,11 +19,11 @@ const RTT: u32 = 300;
 const WARM: usize = 5;
 
 /// Configurations without a tunnel; the first two are the slides'.
-const SQUIDS: [Way; 4] = [
-    Way::Squid(Windows::Plain, Connections::OneEach),
-    Way::Squid(Windows::Large, Connections::OneEach),
-    Way::Squid(Windows::Plain, Connections::Kept),
-    Way::Squid(Windows::Large, Connections::Kept),
+const SQUIDS: [Setup; 4] = [
+    Setup::Squid(Windows::Plain, Connections::OneEach),
+    Setup::Squid(Windows::Large, Connections::OneEach),
+    Setup::Squid(Windows::Plain, Connections::Kept),
+    Setup::Squid(Windows::Large, Connections::Kept),
 ];
 
 impl Experiment for Mux {
@@ -41,9 +41,9 @@ impl Experiment for Mux {
     fn run(&self, run: &mut Run) -> Result<()> {
         let seconds = run.choose(60, 9);
         let counts: &[usize] = run.choose(&[1, 3, 5, 7, 10], &[1, 3]);
-        let tunnels = counts.iter().map(|count| Way::SquidTunnel(Links::tcp(*count)));
-        let growing = Way::SquidGrowing(3);
-        let ways: Vec<Way> = SQUIDS.into_iter().chain(tunnels).chain([growing]).collect();
+        let tunnels = counts.iter().map(|count| Setup::SquidTunnel(Links::tcp(*count)));
+        let growing = Setup::SquidGrowing(3);
+        let setups: Vec<Setup> = SQUIDS.into_iter().chain(tunnels).chain([growing]).collect();
         Browsing::describe(run, seconds);
         run.param("rtt_ms", RTT);
         run.param("squid", "Debian's, examples/squid; nothing cached");
@@ -53,16 +53,18 @@ impl Experiment for Mux {
             let duration = Duration::from_secs(seconds);
             // A quick run beside a flow includes only the slides' configurations.
             let few = beside && run.quick();
-            let tunnel = |way: &Way| matches!(way, Way::SquidTunnel(_));
-            let ways: Vec<_> = ways
+            let tunnel = |setup: &Setup| matches!(setup, Setup::SquidTunnel(_));
+            let setups: Vec<_> = setups
                 .iter()
-                .filter(|way| !few || tunnel(way) || SQUIDS[..2].contains(way))
+                .filter(|setup| !few || tunnel(setup) || SQUIDS[..2].contains(setup))
                 .collect();
-            let loads: Vec<_> =
-                ways.iter().map(|&&way| Browsing { way, rtt: RTT, beside, duration }).collect();
+            let loads: Vec<_> = setups
+                .iter()
+                .map(|&&setup| Browsing { setup, rtt: RTT, beside, duration })
+                .collect();
             let found = Browsing::all(run, &loads)?;
-            let found: Vec<_> = ways.into_iter().copied().zip(found).collect();
-            tell(run, beside, &found);
+            let found: Vec<_> = setups.into_iter().copied().zip(found).collect();
+            plot_results(run, beside, &found);
             if beside {
                 checks_beside(run, &found);
             } else {
@@ -74,7 +76,7 @@ impl Experiment for Mux {
     }
 }
 
-fn tell(run: &mut Run, beside: bool, found: &[(Way, Browsed)]) {
+fn plot_results(run: &mut Run, beside: bool, found: &[(Setup, Browsed)]) {
     let what = if beside { "a flow beside" } else { "no other traffic" };
     type Figure = (&'static str, &'static str, fn(&Browsed) -> f64);
     let figures: [Figure; 6] = [
@@ -88,13 +90,13 @@ fn tell(run: &mut Run, beside: bool, found: &[(Way, Browsed)]) {
     for (title, unit, figure) in figures {
         let plot = Plot::histogram(title, ("way", ""), ("value", unit));
         let series = run.series(&plot, what);
-        for (x, (way, browsed)) in found.iter().enumerate() {
-            run.labelled_point(series, x as f64, figure(browsed), &way.name());
+        for (x, (setup, browsed)) in found.iter().enumerate() {
+            run.labelled_point(series, x as f64, figure(browsed), &setup.name());
         }
     }
     let plot = Plot::line(&format!("Arrived, {what}"), ("time", "s"), ("rate", "KB/s"));
-    for (way, browsed) in found {
-        let series = run.series(&plot, &way.name());
+    for (setup, browsed) in found {
+        let series = run.series(&plot, &setup.name());
         for (second, kb) in browsed.kb_by_second().into_iter().enumerate() {
             run.point(series, second as f64, kb);
         }
@@ -105,13 +107,14 @@ fn large(browsed: &Browsed) -> f64 {
     browsed.quantile(0.5, |kb| kb >= 20)
 }
 
-fn checks(run: &mut Run, found: &[(Way, Browsed)]) {
+fn checks(run: &mut Run, found: &[(Setup, Browsed)]) {
     let (squids, tunnels) = found.split_at(SQUIDS.len());
-    for (way, browsed) in tunnels {
+    for (setup, browsed) in tunnels {
         for (squid, other) in squids {
             // A persistent connection already saves the round trip, so no gain is expected.
             let most = if squid.keeps_connections() { 1.02 } else { 0.75 };
-            let name = format!("{}: median of small documents over {}'s", way.name(), squid.name());
+            let name =
+                format!("{}: median of small documents over {}'s", setup.name(), squid.name());
             run.check(&name, browsed.small(0.5) / other.small(0.5), Bound::AtMost(most));
         }
         // A warm link skips slow start, an advantage over any Squid configuration. With more
@@ -119,14 +122,14 @@ fn checks(run: &mut Run, found: &[(Way, Browsed)]) {
         // the slides find that too many are counterproductive.
         let best = squids.iter().map(|(_, squid)| large(squid)).fold(f64::INFINITY, f64::min);
         let name =
-            format!("{}: median of documents from 20 KB on over the best Squid's", way.name());
-        let most = if way.links().count <= WARM { 0.8 } else { 1.02 };
+            format!("{}: median of documents from 20 KB on over the best Squid's", setup.name());
+        let most = if setup.links().count <= WARM { 0.8 } else { 1.02 };
         run.check(&name, large(browsed) / best, Bound::AtMost(most));
         let slowest = |browsed: &Browsed| browsed.quantile(0.99, |_| true);
         let best = squids.iter().map(|(_, squid)| slowest(squid)).fold(f64::INFINITY, f64::min);
-        let name = format!("{}: slowest 1 % of all documents over the best Squid's", way.name());
+        let name = format!("{}: slowest 1 % of all documents over the best Squid's", setup.name());
         run.check(&name, slowest(browsed) / best, Bound::AtMost(1.0));
-        let name = format!("{}: documents that never arrived", way.name());
+        let name = format!("{}: documents that never arrived", setup.name());
         run.check(&name, browsed.never() as f64, Bound::AtMost(0.0));
     }
 }
@@ -134,15 +137,16 @@ fn checks(run: &mut Run, found: &[(Way, Browsed)]) {
 /// Checks slides 27 and 38: the remaining gain beside background traffic. A flow that fills the
 /// queue lengthens all round trips; a tunnel still saves the one that a connection per document
 /// costs.
-fn checks_beside(run: &mut Run, found: &[(Way, Browsed)]) {
-    let one_each = |way: Way| matches!(way, Way::Squid(_, Connections::OneEach));
-    let squids = found.iter().filter(|(way, _)| one_each(*way));
+fn checks_beside(run: &mut Run, found: &[(Setup, Browsed)]) {
+    let one_each = |setup: Setup| matches!(setup, Setup::Squid(_, Connections::OneEach));
+    let squids = found.iter().filter(|(setup, _)| one_each(*setup));
     let best = squids.map(|(_, squid)| squid.small(0.5)).fold(f64::INFINITY, f64::min);
-    let tunnels = found.iter().filter(|(way, _)| matches!(way, Way::SquidTunnel(_)));
-    for (way, browsed) in tunnels {
-        let name = format!("a flow beside, {}: median of small documents over Squid's", way.name());
+    let tunnels = found.iter().filter(|(setup, _)| matches!(setup, Setup::SquidTunnel(_)));
+    for (setup, browsed) in tunnels {
+        let name =
+            format!("a flow beside, {}: median of small documents over Squid's", setup.name());
         run.check(&name, browsed.small(0.5) / best, Bound::AtMost(0.75));
-        let name = format!("a flow beside, {}: documents that never arrived", way.name());
+        let name = format!("a flow beside, {}: documents that never arrived", setup.name());
         run.check(&name, browsed.never() as f64, Bound::AtMost(0.0));
     }
 }

@@ -146,7 +146,7 @@ impl Worlds {
 fn fill(mut stream: TcpStream, duration: Duration) -> io::Result<()> {
     let (begin, bytes) = (Instant::now(), [0x5a; 16 << 10]);
     stream.set_write_timeout(Some(Duration::from_millis(200)))?;
-    while begin.elapsed() < duration && !stop::asked() {
+    while begin.elapsed() < duration && !stop::is_requested() {
         match stream.write(&bytes) {
             Ok(_) => {}
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}

@@ -85,7 +85,7 @@ impl Experiment for Traces {
         run.step("all paths at once")?;
         let found = play(&scenes, &Worlds::of(run), Duration::from_secs(seconds))?;
         for (name, traces) in &found {
-            tell(run, name, traces);
+            plot_results(run, name, traces);
         }
         for (name, traces) in &found {
             draw(run, name, traces);
@@ -121,7 +121,7 @@ fn play(scenes: &[&Scene], worlds: &Worlds, duration: Duration) -> Result<Vec<Pl
 }
 
 /// Records the table of stalls.
-fn tell(run: &mut Run, name: &str, traces: &[Trace]) {
+fn plot_results(run: &mut Run, name: &str, traces: &[Trace]) {
     let x = SCENES.iter().position(|scene| scene.name == name).unwrap_or(0) as f64;
     type Figure = (&'static str, &'static str, fn(&Trace) -> f64);
     let figures: [Figure; 4] = [

@@ -207,7 +207,7 @@ fn eight(run: &mut Run, rounds: usize, times: (u32, u32)) -> Result<()> {
         let rates = flows(&world, &ports, times)?;
         let squares: f64 = rates.iter().map(|rate| rate * rate).sum();
         jain.push(rates.iter().sum::<f64>().powi(2) / (8.0 * squares));
-        told.push(told_losses(&mut world)?);
+        told.push(reported_losses(&mut world)?);
     }
     run.check("eight protected at 1 %: Jain's index", median(&jain), Bound::AtLeast(JAIN));
     let name = "eight protected at 1 %: losses by chance that are taken for that";
@@ -216,7 +216,7 @@ fn eight(run: &mut Run, rounds: usize, times: (u32, u32)) -> Result<()> {
 }
 
 /// Returns the share of random losses that were not classified as drops of a full queue.
-fn told_losses(world: &mut World) -> Result<f64> {
+fn reported_losses(world: &mut World) -> Result<f64> {
     let link = world.emulator().context("the link is an emulated one")?.stats()?.a_to_b;
     let stats: PeerStats = world.gateways().context("they were just started")?.b.status()?.peer();
     let taken = stats.receiver.congested.saturating_sub(link.queue_dropped);

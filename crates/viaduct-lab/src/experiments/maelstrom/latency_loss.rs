@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::percent;
-use super::stream::{Heard, Scene};
+use super::stream::{Scene, StreamResult};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 
 /// The experiment.
@@ -42,8 +42,8 @@ impl Experiment for LatencyLoss {
             world.protect(&Scene::code())?;
             run.step(&format!("loss {}, with gateways", percent(loss)))?;
             let protected = scene.play(&world)?;
-            for (name, heard) in [("plain kernel", &plain), ("with gateways", &protected)] {
-                let values = [heard.mean(), heard.p99(), heard.beside];
+            for (name, result) in [("plain kernel", &plain), ("with gateways", &protected)] {
+                let values = [result.mean(), result.p99(), result.beside];
                 for (plot, value) in plots.iter().zip(values) {
                     let series = run.series(plot, name);
                     run.point(series, loss * 100.0, value);
@@ -56,7 +56,7 @@ impl Experiment for LatencyLoss {
     }
 }
 
-fn checks(run: &mut Run, results: &[(f64, Heard, Heard)]) {
+fn checks(run: &mut Run, results: &[(f64, StreamResult, StreamResult)]) {
     let worst = results.iter().map(|(_, _, protected)| protected.mean()).fold(0.0, f64::max);
     run.check(
         "protected mean up to 1 %, above one-way delay, ms",

@@ -46,7 +46,7 @@ pub(super) struct Scene {
 }
 
 /// Results of the messages and of the concurrent flow.
-pub(super) struct Heard {
+pub(super) struct StreamResult {
     /// All messages, stream after stream.
     pub(super) messages: Vec<Message>,
     /// Throughput of the concurrent flow, in Mb/s.
@@ -81,7 +81,7 @@ impl Scene {
     }
 
     /// Sends all streams from a1 to b1.
-    pub(super) fn play(&self, world: &World) -> Result<Heard> {
+    pub(super) fn play(&self, world: &World) -> Result<StreamResult> {
         let (a1, b1) = (world.a1(), world.b1());
         let seconds = (self.duration + LEAD).as_secs() as u32 + 1;
         let beside = Iperf::tcp(CONGESTION, seconds, 0).paced(BESIDE, WRITE);
@@ -101,7 +101,7 @@ impl Scene {
                 messages.extend(stream.join().ok().context("a message stream panicked")??);
             }
             let beside = beside.join().ok().context("iperf3's thread panicked")??;
-            Ok(Heard { messages, beside: beside.received / 1e6 })
+            Ok(StreamResult { messages, beside: beside.received / 1e6 })
         })
     }
 
@@ -111,7 +111,7 @@ impl Scene {
     }
 }
 
-impl Heard {
+impl StreamResult {
     /// Returns delivery latencies in ms; infinity for messages that never arrived.
     pub(super) fn latencies(&self) -> Vec<f64> {
         let ms = |m: &Message| m.latency.map_or(f64::INFINITY, |l| l.as_secs_f64() * 1e3);

@@ -71,7 +71,7 @@ fn measure(run: &mut Run, flows: &Iperf, delay: u32, loss: f64) -> Result<(f64, 
     world.protect(&GatewaySpec::layered(8, &[1, 20, 40], false))?;
     run.step(&format!("{what}, with gateways"))?;
     let with = flows.run(world.a1(), world.b1())?.received / 1e6;
-    run.param(&format!("gateways_at_{what}"), what_gateways_did(&mut world)?);
+    run.param(&format!("gateways_at_{what}"), gateway_summary(&mut world)?);
     Ok((without, with))
 }
 
@@ -108,7 +108,7 @@ fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f6
 }
 
 /// Describes the origin of the remaining losses: shed by a gateway, or beyond the code.
-fn what_gateways_did(world: &mut World) -> Result<String> {
+fn gateway_summary(world: &mut World) -> Result<String> {
     let gateways = world.gateways().context("gateways run")?;
     let (a, b) = (gateways.a.status()?, gateways.b.status()?);
     let (sender, link) = (a.peer().sender, b.peer().receiver.link);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use viaduct_sys::process::raise_fd_limit;
 
-use super::contenders::{CONGESTION_CONTROL, Contender, Stall};
+use super::contenders::{CONGESTION_CONTROL, Contender, Testbed};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::experiments::statistics::{mean, median};
 use crate::load::Crowd;
@@ -57,15 +57,15 @@ impl Experiment for Connections {
             2 * idle as u64 + SPARE
         );
         run.steps(TABLE.len() + CONTENDERS.len());
-        let stalls = [
-            Stall::build(CONTENDERS[0], run.journal())?,
-            Stall::build(CONTENDERS[1], run.journal())?,
+        let testbeds = [
+            Testbed::build(CONTENDERS[0], run.journal())?,
+            Testbed::build(CONTENDERS[1], run.journal())?,
         ];
-        set_up(run, &stalls, times)?;
+        set_up(run, &testbeds, times)?;
         let mut found = Vec::new();
-        for (n, (contender, stall)) in CONTENDERS.into_iter().zip(&stalls).enumerate() {
+        for (n, (contender, testbed)) in CONTENDERS.into_iter().zip(&testbeds).enumerate() {
             run.step(&format!("{}, {idle} idle relays", contender.name()))?;
-            found.push(idle_relays(run, n, contender, stall, idle)?);
+            found.push(idle_relays(run, n, contender, testbed, idle)?);
         }
         let ratio = found[0] / found[1];
         run.check("memory of an idle relay over HAProxy's", ratio, Bound::AtMost(1.0));
@@ -77,7 +77,7 @@ impl Experiment for Connections {
 /// proxy's accept queue, independent of the proxy: it is shown, but the first byte of the
 /// server's answer is checked. Volleys of both contenders alternate, and the first one changes
 /// from round to round.
-fn set_up(run: &mut Run, stalls: &[Stall; 2], times: usize) -> Result<()> {
+fn set_up(run: &mut Run, testbeds: &[Testbed; 2], times: usize) -> Result<()> {
     let (count, time) = (("connections at once", ""), ("mean time", "ms"));
     let handshake = Plot::line("Handshake with the kernel in front of the proxy", count, time);
     let first_byte = Plot::line("Set-up, to the first byte through the proxy", count, time);
@@ -88,7 +88,7 @@ fn set_up(run: &mut Run, stalls: &[Stall; 2], times: usize) -> Result<()> {
         let mut found: [Vec<[f64; 2]>; 2] = [vec![], vec![]];
         for round in 0..times {
             for who in [round % 2, 1 - round % 2] {
-                found[who].push(volley(&stalls[who], count)?);
+                found[who].push(volley(&testbeds[who], count)?);
             }
         }
         let middle =
@@ -113,8 +113,8 @@ fn set_up(run: &mut Run, stalls: &[Stall; 2], times: usize) -> Result<()> {
 
 /// Returns the mean times of `count` concurrent connections in milliseconds: to the proxy's
 /// answer, and to the first byte of the server's.
-fn volley(stall: &Stall, count: usize) -> Result<[f64; 2]> {
-    let crowd = Crowd::open(stall.pair.load(), stall.address, count, count, OPEN_TIMEOUT)?;
+fn volley(testbed: &Testbed, count: usize) -> Result<[f64; 2]> {
+    let crowd = Crowd::open(testbed.pair.load(), testbed.address, count, count, OPEN_TIMEOUT)?;
     let ms = |time: Option<Duration>| time.map_or(f64::NAN, |time| time.as_secs_f64() * 1e3);
     let times = crowd.times();
     let mean_of = |values: Vec<f64>| mean(&values);
@@ -130,12 +130,12 @@ fn idle_relays(
     run: &mut Run,
     n: usize,
     contender: Contender,
-    stall: &Stall,
+    testbed: &Testbed,
     idle: usize,
 ) -> Result<f64> {
-    let now = || (Usage::of(stall.pid), socket_memory());
+    let now = || (Usage::of(testbed.pid), socket_memory());
     let before = now();
-    let crowd = Crowd::open(stall.pair.load(), stall.address, idle, AT_ONCE, OPEN_TIMEOUT)?;
+    let crowd = Crowd::open(testbed.pair.load(), testbed.address, idle, AT_ONCE, OPEN_TIMEOUT)?;
     let after = now();
     drop(crowd);
     let each = |bytes: u64| bytes as f64 / idle as f64;

@@ -33,7 +33,7 @@ impl Contender {
 }
 
 /// Running contender, idle until clients connect.
-pub(super) struct Stall {
+pub(super) struct Testbed {
     // Fields in the order in which they are dropped.
     _process: Box<dyn Any>,
     _server: Server,
@@ -43,10 +43,10 @@ pub(super) struct Stall {
     pub(super) pid: u32,
 }
 
-impl Stall {
+impl Testbed {
     /// Starts the contender on the machine's last core, with the load and the server on the
     /// first.
-    pub(super) fn build(contender: Contender, journal: &Journal) -> Result<Stall> {
+    pub(super) fn build(contender: Contender, journal: &Journal) -> Result<Testbed> {
         let (first, last) = first_and_last()?;
         let pair = Pair::build(journal)?;
         for host in [pair.load(), pair.middle()] {
@@ -67,7 +67,7 @@ impl Stall {
                 (relay.pid(), Box::new(relay))
             }
         };
-        Ok(Stall { _process: process, _server: server, pair, address, pid })
+        Ok(Testbed { _process: process, _server: server, pair, address, pid })
     }
 
     /// Starts a load on the contender.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::contenders::{CONGESTION_CONTROL, Contender, Stall};
+use super::contenders::{CONGESTION_CONTROL, Contender, Testbed};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::experiments::cores::first_and_last;
 use crate::experiments::statistics::{median, quantile};
@@ -91,8 +91,8 @@ impl Experiment for Throughput {
         let (core_of_load, core_of_proxy) = first_and_last()?;
         run.param("core_of_load", core_of_load);
         run.param("core_of_proxy", core_of_proxy);
-        let build = |contender| Stall::build(contender, run.journal());
-        let stalls = ALL.into_iter().map(build).collect::<Result<Vec<_>>>()?;
+        let build = |contender| Testbed::build(contender, run.journal());
+        let testbeds = ALL.into_iter().map(build).collect::<Result<Vec<_>>>()?;
         run.steps(KINDS.len() * (2 * rounds + (ALL.len() - 2) * others));
         let mut disturbed = Vec::new();
         for kind in &KINDS {
@@ -104,7 +104,7 @@ impl Experiment for Throughput {
                     }
                     run.step(&format!("{}, {}, round {}", kind.name, ALL[n].name(), round + 1))?;
                     let window = Duration::from_secs_f64(seconds);
-                    found[n].push(measure(&stalls[n], kind, window)?);
+                    found[n].push(measure(&testbeds[n], kind, window)?);
                 }
             }
             disturbed.extend(found.iter().flatten().map(|sample: &Sample| sample.disturbed));
@@ -133,12 +133,12 @@ fn order(round: usize) -> Vec<usize> {
 }
 
 /// Returns the first window without disturbance by other processes, or the least disturbed one.
-fn measure(who: &Stall, kind: &Kind, window: Duration) -> Result<Sample> {
-    let load = who.load(kind.shape)?;
+fn measure(testbed: &Testbed, kind: &Kind, window: Duration) -> Result<Sample> {
+    let load = testbed.load(kind.shape)?;
     thread::sleep(WARM_UP);
     let mut best: Option<Sample> = None;
     for _ in 0..TRIES {
-        let sample = sample(who, &load, kind, window);
+        let sample = sample(testbed, &load, kind, window);
         ensure!(sample.rate > 0.0 && load.failed() == 0, "{} connections failed", load.failed());
         if best.is_none_or(|best| sample.disturbed < best.disturbed) {
             best = Some(sample);
@@ -150,9 +150,9 @@ fn measure(who: &Stall, kind: &Kind, window: Duration) -> Result<Sample> {
     best.context("no window")
 }
 
-fn sample(who: &Stall, load: &Load, kind: &Kind, window: Duration) -> Sample {
+fn sample(testbed: &Testbed, load: &Load, kind: &Kind, window: Duration) -> Sample {
     let others = || machine_time().saturating_sub(cpu_time(std::process::id()));
-    let now = || (Instant::now(), load.done(), cpu_time(who.pid), others());
+    let now = || (Instant::now(), load.done(), cpu_time(testbed.pid), others());
     let before = now();
     thread::sleep(window);
     let after = now();

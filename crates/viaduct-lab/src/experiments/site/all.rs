@@ -96,7 +96,7 @@ impl Experiment for All {
             for planes in ALL {
                 run.step(&format!("{name}, {}", planes.name()))?;
                 let this = measure(run, planes, loss, seconds)?;
-                tell(run, planes, (x, name), &this);
+                plot_results(run, planes, (x, name), &this);
                 found.push(this);
             }
             checks(run, name, &found);
@@ -153,7 +153,7 @@ fn browse(from: &Host, to: SocketAddr, duration: Duration) -> Result<Vec<f64>> {
     })
 }
 
-fn tell(run: &mut Run, planes: Planes, (x, label): (usize, &str), found: &Found) {
+fn plot_results(run: &mut Run, planes: Planes, (x, label): (usize, &str), found: &Found) {
     let figures = [
         ("Bulk flow", "Mb/s", found.bulk),
         ("Documents of 10 KB, median", "ms", found.median),

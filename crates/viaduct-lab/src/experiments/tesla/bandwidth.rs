@@ -3,9 +3,9 @@
 use anyhow::Result;
 
 use super::measured::{by_turns, ratios};
+use super::setups::{Load, OFFLOADED, PASSING, Setup};
 use super::undisturbed::undisturbed;
-use super::ways::{Load, OFFLOADED, PASSING, Way};
-use super::world::{Between, CONGESTION_CONTROL, World};
+use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::experiments::statistics::{mean, median, median_error};
@@ -14,8 +14,8 @@ use crate::experiments::statistics::{mean, median, median_error};
 pub(in crate::experiments) struct Bandwidth;
 
 /// Configurations in display order.
-const NULL: [Way; 5] = [Way::Plain, Way::TcpProxies, Way::UnixProxies, PASSING, OFFLOADED];
-const ENCRYPTING: [Way; 2] = [Way::Stunnel, Way::Crypt];
+const NULL: [Setup; 5] = [Setup::Plain, Setup::TcpProxies, Setup::UnixProxies, PASSING, OFFLOADED];
+const ENCRYPTING: [Setup; 2] = [Setup::Stunnel, Setup::Crypt];
 const PLAIN: usize = 0;
 const TCP: usize = 1;
 const UNIX: usize = 2;
@@ -46,10 +46,10 @@ impl Experiment for Bandwidth {
         run.param("rounds_loopback_and_link", rounds.to_vec());
         run.congestion_control(CONGESTION_CONTROL);
         run.steps((2 * rounds[0] + rounds[1]) * blocks.len());
-        for (between, rounds) in [Between::Loopback, Between::Link].into_iter().zip(rounds) {
-            let found = null(run, between, blocks, rounds)?;
-            check(run, between, &found);
-            check_offloaded(run, between, &found);
+        for (network, rounds) in [Network::Loopback, Network::Link].into_iter().zip(rounds) {
+            let found = null(run, network, blocks, rounds)?;
+            check(run, network, &found);
+            check_offloaded(run, network, &found);
         }
         encrypting(run, blocks, rounds[0])
     }
@@ -58,26 +58,26 @@ impl Experiment for Bandwidth {
 /// Block size, and the throughput of each configuration in each round.
 type Row = (usize, Vec<Vec<f64>>);
 
-fn null(run: &mut Run, between: Between, blocks: &[usize], rounds: usize) -> Result<Vec<Row>> {
-    let title = format!("Throughput, {}", between.name());
-    measure(run, between, &NULL, &title, blocks, rounds)
+fn null(run: &mut Run, network: Network, blocks: &[usize], rounds: usize) -> Result<Vec<Row>> {
+    let title = format!("Throughput, {}", network.name());
+    measure(run, network, &NULL, &title, blocks, rounds)
 }
 
 fn measure(
     run: &mut Run,
-    between: Between,
-    ways: &[Way],
+    network: Network,
+    setups: &[Setup],
     title: &str,
     blocks: &[usize],
     rounds: usize,
 ) -> Result<Vec<Row>> {
-    let world = World::build(between, run.journal())?;
+    let world = World::build(network, run.journal())?;
     let loads: Vec<Load> = blocks.iter().map(|&block| load(block)).collect();
-    let found = by_turns(run, &world, ways, &loads, (rounds, TURNS))?;
+    let found = by_turns(run, &world, setups, &loads, (rounds, TURNS))?;
     let plot = Plot::line(title, ("block", "bytes"), ("throughput", "MB/s")).log_x().log_y();
     for (&block, found) in blocks.iter().zip(&found) {
-        for (way, rates) in ways.iter().zip(found) {
-            let series = run.series(&plot, way.name());
+        for (setup, rates) in setups.iter().zip(found) {
+            let series = run.series(&plot, setup.name());
             run.point(series, block as f64, median(rates) / 1e6);
         }
     }
@@ -96,9 +96,9 @@ const TURNS: usize = 2;
 const LOWEST_OF_SEVEN: f64 = 2.44;
 
 /// Checks the flows that pass Viaduct.
-fn check(run: &mut Run, between: Between, rows: &[Row]) {
+fn check(run: &mut Run, network: Network, rows: &[Row]) {
     for (block, found) in rows {
-        let name = |what: &str| format!("{}, blocks of {block}: {what}", between.name());
+        let name = |what: &str| format!("{}, blocks of {block}: {what}", network.name());
         let mut check = |what, over: usize, under: usize, least: f64| {
             let ratio = median(&ratios(&found[over], &found[under]));
             run.check(&name(what), ratio, Bound::AtLeast(least));
@@ -109,11 +109,11 @@ fn check(run: &mut Run, between: Between, rows: &[Row]) {
                 "viaduct over TCP proxies",
                 VIADUCT,
                 TCP,
-                if between == Between::Loopback { 1.0 } else { 0.97 },
+                if network == Network::Loopback { 1.0 } else { 0.97 },
             );
         }
         if *block == 64 << 10 {
-            let least = if between == Between::Loopback { 0.6 } else { 0.97 };
+            let least = if network == Network::Loopback { 0.6 } else { 0.97 };
             check("viaduct over plain", VIADUCT, PLAIN, least);
         }
     }
@@ -122,26 +122,26 @@ fn check(run: &mut Run, between: Between, rows: &[Row]) {
 /// Checks an offloaded flow. Its program uses the kernel's own socket, so a deficit can only be
 /// noise: the mean over all block sizes must reach the bound, and each block size must reach it
 /// within the variation between rounds.
-fn check_offloaded(run: &mut Run, between: Between, rows: &[Row]) {
+fn check_offloaded(run: &mut Run, network: Network, rows: &[Row]) {
     let least = Bound::AtLeast(0.95);
     let mut logarithms = Vec::new();
     for (block, found) in rows {
         let pairs = ratios(&found[OFFLOAD], &found[PLAIN]);
         let ratio = median(&pairs);
         let off = median_error(&pairs) / ratio;
-        let name = format!("{}, blocks of {block}: offloaded over plain", between.name());
+        let name = format!("{}, blocks of {block}: offloaded over plain", network.name());
         run.param(&name, format!("{ratio:.3} ± {off:.3}"));
         run.check(&format!("{name}, within 95 %"), ratio * (1.0 + LOWEST_OF_SEVEN * off), least);
         logarithms.push(ratio.ln());
     }
-    let name = format!("{}, all blocks: offloaded over plain", between.name());
+    let name = format!("{}, all blocks: offloaded over plain", network.name());
     run.check(&name, mean(&logarithms).exp(), least);
 }
 
 /// Draws the right graph of Figure 6.
 fn encrypting(run: &mut Run, blocks: &[usize], rounds: usize) -> Result<()> {
     let title = "Throughput, loopback, encrypting";
-    let rows = measure(run, Between::Loopback, &ENCRYPTING, title, blocks, rounds)?;
+    let rows = measure(run, Network::Loopback, &ENCRYPTING, title, blocks, rounds)?;
     for (block, found) in rows {
         let name = format!("loopback, blocks of {block}: crypt over stunnel");
         run.check(&name, median(&ratios(&found[1], &found[0])), Bound::AtLeast(1.0));

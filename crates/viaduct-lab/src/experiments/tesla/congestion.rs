@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::programs::{Server, Under, bench_anywhere, measure, run as under};
+use super::programs::{CommandPrefix, Server, bench_anywhere, measure, run as under};
 use crate::binary::binary;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::topology::programs::is_listening;
@@ -127,7 +127,7 @@ impl Contest {
         }
         let scratch = Scratch::new()?;
         let run_dir = scratch.path().display().to_string();
-        let (mut wraps, mut servers) = (Under::new(), Vec::new());
+        let (mut wraps, mut servers) = (CommandPrefix::new(), Vec::new());
         if self.shares {
             servers.push(master(b1, &run_dir)?);
             let join = format!("--master={MASTER}");
@@ -136,7 +136,7 @@ impl Contest {
         for port in PORTS {
             servers.push(serve(b1, port, &wraps)?);
         }
-        servers.push(serve(b2, PORTS[0], &Under::new())?);
+        servers.push(serve(b2, PORTS[0], &CommandPrefix::new())?);
         let read = |host: &Host, from: &Host, port: u16, warm_up: f64, seconds: f64| {
             let at = format!("{}:{port}", from.v4());
             let spans = [warm_up, seconds].map(|span| span.to_string());
@@ -151,7 +151,7 @@ impl Contest {
                 "--seconds",
                 seconds_text,
             ];
-            measure(host, bench_anywhere(host, &Under::new(), &words)?, warm_up + seconds)
+            measure(host, bench_anywhere(host, &CommandPrefix::new(), &words)?, warm_up + seconds)
         };
         thread::scope(|scope| {
             let begin = |host, from, port| {
@@ -179,7 +179,7 @@ fn master(host: &Host, run_dir: &str) -> Result<Server> {
 }
 
 /// Starts a program that sends to any client.
-fn serve(host: &Host, port: u16, under: &Under) -> Result<Server> {
+fn serve(host: &Host, port: u16, under: &CommandPrefix) -> Result<Server> {
     let at = format!("{}:{port}", host.v4());
     let command = bench_anywhere(host, under, &["serve", &at])?;
     Server::start(host, command, || Ok(is_listening(host, port)?))

@@ -6,9 +6,9 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use viaduct_sys::process::{Process, raise_fd_limit};
 
-use super::programs::{Server, Under, bench, measure, run};
+use super::programs::{CommandPrefix, Server, bench, measure, run};
 use super::undisturbed::undisturbed;
-use super::world::{Between, Who, World};
+use super::world::{Network, Side, World};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::experiments::statistics::median;
 use crate::topology::programs::is_listening;
@@ -54,8 +54,8 @@ impl Experiment for Cost {
             "{NEEDED} open files are needed, and {most} are allowed (ulimit -n)"
         );
         run.steps(rounds + 2);
-        let world = World::build(Between::Loopback, run.journal())?;
-        let server = Held::serve(&world)?;
+        let world = World::build(Network::Loopback, run.journal())?;
+        let server = TestServer::serve(&world)?;
         costs(run, &server, rounds)?;
         drop(undisturbed);
         run.step(&format!("{short} flows, one after the other"))?;
@@ -66,36 +66,36 @@ impl Experiment for Cost {
 }
 
 /// Server that holds connections open.
-struct Held<'a> {
+struct TestServer<'a> {
     world: &'a World,
     at: String,
     _server: Server,
 }
 
-impl Held<'_> {
-    fn serve(world: &World) -> Result<Held<'_>> {
-        let at = world.at(Who::Server, 0);
-        let node = world.node(Who::Server);
-        let command = bench(node, Who::Server, &Vec::new(), &["hold", &at.to_string()])?;
+impl TestServer<'_> {
+    fn serve(world: &World) -> Result<TestServer<'_>> {
+        let at = world.at(Side::Server, 0);
+        let node = world.node(Side::Server);
+        let command = bench(node, Side::Server, &Vec::new(), &["hold", &at.to_string()])?;
         let server = Server::start(node, command, || Ok(is_listening(node, at.port())?))?;
-        Ok(Held { world, at: at.to_string(), _server: server })
+        Ok(TestServer { world, at: at.to_string(), _server: server })
     }
 
-    fn client(&self, under: &Under, words: &[&str]) -> Result<Command> {
-        bench(self.world.node(Who::Client), Who::Client, under, words)
+    fn client(&self, under: &CommandPrefix, words: &[&str]) -> Result<Command> {
+        bench(self.world.node(Side::Client), Side::Client, under, words)
     }
 
     /// Measures a program's operations per second.
-    fn rate(&self, under: &Under, program: &str) -> Result<f64> {
+    fn rate(&self, under: &CommandPrefix, program: &str) -> Result<f64> {
         let to = if program == "connect" { &self.at[..] } else { "-" };
         let words = [program, to, "--seconds", "0.4", "--warm-up", "0.2"];
         let words: Vec<&str> = words.into_iter().filter(|word| *word != "-").collect();
-        measure(self.world.node(Who::Client), self.client(under, &words)?, 0.6)
+        measure(self.world.node(Side::Client), self.client(under, &words)?, 0.6)
     }
 }
 
 /// Measures connecting and closing where the kernel does the chain's work.
-fn costs(run: &mut Run, server: &Held<'_>, rounds: usize) -> Result<()> {
+fn costs(run: &mut Run, server: &TestServer<'_>, rounds: usize) -> Result<()> {
     let mut unders = vec![Vec::new()];
     for (via, _) in WAYS {
         unders.push(super::programs::run(&["+count", "--via", via])?);
@@ -139,11 +139,11 @@ struct Flows {
 }
 
 impl Flows {
-    fn start(server: &Held<'_>, via: &str) -> Result<Flows> {
+    fn start(server: &TestServer<'_>, via: &str) -> Result<Flows> {
         let under = run(&["+latency:delay=1ms", "--via", via])?;
         let mut command = server.client(&under, &["flows", &server.at])?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = server.world.node(Who::Client).spawn(command)?;
+        let mut process = server.world.node(Side::Client).spawn(command)?;
         let input = process.stdin.take().context("a program has an input")?;
         let output = process.stdout.take().context("a program has an output")?;
         Ok(Flows { process, input, output: BufReader::new(output) })
@@ -154,15 +154,15 @@ impl Flows {
     fn make(&mut self, what: &str, count: u32) -> Result<Usage> {
         let line = format!("{what} {count}\n");
         self.input.write_all(line.as_bytes())?;
-        let mut said = String::new();
-        self.output.read_line(&mut said)?;
-        ensure!(said == line, "a program ended instead of opening {what} flows");
+        let mut output = String::new();
+        self.output.read_line(&mut output)?;
+        ensure!(output == line, "a program ended instead of opening {what} flows");
         Ok(Usage::of(self.process.id()))
     }
 }
 
 /// Checks that many short flows leave no descriptors.
-fn leaks(run: &mut Run, server: &Held<'_>, short: u32) -> Result<()> {
+fn leaks(run: &mut Run, server: &TestServer<'_>, short: u32) -> Result<()> {
     for (via, _) in WAYS {
         let mut flows = Flows::start(server, via)?;
         // Descriptors opened once by the first flows are not a leak.
@@ -185,7 +185,7 @@ fn leaks(run: &mut Run, server: &Held<'_>, short: u32) -> Result<()> {
 }
 
 /// Measures the memory of open flows, in as many programs as needed.
-fn memory(run: &mut Run, server: &Held<'_>, held: u32) -> Result<()> {
+fn memory(run: &mut Run, server: &TestServer<'_>, held: u32) -> Result<()> {
     let plot = Plot::histogram("An open flow", ("", ""), ("memory", "KB"));
     let series = run.series(&plot, "of the master's, and of the kernel for sockets");
     for (n, (via, _)) in WAYS.into_iter().enumerate() {

@@ -3,18 +3,19 @@
 use anyhow::Result;
 
 use super::measured::medians;
+use super::setups::{Load, Setup};
 use super::undisturbed::undisturbed;
-use super::ways::{Load, Way};
-use super::world::{Between, CONGESTION_CONTROL, World};
+use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 
 /// The experiment.
 pub(in crate::experiments) struct Handlers;
 
-const COMPRESSED: [Way; 2] = [Way::Plain, Way::Viaduct("compress", &["+compress"])];
+const COMPRESSED: [Setup; 2] = [Setup::Plain, Setup::Viaduct("compress", &["+compress"])];
 /// The client has an address on each link; see [`World`].
-const STRIPED: [Way; 2] = [Way::Plain, Way::Viaduct("stripe", &["+stripe:from=10.1.0.1+10.4.0.1"])];
+const STRIPED: [Setup; 2] =
+    [Setup::Plain, Setup::Viaduct("stripe", &["+stripe:from=10.1.0.1+10.4.0.1"])];
 const BLOCK: usize = 64 << 10;
 
 impl Experiment for Handlers {
@@ -36,30 +37,30 @@ impl Experiment for Handlers {
         run.steps(3 * rounds);
         let plot = Plot::histogram("Throughput", ("", ""), ("throughput", "MB/s"));
         let cases = [
-            (Between::Link, &COMPRESSED, Content::Text, "compress over plain, text", 2.0),
+            (Network::Link, &COMPRESSED, Content::Text, "compress over plain, text", 2.0),
             (
-                Between::Link,
+                Network::Link,
                 &COMPRESSED,
                 Content::Random,
                 "compress over plain, random bytes",
                 0.97,
             ),
             (
-                Between::TwoLinks,
+                Network::TwoLinks,
                 &STRIPED,
                 Content::Same,
                 "stripe over two links over one link",
                 1.7,
             ),
         ];
-        for (n, (between, ways, content, name, least)) in cases.into_iter().enumerate() {
-            let world = World::build(between, run.journal())?;
+        for (n, (network, setups, content, name, least)) in cases.into_iter().enumerate() {
+            let world = World::build(network, run.journal())?;
             let (seconds, warm_up) = (run.choose(2.0, 1.0), 0.5);
             let load = Load { program: "read", block: BLOCK, content, seconds, warm_up };
-            let found = medians(run, &world, ways, load, rounds)?;
+            let found = medians(run, &world, setups, load, rounds)?;
             let series = run.series(&plot, "median");
-            for (m, way) in ways.iter().enumerate() {
-                let label = format!("{}, {}", way.name(), content.name());
+            for (m, setup) in setups.iter().enumerate() {
+                let label = format!("{}, {}", setup.name(), content.name());
                 run.labelled_point(series, (2 * n + m) as f64, found[m] / 1e6, &label);
             }
             run.check(name, found[1] / found[0], Bound::AtLeast(least));

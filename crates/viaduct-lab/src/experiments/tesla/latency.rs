@@ -3,9 +3,9 @@
 use anyhow::Result;
 
 use super::measured::{by_turns, ratios};
+use super::setups::{Load, OFFLOADED, PASSING, Setup, Testbed};
 use super::undisturbed::undisturbed;
-use super::ways::{Load, OFFLOADED, PASSING, Stall, Way};
-use super::world::{Between, CONGESTION_CONTROL, World};
+use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::experiments::statistics::median;
@@ -14,8 +14,8 @@ use crate::experiments::statistics::median;
 pub(in crate::experiments) struct Latency;
 
 /// Configurations in display order.
-const ALL: [Way; 6] =
-    [Way::Plain, Way::TcpProxies, Way::UnixProxies, PASSING, OFFLOADED, Way::Crypt];
+const ALL: [Setup; 6] =
+    [Setup::Plain, Setup::TcpProxies, Setup::UnixProxies, PASSING, OFFLOADED, Setup::Crypt];
 const PLAIN: usize = 0;
 const UNIX: usize = 2;
 const VIADUCT: usize = 3;
@@ -47,26 +47,26 @@ impl Experiment for Latency {
         run.param("rounds", rounds);
         run.congestion_control(CONGESTION_CONTROL);
         run.steps(2 * rounds);
-        for between in [Between::Loopback, Between::Link] {
-            measure(run, between, rounds)?;
+        for network in [Network::Loopback, Network::Link] {
+            measure(run, network, rounds)?;
         }
         Ok(())
     }
 }
 
-fn measure(run: &mut Run, between: Between, rounds: usize) -> Result<()> {
-    let world = World::build(between, run.journal())?;
+fn measure(run: &mut Run, network: Network, rounds: usize) -> Result<()> {
+    let world = World::build(network, run.journal())?;
     let load =
         Load { program: "volley", block: 1, content: Content::Same, seconds: 0.15, warm_up: 0.05 };
     let found = by_turns(run, &world, &ALL, &[load], (rounds, TURNS))?.remove(0);
-    let title = format!("Volleys, {}", between.name());
+    let title = format!("Volleys, {}", network.name());
     let plot = Plot::histogram(&title, ("", ""), ("volleys", "a second"));
     let series = run.series(&plot, "median");
-    for (n, way) in ALL.iter().enumerate() {
-        run.labelled_point(series, n as f64, median(&found[n]), way.name());
+    for (n, setup) in ALL.iter().enumerate() {
+        run.labelled_point(series, n as f64, median(&found[n]), setup.name());
     }
     let over = |n: usize, under: usize| median(&ratios(&found[n], &found[under]));
-    let name = |what: &str| format!("{}: {what}", between.name());
+    let name = |what: &str| format!("{}: {what}", network.name());
     run.check(&name("offloaded over plain"), over(OFFLOAD, PLAIN), Bound::AtLeast(0.95));
     run.check(&name("viaduct over plain"), over(VIADUCT, PLAIN), Bound::AtLeast(0.75));
     run.check(&name("viaduct over UNIX proxies"), over(VIADUCT, UNIX), Bound::AtLeast(OF_UNIX));
@@ -74,17 +74,17 @@ fn measure(run: &mut Run, between: Between, rounds: usize) -> Result<()> {
     let added: Vec<f64> = pairs.map(|(ours, plain)| (1e6 / ours - 1e6 / plain) / 2.0).collect();
     let what = name("microseconds that an end adds to a volley");
     run.check(&what, median(&added), Bound::AtMost(MAX_ADDED));
-    costs(run, between, &world, &load)
+    costs(run, network, &world, &load)
 }
 
 /// Measures the cost of volleys, each configuration alone: thread schedulings and processor
 /// time. These are counts and hardly depend on other load.
-fn costs(run: &mut Run, between: Between, world: &World, load: &Load) -> Result<()> {
-    let costs = ALL.iter().zip(0..).map(|(&way, n)| Stall::build(world, way, n)?.cost(load));
+fn costs(run: &mut Run, network: Network, world: &World, load: &Load) -> Result<()> {
+    let costs = ALL.iter().zip(0..).map(|(&setup, n)| Testbed::build(world, setup, n)?.cost(load));
     let costs = costs.collect::<Result<Vec<_>>>()?;
-    let title = format!("Costs of a volley, {}", between.name());
+    let title = format!("Costs of a volley, {}", network.name());
     let plot = Plot::histogram(&title, ("", ""), ("a volley", ""));
-    for (n, (way, cost)) in ALL.iter().zip(&costs).enumerate() {
+    for (n, (setup, cost)) in ALL.iter().zip(&costs).enumerate() {
         let values = [
             ("wake-ups", cost.scheduled),
             ("processor time, microseconds", cost.micros),
@@ -92,11 +92,11 @@ fn costs(run: &mut Run, between: Between, world: &World, load: &Load) -> Result<
         ];
         for (what, value) in values.into_iter().filter(|(_, value)| value.is_finite()) {
             let series = run.series(&plot, what);
-            run.labelled_point(series, n as f64, value, way.name());
+            run.labelled_point(series, n as f64, value, setup.name());
         }
     }
     let ratio = costs[OFFLOAD].scheduled / costs[PLAIN].scheduled;
-    let name = format!("{}: wake-ups of an offloaded volley over a plain one's", between.name());
+    let name = format!("{}: wake-ups of an offloaded volley over a plain one's", network.name());
     run.check(&name, ratio, Bound::AtMost(MAX_WAKE_UPS));
     Ok(())
 }

@@ -4,7 +4,7 @@
 
 use anyhow::Result;
 
-use super::ways::{Load, Stall, Way};
+use super::setups::{Load, Setup, Testbed};
 use super::world::World;
 use crate::experiment::Run;
 use crate::experiments::statistics::median;
@@ -15,24 +15,24 @@ use crate::experiments::statistics::median;
 pub(super) fn by_turns(
     run: &mut Run,
     world: &World,
-    ways: &[Way],
+    setups: &[Setup],
     loads: &[Load],
     (rounds, turns): (usize, usize),
 ) -> Result<Vec<Vec<Vec<f64>>>> {
-    let mut found = vec![vec![Vec::new(); ways.len()]; loads.len()];
+    let mut found = vec![vec![Vec::new(); setups.len()]; loads.len()];
     for round in 0..rounds {
-        let stalls = ways.iter().zip(0..).map(|(&way, n)| Stall::build(world, way, n));
-        let stalls = stalls.collect::<Result<Vec<_>>>()?;
+        let testbeds = setups.iter().zip(0..).map(|(&setup, n)| Testbed::build(world, setup, n));
+        let testbeds = testbeds.collect::<Result<Vec<_>>>()?;
         for (load, found) in loads.iter().zip(&mut found) {
             let Load { program, block, .. } = load;
             run.step(&format!("round {}: {program} by blocks of {block}", round + 1))?;
-            let mut order: Vec<usize> = (0..ways.len()).collect();
+            let mut order: Vec<usize> = (0..setups.len()).collect();
             for turn in 0..turns {
                 if !(round + turn).is_multiple_of(2) {
                     order.reverse();
                 }
                 for &n in &order {
-                    found[n].push(stalls[n].measure(load)?);
+                    found[n].push(testbeds[n].measure(load)?);
                 }
                 order.sort_unstable();
             }
@@ -45,11 +45,11 @@ pub(super) fn by_turns(
 pub(super) fn medians(
     run: &mut Run,
     world: &World,
-    ways: &[Way],
+    setups: &[Setup],
     load: Load,
     rounds: usize,
 ) -> Result<Vec<f64>> {
-    let found = by_turns(run, world, ways, &[load], (rounds, 1))?;
+    let found = by_turns(run, world, setups, &[load], (rounds, 1))?;
     Ok(found[0].iter().map(|values| median(values)).collect())
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::programs::{Server, Under, run as under, said};
+use super::programs::{CommandPrefix, Server, output, run as under};
 use crate::binary::binary;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::topology::programs::is_listening;
@@ -94,7 +94,7 @@ struct Transfer {
     bytes: u64,
     /// Start and length of the network outage.
     outage: Option<(Duration, Duration)>,
-    under: Under,
+    under: CommandPrefix,
     seed: u64,
 }
 
@@ -123,16 +123,16 @@ impl Transfer {
         let fetch = self.bench(client, &["fetch", &at, "--bytes", &self.bytes.to_string()])?;
         thread::scope(|scope| {
             let outage = self.outage.map(|outage| scope.spawn(move || interrupt(client, outage)));
-            let said = said(client, fetch, self.limit());
+            let output = output(client, fetch, self.limit());
             if let Some(outage) = outage {
                 outage.join().ok().context("the outage's thread panicked")??;
             }
             crate::stop::check()?;
             // A transfer that broke or hangs has no end.
-            let Ok(said) = said else {
+            let Ok(output) = output else {
                 return Ok(Traced { trace: Vec::new(), all: Vec::new(), end: None });
             };
-            Ok(traced(&said))
+            Ok(traced(&output))
         })
     }
 
@@ -163,12 +163,12 @@ fn interrupt(host: &Host, (at, outage): (Duration, Duration)) -> Result<()> {
 }
 
 /// Parses the output of a fetch; the last line is the end.
-pub(super) fn traced(said: &str) -> Traced {
+pub(super) fn traced(output: &str) -> Traced {
     let pair = |line: &str| {
         let (ms, bytes) = line.split_once(' ')?;
         Some((ms.parse::<f64>().ok()? / 1e3, bytes.parse().ok()?))
     };
-    let all: Vec<(f64, f64)> = said.lines().filter_map(pair).collect();
+    let all: Vec<(f64, f64)> = output.lines().filter_map(pair).collect();
     let end = all.last().map(|(seconds, _)| Duration::from_secs_f64(*seconds));
     // Keeps the half seconds and the end.
     let kept = |n: &usize| n.is_multiple_of(5) || n + 1 == all.len();

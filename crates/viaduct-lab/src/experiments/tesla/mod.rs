@@ -10,7 +10,7 @@ mod measured;
 pub(super) mod migrate;
 mod programs;
 pub(super) mod route;
+mod setups;
 pub(super) mod shape;
 mod undisturbed;
-mod ways;
 mod world;

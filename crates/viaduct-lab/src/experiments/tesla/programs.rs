@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use viaduct_sys::process::Process;
 
-use super::world::{Who, World};
+use super::world::{Side, World};
 use crate::binary::binary;
 use crate::stop;
 use crate::topology::{Node, Scratch};
@@ -19,25 +19,34 @@ use crate::topology::{Node, Scratch};
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Command line prefix of a wrapped program, `viaduct run … --`; empty for none.
-pub(super) type Under = Vec<String>;
+pub(super) type CommandPrefix = Vec<String>;
 
 /// Returns the prefix `viaduct run` with these arguments.
-pub(super) fn run(words: &[&str]) -> Result<Under> {
+pub(super) fn run(words: &[&str]) -> Result<CommandPrefix> {
     let binary = binary()?.display().to_string();
     let words = words.iter().map(|word| (*word).to_owned());
     Ok([binary, "run".to_owned()].into_iter().chain(words).chain(["--".to_owned()]).collect())
 }
 
 /// Creates the command of a benchmark program with these arguments, on its host's core.
-pub(super) fn bench(node: &Node, who: Who, under: &Under, words: &[&str]) -> Result<Command> {
+pub(super) fn bench(
+    node: &Node,
+    side: Side,
+    under: &CommandPrefix,
+    words: &[&str],
+) -> Result<Command> {
     let mut command = node.command("taskset");
-    command.args(["--cpu-list", &World::core(who)?.to_string()]).args(under);
+    command.args(["--cpu-list", &World::core(side)?.to_string()]).args(under);
     command.arg(binary()?).args(["lab", "bench"]).args(words);
     Ok(command)
 }
 
 /// Creates the command without pinning it to a core.
-pub(super) fn bench_anywhere(node: &Node, under: &Under, words: &[&str]) -> Result<Command> {
+pub(super) fn bench_anywhere(
+    node: &Node,
+    under: &CommandPrefix,
+    words: &[&str],
+) -> Result<Command> {
     let binary = binary()?.display().to_string();
     let line: Vec<&str> = under.iter().map(String::as_str).collect();
     let line = [&line[..], &[&binary, "lab", "bench"], words].concat();
@@ -95,18 +104,18 @@ pub(super) fn measure_watched(
     seconds: f64,
     watch: impl FnOnce(u32),
 ) -> Result<f64> {
-    let said =
-        said_watched(node, command, Duration::from_secs_f64(seconds) + PROGRAM_TIMEOUT, watch)?;
-    let number = said.split_whitespace().next().and_then(|word| word.parse().ok());
-    number.with_context(|| format!("a client says {said:?}, which is no number"))
+    let output =
+        output_watched(node, command, Duration::from_secs_f64(seconds) + PROGRAM_TIMEOUT, watch)?;
+    let number = output.split_whitespace().next().and_then(|word| word.parse().ok());
+    number.with_context(|| format!("a client says {output:?}, which is no number"))
 }
 
 /// Runs a client to its end, at most for `limit`; returns its output.
-pub(super) fn said(node: &Node, command: Command, limit: Duration) -> Result<String> {
-    said_watched(node, command, limit, |_| ())
+pub(super) fn output(node: &Node, command: Command, limit: Duration) -> Result<String> {
+    output_watched(node, command, limit, |_| ())
 }
 
-fn said_watched(
+fn output_watched(
     node: &Node,
     mut command: Command,
     limit: Duration,
@@ -124,7 +133,7 @@ fn said_watched(
         stdout.read_to_string(&mut text).map(|_| text)
     });
     watch(process.id());
-    let status = process.wait_for(limit, stop::asked)?;
+    let status = process.wait_for(limit, stop::is_requested)?;
     let failed = status.is_none_or(|status| !status.success());
     drop(process);
     stop::check()?;

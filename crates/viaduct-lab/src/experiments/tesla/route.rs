@@ -20,7 +20,7 @@ use viaduct_proto::link::LinkConfig;
 use viaduct_proto::overlay::Table;
 
 use super::migrate::{Traced, draw, traced};
-use super::programs::{Server, bench_anywhere, run as under, said};
+use super::programs::{Server, bench_anywhere, output, run as under};
 use super::undisturbed::undisturbed;
 use crate::binary::binary;
 use crate::experiment::{About, Bound, Experiment, Run};
@@ -78,7 +78,7 @@ fn once(run: &mut Run, round: u64) -> Result<()> {
     }
     let overlay = Overlay::start(&world)?;
     let route = format!("+route:overlay={}", overlay.socket("client"));
-    let ways = [under(&["+migrate", &route])?, Vec::new()];
+    let setups = [under(&["+migrate", &route])?, Vec::new()];
     let serves = [under(&["+migrate"])?, Vec::new()];
     let mut servers = Vec::new();
     for (under, port) in serves.iter().zip(PORTS) {
@@ -92,7 +92,7 @@ fn once(run: &mut Run, round: u64) -> Result<()> {
     }
     let (opened, found) = thread::scope(|scope| {
         let fetches =
-            ways.iter().zip(PORTS).zip([20_000_000, 10_000_000]).map(|((under, port), n)| {
+            setups.iter().zip(PORTS).zip([20_000_000, 10_000_000]).map(|((under, port), n)| {
                 scope.spawn(move || {
                     let at = format!("{}:{port}", server.v4());
                     let fetch = bench_anywhere(
@@ -100,19 +100,19 @@ fn once(run: &mut Run, round: u64) -> Result<()> {
                         under,
                         &["fetch", &at, "--bytes", &u64::to_string(&n)],
                     )?;
-                    said(client, fetch, Duration::from_secs(60))
+                    output(client, fetch, Duration::from_secs(60))
                 })
             });
         let fetches: Vec<_> = fetches.collect();
         let cut = cut(&world);
-        let said =
+        let output =
             fetches.into_iter().map(|thread| thread.join().ok().context("a thread panicked")?);
-        let said: Vec<Result<String>> = said.collect();
-        cut.map(|opened| (opened, said))
+        let output: Vec<Result<String>> = output.collect();
+        cut.map(|opened| (opened, output))
     })?;
     stop::check()?;
     let [moving, plain] = &found[..] else { anyhow::bail!("two transfers were begun") };
-    let traces = [moving, plain].map(|said| said.as_ref().ok().map(|said| traced(said)));
+    let traces = [moving, plain].map(|output| output.as_ref().ok().map(|output| traced(output)));
     judge(run, &traces);
     let name = "a small transfer that begins while the path is away, by `node=` alone, s";
     run.check(name, opened, Bound::AtMost(WITHIN));
@@ -154,7 +154,7 @@ fn open_meanwhile(world: &Detour) -> Result<f64> {
     let fetch =
         bench_anywhere(world.client(), &under(&[&node])?, &["fetch", &at, "--bytes", "500000"])?;
     let begun = Instant::now();
-    said(world.client(), fetch, Duration::from_secs(10))?;
+    output(world.client(), fetch, Duration::from_secs(10))?;
     Ok(begun.elapsed().as_secs_f64())
 }
 

@@ -4,9 +4,9 @@ use std::thread;
 
 use anyhow::{Context, Result};
 
+use super::setups::{Load, Setup, Testbed};
 use super::undisturbed::undisturbed;
-use super::ways::{Load, Stall, Way};
-use super::world::{Between, CONGESTION_CONTROL, World};
+use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 
@@ -37,7 +37,7 @@ impl Experiment for Shape {
         let rates = run.choose(&RATES[..], &RATES[1..3]);
         let delays = run.choose(&DELAYS[..], &DELAYS[1..2]);
         run.steps(rates.len() + delays.len());
-        let world = World::build(Between::Loopback, run.journal())?;
+        let world = World::build(Network::Loopback, run.journal())?;
         for (n, &rate) in rates.iter().enumerate() {
             run.step(&format!("{rate} Mb/s"))?;
             shaped(run, &world, n as u16, rate)?;
@@ -53,7 +53,7 @@ impl Experiment for Shape {
 /// Runs a client of every interposer in both directions concurrently; all are far below the
 /// machine's capacity.
 fn shaped(run: &mut Run, world: &World, n: u16, rate: u32) -> Result<()> {
-    let plain = Stall::build(world, Way::Plain, n)?;
+    let plain = Testbed::build(world, Setup::Plain, n)?;
     let handler = format!("+shape:rate={rate}M");
     let seconds = run.choose(10.0, 4.0);
     let load = |program| {
@@ -78,7 +78,7 @@ fn shaped(run: &mut Run, world: &World, n: u16, rate: u32) -> Result<()> {
 }
 
 fn delayed(run: &mut Run, world: &World, n: u16, delay: u32) -> Result<()> {
-    let plain = Stall::build(world, Way::Plain, n)?;
+    let plain = Testbed::build(world, Setup::Plain, n)?;
     let handler = format!("+latency:delay={delay}ms");
     let (seconds, content) = (run.choose(4.0, 2.0), Content::Same);
     let load = Load { program: "volley", block: 1, content, seconds, warm_up: 0.2 };

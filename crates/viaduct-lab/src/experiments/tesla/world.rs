@@ -22,18 +22,18 @@ const PORT: u16 = 9000;
 
 /// Connection between the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Between {
+pub(super) enum Network {
     Loopback,
     Link,
     TwoLinks,
 }
 
-impl Between {
+impl Network {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Between::Loopback => "loopback",
-            Between::Link => "100 Mb/s link",
-            Between::TwoLinks => "two 100 Mb/s links",
+            Network::Loopback => "loopback",
+            Network::Link => "100 Mb/s link",
+            Network::TwoLinks => "two 100 Mb/s links",
         }
     }
 }
@@ -46,14 +46,14 @@ pub(super) enum World {
 
 /// Selector of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Who {
+pub(super) enum Side {
     Client,
     Server,
 }
 
 impl World {
-    pub(super) fn build(between: Between, journal: &Journal) -> Result<World> {
-        if between == Between::Loopback {
+    pub(super) fn build(network: Network, journal: &Journal) -> Result<World> {
+        if network == Network::Loopback {
             let node = Node::new("host", journal)?;
             let local = format!(
                 "route change local 127.0.0.1 dev lo table local congctl {CONGESTION_CONTROL}"
@@ -62,39 +62,39 @@ impl World {
             return Ok(World::Loopback(node));
         }
         let pair = Pair::build(journal)?;
-        if between == Between::TwoLinks {
+        if network == Network::TwoLinks {
             pair.add_link()?;
         }
         for host in [pair.load(), pair.middle()] {
             host.set_congestion_control(CONGESTION_CONTROL)?;
             limit(host, "eth0")?;
-            if between == Between::TwoLinks {
+            if network == Network::TwoLinks {
                 limit(host, "eth1")?;
             }
         }
         Ok(World::Link(pair))
     }
 
-    pub(super) fn node(&self, who: Who) -> &Node {
-        match (self, who) {
+    pub(super) fn node(&self, side: Side) -> &Node {
+        match (self, side) {
             (World::Loopback(node), _) => node,
-            (World::Link(pair), Who::Client) => pair.load(),
-            (World::Link(pair), Who::Server) => pair.middle(),
+            (World::Link(pair), Side::Client) => pair.load(),
+            (World::Link(pair), Side::Server) => pair.middle(),
         }
     }
 
     /// Returns the core for all programs of a host.
-    pub(super) fn core(who: Who) -> Result<usize> {
+    pub(super) fn core(side: Side) -> Result<usize> {
         let (first, last) = first_and_last()?;
-        Ok(if who == Who::Client { first } else { last })
+        Ok(if side == Side::Client { first } else { last })
     }
 
     /// Returns the address of experiment port `n` in a host.
-    pub(super) fn at(&self, who: Who, n: u16) -> SocketAddr {
-        let ip = match (self, who) {
+    pub(super) fn at(&self, side: Side, n: u16) -> SocketAddr {
+        let ip = match (self, side) {
             (World::Loopback(_), _) => Ipv4Addr::LOCALHOST,
-            (World::Link(pair), Who::Client) => pair.load().v4(),
-            (World::Link(pair), Who::Server) => pair.middle().v4(),
+            (World::Link(pair), Side::Client) => pair.load().v4(),
+            (World::Link(pair), Side::Server) => pair.middle().v4(),
         };
         SocketAddr::new(ip.into(), PORT + n)
     }

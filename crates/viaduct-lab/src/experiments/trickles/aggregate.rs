@@ -33,12 +33,12 @@ const CROWD: usize = 1_000;
 const LONGER: u32 = 2;
 
 /// Transport: Trickles in this packet format, or TCP (`None`).
-type Who = Option<Format>;
+type Arm = Option<Format>;
 
 /// Default transport of the comparison.
-const OURS: Who = Some(Format::Tcp);
+const OURS: Arm = Some(Format::Tcp);
 /// Transports compared on the 1 Gb/s link, where the cost per packet decides.
-const ARMS: [Who; 3] = [OURS, Some(Format::Udp), None];
+const ARMS: [Arm; 3] = [OURS, Some(Format::Udp), None];
 
 impl Experiment for Aggregate {
     fn about(&self) -> About {
@@ -77,11 +77,11 @@ impl Experiment for Aggregate {
             let fetches = Fetches { request: &request, clients, warm_up, window };
             let mut found = Vec::new();
             for round in 0..rounds {
-                let mut by = |who| {
-                    let step = format!("{clients} clients of {}, {round}", name(who));
+                let mut by = |arm| {
+                    let step = format!("{clients} clients of {}, {round}", name(arm));
                     run.step(&step)?;
                     let world = link(run)?;
-                    measure(run, &step, (&world, OBJECT), &fetches, who)
+                    measure(run, &step, (&world, OBJECT), &fetches, arm)
                 };
                 found.push([by(OURS)?, by(None)?]);
             }
@@ -92,11 +92,11 @@ impl Experiment for Aggregate {
         for object in ALONE {
             let mut found = Vec::new();
             for round in 0..rounds {
-                let mut by = |who| {
-                    let step = format!("{object} bytes at 1 Gb/s by {}, {round}", name(who));
+                let mut by = |arm| {
+                    let step = format!("{object} bytes at 1 Gb/s by {}, {round}", name(arm));
                     run.step(&step)?;
                     let world = gigabit(run)?;
-                    measure(run, &step, (&world, object), &fetches, who)
+                    measure(run, &step, (&world, object), &fetches, arm)
                 };
                 let [ours, by_udp, theirs] = ARMS.map(&mut by);
                 found.push([ours?, by_udp?, theirs?]);
@@ -107,8 +107,8 @@ impl Experiment for Aggregate {
     }
 }
 
-fn name(who: Who) -> &'static str {
-    match who {
+fn name(arm: Arm) -> &'static str {
+    match arm {
         OURS => "Trickles",
         Some(Format::Udp) => "Trickles by UDP",
         None => "TCP reno",
@@ -127,11 +127,11 @@ fn measure(
     step: &str,
     (world, object): (&Dumbbell, usize),
     fetches: &Fetches<'_>,
-    who: Who,
+    arm: Arm,
 ) -> Result<Fetched> {
-    let served = Served::by(who.unwrap_or(Format::Tcp), world.b1(), &[])?;
+    let served = Served::by(arm.unwrap_or(Format::Tcp), world.b1(), &[])?;
     served.file("file", object, run.seed())?;
-    let Some(format) = who else {
+    let Some(format) = arm else {
         return Ok(fetches.by_tcp(world.a1(), at(world.b1()))?);
     };
     let clients = Trickles::open(world, at(world.b1()), run.seed())?;
@@ -151,14 +151,14 @@ fn draw_alone(run: &mut Run, object: usize, found: &[[Fetched; 3]]) {
     let plot = Plot::histogram("One client at 1 Gb/s", ("object", "bytes"), ("throughput", "Mb/s"));
     let plot = plot.confidence();
     for row in found {
-        for (who, fetched) in ARMS.into_iter().zip(row) {
-            let series = run.series(&plot, name(who));
+        for (arm, fetched) in ARMS.into_iter().zip(row) {
+            let series = run.series(&plot, name(arm));
             run.point(series, object as f64, fetched.mbps());
         }
     }
-    for (n, who) in ARMS.into_iter().enumerate().take(2) {
+    for (n, arm) in ARMS.into_iter().enumerate().take(2) {
         let ratios: Vec<_> = found.iter().map(|row| row[n].mbps() / row[2].mbps()).collect();
-        let check = format!("{} at 1 Gb/s, one client, {object} bytes: over TCP's", name(who));
+        let check = format!("{} at 1 Gb/s, one client, {object} bytes: over TCP's", name(arm));
         judge(run, &check, &ratios);
     }
 }

@@ -91,14 +91,14 @@ fn answer(
     let replay = Replay::new(REPLAY, HORIZON, [1, 2, 3, 4], now);
     let ring = KeyRing::new(SECRET.0, &SECRET.1);
     let server = Server::new(Settings::default(), ring, replay).with_cache(cache);
-    let (mut endpoint, mut shelf) = (Endpoint::new(server, 1), Shelf::of(file)?);
+    let (mut endpoint, mut files) = (Endpoint::new(server, 1), SingleFile::of(file)?);
     let at = SocketAddr::from(([10, 2, 1, 2], PORT));
     let (mut refused, begin) = (0, thread_time());
     for (from, message) in requests {
         match endpoint.accept(now, Return::of_datagram(*from, at), message) {
             Ok(event) => {
-                let reply = respond(endpoint.ring(), &event, &mut shelf);
-                endpoint.send(event, &reply, &mut shelf, |_, message| sink(message));
+                let reply = respond(endpoint.ring(), &event, &mut files);
+                endpoint.send(event, &reply, &mut files, |_, message| sink(message));
             }
             Err(_) => refused += 1,
         }
@@ -210,29 +210,29 @@ fn time_of_code(bytes: usize) -> f64 {
 }
 
 /// The single file, as the server sees it.
-struct Shelf {
+struct SingleFile {
     found: Found,
 }
 
-impl Shelf {
-    fn of(path: &Path) -> Result<Shelf> {
+impl SingleFile {
+    fn of(path: &Path) -> Result<SingleFile> {
         let known = File::open(path)?.metadata()?;
         let found = Found::File {
             size: known.size(),
             modified: u64::try_from(known.mtime())?,
             nanos: u32::try_from(known.mtime_nsec())?,
         };
-        Ok(Shelf { found })
+        Ok(SingleFile { found })
     }
 }
 
-impl Site for Shelf {
+impl Site for SingleFile {
     fn find(&mut self, _request: &web::Request) -> (Found, u64) {
         (self.found.clone(), 0)
     }
 }
 
-impl Files for Shelf {
+impl Files for SingleFile {
     /// Leaves `out` unread: file reads are not work of the core.
     fn read(&mut self, _file: u64, _offset: u64, _out: &mut [u8]) -> bool {
         true

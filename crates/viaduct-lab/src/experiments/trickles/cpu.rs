@@ -42,7 +42,7 @@ const MAX_DEARER: f64 = 3.5;
 
 /// Measured server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
+enum Contender {
     Trickles {
         cache: usize,
     },
@@ -52,8 +52,12 @@ enum Who {
     Tcp,
 }
 
-const ALL: [Who; 4] =
-    [Who::Trickles { cache: 0 }, Who::Trickles { cache: CACHE }, Who::Udp, Who::Tcp];
+const ALL: [Contender; 4] = [
+    Contender::Trickles { cache: 0 },
+    Contender::Trickles { cache: CACHE },
+    Contender::Udp,
+    Contender::Tcp,
+];
 
 impl Experiment for Cpu {
     fn about(&self) -> About {
@@ -83,9 +87,9 @@ impl Experiment for Cpu {
             let mut found = Vec::new();
             for round in 0..rounds {
                 let (mut row, mut core) = ([Cost::default(); 4], [Core::default(); 2]);
-                for (who, cost) in ALL.into_iter().zip(&mut row) {
-                    run.step(&format!("{clients} clients, {}, {round}", who.name()))?;
-                    *cost = measure(run, who, clients, &mut core)?;
+                for (contender, cost) in ALL.into_iter().zip(&mut row) {
+                    run.step(&format!("{clients} clients, {}, {round}", contender.name()))?;
+                    *cost = measure(run, contender, clients, &mut core)?;
                 }
                 draw(run, clients, &row);
                 found.push(row);
@@ -98,23 +102,23 @@ impl Experiment for Cpu {
     }
 }
 
-impl Who {
+impl Contender {
     fn name(self) -> &'static str {
         match self {
-            Who::Trickles { cache: 0 } => "Trickles",
-            Who::Trickles { .. } => "Trickles, with a cache",
-            Who::Udp => "Trickles by UDP",
-            Who::Tcp => "TCP reno",
+            Contender::Trickles { cache: 0 } => "Trickles",
+            Contender::Trickles { .. } => "Trickles, with a cache",
+            Contender::Udp => "Trickles by UDP",
+            Contender::Tcp => "TCP reno",
         }
     }
 
     /// Returns the prefix of the parameters' names.
     fn key(self) -> &'static str {
         match self {
-            Who::Trickles { cache: 0 } => "trickles",
-            Who::Trickles { .. } => "trickles_cache",
-            Who::Udp => "trickles_udp",
-            Who::Tcp => "tcp",
+            Contender::Trickles { cache: 0 } => "trickles",
+            Contender::Trickles { .. } => "trickles_cache",
+            Contender::Udp => "trickles_udp",
+            Contender::Tcp => "tcp",
         }
     }
 }
@@ -142,10 +146,10 @@ impl Cost {
 
 /// Measures in a world of its own. The run of Trickles without a cache, which is first, also
 /// measures the core without and with a cache.
-fn measure(run: &Run, who: Who, clients: usize, core: &mut [Core; 2]) -> Result<Cost> {
+fn measure(run: &Run, contender: Contender, clients: usize, core: &mut [Core; 2]) -> Result<Cost> {
     let world = gigabit(run)?;
-    let cache = if let Who::Trickles { cache } = who { cache } else { 0 };
-    let format = if who == Who::Udp { Format::Udp } else { Format::Tcp };
+    let cache = if let Contender::Trickles { cache } = contender { cache } else { 0 };
+    let format = if contender == Contender::Udp { Format::Udp } else { Format::Tcp };
     let served = Served::by(format, world.b1(), &["--cache", &cache.to_string()])?;
     served.file("file", OBJECT, run.seed())?;
     let (to, request) = (at(world.b1()), get("file"));
@@ -153,13 +157,13 @@ fn measure(run: &Run, who: Who, clients: usize, core: &mut [Core; 2]) -> Result<
     let fetches = Fetches { request: &request, clients, warm_up: window / 4, window };
     let took = fetches.warm_up + fetches.window;
     let before = Spent::of(&served)?;
-    if who == Who::Tcp {
+    if contender == Contender::Tcp {
         let fetched = fetches.by_tcp(world.a1(), to)?;
         return Ok(Spent::of(&served)?.since(&before).cost(&fetched, Core::default(), took));
     }
     let clients = Trickles::open(&world, to, run.seed())?;
-    let mut clients = if who == Who::Udp { clients.by_udp() } else { clients };
-    let first = who == ALL[0];
+    let mut clients = if contender == Contender::Udp { clients.by_udp() } else { clients };
+    let first = contender == ALL[0];
     clients.keep(if first { KEPT } else { 0 });
     let fetched = fetches.by_trickles(&mut clients)?;
     let spent = Spent::of(&served)?.since(&before);
@@ -250,12 +254,15 @@ fn draw(run: &mut Run, clients: usize, found: &[Cost]) {
     );
     let rate = run.series(&rates, "of all clients");
     let series = parts.map(|(name, _)| run.series(&plot, name));
-    for (n, (who, cost)) in ALL.iter().zip(found).enumerate() {
+    for (n, (contender, cost)) in ALL.iter().zip(found).enumerate() {
         for (series, (_, part)) in series.iter().zip(parts) {
-            run.labelled_point(*series, n as f64, part(cost), who.name());
+            run.labelled_point(*series, n as f64, part(cost), contender.name());
         }
-        run.labelled_point(rate, n as f64, cost.mbps, who.name());
-        run.param(&format!("cores_{clients}_{}", who.key()), (cost.cores * 100.0).round() / 100.0);
+        run.labelled_point(rate, n as f64, cost.mbps, contender.name());
+        run.param(
+            &format!("cores_{clients}_{}", contender.key()),
+            (cost.cores * 100.0).round() / 100.0,
+        );
     }
 }
 

@@ -84,14 +84,14 @@ fn by_trickles(run: &mut Run) -> Result<()> {
     for &count in counts {
         run.step(&format!("{count} clients"))?;
         let more = count - idle.len();
-        idle.extend(each_fetches(&mut clients, &[], more, Then::Silent)?);
+        idle.extend(each_fetches(&mut clients, &[], more, AfterFetch::Silent)?);
         found.push(resident(&served));
         draw(run, "Trickles", count, resident(&served));
     }
     run.param("client_bytes_each", ((lab_memory() - before) / idle.len() as f64).round());
     let million = run.choose(MILLION, QUICK_MILLION);
     run.step(&format!("until {million} have come"))?;
-    each_fetches(&mut clients, &[], million - idle.len(), Then::Gone)?;
+    each_fetches(&mut clients, &[], million - idle.len(), AfterFetch::Gone)?;
     found.push(resident(&served));
     draw(run, "Trickles", million, resident(&served));
     run.step(&format!("{downloads} downloads at once"))?;
@@ -105,7 +105,7 @@ fn by_trickles(run: &mut Run) -> Result<()> {
     let active = watched.resident;
     found.push(active);
     run.step("each of the silent clients fetches something more")?;
-    each_fetches(&mut clients, &idle, 0, Then::Silent)?;
+    each_fetches(&mut clients, &idle, 0, AfterFetch::Silent)?;
     found.push(resident(&served));
     thread::sleep(Duration::from_millis(500));
     run.param("server", served.status()?);
@@ -167,7 +167,7 @@ fn serve(world: &Dumbbell, run: &Run) -> Result<Served> {
 
 /// Fate of a client after its fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Then {
+enum AfterFetch {
     Silent,
     Gone,
 }
@@ -178,28 +178,28 @@ fn each_fetches(
     clients: &mut Trickles,
     known: &[u32],
     more: usize,
-    then: Then,
+    then: AfterFetch,
 ) -> Result<Vec<u32>> {
     let (mut these, all) = (known.to_vec(), known.len() + more);
     let (waker, mut changed) = (Waker::new()?, Vec::new());
     let deadline = Instant::now() + REQUEST_TIMEOUT + EACH * all as u32;
     let (mut begun, mut done) = (0, 0);
-    let mut asked: Vec<Option<Asked>> = Vec::with_capacity(all);
+    let mut pending: Vec<Option<PendingRequest>> = Vec::with_capacity(all);
     while done < all {
         while begun < all && begun - done < AT_ONCE {
             if begun == these.len() {
                 these.push(clients.connect(Config::default()));
             }
-            asked.push(Some(ask(clients, these[begun])?));
+            pending.push(Some(ask(clients, these[begun])?));
             begun += 1;
         }
         let came = clients.turn(&mut changed)?;
         for client in std::mem::take(&mut changed) {
             let Ok(n) = these.binary_search(&client) else { continue };
-            let Some(Some(request)) = asked.get_mut(n) else { continue };
+            let Some(Some(request)) = pending.get_mut(n) else { continue };
             if is_answered(clients, client, request)? {
-                (asked[n], done) = (None, done + 1);
-                if then == Then::Gone {
+                (pending[n], done) = (None, done + 1);
+                if then == AfterFetch::Gone {
                     clients.forget(client);
                 }
             }
@@ -215,17 +215,17 @@ fn each_fetches(
 }
 
 /// Request on a stream other than the main one.
-struct Asked {
+struct PendingRequest {
     stream: u32,
     /// Bytes received.
     came: usize,
 }
 
-fn ask(clients: &mut Trickles, client: u32) -> Result<Asked> {
+fn ask(clients: &mut Trickles, client: u32) -> Result<PendingRequest> {
     let (name, _) = wanted(client);
     let stream = clients.stream(client).context("a connection of ours")?;
     let stream = stream.request(&get(name), RESERVE).context("a connection has numbers left")?;
-    Ok(Asked { stream, came: 0 })
+    Ok(PendingRequest { stream, came: 0 })
 }
 
 /// Returns the wanted file; for every tenth client it exceeds one packet.
@@ -234,18 +234,18 @@ fn wanted(client: u32) -> (&'static str, usize) {
 }
 
 /// Returns whether a request is completely answered; its stream is then released.
-fn is_answered(clients: &mut Trickles, client: u32, asked: &mut Asked) -> Result<bool> {
+fn is_answered(clients: &mut Trickles, client: u32, pending: &mut PendingRequest) -> Result<bool> {
     let stream = clients.stream(client).context("a connection of ours")?;
-    while let Some(data) = stream.read(asked.stream) {
-        asked.came += data.len();
+    while let Some(data) = stream.read(pending.stream) {
+        pending.came += data.len();
     }
-    match stream.state(asked.stream) {
+    match stream.state(pending.stream) {
         State::Failed(why) => bail!("client {client}: {why}"),
         State::Open => Ok(false),
         State::Finished => {
             let (name, least) = wanted(client);
-            ensure!(asked.came >= least, "of {name} {} bytes came", asked.came);
-            stream.forget(asked.stream);
+            ensure!(pending.came >= least, "of {name} {} bytes came", pending.came);
+            stream.forget(pending.stream);
             Ok(true)
         }
     }

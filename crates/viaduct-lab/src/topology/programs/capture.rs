@@ -17,11 +17,11 @@ use crate::topology::{Node, TopologyError};
 pub struct Capture {
     node: Node,
     enough: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Seen>>,
+    thread: Option<JoinHandle<Captured>>,
 }
 
 /// Captured segments, and the number of missed ones.
-type Seen = (Vec<Segment>, u64);
+type Captured = (Vec<Segment>, u64);
 
 /// Segment that crossed the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl Drop for Capture {
     }
 }
 
-fn read(mut ring: Ring, port: u16, enough: &AtomicBool) -> Seen {
+fn read(mut ring: Ring, port: u16, enough: &AtomicBool) -> Captured {
     let mut segments = Vec::new();
     loop {
         // The flag is read before the ring, so that everything captured until then is read.

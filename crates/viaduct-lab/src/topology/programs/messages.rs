@@ -143,7 +143,7 @@ impl TimedMessages {
             if !late {
                 thread::sleep(due.saturating_sub(origin.elapsed()));
             }
-            if stop::asked() {
+            if stop::is_requested() {
                 break;
             }
             let time = if late { due } else { origin.elapsed() };
@@ -166,7 +166,7 @@ impl TimedMessages {
         let mut missing = self.count();
         let mut end = origin.elapsed() + self.duration + self.patience;
         while missing > 0 {
-            if stop::asked() {
+            if stop::is_requested() {
                 // After a stop, wait only briefly for messages in flight.
                 end = end.min(origin.elapsed() + Duration::from_millis(500));
             }

@@ -52,14 +52,14 @@ use crate::stop;
 const READY: Duration = Duration::from_secs(10);
 
 /// Output of a finished program.
-struct Said {
+struct ProgramOutput {
     success: bool,
     stdout: String,
     stderr: String,
 }
 
 /// Runs `command` to its end; kills it after `limit` or on Ctrl-C.
-fn run(node: &Node, mut command: Command, limit: Duration) -> Result<Said, TopologyError> {
+fn run(node: &Node, mut command: Command, limit: Duration) -> Result<ProgramOutput, TopologyError> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = node.spawn(command)?;
@@ -69,7 +69,7 @@ fn run(node: &Node, mut command: Command, limit: Duration) -> Result<Said, Topol
         let stdout = scope.spawn(|| text_of(stdout));
         let stderr = scope.spawn(|| text_of(stderr));
         let status = process
-            .wait_for(limit, stop::asked)
+            .wait_for(limit, stop::is_requested)
             .map_err(|e| node.io(format!("wait for {name}"), e))?;
         let Some(status) = status else {
             drop(process);
@@ -81,7 +81,7 @@ fn run(node: &Node, mut command: Command, limit: Duration) -> Result<Said, Topol
             });
         };
         let read = |thread: thread::ScopedJoinHandle<'_, String>| thread.join().unwrap_or_default();
-        Ok(Said { success: status.success(), stdout: read(stdout), stderr: read(stderr) })
+        Ok(ProgramOutput { success: status.success(), stdout: read(stdout), stderr: read(stderr) })
     })
 }
 
@@ -94,7 +94,7 @@ fn serve(node: &Node, mut command: Command, port: u16) -> Result<Process, Topolo
     while !is_listening(node, port)? {
         stop::check()?;
         let ended = process
-            .wait_for(Duration::from_millis(5), stop::asked)
+            .wait_for(Duration::from_millis(5), stop::is_requested)
             .map_err(|e| node.io(format!("wait for {name}"), e))?;
         if let Some(status) = ended {
             let stderr = text_of(process.stderr.take());

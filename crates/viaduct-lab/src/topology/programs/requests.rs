@@ -83,7 +83,7 @@ impl Requests {
             }
             let kb = documents.draw(&mut rng);
             thread::sleep(due.saturating_sub(start.elapsed()));
-            if stop::asked() {
+            if stop::is_requested() {
                 break;
             }
             let number = made.len();
@@ -127,7 +127,7 @@ impl Requests {
         let mut buffer = [0; 16 << 10];
         while !is_whole(&got, document.len()) {
             let left = self.patience.saturating_sub(begin.elapsed());
-            if left.is_zero() || stop::asked() {
+            if left.is_zero() || stop::is_requested() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             stream.set_read_timeout(Some(left.min(Duration::from_millis(500))))?;

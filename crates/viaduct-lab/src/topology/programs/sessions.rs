@@ -215,7 +215,7 @@ fn send_all(
 ) -> io::Result<()> {
     for n in 0..count as u32 {
         thread::sleep((interval * n).saturating_sub(begin.elapsed()));
-        if stop::asked() {
+        if stop::is_requested() {
             return Ok(());
         }
         stream.write_all(&[0xa5; ECHO_BYTES])?;

@@ -156,7 +156,7 @@ fn default_memory() -> Bytes {
 }
 
 fn default_run_dir() -> PathBuf {
-    crate::run_dir::usual_run_dir()
+    crate::run_dir::default_run_dir()
 }
 
 fn default_rekey() -> Span {
@@ -167,7 +167,7 @@ impl FecTable {
     /// Coding that the table describes, unchecked; `auto` if it is empty.
     pub(super) fn coding(&self) -> Result<Option<Coding>, String> {
         let name = self.code.as_deref().unwrap_or("auto");
-        self.refuse_strangers(name)?;
+        self.reject_inapplicable_keys(name)?;
         Ok(Some(match name {
             "none" => return Ok(None),
             "auto" => Coding::Auto(Settings {
@@ -232,7 +232,7 @@ impl FecTable {
         }))
     }
 
-    fn refuse_strangers(&self, code: &str) -> Result<(), String> {
+    fn reject_inapplicable_keys(&self, code: &str) -> Result<(), String> {
         let keys = [
             ("r", self.r.is_some(), &["layered", "reed-solomon", "window"][..]),
             ("c", self.c.is_some(), &["layered", "reed-solomon", "window"]),

@@ -7,9 +7,9 @@ use ipnet::IpNet;
 use viaduct_proto::keys::PublicKey;
 use viaduct_proto::repair::{Class, Coding, MAX_PEERS, Match, Repairs};
 
+use super::error::{Invalid, check_name, invalid};
 use super::file::{DEFAULT_FLUSH, Mode, PeerTable, RepairsKey};
 use super::values::{Endpoint, is_one_host, prefixes};
-use super::wrong::{Wrong, check_name, wrong};
 use super::{Config, Peer};
 
 /// Minimum age at which session keys are replaced.
@@ -23,58 +23,58 @@ const MIN_DEADLINE: Duration = Duration::from_millis(5);
 pub(super) fn peers(
     tables: Vec<PeerTable>,
     site: &Config,
-) -> Result<(Vec<Peer>, Vec<String>), Wrong> {
+) -> Result<(Vec<Peer>, Vec<String>), Invalid> {
     if tables.is_empty() {
-        return wrong("", "no [[peer]]; at least one peer site is expected");
+        return invalid("", "no [[peer]]; at least one peer site is expected");
     }
     if tables.len() > MAX_PEERS {
-        return wrong("[[peer]]", format!("{} are too many; at most {MAX_PEERS}", tables.len()));
+        return invalid("[[peer]]", format!("{} are too many; at most {MAX_PEERS}", tables.len()));
     }
-    let (mut peers, mut odd): (Vec<Peer>, _) = (Vec::new(), Vec::new());
+    let (mut peers, mut warnings): (Vec<Peer>, _) = (Vec::new(), Vec::new());
     for table in tables {
-        let peer = peer(table, site, &mut odd)?;
+        let peer = peer(table, site, &mut warnings)?;
         let place = |key: &str| format!("peer {:?}: {key}", peer.name);
         if peers.iter().any(|other| other.name == peer.name) {
-            return wrong(place("name"), "is used by another peer too; each needs its own");
+            return invalid(place("name"), "is used by another peer too; each needs its own");
         }
         if let Some(twin) = peers.iter().find(|other| other.key == peer.key) {
             let what = format!("is that of peer {:?} too; each needs its own", twin.name);
-            return wrong(place("key"), what);
+            return invalid(place("key"), what);
         }
         peers.push(peer);
     }
-    Ok((peers, odd))
+    Ok((peers, warnings))
 }
 
-fn peer(mut table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Peer, Wrong> {
+fn peer(mut table: PeerTable, site: &Config, warnings: &mut Vec<String>) -> Result<Peer, Invalid> {
     check_name("[[peer]] name", &table.name)?;
     let place = |key: &str| format!("peer {:?}: {key}", table.name);
     if table.name == site.name {
-        return wrong(place("name"), "is this site's own; each site needs its own");
+        return invalid(place("name"), "is this site's own; each site needs its own");
     }
     if table.prefixes.is_empty() {
-        return wrong(place("prefixes"), "is empty; list the addresses of that site's hosts");
+        return invalid(place("prefixes"), "is empty; list the addresses of that site's hosts");
     }
     if table.rekey_after.0 < MIN_REKEY {
-        return wrong(place("rekey_after"), "is below 10s, the least");
+        return invalid(place("rekey_after"), "is below 10s, the least");
     }
     let (endpoint, endpoint_name) = match table.endpoint.take() {
         None => (None, None),
         Some(Endpoint::At(at)) => (Some(at), None),
         Some(Endpoint::Named(host, port)) => (None, Some((host, port))),
     };
-    check_endpoint(endpoint, site.listen).or_else(|what| wrong(place("endpoint"), what))?;
-    let key = peer_key(&table.key, site).or_else(|what| wrong(place("key"), what))?;
-    let mut coding = table.fec.coding().or_else(|what| wrong(place("fec"), what))?;
+    check_endpoint(endpoint, site.listen).or_else(|what| invalid(place("endpoint"), what))?;
+    let key = peer_key(&table.key, site).or_else(|what| invalid(place("key"), what))?;
+    let mut coding = table.fec.coding().or_else(|what| invalid(place("fec"), what))?;
     match &mut coding {
         Some(Coding::Auto(settings)) => settings.classes = classes(&table)?,
         _ if table.class.is_empty() => {}
-        _ => return wrong(place("class"), "has a meaning for code \"auto\" alone"),
+        _ => return invalid(place("class"), "has a meaning for code \"auto\" alone"),
     }
     if let Some(Coding::Fixed(code)) = &coding {
         match code.check() {
-            Ok(warnings) => odd.extend(warnings.iter().map(|w| format!("{}: {w}", place("fec")))),
-            Err(error) => return wrong(place("fec"), error),
+            Ok(found) => warnings.extend(found.iter().map(|w| format!("{}: {w}", place("fec")))),
+            Err(error) => return invalid(place("fec"), error),
         }
     }
     Ok(Peer {
@@ -92,11 +92,11 @@ fn peer(mut table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Pe
 }
 
 /// Classes of a peer, in order.
-fn classes(table: &PeerTable) -> Result<Vec<Class>, Wrong> {
+fn classes(table: &PeerTable) -> Result<Vec<Class>, Invalid> {
     let mut classes: Vec<Class> = Vec::new();
     if table.class.len() > MAX_CLASSES {
         let what = format!("has {} tables; at most {MAX_CLASSES} are", table.class.len());
-        return wrong(
+        return invalid(
             format!("peer {:?}: class", table.name),
             what + " looked through for a packet",
         );
@@ -105,18 +105,18 @@ fn classes(table: &PeerTable) -> Result<Vec<Class>, Wrong> {
         check_name("[[peer.class]] name", &class.name)?;
         let place = |key: &str| format!("peer {:?}: class {:?}: {key}", table.name, class.name);
         if classes.iter().any(|other| other.name == class.name) {
-            return wrong(place("name"), "is another class's too; each needs its own");
+            return invalid(place("name"), "is another class's too; each needs its own");
         }
         let is_window = class.repairs == RepairsKey::Window;
         for (key, given) in
             [("deadline", class.deadline.is_some()), ("max_overhead", class.max_overhead.is_some())]
         {
             if given && !is_window {
-                return wrong(place(key), "has a meaning for repairs = \"window\" alone");
+                return invalid(place(key), "has a meaning for repairs = \"window\" alone");
             }
         }
         if class.deadline.is_some_and(|span| span.0 < MIN_DEADLINE) {
-            return wrong(
+            return invalid(
                 place("deadline"),
                 "is below 5ms, the least; repairs = \"copies\" is sooner",
             );
@@ -180,7 +180,7 @@ fn peer_key(text: &str, site: &Config) -> Result<PublicKey, String> {
 }
 
 /// Checks that no prefix has host bits set, and that no two sites share an address.
-pub(super) fn check_prefixes(local: &[IpNet], peers: &[Peer]) -> Result<(), Wrong> {
+pub(super) fn check_prefixes(local: &[IpNet], peers: &[Peer]) -> Result<(), Invalid> {
     let mut all: Vec<(String, IpNet)> = Vec::new();
     let ours = local.iter().map(|net| ("[site]".to_owned(), *net));
     let theirs = peers
@@ -188,14 +188,14 @@ pub(super) fn check_prefixes(local: &[IpNet], peers: &[Peer]) -> Result<(), Wron
         .flat_map(|peer| peer.prefixes.iter().map(|net| (format!("peer {:?}", peer.name), *net)));
     for (owner, net) in ours.chain(theirs) {
         if net.trunc() != net {
-            return wrong(
+            return invalid(
                 format!("{owner}: prefixes"),
                 format!("{net} has bits beyond its length; {} is expected", net.trunc()),
             );
         }
         let overlap = |other: &IpNet| other.contains(&net) || net.contains(other);
         if let Some((other, theirs)) = all.iter().find(|(_, other)| overlap(other)) {
-            return wrong(
+            return invalid(
                 format!("{owner}: prefixes"),
                 format!("{net} overlaps {theirs} of {other}; each address belongs to one site"),
             );

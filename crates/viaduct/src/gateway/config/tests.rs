@@ -188,7 +188,7 @@ fn the_site_is_checked() {
     refused("[[peer]]", "run_dir = \"/dev/null\"\n[[peer]]", &["run_dir: /dev/null is no dir"]);
     let long = format!("run_dir = \"/{}\"\n[[peer]]", "x".repeat(120));
     refused("[[peer]]", &long, &["[site] run_dir: ", "at most 107 are possible"]);
-    refused("site.key", "/dev/zero", &["[site] key: /dev/zero: ", "no regular file"]);
+    refused("site.key", "/dev/zero", &["[site] key: /dev/zero: ", "not a regular file"]);
     refused("site.key", "no.key", &["[site] key: no.key: ", "viaduct key new --out no.key"]);
     refused("site.key", "site.toml", &["[site] key: site.toml: a key is 64 hexadecimal digits"]);
 }
@@ -269,7 +269,7 @@ fn codes_are_checked() {
 }
 
 #[test]
-fn what_is_odd_is_warned_of() {
+fn unusual_settings_are_warned_about() {
     let dir = Dir::new();
     fs::set_permissions(dir.0.join("site.key"), fs::Permissions::from_mode(0o644)).unwrap();
     let text = good()

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
 /// Maximum of a time span: a day. Longer ones serve no purpose.
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+const MAX_SPAN: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Time span up to a day: `"8ms"`, `"2s"`, `"1m 30s"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let parse = |text: &str| {
             let span = humantime::parse_duration(text).ok()?;
-            (span <= LONGEST).then_some(Span(span))
+            (span <= MAX_SPAN).then_some(Span(span))
         };
         parsed(from, parse, "time up to a day; write it like \"8ms\" or \"2m\"")
     }
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_and_everybody_are_not_one_host() {
+    fn multicast_and_broadcast_are_not_one_host() {
         let one = |text: &str| is_one_host(text.parse().unwrap());
         assert!(one("192.0.2.1") && one("2001:db8::1"));
         for text in ["0.0.0.0", "::", "255.255.255.255", "224.0.0.1", "ff02::1"] {

@@ -9,12 +9,12 @@ use super::wire::{Ending, Wire};
 use super::{Stage, Through, Want};
 use crate::proxy::flow::Moved;
 use crate::proxy::leg::Leg;
-use crate::sparing::Sparing;
+use crate::rate_limited::RateLimitedLog;
 
 /// Reads of each end before the other flows have their turn.
 const TURNS: usize = 16;
 /// Log lines of handlers, rate-limited: remote hosts can provoke them.
-static SAID: Sparing<String> = Sparing::new(4);
+static SAID: RateLimitedLog<String> = RateLimitedLog::new(4);
 
 impl Through {
     /// Time at which the flow is driven even without an event: the handlers' earliest timer, or

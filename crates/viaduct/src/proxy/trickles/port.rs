@@ -25,9 +25,9 @@ use super::course::{Course, Early};
 use super::known::Known;
 use super::seat::{News, Seat, Standing};
 use super::ways::Ways;
+use crate::rate_limited::RateLimitedLog;
 use crate::shell::entropy;
-use crate::sparing::Sparing;
-use crate::trickles::{ClientSettings, Connector, Flow, PortError, Word};
+use crate::trickles::{ClientSettings, Connector, ConnectorEvent, Flow, PortError};
 
 /// Longest packet, in bytes: Ethernet's. A smaller MTU is reported by the route's interface or
 /// a router.
@@ -43,7 +43,7 @@ const FIRST_WORDS: Duration = Duration::from_millis(5);
 /// Turns of the connector before other flows have theirs.
 const TURNS: usize = 64;
 /// Rate-limited warnings about servers that cannot be reached, or no longer.
-static TROUBLE: Sparing<(SocketAddr, &str)> = Sparing::new(1);
+static TROUBLE: RateLimitedLog<(SocketAddr, &str)> = RateLimitedLog::new(1);
 
 /// A port, shared by the ends of its flows and their loop.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ impl SharedPort {
         buffer: usize,
     ) -> Result<SharedPort, PortError> {
         let settings = ClientSettings {
-            ways: ways.into(),
+            formats: ways.into(),
             mtu: MTU,
             // This machine itself may translate its own addresses (NAT).
             untracked: false,
@@ -84,7 +84,7 @@ impl SharedPort {
             run_dir,
         };
         Ok(SharedPort(Arc::new(Mutex::new(Port {
-            connector: Connector::open(&settings, random())?.within(buffer as u64),
+            connector: Connector::open(&settings, random())?.with_memory_limit(buffer as u64),
             seats: HashMap::new(),
             news: VecDeque::new(),
             waiting: BTreeSet::new(),
@@ -186,7 +186,7 @@ impl Port {
             }
             break;
         }
-        while let Some((flow, word)) = self.connector.poll_word() {
+        while let Some((flow, word)) = self.connector.poll_event() {
             self.hear(flow, word, now);
         }
         while let Some(&(at, flow)) = self.waiting.first().filter(|(at, _)| *at <= now) {
@@ -246,13 +246,15 @@ impl Port {
         self.seats.get(&flow).is_some_and(|seat| seat.encrypted)
     }
 
-    fn hear(&mut self, flow: Flow, word: Word, now: Instant) {
+    fn hear(&mut self, flow: Flow, word: ConnectorEvent, now: Instant) {
         match word {
-            Word::Open => self.stand(flow, Standing::There, now),
-            Word::PlainTcp if self.is_encrypted(flow) => self.stand(flow, Standing::Refused, now),
-            Word::PlainTcp => self.stand(flow, Standing::PlainTcp, now),
-            Word::Turned { reset } => self.turned(flow, reset, now),
-            Word::Narrow => {
+            ConnectorEvent::Open => self.stand(flow, Standing::There, now),
+            ConnectorEvent::PlainTcp if self.is_encrypted(flow) => {
+                self.stand(flow, Standing::Refused, now)
+            }
+            ConnectorEvent::PlainTcp => self.stand(flow, Standing::PlainTcp, now),
+            ConnectorEvent::FellBack { reset } => self.turned(flow, reset, now),
+            ConnectorEvent::MtuTooSmall => {
                 if let Some(&Seat { to, encrypted, .. }) = self.seats.get(&flow) {
                     let why = match encrypted {
                         true => "Trickles takes packets of 1,280 bytes where it is encrypted",
@@ -261,22 +263,22 @@ impl Port {
                     let line = format_args!("trickles: the way to {to} is too narrow: {why}");
                     TROUBLE.warn((to, why), line);
                 }
-                self.hear(flow, Word::Refused { reset: false }, now);
+                self.hear(flow, ConnectorEvent::Refused { reset: false }, now);
             }
-            Word::Silent => {
+            ConnectorEvent::Unresponsive => {
                 if let Some(Seat { to, .. }) = self.seats.get(&flow) {
                     let why = "its connections wait for 15 minutes";
                     let line = format_args!("trickles: {to} does not answer any more: {why}");
                     TROUBLE.warn((*to, why), line);
                 }
             }
-            Word::Refused { reset } => {
+            ConnectorEvent::Refused { reset } => {
                 let known = reset || self.is_encrypted(flow);
                 self.refused(flow);
                 let standing = if known { Standing::Refused } else { Standing::PlainTcp };
                 self.stand(flow, standing, now);
             }
-            Word::Changed(_) => self.name(flow),
+            ConnectorEvent::Changed(_) => self.name(flow),
         }
     }
 
@@ -327,7 +329,7 @@ impl Port {
 
     /// Returns whether all written data has been delivered, or never will be.
     fn is_over(&self, flow: Flow) -> bool {
-        self.connector.look(flow).is_none_or(|stream| {
+        self.connector.stream_ref(flow).is_none_or(|stream| {
             let failed = matches!(stream.state(MAIN), State::Failed(_));
             failed || stream.is_flushed(MAIN)
         })

@@ -23,8 +23,8 @@ use super::settings::{CarrierKind, Dial};
 use super::strangers;
 use super::stream::Stream;
 use super::{LINKS, Tunnels, new_peer};
+use crate::rate_limited::RateLimitedLog;
 use crate::source::Source;
-use crate::sparing::Sparing;
 
 /// Time for the handshake and HELLO.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,7 +33,7 @@ const MAX_ACCEPTS: usize = 64;
 /// Time until links are accepted again after a failure, such as a lack of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Rate-limited warning that links cannot be accepted: once a minute.
-static ACCEPT_FAILURES: Sparing<()> = Sparing::new(1);
+static ACCEPT_FAILURES: RateLimitedLog<()> = RateLimitedLog::new(1);
 
 impl Tunnels {
     pub(super) fn dial(&mut self, slot: Place, now: Instant) {

@@ -15,10 +15,10 @@ use viaduct_proto::tunnel::{Event, LinkError, StreamId, Tunnel};
 use super::session::Session;
 use super::stream::Took;
 use crate::proxy::stats::{MAX_SESSIONS, TunnelCounters};
-use crate::sparing::Sparing;
+use crate::rate_limited::RateLimitedLog;
 
 /// Rate-limited warnings about sessions that far ends deny, by the peer's key.
-static DENIALS: Sparing<PublicKey> = Sparing::new(3);
+static DENIALS: RateLimitedLog<PublicKey> = RateLimitedLog::new(3);
 
 /// A session that a peer has opened.
 #[derive(Debug)]

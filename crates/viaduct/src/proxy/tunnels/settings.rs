@@ -197,7 +197,7 @@ impl TunnelArgs {
         }
         let dials = self.dials(tables)?;
         self.check_congestion()?;
-        key::warn_of_readers("key", file);
+        key::warn_if_readable("key", file);
         let secret = key::read(file)?;
         let mut peers = self.peer.iter().chain(dials.iter().map(|dial| &dial.peer));
         if let Some(weak) = peers.find(|peer| secret.is_weak(peer)) {

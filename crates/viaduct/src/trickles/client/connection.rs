@@ -11,25 +11,25 @@ use viaduct_sys::socket::tcp::TcpOptions;
 use viaduct_sys::socket::udp::UdpBatch;
 
 use super::super::SEND_BUFFER;
-use super::super::door::{Door, now};
+use super::super::egress::{Egress, now};
 
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) remote: SocketAddr,
     pub(super) opening: Opening,
-    pub(super) tcp: Option<(Numbers, Held)>,
+    pub(super) tcp: Option<(Numbers, ReservedPort)>,
     pub(super) udp: Option<Datagrams>,
     /// True if the server's kernel has sent a TCP reset.
     pub(super) reset: bool,
     /// The last request, until the server has answered: if its packet format is refused, it is
     /// sent by the other.
-    unheard: Vec<u8>,
+    unanswered: Vec<u8>,
 }
 
 /// A reserved port: bound, so that the kernel does not assign it elsewhere, and neither
 /// listening nor connected.
 #[derive(Debug)]
-pub(super) struct Held(TcpStream);
+pub(super) struct ReservedPort(TcpStream);
 
 /// A UDP socket with its send queue.
 #[derive(Debug)]
@@ -43,10 +43,10 @@ impl Connection {
     pub(super) fn new(
         remote: SocketAddr,
         opening: Opening,
-        tcp: Option<(Numbers, Held)>,
+        tcp: Option<(Numbers, ReservedPort)>,
         udp: Option<Datagrams>,
     ) -> Connection {
-        Connection { remote, opening, tcp, udp, reset: false, unheard: Vec::new() }
+        Connection { remote, opening, tcp, udp, reset: false, unanswered: Vec::new() }
     }
 
     /// Maximum message lengths in packets of `mtu` bytes, for any packet format.
@@ -64,49 +64,54 @@ impl Connection {
         &mut self,
         message: &[u8],
         expected: u32,
-        door: &mut Door,
+        egress: &mut Egress,
         packet: &mut Vec<u8>,
     ) -> Result<(), TooLong> {
         let ip = self.remote.ip();
-        let mtu = door.mtu(ip);
+        let mtu = egress.mtu(ip);
         match (self.opening.next(now()), &mut self.tcp, &mut self.udp) {
             (Format::Tcp, Some((numbers, _)), _) => {
                 numbers.request(message, expected, mtu, packet)?;
-                door.packet(packet, ip);
+                egress.packet(packet, ip);
             }
-            (_, _, Some(udp)) => udp.push(message, self.remote, mtu, door, packet)?,
+            (_, _, Some(udp)) => udp.push(message, self.remote, mtu, egress, packet)?,
             (Format::Tcp | Format::Udp, _, None) => {}
         }
         if self.opening.decided().is_none() {
-            self.unheard.clear();
-            self.unheard.extend_from_slice(message);
+            self.unanswered.clear();
+            self.unanswered.extend_from_slice(message);
         }
         Ok(())
     }
 
-    pub(super) fn flush(&mut self, door: &mut Door) {
+    pub(super) fn flush(&mut self, egress: &mut Egress) {
         if let Some(udp) = &mut self.udp {
-            door.flush_datagrams(&mut udp.queue, udp.socket.as_fd());
+            egress.flush_datagrams(&mut udp.queue, udp.socket.as_fd());
         }
     }
 
     /// Records that the server has answered in this format.
-    pub(super) fn heard(&mut self, format: Format) {
+    pub(super) fn record_answer(&mut self, format: Format) {
         self.opening.answered(format);
-        self.unheard = Vec::new();
+        self.unanswered = Vec::new();
     }
 
     /// Records that a format is refused. Returns whether none is left to try; else the last
     /// request was sent by the other.
-    pub(super) fn refuse(&mut self, format: Format, door: &mut Door, packet: &mut Vec<u8>) -> bool {
+    pub(super) fn refuse(
+        &mut self,
+        format: Format,
+        egress: &mut Egress,
+        packet: &mut Vec<u8>,
+    ) -> bool {
         if !self.opening.refuse(format) {
             return true;
         }
-        let message = std::mem::take(&mut self.unheard);
+        let message = std::mem::take(&mut self.unanswered);
         if format == Format::Tcp && !message.is_empty() {
             // If it is too long, so is the transport's next request, which reports the error.
-            let _ = self.send(&message, 0, door, packet);
-            self.flush(door);
+            let _ = self.send(&message, 0, egress, packet);
+            self.flush(egress);
         }
         false
     }
@@ -131,7 +136,7 @@ impl Datagrams {
         message: &[u8],
         to: SocketAddr,
         mtu: usize,
-        door: &mut Door,
+        egress: &mut Egress,
         packet: &mut Vec<u8>,
     ) -> Result<(), TooLong> {
         let room = mtu.saturating_sub(udp::overhead(to.is_ipv4()));
@@ -144,18 +149,20 @@ impl Datagrams {
         self.count = self.count.wrapping_add(1);
         self.queue.push(packet, to, None);
         if self.queue.is_full() {
-            door.flush_datagrams(&mut self.queue, self.socket.as_fd());
+            egress.flush_datagrams(&mut self.queue, self.socket.as_fd());
         }
         Ok(())
     }
 }
 
 /// Local address towards `remote`, with a reserved port.
-pub(super) fn hold_port(remote: SocketAddr) -> std::io::Result<(SocketAddr, Held)> {
+pub(super) fn reserve_port(remote: SocketAddr) -> std::io::Result<(SocketAddr, ReservedPort)> {
     let ip = source_towards(remote)?;
-    let held =
-        Held(viaduct_sys::socket::tcp::bound(SocketAddr::new(ip, 0), TcpOptions::default())?);
-    Ok((held.0.local_addr()?, held))
+    let port = ReservedPort(viaduct_sys::socket::tcp::bound(
+        SocketAddr::new(ip, 0),
+        TcpOptions::default(),
+    )?);
+    Ok((port.0.local_addr()?, port))
 }
 
 /// Local address towards `remote`.

@@ -4,11 +4,11 @@
 //! |---|---|
 //! | here | [`ClientPort`]: all its connections |
 //! | `connection` | one connection: its sockets |
-//! | `hear` | received packets, and their connections |
-//! | `settings` | settings of the port, and its notifications |
+//! | `receive` | received packets, and their connections |
+//! | `settings` | settings of the port, and its events |
 
 mod connection;
-mod hear;
+mod receive;
 mod settings;
 
 use std::collections::HashMap;
@@ -28,13 +28,13 @@ use viaduct_sys::capture::option_tap::OptionTap;
 use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::socket::mmsg::Inbox;
 
-use super::door::Door;
-use super::runs;
+use super::egress::Egress;
+use super::gso;
 use super::stats::PortStats;
 use super::{PortError, SEND_BUFFER, check_mtu};
-use connection::{Connection, Datagrams, hold_port, source_towards};
-use hear::Ears;
-pub use settings::{ClientSettings, Heard};
+use connection::{Connection, Datagrams, reserve_port, source_towards};
+use receive::Receiver;
+pub use settings::{ClientSettings, PortEvent};
 
 /// A connection of a [`ClientPort`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,14 +43,14 @@ pub struct Flow(pub(super) usize);
 /// The port. Its connections are independent of each other.
 #[derive(Debug)]
 pub struct ClientPort {
-    ways: FormatChoice,
+    formats: FormatChoice,
     tap: Option<OptionTap>,
     inbox: Inbox,
-    door: Door,
+    egress: Egress,
     flows: Slab<Connection>,
     /// Connections in TCP's format, by local address. Two addresses of a host may have the same
     /// port.
-    places: HashMap<SocketAddr, usize>,
+    by_address: HashMap<SocketAddr, usize>,
     rng: Rng,
     packet: Vec<u8>,
     _changes: Option<Changes>,
@@ -58,15 +58,15 @@ pub struct ClientPort {
 
 const ANSWERS: OptionMark = OptionMark { word: mark::WORD, byte: Role::Answer.byte() };
 
-/// Resources that TCP's format requires.
-struct OfTcp {
+/// Sockets and rules that TCP's format requires.
+struct TcpSockets {
     tap: OptionTap,
     raw: RawSockets,
     changes: Changes,
 }
 
-impl OfTcp {
-    fn open(settings: &ClientSettings) -> Result<OfTcp, PortError> {
+impl TcpSockets {
+    fn open(settings: &ClientSettings) -> Result<TcpSockets, PortError> {
         let filter = OptionFilter { mark: ANSWERS, ports: &[], plain: true, share: None };
         let tap =
             OptionTap::open(filter).map_err(PortError::socket("open a packet socket", true))?;
@@ -75,7 +75,7 @@ impl OfTcp {
         // Last, so that a process without the privilege for the sockets gets that error and
         // changes nothing.
         let changes = settings.keep_out(ANSWERS)?;
-        Ok(OfTcp { tap, raw, changes })
+        Ok(TcpSockets { tap, raw, changes })
     }
 }
 
@@ -89,27 +89,28 @@ impl ClientPort {
     pub fn open(settings: &ClientSettings, seed: u64) -> Result<ClientPort, PortError> {
         check_mtu(settings.mtu)?;
         let udp = FormatChoice::Only(Format::Udp);
-        let (ways, own) = match settings.ways {
-            ways if ways == udp => (ways, None),
-            ways => match OfTcp::open(settings) {
-                Ok(own) => (ways, Some(own)),
-                Err(error) if ways == FormatChoice::Any && error.is_privilege() => {
-                    info!("Trickles goes by UDP alone: {:#}", anyhow::Error::new(error));
+        let (formats, own) = match settings.formats {
+            formats if formats == udp => (formats, None),
+            formats => match TcpSockets::open(settings) {
+                Ok(own) => (formats, Some(own)),
+                Err(error) if formats == FormatChoice::Any && error.is_privilege() => {
+                    info!("Trickles uses UDP alone: {:#}", anyhow::Error::new(error));
                     (udp, None)
                 }
                 Err(error) => return Err(error),
             },
         };
-        let (tap, raw, changes) = own.map_or((None, None, None), |OfTcp { tap, raw, changes }| {
-            (Some(tap), Some(raw), Some(changes))
-        });
+        let (tap, raw, changes) = own
+            .map_or((None, None, None), |TcpSockets { tap, raw, changes }| {
+                (Some(tap), Some(raw), Some(changes))
+            });
         Ok(ClientPort {
-            ways,
+            formats,
             tap,
-            inbox: Inbox::new((runs::MAX_PACKETS * settings.mtu).min(usize::from(u16::MAX))),
-            door: Door::new(raw, None, settings.mtu),
+            inbox: Inbox::new((gso::MAX_PACKETS * settings.mtu).min(usize::from(u16::MAX))),
+            egress: Egress::new(raw, None, settings.mtu),
             flows: Slab::new(),
-            places: HashMap::new(),
+            by_address: HashMap::new(),
             rng: Rng::from_seed(seed),
             packet: Vec::new(),
             _changes: changes,
@@ -121,23 +122,23 @@ impl ClientPort {
     /// # Errors
     /// There is no route, or no port is left.
     pub fn connect(&mut self, remote: SocketAddr) -> std::io::Result<Flow> {
-        let opening = Opening::new(self.ways);
+        let opening = Opening::new(self.formats);
         let tcp = match &self.tap {
             None => None,
             Some(_) => {
-                let (local, held) = hold_port(remote)?;
+                let (local, reserved) = reserve_port(remote)?;
                 let first = self.rng.next_u64() as u32;
-                Some((Numbers::new(local, remote, first), held))
+                Some((Numbers::new(local, remote, first), reserved))
             }
         };
-        let udp = match self.ways {
+        let udp = match self.formats {
             FormatChoice::Only(Format::Tcp) => None,
             _ => Some(Datagrams::open(remote)?),
         };
-        self.door.ask_kernel(remote.ip());
+        self.egress.ask_kernel(remote.ip());
         let flow = self.flows.insert(Connection::new(remote, opening, tcp, udp));
         if let Some((numbers, _)) = &self.flows[flow].tcp {
-            self.places.insert(numbers.local(), flow);
+            self.by_address.insert(numbers.local(), flow);
         }
         if let Err(error) = self.watch() {
             self.close(Flow(flow));
@@ -149,7 +150,7 @@ impl ClientPort {
     /// Closes a connection; nothing is sent.
     pub fn close(&mut self, flow: Flow) {
         if let Some((numbers, _)) = self.flows.try_remove(flow.0).and_then(|gone| gone.tcp) {
-            self.places.remove(&numbers.local());
+            self.by_address.remove(&numbers.local());
             // Packets that the old filter lets pass are refused.
             let _ = self.watch();
         }
@@ -161,7 +162,7 @@ impl ClientPort {
     /// The flow was closed.
     pub fn room(&self, flow: Flow) -> Room {
         let to = &self.flows[flow.0];
-        to.room(self.door.mtu(to.remote.ip()))
+        to.room(self.egress.mtu(to.remote.ip()))
     }
 
     /// Queues a request for the next [`ClientPort::flush`]. `expected` is the number of bytes
@@ -173,27 +174,27 @@ impl ClientPort {
     /// # Panics
     /// The flow was closed.
     pub fn send(&mut self, flow: Flow, message: &[u8], expected: u32) -> Result<(), TooLong> {
-        let ClientPort { flows, door, packet, .. } = self;
-        flows[flow.0].send(message, expected, door, packet)
+        let ClientPort { flows, egress, packet, .. } = self;
+        flows[flow.0].send(message, expected, egress, packet)
     }
 
     /// Sends the queued packets.
     pub fn flush(&mut self) {
         let flows: Vec<Flow> = self.flows.iter().map(|(flow, _)| Flow(flow)).collect();
         flows.into_iter().for_each(|flow| self.flush_flow(flow));
-        self.door.flush();
+        self.egress.flush();
     }
 
     /// Sends the queued datagrams of these connections, and the queued packets in TCP's format
     /// of all.
     pub fn flush_these(&mut self, flows: impl IntoIterator<Item = Flow>) {
         flows.into_iter().for_each(|flow| self.flush_flow(flow));
-        self.door.flush();
+        self.egress.flush();
     }
 
     fn flush_flow(&mut self, flow: Flow) {
         if let Some(to) = self.flows.get_mut(flow.0) {
-            to.flush(&mut self.door);
+            to.flush(&mut self.egress);
         }
     }
 
@@ -202,14 +203,14 @@ impl ClientPort {
     ///
     /// # Errors
     /// The kernel's, of a socket: an interface went down, for instance. The port stays usable.
-    pub fn turn(&mut self, mut each: impl FnMut(Flow, Heard<'_>)) -> std::io::Result<usize> {
-        let before = self.door.stats.received;
-        self.hear_tap(&mut each)?;
+    pub fn turn(&mut self, mut each: impl FnMut(Flow, PortEvent<'_>)) -> std::io::Result<usize> {
+        let before = self.egress.stats.received;
+        self.receive_tap(&mut each)?;
         let flows: Vec<Flow> = self.flows.iter().map(|(flow, _)| Flow(flow)).collect();
         for flow in flows {
-            self.hear_flow(flow, &mut each)?;
+            self.receive_flow(flow, &mut each)?;
         }
-        Ok((self.door.stats.received - before) as usize)
+        Ok((self.egress.stats.received - before) as usize)
     }
 
     /// Processes one batch of packets in TCP's format, of all connections, and returns how many
@@ -217,14 +218,18 @@ impl ClientPort {
     ///
     /// # Errors
     /// The kernel's; the port stays usable.
-    pub fn hear_tap(&mut self, mut each: impl FnMut(Flow, Heard<'_>)) -> std::io::Result<usize> {
-        let ClientPort { tap: Some(tap), inbox, places, flows, door, packet, .. } = self else {
+    pub fn receive_tap(
+        &mut self,
+        mut each: impl FnMut(Flow, PortEvent<'_>),
+    ) -> std::io::Result<usize> {
+        let ClientPort { tap: Some(tap), inbox, by_address, flows, egress, packet, .. } = self
+        else {
             return Ok(0);
         };
         let packets = inbox.receive(tap.as_fd())?;
-        let mut ears = Ears { places, flows, door, packet };
+        let mut receiver = Receiver { by_address, flows, egress, packet };
         for got in inbox.iter() {
-            ears.packet(&got, &mut each);
+            receiver.packet(&got, &mut each);
         }
         Ok(packets)
     }
@@ -234,31 +239,32 @@ impl ClientPort {
     ///
     /// # Errors
     /// The kernel's; the port stays usable.
-    pub fn hear_flow(
+    pub fn receive_flow(
         &mut self,
         flow: Flow,
-        mut each: impl FnMut(Flow, Heard<'_>),
+        mut each: impl FnMut(Flow, PortEvent<'_>),
     ) -> std::io::Result<usize> {
-        let ClientPort { inbox, places, flows, door, packet, .. } = self;
+        let ClientPort { inbox, by_address, flows, egress, packet, .. } = self;
         let Some(to) = flows.get_mut(flow.0) else { return Ok(0) };
         let Some(udp) = &to.udp else { return Ok(0) };
         let received = inbox.receive(udp.as_fd());
         let datagrams = received.as_ref().map_or(0, |datagrams| *datagrams);
         for got in inbox.iter() {
-            match hear::datagram(&got, to.remote) {
+            match receive::datagram(&got, to.remote) {
                 Ok(message) => {
-                    door.stats.received += 1;
-                    to.heard(Format::Udp);
-                    each(flow, Heard::Message(message));
+                    egress.stats.received += 1;
+                    to.record_answer(Format::Udp);
+                    each(flow, PortEvent::Message(message));
                 }
-                Err(why) => door.stats.refuse(why),
+                Err(why) => egress.stats.refuse(why),
             }
         }
         // The socket was readable without a datagram, so there are ICMP errors.
         if datagrams == 0
-            && let Some(heard) = (Ears { places, flows, door, packet }).undelivered(flow.0)
+            && let Some(event) =
+                (Receiver { by_address, flows, egress, packet }).undelivered(flow.0)
         {
-            each(flow, heard);
+            each(flow, event);
             return Ok(1);
         }
         received
@@ -306,13 +312,13 @@ impl ClientPort {
     /// As [`ClientPort::connect`]'s.
     pub fn reopen(&mut self, flow: Flow) -> std::io::Result<()> {
         let to = &mut self.flows[flow.0];
-        if let Some((numbers, held)) = &mut to.tcp {
+        if let Some((numbers, reserved)) = &mut to.tcp {
             // If there is no route now, the connection stays as it was.
-            let (local, fresh) = hold_port(to.remote)?;
-            self.places.remove(&numbers.local());
+            let (local, fresh) = reserve_port(to.remote)?;
+            self.by_address.remove(&numbers.local());
             *numbers = Numbers::new(local, to.remote, self.rng.next_u64() as u32);
-            *held = fresh;
-            self.places.insert(local, flow.0);
+            *reserved = fresh;
+            self.by_address.insert(local, flow.0);
         }
         to.opening.doubt();
         self.watch()
@@ -324,25 +330,25 @@ impl ClientPort {
         self.tap.iter().map(|tap| tap.as_fd()).chain(udp.map(Datagrams::as_fd))
     }
 
-    /// The socket of [`ClientPort::hear_tap`].
+    /// The socket of [`ClientPort::receive_tap`].
     pub fn tap(&self) -> Option<BorrowedFd<'_>> {
         self.tap.as_ref().map(|tap| tap.as_fd())
     }
 
-    /// The socket of [`ClientPort::hear_flow`].
+    /// The socket of [`ClientPort::receive_flow`].
     pub fn socket(&self, flow: Flow) -> Option<BorrowedFd<'_>> {
         self.flows.get(flow.0)?.udp.as_ref().map(Datagrams::as_fd)
     }
 
     /// Counters of the port.
     pub fn stats(&self) -> PortStats {
-        self.door.stats
+        self.egress.stats
     }
 
     /// Sets the tap's filter to the connections' ports.
     fn watch(&self) -> std::io::Result<()> {
         let Some(tap) = &self.tap else { return Ok(()) };
-        let ports: Vec<u16> = self.places.keys().map(SocketAddr::port).collect();
+        let ports: Vec<u16> = self.by_address.keys().map(SocketAddr::port).collect();
         tap.set_filter(OptionFilter { mark: ANSWERS, ports: &ports, plain: true, share: None })
     }
 }

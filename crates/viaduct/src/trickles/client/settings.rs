@@ -1,4 +1,4 @@
-//! Settings of a client's port, and its notifications.
+//! Settings of a client's port, and its events.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use super::super::{PortError, journal};
 #[derive(Clone, Debug)]
 pub struct ClientSettings {
     /// Packet formats to try.
-    pub ways: FormatChoice,
+    pub formats: FormatChoice,
     /// Maximum length of sent packets in bytes, 576 to 65535; less if the route's interface, or
     /// a router on the path, requires it.
     pub mtu: usize,
@@ -27,9 +27,9 @@ pub struct ClientSettings {
     pub run_dir: PathBuf,
 }
 
-/// Notification about a connection.
+/// Event of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard<'a> {
+pub enum PortEvent<'a> {
     /// Message from the server.
     Message(&'a [u8]),
     /// The server is a plain TCP server: its kernel has answered the SYN. This host's kernel
@@ -37,7 +37,7 @@ pub enum Heard<'a> {
     PlainTcp,
     /// A packet format is refused, and the last request was sent by the other. `reset`: by a
     /// TCP reset of the server's kernel.
-    Turned {
+    FellBack {
         /// See above.
         reset: bool,
     },
@@ -48,7 +48,7 @@ pub enum Heard<'a> {
         reset: bool,
     },
     /// The path MTU has decreased: see [`ClientPort::room`](super::ClientPort::room).
-    Shorter,
+    MtuDecreased,
 }
 
 impl ClientSettings {

@@ -3,12 +3,12 @@
 //! ```text
 //!   loop:   wait for as_fd(), until poll_timeout()
 //!           turn()            packets in, timers, packets out; until it returns 0
-//!           poll_word()       notifications of connections
+//!           poll_event()      events of connections
 //!           stream(flow)      read, write, request ...; then flush()
 //! ```
 
-mod held;
-mod word;
+mod connection;
+mod event;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
@@ -25,10 +25,10 @@ use viaduct_proto::trickles::crypt::ClientCrypt;
 use viaduct_proto::trickles::stream::{Config, Stream};
 use viaduct_sys::process::memory;
 
-use super::door::now;
-use super::{ClientPort, ClientSettings, Flow, Heard, PortError, PortStats};
-use held::Held;
-pub use word::Word;
+use super::egress::now;
+use super::{ClientPort, ClientSettings, Flow, PortError, PortEvent, PortStats};
+use connection::Connection;
+pub use event::ConnectorEvent;
 
 /// Expected bytes of answers to a request, for TCP's numbers: a first window.
 const EXPECTED: u32 = 16 << 10;
@@ -36,9 +36,9 @@ const EXPECTED: u32 = 16 << 10;
 /// have dropped its mapping. If its local address is gone, it does so at the first restart.
 const RESTARTS_BEFORE_NEW_PORT: u32 = 3;
 /// Time without an answer after which the silence is reported.
-const SILENT: Duration = Duration::from_secs(10);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of freed data from which returning memory to the kernel is worthwhile.
-const MUCH: u64 = 32 << 20;
+const RECLAIM_THRESHOLD: u64 = 32 << 20;
 /// Epoll data of the port's tap; UDP sockets have their flows' numbers.
 const TAP: u64 = u64::MAX;
 /// Maximum number of sockets that are handled in one turn.
@@ -50,11 +50,11 @@ pub struct Connector {
     port: ClientPort,
     /// Epoll instance with all sockets of the port.
     sockets: OwnedFd,
-    streams: HashMap<Flow, Held>,
+    connections: HashMap<Flow, Connection>,
     timers: BTreeSet<(Instant, Flow)>,
     /// Connections that may have packets to send.
     touched: BTreeSet<Flow>,
-    words: VecDeque<(Flow, Word)>,
+    events: VecDeque<(Flow, ConnectorEvent)>,
     rng: Rng,
     /// Bytes that all connections have requested and the application has not read: limit, and
     /// present value.
@@ -80,10 +80,10 @@ impl Connector {
         Ok(Connector {
             port,
             sockets: sockets.map_err(|error| failed(error.into()))?,
-            streams: HashMap::new(),
+            connections: HashMap::new(),
             timers: BTreeSet::new(),
             touched: BTreeSet::new(),
-            words: VecDeque::new(),
+            events: VecDeque::new(),
             rng,
             memory: u64::MAX,
             unread: 0,
@@ -96,7 +96,7 @@ impl Connector {
     /// any case. So the connections that are read continue when many others are not, in the
     /// worst case with 64 KiB each.
     #[must_use]
-    pub fn within(self, memory: u64) -> Connector {
+    pub fn with_memory_limit(self, memory: u64) -> Connector {
         Connector { memory, ..self }
     }
 
@@ -137,8 +137,8 @@ impl Connector {
             return Err(error.into());
         }
         let token = self.rng.next_u64();
-        let held = Held::open(config, crypt, self.port.room(flow), token, now());
-        self.streams.insert(flow, held);
+        let connection = Connection::open(config, crypt, self.port.room(flow), token, now());
+        self.connections.insert(flow, connection);
         self.touched.insert(flow);
         Ok(flow)
     }
@@ -146,34 +146,34 @@ impl Connector {
     /// Delays the first packet of a new connection until data are written to its main stream,
     /// which it then carries; by `most` at most.
     pub fn hold(&mut self, flow: Flow, most: Duration) {
-        if let Some(held) = self.streams.get_mut(&flow) {
-            held.held = Some(now() + most);
+        if let Some(connection) = self.connections.get_mut(&flow) {
+            connection.held_until = Some(now() + most);
         }
     }
 
     /// Streams of a connection, for changes, which [`Connector::flush`] sends.
     pub fn stream(&mut self, flow: Flow) -> Option<&mut Stream> {
-        let held = self.streams.get_mut(&flow)?;
+        let connection = self.connections.get_mut(&flow)?;
         self.touched.insert(flow);
-        Some(&mut held.stream)
+        Some(&mut connection.stream)
     }
 
     /// Streams of a connection, read-only.
-    pub fn look(&self, flow: Flow) -> Option<&Stream> {
-        self.streams.get(&flow).map(|held| &held.stream)
+    pub fn stream_ref(&self, flow: Flow) -> Option<&Stream> {
+        self.connections.get(&flow).map(|connection| &connection.stream)
     }
 
     /// As [`Stream::read`]; if there is nothing to read, no flush is scheduled.
     pub fn read(&mut self, flow: Flow, stream: u32) -> Option<Bytes> {
-        let data = self.streams.get_mut(&flow)?.stream.read(stream)?;
+        let data = self.connections.get_mut(&flow)?.stream.read(stream)?;
         self.touched.insert(flow);
         Some(data)
     }
 
     /// As [`Stream::write`]; if there is no room, no flush is scheduled.
     pub fn write(&mut self, flow: Flow, stream: u32, data: &[u8]) -> usize {
-        let Some(held) = self.streams.get_mut(&flow) else { return 0 };
-        let written = held.stream.write(stream, data);
+        let Some(connection) = self.connections.get_mut(&flow) else { return 0 };
+        let written = connection.stream.write(stream, data);
         if written > 0 {
             self.touched.insert(flow);
         }
@@ -182,8 +182,8 @@ impl Connector {
 
     /// Closes a connection, and notifies its server.
     pub fn close(&mut self, flow: Flow) {
-        if let Some(held) = self.streams.get_mut(&flow) {
-            held.stream.close();
+        if let Some(connection) = self.connections.get_mut(&flow) {
+            connection.stream.close();
             self.touched.insert(flow);
             self.flush();
         }
@@ -192,13 +192,13 @@ impl Connector {
 
     /// Closes a connection without notification.
     pub fn forget(&mut self, flow: Flow) {
-        let Some(held) = self.streams.remove(&flow) else { return };
-        self.unread -= held.unread;
-        drop(held.stream);
+        let Some(connection) = self.connections.remove(&flow) else { return };
+        self.unread -= connection.unread;
+        drop(connection.stream);
         self.give_back();
-        held.due.map(|due| self.timers.remove(&(due, flow)));
+        connection.due.map(|due| self.timers.remove(&(due, flow)));
         self.touched.remove(&flow);
-        self.words.retain(|(of, _)| *of != flow);
+        self.events.retain(|(of, _)| *of != flow);
         self.port.close(flow);
     }
 
@@ -217,8 +217,8 @@ impl Connector {
         match waited {
             Ok((events, _)) => {
                 for event in events {
-                    match self.hear(event.data.u64()) {
-                        Ok(heard) => packets += heard,
+                    match self.receive(event.data.u64()) {
+                        Ok(received) => packets += received,
                         Err(error) => broken = Some(error),
                     }
                 }
@@ -237,35 +237,35 @@ impl Connector {
         let touched = std::mem::take(&mut self.touched);
         let now = now();
         for &flow in &touched {
-            let Some(held) = self.streams.get_mut(&flow) else { continue };
-            held.stream.narrow(self.memory.saturating_sub(self.unread) / 8);
-            while let Some(message) = held.poll_transmit(now) {
+            let Some(connection) = self.connections.get_mut(&flow) else { continue };
+            connection.stream.narrow(self.memory.saturating_sub(self.unread) / 8);
+            while let Some(message) = connection.poll_transmit(now) {
                 let sent = self.port.send(flow, &message, EXPECTED);
-                if sent.is_err() && !held.fit(self.port.room(flow), now) {
-                    self.words.push_back((flow, Word::Narrow));
+                if sent.is_err() && !connection.fit(self.port.room(flow), now) {
+                    self.events.push_back((flow, ConnectorEvent::MtuTooSmall));
                     break;
                 }
             }
-            while let Some(stream) = held.stream.poll_changed() {
-                self.words.push_back((flow, Word::Changed(stream)));
+            while let Some(stream) = connection.stream.poll_changed() {
+                self.events.push_back((flow, ConnectorEvent::Changed(stream)));
             }
-            let before = std::mem::replace(&mut held.unread, held.stream.unread());
-            self.unread = self.unread - before + held.unread;
+            let before = std::mem::replace(&mut connection.unread, connection.stream.unread());
+            self.unread = self.unread - before + connection.unread;
             self.peak = self.peak.max(self.unread);
-            let due = held.held.or_else(|| held.stream.poll_timeout());
-            if due != held.due {
-                held.due.map(|due| self.timers.remove(&(due, flow)));
+            let due = connection.held_until.or_else(|| connection.stream.poll_timeout());
+            if due != connection.due {
+                connection.due.map(|due| self.timers.remove(&(due, flow)));
                 due.map(|due| self.timers.insert((due, flow)));
-                held.due = due;
+                connection.due = due;
             }
         }
         self.port.flush_these(touched);
         self.give_back();
     }
 
-    /// The next notification; `None` if there is none.
-    pub fn poll_word(&mut self) -> Option<(Flow, Word)> {
-        self.words.pop_front()
+    /// The next event; `None` if there is none.
+    pub fn poll_event(&mut self) -> Option<(Flow, ConnectorEvent)> {
+        self.events.pop_front()
     }
 
     /// Maximum time to wait before the next [`Connector::turn`]; `None` for no limit.
@@ -288,43 +288,49 @@ impl Connector {
 
     /// Returns freed memory to the kernel after a peak, as the allocator would keep it.
     fn give_back(&mut self) {
-        if self.peak > MUCH && self.unread < self.peak / 8 {
+        if self.peak > RECLAIM_THRESHOLD && self.unread < self.peak / 8 {
             self.peak = 0;
             memory::trim_heap();
         }
     }
 
     /// Processes a batch of packets from a socket, and returns how many there were.
-    fn hear(&mut self, socket: u64) -> io::Result<usize> {
-        let Connector { port, streams, touched, words, .. } = self;
-        let (now, mut shorter) = (now(), Vec::new());
-        let each = |flow: Flow, heard: Heard<'_>| {
-            let Some(held) = streams.get_mut(&flow) else { return };
-            match heard {
-                Heard::Message(message) => {
-                    if !held.handle(now, message) {
+    fn receive(&mut self, socket: u64) -> io::Result<usize> {
+        let Connector { port, connections, touched, events, .. } = self;
+        let (now, mut shortened) = (now(), Vec::new());
+        let each = |flow: Flow, event: PortEvent<'_>| {
+            let Some(connection) = connections.get_mut(&flow) else { return };
+            match event {
+                PortEvent::Message(message) => {
+                    if !connection.handle(now, message) {
                         return;
                     }
-                    if held.stream.is_open() && !std::mem::replace(&mut held.open, true) {
-                        words.push_back((flow, Word::Open));
+                    if connection.stream.is_open() && !std::mem::replace(&mut connection.open, true)
+                    {
+                        events.push_back((flow, ConnectorEvent::Open));
                         // The first answer may tell the path MTU.
-                        shorter.push(flow);
+                        shortened.push(flow);
                     }
                     touched.insert(flow);
                 }
                 // Refusals are ignored once the server has answered.
-                Heard::PlainTcp | Heard::Turned { .. } | Heard::Refused { .. } if held.open => {}
-                Heard::PlainTcp => words.push_back((flow, Word::PlainTcp)),
-                Heard::Turned { reset } => words.push_back((flow, Word::Turned { reset })),
-                Heard::Refused { reset } => words.push_back((flow, Word::Refused { reset })),
-                Heard::Shorter => shorter.push(flow),
+                PortEvent::PlainTcp | PortEvent::FellBack { .. } | PortEvent::Refused { .. }
+                    if connection.open => {}
+                PortEvent::PlainTcp => events.push_back((flow, ConnectorEvent::PlainTcp)),
+                PortEvent::FellBack { reset } => {
+                    events.push_back((flow, ConnectorEvent::FellBack { reset }))
+                }
+                PortEvent::Refused { reset } => {
+                    events.push_back((flow, ConnectorEvent::Refused { reset }))
+                }
+                PortEvent::MtuDecreased => shortened.push(flow),
             }
         };
         let packets = match socket {
-            TAP => port.hear_tap(each),
-            flow => port.hear_flow(Flow(flow as usize), each),
+            TAP => port.receive_tap(each),
+            flow => port.receive_flow(Flow(flow as usize), each),
         };
-        for flow in shorter {
+        for flow in shortened {
             self.shorten(flow, now);
         }
         packets
@@ -332,9 +338,9 @@ impl Connector {
 
     /// Adapts a connection to a path MTU that may have become smaller.
     fn shorten(&mut self, flow: Flow, now: Instant) {
-        let Some(held) = self.streams.get_mut(&flow) else { return };
-        if !held.fit(self.port.room(flow), now) {
-            self.words.push_back((flow, Word::Narrow));
+        let Some(connection) = self.connections.get_mut(&flow) else { return };
+        if !connection.fit(self.port.room(flow), now) {
+            self.events.push_back((flow, ConnectorEvent::MtuTooSmall));
         }
         self.touched.insert(flow);
     }
@@ -343,17 +349,17 @@ impl Connector {
         let now = now();
         while let Some(&(due, flow)) = self.timers.first().filter(|(due, _)| *due <= now) {
             self.timers.remove(&(due, flow));
-            let Some(held) = self.streams.get_mut(&flow) else { continue };
-            held.due = None;
-            if held.held.take().is_none() {
-                held.stream.handle_timeout(now);
+            let Some(connection) = self.connections.get_mut(&flow) else { continue };
+            connection.due = None;
+            if connection.held_until.take().is_none() {
+                connection.stream.handle_timeout(now);
             }
             self.touched.insert(flow);
-            let attempts = held.stream.attempts();
-            if held.open && attempts > 0 && held.is_silent(now, SILENT) {
-                self.words.push_back((flow, Word::Silent));
+            let attempts = connection.stream.attempts();
+            if connection.open && attempts > 0 && connection.is_silent(now, SILENCE_TIMEOUT) {
+                self.events.push_back((flow, ConnectorEvent::Unresponsive));
             }
-            if held.open
+            if connection.open
                 && attempts > 0
                 && (attempts >= RESTARTS_BEFORE_NEW_PORT || self.port.has_moved(flow))
             {

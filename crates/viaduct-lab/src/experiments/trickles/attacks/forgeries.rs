@@ -8,7 +8,7 @@ use viaduct_proto::rng::Rng;
 use viaduct_proto::trickles::wire::Response;
 
 use super::Counts;
-use super::asker::{Asker, Step, connect, first_step, hear, now, send};
+use super::raw_client::{RawClient, Step, connect, first_step, now, receive, send};
 use crate::experiment::{Bound, Plot, Run, SeriesId};
 use crate::experiments::trickles::replicas::{Replicas, SERVICE, Service};
 use crate::experiments::trickles::served::PORT;
@@ -50,12 +50,12 @@ pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<(
 
 impl Attack<'_> {
     /// Starts a client that has an open window and sends nothing more.
-    fn client(&mut self) -> Result<Asker> {
-        let mut asker = Asker::new(self.world.net.a1(), self.to, "file", self.rng.next_u64())?;
-        asker.until(HONEST)?;
+    fn client(&mut self) -> Result<RawClient> {
+        let mut client = RawClient::new(self.world.net.a1(), self.to, "file", self.rng.next_u64())?;
+        client.run_until(HONEST)?;
         // Packets in flight do not count for the attack.
-        asker.overhear(ANSWER_TIMEOUT)?;
-        Ok(asker)
+        client.count_answers(ANSWER_TIMEOUT)?;
+        Ok(client)
     }
 
     /// Sends all of `lies`. Each must be refused, counted in the counter that `counted`
@@ -64,14 +64,14 @@ impl Attack<'_> {
         &mut self,
         run: &mut Run,
         name: &str,
-        asker: &mut Asker,
+        client: &mut RawClient,
         lies: &[Vec<u8>],
         counted: fn(Counts) -> u64,
     ) -> Result<()> {
         for lie in lies {
-            asker.send(lie)?;
+            client.send(lie)?;
         }
-        let (answers, _) = asker.overhear(ANSWER_TIMEOUT)?;
+        let (answers, _) = client.count_answers(ANSWER_TIMEOUT)?;
         let refused = counted(self.since_last()?);
         self.draw(run, name, lies.len(), refused);
         let share = refused as f64 / lies.len() as f64;
@@ -98,8 +98,8 @@ impl Attack<'_> {
 
     /// Alters each byte of a continuation in turn.
     fn altered(&mut self, run: &mut Run) -> Result<()> {
-        let mut asker = self.client()?;
-        let message = first_step(&mut asker.held)?;
+        let mut client = self.client()?;
+        let message = first_step(&mut client.held)?;
         let at = Step::parse(&message).context("a step")?.continuation();
         let lies: Vec<_> = at
             .map(|byte| {
@@ -108,15 +108,20 @@ impl Attack<'_> {
                 lie
             })
             .collect();
-        self.all_refused(run, "altered continuations", &mut asker, &lies, |c| c.forged)?;
-        self.still_answered(run, &mut asker, &message)
+        self.all_refused(run, "altered continuations", &mut client, &lies, |c| c.forged)?;
+        self.still_answered(run, &mut client, &message)
     }
 
     /// Checks that a forgery does not invalidate the original request, which an attacker may
     /// have overheard.
-    fn still_answered(&mut self, run: &mut Run, asker: &mut Asker, message: &[u8]) -> Result<()> {
-        asker.send(message)?;
-        let (answers, _) = asker.overhear(ANSWER_TIMEOUT)?;
+    fn still_answered(
+        &mut self,
+        run: &mut Run,
+        client: &mut RawClient,
+        message: &[u8],
+    ) -> Result<()> {
+        client.send(message)?;
+        let (answers, _) = client.count_answers(ANSWER_TIMEOUT)?;
         let name = "the request that forgeries were made of: packets in answer";
         run.check(name, answers as f64, Bound::AtLeast(1.0));
         Ok(())
@@ -127,8 +132,8 @@ impl Attack<'_> {
     fn optimistic(&mut self, run: &mut Run) -> Result<()> {
         /// Offset of the packet number in a continuation.
         const NUMBER: usize = 24;
-        let mut asker = self.client()?;
-        let message = first_step(&mut asker.held)?;
+        let mut client = self.client()?;
+        let message = first_step(&mut client.held)?;
         let at = Step::parse(&message).context("a step")?.continuation().start + NUMBER;
         let number: [u8; 4] = message[at..at + 4].try_into()?;
         let lies: Vec<_> = (1..=100)
@@ -139,36 +144,36 @@ impl Attack<'_> {
                 lie
             })
             .collect();
-        self.all_refused(run, "optimistic requests", &mut asker, &lies, |c| c.forged)
+        self.all_refused(run, "optimistic requests", &mut client, &lies, |c| c.forged)
     }
 
     /// Sends authentic continuations with guessed nonces.
     fn unproven(&mut self, run: &mut Run) -> Result<()> {
-        let mut asker = self.client()?;
-        let message = first_step(&mut asker.held)?;
+        let mut client = self.client()?;
+        let message = first_step(&mut client.held)?;
         let step = Step::parse(&message).context("a step")?;
         let lies: Vec<_> =
             (0..REPLAYS).map(|_| step.without_losses(self.rng.next_u64() | 1)).collect();
-        self.all_refused(run, "guessed nonces", &mut asker, &lies, |c| c.unproven)
+        self.all_refused(run, "guessed nonces", &mut client, &lies, |c| c.unproven)
     }
 
     /// Repeats one request.
     fn replayed(&mut self, run: &mut Run) -> Result<()> {
-        let mut asker = self.client()?;
-        let message = first_step(&mut asker.held)?;
-        asker.send(&message)?;
-        asker.overhear(ANSWER_TIMEOUT)?;
+        let mut client = self.client()?;
+        let message = first_step(&mut client.held)?;
+        client.send(&message)?;
+        client.count_answers(ANSWER_TIMEOUT)?;
         let lies = vec![message; REPLAYS];
-        self.all_refused(run, "replayed requests", &mut asker, &lies, |c| c.replayed)
+        self.all_refused(run, "replayed requests", &mut client, &lies, |c| c.replayed)
     }
 
     /// Sends overheard requests from another address. The server may answer with an address token,
     /// but never with more bytes than the request has.
     fn stolen(&mut self, run: &mut Run) -> Result<()> {
-        let mut asker = self.client()?;
+        let mut client = self.client()?;
         let thief = connect(&self.world.net.hosts_a()[1], self.to)?;
         let (mut sent, mut came, mut answers) = (0, 0, 0);
-        let stolen: Vec<_> = std::mem::take(&mut asker.held).into();
+        let stolen: Vec<_> = std::mem::take(&mut client.held).into();
         let restarts: Vec<_> =
             stolen.iter().filter_map(|message| Some(Step::parse(message)?.restarting())).collect();
         for message in stolen.iter().chain(&restarts).cycle().take(REPLAYS) {
@@ -177,7 +182,7 @@ impl Attack<'_> {
         }
         let end = now() + ANSWER_TIMEOUT;
         while now() < end {
-            if let Some(message) = hear(&thief, end - now())? {
+            if let Some(message) = receive(&thief, end - now())? {
                 came += message.len();
                 answers += 1;
             }
@@ -196,8 +201,8 @@ impl Attack<'_> {
 
     /// Alters user continuations: the server answers these requests without any data.
     fn users(&mut self, run: &mut Run) -> Result<()> {
-        let mut asker = self.client()?;
-        let message = first_step(&mut asker.held)?;
+        let mut client = self.client()?;
+        let message = first_step(&mut client.held)?;
         let (group, _) = viaduct_proto::trickles::wire::Request::parse(&message)
             .ok()
             .and_then(|request| request.groups.into_iter().next())
@@ -206,10 +211,10 @@ impl Attack<'_> {
         let mut lie = message.clone();
         // The last byte belongs to the sealed state.
         lie[end - 1] ^= 1;
-        asker.send(&lie)?;
+        client.send(&lie)?;
         let (mut data, mut answers, until) = (0, 0, now() + ANSWER_TIMEOUT);
         while now() < until {
-            if let Some(answer) = hear(&asker.socket, until - now())? {
+            if let Some(answer) = receive(&client.socket, until - now())? {
                 data += Response::parse(&answer).map_or(0, |answer| answer.payload.data.len());
                 answers += 1;
             }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use viaduct_proto::rng::Rng;
 
 use super::Counts;
-use super::asker::{Asker, Step};
+use super::raw_client::{RawClient, Step};
 use crate::experiment::{Bound, Plot, Run};
 use crate::experiments::statistics::mean;
 use crate::experiments::trickles::replicas::{Replicas, SERVICE};
@@ -67,16 +67,16 @@ impl Manner {
     }
 
     /// Returns the messages sent in place of `message`, and whether one of them is a lie.
-    fn say(self, message: Vec<u8>, rng: &mut Rng) -> (Vec<Vec<u8>>, bool) {
+    fn messages(self, message: Vec<u8>, rng: &mut Rng) -> (Vec<Vec<u8>>, bool) {
         let Some(step) = Step::parse(&message) else { return (vec![message], false) };
-        let losses = step.tells_of_losses();
+        let losses = step.reports_losses();
         let lie = |rng: &mut Rng| step.without_losses(rng.next_u64() | 1);
         match self {
-            Manner::Hides if losses && step.goes_on() => (vec![lie(rng)], true),
+            Manner::Hides if losses && step.is_step() => (vec![lie(rng)], true),
             Manner::HidesAlways if losses => (vec![lie(rng)], true),
-            Manner::IsSilent if losses && step.goes_on() => (Vec::new(), true),
+            Manner::IsSilent if losses && step.is_step() => (Vec::new(), true),
             Manner::HidesFirst if losses => (vec![lie(rng), message], true),
-            Manner::Restarts if step.goes_on() && rng.below(3) == 0 => {
+            Manner::Restarts if step.is_step() && rng.below(3) == 0 => {
                 (vec![step.restarting(), message], true)
             }
             Manner::Repeats => (vec![message; 3], true),
@@ -87,7 +87,7 @@ impl Manner {
 
 /// Result of one client.
 #[derive(Clone, Copy, Debug, Default)]
-struct Fared {
+struct FlowResult {
     bits: f64,
     lies: u64,
 }
@@ -101,10 +101,11 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     world.sparse("file", FILE)?;
     let server = world.serve(0, &[])?;
     let (host, seed) = (world.net.a1(), run.seed());
-    let all: Vec<Vec<Fared>> = thread::scope(|scope| {
+    let all: Vec<Vec<FlowResult>> = thread::scope(|scope| {
         let threads: Vec<_> = (MANNERS.iter().enumerate())
             .map(|(n, (manner, _))| {
-                let one = move |flow| fare(host, *manner, time, seed + (n * EACH + flow) as u64);
+                let one =
+                    move |flow| run_flow(host, *manner, time, seed + (n * EACH + flow) as u64);
                 (0..EACH).map(|flow| scope.spawn(move || one(flow))).collect::<Vec<_>>()
             })
             .collect();
@@ -119,7 +120,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     let counts = Counts::read(&server)?;
     let plot = Plot::histogram("Throughput at 1 % loss", ("client", ""), ("throughput", "Mb/s"));
     let series = run.series(&plot, "of each of three");
-    let rate = |flows: &[Fared]| mean(&flows.iter().map(|flow| flow.bits).collect::<Vec<_>>());
+    let rate = |flows: &[FlowResult]| mean(&flows.iter().map(|flow| flow.bits).collect::<Vec<_>>());
     let honest = rate(&all[0]);
     for (n, (flows, (manner, name))) in all.iter().zip(MANNERS).enumerate() {
         run.labelled_point(series, n as f64, rate(flows) / 1e6, name);
@@ -143,25 +144,25 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
 }
 
 /// Fetches with this behaviour.
-fn fare(host: &Host, manner: Manner, time: Duration, seed: u64) -> Result<Fared> {
+fn run_flow(host: &Host, manner: Manner, time: Duration, seed: u64) -> Result<FlowResult> {
     let to = SocketAddr::new(SERVICE.into(), PORT);
     let mut rng = Rng::from_seed(seed);
-    let mut asker = Asker::new(host, to, "file", rng.next_u64())?;
-    let (begun, mut fared, mut before) = (Instant::now(), Fared::default(), None);
+    let mut client = RawClient::new(host, to, "file", rng.next_u64())?;
+    let (begun, mut result, mut before) = (Instant::now(), FlowResult::default(), None);
     while begun.elapsed() < WARM_UP + time {
         stop::check()?;
-        asker.turn(Duration::from_millis(20))?;
-        for message in std::mem::take(&mut asker.held) {
-            let (said, lies) = manner.say(message, &mut rng);
-            fared.lies += u64::from(lies);
+        client.turn(Duration::from_millis(20))?;
+        for message in std::mem::take(&mut client.held) {
+            let (said, lies) = manner.messages(message, &mut rng);
+            result.lies += u64::from(lies);
             for message in said {
-                asker.send(&message)?;
+                client.send(&message)?;
             }
         }
         if begun.elapsed() > WARM_UP {
-            before.get_or_insert(asker.got);
+            before.get_or_insert(client.got);
         }
     }
-    let bytes = asker.got - before.unwrap_or(0);
-    Ok(Fared { bits: bytes as f64 * 8.0 / time.as_secs_f64(), ..fared })
+    let bytes = client.got - before.unwrap_or(0);
+    Ok(FlowResult { bits: bytes as f64 * 8.0 / time.as_secs_f64(), ..result })
 }

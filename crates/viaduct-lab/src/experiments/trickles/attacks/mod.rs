@@ -13,14 +13,14 @@
 //!
 //! | file | noun |
 //! |---|---|
-//! | [`asker`] | a client over UDP whose every message can be held back, altered or sent twice |
+//! | [`raw_client`] | a client over UDP: messages can be held back, altered or sent twice |
 //! | [`forgeries`] | part 1 |
 //! | [`reflection`] | part 2 |
 //! | [`liars`] | part 3 |
 
-mod asker;
 mod forgeries;
 mod liars;
+mod raw_client;
 mod reflection;
 
 use std::thread;

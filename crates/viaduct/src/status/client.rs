@@ -11,9 +11,9 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use viaduct_proto::overlay::Table;
 
-use super::Which;
+use super::ServiceSelector;
 use super::overlay_page::OverlayPage;
-use super::page::{Ink, Page};
+use super::page::{Colours, Page};
 use super::proxy_page::ProxyPage;
 use super::serve_page::ServePage;
 use crate::gateway::snapshot::Status;
@@ -23,12 +23,12 @@ use crate::serve::status::ServeStatus;
 /// Read timeout, longer than any gateway takes to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum length of an answer: more than 4096 peers need.
-const LONGEST_ANSWER: u64 = 64 << 20;
+const MAX_ANSWER: u64 = 64 << 20;
 
 /// Status of a running service.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Seen {
+pub enum ServiceStatus {
     /// Status of a proxy.
     Proxy(Box<ProxyStatus>),
     /// Status of a file server.
@@ -39,60 +39,60 @@ pub enum Seen {
     Gateway(Box<Status>),
 }
 
-impl Seen {
+impl ServiceStatus {
     /// Formats the status as text; with rates, if an earlier status of the same service is
     /// given.
-    pub fn page(&self, before: Option<&Seen>, ink: Ink) -> String {
+    pub fn page(&self, before: Option<&ServiceStatus>, colours: Colours) -> String {
         match (self, before) {
-            (Seen::Proxy(now), Some(Seen::Proxy(then))) => {
-                ProxyPage::new(now, Some(then), ink).to_string()
+            (ServiceStatus::Proxy(now), Some(ServiceStatus::Proxy(then))) => {
+                ProxyPage::new(now, Some(then), colours).to_string()
             }
-            (Seen::Proxy(now), _) => ProxyPage::new(now, None, ink).to_string(),
-            (Seen::Serve(now), _) => ServePage::new(now, ink).to_string(),
-            (Seen::Overlay(now), _) => OverlayPage::new(now, ink).to_string(),
-            (Seen::Gateway(now), Some(Seen::Gateway(then))) => {
-                Page::new(now, Some(then), ink).to_string()
+            (ServiceStatus::Proxy(now), _) => ProxyPage::new(now, None, colours).to_string(),
+            (ServiceStatus::Serve(now), _) => ServePage::new(now, colours).to_string(),
+            (ServiceStatus::Overlay(now), _) => OverlayPage::new(now, colours).to_string(),
+            (ServiceStatus::Gateway(now), Some(ServiceStatus::Gateway(then))) => {
+                Page::new(now, Some(then), colours).to_string()
             }
-            (Seen::Gateway(now), _) => Page::new(now, None, ink).to_string(),
+            (ServiceStatus::Gateway(now), _) => Page::new(now, None, colours).to_string(),
         }
     }
 
     /// Formats one line per peer for a gateway, and everything for other services. Returns the
     /// text and the number of lines of its header.
-    pub fn brief(&self, before: Option<&Seen>, ink: Ink) -> (String, usize) {
-        let Seen::Gateway(now) = self else { return (self.page(before, ink), 1) };
+    pub fn brief(&self, before: Option<&ServiceStatus>, colours: Colours) -> (String, usize) {
+        let ServiceStatus::Gateway(now) = self else { return (self.page(before, colours), 1) };
         let before = match before {
-            Some(Seen::Gateway(then)) => Some(&**then),
+            Some(ServiceStatus::Gateway(then)) => Some(&**then),
             _ => None,
         };
-        Page::new(now, before, ink).brief()
+        Page::new(now, before, colours).brief()
     }
 }
 
 /// Path of a status socket.
 #[derive(Debug)]
-pub struct Source(PathBuf);
+pub struct StatusClient(PathBuf);
 
-impl Source {
+impl StatusClient {
     /// Finds the selected service.
     ///
     /// # Errors
     /// No service runs, or several run and none was named.
-    pub fn find(which: &Which) -> Result<Source> {
-        if let Some(path) = &which.socket {
-            return Ok(Source(path.clone()));
+    pub fn find(selector: &ServiceSelector) -> Result<StatusClient> {
+        if let Some(path) = &selector.socket {
+            return Ok(StatusClient(path.clone()));
         }
-        if let Some(name) = &which.name {
-            return Ok(Source(which.run_dir.path().join(format!("{name}.sock"))));
+        if let Some(name) = &selector.name {
+            return Ok(StatusClient(selector.run_dir.path().join(format!("{name}.sock"))));
         }
-        let dir = &which.run_dir.path();
+        let dir = &selector.run_dir.path();
         let mut sockets = sockets(dir)?;
         if sockets.len() > 1 {
             // The socket of a killed gateway remains.
             sockets.retain(|path| UnixStream::connect(path).is_ok());
         }
         match sockets.as_slice() {
-            [one] => Ok(Source(one.clone())),
+            [one] => Ok(StatusClient(one.clone())),
             [] => bail!(
                 "no service answers in {}; is one running, or elsewhere (--run-dir)?",
                 dir.display()
@@ -109,15 +109,15 @@ impl Source {
     ///
     /// # Errors
     /// No service answers, or its answer is not of this version.
-    pub fn read(&self) -> Result<Seen> {
+    pub fn read(&self) -> Result<ServiceStatus> {
         let path = self.0.display();
         let stream = UnixStream::connect(&self.0).map_err(|e| match e.kind() {
             ErrorKind::NotFound => anyhow::anyhow!("no service answers: there is no {path}"),
             ErrorKind::ConnectionRefused => {
-                anyhow::anyhow!("no service answers at {path}: the one that made it was killed")
+                anyhow::anyhow!("no service answers at {path}: the service that made it was killed")
             }
             ErrorKind::PermissionDenied => {
-                anyhow::anyhow!("{path}: only the service's user (root) may ask")
+                anyhow::anyhow!("{path}: only the service's user (root) may read it")
             }
             _ => anyhow::anyhow!("no service answers at {path}: {e}"),
         })?;
@@ -125,10 +125,10 @@ impl Source {
         // Half-closing tells an overlay node that no request follows.
         stream.shutdown(Shutdown::Write)?;
         let mut text = String::new();
-        let read = stream.take(LONGEST_ANSWER).read_to_string(&mut text);
+        let read = stream.take(MAX_ANSWER).read_to_string(&mut text);
         read.with_context(|| format!("the service at {path} does not answer"))?;
         serde_json::from_str(&text)
-            .with_context(|| format!("{path}: the answer is not that of this version"))
+            .with_context(|| format!("{path}: the answer is of another version"))
     }
 }
 
@@ -152,35 +152,39 @@ mod tests {
     use std::io::Write as _;
     use std::os::unix::net::UnixListener;
 
-    fn which(run_dir: &Path, name: Option<&str>) -> Which {
-        Which { socket: None, name: name.map(str::to_owned), run_dir: run_dir.into() }
+    fn selector(run_dir: &Path, name: Option<&str>) -> ServiceSelector {
+        ServiceSelector { socket: None, name: name.map(str::to_owned), run_dir: run_dir.into() }
     }
 
-    fn error(which: &Which) -> String {
-        format!("{:#}", Source::find(which).and_then(|source| source.read()).unwrap_err())
+    fn error(selector: &ServiceSelector) -> String {
+        format!("{:#}", StatusClient::find(selector).and_then(|client| client.read()).unwrap_err())
     }
 
     #[test]
     fn the_only_gateway_that_lives_is_found_and_otherwise_one_line_says_what_to_do() {
-        let dir = std::env::temp_dir().join(format!("viaduct-source-{}", std::process::id()));
-        assert!(error(&which(&dir, None)).starts_with("no service answers in"));
+        let dir =
+            std::env::temp_dir().join(format!("viaduct-status-client-{}", std::process::id()));
+        assert!(error(&selector(&dir, None)).starts_with("no service answers in"));
         fs::create_dir_all(&dir).unwrap();
         drop(UnixListener::bind(dir.join("dead.sock")).unwrap());
-        assert!(error(&which(&dir, None)).contains("was killed"));
+        assert!(error(&selector(&dir, None)).contains("was killed"));
 
         let live = UnixListener::bind(dir.join("a.sock")).unwrap();
         let asked = dir.clone();
-        let asking = std::thread::spawn(move || Source::find(&which(&asked, None)).unwrap().read());
+        let asking =
+            std::thread::spawn(move || StatusClient::find(&selector(&asked, None)).unwrap().read());
         live.accept().unwrap(); // the liveness check
         let status = Status { site: "a".to_owned(), ..Status::default() };
         live.accept().unwrap().0.write_all(&serde_json::to_vec(&status).unwrap()).unwrap();
-        let Seen::Gateway(seen) = asking.join().unwrap().unwrap() else { panic!("no gateway") };
+        let ServiceStatus::Gateway(seen) = asking.join().unwrap().unwrap() else {
+            panic!("no gateway")
+        };
         assert_eq!(seen.site, "a");
 
         let _other = UnixListener::bind(dir.join("b.sock")).unwrap();
-        let many = error(&which(&dir, None));
+        let many = error(&selector(&dir, None));
         assert_eq!(many, "several services run here; choose one by --name: a, b");
-        assert!(error(&which(&dir, Some("c"))).contains("there is no "));
+        assert!(error(&selector(&dir, Some("c"))).contains("there is no "));
         fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Cleanup of rules that killed clients have left behind.
+//! Stale changes: cleanup of rules that killed clients have left behind.
 //!
 //! The journal of a server is named by its port, and that of a proxy by its name, so their next
 //! start finds it. The journal of a run, or of a C program, is named by its process, and no
@@ -16,14 +16,14 @@ use viaduct_sys::journal::Changes;
 const NAMES: [(&str, &str); 2] = [("run_", "_trickles"), ("viaduct_c_", "_")];
 
 /// Reverts the changes of clients that do not exist any more, by their journals in `run_dir`.
-pub fn put_back_left(run_dir: &Path) {
+pub fn revert_stale_changes(run_dir: &Path) {
     let Ok(entries) = fs::read_dir(run_dir) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
         let gone = |pid: u32| !Path::new("/proc").join(pid.to_string()).exists();
         if owner(path.file_name()).is_some_and(gone)
             && let Err(error) = Changes::open(&path)
         {
-            debug!("rules of a client that was killed: {error}");
+            debug!("the rules of a killed client cannot be removed: {error}");
         }
     }
 }
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn journals_say_whose_they_are() {
+    fn journals_are_named_by_their_process() {
         let owner = |name| owner(Some(OsStr::new(name)));
         assert_eq!(owner("run_71_trickles_auto.json"), Some(71));
         assert_eq!(owner("viaduct_c_703_0.json"), Some(703));

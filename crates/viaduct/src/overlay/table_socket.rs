@@ -16,29 +16,29 @@ use crate::status::socket;
 /// Request of a client that follows: it gets every change.
 pub const FOLLOW: &[u8] = b"follow\n";
 /// Time within which a client must send its request, and read a table.
-const WITHIN: Duration = Duration::from_secs(2);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of concurrent clients.
 const MAX_CLIENTS: usize = 1_024;
 
 /// Socket of a node, and the table that it publishes.
-pub struct Desk {
+pub struct TableSocket {
     listener: UnixListener,
     _name: socket::Name,
     line: watch::Sender<Arc<Vec<u8>>>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
-impl Desk {
+impl TableSocket {
     /// Opens the socket at `path`. All users of this machine may read it, because the table is
     /// not secret.
     ///
     /// # Errors
     /// Another process answers at `path`, or the socket cannot be created.
-    pub fn open(path: &Path) -> Result<Desk> {
+    pub fn open(path: &Path) -> Result<TableSocket> {
         let (listener, name) = socket::open(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
-        let places = Arc::new(Semaphore::new(MAX_CLIENTS));
-        Ok(Desk { listener, _name: name, line: watch::Sender::default(), places })
+        let permits = Arc::new(Semaphore::new(MAX_CLIENTS));
+        Ok(TableSocket { listener, _name: name, line: watch::Sender::default(), permits })
     }
 
     /// Publishes a new table.
@@ -50,13 +50,13 @@ impl Desk {
     /// Accepts clients, forever.
     pub async fn serve(&self) {
         loop {
-            let client = socket::asker(&self.listener).await;
+            let client = socket::accept(&self.listener).await;
             // With too many clients, the new one is dropped.
-            if let Ok(place) = self.places.clone().try_acquire_owned() {
+            if let Ok(permit) = self.permits.clone().try_acquire_owned() {
                 let lines = self.line.subscribe();
                 tokio::spawn(async move {
-                    tell(client, lines).await;
-                    drop(place);
+                    serve_client(client, lines).await;
+                    drop(permit);
                 });
             }
         }
@@ -64,14 +64,14 @@ impl Desk {
 }
 
 /// Serves one client, until it has gone or is too slow.
-async fn tell(mut client: UnixStream, mut lines: watch::Receiver<Arc<Vec<u8>>>) {
-    let mut said = [0; FOLLOW.len()];
+async fn serve_client(mut client: UnixStream, mut lines: watch::Receiver<Arc<Vec<u8>>>) {
+    let mut request = [0; FOLLOW.len()];
     let line = lines.borrow_and_update().clone();
     if !write(&mut client, &line).await {
         return;
     }
-    let follows = tokio::time::timeout(WITHIN, client.read_exact(&mut said)).await;
-    if !matches!(follows, Ok(Ok(_))) || said != FOLLOW {
+    let follows = tokio::time::timeout(CLIENT_TIMEOUT, client.read_exact(&mut request)).await;
+    if !matches!(follows, Ok(Ok(_))) || request != FOLLOW {
         return;
     }
     loop {
@@ -89,5 +89,5 @@ async fn tell(mut client: UnixStream, mut lines: watch::Receiver<Arc<Vec<u8>>>) 
 }
 
 async fn write(client: &mut UnixStream, line: &[u8]) -> bool {
-    matches!(tokio::time::timeout(WITHIN, client.write_all(line)).await, Ok(Ok(())))
+    matches!(tokio::time::timeout(CLIENT_TIMEOUT, client.write_all(line)).await, Ok(Ok(())))
 }

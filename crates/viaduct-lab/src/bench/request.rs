@@ -20,7 +20,7 @@ pub(super) enum Kind {
 
 /// A complete request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct Request {
     /// Kind of traffic.
     pub(super) kind: Kind,
     /// Content of the bytes.
@@ -31,7 +31,7 @@ pub(super) struct Asked {
     pub(super) thousands: u32,
 }
 
-impl Asked {
+impl Request {
     /// Encodes the request for the connection.
     pub(super) fn to_bytes(self) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];
@@ -46,7 +46,7 @@ impl Asked {
     ///
     /// # Errors
     /// If the request is malformed or the connection broke.
-    pub(super) fn read(stream: &mut impl Read) -> io::Result<Asked> {
+    pub(super) fn read(stream: &mut impl Read) -> io::Result<Request> {
         let mut bytes = [0; LENGTH];
         stream.read_exact(&mut bytes)?;
         let [kind, content, a, b, c, d, thousands @ ..] = bytes;
@@ -54,7 +54,7 @@ impl Asked {
         let kind = kinds.into_iter().find(|known| *known as u8 == kind);
         let content = Content::ALL.into_iter().find(|known| *known as u8 == content);
         let wrong = io::ErrorKind::InvalidData;
-        Ok(Asked {
+        Ok(Request {
             kind: kind.ok_or(wrong)?,
             content: content.ok_or(wrong)?,
             block: u32::from_be_bytes([a, b, c, d]),
@@ -68,11 +68,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_is_understood() {
+    fn a_request_is_decoded_as_it_was_encoded() {
         for (kind, content) in [(Kind::Volley, Content::Same), (Kind::Read, Content::Text)] {
-            let asked = Asked { kind, content, block: 70_000, thousands: 100_000 };
-            assert_eq!(Asked::read(&mut &asked.to_bytes()[..]).unwrap(), asked);
+            let request = Request { kind, content, block: 70_000, thousands: 100_000 };
+            assert_eq!(Request::read(&mut &request.to_bytes()[..]).unwrap(), request);
         }
-        assert!(Asked::read(&mut &[9; LENGTH][..]).is_err());
+        assert!(Request::read(&mut &[9; LENGTH][..]).is_err());
     }
 }

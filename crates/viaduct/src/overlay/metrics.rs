@@ -9,16 +9,16 @@ type Counter = (&'static str, &'static str, fn(&Stats) -> u64);
 
 const COUNTERS: [Counter; 9] = [
     ("viaduct_overlay_probes_total", "Probes sent.", |s| s.probes),
-    ("viaduct_overlay_answered_total", "Answers to them.", |s| s.answered),
+    ("viaduct_overlay_answered_total", "Probes answered by the peers.", |s| s.answered),
     ("viaduct_overlay_answers_total", "Probes of others that were answered.", |s| s.answers),
-    ("viaduct_overlay_malformed_total", "Datagrams that are no message.", |s| s.malformed),
-    ("viaduct_overlay_strangers_total", "Messages of nodes that are not known.", |s| s.strangers),
+    ("viaduct_overlay_malformed_total", "Datagrams that are not valid messages.", |s| s.malformed),
+    ("viaduct_overlay_strangers_total", "Messages of unknown nodes.", |s| s.strangers),
     ("viaduct_overlay_forged_total", "Messages whose tag is wrong.", |s| s.forged),
     ("viaduct_overlay_replayed_total", "Messages that came before, or answer nothing.", |s| {
         s.replayed
     }),
     ("viaduct_overlay_failures_total", "Paths that went down.", |s| s.failures),
-    ("viaduct_overlay_changes_total", "Times that another way was chosen.", |s| s.changes),
+    ("viaduct_overlay_changes_total", "Changes of the best path.", |s| s.changes),
 ];
 
 /// Renders the whole page.
@@ -41,14 +41,18 @@ pub fn encode(table: &Table) -> String {
         page.family(name, Kind::Counter, help);
         page.sample(&[], read(&table.stats));
     }
-    page.family("viaduct_overlay_round_trip_seconds", Kind::Gauge, "Of the direct path.");
+    page.family(
+        "viaduct_overlay_round_trip_seconds",
+        Kind::Gauge,
+        "Round-trip time of the direct path.",
+    );
     for node in table.nodes.iter().filter(|node| node.path.up == Some(true)) {
         page.sample(&[("peer", &node.name)], node.path.rtt_ms / 1e3);
     }
     page.family(
         "viaduct_overlay_loss_ratio",
         Kind::Gauge,
-        "Share of the last probes that was lost.",
+        "Share of the last probes that were lost.",
     );
     for node in &table.nodes {
         page.sample(&[("peer", &node.name)], node.path.loss);

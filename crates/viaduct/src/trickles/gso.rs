@@ -1,4 +1,4 @@
-//! Runs of answers (GSO): consecutive queued answers in TCP's format to one client are sent as
+//! GSO for answers, in runs: consecutive queued answers in TCP's format to one client are sent as
 //! one packet, which the kernel cuts as late as it can ([`run`]). That takes less time than
 //! single packets.
 //!
@@ -19,31 +19,31 @@ use viaduct_sys::capture::raw_gso::{GsoSocket, SuperPacket};
 use viaduct_sys::route::next_hop::{NextHop, NextHopLookup, Route};
 use viaduct_sys::socket::mmsg::Outbox;
 
-use super::recent::Recent;
+use super::lookup_cache::LookupCache;
 
 /// Maximum number of packets in a run: as with datagrams, a full queue drops the whole run.
 pub(super) const MAX_PACKETS: usize = 16;
 /// Minimum number of packets in a run; shorter ones are not worthwhile.
 const MIN_PACKETS: usize = 3;
 
-/// Sender of runs.
+/// Sender of GSO runs.
 #[derive(Debug)]
-pub(super) struct Runs {
+pub(super) struct GsoSender {
     segments: GsoSocket,
     hops: NextHopLookup,
-    ways: Recent<IpAddr, Option<Route>>,
-    stations: Recent<(u32, IpAddr), Option<NextHop>>,
+    routes: LookupCache<IpAddr, Option<Route>>,
+    next_hops: LookupCache<(u32, IpAddr), Option<NextHop>>,
 }
 
-impl Runs {
+impl GsoSender {
     /// Opens the sockets in the calling thread's network namespace. `buffer`: maximum number of
     /// bytes in the send queue.
     ///
     /// # Errors
     /// Privilege is missing.
-    pub(super) fn open(buffer: usize) -> io::Result<Runs> {
+    pub(super) fn open(buffer: usize) -> io::Result<GsoSender> {
         let (segments, hops) = (GsoSocket::open(buffer)?, NextHopLookup::new()?);
-        Ok(Runs { segments, hops, ways: Recent::new(), stations: Recent::new() })
+        Ok(GsoSender { segments, hops, routes: LookupCache::new(), next_hops: LookupCache::new() })
     }
 
     /// Sends the runs among the queued packets, and removes these from the queue. Returns the
@@ -85,10 +85,10 @@ impl Runs {
 
     /// Next-hop lookup for `ip`: output interface, link-layer address and MTU.
     fn hop(&mut self, now: Instant, ip: IpAddr) -> Option<(NextHop, usize)> {
-        let Runs { hops, ways, stations, .. } = self;
-        let way = ways.get(now, ip, || hops.route(ip).unwrap_or(None))?;
-        let station = (way.interface, way.via);
-        let hop = stations.get(now, station, || hops.next_hop(way).unwrap_or(None))?;
+        let GsoSender { hops, routes, next_hops, .. } = self;
+        let way = routes.get(now, ip, || hops.route(ip).unwrap_or(None))?;
+        let neighbour = (way.interface, way.via);
+        let hop = next_hops.get(now, neighbour, || hops.next_hop(way).unwrap_or(None))?;
         Some((hop, way.mtu.map_or(hop.mtu, |mtu| mtu.min(hop.mtu))))
     }
 }
@@ -100,7 +100,7 @@ fn sort(packets: &[&[u8]]) -> Vec<Vec<usize>> {
         let same = |peer: &&mut Peer| run::is_one_way(packets[peer.run[0]], packet);
         match peers.iter_mut().find(same) {
             None => peers.push(Peer { run: vec![at], is_over: false }),
-            Some(peer) => peer.go_on(at, packets, &mut runs),
+            Some(peer) => peer.add(at, packets, &mut runs),
         }
     }
     let last = peers.into_iter().map(|peer| peer.run);
@@ -117,7 +117,7 @@ struct Peer {
 
 impl Peer {
     /// Adds a packet. A run that is complete is moved to `runs`.
-    fn go_on(&mut self, at: usize, packets: &[&[u8]], runs: &mut Vec<Vec<usize>>) {
+    fn add(&mut self, at: usize, packets: &[&[u8]], runs: &mut Vec<Vec<usize>>) {
         let (first, count) = (packets[self.run[0]], self.run.len());
         let joins = count < MAX_PACKETS && run::goes_on(first, count, packets[at]);
         match (self.is_over, joins) {
@@ -153,8 +153,8 @@ mod tests {
     }
 
     #[test]
-    fn those_of_a_client_go_together_and_none_overtakes_another() {
-        let told = [
+    fn packets_of_a_client_go_together_and_none_overtakes_another() {
+        let queued = [
             (1, 100, 0),
             (2, 100, 0),
             (1, 100, 100),
@@ -170,7 +170,7 @@ mod tests {
             (4, 50, 50),
         ];
         let packets: Vec<_> =
-            told.into_iter().map(|(port, bytes, seq)| packet(port, bytes, seq)).collect();
+            queued.into_iter().map(|(port, bytes, seq)| packet(port, bytes, seq)).collect();
         let packets: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
         // The packets of client 2 behind the short one are sent singly, as it is; client 4 has
         // only two.

@@ -15,7 +15,7 @@ use viaduct_sys::route::mtu::{RouteError, RouteMtu};
 use super::config::Config;
 
 /// Number of prefixes whose routes are checked for a warning: each takes some milliseconds.
-const ROUTES_LOOKED_AT: usize = 16;
+const MAX_CHECKED_ROUTES: usize = 16;
 /// Bits of the effective capabilities (`linux/capability.h`).
 const CAPABILITIES: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW")];
 
@@ -34,7 +34,7 @@ pub fn wan_mtu(config: &Config) -> Result<usize> {
 }
 
 /// Missing prerequisite that may still appear: the interface, or an address to listen on.
-pub fn not_ready(config: &Config) -> Option<String> {
+pub fn missing_prerequisite(config: &Config) -> Option<String> {
     let wan = Interface::new(&config.wan).ok()?;
     if wan.mtu().is_err() {
         let there = interfaces();
@@ -43,7 +43,7 @@ pub fn not_ready(config: &Config) -> Option<String> {
     for (key, at) in listeners(config) {
         let bound = UdpSocket::bind(SocketAddr::new(at.ip(), 0));
         if bound.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable) {
-            return Some(format!("{key}: {at} is none of this machine's addresses"));
+            return Some(format!("{key}: {at} is not one of this machine's addresses"));
         }
     }
     None
@@ -63,7 +63,7 @@ fn listeners(config: &Config) -> impl Iterator<Item = (&'static str, SocketAddr)
 /// The configured interface is a trunk then.
 pub fn vlan_of_trunk(config: &Config) -> Option<String> {
     let prefixes = config.peers.iter().flat_map(|peer| &peer.prefixes);
-    prefixes.take(ROUTES_LOOKED_AT).find_map(|net| {
+    prefixes.take(MAX_CHECKED_ROUTES).find_map(|net| {
         let error = RouteMtu::plan(pair(net), &config.wan, 65_535).err()?;
         let RouteError::Elsewhere { route, .. } = error else { return None };
         let mut words = route.split_whitespace().skip_while(|word| *word != "dev");
@@ -81,9 +81,8 @@ pub fn masquerades(config: &Config) -> Option<String> {
     let peers: Vec<IpNet> = config.peers.iter().flat_map(|peer| peer.prefixes.clone()).collect();
     let (chain, kind) = translation(&serde_json::from_str(&listed).ok()?, &config.wan, &peers)?;
     Some(format!(
-        "a rule of nftables may translate addresses of packets to the peers ({kind} in {chain}), \
-            of which \
-         nothing is protected then: is there a rule that exempts the peers' prefixes?"
+        "a rule of nftables may translate addresses of packets to the peers ({kind} in {chain}); \
+         such packets are not protected: is there a rule that exempts the peers' prefixes?"
     ))
 }
 
@@ -148,7 +147,7 @@ pub fn check_addresses(config: &Config) -> Result<()> {
 
 /// Listeners of the config whose port is in use on this machine. Empty if a gateway of this name
 /// runs, which has them rightfully.
-pub fn taken(config: &Config) -> Vec<String> {
+pub fn ports_in_use(config: &Config) -> Vec<String> {
     if UnixStream::connect(config.socket()).is_ok() {
         return Vec::new();
     }
@@ -191,7 +190,7 @@ pub fn forwarding_off(prefixes: &[IpNet]) -> Vec<String> {
 pub fn routed_elsewhere(config: &Config) -> Vec<String> {
     let prefixes =
         config.peers.iter().flat_map(|peer| peer.prefixes.iter().map(move |p| (peer, p)));
-    let wrong = prefixes.take(ROUTES_LOOKED_AT).filter_map(|(peer, net)| {
+    let wrong = prefixes.take(MAX_CHECKED_ROUTES).filter_map(|(peer, net)| {
         let error = RouteMtu::plan(pair(net), &config.wan, 65_535).err()?;
         Some(format!("peer {:?}: prefixes: {error}; nothing is protected there", peer.name))
     });
@@ -214,7 +213,7 @@ pub fn check_run_dir(config: &Config) -> Result<()> {
 }
 
 /// Checks that this process has the capabilities that a gateway needs.
-pub fn check_rights() -> Result<()> {
+pub fn check_capabilities() -> Result<()> {
     let status = fs::read_to_string("/proc/self/status")?;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
@@ -230,5 +229,5 @@ pub fn check_rights() -> Result<()> {
 }
 
 #[cfg(test)]
-#[path = "machine_tests.rs"]
+#[path = "preflight_tests.rs"]
 mod tests;

@@ -29,7 +29,7 @@ struct Flow {
     /// Start of each piece of data, and the index of its event.
     seen: BTreeMap<u64, usize>,
     /// Start of skipped data: its end, the time at which it was skipped, and its first event.
-    holes: BTreeMap<u64, (u64, Duration, usize)>,
+    gaps: BTreeMap<u64, (u64, Duration, usize)>,
 }
 
 /// Time and fate of a packet that was captured or skipped.
@@ -69,11 +69,11 @@ impl Flow {
             return;
         };
         if begin < self.next {
-            return self.again(at, begin, length, events);
+            return self.retransmission(at, begin, length, events);
         }
         if begin > self.next {
             let many = (begin - self.next).div_ceil(self.size);
-            self.holes.insert(self.next, (begin, at, events.len()));
+            self.gaps.insert(self.next, (begin, at, events.len()));
             for n in 0..many {
                 self.seen.insert(self.next + n * self.size, events.len());
                 events.push((at, Fate::Lost));
@@ -84,10 +84,10 @@ impl Flow {
         self.next = begin + length;
     }
 
-    /// Handles data below the highest sequence number: it fills a hole, or was seen before.
-    fn again(&mut self, at: Duration, begin: u64, length: u64, events: &mut [Event]) {
-        let hole = self.holes.range(..=begin).next_back().map(|(from, hole)| (*from, *hole));
-        if let Some((from, (end, since, first))) = hole
+    /// Handles data below the highest sequence number: it fills a gap, or was seen before.
+    fn retransmission(&mut self, at: Duration, begin: u64, length: u64, events: &mut [Event]) {
+        let gap = self.gaps.range(..=begin).next_back().map(|(from, gap)| (*from, *gap));
+        if let Some((from, (end, since, first))) = gap
             && begin < end
         {
             if at.saturating_sub(since) < REORDERED {
@@ -97,7 +97,7 @@ impl Flow {
                 }
             }
             if begin + length >= end {
-                self.holes.remove(&from);
+                self.gaps.remove(&from);
             }
             return;
         }

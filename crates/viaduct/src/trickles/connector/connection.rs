@@ -8,21 +8,21 @@ use viaduct_proto::trickles::standard::MAIN;
 use viaduct_proto::trickles::stream::{Config, Stream};
 
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct Connection {
     pub(super) stream: Stream,
     crypt: Option<ClientCrypt>,
-    /// True if [`Word::Open`](super::Word::Open) was reported for the connection.
+    /// True if [`ConnectorEvent::Open`](super::ConnectorEvent::Open) was reported.
     pub(super) open: bool,
     pub(super) due: Option<Instant>,
     /// Until this time nothing is sent unless something is written.
-    pub(super) held: Option<Instant>,
+    pub(super) held_until: Option<Instant>,
     /// Bytes that the connection has requested and the application has not read.
     pub(super) unread: u64,
     /// True if the present silence of the server was reported.
-    silent: bool,
+    silence_reported: bool,
 }
 
-impl Held {
+impl Connection {
     /// Opens a connection on a path with room for such messages. `token` is random.
     pub(super) fn open(
         config: Config,
@@ -30,11 +30,19 @@ impl Held {
         room: Room,
         token: u64,
         now: Instant,
-    ) -> Held {
+    ) -> Connection {
         let [message, request] = lengths(room, crypt.is_some());
         let (message, request) = (config.message.min(message), config.request.min(request));
         let stream = Stream::open(Config { message, request, ..config }, token, now);
-        Held { stream, crypt, open: false, due: None, held: None, unread: 0, silent: false }
+        Connection {
+            stream,
+            crypt,
+            open: false,
+            due: None,
+            held_until: None,
+            unread: 0,
+            silence_reported: false,
+        }
     }
 
     /// Adapts the stream to a path with room for such messages. Returns whether that is enough.
@@ -52,8 +60,8 @@ impl Held {
     /// The next message for the network; `None` if there is none.
     pub(super) fn poll_transmit(&mut self, now: Instant) -> Option<Vec<u8>> {
         let stream = &self.stream;
-        self.held = self.held.filter(|&until| now < until && stream.is_flushed(MAIN));
-        if self.held.is_some() {
+        self.held_until = self.held_until.filter(|&until| now < until && stream.is_flushed(MAIN));
+        if self.held_until.is_some() {
             return None;
         }
         loop {
@@ -68,7 +76,7 @@ impl Held {
     /// Returns whether an awaited answer is overdue by `most`; true once in a silence.
     pub(super) fn is_silent(&mut self, now: Instant, most: Duration) -> bool {
         let silent = self.stream.waited(now) >= most;
-        !std::mem::replace(&mut self.silent, silent) && silent
+        !std::mem::replace(&mut self.silence_reported, silent) && silent
     }
 
     /// Processes a message. Returns whether it may have had an effect.
@@ -99,23 +107,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_that_becomes_narrow_is_told_of_before_the_first_answer_alone() {
+    fn a_smaller_mtu_is_reported_before_the_first_answer_alone() {
         let [wide, narrow] = [1_400, 900].map(|first| Room { first, later: first });
-        let mut held = Held::open(Config::default(), None, wide, 1, Instant::ZERO);
-        assert!(held.fit(wide, Instant::ZERO) && !held.fit(narrow, Instant::ZERO));
-        held.open = true;
-        assert!(held.fit(narrow, Instant::ZERO));
+        let mut connection = Connection::open(Config::default(), None, wide, 1, Instant::ZERO);
+        assert!(connection.fit(wide, Instant::ZERO) && !connection.fit(narrow, Instant::ZERO));
+        connection.open = true;
+        assert!(connection.fit(narrow, Instant::ZERO));
     }
 
     #[test]
-    fn a_silence_is_told_of_once() {
+    fn a_silence_is_reported_once() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let room = Room { first: 1_400, later: 1_400 };
-        let mut held = Held::open(Config::default(), None, room, 1, at(0));
-        let mut told = |now| held.is_silent(at(now), Duration::from_secs(10));
-        assert!(!told(9) && told(10) && !told(11) && !told(99));
-        held.handle(at(100), b"what is no answer");
-        assert!(!held.is_silent(at(101), Duration::from_secs(10)));
+        let mut connection = Connection::open(Config::default(), None, room, 1, at(0));
+        let mut reported = |now| connection.is_silent(at(now), Duration::from_secs(10));
+        assert!(!reported(9) && reported(10) && !reported(11) && !reported(99));
+        connection.handle(at(100), b"what is no answer");
+        assert!(!connection.is_silent(at(101), Duration::from_secs(10)));
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Notifications of a connector.
+//! Events of a connector.
 
-/// Notification about a connection.
+/// Event of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum ConnectorEvent {
     /// The server has answered for the first time.
     Open,
     /// The stream has data to read, or room to write, or has ended; see
@@ -12,15 +12,15 @@ pub enum Word {
     PlainTcp,
     /// A packet format is refused, and the other is tried. `reset`: by a TCP reset of the
     /// server's kernel, so that a Trickles server, if there is one, can be reached by UDP only.
-    Turned {
+    FellBack {
         /// See above.
         reset: bool,
     },
     /// The path MTU is too small for the first request. To be treated as if there were no
     /// listener. Not reported once the server has answered.
-    Narrow,
+    MtuTooSmall,
     /// The server has answered before, and does not any more. It may answer again.
-    Silent,
+    Unresponsive,
     /// The host does not serve Trickles. `reset`: its kernel has sent a TCP reset, so it would
     /// refuse any other connection, too.
     Refused {

@@ -22,7 +22,7 @@ use crate::topology::Host;
 const MESSAGE: u16 = 1_400;
 
 /// Client: an honest core and a socket.
-pub(super) struct Asker {
+pub(super) struct RawClient {
     pub(super) socket: UdpSocket,
     pub(super) stream: Stream,
     count: u8,
@@ -32,23 +32,23 @@ pub(super) struct Asker {
     pub(super) held: VecDeque<Vec<u8>>,
 }
 
-impl Asker {
+impl RawClient {
     /// Prepares a request for `path` from `host`; nothing is sent yet.
-    pub(super) fn new(host: &Host, to: SocketAddr, path: &str, token: u64) -> Result<Asker> {
+    pub(super) fn new(host: &Host, to: SocketAddr, path: &str, token: u64) -> Result<RawClient> {
         let socket = connect(host, to)?;
         let config = Config { message: MESSAGE, ..Config::default() };
         let mut stream = Stream::open(config, token, now());
         let text = format!("GET /{path} HTTP/1.1\r\nHost: lab\r\n\r\n");
         stream.write(MAIN, text.as_bytes());
         stream.shutdown(MAIN);
-        Ok(Asker { socket, stream, count: 0, got: 0, held: VecDeque::new() })
+        Ok(RawClient { socket, stream, count: 0, got: 0, held: VecDeque::new() })
     }
 
     /// Handles at most one incoming message, waiting up to `most`, and queues the messages that
     /// follow.
     pub(super) fn turn(&mut self, most: Duration) -> Result<()> {
         let due = self.stream.poll_timeout().map_or(most, |due| due - now());
-        if let Some(message) = hear(&self.socket, due.min(most))? {
+        if let Some(message) = receive(&self.socket, due.min(most))? {
             self.stream.handle(now(), &message);
             while let Some(data) = self.stream.read(MAIN) {
                 self.got += data.len() as u64;
@@ -70,7 +70,7 @@ impl Asker {
     }
 
     /// Behaves honestly until `bytes` have arrived; messages after that are held back.
-    pub(super) fn until(&mut self, bytes: u64) -> Result<()> {
+    pub(super) fn run_until(&mut self, bytes: u64) -> Result<()> {
         let end = now() + Duration::from_secs(10);
         while self.got < bytes {
             ensure!(now() < end, "{} of {bytes} bytes came", self.got);
@@ -89,14 +89,14 @@ impl Asker {
 
     /// Receives for `time` without handling anything; returns the datagrams and the bytes of
     /// their messages.
-    pub(super) fn overhear(&self, time: Duration) -> Result<(u64, u64)> {
-        let (end, mut heard) = (now() + time, (0, 0));
+    pub(super) fn count_answers(&self, time: Duration) -> Result<(u64, u64)> {
+        let (end, mut received) = (now() + time, (0, 0));
         while now() < end {
-            if let Some(message) = hear(&self.socket, end - now())? {
-                heard = (heard.0 + 1, heard.1 + message.len() as u64);
+            if let Some(message) = receive(&self.socket, end - now())? {
+                received = (received.0 + 1, received.1 + message.len() as u64);
             }
         }
-        Ok(heard)
+        Ok(received)
     }
 }
 
@@ -119,7 +119,7 @@ pub(super) fn send(socket: &UdpSocket, count: u8, message: &[u8]) -> Result<()> 
 }
 
 /// Receives the next message; `None` if none arrives within `most`.
-pub(super) fn hear(socket: &UdpSocket, most: Duration) -> Result<Option<Vec<u8>>> {
+pub(super) fn receive(socket: &UdpSocket, most: Duration) -> Result<Option<Vec<u8>>> {
     let mut buffer = [0; 2048];
     socket.set_read_timeout(Some(most.max(Duration::from_micros(100))))?;
     match socket.recv(&mut buffer) {
@@ -166,12 +166,12 @@ impl<'a> Step<'a> {
     }
 
     /// True for a step, false for a restart.
-    pub(super) fn goes_on(&self) -> bool {
+    pub(super) fn is_step(&self) -> bool {
         self.attempt == 0
     }
 
     /// True if the proof reports a loss.
-    pub(super) fn tells_of_losses(&self) -> bool {
+    pub(super) fn reports_losses(&self) -> bool {
         let proof = &self.message[self.proof.0..];
         proof[0] != 1 || proof[1] != 0
     }
@@ -222,8 +222,8 @@ fn varint(message: &[u8], at: &mut usize) -> Option<u64> {
 
 /// Removes the first step from the messages held back, and returns it.
 pub(super) fn first_step(held: &mut VecDeque<Vec<u8>>) -> Result<Vec<u8>> {
-    let goes_on = |message: &Vec<u8>| Step::parse(message).is_some_and(|step| step.goes_on());
-    let at = held.iter().position(goes_on).context("there is nothing to return")?;
+    let is_step = |message: &Vec<u8>| Step::parse(message).is_some_and(|step| step.is_step());
+    let at = held.iter().position(is_step).context("there is nothing to return")?;
     held.remove(at).context("it is there")
 }
 

@@ -3,16 +3,16 @@
 use std::fmt;
 
 /// Place of an error, and its description.
-pub(super) type Wrong = (String, String);
+pub(super) type Invalid = (String, String);
 
-pub(super) fn wrong<T>(place: impl fmt::Display, what: impl fmt::Display) -> Result<T, Wrong> {
+pub(super) fn invalid<T>(place: impl fmt::Display, what: impl fmt::Display) -> Result<T, Invalid> {
     Err((place.to_string(), what.to_string()))
 }
 
-pub(super) fn check_name(place: &str, name: &str) -> Result<(), Wrong> {
+pub(super) fn check_name(place: &str, name: &str) -> Result<(), Invalid> {
     let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > 64 || !name.chars().all(fine) || name.starts_with('.') {
-        return wrong(
+        return invalid(
             place,
             format!("{name:?}: 1 to 64 letters, digits, '-', '_' or '.' are expected"),
         );

@@ -15,7 +15,11 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_sent_packets_total", "Data packets seen on their way to the peer's site.", |p| {
         p.sender.packets
     }),
-    ("viaduct_sent_bytes_total", "Their bytes.", |p| p.sender.bytes),
+    (
+        "viaduct_sent_bytes_total",
+        "Bytes of data packets seen on their way to the peer's site.",
+        |p| p.sender.bytes,
+    ),
     ("viaduct_protected_packets_total", "Packets that were encoded.", |p| p.sender.protected),
     ("viaduct_unprotected_packets_total", "Packets that were not encoded.", |p| {
         p.sender.unprotected
@@ -30,7 +34,11 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_received_packets_total", "Data packets that arrived from the peer's site.", |p| {
         p.receiver.packets
     }),
-    ("viaduct_received_bytes_total", "Their bytes.", |p| p.receiver.bytes),
+    (
+        "viaduct_received_bytes_total",
+        "Bytes of data packets that arrived from the peer's site.",
+        |p| p.receiver.bytes,
+    ),
     ("viaduct_repairs_received_total", "Repairs that opened and parsed.", |p| p.receiver.repairs),
     ("viaduct_repairs_useless_total", "Repairs that covered nothing missing.", |p| {
         p.receiver.useless
@@ -65,7 +73,7 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_manifests_sent_total", "Datagrams sent with names alone.", |p| p.sender.manifests),
     ("viaduct_copies_sent_total", "Copies of packets sent.", |p| p.sender.copies),
     ("viaduct_copies_received_total", "Copies of packets received.", |p| p.receiver.copies),
-    ("viaduct_copies_useless_total", "Copies of packets that were here.", |p| {
+    ("viaduct_copies_useless_total", "Copies of packets that had arrived.", |p| {
         p.receiver.useless_copies
     }),
     ("viaduct_unrepaired_packets_total", "Packets that no repair is made of, by class.", |p| {
@@ -81,12 +89,14 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     }),
     (
         "viaduct_marked_recoveries_total",
-        "Of them, those injected with a mark of congestion.",
+        "Packets that a full queue has dropped, recovered and injected with a mark of congestion.",
         |p| p.receiver.marked,
     ),
-    ("viaduct_congested_recoveries_total", "Of them, those left lost to slow senders down.", |p| {
-        p.receiver.left_lost
-    }),
+    (
+        "viaduct_congested_recoveries_total",
+        "Packets that a full queue has dropped, left lost to slow senders down.",
+        |p| p.receiver.left_lost,
+    ),
     (
         "viaduct_renewed_recoveries_total",
         "Recoveries with a new TCP timestamp: their hosts would refuse the old one.",
@@ -96,7 +106,7 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_handshakes_total", "Handshakes completed, re-keying included.", |p| {
         p.session.handshakes
     }),
-    ("viaduct_handshakes_limited_total", "Handshakes turned away: too many at once.", |p| {
+    ("viaduct_handshakes_limited_total", "Handshakes rejected: too many at once.", |p| {
         p.session.limited
     }),
     ("viaduct_forged_datagrams_total", "Datagrams that did not authenticate.", |p| {
@@ -120,15 +130,19 @@ const SITE_COUNTERS: &[SiteCounter] = &[
     ("viaduct_datagrams_failed_total", "Datagrams that the kernel would not take.", |s| {
         s.counters.shell.send_failed
     }),
-    ("viaduct_datagrams_too_long_total", "Of them, those longer than the path's MTU.", |s| {
-        s.counters.shell.send_too_long
-    }),
+    (
+        "viaduct_datagrams_too_long_total",
+        "Datagrams longer than the path's MTU, which the kernel would not take.",
+        |s| s.counters.shell.send_too_long,
+    ),
     ("viaduct_injected_packets_total", "Recovered packets handed to the kernel.", |s| {
         s.counters.shell.injected
     }),
-    ("viaduct_inject_failed_packets_total", "Recovered packets that it would not take.", |s| {
-        s.counters.shell.inject_failed
-    }),
+    (
+        "viaduct_inject_failed_packets_total",
+        "Recovered packets that the kernel would not take.",
+        |s| s.counters.shell.inject_failed,
+    ),
     ("viaduct_stray_datagrams_total", "Datagrams that no peer can have sent.", |s| {
         s.counters.plane.stray
     }),
@@ -188,11 +202,15 @@ pub fn encode(status: &Status) -> String {
 fn site(status: &Status, page: &mut Exposition) {
     page.family("viaduct_build_info", Kind::Gauge, "Always 1; the version is a label.");
     page.sample(&[("version", &status.version), ("site", &status.site)], 1);
-    page.family("viaduct_uptime_seconds", Kind::Gauge, "How long the gateway has run.");
+    page.family("viaduct_uptime_seconds", Kind::Gauge, "Time since the gateway started.");
     page.sample(&[], status.uptime);
     page.family("viaduct_memory_bytes", Kind::Gauge, "Memory held for packets and taps.");
     page.sample(&[], status.counters.memory + 2 * status.tap_memory);
-    page.family("viaduct_memory_limit_bytes", Kind::Gauge, "Bound of that memory.");
+    page.family(
+        "viaduct_memory_limit_bytes",
+        Kind::Gauge,
+        "Limit of the memory for packets and taps.",
+    );
     page.sample(&[], status.memory_limit);
     page.family(
         "viaduct_trouble",
@@ -215,7 +233,7 @@ fn site(status: &Status, page: &mut Exposition) {
     page.family(
         "viaduct_tap_late_total",
         Kind::Counter,
-        "Outgoing packets whose copies were looked at too late to be protected.",
+        "Outgoing packets whose copies were read too late to be protected.",
     );
     page.sample(&[], shell.tap_late_out);
     let cache = &status.cache;
@@ -267,7 +285,7 @@ fn links(status: &Status, page: &mut Exposition) {
     each(
         "viaduct_link_recovered_packets_total",
         count,
-        "Of the lost, the recovered.",
+        "Lost packets that were recovered.",
         &|page, labels, l| {
             page.sample(labels, l.recovered);
         },
@@ -305,5 +323,5 @@ fn latency(status: &Status, page: &mut Exposition) {
 }
 
 #[cfg(test)]
-#[path = "families_tests.rs"]
+#[path = "metrics_tests.rs"]
 mod tests;

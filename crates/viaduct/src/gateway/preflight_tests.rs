@@ -22,7 +22,7 @@ fn out(op: &str, name: &Value) -> Value {
 }
 
 #[test]
-fn what_may_translate_packets_to_peers_is_named_and_nothing_else() {
+fn only_rules_that_may_translate_packets_to_peers_are_named() {
     let masquerade = json!({"masquerade": null});
     let warned = Some("ip nat post: masquerade".to_owned());
     assert_eq!(chain_of(&[json!([masquerade])]), warned);

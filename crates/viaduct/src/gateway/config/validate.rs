@@ -1,4 +1,4 @@
-//! Meaning of a config: each value is checked by itself, then against the others.
+//! Validation of a config: each value is checked by itself, then against the others.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -6,21 +6,21 @@ use std::path::Path;
 use viaduct_proto::keys::{PublicKey, SecretKey};
 
 use super::Config;
+use super::error::{Invalid, check_name, invalid};
 use super::file::{File, SiteTable};
 use super::peers::{check_prefixes, peers};
 use super::values::{is_one_host, prefixes};
-use super::wrong::{Wrong, check_name, wrong};
 use crate::{key, text};
 
 /// Minimum memory that a code can work with.
 const MIN_MEMORY: usize = 4 << 20;
 /// Maximum length of a key file in bytes.
-const KEY_FILE: u64 = 4 << 10;
+const MAX_KEY_FILE: u64 = 4 << 10;
 /// Maximum length of a socket's path (`sockaddr_un`), without the terminating NUL.
-const SOCKET_PATH: usize = 107;
+const MAX_SOCKET_PATH: usize = 107;
 
-/// Meaning of `file`, whose relative names are resolved in `dir`.
-pub(super) fn of(file: File, dir: &Path) -> Result<Config, Wrong> {
+/// Validates `file`, whose relative names are resolved in `dir`, and returns its meaning.
+pub(super) fn validate(file: File, dir: &Path) -> Result<Config, Invalid> {
     let site = file.site;
     check_site(&site)?;
     let path = dir.join(&site.key);
@@ -44,39 +44,39 @@ pub(super) fn of(file: File, dir: &Path) -> Result<Config, Wrong> {
     check_run_dir(&config)?;
     check_listener("[metrics] listen", config.metrics)?;
     check_listener("[cache] listen", config.cache)?;
-    config.warnings.extend(key::readers("[site] key", &path));
-    warn_of_listeners(&mut config);
-    let (peers, mut odd) = peers(file.peer, &config)?;
+    config.warnings.extend(key::readable_by_others("[site] key", &path));
+    warn_about_listeners(&mut config);
+    let (peers, mut warnings) = peers(file.peer, &config)?;
     check_prefixes(&config.prefixes, &peers)?;
-    config.warnings.append(&mut odd);
+    config.warnings.append(&mut warnings);
     if (file.split.is_some() || !config.policies.is_empty()) && !peers.iter().any(|p| p.split) {
         let why = "no peer has mode = \"split\"; one at least is expected, or neither [split] nor \
                    [[policy]]; a change of that needs a restart";
-        return wrong("[split]", why);
+        return invalid("[split]", why);
     }
     config.split = file.split.unwrap_or_default();
     Ok(Config { peers, ..config })
 }
 
-fn check_site(site: &SiteTable) -> Result<(), Wrong> {
+fn check_site(site: &SiteTable) -> Result<(), Invalid> {
     check_name("[site] name", &site.name)?;
     if site.prefixes.is_empty() {
-        return wrong("[site] prefixes", "is empty; list the addresses of this site's hosts");
+        return invalid("[site] prefixes", "is empty; list the addresses of this site's hosts");
     }
     if site.wan.is_empty() || site.wan.len() > 15 {
-        return wrong("[site] wan", "an interface name of 1 to 15 characters is expected");
+        return invalid("[site] wan", "an interface name of 1 to 15 characters is expected");
     }
     if site.memory.0 < MIN_MEMORY {
-        return wrong("[site] memory", "is below 4MiB, the least that a code can work with");
+        return invalid("[site] memory", "is below 4MiB, the least that a code can work with");
     }
     if let Some(machine) = memory_of_machine()
         && site.memory.0 > machine / 2
     {
         let what = format!("is above {}MiB, half of this machine's", machine >> 21);
-        return wrong("[site] memory", what);
+        return invalid("[site] memory", what);
     }
     if site.listen.0.port() == 0 {
-        return wrong("[site] listen", "has port 0; peers need a fixed one, such as 7400");
+        return invalid("[site] listen", "has port 0; peers need a fixed one, such as 7400");
     }
     check_listener("[site] listen", Some(site.listen.0))
 }
@@ -88,50 +88,50 @@ fn memory_of_machine() -> Option<usize> {
     kib.trim().strip_suffix(" kB")?.parse::<usize>().ok()?.checked_mul(1 << 10)
 }
 
-fn check_listener(place: &str, at: Option<SocketAddr>) -> Result<(), Wrong> {
+fn check_listener(place: &str, at: Option<SocketAddr>) -> Result<(), Invalid> {
     match at {
         Some(at) if !at.ip().is_unspecified() && !is_one_host(at.ip()) => {
-            wrong(place, format!("{at} is no address of one machine"))
+            invalid(place, format!("{at} is no address of one machine"))
         }
         _ => Ok(()),
     }
 }
 
-fn read_key(path: &Path) -> Result<SecretKey, Wrong> {
+fn read_key(path: &Path) -> Result<SecretKey, Invalid> {
     let place = format!("[site] key: {}", path.display());
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     if name.parse::<PublicKey>().is_ok() {
-        return wrong(place, "is a key; the name of the file with the secret key is expected");
+        return invalid(place, "is a key; the name of the file with the secret key is expected");
     }
     if !path.exists() {
         let what = format!("is not there; `viaduct key new --out {}` makes one", path.display());
-        return wrong(place, what);
+        return invalid(place, what);
     }
-    let text = text::read(path, KEY_FILE).or_else(|what| wrong(&place, what))?;
-    text.parse().or_else(|what| wrong(&place, what))
+    let text = text::read(path, MAX_KEY_FILE).or_else(|what| invalid(&place, what))?;
+    text.parse().or_else(|what| invalid(&place, what))
 }
 
-fn check_run_dir(config: &Config) -> Result<(), Wrong> {
+fn check_run_dir(config: &Config) -> Result<(), Invalid> {
     let (place, dir, socket) = ("[site] run_dir", &config.run_dir, config.socket());
     if dir.as_os_str().is_empty() {
-        return wrong(place, "is empty; a directory is expected");
+        return invalid(place, "is empty; a directory is expected");
     }
     if dir.exists() && !dir.is_dir() {
-        return wrong(place, format!("{} is no directory", dir.display()));
+        return invalid(place, format!("{} is no directory", dir.display()));
     }
     let length = socket.as_os_str().len();
-    if length > SOCKET_PATH {
+    if length > MAX_SOCKET_PATH {
         let socket = socket.display();
         let what = format!(
             "the status socket {socket} would have a path of {length} bytes; at most \
-             {SOCKET_PATH} are possible: a shorter run_dir or name is expected"
+             {MAX_SOCKET_PATH} are possible: a shorter run_dir or name is expected"
         );
-        return wrong(place, what);
+        return invalid(place, what);
     }
     Ok(())
 }
 
-fn warn_of_listeners(config: &mut Config) {
+fn warn_about_listeners(config: &mut Config) {
     let inside = |ip: IpAddr| config.prefixes.iter().any(|net| net.contains(&ip));
     if let Some(at) = config.metrics
         && !at.ip().is_loopback()

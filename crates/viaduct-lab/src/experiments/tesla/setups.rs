@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::programs::{Server, Under, bench, measure_watched, run};
-use super::world::{Who, World};
+use super::programs::{CommandPrefix, Server, bench, measure_watched, run};
+use super::world::{Side, World};
 use crate::bench::Content;
 use crate::example_tunnel::random_key;
 use crate::topology::programs::is_listening;
@@ -29,7 +29,7 @@ const SILENT: f64 = 1.0;
 
 /// Configuration between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Setup {
     /// Programs without any proxy.
     Plain,
     /// A relay in each host, connected by TCP.
@@ -45,27 +45,27 @@ pub(super) enum Way {
 }
 
 /// Chain that the kernel handles by itself.
-pub(super) const OFFLOADED: Way = Way::Viaduct("viaduct, offloaded", &["+count"]);
+pub(super) const OFFLOADED: Setup = Setup::Viaduct("viaduct, offloaded", &["+count"]);
 /// The same chain without offload: data passes Viaduct.
-pub(super) const PASSING: Way = Way::Viaduct("viaduct", &["+count", "--no-offload"]);
+pub(super) const PASSING: Setup = Setup::Viaduct("viaduct", &["+count", "--no-offload"]);
 
-impl Way {
+impl Setup {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Way::Plain => "plain",
-            Way::TcpProxies => "TCP proxies",
-            Way::UnixProxies => "UNIX proxies",
-            Way::Viaduct(name, _) => name,
-            Way::Crypt => "viaduct, crypt",
-            Way::Stunnel => "stunnel",
+            Setup::Plain => "plain",
+            Setup::TcpProxies => "TCP proxies",
+            Setup::UnixProxies => "UNIX proxies",
+            Setup::Viaduct(name, _) => name,
+            Setup::Crypt => "viaduct, crypt",
+            Setup::Stunnel => "stunnel",
         }
     }
 }
 
 /// Running configuration, whose servers wait for clients.
-pub(super) struct Stall<'a> {
+pub(super) struct Testbed<'a> {
     world: &'a World,
-    under: Under,
+    under: CommandPrefix,
     /// Address that clients connect to.
     to: String,
     servers: Vec<Server>,
@@ -94,38 +94,38 @@ pub(super) struct Load {
     pub(super) warm_up: f64,
 }
 
-impl<'a> Stall<'a> {
+impl<'a> Testbed<'a> {
     /// Starts the servers; `n` selects the range of ports.
-    pub(super) fn build(world: &'a World, way: Way, n: u16) -> Result<Stall<'a>> {
-        let mut parts =
-            Parts { world, scratch: Scratch::new()?, servers: Vec::new(), ports: 8 * n };
-        let (under, to) = match way {
-            Way::Plain => (Vec::new(), parts.serve(&Vec::new())?),
-            Way::Viaduct(_, words) => (run(words)?, parts.serve(&run(words)?)?),
-            Way::Crypt => {
+    pub(super) fn build(world: &'a World, setup: Setup, n: u16) -> Result<Testbed<'a>> {
+        let mut builder =
+            Builder { world, scratch: Scratch::new()?, servers: Vec::new(), ports: 8 * n };
+        let (under, to) = match setup {
+            Setup::Plain => (Vec::new(), builder.serve(&Vec::new())?),
+            Setup::Viaduct(_, words) => (run(words)?, builder.serve(&run(words)?)?),
+            Setup::Crypt => {
                 let key = random_key()?.to_text();
-                let key = parts.scratch.write_secret("crypt.key", key)?;
+                let key = builder.scratch.write_secret("crypt.key", key)?;
                 let under = run(&[&format!("+crypt:key={}", key.display())])?;
-                (under.clone(), parts.serve(&under)?)
+                (under.clone(), builder.serve(&under)?)
             }
-            Way::TcpProxies => {
-                let server = parts.serve(&Vec::new())?;
-                let far = parts.relay(Who::Server, None, &server)?;
-                (Vec::new(), parts.relay(Who::Client, None, &far)?)
+            Setup::TcpProxies => {
+                let server = builder.serve(&Vec::new())?;
+                let far = builder.relay(Side::Server, None, &server)?;
+                (Vec::new(), builder.relay(Side::Client, None, &far)?)
             }
-            Way::UnixProxies => {
-                let server = parts.serve_at("server")?;
-                let far = parts.relay(Who::Server, None, &server)?;
-                (Vec::new(), parts.relay(Who::Client, Some("near"), &far)?)
+            Setup::UnixProxies => {
+                let server = builder.serve_at("server")?;
+                let far = builder.relay(Side::Server, None, &server)?;
+                (Vec::new(), builder.relay(Side::Client, Some("near"), &far)?)
             }
-            Way::Stunnel => {
-                let server = parts.serve(&Vec::new())?;
-                let far = parts.stunnel(Who::Server, &server)?;
-                (Vec::new(), parts.stunnel(Who::Client, &far)?)
+            Setup::Stunnel => {
+                let server = builder.serve(&Vec::new())?;
+                let far = builder.stunnel(Side::Server, &server)?;
+                (Vec::new(), builder.stunnel(Side::Client, &far)?)
             }
         };
-        let Parts { servers, scratch, .. } = parts;
-        Ok(Stall { world, under, to, servers, _scratch: scratch })
+        let Builder { servers, scratch, .. } = builder;
+        Ok(Testbed { world, under, to, servers, _scratch: scratch })
     }
 
     /// Runs a client once; returns its count per second.
@@ -168,24 +168,24 @@ impl<'a> Stall<'a> {
         })
     }
 
-    fn measured(&self, under: &Under, load: &Load) -> Result<f64> {
+    fn measured(&self, under: &CommandPrefix, load: &Load) -> Result<f64> {
         self.measured_watched(under, load, 0.0, |_| ())
     }
 
     /// Runs a client with `hold` seconds of silence before and after the measurement.
     fn measured_watched(
         &self,
-        under: &Under,
+        under: &CommandPrefix,
         load: &Load,
         hold: f64,
         watch: impl FnOnce(u32),
     ) -> Result<f64> {
-        let node = self.world.node(Who::Client);
+        let node = self.world.node(Side::Client);
         let numbers = [load.block as f64, load.seconds, load.warm_up, hold].map(|n| n.to_string());
         let [block, seconds, warm_up, hold_text] = &numbers;
         let words = [load.program, &self.to, "--block", block, "--content", load.content.name()];
         let times = ["--seconds", seconds, "--warm-up", warm_up, "--hold", hold_text];
-        let command = bench(node, Who::Client, under, &[&words[..], &times].concat())?;
+        let command = bench(node, Side::Client, under, &[&words[..], &times].concat())?;
         measure_watched(node, command, load.seconds + load.warm_up + 2.0 * hold, watch)
             .with_context(|| self.to.clone())
     }
@@ -197,71 +197,72 @@ fn count_instructions(time: Duration) -> f64 {
     let begin = Instant::now();
     let mut perf = Command::new("perf");
     perf.args(["stat", "-a", "-x", ",", "-e", "instructions", "sleep"]);
-    let said = perf.arg(time.as_secs_f64().to_string()).stdin(Stdio::null()).output();
+    let output = perf.arg(time.as_secs_f64().to_string()).stdin(Stdio::null()).output();
     thread::sleep(time.saturating_sub(begin.elapsed()));
-    let text =
-        said.map(|said| String::from_utf8_lossy(&said.stderr).into_owned()).unwrap_or_default();
+    let text = output
+        .map(|output| String::from_utf8_lossy(&output.stderr).into_owned())
+        .unwrap_or_default();
     let mut counts = text.lines().filter_map(|line| line.split(',').next()?.parse().ok());
     counts.next().unwrap_or(f64::NAN)
 }
 
-/// Servers of a configuration under construction.
-struct Parts<'a> {
+/// Builder of a configuration: the servers that were started so far.
+struct Builder<'a> {
     world: &'a World,
     scratch: Scratch,
     servers: Vec<Server>,
     ports: u16,
 }
 
-impl Parts<'_> {
+impl Builder<'_> {
     /// Starts the benchmark server on its own port; returns its address.
-    fn serve(&mut self, under: &Under) -> Result<String> {
-        let at = self.place(Who::Server);
-        let command = bench(self.world.node(Who::Server), Who::Server, under, &["serve", &at])?;
-        self.start(Who::Server, command, &at)?;
+    fn serve(&mut self, under: &CommandPrefix) -> Result<String> {
+        let at = self.place(Side::Server);
+        let command = bench(self.world.node(Side::Server), Side::Server, under, &["serve", &at])?;
+        self.start(Side::Server, command, &at)?;
         Ok(at)
     }
 
     /// Starts the benchmark server on a UNIX-domain socket.
     fn serve_at(&mut self, name: &str) -> Result<String> {
         let at = format!("unix:{}", self.path(name).display());
-        let node = self.world.node(Who::Server);
-        let command = bench(node, Who::Server, &Vec::new(), &["serve", &at])?;
-        self.start(Who::Server, command, &at)?;
+        let node = self.world.node(Side::Server);
+        let command = bench(node, Side::Server, &Vec::new(), &["serve", &at])?;
+        self.start(Side::Server, command, &at)?;
         Ok(at)
     }
 
     /// Starts a plain relay on a UNIX-domain socket of this name, or on a port.
-    fn relay(&mut self, who: Who, name: Option<&str>, to: &str) -> Result<String> {
+    fn relay(&mut self, side: Side, name: Option<&str>, to: &str) -> Result<String> {
         let at = match name {
             Some(name) => format!("unix:{}", self.path(name).display()),
-            None => self.place(who),
+            None => self.place(side),
         };
-        let command = bench(self.world.node(who), who, &Vec::new(), &["relay", &at, to])?;
-        self.start(who, command, &at)?;
+        let command = bench(self.world.node(side), side, &Vec::new(), &["relay", &at, to])?;
+        self.start(side, command, &at)?;
         Ok(at)
     }
 
     /// Starts one end of a stunnel tunnel; the far end terminates the encryption.
-    fn stunnel(&mut self, who: Who, to: &str) -> Result<String> {
-        let at = self.place(who);
+    fn stunnel(&mut self, side: Side, to: &str) -> Result<String> {
+        let at = self.place(side);
         let secret = self.scratch.write_secret("psk", format!("lab:{}\n", "5a".repeat(32)))?;
-        let client = if who == Who::Client { "yes" } else { "no" };
+        let client = if side == Side::Client { "yes" } else { "no" };
         let text = format!(
             "foreground = yes\npid =\nsocket = l:TCP_NODELAY=1\nsocket = r:TCP_NODELAY=1\n[lab]\n\
              client = {client}\naccept = {at}\nconnect = {to}\nPSKsecrets = {}\n",
             secret.display()
         );
         let file = self.scratch.write(&format!("stunnel-{client}"), text)?;
-        let core = World::core(who)?.to_string();
-        let mut command = self.world.node(who).command("taskset");
+        let core = World::core(side)?.to_string();
+        let mut command = self.world.node(side).command("taskset");
         command.args(["--cpu-list", &core, "stunnel4"]).arg(file);
-        self.start(who, command, &at)?;
+        self.start(side, command, &at)?;
         Ok(at)
     }
 
-    fn start(&mut self, who: Who, command: Command, at: &str) -> Result<()> {
-        let node = self.world.node(who);
+    fn start(&mut self, side: Side, command: Command, at: &str) -> Result<()> {
+        let node = self.world.node(side);
         let ready = || match at.strip_prefix("unix:") {
             Some(path) => Ok(PathBuf::from(path).exists()),
             None => {
@@ -273,9 +274,9 @@ impl Parts<'_> {
         Ok(())
     }
 
-    fn place(&mut self, who: Who) -> String {
+    fn place(&mut self, side: Side) -> String {
         self.ports += 1;
-        self.world.at(who, self.ports).to_string()
+        self.world.at(side, self.ports).to_string()
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -1,8 +1,8 @@
 //! Service of the packet cache: a UDP socket at which the site's hosts request packets.
 //!
 //! ```text
-//!   host ──query──▶ desk ──Command::Cache──▶ worker ──packets──▶ TUN ──▶ host
-//!        ◀─answer──      ◀──────Found──────
+//!   host ──query──▶ CacheService ──Command::Cache──▶ worker ──packets──▶ TUN ──▶ host
+//!        ◀─answer──              ◀──────Found──────
 //! ```
 //!
 //! A query costs the packet thread time. The service therefore handles one query at a time, and
@@ -26,9 +26,9 @@ use viaduct_proto::repair::cache::{Found, Query};
 /// Maximum number of queries that are looked up per second.
 const MAX_QUERIES: u32 = 2_000;
 /// Maximum number of cached packets that are examined per second: a fraction of a core's time.
-const MAX_LOOKS: usize = 4_000_000;
+const MAX_EXAMINED: usize = 4_000_000;
 /// Buffer size, more than any query: 64 times 32 bytes and a head.
-const LONGEST_QUERY: usize = 4_096;
+const MAX_QUERY: usize = 4_096;
 
 /// Counters, shared with the status page.
 pub type SharedStats = Arc<Mutex<CacheStats>>;
@@ -38,9 +38,9 @@ pub type Prefixes = Arc<Mutex<Vec<IpNet>>>;
 
 /// Service that answers queries until it is dropped.
 #[derive(Debug)]
-pub struct Desk(JoinHandle<()>);
+pub struct CacheService(JoinHandle<()>);
 
-impl Desk {
+impl CacheService {
     /// Starts the service for hosts of `prefixes` at `socket`.
     pub fn open(
         socket: UdpSocket,
@@ -48,25 +48,25 @@ impl Desk {
         worker: ToWorker,
         stats: SharedStats,
     ) -> Self {
-        Desk(tokio::spawn(async move {
+        CacheService(tokio::spawn(async move {
             let mut budget = Budget::new(Instant::now());
-            let mut datagram = [0; LONGEST_QUERY];
+            let mut datagram = [0; MAX_QUERY];
             // An error here is an ICMP message about a client that has gone.
             loop {
-                let Ok((len, asker)) = socket.recv_from(&mut datagram).await else { continue };
+                let Ok((len, client)) = socket.recv_from(&mut datagram).await else { continue };
                 let own = prefixes.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                let query = admit(&own, asker, &datagram[..len], &mut budget, &stats);
+                let query = accept(&own, client, &datagram[..len], &mut budget, &stats);
                 let Some(query) = query else { continue };
                 let Some(found) = look_up(query, &worker).await else { return };
                 budget.spend(found.looked);
                 lock(&stats).resent += found.resent as u64;
-                let _ = socket.send_to(&found.answer(), asker).await;
+                let _ = socket.send_to(&found.answer(), client).await;
             }
         }))
     }
 }
 
-impl Drop for Desk {
+impl Drop for CacheService {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -77,25 +77,25 @@ fn lock(stats: &SharedStats) -> std::sync::MutexGuard<'_, CacheStats> {
 }
 
 /// Parses a query, if its sender is of the site and the budget allows it.
-fn admit(
+fn accept(
     prefixes: &[IpNet],
-    asker: SocketAddr,
+    client: SocketAddr,
     datagram: &[u8],
     budget: &mut Budget,
     stats: &SharedStats,
 ) -> Option<Query> {
     let mut stats = lock(stats);
     // A dual-stack socket shows IPv4 hosts as mapped addresses.
-    let asker: IpAddr = asker.ip().to_canonical();
-    if !prefixes.iter().any(|prefix| prefix.contains(&asker)) {
+    let client: IpAddr = client.ip().to_canonical();
+    if !prefixes.iter().any(|prefix| prefix.contains(&client)) {
         stats.strangers += 1;
         return None;
     }
-    let Some(query) = Query::parse(asker, datagram) else {
+    let Some(query) = Query::parse(client, datagram) else {
         stats.malformed += 1;
         return None;
     };
-    if !budget.admits(Instant::now()) {
+    if !budget.allows(Instant::now()) {
         stats.limited += 1;
         return None;
     }
@@ -106,7 +106,7 @@ fn admit(
 /// Looks up a query; `None` if the packet thread is gone.
 async fn look_up(query: Query, worker: &ToWorker) -> Option<Found> {
     let (reply, answer) = oneshot::channel();
-    worker.tell(Command::Cache(query, reply));
+    worker.send(Command::Cache(query, reply));
     answer.await.ok()
 }
 
@@ -115,27 +115,27 @@ async fn look_up(query: Query, worker: &ToWorker) -> Option<Found> {
 struct Budget {
     since: Instant,
     queries: u32,
-    looks: usize,
+    examined: usize,
 }
 
 impl Budget {
     fn new(now: Instant) -> Self {
-        Budget { since: now, queries: MAX_QUERIES, looks: MAX_LOOKS }
+        Budget { since: now, queries: MAX_QUERIES, examined: MAX_EXAMINED }
     }
 
-    fn admits(&mut self, now: Instant) -> bool {
+    fn allows(&mut self, now: Instant) -> bool {
         if now.duration_since(self.since) >= Duration::from_secs(1) {
             *self = Budget::new(now);
         }
-        if self.queries == 0 || self.looks == 0 {
+        if self.queries == 0 || self.examined == 0 {
             return false;
         }
         self.queries -= 1;
         true
     }
 
-    fn spend(&mut self, looks: usize) {
-        self.looks = self.looks.saturating_sub(looks);
+    fn spend(&mut self, examined: usize) {
+        self.examined = self.examined.saturating_sub(examined);
     }
 }
 
@@ -148,14 +148,14 @@ mod tests {
     const QUERY: &[u8] = b"VDC1\x11\x04\x13\x88\0\x08abcd";
 
     #[test]
-    fn a_second_has_room_for_so_many_queries_and_so_much_searching() {
+    fn queries_and_searching_are_limited_per_second() {
         let start = Instant::now();
         let mut budget = Budget::new(start);
-        assert_eq!((0..3_000).filter(|_| budget.admits(start)).count(), 2_000);
+        assert_eq!((0..3_000).filter(|_| budget.allows(start)).count(), 2_000);
         let later = start + Duration::from_secs(1);
-        assert!(budget.admits(later), "a new second");
-        budget.spend(MAX_LOOKS);
-        assert!(!budget.admits(later), "searched enough");
+        assert!(budget.allows(later), "a new second");
+        budget.spend(MAX_EXAMINED);
+        assert!(!budget.allows(later), "searched enough");
     }
 
     #[test]
@@ -163,26 +163,26 @@ mod tests {
         let stats = SharedStats::default();
         let prefixes = ["10.1.0.0/16".parse().unwrap()];
         let mut budget = Budget::new(Instant::now());
-        let mut admit = |from: &str, datagram: &[u8]| {
-            admit(&prefixes, from.parse().unwrap(), datagram, &mut budget, &stats)
+        let mut accept = |from: &str, datagram: &[u8]| {
+            accept(&prefixes, from.parse().unwrap(), datagram, &mut budget, &stats)
         };
-        assert!(admit("10.1.2.3:99", QUERY).is_some());
-        assert!(admit("[::ffff:10.1.2.3]:99", QUERY).is_some());
-        assert!(admit("10.2.2.3:99", QUERY).is_none());
-        assert!(admit("10.1.2.3:99", b"hello").is_none());
+        assert!(accept("10.1.2.3:99", QUERY).is_some());
+        assert!(accept("[::ffff:10.1.2.3]:99", QUERY).is_some());
+        assert!(accept("10.2.2.3:99", QUERY).is_none());
+        assert!(accept("10.1.2.3:99", b"hello").is_none());
         let seen = *lock(&stats);
         assert_eq!((seen.queries, seen.strangers, seen.malformed), (2, 1, 1));
     }
 
     #[tokio::test]
-    async fn the_asker_is_told_how_many_were_sent_again() {
+    async fn the_client_is_told_how_many_were_sent_again() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let to = socket.local_addr().unwrap();
         let (send, commands) = mpsc::channel();
         let worker = ToWorker::new(send, Arc::new(Waker::new().unwrap()));
         let stats = SharedStats::default();
         let prefixes = Arc::new(Mutex::new(vec!["127.0.0.0/8".parse().unwrap()]));
-        let _desk = Desk::open(socket, prefixes, worker, stats.clone());
+        let _service = CacheService::open(socket, prefixes, worker, stats.clone());
         let answering = std::thread::spawn(move || match commands.recv().unwrap() {
             Command::Cache(query, reply) => {
                 reply.send(Found { resent: query.wanted.len(), looked: 7 }).unwrap();

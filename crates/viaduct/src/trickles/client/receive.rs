@@ -11,54 +11,54 @@ use viaduct_proto::trickles::packet::{Format, Role, udp};
 use viaduct_sys::socket::error_queue::{IcmpError, take_error};
 use viaduct_sys::socket::mmsg::Received;
 
-use super::super::door::Door;
+use super::super::egress::Egress;
 use super::connection::Connection;
-use super::{Flow, Heard};
+use super::{Flow, PortEvent};
 
 /// ICMP type and code of the error that a datagram was too long.
 const TOO_BIG_V4: [u8; 2] = [3, 4];
 const TOO_BIG_V6: [u8; 2] = [2, 0];
 
 /// Receiving side of a client's port.
-pub(super) struct Ears<'a> {
+pub(super) struct Receiver<'a> {
     /// Connections in TCP's format, by local address.
-    pub(super) places: &'a HashMap<SocketAddr, usize>,
+    pub(super) by_address: &'a HashMap<SocketAddr, usize>,
     pub(super) flows: &'a mut Slab<Connection>,
-    pub(super) door: &'a mut Door,
+    pub(super) egress: &'a mut Egress,
     /// Buffer for a packet.
     pub(super) packet: &'a mut Vec<u8>,
 }
 
-impl Ears<'_> {
+impl Receiver<'_> {
     /// Processes a packet from the tap, and calls `each` for its effects.
     pub(super) fn packet<'p>(
         &mut self,
         got: &Received<'p>,
-        each: &mut impl FnMut(Flow, Heard<'p>),
+        each: &mut impl FnMut(Flow, PortEvent<'p>),
     ) {
-        let mut tell = |said: Option<(usize, Heard<'p>)>| {
-            if let Some((flow, heard)) = said {
-                each(Flow(flow), heard);
+        let mut report = |event: Option<(usize, PortEvent<'p>)>| {
+            if let Some((flow, event)) = event {
+                each(Flow(flow), event);
             }
         };
-        if let Some(said) = icmp::parse(got.bytes) {
-            return tell(self.report(&said));
+        if let Some(error) = icmp::parse(got.bytes) {
+            return report(self.icmp(&error));
         }
         let checksum = if got.check { Checksum::Check } else { Checksum::Trust };
-        let heard = match tcp::parse(got.bytes, got.length, checksum) {
+        let outcome = match tcp::parse(got.bytes, got.length, checksum) {
             Ok(Packet::Message(answer, messages)) => {
                 self.answered(&answer, messages.len()).map(|flow| {
-                    let each = answer.messages(messages).map(Heard::Message);
-                    each.for_each(|heard| tell(Some((flow, heard))));
+                    let each = answer.messages(messages).map(PortEvent::Message);
+                    each.for_each(|event| report(Some((flow, event))));
                 })
             }
             Ok(Packet::Plain { source, destination, ack, reset }) => {
-                self.plain(source, destination, ack, reset).map(tell)
+                self.plain(source, destination, ack, reset).map(report)
             }
             Err(why) => Err(why),
         };
-        if let Err(why) = heard {
-            self.door.stats.refuse(why);
+        if let Err(why) = outcome {
+            self.egress.stats.refuse(why);
         }
     }
 
@@ -72,13 +72,13 @@ impl Ears<'_> {
             return Err(Refusal::NotOurs);
         }
         let opens = !was_open && numbers.is_open();
-        to.heard(Format::Tcp);
+        to.record_answer(Format::Tcp);
         if opens {
             // As with TCP, routers that know of a smaller MTU lower the MSS in SYNs.
             let ip = answer.source.ip();
-            self.door.learn(ip, tcp::mtu(ip.is_ipv4(), answer.largest));
+            self.egress.learn(ip, tcp::mtu(ip.is_ipv4(), answer.largest));
         }
-        self.door.stats.received += 1;
+        self.egress.stats.received += 1;
         Ok(flow)
     }
 
@@ -89,7 +89,7 @@ impl Ears<'_> {
         destination: SocketAddr,
         ack: u32,
         reset: bool,
-    ) -> Result<Option<(usize, Heard<'static>)>, Refusal> {
+    ) -> Result<Option<(usize, PortEvent<'static>)>, Refusal> {
         // With thousands of connections the tap also sees packets of other programs'
         // connections.
         let Ok((flow, to)) = self.find(destination) else { return Ok(None) };
@@ -102,45 +102,46 @@ impl Ears<'_> {
         }
         Ok(match reset {
             true => self.refuse(flow, Format::Tcp, true),
-            false => Some((flow, Heard::PlainTcp)),
+            false => Some((flow, PortEvent::PlainTcp)),
         })
     }
 
     /// Processes the ICMP errors about a connection's datagrams, and returns the last effect.
-    pub(super) fn undelivered(&mut self, flow: usize) -> Option<Heard<'static>> {
-        let mut heard = None;
+    pub(super) fn undelivered(&mut self, flow: usize) -> Option<PortEvent<'static>> {
+        let mut last = None;
         while let Some(IcmpError { to, why }) = {
             let udp = self.flows.get(flow)?.udp.as_ref()?;
             take_error(udp.as_fd())
         } {
-            let said = match (to.is_ipv4(), why) {
+            let event = match (to.is_ipv4(), why) {
                 (true, TOO_BIG_V4) | (false, TOO_BIG_V6) => {
-                    self.door.ask_kernel(to.ip()).then_some(Heard::Shorter)
+                    self.egress.ask_kernel(to.ip()).then_some(PortEvent::MtuDecreased)
                 }
                 (true, [3, _]) | (false, [1, _]) => {
-                    self.refuse(flow, Format::Udp, false).map(|(_, heard)| heard)
+                    self.refuse(flow, Format::Udp, false).map(|(_, event)| event)
                 }
                 _ => None,
             };
-            heard = said.or(heard);
+            last = event.or(last);
         }
-        heard
+        last
     }
 
     /// Processes an ICMP error of a router, or of the server's host, about a packet in TCP's
     /// format.
-    fn report(&mut self, said: &Report) -> Option<(usize, Heard<'static>)> {
-        let flow = *self.places.get(&said.source)?;
-        let to = self.flows.get(flow).filter(|to| to.remote == said.destination)?;
+    fn icmp(&mut self, error: &Report) -> Option<(usize, PortEvent<'static>)> {
+        let flow = *self.by_address.get(&error.source)?;
+        let to = self.flows.get(flow).filter(|to| to.remote == error.destination)?;
         let (numbers, _) = to.tcp.as_ref()?;
-        if !numbers.has_sent(said.number) {
-            self.door.stats.refuse(Refusal::NotOurs);
+        if !numbers.has_sent(error.number) {
+            self.egress.stats.refuse(Refusal::NotOurs);
             return None;
         }
-        match said.why {
-            Why::TooBig(mtu) => {
-                self.door.too_big(said.destination.ip(), mtu).then_some((flow, Heard::Shorter))
-            }
+        match error.why {
+            Why::TooBig(mtu) => self
+                .egress
+                .too_big(error.destination.ip(), mtu)
+                .then_some((flow, PortEvent::MtuDecreased)),
             Why::Unreachable => self.refuse(flow, Format::Tcp, false),
         }
     }
@@ -152,19 +153,22 @@ impl Ears<'_> {
         flow: usize,
         format: Format,
         reset: bool,
-    ) -> Option<(usize, Heard<'static>)> {
+    ) -> Option<(usize, PortEvent<'static>)> {
         let to = self.flows.get_mut(flow)?;
         if to.opening.decided().is_some() {
             return None;
         }
         to.reset |= reset;
         let reset = to.reset;
-        let nobody = to.refuse(format, self.door, self.packet);
-        Some((flow, if nobody { Heard::Refused { reset } } else { Heard::Turned { reset } }))
+        let none_left = to.refuse(format, self.egress, self.packet);
+        Some((
+            flow,
+            if none_left { PortEvent::Refused { reset } } else { PortEvent::FellBack { reset } },
+        ))
     }
 
-    fn find(&mut self, place: SocketAddr) -> Result<(usize, &mut Connection), Refusal> {
-        let flow = *self.places.get(&place).ok_or(Refusal::NotOurs)?;
+    fn find(&mut self, address: SocketAddr) -> Result<(usize, &mut Connection), Refusal> {
+        let flow = *self.by_address.get(&address).ok_or(Refusal::NotOurs)?;
         Ok((flow, self.flows.get_mut(flow).ok_or(Refusal::NotOurs)?))
     }
 }

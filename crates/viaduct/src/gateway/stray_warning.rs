@@ -12,14 +12,14 @@ const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// State at the last check.
 #[derive(Debug, Default)]
-pub struct Watch {
+pub struct StrayWarning {
     stray: u64,
     warned: Option<Instant>,
 }
 
-impl Watch {
+impl StrayWarning {
     /// Logs a warning if such datagrams came since the last check. Must be called once a second.
-    pub fn look(&mut self, now: &Snapshot) {
+    pub fn check(&mut self, now: &Snapshot) {
         let strays = now.plane.stray.saturating_sub(self.stray);
         let all_up = now.peers.iter().all(|(_, stats)| stats.up);
         let is_recent = self.warned.is_some_and(|at| at.elapsed() < WARN_EVERY);

@@ -16,89 +16,102 @@ use crate::access_log::{AccessLog, Entry};
 /// Maximum number of open files, whatever the descriptor limit.
 pub const MAX_FILES: usize = 256;
 /// Interval at which all files are closed, so that deleted files do not fill the disk.
-const LASTS: Duration = Duration::from_secs(5);
+const MAX_AGE: Duration = Duration::from_secs(5);
 /// Time for which the lookup of a path is valid. Changes of the file itself are checked at each
 /// use.
-const HOLDS: Duration = Duration::from_millis(500);
+const LOOKUP_TTL: Duration = Duration::from_millis(500);
 /// Maximum number of directories whose pages are cached.
-const DIRECTORIES: usize = 64;
+const MAX_DIRECTORIES: usize = 64;
 /// Maximum bytes of these pages. The page of a single directory may be larger.
-const PAGES: usize = 16 << 20;
+const MAX_PAGE_BYTES: usize = 16 << 20;
 
 /// Path, and whether it denotes a directory.
 type Key = (Vec<Vec<u8>>, bool);
 
 /// Files of a directory, as the answers of Trickles need them.
 #[derive(Debug)]
-pub struct Shelf {
+pub struct FileCache {
     root: Root,
     /// Maximum number of open files.
-    most: usize,
+    max_files: usize,
     open: Vec<(File, Instant)>,
     by_path: HashMap<Key, usize>,
     pages: HashMap<Key, Page>,
     /// Time at which all files were last closed.
-    closed: Instant,
+    closed_at: Instant,
     /// True if a lookup failed for lack of descriptors or memory.
-    starved: bool,
-    stats: ShelfStats,
+    out_of_descriptors: bool,
+    stats: FileCacheStats,
     log: AccessLog,
     /// Client of the current event.
     client: Option<SocketAddr>,
     /// Log entries of the current event.
-    begun: Vec<Entry>,
+    entries: Vec<Entry>,
 }
 
-/// Page of a directory, the time at which it was made, and that of the last check of its stamp.
+/// Page of a directory, the time at which it was made, and that of the last check of its
+/// stamp.
 #[derive(Debug)]
 struct Page {
     listing: Listing,
     stamp: Option<Stamp>,
     made: Instant,
-    seen: Instant,
+    checked_at: Instant,
 }
 
-/// Counters of a shelf.
+/// Counters of a file cache.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ShelfStats {
+pub struct FileCacheStats {
     /// Lookups of files that were open.
     pub hits: u64,
     /// Lookups of files that had to be opened.
     pub misses: u64,
 }
 
-impl Shelf {
-    /// Creates an empty cache of at most `most` open files.
-    pub fn new(root: Root, most: usize) -> Shelf {
+impl FileCache {
+    /// Creates an empty cache of at most `max_files` open files.
+    pub fn new(root: Root, max_files: usize) -> FileCache {
         let (open, by_path, pages, stats) = Default::default();
-        let (log, client, begun) = Default::default();
-        let closed = Instant::now();
-        let starved = false;
-        Shelf { root, most, open, by_path, pages, closed, starved, stats, log, client, begun }
+        let (log, client, entries) = Default::default();
+        let closed_at = Instant::now();
+        let out_of_descriptors = false;
+        FileCache {
+            root,
+            max_files,
+            open,
+            by_path,
+            pages,
+            closed_at,
+            out_of_descriptors,
+            stats,
+            log,
+            client,
+            entries,
+        }
     }
 
     /// Adds a log of the responses that begin.
-    pub fn with_log(self, log: AccessLog) -> Shelf {
-        Shelf { log, ..self }
+    pub fn with_log(self, log: AccessLog) -> FileCache {
+        FileCache { log, ..self }
     }
 
     /// Sets the client of the next event, and discards the log entries of an earlier attempt.
     pub fn set_client(&mut self, client: SocketAddr) {
         self.client = Some(client);
-        self.begun.clear();
+        self.entries.clear();
     }
 
     /// Writes the log entries made since the client was set.
     pub fn write_log(&mut self) {
-        self.begun.drain(..).for_each(|entry| self.log.write(entry));
+        self.entries.drain(..).for_each(|entry| self.log.write(entry));
     }
 
-    /// Closes files to make room. Must be called between events: numbers returned during an
+    /// Evicts files to make room. Must be called between events: numbers returned during an
     /// event are valid until its end.
-    pub fn tidy(&mut self) {
-        if self.closed.elapsed() >= LASTS {
+    pub fn evict(&mut self) {
+        if self.closed_at.elapsed() >= MAX_AGE {
             self.clear();
-        } else if self.open.len() >= self.most {
+        } else if self.open.len() >= self.max_files {
             self.close();
         }
     }
@@ -112,20 +125,20 @@ impl Shelf {
     /// Closes all files. Valid pages are kept: otherwise a client that requests many files would
     /// cause them to be made again.
     fn close(&mut self) {
-        self.pages.retain(|_, page| page.seen.elapsed() < HOLDS);
+        self.pages.retain(|_, page| page.checked_at.elapsed() < LOOKUP_TTL);
         self.open.clear();
         self.by_path.clear();
-        self.closed = Instant::now();
+        self.closed_at = Instant::now();
     }
 
     /// Returns whether a lookup has failed for lack of descriptors or memory since the last
     /// call.
-    pub fn was_starved(&mut self) -> bool {
-        std::mem::take(&mut self.starved)
+    pub fn was_out_of_descriptors(&mut self) -> bool {
+        std::mem::take(&mut self.out_of_descriptors)
     }
 
     /// Counters of the cache.
-    pub fn stats(&self) -> ShelfStats {
+    pub fn stats(&self) -> FileCacheStats {
         self.stats
     }
 
@@ -136,7 +149,7 @@ impl Shelf {
         }
         if let Some(&at) = self.by_path.get(&key)
             && let Some((file, since)) = self.open.get(at)
-            && now.duration_since(*since) < HOLDS
+            && now.duration_since(*since) < LOOKUP_TTL
             && let Some(found) = found(file)
         {
             self.stats.hits += 1;
@@ -146,11 +159,14 @@ impl Shelf {
         // noticed the next time.
         let stamp = if request.directory { self.root.stamp(request) } else { None };
         let Ok((found, file)) = self.root.find(request) else {
-            self.starved = true;
+            self.out_of_descriptors = true;
             return (Found::Unavailable, 0);
         };
         if let Found::Directory(listing) = &found {
-            self.keep(key, Page { listing: listing.clone(), stamp, made: now, seen: now });
+            self.insert_page(
+                key,
+                Page { listing: listing.clone(), stamp, made: now, checked_at: now },
+            );
             return (found, 0);
         }
         let Some(file) = file else { return (found, 0) };
@@ -165,27 +181,28 @@ impl Shelf {
     /// Cached page of a directory, if it is valid.
     fn page(&mut self, key: &Key, request: &Request, now: Instant) -> Option<Listing> {
         let page = self.pages.get_mut(key)?;
-        if now.duration_since(page.seen) >= HOLDS {
+        if now.duration_since(page.checked_at) >= LOOKUP_TTL {
             // Equal stamps may hide a change, so a page has a maximum age.
-            let lasts = now.duration_since(page.made) < LASTS;
+            let lasts = now.duration_since(page.made) < MAX_AGE;
             let stamp = page.stamp.filter(|_| lasts)?;
             (self.root.stamp(request)? == stamp).then_some(())?;
-            page.seen = now;
+            page.checked_at = now;
         }
         Some(page.listing.clone())
     }
 
-    fn keep(&mut self, key: Key, page: Page) {
-        self.pages.retain(|_, kept| page.made.duration_since(kept.seen) < HOLDS);
+    fn insert_page(&mut self, key: Key, page: Page) {
+        self.pages.retain(|_, kept| page.made.duration_since(kept.checked_at) < LOOKUP_TTL);
         let held: usize = self.pages.values().map(|page| page.listing.page().len()).sum();
-        if self.pages.len() >= DIRECTORIES || held + page.listing.page().len() > PAGES {
+        if self.pages.len() >= MAX_DIRECTORIES || held + page.listing.page().len() > MAX_PAGE_BYTES
+        {
             self.pages.clear();
         }
         self.pages.insert(key, page);
     }
 }
 
-impl Site for Shelf {
+impl Site for FileCache {
     fn find(&mut self, request: &Request) -> (Found, u64) {
         self.find_at(request, Instant::now())
     }
@@ -196,7 +213,7 @@ impl Site for Shelf {
 
     fn log(&mut self, line: String, status: u16, bytes: u64) {
         let Some(client) = self.client else { return };
-        self.begun.push(Entry {
+        self.entries.push(Entry {
             start: SystemTime::now(),
             duration: None,
             client,
@@ -211,7 +228,7 @@ impl Site for Shelf {
     }
 }
 
-impl Files for Shelf {
+impl Files for FileCache {
     fn read(&mut self, file: u64, offset: u64, out: &mut [u8]) -> bool {
         let file = self.open.get(file as usize);
         file.is_some_and(|(file, _)| file.read_exact_at(out, offset).is_ok())
@@ -225,18 +242,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_read_once_while_it_holds_and_few_are_kept() {
-        let at = std::env::temp_dir().join(format!("viaduct-shelf-{}", std::process::id()));
-        (0..=DIRECTORIES).for_each(|n| fs::create_dir_all(at.join(n.to_string())).unwrap());
+    fn a_directory_is_read_once_while_its_page_is_valid_and_few_are_kept() {
+        let at = std::env::temp_dir().join(format!("viaduct-file-cache-{}", std::process::id()));
+        (0..=MAX_DIRECTORIES).for_each(|n| fs::create_dir_all(at.join(n.to_string())).unwrap());
         fs::write(at.join("0/old"), "").unwrap();
-        let mut shelf = Shelf::new(Root::open(&at, 10).unwrap(), 1);
+        let mut cache = FileCache::new(Root::open(&at, 10).unwrap(), 1);
         let start = Instant::now();
         let mut page = |path: &str, after: Duration| {
             let text = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
             let (request, _) = Request::parse(text.as_bytes()).unwrap().unwrap();
-            let (found, _) = shelf.find_at(&request, start + after);
+            let (found, _) = cache.find_at(&request, start + after);
             let Found::Directory(listing) = found else { panic!("{found:?}") };
-            (listing.page().clone(), shelf.pages.len())
+            (listing.page().clone(), cache.pages.len())
         };
         let of = |path: &str, names: &[&str]| {
             let names = names.iter().map(|name| name.as_bytes().to_vec()).collect();
@@ -246,7 +263,7 @@ mod tests {
         assert_eq!(first, of("0", &["old"]));
         for part in 0..100 {
             // The page is valid beyond half a second too, because nothing has changed.
-            let again = page("/0/", 2 * HOLDS * part / 100).0;
+            let again = page("/0/", 2 * LOOKUP_TTL * part / 100).0;
             assert_eq!(again.as_ptr(), first.as_ptr(), "it was made again");
         }
         let last = fs::metadata(at.join("0")).unwrap().modified().unwrap();
@@ -255,33 +272,33 @@ mod tests {
             fs::write(at.join("0/new"), "").unwrap();
             fs::rename(at.join("0/new"), at.join("0/newer")).unwrap();
         }
-        let now = 2 * HOLDS;
+        let now = 2 * LOOKUP_TTL;
         assert_eq!(page("/0/", now * 99 / 100).0, first, "it was looked at a moment ago");
         assert_eq!(page("/0/", now).0, of("0", &["newer", "old"]));
         let first = page("/0/", now).0;
         for halves in 0..10 {
-            let again = page("/0/", now + halves * HOLDS).0;
+            let again = page("/0/", now + halves * LOOKUP_TTL).0;
             assert_eq!(again.as_ptr(), first.as_ptr(), "it was made again");
         }
-        let now = now + LASTS;
+        let now = now + MAX_AGE;
         assert_ne!(page("/0/", now).0.as_ptr(), first.as_ptr(), "it was never made again");
-        for n in 1..=DIRECTORIES {
+        for n in 1..=MAX_DIRECTORIES {
             let (page, kept) = page(&format!("/{n}/"), now);
-            assert!(page == of(&n.to_string(), &[]) && kept <= DIRECTORIES, "{page:?}, {kept}");
+            assert!(page == of(&n.to_string(), &[]) && kept <= MAX_DIRECTORIES, "{page:?}, {kept}");
         }
         for n in 0..10_u8 {
             // Each name occurs twice in its line.
-            let many = Listing::new(&[], vec![b"x".repeat(1_000); PAGES / 6_000], false);
-            let (made, seen) = (start + now, start + now);
-            let page = Page { listing: many, stamp: None, made, seen };
-            shelf.keep((vec![vec![n]], true), page);
-            let held: usize = shelf.pages.values().map(|page| page.listing.page().len()).sum();
-            assert!(held <= PAGES && shelf.pages.len() <= 3, "{held}");
+            let many = Listing::new(&[], vec![b"x".repeat(1_000); MAX_PAGE_BYTES / 6_000], false);
+            let (made, checked_at) = (start + now, start + now);
+            let page = Page { listing: many, stamp: None, made, checked_at };
+            cache.insert_page((vec![vec![n]], true), page);
+            let held: usize = cache.pages.values().map(|page| page.listing.page().len()).sum();
+            assert!(held <= MAX_PAGE_BYTES && cache.pages.len() <= 3, "{held}");
         }
-        let kept = shelf.pages.len();
-        shelf.open.push((File::open(&at).unwrap(), start));
-        shelf.tidy();
-        assert_eq!((shelf.open.len(), shelf.pages.len()), (0, kept), "files are closed, pages not");
+        let kept = cache.pages.len();
+        cache.open.push((File::open(&at).unwrap(), start));
+        cache.evict();
+        assert_eq!((cache.open.len(), cache.pages.len()), (0, kept), "files are closed, pages not");
         fs::remove_dir_all(&at).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Packet output of both ends: packets by raw sockets, datagrams by a UDP socket, and the path
+//! Egress of both ends: packets by raw sockets, datagrams by a UDP socket, and the path
 //! MTUs.
 
 use std::net::{IpAddr, SocketAddr};
@@ -11,25 +11,25 @@ use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::clock;
 use viaduct_sys::socket::mmsg::{self, Outbox};
 
-use super::runs::Runs;
+use super::gso::GsoSender;
 use super::stats::PortStats;
 
 /// Packets in TCP's format that wait for the end of the batch, in IPv4 and IPv6, and known path
 /// MTUs.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct Egress {
     raw: Option<RawSockets>,
-    runs: Option<Runs>,
+    gso: Option<GsoSender>,
     packets: [Outbox; 2],
     paths: PathMtu,
     pub(super) stats: PortStats,
 }
 
-impl Door {
-    /// Creates the output. With `runs`, packets to one peer are sent as runs if possible.
-    pub(super) fn new(raw: Option<RawSockets>, runs: Option<Runs>, mtu: usize) -> Door {
+impl Egress {
+    /// Creates the egress. With `gso`, packets to one peer are sent as GSO runs if possible.
+    pub(super) fn new(raw: Option<RawSockets>, gso: Option<GsoSender>, mtu: usize) -> Egress {
         let (packets, stats) = Default::default();
-        Door { raw, runs, packets, paths: PathMtu::new(mtu), stats }
+        Egress { raw, gso, packets, paths: PathMtu::new(mtu), stats }
     }
 
     /// Maximum packet length to `ip` in bytes.
@@ -51,7 +51,7 @@ impl Door {
     }
 
     /// Returns whether packets are queued.
-    pub(super) fn waits(&self) -> bool {
+    pub(super) fn has_queued(&self) -> bool {
         self.packets.iter().any(|queue| !queue.is_empty())
     }
 
@@ -59,8 +59,8 @@ impl Door {
     pub(super) fn flush(&mut self) {
         for is_ipv4 in [true, false] {
             let queue = &mut self.packets[usize::from(!is_ipv4)];
-            if let Some(runs) = &mut self.runs {
-                self.stats.together(runs.flush(now(), queue));
+            if let Some(gso) = &mut self.gso {
+                self.stats.together(gso.flush(now(), queue));
             }
             let socket = self.raw.as_ref().and_then(|raw| raw.socket(is_ipv4));
             if let Some(socket) = socket.filter(|_| !queue.is_empty()) {
