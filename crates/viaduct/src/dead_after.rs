@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::proxy::values::dead_after;
+use crate::value_parser::dead_after;
 
 /// Limit of peers that acknowledge nothing.
 #[derive(Clone, Copy, Debug, clap::Args)]

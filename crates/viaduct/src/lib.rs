@@ -12,7 +12,9 @@
 #![allow(unreachable_pub, reason = "modules are private, and their insides need not repeat it")]
 
 mod access_log;
+mod congestion_control;
 mod dead_after;
+mod engine;
 mod gateway;
 mod key;
 mod manual;
@@ -31,9 +33,12 @@ mod shell;
 mod signals;
 mod source;
 mod status;
+mod status_socket;
 mod steer;
 mod text;
 pub mod trickles;
+mod tunnel;
+mod value_parser;
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
@@ -189,7 +194,7 @@ fn execute(line: CommandLine, registry: Registry) -> Result<ExitCode> {
             }
         }
         Command::Run { args } => return run::run(&args, &registry),
-        Command::Master { args } => return master::run(&args, registry, log),
+        Command::Master { args } => return master::run(&args, &registry, log),
         Command::Steer { args } => {
             log();
             steer::run(&args)?;

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use ring::rand::{SecureRandom as _, SystemRandom};
 use viaduct_proto::handlers::Shell;
-use viaduct_proto::keys::Entropy;
 
 use crate::overlay::overlays;
+use crate::random::entropy;
 
 /// Returns access to this system's files and randomness, and to the overlay's nodes on it.
 pub fn shell() -> Shell {
@@ -15,10 +14,4 @@ pub fn shell() -> Shell {
         entropy: entropy(),
         overlays: overlays(),
     }
-}
-
-/// Returns the kernel's source of randomness.
-pub fn entropy() -> Entropy {
-    let random = SystemRandom::new();
-    Arc::new(move |out: &mut [u8]| random.fill(out).expect("the kernel has random bytes"))
 }

@@ -26,12 +26,12 @@ use super::system::System;
 use super::taps::Taps;
 use super::wan::WanWatch;
 use super::worker::Command;
+use crate::engine::handle::EngineThread;
+use crate::engine::intercept::InterceptState;
 use crate::metrics::Metrics;
 use crate::notify::{Phase, notify};
-use crate::proxy::handle::Beside;
-use crate::proxy::keeper::Interception;
 use crate::signals::{SignalStreams, Signals};
-use crate::status::socket;
+use crate::status_socket;
 
 /// Interval at which changes of state are checked and logged.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -66,7 +66,7 @@ pub struct Control {
     site: Site,
     worker: ToWorker,
     /// Proxy of split mode.
-    flows: Option<Beside>,
+    flows: Option<EngineThread>,
     published: Arc<Published>,
     started: Instant,
     cache: SharedStats,
@@ -82,7 +82,7 @@ pub struct Control {
     /// Warnings about the config and the machine that were logged.
     warnings: Vec<String>,
     /// State of our rules in nftables and policy routing.
-    rules: Arc<Interception>,
+    rules: Arc<InterceptState>,
     listeners: Listeners,
 }
 
@@ -99,7 +99,7 @@ impl Control {
         source: ConfigSource,
         site: Site,
         worker: ToWorker,
-        flows: Option<Beside>,
+        flows: Option<EngineThread>,
         published: Arc<Published>,
     ) -> Result<Self> {
         Ok(Control {
@@ -113,7 +113,7 @@ impl Control {
             prefixes: Arc::new(Mutex::new(site.config.prefixes.clone())),
             metrics: Metrics::default(),
             started: Instant::now(),
-            rules: flows.as_ref().map(|of| of.handle.interception().clone()).unwrap_or_default(),
+            rules: flows.as_ref().map(|of| of.handle.intercept_state().clone()).unwrap_or_default(),
             listeners: Listeners::default(),
             source,
             site,
@@ -143,7 +143,7 @@ impl Control {
         gone: oneshot::Receiver<()>,
         mut signals: SignalStreams,
     ) -> Result<()> {
-        let (listener, _name) = socket::open(&self.site.config.socket())?;
+        let (listener, _name) = status_socket::open(&self.site.config.socket())?;
         self.listeners.metrics = bind_metrics(self.site.config.metrics).await?;
         self.listeners.cache = self.open_cache(self.site.config.cache).await?;
         notify(Phase::Ready);
@@ -169,7 +169,9 @@ impl Control {
                 }
                 _ = signals.user1.recv() => self.reopen_log(),
                 () = self.endpoints.changed() => self.update_endpoints().await,
-                client = socket::accept(&listener) => socket::show(client, &self.status().await)?,
+                client = status_socket::accept(&listener) => {
+                    status_socket::show(client, &self.status().await)?;
+                }
                 client = accept(self.listeners.metrics.as_ref()) => {
                     self.metrics.answer(client, metrics::page(&self.status().await));
                 }
@@ -179,7 +181,7 @@ impl Control {
         if let Some(clocks) = &mut self.clocks {
             clocks.write(&self.published.details().clocks);
         }
-        self.flows.take().map_or(Ok(()), Beside::end)
+        self.flows.take().map_or(Ok(()), EngineThread::end)
     }
 
     /// Passes the current addresses of endpoints to the packet thread.
@@ -231,7 +233,7 @@ impl Control {
 
     /// Returns whether the flows were told to finish, and have.
     fn is_drained(&self, draining: bool) -> bool {
-        draining && self.flows.as_ref().is_none_or(Beside::is_over)
+        draining && self.flows.as_ref().is_none_or(EngineThread::is_over)
     }
 
     async fn status(&self) -> Status {

@@ -171,7 +171,7 @@ pub fn page(status: &Status) -> Page {
     let what = format!("the packet thread has not reported for {:.1} s", status.age);
     let troubles: Vec<String> =
         hangs.then_some(what).into_iter().chain(status.troubles()).collect();
-    let split = status.split.as_ref().map(crate::proxy::families::encode).unwrap_or_default();
+    let split = status.split.as_ref().map(crate::engine::metrics::encode).unwrap_or_default();
     Page {
         counters: encode(status) + &split,
         trouble: (!troubles.is_empty()).then(|| troubles.join("\n")),

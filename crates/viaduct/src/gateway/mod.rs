@@ -56,11 +56,11 @@ use system::System;
 use taps::Taps;
 use worker::Worker;
 
+use crate::engine::handle::EngineThread;
+use crate::engine::settings::Settings;
 use crate::notify::{Phase, notify};
-use crate::proxy::handle::Beside;
-use crate::proxy::settings::Settings;
 use crate::signals::{Pause, Signals};
-use crate::status::socket::check_free;
+use crate::status_socket::check_free;
 
 /// Poll interval for missing prerequisites.
 const WAIT_EVERY: Duration = Duration::from_secs(1);
@@ -77,7 +77,7 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
     }
     check_free(&site.config.socket())?;
     let (mut system, injector) = System::prepare(&site)?;
-    let flows = split.map(Beside::start).transpose()?;
+    let flows = split.map(EngineThread::start).transpose()?;
     if let Some(intercept) = flows.as_ref().and_then(|f| f.handle.settings().intercept.clone()) {
         system.intercept(&site, intercept)?;
     }

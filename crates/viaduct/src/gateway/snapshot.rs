@@ -14,7 +14,7 @@ use viaduct_sys::socket::udp::SendReport;
 
 use super::config::Peer;
 use super::site::Site;
-use crate::proxy::snapshot::ProxyStatus;
+use crate::engine::snapshot::ProxyStatus;
 
 /// Counters of the shell around the packet plane, since the gateway started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use viaduct_sys::route::mtu::RouteMtu;
 use super::injector::Injector;
 use super::preflight::pair;
 use super::site::Site;
-use crate::proxy::keeper::Interception;
+use crate::engine::intercept::InterceptState;
 
 /// Changes that are in force.
 pub struct System {
@@ -169,9 +169,10 @@ impl System {
     }
 
     /// Restores rules that another program removed. Must be called once a second.
-    pub fn restore_rules(&self, interception: &Interception) {
-        if interception.is_missing() || self.rules.as_ref().is_some_and(RuleWatch::has_deletions) {
-            interception.keep(&self.changes);
+    pub fn restore_rules(&self, intercept_state: &InterceptState) {
+        if intercept_state.is_missing() || self.rules.as_ref().is_some_and(RuleWatch::has_deletions)
+        {
+            intercept_state.restore_missing(&self.changes);
         }
     }
 

@@ -32,17 +32,17 @@ use viaduct_sys::socket::seqpacket;
 
 use self::quota::{Limits, Quota};
 use self::session::Desk;
-use crate::proxy;
-use crate::proxy::below::Below;
-use crate::proxy::onward::Onward;
-use crate::proxy::settings::{ProgramTimes, Settings};
+use crate::engine;
+use crate::engine::outbound::Outbound;
+use crate::engine::parent_master::ParentMaster;
+use crate::engine::settings::{ProgramTimes, Settings};
 use crate::run::above::Above;
 use crate::run::carrier::Carrier;
 use crate::run::joined::Joined;
 use crate::run::rules::RuleArgs;
 use crate::run_dir::{RunDir, SYSTEM};
 use crate::signals::Signals;
-use crate::status::socket::check_free;
+use crate::status_socket::check_free;
 use crate::text;
 
 /// Options of `viaduct master`.
@@ -95,7 +95,7 @@ pub struct MasterArgs {
 
 /// Runs until a signal ends the master. `log` sets up the log, after the arguments have been
 /// checked.
-pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<ExitCode> {
+pub fn run(args: &MasterArgs, registry: &Registry, log: impl FnOnce()) -> Result<ExitCode> {
     text::check_name(&args.name).map_err(|what| anyhow!("--name: {what}"))?;
     let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;
     let rules = args.rules.load(registry.guards(&args.handlers))?;
@@ -113,7 +113,7 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
         }
     };
     let (name, run_dir) = (args.name.clone(), args.run_dir.path());
-    let by = Onward::Direct;
+    let by = Outbound::Direct;
     let mut settings = Settings::for_programs(name, chain, by, args.times, run_dir);
     settings.metrics = args.metrics;
     let max_runs = quota::max_runs(raise_fd_limit());
@@ -122,12 +122,12 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
     let limits = Limits::new(flows, max_runs, args.user_runs, user_flows, args.user_calls);
     let refused = Arc::<AtomicU64>::default();
     settings.over_limit = Some(refused.clone());
-    settings.below = above.clone().map(|above| above as Arc<dyn Below>);
+    settings.parent = above.clone().map(|above| above as Arc<dyn ParentMaster>);
     check_free(&settings.socket())?;
     let signals = Signals::register()?;
     let door = door(&args.run_dir.path(), &args.name);
     let mut door_name = None;
-    let ended = proxy::carry(&settings, registry, signals, |worker| {
+    let ended = engine::carry(&settings, signals, |worker| {
         let worker = worker.clone();
         let carrier = match above {
             None => Carrier::Own(worker),

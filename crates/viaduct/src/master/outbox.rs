@@ -21,7 +21,7 @@ use viaduct_proto::wrap::shared::Down;
 use viaduct_sys::socket::seqpacket;
 
 use super::quota::Permit;
-use crate::proxy::conn::Lender;
+use crate::engine::flow_socket::Lender;
 
 /// Number of unsent messages from which on no further requests are read from a run.
 const MAX_UNREAD: usize = 1024;

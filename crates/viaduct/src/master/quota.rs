@@ -137,8 +137,8 @@ impl Drop for Permit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proxy::onward::Onward;
-    use crate::proxy::settings::Settings;
+    use crate::engine::outbound::Outbound;
+    use crate::engine::settings::Settings;
 
     #[test]
     fn a_guest_has_its_part_and_all_guests_leave_the_reserve() {
@@ -182,6 +182,6 @@ mod tests {
 
     fn settings() -> Settings {
         let (name, chain, times) = ("m".to_owned(), Arc::new([]), Default::default());
-        Settings::for_programs(name, chain, Onward::Direct, times, "/nowhere".into())
+        Settings::for_programs(name, chain, Outbound::Direct, times, "/nowhere".into())
     }
 }

@@ -16,8 +16,8 @@ use viaduct_proto::wrap::shared::Down;
 
 use super::outbox::Outbox;
 use super::quota::Permit;
-use crate::proxy::calls::{Held, Program};
-use crate::proxy::conn::Conn;
+use crate::engine::flow_socket::FlowSocket;
+use crate::engine::wrapped::{PendingConnect, Program};
 
 /// Number of arrivals from which on finished ones are removed.
 const MAX_REMEMBERED: usize = 64;
@@ -26,7 +26,7 @@ const MAX_REMEMBERED: usize = 64;
 #[derive(Debug)]
 pub(super) struct Remote {
     id: u64,
-    place: Option<Conn<TcpStream>>,
+    place: Option<FlowSocket<TcpStream>>,
     out: Outbox,
     /// Channel for further flows to the program, if it listens.
     line: Option<Arc<Line>>,
@@ -38,7 +38,7 @@ pub(super) struct Remote {
 
 impl Remote {
     /// Creates flow `id`. `place` will be connected to the program; `out` leads to the run.
-    pub(super) fn new(id: u64, place: Conn<TcpStream>, out: &Outbox) -> Remote {
+    pub(super) fn new(id: u64, place: FlowSocket<TcpStream>, out: &Outbox) -> Remote {
         let (place, out) = (Some(place), out.clone());
         Remote { id, place, out, line: None, told: false, call: None }
     }
@@ -50,7 +50,7 @@ impl Remote {
     }
 
     /// Creates flow `id` to a program that listens.
-    pub(super) fn listening(id: u64, place: Conn<TcpStream>, line: Arc<Line>) -> Remote {
+    pub(super) fn listening(id: u64, place: FlowSocket<TcpStream>, line: Arc<Line>) -> Remote {
         let mut remote = Remote::new(id, place, &line.out);
         remote.line = Some(line);
         remote
@@ -61,29 +61,29 @@ impl Remote {
         self.out.send(down)
     }
 
-    fn take_place(&mut self) -> io::Result<Conn<TcpStream>> {
+    fn take_place(&mut self) -> io::Result<FlowSocket<TcpStream>> {
         self.place.take().ok_or(io::ErrorKind::NotConnected.into())
     }
 }
 
-impl Held for Remote {
+impl PendingConnect for Remote {
     fn is_lent(&self) -> bool {
-        self.place.as_ref().is_some_and(Conn::is_lent)
+        self.place.as_ref().is_some_and(FlowSocket::is_lent)
     }
 
     fn has_gone(&self) -> bool {
         self.out.has_gone()
     }
 
-    fn named(&mut self, own: SocketAddr) {
+    fn set_local_addr(&mut self, own: SocketAddr) {
         let _ = self.tell(Down::Named { id: self.id, own });
     }
 
-    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
+    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
         self.take_place()
     }
 
-    fn meet(&mut self, _: &TcpStream) -> io::Result<()> {
+    fn complete(&mut self, _: &TcpStream) -> io::Result<()> {
         self.tell(Down::Meet { id: self.id })
     }
 
@@ -93,11 +93,11 @@ impl Held for Remote {
 }
 
 impl Program for Remote {
-    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
+    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
         self.take_place()
     }
 
-    fn another(&self) -> Option<Box<dyn Program>> {
+    fn for_another_flow(&self) -> Option<Box<dyn Program>> {
         Some(Box::new(Another::of(self.line.clone()?)))
     }
 
@@ -205,7 +205,7 @@ impl Another {
 }
 
 impl Program for Another {
-    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
+    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
         let slot = match &self.slot {
             Some(slot) => slot.clone(),
             None => self.slot.insert(self.ask()?).clone(),
@@ -215,7 +215,7 @@ impl Program for Another {
         self.remote.insert(remote).take_place()
     }
 
-    fn when_there(&mut self, tell: Box<dyn FnOnce() + Send>) {
+    fn on_available(&mut self, tell: Box<dyn FnOnce() + Send>) {
         let Some(slot) = &self.slot else { return };
         let mut coming = slot.coming();
         if coming.come.is_none() {
@@ -226,7 +226,7 @@ impl Program for Another {
         tell();
     }
 
-    fn another(&self) -> Option<Box<dyn Program>> {
+    fn for_another_flow(&self) -> Option<Box<dyn Program>> {
         Some(Box::new(Another::of(self.line.clone())))
     }
 

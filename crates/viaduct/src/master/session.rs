@@ -3,8 +3,8 @@
 //! The worker never waits for a run: its messages go through a thread of the session
 //! ([`super::outbox`]). A run that sends an invalid record is disconnected. Guests, which are
 //! neither root nor the master's own user, are limited by [`super::quota`], and their sockets
-//! are lent ([`crate::proxy::conn`]). So are sockets that a master above passes on from guests
-//! of its own.
+//! are lent ([`crate::engine::flow_socket`]). So are sockets that a master above passes on from
+//! guests of its own.
 
 use std::fs;
 use std::io;
@@ -32,11 +32,11 @@ use super::outbox::{Outbox, RunLender};
 use super::quota::{Kind, Permit, Quota};
 use super::remote::{Lines, Remote};
 use super::{cannot_be, clear, network};
-use crate::proxy::calls::{Arrival, Call};
-use crate::proxy::conn::{Conn, Lender};
+use crate::engine::flow_socket::{FlowSocket, Lender};
+use crate::engine::wrapped::{Arrival, Call};
 use crate::rate_limited::RateLimitedLog;
 use crate::run::carrier::Carrier;
-use crate::status::socket::Name;
+use crate::status_socket::Name;
 
 /// Delay after an error of accept.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -326,10 +326,10 @@ fn greeted(socket: &OwnedFd, shared: &Shared) -> bool {
 
 /// Turns a descriptor into a non-blocking TCP socket whose close does not wait. With a lender,
 /// it is lent. `None` if it is not a TCP socket.
-fn stream(fd: OwnedFd, lender: Option<Arc<dyn Lender>>) -> Option<Conn<TcpStream>> {
+fn stream(fd: OwnedFd, lender: Option<Arc<dyn Lender>>) -> Option<FlowSocket<TcpStream>> {
     let socket = match lender {
-        Some(lender) => Conn::lent(fd, lender),
-        None => Conn::from(fd),
+        Some(lender) => FlowSocket::lent(fd, lender),
+        None => FlowSocket::from(fd),
     };
     let is = sockopt::socket_type(&socket).ok()? == SocketType::STREAM
         && sockopt::socket_protocol(&socket).ok()? == Some(ipproto::TCP);

@@ -27,10 +27,10 @@ pub struct ObserveArgs {
     #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Addresses at this end, if hop limits do not show which packets left from here
-    #[arg(long, value_name = "PREFIX", value_parser = crate::proxy::values::prefix)]
+    #[arg(long, value_name = "PREFIX", value_parser = crate::value_parser::prefix)]
     near: Vec<IpNet>,
     /// Round-trip time of the link; without it, what the captures show
-    #[arg(long, value_name = "TIME", value_parser = crate::proxy::values::wait)]
+    #[arg(long, value_name = "TIME", value_parser = crate::value_parser::wait)]
     rtt: Option<Duration>,
     /// Print all of it as one JSON object
     #[arg(long)]

@@ -13,10 +13,10 @@ use viaduct_sys::clock;
 
 use super::config::Config;
 use super::table_socket::TableSocket;
+use crate::engine::handle::EngineThread;
 use crate::metrics::{self, Metrics, Page};
 use crate::notify::{Phase, notify};
-use crate::proxy::handle::Beside;
-use crate::shell::entropy;
+use crate::random::entropy;
 use crate::signals::{SignalStreams, Signals};
 
 /// Interval at which the table is published without a change.
@@ -33,7 +33,7 @@ struct Service<'a> {
     node: Node,
     socket: UdpSocket,
     /// Proxy of the flows that go through this node.
-    flows: Option<Beside>,
+    flows: Option<EngineThread>,
     /// Version of the last published table.
     published: u64,
 }
@@ -48,7 +48,7 @@ pub fn run(path: &Path, config: Config, registry: &Registry) -> Result<()> {
         let listen = config.listen;
         let udp = UdpSocket::bind(listen).await.with_context(|| format!("listen: {listen}"))?;
         let metrics_listener = config.metrics.map(metrics::listen).transpose()?;
-        let flows = config.socks.clone().map(Beside::start).transpose().context("[socks]")?;
+        let flows = config.socks.clone().map(EngineThread::start).transpose().context("[socks]")?;
         let service = Service { path, registry, config, node, socket: udp, flows, published: 0 };
         service.serve(&table_socket, metrics_listener, signals).await
     });
@@ -101,7 +101,7 @@ impl Service<'_> {
             }
         }
         info!("stopping");
-        self.flows.take().map_or(Ok(()), Beside::end)
+        self.flows.take().map_or(Ok(()), EngineThread::end)
     }
 
     /// Stops accepting flows through this node, and lets the existing ones finish. Returns true

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 
-use crate::status::socket;
+use crate::status_socket;
 
 /// Request of a client that follows: it gets every change.
 pub const FOLLOW: &[u8] = b"follow\n";
@@ -23,7 +23,7 @@ const MAX_CLIENTS: usize = 1_024;
 /// Socket of a node, and the table that it publishes.
 pub struct TableSocket {
     listener: UnixListener,
-    _name: socket::Name,
+    _name: status_socket::Name,
     line: watch::Sender<Arc<Vec<u8>>>,
     permits: Arc<Semaphore>,
 }
@@ -35,7 +35,7 @@ impl TableSocket {
     /// # Errors
     /// Another process answers at `path`, or the socket cannot be created.
     pub fn open(path: &Path) -> Result<TableSocket> {
-        let (listener, name) = socket::open(path)?;
+        let (listener, name) = status_socket::open(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         let permits = Arc::new(Semaphore::new(MAX_CLIENTS));
         Ok(TableSocket { listener, _name: name, line: watch::Sender::default(), permits })
@@ -50,7 +50,7 @@ impl TableSocket {
     /// Accepts clients, forever.
     pub async fn serve(&self) {
         loop {
-            let client = socket::accept(&self.listener).await;
+            let client = status_socket::accept(&self.listener).await;
             // With too many clients, the new one is dropped.
             if let Ok(permit) = self.permits.clone().try_acquire_owned() {
                 let lines = self.line.subscribe();

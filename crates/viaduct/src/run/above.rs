@@ -3,10 +3,10 @@
 //!
 //! ```text
 //!   program ── Call ──▶ worker: handlers ── Above::connect ──▶ Joined ── Call ──▶ master below ══▶
-//!   client ══▶ the master below ══ Between: a leg ══▶ worker: handlers ══▶ program
+//!   client ══▶ the master below ══ Between: a connection ══▶ worker: handlers ══▶ program
 //! ```
 //!
-//! A leg between the two is a loopback connection that one end starts at a rendezvous
+//! A connection between the two is a loopback connection that one end starts at a rendezvous
 //! ([`viaduct_sys::socket::rendezvous`]) and the other completes. It is in progress until the far end has
 //! answered, like a wrapped program's connection. It needs no privilege, whichever interposer
 //! is used.
@@ -25,12 +25,12 @@ use viaduct_sys::socket::rendezvous::Rendezvous;
 use viaduct_sys::socket::tcp::{self, Mirrored, TcpOptions};
 
 use super::joined::Joined;
-use crate::proxy::below::{Below, Ends};
-use crate::proxy::calls::{Arrival, Call, Held, Program};
-use crate::proxy::conn::Conn;
-use crate::proxy::leg::Leg;
-use crate::proxy::orders::{Order, ToWorker};
-use crate::proxy::through::Factories;
+use crate::engine::chain_io::Factories;
+use crate::engine::commands::{CommandSender, WorkerCommand};
+use crate::engine::conn::Conn;
+use crate::engine::flow_socket::FlowSocket;
+use crate::engine::parent_master::{ParentConn, ParentMaster};
+use crate::engine::wrapped::{Arrival, Call, PendingConnect, Program};
 
 /// Connection to a master below.
 #[derive(Debug)]
@@ -59,19 +59,19 @@ impl Above {
 
     /// Begins a program's connect: by the handlers of `worker` if `rules` want it, else by the
     /// master below.
-    pub fn call(&self, call: Call, rules: &Rules, worker: &ToWorker) {
+    pub fn call(&self, call: Call, rules: &Rules, worker: &CommandSender) {
         match call.to {
             Address::Ip(to) if rules.fate(Transport::Tcp, to) == Fate::Leave => {
                 self.below.call(call);
             }
-            _ => worker.tell(Order::Call(Box::new(call))),
+            _ => worker.send(WorkerCommand::Connect(Box::new(call))),
         }
     }
 
     /// Accepts a connection to a program, which passes the master below first.
-    pub fn arrive(self: &Arc<Above>, arrival: Arrival, worker: &ToWorker) {
+    pub fn arrive(self: &Arc<Above>, arrival: Arrival, worker: &CommandSender) {
         if self.offload.is_some() {
-            return worker.tell(Order::Arrive(Box::new(arrival)));
+            return worker.send(WorkerCommand::Accept(Box::new(arrival)));
         }
         let Arrival { stream, client, own, handlers, program } = arrival;
         let next = Next { client, own, handlers, program, worker: worker.clone() };
@@ -79,9 +79,9 @@ impl Above {
         self.below.arrive(Arrival { stream, client, own, handlers: None, program });
     }
 
-    /// Opens a leg: a socket whose connect is in progress, and that connect. `from` is the
+    /// Opens a connection: a socket whose connect is in progress, and that connect. `from` is the
     /// source address to use, if one is asked for; the master below adopts it.
-    fn leg(&self, v4: bool, from: Option<SocketAddr>) -> io::Result<(TcpStream, Pending)> {
+    fn conn(&self, v4: bool, from: Option<SocketAddr>) -> io::Result<(TcpStream, Pending)> {
         let at = self.meeting.at(v4).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let from = from.map_or(at.ip(), |from| from.ip());
         let near = tcp::bound(SocketAddr::new(from, 0), TcpOptions::default())?;
@@ -92,13 +92,13 @@ impl Above {
     }
 }
 
-impl Below for Above {
+impl ParentMaster for Above {
     fn connect(
         &self,
         to: SocketAddr,
         from: Option<SocketAddr>,
         mirrored: Mirrored,
-    ) -> io::Result<Leg> {
+    ) -> io::Result<Conn> {
         match (self.theirs.fate(Transport::Tcp, to), self.offload) {
             (Fate::Refuse, _) => Err(io::ErrorKind::PermissionDenied.into()),
             (Fate::Leave, _) => direct(to, from, mirrored, None),
@@ -106,16 +106,16 @@ impl Below for Above {
                 direct(to, from, mirrored, Some(rate).filter(|rate| *rate > 0))
             }
             (Fate::Divert, None) => {
-                let (near, pending) = self.leg(to.is_ipv4(), from)?;
+                let (near, pending) = self.conn(to.is_ipv4(), from)?;
                 let (source, place) =
                     (pending.program()?, self.meeting.bound_socket(to.is_ipv4())?);
-                let ends = Ends::of(to);
+                let ends = ParentConn::of(to);
                 let (place, closed) = (Some(place), self.closed.clone());
                 let reach =
                     Reach { ends: Arc::downgrade(&ends), pending: Some(pending), place, closed };
                 let (is_bound, held) = (false, Box::new(reach));
                 self.below.call(Call { to: to.into(), source, is_bound, mirrored, held });
-                Ok(Leg::Below(Conn::from(near).into(), ends))
+                Ok(Conn::Loopback(FlowSocket::from(near).into(), ends))
             }
         }
     }
@@ -127,35 +127,35 @@ fn direct(
     from: Option<SocketAddr>,
     mirrored: Mirrored,
     rate: Option<u64>,
-) -> io::Result<Leg> {
+) -> io::Result<Conn> {
     let stream = tcp::connect(to, from, TcpOptions { mirrored, ..TcpOptions::default() })?;
     rate.map_or(Ok(()), |rate| tcp::pace(&stream, rate))?;
-    Ok(Leg::Tcp(Conn::from(stream).into()))
+    Ok(Conn::Tcp(FlowSocket::from(stream).into()))
 }
 
-/// The worker's leg to the master below.
+/// The worker's connection to the master below.
 #[derive(Debug)]
 struct Reach {
-    /// Dropped with the leg.
-    ends: Weak<Ends>,
+    /// Dropped with the connection.
+    ends: Weak<ParentConn>,
     pending: Option<Pending>,
     place: Option<TcpStream>,
     closed: Arc<ClosedPorts>,
 }
 
-impl Held for Reach {
-    fn named(&mut self, own: SocketAddr) {
+impl PendingConnect for Reach {
+    fn set_local_addr(&mut self, own: SocketAddr) {
         if let Some(ends) = self.ends.upgrade() {
             // It is set once.
             let _ = ends.own.set(own);
         }
     }
 
-    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
-        self.place.take().map(Conn::from).ok_or_else(|| io::ErrorKind::NotConnected.into())
+    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
+        self.place.take().map(FlowSocket::from).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    fn meet(&mut self, place: &TcpStream) -> io::Result<()> {
+    fn complete(&mut self, place: &TcpStream) -> io::Result<()> {
         let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
         if self.ends.strong_count() == 0 {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -170,13 +170,13 @@ impl Held for Reach {
         let _ = ends.refused.set(why);
         // Wakes the worker, which reads the reason.
         if let Err(error) = pending.refuse(&self.closed) {
-            debug!("a leg to the master below: {error}");
+            debug!("a connection to the master below: {error}");
         }
     }
 }
 
 impl Drop for Reach {
-    /// Resets the leg: nothing carries it any more.
+    /// Resets the connection: nothing carries it any more.
     fn drop(&mut self) {
         self.refuse(Failure::Reset);
     }
@@ -198,20 +198,20 @@ struct Next {
     own: SocketAddr,
     handlers: Option<Factories>,
     program: Box<dyn Program>,
-    worker: ToWorker,
+    worker: CommandSender,
 }
 
 impl Program for Between {
-    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
+    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
         let client = self.next.as_ref().ok_or(io::ErrorKind::NotConnected)?.client;
-        let (_, pending) = self.above.leg(client.is_ipv4(), None)?;
+        let (_, pending) = self.above.conn(client.is_ipv4(), None)?;
         self.pending = Some(pending);
-        self.above.meeting.bound_socket(client.is_ipv4()).map(Conn::from)
+        self.above.meeting.bound_socket(client.is_ipv4()).map(FlowSocket::from)
     }
 
-    fn another(&self) -> Option<Box<dyn Program>> {
+    fn for_another_flow(&self) -> Option<Box<dyn Program>> {
         let of = self.next.as_ref()?;
-        let (program, worker) = (of.program.another()?, of.worker.clone());
+        let (program, worker) = (of.program.for_another_flow()?, of.worker.clone());
         let next =
             Next { client: of.client, own: of.own, handlers: of.handlers.clone(), program, worker };
         Some(Box::new(Between { above: self.above.clone(), pending: None, next: Some(next) }))
@@ -223,7 +223,13 @@ impl Program for Between {
         tcp::connect_bound(place, pending.program()?)?;
         let stream = TcpStream::from(pending.finish()?).into();
         let Next { client, own, handlers, program, worker } = next;
-        worker.tell(Order::Arrive(Box::new(Arrival { stream, client, own, handlers, program })));
+        worker.send(WorkerCommand::Accept(Box::new(Arrival {
+            stream,
+            client,
+            own,
+            handlers,
+            program,
+        })));
         Ok(())
     }
 }

@@ -14,8 +14,8 @@ use viaduct_sys::socket::tcp;
 use super::Plan;
 use super::report::{Fate, Report};
 use super::via::Via;
-use crate::proxy::agreeing::Agreeing;
-use crate::proxy::through::Factories;
+use crate::engine::chain_io::Factories;
+use crate::engine::negotiation::Negotiation;
 use crate::rate_limited::RateLimitedLog;
 
 /// Options for the negotiation of handlers.
@@ -68,7 +68,7 @@ impl AgreeArgs {
 #[derive(Debug)]
 pub enum Begun {
     /// By TCP options of SYNs.
-    Offering(Arc<Agreeing>),
+    Offering(Arc<Negotiation>),
     /// By the first bytes of a connection, with this chain.
     Greeting(Factories),
 }
@@ -81,7 +81,7 @@ pub struct Agreed {
     /// By the first bytes of a connection (`--greet`).
     greets: bool,
     insists: bool,
-    begun: OnceLock<(Arc<Agreeing>, Ports)>,
+    begun: OnceLock<(Arc<Negotiation>, Ports)>,
 }
 
 impl Agreed {
@@ -119,14 +119,14 @@ impl Agreed {
             anyhow!("--prefer and --require say what they offer in SYNs, by BPF: {why}")
         })?;
         let (terms, both_ends) = (self.terms.clone(), self.both_ends.clone());
-        let agreeing = Arc::new(Agreeing::new(terms, chain.clone(), both_ends, &ports)?);
-        let (agreeing, _) = self.begun.get_or_init(|| (agreeing, ports));
-        Ok(Begun::Offering(agreeing.clone()))
+        let negotiation = Arc::new(Negotiation::new(terms, chain.clone(), both_ends, &ports)?);
+        let (negotiation, _) = self.begun.get_or_init(|| (negotiation, ports));
+        Ok(Begun::Offering(negotiation.clone()))
     }
 
     /// Negotiation by options of SYNs, and the ports at which programs listen; `None` if it is
     /// not in use.
-    pub fn begun(&self) -> Option<&(Arc<Agreeing>, Ports)> {
+    pub fn begun(&self) -> Option<&(Arc<Negotiation>, Ports)> {
         self.begun.get()
     }
 }
@@ -140,7 +140,7 @@ pub fn via(via: Via, plan: &Plan) -> Via {
 /// Accepts or rejects clients of programs, by the handlers that they agree on.
 #[derive(Debug)]
 pub struct Door {
-    agreeing: Arc<Agreeing>,
+    negotiation: Arc<Negotiation>,
     report: Option<Report>,
     /// Rate-limited log of rejected clients.
     strangers: RateLimitedLog<IpAddr>,
@@ -148,14 +148,14 @@ pub struct Door {
 
 impl Door {
     /// Counts rejected clients in `report`.
-    pub fn new(agreeing: Arc<Agreeing>, report: Option<Report>) -> Door {
-        Door { agreeing, report, strangers: RateLimitedLog::new(1) }
+    pub fn new(negotiation: Arc<Negotiation>, report: Option<Report>) -> Door {
+        Door { negotiation, report, strangers: RateLimitedLog::new(1) }
     }
 
     /// Returns the handlers for a client; `None` if it is rejected, by a reset.
     pub fn let_in(&mut self, stream: &TcpStream, client: SocketAddr) -> Option<Factories> {
         let syn = tcp::saved_syn(stream).unwrap_or_default();
-        match self.agreeing.accept(&syn) {
+        match self.negotiation.accept(&syn) {
             Ok(handlers) => Some(handlers),
             Err(why) => {
                 let line = format_args!("refused: a connection from {client}: {why}");

@@ -14,8 +14,8 @@ use viaduct_proto::wrap::{SECRET, Secret};
 use viaduct_sys::socket::seqpacket;
 
 use super::{admission, desk};
-use crate::proxy::aware::{Asked, What, Whose};
-use crate::proxy::orders::{Order, ToWorker};
+use crate::engine::aware::{ProgramRequest, RequestKind, SocketId};
+use crate::engine::commands::{CommandSender, WorkerCommand};
 use crate::random::random;
 
 /// Environment variable with the address of the control socket.
@@ -23,7 +23,7 @@ pub const CONTROL: &str = "VIADUCT_CONTROL";
 
 /// Opens the control socket for the flows that `worker` carries. Returns its name and secret,
 /// for [`CONTROL`].
-pub fn start(worker: ToWorker) -> Result<String> {
+pub fn start(worker: CommandSender) -> Result<String> {
     let name = format!("@viaduct-control-{:x}", u64::from_ne_bytes(random()?));
     let listener = seqpacket::listen(&name).context("listen for programs' requests")?;
     let secret = admission::secret()?;
@@ -33,7 +33,7 @@ pub fn start(worker: ToWorker) -> Result<String> {
 }
 
 /// Passes a request on. Returns the socket if no request has arrived yet.
-fn hear(socket: OwnedFd, secret: &Secret, worker: &ToWorker) -> Option<OwnedFd> {
+fn hear(socket: OwnedFd, secret: &Secret, worker: &CommandSender) -> Option<OwnedFd> {
     let mut bytes = [0; SECRET + MAX_MESSAGE];
     let (length, beside) = match seqpacket::receive(&socket, &mut bytes) {
         Ok(received) => received,
@@ -43,28 +43,28 @@ fn hear(socket: OwnedFd, secret: &Secret, worker: &ToWorker) -> Option<OwnedFd> 
     let ask = Ask::parse(secret.open(&bytes[..length])?)?;
     let whose = whose(&beside.filter(admission::is_tcp)?);
     let what = match ask {
-        Ask::Watch => What::Watch(socket),
+        Ask::Watch => RequestKind::Watch(socket),
         Ask::Control { to, request } => {
             let answer = move |answer: Option<Vec<u8>>| say(&socket, answer);
-            What::Control(to.to_owned(), request.to_owned(), Box::new(answer))
+            RequestKind::Control(to.to_owned(), request.to_owned(), Box::new(answer))
         }
     };
-    worker.tell(Order::Ask(Box::new(Asked { whose, what })));
+    worker.send(WorkerCommand::Request(Box::new(ProgramRequest { candidates: whose, kind: what })));
     None
 }
 
 /// Keys that may identify the flow of a program's socket.
-fn whose(socket: &OwnedFd) -> Vec<Whose> {
-    let cookie = sockopt::socket_cookie(socket).ok().map(Whose::Cookie);
+fn whose(socket: &OwnedFd) -> Vec<SocketId> {
+    let cookie = sockopt::socket_cookie(socket).ok().map(SocketId::Cookie);
     [cookie, ends_of(socket)].into_iter().flatten().collect()
 }
 
 /// Key of a flow inbound to the program, by the addresses of its socket.
-pub(super) fn ends_of(socket: &OwnedFd) -> Option<Whose> {
+pub(super) fn ends_of(socket: &OwnedFd) -> Option<SocketId> {
     let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
     let peer = SocketAddr::try_from(rustix::net::getpeername(socket).ok()??).ok()?;
     let own = SocketAddr::try_from(rustix::net::getsockname(socket).ok()?).ok()?;
-    Some(Whose::Ends(canonical(peer), canonical(own)))
+    Some(SocketId::Ends(canonical(peer), canonical(own)))
 }
 
 fn say(socket: &OwnedFd, answer: Option<Vec<u8>>) {

@@ -7,27 +7,27 @@ use viaduct_sys::socket::tcp::Mirrored;
 
 use super::above::Above;
 use super::joined::Joined;
-use crate::proxy::aware::Whose;
-use crate::proxy::calls::{Arrival, Call};
-use crate::proxy::orders::{Order, ToWorker};
+use crate::engine::aware::SocketId;
+use crate::engine::commands::{CommandSender, WorkerCommand};
+use crate::engine::wrapped::{Arrival, Call};
 
 /// Carrier of a run's flows.
 #[derive(Clone, Debug)]
 pub enum Carrier {
     /// The worker in this process.
-    Own(ToWorker),
+    Own(CommandSender),
     /// A shared master.
     Shared(Arc<Joined>),
     /// The worker in this process, above a master that carries alone the flows that these rules
     /// leave.
-    Above(ToWorker, Arc<Above>, Box<Rules>),
+    Above(CommandSender, Arc<Above>, Box<Rules>),
 }
 
 impl Carrier {
     /// Begins a program's connect.
     pub fn call(&self, call: Call) {
         match self {
-            Carrier::Own(worker) => worker.tell(Order::Call(Box::new(call))),
+            Carrier::Own(worker) => worker.send(WorkerCommand::Connect(Box::new(call))),
             Carrier::Shared(master) => master.call(call),
             Carrier::Above(worker, above, rules) => above.call(call, rules, worker),
         }
@@ -36,16 +36,16 @@ impl Carrier {
     /// Applies the options that a program has set on its socket to the connections of its flow.
     /// A shared master, which does not know the sockets of its flows, gets options with the
     /// connect only.
-    pub fn mirror(&self, whose: Whose, mirrored: Mirrored) {
+    pub fn mirror(&self, whose: SocketId, mirrored: Mirrored) {
         if let Carrier::Own(worker) | Carrier::Above(worker, ..) = self {
-            worker.tell(Order::Mirror(whose, Box::new(mirrored)));
+            worker.send(WorkerCommand::Mirror(whose, Box::new(mirrored)));
         }
     }
 
     /// Accepts a connection to a program.
     pub fn arrive(&self, arrival: Arrival) {
         match self {
-            Carrier::Own(worker) => worker.tell(Order::Arrive(Box::new(arrival))),
+            Carrier::Own(worker) => worker.send(WorkerCommand::Accept(Box::new(arrival))),
             Carrier::Shared(master) => master.arrive(arrival),
             Carrier::Above(worker, above, _) => above.arrive(arrival, worker),
         }

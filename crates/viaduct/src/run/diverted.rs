@@ -31,9 +31,9 @@ use super::fronts::canonical;
 use super::keep::Keep;
 use super::names::{Remote, place};
 use super::report::{self, Report, Reported, Visited};
-use crate::proxy::aware::Whose;
-use crate::proxy::calls::{Arrival, Call, Held, Program};
-use crate::proxy::conn::Conn;
+use crate::engine::aware::SocketId;
+use crate::engine::flow_socket::FlowSocket;
+use crate::engine::wrapped::{Arrival, Call, PendingConnect, Program};
 
 /// State shared by all diverted connects.
 #[derive(Debug)]
@@ -76,13 +76,13 @@ pub fn start(
     keep: Option<&Keep>,
 ) -> Result<Option<Holder>> {
     let meeting = Rendezvous::open().context("open the meeting")?;
-    let agreeing = plan.agree.as_ref().and_then(|agree| agree.begun());
-    let save_syn = agreeing.is_some();
+    let negotiation = plan.agree.as_ref().and_then(|agree| agree.begun());
+    let save_syn = negotiation.is_some();
     let v4 = listener(Ipv4Addr::LOCALHOST.into(), save_syn);
     let v4 = v4.context("listen for connections to the program")?;
     // Absent if the machine has no IPv6.
     let v6 = listener(Ipv6Addr::LOCALHOST.into(), save_syn).ok();
-    let ports = agreeing.map_or_else(Ports::new, |(_, ports)| Ok(ports.clone()))?;
+    let ports = negotiation.map_or_else(Ports::new, |(_, ports)| Ok(ports.clone()))?;
     let (carry, holder, why) = carry(group, plan);
     let diversion = RedirectConfig {
         streams: rules(&plan.rules, Transport::Tcp),
@@ -109,7 +109,8 @@ pub fn start(
     for listener in [Some(v4), v6].into_iter().flatten() {
         let Some(inside) = divert.inbound_conns() else { continue };
         let carrier = carrier.clone();
-        let door = agreeing.map(|(agreeing, _)| Door::new(agreeing.clone(), plan.report.clone()));
+        let door =
+            negotiation.map(|(negotiation, _)| Door::new(negotiation.clone(), plan.report.clone()));
         let report = plan.report.clone();
         let came = came.clone();
         let take = move || take_in(&listener, (&inside, &came), (&carrier, report.as_ref()), door);
@@ -242,20 +243,20 @@ struct Hearing {
 /// Flows of connections, and the options that programs have set on them, by the address of one
 /// end. No other connection has its port at the same time.
 #[derive(Debug, Default)]
-struct Ends(HashMap<SocketAddr, (Whose, Mirrored)>);
+struct Ends(HashMap<SocketAddr, (SocketId, Mirrored)>);
 
 /// Entries that are kept before all are dropped. Programs can have more only with many addresses.
 const ENDS: usize = 1 << 17;
 
 impl Ends {
-    fn set(&mut self, at: SocketAddr, whose: Whose, mirrored: Mirrored) {
+    fn set(&mut self, at: SocketAddr, whose: SocketId, mirrored: Mirrored) {
         if self.0.len() >= ENDS {
             self.0.clear();
         }
         self.0.insert(at, (whose, mirrored));
     }
 
-    fn at(&mut self, at: SocketAddr) -> Option<(Whose, &mut Mirrored)> {
+    fn at(&mut self, at: SocketAddr) -> Option<(SocketId, &mut Mirrored)> {
         self.0.get_mut(&at).map(|(whose, mirrored)| (*whose, mirrored))
     }
 }
@@ -349,7 +350,7 @@ impl Hearing {
         }
         let waits = Arc::new(());
         self.known.insert(cookie, (program, Arc::downgrade(&waits)));
-        self.begun.set(program, Whose::Cookie(cookie), mirrored);
+        self.begun.set(program, SocketId::Cookie(cookie), mirrored);
         let held = Box::new(Diverted { waiting, shared: self.shared.clone(), _waits: waits });
         let mut held = Reported::of(held, to, self.report.as_ref());
         match place(self.names.as_deref(), to) {
@@ -373,7 +374,7 @@ fn on_a_link(to: SocketAddr) -> SocketAddr {
 }
 
 impl Program for Listening {
-    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
+    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
         let from = match self.own {
             SocketAddr::V4(_) => (Ipv4Addr::LOCALHOST, 0).into(),
             // With its interface, which the program sees.
@@ -383,38 +384,38 @@ impl Program for Listening {
             SocketAddr::V6(_) => (Ipv6Addr::LOCALHOST, 0).into(),
         };
         let options = TcpOptions { inside: true, ..TcpOptions::default() };
-        tcp::bound(from, options).map(Conn::from)
+        tcp::bound(from, options).map(FlowSocket::from)
     }
 
     fn connect(&mut self, place: &TcpStream) -> io::Result<()> {
         let ours = place.local_addr()?;
         self.inside.note(ours.port(), self.client, self.own)?;
-        let whose = Whose::Ends(self.client, self.own);
+        let whose = SocketId::Ends(self.client, self.own);
         let mut came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
         came.set(our_end(self.own, ours.port()), whose, Mirrored::default());
         drop(came);
         tcp::connect_bound(place, self.own)
     }
 
-    fn another(&self) -> Option<Box<dyn Program>> {
+    fn for_another_flow(&self) -> Option<Box<dyn Program>> {
         Some(Box::new(self.clone()))
     }
 }
 
-impl Held for Diverted {
-    fn whose(&self) -> Option<Whose> {
-        Some(Whose::Cookie(self.waiting.cookie))
+impl PendingConnect for Diverted {
+    fn socket_id(&self) -> Option<SocketId> {
+        Some(SocketId::Cookie(self.waiting.cookie))
     }
 
-    fn named(&mut self, own: SocketAddr) {
+    fn set_local_addr(&mut self, own: SocketAddr) {
         self.shared.names.set_own(self.waiting.cookie, own);
     }
 
-    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
-        self.shared.meeting.bound_socket(self.waiting.program.is_ipv4()).map(Conn::from)
+    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
+        self.shared.meeting.bound_socket(self.waiting.program.is_ipv4()).map(FlowSocket::from)
     }
 
-    fn meet(&mut self, place: &TcpStream) -> io::Result<()> {
+    fn complete(&mut self, place: &TcpStream) -> io::Result<()> {
         tcp::connect_bound(place, self.waiting.program)
     }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use tracing::warn;
 use viaduct_sys::bpf::Freezer;
 
-use crate::proxy::aware::Listens;
+use crate::engine::aware::EventSink;
 
 /// Freezes programs while at least one flow asks for it.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Freezing {
     }
 }
 
-impl Listens for Freezing {
+impl EventSink for Freezing {
     fn event(&mut self, flow: u64, said: &[u8]) {
         let changed = match said.rsplit(|&byte| byte == b' ').next() {
             Some(b"freeze") => self.asking.insert(flow),

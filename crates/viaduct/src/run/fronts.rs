@@ -38,8 +38,8 @@ use viaduct_sys::socket::tcp;
 use super::carrier::Carrier;
 use super::hall::Hall;
 use super::report::{Report, Visited};
-use crate::proxy::calls::{Arrival, Program};
-use crate::proxy::conn::Conn;
+use crate::engine::flow_socket::FlowSocket;
+use crate::engine::wrapped::{Arrival, Program};
 
 /// Interval between checks that programs still listen: a socket that was shut down is not closed.
 const LOOK: Duration = Duration::from_millis(500);
@@ -573,7 +573,7 @@ pub(super) fn canonical(at: SocketAddr) -> SocketAddr {
 }
 
 impl Program for Caller {
-    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
+    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
         match self.place.take() {
             Some(place) => Ok(place.into()),
             None => {
@@ -583,13 +583,13 @@ impl Program for Caller {
     }
 
     /// Only one flow can use the client's port; further ones get ports of their own.
-    fn another(&self) -> Option<Box<dyn Program>> {
+    fn for_another_flow(&self) -> Option<Box<dyn Program>> {
         let client = SocketAddr::new(self.client.ip(), 0);
         let (hall, place, taken) = (self.hall.clone(), None, None);
         Some(Box::new(Caller { hall, client, place, own: self.own, taken }))
     }
 
-    fn waits(&mut self) {
+    fn handlers_wait(&mut self) {
         self.taken = None;
     }
 

@@ -6,8 +6,8 @@
 //! of that name runs again.
 //!
 //! ```text
-//!   interposer ── Call ──▶ Joined: keeps Held ── to, a place ──▶ master: the flow
-//!   program ◀── Held::meet(place), Held::refuse ◀── Meet, Refuse ──┘
+//!   interposer ── Call ──▶ Joined: keeps PendingConnect ── to, a place ──▶ master: the flow
+//!   program ◀── complete(place), refuse ◀── Meet, Refuse ──┘
 //! ```
 
 use std::collections::HashMap;
@@ -26,8 +26,8 @@ use viaduct_sys::socket::pending::ClosedPorts;
 use viaduct_sys::socket::{seqpacket, tcp};
 
 use super::road::Road;
-use crate::proxy::calls::{Arrival, Call, Held, Program};
-use crate::proxy::conn::Conn;
+use crate::engine::flow_socket::FlowSocket;
+use crate::engine::wrapped::{Arrival, Call, PendingConnect, Program};
 
 /// Connection to a shared master, and the program's side of the flows that it carries.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub struct Joined {
 struct Waits {
     next: u64,
     /// Pending flows by ID; the master has the other descriptor of each socket.
-    list: HashMap<u64, (Side, Conn<TcpStream>)>,
+    list: HashMap<u64, (Side, FlowSocket<TcpStream>)>,
     /// Socket to the master, while one runs.
     socket: Option<Arc<OwnedFd>>,
 }
@@ -51,7 +51,7 @@ struct Waits {
 /// The program's side of a flow.
 #[derive(Debug)]
 enum Side {
-    Connects(Box<dyn Held>),
+    Connects(Box<dyn PendingConnect>),
     Listens(Box<dyn Program>),
 }
 
@@ -78,7 +78,7 @@ impl Joined {
     pub fn call(&self, call: Call) {
         let Call { to, source, is_bound, mirrored, mut held } = call;
         let Address::Ip(to) = to else { return held.refuse(Failure::Unreachable) };
-        match held.place() {
+        match held.take_socket() {
             Ok(place) => {
                 let lent = place.is_lent();
                 let options = mirrored.0;
@@ -96,8 +96,8 @@ impl Joined {
     pub fn arrive(&self, arrival: Arrival) {
         let Arrival { stream, client, own, mut program, .. } = arrival;
         // The time that its handlers take is not known here.
-        program.waits();
-        match program.place() {
+        program.handlers_wait();
+        match program.take_socket() {
             Ok(place) => {
                 let lent = stream.is_lent() || place.is_lent();
                 let up = |id| Up::Arrival { id, client, own, lent };
@@ -114,7 +114,7 @@ impl Joined {
     fn say(
         &self,
         side: Side,
-        place: Conn<TcpStream>,
+        place: FlowSocket<TcpStream>,
         up: impl FnOnce(u64) -> Up,
         stream: Option<&TcpStream>,
     ) {
@@ -178,7 +178,7 @@ impl Joined {
         match down {
             Down::Named { id, own } => {
                 if let Some((Side::Connects(held), _)) = self.waits().list.get_mut(&id) {
-                    held.named(own);
+                    held.set_local_addr(own);
                 }
             }
             Down::Meet { id } => {
@@ -203,10 +203,10 @@ impl Joined {
     /// Answers a request for one more flow to the program of arrival `of` with a socket for it.
     fn another(&self, of: u64) {
         let program = match self.waits().list.get(&of) {
-            Some((Side::Listens(program), _)) => program.another(),
+            Some((Side::Listens(program), _)) => program.for_another_flow(),
             _ => None,
         };
-        let begun = program.and_then(|mut program| Some((program.place().ok()?, program)));
+        let begun = program.and_then(|mut program| Some((program.take_socket().ok()?, program)));
         if let Some((place, program)) = begun {
             return self.say(Side::Listens(program), place, |id| Up::Another { id, of }, None);
         }
@@ -225,7 +225,7 @@ impl Joined {
         }
     }
 
-    fn take(&self, id: u64) -> Option<(Side, Conn<TcpStream>)> {
+    fn take(&self, id: u64) -> Option<(Side, FlowSocket<TcpStream>)> {
         self.waits().list.remove(&id)
     }
 
@@ -237,7 +237,7 @@ impl Joined {
 impl Side {
     fn meet(self, place: &TcpStream) -> io::Result<()> {
         match self {
-            Side::Connects(mut held) => held.meet(place),
+            Side::Connects(mut held) => held.complete(place),
             Side::Listens(mut program) => program.connect(place),
         }
     }

@@ -26,11 +26,11 @@ use super::report::Report;
 use super::via::Interposer;
 use super::wrapper::Word;
 use super::{OUR_FAULT, Plan, RunArgs, aware};
-use crate::proxy::below::Below;
-use crate::proxy::handle::{Beside, Handle};
-use crate::proxy::orders::{Order, ToWorker};
-use crate::proxy::settings::Settings;
-use crate::proxy::stats::ProxyStats;
+use crate::engine::commands::{CommandSender, WorkerCommand};
+use crate::engine::handle::{EngineThread, Handle};
+use crate::engine::parent_master::ParentMaster;
+use crate::engine::settings::Settings;
+use crate::engine::stats::ProxyStats;
 use crate::trickles::revert_stale_changes;
 
 /// Poll interval for remaining programs of the run.
@@ -114,7 +114,8 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     }
     let control = match &carrier {
         Carrier::Own(worker) | Carrier::Above(worker, ..) => {
-            worker.tell(Order::Listen(Box::new(Freezing::new(interposer.freezer()?))));
+            worker
+                .send(WorkerCommand::SetEventSink(Box::new(Freezing::new(interposer.freezer()?))));
             Some(aware::start(worker.clone())?)
         }
         // A shared master runs handlers of other runs too.
@@ -162,7 +163,7 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
 
 /// Starts the carrier of the program's flows: a worker in this process, a shared master, or a
 /// worker above a shared master.
-fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<Beside>)> {
+fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<EngineThread>)> {
     let Some(name) = &args.master else {
         let flows = worker(args, plan, None)?;
         return Ok((Carrier::Own(order(&flows)?), Some(flows)));
@@ -182,18 +183,18 @@ fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<Beside>)>
     Ok((Carrier::Above(order(&flows)?, above, rules), Some(flows)))
 }
 
-fn order(flows: &Beside) -> Result<ToWorker> {
+fn order(flows: &EngineThread) -> Result<CommandSender> {
     flows.handle.worker().cloned().context("no worker runs")
 }
 
 /// Runs the handlers of `plan`, above a master if there is one.
-fn worker(args: &RunArgs, plan: &Plan, above: Option<Arc<Above>>) -> Result<Beside> {
+fn worker(args: &RunArgs, plan: &Plan, above: Option<Arc<Above>>) -> Result<EngineThread> {
     let name = format!("run-{}", std::process::id());
     let agreed = plan.agree.as_ref();
     let agreed = agreed.map(|agree| agree.begin(args.via, &plan.chain, above.is_some()));
-    let (chain, agreeing) = match agreed.transpose()? {
+    let (chain, negotiation) = match agreed.transpose()? {
         None => (plan.chain.clone(), None),
-        Some(Begun::Offering(agreeing)) => (plan.chain.clone(), Some(agreeing)),
+        Some(Begun::Offering(negotiation)) => (plan.chain.clone(), Some(negotiation)),
         Some(Begun::Greeting(chain)) => (chain, None),
     };
     let (by, run_dir) = (plan.by.clone(), args.run_dir.path());
@@ -201,9 +202,9 @@ fn worker(args: &RunArgs, plan: &Plan, above: Option<Arc<Above>>) -> Result<Besi
         revert_stale_changes(&run_dir);
     }
     let mut settings = Settings::for_programs(name, chain, by, args.times, run_dir);
-    settings.agreeing = agreeing;
-    settings.below = above.map(|above| above as Arc<dyn Below>);
-    Beside::start(settings)
+    settings.negotiation = negotiation;
+    settings.parent = above.map(|above| above as Arc<dyn ParentMaster>);
+    EngineThread::start(settings)
 }
 
 /// Sends the report on the program's flows, as far as they are known when it ends.

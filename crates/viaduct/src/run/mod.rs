@@ -59,11 +59,11 @@ use viaduct_proto::wrap::wire::Welcome;
 pub use words::{meant, unfold};
 
 use self::report::Report;
-use crate::proxy::onward::Onward;
-use crate::proxy::settings::ProgramTimes;
-use crate::proxy::through::Factories;
-use crate::proxy::values::wait;
+use crate::engine::chain_io::Factories;
+use crate::engine::outbound::Outbound;
+use crate::engine::settings::ProgramTimes;
 use crate::run_dir::RunDir;
+use crate::value_parser::wait;
 
 /// Exit status if viaduct itself fails, the same as env(1)'s.
 pub const OUR_FAULT: u8 = 125;
@@ -142,7 +142,7 @@ pub struct RunArgs {
 struct Plan {
     chain: Factories,
     /// Transport by which flows continue from the end of the chain.
-    by: Onward,
+    by: Outbound,
     /// Negotiation with far ends, if any.
     agree: Option<agree::Agreed>,
     rules: Rules,
@@ -162,7 +162,7 @@ impl Plan {
         let (handlers, by) = transport::split(&args.handlers)?;
         let chain = registry.chain(handlers).map_err(|what| anyhow!(what))?;
         let agree = args.agree.load(handlers, &chain, registry)?;
-        let straight = by == Onward::Direct;
+        let straight = by == Outbound::Direct;
         if agree.is_some() && !straight {
             bail!(
                 "--prefer and --require: handlers are offered to far ends by TCP: not with +{by}"

@@ -13,7 +13,7 @@ use viaduct_proto::flow::Address;
 use viaduct_proto::wrap::{Fate, Rules, Transport};
 
 use super::daemons;
-use crate::proxy::through::Factories;
+use crate::engine::chain_io::Factories;
 
 /// Place where names are looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use viaduct_proto::flow::Failure;
 
 use super::names::Remote;
-use crate::proxy::aware::Whose;
-use crate::proxy::calls::{Held, Program};
-use crate::proxy::conn::Conn;
+use crate::engine::aware::SocketId;
+use crate::engine::flow_socket::FlowSocket;
+use crate::engine::wrapped::{PendingConnect, Program};
 
 /// Outcome of a flow.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -204,36 +204,40 @@ const TITLES: [(&str, Is); 8] = [
 /// Connect whose outcome the report counts.
 #[derive(Debug)]
 pub struct Reported {
-    held: Box<dyn Held>,
+    held: Box<dyn PendingConnect>,
     to: SocketAddr,
     report: Report,
 }
 
 impl Reported {
     /// Wraps `held`, a connect to `to`; returns it unchanged without a report.
-    pub fn of(held: Box<dyn Held>, to: SocketAddr, report: Option<&Report>) -> Box<dyn Held> {
+    pub fn of(
+        held: Box<dyn PendingConnect>,
+        to: SocketAddr,
+        report: Option<&Report>,
+    ) -> Box<dyn PendingConnect> {
         let Some(report) = report.cloned() else { return held };
         report.count(Fate::Unanswered, "tcp", to);
         Box::new(Reported { held, to, report })
     }
 }
 
-impl Held for Reported {
-    fn whose(&self) -> Option<Whose> {
-        self.held.whose()
+impl PendingConnect for Reported {
+    fn socket_id(&self) -> Option<SocketId> {
+        self.held.socket_id()
     }
 
-    fn named(&mut self, own: SocketAddr) {
-        self.held.named(own);
+    fn set_local_addr(&mut self, own: SocketAddr) {
+        self.held.set_local_addr(own);
     }
 
-    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
-        self.held.place()
+    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
+        self.held.take_socket()
     }
 
-    fn meet(&mut self, place: &TcpStream) -> io::Result<()> {
+    fn complete(&mut self, place: &TcpStream) -> io::Result<()> {
         self.report.answered(Fate::Handled, self.to);
-        self.held.meet(place)
+        self.held.complete(place)
     }
 
     fn refuse(&mut self, why: Failure) {
@@ -271,20 +275,20 @@ impl Visited {
 }
 
 impl Program for Visited {
-    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
-        self.program.place()
+    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
+        self.program.take_socket()
     }
 
-    fn when_there(&mut self, tell: Box<dyn FnOnce() + Send>) {
-        self.program.when_there(tell);
+    fn on_available(&mut self, tell: Box<dyn FnOnce() + Send>) {
+        self.program.on_available(tell);
     }
 
-    fn waits(&mut self) {
-        self.program.waits();
+    fn handlers_wait(&mut self) {
+        self.program.handlers_wait();
     }
 
-    fn another(&self) -> Option<Box<dyn Program>> {
-        let another = self.program.another()?;
+    fn for_another_flow(&self) -> Option<Box<dyn Program>> {
+        let another = self.program.for_another_flow()?;
         self.let_in.store(true, Ordering::Relaxed);
         Some(Visited::of(another, self.at, Some(&self.report)))
     }

@@ -4,8 +4,8 @@
 use anyhow::{Result, anyhow, bail};
 use viaduct_proto::flow::{About, HandlerSpec};
 
-use crate::proxy::onward::Onward;
-use crate::proxy::trickles::{Course, Early, Ways};
+use crate::engine::outbound::Outbound;
+use crate::engine::trickles::{Early, PacketFormats, TricklesTarget};
 
 /// The transport's name.
 const TRICKLES: &str = "trickles";
@@ -38,22 +38,23 @@ pub fn about() -> About {
 ///
 /// # Errors
 /// The transport is not last, or does not take these settings.
-pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], Onward)> {
+pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], Outbound)> {
     let transport = |spec: &HandlerSpec| spec.name() == TRICKLES;
-    let (handlers, onward) = match chain {
+    let (handlers, outbound) = match chain {
         [handlers @ .., last] if transport(last) => {
             let expected = "auto, tcp or udp";
-            let course = last.read(&about(), |given| {
-                let ways: Option<Ways> = given.take("way", expected, |text| text.parse().ok())?;
+            let target = last.read(&about(), |given| {
+                let formats: Option<PacketFormats> =
+                    given.take("way", expected, |text| text.parse().ok())?;
                 let key = given.take("key", "64 hexadecimal digits", |text| text.parse().ok())?;
                 let early =
                     given.take("early", "never, known or always", |text| text.parse().ok())?;
                 let early = early.unwrap_or(Early::Known);
-                Ok(Course { ways: ways.unwrap_or_default(), key, early })
+                Ok(TricklesTarget { formats: formats.unwrap_or_default(), key, early })
             });
-            (handlers, Onward::Trickles(course.map_err(|what| anyhow!(what))?))
+            (handlers, Outbound::Trickles(target.map_err(|what| anyhow!(what))?))
         }
-        handlers => (handlers, Onward::Direct),
+        handlers => (handlers, Outbound::Direct),
     };
     if handlers.iter().any(transport) {
         bail!(
@@ -61,25 +62,27 @@ pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], Onward)> {
                 it last, and once"
         );
     }
-    Ok((handlers, onward))
+    Ok((handlers, outbound))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn split_text(text: &str) -> Result<(usize, Onward), String> {
+    fn split_text(text: &str) -> Result<(usize, Outbound), String> {
         let chain: Vec<HandlerSpec> = text.split(' ').map(|spec| spec.parse().unwrap()).collect();
-        let (handlers, onward) = split(&chain).map_err(|error| error.to_string())?;
-        Ok((handlers.len(), onward))
+        let (handlers, outbound) = split(&chain).map_err(|error| error.to_string())?;
+        Ok((handlers.len(), outbound))
     }
 
     #[test]
     fn a_transport_is_the_last_of_a_chain() {
-        let by = |ways| Onward::Trickles(Course { ways, key: None, early: Early::Known });
-        assert_eq!(split_text("count shape:rate=2M"), Ok((2, Onward::Direct)));
-        assert_eq!(split_text("+count +trickles"), Ok((1, by(Ways::Auto))));
-        assert_eq!(split_text("+trickles:way=udp"), Ok((0, by(Ways::Udp))));
+        let by = |formats| {
+            Outbound::Trickles(TricklesTarget { formats, key: None, early: Early::Known })
+        };
+        assert_eq!(split_text("count shape:rate=2M"), Ok((2, Outbound::Direct)));
+        assert_eq!(split_text("+count +trickles"), Ok((1, by(PacketFormats::Auto))));
+        assert_eq!(split_text("+trickles:way=udp"), Ok((0, by(PacketFormats::Udp))));
         for (text, expected) in [
             ("trickles count", "put it last"),
             ("trickles trickles", "and once"),

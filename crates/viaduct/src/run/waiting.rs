@@ -33,8 +33,8 @@ use super::datagrams;
 use super::fronts::Fronts;
 use super::names::{Remote, place};
 use super::report::{Fate, Report, Reported};
-use crate::proxy::aware::Whose;
-use crate::proxy::calls::Call;
+use crate::engine::aware::SocketId;
+use crate::engine::wrapped::Call;
 use crate::rate_limited::RateLimitedLog;
 
 /// State shared by all pending connects.
@@ -259,7 +259,7 @@ impl Common {
     pub fn mirror(
         &self,
         cookie: u64,
-        whose: Option<Whose>,
+        whose: Option<SocketId>,
         read: impl FnOnce(&mut Mirrored) -> io::Result<()>,
     ) {
         let mut names = self.names();

@@ -38,12 +38,12 @@ use crate::access_log::AccessLogArgs;
 use crate::dead_after::DeadAfter;
 use crate::key;
 use crate::metrics::{self, Metrics, Page};
-use crate::proxy::values::place;
+use crate::random::entropy;
 use crate::run_dir::RunDir;
-use crate::shell::entropy;
 use crate::signals::{SignalStreams, Signals};
-use crate::status::socket;
+use crate::status_socket;
 use crate::trickles::{Secrets, ServerSettings};
+use crate::value_parser::socket_addr;
 use disk::Disk;
 use file_cache::FileCache;
 use files::Root;
@@ -59,7 +59,12 @@ pub struct ServeArgs {
     /// name that begins with one dot but .well-known
     dir: PathBuf,
     /// Addresses to listen at
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:8080", value_parser = place)]
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        default_value = "[::]:8080",
+        value_parser = socket_addr
+    )]
     listen: Vec<SocketAddr>,
     /// Connections over TCP that are served at a time; more wait [default: 4096]
     #[arg(long, value_name = "N", conflicts_with = "encrypted_only",
@@ -300,7 +305,9 @@ async fn serve(
             // The secrets are reloaded automatically.
             _ = signals.hangup.recv() => log.reopen(),
             _ = signals.user1.recv() => log.reopen(),
-            client = status_client(status_listener.as_ref()) => socket::show(client, &status())?,
+            client = status_client(status_listener.as_ref()) => {
+                status_socket::show(client, &status())?;
+            }
             client = metrics::accept(metrics_listener.as_ref()) => {
                 metrics.answer(client, Page { counters: status().exposition(), trouble: None });
             }
@@ -309,8 +316,8 @@ async fn serve(
 }
 
 /// Opens the status socket. The server runs without it if that fails.
-fn status_socket(args: &ServeArgs) -> Option<(UnixListener, socket::Name)> {
-    let opened = socket::open(&args.run_dir.path().join(format!("{}.sock", name(args))));
+fn status_socket(args: &ServeArgs) -> Option<(UnixListener, status_socket::Name)> {
+    let opened = status_socket::open(&args.run_dir.path().join(format!("{}.sock", name(args))));
     opened.inspect_err(|error| warn!("there is no status socket: {error:#}")).ok()
 }
 
@@ -320,9 +327,11 @@ fn name(args: &ServeArgs) -> String {
     format!("serve-{port}")
 }
 
-async fn status_client(socket: Option<&(UnixListener, socket::Name)>) -> tokio::net::UnixStream {
+async fn status_client(
+    socket: Option<&(UnixListener, status_socket::Name)>,
+) -> tokio::net::UnixStream {
     match socket {
-        Some((listener, _)) => socket::accept(listener).await,
+        Some((listener, _)) => status_socket::accept(listener).await,
         None => std::future::pending().await,
     }
 }

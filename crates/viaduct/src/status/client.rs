@@ -16,8 +16,8 @@ use super::overlay_page::OverlayPage;
 use super::page::{Colours, Page};
 use super::proxy_page::ProxyPage;
 use super::serve_page::ServePage;
+use crate::engine::snapshot::ProxyStatus;
 use crate::gateway::snapshot::Status;
-use crate::proxy::snapshot::ProxyStatus;
 use crate::serve::status::ServeStatus;
 
 /// Read timeout, longer than any gateway takes to answer.

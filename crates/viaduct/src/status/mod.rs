@@ -14,7 +14,6 @@ mod overlay_page;
 mod page;
 mod proxy_page;
 mod serve_page;
-pub mod socket;
 mod terminal;
 mod top;
 mod view;

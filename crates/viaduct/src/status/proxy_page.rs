@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use super::numbers::{bytes, micros, percent, quantile, thousands};
 use super::page::{Colours, row};
-use crate::proxy::snapshot::ProxyStatus;
-use crate::proxy::stats::{CONNECT_BOUNDS, TunnelCounters};
+use crate::engine::snapshot::ProxyStatus;
+use crate::engine::stats::CONNECT_BOUNDS;
+use crate::tunnel::stats::TunnelCounters;
 
 /// State of a proxy as text.
 #[derive(Debug)]

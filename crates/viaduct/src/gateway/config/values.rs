@@ -83,7 +83,7 @@ impl<'de> Deserialize<'de> for Share {
 
 impl<'de> Deserialize<'de> for Rate {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let parse = |text: &str| crate::proxy::values::rate(text).ok().map(Rate);
+        let parse = |text: &str| crate::value_parser::rate(text).ok().map(Rate);
         parsed(from, parse, "rate in bits a second; write it like \"500k\" or \"20M\"")
     }
 }
@@ -132,7 +132,7 @@ impl<'de> Deserialize<'de> for Ports {
         let value = toml::Value::deserialize(from)?;
         let text = value.as_integer().map(|n| n.to_string());
         let text = text.or_else(|| value.as_str().map(str::to_owned)).unwrap_or_default();
-        let ports = crate::proxy::values::ports(&text);
+        let ports = crate::value_parser::ports(&text);
         ports.map(Ports).map_err(|what| de::Error::custom(format!("is {value}; {what}")))
     }
 }

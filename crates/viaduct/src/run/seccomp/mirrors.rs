@@ -13,7 +13,7 @@ use viaduct_sys::socket::pending::set_option_for;
 use viaduct_sys::socket::tcp::Mirrored;
 
 use super::{Outcome, Supervisor, cookie, number};
-use crate::proxy::aware::Whose;
+use crate::engine::aware::SocketId;
 use crate::run::aware::ends_of;
 
 /// Bytes of a value that are read, at most.
@@ -43,7 +43,7 @@ impl Supervisor {
         set_option_for(&socket, level, name, &value[..size]).map_err(number)?;
         let cookie = cookie(&socket)?;
         let whose = if is_in_this_netns(&socket) {
-            Some(Whose::Cookie(cookie))
+            Some(SocketId::Cookie(cookie))
         } else {
             // A socket that the program has accepted is in the capture namespace.
             ends_of(&socket)

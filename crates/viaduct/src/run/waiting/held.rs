@@ -14,9 +14,9 @@ use viaduct_sys::socket::tcp;
 use super::answer::Say;
 use super::known::{Attempt, Known};
 use super::{Answer, Common};
-use crate::proxy::aware::Whose;
-use crate::proxy::calls::Held;
-use crate::proxy::conn::Conn;
+use crate::engine::aware::SocketId;
+use crate::engine::flow_socket::FlowSocket;
+use crate::engine::wrapped::PendingConnect;
 
 /// A pending connect.
 pub(super) struct Waiting {
@@ -28,23 +28,23 @@ pub(super) struct Waiting {
     pub(super) common: Arc<Common>,
 }
 
-impl Held for Waiting {
-    fn whose(&self) -> Option<Whose> {
-        Some(Whose::Cookie(self.cookie))
+impl PendingConnect for Waiting {
+    fn socket_id(&self) -> Option<SocketId> {
+        Some(SocketId::Cookie(self.cookie))
     }
 
-    fn named(&mut self, own: SocketAddr) {
+    fn set_local_addr(&mut self, own: SocketAddr) {
         self.common
             .names()
             .set(self.cookie, Known { peer: self.to, own: Some(own), refused: None });
     }
 
-    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
+    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
         let pending = self.pending.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        self.common.meeting.bound_socket(pending.program()?.is_ipv4()).map(Conn::from)
+        self.common.meeting.bound_socket(pending.program()?.is_ipv4()).map(FlowSocket::from)
     }
 
-    fn meet(&mut self, place: &TcpStream) -> io::Result<()> {
+    fn complete(&mut self, place: &TcpStream) -> io::Result<()> {
         let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
         let crossing = pending.program().and_then(|program| tcp::connect_bound(place, program));
         // Calls from now on find the socket connected.

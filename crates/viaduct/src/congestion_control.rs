@@ -1,0 +1,21 @@
+//! Congestion controls of the kernel's TCP, by name.
+
+use std::fs;
+use std::net::TcpListener;
+
+use anyhow::{Context, Result, anyhow};
+use viaduct_sys::socket::tcp::LongHaul;
+
+/// Checks that the kernel knows, or can load, the congestion control that `option` names.
+///
+/// # Errors
+/// The name is unknown; lists the available names.
+pub fn check(option: &str, name: &str) -> Result<()> {
+    let probe = TcpListener::bind("127.0.0.1:0").with_context(|| format!("{option}: try it"))?;
+    let haul = LongHaul { congestion_control: Some(name.to_owned()), buffer: None };
+    haul.apply(&probe).map_err(|_| {
+        let known = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
+        let known = known.unwrap_or_default();
+        anyhow!("{option}: {name:?} is unknown here; there are {}", known.trim_end())
+    })
+}

@@ -1,0 +1,254 @@
+//! Arrival of clients: their SYNs, and their connections.
+
+use std::io;
+use std::net::SocketAddr;
+
+use mio::net::TcpStream;
+use tracing::{debug, warn};
+use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::split::early::Tuple;
+use viaduct_proto::split::proxy::Addresses;
+use viaduct_proto::split::syn::Syn;
+use viaduct_proto::time::Instant;
+use viaduct_sys::capture::syn::SNAP;
+use viaduct_sys::socket::tcp;
+
+use super::account::outcome;
+use super::conn::Conn;
+use super::destination::{Route, Target, failure};
+use super::dial::{open, set_up};
+use super::flow::{Begun, End, Flow};
+use super::flows::Flows;
+use super::worker::{Budget, Worker};
+
+/// Connections accepted from one listener in a turn. Between turns, the servers of the accepted
+/// ones are connected and their answers passed on: in a crowd each client waits for the earlier
+/// ones, not for all.
+pub(super) const MAX_ACCEPTS: usize = 16;
+
+/// Flow that a SYN has started.
+#[derive(Clone, Copy, Debug)]
+pub struct Started {
+    /// Key of the flow.
+    pub key: usize,
+    /// Destination in the SYN: the same client address and port may come again with another
+    /// one.
+    signalled: Option<Addresses>,
+}
+
+impl Worker {
+    /// Begins the connections that received SYNs ask for, within a turn's budget.
+    pub(super) fn see_syns(&mut self, now: Instant) {
+        let mut budget = Budget::begin();
+        self.read_syns(&mut budget, now);
+        self.read_held(&mut budget, now);
+    }
+
+    fn read_syns(&mut self, budget: &mut Budget, now: Instant) {
+        let mut packet = [0; SNAP];
+        while budget.take() {
+            let Some(tap) = &self.tap else { return };
+            let syn = match tap.recv(&mut packet) {
+                Ok(Some(packet)) => Syn::parse(packet),
+                Ok(None) => return,
+                Err(_) => continue, // an interface went down
+            };
+            if let Some(syn) = syn {
+                // A client whose flow could not be begun is refused when it is accepted, if it
+                // ever is.
+                let _ = self.begin_early(&syn, now);
+            }
+        }
+        self.unread.syns = true;
+    }
+
+    /// Begins the connection that a SYN asks for. `Ok(None)` if it was begun earlier, too many
+    /// wait, or the client has not named its destination yet.
+    pub(super) fn begin_early(
+        &mut self,
+        syn: &Syn,
+        now: Instant,
+    ) -> Result<Option<usize>, Failure> {
+        let mut begun = Ok(None);
+        let signalled = self.target.signalled(syn);
+        let unclear = signalled.is_none() && matches!(self.target, Target::Requested(_));
+        // A proxy that is ending, or that connections bypass, still sees SYNs.
+        let is_unused = self.deadline.is_some() || self.intercept_state.is_missing();
+        if self.flows.is_full() || unclear || is_unused {
+            return begun;
+        }
+        let Worker { early, flows, target, policies, options, dialer, limits, .. } = self;
+        early.handle_syn(now, syn.tuple, || {
+            let begin = |route: Route| {
+                let source = route.source;
+                flows.add(open(route, *options, dialer, limits, now), source, now)
+            };
+            let route = target.route(&syn.tuple, signalled, policies).ok_or(Failure::Denied);
+            // The handlers decide whether the flow may go on, once they have heard from their
+            // peer.
+            if route.as_ref().is_ok_and(|route| route.accepts) {
+                return None;
+            }
+            begun = route.and_then(begin).map(Some);
+            begun.ok().flatten().map(|key| Started { key, signalled })
+        });
+        begun
+    }
+
+    /// Accepts connections that wait at a listener, at most [`MAX_ACCEPTS`] of them.
+    pub(super) fn accept(&mut self, listener: usize, now: Instant) {
+        let mut all_taken = false;
+        let mut clients = Vec::with_capacity(MAX_ACCEPTS);
+        while clients.len() < MAX_ACCEPTS && !all_taken {
+            let Some(listener) = self.listeners.get(listener) else { return };
+            match listener.accept() {
+                Ok((client, peer)) => clients.push((client, canonical(peer))),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    all_taken = true;
+                    // Out of descriptors, for example; the next sweep tries again.
+                    if error.kind() != io::ErrorKind::WouldBlock {
+                        self.log_accept_error(&error);
+                    }
+                }
+            }
+        }
+        // Their SYNs are in the tap by now: they preceded the handshakes. In a flood too large
+        // to read in one turn, a SYN may be found only later; then that client gets a new
+        // connection to its server. Held SYNs need no reading here: their clients come after
+        // the verdicts.
+        self.read_syns(&mut Budget::begin(), now);
+        let at = self.bound_addr(listener);
+        for (client, peer) in clients {
+            if let Ok(to) = at.map_or_else(|| client.local_addr(), Ok) {
+                self.set_up_client(client, Tuple { client: peer, to: canonical(to) }, now);
+            }
+        }
+        if !all_taken {
+            self.unread.listeners.insert(listener);
+        }
+    }
+
+    /// Logs the failure once as a warning: the cause usually lasts.
+    fn log_accept_error(&mut self, error: &io::Error) {
+        match std::mem::replace(&mut self.has_logged_accept_error, true) {
+            true => debug!("accept: {error}"),
+            false => warn!("clients wait, and are accepted when that can be: accept: {error}"),
+        }
+    }
+
+    /// Local address of all connections of a listener, if it is bound to a single address.
+    fn bound_addr(&self, listener: usize) -> Option<SocketAddr> {
+        let at = self.listeners.get(listener)?.local_addr().ok()?;
+        (!self.options.transparent && !at.ip().is_unspecified()).then_some(at)
+    }
+
+    /// Sets up an accepted connection.
+    fn set_up_client(&mut self, client: TcpStream, tuple: Tuple, now: Instant) {
+        self.stats.accepted += 1;
+        set_up(&client, self.policies.far.haul(tuple.client.ip()));
+        match &self.target {
+            Target::Requested(terms) => {
+                let terms = terms.clone();
+                self.start_handshake(client, tuple, &terms, now);
+            }
+            _ => self.join(client, tuple, None, now),
+        }
+    }
+
+    /// Joins a client, possibly with the addresses of a hop, with the connection that its SYN
+    /// has begun, or begins a connection now.
+    pub(super) fn join(
+        &mut self,
+        client: TcpStream,
+        tuple: Tuple,
+        signalled: Option<Addresses>,
+        now: Instant,
+    ) {
+        let Some(client) = self.accept_for_origin(client, &tuple, signalled, now) else { return };
+        let mut client = Conn::Tcp(client.into());
+        let to = self.target.destination(&tuple, signalled);
+        let key = match self.started(&tuple, signalled) {
+            Some(key) => key,
+            None if self.flows.is_full() => {
+                self.stats.refused.full += 1;
+                self.log_refused(tuple.client, Some(to), outcome(Failure::Full), now);
+                return client.reset(Failure::Denied);
+            }
+            None => match self.begin(&client, &tuple, signalled, now) {
+                Ok(key) => key,
+                Err(why) => {
+                    self.stats.refused.count(why);
+                    self.log_refused(tuple.client, Some(to), outcome(why), now);
+                    return client.reset(why);
+                }
+            },
+        };
+        if let Some(why) = self.flows.at(key).broken() {
+            self.stats.refused.count(why);
+            self.log_refused(tuple.client, Some(to), outcome(why), now);
+            client.reset(why);
+            return self.end(key, true);
+        }
+        if self.access_log.is_on() {
+            self.flows.at(key).account.set_request("tcp", &Address::Ip(to), None);
+        }
+        if let Err(error) = self.flows.watch(&mut client, key, End::Client) {
+            warn!("register a client: {error}");
+            return self.end(key, true);
+        }
+        self.flows.at(key).set_client(client, now);
+        self.drive(key, End::Client, true, true, now);
+    }
+
+    /// Flow that the SYN of `tuple` has started, if it goes to the destination in `signalled`.
+    pub(super) fn started(&mut self, tuple: &Tuple, signalled: Option<Addresses>) -> Option<usize> {
+        let started = self.early.handle_accept(tuple)?;
+        if signalled.is_none() || started.signalled == signalled {
+            return Some(started.key);
+        }
+        self.end(started.key, true);
+        None
+    }
+
+    /// Begins the second half of a flow late; its destination comes from `tuple` or `signalled`.
+    fn begin(
+        &mut self,
+        client: &Conn,
+        tuple: &Tuple,
+        signalled: Option<Addresses>,
+        now: Instant,
+    ) -> Result<usize, Failure> {
+        let by_option = || client.tcp().filter(|_| self.target.uses_options()).and_then(by_option);
+        let signalled = signalled.or_else(by_option);
+        let route = self.target.route(tuple, signalled, &self.policies).ok_or(Failure::Denied)?;
+        let source = route.source;
+        let begun = open(route, self.options, &self.dialer, &self.limits, now);
+        self.flows.add(begun, source, now)
+    }
+}
+
+impl Flows {
+    /// Inserts a flow for `source` whose second half was begun.
+    pub(super) fn add(
+        &mut self,
+        begun: io::Result<Begun>,
+        source: SocketAddr,
+        now: Instant,
+    ) -> Result<usize, Failure> {
+        let flow = Flow::new(begun.map_err(|e| failure(&e))?, source, now);
+        self.insert(flow).ok_or(Failure::Unreachable)
+    }
+}
+
+/// Addresses in the SYN option of an accepted connection. The kernel has saved the SYN, even if
+/// no tap has seen it.
+pub(super) fn by_option(client: &TcpStream) -> Option<Addresses> {
+    let syn = Syn::parse_headers(&tcp::saved_syn(client).ok()?)?;
+    syn.hop.and_then(|_| syn.addresses())
+}
+
+/// Maps an IPv4-mapped address, as a dual-stack socket reports it, to IPv4.
+fn canonical(at: SocketAddr) -> SocketAddr {
+    SocketAddr::new(at.ip().to_canonical(), at.port())
+}

@@ -1,0 +1,188 @@
+//! Chain requests: a flow's handlers ask for further connections, and for those of other flows.
+//!
+//! ```text
+//!   Connect          one more connection of the flow
+//!   Claim, Release   a key by which accepted flows find the flow that they belong to
+//!   Give             an accepted flow names such a key: its connection goes over to that flow
+//!   Wake             the flow that such a key belongs to is driven on
+//!   Spawn            one more flow: without an application, or for that of an accepted flow
+//! ```
+
+use std::io;
+use std::net::SocketAddr;
+
+use tracing::debug;
+use viaduct_proto::flow::{Address, BottomId, Failure, Spawn, SpawnKind};
+use viaduct_proto::time::Instant;
+use viaduct_sys::socket::tcp::TcpOptions;
+
+use super::chain_io::ChainRequest;
+use super::conn::Conn;
+use super::destination::{Target, failure};
+use super::dial::dial;
+use super::flow::{End, Flow};
+use super::worker::Worker;
+
+/// Destination of a connection, and its local address if named.
+type DialTarget = (Address, Option<SocketAddr>);
+
+impl Worker {
+    /// Carries out the requests of flow `key`'s handlers. The flow may have become part of
+    /// another.
+    pub(super) fn apply_requests(&mut self, key: usize, now: Instant) {
+        self.pass_events(key);
+        let Some(chain_io) = self.flows.at(key).chain_io() else { return };
+        let requests = chain_io.requests();
+        // If no request uses it, it is closed.
+        let mut spare = self.flows.take_spare(key);
+        for request in requests {
+            match request {
+                ChainRequest::Connect(id, to, from) => {
+                    self.connect_net_conn(key, id, (to, from), now)
+                }
+                ChainRequest::Claim(name) => drop(self.claims.insert(name, key)),
+                ChainRequest::Release(name) => {
+                    if self.claims.get(&name) == Some(&key) {
+                        self.claims.remove(&name);
+                    }
+                }
+                ChainRequest::Give(name) => return self.give(key, &name, now),
+                ChainRequest::Wake(name) => self.wake(&name, now),
+                ChainRequest::Spawn(spawn) => self.spawn(key, &spawn, spare.take(), now),
+            }
+        }
+    }
+
+    /// Wakes the flow that has claimed `name`; it has its turn soon.
+    pub(super) fn wake(&mut self, name: &[u8], now: Instant) {
+        let Some(&owner) = self.claims.get(name) else { return };
+        if let Some(chain_io) = self.flows.get(owner).and_then(Flow::chain_io) {
+            chain_io.wake(name, now);
+            self.runnable.push(owner);
+        }
+    }
+
+    /// Ends the chain of flow `key`, and wakes other flows that wait for it.
+    pub(super) fn abandon(&mut self, key: usize, now: Instant) {
+        let Some(chain_io) = self.flows.get(key).and_then(Flow::chain_io) else { return };
+        for request in chain_io.abandon(now) {
+            if let ChainRequest::Wake(name) = request {
+                self.wake(&name, now);
+            }
+        }
+    }
+
+    /// Makes a flow that the handlers of flow `key` ask for; over `spare`, if that goes to its
+    /// destination.
+    fn spawn(&mut self, key: usize, spawn: &Spawn, spare: Option<(Address, Conn)>, now: Instant) {
+        let Some(chain_io) = self.flows.at(key).chain_io() else { return };
+        let made = chain_io.spawned(spawn, now);
+        if spawn.kind == SpawnKind::Accepted {
+            chain_io.be_alone();
+        }
+        let program = self.programs.get(&key).and_then(|program| program.for_another_flow());
+        // A flow for an application is for the same application.
+        let made = made.filter(|_| spawn.kind == SpawnKind::Alone || program.is_some());
+        let flow = made.and_then(|(chain_io, goal)| {
+            let network = match goal {
+                None => Conn::Pending,
+                Some((to, None)) if spare.as_ref().is_some_and(|(there, _)| *there == to) => {
+                    spare.map(|(_, conn)| conn)?
+                }
+                Some((to, bound)) => {
+                    let from = begins(self.flows.at(key), &self.target, &to, bound);
+                    let mirrored = self.flows.at(key).mirrored;
+                    let options = TcpOptions { mirrored, ..self.options };
+                    dial(&to, from, options, &self.dialer)
+                        .inspect_err(|error| debug!("a connection to be shared: {error}"))
+                        .ok()?
+                }
+            };
+            Some(Flow::spawned(network, chain_io, self.flows.at(key), now))
+        });
+        let Some(new) = flow.and_then(|flow| self.flows.insert(flow)) else {
+            if let Some(chain_io) = self.flows.at(key).chain_io() {
+                chain_io.unspawned(spawn, now);
+                self.runnable.push(key);
+            }
+            return;
+        };
+        if let (SpawnKind::Accepted, Some(program)) = (spawn.kind, program) {
+            self.programs.insert(new, program);
+        }
+        // Its claims must be known before any of its connections is used.
+        self.apply_requests(new, now);
+        self.runnable.push(new);
+    }
+
+    fn connect_net_conn(&mut self, key: usize, id: BottomId, target: DialTarget, now: Instant) {
+        let begun = self.begin_net_conn(key, id, target);
+        let Some(chain_io) = self.flows.at(key).chain_io() else { return };
+        match begun {
+            Ok(conn) => chain_io.attach(id, conn),
+            Err(error) => {
+                debug!("one more connection: {error}");
+                chain_io.cannot_attach(id, failure(&error), now);
+            }
+        }
+        self.runnable.push(key);
+    }
+
+    fn begin_net_conn(
+        &mut self,
+        key: usize,
+        id: BottomId,
+        (to, bound): DialTarget,
+    ) -> io::Result<Conn> {
+        let from = begins(self.flows.at(key), &self.target, &to, bound);
+        let options = TcpOptions { mirrored: self.flows.at(key).mirrored, ..self.options };
+        let mut conn = dial(&to, from, options, &self.dialer)?;
+        self.flows.watch_net_conn(&mut conn, key, id)?;
+        Ok(conn)
+    }
+
+    /// Gives the connection of flow `key` to the flow that has claimed `name`.
+    fn give(&mut self, key: usize, name: &[u8], now: Instant) {
+        let owner = self.claims.get(name).copied().filter(|owner| *owner != key);
+        let Some(owner) = owner.filter(|owner| self.flows.get(*owner).is_some()) else {
+            if let Some(chain_io) = self.flows.at(key).chain_io() {
+                chain_io.unclaimed(now);
+                self.runnable.push(key);
+            }
+            return;
+        };
+        self.programs.remove(&key);
+        self.aware.forget(key, None);
+        let Some((giver, main)) = self.flows.remove(key).and_then(Flow::into_chain) else {
+            return;
+        };
+        let Some(chain_io) = self.flows.at(owner).chain_io() else { return };
+        // Connections that are not accepted are closed by being dropped.
+        let taken = chain_io.take(giver, main, now).unwrap_or_default();
+        for id in taken {
+            if let Err(error) = self.flows.rewatch_net_conn(owner, id) {
+                debug!("take a connection over: {error}");
+                if let Some(chain_io) = self.flows.at(owner).chain_io() {
+                    chain_io.cannot_attach(id, Failure::Unreachable, now);
+                }
+            }
+        }
+        // Before any other chain runs: claims and gifts must agree.
+        self.drive(owner, End::Client, false, false, now);
+    }
+}
+
+/// Local address of a further connection of a flow to `to`, if it matters. A proxy that keeps
+/// clients' addresses uses them towards the client's own destination, whatever the handlers
+/// say, and its own address towards others.
+fn begins(
+    flow: &Flow,
+    target: &Target,
+    to: &Address,
+    bound: Option<SocketAddr>,
+) -> Option<SocketAddr> {
+    match target.keeps_clients() {
+        true => flow.from(to).map(|from| bound.unwrap_or(from)),
+        false => bound,
+    }
+}

@@ -1,0 +1,264 @@
+//! Client handshakes by PROXY, SOCKS5 or HTTP CONNECT: clients name their destination, until
+//! their flow begins.
+
+use std::net::SocketAddr;
+
+use ipnet::IpNet;
+use mio::net::TcpStream;
+use tracing::debug;
+use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::split::early::Tuple;
+use viaduct_proto::split::preface::{LONGEST, Preface, Refusal, Step};
+use viaduct_proto::split::proxy::Addresses;
+use viaduct_proto::time::Instant;
+use viaduct_sys::socket::tcp;
+
+use super::accept::by_option;
+use super::account::outcome;
+use super::conn::Conn;
+use super::destination::{Route, Target, Terms, failure};
+use super::dial::open;
+use super::flow::{End, Flow, ReadStop};
+use super::policy::{holds, holds_all};
+use super::worker::{MAX_READS, Worker};
+use crate::access_log::authentication_failed;
+use crate::rate_limited::RateLimitedLog;
+use crate::source::Source;
+
+/// Maximum number of addresses of a name that are tried, one after the other.
+const MAX_ADDRESSES: usize = 8;
+
+/// Failed authentication, by source: each attempt is logged until there are many.
+static PASSWORDS: RateLimitedLog<Source> = RateLimitedLog::new(10);
+
+impl Worker {
+    /// Accepts a client that has named its destination in the SYN, or is about to.
+    pub(super) fn start_handshake(
+        &mut self,
+        client: TcpStream,
+        tuple: Tuple,
+        terms: &Terms,
+        now: Instant,
+    ) {
+        if !terms.allows_client(tuple.client.ip()) {
+            debug!("{} may not ask", tuple.client);
+            self.stats.refused.denied += 1;
+            self.log_refused(tuple.client, None, (403, "not in allow-from".to_owned()), now);
+            let _ = tcp::reset_on_close(&client);
+            return;
+        }
+        if terms.protocols.option
+            && let Some(signalled) = by_option(&client)
+        {
+            return self.join(client, tuple, Some(signalled), now);
+        }
+        if !terms.protocols.have_prefaces() {
+            debug!("the SYN of {} has no option", tuple.client);
+            self.stats.refused.unclear += 1;
+            self.log_refused(tuple.client, None, (400, "its SYN has no option".to_owned()), now);
+            let _ = tcp::reset_on_close(&client);
+            return;
+        }
+        let preface = Preface::new(terms.protocols, terms.secret.clone());
+        match self.flows.insert(Flow::requesting(client, tuple, preface, now)) {
+            Some(key) => self.read_request(key, now),
+            None => {
+                self.stats.refused.full += 1;
+                self.log_refused(tuple.client, None, outcome(Failure::Full), now);
+            }
+        }
+    }
+
+    /// Reads and handles the request of such a client.
+    pub(super) fn read_request(&mut self, key: usize, now: Instant) {
+        let mut past = false;
+        loop {
+            let flow = self.flows.at(key);
+            // A client that has closed its side may have sent all that is needed.
+            let Ok(stop) = flow.read_preface(LONGEST, past) else { return self.end(key, false) };
+            past = false;
+            let Some(request) = flow.request().filter(|request| !request.begun) else { return };
+            match request.preface.handle(&mut request.bytes) {
+                Step::Wait => match stop {
+                    ReadStop::All => return,
+                    // In the handshake it is a byte like any other.
+                    ReadStop::Mark => past = true,
+                    ReadStop::End => return self.end(key, false),
+                },
+                Step::Say(words) => flow.queue_preface(End::Client, &words),
+                Step::Deny(words) => {
+                    flow.queue_preface(End::Client, &words);
+                    self.denied_password(key);
+                }
+                Step::Connect { to, source } => {
+                    if self.access_log.is_on() {
+                        let (protocol, user) = (request.preface.protocol(), request.preface.user());
+                        let user = user.map(str::to_owned);
+                        flow.account.set_request(protocol.unwrap_or("tcp"), &to, user);
+                    }
+                    return self.open(key, to, source, now);
+                }
+                Step::Refuse(words, why) => {
+                    debug!("{} is refused: {why}", flow.source());
+                    flow.reject(&words);
+                    flow.account.refuse(why);
+                    match why {
+                        Refusal::Unclear(_) => self.stats.refused.unclear += 1,
+                        Refusal::Denied => self.denied_password(key),
+                        // The client may only have asked whether a password is required.
+                        Refusal::Unauthenticated | Refusal::HealthCheck => {}
+                    }
+                    return self.end(key, false);
+                }
+            }
+        }
+    }
+
+    /// Records that the client of flow `key` does not know the password, and logs its address,
+    /// for programs that ban such clients.
+    fn denied_password(&mut self, key: usize) {
+        self.stats.refused.denied += 1;
+        let flow = self.flows.at(key);
+        flow.account.refuse(Refusal::Denied);
+        let client = flow.source().ip();
+        let Some(request) = flow.request() else { return };
+        if PASSWORDS.allows(client.into()) {
+            let method =
+                if request.preface.protocol() == Some("socks5") { "socks5" } else { "basic" };
+            authentication_failed(client, method, request.preface.user());
+        }
+    }
+
+    /// Handles a client's request to connect to `to`, for itself or for `source`.
+    pub(super) fn open(
+        &mut self,
+        key: usize,
+        to: Address,
+        source: Option<SocketAddr>,
+        now: Instant,
+    ) {
+        self.flows.at(key).set_source(source);
+        match to {
+            Address::Ip(at) => self.connect_to(key, at, now),
+            Address::Name(name, port) => self.connect_by_name(key, name, port, now),
+        }
+    }
+
+    /// Begins the flow to a host name. The name goes through a tunnel as it is, to be resolved
+    /// and checked at the far end, unless a policy or limit here depends on its address.
+    fn connect_by_name(&mut self, key: usize, name: String, port: u16, now: Instant) {
+        let requester = (key, self.flows.at(key).id);
+        let source = self.flows.at(key).source();
+        let unseen = holds_all(self.allowed(key));
+        match Route::by_name(&self.policies, source, &name, port) {
+            Some(Err(why)) => self.refuse(key, why),
+            Some(Ok(route)) if unseen => self.connect_route(key, route, now),
+            _ => {
+                if !self.resolver.as_ref().is_some_and(|r| r.ask(requester, source, name, port)) {
+                    self.refuse(key, Failure::Unreachable);
+                }
+            }
+        }
+    }
+
+    /// Handles resolved names.
+    pub(super) fn read_answers(&mut self, now: Instant) {
+        for _ in 0..MAX_READS {
+            let answer = self.resolver.as_ref().and_then(|r| r.answer());
+            let Some(((key, id), found)) = answer else { return };
+            // The client may have gone meanwhile.
+            if self.flows.get(key).is_none_or(|flow| flow.id != id) {
+                continue;
+            }
+            let allowed = self.allowed(key);
+            let mut may = found.iter().copied().filter(|at| holds(allowed, at.ip()));
+            let first = may.next();
+            let others = may.take(MAX_ADDRESSES - 1).collect();
+            self.flows.at(key).set_further_addresses(others);
+            match first.or(found.first().copied()) {
+                Some(at) => self.connect_to(key, at, now),
+                None => self.refuse(key, Failure::Unreachable),
+            }
+        }
+        self.unread.names = true;
+    }
+
+    /// Tries the next address of the name that the client of flow `key` requested, if there is
+    /// one (RFC 1123, 2.3): the previous address did not answer, or refused.
+    pub(super) fn try_next_address(&mut self, key: usize, now: Instant) -> bool {
+        let next = self.flows.get(key).and_then(Flow::next_address);
+        if let Some(at) = next {
+            self.connect_to(key, at, now);
+        }
+        next.is_some()
+    }
+
+    fn connect_to(&mut self, key: usize, to: SocketAddr, now: Instant) {
+        if !holds(self.allowed(key), to.ip()) {
+            debug!("no flow may go to {to}");
+            return self.refuse(key, Failure::Denied);
+        }
+        let source = self.flows.at(key).source();
+        // A session has not come by a SYN.
+        if let Some(tuple) = self.flows.at(key).request().map(|request| request.tuple) {
+            let signalled = Addresses { source, destination: to };
+            if let Some(early) = self.started(&tuple, Some(signalled)) {
+                return self.take_over(early, key, now);
+            }
+        }
+        let Some(route) = Route::by(&self.policies, source, to, None) else {
+            debug!("a policy denies {source} to go to {to}");
+            return self.refuse(key, Failure::Denied);
+        };
+        self.connect_route(key, route, now);
+    }
+
+    /// Begins the second half of a flow whose client is present.
+    fn connect_route(&mut self, key: usize, mut route: Route, now: Instant) {
+        route.copied = matches!(self.flows.at(key).conns(), [Some(Conn::Session(_)), _]);
+        let mut begun = match open(route, self.options, &self.dialer, &self.limits, now) {
+            Ok(begun) => begun,
+            Err(_) if self.try_next_address(key, now) => return,
+            Err(error) => return self.refuse(key, failure(&error)),
+        };
+        if self.flows.watch(&mut begun.server, key, End::Server).is_err() {
+            return self.refuse(key, Failure::Unreachable);
+        }
+        self.flows.at(key).set_server(begun, now);
+        self.flows.set_alarm(key);
+    }
+
+    /// Goes on with the second half that the data of the client's SYN has started.
+    fn take_over(&mut self, early: usize, key: usize, now: Instant) {
+        if let Some(why) = self.flows.at(early).broken() {
+            self.end(early, true);
+            return self.refuse(key, why);
+        }
+        // The claims of its handlers go along.
+        self.claims.values_mut().filter(|owner| **owner == early).for_each(|owner| *owner = key);
+        if self.flows.hand_over(early, key, now).is_err() {
+            self.refuse(key, Failure::Unreachable);
+        }
+    }
+
+    /// Permitted destinations of the client of a flow.
+    fn allowed(&mut self, key: usize) -> &[IpNet] {
+        let [client, _] = self.flows.at(key).conns();
+        match (client, &self.tunnels, &self.target) {
+            (Some(Conn::Session(_)), Some(tunnels), _) => tunnels.allowed(),
+            (_, _, Target::Requested(terms)) => &terms.to,
+            _ => &[],
+        }
+    }
+
+    /// Refuses a client in its protocol, and ends its flow.
+    pub(super) fn refuse(&mut self, key: usize, why: Failure) {
+        self.stats.refused.count(why);
+        let flow = self.flows.at(key);
+        flow.set_broken(why);
+        let words =
+            flow.request().map(|request| request.preface.answer(Err(why))).unwrap_or_default();
+        flow.reject(&words);
+        self.end(key, words.is_empty());
+    }
+}

@@ -1,0 +1,191 @@
+//! Commands to a worker and their handling; the limits that it begins with.
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use mio::Waker;
+use tokio::sync::oneshot;
+use tracing::{debug, error, info};
+use viaduct_proto::time::Instant;
+use viaduct_sys::socket::tcp::{self, Mirrored};
+
+use super::accept::MAX_ACCEPTS;
+use super::aware::{EventSink, ProgramRequest, SocketId};
+use super::listen_set::BACKLOG;
+use super::liveness::DeadPeerLimits;
+use super::settings::Settings;
+use super::stats::ProxyStats;
+use super::worker::Worker;
+use super::wrapped::{Arrival, Call};
+use crate::tunnel::Tunnels;
+
+/// Time for which clients that have begun a handshake are still accepted by a proxy that ends:
+/// a round trip by satellite, and a lost packet.
+const HANDSHAKE_GRACE: Duration = Duration::from_millis(1_200);
+
+/// Commands handled in a row before flows have their turn.
+const MAX_COMMANDS: usize = 64;
+
+/// Resource limits and timeouts of a proxy.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Flows at once.
+    pub flows: usize,
+    /// Early connections at once, and how long each waits; `None` forwards no SYN early.
+    pub early: Option<(usize, Duration)>,
+    /// Timeout for a server's answer.
+    pub connect: Duration,
+    /// Timeout of the handlers' handshake on inbound connections.
+    pub handshake: Duration,
+    /// Keepalive and dead-peer limits of the ends.
+    pub silence: DeadPeerLimits,
+    /// Idle timeout of a flow.
+    pub idle: Option<Duration>,
+    /// Time without a flow after which the proxy ends; never if `None`.
+    pub idle_exit: Option<Duration>,
+    /// Time that flows have to end after a request to stop.
+    pub drain: Duration,
+    /// Time for which the loop polls for events before it sleeps, where that pays.
+    pub spin: Duration,
+    /// Bytes that each end of a handler chain buffers before it stops reading.
+    pub chain_buffer: usize,
+    /// Bytes that flows by Trickles may have requested and not yet passed on, all together.
+    pub trickles_buffer: usize,
+}
+
+/// Command to a worker.
+#[derive(Debug)]
+pub enum WorkerCommand {
+    /// Use these settings from now on; those that need a restart stay.
+    Reload(Box<Settings>),
+    /// Begin the flow that a wrapped program asks for.
+    Connect(Box<Call>),
+    /// Accept an inbound connection for a wrapped program.
+    Accept(Box<Arrival>),
+    /// Apply the options that a wrapped program has set on the socket of a flow.
+    Mirror(SocketId, Box<Mirrored>),
+    /// Go on with this flow (key and generation): the socket towards its program is available.
+    ConnectProgram(usize, u64),
+    /// Ask the handlers of a wrapped program's flow.
+    Request(Box<ProgramRequest>),
+    /// Report the events of all handlers to this listener.
+    SetEventSink(Box<dyn EventSink>),
+    /// Reply with the counters.
+    Stats(oneshot::Sender<ProxyStats>),
+    /// Accept no more flows; end once the present ones have ended or their time is up.
+    Drain,
+    /// End at once.
+    Stop,
+}
+
+/// Sender of commands to a worker.
+#[derive(Clone, Debug)]
+pub struct CommandSender {
+    commands: mpsc::Sender<WorkerCommand>,
+    waker: Arc<Waker>,
+}
+
+impl CommandSender {
+    /// Sends by `commands` and wakes the worker by `waker`.
+    pub fn new(commands: mpsc::Sender<WorkerCommand>, waker: Arc<Waker>) -> CommandSender {
+        CommandSender { commands, waker }
+    }
+
+    /// Sends a command. A worker that has ended drops it, and with it any reply channel.
+    pub fn send(&self, command: WorkerCommand) {
+        let _ = self.commands.send(command);
+        let _ = self.waker.wake();
+    }
+}
+
+impl Worker {
+    /// Handles queued commands, at most [`MAX_COMMANDS`] of them.
+    pub(super) fn handle_commands(&mut self, now: Instant) {
+        for _ in 0..MAX_COMMANDS {
+            let Ok(command) = self.commands.try_recv() else { return };
+            match command {
+                WorkerCommand::Connect(call) => self.handle_call(*call, now),
+                WorkerCommand::Accept(arrival) => self.unread.arrivals.push(*arrival),
+                WorkerCommand::Mirror(socket_id, mirrored) => self.mirror(socket_id, *mirrored),
+                WorkerCommand::ConnectProgram(key, id) => {
+                    if self.flows.get(key).is_some_and(|flow| flow.id == id) {
+                        self.connect_program(key);
+                    }
+                }
+                WorkerCommand::Request(request) => self.handle_request(*request, now),
+                WorkerCommand::SetEventSink(sink) => self.aware.set_sink(sink),
+                WorkerCommand::Stats(reply) => drop(reply.send(self.stats())),
+                WorkerCommand::Reload(settings) => {
+                    let Settings { target, policies, options, limits, tunnels, .. } = *settings;
+                    if let (Some(running), Some(new)) = (&mut self.tunnels, tunnels) {
+                        running.set_links(&new.dials, now);
+                    }
+                    (self.target, self.policies) = (target, policies);
+                    (self.options, self.limits) = (options, limits);
+                    if let Err(error) = self.open_trickles() {
+                        error!("{error:#}");
+                    }
+                    if let Err(error) = self.dialer.prepare(&self.policies) {
+                        error!("{error:#}");
+                    }
+                }
+                WorkerCommand::Drain => self.drain(now),
+                WorkerCommand::Stop => self.deadline = Some(now),
+            }
+        }
+        self.unread.commands = true;
+    }
+
+    /// Begins to stop: accepts no new flows, except from clients that have begun a handshake.
+    fn drain(&mut self, now: Instant) {
+        self.deadline = Some(now + self.limits.drain);
+        self.listeners_close = Some(now + HANDSHAKE_GRACE);
+        self.release_all_held();
+        for listener in &self.listeners {
+            if let Err(error) = tcp::drop_syns(listener) {
+                debug!("refuse SYNs: {error}");
+            }
+        }
+        info!(flows = self.flows.len(), "stopping");
+    }
+
+    /// Closes the listeners after accepting the clients that had begun a handshake.
+    pub(super) fn close_listeners(&mut self, now: Instant) {
+        if self.listeners_close.is_some_and(|at| now >= at) {
+            for n in 0..self.listeners.len() {
+                // No listener holds more.
+                for _ in 0..BACKLOG as usize / MAX_ACCEPTS {
+                    self.unread.listeners.remove(&n);
+                    self.accept(n, now);
+                    if !self.unread.listeners.contains(&n) {
+                        break;
+                    }
+                }
+            }
+            self.unread.listeners.clear();
+            self.listeners.clear();
+            (self.tap, self.listeners_close) = (None, None);
+            // Early connections whose client has not come by now never get one.
+            while let Some(started) = self.early.release() {
+                self.end(started.key, true);
+            }
+        }
+    }
+
+    /// Returns whether the worker was asked to end, and no work is left or its time is up.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        // The last bytes of flows that have ended may still be on their way into a tunnel, or
+        // by Trickles.
+        let said = self.tunnels.as_ref().is_none_or(Tunnels::are_done) && self.trickles.are_done();
+        let ended = self.flows.is_empty() && self.listeners_close.is_none() && said;
+        self.deadline.is_some_and(|at| ended || now >= at)
+    }
+
+    fn stats(&self) -> ProxyStats {
+        let (open, waiting) = (self.flows.len() as u64, self.early.len() as u64);
+        let tunnels = self.tunnels.as_ref().map(Tunnels::counters).unwrap_or_default();
+        let strangers_dropped = self.tunnels.as_ref().map(Tunnels::strangers_dropped);
+        let early = self.early.stats();
+        ProxyStats { open, waiting, early, tunnels, strangers_dropped, ..self.stats.clone() }
+    }
+}

@@ -1,0 +1,224 @@
+//! End of a flow: a source and sink of bytes.
+
+use std::io::{self, IoSlice};
+use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
+
+use mio::event::Source as _;
+use mio::net::TcpStream;
+use mio::{Interest, Registry, Token};
+use viaduct_proto::flow::Failure;
+use viaduct_sys::socket::tcp;
+
+use super::destination::error_of;
+use super::flow_socket::FlowSocket;
+use super::parent_master::ParentConn;
+use super::trickles::TricklesConn;
+use crate::tunnel::Session;
+
+/// Bytes, and urgent ones.
+const TO_READ: Interest = Interest::READABLE.add(Interest::PRIORITY);
+
+/// An end of a flow.
+#[derive(Debug)]
+pub enum Conn {
+    /// A TCP connection.
+    Tcp(FlowSocket<TcpStream>),
+    /// A loopback connection to a parent master, which carries the flow on.
+    Loopback(FlowSocket<TcpStream>, Arc<ParentConn>),
+    /// A session of a tunnel.
+    Session(Session),
+    /// A connection of Trickles.
+    Trickles(TricklesConn),
+    /// No connection of its own, or none yet: the flow uses another flow's, or its handlers have
+    /// still to connect. It is never connected, and nothing is read from it.
+    Pending,
+}
+
+impl Conn {
+    /// Returns a connection between these two ends, which may have come by a parent master.
+    pub fn of(
+        stream: FlowSocket<std::net::TcpStream>,
+        client: SocketAddr,
+        own: SocketAddr,
+    ) -> Conn {
+        let is = stream.peer_addr().is_ok_and(|peer| peer.ip().to_canonical() == client.ip());
+        let stream = stream.into();
+        if is {
+            Conn::Tcp(stream)
+        } else {
+            Conn::Loopback(stream, ParentConn::between(own, client))
+        }
+    }
+
+    /// Returns whether another user's process shares the socket. Its bytes are copied then,
+    /// never spliced.
+    pub fn is_lent(&self) -> bool {
+        matches!(self, Conn::Tcp(stream) | Conn::Loopback(stream, _) if stream.is_lent())
+    }
+
+    /// The TCP connection, if there is one: two of them can be spliced.
+    pub fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Conn::Tcp(stream) | Conn::Loopback(stream, _) => Some(stream),
+            Conn::Session(_) | Conn::Trickles(_) | Conn::Pending => None,
+        }
+    }
+
+    /// Addresses of the connection: its own, as the far end sees it, and the far end's.
+    pub fn names(&self) -> Option<(SocketAddr, SocketAddr)> {
+        match self {
+            Conn::Tcp(stream) => stream.local_addr().ok().zip(stream.peer_addr().ok()),
+            Conn::Loopback(_, ends) => ends.own.get().map(|own| (*own, ends.peer)),
+            Conn::Trickles(conn) => conn.names(),
+            Conn::Session(_) | Conn::Pending => None,
+        }
+    }
+
+    /// Registers for readability and writability, by `token`.
+    pub fn register(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
+        match self {
+            Conn::Tcp(stream) | Conn::Loopback(stream, _) => {
+                stream.register(registry, token, TO_READ | Interest::WRITABLE)
+            }
+            Conn::Session(session) => {
+                session.register(token);
+                Ok(())
+            }
+            Conn::Trickles(conn) => {
+                conn.register(token);
+                Ok(())
+            }
+            Conn::Pending => Ok(()),
+        }
+    }
+
+    /// Registers for readability alone: an end is assumed writable until a write blocks.
+    pub fn register_to_read(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
+        match self {
+            Conn::Tcp(stream) | Conn::Loopback(stream, _) => {
+                stream.register(registry, token, TO_READ)
+            }
+            Conn::Session(_) | Conn::Trickles(_) | Conn::Pending => self.register(registry, token),
+        }
+    }
+
+    /// Registers for writability as well, or by another token.
+    pub fn reregister(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
+        match self {
+            Conn::Tcp(stream) | Conn::Loopback(stream, _) => {
+                stream.reregister(registry, token, TO_READ | Interest::WRITABLE)
+            }
+            Conn::Session(_) | Conn::Trickles(_) | Conn::Pending => self.register(registry, token),
+        }
+    }
+
+    /// Ends the registration.
+    pub fn deregister(&mut self, registry: &Arc<Registry>) -> io::Result<()> {
+        match self {
+            Conn::Tcp(stream) | Conn::Loopback(stream, _) => stream.deregister(registry),
+            Conn::Session(_) | Conn::Trickles(_) | Conn::Pending => Ok(()),
+        }
+    }
+
+    /// Returns whether the end is connected by now. `Err`: it failed.
+    pub fn check_connected(&self) -> io::Result<bool> {
+        let stream = match self {
+            Conn::Tcp(stream) => stream,
+            Conn::Loopback(stream, ends) => match ends.refused.get() {
+                Some(&why) => return Err(error_of(why)),
+                None => stream,
+            },
+            Conn::Session(session) => return session.check_connected(),
+            Conn::Trickles(conn) => return conn.check_connected(),
+            Conn::Pending => return Ok(false),
+        };
+        match stream.peer_addr() {
+            Ok(_) => Ok(true),
+            // Connected, and reset already: received bytes are read first, and then the reset.
+            Err(_) if tcp::unread(stream).is_ok_and(|bytes| bytes > 0) => Ok(true),
+            // Either the connect failed, or the wake-up was spurious.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+                stream.take_error()?.map_or(Ok(false), Err)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads available bytes; `Some(0)` at the end, `None` if there are none now.
+    pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        match self {
+            Conn::Tcp(stream) | Conn::Loopback(stream, _) => unless_blocked(|| stream.read(into)),
+            Conn::Session(session) => session.read(into),
+            Conn::Trickles(conn) => conn.read(into),
+            Conn::Pending => Ok(None),
+        }
+    }
+
+    /// Writes as much of `pieces` as possible; `None` if nothing can be written now.
+    pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        match self {
+            Conn::Tcp(stream) | Conn::Loopback(stream, _) => {
+                unless_blocked(|| stream.write(pieces))
+            }
+            Conn::Session(session) => session.write(pieces),
+            Conn::Trickles(conn) => conn.write(pieces),
+            Conn::Pending => Ok(None),
+        }
+    }
+
+    /// Number of written bytes that the peer has not acknowledged yet, as far as known.
+    pub fn unacknowledged(&self) -> u64 {
+        match self {
+            Conn::Tcp(stream) | Conn::Loopback(stream, _) => {
+                tcp::sending(stream).map_or(0, |sending| sending.held)
+            }
+            Conn::Session(session) => session.unacknowledged(),
+            Conn::Trickles(conn) => conn.unacknowledged(),
+            Conn::Pending => 0,
+        }
+    }
+
+    /// Ends the write direction, also if the peer has gone already.
+    pub fn shutdown(&mut self) -> io::Result<()> {
+        let stream = match self {
+            Conn::Tcp(stream) | Conn::Loopback(stream, _) => stream,
+            Conn::Session(session) => return session.shutdown(),
+            Conn::Trickles(conn) => return conn.shutdown(),
+            Conn::Pending => return Ok(()),
+        };
+        match stream.shutdown(Shutdown::Write) {
+            Err(error) if error.kind() != io::ErrorKind::NotConnected => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the end close by a reset, with the reason where the transport can carry one.
+    pub fn reset(&mut self, why: Failure) {
+        match self {
+            Conn::Tcp(stream) | Conn::Loopback(stream, _) => drop(tcp::reset_on_close(&*stream)),
+            Conn::Session(session) => session.reset(why),
+            Conn::Trickles(conn) => conn.reset(),
+            Conn::Pending => {}
+        }
+    }
+
+    /// Accepts the peer's session, if this end is one: the other end of the flow is connected.
+    pub fn accept(&self) {
+        if let Conn::Session(session) = self {
+            session.accept();
+        }
+    }
+}
+
+/// Result of `what`, with interruptions retried; `None` if it would block.
+fn unless_blocked(mut what: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
+    loop {
+        match what() {
+            Ok(moved) => return Ok(Some(moved)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

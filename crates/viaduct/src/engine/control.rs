@@ -1,0 +1,107 @@
+//! The control side of a proxy: signals, the status socket, metrics. It carries no bytes of flows
+//! and may be slow.
+
+use anyhow::{Result, bail};
+use tokio::net::{TcpListener, UnixListener};
+use tracing::{error, info};
+
+use super::handle::Handle;
+use super::settings::Settings;
+use crate::metrics::{self, Metrics, Page};
+use crate::notify::{Phase, notify};
+use crate::signals::{SignalStreams, Signals};
+use crate::status_socket;
+
+/// Control side: everything but flows.
+pub struct Control {
+    load: Option<Load>,
+    proxy: Handle,
+    status: UnixListener,
+    metrics_listener: Option<TcpListener>,
+    metrics: Metrics,
+}
+
+/// Reads the settings again from the config file.
+pub type Load = Box<dyn Fn() -> Result<Settings> + Send>;
+
+/// Runs the control side beside the workers of `proxy`, in a thread of its own, until the
+/// process ends. The caller owns the name of its status socket, since that thread does not
+/// notice the end. `load` reads the settings again; `None` without a config file.
+///
+/// # Errors
+/// The status socket or the metrics' address cannot be opened.
+pub fn start(load: Option<Load>, proxy: Handle, signals: Signals) -> Result<status_socket::Name> {
+    let (runtime, heard) = signals.into_parts();
+    let entered = runtime.enter();
+    let metrics_listener = proxy.settings().metrics.map(metrics::listen).transpose()?;
+    let (status, name) = status_socket::open(&proxy.settings().socket())?;
+    drop(entered);
+    let metrics = Metrics::default();
+    let control = Control { load, proxy, status, metrics_listener, metrics };
+    let run = move || {
+        if let Err(error) = runtime.block_on(control.serve(heard)) {
+            error!("the control side has ended: {error:#}");
+        }
+    };
+    std::thread::Builder::new().name("control".to_owned()).spawn(run)?;
+    Ok(name)
+}
+
+impl Control {
+    async fn serve(mut self, mut heard: SignalStreams) -> Result<()> {
+        notify(Phase::Ready);
+        let mut stopping = false;
+        loop {
+            tokio::select! {
+                _ = heard.hangup.recv() => {
+                    self.proxy.reopen_log();
+                    self.reload();
+                }
+                _ = heard.user1.recv() => self.proxy.reopen_log(),
+                _ = heard.terminate.recv() => self.stop(&mut stopping),
+                _ = heard.interrupt.recv() => self.stop(&mut stopping),
+                client = status_socket::accept(&self.status) => {
+                    status_socket::show(client, &self.proxy.status().await)?;
+                }
+                client = metrics::accept(self.metrics_listener.as_ref()) => {
+                    let page = self.page().await;
+                    self.metrics.answer(client, page);
+                }
+            }
+        }
+    }
+
+    /// Lets flows end; the second time, ends at once.
+    fn stop(&self, stopping: &mut bool) {
+        notify(Phase::Stopping);
+        let again = std::mem::replace(stopping, true);
+        if again { self.proxy.stop() } else { self.proxy.drain() }
+    }
+
+    /// Reads the config again; all of it takes effect, or none. No flow is cut.
+    fn reload(&mut self) {
+        notify(Phase::Reloading);
+        let mut read = || {
+            let Some(load) = &self.load else {
+                bail!("there is no config file to read again (--config)");
+            };
+            self.proxy.reload(load()?)
+        };
+        match read() {
+            Ok(()) => info!("the config was read again"),
+            Err(error) => error!("nothing has changed: {error:#}"),
+        }
+        notify(Phase::Ready);
+    }
+
+    async fn page(&self) -> Page {
+        let status = self.proxy.status().await;
+        let passed_by = "rules of nftables or ip rule are missing: connections pass by";
+        let trouble = match (status.hangs, status.missing) {
+            (true, _) => Some("the proxy's loop does not answer".to_owned()),
+            (_, true) => Some(passed_by.to_owned()),
+            _ => status.counters.trouble(),
+        };
+        Page { counters: super::metrics::encode(&status), trouble }
+    }
+}

@@ -1,0 +1,178 @@
+//! Deferred accept: clients are accepted only when their server has answered. The kernel holds
+//! their SYNs meanwhile, and passes a refusal on as the server's own.
+//!
+//! ```text
+//!   SYN held ──▶ connection begun ──┬─ the server answers   ──▶ the SYN goes on to the listener
+//!                                   ├─ it refuses           ──▶ reset
+//!                                   ├─ no route             ──▶ ICMP unreachable
+//!                                   └─ silence              ──▶ silence
+//! ```
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use tracing::warn;
+use viaduct_proto::flow::Failure;
+use viaduct_proto::split::early::Tuple;
+use viaduct_proto::split::syn::Syn;
+use viaduct_proto::time::Instant;
+use viaduct_sys::nft::nfqueue::{NfQueue, SNAP, Verdict};
+use viaduct_sys::nft::syn_hold::{REFUSED, UNREACHABLE};
+
+use super::destination::failure;
+use super::worker::{Budget, Worker};
+
+/// Verdicts given in a turn: with each, the kernel's TCP answers a SYN in this thread.
+const MAX_VERDICTS: usize = 32;
+
+/// Held SYNs.
+#[derive(Debug)]
+pub struct DeferredAccept {
+    queue: NfQueue,
+    /// Queue ID and addresses of each SYN, by the key of the flow that it has begun.
+    held: HashMap<usize, (u32, Tuple)>,
+}
+
+impl DeferredAccept {
+    /// Returns the set for the SYNs of `queue`.
+    pub fn new(queue: NfQueue) -> DeferredAccept {
+        DeferredAccept { queue, held: HashMap::new() }
+    }
+
+    /// Gives the verdict on the SYN that has begun flow `key`, if it is held; returns its
+    /// addresses.
+    fn decide(&mut self, key: usize, verdict: Verdict) -> Option<Tuple> {
+        let (id, tuple) = self.held.remove(&key)?;
+        self.give_verdict(id, verdict);
+        Some(tuple)
+    }
+
+    fn give_verdict(&self, id: u32, verdict: Verdict) {
+        if let Err(error) = self.queue.verdict(id, verdict) {
+            warn!("a SYN stays held: {error}");
+        }
+    }
+}
+
+impl AsFd for DeferredAccept {
+    /// Readable when a SYN has come.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.queue.as_fd()
+    }
+}
+
+impl Worker {
+    /// Begins the connections of held SYNs, within a turn's budget.
+    pub(super) fn read_held(&mut self, budget: &mut Budget, now: Instant) {
+        let mut verdicts = Vec::new();
+        let is_all = self.read_some_held(budget, &mut verdicts, now);
+        let Some(deferred) = &self.deferred else { return };
+        if !verdicts.is_empty()
+            && let Err(error) = deferred.queue.verdicts(&verdicts)
+        {
+            warn!("SYNs stay held: {error}");
+        }
+        self.unread.syns |= !is_all;
+    }
+
+    /// Reads held SYNs and collects the immediate verdicts, of SYNs that begin no connection;
+    /// returns whether all SYNs are read.
+    fn read_some_held(
+        &mut self,
+        budget: &mut Budget,
+        verdicts: &mut Vec<(u32, Verdict)>,
+        now: Instant,
+    ) -> bool {
+        let mut buffer = [0; SNAP];
+        while budget.take() && verdicts.len() < MAX_VERDICTS {
+            let Some(deferred) = &self.deferred else { return true };
+            let (id, syn) = match deferred.queue.recv(&mut buffer) {
+                Ok(Some(held)) => (held.id, Syn::parse(held.packet)),
+                Ok(None) => return true,
+                Err(error) => {
+                    warn!("held SYNs cannot be read: {error}");
+                    return true;
+                }
+            };
+            let verdict = match syn {
+                Some(syn) => self.hold(id, syn, now),
+                None => Some(Verdict::Pass),
+            };
+            verdicts.extend(verdict.map(|verdict| (id, verdict)));
+        }
+        self.deferred.is_none()
+    }
+
+    /// Begins the connection of a SYN; `None` if the verdict waits for its server.
+    fn hold(&mut self, id: u32, syn: Syn, now: Instant) -> Option<Verdict> {
+        let tuple = syn.tuple;
+        let Worker { early, deferred: Some(deferred), .. } = self else {
+            return Some(Verdict::Pass);
+        };
+        if let Some(started) = early.get(&tuple) {
+            // A retransmission: of a SYN that is still held, or of one that has passed.
+            return Some(if deferred.held.contains_key(&started.key) {
+                Verdict::Drop
+            } else {
+                Verdict::Pass
+            });
+        }
+        match self.begin_early(&syn, now) {
+            Ok(Some(key)) => {
+                let deferred = self.deferred.as_mut()?;
+                deferred.held.insert(key, (id, tuple));
+                None
+            }
+            Ok(None) => Some(Verdict::Pass),
+            Err(why) => Some(verdict_for(why)),
+        }
+    }
+
+    /// Lets the client of flow `key` in: its server has answered.
+    pub(super) fn release_held(&mut self, key: usize, now: Instant) {
+        let Some(deferred) = &mut self.deferred else { return };
+        if let Some(tuple) = deferred.decide(key, Verdict::Pass)
+            && let Some((_, wait)) = self.limits.early
+        {
+            self.early.postpone(&tuple, now + wait);
+        }
+    }
+
+    /// Refuses the held client of flow `key`, if there is one, as its server did. Returns true
+    /// if the flow is over with it.
+    pub(super) fn reject_held(&mut self, key: usize, error: &io::Error) -> bool {
+        let Some(deferred) = &mut self.deferred else { return false };
+        let Some(tuple) = deferred.decide(key, verdict_for(failure(error))) else { return false };
+        self.early.handle_refusal(&tuple);
+        self.end(key, true);
+        true
+    }
+
+    /// Stops holding SYNs: those held pass as if they had never been held. The connections that
+    /// they began are closed first, since these may have the clients' addresses.
+    pub(super) fn release_all_held(&mut self) {
+        let Some(deferred) = self.deferred.take() else { return };
+        for (key, (id, tuple)) in &deferred.held {
+            self.early.forget(tuple);
+            self.end(*key, true);
+            deferred.give_verdict(*id, Verdict::Pass);
+        }
+    }
+
+    /// Drops the held SYN of flow `key`, which ends: the client gets no answer.
+    pub(super) fn forget_held(&mut self, key: usize) {
+        if let Some(deferred) = &mut self.deferred {
+            deferred.decide(key, Verdict::Drop);
+        }
+    }
+}
+
+/// Verdict that gives the client the answer of a direct connection.
+fn verdict_for(failure: Failure) -> Verdict {
+    match failure {
+        Failure::Refused | Failure::Reset | Failure::Denied => Verdict::Mark(REFUSED),
+        Failure::Unreachable | Failure::Full => Verdict::Mark(UNREACHABLE),
+        Failure::TimedOut => Verdict::Drop,
+    }
+}

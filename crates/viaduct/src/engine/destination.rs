@@ -1,0 +1,303 @@
+//! Destinations of flows, and the hop that each flow takes.
+
+use std::net::{IpAddr, SocketAddr};
+use std::{fmt, io};
+
+use ipnet::IpNet;
+use rustix::io::Errno;
+use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::split::early::Tuple;
+use viaduct_proto::split::preface::{Protocols, Secret};
+use viaduct_proto::split::proxy::Addresses;
+use viaduct_proto::split::syn::Syn;
+use viaduct_sys::route::local_addresses::LocalAddresses;
+use viaduct_sys::socket::tcp::LongHaul;
+
+use super::chain_io::Factories;
+use super::outbound::Outbound;
+use super::policy::{Plan, Policies, holds};
+
+/// Rule that gives flows their destination.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// A fixed address for all flows.
+    Fixed(SocketAddr),
+    /// Original destination of each client's connection, by tproxy.
+    Original {
+        /// Servers see the client's address.
+        keep_client: bool,
+    },
+    /// Destination that each client requests.
+    Requested(Terms),
+    /// Destination that a wrapped program connects to ([`super::wrapped`]); no other clients are
+    /// accepted.
+    Program,
+}
+
+/// Clients that may request a destination, the protocols, and the permitted destinations. An
+/// open proxy would be abused for attacks on others.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// Protocols that are accepted.
+    pub protocols: Protocols,
+    /// Name and password that clients must present.
+    pub secret: Secret,
+    /// Permitted client addresses.
+    pub from: Vec<IpNet>,
+    /// Permitted server addresses.
+    pub to: Vec<IpNet>,
+}
+
+/// Route of a flow's second half that is still to be begun.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// Destination; a host name only where the tunnel or a handler accepts names.
+    pub to: Address,
+    /// Local address, if not this host's own.
+    pub from: Option<SocketAddr>,
+    /// `from` is the spoofed address of a client on another host; valid only towards `to`.
+    pub keeps_client: bool,
+    /// Source address that the flow is carried for.
+    pub source: SocketAddr,
+    /// Addresses to send to the hop, if the flow goes by one.
+    pub signalled: Option<Addresses>,
+    /// Addresses from the option of the client's SYN, to be passed to a hop further on.
+    pub carries: Option<Addresses>,
+    /// Outbound route.
+    pub by: Outbound,
+    /// Handlers that the flow passes, if any.
+    pub handlers: Option<Factories>,
+    /// The client comes from the same handlers at another host; this is their accepting side.
+    pub accepts: bool,
+    /// The client's end is no connection and cannot be spliced.
+    pub copied: bool,
+    /// Rate limit of the kernel each way, in bits a second, if any.
+    pub rate: Option<u64>,
+    /// Long-haul socket settings, if the connection crosses the long link.
+    pub haul: Option<LongHaul>,
+}
+
+impl Target {
+    /// Returns whether a running proxy can switch to `other` without a restart.
+    pub fn is_alike(&self, other: &Target) -> bool {
+        match (self, other) {
+            (Target::Fixed(_), Target::Fixed(_))
+            | (Target::Original { .. }, Target::Original { .. }) => true,
+            (Target::Requested(ours), Target::Requested(theirs)) => {
+                ours.protocols == theirs.protocols
+            }
+            _ => false,
+        }
+    }
+
+    /// Final destination of the flow that `tuple` names, or the one that `signalled` carries.
+    pub fn destination(&self, tuple: &Tuple, signalled: Option<Addresses>) -> SocketAddr {
+        match self {
+            Target::Fixed(to) => *to,
+            _ => signalled.map_or(tuple.to, |signalled| signalled.destination),
+        }
+    }
+
+    /// Returns whether servers see clients' addresses.
+    pub fn keeps_clients(&self) -> bool {
+        matches!(self, Target::Original { keep_client: true, .. })
+    }
+
+    /// Returns whether sockets use other hosts' addresses (transparent proxy).
+    pub fn is_transparent(&self) -> bool {
+        matches!(self, Target::Original { .. })
+    }
+
+    /// Returns whether a SYN may carry the destination of its flow.
+    pub fn may_be_in_syn(&self) -> bool {
+        !matches!(self, Target::Requested(terms) if !terms.protocols.option)
+    }
+
+    /// Returns whether options in SYNs are used: for the destination, or for a hop further on.
+    pub fn uses_options(&self) -> bool {
+        match self {
+            Target::Fixed(_) | Target::Program => false,
+            Target::Original { .. } => true,
+            Target::Requested(terms) => terms.protocols.option,
+        }
+    }
+
+    /// Addresses that `syn` carries, if this target uses them.
+    pub fn signalled(&self, syn: &Syn) -> Option<Addresses> {
+        match self {
+            Target::Requested(Terms { protocols, .. }) => match syn.hop {
+                Some(_) => syn.addresses().filter(|_| protocols.option),
+                None => syn.header.filter(|_| protocols.proxy),
+            },
+            Target::Original { .. } => syn.hop.and_then(|_| syn.addresses()),
+            Target::Fixed(_) | Target::Program => None,
+        }
+    }
+
+    /// Route of the flow that `tuple` names, or that `signalled` describes; `None` if it is not
+    /// permitted.
+    pub fn route(
+        &self,
+        tuple: &Tuple,
+        signalled: Option<Addresses>,
+        policies: &Policies,
+    ) -> Option<Route> {
+        match self {
+            Target::Program => None,
+            Target::Fixed(to) => Route::by(policies, tuple.client, *to, None),
+            // No connection passes this machine from itself to itself: it would be the proxy's
+            // own, and so would be the one begun for it.
+            Target::Original { .. } if tuple.client.ip() == tuple.to.ip() => None,
+            // Connections to this machine do not pass it. Their SYNs are seen all the same, and
+            // clients may connect to the proxy's own listener: with the client's address, the
+            // second half would come back to it.
+            Target::Original { .. } if is_here(tuple.to) => None,
+            Target::Original { keep_client, .. } => {
+                let from = keep_client.then_some(tuple.client);
+                let route = Route::by(policies, tuple.client, tuple.to, from)?;
+                // Addresses for a hop further on travel with the flow, unless a hop is chosen
+                // here.
+                let carries = signalled.filter(|_| route.by.hop().is_none());
+                Some(Route { carries, keeps_client: route.from.is_some(), ..route })
+            }
+            Target::Requested(terms) => {
+                let Addresses { source, destination } = signalled?;
+                let may = terms.allows_client(tuple.client.ip())
+                    && terms.allows_destination(destination.ip());
+                if may { Route::by(policies, source, destination, None) } else { None }
+            }
+        }
+    }
+}
+
+impl Route {
+    /// Route of `client` to `to`, from the local address `from` if given; by a hop, which is
+    /// sent both addresses, if a policy says so. `None` if not permitted. The unspecified
+    /// address is never permitted: the kernel takes it for this machine, past rules about this
+    /// machine's addresses.
+    pub fn by(
+        policies: &Policies,
+        client: SocketAddr,
+        to: SocketAddr,
+        from: Option<SocketAddr>,
+    ) -> Option<Route> {
+        let plan = policies.plan(client.ip(), to);
+        if plan.deny || to.ip().to_canonical().is_unspecified() {
+            return None;
+        }
+        let hop = plan.by.hop();
+        let haul = policies.far.haul(hop.unwrap_or(to).ip()).cloned();
+        let straight = Route { from, haul, ..Route::straight(plan, client, to.into()) };
+        Some(match hop {
+            None => straight,
+            Some(hop) => {
+                let signalled = Some(Addresses { source: client, destination: to });
+                Route { to: hop.into(), from: None, signalled, ..straight }
+            }
+        })
+    }
+
+    /// Route of a flow of `client` to `to` according to `plan`, without a hop.
+    fn straight(plan: &Plan, client: SocketAddr, to: Address) -> Route {
+        Route {
+            to,
+            from: None,
+            keeps_client: false,
+            source: client,
+            signalled: None,
+            carries: None,
+            by: plan.by.clone(),
+            handlers: plan.handlers.clone(),
+            accepts: plan.accepts,
+            copied: false,
+            rate: plan.rate,
+            haul: None,
+        }
+    }
+
+    /// Route of `client` to the host `name`, if no policy here depends on its address; `None`
+    /// if the name must be resolved first. `Err` if not permitted, whatever its address is.
+    pub fn by_name(
+        policies: &Policies,
+        client: SocketAddr,
+        name: &str,
+        port: u16,
+    ) -> Option<Result<Route, Failure>> {
+        let plan = policies.plan_unseen(client.ip(), port)?;
+        if plan.deny {
+            return Some(Err(Failure::Denied));
+        }
+        let mut handlers = plan.handlers.iter().flat_map(|all| all.iter());
+        let by_handler = handlers.any(|handler| handler.takes_names());
+        let travels = match plan.by {
+            Outbound::Tunnel(_) => true,
+            Outbound::Direct | Outbound::Trickles(_) => by_handler,
+            Outbound::Hop(_) => false,
+        };
+        let to = Address::Name(name.to_owned(), port);
+        travels.then(|| Ok(Route::straight(plan, client, to)))
+    }
+}
+
+impl Terms {
+    /// Returns whether a client with this address may request a destination.
+    pub fn allows_client(&self, client: IpAddr) -> bool {
+        holds(&self.from, client)
+    }
+
+    /// Returns whether a client may go to `to`.
+    pub fn allows_destination(&self, to: IpAddr) -> bool {
+        holds(&self.to, to)
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Fixed(to) => to.fmt(f),
+            Target::Original { .. } => f.write_str("where each client meant to"),
+            Target::Requested(_) => f.write_str("where each client says"),
+            Target::Program => f.write_str("where each program does"),
+        }
+    }
+}
+
+/// Returns whether `to` is an address of this machine: connections to it come from it too.
+pub fn is_here(to: SocketAddr) -> bool {
+    thread_local! {
+        /// Separate for each thread: answers must not reach another thread's query.
+        static HERE: Option<LocalAddresses> = LocalAddresses::new().ok();
+    }
+    let ip = to.ip().to_canonical();
+    let has = |here: &LocalAddresses| here.contains(ip).unwrap_or(false);
+    ip.is_loopback() || HERE.with(|here| here.as_ref().is_some_and(has))
+}
+
+/// Failure that a connection error is reported as.
+pub fn failure(error: &io::Error) -> Failure {
+    if let Some(number) = error.raw_os_error()
+        && [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error).contains(&number)
+    {
+        return Failure::Full;
+    }
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => Failure::Refused,
+        io::ErrorKind::TimedOut => Failure::TimedOut,
+        io::ErrorKind::ConnectionReset => Failure::Reset,
+        io::ErrorKind::PermissionDenied => Failure::Denied,
+        _ => Failure::Unreachable,
+    }
+}
+
+/// Error of the kind that [`failure`] maps back to `failure`.
+pub fn error_of(failure: Failure) -> io::Error {
+    let kind = match failure {
+        Failure::Refused => io::ErrorKind::ConnectionRefused,
+        Failure::TimedOut => io::ErrorKind::TimedOut,
+        Failure::Reset => io::ErrorKind::ConnectionReset,
+        Failure::Denied => io::ErrorKind::PermissionDenied,
+        Failure::Unreachable => io::ErrorKind::HostUnreachable,
+        Failure::Full => return Errno::MFILE.into(),
+    };
+    kind.into()
+}

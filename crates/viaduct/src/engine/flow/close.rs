@@ -1,0 +1,133 @@
+//! Last phase of a flow with a broken end. Bytes received from that end are still delivered to
+//! the other end, which is then reset. A server that answers and closes while more of a request
+//! is on its way ends like this: its answer must not be lost. Bytes for the broken end are not
+//! waited for: if there are none for the other end, the reset follows at once.
+
+use std::io;
+use std::time::Duration;
+
+use viaduct_proto::time::Instant;
+
+use super::{End, Flow, Middle, Moved, Shared, Stage};
+use crate::engine::conn::Conn;
+use crate::engine::destination::error_of;
+
+/// Time without progress after which the other end is reset.
+const RESET_TIMEOUT: Duration = Duration::from_secs(1);
+/// Interval of checks whether the other end has taken all bytes.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// State of a flow with a broken end.
+#[derive(Debug)]
+pub(super) struct Breaking {
+    error: io::Error,
+    /// End that broke, if known.
+    end: Option<End>,
+    /// Bytes that the other end has not taken.
+    left: u64,
+    /// Time of the last progress.
+    since: Instant,
+    /// Time of the next check.
+    pub(super) next_check: Instant,
+}
+
+impl Flow {
+    /// Puts the flow into this state, for this reason.
+    pub(super) fn breaks(&mut self, error: io::Error, now: Instant) {
+        let end = match &mut self.middle {
+            // The end may have broken before there was anything to move.
+            Middle::Relay(relay) => {
+                if let Some(end) = self.broken_end {
+                    relay.set_broken(end);
+                }
+                relay.broken()
+            }
+            Middle::Chain(chain_io) => self.broken_end.or(Some(match chain_io.stage() {
+                Stage::Failed(_) => End::Server,
+                Stage::Opening | Stage::Open => End::Client,
+            })),
+        };
+        self.breaking = Some(Breaking { error, end, left: u64::MAX, since: now, next_check: now });
+    }
+
+    /// Error of the handlers, if they gave up after the flow was established.
+    pub(super) fn chain_error(&self) -> Option<io::Error> {
+        match self.stage() {
+            Stage::Failed(why) if self.established => Some(error_of(why)),
+            _ => None,
+        }
+    }
+
+    /// Delivers the remaining bytes of the broken end. `Err`: the other end has them all, or
+    /// takes none.
+    pub(super) fn deliver_rest(
+        &mut self,
+        shared: &mut Shared,
+        mut moved: Moved,
+        now: Instant,
+    ) -> io::Result<Moved> {
+        let left = self.undelivered(shared, &mut moved, now);
+        let Some(mut breaking) = self.breaking.take() else { return Ok(moved) };
+        if left < breaking.left {
+            (breaking.left, breaking.since) = (left, now);
+        }
+        if left == 0 {
+            return Err(breaking.error);
+        }
+        if now.since(breaking.since) > RESET_TIMEOUT {
+            if !self.aborts(now) {
+                return Err(breaking.error);
+            }
+            breaking.since = now;
+        }
+        breaking.next_check = now + CHECK_INTERVAL;
+        self.breaking = Some(breaking);
+        Ok(moved)
+    }
+
+    /// Has the handlers abort towards the other end, although their bytes make no progress;
+    /// returns whether that was still to be done.
+    fn aborts(&mut self, now: Instant) -> bool {
+        match &mut self.middle {
+            Middle::Chain(chain_io) => chain_io.abort(now),
+            Middle::Relay(_) => false,
+        }
+    }
+
+    /// Bytes that remain undelivered, here and in flight.
+    fn undelivered(&mut self, shared: &mut Shared, moved: &mut Moved, now: Instant) -> u64 {
+        if !self.connected {
+            return 0;
+        }
+        let broken = self.breaking.as_ref().and_then(|breaking| breaking.end);
+        // Preface bytes for the other end still come first.
+        let living: &[End] = match broken {
+            Some(End::Client) => &[End::Server],
+            Some(End::Server) => &[End::Client],
+            None => &[End::Client, End::Server],
+        };
+        for &end in living {
+            match self.send_preface(end) {
+                Ok(true) => {}
+                Ok(false) => return self.preface_out[end as usize].len() as u64,
+                Err(_) => return 0,
+            }
+        }
+        let here = match (&mut self.middle, &mut self.conns) {
+            (Middle::Chain(chain_io), [client, server]) => {
+                chain_io.deliver_rest([client.as_mut(), server.as_mut()], &mut shared.scratch, now)
+            }
+            (Middle::Relay(relay), [Some(client), Some(server)]) => {
+                match (client.tcp(), server.tcp()) {
+                    (Some(client), Some(server)) => {
+                        relay.deliver_rest([client, server], &mut shared.pipes, &mut moved.bytes)
+                    }
+                    _ => 0,
+                }
+            }
+            (Middle::Relay(_), _) => 0,
+        };
+        let to = living.iter().filter_map(|&end| self.conns[end as usize].as_ref());
+        here + to.map(Conn::unacknowledged).sum::<u64>()
+    }
+}

@@ -1,0 +1,138 @@
+//! Payload transfer of a flow, and its end.
+
+use std::io;
+
+use viaduct_proto::flow::Failure;
+use viaduct_proto::time::Instant;
+
+use super::{End, Flow, Middle, Moved, Shared};
+
+impl Flow {
+    /// Records the loop's report that `end` is readable or writable.
+    pub fn ready(&mut self, end: End, readable: bool, writable: bool) {
+        match &mut self.middle {
+            Middle::Relay(relay) => relay.ready(end, readable, writable),
+            Middle::Chain(chain_io) => chain_io.ready(end, readable, writable),
+        }
+    }
+
+    /// Records the loop's report of an urgent byte at `end`.
+    pub fn urgent(&mut self, end: End) {
+        match &mut self.middle {
+            Middle::Relay(relay) => relay.urgent(end),
+            Middle::Chain(chain_io) => chain_io.may_hold_more(end),
+        }
+    }
+
+    /// Records that `end` has closed its write side, behind bytes that may still be readable.
+    pub fn ending(&mut self, end: End) {
+        match &mut self.middle {
+            Middle::Relay(relay) => relay.ending(end),
+            Middle::Chain(chain_io) => chain_io.may_hold_more(end),
+        }
+    }
+
+    /// Returns whether room at the client has to be watched; true only once. Few clients are
+    /// that slow.
+    pub fn awaits_room(&mut self) -> bool {
+        let full = match &self.middle {
+            Middle::Relay(relay) => relay.client_is_full() || !self.preface_out[0].is_empty(),
+            Middle::Chain(_) => true,
+        };
+        full && self.has_client() && !std::mem::replace(&mut self.room_watched, true)
+    }
+
+    /// Time at which the flow is driven even without an event.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        if let Some(breaking) = &self.breaking {
+            return Some(breaking.next_check);
+        }
+        match &self.middle {
+            Middle::Relay(_) => None,
+            Middle::Chain(chain_io) => chain_io.poll_timeout(),
+        }
+    }
+
+    /// Moves all bytes that can move. `Err`: an end broke, and the other has its remaining
+    /// bytes.
+    pub fn drive(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
+        let mut moved = Moved::default();
+        if self.breaking.is_none() {
+            let error = match self.go_on(shared, &mut moved, now) {
+                Ok(()) => match self.chain_error() {
+                    None => return Ok(moved),
+                    Some(error) => error,
+                },
+                Err(error) => error,
+            };
+            self.breaks(error, now);
+        }
+        self.deliver_rest(shared, moved, now)
+    }
+
+    fn go_on(&mut self, shared: &mut Shared, moved: &mut Moved, now: Instant) -> io::Result<()> {
+        let is_relay = matches!(self.middle, Middle::Relay(_));
+        if is_relay && !self.connected {
+            return Ok(());
+        }
+        // The client broke during its request, which may have been complete.
+        if self.broken_end == Some(End::Client) && self.connected {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        // Handlers may use connections other than the flow's own.
+        let held = match self.connected {
+            true => [
+                !self.send_preface_or_break(End::Client)?,
+                !self.send_preface_or_break(End::Server)?,
+            ],
+            false => [true; 2],
+        };
+        if self.ends_after_preface
+            && !held[1]
+            && let Some(server) = &mut self.conns[1]
+            && server.check_connected()?
+        {
+            server.shutdown().inspect_err(|_| self.broken_end = Some(End::Server))?;
+            self.ends_after_preface = false;
+        }
+        match (&mut self.middle, &mut self.conns) {
+            // Handlers talk to the far end before there is a client.
+            (Middle::Chain(chain_io), [client, server]) => {
+                // A flow without a client may still become the second half of another flow.
+                let is_whole = client.is_some() || chain_io.is_alone();
+                let client = client.as_mut().filter(|_| self.connected);
+                *moved =
+                    chain_io.drive([client, server.as_mut()], held, &mut shared.scratch, now)?;
+                self.connected |= chain_io.is_connected();
+                if chain_io.leaves_main() && is_whole {
+                    *server = None;
+                }
+            }
+            (Middle::Relay(relay), [Some(client), Some(server)]) => {
+                let (Some(client), Some(server)) = (client.tcp(), server.tcp()) else {
+                    return Err(io::Error::other("an end that cannot be spliced"));
+                };
+                relay.drive([client, server], held, &mut shared.pipes, moved)?;
+            }
+            (Middle::Relay(_), _) => return Ok(()),
+        }
+        moved.bytes[0] += std::mem::take(&mut self.pipelined);
+        if moved.bytes != [0, 0] {
+            self.moved = now;
+        }
+        Ok(())
+    }
+
+    /// Resets both ends.
+    pub fn reset(&mut self) {
+        let why = self.broken.unwrap_or(Failure::Reset);
+        self.conns().into_iter().flatten().for_each(|conn| conn.reset(why));
+    }
+
+    /// Gives shared resources back.
+    pub fn release(&mut self, shared: &mut Shared) {
+        if let Middle::Relay(relay) = &mut self.middle {
+            relay.release(&mut shared.pipes);
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! All flows of a loop, by key, and their registration with the poll.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use mio::{Registry, Token};
+use slab::Slab;
+use tracing::warn;
+use viaduct_proto::flow::{Address, BottomId};
+use viaduct_proto::time::Instant;
+
+use super::chain_io::ChainIo;
+use super::conn::Conn;
+use super::flow::{End, Flow, Moved, Shared};
+use crate::tunnel::FIRST_TOKEN;
+
+/// First token of flows' further connections; tokens of their ends are below.
+pub const FIRST_NET_CONN: usize = FIRST_TOKEN / 2;
+
+/// All flows. The ends of flow `n` have the tokens `2 n` (client) and `2 n + 1` (server).
+#[derive(Debug)]
+pub struct Flows {
+    slab: Slab<Flow>,
+    /// Further connections: the flow of each, and its ID there.
+    net_conns: Slab<(usize, BottomId)>,
+    registry: Arc<Registry>,
+    /// Maximum number of flows.
+    pub most: usize,
+    /// State that all flows share.
+    pub shared: Shared,
+    /// Alarms: times at which flows are driven even without an event.
+    alarms: BTreeSet<(Instant, usize)>,
+}
+
+impl Flows {
+    /// Returns an empty set for at most `most` flows.
+    pub fn new(registry: Registry, most: usize, shared: Shared) -> Flows {
+        Flows {
+            slab: Slab::new(),
+            net_conns: Slab::new(),
+            registry: Arc::new(registry),
+            most,
+            shared,
+            alarms: BTreeSet::new(),
+        }
+    }
+
+    /// Number of flows.
+    pub fn len(&self) -> usize {
+        self.slab.len()
+    }
+
+    /// Returns whether there is no flow.
+    pub fn is_empty(&self) -> bool {
+        self.slab.is_empty()
+    }
+
+    /// Returns whether the maximum is reached.
+    pub fn is_full(&self) -> bool {
+        self.slab.len() >= self.most
+    }
+
+    /// Returns the flow with this key, if there is one.
+    pub fn get(&mut self, key: usize) -> Option<&mut Flow> {
+        self.slab.get_mut(key)
+    }
+
+    /// Returns the flow with this key, which must exist.
+    pub fn at(&mut self, key: usize) -> &mut Flow {
+        &mut self.slab[key]
+    }
+
+    /// Inserts a flow and registers its ends. `None` if there are too many flows, or if
+    /// registration fails, which resets the flow.
+    pub fn insert(&mut self, mut flow: Flow) -> Option<usize> {
+        if self.is_full() {
+            return None;
+        }
+        let entry = self.slab.vacant_entry();
+        let key = entry.key();
+        let watch = |(conn, end)| match conn {
+            Some(conn) => watch(&self.registry, conn, key, end),
+            None => Ok(()),
+        };
+        let watched = flow.conns().into_iter().zip([End::Client, End::Server]).try_for_each(watch);
+        if let Err(error) = watched {
+            warn!("register a flow: {error}");
+            flow.reset();
+            return None;
+        }
+        entry.insert(flow);
+        // Handlers may want a call before any end is ready.
+        self.set_alarm(key);
+        Some(key)
+    }
+
+    /// Registers an end of flow `key`.
+    pub fn watch(&self, conn: &mut Conn, key: usize, end: End) -> io::Result<()> {
+        watch(&self.registry, conn, key, end)
+    }
+
+    /// Moves the second half of flow `early`, which has no client, to flow `key`.
+    pub fn hand_over(&mut self, early: usize, key: usize, now: Instant) -> io::Result<()> {
+        let Some(mut early) = self.take_out(early) else { return Ok(()) };
+        if let [_, Some(server)] = early.conns() {
+            server.reregister(&self.registry, token(key, End::Server))?;
+        }
+        for &(net_conn, id) in &early.net_conns {
+            self.net_conns[net_conn] = (key, id);
+        }
+        let net_conns = std::mem::take(&mut early.net_conns);
+        self.slab[key].net_conns.extend(net_conns);
+        self.slab[key].adopt(early, now);
+        self.set_alarm(key);
+        Ok(())
+    }
+
+    /// Moves all bytes of a flow that can move.
+    pub fn drive(&mut self, key: usize, now: Instant) -> io::Result<Moved> {
+        let flow = &mut self.slab[key];
+        let moved = flow.drive(&mut self.shared, now)?;
+        for id in flow.chain_io().map(ChainIo::take_closed).unwrap_or_default() {
+            for (net_conn, _) in flow.net_conns.extract_if(.., |(_, of)| *of == id) {
+                self.net_conns.try_remove(net_conn);
+            }
+        }
+        if flow.awaits_room()
+            && let [Some(client), _] = flow.conns()
+        {
+            client.reregister(&self.registry, token(key, End::Client))?;
+        }
+        Ok(moved)
+    }
+
+    /// Takes a flow's unused connection, with its destination.
+    pub fn take_spare(&mut self, key: usize) -> Option<(Address, Conn)> {
+        let (to, mut conn) = self.slab.get_mut(key)?.spare()?;
+        conn.deregister(&self.registry).ok()?;
+        Some((to, conn))
+    }
+
+    /// Removes a flow. Its ends stay registered until they are closed or, if lent, given back
+    /// ([`super::flow_socket`]).
+    pub fn remove(&mut self, key: usize) -> Option<Flow> {
+        let flow = self.take_out(key)?;
+        for &(net_conn, _) in &flow.net_conns {
+            self.net_conns.try_remove(net_conn);
+        }
+        Some(flow)
+    }
+
+    /// Flow and ID of the further connection that `token` names.
+    pub fn net_conn(&self, token: usize) -> Option<(usize, BottomId)> {
+        self.net_conns.get(token - FIRST_NET_CONN).copied()
+    }
+
+    /// Registers a further connection of flow `key`.
+    pub fn watch_net_conn(&mut self, conn: &mut Conn, key: usize, id: BottomId) -> io::Result<()> {
+        let net_conn = self.net_conns.insert((key, id));
+        self.slab[key].net_conns.push((net_conn, id));
+        conn.register(&self.registry, Token(FIRST_NET_CONN + net_conn))
+    }
+
+    /// Registers a further connection that came from another flow.
+    pub fn rewatch_net_conn(&mut self, key: usize, id: BottomId) -> io::Result<()> {
+        let net_conn = self.net_conns.insert((key, id));
+        self.slab[key].net_conns.push((net_conn, id));
+        let conn = self.slab[key].chain_io().and_then(|chain_io| chain_io.conn(id));
+        let conn = conn.ok_or(io::ErrorKind::NotFound)?;
+        conn.reregister(&self.registry, Token(FIRST_NET_CONN + net_conn))
+    }
+
+    /// Registers a client's connection that is still being made, for its completion and all
+    /// later events.
+    pub fn watch_coming(&self, conn: &mut Conn, key: usize) -> io::Result<()> {
+        conn.register(&self.registry, token(key, End::Client))
+    }
+
+    fn take_out(&mut self, key: usize) -> Option<Flow> {
+        let mut flow = self.slab.try_remove(key)?;
+        flow.alarm.map(|at| self.alarms.remove(&(at, key)));
+        flow.release(&mut self.shared);
+        Some(flow)
+    }
+
+    /// Sets the alarm of a flow to the time that its handlers ask for.
+    pub fn set_alarm(&mut self, key: usize) {
+        let Some(flow) = self.slab.get_mut(key) else { return };
+        let next = flow.poll_timeout();
+        if next != flow.alarm {
+            flow.alarm.map(|at| self.alarms.remove(&(at, key)));
+            next.map(|at| self.alarms.insert((at, key)));
+            flow.alarm = next;
+        }
+    }
+
+    /// Time of the next alarm.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.alarms.first().map(|&(at, _)| at)
+    }
+
+    /// Takes the next flow whose alarm is due by `now`.
+    pub fn poll_alarm(&mut self, now: Instant) -> Option<usize> {
+        let &(_, key) = self.alarms.first().filter(|(at, _)| *at <= now)?;
+        self.alarms.pop_first();
+        self.at(key).alarm = None;
+        Some(key)
+    }
+
+    /// Keys of the flows that `which` selects.
+    pub fn pick(&self, which: impl Fn(&Flow) -> bool) -> Vec<usize> {
+        self.slab.iter().filter(|(_, flow)| which(flow)).map(|(key, _)| key).collect()
+    }
+}
+
+/// A client is assumed to have room until a write blocks; a server reports when it is
+/// connected.
+fn watch(registry: &Arc<Registry>, conn: &mut Conn, key: usize, end: End) -> io::Result<()> {
+    let token = token(key, end);
+    match end {
+        End::Client => conn.register_to_read(registry, token),
+        End::Server => conn.register(registry, token),
+    }
+}
+
+fn token(key: usize, end: End) -> Token {
+    Token(2 * key + end as usize)
+}

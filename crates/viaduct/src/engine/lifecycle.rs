@@ -1,0 +1,285 @@
+//! Life of a flow in the loop: its ends are driven while it lasts, it is ended when it is over,
+//! and deadlines are checked.
+
+use std::io;
+use std::time::Duration;
+
+use tracing::debug;
+use viaduct_proto::flow::Failure;
+use viaduct_proto::time::Instant;
+
+use super::chain_io::Stage;
+use super::commands::Limits;
+use super::destination::{error_of, failure};
+use super::flow::{End, Flow, Moved};
+use super::worker::{SWEEP_INTERVAL, Worker, time};
+
+/// Time that a program's socket may take to be connected to its flow: longer than the kernel's
+/// own timeout.
+const PROGRAM_CONNECT_TIMEOUT: Duration = Duration::from_secs(180);
+/// Maximum number of flows whose ends are checked in one sweep: the larger of this number and
+/// this share (1/n) of all flows.
+const MIN_CHECKS: usize = 1024;
+const CHECK_SHARE: usize = 4;
+
+impl Worker {
+    /// Drives a flow one of whose ends is ready.
+    pub(super) fn drive(
+        &mut self,
+        key: usize,
+        end: End,
+        readable: bool,
+        writable: bool,
+        now: Instant,
+    ) {
+        let Some(flow) = self.flows.get(key) else { return };
+        flow.ready(end, readable, writable);
+        if flow.broken().is_some() {
+            return;
+        }
+        if flow.request().is_some_and(|request| !request.begun) {
+            return self.read_request(key, now);
+        }
+        // Only a server's connection reports by itself that it is established.
+        if !flow.is_connected()
+            && (end == End::Server || flow.may_be_asked())
+            && let Err(error) = flow.check_connected(now)
+        {
+            return self.unanswered(key, &error);
+        }
+        if let Err(error) = flow.check_coming(now) {
+            return self.broke(key, &error);
+        }
+        self.report_established(key, now);
+        // A program that did not wait has taken its flow with it.
+        let Some(flow) = self.flows.get(key) else { return };
+        self.stats.opened += u64::from(flow.opens());
+        match self.flows.drive(key, now) {
+            Ok(moved) => self.moved(key, moved, now),
+            Err(error) => self.broke(key, &error),
+        }
+    }
+
+    /// Handles the result of driving a flow.
+    fn moved(&mut self, key: usize, moved: Moved, now: Instant) {
+        for (sum, bytes) in self.stats.bytes.iter_mut().zip(moved.bytes) {
+            *sum += bytes;
+        }
+        if let Some(flow) = self.flows.get(key) {
+            flow.account.add(moved.bytes);
+        }
+        self.apply_requests(key, now);
+        let Some(flow) = self.flows.get(key) else { return };
+        if let Stage::Failed(why) = flow.stage() {
+            return match flow.is_established() {
+                true => self.broke(key, &error_of(why)),
+                false => self.unanswered(key, &error_of(why)),
+            };
+        }
+        if moved.done {
+            self.stats.finished += 1;
+            return self.end(key, false);
+        }
+        if moved.more || self.report_established(key, now) {
+            self.runnable.push(key);
+        }
+        self.flows.set_alarm(key);
+    }
+
+    /// Tells the waiting party, once, that the second half of a flow is established; returns
+    /// whether this was the time.
+    fn report_established(&mut self, key: usize, now: Instant) -> bool {
+        let flow = self.flows.at(key);
+        let is_new = flow.becomes_established();
+        if is_new {
+            let took = now.since(flow.begun);
+            answer(flow);
+            flow.accept_client();
+            match self.programs.contains_key(&key) {
+                true => self.connect_program(key),
+                false => self.stats.hop(self.flows.at(key).by()).took(took),
+            }
+            self.release_held(key, now);
+            self.complete_pending(key, now);
+        }
+        is_new
+    }
+
+    /// Handles a broken end of a flow.
+    fn broke(&mut self, key: usize, error: &io::Error) {
+        let flow = self.flows.at(key);
+        debug!("flow of {} to {}: {error}", flow.source(), flow.destination());
+        self.stats.reset += 1;
+        self.end_or_tell(key, failure(error));
+    }
+
+    /// Handles a server that does not answer, or refuses.
+    fn unanswered(&mut self, key: usize, error: &io::Error) {
+        let flow = self.flows.at(key);
+        debug!("connect to {} for {}: {error}", flow.destination(), flow.source());
+        self.stats.hop(flow.by()).failed(&error.to_string());
+        if self.try_next_address(key, time()) {
+            return;
+        }
+        if self.reject_held(key, error) || self.reject_pending(key, error) {
+            return self.stats.refused.count(failure(error));
+        }
+        let flow = self.flows.at(key);
+        if flow.request().is_some() {
+            return self.refuse(key, failure(error));
+        }
+        if self.end_or_tell(key, failure(error)) {
+            self.stats.refused.count(failure(error));
+        }
+    }
+
+    /// Ends a broken flow and returns true. A flow whose client is still to come is kept, so that
+    /// the client gets the result: false. Flows of programs, inbound or outbound, have no client
+    /// to wait for.
+    fn end_or_tell(&mut self, key: usize, why: Failure) -> bool {
+        let flow = self.flows.at(key);
+        flow.set_broken(why);
+        let ends = flow.has_client()
+            || flow.is_coming()
+            || self.programs.contains_key(&key)
+            || self.calls.contains_key(&key);
+        if ends {
+            self.end(key, true);
+        }
+        ends
+    }
+
+    /// Ends a flow, by resetting both connections if one broke. A flow without a client ends
+    /// only when its client comes or its time is up: `early` knows its key until then.
+    pub(super) fn end(&mut self, key: usize, reset: bool) {
+        self.forget_held(key);
+        self.calls.remove(&key);
+        self.programs.remove(&key);
+        // The handlers' last events and requests to other flows are still passed on.
+        self.pass_events(key);
+        self.abandon(key, time());
+        let Some(mut flow) = self.flows.remove(key) else { return };
+        self.aware.forget(key, Some(flow.id));
+        if flow.chain_io().is_some() && !self.claims.is_empty() {
+            self.claims.retain(|_, owner| *owner != key);
+        }
+        if let Some(resolver) = &self.resolver {
+            resolver.forget((key, flow.id));
+        }
+        self.log_end(&flow, time());
+        match reset {
+            true => flow.reset(),
+            false => flow.end_well(),
+        }
+    }
+
+    /// Checks deadlines, and accepts connections that could not be accepted when they came.
+    pub(super) fn sweep(&mut self, now: Instant) {
+        (0..self.listeners.len()).for_each(|n| self.accept(n, now));
+        while let Some((_, started)) = self.early.poll_expired(now) {
+            self.end(started.key, true);
+        }
+        let Limits { connect, handshake, idle, .. } = self.limits;
+        let quiet = |flow: &Flow| flow.has_client().then(|| now.since(flow.moved));
+        let unanswered = |flow: &Flow| !flow.is_connected() && quiet(flow) > Some(connect);
+        for key in self.flows.pick(unanswered) {
+            self.unanswered(key, &io::ErrorKind::TimedOut.into());
+        }
+        // Inbound flows for programs or servers that do not complete the handlers' handshake in
+        // time.
+        let silent = |key: &usize| {
+            let flow = self.flows.get(*key);
+            flow.is_some_and(|flow| now.since(flow.begun) > handshake && !flow.serves_others())
+        };
+        let silent: Vec<usize> = self.programs.keys().copied().filter(silent).collect();
+        for key in silent {
+            self.stats.refused.timed_out += 1;
+            self.end(key, true);
+        }
+        self.end_abandoned(now);
+        self.check_liveness(now);
+        let Some(idle) = idle else { return };
+        for key in self.flows.pick(|flow| flow.is_connected() && quiet(flow) > Some(idle)) {
+            self.stats.idle += 1;
+            self.flows.at(key).account.idle();
+            self.end(key, true);
+        }
+    }
+}
+
+impl Worker {
+    /// Ends abandoned flows: connects of programs whose run has gone, and flows whose program's
+    /// socket was not connected in time.
+    fn end_abandoned(&mut self, now: Instant) {
+        let gone = self.calls.iter().filter(|(_, held)| held.has_gone());
+        let mut left: Vec<usize> = gone.map(|(key, _)| *key).collect();
+        let coming =
+            |flow: &Flow| flow.is_coming() && now.since(flow.moved) > PROGRAM_CONNECT_TIMEOUT;
+        left.extend(self.flows.pick(coming));
+        for key in left {
+            self.end(key, true);
+        }
+    }
+
+    /// Checks whether the ends of flows are still alive, for flows that are older than a sweep;
+    /// most are not. With many flows, the rest is checked in the next sweep.
+    fn check_liveness(&mut self, now: Instant) {
+        let silence = self.limits.silence;
+        if silence.is_unlimited() {
+            return;
+        }
+        let lasts = |flow: &Flow| flow.has_client() && now.since(flow.begun) > SWEEP_INTERVAL;
+        let due = |flow: &Flow| match (flow.checked, silence.interval()) {
+            (None, _) => true,
+            (Some(at), Some(interval)) => now.since(at) >= interval,
+            (Some(_), None) => false,
+        };
+        let keys = self.flows.pick(|flow| flow.is_connected() && lasts(flow) && due(flow));
+        let due = keys.into_iter().map(|key| (self.flows.at(key).checked, key)).collect();
+        for key in first_to_check(due, MIN_CHECKS.max(self.flows.len() / CHECK_SHARE)) {
+            self.flows.at(key).check_liveness(silence, now);
+        }
+    }
+}
+
+/// Selects at most `most` of the due flows, by last check: those never checked first, then
+/// those whose check is the longest ago.
+fn first_to_check(mut due: Vec<(Option<Instant>, usize)>, most: usize) -> Vec<usize> {
+    if due.len() > most {
+        due.select_nth_unstable(most);
+        due.truncate(most);
+    }
+    due.into_iter().map(|(_, key)| key).collect()
+}
+
+/// Tells a client that requested its destination that the server is connected.
+fn answer(flow: &mut Flow) {
+    if let Some(request) = flow.request() {
+        let words = request.preface.answer(Ok(()));
+        flow.queue_preface(End::Client, &words);
+        flow.clear_request();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_flows_with_a_short_limit_each_is_looked_at_in_time() {
+        const FLOWS: usize = 5_000;
+        let limit = Duration::from_secs(3);
+        let start = Instant::from_nanos(0);
+        let mut checked = vec![None; FLOWS];
+        for n in 1..=20 {
+            let now = start + n * SWEEP_INTERVAL;
+            // All are due at each sweep, which is longer than an eighth of the limit.
+            let due = checked.iter().copied().zip(0..).collect();
+            for key in first_to_check(due, MIN_CHECKS.max(FLOWS / CHECK_SHARE)) {
+                checked[key] = Some(now);
+            }
+            let late = checked.iter().filter(|at| now.since(at.unwrap_or(start)) >= limit).count();
+            assert_eq!(late, 0, "flows were not looked at for {limit:?} in sweep {n}");
+        }
+    }
+}

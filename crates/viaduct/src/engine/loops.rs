@@ -1,0 +1,87 @@
+//! Event loops of a proxy: each is a worker in a thread of its own, with its own listeners,
+//! flows and limits. The kernel distributes connections among them
+//! (`viaduct_sys::capture::filter::Share`).
+
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use anyhow::{Context, Result, anyhow};
+
+use super::commands::{CommandSender, WorkerCommand};
+use super::intercept::InterceptState;
+use super::listen_set::ListenSet;
+use super::settings::Settings;
+use super::worker::Worker;
+use crate::access_log::AccessLog;
+
+/// Event loops, before they run.
+pub struct Loops {
+    workers: Vec<Worker>,
+    commands: Vec<CommandSender>,
+    access_log: AccessLog,
+}
+
+impl Loops {
+    /// Returns a loop for each of `listen_sets`; `intercept_state` is the state of the rules that
+    /// divert clients to them.
+    ///
+    /// # Errors
+    /// Same as [`Worker::new`].
+    pub fn new(
+        settings: &Settings,
+        listen_sets: Vec<ListenSet>,
+        intercept_state: &Arc<InterceptState>,
+    ) -> Result<Loops> {
+        let (part, access_log) = (settings.part(), settings.access_log.open()?);
+        let begin = |listen_set| {
+            Worker::new(&part, listen_set, intercept_state.clone(), access_log.clone())
+        };
+        let begun = listen_sets.into_iter().map(begin);
+        let (workers, commands) = begun.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        Ok(Loops { workers, commands, access_log })
+    }
+
+    /// Access log of the loops.
+    pub fn access_log(&self) -> AccessLog {
+        self.access_log.clone()
+    }
+
+    /// Senders of commands to the loops.
+    pub fn commands(&self) -> Vec<CommandSender> {
+        self.commands.clone()
+    }
+
+    /// Runs until all loops have ended. If one fails, the others are stopped.
+    ///
+    /// # Errors
+    /// The error of the first loop that failed; a panic counts as one.
+    pub fn run(mut self) -> Result<()> {
+        if let [_] = self.workers[..]
+            && let Some(worker) = self.workers.pop()
+        {
+            return worker.run();
+        }
+        let (end, ended) = mpsc::channel();
+        for (n, worker) in self.workers.into_iter().enumerate() {
+            let end = end.clone();
+            let run = move || {
+                let ran = panic::catch_unwind(AssertUnwindSafe(|| worker.run()));
+                let panicked = |_| Err(anyhow!("a loop of flows panicked"));
+                // The receiver waits for all loops.
+                let _ = end.send(ran.unwrap_or_else(panicked));
+            };
+            let started = thread::Builder::new().name(format!("flows-{n}")).spawn(run);
+            started.context("start a thread of flows")?;
+        }
+        drop(end);
+        let mut all = Ok(());
+        for result in ended {
+            if result.is_err() {
+                self.commands.iter().for_each(|one| one.send(WorkerCommand::Stop));
+            }
+            all = all.and(result);
+        }
+        all
+    }
+}

@@ -1,0 +1,154 @@
+//! Metrics of a proxy: one line each.
+
+use viaduct_proto::tunnel::stats::TunnelStats;
+
+use super::snapshot::ProxyStatus;
+use super::stats::{CONNECT_BOUNDS, ProxyStats};
+use crate::metrics::{Exposition, Kind, Labels};
+use crate::tunnel::stats::TunnelCounters;
+
+type Counter = (&'static str, &'static str, fn(&ProxyStats) -> u64);
+
+const COUNTERS: &[Counter] = &[
+    ("viaduct_proxy_accepted_total", "Clients' connections that were accepted.", |c| c.accepted),
+    ("viaduct_proxy_opened_total", "Flows whose both ends were there.", |c| c.opened),
+    ("viaduct_proxy_finished_total", "Flows that ended as their ends wanted.", |c| c.finished),
+    ("viaduct_proxy_reset_total", "Flows that ended by a reset.", |c| c.reset),
+    ("viaduct_proxy_idle_total", "Flows that were ended as idle.", |c| c.idle),
+    ("viaduct_proxy_early_started_total", "SYNs that started a connection.", |c| c.early.started),
+    ("viaduct_proxy_early_matched_total", "Of them, taken over by a client.", |c| c.early.matched),
+    ("viaduct_proxy_early_expired_total", "Of them, given up: no client came.", |c| {
+        c.early.expired
+    }),
+    ("viaduct_proxy_early_refused_total", "Of them, whose server said no before.", |c| {
+        c.early.refused
+    }),
+    ("viaduct_proxy_early_bounded_total", "SYNs that found the table full.", |c| c.early.bounded),
+];
+
+const GAUGES: &[Counter] = &[
+    ("viaduct_proxy_open_flows", "Flows that are open.", |c| c.open),
+    ("viaduct_proxy_early_waiting", "Early connections that wait for their client.", |c| c.waiting),
+];
+
+/// Page of all metrics in the format of Prometheus.
+pub fn encode(status: &ProxyStatus) -> String {
+    let (mut page, counters) = (Exposition::default(), &status.counters);
+    let own: Labels<'_> = &[("proxy", &status.proxy)];
+    for (kind, families) in [(Kind::Counter, COUNTERS), (Kind::Gauge, GAUGES)] {
+        for (name, help, value) in families {
+            page.family(name, kind, help);
+            page.sample(own, value(counters));
+        }
+    }
+    let help = "Times that rules which another program took away were put back.";
+    page.family("viaduct_proxy_interception_restored_total", Kind::Counter, help);
+    page.sample(own, status.restored);
+    let help = "1 while rules are missing and connections pass by.";
+    page.family("viaduct_proxy_interception_missing", Kind::Gauge, help);
+    page.sample(own, u8::from(status.missing));
+    bytes_and_refusals(&mut page, own, counters);
+    connects(&mut page, own, counters);
+    tunnels(&mut page, own, counters);
+    status.access_log.iter().for_each(|log| log.expose(&mut page));
+    page.finish()
+}
+
+fn bytes_and_refusals(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
+    page.family("viaduct_proxy_bytes_total", Kind::Counter, "Bytes of flows.");
+    for (direction, bytes) in ["out", "back"].iter().zip(counters.bytes) {
+        page.sample(&[own, &[("direction", direction)]].concat(), bytes);
+    }
+    page.family(
+        "viaduct_proxy_refused_total",
+        Kind::Counter,
+        "Clients that were refused, and why.",
+    );
+    for (why, count) in counters.refused.by_reason() {
+        page.sample(&[own, &[("reason", why)]].concat(), count);
+    }
+}
+
+type TunnelCounter = (&'static str, Kind, &'static str, fn(&TunnelStats) -> u64);
+
+const TUNNELS: &[TunnelCounter] = &[
+    ("viaduct_tunnel_links", Kind::Gauge, "Links that are up.", |t| t.links),
+    ("viaduct_tunnel_sessions", Kind::Gauge, "Sessions that are open.", |t| t.open),
+    ("viaduct_tunnel_active_sessions", Kind::Gauge, "Sessions with bytes under way.", |t| t.active),
+    ("viaduct_tunnel_opened_total", Kind::Counter, "Sessions opened here.", |t| t.opened),
+    ("viaduct_tunnel_accepted_total", Kind::Counter, "Sessions opened there.", |t| t.accepted),
+    ("viaduct_tunnel_reset_total", Kind::Counter, "Sessions that were reset.", |t| t.reset),
+    ("viaduct_tunnel_sent_bytes_total", Kind::Counter, "Bytes sent.", |t| t.sent),
+    ("viaduct_tunnel_received_bytes_total", Kind::Counter, "Bytes that came.", |t| t.received),
+    ("viaduct_tunnel_tokens", Kind::Gauge, "Tokens that the peer has given.", |t| t.tokens),
+    ("viaduct_tunnel_tokens_left", Kind::Gauge, "Of them, unspent.", |t| t.tokens_left),
+    ("viaduct_tunnel_room_bytes", Kind::Gauge, "Buffer that the peer may fill.", |t| t.window),
+    ("viaduct_tunnel_held_bytes", Kind::Gauge, "Of it, filled.", |t| t.held),
+];
+
+/// Labels of a tunnel: its peer, and its name if it has one.
+fn of(tunnel: &TunnelCounters) -> Vec<(&str, &str)> {
+    let name = Some(("tunnel", &tunnel.name[..])).filter(|(_, name)| !name.is_empty());
+    name.into_iter().chain([("peer", &tunnel.peer[..])]).collect()
+}
+
+fn tunnels(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
+    if let Some(dropped) = counters.strangers_dropped {
+        let help = "Links let go for others before their ends had shown a key.";
+        page.family("viaduct_tunnel_strangers_dropped_total", Kind::Counter, help);
+        page.sample(own, dropped);
+    }
+    if counters.tunnels.is_empty() {
+        return;
+    }
+    for (name, kind, help, value) in TUNNELS {
+        page.family(name, *kind, help);
+        for tunnel in &counters.tunnels {
+            page.sample(&[own, &of(tunnel)].concat(), value(&tunnel.all));
+        }
+    }
+    page.family("viaduct_tunnel_denied_total", Kind::Counter, "Sessions that the far end denied.");
+    for tunnel in &counters.tunnels {
+        page.sample(&[own, &of(tunnel)].concat(), tunnel.denied);
+    }
+    let help = "1 while a tunnel that is dialled has no link up.";
+    page.family("viaduct_tunnel_down", Kind::Gauge, help);
+    for tunnel in &counters.tunnels {
+        page.sample(&[own, &of(tunnel)].concat(), u8::from(tunnel.down.is_some()));
+    }
+    page.family("viaduct_tunnel_rtt_seconds", Kind::Gauge, "Round trip of each link.");
+    for tunnel in &counters.tunnels {
+        for (n, link) in tunnel.links.iter().enumerate() {
+            let Some(rtt) = link.rtt else { continue };
+            let link: Labels<'_> = &[("link", &n.to_string())];
+            page.sample(&[own, &of(tunnel), link].concat(), rtt.as_secs_f64());
+        }
+    }
+    page.family("viaduct_tunnel_queueing_seconds", Kind::Gauge, "Mean wait of bytes to be sent.");
+    for tunnel in &counters.tunnels {
+        let mean = tunnel.all.delay.mean_micros() as f64 / 1e6;
+        page.sample(&[own, &of(tunnel)].concat(), mean);
+    }
+}
+
+fn connects(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
+    let bounds: Vec<f64> = CONNECT_BOUNDS.iter().map(|&micros| micros as f64 / 1e6).collect();
+    let help = "Time until the next hop, or the server, answered.";
+    page.family("viaduct_proxy_connect_seconds", Kind::Histogram, help);
+    for hop in &counters.hops {
+        let by = hop.by.to_string();
+        let labels = [own, &[("hop", &by)]].concat();
+        page.histogram(&labels, &bounds, &hop.connected, hop.micros as f64 / 1e6);
+    }
+    let help = "Connections onwards that did not come about.";
+    page.family("viaduct_proxy_connect_failed_total", Kind::Counter, help);
+    for hop in &counters.hops {
+        page.sample(&[own, &[("hop", &hop.by.to_string())]].concat(), hop.failed);
+    }
+    let help = "0 while the last connections by this hop, three or more, have all failed.";
+    page.family("viaduct_proxy_hop_up", Kind::Gauge, help);
+    for hop in counters.hops.iter().filter(|hop| hop.by.hop().is_some()) {
+        let up = u8::from(hop.down().is_none());
+        page.sample(&[own, &[("hop", &hop.by.to_string())]].concat(), up);
+    }
+}

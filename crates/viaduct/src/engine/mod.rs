@@ -1,0 +1,99 @@
+//! Engine: event loops that carry flows. A flow has two ends, and a relay or a chain of handlers
+//! between them. `viaduct proxy`, the masters of `viaduct run` and `viaduct master`, the split mode
+//! of a gateway, and the SOCKS proxy of an overlay node run it.
+//!
+//! ```text
+//!              ┌──────────── SYN tap ──▶ early connections ─┐ matched by their 4-tuple
+//!   client ════╪═▶ listener ── accept ──▶ flow ◀────────────┘════▶ server, or the next hop
+//!              └──                         ├─ relay: bytes by splice, through a pipe, never here
+//!                                          └─ chain_io: handlers, or ends that cannot be spliced
+//!
+//!   proxy, gateway, overlay ──▶ settings ──▶ startup: listen sets, rules ──▶ loops ──▶ worker
+//!   run, master ──▶ wrapped: Call, Arrival ──┐                                          ▲
+//!   control: signals, status, metrics ───────┴─▶ handle ──▶ commands ───────────────────┘
+//! ```
+//!
+//! | files | |
+//! |---|---|
+//! | `worker`, `lifecycle`, `spin` | event loop of a thread, life of a flow in it, busy polling |
+//! | `loops`, `commands`, `handle`, `control` | all loops, commands, control side |
+//! | `listen_set`, `startup`, `intercept` | listeners and SYN sources, changes to the machine |
+//! | `accept`, `deferred_accept`, `client_handshake` | clients: SYNs, connections, requests |
+//! | `flow`, `flows`, `relay`, `pipes`, `chain_io`, `chain_requests` | flows, and what they do |
+//! | `conn`, `flow_socket`, `liveness` | ends of flows |
+//! | `destination`, `policy`, `outbound`, `resolve` | destination of a flow, and route to it |
+//! | `dial`, `hop_signalling`, `negotiation`, `parent_master` | outbound connections |
+//! | `trickles`, `tunnels` | outbound by Trickles; ends of flows in tunnels ([`crate::tunnel`]) |
+//! | `wrapped`, `aware`, `origin` | wrapped programs, their control calls, egress |
+//! | `settings` | options, tables of policies, and their checks |
+//! | `stats`, `snapshot`, `metrics`, `account` | counters, status, Prometheus, access log |
+
+mod accept;
+mod account;
+pub mod aware;
+pub mod chain_io;
+mod chain_requests;
+mod client_handshake;
+pub mod commands;
+pub mod conn;
+pub mod control;
+mod deferred_accept;
+mod destination;
+mod dial;
+mod flow;
+pub mod flow_socket;
+mod flows;
+pub mod handle;
+mod hop_signalling;
+pub mod intercept;
+mod lifecycle;
+pub mod listen_set;
+mod liveness;
+pub mod loops;
+pub mod metrics;
+pub mod negotiation;
+mod origin;
+pub mod outbound;
+pub mod parent_master;
+mod pipes;
+pub mod policy;
+mod relay;
+mod resolve;
+pub mod settings;
+pub mod snapshot;
+mod spin;
+pub mod startup;
+pub mod stats;
+pub mod trickles;
+mod tunnels;
+mod worker;
+pub mod wrapped;
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use tracing::info;
+use viaduct_sys::process::memory;
+
+use self::handle::Handle;
+use self::intercept::InterceptState;
+use self::loops::Loops;
+use self::settings::Settings;
+use crate::signals::Signals;
+
+/// Carries flows of programs, as `settings` say, until a signal ends it. `open` gets the sender
+/// of the worker's commands before the service is reported as up.
+pub fn carry(
+    settings: &Settings,
+    signals: Signals,
+    open: impl FnOnce(&commands::CommandSender) -> Result<()>,
+) -> Result<()> {
+    let intercept_state = Arc::<InterceptState>::default();
+    let loops = Loops::new(settings, startup::listen_sets(settings)?, &intercept_state)?;
+    let handle = Handle::new(settings.clone(), loops.commands(), intercept_state);
+    open(handle.worker().context("no worker runs")?)?;
+    let _status = control::start(None, handle, signals)?;
+    info!(name = settings.name, "up");
+    memory::drop_clean_pages()?;
+    loops.run().context("the master stopped")
+}

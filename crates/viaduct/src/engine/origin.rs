@@ -1,0 +1,76 @@
+//! Egress of flows that come from the same handlers at another host: their bytes are unwrapped,
+//! and go on to their server.
+//!
+//! ```text
+//!   client ── handlers, another proxy's ══════ accepting side ── Behind ──▶ server
+//! ```
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use mio::net::TcpStream;
+use viaduct_proto::flow::Address;
+use viaduct_proto::split::early::Tuple;
+use viaduct_proto::split::proxy::Addresses;
+use viaduct_proto::time::Instant;
+use viaduct_sys::socket::tcp::{self, TcpOptions};
+
+use super::flow_socket::FlowSocket;
+use super::worker::Worker;
+use super::wrapped::{Arrival, Program};
+
+/// Server of a flow, connected once the flow's handlers have accepted it.
+#[derive(Clone, Debug)]
+struct Origin {
+    to: SocketAddr,
+    /// Local address, if not this host's own.
+    from: Option<SocketAddr>,
+    options: TcpOptions,
+}
+
+impl Worker {
+    /// Accepts a client whose flow comes from the same handlers at another host; returns any
+    /// other client.
+    pub(super) fn accept_for_origin(
+        &mut self,
+        client: TcpStream,
+        tuple: &Tuple,
+        signalled: Option<Addresses>,
+        now: Instant,
+    ) -> Option<TcpStream> {
+        let policies = Some(&self.policies).filter(|policies| policies.accept());
+        let route = policies.and_then(|policies| self.target.route(tuple, signalled, policies));
+        let Some(route) = route.filter(|route| route.accepts) else { return Some(client) };
+        let Address::Ip(to) = route.to else { return Some(client) };
+        let program = Origin { to, from: route.from, options: self.options };
+        let arrival = Arrival {
+            stream: std::net::TcpStream::from(client).into(),
+            client: route.source,
+            own: to,
+            handlers: route.handlers,
+            program: Box::new(program),
+        };
+        self.accept_inbound(arrival, now);
+        None
+    }
+}
+
+impl Program for Origin {
+    fn take_socket(&mut self) -> io::Result<FlowSocket<std::net::TcpStream>> {
+        let any: IpAddr = match self.to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        tcp::bound(self.from.unwrap_or((any, 0).into()), self.options).map(FlowSocket::from)
+    }
+
+    fn connect(&mut self, socket: &std::net::TcpStream) -> io::Result<()> {
+        tcp::connect_bound(socket, self.to)
+    }
+
+    /// Only one flow can use the client's port; further flows get other ports.
+    fn for_another_flow(&self) -> Option<Box<dyn Program>> {
+        let from = self.from.map(|from| SocketAddr::new(from.ip(), 0));
+        Some(Box::new(Origin { from, ..self.clone() }))
+    }
+}

@@ -1,0 +1,295 @@
+//! Policies: which flows may pass, by which hop, through which handlers, how fast. The first
+//! policy that matches a flow decides.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+
+use ipnet::IpNet;
+use viaduct_sys::socket::tcp::LongHaul;
+
+use super::chain_io::Factories;
+use super::outbound::Outbound;
+use super::trickles::PacketFormats;
+
+/// Decision about a flow.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// The flow is refused.
+    pub deny: bool,
+    /// Outbound route.
+    pub by: Outbound,
+    /// Handlers that the flow passes, if any.
+    pub handlers: Option<Factories>,
+    /// The flow comes from the same handlers at another host; this is their accepting side.
+    pub accepts: bool,
+    /// Rate limit of the kernel each way, in bits a second, if any.
+    pub rate: Option<u64>,
+}
+
+/// A policy: the flows that it matches, and the decision about them. An empty list matches all.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    /// Clients' addresses.
+    pub from: Vec<IpNet>,
+    /// Servers' addresses.
+    pub to: Vec<IpNet>,
+    /// Servers' ports.
+    pub ports: Vec<RangeInclusive<u16>>,
+    /// Decision about flows that match.
+    pub plan: Plan,
+}
+
+/// Connections that cross a long link, and their socket settings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Far {
+    /// Addresses across the link; an empty list means all.
+    pub prefixes: Vec<IpNet>,
+    /// Socket settings.
+    pub haul: LongHaul,
+}
+
+impl Far {
+    /// Socket settings of a connection to or from `peer`, if it crosses the link.
+    pub fn haul(&self, peer: IpAddr) -> Option<&LongHaul> {
+        let crosses = self.prefixes.is_empty() || holds(&self.prefixes, peer);
+        (crosses && self.haul != LongHaul::default()).then_some(&self.haul)
+    }
+}
+
+/// All policies, in order, and the decision about flows that none of them matches.
+#[derive(Clone, Debug, Default)]
+pub struct Policies {
+    /// The policies.
+    pub list: Vec<Policy>,
+    /// Decision about all other flows.
+    pub otherwise: Plan,
+    /// Socket settings of connections across a long link.
+    pub far: Far,
+}
+
+impl Policies {
+    /// State of the handlers of the default plan: the name of each, and some lines of text.
+    pub fn state(&self) -> Vec<(String, String)> {
+        let factories = self.otherwise.handlers.iter().flat_map(|list| list.iter());
+        let state = factories.map(|factory| Some((factory.name().to_owned(), factory.state()?)));
+        state.flatten().collect()
+    }
+
+    /// Decision about a flow of `client` to `to`.
+    pub fn plan(&self, client: IpAddr, to: SocketAddr) -> &Plan {
+        let found = self.list.iter().find(|policy| policy.fits(client, to));
+        found.map_or(&self.otherwise, |policy| &policy.plan)
+    }
+
+    /// Decision about a flow of `client` to a server whose port alone is known; `None` if it
+    /// depends on the server's address.
+    pub fn plan_unseen(&self, client: IpAddr, port: u16) -> Option<&Plan> {
+        let found = self.list.iter().find(|policy| policy.may_fit(client, port));
+        match found {
+            None => Some(&self.otherwise),
+            Some(policy) => policy.to.is_empty().then_some(&policy.plan),
+        }
+    }
+
+    /// Returns whether some flows go by hops.
+    pub fn have_hops(&self) -> bool {
+        self.plans().any(|plan| plan.by.hop().is_some())
+    }
+
+    /// Returns whether some flows come from the same handlers at another host.
+    pub fn accept(&self) -> bool {
+        self.plans().any(|plan| plan.accepts)
+    }
+
+    /// Returns whether connections of some flows may arrive at any event loop: shared
+    /// connections, or ones that join a flow later.
+    pub fn share(&self) -> bool {
+        self.plans().any(|plan| {
+            let mut handlers = plan.handlers.iter().flat_map(|all| all.iter());
+            handlers.any(|of| of.shares() || plan.accepts && of.gathers())
+        })
+    }
+
+    /// Packet formats of the flows that go on by Trickles.
+    pub fn trickles(&self) -> impl Iterator<Item = PacketFormats> {
+        self.plans()
+            .filter(|plan| !plan.deny)
+            .filter_map(|plan| plan.by.trickles())
+            .map(|by| by.formats)
+    }
+
+    /// Policies that never decide, each with the earlier policy that matches all their flows;
+    /// by number from 1.
+    pub fn shadowed(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.list.iter().enumerate().filter_map(|(n, policy)| {
+            let earlier = self.list[..n].iter().position(|earlier| earlier.covers(policy))?;
+            Some((n + 1, earlier + 1))
+        })
+    }
+
+    fn plans(&self) -> impl Iterator<Item = &Plan> {
+        self.list.iter().map(|policy| &policy.plan).chain([&self.otherwise])
+    }
+}
+
+impl Policy {
+    fn fits(&self, client: IpAddr, to: SocketAddr) -> bool {
+        self.may_fit(client, to.port()) && (self.to.is_empty() || holds(&self.to, to.ip()))
+    }
+
+    /// Returns whether this policy matches all flows that `other` matches.
+    fn covers(&self, other: &Policy) -> bool {
+        let nets = |ours: &[IpNet], theirs: &[IpNet]| match (ours, theirs) {
+            ([], _) => true,
+            (ours, []) => holds_all(ours),
+            (ours, theirs) => theirs.iter().all(|net| ours.iter().any(|own| own.contains(net))),
+        };
+        let within = |range: &RangeInclusive<u16>| {
+            let holds = |own: &RangeInclusive<u16>| {
+                own.contains(range.start()) && own.contains(range.end())
+            };
+            self.ports.iter().any(holds)
+        };
+        let ports = match (&self.ports[..], &other.ports[..]) {
+            ([], _) => true,
+            (_, []) => within(&(1..=u16::MAX)),
+            (_, theirs) => theirs.iter().all(within),
+        };
+        nets(&self.from, &other.from) && nets(&self.to, &other.to) && ports
+    }
+
+    /// Returns whether this policy matches some server with this port.
+    fn may_fit(&self, client: IpAddr, port: u16) -> bool {
+        (self.from.is_empty() || holds(&self.from, client))
+            && (self.ports.is_empty() || self.ports.iter().any(|range| range.contains(&port)))
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |nets: &[IpNet]| match nets {
+            [] => "any".to_owned(),
+            nets => nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        };
+        write!(f, "from {} to {}", list(&self.from), list(&self.to))?;
+        for range in &self.ports {
+            match range.start() == range.end() {
+                true => write!(f, " port {}", range.start())?,
+                false => write!(f, " port {}-{}", range.start(), range.end())?,
+            }
+        }
+        write!(f, ": {}", self.plan)
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.deny {
+            return f.write_str("denied");
+        }
+        match &self.by {
+            Outbound::Direct => f.write_str("straight on")?,
+            Outbound::Hop(at) => write!(f, "by {at}")?,
+            by @ Outbound::Tunnel(_) => write!(f, "through the {by}")?,
+            by @ Outbound::Trickles(_) => write!(f, "by {by}")?,
+        }
+        for handler in self.handlers.iter().flat_map(|all| all.iter()) {
+            write!(f, " +{}", handler.name())?;
+            match handler.rates() {
+                [None, None] => {}
+                [Some(out), Some(back)] if out == back => write!(f, " ({} bit/s)", in_units(out))?,
+                rates => {
+                    let text = rates.map(|rate| rate.map_or("any".to_owned(), in_units));
+                    write!(f, " (out {}, in {} bit/s)", text[0], text[1])?;
+                }
+            }
+        }
+        if self.accepts {
+            f.write_str(" from who has them too")?;
+        }
+        self.rate.map_or(Ok(()), |bits| write!(f, ", at most {} bit/s", in_units(bits)))
+    }
+}
+
+/// A rate in short form, such as 20M.
+fn in_units(bits: u64) -> String {
+    let units = [(1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
+    let whole = units.iter().find(|(unit, _)| bits >= *unit && bits.is_multiple_of(*unit));
+    whole.map_or_else(|| bits.to_string(), |(unit, name)| format!("{}{name}", bits / unit))
+}
+
+/// Returns whether one of `prefixes` contains `ip`.
+pub fn holds(prefixes: &[IpNet], ip: IpAddr) -> bool {
+    prefixes.iter().any(|net| net.contains(&ip.to_canonical()))
+}
+
+/// Returns whether `prefixes` contain every address of both families, so that no address needs
+/// to be known.
+pub fn holds_all(prefixes: &[IpNet]) -> bool {
+    let whole = |v4: bool| prefixes.iter().any(|n| n.prefix_len() == 0 && n.addr().is_ipv4() == v4);
+    whole(true) && whole(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_policy_that_fits_decides() {
+        let deny = |policy| Policy { plan: Plan { deny: true, ..Plan::default() }, ..policy };
+        let by = Outbound::Hop("198.51.100.7:7000".parse().unwrap());
+        let hop = by.hop();
+        let far = vec!["10.2.0.0/16".parse().unwrap()];
+        let policies = Policies {
+            list: vec![
+                deny(Policy { ports: vec![25..=25], ..Policy::default() }),
+                Policy { to: far, plan: Plan { by, ..Plan::default() }, ..Policy::default() },
+                deny(Policy { from: vec!["10.1.7.0/24".parse().unwrap()], ..Policy::default() }),
+            ],
+            otherwise: Plan { rate: Some(9), ..Plan::default() },
+            far: Far::default(),
+        };
+        let plan = |client: &str, to: &str| {
+            let plan = policies.plan(client.parse().unwrap(), to.parse().unwrap());
+            (plan.deny, plan.by.hop(), plan.rate)
+        };
+        assert_eq!(plan("10.1.7.1", "10.2.0.1:25"), (true, None, None));
+        assert_eq!(plan("10.1.7.1", "10.2.0.1:80"), (false, hop, None));
+        assert_eq!(plan("::ffff:10.1.7.1", "10.3.0.1:80"), (true, None, None));
+        assert_eq!(plan("10.1.8.1", "10.3.0.1:80"), (false, None, Some(9)));
+        let unseen = |client: &str, port| {
+            policies.plan_unseen(client.parse().unwrap(), port).map(|plan| plan.deny)
+        };
+        assert_eq!(unseen("10.1.8.1", 25), Some(true), "the port says it");
+        assert_eq!(unseen("10.1.8.1", 80), None, "it depends on the address");
+    }
+
+    #[test]
+    fn a_policy_that_an_earlier_one_covers_never_decides() {
+        let policy = |from: &[&str], to: &[&str], ports: &[RangeInclusive<u16>]| {
+            let nets = |list: &[&str]| list.iter().map(|net| net.parse().unwrap()).collect();
+            Policy { from: nets(from), to: nets(to), ports: ports.to_vec(), ..Policy::default() }
+        };
+        let list = vec![
+            policy(&[], &["10.2.0.0/16"], &[80..=80, 8000..=8100]),
+            policy(&["10.1.0.0/16"], &["10.2.7.0/24"], &[8080..=8090]), // shadowed
+            policy(&[], &["10.2.7.0/24"], &[]),
+            policy(&[], &["10.0.0.0/8"], &[80..=80]),
+            policy(&[], &["0.0.0.0/0", "::/0"], &[25..=25]),
+            policy(&["fd00::/8"], &[], &[25..=25]), // shadowed
+            policy(&[], &["10.2.7.0/25", "10.2.7.128/25"], &[22..=22]), // shadowed
+        ];
+        let policies = Policies { list, ..Policies::default() };
+        assert_eq!(policies.shadowed().collect::<Vec<_>>(), [(2, 1), (6, 5), (7, 3)]);
+    }
+
+    #[test]
+    fn only_both_families_whole_are_all_addresses() {
+        let all = |list: &[&str]| {
+            holds_all(&list.iter().map(|net| net.parse().unwrap()).collect::<Vec<_>>())
+        };
+        assert!(all(&["10.0.0.0/8", "::/0", "0.0.0.0/0"]));
+        assert!(!all(&["0.0.0.0/0", "fd00::/8"]) && !all(&["::/0"]) && !all(&[]));
+    }
+}

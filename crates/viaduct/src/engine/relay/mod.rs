@@ -1,0 +1,159 @@
+//! Relay between two connections without handlers, or with handlers that need no bytes: the
+//! bytes go through a pipe inside the kernel, and are never copied to user space.
+//!
+//! | file | |
+//! |---|---|
+//! | here | both directions, and reports to the handlers |
+//! | `direction` | one direction |
+
+mod direction;
+
+use std::fmt;
+use std::io;
+
+use mio::net::TcpStream;
+use viaduct_proto::flow::{Offload, offload};
+
+use self::direction::Direction;
+use super::chain_io::Factories;
+use super::flow::{End, Moved};
+use super::pipes::Pipes;
+
+/// Both directions.
+#[derive(Debug, Default)]
+pub struct Relay {
+    /// Directions: from the client to the server, and back.
+    directions: [Direction; 2],
+    /// End that broke.
+    broken: Option<End>,
+    /// Handlers that get the numbers of bytes.
+    observers: Option<Observers>,
+}
+
+/// Factories of handlers that need no bytes.
+struct Observers(Factories);
+
+impl Relay {
+    /// Returns a relay for these handlers; `None` if one of them needs the bytes, or options on
+    /// the sockets.
+    pub fn of(factories: &Factories) -> Option<Relay> {
+        if offload(factories) != Some(Offload::default()) {
+            return None;
+        }
+        factories.iter().for_each(|factory| factory.relayed(true, [0, 0]));
+        Some(Relay { observers: Some(Observers(factories.clone())), ..Relay::default() })
+    }
+
+    /// Handles a control call to the handler of this name. Its state without the bytes is that
+    /// of all its flows together.
+    pub fn control(&self, to: &str) -> Option<Vec<u8>> {
+        let Observers(factories) = self.observers.as_ref()?;
+        factories.iter().find(|factory| factory.name() == to)?.state().map(String::into_bytes)
+    }
+
+    /// Records the loop's report that `end` is readable or writable.
+    pub fn ready(&mut self, end: End, readable: bool, writable: bool) {
+        let [out, back] = &mut self.directions;
+        let (from, to) = match end {
+            End::Client => (out, back),
+            End::Server => (back, out),
+        };
+        from.readable |= readable;
+        to.writable |= writable;
+    }
+
+    /// Records the loop's report of an urgent byte at `end`.
+    pub fn urgent(&mut self, end: End) {
+        self.directions[end as usize].urgent = true;
+    }
+
+    /// Returns whether `end` has ever announced an urgent byte.
+    pub fn is_urgent(&self, end: End) -> bool {
+        self.directions[end as usize].urgent
+    }
+
+    /// Returns whether bytes for the client wait for room there.
+    pub fn client_is_full(&self) -> bool {
+        !self.directions[End::Server as usize].writable
+    }
+
+    /// Records that `end` has closed its write side, behind bytes that may still be readable.
+    pub fn ending(&mut self, end: End) {
+        self.directions[end as usize].ending = true;
+    }
+
+    /// Moves all bytes that can move; `held` is set for each end that accepts no bytes yet.
+    /// `Err`: an end broke.
+    pub fn drive(
+        &mut self,
+        [client, server]: [&TcpStream; 2],
+        held: [bool; 2],
+        pipes: &mut Pipes,
+        moved: &mut Moved,
+    ) -> io::Result<()> {
+        let [out, back] = &mut self.directions;
+        if !held[End::Server as usize] {
+            let result = out.drive(client, server, pipes, &mut moved.bytes[0], back.shut);
+            let broken = if out.broke { End::Client } else { End::Server };
+            moved.more |= result.inspect_err(|_| self.broken = Some(broken))?;
+        }
+        if !held[End::Client as usize] {
+            let result = back.drive(server, client, pipes, &mut moved.bytes[1], out.shut);
+            let broken = if back.broke { End::Server } else { End::Client };
+            moved.more |= result.inspect_err(|_| self.broken = Some(broken))?;
+        }
+        moved.done = out.shut && back.shut;
+        self.report(moved.bytes);
+        Ok(())
+    }
+
+    /// Reports the bytes that have passed each way to the handlers.
+    fn report(&self, bytes: [u64; 2]) {
+        if let Some(Observers(factories)) = &self.observers {
+            factories.iter().for_each(|factory| factory.relayed(false, bytes));
+        }
+    }
+
+    /// End that broke, if one did.
+    pub fn broken(&self) -> Option<End> {
+        self.broken
+    }
+
+    /// Records that `end` broke before its bytes were moved here.
+    pub fn set_broken(&mut self, end: End) {
+        self.broken = Some(end);
+    }
+
+    /// Delivers the remaining bytes of the broken end; returns how many are left. `bytes`
+    /// passed each way since the last report to the handlers.
+    pub fn deliver_rest(
+        &mut self,
+        [client, server]: [&TcpStream; 2],
+        pipes: &mut Pipes,
+        bytes: &mut [u64; 2],
+    ) -> u64 {
+        let [out, back] = &mut self.directions;
+        let left = match self.broken {
+            Some(End::Client) => out.deliver_rest(client, server, pipes, &mut bytes[0]),
+            Some(End::Server) => back.deliver_rest(server, client, pipes, &mut bytes[1]),
+            None => 0,
+        };
+        self.report(*bytes);
+        left as u64
+    }
+
+    /// Gives the pipes back.
+    pub fn release(&mut self, pipes: &mut Pipes) {
+        for direction in &mut self.directions {
+            if let Some(pipe) = direction.pipe.take() {
+                pipes.give(pipe);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Observers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|factory| factory.name())).finish()
+    }
+}

@@ -1,0 +1,207 @@
+//! Options of an engine: the same names on the command line of `viaduct proxy` and in the tables of
+//! config files.
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use ipnet::IpNet;
+use viaduct_proto::flow::HandlerSpec;
+use viaduct_proto::keys::PublicKey;
+
+use crate::access_log::AccessLogArgs;
+use crate::dead_after::DeadAfter;
+use crate::engine::hop_signalling::HopSignalling;
+use crate::engine::trickles::PacketFormats;
+use crate::run_dir::RunDir;
+use crate::tunnel::settings::TunnelArgs;
+use crate::value_parser::{
+    buffer, count, destination, ports, prefix, rate, socket_addr, spin, time, wait,
+};
+
+/// Default limit, in bytes, of data that flows by Trickles have requested and not yet passed
+/// on.
+pub(super) const TRICKLES_BUFFER: usize = 256 << 20;
+
+/// Options of `viaduct proxy`, also those of a file.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ProxyArgs {
+    /// Listen address; may be repeated
+    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = socket_addr)]
+    pub listen: Vec<SocketAddr>,
+    /// Destination of all connections
+    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = destination)]
+    pub to: Option<SocketAddr>,
+    /// Clients name their destination in one of these protocols
+    #[arg(long, value_enum, value_name = "LANGUAGE,...", value_delimiter = ',',
+          conflicts_with_all = ["to", "intercept"], requires = "allow_from", requires = "allow_to")]
+    pub expect: Vec<ClientProtocol>,
+    /// Clients that may name a destination
+    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
+    pub allow_from: Vec<IpNet>,
+    /// Destinations permitted to them, and to sessions that come by tunnels
+    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
+    pub allow_to: Vec<IpNet>,
+    /// A file of one line, NAME:PASSWORD, that SOCKS and CONNECT clients must know
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    /// The next hop, another `viaduct proxy --expect proxy`; without it flows go straight on
+    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = destination)]
+    pub next: Option<SocketAddr>,
+    /// Form in which hops are told a flow's addresses [default: the SYN option if it can be sent,
+    /// else proxy-tfo]
+    #[arg(long, value_enum)]
+    pub tell: Option<HopSignalling>,
+    /// A handler that flows pass, such as count or shape:rate=2M; may be repeated, the client's
+    /// first
+    #[arg(long, value_name = "HANDLER")]
+    pub handler: Vec<HandlerSpec>,
+    /// Rate limit of each flow in each direction, kept by the kernel; bits a second
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    pub rate: Option<u64>,
+    #[command(flatten)]
+    pub tunnel: TunnelArgs,
+    /// Flows go on to their servers by Trickles, in these packets; by TCP where a server knows
+    /// nothing else
+    #[arg(long, value_enum, value_name = "PACKETS", conflicts_with_all = ["next", "tunnel"])]
+    pub trickles: Option<PacketFormats>,
+    /// Public key of those servers' --identity: flows by Trickles are encrypted, and refused
+    /// rather than sent in clear, or by TCP
+    #[arg(long, value_name = "KEY", requires = "trickles")]
+    pub trickles_key: Option<PublicKey>,
+    /// Split the connections that pass this machine towards these addresses (tproxy, by nftables);
+    /// put back at the end
+    #[arg(
+        long,
+        value_name = "PREFIX,...",
+        value_delimiter = ',',
+        conflicts_with = "to",
+        value_parser = prefix
+    )]
+    pub intercept: Vec<IpNet>,
+    /// Of those connections, only those to these ports, or ranges such as 8000-8080
+    #[arg(long, value_name = "PORT,...", value_delimiter = ',', value_parser = ports)]
+    pub ports: Vec<RangeInclusive<u16>>,
+    /// Keep the client's address towards the server; the way back must lead through this machine
+    #[arg(long)]
+    pub keep_client: bool,
+    /// Begin to connect to the server: early (on the SYN) or late (after the client's
+    /// handshake) [default: early; late without CAP_NET_RAW]
+    #[arg(long, value_enum)]
+    pub forward: Option<Forwarding>,
+    /// Time at which clients are accepted
+    #[arg(long, value_enum, default_value_t = Accept::Early)]
+    pub accept: Accept,
+    /// Early connections that wait for their client, at most, and at most half of --flows [default:
+    /// 1024, or half of --flows where that is less]
+    #[arg(long, value_name = "N")]
+    pub max_early: Option<usize>,
+    /// Time for which an early connection waits for its client
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = wait)]
+    pub early_wait: Duration,
+    /// Limit of the time to connect to a server
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = wait)]
+    pub connect_timeout: Duration,
+    /// Idle time after which a flow is closed; 0s: never
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
+    pub idle_timeout: Duration,
+    /// Idle time before keepalive probes, at most half of --dead-after; 0s: never
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = time)]
+    pub keep_alive: Duration,
+    #[command(flatten)]
+    pub dead_after: DeadAfter,
+    /// Only listen; start the proxy itself when a SYN comes, and again after it has ended
+    #[arg(long)]
+    pub on_demand: bool,
+    /// End after so long without a flow, to be started again by systemd or --on-demand (where
+    /// it is 60s if not given); 0s: never
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub idle_exit: Option<Duration>,
+    /// Limit of the time that open flows get after SIGTERM
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
+    pub drain: Duration,
+    /// Loops that share the flows, each in a thread; 0: one for each core
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(0..=64)
+    )]
+    pub workers: u16,
+    /// Flows at once, at most
+    #[arg(long, value_name = "N", default_value_t = 9_000, value_parser = count)]
+    pub flows: usize,
+    /// Addresses across a long link: connections to and from them are set up for it; all are,
+    /// if none is named
+    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
+    pub far: Vec<IpNet>,
+    /// Of those connections, the congestion control, by the kernel's name
+    #[arg(long, value_name = "NAME")]
+    pub congestion_control: Option<String>,
+    /// Of those connections, the bytes that may wait to be sent or acknowledged: data that the
+    /// sending program has written, and the other end does not have yet
+    #[arg(long, value_name = "BYTES", value_parser = buffer)]
+    pub far_buffer: Option<usize>,
+    /// Bytes of each socket's send buffer; twice the receive buffer's, or the kernel's choice,
+    /// if not given
+    #[arg(long, value_name = "BYTES", value_parser = buffer)]
+    pub send_buffer: Option<usize>,
+    /// Bytes of each socket's receive buffer; the kernel's choice if not given
+    #[arg(long, value_name = "BYTES", value_parser = buffer)]
+    pub receive_buffer: Option<usize>,
+    /// Time for which a loop polls for events before it sleeps, where that has paid of late;
+    /// 0s: not at all
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = spin)]
+    pub spin: Duration,
+    /// Bytes that each end of a chain of handlers holds before it stops its source
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 10, value_parser = buffer)]
+    pub chain_buffer: usize,
+    /// Bytes that flows by Trickles have asked their servers for and not passed on yet, at
+    /// most, all together, but for each of the ways that policies name by itself; each flow may
+    /// have 64 KiB all the same
+    #[arg(long, value_name = "BYTES", default_value_t = TRICKLES_BUFFER, value_parser = buffer)]
+    pub trickles_buffer: usize,
+    /// Listen address of the Prometheus metrics
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_addr)]
+    pub metrics: Option<SocketAddr>,
+    #[command(flatten)]
+    pub access_log: AccessLogArgs,
+    /// Name of the status socket; proxy-PORT if not given
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub run_dir: RunDir,
+}
+
+/// Protocol by which a client names its destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ClientProtocol {
+    /// A TCP option in the SYN: another hop, or `viaduct steer`
+    Option,
+    /// The same, or PROXY protocol version 2: another hop, or HAProxy's send-proxy-v2
+    Proxy,
+    /// SOCKS5
+    Socks,
+    /// HTTP CONNECT
+    Connect,
+}
+
+/// Moment at which the second half of a flow begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Forwarding {
+    /// On the client's SYN; needs CAP_NET_RAW
+    Early,
+    /// After the client's handshake
+    Late,
+}
+
+/// Moment at which a client's connection is accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Accept {
+    /// At once; if the server then refuses, the client gets a reset
+    Early,
+    /// After the server has answered; if it refuses, the client gets the same refusal
+    AfterConnect,
+}

@@ -1,0 +1,78 @@
+//! Integration of Trickles ports with the loop: ready ends, and servers to be reached by TCP.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use mio::Token;
+use tracing::debug;
+use viaduct_proto::time::Instant;
+
+use super::slot::SlotEvent;
+use crate::engine::conn::Conn;
+use crate::engine::destination::failure;
+use crate::engine::dial::connect_directly;
+use crate::engine::flow::End;
+use crate::engine::worker::Worker;
+
+/// Rounds of driving the ports before the other flows have their turn.
+const ROUNDS: usize = 8;
+/// Ends that are driven in each round.
+const MAX_EVENTS: usize = 4096;
+
+impl Worker {
+    /// Opens the ports that policies name.
+    pub(in crate::engine) fn open_trickles(&mut self) -> Result<()> {
+        let opened = self.trickles.open(self.policies.trickles());
+        self.dialer.trickles = self.trickles.outlets();
+        opened
+    }
+
+    /// Moves all bytes that can move by Trickles.
+    pub(in crate::engine) fn drive_trickles(&mut self, now: Instant) {
+        for _ in 0..ROUNDS {
+            self.trickles.turn(now);
+            let mut moved = false;
+            for _ in 0..MAX_EVENTS {
+                let Some((Token(token), event)) = self.trickles.poll_event() else { break };
+                let end = if token % 2 == 0 { End::Client } else { End::Server };
+                match event {
+                    SlotEvent::Ready => self.drive(token / 2, end, true, true, now),
+                    SlotEvent::PlainTcp(to) => self.fall_back_to_tcp(token / 2, to, now),
+                }
+                moved = true;
+            }
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    /// Continues flow `key` over the kernel's TCP, to `to`.
+    fn fall_back_to_tcp(&mut self, key: usize, to: SocketAddr, now: Instant) {
+        let Some(flow) = self.flows.get(key) else { return };
+        // The flow was given up meanwhile.
+        if flow.broken().is_some() {
+            return;
+        }
+        let begun = connect_directly(to, self.options, self.policies.far.haul(to.ip()));
+        let watched = begun.and_then(|server| {
+            let mut server = Conn::Tcp(server.into());
+            self.flows.watch(&mut server, key, End::Server)?;
+            Ok(server)
+        });
+        match watched {
+            Ok(server) => {
+                self.flows.at(key).fall_back_to_tcp(server);
+                self.drive(key, End::Server, false, false, now);
+            }
+            Err(error) => {
+                debug!("connect to {to}: {error}");
+                if let Some(chain_io) = self.flows.at(key).chain_io() {
+                    chain_io.unconnected(failure(&error), now);
+                }
+                // The handlers may know another way.
+                self.drive(key, End::Client, false, false, now);
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Cache of servers with a known property. A server known to use only TCP saves each new
+//! connection the round trip of learning it again; one known to answer by Trickles may be sent
+//! a program's first bytes at once.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use viaduct_proto::time::Instant;
+
+/// Capacity of the cache.
+const MAX_SERVERS: usize = 1024;
+
+/// The cache.
+#[derive(Debug)]
+pub(super) struct ServerCache {
+    known: HashMap<SocketAddr, Instant>,
+    /// Lifetime of an entry: a server may change.
+    holds: Duration,
+}
+
+impl ServerCache {
+    /// Returns an empty cache whose entries last for `holds`.
+    pub(super) fn new(holds: Duration) -> ServerCache {
+        ServerCache { known: HashMap::new(), holds }
+    }
+
+    /// Adds the server at `to`.
+    pub(super) fn learn(&mut self, to: SocketAddr, now: Instant) {
+        if self.known.len() >= MAX_SERVERS {
+            self.known.retain(|_, until| now < *until);
+        }
+        if self.known.len() >= MAX_SERVERS {
+            self.known.clear();
+        }
+        self.known.insert(to, now + self.holds);
+    }
+
+    /// Removes the server at `to`.
+    pub(super) fn forget(&mut self, to: SocketAddr) {
+        self.known.remove(&to);
+    }
+
+    /// Returns whether the server at `to` is known.
+    pub(super) fn holds(&self, to: SocketAddr, now: Instant) -> bool {
+        self.known.get(&to).is_some_and(|until| now < *until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_known_of_a_server_is_forgotten_and_bounded() {
+        const HOLDS: Duration = Duration::from_secs(60);
+        let mut plain = ServerCache::new(HOLDS);
+        let at = |port: u16| SocketAddr::from(([192, 0, 2, 1], port));
+        let late = Instant::ZERO + HOLDS;
+        plain.learn(at(80), Instant::ZERO);
+        assert!(plain.holds(at(80), Instant::ZERO) && !plain.holds(at(81), Instant::ZERO));
+        assert!(!plain.holds(at(80), late));
+        plain.forget(at(80));
+        assert!(!plain.holds(at(80), Instant::ZERO));
+        (0..3 * MAX_SERVERS as u16).for_each(|port| plain.learn(at(port), late));
+        assert!(
+            plain.known.len() <= MAX_SERVERS && plain.holds(at(3 * MAX_SERVERS as u16 - 1), late)
+        );
+    }
+}

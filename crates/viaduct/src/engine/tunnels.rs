@@ -1,0 +1,68 @@
+//! Integration of tunnels ([`crate::tunnel`]) with the loop: sending, ready ends, and sessions that
+//! arrive.
+
+use mio::Token;
+use viaduct_proto::flow::Failure;
+use viaduct_proto::time::Instant;
+
+use super::conn::Conn;
+use super::flow::{End, Flow};
+use super::worker::{Worker, time};
+use crate::tunnel::{InboundSession, Readiness};
+
+/// Rounds of driving the tunnels before the other flows have their turn.
+const ROUNDS: usize = 8;
+/// Ends that are driven in each round.
+const MAX_READY: usize = 4096;
+
+impl Worker {
+    /// Moves all bytes that can move through tunnels.
+    pub(super) fn drive_tunnels(&mut self) {
+        let Some(tunnels) = &mut self.tunnels else { return };
+        tunnels.resume(time());
+        tunnels.handle_timeout(time());
+        for _ in 0..ROUNDS {
+            let Some(tunnels) = &mut self.tunnels else { return };
+            let now = time();
+            tunnels.flush(now);
+            let mut moved = false;
+            while let Some(arrival) = self.tunnels.as_mut().and_then(|of| of.poll_arrival()) {
+                self.accept_session(arrival, now);
+                moved = true;
+            }
+            for _ in 0..MAX_READY {
+                let ready = self.tunnels.as_mut().and_then(|of| of.poll_ready());
+                let Some((token, what)) = ready else { break };
+                self.drive_session(token, what, now);
+                moved = true;
+            }
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    fn drive_session(&mut self, Token(token): Token, what: Readiness, now: Instant) {
+        let end = if token % 2 == 0 { End::Client } else { End::Server };
+        self.drive(token / 2, end, what.readable, what.writable, now);
+    }
+
+    /// Accepts a session that a peer has opened.
+    fn accept_session(&mut self, arrival: InboundSession, now: Instant) {
+        let InboundSession { session, to, source, peer } = arrival;
+        let client = source.unwrap_or_else(|| ([0, 0, 0, 0], 0).into());
+        let mut flow = Flow::with_client(Conn::Session(session), client, now);
+        if self.access_log.is_on() {
+            flow.account.set_request("tunnel", &to, Some(peer.to_string()));
+        }
+        self.stats.accepted += 1;
+        if self.flows.is_full() {
+            self.stats.refused.full += 1;
+            flow.set_broken(Failure::Full);
+            return self.log_end(&flow, now);
+        }
+        if let Some(key) = self.flows.insert(flow) {
+            self.open(key, to, source, now);
+        }
+    }
+}

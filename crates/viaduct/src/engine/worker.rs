@@ -1,0 +1,410 @@
+//! Event loop that drives all flows of a proxy, in one thread.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use anyhow::Result;
+use mio::event::Event;
+use mio::net::TcpListener;
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+use tracing::info;
+use viaduct_proto::split::early::Early;
+use viaduct_proto::time::Instant;
+use viaduct_sys::capture::syn::SynTap;
+use viaduct_sys::clock;
+use viaduct_sys::socket::tcp::TcpOptions;
+
+use super::accept::Started;
+use super::aware::Aware;
+use super::commands::{CommandSender, Limits, WorkerCommand};
+use super::deferred_accept::DeferredAccept;
+use super::destination::Target;
+use super::flow::{End, Shared};
+use super::flows::{FIRST_NET_CONN, Flows};
+use super::hop_signalling::Dialer;
+use super::intercept::InterceptState;
+use super::listen_set::{ListenSet, SynSource};
+use super::pipes::Pipes;
+use super::policy::Policies;
+use super::resolve::Resolver;
+use super::settings::Settings;
+use super::spin::Spin;
+use super::stats::ProxyStats;
+use super::trickles::Trickles;
+use super::wrapped::{Arrival, PendingConnect, Program};
+use crate::access_log::AccessLog;
+use crate::tunnel::{FIRST_TOKEN, Tunnels};
+
+/// Events taken from the kernel at once.
+const MAX_EVENTS: usize = 1024;
+/// Interval of deadline checks: deadlines are seconds long.
+pub(super) const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
+/// Size of the read buffer, in bytes, for data that cannot be spliced.
+const READ_BUFFER: usize = 64 << 10;
+/// Items taken from one source in a turn: SYNs, commands, resolved names. The rest waits until
+/// the flows have had their turn, so that a flood does not stop them.
+pub(super) const MAX_READS: usize = 256;
+/// Time limit for SYNs in a turn: their verdicts may take the kernel long.
+const SYN_TIME_LIMIT: Duration = Duration::from_millis(1);
+/// Flows driven in a turn because of their alarms.
+const MAX_ALARMS: usize = 4096;
+const SYNS: Token = Token(usize::MAX - 1);
+/// Token of the loop's one waker: for commands, and for the resolver's answers.
+const WAKER: Token = Token(usize::MAX - 2);
+const TRICKLES: Token = Token(usize::MAX - 4);
+/// Listeners' tokens end here and grow downwards; flows' grow upwards from 0, two each.
+const LISTENERS: usize = usize::MAX - 5;
+
+/// Sources with items left after their turn.
+#[derive(Debug, Default)]
+pub(super) struct Backlog {
+    pub(super) syns: bool,
+    pub(super) commands: bool,
+    pub(super) names: bool,
+    /// Listeners, by number.
+    pub(super) listeners: BTreeSet<usize>,
+    /// Connections to programs. Such a connection may be the far side of another flow of this
+    /// loop, whose program must be told first that it is connected: that event came earlier and
+    /// is handled by now.
+    pub(super) arrivals: Vec<Arrival>,
+    /// Flows with a due alarm are left.
+    alarms: bool,
+}
+
+impl Backlog {
+    fn is_empty(&self) -> bool {
+        !(self.syns || self.commands || self.names || self.alarms)
+            && self.listeners.is_empty()
+            && self.arrivals.is_empty()
+    }
+}
+
+/// Limit of reads in one turn.
+pub(super) struct Budget {
+    left: usize,
+    until: Instant,
+}
+
+impl Budget {
+    /// Starts a budget now.
+    pub(super) fn begin() -> Budget {
+        Budget { left: MAX_READS, until: time() + SYN_TIME_LIMIT }
+    }
+
+    /// Takes one read from the budget; false if none is left.
+    pub(super) fn take(&mut self) -> bool {
+        let is_left = self.left > 0 && (!self.left.is_multiple_of(8) || time() < self.until);
+        self.left = self.left.saturating_sub(1);
+        is_left
+    }
+}
+
+/// State of the event loop.
+pub struct Worker {
+    poll: Poll,
+    pub(super) listeners: Vec<TcpListener>,
+    pub(super) tap: Option<SynTap>,
+    pub(super) deferred: Option<DeferredAccept>,
+    pub(super) early: Early<Started>,
+    /// Pending connects of programs, by flow.
+    pub(super) calls: HashMap<usize, Box<dyn PendingConnect>>,
+    /// Programs to connect to once the handlers of their flow accept it.
+    pub(super) programs: HashMap<usize, Box<dyn Program>>,
+    /// Programs that know of their handlers.
+    pub(super) aware: Aware,
+    /// Keys that flows have claimed, for connections that name them.
+    pub(super) claims: HashMap<Vec<u8>, usize>,
+    pub(super) flows: Flows,
+    /// Flows with more to move, after the others had their turn.
+    pub(super) runnable: Vec<usize>,
+    pub(super) resolver: Option<Resolver>,
+    pub(super) tunnels: Option<Tunnels>,
+    /// Ports of flows that go on by Trickles.
+    pub(super) trickles: Trickles,
+    pub(super) target: Target,
+    pub(super) policies: Policies,
+    pub(super) options: TcpOptions,
+    pub(super) dialer: Dialer,
+    pub(super) limits: Limits,
+    /// State of the rules that divert clients to this proxy, if there are any.
+    pub(super) intercept_state: Arc<InterceptState>,
+    pub(super) stats: ProxyStats,
+    pub(super) access_log: AccessLog,
+    pub(super) commands: mpsc::Receiver<WorkerCommand>,
+    /// Sender of commands to this loop, for results that come later.
+    pub(super) own: CommandSender,
+    pub(super) unread: Backlog,
+    /// The log has been told that clients cannot be accepted.
+    pub(super) has_logged_accept_error: bool,
+    /// Time at which a flow was last open.
+    busy: Instant,
+    /// Time at which to end, once asked to.
+    pub(super) deadline: Option<Instant>,
+    /// Time at which to close the listeners, once asked to end.
+    pub(super) listeners_close: Option<Instant>,
+}
+
+impl Worker {
+    /// Returns a worker for these listeners, which accepts nothing yet, and the sender of its
+    /// commands.
+    pub fn new(
+        settings: &Settings,
+        listen_set: ListenSet,
+        intercept_state: Arc<InterceptState>,
+        access_log: AccessLog,
+    ) -> Result<(Worker, CommandSender)> {
+        let Settings { target, policies, options, limits, .. } = settings.clone();
+        let poll = Poll::new()?;
+        let (send, commands) = mpsc::channel();
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        let to_worker = CommandSender::new(send, waker.clone());
+        // Sessions of tunnels may name their servers by host name, whatever the target is.
+        let arrive = settings.tunnels.as_ref().is_some_and(|of| of.listen.is_some());
+        let resolver = match target {
+            Target::Fixed(_) | Target::Original { .. } | Target::Program if !arrive => None,
+            _ => Some(Resolver::new(&waker)),
+        };
+        let mut dialer = Dialer::new(settings.hop_signalling, &policies)?;
+        let (most, mut wait) = limits.early.unwrap_or_default();
+        let (tap, deferred) = match listen_set.syns {
+            SynSource::Unseen => (None, None),
+            SynSource::Tap(tap) => (Some(tap), None),
+            SynSource::Queue(queue) => {
+                // The client comes after its server has answered.
+                wait += limits.connect;
+                (None, Some(DeferredAccept::new(queue)))
+            }
+        };
+        let tapped = tap.as_ref().map(AsFd::as_fd);
+        if let Some(fd) = tapped.or(deferred.as_ref().map(AsFd::as_fd)) {
+            let fd = fd.as_raw_fd();
+            poll.registry().register(&mut SourceFd(&fd), SYNS, Interest::READABLE)?;
+        }
+        let mut listeners = Vec::new();
+        for (n, listener) in listen_set.listeners.into_iter().enumerate() {
+            let mut listener = TcpListener::from_std(listener);
+            poll.registry().register(&mut listener, Token(LISTENERS - n), Interest::READABLE)?;
+            listeners.push(listener);
+        }
+        let tunnels = settings.tunnels.clone();
+        let tunnels = tunnels.map(|of| Tunnels::new(of, poll.registry().try_clone()?, time()));
+        let tunnels = tunnels.transpose()?;
+        dialer.negotiation.clone_from(&settings.negotiation);
+        dialer.parent.clone_from(&settings.parent);
+        dialer.outlets = tunnels.as_ref().map(Tunnels::outlets).unwrap_or_default();
+        // With several loops, each has rules of its own.
+        let name = match settings.workers {
+            1 => settings.name.clone(),
+            _ => format!("{}_{}", settings.name, listen_set.number),
+        };
+        let run_dir = settings.run_dir.clone();
+        let buffer = limits.trickles_buffer / settings.workers.max(1) as usize;
+        let trickles =
+            Trickles::new(poll.registry().try_clone()?, TRICKLES, &name, run_dir, buffer);
+        let shared =
+            Shared { pipes: Pipes::new(settings.workers), scratch: vec![0; READ_BUFFER].into() };
+        let mut worker = Worker {
+            early: Early::new(most, wait),
+            calls: HashMap::new(),
+            aware: Aware::default(),
+            programs: HashMap::new(),
+            claims: HashMap::new(),
+            flows: Flows::new(poll.registry().try_clone()?, limits.flows, shared),
+            runnable: Vec::new(),
+            poll,
+            listeners,
+            tap,
+            deferred,
+            resolver,
+            tunnels,
+            trickles,
+            target,
+            policies,
+            options,
+            dialer,
+            limits,
+            intercept_state,
+            stats: ProxyStats::default(),
+            access_log,
+            commands,
+            own: to_worker.clone(),
+            unread: Backlog::default(),
+            has_logged_accept_error: false,
+            busy: time(),
+            deadline: None,
+            listeners_close: None,
+        };
+        worker.open_trickles()?;
+        Ok((worker, to_worker))
+    }
+
+    /// Runs until told to end.
+    pub fn run(mut self) -> Result<()> {
+        let ended = self.turn_until_over();
+        self.log_cut(time());
+        ended
+    }
+
+    fn turn_until_over(&mut self) -> Result<()> {
+        let mut events = Events::with_capacity(MAX_EVENTS);
+        let (mut sweep_at, mut spin) = (time() + SWEEP_INTERVAL, Spin::default());
+        loop {
+            let wait = self.wait().min(sweep_at.since(time()));
+            // Without flows no peer can answer soon.
+            let look = if self.flows.is_empty() { Duration::ZERO } else { self.limits.spin };
+            match spin.poll(&mut self.poll, &mut events, wait, look) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                    return Err(error.into());
+                }
+                _ => {}
+            }
+            // A turn may take milliseconds, and paths are measured more finely: each step has
+            // its own time.
+            let unread = std::mem::take(&mut self.unread);
+            for event in &events {
+                self.handle(event, time());
+            }
+            self.read_on(unread);
+            for key in std::mem::take(&mut self.runnable) {
+                self.drive(key, End::Client, false, false, time());
+            }
+            let now = time();
+            self.wake_due(now);
+            self.drive_trickles(now);
+            self.drive_tunnels();
+            let now = time();
+            if now >= sweep_at {
+                self.sweep(now);
+                sweep_at = now + SWEEP_INTERVAL;
+            }
+            self.close_listeners(now);
+            if self.is_over(now) {
+                return Ok(());
+            }
+            if self.is_idle(now) {
+                info!("idle");
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes further items from sources with some left.
+    fn read_on(&mut self, unread: Backlog) {
+        for arrival in unread.arrivals {
+            self.handle_arrival(arrival, time());
+        }
+        if unread.syns {
+            self.see_syns(time());
+        }
+        for listener in unread.listeners {
+            self.accept(listener, time());
+        }
+        if unread.commands {
+            self.handle_commands(time());
+        }
+        if unread.names {
+            self.read_answers(time());
+        }
+    }
+
+    /// Drives flows whose alarm is due.
+    fn wake_due(&mut self, now: Instant) {
+        for _ in 0..MAX_ALARMS {
+            let Some(key) = self.flows.poll_alarm(now) else { return };
+            self.drive(key, End::Client, false, false, now);
+        }
+        self.unread.alarms = true;
+    }
+
+    /// Returns whether the loop has been without a flow for long enough to end.
+    fn is_idle(&mut self, now: Instant) -> bool {
+        if !self.flows.is_empty() {
+            self.busy = now;
+        }
+        self.limits.idle_exit.is_some_and(|after| now.since(self.busy) >= after)
+    }
+
+    /// Time for which the loop may sleep.
+    fn wait(&mut self) -> Duration {
+        if !self.unread.is_empty()
+            || !self.runnable.is_empty()
+            || self.tunnels.as_ref().is_some_and(Tunnels::is_busy)
+        {
+            return Duration::ZERO;
+        }
+        let now = time();
+        let tunnels = self.tunnels.as_mut().and_then(Tunnels::poll_timeout);
+        let next = self.flows.poll_timeout().into_iter().chain(tunnels).min();
+        let next = next.map(|at| at.since(now));
+        next.into_iter().chain(self.trickles.poll_timeout(now)).min().unwrap_or(SWEEP_INTERVAL)
+    }
+
+    /// Handles the readiness of a further connection of a flow.
+    fn drive_net_conn(&mut self, token: usize, event: &Event, now: Instant) {
+        let Some((key, id)) = self.flows.net_conn(token) else { return };
+        let (readable, writable) = readiness(event);
+        if let Some(chain_io) = self.flows.at(key).chain_io() {
+            if event.is_read_closed() || event.is_priority() {
+                chain_io.net_conn_may_hold_more(id);
+            }
+            chain_io.net_conn_ready(id, readable, writable);
+        }
+        // The flow's own ends are not reported ready.
+        self.drive(key, End::Client, false, false, now);
+    }
+
+    fn handle(&mut self, event: &Event, now: Instant) {
+        match event.token() {
+            SYNS => self.see_syns(now),
+            WAKER => {
+                self.handle_commands(now);
+                self.read_answers(now);
+            }
+            // Received packets are handled at the end of the turn.
+            TRICKLES => {}
+            Token(n) if (FIRST_NET_CONN..FIRST_TOKEN).contains(&n) => {
+                self.drive_net_conn(n, event, now)
+            }
+            Token(n) if (FIRST_TOKEN..=LISTENERS - self.listeners.len()).contains(&n) => {
+                if let Some(tunnels) = &mut self.tunnels {
+                    tunnels.handle(event, now);
+                }
+            }
+            Token(n) if n > LISTENERS - self.listeners.len() && n <= LISTENERS => {
+                self.accept(LISTENERS - n, now);
+            }
+            Token(n) => {
+                let end = if n % 2 == 0 { End::Client } else { End::Server };
+                let (readable, writable) = readiness(event);
+                if event.is_read_closed()
+                    && let Some(flow) = self.flows.get(n / 2)
+                {
+                    flow.ending(end);
+                }
+                if event.is_priority()
+                    && let Some(flow) = self.flows.get(n / 2)
+                {
+                    flow.urgent(end);
+                }
+                self.drive(n / 2, end, readable, writable, now);
+            }
+        }
+    }
+}
+
+/// Returns whether an end is readable, and writable; either finds an error.
+fn readiness(event: &Event) -> (bool, bool) {
+    (
+        event.is_readable() || event.is_read_closed() || event.is_error(),
+        event.is_writable() || event.is_write_closed() || event.is_error(),
+    )
+}
+
+/// Current time of the monotonic clock.
+pub(super) fn time() -> Instant {
+    Instant::from_nanos(clock::now())
+}

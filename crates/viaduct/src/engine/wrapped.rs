@@ -1,0 +1,357 @@
+//! Flows of wrapped programs. A connect waits for the answer of its far end, and then becomes the
+//! client of its flow; a connection to a program is brought to it when its handlers let it.
+//!
+//! ```text
+//!   interposer ── Call ──▶ connection begun ──┬─ the far end answers ──▶ PendingConnect::complete
+//!                                             └─ it does not         ──▶ PendingConnect::refuse
+//!   interposer ── Arrival ──▶ handlers' handshake ──▶ Program::connect
+//! ```
+//!
+//! The client's end of the flow is a bound socket made for it. The process that connects this
+//! socket to the program may be another one, so that the connection may come a moment later.
+
+use std::fmt::Debug;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use tracing::debug;
+use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::time::Instant;
+use viaduct_sys::socket::tcp::{Mirrored, TcpOptions};
+
+use super::aware::SocketId;
+use super::chain_io::{ChainIo, Factories};
+use super::commands::WorkerCommand;
+use super::conn::Conn;
+use super::destination::{Route, failure};
+use super::dial::open;
+use super::flow::{End, Flow, Middle};
+use super::flow_socket::FlowSocket;
+use super::relay::Relay;
+use super::worker::{Worker, time};
+use crate::rate_limited::RateLimitedLog;
+
+/// Rate-limited warning about flows refused for lack of room.
+static FULL: RateLimitedLog<()> = RateLimitedLog::new(1);
+
+/// Errors of connects that say more than a general failure: no route (ENETUNREACH), a
+/// prohibited one (EACCES), and a blackhole route or a source address that does not fit
+/// (EINVAL).
+const EXACT: [i32; 3] = [101, 13, 22];
+
+/// A pending connect of a program, as its interposer holds it.
+pub trait PendingConnect: Debug + Send {
+    /// Identity of the program's socket, if the program may ask about its handlers.
+    fn socket_id(&self) -> Option<SocketId> {
+        None
+    }
+
+    /// Returns whether the socket is shared with another user's process. Nothing of such a flow
+    /// is spliced.
+    fn is_lent(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the program can no longer get a result.
+    fn has_gone(&self) -> bool {
+        false
+    }
+
+    /// Sets the local address that the program sees on its socket from now on.
+    fn set_local_addr(&mut self, own: SocketAddr);
+
+    /// Takes the socket that the program's socket will be connected to; once only.
+    ///
+    /// # Errors
+    /// No such socket could be made.
+    fn take_socket(&mut self) -> io::Result<FlowSocket<std::net::TcpStream>>;
+
+    /// Completes the connect: connects the program's socket to `socket`, now or soon. The far end
+    /// has answered.
+    ///
+    /// # Errors
+    /// The program has gone.
+    fn complete(&mut self, socket: &std::net::TcpStream) -> io::Result<()>;
+
+    /// Tells the program that the far end cannot be reached.
+    fn refuse(&mut self, why: Failure);
+
+    /// Like [`refuse`](PendingConnect::refuse), with the kernel's error number where the kernel
+    /// refused the connect itself.
+    fn refuse_as(&mut self, why: Failure, _errno: i32) {
+        self.refuse(why);
+    }
+}
+
+/// A program's connect.
+#[derive(Debug)]
+pub struct Call {
+    /// Destination.
+    pub to: Address,
+    /// Source address that the flow is carried for.
+    pub source: SocketAddr,
+    /// True if the program has chosen the port of `source`; the far end must see that port.
+    pub is_bound: bool,
+    /// Socket options that the program has set.
+    pub mirrored: Mirrored,
+    /// The pending connect.
+    pub held: Box<dyn PendingConnect>,
+}
+
+/// A wrapped program that listens, as its interposer reaches it.
+pub trait Program: Debug + Send {
+    /// Takes the socket that will be connected to the program; once only.
+    ///
+    /// # Errors
+    /// No such socket could be made; or it is not available yet ([`io::ErrorKind::WouldBlock`]).
+    fn take_socket(&mut self) -> io::Result<FlowSocket<std::net::TcpStream>>;
+
+    /// Arranges for `tell` to be called once a pending socket is available, or has failed for
+    /// good.
+    fn on_available(&mut self, _tell: Box<dyn FnOnce() + Send>) {}
+
+    /// Tells the interposer that the handlers wait for the client's first bytes before the
+    /// program can be connected.
+    fn handlers_wait(&mut self) {}
+
+    /// The same program, for one more flow of this client; `None` if it takes a single flow
+    /// only.
+    fn for_another_flow(&self) -> Option<Box<dyn Program>> {
+        None
+    }
+
+    /// Connects `socket` to the program, which takes it for the client's connection; now or
+    /// soon.
+    ///
+    /// # Errors
+    /// The connect failed at once.
+    fn connect(&mut self, socket: &std::net::TcpStream) -> io::Result<()>;
+}
+
+/// An inbound connection for a program.
+#[derive(Debug)]
+pub struct Arrival {
+    /// The connection.
+    pub stream: FlowSocket<std::net::TcpStream>,
+    /// Address of the client.
+    pub client: SocketAddr,
+    /// Address that the client connected to.
+    pub own: SocketAddr,
+    /// Handlers negotiated with the client; without them, the policy's.
+    pub handlers: Option<Factories>,
+    /// Program to connect.
+    pub program: Box<dyn Program>,
+}
+
+impl Worker {
+    /// Counts an inbound connection for a program and accepts it.
+    pub(super) fn handle_arrival(&mut self, arrival: Arrival, now: Instant) {
+        self.stats.accepted += 1;
+        self.accept_inbound(arrival, now);
+    }
+
+    /// Accepts an inbound connection for a program, or for a server that takes a program's
+    /// place.
+    pub(super) fn accept_inbound(&mut self, arrival: Arrival, now: Instant) {
+        let Arrival { stream, client, own, handlers, program } = arrival;
+        let mut server = Conn::of(stream, client, own);
+        let plan = self.policies.plan(client.ip(), own);
+        let why = match (plan.deny, self.flows.is_full() || self.deadline.is_some()) {
+            (true, _) => Some(Failure::Denied),
+            (_, true) => Some(self.full()),
+            _ => None,
+        };
+        let handlers = handlers.as_ref().or(plan.handlers.as_ref());
+        let relay = match handlers {
+            _ if server.is_lent() => None,
+            None => Some(Relay::default()),
+            Some(handlers) => Relay::of(handlers),
+        };
+        let middle = match relay {
+            Some(relay) => Some(Middle::Relay(relay)),
+            None => {
+                let (handlers, limit) = (handlers.cloned(), self.limits.chain_buffer);
+                let chain_io =
+                    ChainIo::accepting(handlers.unwrap_or_default(), limit, &server, now);
+                chain_io.map(|chain_io| Middle::Chain(Box::new(chain_io)))
+            }
+        };
+        let (None, Some(middle)) = (why, middle) else {
+            self.stats.refused.count(why.unwrap_or(Failure::Unreachable));
+            return server.reset(Failure::Denied);
+        };
+        let Some(key) = self.flows.insert(Flow::accepted(server, middle, client, now)) else {
+            // Dropping the program tells it that its flow is not carried.
+            return self.stats.refused.count(Failure::Unreachable);
+        };
+        self.aware.add(key, Some(SocketId::Ends(client, own)));
+        self.programs.insert(key, program);
+        self.drive(key, End::Server, true, true, now);
+        if let Some(program) = self.programs.get_mut(&key) {
+            program.handlers_wait();
+        }
+    }
+
+    /// Connects flow `key` to its program, if it has one: the flow's handlers have accepted it.
+    pub(super) fn connect_program(&mut self, key: usize) {
+        let Some(mut program) = self.programs.remove(&key) else { return };
+        let socket = match program.take_socket() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let (own, id) = (self.own.clone(), self.flows.at(key).id);
+                program.on_available(Box::new(move || {
+                    own.send(WorkerCommand::ConnectProgram(key, id))
+                }));
+                self.programs.insert(key, program);
+                return;
+            }
+            socket => socket,
+        };
+        let begun = socket.and_then(|socket| {
+            program.connect(&socket)?;
+            self.await_client(socket, key)
+        });
+        match begun {
+            Ok(()) => self.flows.at(key).break_unless_ended(),
+            Err(error) => {
+                debug!("a program cannot be reached: {error}");
+                self.end(key, true);
+            }
+        }
+    }
+
+    /// Reason why no more flows are accepted: the proxy is ending, or the flow limit is reached
+    /// (which is logged).
+    fn full(&self) -> Failure {
+        if self.deadline.is_some() {
+            return Failure::Unreachable;
+        }
+        let what = "reached (descriptors): raise ulimit -n or LimitNOFILE=";
+        FULL.warn((), format_args!("flow limit of {} {what}", self.flows.most));
+        Failure::Full
+    }
+
+    /// Begins the flow that a program's connect asks for.
+    pub(super) fn handle_call(&mut self, call: Call, now: Instant) {
+        self.stats.accepted += 1;
+        let Call { to, source, is_bound, mirrored, mut held } = call;
+        match self.begin_call(to, (source, is_bound), mirrored, held.is_lent(), now) {
+            Ok(key) => {
+                self.aware.add(key, held.socket_id());
+                self.calls.insert(key, held);
+            }
+            Err((why, errno)) => {
+                self.stats.refused.count(why);
+                match errno.filter(|errno| EXACT.contains(errno)) {
+                    Some(errno) => held.refuse_as(why, errno),
+                    None => held.refuse(why),
+                }
+            }
+        }
+    }
+
+    fn begin_call(
+        &mut self,
+        to: Address,
+        (source, is_bound): (SocketAddr, bool),
+        mirrored: Mirrored,
+        is_lent: bool,
+        now: Instant,
+    ) -> Result<usize, (Failure, Option<i32>)> {
+        if self.flows.is_full() || self.deadline.is_some() {
+            return Err((self.full(), None));
+        }
+        let route = match to {
+            Address::Ip(to) => Route::by(&self.policies, source, to, None),
+            Address::Name(name, port) => Route::by_name(&self.policies, source, &name, port)
+                .ok_or((Failure::Unreachable, None))?
+                .map(Some)
+                .map_err(|why| (why, None))?,
+        };
+        let mut route = route.ok_or((Failure::Denied, None))?;
+        route.from = route.from.or_else(|| bound(source, is_bound));
+        route.copied |= is_lent;
+        let options = TcpOptions { mirrored, ..self.options };
+        let begun = open(route, options, &self.dialer, &self.limits, now);
+        let errno = begun.as_ref().err().and_then(io::Error::raw_os_error);
+        let key = self.flows.add(begun, source, now).map_err(|why| (why, errno))?;
+        self.flows.at(key).mirrored = mirrored;
+        Ok(key)
+    }
+
+    /// Applies the socket options that a program has set to its flow.
+    pub(super) fn mirror(&mut self, socket_id: SocketId, mirrored: Mirrored) {
+        if let Some(key) = self.aware.find(&[socket_id]) {
+            self.flows.at(key).mirror(mirrored);
+        }
+    }
+
+    /// Attaches the pending connect of flow `key`, if there is one, as its client: the far end has
+    /// answered.
+    pub(super) fn complete_pending(&mut self, key: usize, now: Instant) {
+        let Some(mut held) = self.calls.remove(&key) else { return };
+        if let Some(own) = self.flows.at(key).own_name(now) {
+            held.set_local_addr(own);
+        }
+        let met = held.take_socket().and_then(|socket| {
+            held.complete(&socket)?;
+            if socket.peer_addr().is_err() {
+                return self.await_client(socket, key);
+            }
+            let mut client = Conn::Tcp(socket.into());
+            self.flows.watch(&mut client, key, End::Client)?;
+            self.flows.at(key).set_client(client, now);
+            Ok(())
+        });
+        match met {
+            Ok(()) => self.flows.at(key).break_unless_ended(),
+            Err(error) => {
+                debug!("a program has gone: {error}");
+                self.end(key, true);
+            }
+        }
+    }
+
+    /// Sets the socket `socket`, which is still to be connected to the program, as the coming
+    /// client of flow `key`.
+    fn await_client(
+        &mut self,
+        socket: FlowSocket<std::net::TcpStream>,
+        key: usize,
+    ) -> io::Result<()> {
+        let mut client = Conn::Tcp(socket.into());
+        self.flows.watch_coming(&mut client, key)?;
+        self.flows.at(key).set_coming(client, time());
+        Ok(())
+    }
+
+    /// Refuses the pending connect of flow `key`, if there is one, because the far end does not
+    /// answer. Returns true if the flow is over with it.
+    pub(super) fn reject_pending(&mut self, key: usize, error: &io::Error) -> bool {
+        let Some(mut held) = self.calls.remove(&key) else { return false };
+        held.refuse(match failure(error) {
+            // A timeout of the kernel here is one for the program too. The timeouts of handlers
+            // and of the proxy are shorter, and no packet caused them: the program sees the far
+            // end as unreachable.
+            Failure::TimedOut if error.raw_os_error().is_none() => Failure::Unreachable,
+            why => why,
+        });
+        self.end(key, true);
+        true
+    }
+}
+
+/// Address that a program connecting from `source` has bound its socket to, and that the far
+/// end must see; with its port if `is_bound`. A program that has chosen no address connects to
+/// the rendezvous from whatever address the kernel chooses. A link-local address has no meaning
+/// without its interface.
+fn bound(source: SocketAddr, is_bound: bool) -> Option<SocketAddr> {
+    let (ip, port) = (source.ip().to_canonical(), if is_bound { source.port() } else { 0 });
+    let (chosen, any): (bool, IpAddr) = match ip {
+        IpAddr::V4(ip) => (ip != Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED.into()),
+        IpAddr::V6(ip) => {
+            let chosen = ip != Ipv6Addr::LOCALHOST && !ip.is_unicast_link_local();
+            (chosen, Ipv6Addr::UNSPECIFIED.into())
+        }
+    };
+    (chosen || is_bound).then(|| SocketAddr::new(if chosen { ip } else { any }, port))
+}

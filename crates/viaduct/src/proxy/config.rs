@@ -1,0 +1,225 @@
+//! Config file of a proxy. Its table `[proxy]` has the options of the command line by the same
+//! names, so that one parser reads both. The tables `[[policy]]` and `[[tunnel]]` exist only in
+//! the file.
+//!
+//! ```toml
+//! [proxy]
+//! listen = "[::]:7000"
+//! intercept = ["10.2.0.0/16"]
+//!
+//! [[policy]]
+//! to = ["10.2.7.0/24"]
+//! ports = ["22", "8000-8080"]
+//! handlers = ["shape:rate=2M"]
+//! ```
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow};
+use serde::Deserialize;
+use toml::Table;
+use viaduct_proto::flow::Registry;
+
+use super::config_handoff::path_of;
+use super::options::ProxyOptions;
+use crate::engine::settings::{PolicyTable, ProxyArgs, Settings, parse_options};
+use crate::text;
+use crate::tunnel::settings::TunnelTable;
+
+/// Maximum size of a config, in bytes.
+const MAX_SIZE: u64 = 1 << 20;
+
+/// Contents of a file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    proxy: Table,
+    #[serde(default)]
+    policy: Vec<PolicyTable>,
+    #[serde(default)]
+    tunnel: Vec<TunnelTable>,
+}
+
+/// Parsed contents of a file.
+pub struct ParsedConfig {
+    /// Options.
+    pub args: ProxyArgs,
+    /// Policies, as written.
+    pub policies: Vec<PolicyTable>,
+    /// Named tunnels, as written.
+    pub tunnels: Vec<TunnelTable>,
+}
+
+/// Settings from `options`, with the handlers of `registry`.
+///
+/// # Errors
+/// A line with the place, the mistake and a correct form.
+pub fn load(options: &ProxyOptions, registry: &Registry) -> Result<Settings> {
+    load_with_text(options, registry).map(|(settings, _)| settings)
+}
+
+/// Like [`load`], with the text of the config file, if there is one.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_with_text(
+    options: &ProxyOptions,
+    registry: &Registry,
+) -> Result<(Settings, Option<String>)> {
+    let Some(path) = &options.config else {
+        let settings = Settings::of(&options.args, &[], &[], registry)?;
+        return Ok((settings.fitted(), None));
+    };
+    let load = || -> Result<_> {
+        let handed_off = options.config_fd.map(path_of);
+        let text = read(handed_off.as_ref().unwrap_or(path)).map_err(|what| anyhow!(what))?;
+        let ParsedConfig { args, policies, tunnels } =
+            parse(&text).map_err(|what| anyhow!(what))?;
+        let settings = Settings::of(&args, &policies, &tunnels, registry)?;
+        Ok((settings.fitted(), Some(text)))
+    };
+    load().with_context(|| path.display().to_string())
+}
+
+/// Reads the text of `path`.
+///
+/// # Errors
+/// The file cannot be read, or is too long.
+pub fn read(path: &Path) -> Result<String, String> {
+    text::read(path, MAX_SIZE)
+}
+
+/// Parses `text`.
+///
+/// # Errors
+/// A line with the place, the mistake and a correct form.
+pub fn parse(text: &str) -> Result<ParsedConfig, String> {
+    let file: File = toml::from_str(text).map_err(|error| {
+        if error.message().contains("missing field `proxy`") {
+            return "the table [proxy] is missing".to_owned();
+        }
+        let at = error.span().map_or(0, |span| span.start);
+        text::position(text, at) + &text::explain(text, at, error.message())
+    })?;
+    let args = parse_options(&file.proxy).map_err(|what| format!("[proxy] {what}"))?;
+    Ok(ParsedConfig { args, policies: file.policy, tunnels: file.tunnel })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::outbound::Outbound;
+    use crate::engine::policy::{Plan, Policy};
+    use crate::tunnel::settings::TunnelName;
+
+    fn load(text: &str) -> Result<Vec<Policy>, String> {
+        let ParsedConfig { args, policies, tunnels } = parse(text)?;
+        let tunnels: Vec<TunnelName> = tunnels.iter().map(|t| t.name[..].into()).collect();
+        let by = args.next.map(Outbound::Hop).unwrap_or_default();
+        let otherwise = Plan { by, rate: args.rate, ..Plan::default() };
+        let registry = crate::handlers();
+        policies.iter().map(|table| table.policy(&otherwise, &tunnels, &registry)).collect()
+    }
+
+    const HEAD: &str = "[proxy]\nlisten = ['[::]:7000']\nto = '10.0.0.9:80'\n";
+
+    #[test]
+    fn options_and_policies_mean_what_they_say() {
+        let policies = load(&format!(
+            "{HEAD}next = '10.9.0.1:7000'\nrate = '9M'\nflows = 10\n\
+             [[policy]]\nports = ['22', '8000-8080']\nhandlers = ['count', '+shape:rate=2M']\n\
+             [[policy]]\ndirect = true\nrate = '1k'\n[[policy]]\naction = 'deny'\n"
+        ))
+        .unwrap();
+        let words: Vec<_> = policies.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            words,
+            [
+                "from any to any port 22 port 8000-8080: by 10.9.0.1:7000 +count +shape \
+                 (2M bit/s), at most 9M bit/s",
+                "from any to any: straight on, at most 1k bit/s",
+                "from any to any: denied",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_policy_chooses_a_tunnel_by_its_name() {
+        let tunnel = |name: &str| {
+            format!("[[tunnel]]\nname = '{name}'\nto = '198.51.100.7:7600'\npeer = 'k'\n")
+        };
+        let two = tunnel("rome") + &tunnel("oslo");
+        let policies = load(&format!(
+            "{HEAD}next = '10.9.0.1:7000'\n{two}\
+             [[policy]]\nports = ['22']\ntunnel = 'oslo'\n[[policy]]\ndirect = true\n"
+        ))
+        .unwrap();
+        let words: Vec<_> = policies.iter().map(ToString::to_string).collect();
+        let oslo = "from any to any port 22: through the tunnel oslo";
+        assert_eq!(words, [oslo, "from any to any: straight on"]);
+        let wrong = [
+            ("tunnel = 'bonn'", "no [[tunnel]] is named \"bonn\"; there are [\"rome\", \"oslo\"]"),
+            ("tunnel = true", "[proxy]'s tunnel, which is not given"),
+            ("tunnel = 7", "true or the name of a [[tunnel]]"),
+            ("tunnel = 'rome'\ndirect = true", "exclude each other"),
+        ];
+        for (line, expected) in wrong {
+            let error = load(&format!("{HEAD}{two}[[policy]]\n{line}\n")).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_policy_has_its_flows_go_on_by_trickles() {
+        let policies = load(&format!(
+            "{HEAD}[[policy]]\nports = ['80']\ntrickles = 'auto'\n[[policy]]\ntrickles = 'udp'\n"
+        ))
+        .unwrap();
+        let words: Vec<_> = policies.iter().map(ToString::to_string).collect();
+        let by = ["from any to any port 80: by trickles", "from any to any: by trickles udp"];
+        assert_eq!(words, by);
+        for (lines, expected) in [
+            ("trickles = 'sctp'", "`auto`, `tcp`, `udp`"),
+            ("trickles = 'udp'\ndirect = true", "exclude each other"),
+            ("trickles = 'udp'\ntrickles-key = 'mine'", "trickles-key: a key is 64"),
+            ("trickles-key = 'mine'", "there is no trickles"),
+            ("trickles = 'udp'\nhandlers = ['count']\nside = 'accept'", "next, tunnel or trickles"),
+        ] {
+            let error = load(&format!("{HEAD}[[policy]]\n{lines}\n")).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        let both = format!("{HEAD}next = '10.9.0.1:7000'\ntrickles = 'udp'\n");
+        assert!(load(&both).unwrap_err().contains("cannot be used with"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_line() {
+        let wrong = [
+            ("[proxy]\nlisten = 'x'\n", "[proxy] invalid value 'x' for 'listen"),
+            ("[proxy]\nlisten = 7\n[polici]\n", "line 3: unknown key `polici`"),
+            ("", "the table [proxy] is missing"),
+            (&format!("{HEAD}liste = 'x'\n"), "unknown key 'liste'"),
+            (&format!("{HEAD}config = 'x'\n"), "config: unknown key"),
+            (&format!("{HEAD}rate = 'fast'\n"), "bits a second such as 500k"),
+            (&format!("{HEAD}[[policy]]\nto = ['host']\n"), "line 5: to: \"host\": a prefix"),
+            (&format!("{HEAD}[[policy]]\nnext = 'host:1'\n"), "names of hosts are not looked up"),
+            (&format!("{HEAD}[[policy]]\nports = ['9-1']\n"), "a port or a range"),
+            (&format!("{HEAD}[[policy]]\nhandlers = ['shap:rate=2M']\n"), "no handler is named"),
+            (&format!("{HEAD}[[policy]]\nto = ['10.2.0.0/33']\n"), "line 5: to: "),
+            (
+                &format!("{HEAD}[[policy]]\nports = '22'\n"),
+                "line 5: ports: a list is expected, such as [\"22\", ",
+            ),
+            (
+                &format!("{HEAD}[[policy]]\nhandlers = 'count'\n"),
+                "handlers: a list is expected, such as [\"count\", ",
+            ),
+            (&format!("{HEAD}[[policy]]\nfrom = '::/0'\n"), "such as [\"10.1.0.0/16\"]"),
+            (&format!("{HEAD}[policy]\nports = ['22']\n"), "two brackets is expected: [[policy]]"),
+        ];
+        for (text, expected) in wrong {
+            let error = load(text).unwrap_err();
+            assert!(error.contains(expected) && !error.contains('\n'), "{text}: {error}");
+        }
+    }
+}

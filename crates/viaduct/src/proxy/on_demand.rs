@@ -1,0 +1,291 @@
+//! `--on-demand`: a small parent that holds the listeners open, and a proxy that runs only
+//! while there is something to do.
+//!
+//! ```text
+//!   parent:  listen set, rules ─▶ wait for a SYN, unread ──▶ start a proxy, wait for its end ─┐
+//!                                     ▲                                                      │
+//!                                     └── idle: at once;  crashed: later and later ◀─────────┘
+//!   proxy:   the same sockets: it finds the SYN where the parent left it, and forwards it early
+//! ```
+
+use std::env;
+use std::io::Read as _;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::low_level::pipe;
+use tracing::{error, info, warn};
+use viaduct_sys::process::{Process, die_with_parent};
+use viaduct_sys::process::{inherited_fds, memory, signals};
+
+use super::config_handoff::ConfigHandoff;
+use crate::engine::intercept::InterceptState;
+use crate::engine::listen_set::{ListenSet, SynSource};
+use crate::notify::{Phase, notify};
+
+/// Pause after a crash, and its maximum; each further crash doubles it.
+const RESTART_DELAY: Duration = Duration::from_millis(100);
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(10);
+/// Run time after which an end does not count as a crash at start.
+const MIN_UPTIME: Duration = Duration::from_secs(30);
+
+/// The parent.
+pub struct OnDemandParent {
+    listen_set: ListenSet,
+    signals: SignalPipes,
+    handoff: ConfigHandoff,
+    /// State of the rules that divert clients to the listeners, if there are any.
+    intercept_state: Arc<InterceptState>,
+}
+
+/// Signals, each kind as a byte in a pipe. From its creation on, none of them ends the process
+/// by itself.
+#[derive(Debug)]
+pub struct SignalPipes {
+    /// Readable after a request to end.
+    end: UnixStream,
+    /// Readable after a request to reload the config.
+    again: UnixStream,
+    /// Readable after a request to reopen log files.
+    reopen: UnixStream,
+}
+
+/// Cause of the end of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Woken {
+    Work,
+    Signal,
+    Time,
+}
+
+impl SignalPipes {
+    /// Registers the signal handlers.
+    ///
+    /// # Errors
+    /// No descriptors are available.
+    pub fn register() -> Result<SignalPipes> {
+        let (end, ends) = UnixStream::pair()?;
+        pipe::register(SIGTERM, ends.try_clone()?)?;
+        pipe::register(SIGINT, ends)?;
+        let pipe_for = |signal| -> Result<UnixStream> {
+            let (read, write) = UnixStream::pair()?;
+            pipe::register(signal, write)?;
+            // Any number of them counts as one.
+            read.set_nonblocking(true)?;
+            Ok(read)
+        };
+        Ok(SignalPipes { end, again: pipe_for(SIGHUP)?, reopen: pipe_for(SIGUSR1)? })
+    }
+
+    fn is_end(&self) -> bool {
+        wait(&[&self.end], Some(Duration::ZERO)) == Woken::Work
+    }
+
+    /// Returns whether a signal for the proxy has come.
+    fn is_for_proxy(&self) -> bool {
+        wait(&[&self.again, &self.reopen], Some(Duration::ZERO)) == Woken::Work
+    }
+}
+
+/// Returns whether a signal has come by this pipe since the last call.
+fn has_come(mut pipe: &UnixStream) -> bool {
+    let mut bytes = [0; 64];
+    let came = pipe.read(&mut bytes).is_ok();
+    while pipe.read(&mut bytes).is_ok() {}
+    came
+}
+
+impl OnDemandParent {
+    /// Returns a parent that waits at `listen_set`; proxies get this process's arguments, and the
+    /// config of `handoff`.
+    pub fn new(
+        listen_set: ListenSet,
+        signals: SignalPipes,
+        handoff: ConfigHandoff,
+        intercept_state: Arc<InterceptState>,
+    ) -> OnDemandParent {
+        OnDemandParent { listen_set, signals, handoff, intercept_state }
+    }
+
+    /// Starts a proxy that ends before it serves, so that errors at its start are found now,
+    /// and not by the first client.
+    pub fn rehearse(&self) -> Result<()> {
+        let status = self.start(&["--rehearse"])?.wait()?;
+        if !status.success() {
+            bail!("on-demand: the proxy cannot start, for the reason above");
+        }
+        Ok(())
+    }
+
+    /// Runs until a signal, and then until the running proxy has ended.
+    pub fn run(mut self) -> Result<()> {
+        let mut pause = Duration::ZERO;
+        notify(Phase::Ready);
+        loop {
+            if self.wait_or_signal(&[], Some(pause), None) == Woken::Signal
+                || self.wait_for_work() == Woken::Signal
+            {
+                return Ok(());
+            }
+            let begun = Instant::now();
+            let mut proxy = self.start(&[])?;
+            info!(pid = proxy.id(), "started");
+            let pid = Pid::from_child(&proxy);
+            let ended = pidfd_open(pid, PidfdFlags::empty())?;
+            if self.wait_or_signal(&[&ended], None, Some(pid)) == Woken::Signal {
+                return self.drain(proxy, pid, &ended);
+            }
+            let status = proxy.wait()?;
+            if status.success() {
+                pause = Duration::ZERO;
+                continue;
+            }
+            if begun.elapsed() > MIN_UPTIME {
+                pause = Duration::ZERO;
+            }
+            pause = (pause * 2).clamp(RESTART_DELAY, MAX_RESTART_DELAY);
+            warn!(
+                "the proxy ended: {status}; the next one starts in {pause:?}, when it is asked for"
+            );
+            // No process is left that would give a verdict on the SYNs it held.
+            if let SynSource::Queue(queue) = &self.listen_set.syns {
+                queue.reset().context("begin the queue of SYNs anew")?;
+            }
+        }
+    }
+
+    /// Waits for a SYN, or for a connection where SYNs are not seen.
+    fn wait_for_work(&mut self) -> Woken {
+        // Memory used so far is not needed for some time.
+        let _ = memory::drop_clean_pages();
+        loop {
+            let (open, _) = self.listen_set.exported();
+            let all: Vec<&dyn AsFd> = open.iter().map(|fd| fd as &dyn AsFd).collect();
+            match self.look(&all, None) {
+                Some(woken) => return woken,
+                None => self.heed(None),
+            }
+        }
+    }
+
+    /// Waits for `work`; passes signals to reload and to reopen logs to the running proxy, if
+    /// there is one.
+    fn wait_or_signal(
+        &mut self,
+        work: &[&OwnedFd],
+        at_most: Option<Duration>,
+        proxy: Option<Pid>,
+    ) -> Woken {
+        let work: Vec<&dyn AsFd> = work.iter().map(|fd| fd as &dyn AsFd).collect();
+        loop {
+            match self.look(&work, at_most) {
+                Some(woken) => return woken,
+                None => self.heed(proxy),
+            }
+        }
+    }
+
+    /// Waits for something; `None` if it is a signal for the proxy.
+    fn look(&self, work: &[&dyn AsFd], at_most: Option<Duration>) -> Option<Woken> {
+        let SignalPipes { end, again, reopen } = &self.signals;
+        let calls: [&dyn AsFd; 3] = [end, again, reopen];
+        match wait(&[&calls, work].concat(), at_most) {
+            Woken::Work if self.signals.is_end() => Some(Woken::Signal),
+            Woken::Work if self.signals.is_for_proxy() => None,
+            woken => Some(woken),
+        }
+    }
+
+    /// Handles signals for the proxy. Log files are the proxy's own: one that starts later
+    /// opens them anew.
+    fn heed(&mut self, proxy: Option<Pid>) {
+        if has_come(&self.signals.reopen) {
+            proxy.map(|pid| kill_process(pid, Signal::USR1));
+        }
+        if has_come(&self.signals.again) {
+            self.read_again(proxy);
+        }
+    }
+
+    /// Reads the config again, and has the proxy reload it if it is valid.
+    fn read_again(&mut self, proxy: Option<Pid>) {
+        notify(Phase::Reloading);
+        match self.handoff.read_again() {
+            Ok(()) => {
+                info!("the config was read again");
+                // A proxy that has just ended reads it at its next start.
+                proxy.map(|pid| kill_process(pid, Signal::HUP));
+            }
+            Err(error) => {
+                error!("nothing has changed: {error:#}");
+                // SIGHUP also reopens logs.
+                proxy.map(|pid| kill_process(pid, Signal::USR1));
+            }
+        }
+        notify(Phase::Ready);
+    }
+
+    /// Starts a proxy with the same listeners and the additional arguments `more`.
+    fn start(&self, more: &[&str]) -> Result<Process> {
+        let (mut open, doors) = self.listen_set.exported();
+        let doors: Vec<_> = doors.iter().map(ToString::to_string).collect();
+        let mut command = Command::new("/proc/self/exe");
+        command.args(env::args_os().skip(1)).arg("--doors").arg(doors.join(","));
+        command.args(self.handoff.number().map(|fd| format!("--told={fd}"))).args(more);
+        open.extend(self.handoff.exported());
+        // The service manager is notified by this process.
+        command.env_remove("NOTIFY_SOCKET");
+        inherited_fds::leave_open(&mut command, &open);
+        // The proxy reads the config and opens logs after it has begun to handle these signals.
+        signals::ignore_at_start(&mut command, &[SIGHUP, SIGUSR1]);
+        die_with_parent(&mut command);
+        let proxy = Process::spawn(command).context("start a proxy")?;
+        Ok(proxy)
+    }
+
+    /// Closes the listeners and has the proxy end its flows; a second signal ends it at once.
+    fn drain(self, mut proxy: Process, pid: Pid, ended: &OwnedFd) -> Result<()> {
+        notify(Phase::Stopping);
+        let OnDemandParent {
+            listen_set,
+            signals: SignalPipes { mut end, .. },
+            intercept_state,
+            ..
+        } = self;
+        // Rules must go first: afterwards no listener answers these connections.
+        intercept_state.pass_by();
+        drop(listen_set);
+        // Each signal is a byte: the first is known.
+        let _ = end.read(&mut [0]);
+        kill_process(pid, Signal::TERM)?;
+        wait(&[ended, &end], None);
+        if proxy.try_wait()?.is_none() {
+            proxy.kill()?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits until one of `readable` is readable, for ever without a time.
+pub(super) fn wait(readable: &[&dyn AsFd], at_most: Option<Duration>) -> Woken {
+    let mut fds: Vec<_> =
+        readable.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
+    let timeout = at_most.map(|time| Timespec {
+        tv_sec: time.as_secs().cast_signed(),
+        tv_nsec: time.subsec_nanos().into(),
+    });
+    loop {
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(0) => return Woken::Time,
+            Err(rustix::io::Errno::INTR) => {}
+            _ => return Woken::Work,
+        }
+    }
+}

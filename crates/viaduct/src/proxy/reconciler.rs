@@ -1,0 +1,99 @@
+//! Keeps the rules that divert connections to a proxy in place: a firewall reload or a network
+//! manager may remove them.
+//!
+//! ```text
+//!   rules are removed ──▶ RuleWatch ───▶ reconciler ──▶ Changes::repair, a warning
+//!                                          └─ InterceptState: restored, missing ──▶ loops, status
+//!   a proxy ends ──▶ InterceptState::pass_by: new connections are no longer diverted
+//! ```
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use viaduct_sys::journal::Changes;
+use viaduct_sys::nft::intercept::Intercept;
+use viaduct_sys::nft::rule_watch::RuleWatch;
+
+use super::on_demand::{Woken, wait};
+use crate::engine::intercept::InterceptState;
+
+/// Minimum time between two checks: two programs that fight over rules must not load the
+/// machine.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A thread that keeps the rules. Dropping it ends the thread and reverts the changes.
+#[derive(Debug)]
+pub struct RuleReconciler {
+    end: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+    state: Arc<InterceptState>,
+}
+
+/// Rules to keep: its own, or those of the parent, which it only checks.
+enum Rules {
+    Ours,
+    Parents(Intercept),
+}
+
+impl RuleReconciler {
+    /// Starts a reconciler of `changes`; without them it only checks `intercept`, which a parent
+    /// keeps. `None` if there is neither.
+    ///
+    /// # Errors
+    /// The kernel does not report changes of rules.
+    pub fn start(
+        changes: Option<Changes>,
+        intercept: Option<&Intercept>,
+        state: &Arc<InterceptState>,
+    ) -> Result<Option<RuleReconciler>> {
+        let rules = match (&changes, intercept) {
+            (Some(_), _) => Rules::Ours,
+            (None, Some(intercept)) => Rules::Parents(intercept.clone()),
+            (None, None) => return Ok(None),
+        };
+        let watch = RuleWatch::new().context("watch nftables and ip rules")?;
+        let (end, ended) = UnixStream::pair()?;
+        let (state, theirs) = (state.clone(), state.clone());
+        let run = move || run(&rules, &watch, &ended, &theirs);
+        let thread = thread::Builder::new().name("rules".to_owned()).spawn(run)?;
+        *state.changes() = changes;
+        Ok(Some(RuleReconciler { end: Some(end), thread: Some(thread), state }))
+    }
+}
+
+impl Drop for RuleReconciler {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let _ = self.thread.take().map(JoinHandle::join);
+        let changes = self.state.changes().take();
+        drop(changes);
+    }
+}
+
+fn run(rules: &Rules, watch: &RuleWatch, ended: &UnixStream, state: &InterceptState) {
+    let [nft, route] = watch.sockets();
+    let is_over = |timeout| wait(&[ended], Some(timeout)) == Woken::Work;
+    loop {
+        let retry = state.is_missing().then_some(CHECK_INTERVAL);
+        wait(&[ended, &nft, &route], retry);
+        if is_over(Duration::ZERO) {
+            return;
+        }
+        if watch.has_deletions() || state.is_missing() {
+            match rules {
+                Rules::Ours => {
+                    if let Some(changes) = state.changes().as_ref() {
+                        state.restore_missing(changes);
+                    }
+                }
+                Rules::Parents(intercept) => state.check(intercept),
+            }
+            if is_over(CHECK_INTERVAL) {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Timing of dials of a link: at start, and after a failure.
+
+use std::time::Duration;
+
+use viaduct_proto::time::Instant;
+
+/// First wait, which doubles.
+const MIN_DELAY: Duration = Duration::from_millis(100);
+/// Longest wait.
+const MAX_DELAY: Duration = Duration::from_secs(10);
+
+/// A link to keep up.
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// The link, while there is one.
+    pub(super) link: Option<usize>,
+    next: Option<Instant>,
+    wait: Duration,
+    /// The link is no longer wanted.
+    retired: bool,
+}
+
+impl Slot {
+    /// Returns a slot to be dialled at once.
+    pub(super) fn new(now: Instant) -> Slot {
+        Slot { link: None, next: Some(now), wait: MIN_DELAY, retired: false }
+    }
+
+    /// Time of the next dial.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.next
+    }
+
+    /// Records a dial; `link` is `None` if it failed at once.
+    pub(super) fn dialled(&mut self, link: Option<usize>) {
+        (self.link, self.next) = (link, None);
+    }
+
+    /// Records the loss of the link; `up`: it had come up.
+    pub(super) fn failed(&mut self, up: bool, now: Instant) {
+        self.wait = if up { MIN_DELAY } else { (self.wait * 2).min(MAX_DELAY) };
+        self.link = None;
+        self.next = (!self.retired).then_some(now + self.wait);
+    }
+
+    /// Stops dialling.
+    pub(super) fn retire(&mut self) {
+        (self.retired, self.next) = (true, None);
+    }
+
+    /// Dials again if stopped.
+    pub(super) fn revive(&mut self, now: Instant) {
+        if std::mem::replace(&mut self.retired, false) && self.link.is_none() {
+            self.next = Some(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_a_bound_and_begin_anew_once_it_was_up() {
+        let mut slot = Slot::new(Instant::ZERO);
+        let mut waits = Vec::new();
+        for up in [false, false, false, false, false, false, false, false, true] {
+            slot.dialled(Some(1));
+            assert_eq!(slot.poll_timeout(), None);
+            slot.failed(up, Instant::ZERO);
+            waits.push(slot.poll_timeout().unwrap().since(Instant::ZERO).as_millis());
+        }
+        assert_eq!(waits, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000, 100]);
+        slot.retire();
+        slot.failed(true, Instant::ZERO);
+        assert_eq!(slot.poll_timeout(), None);
+        slot.revive(Instant::ZERO);
+        assert!(slot.poll_timeout().is_some());
+    }
+}

@@ -1,0 +1,212 @@
+//! A link, over either transport.
+
+use std::io;
+use std::net::SocketAddr;
+
+use mio::Registry;
+use viaduct_proto::keys::{Entropy, PublicKey};
+use viaduct_proto::time::Instant;
+use viaduct_proto::tunnel::record::{RecordError, Refusal};
+use viaduct_proto::tunnel::{Carrier, Lane};
+
+use super::peer::SharedPeer;
+use super::quic::{Endpoint, QuicLink};
+use super::settings::TunnelSettings;
+use super::stream::Stream;
+
+/// Transport of a link.
+#[derive(Debug)]
+pub(super) enum Transport {
+    Stream(Box<Stream>),
+    Quic(Box<QuicLink>),
+}
+
+/// Number of a near end, and of one of its slots.
+pub(super) type SlotIndex = (usize, usize);
+
+/// A link, and its place.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) transport: Transport,
+    /// Address of the other end when the link began.
+    pub(super) remote: SocketAddr,
+    /// Slot that dials the link again.
+    pub(super) slot: Option<SlotIndex>,
+    /// Tunnel, and the link's number there, once known.
+    pub(super) place: Option<(SharedPeer, u32)>,
+    /// Deadline for coming up.
+    pub(super) deadline: Instant,
+}
+
+/// Shared resources for driving a link.
+pub(super) struct Tools<'a> {
+    pub(super) endpoint: Option<&'a mut Endpoint>,
+    pub(super) settings: &'a TunnelSettings,
+    pub(super) entropy: &'a Entropy,
+    pub(super) scratch: &'a mut [u8],
+}
+
+impl Link {
+    pub(super) fn carrier(&self) -> Carrier {
+        match self.transport {
+            Transport::Stream(_) => Carrier::Stream,
+            Transport::Quic(_) => Carrier::Streams,
+        }
+    }
+
+    /// Returns whether both ends have authenticated.
+    pub(super) fn is_up(&self) -> bool {
+        match &self.transport {
+            Transport::Stream(stream) => stream.is_up(),
+            Transport::Quic(quic) => quic.is_up(),
+        }
+    }
+
+    /// Returns whether this is an accepted link whose peer is not known yet.
+    pub(super) fn is_stranger(&self) -> bool {
+        self.slot.is_none() && self.place.is_none()
+    }
+
+    /// Public key of the peer, once known.
+    pub(super) fn peer(&self) -> Option<PublicKey> {
+        match &self.transport {
+            Transport::Stream(stream) => stream.peer(),
+            Transport::Quic(quic) => quic.peer(),
+        }
+    }
+
+    /// Lifts the limits of an unauthenticated link.
+    pub(super) fn trust(&mut self, sessions: u32) {
+        if let Transport::Quic(quic) = &mut self.transport {
+            quic.trust(sessions);
+        }
+    }
+
+    /// Bytes received before the link was assigned to a tunnel.
+    pub(super) fn early(&mut self) -> &mut Vec<u8> {
+        match &mut self.transport {
+            Transport::Stream(stream) => &mut stream.plain_in,
+            Transport::Quic(quic) => &mut quic.plain_in,
+        }
+    }
+
+    /// Returns whether more can be read, after other links had their turn.
+    pub(super) fn is_readable(&self) -> bool {
+        matches!(&self.transport, Transport::Stream(stream) if stream.is_readable())
+    }
+
+    /// Reads the available bytes, and passes them to the tunnel.
+    pub(super) fn receive(&mut self, tools: &mut Tools<'_>, now: Instant) -> io::Result<()> {
+        let mut tunnel = self.place.as_ref().map(|(peer, number)| (peer.lock(), *number));
+        let mut deliver = |lane: Lane, bytes: Option<&[u8]>| {
+            let Some((peer, number)) = &mut tunnel else { return };
+            match bytes {
+                Some(bytes) => peer.tunnel.handle_bytes(now, *number, lane, bytes),
+                None => peer.tunnel.handle_lane_end(*number, lane),
+            }
+        };
+        let placed = self.place.is_some();
+        match (&mut self.transport, &mut tools.endpoint) {
+            (Transport::Stream(stream), _) => {
+                let mut deliver = |bytes: &[u8]| deliver(0, Some(bytes));
+                stream.receive(tools.scratch, placed.then_some(&mut deliver))
+            }
+            (Transport::Quic(quic), Some(endpoint)) => {
+                quic.settle(endpoint, tools.settings, tools.entropy, now)?;
+                quic.receive(placed.then_some(&mut deliver))
+            }
+            (Transport::Quic(_), None) => Ok(()),
+        }
+    }
+
+    /// Queues frames to be sent.
+    pub(super) fn push(&mut self, lane: Lane, frames: &[u8]) {
+        match &mut self.transport {
+            Transport::Stream(stream) => stream.push(frames),
+            Transport::Quic(quic) => quic.push(lane, frames),
+        }
+    }
+
+    /// Ends a lane: no more frames follow.
+    pub(super) fn end(&mut self, lane: Lane) {
+        if let Transport::Quic(quic) = &mut self.transport {
+            quic.end(lane);
+        }
+    }
+
+    /// Returns whether enough is queued to write it now.
+    pub(super) fn is_full(&self) -> bool {
+        match &self.transport {
+            Transport::Stream(stream) => stream.is_full(),
+            Transport::Quic(quic) => quic.is_full(),
+        }
+    }
+
+    /// Writes as much as possible, and reports to the tunnel whether there is room for more.
+    pub(super) fn flush(
+        &mut self,
+        endpoint: Option<&mut Endpoint>,
+        now: Instant,
+    ) -> io::Result<()> {
+        let room = match (&mut self.transport, endpoint) {
+            (Transport::Stream(stream), _) => {
+                stream.flush(now)?;
+                stream.has_room()
+            }
+            (Transport::Quic(quic), Some(endpoint)) => {
+                quic.flush(endpoint, now)?;
+                quic.has_room()
+            }
+            (Transport::Quic(_), None) => false,
+        };
+        if let Some((peer, number)) = &self.place {
+            peer.lock().tunnel.set_writable(*number, room);
+        }
+        Ok(())
+    }
+
+    /// Time at which the link wants to be driven; `None` while it waits for its socket only.
+    pub(super) fn poll_timeout(&mut self, endpoint: Option<&Endpoint>) -> Option<Instant> {
+        let deadline = self.place.is_none().then_some(self.deadline);
+        let carrier = match (&mut self.transport, endpoint) {
+            (Transport::Quic(quic), Some(endpoint)) => quic.poll_timeout(endpoint),
+            _ => None,
+        };
+        deadline.into_iter().chain(carrier).min()
+    }
+
+    /// Closes the link. The other end gets the reason where the handshake has a code for it.
+    pub(super) fn close(
+        &mut self,
+        why: &io::Error,
+        endpoint: Option<&mut Endpoint>,
+        registry: &Registry,
+        now: Instant,
+    ) {
+        match (&mut self.transport, endpoint) {
+            (Transport::Stream(stream), _) => {
+                // The handshake's last message may carry the refusal of the dialler.
+                let _ = stream.flush(now);
+                let _ = registry.deregister(stream.source());
+            }
+            (Transport::Quic(quic), Some(endpoint)) => {
+                quic.close(refusal_code(why), endpoint, now);
+                endpoint.remove(quic);
+            }
+            (Transport::Quic(_), None) => {}
+        }
+    }
+}
+
+/// Close code of a QUIC connection: the refusal's, or 0.
+fn refusal_code(why: &io::Error) -> u8 {
+    match record_error(why) {
+        Some(RecordError::Unknown(_)) => Refusal::UnknownKey.code(),
+        _ => 0,
+    }
+}
+
+/// Error of the handshake, if that is what ended the link.
+pub(super) fn record_error(why: &io::Error) -> Option<RecordError> {
+    why.get_ref().and_then(|inner| inner.downcast_ref()).copied()
+}

@@ -1,0 +1,300 @@
+//! Tunnels: flows enter a tunnel at its near end, as if it were their server, and
+//! leave it at its far end, as if it were their client.
+//!
+//! ```text
+//!   engine::dial ─▶ Outlet                       InboundSession ─▶ engine::tunnels
+//!                      │                               ▲
+//!                      ▼                               │
+//!     flow ─ Conn ─ Session ─┐                        ┌─ Session ─ Conn ─ flow
+//!     flow ─ Conn ─ Session ─┤      ┌── link ──┐      ├─ Session ─ Conn ─ flow
+//!                           Peer ───┤          ├─── Peer
+//!                    (proto::tunnel)└── link ──┘(proto::tunnel)
+//! ```
+//!
+//! | file | noun |
+//! |---|---|
+//! | here | [`Tunnels`]: all of a loop's tunnels, and their links |
+//! | [`near`] | the near end of a tunnel, and its outlet |
+//! | [`peer`] | a tunnel to one peer, which its sessions share |
+//! | [`session`] | a flow's end |
+//! | [`link`] | a link, over either transport |
+//! | [`stream`] | over TCP: records under the sites' keys |
+//! | [`quic`] | over QUIC: a stream for each session |
+//! | `setup` | setup and end of links |
+//! | `strangers` | limits of unauthenticated links |
+//! | `transfer` | reading and writing of links |
+//! | [`dial`] | timing of dials |
+//! | [`stats`] | counters |
+
+mod dial;
+mod link;
+mod near;
+mod peer;
+mod quic;
+mod session;
+pub mod settings;
+mod setup;
+pub mod stats;
+mod strangers;
+mod stream;
+mod transfer;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use mio::event::Event;
+use mio::net::TcpListener;
+use mio::{Interest, Registry, Token};
+use ring::rand::{SecureRandom, SystemRandom};
+use slab::Slab;
+use viaduct_proto::keys::{Entropy, PublicKey};
+use viaduct_proto::time::Instant;
+use viaduct_proto::tunnel::Tunnel;
+use viaduct_sys::clock;
+
+use dial::Slot;
+use link::{Link, Transport};
+use near::Near;
+use peer::{Peer, SharedPeer};
+use quic::Endpoint;
+use settings::{CarrierKind, Dial, TunnelName, TunnelSettings};
+
+pub use near::Outlet;
+pub use peer::InboundSession;
+pub use session::Session;
+pub use stream::Readiness;
+
+/// First token of tunnels.
+pub const FIRST_TOKEN: usize = usize::MAX / 2;
+const LISTENER: Token = Token(FIRST_TOKEN);
+const DATAGRAMS: Token = Token(FIRST_TOKEN + 1);
+/// First token of links.
+const LINKS: usize = FIRST_TOKEN + 2;
+/// Backlog of the listener.
+const BACKLOG: u32 = 64;
+/// Size of the read buffer, in bytes.
+const SCRATCH: usize = 256 << 10;
+
+/// All tunnels of a loop.
+pub struct Tunnels {
+    settings: TunnelSettings,
+    registry: Registry,
+    listener: Option<TcpListener>,
+    /// Time at which links are accepted again, after a turn's limit or a failure.
+    accept_at: Option<Instant>,
+    endpoint: Option<Endpoint>,
+    /// Unauthenticated links dropped to make room for others.
+    strangers_dropped: u64,
+    entropy: Entropy,
+    links: Slab<Link>,
+    /// Near ends: flows enter here.
+    nears: Vec<Near>,
+    /// Far ends: flows leave here.
+    far: Vec<SharedPeer>,
+    scratch: Box<[u8]>,
+}
+
+impl Tunnels {
+    /// Opens the listeners, and begins to dial.
+    pub fn new(settings: TunnelSettings, registry: Registry, now: Instant) -> Result<Tunnels> {
+        let listener = settings.listen.map(|at| {
+            let listener = stream::listen(at, BACKLOG, &settings);
+            listener.with_context(|| format!("tunnel-listen: cannot use {at}"))
+        });
+        let mut listener = listener.transpose()?;
+        if let Some(listener) = &mut listener {
+            registry.register(listener, LISTENER, Interest::READABLE)?;
+        }
+        let quic = settings.listen.is_some() || settings.carrier == CarrierKind::Quic;
+        let endpoint = quic.then(|| Endpoint::new(&settings, now)).transpose();
+        let endpoint = endpoint.context("tunnel: QUIC cannot begin")?;
+        if let Some(endpoint) = &endpoint {
+            endpoint.register(&registry, DATAGRAMS)?;
+        }
+        let nears = settings.dials.iter().map(|dial| Near::new(&settings, dial, now)).collect();
+        Ok(Tunnels {
+            nears,
+            registry,
+            listener,
+            accept_at: None,
+            endpoint,
+            strangers_dropped: 0,
+            entropy: entropy(),
+            links: Slab::new(),
+            far: Vec::new(),
+            scratch: vec![0; SCRATCH].into(),
+            settings,
+        })
+    }
+
+    /// Outlets into the tunnels that this end dials.
+    pub fn outlets(&self) -> HashMap<TunnelName, Outlet> {
+        self.nears.iter().map(|near| (near.dial.name.clone(), near.outlet())).collect()
+    }
+
+    fn peers(&self) -> impl Iterator<Item = &SharedPeer> {
+        self.nears.iter().map(|near| &near.peer).chain(&self.far)
+    }
+
+    /// Counters of each tunnel.
+    pub fn counters(&self) -> Vec<stats::TunnelCounters> {
+        let nears = self.nears.iter().map(Near::counters);
+        nears.chain(self.far.iter().map(|peer| peer.lock().counters())).collect()
+    }
+
+    /// Unauthenticated links dropped to make room for others.
+    pub fn strangers_dropped(&self) -> u64 {
+        self.strangers_dropped
+    }
+
+    /// Returns whether all data of sessions is delivered and no session is left.
+    pub fn are_done(&self) -> bool {
+        self.peers().all(|peer| peer.lock().tunnel.stats().open == 0)
+    }
+
+    /// Permitted destinations of sessions.
+    pub fn allowed(&self) -> &[ipnet::IpNet] {
+        &self.settings.allow_to
+    }
+
+    /// Changes the number of links to each far end.
+    pub fn set_links(&mut self, dials: &[Dial], now: Instant) {
+        for (near, dial) in self.nears.iter_mut().zip(dials) {
+            near.set_links(dial.links, &self.links, now);
+        }
+    }
+
+    /// Handles an event of one of the sockets.
+    pub fn handle(&mut self, event: &Event, now: Instant) {
+        match event.token() {
+            LISTENER => self.accept(now),
+            DATAGRAMS => self.receive(now),
+            Token(token) => {
+                let key = token - LINKS;
+                let readable = event.is_readable() || event.is_read_closed() || event.is_error();
+                let writable = event.is_writable() || event.is_write_closed() || event.is_error();
+                if let Some(Link { transport: Transport::Stream(stream), .. }) =
+                    self.links.get_mut(key)
+                {
+                    stream.ready(readable, writable);
+                    self.drive(key, now);
+                }
+            }
+        }
+    }
+
+    /// Goes on with sockets that had more to read than one turn takes.
+    pub fn resume(&mut self, now: Instant) {
+        if self.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable) {
+            self.receive(now);
+        }
+        let more = self.links.iter().filter(|(_, link)| link.is_readable());
+        for key in more.map(|(key, _)| key).collect::<Vec<_>>() {
+            self.drive(key, now);
+        }
+    }
+
+    /// Returns whether there is something to do before any event.
+    pub fn is_busy(&self) -> bool {
+        let mut peers = self.peers();
+        self.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable)
+            || self.links.iter().any(|(_, link)| link.is_readable())
+            || peers.any(|peer| !peer.lock().ready.is_empty())
+    }
+
+    /// Takes the next ready end of a session: its token, and its readiness.
+    pub fn poll_ready(&mut self) -> Option<(Token, Readiness)> {
+        self.peers().find_map(|peer| peer.lock().ready.pop_front())
+    }
+
+    /// Takes the next session that a peer has opened.
+    pub fn poll_arrival(&mut self) -> Option<InboundSession> {
+        self.far.iter().find_map(|peer| {
+            let (slot, to, source) = peer.lock().arrivals.pop_front()?;
+            let key = peer.lock().key;
+            Some(InboundSession { session: Session::arrived(peer, slot), to, source, peer: key })
+        })
+    }
+
+    /// Time at which [`handle_timeout`](Tunnels::handle_timeout) has something to do.
+    pub fn poll_timeout(&mut self) -> Option<Instant> {
+        let tunnels = self.peers().filter_map(|peer| peer.lock().tunnel.poll_timeout()).min();
+        let Tunnels { endpoint, links, nears, .. } = self;
+        let slots = nears.iter().flat_map(|near| &near.slots).filter_map(Slot::poll_timeout);
+        let links = links.iter_mut().filter_map(|(_, link)| link.poll_timeout(endpoint.as_ref()));
+        slots.chain(links).chain(tunnels).chain(self.accept_at).min()
+    }
+
+    /// Handles the timers due by `now`.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.accept_at.is_some_and(|at| at <= now) {
+            self.accept(now);
+        }
+        for peer in self.peers() {
+            let tunnel = &mut peer.lock().tunnel;
+            if tunnel.poll_timeout().is_some_and(|at| at <= now) {
+                tunnel.handle_timeout(now);
+            }
+        }
+        let Tunnels { endpoint, links, .. } = self;
+        let due = links.iter_mut().filter_map(|(key, link)| {
+            let at = link.poll_timeout(endpoint.as_ref())?;
+            (at <= now).then_some((key, link.place.is_none() && link.deadline <= now))
+        });
+        for (key, late) in due.collect::<Vec<_>>() {
+            match late {
+                true => self.close(key, &io::ErrorKind::TimedOut.into(), now),
+                false => self.drive(key, now),
+            }
+        }
+        let slots = self.nears.iter().enumerate().flat_map(|(n, near)| {
+            let due = |slot: &Slot| slot.poll_timeout().is_some_and(|at| at <= now);
+            (0..near.slots.len())
+                .filter(move |&slot| due(&near.slots[slot]))
+                .map(move |slot| (n, slot))
+        });
+        for slot in slots.collect::<Vec<_>>() {
+            self.dial(slot, now);
+        }
+    }
+}
+
+impl Drop for Tunnels {
+    /// Closes all links, so that the other ends notice at once, over QUIC as well.
+    fn drop(&mut self) {
+        let now = time();
+        let why = io::Error::other("the process ends");
+        for mut link in self.links.drain() {
+            link.close(&why, self.endpoint.as_mut(), &self.registry, now);
+        }
+    }
+}
+
+/// Returns the tunnel to the peer with this key; `name` is empty if it has none.
+fn new_peer(
+    settings: &TunnelSettings,
+    key: PublicKey,
+    name: &str,
+    instance: Option<u64>,
+) -> SharedPeer {
+    let mut random = [0; 8];
+    entropy()(&mut random);
+    let tunnel = Tunnel::new(settings.core.clone(), u64::from_be_bytes(random));
+    SharedPeer::new(Peer::new(tunnel, key, name, instance))
+}
+
+/// Current time of the monotonic clock.
+fn time() -> Instant {
+    Instant::from_nanos(clock::now())
+}
+
+/// Source of the kernel's random bytes.
+fn entropy() -> Entropy {
+    Arc::new(|out: &mut [u8]| {
+        // Without random bytes nothing here is secure; the kernel always has them once it has
+        // started.
+        SystemRandom::new().fill(out).expect("the kernel gives random bytes");
+    })
+}

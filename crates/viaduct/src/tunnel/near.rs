@@ -1,0 +1,134 @@
+//! Near end of a tunnel: flows enter here, and links are dialled from here.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use slab::Slab;
+use tracing::{debug, info, warn};
+use viaduct_proto::flow::Address;
+use viaduct_proto::time::Instant;
+use viaduct_sys::clock;
+
+use super::dial::Slot;
+use super::link::Link;
+use super::new_peer;
+use super::peer::SharedPeer;
+use super::session::Session;
+use super::settings::{Dial, TunnelSettings};
+use super::stats::TunnelCounters;
+
+/// Near end of a tunnel.
+pub(super) struct Near {
+    pub(super) dial: Dial,
+    /// Settings of all tunnels, with this one's far end as the only peer.
+    pub(super) settings: TunnelSettings,
+    pub(super) peer: SharedPeer,
+    pub(super) slots: Vec<Slot>,
+    /// Time at which the log is told again that no link comes up; `None`: at once, as a
+    /// warning.
+    next_log: Option<Instant>,
+    /// Reason why the last link did not come up, or broke.
+    reason: Option<String>,
+    /// Time at which a link was last up.
+    last_up: Option<Instant>,
+}
+
+/// Interval of log lines about a tunnel without links.
+const LOG_INTERVAL: Duration = Duration::from_secs(300);
+
+/// Outlet into a tunnel.
+#[derive(Clone, Debug)]
+pub struct Outlet {
+    peer: SharedPeer,
+    /// Sessions count as connected only when the peer has accepted them.
+    waits: bool,
+}
+
+impl Outlet {
+    /// Opens a session to `to`, for `source`, as soon as there is a link.
+    pub fn open(&self, to: Address, source: SocketAddr) -> Session {
+        Session::open(&self.peer, to, source, self.waits)
+    }
+}
+
+impl Near {
+    /// Returns a near end that dials its links as soon as possible.
+    pub(super) fn new(settings: &TunnelSettings, dial: &Dial, now: Instant) -> Near {
+        let settings = TunnelSettings { peers: vec![dial.peer], ..settings.clone() };
+        let slots = (0..dial.links).map(|_| Slot::new(now)).collect();
+        let peer = new_peer(&settings, dial.peer, &dial.name, None);
+        Near {
+            dial: dial.clone(),
+            settings,
+            peer,
+            slots,
+            next_log: None,
+            reason: None,
+            last_up: None,
+        }
+    }
+
+    /// Records that the far end has answered on a link.
+    pub(super) fn mark_up(&mut self, now: Instant) {
+        (self.next_log, self.reason, self.last_up) = (None, None, Some(now));
+    }
+
+    /// Records that a link broke that was up, with the reason.
+    pub(super) fn mark_broken(&mut self, why: &str, now: Instant) {
+        (self.reason, self.last_up) = (Some(why.to_owned()), Some(now));
+    }
+
+    /// Counters of the tunnel, with the reason if it is down.
+    pub(super) fn counters(&self) -> TunnelCounters {
+        let mut counters = self.peer.lock().counters();
+        let up = counters.links.iter().any(|link| link.up);
+        counters.down = self.reason.as_ref().filter(|_| !up).map(|reason| match self.last_up {
+            None => format!("{reason}; it has not been up yet"),
+            Some(at) => {
+                let age = Instant::from_nanos(clock::now()).since(at).as_secs();
+                format!("{reason}; last up {age} s ago")
+            }
+        });
+        counters
+    }
+
+    /// Name of the tunnel in log lines: `tunnel`, or `tunnel paris`.
+    pub(super) fn name(&self) -> String {
+        match &self.dial.name[..] {
+            "" => "tunnel".to_owned(),
+            name => format!("tunnel {name}"),
+        }
+    }
+
+    /// Logs that a link did not come up: at first as a warning, then rarely.
+    pub(super) fn log_failure(&mut self, why: &str, now: Instant) {
+        self.reason = Some(why.to_owned());
+        let what = format!("a link of the {} did not come up: {why}", self.name());
+        match self.next_log {
+            Some(at) if now < at => return debug!("{what}"),
+            Some(_) => info!("{what}; it is dialled still"),
+            None => warn!("{what}; it is dialled again and again"),
+        }
+        self.next_log = Some(now + LOG_INTERVAL);
+    }
+
+    pub(super) fn outlet(&self) -> Outlet {
+        Outlet { peer: self.peer.clone(), waits: self.settings.waits }
+    }
+
+    /// Changes the number of links: new ones are dialled, surplus ones are closed gracefully.
+    pub(super) fn set_links(&mut self, wanted: usize, links: &Slab<Link>, now: Instant) {
+        for slot in self.slots.iter_mut().skip(wanted) {
+            slot.retire();
+            if let Some(link) = slot.link.and_then(|key| links.get(key))
+                && let Some((_, number)) = &link.place
+            {
+                self.peer.lock().tunnel.leave(*number);
+            }
+        }
+        self.slots.iter_mut().take(wanted).for_each(|slot| slot.revive(now));
+        while self.slots.len() < wanted {
+            self.slots.push(Slot::new(now));
+        }
+    }
+}

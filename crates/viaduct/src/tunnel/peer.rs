@@ -1,0 +1,248 @@
+//! A tunnel to one peer, shared by the ends of its sessions.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mio::Token;
+use slab::Slab;
+use tracing::info;
+use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::keys::PublicKey;
+use viaduct_proto::tunnel::{Event, LinkError, StreamId, Tunnel};
+
+use super::session::Session;
+use super::stream::Readiness;
+use crate::rate_limited::RateLimitedLog;
+use crate::tunnel::stats::{MAX_SESSIONS, TunnelCounters};
+
+/// Rate-limited warnings about sessions that far ends deny, by the peer's key.
+static DENIALS: RateLimitedLog<PublicKey> = RateLimitedLog::new(3);
+
+/// A session that a peer has opened.
+#[derive(Debug)]
+pub struct InboundSession {
+    /// Local end of the session.
+    pub session: Session,
+    /// Destination.
+    pub to: Address,
+    /// Source address that the session is carried for.
+    pub source: Option<SocketAddr>,
+    /// Public key of the peer.
+    pub peer: PublicKey,
+}
+
+/// A tunnel, shared by its ends and links. All are in one thread, so the lock never blocks.
+#[derive(Clone, Debug)]
+pub(super) struct SharedPeer(Arc<Mutex<Peer>>);
+
+impl SharedPeer {
+    pub(super) fn new(peer: Peer) -> SharedPeer {
+        SharedPeer(Arc::new(Mutex::new(peer)))
+    }
+
+    /// Returns whether both refer to the same tunnel.
+    pub(super) fn is_same_tunnel(&self, other: &SharedPeer) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Peer> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A tunnel.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) key: PublicKey,
+    /// Name of the tunnel; empty if unnamed.
+    name: String,
+    /// Instance of a peer that dials; `None` for a peer that is dialled, which may restart as
+    /// another.
+    instance: Option<u64>,
+    pub(super) tunnel: Tunnel,
+    /// Loop key of each link, by the link's number.
+    pub(super) keys: BTreeMap<u32, usize>,
+    pub(super) slots: Slab<SessionSlot>,
+    by_id: HashMap<StreamId, usize>,
+    /// Sessions that wait for a link.
+    waiting: VecDeque<usize>,
+    /// Ends that are ready, and their readiness.
+    pub(super) ready: VecDeque<(Token, Readiness)>,
+    /// Sessions that the peer has opened.
+    pub(super) arrivals: VecDeque<(usize, Address, Option<SocketAddr>)>,
+    /// True if a link has come up since this flag was last taken.
+    pub(super) has_come_up: bool,
+    /// Number of sessions that the peer has denied, and destination of the last one.
+    denied: u64,
+    denied_last: Option<Address>,
+}
+
+/// State of a session, as its end sees it.
+#[derive(Debug, Default)]
+pub(super) struct SessionSlot {
+    pub(super) id: Option<StreamId>,
+    /// Destination and source, while the session waits for a link.
+    goes: Option<(Address, SocketAddr)>,
+    /// Destination, if the session was opened here.
+    to: Option<Address>,
+    /// Token by which the loop knows the end.
+    pub(super) token: Option<Token>,
+    /// The peer has accepted the session.
+    pub(super) accepted: bool,
+    /// End of stream behind the readable data.
+    pub(super) finished: bool,
+    pub(super) broken: Option<Failure>,
+}
+
+impl Peer {
+    pub(super) fn new(tunnel: Tunnel, key: PublicKey, name: &str, instance: Option<u64>) -> Peer {
+        Peer {
+            key,
+            name: name.to_owned(),
+            instance,
+            tunnel,
+            keys: BTreeMap::new(),
+            slots: Slab::new(),
+            by_id: HashMap::new(),
+            waiting: VecDeque::new(),
+            ready: VecDeque::new(),
+            arrivals: VecDeque::new(),
+            has_come_up: false,
+            denied: 0,
+            denied_last: None,
+        }
+    }
+
+    /// Returns whether this is the tunnel of this instance of the peer.
+    pub(super) fn is(&self, key: PublicKey, instance: u64) -> bool {
+        self.key == key && self.instance == Some(instance)
+    }
+
+    /// Counters of the tunnel.
+    pub(super) fn counters(&self) -> TunnelCounters {
+        let sessions = self.by_id.keys().filter_map(|id| self.tunnel.stream_stats(*id));
+        let mut sessions: Vec<_> = sessions.collect();
+        sessions.sort_by_key(|session| Reverse(session.queued + session.outstanding));
+        sessions.truncate(MAX_SESSIONS);
+        TunnelCounters {
+            peer: self.key.to_string(),
+            name: self.name.clone(),
+            down: None,
+            denied: self.denied,
+            denied_last: self.denied_last.as_ref().map(ToString::to_string),
+            all: self.tunnel.stats(),
+            links: self.tunnel.links().filter_map(|link| self.tunnel.link_stats(link)).collect(),
+            sessions,
+        }
+    }
+
+    /// Returns whether no link and no session is left.
+    pub(super) fn is_idle(&self) -> bool {
+        self.keys.is_empty() && self.slots.is_empty()
+    }
+
+    /// Opens a session, now or once there is a link.
+    pub(super) fn open(&mut self, to: Address, source: SocketAddr) -> usize {
+        let goes = Some((to, source));
+        let slot = SessionSlot { goes, ..SessionSlot::default() };
+        let number = self.slots.insert(slot);
+        self.waiting.push_back(number);
+        self.open_waiting();
+        number
+    }
+
+    /// Removes the end of a session.
+    pub(super) fn leave(&mut self, number: usize) {
+        if let Some(id) = self.slots.remove(number).id {
+            self.by_id.remove(&id);
+        }
+        self.waiting.retain(|&waiting| waiting != number);
+    }
+
+    fn open_waiting(&mut self) {
+        while let Some(&number) = self.waiting.front() {
+            let slot = &mut self.slots[number];
+            let Some((to, source)) = slot.goes.clone() else { return };
+            let Some(id) = self.tunnel.open(to.clone(), Some(source)) else { return };
+            (slot.id, slot.goes, slot.to) = (Some(id), None, Some(to));
+            self.by_id.insert(id, number);
+            self.waiting.pop_front();
+            self.queue_ready(number, Readiness { readable: true, writable: true });
+        }
+    }
+
+    /// Handles the tunnel's events. Returns the links that broke, and those that are over.
+    pub(super) fn settle(&mut self) -> (Vec<(usize, LinkError)>, Vec<usize>) {
+        let mut down = Vec::new();
+        while let Some(event) = self.tunnel.poll_event() {
+            match event {
+                Event::Opened { id, to, source } => {
+                    let slot = SessionSlot { id: Some(id), ..SessionSlot::default() };
+                    let number = self.slots.insert(slot);
+                    self.by_id.insert(id, number);
+                    self.arrivals.push_back((number, to, source));
+                }
+                Event::Accepted(id) => self.change(id, true, true, |slot| slot.accepted = true),
+                Event::Readable(id) => self.change(id, true, false, |_| {}),
+                Event::Writable(id) => self.change(id, false, true, |_| {}),
+                Event::Finished(id) => self.change(id, true, false, |slot| slot.finished = true),
+                Event::Reset(id, why) => {
+                    if why == Failure::Denied {
+                        self.denied(id);
+                    }
+                    self.change(id, true, true, |slot| slot.broken = Some(why));
+                }
+                Event::LinkUp(link) => {
+                    let name = Some(&self.name[..]).filter(|name| !name.is_empty());
+                    info!(link, name, peer = %self.key, "a link of the tunnel is up");
+                    self.has_come_up = true;
+                    self.open_waiting();
+                }
+                Event::LinkDown(link, why) => {
+                    down.extend(self.keys.remove(&link).map(|key| (key, why)));
+                }
+            }
+        }
+        let over = self.keys.iter().filter(|(link, _)| self.tunnel.is_over(**link));
+        (down, over.map(|(_, key)| *key).collect())
+    }
+
+    /// Records that the far end denied a session.
+    fn denied(&mut self, id: StreamId) {
+        let slot = self.by_id.get(&id).and_then(|&number| self.slots.get(number));
+        let Some(to) = slot.and_then(|slot| slot.to.clone()) else { return };
+        let name = if self.name.is_empty() { "" } else { " " };
+        DENIALS.warn(
+            self.key,
+            format_args!(
+                "the far end of the tunnel{name}{} does not let flows leave to {to}: its allow-to \
+                    does not \
+                 have that address",
+                self.name
+            ),
+        );
+        self.denied += 1;
+        self.denied_last = Some(to);
+    }
+
+    fn change(
+        &mut self,
+        id: StreamId,
+        readable: bool,
+        writable: bool,
+        change: impl FnOnce(&mut SessionSlot),
+    ) {
+        let Some(&number) = self.by_id.get(&id) else { return };
+        change(&mut self.slots[number]);
+        self.queue_ready(number, Readiness { readable, writable });
+    }
+
+    /// Queues the readiness of an end, so that the loop drives its flow.
+    pub(super) fn queue_ready(&mut self, number: usize, what: Readiness) {
+        if let Some(token) = self.slots[number].token {
+            self.ready.push_back((token, what));
+        }
+    }
+}

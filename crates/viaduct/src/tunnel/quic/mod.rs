@@ -1,0 +1,297 @@
+//! Links over QUIC: a connection for each link, and a stream for each session, so that a lost
+//! packet delays only the sessions whose bytes it carried.
+//!
+//! ```text
+//!   UDP socket ── Endpoint ──┬── Connection ── lanes ── Tunnel     one socket for all of a loop's
+//!                            └── Connection ── lanes ── Tunnel
+//! ```
+//!
+//! | file | noun |
+//! |---|---|
+//! | here | [`Endpoint`]: the socket, and the dispatch of its datagrams |
+//! | [`link`] | a connection as a link |
+//! | [`lanes`] | its streams |
+//! | [`congestion`] | congestion control and pacing |
+//! | [`identity`] | state that survives a restart |
+//! | [`tls`] | TLS with unauthenticated keys; the sites' handshake authenticates |
+//! | [`clock`] | the library's time |
+
+mod clock;
+mod congestion;
+mod identity;
+mod lanes;
+mod link;
+#[cfg(test)]
+mod tests;
+mod tls;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::BytesMut;
+use mio::unix::SourceFd;
+use mio::{Interest, Registry, Token};
+use quinn_proto::congestion::{ControllerFactory, CubicConfig, NewRenoConfig};
+use quinn_proto::{
+    AckFrequencyConfig, ClientConfig, ConnectionHandle, DatagramEvent, ServerConfig, Transmit,
+    TransportConfig, VarInt,
+};
+use tracing::debug;
+use viaduct_proto::time::Instant;
+use viaduct_sys::socket::udp::UdpBatch;
+
+use super::settings::TunnelSettings;
+use super::time;
+use clock::Clock;
+use congestion::BbrConfig;
+
+pub(super) use link::QuicLink;
+
+/// Datagrams read before other sources have their turn.
+const READS: usize = 512;
+/// Longest time in the receive queue that is believed, by the wall clock; more means the clock
+/// was set.
+const MAX_QUEUE_TIME: Duration = Duration::from_millis(100);
+/// Bytes that the socket may hold in each direction.
+const SOCKET: usize = 8 << 20;
+/// Datagrams handed to the kernel at once.
+const SEGMENTS: usize = 32;
+/// Loss detection by time: a packet is lost when a later one was acknowledged, and so many
+/// round trips have passed since it was sent. The packet threshold is off. Gateways below
+/// repair losses some milliseconds late, which at 130 Mb/s are a hundred packets; by the
+/// threshold each would be retransmitted, and be taken for a sign of congestion. Where nothing
+/// is repaired, a quarter of a round trip is lost with this.
+const LATE: f32 = 1.25;
+const PACKETS: u32 = u32::MAX >> 1;
+/// Packets that the peer acknowledges together, and the longest delay of an acknowledgement.
+const ACKNOWLEDGED: u32 = 20;
+const ACKNOWLEDGE: Duration = Duration::from_millis(2);
+/// Interval of probes on an idle connection, which also tell the peer of a new address. At
+/// least four are lost before the connection is given up.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+/// Bytes that the other end may send in all streams before it has authenticated: the handshake,
+/// HELLO and the frames that follow it at once.
+const UNTRUSTED_WINDOW: u32 = 8 << 10;
+/// Bytes of TLS's handshake that may wait for earlier ones.
+const CRYPTO_BUFFER: usize = 4 << 10;
+
+/// The UDP socket, and the state for making connections.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    inner: quinn_proto::Endpoint,
+    socket: UdpBatch,
+    v6: bool,
+    client: ClientConfig,
+    clock: Clock,
+    /// Loop keys of links, by connection.
+    keys: HashMap<ConnectionHandle, usize>,
+    /// True if more may be readable.
+    pub(super) readable: bool,
+    /// Arrival time of the last datagram.
+    heard: Instant,
+    receive: Box<[u8]>,
+    send: Vec<u8>,
+}
+
+/// Result of a received datagram.
+pub(super) enum Arrived {
+    /// Event for a known link.
+    For(usize, Box<quinn_proto::ConnectionEvent>),
+    /// A new link from this address.
+    New(Box<QuicLink>, SocketAddr),
+}
+
+impl Endpoint {
+    /// Opens the socket: at the listening address, or at any.
+    pub(super) fn new(settings: &TunnelSettings, now: Instant) -> anyhow::Result<Endpoint> {
+        let anywhere = match settings.dials.iter().all(|dial| dial.to.is_ipv4()) {
+            true => SocketAddr::from(([0, 0, 0, 0], 0)),
+            false => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+        };
+        let at = settings.listen.unwrap_or(anywhere);
+        let socket = UdpBatch::bind(at)?;
+        socket.set_buffers(SOCKET)?;
+        socket.enable_timestamps()?;
+        let mut client = ClientConfig::new(Arc::new(tls::client()?));
+        client.transport_config(Arc::new(transport(settings, 0)?));
+        let server = settings.listen.map(|_| -> anyhow::Result<_> {
+            let mut server = ServerConfig::with_crypto(Arc::new(tls::server()?));
+            // One stream, the dialler's first.
+            server.transport_config(Arc::new(transport(settings, 1)?));
+            Ok(Arc::new(server))
+        });
+        let config = Arc::new(identity::config(&settings.secret, settings.listen));
+        let inner = quinn_proto::Endpoint::new(config, server.transpose()?, true, None);
+        Ok(Endpoint {
+            inner,
+            socket,
+            v6: at.is_ipv6(),
+            client,
+            clock: Clock::new(now),
+            keys: HashMap::new(),
+            readable: false,
+            heard: now,
+            receive: vec![0; 65_536].into(),
+            send: Vec::new(),
+        })
+    }
+
+    pub(super) fn register(&self, registry: &Registry, token: Token) -> io::Result<()> {
+        registry.register(
+            &mut SourceFd(&self.socket.as_fd().as_raw_fd()),
+            token,
+            Interest::READABLE,
+        )
+    }
+
+    /// Dials a link.
+    pub(super) fn dial(&mut self, to: SocketAddr, now: Instant) -> io::Result<QuicLink> {
+        let to = match to.ip() {
+            IpAddr::V4(ip) if self.v6 => SocketAddr::new(ip.to_ipv6_mapped().into(), to.port()),
+            _ => to,
+        };
+        let now = self.clock.theirs(now);
+        let dialled = self.inner.connect(now, self.client.clone(), to, "viaduct");
+        let (handle, connection) = dialled.map_err(io::Error::other)?;
+        Ok(QuicLink::new(handle, connection, true))
+    }
+
+    /// Registers the loop key of a connection's link.
+    pub(super) fn insert(&mut self, link: &QuicLink, key: usize) {
+        self.keys.insert(link.handle(), key);
+    }
+
+    pub(super) fn remove(&mut self, link: &QuicLink) {
+        self.keys.remove(&link.handle());
+    }
+
+    /// Reads received datagrams, at most a few hundred. If `crowded`, diallers first have to
+    /// prove their address by a Retry, which takes a round trip.
+    pub(super) fn receive(&mut self, crowded: bool) -> Vec<Arrived> {
+        let mut arrived = Vec::new();
+        // Wall clock first: a pause between the two calls makes a round trip longer, never
+        // shorter than it was, and the shortest counts.
+        let wall = SystemTime::now();
+        let now = time();
+        for _ in 0..READS {
+            let (length, from, at) = match self.socket.recv_at(&mut self.receive) {
+                Ok(Some(received)) => received,
+                Ok(None) => {
+                    self.readable = false;
+                    break;
+                }
+                Err(error) => {
+                    debug!("receive: {error}");
+                    continue;
+                }
+            };
+            let datagram = BytesMut::from(&self.receive[..length]);
+            self.send.clear();
+            // Time spent in the socket's queue is not the path's: rates and round trips are
+            // measured by this.
+            let arrived_at = match wall.duration_since(at) {
+                Ok(waited) => now - waited.min(MAX_QUEUE_TIME),
+                Err(since) => now + since.duration().min(MAX_QUEUE_TIME),
+            };
+            self.heard = self.heard.max(arrived_at);
+            let theirs = self.clock.theirs(self.heard);
+            let event = self.inner.handle(theirs, from, None, None, datagram, &mut self.send);
+            match event {
+                Some(DatagramEvent::ConnectionEvent(handle, event)) => {
+                    arrived
+                        .extend(self.keys.get(&handle).map(|&key| Arrived::For(key, event.into())));
+                }
+                Some(DatagramEvent::NewConnection(incoming)) if crowded && incoming.may_retry() => {
+                    match self.inner.retry(incoming, &mut self.send) {
+                        Ok(transmit) => self.transmit(&transmit),
+                        Err(error) => self.inner.ignore(error.into_incoming()),
+                    }
+                }
+                Some(DatagramEvent::NewConnection(incoming)) => {
+                    match self.inner.accept(incoming, theirs, &mut self.send, None) {
+                        Ok((handle, connection)) => {
+                            let link = QuicLink::new(handle, connection, false);
+                            arrived.push(Arrived::New(Box::new(link), from));
+                            // The next datagrams may be for the new link.
+                            break;
+                        }
+                        Err(refused) => {
+                            debug!("a link is refused: {}", refused.cause);
+                            refused.response.iter().for_each(|transmit| self.transmit(transmit));
+                        }
+                    }
+                }
+                Some(DatagramEvent::Response(transmit)) => self.transmit(&transmit),
+                None => {}
+            }
+        }
+        arrived
+    }
+
+    /// Sends the datagrams of `transmit` from the send buffer. Those that the kernel has no
+    /// room for are lost, as in a queue on the path.
+    fn transmit(&mut self, transmit: &Transmit) {
+        let bytes = &self.send[..transmit.size];
+        let datagrams = bytes.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1));
+        let datagrams: Vec<_> = datagrams.map(|bytes| (transmit.destination, bytes)).collect();
+        let report = self.socket.send(&datagrams);
+        if report.failed() > 0 {
+            debug!(?report, "datagrams were not sent");
+        }
+    }
+}
+
+/// Transport limits of a connection whose other end has not authenticated; it may open
+/// `streams` streams. [`QuicLink::trust`] lifts the limits.
+fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<TransportConfig> {
+    let core = &settings.core;
+    // After authentication the tunnel's flow control bounds the bytes in flight and in buffers;
+    // QUIC's own credit never does. A stream's credit cannot be raised later; the connection's
+    // bounds all streams together.
+    let most = core.limit + u64::from(core.least_window) * u64::from(core.streams);
+    let most = VarInt::from_u64(2 * most).unwrap_or(VarInt::MAX);
+    let mut transport = TransportConfig::default();
+    transport
+        .max_concurrent_bidi_streams(VarInt::from_u32(streams))
+        .max_concurrent_uni_streams(VarInt::from_u32(0))
+        .stream_receive_window(most)
+        .receive_window(VarInt::from_u32(UNTRUSTED_WINDOW))
+        .crypto_buffer_size(CRYPTO_BUFFER)
+        .send_window(most.into_inner())
+        .max_idle_timeout(Some(core.silence.try_into()?))
+        .keep_alive_interval(Some(KEEP_ALIVE.min(core.silence / 4)))
+        .datagram_receive_buffer_size(None)
+        .packet_threshold(PACKETS)
+        .time_threshold(LATE)
+        .ack_frequency_config(Some(acknowledgements()))
+        .congestion_controller_factory(controller(settings)?);
+    Ok(transport)
+}
+
+/// Acknowledgement frequency: a tenth of the protocol's default, which at 1 Gb/s is 43,000 a
+/// second. Packets out of order are acknowledged at once, since only time decides about loss.
+fn acknowledgements() -> AckFrequencyConfig {
+    let mut config = AckFrequencyConfig::default();
+    config
+        .ack_eliciting_threshold(VarInt::from_u32(ACKNOWLEDGED))
+        .max_ack_delay(Some(ACKNOWLEDGE))
+        .reordering_threshold(VarInt::from_u32(0));
+    config
+}
+
+fn controller(
+    settings: &TunnelSettings,
+) -> anyhow::Result<Arc<dyn ControllerFactory + Send + Sync + 'static>> {
+    Ok(match settings.congestion.as_deref() {
+        None | Some("cubic") => Arc::new(CubicConfig::default()),
+        Some("bbr") => Arc::new(BbrConfig),
+        Some("reno") => Arc::new(NewRenoConfig::default()),
+        // The name is meant for TCP, which a listening end accepts as well.
+        Some(_) if settings.dials.is_empty() => Arc::new(CubicConfig::default()),
+        Some(name) => anyhow::bail!("link-congestion: QUIC has cubic, bbr and reno, not {name:?}"),
+    })
+}

@@ -1,0 +1,167 @@
+//! A tunnel session as an end of a flow.
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use mio::Token;
+use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::time::Instant;
+use viaduct_proto::tunnel::StreamId;
+use viaduct_sys::clock;
+
+use super::peer::SharedPeer;
+use super::stream::Readiness;
+
+/// An end. Dropped before both directions have ended, it resets the session.
+#[derive(Debug)]
+pub struct Session {
+    peer: SharedPeer,
+    slot: usize,
+    /// Connected only once the peer has accepted the session; otherwise as soon as bytes can be
+    /// sent.
+    waits: bool,
+    /// Bytes read from the tunnel and not yet by the flow.
+    rest: Bytes,
+    /// The direction towards the peer has ended.
+    shut: bool,
+    /// The direction from the peer has ended.
+    ended: bool,
+}
+
+impl Session {
+    pub(super) fn open(peer: &SharedPeer, to: Address, source: SocketAddr, waits: bool) -> Session {
+        let slot = peer.lock().open(to, source);
+        let mut session = Session::arrived(peer, slot);
+        session.waits = waits;
+        session
+    }
+
+    pub(super) fn arrived(peer: &SharedPeer, slot: usize) -> Session {
+        let peer = peer.clone();
+        Session { peer, slot, waits: false, rest: Bytes::new(), shut: false, ended: false }
+    }
+
+    /// Sets the token by which the loop knows the session.
+    pub fn register(&self, token: Token) {
+        let mut peer = self.peer.lock();
+        peer.slots[self.slot].token = Some(token);
+        peer.queue_ready(self.slot, Readiness { readable: true, writable: true });
+    }
+
+    /// Returns whether the session counts as connected: bytes can be written before the peer
+    /// has answered. `Err`: it failed.
+    pub fn check_connected(&self) -> io::Result<bool> {
+        let peer = self.peer.lock();
+        let slot = &peer.slots[self.slot];
+        match slot.broken {
+            Some(why) => Err(error(why)),
+            None => Ok(slot.accepted || (slot.id.is_some() && !self.waits)),
+        }
+    }
+
+    /// Tells the peer that the session has reached its destination.
+    pub fn accept(&self) {
+        let mut peer = self.peer.lock();
+        if let Some(id) = peer.slots[self.slot].id {
+            peer.tunnel.accept(id);
+        }
+    }
+
+    /// Reads available bytes; `Some(0)` at the end, `None` if there are none now.
+    pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        let id = self.id()?;
+        let mut peer = self.peer.lock();
+        let mut filled = 0;
+        while filled < into.len() {
+            if self.rest.is_empty() {
+                match peer.tunnel.read(id) {
+                    Some(bytes) => self.rest = bytes,
+                    None => break,
+                }
+            }
+            let count = self.rest.len().min(into.len() - filled);
+            self.rest.copy_to_slice(&mut into[filled..filled + count]);
+            filled += count;
+        }
+        if filled > 0 {
+            peer.tunnel.consumed(now(), id, filled);
+            return Ok(Some(filled));
+        }
+        self.ended = peer.slots[self.slot].finished;
+        Ok(self.ended.then_some(0))
+    }
+
+    /// Writes all of `pieces`; `None` if enough waits already.
+    pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        let id = self.id()?;
+        let tunnel = &mut self.peer.lock().tunnel;
+        if !tunnel.may_write(id) {
+            return Ok(None);
+        }
+        let length = pieces.iter().map(|piece| piece.len()).sum();
+        let mut bytes = BytesMut::with_capacity(length);
+        pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
+        match tunnel.write(now(), id, bytes.freeze()) {
+            true => Ok(Some(length)),
+            false => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    /// Number of written bytes that the reader at the far end has not consumed.
+    pub fn unacknowledged(&self) -> u64 {
+        let peer = self.peer.lock();
+        let stats = peer.slots[self.slot].id.and_then(|id| peer.tunnel.stream_stats(id));
+        stats.map_or(0, |of| of.queued + of.outstanding)
+    }
+
+    /// Ends the write direction.
+    pub fn shutdown(&mut self) -> io::Result<()> {
+        self.shut = true;
+        let id = self.id()?;
+        self.peer.lock().tunnel.shutdown(id);
+        Ok(())
+    }
+
+    /// Resets the session, with the reason.
+    pub fn reset(&mut self, why: Failure) {
+        if let Ok(id) = self.id() {
+            self.peer.lock().tunnel.reset(id, why);
+        }
+    }
+
+    /// ID of the session; an error if it is over, or not yet open.
+    fn id(&self) -> io::Result<StreamId> {
+        let peer = self.peer.lock();
+        let slot = &peer.slots[self.slot];
+        match (slot.broken, slot.id) {
+            (Some(why), _) => Err(error(why)),
+            (None, id) => id.ok_or_else(|| io::ErrorKind::NotConnected.into()),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !(self.shut && self.ended) {
+            self.reset(Failure::Reset);
+        }
+        self.peer.lock().leave(self.slot);
+    }
+}
+
+fn now() -> Instant {
+    Instant::from_nanos(clock::now())
+}
+
+/// Maps a failure at the far end to an error.
+fn error(why: Failure) -> io::Error {
+    let kind = match why {
+        Failure::Refused => io::ErrorKind::ConnectionRefused,
+        Failure::TimedOut => io::ErrorKind::TimedOut,
+        Failure::Reset => io::ErrorKind::ConnectionReset,
+        Failure::Unreachable | Failure::Full => io::ErrorKind::HostUnreachable,
+        Failure::Denied => io::ErrorKind::PermissionDenied,
+    };
+    kind.into()
+}

@@ -1,0 +1,325 @@
+//! Settings of a proxy's tunnels.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, bail};
+use clap::ValueEnum;
+use ipnet::IpNet;
+use serde::Deserialize;
+use viaduct_proto::keys::{PublicKey, SecretKey};
+use viaduct_proto::tunnel::Settings;
+
+use crate::congestion_control;
+use crate::key;
+use crate::text;
+use crate::tunnel::strangers::StrangerMemory;
+use crate::value_parser::{de_destination, destination, memory, socket_addr};
+
+/// The tunnels of a proxy.
+#[derive(Clone, Debug)]
+pub struct TunnelSettings {
+    /// Secret key of this site.
+    pub secret: SecretKey,
+    /// Public keys of peers whose links are accepted.
+    pub peers: Vec<PublicKey>,
+    /// Address to listen at for links.
+    pub listen: Option<SocketAddr>,
+    /// Far ends to dial.
+    pub dials: Vec<Dial>,
+    /// Transport of the links.
+    pub carrier: CarrierKind,
+    /// Congestion control of the links; the transport's default if not given.
+    pub congestion: Option<String>,
+    /// True if a client is accepted only after the far end has reached the server.
+    pub waits: bool,
+    /// Permitted destinations of sessions that leave here.
+    pub allow_to: Vec<IpNet>,
+    /// Memory limit of links whose other ends have not shown a key.
+    pub stranger_memory: StrangerMemory,
+    /// Buffer sizes and timeouts.
+    pub core: Settings,
+}
+
+/// Default buffer of a tunnel, in bytes.
+const TUNNEL_BUFFER: u64 = 64 << 20;
+/// Default memory, in bytes, for links whose other ends have not shown a key: of one source, of
+/// all.
+const SOURCE_MEMORY: usize = 2 << 20;
+const STRANGER_MEMORY: usize = 8 << 20;
+/// Congestion controls that QUIC links support.
+const QUIC_CONGESTION: [&str; 3] = ["cubic", "bbr", "reno"];
+
+/// Name of a tunnel; empty for the one that the option `tunnel` makes.
+pub type TunnelName = Arc<str>;
+
+/// A far end to dial.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dial {
+    /// Name of the tunnel in policies.
+    pub name: TunnelName,
+    /// Address of the far end's listener.
+    pub to: SocketAddr,
+    /// Public key of the far end.
+    pub peer: PublicKey,
+    /// Number of links to dial, at least one.
+    pub links: usize,
+}
+
+/// A table `[[tunnel]]` as written in the file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TunnelTable {
+    /// Name of the tunnel in policies.
+    pub name: String,
+    #[serde(deserialize_with = "de_destination")]
+    to: SocketAddr,
+    peer: String,
+    links: Option<u16>,
+}
+
+/// Transport of a tunnel's links.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum CarrierKind {
+    /// TCP, all sessions of a link in one stream
+    #[default]
+    Tcp,
+    /// QUIC, each session in a stream of its own
+    Quic,
+}
+
+impl CarrierKind {
+    /// Default number of links.
+    fn links(self) -> u16 {
+        match self {
+            CarrierKind::Tcp => 2,
+            CarrierKind::Quic => 1,
+        }
+    }
+}
+
+/// Tunnel options of `viaduct proxy`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TunnelArgs {
+    /// Send flows through a tunnel whose far end listens here
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        requires = "key",
+        requires = "peer",
+        conflicts_with = "next",
+        value_parser = destination
+    )]
+    pub tunnel: Option<SocketAddr>,
+    /// Listen address of tunnels; their sessions leave here, to --allow-to
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        requires = "key",
+        requires = "peer",
+        requires = "allow_to",
+        value_parser = socket_addr
+    )]
+    pub tunnel_listen: Option<SocketAddr>,
+    /// The file with this site's secret key, from `viaduct key new`
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+    /// The public key of the tunnel's other end; where tunnels arrive, may be repeated
+    #[arg(long, value_name = "PUBLICKEY")]
+    pub peer: Vec<PublicKey>,
+    /// Links that the tunnel goes over [default: 2, so that a bulk flow leaves one with a short
+    /// queue; 1 over QUIC, where flows do not wait for each other]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub links: Option<u16>,
+    /// Transport of the links
+    #[arg(long, value_enum, default_value_t = CarrierKind::Tcp)]
+    pub carrier: CarrierKind,
+    /// Congestion control of the links: over TCP any that the kernel has (default: the
+    /// kernel's); over QUIC cubic (default), bbr or reno
+    #[arg(long, value_name = "NAME")]
+    pub link_congestion: Option<String>,
+    /// Bytes that a tunnel's other end may have sent and we not yet passed on, at most; four times
+    /// the path's bandwidth-delay product lets one session fill it
+    #[arg(long, value_name = "BYTES", default_value_t = TUNNEL_BUFFER,
+          value_parser = clap::value_parser!(u64).range(64 << 10..=1 << 40))]
+    pub tunnel_buffer: u64,
+    /// Memory that links of one address (a /64 of IPv6) may hold, per carrier, at the listening
+    /// end until their other ends have shown a known key; beyond that the oldest is dropped
+    /// [default: 2M]
+    #[arg(long, value_name = "BYTES", value_parser = memory)]
+    pub stranger_memory_per_source: Option<usize>,
+    /// The same for all addresses together [default: 8M]
+    #[arg(long, value_name = "BYTES", value_parser = memory)]
+    pub stranger_memory: Option<usize>,
+}
+
+impl TunnelArgs {
+    /// Tunnels that these options and `tables` ask for, if any.
+    ///
+    /// # Errors
+    /// The mistake, and a correct form.
+    pub fn settings(
+        &self,
+        tables: &[TunnelTable],
+        allow_to: &[IpNet],
+    ) -> Result<Option<TunnelSettings>> {
+        let one = self.tunnel.or(self.tunnel_listen).is_some();
+        if !one && (!self.peer.is_empty() || (self.key.is_some() && tables.is_empty())) {
+            bail!("key, peer: they are for a tunnel; give tunnel or tunnel-listen");
+        }
+        if self.links.is_some() && !one && tables.is_empty() {
+            bail!("links: the end that dials has them; give tunnel");
+        }
+        if !one && tables.is_empty() {
+            let idle = [
+                ("link-congestion", self.link_congestion.is_some()),
+                ("carrier", self.carrier != CarrierKind::Tcp),
+                ("tunnel-buffer", self.tunnel_buffer != TUNNEL_BUFFER),
+                ("stranger-memory", self.stranger_memory.is_some()),
+            ];
+            return match idle.iter().find(|(_, is)| *is) {
+                Some((what, _)) => bail!("{what}: it is a tunnel's; give tunnel or tunnel-listen"),
+                None => Ok(None),
+            };
+        }
+        let memory = self.stranger_memory.or(self.stranger_memory_per_source);
+        if self.tunnel_listen.is_none() && memory.is_some() {
+            bail!("stranger-memory: it is the far end's; give tunnel-listen");
+        }
+        let Some(file) = &self.key else {
+            bail!("key: tunnels need the file of this site's secret key");
+        };
+        if self.tunnel.is_some() && self.tunnel_listen.is_none() && self.peer.len() != 1 {
+            bail!("peer: the tunnel has one other end; give its key alone");
+        }
+        let dials = self.dials(tables)?;
+        self.check_congestion()?;
+        key::warn_if_readable("key", file);
+        let secret = key::read(file)?;
+        let mut peers = self.peer.iter().chain(dials.iter().map(|dial| &dial.peer));
+        if let Some(weak) = peers.find(|peer| secret.is_weak(peer)) {
+            bail!("peer: {weak} is no honest site's key");
+        }
+        if self
+            .peer
+            .iter()
+            .chain(dials.iter().map(|dial| &dial.peer))
+            .any(|&it| it == secret.public())
+        {
+            bail!(
+                "peer: {} is this site's own key, of {}; give the public key of the tunnel's \
+                    other end",
+                secret.public(),
+                file.display()
+            );
+        }
+        let core = Settings { limit: self.tunnel_buffer, ..Settings::default() };
+        Ok(Some(TunnelSettings {
+            secret,
+            peers: self.peer.clone(),
+            listen: self.tunnel_listen,
+            dials,
+            carrier: self.carrier,
+            congestion: self.link_congestion.clone(),
+            waits: false,
+            allow_to: allow_to.to_vec(),
+            stranger_memory: StrangerMemory {
+                source: self.stranger_memory_per_source.unwrap_or(SOURCE_MEMORY),
+                all: self.stranger_memory.unwrap_or(STRANGER_MEMORY),
+            },
+            core,
+        }))
+    }
+
+    /// Checks that the transports in use support the congestion control. A listening end
+    /// accepts TCP and QUIC; QUIC then falls back to its default if it lacks the name.
+    fn check_congestion(&self) -> Result<()> {
+        let Some(name) = &self.link_congestion else { return Ok(()) };
+        if self.carrier == CarrierKind::Tcp || self.tunnel_listen.is_some() {
+            congestion_control::check("link-congestion", name)?;
+        } else if !QUIC_CONGESTION.contains(&&name[..]) {
+            bail!("link-congestion: QUIC has cubic, bbr and reno, not {name:?}");
+        }
+        Ok(())
+    }
+
+    /// Far ends to dial: of the unnamed tunnel, if there is one, and of the named ones.
+    fn dials(&self, tables: &[TunnelTable]) -> Result<Vec<Dial>> {
+        let otherwise = usize::from(self.links.unwrap_or(self.carrier.links()));
+        let unnamed = self.tunnel.zip(self.peer.first());
+        let unnamed =
+            unnamed.map(|(to, &peer)| Dial { name: "".into(), to, peer, links: otherwise });
+        let mut dials = Vec::from_iter(unnamed);
+        for TunnelTable { name, to, peer, links } in tables {
+            text::check_name(name).map_err(|what| anyhow!("[[tunnel]] name: {what}"))?;
+            if dials.iter().any(|dial| *dial.name == **name) {
+                bail!("[[tunnel]] name: {name:?} is there twice; each needs one of its own");
+            }
+            let links = links.map_or(otherwise, usize::from);
+            if !(1..=64).contains(&links) {
+                bail!("[[tunnel]] {name}: links: {links}: 1 to 64 are expected");
+            }
+            let peer = peer.parse().map_err(|error| anyhow!("[[tunnel]] {name}: peer: {error}"))?;
+            dials.push(Dial { name: (**name).into(), to: *to, peer, links });
+        }
+        Ok(dials)
+    }
+}
+
+impl Dial {
+    /// All fields but the number of links.
+    fn end(&self) -> (&str, SocketAddr, PublicKey) {
+        (&self.name, self.to, self.peer)
+    }
+}
+
+impl fmt::Display for TunnelSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(at) = self.listen {
+            let allowed: Vec<_> = self.allow_to.iter().map(ToString::to_string).collect();
+            let peers = self.peers.len();
+            writeln!(f, "  tunnels arrive at {at}, of {peers} known keys, and lead to {}", {
+                allowed.join(", ")
+            })?;
+        }
+        self.dials.iter().try_for_each(|dial| {
+            let name = if dial.name.is_empty() { "" } else { " " };
+            let Dial { name: own, to, links, .. } = dial;
+            writeln!(f, "  tunnel{name}{own}: to {to}, links: {links}")
+        })
+    }
+}
+
+impl TunnelSettings {
+    /// Limits the time without a packet from the peer after which a link is given up; no change
+    /// if `None`.
+    pub fn dead_after(mut self, after: Option<Duration>) -> TunnelSettings {
+        let core = &mut self.core;
+        if let Some(after) = after {
+            core.silence = core.silence.min(after);
+            // Several pings may be lost on the way.
+            core.ping = core.ping.min(core.silence / 4);
+        }
+        self
+    }
+
+    /// Returns whether a running proxy can switch to `new` without a restart: only the number
+    /// of links may differ.
+    pub fn is_alike(old: &Option<TunnelSettings>, new: &Option<TunnelSettings>) -> bool {
+        match (old, new) {
+            (None, None) => true,
+            (Some(old), Some(new)) => {
+                (old.listen, old.carrier, &old.congestion, &old.peers)
+                    == (new.listen, new.carrier, &new.congestion, &new.peers)
+                    && old.dials.iter().map(Dial::end).eq(new.dials.iter().map(Dial::end))
+                    && (&old.secret, old.waits) == (&new.secret, new.waits)
+                    && (&old.allow_to, old.stranger_memory) == (&new.allow_to, new.stranger_memory)
+                    && (old.core.limit, old.core.silence) == (new.core.limit, new.core.silence)
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Setup and end of links: dialled or accepted, placed in a tunnel, and closed.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use mio::{Interest, Token};
+use quinn_proto::ConnectionError;
+use tracing::{debug, info, warn};
+use viaduct_proto::keys::PublicKey;
+use viaduct_proto::time::Instant;
+use viaduct_proto::tunnel::record::RecordError;
+use viaduct_proto::tunnel::wire::{Hello, peek_hello};
+
+use super::dial::Slot;
+use super::link::{Link, SlotIndex, Transport, record_error};
+use super::near::Near;
+use super::peer::SharedPeer;
+use super::quic::Arrived;
+use super::settings::{CarrierKind, Dial};
+use super::strangers;
+use super::stream::Stream;
+use super::{LINKS, Tunnels, new_peer};
+use crate::rate_limited::RateLimitedLog;
+use crate::source::Source;
+
+/// Time for the handshake and HELLO.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Links accepted before other sources have their turn.
+const MAX_ACCEPTS: usize = 64;
+/// Time until links are accepted again after a failure, such as a lack of descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// Rate-limited warning that links cannot be accepted: once a minute.
+static ACCEPT_FAILURES: RateLimitedLog<()> = RateLimitedLog::new(1);
+
+impl Tunnels {
+    pub(super) fn dial(&mut self, slot: SlotIndex, now: Instant) {
+        let Near { settings, dial: Dial { to, .. }, .. } = &self.nears[slot.0];
+        let to = *to;
+        let transport = match (settings.carrier, &mut self.endpoint) {
+            (CarrierKind::Quic, Some(endpoint)) => {
+                endpoint.dial(to, now).map(|quic| Transport::Quic(quic.into()))
+            }
+            _ => Stream::dial(to, settings, self.entropy.clone())
+                .map(|stream| Transport::Stream(stream.into())),
+        };
+        match transport {
+            Ok(transport) => {
+                let key = self.add(transport, to, Some(slot), now);
+                self.slot(slot).dialled(key);
+                key.into_iter().for_each(|key| self.drive(key, now));
+            }
+            Err(error) => {
+                debug!("dial {to}: {error}");
+                self.slot(slot).failed(false, now);
+            }
+        }
+    }
+
+    fn slot(&mut self, (near, slot): SlotIndex) -> &mut Slot {
+        &mut self.nears[near].slots[slot]
+    }
+
+    /// Accepts links that wait at the listener, a bounded number of them. The listener's
+    /// readiness is reported only once: a timer continues after the bound, and after a failure.
+    pub(super) fn accept(&mut self, now: Instant) {
+        self.accept_at = None;
+        let mut left = MAX_ACCEPTS;
+        while let Some(listener) = &self.listener {
+            if left == 0 {
+                self.accept_at = Some(now);
+                return;
+            }
+            left -= 1;
+            let (stream, from) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => {
+                    ACCEPT_FAILURES.warn((), format_args!("links wait to be accepted: {error}"));
+                    self.accept_at = Some(now + ACCEPT_RETRY);
+                    return;
+                }
+            };
+            let stream = Stream::accepted(stream, &self.settings, self.entropy.clone());
+            self.add_accepted(Transport::Stream(stream.into()), from, now);
+        }
+    }
+
+    /// Admits an accepted link; the longest-waiting unauthenticated ones may be dropped for it.
+    fn add_accepted(
+        &mut self,
+        transport: Transport,
+        from: SocketAddr,
+        now: Instant,
+    ) -> Option<usize> {
+        let quic = matches!(transport, Transport::Quic(_));
+        let places = self.settings.stranger_memory.places(quic);
+        if let Some(key) = strangers::link_to_drop(&self.strangers(quic), from.ip().into(), places)
+        {
+            self.strangers_dropped += 1;
+            self.close(key, &io::Error::other("others wait to show whose they are"), now);
+        }
+        self.add(transport, from, None, now)
+    }
+
+    /// Unauthenticated links, the oldest first.
+    fn strangers(&self, quic: bool) -> Vec<(usize, Source)> {
+        let is = |link: &Link| {
+            link.is_stranger() && matches!(link.transport, Transport::Quic(_)) == quic
+        };
+        let mut waiting: Vec<_> = self.links.iter().filter(|(_, link)| is(link)).collect();
+        waiting.sort_by_key(|(_, link)| link.deadline);
+        waiting.into_iter().map(|(key, link)| (key, link.remote.ip().into())).collect()
+    }
+
+    /// Number of unauthenticated links.
+    #[cfg(test)]
+    pub(super) fn strangers_held(&self) -> usize {
+        self.links.iter().filter(|(_, link)| link.is_stranger()).count()
+    }
+
+    /// Reads datagrams.
+    pub(super) fn receive(&mut self, now: Instant) {
+        let places = self.settings.stranger_memory.places(true);
+        let crowded = strangers::is_crowded(self.strangers(true).len(), places);
+        let Some(endpoint) = &mut self.endpoint else { return };
+        endpoint.readable = true;
+        let mut driven = BTreeSet::new();
+        for arrived in endpoint.receive(crowded) {
+            match arrived {
+                Arrived::For(key, event) => {
+                    if let Some(Link { transport: Transport::Quic(quic), .. }) =
+                        self.links.get_mut(key)
+                    {
+                        quic.handle_event(*event);
+                        driven.insert(key);
+                    }
+                }
+                Arrived::New(quic, from) => {
+                    driven.extend(self.add_accepted(Transport::Quic(quic), from, now))
+                }
+            }
+        }
+        driven.into_iter().for_each(|key| self.drive(key, now));
+    }
+
+    fn add(
+        &mut self,
+        mut transport: Transport,
+        remote: SocketAddr,
+        slot: Option<SlotIndex>,
+        now: Instant,
+    ) -> Option<usize> {
+        let entry = self.links.vacant_entry();
+        let key = entry.key();
+        match (&mut transport, &mut self.endpoint) {
+            (Transport::Stream(stream), _) => {
+                let both = Interest::READABLE | Interest::WRITABLE;
+                let watched = self.registry.register(stream.source(), Token(LINKS + key), both);
+                watched.inspect_err(|error| warn!("register a link: {error}")).ok()?;
+            }
+            (Transport::Quic(quic), Some(endpoint)) => endpoint.insert(quic, key),
+            (Transport::Quic(_), None) => return None,
+        }
+        entry.insert(Link {
+            transport,
+            remote,
+            slot,
+            place: None,
+            deadline: now + HANDSHAKE_TIMEOUT,
+        });
+        Some(key)
+    }
+
+    /// Places an authenticated link in its tunnel; returns whether it did.
+    pub(super) fn place(&mut self, key: usize, now: Instant) -> io::Result<bool> {
+        let Some(link) = self.links.get_mut(key) else { return Ok(false) };
+        if link.place.is_some() || !link.is_up() {
+            return Ok(false);
+        }
+        let carrier = link.carrier();
+        let (peer, number) = match link.slot {
+            Some((near, _)) => {
+                let peer = self.nears[near].peer.clone();
+                let number = peer.lock().tunnel.dial(now, carrier);
+                (peer, number)
+            }
+            None => {
+                let hello = peek_hello(link.early()).map_err(io::Error::other)?;
+                let (Some(hello), Some(from)) = (hello, link.peer()) else { return Ok(false) };
+                let peer = self.far_peer(from, hello);
+                if !peer.lock().tunnel.accept_link(now, hello.link, carrier) {
+                    return Err(io::Error::other("a link that is there already"));
+                }
+                (peer, hello.link)
+            }
+        };
+        let link = &mut self.links[key];
+        link.trust(self.settings.core.streams);
+        let early = std::mem::take(link.early());
+        peer.lock().keys.insert(number, key);
+        peer.lock().tunnel.handle_bytes(now, number, 0, &early);
+        link.place = Some((peer, number));
+        Ok(true)
+    }
+
+    /// Tunnel that a HELLO belongs to; a new one for a peer that has restarted.
+    fn far_peer(&mut self, key: PublicKey, hello: Hello) -> SharedPeer {
+        self.far.retain(|peer| !peer.lock().is_idle());
+        let same = |peer: &&SharedPeer| peer.lock().is(key, hello.instance);
+        if let Some(peer) = self.far.iter().find(same) {
+            return peer.clone();
+        }
+        let peer = new_peer(&self.settings, key, "", Some(hello.instance));
+        self.far.push(peer.clone());
+        peer
+    }
+
+    /// Closes a link; its slot dials again.
+    pub(super) fn close(&mut self, key: usize, why: &io::Error, now: Instant) {
+        let Some(mut link) = self.links.try_remove(key) else { return };
+        link.close(why, self.endpoint.as_mut(), &self.registry, now);
+        let (up, remote) = (link.place.is_some(), link.remote);
+        match (link.is_stranger(), up) {
+            // Any host can cause as many of these as it likes.
+            (true, _) => debug!("{remote} dialled and did not show a known key: {why}"),
+            (_, true) => {
+                let name = link.slot.map(|(near, _)| self.nears[near].name());
+                let name = name.unwrap_or_else(|| "tunnel".to_owned());
+                info!("a link of the {name} with {remote} is gone: {why}");
+                if let Some((near, _)) = link.slot {
+                    self.nears[near].mark_broken(&why.to_string(), now);
+                }
+            }
+            (_, false) => {
+                let why = reason(remote, why);
+                link.slot.into_iter().for_each(|(near, _)| self.nears[near].log_failure(&why, now));
+            }
+        }
+        if let Some((peer, number)) = link.place {
+            let mut peer = peer.lock();
+            peer.keys.remove(&number);
+            peer.tunnel.remove_link(number);
+        }
+        if let Some(slot) = link.slot {
+            self.slot(slot).failed(up, now);
+        }
+    }
+}
+
+/// Reason why a link did not come up.
+fn reason(remote: SocketAddr, why: &io::Error) -> String {
+    match record_error(why) {
+        Some(RecordError::Refused(refusal)) => format!("{remote}: {refusal}"),
+        Some(_) => format!("{remote} is not the far end of this key: {why}"),
+        None if is_the_peers(why) => format!(
+            "{remote} has closed it ({why}): its key is not the one that is given as peer here, \
+                or it \
+             speaks another version of the tunnel"
+        ),
+        None => format!("{remote}: {why}"),
+    }
+}
+
+/// Returns whether the other end has ended a link, rather than the network.
+fn is_the_peers(why: &io::Error) -> bool {
+    let lost = why.get_ref().and_then(|inner| inner.downcast_ref());
+    matches!(why.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
+        || matches!(lost, Some(ConnectionError::ApplicationClosed(_)))
+}

@@ -1,0 +1,41 @@
+//! Counters of tunnels, copied out by value for status and metrics.
+
+use serde::{Deserialize, Serialize};
+use viaduct_proto::tunnel::stats::{LinkStats, StreamStats, TunnelStats};
+
+/// A tunnel to one peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TunnelCounters {
+    /// The peer's public key.
+    pub peer: String,
+    /// Name of the tunnel; empty if unnamed.
+    #[serde(default)]
+    pub name: String,
+    /// Reason and start of an outage; `None` if a link is up, or none was tried yet, and at far
+    /// ends.
+    #[serde(default)]
+    pub down: Option<String>,
+    /// Sessions that the far end denied, and destination of the last one.
+    #[serde(default)]
+    pub denied: u64,
+    #[serde(default)]
+    pub denied_last: Option<String>,
+    /// Totals of the tunnel.
+    pub all: TunnelStats,
+    /// Counters of each link.
+    pub links: Vec<LinkStats>,
+    /// Sessions with the most bytes waiting, at most [`MAX_SESSIONS`].
+    pub sessions: Vec<StreamStats>,
+}
+
+/// Sessions that are shown individually.
+pub const MAX_SESSIONS: usize = 32;
+
+impl TunnelCounters {
+    /// Short report of the tunnel's outage, if it is down.
+    pub fn trouble(&self) -> Option<String> {
+        let name = if self.name.is_empty() { "" } else { " " };
+        let down = self.down.as_ref()?;
+        Some(format!("tunnel{name}{} is down: {down}", self.name))
+    }
+}

@@ -1,0 +1,117 @@
+//! Limits of accepted links whose peer has not authenticated: how many may wait, and which is
+//! dropped for a new one. Clients that only connect cannot keep peers out: when all places are
+//! taken, the source with the most links loses its oldest one.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use crate::source::Source;
+
+/// Maximum number of links of one source: as many as one tunnel may have.
+const MAX_SOURCE_LINKS: usize = 64;
+
+/// Places for unauthenticated links: of one source, and of all.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places {
+    each: usize,
+    all: usize,
+}
+
+/// Memory of a link over TCP, in bytes: a socket, the handshake, and one read.
+const TCP: usize = 16 << 10;
+/// Memory of a link over QUIC, in bytes: a connection with its TLS, its full windows and
+/// buffers, and the datagrams that brought these.
+const QUIC: usize = 64 << 10;
+
+/// Memory limits of unauthenticated links, in bytes, for each transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StrangerMemory {
+    /// Limit for one source.
+    pub source: usize,
+    /// Limit for all.
+    pub all: usize,
+}
+
+impl StrangerMemory {
+    /// Number of links that fit.
+    pub(super) fn places(self, quic: bool) -> Places {
+        let link = if quic { QUIC } else { TCP };
+        let each = (self.source / link).clamp(1, MAX_SOURCE_LINKS);
+        Places { each, all: (self.all / link).max(1) }
+    }
+}
+
+/// Picks the link of `waiting`, which goes from the oldest to the newest, that is closed to
+/// make room for one from `new`; `None` if there is room.
+pub(super) fn link_to_drop(
+    waiting: &[(usize, Source)],
+    new: Source,
+    places: Places,
+) -> Option<usize> {
+    let mut links: HashMap<Source, usize> = HashMap::new();
+    for (_, source) in waiting {
+        *links.entry(*source).or_default() += 1;
+    }
+    let loser = match links.get(&new).is_some_and(|own| *own >= places.each) {
+        true => new,
+        false if waiting.len() < places.all => return None,
+        // Among equals, the source of the oldest link.
+        false => waiting.iter().min_by_key(|(_, source)| Reverse(links[source]))?.1,
+    };
+    waiting.iter().find(|(_, source)| *source == loser).map(|(key, _)| *key)
+}
+
+/// Returns whether diallers over UDP first have to prove their address.
+pub(super) fn is_crowded(waiting: usize, places: Places) -> bool {
+    waiting >= places.each / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMORY: StrangerMemory = StrangerMemory { source: 2 << 20, all: 8 << 20 };
+
+    #[test]
+    fn memory_is_shared_out_to_links() {
+        let [tcp, quic] = [false, true].map(|quic| MEMORY.places(quic));
+        assert_eq!((tcp.each, tcp.all, quic.each, quic.all), (64, 512, 32, 128));
+        let least = StrangerMemory { source: 64 << 10, all: 64 << 10 }.places(true);
+        assert_eq!((least.each, least.all), (1, 1));
+    }
+
+    fn source(text: &str) -> Source {
+        text.parse::<std::net::IpAddr>().unwrap().into()
+    }
+
+    #[test]
+    fn whoever_has_too_many_loses_the_oldest_and_nobody_else_does() {
+        let quic = MEMORY.places(true);
+        let bad = source("10.0.0.9");
+        let mut waiting = vec![(7, source("10.0.0.1"))];
+        waiting.extend((100..100 + quic.each).map(|key| (key, bad)));
+        assert_eq!(link_to_drop(&waiting, bad, quic), Some(100));
+        assert_eq!(link_to_drop(&waiting, source("10.0.0.1"), quic), None);
+    }
+
+    #[test]
+    fn where_all_places_are_taken_the_oldest_goes() {
+        let quic = MEMORY.places(true);
+        let sources = (0..quic.all).map(|n| source(&format!("10.0.{}.{}", n / 256, n % 256)));
+        let waiting: Vec<_> = (1000..).zip(sources).collect();
+        assert_eq!(link_to_drop(&waiting[1..], source("10.9.9.9"), quic), None);
+        assert_eq!(link_to_drop(&waiting, source("10.9.9.9"), quic), Some(1000));
+        assert_eq!(link_to_drop(&waiting, waiting[5].1, quic), Some(1000));
+    }
+
+    #[test]
+    fn where_all_places_are_taken_the_source_with_the_most_loses_one() {
+        let quic = MEMORY.places(true);
+        let (peer, bad) = (source("10.0.0.1"), source("10.9.9.9"));
+        let others = (2..quic.all).map(|n| source(&format!("10.0.{}.{}", n / 256, n % 256)));
+        let mut waiting: Vec<_> = (0..).zip([peer].into_iter().chain(others)).collect();
+        waiting.truncate(quic.all - quic.each);
+        waiting.extend((1000..1000 + quic.each).map(|key| (key, bad)));
+        assert_eq!(link_to_drop(&waiting, source("10.8.8.8"), quic), Some(1000));
+    }
+}

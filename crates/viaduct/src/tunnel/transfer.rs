@@ -1,0 +1,97 @@
+//! Driving of links: reading and writing.
+
+use std::io;
+
+use viaduct_proto::time::Instant;
+use viaduct_proto::tunnel::StreamId;
+
+use super::Tunnels;
+use super::link::Tools;
+use super::peer::SharedPeer;
+
+impl Tunnels {
+    /// Reads and writes as much of a link as possible.
+    pub(super) fn drive(&mut self, key: usize, now: Instant) {
+        let result = self.receive_by(key, now).and_then(|()| self.place(key, now));
+        let result = result.and_then(|placed| {
+            // Bytes behind the first ones are read now.
+            if placed { self.receive_by(key, now) } else { Ok(()) }
+        });
+        match result {
+            Ok(()) => self.send(key, now),
+            Err(error) => self.close(key, &error, now),
+        }
+    }
+
+    fn receive_by(&mut self, key: usize, now: Instant) -> io::Result<()> {
+        let Tunnels { links, endpoint, settings, nears, entropy, scratch, .. } = self;
+        let Some(link) = links.get_mut(key) else { return Ok(()) };
+        let settings = link.slot.map_or(&*settings, |(near, _)| &nears[near].settings);
+        let mut tools = Tools { endpoint: endpoint.as_mut(), settings, entropy, scratch };
+        link.receive(&mut tools, now)
+    }
+
+    /// Sends what the tunnels have to send, and closes links that they have finished with.
+    pub fn flush(&mut self, now: Instant) {
+        for peer in self.peers().cloned().collect::<Vec<_>>() {
+            let mut turn = Vec::new();
+            loop {
+                turn.clear();
+                let next = peer.lock().tunnel.poll_transmit(now, &mut turn);
+                let Some((number, lane)) = next else { break };
+                let Some(&key) = peer.lock().keys.get(&number) else { continue };
+                let link = &mut self.links[key];
+                link.push(lane, &turn);
+                if link.is_full() {
+                    self.send(key, now);
+                }
+            }
+            self.end_lanes(&peer);
+            let keys: Vec<usize> = peer.lock().keys.values().copied().collect();
+            for key in keys {
+                self.send(key, now);
+            }
+            self.settle(&peer, now);
+        }
+    }
+
+    /// Ends the lanes of sessions that are over.
+    fn end_lanes(&mut self, peer: &SharedPeer) {
+        loop {
+            let over = peer.lock().tunnel.poll_forgotten();
+            let Some(StreamId { link, number }) = over else { return };
+            if let Some(&key) = peer.lock().keys.get(&link) {
+                self.links[key].end(number);
+            }
+        }
+    }
+
+    /// Handles a tunnel's events.
+    fn settle(&mut self, peer: &SharedPeer, now: Instant) {
+        loop {
+            let (down, over) = peer.lock().settle();
+            if std::mem::take(&mut peer.lock().has_come_up)
+                && let Some(near) =
+                    self.nears.iter_mut().find(|near| near.peer.is_same_tunnel(peer))
+            {
+                near.mark_up(now);
+            }
+            if down.is_empty() && over.is_empty() {
+                return;
+            }
+            for (key, why) in down {
+                self.close(key, &io::Error::other(why), now);
+            }
+            for key in over {
+                self.close(key, &io::Error::other("it was left"), now);
+            }
+        }
+    }
+
+    fn send(&mut self, key: usize, now: Instant) {
+        let Some(link) = self.links.get_mut(key) else { return };
+        if let Err(error) = link.flush(self.endpoint.as_mut(), now) {
+            self.close(key, &error, now);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Parsers of values on the command line and in files. Their errors name the expected form.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Deserializer, de};
+
+/// Slowest permitted rate limit, in bits a second.
+const MIN_RATE: u64 = 1_000;
+/// Smallest buffer, and the largest that the kernel can be asked for, in bytes.
+const MIN_BUFFER: usize = 4 << 10;
+pub const MAX_BUFFER: usize = 1 << 30;
+/// Smallest limit of memory, in bytes.
+const MIN_MEMORY: usize = 64 << 10;
+/// Longest time, in days: a hundred years. Where a limit can be switched off, 0s does it.
+const MAX_DAYS: u64 = 36_500;
+/// Limits of the kernel's timer, which counts milliseconds, and of its keepalive probes, which
+/// count seconds.
+const DEAD_AFTER: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(24 * 24 * 3600);
+/// Longest time that a loop may poll for events: a sleep costs a small part of that.
+const MAX_SPIN: Duration = Duration::from_millis(1);
+
+/// Parses an address and a port to listen at or connect to.
+pub fn socket_addr(text: &str) -> Result<SocketAddr, String> {
+    let at: SocketAddr = text.parse().map_err(|_| {
+        "a numeric address with a port is expected, such as 192.0.2.1:7000 or [2001:db8::1]:7000 \
+         (names of hosts are not looked up)"
+            .to_owned()
+    })?;
+    if at.port() == 0 {
+        return Err("a port from 1 to 65535 is expected".to_owned());
+    }
+    Ok(at)
+}
+
+/// Parses a [`socket_addr`] to connect to.
+pub fn destination(text: &str) -> Result<SocketAddr, String> {
+    let at = socket_addr(text)?;
+    if at.ip().to_canonical().is_unspecified() {
+        return Err("an address that one can go to is expected; this machine's are 127.0.0.1 and \
+                    [::1], say"
+            .to_owned());
+    }
+    Ok(at)
+}
+
+/// Parses a prefix; an address alone is one of its full length.
+pub fn prefix(text: &str) -> Result<IpNet, String> {
+    let address = |text: &str| text.parse::<IpAddr>().ok().map(IpNet::from);
+    let Some(net) = text.parse().ok().or_else(|| address(text)) else {
+        return Err("a prefix is expected, such as 10.1.0.0/16 or fd00:1::/48".to_owned());
+    };
+    if net.trunc() != net {
+        return Err(format!("{net} has bits beyond its length; {} is expected", net.trunc()));
+    }
+    Ok(net)
+}
+
+/// Parses ports: `80` or `8000-8080`.
+pub fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
+        (Ok(first @ 1..), Ok(last)) if first <= last => Ok(first..=last),
+        _ => Err("a port or a range such as 8000-8080 is expected".to_owned()),
+    }
+}
+
+/// Parses a time, which may be zero.
+pub fn time(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text)
+        .map_err(|_| "a time such as 30s or 2m is expected".to_owned())?;
+    if time.as_secs() > MAX_DAYS * 24 * 3600 {
+        return Err(format!("a time is expected, {MAX_DAYS} days at most"));
+    }
+    Ok(time)
+}
+
+/// Parses the time without an answer after which an end is given up; zero is for ever.
+pub fn dead_after(text: &str) -> Result<Duration, String> {
+    let time = time(text).ok().filter(|time| time.is_zero() || DEAD_AFTER.contains(time));
+    time.ok_or_else(|| "a time of 1s to 24d is expected, or 0s for the kernel's".to_owned())
+}
+
+/// Parses the time for which a loop may poll for events before it sleeps.
+pub fn spin(text: &str) -> Result<Duration, String> {
+    let time = time(text).ok().filter(|&time| time <= MAX_SPIN);
+    time.ok_or_else(|| "a time such as 50us is expected, 1ms at most; 0s is never".to_owned())
+}
+
+/// Parses a time above zero.
+pub fn wait(text: &str) -> Result<Duration, String> {
+    match time(text)? {
+        Duration::ZERO => Err("a time above 0s is expected".to_owned()),
+        time => Ok(time),
+    }
+}
+
+/// Parses a number, at least one.
+pub fn count(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&n| n > 0).ok_or("a number from 1 is expected".to_owned())
+}
+
+/// Parses an amount of memory: bytes, or K, M or G, which are powers of 1024.
+pub fn memory(text: &str) -> Result<usize, String> {
+    let units = [("K", 10), ("M", 20), ("G", 30)];
+    let upper = text.to_ascii_uppercase();
+    let unit = units.iter().find_map(|(unit, bits)| Some((upper.strip_suffix(unit)?, *bits)));
+    let (number, bits) = unit.unwrap_or((&upper, 0));
+    let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(1 << bits));
+    let bytes = bytes.filter(|bytes| (MIN_MEMORY..=MAX_BUFFER).contains(bytes));
+    bytes.ok_or_else(|| "bytes are expected, such as 2M; 64K at least and 1G at most".to_owned())
+}
+
+/// Parses the size of a buffer, in bytes.
+pub fn buffer(text: &str) -> Result<usize, String> {
+    let bytes = text.parse().ok().filter(|bytes| (MIN_BUFFER..=MAX_BUFFER).contains(bytes));
+    bytes.ok_or_else(|| {
+        format!("bytes are expected, {MIN_BUFFER} at least and {MAX_BUFFER} at most")
+    })
+}
+
+/// Parses a rate, in bits a second.
+pub fn rate(text: &str) -> Result<u64, String> {
+    let rate = viaduct_proto::handlers::rate(text).filter(|&rate| rate >= MIN_RATE);
+    rate.ok_or_else(|| "bits a second such as 500k, 2M or 1G are expected, 1k at least".to_owned())
+}
+
+/// Parses the [`prefix`]es of a list in a file.
+pub fn de_prefixes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<IpNet>, D::Error> {
+    let texts = Vec::<String>::deserialize(from)?;
+    texts.iter().map(|text| prefix(text).map_err(|what| wrong(text, &what))).collect()
+}
+
+/// Parses a [`destination`] in a file.
+pub fn de_destination<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+    let text = String::deserialize(from)?;
+    destination(&text).map_err(|what| wrong(&text, &what))
+}
+
+/// Parses an optional [`destination`] in a file.
+pub fn de_optional_destination<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<SocketAddr>, D::Error> {
+    de_destination(from).map(Some)
+}
+
+fn wrong<E: de::Error>(text: &str, what: &str) -> E {
+    E::custom(format!("{text:?}: {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_alone_is_a_prefix_and_bits_beyond_are_not_left_out() {
+        assert_eq!(prefix("1.2.3.4").unwrap(), prefix("1.2.3.4/32").unwrap());
+        assert_eq!(prefix("fd00::1").unwrap().prefix_len(), 128);
+        let error = prefix("10.2.0.5/16").unwrap_err();
+        assert!(error.contains("10.2.0.0/16 is expected"), "{error}");
+        assert!(prefix("10.2/16").is_err());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        assert!(socket_addr("host.example:80").unwrap_err().contains("not looked up"));
+        assert!(socket_addr("10.0.0.1:0").unwrap_err().contains("1 to 65535"));
+        for text in ["0", "0-9", "9-1", "x", "80-", "70000"] {
+            assert!(ports(text).is_err(), "{text}");
+        }
+        assert_eq!(ports("80-90").unwrap(), 80..=90);
+        assert!(wait("0s").is_err() && wait("x").is_err() && time("0s").is_ok());
+        assert!(spin("100us").is_ok() && spin("0s").is_ok());
+        assert!(spin("2ms").unwrap_err().contains("1ms at most"));
+        assert!(count("0").is_err() && count("1").is_ok());
+        assert!(buffer("1").is_err() && buffer("4096").is_ok());
+        assert!(buffer("4294967296").unwrap_err().contains("1073741824 at most"));
+        assert!(wait("18446744073709551615s").unwrap_err().contains("36500 days"));
+        assert!(destination("0.0.0.0:80").is_err() && destination("[::ffff:0.0.0.0]:80").is_err());
+        assert!(rate("5").is_err() && rate("1k").is_ok());
+    }
+}
