@@ -1,10 +1,10 @@
 /*
- * Programs that know of their handlers: they ask them, and are told what they say.
+ * Programs that use their own handlers: they send requests to handlers, and receive their events.
  *
- * A program that is not run by `viaduct run`, or whose flow passes no handler, loses nothing by asking: no
- * call fails for that, and each says that there is nobody. There is no library: this file is all of it.
+ * In a program that is not run by `viaduct run`, or for a flow that passes no handler, no call fails, and each
+ * reports that there is no handler. There is no library: this file is complete.
  *
- *     int events = viaduct_watch(fd);        // poll() passes over -1
+ *     int events = viaduct_watch(fd);        // poll() ignores -1
  *     viaduct_control(fd, "migrate", "retry", 5, NULL, 0);
  *
  * Linux, C99 and later, C++.
@@ -35,8 +35,8 @@ static inline int viaduct_is_wrapped(void)
     return getenv("VIADUCT_CONTROL") != NULL;
 }
 
-/* Says `length` bytes of `words`, with the socket `flow`: where the answer comes; -1 with errno 0 if there
- * is nobody, else errno says what is wrong. */
+/* Sends `length` bytes of `words`, with the socket `flow`. Returns the descriptor on which the answer arrives;
+ * -1 with errno 0 if there is no handler, else with the error in errno. */
 static inline int viaduct_ask_(int flow, const void *words, size_t length)
 {
     struct sockaddr_un at;
@@ -50,7 +50,7 @@ static inline int viaduct_ask_(int flow, const void *words, size_t length)
     const char *name = getenv("VIADUCT_CONTROL");
     const char *digits = name == NULL ? NULL : strchr(name, ';');
     size_t long_is, n;
-    int desk, why;
+    int control, why;
 
     errno = 0;
     if (digits == NULL || name[0] != '@' || (size_t)(digits - name) >= sizeof(at.sun_path))
@@ -64,15 +64,15 @@ static inline int viaduct_ask_(int flow, const void *words, size_t length)
             return -1;
         secret[n / 2] = (unsigned char)((n % 2 ? secret[n / 2] << 4 : 0) | (digit - all));
     }
-    desk = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (desk < 0)
+    control = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (control < 0)
         return -1;
     memset(&at, 0, sizeof(at));
     at.sun_family = AF_UNIX;
     memcpy(at.sun_path + 1, name + 1, long_is - 1);
-    if (connect(desk, (struct sockaddr *)&at, offsetof(struct sockaddr_un, sun_path) + long_is) < 0) {
+    if (connect(control, (struct sockaddr *)&at, offsetof(struct sockaddr_un, sun_path) + long_is) < 0) {
         why = errno == ECONNREFUSED ? 0 : errno;
-        close(desk);
+        close(control);
         errno = why;
         return -1;
     }
@@ -90,24 +90,24 @@ static inline int viaduct_ask_(int flow, const void *words, size_t length)
     message.msg_iovlen = 2;
     message.msg_control = &beside;
     message.msg_controllen = sizeof(beside.room);
-    if (sendmsg(desk, &message, MSG_NOSIGNAL) < 0) {
+    if (sendmsg(control, &message, MSG_NOSIGNAL) < 0) {
         why = errno;
-        close(desk);
+        close(control);
         errno = why;
         return -1;
     }
-    return desk;
+    return control;
 }
 
-/* Asks `handler`, of the flow whose socket `flow` is, by a control call. Its answer is put into `answer`, cut
- * to `room` bytes. Returns its length; 0 if nobody answers; -1 if the call fails, with errno. */
+/* Sends a control call to `handler` of the flow whose socket is `flow`. The answer is stored in `answer`,
+ * truncated to `room` bytes. Returns its length; 0 if there is no answer; -1 if the call fails, with errno. */
 static inline ssize_t viaduct_control(int flow, const char *handler, const void *request, size_t length,
                                       void *answer, size_t room)
 {
     unsigned char words[VIADUCT_MOST];
     size_t name = strlen(handler);
     ssize_t said;
-    int desk, why;
+    int control, why;
 
     if (name > 255 || length > sizeof(words) - 3 - name) {
         errno = E2BIG;
@@ -119,12 +119,12 @@ static inline ssize_t viaduct_control(int flow, const char *handler, const void 
     memcpy(words + 3, handler, name);
     if (length > 0)
         memcpy(words + 3 + name, request, length);
-    desk = viaduct_ask_(flow, words, 3 + name + length);
-    if (desk < 0)
+    control = viaduct_ask_(flow, words, 3 + name + length);
+    if (control < 0)
         return errno == 0 ? 0 : -1;
-    said = recv(desk, words, sizeof(words), 0);
+    said = recv(control, words, sizeof(words), 0);
     why = errno;
-    close(desk);
+    close(control);
     errno = why;
     if (said < 0)
         return -1;
@@ -136,20 +136,20 @@ static inline ssize_t viaduct_control(int flow, const char *handler, const void 
     return said;
 }
 
-/* A descriptor that is readable when a handler of the flow whose socket `flow` is has said something: each
- * recv() takes one event of at most VIADUCT_MOST bytes, and 0 when the flow is over. -1 if there is nobody
- * (errno is 0), or if the call fails. */
+/* Returns a descriptor that is readable when a handler of the flow whose socket is `flow` has sent an event:
+ * each recv() takes one event of at most VIADUCT_MOST bytes, and 0 when the flow is over. -1 if there is no
+ * handler (errno is 0), or if the call fails. */
 static inline int viaduct_watch(int flow)
 {
     static const unsigned char words[3] = {1, 2, 0};
     unsigned char said;
-    int desk = viaduct_ask_(flow, words, sizeof(words));
+    int control = viaduct_ask_(flow, words, sizeof(words));
 
-    if (desk < 0)
+    if (control < 0)
         return -1;
-    if (recv(desk, &said, 1, 0) == 1)
-        return desk;
-    close(desk);
+    if (recv(control, &said, 1, 0) == 1)
+        return control;
+    close(control);
     errno = 0;
     return -1;
 }

@@ -43,9 +43,9 @@ pub fn is_wrapped() -> bool {
 /// # Errors
 /// The request, with the handler's name, has more than 4093 bytes, or no descriptor is left.
 pub fn control(flow: impl AsFd, handler: &str, request: &[u8]) -> io::Result<Option<Vec<u8>>> {
-    let Some(desk) = ask(flow, Ask::Control { to: handler, request })? else { return Ok(None) };
+    let Some(socket) = ask(flow, Ask::Control { to: handler, request })? else { return Ok(None) };
     let mut bytes = vec![0; MAX_MESSAGE];
-    let (length, _) = seqpacket::receive(&desk, &mut bytes)?;
+    let (length, _) = seqpacket::receive(&socket, &mut bytes)?;
     bytes.truncate(length);
     Ok((bytes.first() == Some(&YES)).then(|| bytes.split_off(1)))
 }
@@ -56,16 +56,16 @@ pub fn control(flow: impl AsFd, handler: &str, request: &[u8]) -> io::Result<Opt
 /// # Errors
 /// No descriptor is left.
 pub fn watch(flow: impl AsFd) -> io::Result<Option<Events>> {
-    let Some(desk) = ask(flow, Ask::Watch)? else { return Ok(None) };
-    let (length, _) = seqpacket::receive(&desk, &mut [0; MAX_MESSAGE])?;
-    Ok((length > 0).then_some(Events { desk }))
+    let Some(socket) = ask(flow, Ask::Watch)? else { return Ok(None) };
+    let (length, _) = seqpacket::receive(&socket, &mut [0; MAX_MESSAGE])?;
+    Ok((length > 0).then_some(Events { socket }))
 }
 
 /// Events of handlers, in the order in which they are sent. Events are dropped if the program
 /// does not read them and the queue is full.
 #[derive(Debug)]
 pub struct Events {
-    desk: OwnedFd,
+    socket: OwnedFd,
 }
 
 impl Events {
@@ -76,7 +76,7 @@ impl Events {
     #[allow(clippy::should_implement_trait, reason = "it may fail")]
     pub fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = vec![0; MAX_MESSAGE];
-        let (length, _) = seqpacket::receive(&self.desk, &mut bytes)?;
+        let (length, _) = seqpacket::receive(&self.socket, &mut bytes)?;
         bytes.truncate(length);
         Ok((length > 0).then_some(bytes))
     }
@@ -85,7 +85,7 @@ impl Events {
 impl AsFd for Events {
     /// Readable when there is an event.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.desk.as_fd()
+        self.socket.as_fd()
     }
 }
 
@@ -94,16 +94,16 @@ fn ask(flow: impl AsFd, ask: Ask<'_>) -> io::Result<Option<OwnedFd>> {
     let Some(control) = env::var(CONTROL).ok() else { return Ok(None) };
     let Some((name, secret)) = control.split_once(';') else { return Ok(None) };
     let Some(secret) = Secret::parse(secret.as_bytes()) else { return Ok(None) };
-    let words = ask.emit().ok_or(ErrorKind::ArgumentListTooLong)?;
-    let desk = match seqpacket::connect(name) {
-        Ok(desk) => desk,
+    let request = ask.emit().ok_or(ErrorKind::ArgumentListTooLong)?;
+    let socket = match seqpacket::connect(name) {
+        Ok(socket) => socket,
         // The run has ended, or the program has entered another network namespace.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(None),
         Err(error) => return Err(error),
     };
-    let words = [secret.bytes(), &words[..]].concat();
-    seqpacket::send(&desk, &words, Some(flow.as_fd()))?;
-    Ok(Some(desk))
+    let request = [secret.bytes(), &request[..]].concat();
+    seqpacket::send(&socket, &request, Some(flow.as_fd()))?;
+    Ok(Some(socket))
 }
 
 #[cfg(test)]

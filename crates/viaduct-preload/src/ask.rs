@@ -35,7 +35,7 @@ pub(crate) fn is_full(errno: c_int) -> bool {
 }
 
 /// Sends a request that has no answer.
-pub(crate) fn tell(state: &State, request: &Request) {
+pub(crate) fn notify(state: &State, request: &Request) {
     // If the master has ended, there is no report.
     let _ = Socket::connect(state.name(), state.word)
         .and_then(|socket| socket.send([state.secret.bytes(), &request.emit()], None));

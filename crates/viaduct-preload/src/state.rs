@@ -10,7 +10,7 @@ use viaduct_proto::wrap::{Rules, SECRET, Secret};
 use crate::ask;
 
 /// Maximum length of the socket name, and of an environment entry, that is kept.
-const ROOM: usize = 1024;
+const MAX_TEXT: usize = 1024;
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const WRAP: &[u8] = b"VIADUCT_WRAP=";
 
@@ -30,26 +30,26 @@ pub(crate) struct State {
 
 #[derive(Clone, Copy)]
 struct Text {
-    bytes: [u8; ROOM],
+    bytes: [u8; MAX_TEXT],
     length: usize,
 }
 
-const UNBORN: u8 = 0;
-const BEING_BORN: u8 = 1;
+const UNINITIALIZED: u8 = 0;
+const INITIALIZING: u8 = 1;
 const READY: u8 = 2;
 /// No master wraps this program.
-const ALONE: u8 = 3;
+const NOT_WRAPPED: u8 = 3;
 /// A master wraps this program, but cannot be reached.
-const DEAF: u8 = 4;
+const UNREACHABLE: u8 = 4;
 
 struct Cell(UnsafeCell<State>);
 
-// SAFETY: it is written only by the thread that has moved `STAGE` to BEING_BORN, and read only
+// SAFETY: it is written only by the thread that has moved `STAGE` to INITIALIZING, and read only
 // at a later stage.
 unsafe impl Sync for Cell {}
 
-const NOTHING: Text = Text { bytes: [0; ROOM], length: 0 };
-static STAGE: AtomicU8 = AtomicU8::new(UNBORN);
+const NOTHING: Text = Text { bytes: [0; MAX_TEXT], length: 0 };
+static STAGE: AtomicU8 = AtomicU8::new(UNINITIALIZED);
 static STATE: Cell = Cell(UnsafeCell::new(State {
     welcome: Welcome {
         rules: Rules::EVERYTHING,
@@ -87,14 +87,14 @@ pub(crate) enum Wrapped {
     /// Wrapped by a master, with this state.
     By(&'static State),
     /// Wrapped by a master that cannot be reached: no flow may begin.
-    Deaf,
+    Unreachable,
 }
 
 /// Returns the state; asks the master for it in the first call.
 pub(crate) fn state() -> Wrapped {
-    if STAGE.load(Ordering::Acquire) == UNBORN {
-        let (unborn, born) = (Ordering::AcqRel, Ordering::Acquire);
-        if STAGE.compare_exchange(UNBORN, BEING_BORN, unborn, born).is_ok() {
+    if STAGE.load(Ordering::Acquire) == UNINITIALIZED {
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        if STAGE.compare_exchange(UNINITIALIZED, INITIALIZING, success, failure).is_ok() {
             // SAFETY: no other thread reads or writes it at this stage.
             let stage = unsafe { (*STATE.0.get()).begin() };
             STAGE.store(stage, Ordering::Release);
@@ -103,39 +103,39 @@ pub(crate) fn state() -> Wrapped {
     match STAGE.load(Ordering::Acquire) {
         // SAFETY: it is not written any more.
         READY => Wrapped::By(unsafe { &*STATE.0.get() }),
-        ALONE => Wrapped::No,
+        NOT_WRAPPED => Wrapped::No,
         // Another thread may be asking the master, before `main`.
-        _ => Wrapped::Deaf,
+        _ => Wrapped::Unreachable,
     }
 }
 
 impl State {
     /// Asks the master. Returns the next stage.
     fn begin(&mut self) -> u8 {
-        let Some(wrap) = find(own_environment(), WRAP) else { return ALONE };
+        let Some(wrap) = find(own_environment(), WRAP) else { return NOT_WRAPPED };
         let value = wrap.strip_prefix(WRAP).unwrap_or_default();
         let mut parts = value.split(|&byte| byte == b';');
         let (Some(name), Some(word), Some(secret), None) =
             (parts.next(), parts.next(), parts.next(), parts.next())
         else {
-            return DEAF;
+            return UNREACHABLE;
         };
         let word = std::str::from_utf8(word).ok();
         let word = word.and_then(|word| u64::from_str_radix(word, 16).ok());
-        let (Some(word), Some(secret)) = (word, Secret::parse(secret)) else { return DEAF };
+        let (Some(word), Some(secret)) = (word, Secret::parse(secret)) else { return UNREACHABLE };
         (self.word, self.secret) = (word, secret);
         let preload = find(own_environment(), PRELOAD).unwrap_or_default();
         let known =
             self.name.set(name) && self.entries[0].set(preload) && self.entries[1].set(wrap);
         if !known {
-            return DEAF;
+            return UNREACHABLE;
         }
         match ask::ask(self, &Request::Hello, None) {
             Ok(Answer::Welcome(welcome)) => {
                 self.welcome = welcome;
                 READY
             }
-            _ => DEAF,
+            _ => UNREACHABLE,
         }
     }
 

@@ -26,6 +26,7 @@ mod overlay;
 mod proxy;
 mod random;
 mod rate_limited;
+mod rule_args;
 mod run;
 mod run_dir;
 mod serve;
@@ -147,7 +148,7 @@ pub fn handlers() -> Registry {
 pub fn main(registry: Registry) -> ExitCode {
     // All services wait for child processes.
     viaduct_sys::process::inherited_state::reset_sigchld();
-    let words = run::unfold(std::env::args_os());
+    let words = run::expand(std::env::args_os());
     // `viaduct run` exits with the status of its program; failures before that have a status of
     // their own.
     let failed = words.get(1).filter(|word| *word == "run").map(|_| run::OUR_FAULT);
@@ -170,8 +171,8 @@ pub fn main(registry: Registry) -> ExitCode {
 /// Prints the error of the command line, or the help that it asks for, and exits.
 fn refuse(error: &clap::Error, failed: Option<u8>) -> ! {
     let Some(failed) = failed.filter(|_| error.use_stderr()) else { error.exit() };
-    match run::meant(error) {
-        Some(meant) => eprintln!("viaduct: {meant}"),
+    match run::suggestion(error) {
+        Some(suggestion) => eprintln!("viaduct: {suggestion}"),
         // The output may be closed.
         None => drop(error.print()),
     }

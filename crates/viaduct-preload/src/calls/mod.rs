@@ -3,11 +3,11 @@
 //! | part | |
 //! |---|---|
 //! | here | those that open, connect and send; and `syscall`, which can make any call |
-//! | `naming` | those that read a socket's addresses and its error |
-//! | `deciding` | decisions of rules and master on a call |
+//! | `addresses` | those that read a socket's addresses and its error |
+//! | `decide` | decisions of rules and master on a call |
 
-mod deciding;
-mod naming;
+mod addresses;
+mod decide;
 
 use std::ffi::{c_int, c_long, c_uint, c_void};
 
@@ -15,8 +15,8 @@ use libc::{mmsghdr, msghdr, sockaddr, socklen_t};
 use viaduct_proto::wrap::wire::Call;
 use viaduct_proto::wrap::{Errno, LONGEST, MSG_FASTOPEN, SOCKADDR, Socket, Verdict};
 
-use self::deciding::{Decided, decide, is_judged, report};
-use self::naming::{getpeername, getsockname, getsockopt};
+use self::addresses::{getpeername, getsockname, getsockopt};
+use self::decide::{Decision, decide, is_judged, report};
 use crate::raw::{self, failed, returned};
 use crate::real::real;
 use crate::state::{Wrapped, state};
@@ -56,9 +56,9 @@ pub(crate) unsafe extern "C" fn connect(
     // SAFETY: as the caller promises, and as far as it can be read.
     let bytes = unsafe { bytes_of(address.cast(), length_read) };
     let word = match decide(fd, 0, bytes, Call::Connect) {
-        (Decided::Done(0), _) => return 0,
-        (Decided::Done(errno), _) => return failed(errno),
-        (Decided::Pass, word) => word,
+        (Decision::Done(0), _) => return 0,
+        (Decision::Done(errno), _) => return failed(errno),
+        (Decision::Pass, word) => word,
     };
     let arguments = [fd as usize, address as usize, length as usize, word as usize, 0, 0];
     // SAFETY: as the caller promises.
@@ -83,11 +83,11 @@ pub(crate) unsafe extern "C" fn sendto(
         // SAFETY: as the caller promises.
         let bytes = unsafe { bytes_of(address.cast(), length) };
         match decide(fd, flags, bytes, Call::Send).0 {
-            Decided::Pass => {}
-            Decided::Done(0) => {
+            Decision::Pass => {}
+            Decision::Done(0) => {
                 (flags, address, length) = (flags & !MSG_FASTOPEN, std::ptr::null(), 0);
             }
-            Decided::Done(errno) => return failed(errno) as isize,
+            Decision::Done(errno) => return failed(errno) as isize,
         }
     }
     real!(c"sendto" as fn(c_int, *const c_void, usize, c_int, *const sockaddr, socklen_t) -> isize;
@@ -106,14 +106,14 @@ pub(crate) unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags
         // SAFETY: as the caller promises.
         let bytes = unsafe { bytes_of(copy.msg_name, copy.msg_namelen) };
         match decide(fd, flags, bytes, Call::Send).0 {
-            Decided::Pass => {}
-            Decided::Done(0) => {
+            Decision::Pass => {}
+            Decision::Done(0) => {
                 (copy.msg_name, copy.msg_namelen) = (std::ptr::null_mut(), 0);
                 let flags = flags & !MSG_FASTOPEN;
                 return real!(c"sendmsg" as fn(c_int, *const msghdr, c_int) -> isize;
                     fd, &raw const copy, flags);
             }
-            Decided::Done(errno) => return failed(errno) as isize,
+            Decision::Done(errno) => return failed(errno) as isize,
         }
     }
     real!(c"sendmsg" as fn(c_int, *const msghdr, c_int) -> isize; fd, message, flags)
@@ -138,13 +138,13 @@ pub(crate) unsafe extern "C" fn sendmmsg(
             // SAFETY: as the caller promises.
             let bytes = unsafe { bytes_of(header.msg_name, header.msg_namelen) };
             match decide(fd, flags, bytes, Call::Send).0 {
-                Decided::Pass => {}
+                Decision::Pass => {}
                 // The first has connected the socket, and the others are data.
-                Decided::Done(0) => {
+                Decision::Done(0) => {
                     flags &= !MSG_FASTOPEN;
                     break;
                 }
-                Decided::Done(errno) => return failed(errno),
+                Decision::Done(errno) => return failed(errno),
             }
         }
     }
@@ -184,7 +184,9 @@ pub(crate) unsafe extern "C" fn syscall(
             libc::SYS_sendmsg => sendmsg(fd, b as *const _, c as c_int) as c_long,
             libc::SYS_sendmmsg => sendmmsg(fd, b as *mut _, c as c_uint, d as c_int) as c_long,
             // It would bypass this library; its callers have a fallback.
-            libc::SYS_io_uring_setup if matches!(state(), Wrapped::By(_) | Wrapped::Deaf) => {
+            libc::SYS_io_uring_setup
+                if matches!(state(), Wrapped::By(_) | Wrapped::Unreachable) =>
+            {
                 failed(libc::ENOSYS) as c_long
             }
             _ => returned(raw::call(number, [a, b, c, d, e, f])) as c_long,

@@ -6,11 +6,15 @@
 //!   viaduct run --master N +crypt -- ssh ┘        one worker, one chain's factories: shared state
 //! ```
 //!
-//! Each run handles the calls of its own program; the master carries the flows. It serves its
-//! own user and root, or all users (`--all-users`), at a socket `NAME.master` beside its status
-//! socket. With a master below (`--master`) it sends its flows on to that one
-//! ([`crate::run::above`]).
+//! Each run handles the calls of its own program ([`client`]); the master carries the flows. It
+//! serves its own user and root, or all users (`--all-users`), at a socket `NAME.master` beside its
+//! status socket. With a parent master (`--master`) it sends its flows on to that one
+//! ([`nested`]).
 
+pub mod carrier;
+pub mod client;
+mod connect;
+pub mod nested;
 mod outbox;
 mod quota;
 mod remote;
@@ -30,16 +34,16 @@ use viaduct_proto::wrap::wire::Welcome;
 use viaduct_sys::process::raise_fd_limit;
 use viaduct_sys::socket::seqpacket;
 
+use self::carrier::Carrier;
+use self::client::MasterClient;
+use self::nested::NestedMaster;
 use self::quota::{Limits, Quota};
-use self::session::Desk;
+use self::session::RunListener;
 use crate::engine;
 use crate::engine::outbound::Outbound;
 use crate::engine::parent_master::ParentMaster;
 use crate::engine::settings::{ProgramTimes, Settings};
-use crate::run::above::Above;
-use crate::run::carrier::Carrier;
-use crate::run::joined::Joined;
-use crate::run::rules::RuleArgs;
+use crate::rule_args::RuleArgs;
 use crate::run_dir::{RunDir, SYSTEM};
 use crate::signals::Signals;
 use crate::status_socket::check_free;
@@ -58,30 +62,30 @@ pub struct MasterArgs {
     /// Name by which programs join the master
     #[arg(long, value_name = "NAME")]
     name: String,
-    /// A handler, as +NAME[:KEY=VALUE,...] says it
+    /// Handler, written +NAME[:KEY=VALUE,...]
     #[arg(long = "handler", value_name = "NAME[:KEY=VALUE,...]", hide = true)]
     handlers: Vec<HandlerSpec>,
     #[command(flatten)]
     rules: RuleArgs,
-    /// Have flows pass Viaduct even where the kernel could do all of the chain's work on
-    /// programs' own sockets
+    /// Have flows pass Viaduct even if the kernel could do all of the chain's work on programs'
+    /// own sockets (kernel offload)
     #[arg(long)]
     no_offload: bool,
-    /// Serve every user of this machine, and not its own and root alone: what they send goes on
+    /// Serve all users of this machine, instead of its own user and root alone: their flows leave
     /// from this process, with its user's rights and its handlers' keys
     #[arg(long)]
     all_users: bool,
     /// Concurrent runs per user, except root and the master's own
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     user_runs: usize,
-    /// Flows at once of one such user; without it a quarter of those that there are descriptors
-    /// for. An eighth of all is kept for root and this master's own user
+    /// Concurrent flows per such user; by default a quarter of those that the descriptors allow.
+    /// An eighth of all is reserved for root and this master's own user
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     user_flows: Option<usize>,
-    /// Of them, connects that wait for their far end; without it half of the flows
+    /// Pending connects among them; by default half of the flows
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     user_calls: Option<usize>,
-    /// Stand above this master: it carries on what this one sends
+    /// Parent master, to which this one hands its flows
     #[arg(long, value_name = "NAME")]
     master: Option<String>,
     #[command(flatten)]
@@ -100,16 +104,19 @@ pub fn run(args: &MasterArgs, registry: &Registry, log: impl FnOnce()) -> Result
     let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;
     let rules = args.rules.load(registry.guards(&args.handlers))?;
     log();
-    let below =
-        args.master.as_ref().map(|name| Joined::to(name, &args.run_dir.path())).transpose()?;
-    let offload = if args.no_offload || below.is_some() { None } else { offload(&chain) };
+    let parent = args
+        .master
+        .as_ref()
+        .map(|name| MasterClient::join(name, &args.run_dir.path()))
+        .transpose()?;
+    let offload = if args.no_offload || parent.is_some() { None } else { offload(&chain) };
     let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
     let mut welcome = Welcome { rules, meeting: [None; 2], offload, tells: false, heard: false };
-    let above = match below {
+    let nested = match parent {
         None => None,
-        Some((joined, said)) => {
-            welcome.rules = rules.above(&said.rules)?;
-            Some(Arc::new(Above::new(joined, &said)?))
+        Some((client, announced)) => {
+            welcome.rules = rules.above(&announced.rules)?;
+            Some(Arc::new(NestedMaster::new(client, &announced)?))
         }
     };
     let (name, run_dir) = (args.name.clone(), args.run_dir.path());
@@ -122,39 +129,39 @@ pub fn run(args: &MasterArgs, registry: &Registry, log: impl FnOnce()) -> Result
     let limits = Limits::new(flows, max_runs, args.user_runs, user_flows, args.user_calls);
     let refused = Arc::<AtomicU64>::default();
     settings.over_limit = Some(refused.clone());
-    settings.parent = above.clone().map(|above| above as Arc<dyn ParentMaster>);
+    settings.parent = nested.clone().map(|nested| nested as Arc<dyn ParentMaster>);
     check_free(&settings.socket())?;
     let signals = Signals::register()?;
-    let door = door(&args.run_dir.path(), &args.name);
-    let mut door_name = None;
+    let socket_path = socket_path(&args.run_dir.path(), &args.name);
+    let mut socket_name = None;
     let ended = engine::carry(&settings, signals, |worker| {
         let worker = worker.clone();
-        let carrier = match above {
+        let carrier = match nested {
             None => Carrier::Own(worker),
-            Some(above) => Carrier::Above(worker, above, Box::new(rules)),
+            Some(nested) => Carrier::Nested(worker, nested, Box::new(rules)),
         };
         let quota = Quota::new(limits, refused);
-        let (desk, name) = Desk::open(&door, args.all_users)?;
-        door_name = Some(name);
-        desk.start(welcome, carrier, quota)
+        let (listener, name) = RunListener::open(&socket_path, args.all_users)?;
+        socket_name = Some(name);
+        listener.start(welcome, carrier, quota)
     });
-    drop(door_name);
+    drop(socket_name);
     ended.map(|()| ExitCode::SUCCESS)
 }
 
 /// Path of the socket of the master `name`.
-pub fn door(run_dir: &Path, name: &str) -> PathBuf {
+pub fn socket_path(run_dir: &Path, name: &str) -> PathBuf {
     run_dir.join(format!("{name}.master"))
 }
 
 /// Path of the socket of the master `name`: this user's own, or else the machine's.
-pub fn find(run_dir: &Path, name: &str) -> PathBuf {
-    let (own, system) = (door(run_dir, name), door(Path::new(SYSTEM), name));
+pub fn find_socket(run_dir: &Path, name: &str) -> PathBuf {
+    let (own, system) = (socket_path(run_dir, name), socket_path(Path::new(SYSTEM), name));
     if !own.exists() && system.exists() { system } else { own }
 }
 
 /// Inode number of this process's network namespace.
-pub fn network() -> io::Result<u64> {
+pub fn netns_inode() -> io::Result<u64> {
     fs::metadata("/proc/self/ns/net").map(|of| of.ino())
 }
 
@@ -165,21 +172,21 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 /// Removes the socket of a master that was killed, and fails if a master of this name runs.
-fn clear(door: &Path) -> Result<()> {
-    match seqpacket::connect(&door.to_string_lossy()) {
+fn remove_stale_socket(path: &Path) -> Result<()> {
+    match seqpacket::connect(&path.to_string_lossy()) {
         Ok(_) => {
-            bail!("{}: a master of this name runs; give this one another name", door.display())
+            bail!("{}: a master of this name runs; give this one another name", path.display())
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(door).map_err(|error| cannot_be(door, &error))
+            fs::remove_file(path).map_err(|error| creation_error(path, &error))
         }
-        Err(error) => Err(cannot_be(door, &error)),
+        Err(error) => Err(creation_error(path, &error)),
     }
 }
 
 /// Error message for a socket or directory that cannot be created at `path`, with a remedy.
-fn cannot_be(path: &Path, error: &io::Error) -> anyhow::Error {
+fn creation_error(path: &Path, error: &io::Error) -> anyhow::Error {
     let short = match error.kind() {
         io::ErrorKind::InvalidFilename => " of less than 100 bytes",
         _ => "",

@@ -58,19 +58,19 @@ struct Progress {
 }
 
 impl Outbox {
-    /// Starts the thread that sends to the run at `socket`. The thread holds `held` until
+    /// Starts the thread that sends to the run at `socket`. The thread holds `resource` until
     /// everything is sent and closed.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(super) fn start(socket: Arc<OwnedFd>, held: impl Send + 'static) -> io::Result<Outbox> {
+    pub(super) fn start(socket: Arc<OwnedFd>, resource: impl Send + 'static) -> io::Result<Outbox> {
         let (items, receiver) = channel();
         let progress = Mutex::default();
         let state = Arc::new(State { socket, progress, read: Condvar::new() });
-        let theirs = state.clone();
+        let sender = state.clone();
         let work = move || {
-            theirs.work(&receiver);
-            drop(held);
+            sender.run(&receiver);
+            drop(resource);
         };
         thread::Builder::new().name("to-run".to_owned()).spawn(work)?;
         Ok(Outbox { items, state })
@@ -120,7 +120,7 @@ impl Outbox {
 }
 
 impl State {
-    fn work(&self, items: &Receiver<Item>) {
+    fn run(&self, items: &Receiver<Item>) {
         for item in items {
             match item {
                 Item::Message(down) => {

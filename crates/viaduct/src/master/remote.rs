@@ -1,9 +1,9 @@
-//! Programs of a shared master. The run of each program keeps the program's side of its flows,
-//! and is told by messages what to do with it.
+//! Programs of a shared master. The run of each program keeps the program's side of its flows;
+//! messages of the master control it.
 //!
 //! ```text
-//!   Remote    a flow of a program's: its place came with it
-//!   Another   one more for a program that listens: the run is asked for a place, which comes later
+//!   RemoteProgram   a flow of a program's: its socket came with the request
+//!   FurtherFlow     one more for a program that listens: its socket is requested from the run
 //! ```
 
 use std::collections::{HashMap, VecDeque};
@@ -24,51 +24,55 @@ const MAX_REMEMBERED: usize = 64;
 
 /// Program whose side of a flow is kept by a run.
 #[derive(Debug)]
-pub(super) struct Remote {
+pub(super) struct RemoteProgram {
     id: u64,
-    place: Option<FlowSocket<TcpStream>>,
+    bound_socket: Option<FlowSocket<TcpStream>>,
     out: Outbox,
     /// Channel for further flows to the program, if it listens.
-    line: Option<Arc<Line>>,
-    /// True if the run was told how the flow ends.
-    told: bool,
+    channel: Option<Arc<FlowChannel>>,
+    /// True if the end of the flow has been sent to the run.
+    has_ended: bool,
     /// Permit of a waiting connect, until it is answered.
     call: Option<Permit>,
 }
 
-impl Remote {
-    /// Creates flow `id`. `place` will be connected to the program; `out` leads to the run.
-    pub(super) fn new(id: u64, place: FlowSocket<TcpStream>, out: &Outbox) -> Remote {
-        let (place, out) = (Some(place), out.clone());
-        Remote { id, place, out, line: None, told: false, call: None }
+impl RemoteProgram {
+    /// Creates flow `id`. `bound_socket` will be connected to the program; `out` leads to the run.
+    pub(super) fn new(id: u64, bound_socket: FlowSocket<TcpStream>, out: &Outbox) -> RemoteProgram {
+        let (bound_socket, out) = (Some(bound_socket), out.clone());
+        RemoteProgram { id, bound_socket, out, channel: None, has_ended: false, call: None }
     }
 
     /// Adds the permit of a waiting connect.
-    pub(super) fn calling(mut self, call: Option<Permit>) -> Remote {
+    pub(super) fn with_call_permit(mut self, call: Option<Permit>) -> RemoteProgram {
         self.call = call;
         self
     }
 
     /// Creates flow `id` to a program that listens.
-    pub(super) fn listening(id: u64, place: FlowSocket<TcpStream>, line: Arc<Line>) -> Remote {
-        let mut remote = Remote::new(id, place, &line.out);
-        remote.line = Some(line);
+    pub(super) fn listening(
+        id: u64,
+        bound_socket: FlowSocket<TcpStream>,
+        channel: Arc<FlowChannel>,
+    ) -> RemoteProgram {
+        let mut remote = RemoteProgram::new(id, bound_socket, &channel.out);
+        remote.channel = Some(channel);
         remote
     }
 
-    fn tell(&mut self, down: Down) -> io::Result<()> {
-        self.told |= !matches!(down, Down::Named { .. });
+    fn send(&mut self, down: Down) -> io::Result<()> {
+        self.has_ended |= !matches!(down, Down::Named { .. });
         self.out.send(down)
     }
 
-    fn take_place(&mut self) -> io::Result<FlowSocket<TcpStream>> {
-        self.place.take().ok_or(io::ErrorKind::NotConnected.into())
+    fn take_bound_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
+        self.bound_socket.take().ok_or(io::ErrorKind::NotConnected.into())
     }
 }
 
-impl PendingConnect for Remote {
+impl PendingConnect for RemoteProgram {
     fn is_lent(&self) -> bool {
-        self.place.as_ref().is_some_and(FlowSocket::is_lent)
+        self.bound_socket.as_ref().is_some_and(FlowSocket::is_lent)
     }
 
     fn has_gone(&self) -> bool {
@@ -76,47 +80,47 @@ impl PendingConnect for Remote {
     }
 
     fn set_local_addr(&mut self, own: SocketAddr) {
-        let _ = self.tell(Down::Named { id: self.id, own });
+        let _ = self.send(Down::Named { id: self.id, own });
     }
 
     fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
-        self.take_place()
+        self.take_bound_socket()
     }
 
     fn complete(&mut self, _: &TcpStream) -> io::Result<()> {
-        self.tell(Down::Meet { id: self.id })
+        self.send(Down::Meet { id: self.id })
     }
 
     fn refuse(&mut self, why: Failure) {
-        let _ = self.tell(Down::Refuse { id: self.id, why });
+        let _ = self.send(Down::Refuse { id: self.id, why });
     }
 }
 
-impl Program for Remote {
+impl Program for RemoteProgram {
     fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
-        self.take_place()
+        self.take_bound_socket()
     }
 
     fn for_another_flow(&self) -> Option<Box<dyn Program>> {
-        Some(Box::new(Another::of(self.line.clone()?)))
+        Some(Box::new(FurtherFlow::of(self.channel.clone()?)))
     }
 
     fn connect(&mut self, _: &TcpStream) -> io::Result<()> {
-        self.tell(Down::Meet { id: self.id })
+        self.send(Down::Meet { id: self.id })
     }
 }
 
-impl Drop for Remote {
+impl Drop for RemoteProgram {
     fn drop(&mut self) {
-        if !self.told {
-            let _ = self.tell(Down::Gone { id: self.id });
+        if !self.has_ended {
+            let _ = self.send(Down::Gone { id: self.id });
         }
     }
 }
 
 /// Channel to the run for further flows to a program.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct FlowChannel {
     /// Number of the arrival that created it.
     of: u64,
     out: Outbox,
@@ -126,24 +130,24 @@ pub(super) struct Line {
 
 /// Channels of a session, as long as they are in use.
 #[derive(Debug, Default)]
-pub(super) struct Lines(HashMap<u64, Weak<Line>>);
+pub(super) struct FlowChannels(HashMap<u64, Weak<FlowChannel>>);
 
-impl Lines {
+impl FlowChannels {
     /// Creates the channel of arrival `of`.
-    pub(super) fn add(&mut self, of: u64, out: &Outbox) -> Arc<Line> {
+    pub(super) fn add(&mut self, of: u64, out: &Outbox) -> Arc<FlowChannel> {
         if self.0.len() >= MAX_REMEMBERED && self.0.len().is_power_of_two() {
-            self.0.retain(|_, line| line.strong_count() > 0);
+            self.0.retain(|_, channel| channel.strong_count() > 0);
         }
-        let line = Arc::new(Line { of, out: out.clone(), waiting: Mutex::default() });
-        self.0.insert(of, Arc::downgrade(&line));
-        line
+        let channel = Arc::new(FlowChannel { of, out: out.clone(), waiting: Mutex::default() });
+        self.0.insert(of, Arc::downgrade(&channel));
+        channel
     }
 
     /// Answers the oldest pending request of arrival `of` for another flow; `None` if there is
     /// no flow.
-    pub(super) fn fill(&mut self, of: u64, remote: Option<Remote>) {
-        let Some(line) = self.0.get(&of).and_then(Weak::upgrade) else { return };
-        let slot = line.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    pub(super) fn fill(&mut self, of: u64, remote: Option<RemoteProgram>) {
+        let Some(channel) = self.0.get(&of).and_then(Weak::upgrade) else { return };
+        let slot = channel.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
         if let Some(slot) = slot {
             slot.fill(remote);
         }
@@ -152,86 +156,86 @@ impl Lines {
 
 /// Pending request for a flow, and the callback for its completion.
 #[derive(Default)]
-struct Slot(Mutex<Coming>);
+struct Slot(Mutex<SlotState>);
 
 #[derive(Default)]
-struct Coming {
-    come: Option<Option<Remote>>,
-    tell: Option<Box<dyn FnOnce() + Send>>,
+struct SlotState {
+    result: Option<Option<RemoteProgram>>,
+    callback: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Slot {
-    fn fill(&self, remote: Option<Remote>) {
-        let mut coming = self.coming();
-        coming.come = Some(remote);
-        let tell = coming.tell.take();
-        drop(coming);
-        if let Some(tell) = tell {
-            tell();
+    fn fill(&self, remote: Option<RemoteProgram>) {
+        let mut state = self.state();
+        state.result = Some(remote);
+        let callback = state.callback.take();
+        drop(state);
+        if let Some(callback) = callback {
+            callback();
         }
     }
 
-    fn coming(&self) -> MutexGuard<'_, Coming> {
+    fn state(&self) -> MutexGuard<'_, SlotState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl std::fmt::Debug for Slot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Slot").field("come", &self.coming().come).finish_non_exhaustive()
+        f.debug_struct("Slot").field("result", &self.state().result).finish_non_exhaustive()
     }
 }
 
 /// Further flow to a program that listens.
 #[derive(Debug)]
-struct Another {
-    line: Arc<Line>,
+struct FurtherFlow {
+    channel: Arc<FlowChannel>,
     slot: Option<Arc<Slot>>,
-    remote: Option<Remote>,
+    remote: Option<RemoteProgram>,
 }
 
-impl Another {
-    fn of(line: Arc<Line>) -> Another {
-        Another { line, slot: None, remote: None }
+impl FurtherFlow {
+    fn of(channel: Arc<FlowChannel>) -> FurtherFlow {
+        FurtherFlow { channel, slot: None, remote: None }
     }
 
-    fn ask(&self) -> io::Result<Arc<Slot>> {
+    fn request(&self) -> io::Result<Arc<Slot>> {
         let slot = Arc::<Slot>::default();
-        let mut waiting = self.line.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        self.line.out.send(Down::Another { id: self.line.of })?;
+        let mut waiting = self.channel.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        self.channel.out.send(Down::Another { id: self.channel.of })?;
         waiting.push_back(slot.clone());
         Ok(slot)
     }
 }
 
-impl Program for Another {
+impl Program for FurtherFlow {
     fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
         let slot = match &self.slot {
             Some(slot) => slot.clone(),
-            None => self.slot.insert(self.ask()?).clone(),
+            None => self.slot.insert(self.request()?).clone(),
         };
-        let come = slot.coming().come.take();
-        let remote = come.ok_or(io::ErrorKind::WouldBlock)?.ok_or(io::ErrorKind::NotConnected)?;
-        self.remote.insert(remote).take_place()
+        let result = slot.state().result.take();
+        let remote = result.ok_or(io::ErrorKind::WouldBlock)?.ok_or(io::ErrorKind::NotConnected)?;
+        self.remote.insert(remote).take_bound_socket()
     }
 
-    fn on_available(&mut self, tell: Box<dyn FnOnce() + Send>) {
+    fn on_available(&mut self, callback: Box<dyn FnOnce() + Send>) {
         let Some(slot) = &self.slot else { return };
-        let mut coming = slot.coming();
-        if coming.come.is_none() {
-            coming.tell = Some(tell);
+        let mut state = slot.state();
+        if state.result.is_none() {
+            state.callback = Some(callback);
             return;
         }
-        drop(coming);
-        tell();
+        drop(state);
+        callback();
     }
 
     fn for_another_flow(&self) -> Option<Box<dyn Program>> {
-        Some(Box::new(Another::of(self.line.clone())))
+        Some(Box::new(FurtherFlow::of(self.channel.clone())))
     }
 
-    fn connect(&mut self, place: &TcpStream) -> io::Result<()> {
+    fn connect(&mut self, bound_socket: &TcpStream) -> io::Result<()> {
         let remote = self.remote.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-        Program::connect(remote, place)
+        Program::connect(remote, bound_socket)
     }
 }

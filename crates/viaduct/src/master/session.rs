@@ -3,7 +3,7 @@
 //! The worker never waits for a run: its messages go through a thread of the session
 //! ([`super::outbox`]). A run that sends an invalid record is disconnected. Guests, which are
 //! neither root nor the master's own user, are limited by [`super::quota`], and their sockets
-//! are lent ([`crate::engine::flow_socket`]). So are sockets that a master above passes on from
+//! are lent ([`crate::engine::flow_socket`]). So are sockets that a nested master passes on from
 //! guests of its own.
 
 use std::fs;
@@ -28,29 +28,29 @@ use viaduct_sys::process::dir_lock::DirLock;
 use viaduct_sys::socket::seqpacket::{self, Received};
 use viaduct_sys::socket::tcp::{self, Mirrored};
 
+use super::carrier::Carrier;
 use super::outbox::{Outbox, RunLender};
 use super::quota::{Kind, Permit, Quota};
-use super::remote::{Lines, Remote};
-use super::{cannot_be, clear, network};
+use super::remote::{FlowChannels, RemoteProgram};
+use super::{creation_error, netns_inode, remove_stale_socket};
 use crate::engine::flow_socket::{FlowSocket, Lender};
 use crate::engine::wrapped::{Arrival, Call};
 use crate::rate_limited::RateLimitedLog;
-use crate::run::carrier::Carrier;
 use crate::status_socket::Name;
 
 /// Delay after an error of accept.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Listener for runs.
 #[derive(Debug)]
-pub struct Desk {
+pub struct RunListener {
     listener: OwnedFd,
     all_users: bool,
 }
 
 /// State that all sessions share.
 #[derive(Debug)]
-struct Shared {
+struct Service {
     welcome: Welcome,
     carrier: Carrier,
     network: u64,
@@ -60,20 +60,20 @@ struct Shared {
 /// Rate limit, for each user, of the warnings about rejected runs.
 static REFUSED: RateLimitedLog<u32> = RateLimitedLog::new(4);
 
-impl Desk {
-    /// Opens the socket at `door`, for this user and root or for all users, with its name.
+impl RunListener {
+    /// Opens the socket at `path`, for this user and root or for all users, with its name.
     ///
     /// # Errors
     /// Another master has the name.
-    pub fn open(door: &Path, all_users: bool) -> Result<(Desk, Name)> {
+    pub fn open(path: &Path, all_users: bool) -> Result<(RunListener, Name)> {
         // The lock serializes masters that start at the same time.
-        let _lock = DirLock::around(door).map_err(|error| cannot_be(door, &error))?;
-        clear(door)?;
-        let listener = seqpacket::listen(&door.to_string_lossy());
-        let listener = listener.map_err(|error| cannot_be(door, &error))?;
+        let _lock = DirLock::around(path).map_err(|error| creation_error(path, &error))?;
+        remove_stale_socket(path)?;
+        let listener = seqpacket::listen(&path.to_string_lossy());
+        let listener = listener.map_err(|error| creation_error(path, &error))?;
         let mode = if all_users { 0o666 } else { 0o600 };
-        fs::set_permissions(door, fs::Permissions::from_mode(mode))?;
-        Ok((Desk { listener, all_users }, Name::of(door)))
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+        Ok((RunListener { listener, all_users }, Name::of(path)))
     }
 
     /// Serves for the lifetime of the process.
@@ -81,13 +81,13 @@ impl Desk {
     /// # Errors
     /// The thread cannot be started.
     pub(super) fn start(self, welcome: Welcome, carrier: Carrier, quota: Arc<Quota>) -> Result<()> {
-        let network = network().context("ask for the network namespace")?;
-        let shared = Arc::new(Shared { welcome, carrier, network, quota });
-        thread::Builder::new().name("desk".to_owned()).spawn(move || self.serve(&shared))?;
+        let network = netns_inode().context("ask for the network namespace")?;
+        let shared = Arc::new(Service { welcome, carrier, network, quota });
+        thread::Builder::new().name("runs".to_owned()).spawn(move || self.serve(&shared))?;
         Ok(())
     }
 
-    fn serve(&self, shared: &Arc<Shared>) {
+    fn serve(&self, shared: &Arc<Service>) {
         let us = rustix::process::geteuid().as_raw();
         loop {
             let (socket, user) = match seqpacket::accept(&self.listener) {
@@ -98,7 +98,7 @@ impl Desk {
                 }
                 Err(error) => {
                     debug!("accept a run: {error}");
-                    thread::sleep(PAUSE);
+                    thread::sleep(ACCEPT_RETRY_DELAY);
                     continue;
                 }
             };
@@ -117,26 +117,27 @@ impl Desk {
                 answer(&socket, &Answer::Done(Errno::AGAIN));
                 continue;
             }
-            if let Err(error) = begin(socket, (user, permit), shared) {
-                REFUSED.warn(user, format_args!("a run of user {user} cannot be heard: {error}"));
+            if let Err(error) = start_session(socket, (user, permit), shared) {
+                REFUSED
+                    .warn(user, format_args!("start a session for a run of user {user}: {error}"));
             }
         }
     }
 }
 
 /// Begins a session of `user`, a guest if there is a permit.
-fn begin(
+fn start_session(
     socket: OwnedFd,
     (user, permit): (u32, Option<Permit>),
-    shared: &Arc<Shared>,
+    shared: &Arc<Service>,
 ) -> io::Result<()> {
     // The session's threads block on it.
     rustix::io::ioctl_fionbio(&socket, false)?;
     let shared = shared.clone();
-    let hear = move || {
+    let serve = move || {
         let permit = permit.map(Arc::new);
-        if let Some(session) = Session::greet(socket, user, permit, &shared) {
-            let why = session.hear();
+        if let Some(session) = Session::open(socket, user, permit, &shared) {
+            let why = session.run();
             session.out.end();
             match why {
                 None => debug!("a run of user {user} has gone"),
@@ -144,7 +145,7 @@ fn begin(
             }
         }
     };
-    thread::Builder::new().name("run".to_owned()).spawn(hear).map(drop)
+    thread::Builder::new().name("run".to_owned()).spawn(serve).map(drop)
 }
 
 /// Session of a run.
@@ -152,12 +153,12 @@ struct Session<'a> {
     socket: Arc<OwnedFd>,
     user: u32,
     is_guest: bool,
-    shared: &'a Shared,
+    shared: &'a Service,
     out: Outbox,
 }
 
 /// Resources granted to one request of a run.
-struct Granted {
+struct Grants {
     lender: Option<Arc<dyn Lender>>,
     call: Option<Permit>,
 }
@@ -165,14 +166,14 @@ struct Granted {
 impl Session<'_> {
     /// Opens a session if the run sends a matching hello. The session holds `permit` until its
     /// end.
-    fn greet(
+    fn open(
         socket: OwnedFd,
         user: u32,
         permit: Option<Arc<Permit>>,
-        shared: &Shared,
+        shared: &Service,
     ) -> Option<Session<'_>> {
         let socket = Arc::new(socket);
-        if !greeted(&socket, shared) {
+        if !accepts_hello(&socket, shared) {
             return None;
         }
         let is_guest = permit.is_some();
@@ -185,24 +186,24 @@ impl Session<'_> {
     }
 
     /// Processes the records of the run until it goes. Returns the reason if it is disconnected.
-    fn hear(&self) -> Option<String> {
+    fn run(&self) -> Option<String> {
         // The buffer is one byte longer than a record, so that a longer one is detected.
-        let (mut bytes, mut lines) = ([0; RECORD + 1], Lines::default());
+        let (mut bytes, mut channels) = ([0; RECORD + 1], FlowChannels::default());
         loop {
             let received = match seqpacket::receive_with_fds(&*self.socket, &mut bytes) {
                 Ok(received) if received.length == 0 => return None,
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Some(format!("cannot be heard: {error}")),
+                Err(error) => return Some(format!("cannot be read: {error}")),
             };
             if received.is_truncated || received.length > RECORD {
-                let what = "says more than a record holds: it is of another version of viaduct";
+                let what = "sent a record that is too long: it is of another version of viaduct";
                 return Some(what.to_owned());
             }
             let Some(up) = Up::parse(&bytes[..received.length]) else {
                 return Some("sent an invalid record; session closed".to_owned());
             };
-            if self.obey(up, received, &mut lines).is_none() {
+            if self.handle(up, received, &mut channels).is_none() {
                 return Some("sent an invalid record; session closed".to_owned());
             }
             if !self.out.await_room() {
@@ -213,7 +214,7 @@ impl Session<'_> {
 
     /// Executes the request of a record; `None` if it is invalid, or does not match the
     /// descriptors beside it.
-    fn obey(&self, up: Up, received: Received, lines: &mut Lines) -> Option<()> {
+    fn handle(&self, up: Up, received: Received, channels: &mut FlowChannels) -> Option<()> {
         let wanted = match up {
             Up::Hello { .. } => return None,
             Up::Call { .. } | Up::Another { .. } => 1,
@@ -226,7 +227,7 @@ impl Session<'_> {
             let what =
                 "there is no descriptor left for what runs ask for (ulimit -n, LimitNOFILE=)";
             REFUSED.warn(self.user, what);
-            self.refuse(up, lines);
+            self.refuse(up, channels);
             return Some(());
         }
         if received.fds.len() != wanted {
@@ -240,22 +241,24 @@ impl Session<'_> {
             let _ = self.out.send(Down::Refuse { id, why: Failure::Denied });
             return Some(());
         }
-        let Some(granted) = self.grant(&up) else {
+        let Some(grants) = self.grant(&up) else {
             let user = self.user;
             let what = "has as many flows as it may have (--user-flows, --user-calls)";
             REFUSED.warn(user, format_args!("user {user} {what}"));
-            self.refuse(up, lines);
+            self.refuse(up, channels);
             return Some(());
         };
-        let mut sockets = received.fds.into_iter().map(|fd| stream(fd, granted.lender.clone()));
+        let mut sockets = received.fds.into_iter().map(|fd| stream(fd, grants.lender.clone()));
         let carrier = &self.shared.carrier;
         match up {
             Up::Hello { .. } => {}
             Up::Call { id, to, source, lent, is_bound, options } => {
-                let remote = Remote::new(id, sockets.next()??, &self.out).calling(granted.call);
-                let said = Mirrored(options);
+                let remote = RemoteProgram::new(id, sockets.next()??, &self.out)
+                    .with_call_permit(grants.call);
+                let requested = Mirrored(options);
                 // Options of a guest are not trusted: those that need privileges are dropped.
-                let mirrored = if self.is_guest || lent { said.unprivileged() } else { said };
+                let mirrored =
+                    if self.is_guest || lent { requested.unprivileged() } else { requested };
                 // The claim of another user is not trusted: this process may have rights that
                 // the user lacks.
                 let is_bound = is_bound && !self.is_guest;
@@ -263,56 +266,60 @@ impl Session<'_> {
                 carrier.call(Call { to, source, is_bound, mirrored, held });
             }
             Up::Arrival { id, client, own, .. } => {
-                let (stream, place) = (sockets.next()??, sockets.next()??);
-                let program = Box::new(Remote::listening(id, place, lines.add(id, &self.out)));
+                let (stream, bound_socket) = (sockets.next()??, sockets.next()??);
+                let program = Box::new(RemoteProgram::listening(
+                    id,
+                    bound_socket,
+                    channels.add(id, &self.out),
+                ));
                 carrier.arrive(Arrival { stream, client, own, handlers: None, program });
             }
             Up::Another { id, of } => {
-                lines.fill(of, Some(Remote::new(id, sockets.next()??, &self.out)));
+                channels.fill(of, Some(RemoteProgram::new(id, sockets.next()??, &self.out)));
             }
-            Up::NoOther { of } => lines.fill(of, None),
+            Up::NoOther { of } => channels.fill(of, None),
         }
         Some(())
     }
 
     /// Takes the permits that a guest needs for a record, and the lender of sockets that others
     /// may hold; `None` if the guest has reached a limit.
-    fn grant(&self, up: &Up) -> Option<Granted> {
-        let mut granted = Granted { lender: None, call: None };
+    fn grant(&self, up: &Up) -> Option<Grants> {
+        let mut grants = Grants { lender: None, call: None };
         let lender = |permit| Arc::new(RunLender { out: self.out.clone(), permit });
         if !self.is_guest {
             if let Up::Call { lent: true, .. } | Up::Arrival { lent: true, .. } = up {
-                granted.lender = Some(lender(None));
+                grants.lender = Some(lender(None));
             }
-            return Some(granted);
+            return Some(grants);
         }
         if matches!(up, Up::NoOther { .. }) {
-            return Some(granted);
+            return Some(grants);
         }
         let take = |kind| self.shared.quota.take(self.user, kind);
         if matches!(up, Up::Call { .. }) {
-            granted.call = Some(take(Kind::Call)?);
+            grants.call = Some(take(Kind::Call)?);
         }
         let permit = Arc::new(take(Kind::Flow)?);
-        granted.lender = Some(lender(Some(permit)));
-        Some(granted)
+        grants.lender = Some(lender(Some(permit)));
+        Some(grants)
     }
 
     /// Refuses the request of a record.
-    fn refuse(&self, up: Up, lines: &mut Lines) {
+    fn refuse(&self, up: Up, channels: &mut FlowChannels) {
         match up {
             Up::Call { id, .. } | Up::Arrival { id, .. } => {
                 // An error means that the run has gone, and is ignored.
                 let _ = self.out.send(Down::Refuse { id, why: Failure::Unreachable });
             }
-            Up::Another { of, .. } | Up::NoOther { of } => lines.fill(of, None),
+            Up::Another { of, .. } | Up::NoOther { of } => channels.fill(of, None),
             Up::Hello { .. } => {}
         }
     }
 }
 
 /// Receives the hello of a run and answers it. Returns whether it matches.
-fn greeted(socket: &OwnedFd, shared: &Shared) -> bool {
+fn accepts_hello(socket: &OwnedFd, shared: &Service) -> bool {
     let mut bytes = [0; RECORD];
     let Ok((length, _)) = seqpacket::receive(socket, &mut bytes) else { return false };
     let refusal = match Up::parse(&bytes[..length]) {

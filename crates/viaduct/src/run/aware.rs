@@ -13,7 +13,7 @@ use viaduct_proto::wrap::aware::{Ask, MAX_MESSAGE, NO, YES};
 use viaduct_proto::wrap::{SECRET, Secret};
 use viaduct_sys::socket::seqpacket;
 
-use super::{admission, desk};
+use super::{admission, control_socket};
 use crate::engine::aware::{ProgramRequest, RequestKind, SocketId};
 use crate::engine::commands::{CommandSender, WorkerCommand};
 use crate::random::random;
@@ -27,13 +27,13 @@ pub fn start(worker: CommandSender) -> Result<String> {
     let name = format!("@viaduct-control-{:x}", u64::from_ne_bytes(random()?));
     let listener = seqpacket::listen(&name).context("listen for programs' requests")?;
     let secret = admission::secret()?;
-    let serve = move || desk::serve(&listener, |socket| hear(socket, &secret, &worker));
+    let serve = move || control_socket::serve(&listener, |socket| handle(socket, &secret, &worker));
     thread::Builder::new().name("control".to_owned()).spawn(serve)?;
     Ok(format!("{name};{}", secret.digits()))
 }
 
-/// Passes a request on. Returns the socket if no request has arrived yet.
-fn hear(socket: OwnedFd, secret: &Secret, worker: &CommandSender) -> Option<OwnedFd> {
+/// Passes a request on to the worker. Returns the socket if no request has arrived yet.
+fn handle(socket: OwnedFd, secret: &Secret, worker: &CommandSender) -> Option<OwnedFd> {
     let mut bytes = [0; SECRET + MAX_MESSAGE];
     let (length, beside) = match seqpacket::receive(&socket, &mut bytes) {
         Ok(received) => received,
@@ -45,7 +45,7 @@ fn hear(socket: OwnedFd, secret: &Secret, worker: &CommandSender) -> Option<Owne
     let what = match ask {
         Ask::Watch => RequestKind::Watch(socket),
         Ask::Control { to, request } => {
-            let answer = move |answer: Option<Vec<u8>>| say(&socket, answer);
+            let answer = move |answer: Option<Vec<u8>>| send_answer(&socket, answer);
             RequestKind::Control(to.to_owned(), request.to_owned(), Box::new(answer))
         }
     };
@@ -67,11 +67,11 @@ pub(super) fn ends_of(socket: &OwnedFd) -> Option<SocketId> {
     Some(SocketId::Ends(canonical(peer), canonical(own)))
 }
 
-fn say(socket: &OwnedFd, answer: Option<Vec<u8>>) {
-    let mut said = vec![if answer.is_some() { YES } else { NO }];
-    said.extend(answer.unwrap_or_default());
-    said.truncate(MAX_MESSAGE);
-    if let Err(error) = seqpacket::send(socket, &said, None) {
+fn send_answer(socket: &OwnedFd, answer: Option<Vec<u8>>) {
+    let mut bytes = vec![if answer.is_some() { YES } else { NO }];
+    bytes.extend(answer.unwrap_or_default());
+    bytes.truncate(MAX_MESSAGE);
+    if let Err(error) = seqpacket::send(socket, &bytes, None) {
         debug!("answer a program: {error}");
     }
 }

@@ -51,15 +51,15 @@ const USER_LAUNCHERS: [&str; 3] = ["systemd/private", "docker.sock", "podman/pod
 
 /// Returns whether `path`, the `sun_path` of a program's `connect`, is the socket of such a
 /// daemon. `base` is `/proc/TID`, from which the program's root and working directory are resolved.
-pub fn is_of(kind: Kind, path: &[u8], base: &Path) -> bool {
+pub fn is_daemon_socket(kind: Kind, path: &[u8], base: &Path) -> bool {
     let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
     if path.is_empty() {
         // None of them has an abstract name.
         return false;
     }
     let path = Path::new(OsStr::from_bytes(path));
-    let plain = plain(path);
-    if kind == Kind::Launcher && is_of_user(&plain) {
+    let normalized = normalize(path);
+    if kind == Kind::Launcher && is_of_user(&normalized) {
         return true;
     }
     let id = |path: &Path| fs::metadata(path).ok().map(|of| (of.dev(), of.ino()));
@@ -68,9 +68,9 @@ pub fn is_of(kind: Kind, path: &[u8], base: &Path) -> bool {
         Err(_) => base.join("cwd").join(path),
     };
     let seen = id(&seen);
-    paths(kind)
-        .into_iter()
-        .any(|known| plain == Path::new(known) || seen.is_some() && seen == id(Path::new(known)))
+    paths(kind).into_iter().any(|known| {
+        normalized == Path::new(known) || seen.is_some() && seen == id(Path::new(known))
+    })
 }
 
 /// Returns the first socket at which programs of this machine query a daemon for names, if the
@@ -82,9 +82,9 @@ pub fn resolver_in_use() -> Option<&'static str> {
         .filter_map(|line| line.trim_start().strip_prefix("hosts:"))
         .flat_map(str::split_whitespace)
         .collect();
-    let asked =
+    let is_used =
         |service: &str| service.is_empty() || hosts.iter().any(|word| word.starts_with(service));
-    let mut used = RESOLVERS.into_iter().filter(|(_, service)| asked(service));
+    let mut used = RESOLVERS.into_iter().filter(|(_, service)| is_used(service));
     used.find(|(path, _)| is_alive(path)).map(|(path, _)| path)
 }
 
@@ -98,18 +98,18 @@ fn paths(kind: Kind) -> Vec<&'static str> {
 }
 
 /// Normalises a path: removes `.`, `..` and repeated slashes, and maps `/var/run` to `/run`.
-fn plain(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
+fn normalize(path: &Path) -> PathBuf {
+    let mut normalized = PathBuf::new();
     for part in path.components() {
         match part {
-            Component::ParentDir => drop(plain.pop()),
+            Component::ParentDir => drop(normalized.pop()),
             Component::CurDir => {}
-            part => plain.push(part),
+            part => normalized.push(part),
         }
     }
-    match plain.strip_prefix("/var/run") {
+    match normalized.strip_prefix("/var/run") {
         Ok(below) => Path::new("/run").join(below),
-        Err(_) => plain,
+        Err(_) => normalized,
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     fn is(kind: Kind, path: &str) -> bool {
-        is_of(kind, path.as_bytes(), Path::new("/proc/self"))
+        is_daemon_socket(kind, path.as_bytes(), Path::new("/proc/self"))
     }
 
     #[test]

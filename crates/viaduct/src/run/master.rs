@@ -16,30 +16,30 @@ use tracing_subscriber::EnvFilter;
 use viaduct_sys::process::supervise::{self, StateChange};
 use viaduct_sys::process::{self, inherited_fds, inherited_state, memory};
 
-use super::above::Above;
-use super::agree::Begun;
-use super::carrier::Carrier;
-use super::freezing::Freezing;
-use super::joined::Joined;
-use super::keep::Keep;
+use super::descriptor_store::DescriptorStore;
+use super::freezer::FlowFreezer;
+use super::negotiate::NegotiationMode;
 use super::report::Report;
 use super::via::Interposer;
-use super::wrapper::Word;
+use super::wrapper::Message;
 use super::{OUR_FAULT, Plan, RunArgs, aware};
 use crate::engine::commands::{CommandSender, WorkerCommand};
 use crate::engine::handle::{EngineThread, Handle};
 use crate::engine::parent_master::ParentMaster;
 use crate::engine::settings::Settings;
 use crate::engine::stats::ProxyStats;
+use crate::master::carrier::Carrier;
+use crate::master::client::MasterClient;
+use crate::master::nested::NestedMaster;
 use crate::trickles::revert_stale_changes;
 
 /// Poll interval for remaining programs of the run.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Pause before a report, for events of the program's last calls.
-const SETTLE: Duration = Duration::from_millis(20);
+const REPORT_DELAY: Duration = Duration::from_millis(20);
 /// Limit of a report's wait for the ends of connections that the program has closed, or left to
 /// other processes.
-const MAX_CLOSING: Duration = Duration::from_secs(1);
+const MAX_CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// Exit statuses if the program does not exist, or cannot be executed.
 const NOT_FOUND: u8 = 127;
 const NOT_A_PROGRAM: u8 = 126;
@@ -61,16 +61,16 @@ impl ToWrapper {
     }
 
     /// Sends a message. It is lost if the wrapper has ended.
-    fn say(&self, word: &Word) {
+    fn send(&self, message: &Message) {
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = stream.write_all(word.line().as_bytes());
+        let _ = stream.write_all(message.line().as_bytes());
     }
 }
 
 impl io::Write for ToWrapper {
     /// Sends a line of the log.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.say(&Word::Say(String::from_utf8_lossy(bytes).trim_end().to_owned()));
+        self.send(&Message::Print(String::from_utf8_lossy(bytes).trim_end().to_owned()));
         Ok(bytes.len())
     }
 
@@ -86,7 +86,7 @@ pub fn run(fd: RawFd, args: &RunArgs, plan: Plan) -> Result<ExitCode> {
     log(&wrapper);
     if let Err(error) = serve(&wrapper, args, plan) {
         let failed = error.downcast_ref::<Failed>().map_or(OUR_FAULT, |failed| failed.0);
-        wrapper.say(&Word::Failed(failed, format!("{error:#}")));
+        wrapper.send(&Message::Failed(failed, format!("{error:#}")));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -101,21 +101,23 @@ const MIN_DESCRIPTORS: u64 = 1 << 16;
 
 fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     process::raise_hard_fd_limit(MIN_DESCRIPTORS);
-    let keep =
-        args.keep_fd.map(inherited_fds::take).transpose().context("take what the wrapper keeps")?;
+    let store =
+        args.store_fd.map(inherited_fds::take).transpose().context("take the descriptor store")?;
     let left = inherited_fds::take_rest().context("look at what is open")?;
     let (carrier, flows) = carrier(args, &mut plan)?;
     if let Some(names) = &plan.names {
         names.begin()?;
     }
-    let interposer = Interposer::new(args.via, &plan, &carrier, keep.map(Keep::of).as_ref())?;
+    let interposer =
+        Interposer::new(args.via, &plan, &carrier, store.map(DescriptorStore::of).as_ref())?;
     if let (Some(names), Interposer::Cgroup(..)) = (&plan.names, &interposer) {
         names.check_daemons()?;
     }
     let control = match &carrier {
-        Carrier::Own(worker) | Carrier::Above(worker, ..) => {
-            worker
-                .send(WorkerCommand::SetEventSink(Box::new(Freezing::new(interposer.freezer()?))));
+        Carrier::Own(worker) | Carrier::Nested(worker, ..) => {
+            worker.send(WorkerCommand::SetEventSink(Box::new(FlowFreezer::new(
+                interposer.freezer()?,
+            ))));
             Some(aware::start(worker.clone())?)
         }
         // A shared master runs handlers of other runs too.
@@ -123,12 +125,12 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     };
     let program = start(&args.command, control.as_deref(), &interposer)?;
     drop(left);
-    wrapper.say(&Word::Runs(program));
-    let itself = Pid::from_raw(program.cast_signed()).context("the program has no number")?;
-    let itself = pidfd_open(itself, PidfdFlags::empty()).context("hold on to the program")?;
+    wrapper.send(&Message::Started(program));
+    let pid = Pid::from_raw(program.cast_signed()).context("the program has no process ID")?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).context("hold on to the program")?;
     // A kill of the wrapper is meant for the program.
     wrapper.when_gone(move || {
-        let _ = pidfd_send_signal(itself, Signal::KILL);
+        let _ = pidfd_send_signal(pidfd, Signal::KILL);
     })?;
     supervise::adopt_orphans()?;
     supervise::detach_from_terminal().context("leave the terminal")?;
@@ -137,65 +139,66 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
         let change = supervise::wait(program).context("wait for the program")?;
         let ended = matches!(change, StateChange::Exited(_) | StateChange::Killed(_));
         if ended {
-            interposer.let_go();
+            interposer.release_ports();
         }
         if ended && let Some(report) = &plan.report {
             let flows = flows.as_ref().map(|flows| &flows.handle);
-            say_report(wrapper, report, &interposer, flows, plan.by.trickles().is_some());
+            send_report(wrapper, report, &interposer, flows, plan.by.trickles().is_some());
         }
-        wrapper.say(&Word::Did(change));
+        wrapper.send(&Message::Changed(change));
         if ended {
             break;
         }
     }
     // Other processes of its tree may be left, and written data is still on its way.
-    while !interposer.is_alone()? {
-        thread::sleep(LOOK);
+    while !interposer.has_ended()? {
+        thread::sleep(POLL_INTERVAL);
     }
     let Some(flows) = flows else { return Ok(()) };
     flows.handle.drain();
-    while !flows.is_over() || interposer.holds_any() {
-        thread::sleep(LOOK);
+    while !flows.is_over() || interposer.holds_datagrams() {
+        thread::sleep(POLL_INTERVAL);
     }
-    interposer.end();
+    interposer.stop_holding();
     flows.end()
 }
 
 /// Starts the carrier of the program's flows: a worker in this process, a shared master, or a
-/// worker above a shared master.
+/// worker nested under a shared master.
 fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<EngineThread>)> {
     let Some(name) = &args.master else {
         let flows = worker(args, plan, None)?;
-        return Ok((Carrier::Own(order(&flows)?), Some(flows)));
+        return Ok((Carrier::Own(worker_of(&flows)?), Some(flows)));
     };
-    let (joined, welcome) = Joined::to(name, &args.run_dir.path())?;
+    let (client, welcome) = MasterClient::join(name, &args.run_dir.path())?;
     if args.handlers.is_empty() {
-        if plan.agree.is_some() {
+        if plan.negotiation.is_some() {
             bail!("--prefer and --require: it is the master that carries flows: not with --master");
         }
-        plan.join(&welcome, args.no_offload)?;
-        return Ok((Carrier::Shared(joined), None));
+        plan.adopt_shared(&welcome, args.no_offload)?;
+        return Ok((Carrier::Shared(client), None));
     }
     let rules = Box::new(plan.rules);
-    plan.stand_above(&welcome)?;
-    let above = Arc::new(Above::new(joined, &welcome)?);
-    let flows = worker(args, plan, Some(above.clone()))?;
-    Ok((Carrier::Above(order(&flows)?, above, rules), Some(flows)))
+    plan.adopt_parent(&welcome)?;
+    let nested = Arc::new(NestedMaster::new(client, &welcome)?);
+    let flows = worker(args, plan, Some(nested.clone()))?;
+    Ok((Carrier::Nested(worker_of(&flows)?, nested, rules), Some(flows)))
 }
 
-fn order(flows: &EngineThread) -> Result<CommandSender> {
+fn worker_of(flows: &EngineThread) -> Result<CommandSender> {
     flows.handle.worker().cloned().context("no worker runs")
 }
 
-/// Runs the handlers of `plan`, above a master if there is one.
-fn worker(args: &RunArgs, plan: &Plan, above: Option<Arc<Above>>) -> Result<EngineThread> {
+/// Runs the handlers of `plan`, nested under a parent master if there is one.
+fn worker(args: &RunArgs, plan: &Plan, nested: Option<Arc<NestedMaster>>) -> Result<EngineThread> {
     let name = format!("run-{}", std::process::id());
-    let agreed = plan.agree.as_ref();
-    let agreed = agreed.map(|agree| agree.begin(args.via, &plan.chain, above.is_some()));
-    let (chain, negotiation) = match agreed.transpose()? {
+    let negotiation = plan.negotiation.as_ref();
+    let negotiation =
+        negotiation.map(|negotiation| negotiation.start(args.via, &plan.chain, nested.is_some()));
+    let (chain, negotiation) = match negotiation.transpose()? {
         None => (plan.chain.clone(), None),
-        Some(Begun::Offering(negotiation)) => (plan.chain.clone(), Some(negotiation)),
-        Some(Begun::Greeting(chain)) => (chain, None),
+        Some(NegotiationMode::SynOptions(negotiation)) => (plan.chain.clone(), Some(negotiation)),
+        Some(NegotiationMode::FirstBytes(chain)) => (chain, None),
     };
     let (by, run_dir) = (plan.by.clone(), args.run_dir.path());
     if by.trickles().is_some() {
@@ -203,12 +206,12 @@ fn worker(args: &RunArgs, plan: &Plan, above: Option<Arc<Above>>) -> Result<Engi
     }
     let mut settings = Settings::for_programs(name, chain, by, args.times, run_dir);
     settings.negotiation = negotiation;
-    settings.parent = above.map(|above| above as Arc<dyn ParentMaster>);
+    settings.parent = nested.map(|nested| nested as Arc<dyn ParentMaster>);
     EngineThread::start(settings)
 }
 
 /// Sends the report on the program's flows, as far as they are known when it ends.
-fn say_report(
+fn send_report(
     wrapper: &ToWrapper,
     report: &Report,
     via: &Interposer,
@@ -216,13 +219,13 @@ fn say_report(
     trickles: bool,
 ) {
     // Events of its last calls are still on their way here.
-    thread::sleep(SETTLE);
-    let until = Instant::now() + MAX_CLOSING;
+    thread::sleep(REPORT_DELAY);
+    let until = Instant::now() + MAX_CLOSE_WAIT;
     while report.awaits_offloaded() && Instant::now() < until {
-        thread::sleep(SETTLE);
+        thread::sleep(REPORT_DELAY);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-    let datagrams = via.passed();
+    let datagrams = via.datagram_counts();
     // The counters of a shared master are not this program's alone.
     let counters =
         runtime.ok().zip(flows).map(|(runtime, flows)| runtime.block_on(flows.status()).counters);
@@ -232,7 +235,7 @@ fn say_report(
     });
     let lines = report.lines(via.name(), bytes, datagrams.dropped);
     for line in lines.into_iter().chain(counters.as_ref().filter(|_| trickles).map(by_trickles)) {
-        wrapper.say(&Word::Say(line));
+        wrapper.send(&Message::Print(line));
     }
 }
 

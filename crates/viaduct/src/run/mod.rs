@@ -2,46 +2,42 @@
 //!
 //! ```text
 //!   viaduct run +shape:rate=2M -- curl …            the wrapper: stands for the program towards
-//!     │ socket: what the program does, what to say    its parent, and ends as it ends
+//!     │ socket: state of the program, log lines       its parent, and ends as it ends
 //!   viaduct run, as the master                      its own session, outlives the wrapper while
-//!     │    │ a proxy's worker: chains of handlers     a program that it serves is left
-//!     │    └──── Call ◀──── interposer              sees connects: where they wait, their targets
+//!     │    │ a worker: chains of handlers             a program that it serves is left
+//!     │    └──── Call ◀──── interposer              sees connects: pending sockets, destinations
 //!   curl  ══ its own socket ══▶ the master ══ handlers ══▶ the far end
-//!         ── its datagrams ── held by the kernel until handlers let them on ──▶ the far end
+//!         ── its datagrams ── held by the kernel until handlers release them ──▶ the far end
 //! ```
 //!
-//! With `--master N` the second process still hears the program's calls (`joined`), but a
-//! shared master ([`crate::master`]) carries the flows. With handlers of its own it runs those,
-//! above that master (`above`).
+//! With `--master N` the second process still handles the program's calls, but a shared master
+//! carries the flows ([`crate::master::client`]). With handlers of its own it runs those, nested
+//! under that master ([`crate::master::nested`]).
 
-pub mod above;
 mod admission;
-mod agree;
 mod aware;
-mod carried;
-pub mod carrier;
+mod capture_ns;
+mod cgroup;
+mod command_line;
+mod control_socket;
 mod daemons;
 mod datagrams;
-mod desk;
-mod diverted;
+mod descriptor_store;
 mod explain;
-mod freezing;
-mod fronts;
-mod hall;
-pub mod joined;
-mod keep;
+mod freezer;
+mod held_udp;
 mod master;
 mod names;
+mod negotiate;
+mod pending;
 mod preload;
-mod relayed;
+mod public_listeners;
 mod report;
-mod road;
-pub mod rules;
 mod seccomp;
 mod transport;
+mod udp_associate;
+mod user_udp;
 mod via;
-mod waiting;
-mod words;
 mod wrapper;
 
 use std::env;
@@ -56,12 +52,13 @@ use viaduct_proto::flow::{HandlerSpec, Offload, Registry, offload};
 use viaduct_proto::wrap::Rules;
 use viaduct_proto::wrap::wire::Welcome;
 
-pub use words::{meant, unfold};
+pub use command_line::{expand, suggestion};
 
 use self::report::Report;
 use crate::engine::chain_io::Factories;
 use crate::engine::outbound::Outbound;
 use crate::engine::settings::ProgramTimes;
+use crate::rule_args::RuleArgs;
 use crate::run_dir::RunDir;
 use crate::value_parser::wait;
 
@@ -80,28 +77,28 @@ pub const OUR_FAULT: u8 = 125;
     it is not there."
 )]
 pub struct RunArgs {
-    /// A handler, as +NAME[:KEY=VALUE,...] says it
+    /// Handler, written +NAME[:KEY=VALUE,...]
     #[arg(long = "handler", value_name = "NAME[:KEY=VALUE,...]", hide = true)]
     handlers: Vec<HandlerSpec>,
     /// Interposer that sees the program's calls
     #[arg(long, value_enum, default_value_t)]
     via: via::Via,
     #[command(flatten)]
-    rules: rules::RuleArgs,
+    rules: RuleArgs,
     #[command(flatten)]
-    agree: agree::AgreeArgs,
+    negotiate: negotiate::NegotiateArgs,
     #[command(flatten)]
     names: names::NameArgs,
-    /// Have flows pass Viaduct even where the kernel could do all of the chain's work on the
-    /// program's own socket
+    /// Have flows pass Viaduct even if the kernel could do all of the chain's work on the
+    /// program's own socket (kernel offload)
     #[arg(long)]
     no_offload: bool,
     #[command(flatten)]
     times: ProgramTimes,
-    /// Idle time of datagrams between two ends after which their handlers forget them
+    /// Idle timeout of a datagram flow, after which its handlers drop their state
     #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
     datagram_idle: Duration,
-    /// Say at the end, on standard error, what became of the program's flows
+    /// Print a report of the program's flows on standard error at the end
     #[arg(long)]
     report: bool,
     /// List the handlers
@@ -110,8 +107,8 @@ pub struct RunArgs {
     /// Explain a handler and its settings; --help HANDLER does the same
     #[arg(long, value_name = "HANDLER", exclusive = true)]
     explain: Option<String>,
-    /// Have the flows carried by this master, which `viaduct master` runs; handlers given here
-    /// run above it
+    /// Shared master, started by `viaduct master`, that carries the flows; a run with handlers of
+    /// its own is nested under it
     #[arg(long, value_name = "NAME")]
     master: Option<String>,
     #[command(flatten)]
@@ -119,19 +116,19 @@ pub struct RunArgs {
     /// The socket to the wrapper, in its master
     #[arg(long, hide = true)]
     master_fd: Option<RawFd>,
-    /// The socket that keeps the master's descriptors, in the wrapper
+    /// The socket of the descriptor store, whose other end is the wrapper's
     #[arg(long, hide = true)]
-    keep_fd: Option<RawFd>,
+    store_fd: Option<RawFd>,
     /// The socket to the master, in the holder of its capture namespace
     #[arg(long, hide = true)]
-    hall_fd: Option<RawFd>,
-    /// Hold datagrams in the namespace, with --hall-fd
+    netns_fd: Option<RawFd>,
+    /// Hold datagrams in the namespace, with --netns-fd
     #[arg(long, hide = true)]
-    hall_datagrams: bool,
+    netns_datagrams: bool,
     /// The program and its arguments
     #[arg(
         last = true,
-        required_unless_present_any = ["list", "explain", "hall_fd"],
+        required_unless_present_any = ["list", "explain", "netns_fd"],
         value_name = "COMMAND"
     )]
     command: Vec<OsString>,
@@ -144,10 +141,10 @@ struct Plan {
     /// Transport by which flows continue from the end of the chain.
     by: Outbound,
     /// Negotiation with far ends, if any.
-    agree: Option<agree::Agreed>,
+    negotiation: Option<negotiate::RunNegotiation>,
     rules: Rules,
     /// Resolver of names at the far end, if names are looked up there.
-    names: Option<Arc<names::Remote>>,
+    names: Option<Arc<names::RemoteNames>>,
     /// Set if the kernel can do all of the chain's work.
     offload: Option<Offload>,
     /// Idle time of datagrams after which their handlers forget them.
@@ -161,23 +158,33 @@ impl Plan {
     fn new(args: &RunArgs, registry: &Registry) -> Result<Plan> {
         let (handlers, by) = transport::split(&args.handlers)?;
         let chain = registry.chain(handlers).map_err(|what| anyhow!(what))?;
-        let agree = args.agree.load(handlers, &chain, registry)?;
-        let straight = by == Outbound::Direct;
-        if agree.is_some() && !straight {
+        let negotiation = args.negotiate.load(handlers, &chain, registry)?;
+        let is_direct = by == Outbound::Direct;
+        if negotiation.is_some() && !is_direct {
             bail!(
                 "--prefer and --require: handlers are offered to far ends by TCP: not with +{by}"
             );
         }
-        if args.master.is_some() && !straight {
+        if args.master.is_some() && !is_direct {
             bail!("--master: it carries flows by TCP; +{by} would go past it");
         }
         let mut rules = args.rules.load(registry.guards(handlers))?;
         let names = args.names.load(&chain, &mut rules)?;
         let report = args.report.then(|| Report::new(names.clone()));
-        let offload = if args.no_offload || !straight { None } else { offload(&chain) };
+        let offload = if args.no_offload || !is_direct { None } else { offload(&chain) };
         let datagram_idle = args.datagram_idle;
         let streams_alone = false;
-        Ok(Plan { offload, chain, by, agree, rules, names, datagram_idle, streams_alone, report })
+        Ok(Plan {
+            offload,
+            chain,
+            by,
+            negotiation,
+            rules,
+            names,
+            datagram_idle,
+            streams_alone,
+            report,
+        })
     }
 
     /// Returns the part of the plan that the carrier of datagrams needs, which starts with the
@@ -186,7 +193,7 @@ impl Plan {
         Plan {
             chain: self.chain.clone(),
             by: self.by.clone(),
-            agree: None,
+            negotiation: None,
             rules: self.rules,
             names: self.names.clone(),
             offload: self.offload,
@@ -196,8 +203,8 @@ impl Plan {
         }
     }
 
-    /// Adopts what a shared master announces: its rules and its offload.
-    fn join(&mut self, welcome: &Welcome, no_offload: bool) -> Result<()> {
+    /// Adopts the rules and the offload that a shared master announces.
+    fn adopt_shared(&mut self, welcome: &Welcome, no_offload: bool) -> Result<()> {
         self.rules = self.rules.both(&welcome.rules)?;
         self.streams_alone = self.rules.strict;
         let rate = |bytes: u64| (bytes > 0).then(|| bytes.saturating_mul(8));
@@ -206,8 +213,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Adopts what a master below announces.
-    fn stand_above(&mut self, welcome: &Welcome) -> Result<()> {
+    /// Adopts the rules that a parent master announces.
+    fn adopt_parent(&mut self, welcome: &Welcome) -> Result<()> {
         self.rules = self.rules.above(&welcome.rules)?;
         // Flows that pass the handlers continue to that master, not on the program's own socket.
         self.offload = None;
@@ -218,8 +225,8 @@ impl Plan {
 
 /// Runs the program, and ends as it does.
 pub fn run(args: &RunArgs, registry: &Registry) -> Result<ExitCode> {
-    if let Some(fd) = args.hall_fd {
-        return hall::keep(fd, args.hall_datagrams).map(|()| ExitCode::SUCCESS);
+    if let Some(fd) = args.netns_fd {
+        return capture_ns::hold(fd, args.netns_datagrams).map(|()| ExitCode::SUCCESS);
     }
     if args.list {
         explain::list(registry);
@@ -234,6 +241,6 @@ pub fn run(args: &RunArgs, registry: &Registry) -> Result<ExitCode> {
     let plan = Plan::new(args, registry)?;
     match args.master_fd {
         Some(fd) => master::run(fd, args, plan),
-        None => wrapper::run(unfold(env::args_os())),
+        None => wrapper::run(expand(env::args_os())),
     }
 }

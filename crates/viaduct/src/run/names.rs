@@ -17,7 +17,7 @@ use crate::engine::chain_io::Factories;
 
 /// Place where names are looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Where {
+pub enum LookupSite {
     /// The far end: a proxy, or the end of a tunnel
     Remote,
     /// This machine, as without Viaduct
@@ -30,7 +30,7 @@ pub struct NameArgs {
     /// Place where names are looked up; by default the far end, if a handler goes to hosts by
     /// name and nothing may go around it (+socks)
     #[arg(long, value_enum, value_name = "WHERE")]
-    names: Option<Where>,
+    names: Option<LookupSite>,
     /// IPv4 prefix from which the fake IPs of names are taken
     #[arg(long, value_name = "PREFIX", default_value_t)]
     names_pool: FakeIpPrefix,
@@ -42,23 +42,23 @@ impl NameArgs {
     ///
     /// # Errors
     /// `remote` was given, and no handler of the chain goes to hosts by name.
-    pub fn load(&self, chain: &Factories, rules: &mut Rules) -> Result<Option<Arc<Remote>>> {
+    pub fn load(&self, chain: &Factories, rules: &mut Rules) -> Result<Option<Arc<RemoteNames>>> {
         let able = chain.iter().any(|handler| handler.takes_names());
         let remote = match self.names {
-            Some(Where::Local) => false,
-            Some(Where::Remote) if !able => {
+            Some(LookupSite::Local) => false,
+            Some(LookupSite::Remote) if !able => {
                 bail!("--names remote: no handler of the chain goes to hosts by name; socks does")
             }
-            Some(Where::Remote) => true,
-            None => able && rules.strict && !leave_questions(rules),
+            Some(LookupSite::Remote) => true,
+            None => able && rules.strict && !leave_dns_direct(rules),
         };
         rules.names = remote;
-        Ok(remote.then(|| Arc::new(Remote::new(self.names_pool, rules.strict))))
+        Ok(remote.then(|| Arc::new(RemoteNames::new(self.names_pool, rules.strict))))
     }
 }
 
 /// Returns whether a rule lets DNS queries go direct.
-fn leave_questions(rules: &Rules) -> bool {
+fn leave_dns_direct(rules: &Rules) -> bool {
     let asks = |line: &&viaduct_proto::wrap::Line| {
         line.fate == Fate::Leave
             && line.transport != Some(Transport::Tcp)
@@ -70,32 +70,37 @@ fn leave_questions(rules: &Rules) -> bool {
 
 /// The fake IPs, and the resolver that gives them to programs.
 #[derive(Debug)]
-pub struct Remote {
-    book: Mutex<FakeIpPool>,
-    pool: FakeIpPrefix,
+pub struct RemoteNames {
+    fake_ips: Mutex<FakeIpPool>,
+    prefix: FakeIpPrefix,
     strict: bool,
     at: OnceLock<[Option<SocketAddr>; 2]>,
 }
 
 /// Returns the target of a flow to `to`: an address, or the name that it is a fake IP for.
-pub fn place(names: Option<&Remote>, to: SocketAddr) -> Option<Address> {
-    names.map_or(Some(Address::Ip(to)), |names| names.place(to))
+pub fn target(names: Option<&RemoteNames>, to: SocketAddr) -> Option<Address> {
+    names.map_or(Some(Address::Ip(to)), |names| names.target(to))
 }
 
 /// Buffer for a query; actual ones are far shorter.
 const LONGEST: usize = 4096;
 
-impl Remote {
-    fn new(pool: FakeIpPrefix, strict: bool) -> Remote {
-        Remote { book: Mutex::new(FakeIpPool::new(pool)), pool, strict, at: OnceLock::new() }
+impl RemoteNames {
+    fn new(prefix: FakeIpPrefix, strict: bool) -> RemoteNames {
+        RemoteNames {
+            fake_ips: Mutex::new(FakeIpPool::new(prefix)),
+            prefix,
+            strict,
+            at: OnceLock::new(),
+        }
     }
 
     /// Starts to answer queries.
     ///
     /// # Errors
     /// There is no loopback interface.
-    pub fn begin(self: &Arc<Remote>) -> Result<()> {
-        let (v4, v6) = sockets().context("answer questions of DNS")?;
+    pub fn begin(self: &Arc<RemoteNames>) -> Result<()> {
+        let (v4, v6) = sockets().context("answer DNS queries")?;
         let at = [v4.local_addr().ok(), v6.as_ref().and_then(|v6| v6.local_addr().ok())];
         for socket in [Some(v4), v6].into_iter().flatten() {
             let remote = self.clone();
@@ -107,8 +112,8 @@ impl Remote {
     }
 
     /// Returns the answer to a DNS query; `None` if it is not a query.
-    pub fn answer_to(&self, question: &[u8]) -> Option<Vec<u8>> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner).answer(question)
+    pub fn answer_to(&self, query: &[u8]) -> Option<Vec<u8>> {
+        self.fake_ips.lock().unwrap_or_else(PoisonError::into_inner).answer(query)
     }
 
     /// Addresses at which queries are answered: of IPv4, of IPv6.
@@ -118,22 +123,22 @@ impl Remote {
 
     /// Returns the target of a flow to `to`; `None` if `to` is a fake IP whose name was
     /// forgotten.
-    pub fn place(&self, to: SocketAddr) -> Option<Address> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner).destination(to)
+    pub fn target(&self, to: SocketAddr) -> Option<Address> {
+        self.fake_ips.lock().unwrap_or_else(PoisonError::into_inner).destination(to)
     }
 
     /// Describes the target of a flow to `to`, by the name that a fake IP stands for.
     pub fn text(&self, to: SocketAddr) -> String {
-        match self.place(to) {
+        match self.target(to) {
             Some(Address::Name(name, port)) => format!("{name}:{port}"),
-            _ if self.holds(to) => format!("a name that was forgotten ({to})"),
+            _ if self.is_fake_ip(to) => format!("a name that was forgotten ({to})"),
             _ => to.to_string(),
         }
     }
 
     /// Returns whether the address is a fake IP.
-    pub fn holds(&self, to: SocketAddr) -> bool {
-        self.pool.contains(to.ip())
+    pub fn is_fake_ip(&self, to: SocketAddr) -> bool {
+        self.prefix.contains(to.ip())
     }
 
     /// Answers queries for as long as the process runs.
@@ -145,7 +150,7 @@ impl Remote {
                 answer.map_or(Ok(0), |answer| socket.send_to(&answer, from))
             });
             if let Err(error) = answered {
-                debug!("a question of DNS: {error}");
+                debug!("a DNS query: {error}");
             }
         }
     }

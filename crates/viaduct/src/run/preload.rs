@@ -7,8 +7,8 @@
 //!
 //! ```text
 //!   program ──connect──▶ library ── leave alone ── its word ──▶ kernel
-//!      │                    └────── a flow ──▶ master: Common::begin
-//!      └── without it ── no word ──▶ seccomp ──▶ super::seccomp: Common::begin
+//!      │                    └────── a flow ──▶ master: Interposition::begin
+//!      └── without it ── no word ──▶ seccomp ──▶ super::seccomp: Interposition::begin
 //! ```
 
 use std::env;
@@ -27,9 +27,9 @@ use viaduct_proto::wrap::{Errno, SECRET, Secret};
 use viaduct_sys::seccomp::SeccompError;
 use viaduct_sys::socket::seqpacket;
 
+use super::pending::Interposition;
 use super::seccomp::{self, send_timeout};
-use super::waiting::Common;
-use super::{admission, desk};
+use super::{admission, control_socket};
 use crate::random::random;
 
 /// File name of the library; one file serves the loaders of both glibc and musl.
@@ -40,8 +40,8 @@ const WRAP: &str = "VIADUCT_WRAP";
 
 /// Control socket for the libraries of programs.
 #[derive(Debug)]
-pub struct Stubs {
-    common: Arc<Common>,
+pub struct PreloadServer {
+    interposition: Arc<Interposition>,
     library: PathBuf,
     name: String,
     word: u64,
@@ -49,45 +49,46 @@ pub struct Stubs {
 }
 
 /// Starts to listen for the libraries of programs.
-pub fn start(common: Arc<Common>) -> Result<Stubs> {
-    let library = find()?;
+pub fn start(interposition: Arc<Interposition>) -> Result<PreloadServer> {
+    let library = find_library()?;
     let random = u128::from_ne_bytes(random()?);
     let name = format!("@viaduct-{:x}", random >> 64);
     let listener = seqpacket::listen(&name).context("listen for programs")?;
-    let (asked, secret) = (common.clone(), admission::secret()?);
-    let serve = move || desk::serve(&listener, |socket| answer(socket, &secret, &asked));
-    thread::Builder::new().name("stubs".to_owned()).spawn(serve)?;
-    Ok(Stubs { common, library, name, word: random as u64, secret })
+    let (serving, secret) = (interposition.clone(), admission::secret()?);
+    let serve =
+        move || control_socket::serve(&listener, |socket| answer(socket, &secret, &serving));
+    thread::Builder::new().name("libraries".to_owned()).spawn(serve)?;
+    Ok(PreloadServer { interposition, library, name, word: random as u64, secret })
 }
 
-impl Stubs {
+impl PreloadServer {
     /// Starts `command` with the library in it. Returns its process ID.
     pub fn start(&self, mut command: Command, fresh: impl Fn() -> Command) -> Result<u32> {
-        self.put_in(&mut command);
-        match seccomp::start(&self.common, command, Some(self.word)) {
+        self.set_environment(&mut command);
+        match seccomp::start(&self.interposition, command, Some(self.word)) {
             Ok(pid) => Ok(pid),
             Err(SeccompError::Spawn(error)) => Err(error.into()),
-            Err(why) if self.common.rules.strict => {
+            Err(why) if self.interposition.rules.strict => {
                 Err(why).context("--via preload --strict keeps static programs in by seccomp")
             }
             Err(why) => {
                 warn!("static programs can go around the library, for {why}");
-                self.common.not_heard();
+                self.interposition.set_no_seccomp();
                 // The end of the last program will not be reported: that of the first counts then.
-                self.common.end();
+                self.interposition.end();
                 let mut command = fresh();
-                self.put_in(&mut command);
+                self.set_environment(&mut command);
                 Ok(command.spawn()?.id())
             }
         }
     }
 
     /// Returns the state that requests are answered from.
-    pub fn common(&self) -> &Common {
-        &self.common
+    pub fn interposition(&self) -> &Interposition {
+        &self.interposition
     }
 
-    fn put_in(&self, command: &mut Command) {
+    fn set_environment(&self, command: &mut Command) {
         let mut preload = OsString::from(&self.library);
         if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
             preload.push(":");
@@ -99,7 +100,7 @@ impl Stubs {
 }
 
 /// Finds the library, beside this program or where packages install it.
-fn find() -> Result<PathBuf> {
+fn find_library() -> Result<PathBuf> {
     let program = env::current_exe().context("where is this program?")?;
     let beside = program.parent().context("this program is nowhere")?;
     let places = [beside.join(LIBRARY), beside.join("../lib/viaduct").join(LIBRARY)];
@@ -112,7 +113,7 @@ fn find() -> Result<PathBuf> {
 }
 
 /// Answers a request. Returns the socket if no request has arrived yet.
-fn answer(socket: OwnedFd, secret: &Secret, common: &Arc<Common>) -> Option<OwnedFd> {
+fn answer(socket: OwnedFd, secret: &Secret, interposition: &Arc<Interposition>) -> Option<OwnedFd> {
     let mut bytes = [0; SECRET + REQUEST];
     let (length, beside) = match seqpacket::receive(&socket, &mut bytes) {
         Ok(received) => received,
@@ -121,45 +122,48 @@ fn answer(socket: OwnedFd, secret: &Secret, common: &Arc<Common>) -> Option<Owne
     };
     match Request::parse(secret.open(&bytes[..length])?)? {
         Request::Hello => {
-            let meeting = [true, false].map(|v4| common.meeting.at(v4));
-            let Common { rules, offload, .. } = **common;
-            let (tells, heard) = (common.tells(), common.is_heard());
-            say(&socket, &Answer::Welcome(Welcome { rules, meeting, offload, tells, heard }));
+            let meeting = [true, false].map(|v4| interposition.rendezvous.at(v4));
+            let Interposition { rules, offload, .. } = **interposition;
+            let (tells, heard) = (interposition.has_report(), interposition.has_seccomp());
+            send_answer(
+                &socket,
+                &Answer::Welcome(Welcome { rules, meeting, offload, tells, heard }),
+            );
         }
         Request::Names { cookie } => {
-            let [peer, own] = common.names_of(cookie);
-            say(&socket, &Answer::Named { peer, own });
+            let [peer, own] = interposition.addresses_of(cookie);
+            send_answer(&socket, &Answer::Named { peer, own });
         }
         Request::Error { cookie } => {
-            let errno = common.take_refusal(cookie).unwrap_or(Errno::NONE);
-            say(&socket, &Answer::Done(errno));
+            let errno = interposition.take_refusal(cookie).unwrap_or(Errno::NONE);
+            send_answer(&socket, &Answer::Done(errno));
         }
         Request::Refused { call, datagrams, to, errno } => {
-            common.refused(call, datagrams, to, errno);
+            interposition.report_refused(call, datagrams, to, errno);
         }
         Request::Connect { to, wait } => {
-            let asks = Arc::new(socket);
+            let caller = Arc::new(socket);
             // Without a descriptor, this process may have had no room for it.
             let Some(program) = beside else {
-                say(&asks, &Answer::Done(Errno::NFILE));
+                send_answer(&caller, &Answer::Done(Errno::NFILE));
                 return None;
             };
             if !admission::is_tcp(&program) {
-                say(&asks, &Answer::Done(Errno::PROTONOSUPPORT));
+                send_answer(&caller, &Answer::Done(Errno::PROTONOSUPPORT));
                 return None;
             }
-            let later = asks.clone();
+            let later = caller.clone();
             let later = wait.then(|| {
                 let waits = later.clone();
-                let answer = super::waiting::Answer::new(send_timeout(&program), move |decided| {
+                let answer = super::pending::Answer::new(send_timeout(&program), move |decided| {
                     // The program must be the only holder of its socket when it gets the answer.
                     let errno = decided.map(drop).err().unwrap_or(Errno::NONE);
-                    say(&later, &Answer::Done(errno));
+                    send_answer(&later, &Answer::Done(errno));
                 });
                 answer.while_open(waits)
             });
-            if let Some(errno) = common.begin(program, to, later) {
-                say(&asks, &Answer::Done(errno));
+            if let Some(errno) = interposition.begin(program, to, later) {
+                send_answer(&caller, &Answer::Done(errno));
             }
         }
     }
@@ -167,7 +171,7 @@ fn answer(socket: OwnedFd, secret: &Secret, common: &Arc<Common>) -> Option<Owne
 }
 
 /// Sends an answer. The library may be gone.
-fn say(socket: &OwnedFd, answer: &Answer) {
+fn send_answer(socket: &OwnedFd, answer: &Answer) {
     let mut bytes = [0; WELCOME];
     let length = answer.emit(&mut bytes);
     if let Err(error) = seqpacket::send(socket, &bytes[..length], None) {

@@ -9,20 +9,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use viaduct_proto::flow::Failure;
 
-use super::names::Remote;
+use super::names::RemoteNames;
 use crate::engine::aware::SocketId;
 use crate::engine::flow_socket::FlowSocket;
 use crate::engine::wrapped::{PendingConnect, Program};
 
 /// Outcome of a flow.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fate {
+pub enum FlowOutcome {
     /// The far end answered, and the bytes pass the handlers.
     Handled,
     /// Inbound to a program that listens, and accepted by the handlers.
-    Came,
+    Inbound,
     /// Inbound to a program that listens, and rejected.
-    TurnedAway,
+    Rejected,
     /// To be handled, but the far end could not be reached.
     Failed(String),
     /// To be handled, but still without an answer when the program gave up, or ended.
@@ -35,17 +35,17 @@ pub enum Fate {
     Refused,
 }
 
-/// Counts of flows by fate, transport and destination.
+/// Counts of flows by outcome, transport and destination.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     lines: Arc<Mutex<Lines>>,
     /// Resolves fake IPs, so that the report shows names.
-    names: Option<Arc<Remote>>,
+    names: Option<Arc<RemoteNames>>,
 }
 
 #[derive(Debug, Default)]
 struct Lines {
-    flows: BTreeMap<(Fate, &'static str, SocketAddr), u64>,
+    flows: BTreeMap<(FlowOutcome, &'static str, SocketAddr), u64>,
     /// Bytes out and in, of connections with kernel offload.
     offloaded: [u64; 2],
     /// Number of such connections that have not ended.
@@ -56,18 +56,18 @@ struct Lines {
 const MAX_DESTINATIONS: usize = 4096;
 
 impl Lines {
-    fn count(&mut self, fate: Fate, transport: &'static str, to: SocketAddr) {
+    fn count(&mut self, outcome: FlowOutcome, transport: &'static str, to: SocketAddr) {
         // A port scan must not fill the memory: further ports of an address are counted together.
         let full = self.flows.len() >= MAX_DESTINATIONS;
         let to = if full { SocketAddr::new(to.ip(), 0) } else { to };
-        if !full || self.flows.contains_key(&(fate.clone(), transport, to)) {
-            *self.flows.entry((fate, transport, to)).or_default() += 1;
+        if !full || self.flows.contains_key(&(outcome.clone(), transport, to)) {
+            *self.flows.entry((outcome, transport, to)).or_default() += 1;
         }
     }
 
-    fn forget(&mut self, fate: &Fate, transport: &'static str, to: SocketAddr) {
+    fn forget(&mut self, outcome: &FlowOutcome, transport: &'static str, to: SocketAddr) {
         let lines =
-            [to.port(), 0].map(|port| (fate.clone(), transport, SocketAddr::new(to.ip(), port)));
+            [to.port(), 0].map(|port| (outcome.clone(), transport, SocketAddr::new(to.ip(), port)));
         let Some(line) = lines.iter().find(|line| self.flows.contains_key(line)) else { return };
         let count = self.flows.remove(line).unwrap_or_default();
         if count > 1 {
@@ -78,26 +78,26 @@ impl Lines {
 
 impl Report {
     /// Returns an empty report; `names` resolves fake IPs if there are any.
-    pub fn new(names: Option<Arc<Remote>>) -> Report {
+    pub fn new(names: Option<Arc<RemoteNames>>) -> Report {
         Report { lines: Arc::default(), names }
     }
 
     /// Counts a flow.
-    pub fn count(&self, fate: Fate, transport: &'static str, to: SocketAddr) {
-        self.lock().count(fate, transport, to);
+    pub fn count(&self, outcome: FlowOutcome, transport: &'static str, to: SocketAddr) {
+        self.lock().count(outcome, transport, to);
     }
 
     /// Replaces the `Unanswered` of a connect by its outcome.
-    fn answered(&self, fate: Fate, to: SocketAddr) {
+    fn answered(&self, outcome: FlowOutcome, to: SocketAddr) {
         let mut lines = self.lock();
-        lines.forget(&Fate::Unanswered, "tcp", to);
-        lines.count(fate, "tcp", to);
+        lines.forget(&FlowOutcome::Unanswered, "tcp", to);
+        lines.count(outcome, "tcp", to);
     }
 
     /// Counts the start of a connection with kernel offload.
     pub fn offload_begun(&self, to: SocketAddr) {
         let mut lines = self.lock();
-        lines.count(Fate::Offloaded, "tcp", to);
+        lines.count(FlowOutcome::Offloaded, "tcp", to);
         lines.open += 1;
     }
 
@@ -112,7 +112,7 @@ impl Report {
         match lines.open.checked_sub(1) {
             Some(open) => lines.open = open,
             // Its start was lost: the event buffer was full.
-            None => lines.count(Fate::Offloaded, "tcp", to),
+            None => lines.count(FlowOutcome::Offloaded, "tcp", to),
         }
         lines.offloaded[0] += out;
         lines.offloaded[1] += back;
@@ -130,7 +130,7 @@ impl Report {
         let report = self.lock();
         let mut text = Vec::new();
         for (title, is) in TITLES {
-            let of = || report.flows.iter().filter(|((fate, ..), _)| is(fate));
+            let of = || report.flows.iter().filter(|((outcome, ..), _)| is(outcome));
             let flows: u64 = of().map(|(_, count)| count).sum();
             if flows == 0 {
                 continue;
@@ -139,9 +139,12 @@ impl Report {
             // Writing to a string cannot fail.
             let _ = match title {
                 // The bytes are those of both.
-                HANDLED | CAME => match handled.take() {
+                HANDLED | INBOUND => match handled.take() {
                     Some([out, back]) => {
-                        let came = report.flows.keys().any(|(fate, ..)| *fate == Fate::Came);
+                        let came = report
+                            .flows
+                            .keys()
+                            .any(|(outcome, ..)| *outcome == FlowOutcome::Inbound);
                         let both =
                             if title == HANDLED && came { ", those that came too" } else { "" };
                         write!(line, " by {via}: {out} bytes out, {back} in{both}")
@@ -159,9 +162,12 @@ impl Report {
                 _ => Ok(()),
             };
             text.push(line);
-            for ((fate, transport, to), count) in of() {
-                let why =
-                    if let Fate::Failed(why) = fate { format!(" ({why})") } else { String::new() };
+            for ((outcome, transport, to), count) in of() {
+                let why = if let FlowOutcome::Failed(why) = outcome {
+                    format!(" ({why})")
+                } else {
+                    String::new()
+                };
                 text.push(format!("  {count:>6}  {transport} {}{why}", self.name(*to)));
             }
         }
@@ -186,30 +192,32 @@ impl Report {
 }
 
 const HANDLED: &str = "passed the handlers";
-const CAME: &str = "came to the program and passed the handlers";
+const INBOUND: &str = "came to the program and passed the handlers";
 const OFFLOADED: &str = "the kernel served for the handlers";
 
-type Is = fn(&Fate) -> bool;
+type Is = fn(&FlowOutcome) -> bool;
 const TITLES: [(&str, Is); 8] = [
-    (HANDLED, |fate| *fate == Fate::Handled),
-    (CAME, |fate| *fate == Fate::Came),
-    (OFFLOADED, |fate| *fate == Fate::Offloaded),
-    ("came to the program and were turned away by the handlers", |fate| *fate == Fate::TurnedAway),
-    ("did not come about", |fate| matches!(fate, Fate::Failed(_))),
-    ("had no answer yet when the program gave up", |fate| *fate == Fate::Unanswered),
-    ("went direct, as the rules say or as no flow", |fate| *fate == Fate::Direct),
-    ("were refused", |fate| *fate == Fate::Refused),
+    (HANDLED, |outcome| *outcome == FlowOutcome::Handled),
+    (INBOUND, |outcome| *outcome == FlowOutcome::Inbound),
+    (OFFLOADED, |outcome| *outcome == FlowOutcome::Offloaded),
+    ("came to the program and were turned away by the handlers", |outcome| {
+        *outcome == FlowOutcome::Rejected
+    }),
+    ("did not come about", |outcome| matches!(outcome, FlowOutcome::Failed(_))),
+    ("had no answer yet when the program gave up", |outcome| *outcome == FlowOutcome::Unanswered),
+    ("went direct, as the rules say or as no flow", |outcome| *outcome == FlowOutcome::Direct),
+    ("were refused", |outcome| *outcome == FlowOutcome::Refused),
 ];
 
 /// Connect whose outcome the report counts.
 #[derive(Debug)]
-pub struct Reported {
+pub struct ReportedConnect {
     held: Box<dyn PendingConnect>,
     to: SocketAddr,
     report: Report,
 }
 
-impl Reported {
+impl ReportedConnect {
     /// Wraps `held`, a connect to `to`; returns it unchanged without a report.
     pub fn of(
         held: Box<dyn PendingConnect>,
@@ -217,12 +225,12 @@ impl Reported {
         report: Option<&Report>,
     ) -> Box<dyn PendingConnect> {
         let Some(report) = report.cloned() else { return held };
-        report.count(Fate::Unanswered, "tcp", to);
-        Box::new(Reported { held, to, report })
+        report.count(FlowOutcome::Unanswered, "tcp", to);
+        Box::new(ReportedConnect { held, to, report })
     }
 }
 
-impl PendingConnect for Reported {
+impl PendingConnect for ReportedConnect {
     fn socket_id(&self) -> Option<SocketId> {
         self.held.socket_id()
     }
@@ -235,34 +243,34 @@ impl PendingConnect for Reported {
         self.held.take_socket()
     }
 
-    fn complete(&mut self, place: &TcpStream) -> io::Result<()> {
-        self.report.answered(Fate::Handled, self.to);
-        self.held.complete(place)
+    fn complete(&mut self, bound_socket: &TcpStream) -> io::Result<()> {
+        self.report.answered(FlowOutcome::Handled, self.to);
+        self.held.complete(bound_socket)
     }
 
     fn refuse(&mut self, why: Failure) {
-        self.report.answered(Fate::Failed(why.to_string()), self.to);
+        self.report.answered(FlowOutcome::Failed(why.to_string()), self.to);
         self.held.refuse(why);
     }
 
     fn refuse_as(&mut self, why: Failure, errno: i32) {
-        self.report.answered(Fate::Failed(why.to_string()), self.to);
+        self.report.answered(FlowOutcome::Failed(why.to_string()), self.to);
         self.held.refuse_as(why, errno);
     }
 }
 
 /// Program that listens, whose inbound flows the report counts.
 #[derive(Debug)]
-pub struct Visited {
+pub struct ReportedProgram {
     program: Box<dyn Program>,
     /// Address at which it listens.
     at: SocketAddr,
     report: Report,
     /// A connection was accepted, by this or another.
-    let_in: AtomicBool,
+    was_accepted: AtomicBool,
 }
 
-impl Visited {
+impl ReportedProgram {
     /// Wraps `program`, which listens at `at`; returns it unchanged without a report.
     pub fn of(
         program: Box<dyn Program>,
@@ -270,17 +278,17 @@ impl Visited {
         report: Option<&Report>,
     ) -> Box<dyn Program> {
         let Some(report) = report.cloned() else { return program };
-        Box::new(Visited { program, at, report, let_in: AtomicBool::new(false) })
+        Box::new(ReportedProgram { program, at, report, was_accepted: AtomicBool::new(false) })
     }
 }
 
-impl Program for Visited {
+impl Program for ReportedProgram {
     fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
         self.program.take_socket()
     }
 
-    fn on_available(&mut self, tell: Box<dyn FnOnce() + Send>) {
-        self.program.on_available(tell);
+    fn on_available(&mut self, callback: Box<dyn FnOnce() + Send>) {
+        self.program.on_available(callback);
     }
 
     fn handlers_wait(&mut self) {
@@ -289,21 +297,21 @@ impl Program for Visited {
 
     fn for_another_flow(&self) -> Option<Box<dyn Program>> {
         let another = self.program.for_another_flow()?;
-        self.let_in.store(true, Ordering::Relaxed);
-        Some(Visited::of(another, self.at, Some(&self.report)))
+        self.was_accepted.store(true, Ordering::Relaxed);
+        Some(ReportedProgram::of(another, self.at, Some(&self.report)))
     }
 
-    fn connect(&mut self, place: &TcpStream) -> io::Result<()> {
-        self.let_in.store(true, Ordering::Relaxed);
-        self.report.count(Fate::Came, "tcp at", self.at);
-        self.program.connect(place)
+    fn connect(&mut self, bound_socket: &TcpStream) -> io::Result<()> {
+        self.was_accepted.store(true, Ordering::Relaxed);
+        self.report.count(FlowOutcome::Inbound, "tcp at", self.at);
+        self.program.connect(bound_socket)
     }
 }
 
-impl Drop for Visited {
+impl Drop for ReportedProgram {
     fn drop(&mut self) {
-        if !*self.let_in.get_mut() {
-            self.report.count(Fate::TurnedAway, "tcp at", self.at);
+        if !*self.was_accepted.get_mut() {
+            self.report.count(FlowOutcome::Rejected, "tcp at", self.at);
         }
     }
 }
@@ -316,13 +324,13 @@ mod tests {
     fn a_report_says_what_became_of_each() {
         let report = Report::default();
         let at = |text: &str| text.parse().unwrap();
-        report.count(Fate::Handled, "tcp", at("192.0.2.1:80"));
-        report.count(Fate::Failed("refused".to_owned()), "tcp", at("[2001:db8::1]:81"));
-        report.count(Fate::Unanswered, "tcp", at("192.0.2.1:80"));
-        report.count(Fate::Unanswered, "tcp", at("192.0.2.7:80"));
-        report.answered(Fate::Handled, at("192.0.2.1:80"));
-        report.count(Fate::Direct, "udp", at("192.0.2.9:53"));
-        report.count(Fate::Came, "tcp at", at("192.0.2.1:22"));
+        report.count(FlowOutcome::Handled, "tcp", at("192.0.2.1:80"));
+        report.count(FlowOutcome::Failed("refused".to_owned()), "tcp", at("[2001:db8::1]:81"));
+        report.count(FlowOutcome::Unanswered, "tcp", at("192.0.2.1:80"));
+        report.count(FlowOutcome::Unanswered, "tcp", at("192.0.2.7:80"));
+        report.answered(FlowOutcome::Handled, at("192.0.2.1:80"));
+        report.count(FlowOutcome::Direct, "udp", at("192.0.2.9:53"));
+        report.count(FlowOutcome::Inbound, "tcp at", at("192.0.2.1:22"));
         assert_eq!(
             report.lines("cgroup", Some([5, 7]), [3, 2]),
             [

@@ -1,30 +1,30 @@
-//! The interposer that needs no privilege: seccomp reports the program's calls.
+//! `--via seccomp`, the interposer that needs no privilege: seccomp reports the program's calls.
 //!
 //! The thread that receives a call answers it, and never blocks. A blocking connect is answered
 //! by the worker, when the far end has answered. A call that goes direct is made here, on a
 //! duplicate of the socket and with the address that was judged: the program could change its
 //! own copy between this check and the kernel's.
 //!
-//! | part | which calls |
+//! | part | calls |
 //! |---|---|
-//! | here | those that open a socket, connect it, or send with an address |
-//! | `carries` | those of datagrams that are carried |
-//! | `listens` | those of programs that listen |
-//! | `mirrors` | those that set options of sockets |
-//! | `names` | those that ask what became of a socket |
-//! | `retries` | connects and sends that go direct, and that their programs wait for |
-//! | `sends` | sends that go direct |
-//! | `signalled` | signals that come while a connect waits |
-//! | `told` | what any of them was given |
+//! | here | `socket`, `connect`, and sends with an address |
+//! | `addresses` | those that read a socket's addresses and its error |
+//! | `arguments` | arguments of calls: memory and descriptors of the program |
+//! | `blocking` | direct connects and sends that block |
+//! | `datagrams` | those of UDP sockets whose datagrams are carried in user space |
+//! | `direct_sends` | direct sends of datagrams |
+//! | `listeners` | those of programs that listen |
+//! | `options` | those that set socket options |
+//! | `signals` | signals that arrive while a connect is pending |
 
-mod carries;
-mod listens;
-mod mirrors;
-mod names;
-mod retries;
-mod sends;
-mod signalled;
-mod told;
+mod addresses;
+mod arguments;
+mod blocking;
+mod datagrams;
+mod direct_sends;
+mod listeners;
+mod options;
+mod signals;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -50,71 +50,73 @@ use viaduct_sys::socket::pending::{connect_for, is_blocking};
 use viaduct_sys::socket::sendmsg::Message;
 use viaduct_sys::socket::tcp;
 
-use self::sends::Sending;
-use self::told::{Header, MSGHDR, Span};
+use self::arguments::{Header, MSGHDR, Span};
+use self::direct_sends::Sending;
 use super::daemons::{self, Kind};
-use super::waiting::{Answer, Common};
+use super::pending::{Answer, Interposition};
 
 /// Bytes that a send with TCP Fast Open takes at once: the buffer of a fresh socket.
-const FAST: usize = 16 << 10;
+const MAX_FAST_OPEN: usize = 16 << 10;
 /// Approximate bytes of the datagrams of one call; the program sends the rest by another call.
 const MAX_BYTES: usize = 1 << 20;
 /// Bytes of a DNS query, at most.
-const QUESTION: usize = 4096;
+const MAX_QUERY: usize = 4096;
 /// The socket option `SO_ERROR`.
 const SO_ERROR: i32 = 4;
 /// Interval between checks for signals to threads that wait for a connect.
-const LOOK: Duration = Duration::from_millis(50);
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Starts `command`, and handles its calls until no process is left that could call. Calls that
 /// carry `word` are not reported.
 pub fn start(
-    common: &Arc<Common>,
+    interposition: &Arc<Interposition>,
     command: Command,
     word: Option<u64>,
 ) -> Result<u32, SeccompError> {
-    let rules = &common.rules;
+    let rules = &interposition.rules;
     let traps = Traps {
         sends: rules.datagrams() == Datagrams::Judged,
-        datagrams: rules.datagrams() == Datagrams::Refused || common.has_notice() || rules.carries,
+        datagrams: rules.datagrams() == Datagrams::Refused
+            || interposition.has_datagram_notice()
+            || rules.carries,
         families: rules.strict,
         confined: rules.strict,
         names: true,
-        listeners: common.fronts.is_some() || rules.carries,
+        listeners: interposition.public_listeners.is_some() || rules.carries,
         word,
     };
     let (child, listener) = traps.spawn(command)?;
-    let supervisor = Supervisor::new(listener, common.clone());
-    let hear = thread::Builder::new().name("calls".to_owned()).spawn(move || supervisor.run());
-    hear.map_err(SeccompError::Handover)?;
+    let supervisor = Supervisor::new(listener, interposition.clone());
+    let spawned = thread::Builder::new().name("calls".to_owned()).spawn(move || supervisor.run());
+    spawned.map_err(SeccompError::Handover)?;
     Ok(child.id())
 }
 
 struct Supervisor {
     listener: Arc<Listener>,
-    common: Arc<Common>,
+    interposition: Arc<Interposition>,
     /// Threads that have called before. Operations on one whose number was reused fail.
     tasks: HashMap<u32, Arc<Task>>,
     /// Connects that their programs wait for.
-    waiting: VecDeque<(Notification, Answer)>,
+    pending_connects: VecDeque<(Notification, Answer)>,
     /// Time of the last check for their signals.
-    looked: Instant,
+    last_check: Instant,
     /// Count of epoll instances.
     made: EpollCount,
 }
 
 /// Payload of a send: plain bytes, or the header of a message.
 #[derive(Clone, Copy, Debug)]
-enum Said {
+enum Payload {
     Plain(Span),
     Header(Header),
 }
 
-impl Said {
+impl Payload {
     fn first(self) -> Span {
         match self {
-            Said::Plain(data) => data,
-            Said::Header(header) => header.first,
+            Payload::Plain(data) => data,
+            Payload::Header(header) => header.first,
         }
     }
 }
@@ -123,25 +125,27 @@ impl Said {
 type Outcome = Result<Option<Reply>, Errno>;
 
 impl Supervisor {
-    fn new(listener: Listener, common: Arc<Common>) -> Supervisor {
-        let (tasks, waiting) = (HashMap::new(), VecDeque::new());
-        let (listener, looked, made) = (Arc::new(listener), Instant::now(), EpollCount::default());
-        Supervisor { listener, common, tasks, waiting, looked, made }
+    fn new(listener: Listener, interposition: Arc<Interposition>) -> Supervisor {
+        let (tasks, pending_connects) = (HashMap::new(), VecDeque::new());
+        let (listener, last_check, made) =
+            (Arc::new(listener), Instant::now(), EpollCount::default());
+        Supervisor { listener, interposition, tasks, pending_connects, last_check, made }
     }
 
     fn run(mut self) {
         loop {
             let mut fds = [PollFd::new(&*self.listener, PollFlags::IN)];
-            let limit = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
-            let limit = (!self.waiting.is_empty()).then_some(&limit);
+            let limit =
+                Timespec { tv_sec: 0, tv_nsec: SIGNAL_CHECK_INTERVAL.subsec_nanos().into() };
+            let limit = (!self.pending_connects.is_empty()).then_some(&limit);
             match poll(&mut fds, limit) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return warn!("calls cannot be heard of any more: {error}"),
+                Err(error) => return warn!("calls are no longer handled: {error}"),
             }
             let events = fds[0].revents();
-            if self.looked.elapsed() >= LOOK {
-                self.looked = Instant::now();
-                self.look_for_signals();
+            if self.last_check.elapsed() >= SIGNAL_CHECK_INTERVAL {
+                self.last_check = Instant::now();
+                self.check_signals();
             }
             if events.contains(PollFlags::IN) {
                 match self.listener.receive() {
@@ -150,21 +154,21 @@ impl Supervisor {
                     Err(error) => debug!("a call: {error}"),
                 }
             } else if events.contains(PollFlags::HUP) {
-                return self.common.end();
+                return self.interposition.end();
             }
         }
     }
 
     fn answer(&mut self, call: &Notification) {
-        let reply = match self.outcome(call) {
+        let reply = match self.handle(call) {
             Ok(Some(reply)) => reply,
             Ok(None) => return,
             Err(errno) => Reply::Failed(errno.0),
         };
-        say(&self.listener, call, reply);
+        send_reply(&self.listener, call, reply);
     }
 
-    fn outcome(&mut self, call: &Notification) -> Outcome {
+    fn handle(&mut self, call: &Notification) -> Outcome {
         match call.call {
             calls::SOCKET => self.socket(call),
             calls::CONNECT => self.connect(call),
@@ -173,18 +177,18 @@ impl Supervisor {
             calls::ACCEPT | calls::ACCEPT4 => self.accept(call),
             calls::SENDTO => {
                 let [fd, data, length, flags, at, size] = call.arguments;
-                self.send(call, fd, flags, (at, size), Said::Plain((data, length)))
+                self.send(call, fd, flags, (at, size), Payload::Plain((data, length)))
             }
             calls::SENDMSG => {
                 let [fd, header, flags, ..] = call.arguments;
                 let header = self.message(call, header)?;
-                self.send(call, fd, flags, header.name, Said::Header(header))
+                self.send(call, fd, flags, header.name, Payload::Header(header))
             }
-            calls::SENDMMSG => self.sends(call),
-            calls::GETPEERNAME => self.name(call, 0),
-            calls::GETSOCKNAME => self.name(call, 1),
-            calls::GETSOCKOPT if call.arguments[2] as i32 == SO_ERROR => self.error(call),
-            calls::GETSOCKOPT => self.shares(call),
+            calls::SENDMMSG => self.send_many(call),
+            calls::GETPEERNAME => self.socket_name(call, 0),
+            calls::GETSOCKNAME => self.socket_name(call, 1),
+            calls::GETSOCKOPT if call.arguments[2] as i32 == SO_ERROR => self.socket_error(call),
+            calls::GETSOCKOPT => self.reuse_option(call),
             calls::EPOLL_CREATE1 | calls::EPOLL_CREATE => {
                 self.made.increment();
                 Ok(Some(Reply::Continue))
@@ -197,22 +201,22 @@ impl Supervisor {
     fn socket(&mut self, call: &Notification) -> Outcome {
         let [domain, kind, protocol, ..] = call.arguments.map(|word| word as i32);
         let socket = Socket { domain, kind, protocol };
-        let carries = self.common.rules.carries_of(socket);
+        let carries = self.interposition.rules.carries_of(socket);
         if socket.is_of_datagrams() && !carries {
-            self.common.see_datagrams();
+            self.interposition.log_datagram_notice();
         }
-        match self.common.rules.socket(socket) {
+        match self.interposition.rules.socket(socket) {
             Verdict::Refuse(errno) => {
                 if errno == Errno::PERM {
-                    self.common.refused(wire::Call::Socket, false, None, errno);
+                    self.interposition.report_refused(wire::Call::Socket, false, None, errno);
                 }
                 Err(errno)
             }
             _ if carries && !self.task(call)?.is_in_this_netns() => {
-                self.common.refused(wire::Call::Socket, false, None, Errno::PERM);
+                self.interposition.report_refused(wire::Call::Socket, false, None, Errno::PERM);
                 Err(Errno::PERM)
             }
-            _ if carries => self.carry(call, socket.is_v6(), kind),
+            _ if carries => self.open_udp(call, socket.is_v6(), kind),
             _ => Ok(Some(Reply::Continue)),
         }
     }
@@ -222,35 +226,35 @@ impl Supervisor {
         let (socket, is) = self.duplicate(call, fd)?;
         let (sockaddr, length) = self.sockaddr(call, at, size)?;
         if !is.is_of_ip() {
-            self.see_daemons(call, is, (at, size))?;
+            self.refuse_daemons(call, is, (at, size))?;
             // A path is resolved in the program's mount namespace; such a socket does not leave
             // this host.
             return Ok(Some(Reply::Continue));
         }
-        match self.common.rules.connect(is, &sockaddr[..length]) {
+        match self.interposition.rules.connect(is, &sockaddr[..length]) {
             Verdict::Pass => {
                 self.probe(&socket, is, &sockaddr[..length])?;
                 if parse_sockaddr(&sockaddr[..length]) == Sockaddr::None {
-                    self.common.disconnected(cookie(&socket)?);
+                    self.interposition.disconnected(cookie(&socket)?);
                 }
-                let left = self.leave(call, &socket, &sockaddr[..length]);
+                let outcome = self.connect_direct(call, &socket, &sockaddr[..length]);
                 if let (Ok(_) | Err(Errno::INPROGRESS), Sockaddr::Ip(to)) =
-                    (&left, parse_sockaddr(&sockaddr[..length]))
+                    (&outcome, parse_sockaddr(&sockaddr[..length]))
                     && !is.is_of_datagrams()
                 {
-                    self.common.left(to);
+                    self.interposition.count_direct(to);
                 }
-                left
+                outcome
             }
             Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Connect, is, &sockaddr, errno)),
-            Verdict::Resolve(whom) => {
-                let at = self.resolver(is, whom)?;
-                self.common.asks(cookie(&socket)?, whom);
-                self.leave(call, &socket, &at)
+            Verdict::Resolve(server) => {
+                let at = self.resolver(is, server)?;
+                self.interposition.set_peer(cookie(&socket)?, server);
+                self.connect_direct(call, &socket, &at)
             }
-            Verdict::Divert(_) if self.common.offload.is_some() => {
-                pace(&socket, self.common.offload)?;
-                self.leave(call, &socket, &sockaddr[..length])
+            Verdict::Divert(_) if self.interposition.offload.is_some() => {
+                pace(&socket, self.interposition.offload)?;
+                self.connect_direct(call, &socket, &sockaddr[..length])
             }
             Verdict::Divert(_) if !is_in_this_netns(&socket) => {
                 // Sockets in the capture namespace are programs' listeners, and what they
@@ -272,65 +276,67 @@ impl Supervisor {
         is: Socket,
         to: SocketAddr,
     ) -> Outcome {
-        if !is_blocking(&socket).map_err(number)? {
-            return Ok(told(self.common.begin(socket, to, None)));
+        if !is_blocking(&socket).map_err(errno_of)? {
+            return Ok(reply_now(self.interposition.begin(socket, to, None)));
         }
-        let answer = self.later(call, &socket, None);
-        let ours = socket.try_clone().map_err(number)?;
-        match self.common.begin(socket, to, Some(answer.clone())) {
+        let answer = self.deferred_answer(call, &socket, None);
+        let ours = socket.try_clone().map_err(errno_of)?;
+        match self.interposition.begin(socket, to, Some(answer.clone())) {
             None => {
-                self.waiting.push_back((*call, answer));
+                self.pending_connects.push_back((*call, answer));
                 Ok(None)
             }
             // The connect in progress is not, or no longer, a flow of this run.
             Some(Errno::ALREADY) => {
-                let at = self.common.meeting.at(to.is_ipv4()).ok_or(Errno::NETUNREACH)?;
+                let at = self.interposition.rendezvous.at(to.is_ipv4()).ok_or(Errno::NETUNREACH)?;
                 let (sockaddr, length) = is.sockaddr(at);
                 self.complete(call, &ours, &sockaddr[..length])
             }
-            now => Ok(told(now)),
+            now => Ok(reply_now(now)),
         }
     }
 
     /// Refuses connects to daemons that would act for the program around its chain.
-    fn see_daemons(
+    fn refuse_daemons(
         &mut self,
         call: &Notification,
         is: Socket,
         (at, size): Span,
     ) -> Result<(), Errno> {
-        let (names, strict) = (self.common.remote.is_some(), self.common.rules.strict);
+        let (names, strict) =
+            (self.interposition.remote_names.is_some(), self.interposition.rules.strict);
         if is.domain != i32::from(AddressFamily::UNIX.as_raw()) || !names && !strict {
             return Ok(());
         }
         let path = self.path(call, at, size)?;
         let base = PathBuf::from(format!("/proc/{}", call.thread));
         // The program falls back to DNS by datagrams.
-        if names && daemons::is_of(Kind::Resolver, &path, &base) {
+        if names && daemons::is_daemon_socket(Kind::Resolver, &path, &base) {
             return Err(Errno::CONNREFUSED);
         }
-        if strict && daemons::is_of(Kind::Launcher, &path, &base) {
-            self.common.refused_daemon(&path);
+        if strict && daemons::is_daemon_socket(Kind::Launcher, &path, &base) {
+            self.interposition.report_refused_daemon(&path);
             return Err(Errno::CONNREFUSED);
         }
         Ok(())
     }
 
-    /// Returns the address at which this process answers queries to `whom`, in the form of the
+    /// Returns the address at which this process answers queries to `server`, in the form of the
     /// socket's family.
-    fn resolver(&self, is: Socket, whom: SocketAddr) -> Result<Vec<u8>, Errno> {
-        let [v4, v6] = self.common.remote.as_ref().map(|of| of.at()).unwrap_or_default();
-        let at = if whom.is_ipv4() { v4 } else { v6 };
+    fn resolver(&self, is: Socket, server: SocketAddr) -> Result<Vec<u8>, Errno> {
+        let [v4, v6] =
+            self.interposition.remote_names.as_ref().map(|of| of.at()).unwrap_or_default();
+        let at = if server.is_ipv4() { v4 } else { v6 };
         let (bytes, length) = is.sockaddr(at.ok_or(Errno::NETUNREACH)?);
         Ok(bytes[..length].to_vec())
     }
 
     /// Connects as the program would have.
-    fn leave(&self, call: &Notification, socket: &OwnedFd, sockaddr: &[u8]) -> Outcome {
-        match connect_for(socket, sockaddr).map_err(number) {
+    fn connect_direct(&self, call: &Notification, socket: &OwnedFd, sockaddr: &[u8]) -> Outcome {
+        match connect_for(socket, sockaddr).map_err(errno_of) {
             Ok(()) => Ok(Some(Reply::Returned(0))),
             // `EALREADY` means that the program repeats an interrupted connect.
-            Err(Errno::INPROGRESS | Errno::ALREADY) if is_blocking(socket).map_err(number)? => {
+            Err(Errno::INPROGRESS | Errno::ALREADY) if is_blocking(socket).map_err(errno_of)? => {
                 self.complete(call, socket, sockaddr)
             }
             Err(errno) => Err(errno),
@@ -344,7 +350,7 @@ impl Supervisor {
         fd: u64,
         flags: u64,
         (at, size): Span,
-        said: Said,
+        payload: Payload,
     ) -> Outcome {
         if at == 0 {
             return Ok(Some(Reply::Continue));
@@ -352,55 +358,55 @@ impl Supervisor {
         let (sockaddr, size) = self.sockaddr(call, at, size)?;
         let (socket, is) = self.duplicate(call, fd)?;
         let (sockaddr, size) = is.as_sent(&sockaddr[..size]);
-        let (data, length) = said.first();
-        match self.common.rules.send(is, flags as i32, &sockaddr[..size]) {
+        let (data, length) = payload.first();
+        match self.interposition.rules.send(is, flags as i32, &sockaddr[..size]) {
             Verdict::Pass if !self.is_sent_here(&socket, is) => Ok(Some(Reply::Continue)),
             Verdict::Pass if flags as i32 & MSG_FASTOPEN != 0 && !is.is_of_datagrams() => {
                 // The kernel would read the address again. Under `--strict` the program has to
                 // do without.
-                let strict = self.common.rules.strict;
+                let strict = self.interposition.rules.strict;
                 if strict { Err(Errno::OPNOTSUPP) } else { Ok(Some(Reply::Continue)) }
             }
             Verdict::Pass => {
-                let message = match said {
-                    Said::Plain(data) => self.copy_plain(call, data)?,
-                    Said::Header(header) => self.copy(call, &header)?,
+                let message = match payload {
+                    Payload::Plain(data) => self.copy_plain(call, data)?,
+                    Payload::Header(header) => self.copy(call, &header)?,
                 };
                 let messages = vec![Message { sockaddr: sockaddr[..size].to_vec(), ..message }];
                 let sending = Sending { socket, flags: flags as i32, messages, lengths: None };
                 self.send_all(call, sending)
             }
             Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Send, is, &sockaddr, errno)),
-            Verdict::Resolve(whom) => {
-                let at = self.resolver(is, whom)?;
-                let mut bytes = vec![0; QUESTION.min(length as usize)];
+            Verdict::Resolve(server) => {
+                let at = self.resolver(is, server)?;
+                let mut bytes = vec![0; MAX_QUERY.min(length as usize)];
                 let task = self.task(call)?;
-                let read = self.listener.read(call, &task, data, &mut bytes).map_err(number)?;
-                ask(&socket, &bytes[..read], &at).map(|sent| Some(Reply::Returned(sent)))
+                let read = self.listener.read(call, &task, data, &mut bytes).map_err(errno_of)?;
+                send_query(&socket, &bytes[..read], &at).map(|sent| Some(Reply::Returned(sent)))
             }
-            Verdict::Divert(_) if self.common.offload.is_some() => {
-                pace(&socket, self.common.offload)?;
+            Verdict::Divert(_) if self.interposition.offload.is_some() => {
+                pace(&socket, self.interposition.offload)?;
                 Ok(Some(Reply::Continue))
             }
             Verdict::Divert(_) if !is_in_this_netns(&socket) => {
                 Err(self.refuse(wire::Call::Send, is, &sockaddr, Errno::PERM))
             }
             Verdict::Divert(to) => {
-                let mut bytes = vec![0; FAST.min(length as usize)];
+                let mut bytes = vec![0; MAX_FAST_OPEN.min(length as usize)];
                 let task = self.task(call)?;
-                let read = self.listener.read(call, &task, data, &mut bytes).map_err(number)?;
+                let read = self.listener.read(call, &task, data, &mut bytes).map_err(errno_of)?;
                 bytes.truncate(read);
                 // Without a cookie, a non-blocking connect with Fast Open takes no data either.
-                let waits = is_blocking(&socket).map_err(number)?;
-                let answer = waits.then(|| self.later(call, &socket, Some(bytes)));
-                Ok(told(self.common.begin(socket, to, answer)))
+                let waits = is_blocking(&socket).map_err(errno_of)?;
+                let answer = waits.then(|| self.deferred_answer(call, &socket, Some(bytes)));
+                Ok(reply_now(self.interposition.begin(socket, to, answer)))
             }
         }
     }
 
     /// Handles `sendmmsg`. Each datagram is judged; for Fast Open it is refused, as kernels may
     /// refuse it.
-    fn sends(&mut self, call: &Notification) -> Outcome {
+    fn send_many(&mut self, call: &Notification) -> Outcome {
         let [fd, headers, count, flags, ..] = call.arguments;
         let (socket, is) = self.duplicate(call, fd)?;
         let here = self.is_sent_here(&socket, is);
@@ -425,7 +431,7 @@ impl Supervisor {
                 continue;
             }
             let sockaddr = &to;
-            match self.common.rules.send(is, flags as i32, sockaddr) {
+            match self.interposition.rules.send(is, flags as i32, sockaddr) {
                 Verdict::Pass => {}
                 Verdict::Divert(_) | Verdict::Resolve(_) => return Err(Errno::OPNOTSUPP),
                 Verdict::Refuse(errno) => {
@@ -448,7 +454,12 @@ impl Supervisor {
 
     /// Returns an answer for a call on `socket` that is given when its flow is decided; `data`
     /// is sent on it then.
-    fn later(&self, call: &Notification, socket: &OwnedFd, data: Option<Vec<u8>>) -> Answer {
+    fn deferred_answer(
+        &self,
+        call: &Notification,
+        socket: &OwnedFd,
+        data: Option<Vec<u8>>,
+    ) -> Answer {
         let (listener, call) = (self.listener.clone(), *call);
         Answer::new(send_timeout(socket), move |decided| {
             let reply = match (decided, data) {
@@ -462,7 +473,7 @@ impl Supervisor {
                     }
                 }
             };
-            say(&listener, &call, reply);
+            send_reply(&listener, &call, reply);
         })
     }
 
@@ -471,7 +482,7 @@ impl Supervisor {
             Sockaddr::Ip(to) => Some(to),
             _ => None,
         };
-        self.common.refused(call, is.is_of_datagrams(), to, errno);
+        self.interposition.report_refused(call, is.is_of_datagrams(), to, errno);
         errno
     }
 }
@@ -480,7 +491,7 @@ impl Supervisor {
 fn pace(socket: &OwnedFd, rate: Option<u64>) -> Result<(), Errno> {
     match rate {
         None | Some(0) => Ok(()),
-        Some(rate) => tcp::pace(socket, rate).map_err(number),
+        Some(rate) => tcp::pace(socket, rate).map_err(errno_of),
     }
 }
 
@@ -494,7 +505,7 @@ fn cookie(socket: &OwnedFd) -> Result<u64, Errno> {
 }
 
 /// Sends a query for the program. Returns the number of bytes to report as sent.
-fn ask(socket: &OwnedFd, question: &[u8], at: &[u8]) -> Result<i64, Errno> {
+fn send_query(socket: &OwnedFd, query: &[u8], at: &[u8]) -> Result<i64, Errno> {
     let Sockaddr::Ip(to) = parse_sockaddr(at) else { return Err(Errno::NETUNREACH) };
     let to = match to {
         SocketAddr::V4(v4) if sockopt::socket_domain(socket) == Ok(AddressFamily::INET6) => {
@@ -503,13 +514,13 @@ fn ask(socket: &OwnedFd, question: &[u8], at: &[u8]) -> Result<i64, Errno> {
         to => to,
     };
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    match rustix::net::sendto(socket, question, flags, &to) {
+    match rustix::net::sendto(socket, query, flags, &to) {
         Ok(sent) => Ok(sent as i64),
         Err(errno) => Err(Errno(errno.raw_os_error())),
     }
 }
 
-fn told(now: Option<Errno>) -> Option<Reply> {
+fn reply_now(now: Option<Errno>) -> Option<Reply> {
     now.map(|errno| match errno {
         Errno::NONE => Reply::Returned(0),
         errno => Reply::Failed(errno.0),
@@ -517,11 +528,11 @@ fn told(now: Option<Errno>) -> Option<Reply> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
-fn number(error: io::Error) -> Errno {
+fn errno_of(error: io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(Errno::PERM.0))
 }
 
-fn say(listener: &Listener, call: &Notification, reply: Reply) {
+fn send_reply(listener: &Listener, call: &Notification, reply: Reply) {
     if let Err(error) = listener.reply(call, reply) {
         debug!("answer a call: {error}");
     }

@@ -1,9 +1,9 @@
 //! Choice of the interposer that sees the program's calls, and the start of the program under it.
 //!
 //! ```text
-//!   cgroup    BPF on its cgroup: all of it, io_uring too           takes root
-//!   seccomp   the kernel tells of its calls: static ones too       it has no io_uring
-//!   preload   a library in it, between it and libc                 not in static, set-user-ID ones
+//!   cgroup    BPF on its cgroup: sees all calls, io_uring too         needs root
+//!   seccomp   the kernel reports its calls: static programs too       disables io_uring
+//!   preload   a library between it and libc                           no static, set-user-ID ones
 //! ```
 
 use std::env;
@@ -17,11 +17,12 @@ use viaduct_sys::bpf::{Freezer, Group};
 use viaduct_sys::process::supervise;
 use viaduct_sys::seccomp::{self as kernel, SeccompError};
 
-use super::carrier::Carrier;
-use super::datagrams::{Holder, Passed};
-use super::keep::Keep;
-use super::waiting::Common;
-use super::{Plan, agree, diverted, preload, seccomp};
+use super::datagrams::DatagramCounts;
+use super::descriptor_store::DescriptorStore;
+use super::held_udp::HeldUdp;
+use super::pending::Interposition;
+use super::{Plan, cgroup, negotiate, preload, seccomp};
+use crate::master::carrier::Carrier;
 
 /// Interposers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -38,97 +39,105 @@ pub enum Via {
 }
 
 /// Environment variable that tells programs that seccomp or a library reports their calls.
-const HEARD: &str = "VIADUCT_HEARD";
+const REPORTED_VAR: &str = "VIADUCT_HEARD";
 
 /// Environment variable that tells programs that a run by cgroup lets nothing go around it.
-const WHOLE: &str = "VIADUCT_WHOLE";
+const STRICT_VAR: &str = "VIADUCT_WHOLE";
 
 /// The interposer of a run.
 #[derive(Debug)]
 pub enum Interposer {
     /// BPF on a cgroup, the holder of datagrams, and whether all flows must pass it (`--strict`).
-    Cgroup(Group, Option<Holder>, bool),
+    Cgroup(Group, Option<HeldUdp>, bool),
     /// Seccomp notifications.
-    Seccomp(Arc<Common>),
+    Seccomp(Arc<Interposition>),
     /// A library, and the environment that loads it.
-    Preload(preload::Stubs),
+    Preload(preload::PreloadServer),
 }
 
 impl Interposer {
     /// Opens the interposer `via` for `plan`. Connects go to `carrier`, and descriptors that
-    /// are to outlive this process to `keep`.
+    /// are to outlive this process to `store`.
     pub fn new(
         via: Via,
         plan: &Plan,
         carrier: &Carrier,
-        keep: Option<&Keep>,
+        store: Option<&DescriptorStore>,
     ) -> Result<Interposer> {
-        let via = agree::via(via, plan);
+        let via = negotiate::choose_via(via, plan);
         match via {
-            Via::Cgroup => Self::cgroup(plan, carrier, keep),
-            Via::Seccomp => Ok(Interposer::Seccomp(Common::new(plan, carrier.clone())?)),
+            Via::Cgroup => Self::cgroup(plan, carrier, store),
+            Via::Seccomp => Ok(Interposer::Seccomp(Interposition::new(plan, carrier.clone())?)),
             Via::Preload => {
-                let common = Common::new(plan, carrier.clone())?;
-                Ok(Interposer::Preload(preload::start(common)?))
+                let interposition = Interposition::new(plan, carrier.clone())?;
+                Ok(Interposer::Preload(preload::start(interposition)?))
             }
-            Via::Auto => Self::cgroup(plan, carrier, keep).or_else(|why| {
+            Via::Auto => Self::cgroup(plan, carrier, store).or_else(|why| {
                 info!("not by cgroup ({why:#}), but by seccomp");
-                Ok(Interposer::Seccomp(Common::new(plan, carrier.clone())?))
+                Ok(Interposer::Seccomp(Interposition::new(plan, carrier.clone())?))
             }),
         }
     }
 
-    fn cgroup(plan: &Plan, carrier: &Carrier, keep: Option<&Keep>) -> Result<Interposer> {
-        // That run would take the connects before BPF sees them.
-        if env::var_os(HEARD).is_some() && kernel::is_traced() {
+    fn cgroup(
+        plan: &Plan,
+        carrier: &Carrier,
+        store: Option<&DescriptorStore>,
+    ) -> Result<Interposer> {
+        // The other run would get the connects before BPF sees them.
+        if env::var_os(REPORTED_VAR).is_some() && kernel::is_traced() {
             bail!(
-                "another viaduct run hears of this process's calls by seccomp; run that by cgroup"
+                "another viaduct run handles this process's calls by seccomp; run that by cgroup"
             );
         }
         // Programs of this run would be in a cgroup of their own: their direct flows and
-        // inbound connections would go around that run.
-        if env::var_os(WHOLE).is_some() {
+        // inbound connections would go around the other run.
+        if env::var_os(STRICT_VAR).is_some() {
             bail!("another viaduct run by cgroup lets nothing go around it (--strict)");
         }
         let group = Group::new()?;
-        let holder = diverted::start(&group, plan, carrier.clone(), keep)?;
-        Ok(Interposer::Cgroup(group, holder, plan.rules.strict))
+        let held_udp = cgroup::start(&group, plan, carrier.clone(), store)?;
+        Ok(Interposer::Cgroup(group, held_udp, plan.rules.strict))
     }
 
     /// Returns the counts of the programs' datagrams that handlers have released.
-    pub fn passed(&self) -> Passed {
+    pub fn datagram_counts(&self) -> DatagramCounts {
         match self {
-            Interposer::Cgroup(_, holder, _) => holder.as_ref().map(Holder::passed),
-            Interposer::Seccomp(_) | Interposer::Preload(_) => {
-                self.common().and_then(|common| common.carried()).map(|carried| carried.passed())
-            }
+            Interposer::Cgroup(_, held_udp, _) => held_udp.as_ref().map(HeldUdp::counts),
+            Interposer::Seccomp(_) | Interposer::Preload(_) => self
+                .interposition()
+                .and_then(|interposition| interposition.user_udp())
+                .map(|user_udp| user_udp.counts()),
         }
         .unwrap_or_default()
     }
 
     /// Returns whether a datagram is held.
-    pub fn holds_any(&self) -> bool {
+    pub fn holds_datagrams(&self) -> bool {
         match self {
-            Interposer::Cgroup(_, holder, _) => holder.as_ref().is_some_and(|of| !of.is_empty()),
+            Interposer::Cgroup(_, held_udp, _) => {
+                held_udp.as_ref().is_some_and(|of| !of.is_empty())
+            }
             Interposer::Seccomp(_) | Interposer::Preload(_) => {
-                let carried = self.common().and_then(|common| common.carried());
-                carried.is_some_and(|carried| !carried.is_empty())
+                let user_udp =
+                    self.interposition().and_then(|interposition| interposition.user_udp());
+                user_udp.is_some_and(|user_udp| !user_udp.is_empty())
             }
         }
     }
 
     /// Stops holding datagrams.
-    pub fn end(&self) {
-        if let Interposer::Cgroup(_, Some(holder), _) = self {
-            holder.end();
+    pub fn stop_holding(&self) {
+        if let Interposer::Cgroup(_, Some(held_udp), _) = self {
+            held_udp.end();
         }
     }
 
-    fn common(&self) -> Option<&Common> {
+    fn interposition(&self) -> Option<&Interposition> {
         match self {
             Interposer::Cgroup(..) => None,
-            Interposer::Seccomp(common) => Some(common),
-            Interposer::Preload(stubs) => Some(stubs.common()),
+            Interposer::Seccomp(interposition) => Some(interposition),
+            Interposer::Preload(server) => Some(server.interposition()),
         }
     }
 
@@ -157,42 +166,50 @@ impl Interposer {
     pub fn start(&self, fresh: impl Fn() -> Command) -> Result<u32> {
         let mut command = fresh();
         if !matches!(self, Interposer::Cgroup(..)) {
-            command.env(HEARD, self.name());
+            command.env(REPORTED_VAR, self.name());
         }
         match self {
             Interposer::Cgroup(group, _, strict) => {
                 if *strict {
                     kernel::restrict_families(&mut command);
-                    command.env(WHOLE, self.name());
+                    command.env(STRICT_VAR, self.name());
                 }
                 supervise::join_cgroup(&mut command, group.members());
                 Ok(command.spawn()?.id())
             }
-            Interposer::Seccomp(common) => match seccomp::start(common, command, None) {
-                Err(SeccompError::Spawn(error)) => Err(error.into()),
-                other => other.context("--via seccomp"),
-            },
-            Interposer::Preload(stubs) => stubs.start(command, fresh),
+            Interposer::Seccomp(interposition) => {
+                match seccomp::start(interposition, command, None) {
+                    Err(SeccompError::Spawn(error)) => Err(error.into()),
+                    other => other.context("--via seccomp"),
+                }
+            }
+            Interposer::Preload(server) => server.start(command, fresh),
         }
     }
 
     /// Frees ports of listeners whose programs have ended.
-    pub fn let_go(&self) {
-        if let Some(fronts) = self.common().and_then(|common| common.fronts.as_ref()) {
-            fronts.sweep();
+    pub fn release_ports(&self) {
+        if let Some(public_listeners) =
+            self.interposition().and_then(|interposition| interposition.public_listeners.as_ref())
+        {
+            public_listeners.sweep();
         }
     }
 
     /// Returns whether no program of the run is left; reaps children that have ended.
-    pub fn is_alone(&self) -> io::Result<bool> {
+    pub fn has_ended(&self) -> io::Result<bool> {
         match self {
             Interposer::Cgroup(group, ..) => {
                 supervise::reap();
                 group.is_empty().map_err(io::Error::other)
             }
             // A child may be the holder of a capture namespace.
-            Interposer::Seccomp(common) => Ok(supervise::reap_all() || common.has_ended()),
-            Interposer::Preload(stubs) => Ok(supervise::reap_all() || stubs.common().has_ended()),
+            Interposer::Seccomp(interposition) => {
+                Ok(supervise::reap_all() || interposition.has_ended())
+            }
+            Interposer::Preload(server) => {
+                Ok(supervise::reap_all() || server.interposition().has_ended())
+            }
         }
     }
 }

@@ -15,36 +15,36 @@ use viaduct_sys::process::signals::{self, BlockedSignals, ReceivedSignal};
 use viaduct_sys::process::supervise::{self, StateChange};
 use viaduct_sys::process::{inherited_fds, inherited_state};
 
-use super::keep::Keep;
+use super::descriptor_store::DescriptorStore;
 
 /// Messages of the master to the wrapper, one a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum Message {
     /// The program runs, with this process ID.
-    Runs(u32),
+    Started(u32),
     /// The program's state has changed.
-    Did(StateChange),
+    Changed(StateChange),
     /// The program cannot be started: exit status, and reason.
     Failed(u8, String),
     /// A line for the user.
-    Say(String),
+    Print(String),
 }
 
-impl Word {
-    fn parse(line: &str) -> Option<Word> {
+impl Message {
+    fn parse(line: &str) -> Option<Message> {
         let (kind, rest) = line.split_once(' ')?;
         let number = || rest.parse().ok();
         Some(match kind {
-            "runs" => Word::Runs(rest.parse().ok()?),
-            "stopped" => Word::Did(StateChange::Stopped(number()?)),
-            "continued" => Word::Did(StateChange::Continued),
-            "exited" => Word::Did(StateChange::Exited(number()?)),
-            "killed" => Word::Did(StateChange::Killed(number()?)),
+            "runs" => Message::Started(rest.parse().ok()?),
+            "stopped" => Message::Changed(StateChange::Stopped(number()?)),
+            "continued" => Message::Changed(StateChange::Continued),
+            "exited" => Message::Changed(StateChange::Exited(number()?)),
+            "killed" => Message::Changed(StateChange::Killed(number()?)),
             "failed" => {
                 let (code, why) = rest.split_once(' ')?;
-                Word::Failed(code.parse().ok()?, why.to_owned())
+                Message::Failed(code.parse().ok()?, why.to_owned())
             }
-            "say" => Word::Say(rest.to_owned()),
+            "say" => Message::Print(rest.to_owned()),
             _ => return None,
         })
     }
@@ -52,19 +52,19 @@ impl Word {
     /// Formats the line, with its newline.
     pub fn line(&self) -> String {
         match self {
-            Word::Runs(pid) => format!("runs {pid}\n"),
-            Word::Did(StateChange::Stopped(signal)) => format!("stopped {signal}\n"),
-            Word::Did(StateChange::Continued) => "continued 0\n".to_owned(),
-            Word::Did(StateChange::Exited(status)) => format!("exited {status}\n"),
-            Word::Did(StateChange::Killed(signal)) => format!("killed {signal}\n"),
-            Word::Failed(code, why) => format!("failed {code} {}\n", why.replace('\n', " ")),
-            Word::Say(text) => format!("say {}\n", text.replace('\n', " ")),
+            Message::Started(pid) => format!("runs {pid}\n"),
+            Message::Changed(StateChange::Stopped(signal)) => format!("stopped {signal}\n"),
+            Message::Changed(StateChange::Continued) => "continued 0\n".to_owned(),
+            Message::Changed(StateChange::Exited(status)) => format!("exited {status}\n"),
+            Message::Changed(StateChange::Killed(signal)) => format!("killed {signal}\n"),
+            Message::Failed(code, why) => format!("failed {code} {}\n", why.replace('\n', " ")),
+            Message::Print(text) => format!("say {}\n", text.replace('\n', " ")),
         }
     }
 }
 
-/// Starts the master, which starts the program, and waits; `words` is the command line.
-pub fn run(words: Vec<OsString>) -> Result<ExitCode> {
+/// Starts the master, which starts the program, and waits; `arguments` is the command line.
+pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     let signals = BlockedSignals::block().context("hold signals back")?;
     // Should the master be killed, the program becomes our child.
     supervise::adopt_orphans()?;
@@ -72,17 +72,17 @@ pub fn run(words: Vec<OsString>) -> Result<ExitCode> {
     // program closes them.
     let left = inherited_fds::take_rest().context("look at what is open")?;
     let (ours, theirs) = UnixStream::pair()?;
-    let (_kept, keep) = Keep::pair()?;
-    let mut words = words.into_iter();
+    let (_reader, store) = DescriptorStore::pair()?;
+    let mut arguments = arguments.into_iter();
     let mut command = Command::new("/proc/self/exe");
-    command.args(words.by_ref().nth(1));
+    command.args(arguments.by_ref().nth(1));
     command.arg(format!("--master-fd={}", theirs.as_raw_fd()));
-    command.arg(format!("--keep-fd={}", keep.as_fd().as_raw_fd())).args(words);
-    inherited_fds::leave_open(&mut command, &[theirs.as_fd(), keep.as_fd()]);
+    command.arg(format!("--store-fd={}", store.as_fd().as_raw_fd())).args(arguments);
+    inherited_fds::leave_open(&mut command, &[theirs.as_fd(), store.as_fd()]);
     signals.release(&mut command);
     inherited_state::restore_in(&mut command);
     let master = command.spawn().context("start the master")?.id();
-    drop((theirs, keep, left));
+    drop((theirs, store, left));
     supervise::detach_stdio().context("leave standard input and output")?;
     let mut wrapper = Wrapper { signals, master, program: None, early: Vec::new() };
     wrapper.wait(ours)
@@ -109,7 +109,7 @@ impl Wrapper {
             if lines.read_line(&mut line)? == 0 {
                 return self.wait_alone();
             }
-            if let Some(code) = self.hear(line.trim_end_matches('\n'))? {
+            if let Some(code) = self.handle(line.trim_end_matches('\n'))? {
                 return Ok(code);
             }
         }
@@ -129,7 +129,7 @@ impl Wrapper {
         if signalled {
             let came = self.signals.read()?;
             match self.program {
-                Some(_) => self.pass_on(came),
+                Some(_) => self.forward(came),
                 // The terminal stops all processes that stand for the program.
                 None if came.signal == SIGTSTP && !came.sent => signals::stop(SIGTSTP),
                 None => self.early.push(came),
@@ -141,7 +141,7 @@ impl Wrapper {
     /// Forwards a signal to the program. The terminal sends its signals to the program as well,
     /// except for SIGHUP at its end, which goes to the session leader; signals sent by a
     /// process are forwarded.
-    fn pass_on(&self, ReceivedSignal { signal, sent }: ReceivedSignal) {
+    fn forward(&self, ReceivedSignal { signal, sent }: ReceivedSignal) {
         let ours = signal == SIGCHLD;
         let alone = signal == SIGCONT || signal == SIGHUP && supervise::leads_session();
         if let (Some(program), true, false) = (self.program, sent || alone, ours)
@@ -159,19 +159,19 @@ impl Wrapper {
         supervise::is_in_own_group(program) && (stopped_since || !supervise::is_stopped(program))
     }
 
-    fn hear(&mut self, line: &str) -> Result<Option<ExitCode>> {
-        match Word::parse(line) {
-            Some(Word::Runs(pid)) => {
+    fn handle(&mut self, line: &str) -> Result<Option<ExitCode>> {
+        match Message::parse(line) {
+            Some(Message::Started(pid)) => {
                 self.program = Some(pid);
-                std::mem::take(&mut self.early).into_iter().for_each(|came| self.pass_on(came));
+                std::mem::take(&mut self.early).into_iter().for_each(|came| self.forward(came));
             }
-            Some(Word::Did(change)) => return Ok(end(change)),
-            Some(Word::Failed(code, why)) => {
+            Some(Message::Changed(change)) => return Ok(end(change)),
+            Some(Message::Failed(code, why)) => {
                 eprintln!("viaduct: {why}");
                 return Ok(Some(ExitCode::from(code)));
             }
-            Some(Word::Say(text)) => eprintln!("viaduct: {text}"),
-            None => bail!("the master says {line:?}, which means nothing"),
+            Some(Message::Print(text)) => eprintln!("viaduct: {text}"),
+            None => bail!("the master has sent an invalid message: {line:?}"),
         }
         Ok(None)
     }
@@ -202,7 +202,7 @@ impl Wrapper {
                 }
             }
             // A change of the program's state raises SIGCHLD as well.
-            self.pass_on(self.signals.read()?);
+            self.forward(self.signals.read()?);
         }
     }
 }
@@ -223,19 +223,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_heard_as_said() {
-        let words = [
-            Word::Runs(7),
-            Word::Did(StateChange::Stopped(20)),
-            Word::Did(StateChange::Continued),
-            Word::Did(StateChange::Exited(255)),
-            Word::Did(StateChange::Killed(9)),
-            Word::Failed(127, "no such program: x y".to_owned()),
-            Word::Say("a b".to_owned()),
+    fn messages_parse_as_formatted() {
+        let messages = [
+            Message::Started(7),
+            Message::Changed(StateChange::Stopped(20)),
+            Message::Changed(StateChange::Continued),
+            Message::Changed(StateChange::Exited(255)),
+            Message::Changed(StateChange::Killed(9)),
+            Message::Failed(127, "no such program: x y".to_owned()),
+            Message::Print("a b".to_owned()),
         ];
-        for word in words {
-            assert_eq!(Word::parse(word.line().trim_end()), Some(word));
+        for message in messages {
+            assert_eq!(Message::parse(message.line().trim_end()), Some(message));
         }
-        assert_eq!(Word::parse("gone"), None);
+        assert_eq!(Message::parse("gone"), None);
     }
 }

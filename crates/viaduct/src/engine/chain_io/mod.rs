@@ -121,7 +121,8 @@ impl ChainIo {
     /// Destination of the flow's own connection.
     fn goal(&mut self) -> Goal {
         let main = self.net_conns[0].id;
-        let is_main = |request: &ChainRequest| matches!(request, ChainRequest::Connect(id, ..) if *id == main);
+        let is_main =
+            |of: &ChainRequest| matches!(of, ChainRequest::Connect(id, ..) if *id == main);
         let at = self.requests.iter().position(is_main)?;
         match self.requests.remove(at) {
             ChainRequest::Connect(_, to, from) => Some((to, from)),

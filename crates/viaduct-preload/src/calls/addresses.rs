@@ -1,0 +1,176 @@
+//! Calls that read a socket's addresses and its error.
+
+use std::ffi::{c_int, c_long, c_void};
+
+use libc::{sockaddr, socklen_t};
+use viaduct_proto::wrap::wire::{Answer, Request};
+use viaduct_proto::wrap::{Errno, SOCKADDR, Sockaddr, Socket, parse_sockaddr};
+
+use super::socket_of;
+use crate::raw::{self, returned};
+use crate::state::{State, Wrapped, state};
+
+/// `getpeername(2)`.
+///
+/// # Safety
+/// `address` points to as many bytes as `length` says, which is given back.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn getpeername(
+    fd: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { name(libc::SYS_getpeername, fd, address, length) }
+}
+
+/// `getsockname(2)`.
+///
+/// # Safety
+/// `address` points to as many bytes as `length` says, which is given back.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn getsockname(
+    fd: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { name(libc::SYS_getsockname, fd, address, length) }
+}
+
+/// `getsockopt(2)`.
+///
+/// # Safety
+/// `value` points to as many bytes as `length` says, which is given back.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    option: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    // For these two the master answers: a listening socket has them set whether or not the
+    // program has set them.
+    let shares = matches!(option, libc::SO_REUSEADDR | libc::SO_REUSEPORT);
+    let word = match state() {
+        Wrapped::By(state) if !(level == libc::SOL_SOCKET && shares) => state.word,
+        _ => 0,
+    };
+    let is_error = (level, option) == (libc::SOL_SOCKET, libc::SO_ERROR);
+    // The master answers by the time that the kernel has an error too.
+    let refusal = if is_error { refusal(fd) } else { Refusal::None };
+    let word = if matches!(refusal, Refusal::NotAsked) { 0 } else { word };
+    let at = [value as usize, length as usize];
+    let arguments = [fd as usize, level as usize, option as usize, at[0], at[1], word as usize];
+    // SAFETY: as the caller promises.
+    let result = unsafe { raw::call(libc::SYS_getsockopt, arguments) };
+    if result == 0
+        && let Refusal::Because(errno) = refusal
+    {
+        // SAFETY: the kernel has just written there, as far as there was room.
+        unsafe {
+            let room = size_of::<c_int>().min(*length as usize);
+            let mut own = [0u8; size_of::<c_int>()];
+            std::ptr::copy_nonoverlapping(value.cast(), own.as_mut_ptr(), room);
+            // If the program has read the kernel's error by another call, it has read this one.
+            if own != [0; size_of::<c_int>()] {
+                std::ptr::copy_nonoverlapping((&raw const errno).cast::<u8>(), value.cast(), room);
+            }
+        }
+    }
+    returned(result) as c_int
+}
+
+/// Answer of the master about a failed connect.
+enum Refusal {
+    /// No answer: the kernel's result is right.
+    None,
+    /// The reason of the failure.
+    Because(c_int),
+    /// No answer, for want of a descriptor: a call without the library's mark is left to seccomp.
+    NotAsked,
+}
+
+/// Reason why the flow of this socket has failed, if it has.
+fn refusal(fd: c_int) -> Refusal {
+    let Wrapped::By(state) = state() else { return Refusal::None };
+    let mut bytes = [0u8; SOCKADDR];
+    let mut length = SOCKADDR as socklen_t;
+    let [at, size] = [bytes.as_mut_ptr() as usize, (&raw mut length) as usize];
+    let arguments = [fd as usize, at, size, state.word as usize, 0, 0];
+    // SAFETY: the kernel writes at most `length` bytes, which live through the call.
+    let connected = unsafe { raw::call(libc::SYS_getpeername, arguments) } == 0;
+    if connected || !socket_of(fd).is_some_and(Socket::is_of_ip) {
+        return Refusal::None;
+    }
+    let Some(cookie) = raw::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE) else {
+        return Refusal::None;
+    };
+    match crate::ask::ask(state, &Request::Error { cookie }, None) {
+        Ok(Answer::Done(errno)) if errno != Errno::NONE => Refusal::Because(errno.0),
+        Err(errno) if crate::ask::is_full(errno) => Refusal::NotAsked,
+        _ => Refusal::None,
+    }
+}
+
+/// Returns an address of the socket: the master's answer if the flow is the master's, else the
+/// kernel's.
+///
+/// # Safety
+/// `address` points to as many bytes as `length` says, which is given back.
+unsafe fn name(call: c_long, fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    let mut word = if let Wrapped::By(state) = state() { state.word } else { 0 };
+    let flow = flow_name(call, fd);
+    if flow.is_err() {
+        // Without the word, seccomp reports the call, and the master answers.
+        word = 0;
+    }
+    if let Ok(Some((bytes, size))) = flow
+        && !address.is_null()
+        && !length.is_null()
+    {
+        // SAFETY: as the caller promises; no more is written than there is room for.
+        unsafe {
+            let room = size.min(*length as usize);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), address.cast(), room);
+            *length = size as socklen_t;
+        }
+        return 0;
+    }
+    let arguments = [fd as usize, address as usize, length as usize, word as usize, 0, 0];
+    // SAFETY: as the caller promises.
+    returned(unsafe { raw::call(call, arguments) }) as c_int
+}
+
+/// Returns the address of a socket whose flow is the master's. The error says that this process
+/// has no descriptor left for the request.
+fn flow_name(call: c_long, fd: c_int) -> Result<Option<([u8; SOCKADDR], usize)>, c_int> {
+    let Some((state, socket, cookie)) = flow_of(fd) else { return Ok(None) };
+    match crate::ask::ask(state, &Request::Names { cookie }, None) {
+        Ok(Answer::Named { peer, own }) => {
+            let name = if call == libc::SYS_getpeername { peer } else { own };
+            Ok(name.map(|name| socket.sockaddr(name)))
+        }
+        Err(errno) if crate::ask::is_full(errno) => Err(errno),
+        _ => Ok(None),
+    }
+}
+
+/// The master of a socket's flow, the socket and its cookie.
+fn flow_of(fd: c_int) -> Option<(&'static State, Socket, u64)> {
+    let Wrapped::By(state) = state() else { return None };
+    let mut bytes = [0u8; SOCKADDR];
+    let mut length = SOCKADDR as socklen_t;
+    let [at, size] = [bytes.as_mut_ptr() as usize, (&raw mut length) as usize];
+    let arguments = [fd as usize, at, size, state.word as usize, 0, 0];
+    // SAFETY: the kernel writes at most `length` bytes, which live through the call.
+    if unsafe { raw::call(libc::SYS_getpeername, arguments) } != 0 {
+        return None;
+    }
+    let Sockaddr::Ip(peer) = parse_sockaddr(bytes.get(..length as usize)?) else { return None };
+    if !state.welcome.meeting.contains(&Some(peer)) {
+        return None;
+    }
+    Some((state, socket_of(fd)?, raw::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?))
+}

@@ -1,0 +1,53 @@
+//! Carriers of the flows of a run's program: a worker of its own, or a shared master.
+
+use std::sync::Arc;
+
+use viaduct_proto::wrap::Rules;
+use viaduct_sys::socket::tcp::Mirrored;
+
+use super::client::MasterClient;
+use super::nested::NestedMaster;
+use crate::engine::aware::SocketId;
+use crate::engine::commands::{CommandSender, WorkerCommand};
+use crate::engine::wrapped::{Arrival, Call};
+
+/// Carrier of a run's flows.
+#[derive(Clone, Debug)]
+pub enum Carrier {
+    /// The worker in this process.
+    Own(CommandSender),
+    /// A shared master.
+    Shared(Arc<MasterClient>),
+    /// The worker in this process, nested under a parent master, which alone carries the flows
+    /// that these rules leave.
+    Nested(CommandSender, Arc<NestedMaster>, Box<Rules>),
+}
+
+impl Carrier {
+    /// Begins a program's connect.
+    pub fn call(&self, call: Call) {
+        match self {
+            Carrier::Own(worker) => worker.send(WorkerCommand::Connect(Box::new(call))),
+            Carrier::Shared(master) => master.call(call),
+            Carrier::Nested(worker, nested, rules) => nested.call(call, rules, worker),
+        }
+    }
+
+    /// Applies the options that a program has set on its socket to the connections of its flow.
+    /// A shared master, which does not know the sockets of its flows, gets options with the
+    /// connect only.
+    pub fn mirror(&self, socket_id: SocketId, mirrored: Mirrored) {
+        if let Carrier::Own(worker) | Carrier::Nested(worker, ..) = self {
+            worker.send(WorkerCommand::Mirror(socket_id, Box::new(mirrored)));
+        }
+    }
+
+    /// Accepts a connection to a program.
+    pub fn arrive(&self, arrival: Arrival) {
+        match self {
+            Carrier::Own(worker) => worker.send(WorkerCommand::Accept(Box::new(arrival))),
+            Carrier::Shared(master) => master.arrive(arrival),
+            Carrier::Nested(worker, nested, _) => nested.arrive(arrival, worker),
+        }
+    }
+}

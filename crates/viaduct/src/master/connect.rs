@@ -1,0 +1,104 @@
+//! Connects to a shared master by its name, and to its successor when it has ended.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{io, thread};
+
+use anyhow::{Context, Result, bail};
+use tracing::warn;
+use viaduct_proto::wrap::Errno;
+use viaduct_proto::wrap::shared::Up;
+use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
+use viaduct_sys::socket::seqpacket;
+
+use super::{find_socket, netns_inode};
+
+/// Interval between attempts to connect to a successor.
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Name and socket path of a master.
+#[derive(Debug)]
+pub(super) struct Connector {
+    pub(super) name: String,
+    socket_path: PathBuf,
+}
+
+impl Connector {
+    /// Returns a connector to the master `name`, whose socket is in `run_dir`.
+    pub(super) fn new(name: &str, run_dir: &Path) -> Connector {
+        Connector { name: name.to_owned(), socket_path: find_socket(run_dir, name) }
+    }
+
+    /// Connects and greets the master. Returns the welcome, which announces its rules.
+    ///
+    /// # Errors
+    /// No master of this name runs, or it rejects this run.
+    pub(super) fn connect(&self) -> Result<(OwnedFd, Welcome)> {
+        let (name, at) = (&self.name, self.socket_path.to_string_lossy());
+        let socket = seqpacket::connect(&at).map_err(|error| connect_error(name, &at, &error))?;
+        let welcome = handshake(&socket).with_context(|| format!("the master {name} ({at})"))?;
+        Ok((socket, welcome))
+    }
+
+    /// Waits for a successor whose rules and offload are those `promised`: programs that run
+    /// already rely on them.
+    pub(super) fn reconnect(&self, promised: &Welcome) -> OwnedFd {
+        let name = &self.name;
+        let mut is_another = false;
+        loop {
+            thread::sleep(RECONNECT_INTERVAL);
+            let Ok((socket, welcome)) = self.connect() else { continue };
+            if (welcome.rules, welcome.offload) == (promised.rules, promised.offload) {
+                warn!("the master {name} runs again and carries new flows");
+                return socket;
+            }
+            if !std::mem::replace(&mut is_another, true) {
+                warn!(
+                    "the master {name} runs again and carries other flows than before: programs \
+                        that \
+                     began before are refused theirs; start them anew"
+                );
+            }
+        }
+    }
+}
+
+/// Sends the hello; returns the welcome.
+fn handshake(socket: &OwnedFd) -> Result<Welcome> {
+    let network = netns_inode().context("ask for the network namespace")?;
+    seqpacket::send(socket, &Up::Hello { network }.emit(), None)?;
+    let mut bytes = vec![0; WELCOME];
+    let (length, _) = seqpacket::receive(socket, &mut bytes)?;
+    match Answer::parse(&bytes[..length]) {
+        Some(Answer::Welcome(welcome)) => Ok(welcome),
+        Some(Answer::Done(Errno::XDEV)) => {
+            bail!(
+                "it is in another network namespace, where it could not reach what the program \
+                    means"
+            )
+        }
+        Some(Answer::Done(Errno::PERM)) => bail!("only its user and root may share it"),
+        Some(Answer::Done(Errno::AGAIN)) => {
+            bail!("it has as many runs of this user as it takes (viaduct master --user-runs)")
+        }
+        _ if length == 0 => bail!("it accepts no more programs"),
+        _ => bail!("it is of another version of viaduct: have both be the same"),
+    }
+}
+
+fn connect_error(name: &str, at: &str, error: &io::Error) -> anyhow::Error {
+    use io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
+    match error.kind() {
+        NotFound => anyhow::anyhow!(
+            "no master is named {name}: there is no {at}; start one by `viaduct master --name \
+                {name}`"
+        ),
+        ConnectionRefused => anyhow::anyhow!(
+            "the master {name} has been killed: no answer at {at}; start it again by `viaduct \
+             master --name {name}`"
+        ),
+        PermissionDenied => anyhow::anyhow!("{at}: only the master's user and root may share it"),
+        _ => anyhow::anyhow!("the master {name} cannot be reached at {at}: {error}"),
+    }
+}

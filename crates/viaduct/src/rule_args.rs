@@ -1,0 +1,60 @@
+//! Rules that say which flows the chain applies to, from the command line and from files.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, anyhow};
+use viaduct_proto::wrap::{Fate, Rules};
+
+/// Options that select flows.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct RuleArgs {
+    /// Apply the handlers to these flows alone: tcp:443, 10.0.0.0/8, 192.0.2.1:8000-8999
+    /// [repeatable]
+    #[arg(long, value_name = "PATTERN")]
+    only: Vec<String>,
+    /// Let these flows go direct, as without viaduct [repeatable]
+    #[arg(long, value_name = "PATTERN")]
+    except: Vec<String>,
+    /// Refuse these flows [repeatable]
+    #[arg(long, value_name = "PATTERN")]
+    refuse: Vec<String>,
+    /// Read such rules from a file: a line each, only PATTERN, except PATTERN or refuse PATTERN
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+    /// Refuse traffic that the handlers cannot process, such as datagrams and raw sockets; the
+    /// default if a handler guards what passes
+    #[arg(long, conflicts_with = "no_strict")]
+    strict: bool,
+    /// Let such traffic go direct, even if a handler guards what passes
+    #[arg(long)]
+    no_strict: bool,
+}
+
+impl RuleArgs {
+    /// Applies the options to a chain; `guards`: it has a handler that guards what passes.
+    ///
+    /// # Errors
+    /// The error in a rule, with its place and the expected form.
+    pub fn load(&self, guards: bool) -> Result<Rules> {
+        let mut rules = Rules::EVERYTHING;
+        rules.strict = self.strict || guards && !self.no_strict;
+        let said = [
+            ("--only", Fate::Divert, &self.only),
+            ("--except", Fate::Leave, &self.except),
+            ("--refuse", Fate::Refuse, &self.refuse),
+        ];
+        for (option, fate, patterns) in said {
+            for pattern in patterns {
+                rules.add(fate, pattern).with_context(|| format!("{option} {pattern}"))?;
+            }
+        }
+        if let Some(path) = &self.rules {
+            let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            rules
+                .read(&text)
+                .map_err(|(line, error)| anyhow!("{}, line {line}: {error}", path.display()))?;
+        }
+        Ok(rules)
+    }
+}

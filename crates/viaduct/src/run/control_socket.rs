@@ -1,0 +1,48 @@
+//! Control socket server: processes of this run send one request each, as a record.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::thread;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use tracing::{debug, warn};
+use viaduct_sys::socket::seqpacket;
+
+use super::admission::admits;
+
+/// Connections without a request, at most; the oldest are closed first.
+const MAX_PENDING: usize = 4096;
+/// Pause after an error of accept.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// Serves `listener` with `answer` for as long as the process runs. `answer` returns the socket
+/// if no request has arrived yet.
+pub fn serve(listener: &OwnedFd, mut answer: impl FnMut(OwnedFd) -> Option<OwnedFd>) {
+    let mut pending: VecDeque<OwnedFd> = VecDeque::new();
+    loop {
+        loop {
+            match seqpacket::accept(listener) {
+                Ok((socket, peer)) if admits(peer) => pending.push_back(socket),
+                // Closed without an answer: no program of another user is wrapped here.
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    debug!("accept: {error}");
+                    thread::sleep(ACCEPT_RETRY_DELAY);
+                    break;
+                }
+            }
+        }
+        pending = pending.into_iter().filter_map(&mut answer).collect();
+        pending.drain(..pending.len().saturating_sub(MAX_PENDING));
+        let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+        fds.extend(pending.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
+        if let Err(error) = poll(&mut fds, None)
+            && error != rustix::io::Errno::INTR
+        {
+            return warn!("requests of programs are no longer handled: {error}");
+        }
+    }
+}

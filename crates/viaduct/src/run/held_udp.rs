@@ -1,0 +1,252 @@
+//! Datagrams of programs that BPF sees: the kernel holds each until the handlers release it.
+//!
+//! ```text
+//!   program ─▶ sys::nft::datagram_queue ── headers ──▶ rules ─▶ flow::datagrams::Passage ─┐
+//!              holds it ◀─────────── verdict, when the datagram is due ◀──────────────┘
+//! ```
+//!
+//! The program's own datagram goes on, so that addresses, errors and sizes are those of a
+//! program without Viaduct. If the chain ends at a relay, the payload is sent there instead
+//! ([`relayed`]).
+
+mod relayed;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tracing::{debug, warn};
+use viaduct_proto::flow::datagrams::{Direction, Ends, Passage, Taken};
+use viaduct_proto::time::{Duration, Instant};
+use viaduct_proto::wire::datagram::Datagram;
+use viaduct_proto::wrap::{Fate, Rules, Transport};
+use viaduct_sys::bpf::Group;
+use viaduct_sys::clock;
+use viaduct_sys::nft::datagram_queue::DatagramQueue;
+use viaduct_sys::nft::nfqueue::{QueuedPacket, SNAP, Verdict, WHOLE};
+use viaduct_sys::process::thread::set_timer_slack;
+
+use self::relayed::RelayedDatagrams;
+use super::Plan;
+use super::datagrams::{DatagramCounts, passage};
+use super::report::{self, Report};
+
+/// Timer slack: a datagram is not delayed so that the machine wakes up less often.
+const SLACK: Duration = Duration::from_nanos(1);
+/// Limit of the wait for a moment in which no other process holds a datagram.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Datagrams read before those that are due have their turn.
+const MAX_READS: usize = 256;
+
+/// Outcome of [`start`].
+#[derive(Debug)]
+pub enum HoldOutcome {
+    /// Datagrams pass the handlers.
+    Held(HeldUdp),
+    /// Datagrams cannot pass them, for this reason.
+    Unsupported(String),
+}
+
+/// Holds the datagrams of a group until its handlers release them.
+#[derive(Clone, Debug)]
+pub struct HeldUdp(Arc<Inner>);
+
+/// Makes the datagrams of `group` pass the handlers of `plan` from now on, if they can.
+pub fn start(group: &Group, plan: &Plan) -> HoldOutcome {
+    let passage = match passage(plan) {
+        Ok(passage) => passage,
+        Err(why) => return HoldOutcome::Unsupported(why),
+    };
+    let relayed = match RelayedDatagrams::new(plan) {
+        Ok(relayed) => relayed,
+        Err(error) => {
+            return HoldOutcome::Unsupported(format!("datagrams cannot be relayed ({error})"));
+        }
+    };
+    let datagrams = match DatagramQueue::open(group, relayed.is_some()) {
+        Ok(datagrams) => datagrams,
+        Err(error) => return HoldOutcome::Unsupported(format!("{error} ({})", source(&error))),
+    };
+    let (rules, report) = (plan.rules, plan.report.clone());
+    let state = State { passage, relayed, verdicts: Vec::new(), rules, report };
+    let held_udp = HeldUdp(Arc::new(Inner { datagrams, state: Mutex::new(state) }));
+    let event_loop = held_udp.clone();
+    let carry = move || {
+        if let Err(error) = set_timer_slack(SLACK) {
+            debug!("timers may be late: {error}");
+        }
+        if let Err(error) = event_loop.run() {
+            warn!("datagrams are no longer held: {error}");
+        }
+    };
+    match thread::Builder::new().name("datagrams".to_owned()).spawn(carry) {
+        Ok(_) => HoldOutcome::Held(held_udp),
+        Err(error) => HoldOutcome::Unsupported(format!("no thread can be started ({error})")),
+    }
+}
+
+fn source(error: &dyn std::error::Error) -> String {
+    error.source().map(ToString::to_string).unwrap_or_default()
+}
+
+#[derive(Debug)]
+struct Inner {
+    datagrams: DatagramQueue,
+    /// Locked while it works, so that readers see consistent counts.
+    state: Mutex<State>,
+}
+
+struct State {
+    passage: Passage,
+    /// Set if the chain ends at a relay, which gets the payloads.
+    relayed: Option<RelayedDatagrams>,
+    /// Verdicts to hand to the kernel next.
+    verdicts: Vec<(u32, Verdict)>,
+    rules: Rules,
+    report: Option<Report>,
+}
+
+impl HeldUdp {
+    /// Returns what the handlers have released so far.
+    pub fn counts(&self) -> DatagramCounts {
+        let state = self.state();
+        let stats = state.passage.stats();
+        let [no_room, astray] = state.relayed.as_ref().map_or([0; 2], RelayedDatagrams::dropped);
+        let no_room = no_room + stats.dropped.iter().sum::<u64>() + self.0.datagrams.lost();
+        DatagramCounts { bytes: stats.bytes, dropped: [no_room, astray] }
+    }
+
+    /// Returns the rules that must outlive this process, so that no datagram goes around the
+    /// handlers.
+    pub fn rules(&self) -> Option<OwnedFd> {
+        self.0.datagrams.rules()
+    }
+
+    /// Returns whether no datagram is held.
+    pub fn is_empty(&self) -> bool {
+        let state = self.state();
+        let mut fds = [PollFd::new(&self.0.datagrams, PollFlags::IN)];
+        let some_wait = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0);
+        !some_wait && state.passage.waiting() == 0
+    }
+
+    /// Stops holding, without harm to other processes that hold datagrams.
+    pub fn end(&self) {
+        self.0.datagrams.end(HANDOVER_TIMEOUT);
+    }
+
+    /// Runs the event loop for as long as the process runs.
+    fn run(&self) -> io::Result<()> {
+        let relayed = self.state().relayed.as_ref().map(RelayedDatagrams::watch).transpose()?;
+        let mut buffer = vec![0; if relayed.is_some() { WHOLE } else { SNAP }];
+        loop {
+            let wait = self.process(&mut buffer)?;
+            let wait = wait.map(|wait| Timespec {
+                tv_sec: wait.as_secs().cast_signed(),
+                tv_nsec: wait.subsec_nanos().into(),
+            });
+            let fds = [Some(self.0.datagrams.as_fd()), relayed.as_ref().map(AsFd::as_fd)];
+            let fds = fds.iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN));
+            match poll(&mut fds.collect::<Vec<_>>(), wait.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Reads held datagrams and releases those that are due. Returns how long to wait unless
+    /// something arrives.
+    fn process(&self, buffer: &mut [u8]) -> io::Result<Option<Duration>> {
+        let mut state = self.state();
+        for _ in 0..MAX_READS {
+            let Some(held) = self.0.datagrams.recv(buffer)? else { break };
+            state.submit_held(&held, now());
+        }
+        let now = now();
+        state.submit_relayed(now);
+        while let Some(tag) = state.passage.poll_ready(now) {
+            let verdict = match &mut state.relayed {
+                None => Some((tag, Verdict::Pass)),
+                Some(relayed) => relayed.release(now, tag),
+            };
+            state.verdicts.extend(verdict);
+        }
+        state.passage.handle_timeout(now);
+        if let Err(error) = self.0.datagrams.verdicts(&state.verdicts) {
+            // They stay held, and leave less room for the next.
+            debug!("release datagrams: {error}");
+        }
+        state.verdicts.clear();
+        let relay_timeout = state.relayed.as_mut().and_then(|relayed| relayed.handle_timeout(now));
+        let next = state.passage.poll_timeout().into_iter().chain(relay_timeout).min();
+        Ok(next.map(|at| at.since(now)))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn submit_held(&mut self, held: &QueuedPacket<'_>, now: Instant) {
+        let Some((datagram, payload)) = Datagram::split(held.packet) else {
+            return self.verdicts.push((held.id, Verdict::Pass));
+        };
+        let Datagram { source, destination, bytes } = datagram;
+        let (direction, own, peer) = match held.is_inbound {
+            false => (Direction::Out, source, destination),
+            true => (Direction::Back, destination, source),
+        };
+        if self.rules.fate(Transport::Udp, peer) != Fate::Divert {
+            return self.verdicts.push((held.id, Verdict::Pass));
+        }
+        let ends = Ends { own, peer };
+        let tag = match &mut self.relayed {
+            None => held.id,
+            Some(relayed) => match relayed.take(held, direction, ends, payload, bytes) {
+                Ok(tag) => tag,
+                Err(verdict) => return self.verdicts.push((held.id, verdict)),
+            },
+        };
+        self.submit(now, ends, direction, bytes, tag);
+    }
+
+    /// Asks the handlers when the datagram is due.
+    fn submit(&mut self, now: Instant, ends: Ends, direction: Direction, bytes: usize, tag: u32) {
+        match self.passage.handle_datagram(now, ends, direction, bytes, tag) {
+            Taken::Waits { begins: true } => {
+                if let Some(report) = &self.report {
+                    report.count(report::FlowOutcome::Handled, "udp", ends.peer);
+                }
+            }
+            Taken::Waits { begins: false } => {}
+            Taken::Dropped => {
+                let id = match &mut self.relayed {
+                    None => Some(tag),
+                    Some(relayed) => relayed.forget(tag),
+                };
+                self.verdicts.extend(id.map(|id| (id, Verdict::Drop)));
+            }
+        }
+    }
+
+    /// Submits datagrams from relays to the handlers.
+    fn submit_relayed(&mut self, now: Instant) {
+        let Some(relayed) = &mut self.relayed else { return };
+        for (ends, bytes, tag) in relayed.receive(now, &self.rules) {
+            self.submit(now, ends, Direction::Back, bytes, tag);
+        }
+    }
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").field("pairs", &self.passage.pairs()).finish_non_exhaustive()
+    }
+}
+
+fn now() -> Instant {
+    Instant::from_nanos(clock::now())
+}

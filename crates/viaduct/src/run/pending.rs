@@ -1,0 +1,390 @@
+//! Pending connects of unprivileged interposers, held by a duplicate of the program's socket.
+
+mod answer;
+mod connect;
+mod deadlines;
+mod options;
+mod sockets;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use rustix::net::sockopt;
+use tracing::{debug, warn};
+use viaduct_proto::wrap::wire;
+use viaduct_proto::wrap::{Errno, Rules, Socket};
+use viaduct_sys::socket::pending::{Begun, ClosedPorts, Pending};
+use viaduct_sys::socket::rendezvous::Rendezvous;
+use viaduct_sys::socket::tcp::Mirrored;
+
+pub use self::answer::Answer;
+use self::connect::InterposedConnect;
+use self::deadlines::Deadlines;
+use self::sockets::{Addresses, SocketTable};
+use super::Plan;
+use super::datagrams;
+use super::names::{RemoteNames, target};
+use super::public_listeners::PublicListeners;
+use super::report::{FlowOutcome, Report, ReportedConnect};
+use super::user_udp::UserUdp;
+use crate::engine::aware::SocketId;
+use crate::engine::wrapped::Call;
+use crate::master::carrier::Carrier;
+use crate::rate_limited::RateLimitedLog;
+
+/// State of an interposer: what a call of the program means, and the pending connects.
+#[derive(Debug)]
+pub struct Interposition {
+    /// Rules that say which flows pass the handlers.
+    pub rules: Rules,
+    /// The rendezvous where connects wait.
+    pub rendezvous: Rendezvous,
+    closed: ClosedPorts,
+    sockets: Mutex<SocketTable>,
+    deadlines: Deadlines,
+    carrier: Carrier,
+    report: Option<Report>,
+    /// Resolves fake IPs for names that are looked up at the far end.
+    pub remote_names: Option<Arc<RemoteNames>>,
+    /// Set where the kernel can do all of the chain's work: the rate limit in bytes a second,
+    /// or 0 for none. `None` if a report has to count bytes.
+    pub offload: Option<u64>,
+    /// Listeners of programs; `None` where the kernel can do all of the chain's work.
+    pub public_listeners: Option<Arc<PublicListeners>>,
+    /// No process is left that could make a call, or that cannot be known.
+    ended: AtomicBool,
+    /// Seccomp cannot report calls.
+    has_no_seccomp: AtomicBool,
+    /// The reason why programs cannot listen has been logged.
+    has_warned: AtomicBool,
+    user_udp: LazyUserUdp,
+    /// Notice about datagrams, until it has been logged.
+    notice: Mutex<Option<String>>,
+    /// Rate-limited log of refused calls.
+    refused: RateLimitedLog<String>,
+}
+
+/// UDP in user space, started with the first datagram socket.
+#[derive(Debug)]
+struct LazyUserUdp {
+    plan: Option<Plan>,
+    running: OnceLock<Option<Arc<UserUdp>>>,
+}
+
+/// Reason for the datagram notice if the carrier does not start.
+fn cannot_carry(why: &anyhow::Error) -> String {
+    format!("they cannot be carried ({why:#})")
+}
+
+impl Interposition {
+    /// Returns the state for programs whose flows `carrier` carries as `plan` says.
+    pub fn new(plan: &Plan, carrier: Carrier) -> Result<Arc<Interposition>> {
+        let rendezvous = Rendezvous::open().context("open the rendezvous")?;
+        let closed = ClosedPorts::open().context("reserve a port that is closed")?;
+        let (mut rules, report) = (plan.rules, plan.report.clone());
+        let offload = plan.offload.filter(|_| report.is_none());
+        let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
+        let (sockets, remote_names) = (Mutex::default(), plan.names.clone());
+        let are_handled = datagrams::are_handled(plan);
+        let mut unsupported = datagrams::unsupported(plan).filter(|_| are_handled);
+        let running = OnceLock::new();
+        if are_handled && unsupported.is_none() && plan.names.is_some() {
+            // The carrier of datagrams answers DNS queries too. If it cannot start, another
+            // resolver answers them.
+            match UserUdp::start(&plan.for_datagrams()) {
+                Ok(user_udp) => drop(running.set(Some(user_udp))),
+                Err(why) => unsupported = Some(cannot_carry(&why)),
+            }
+        }
+        rules.carries = are_handled && unsupported.is_none();
+        let notice = Mutex::new(unsupported.map(|why| datagrams::notice(plan, &why)));
+        let user_udp = LazyUserUdp { plan: rules.carries.then(|| plan.for_datagrams()), running };
+        let serves = plan.offload.is_none();
+        let public_listeners =
+            serves.then(|| PublicListeners::new(carrier.clone(), report.clone())).transpose()?;
+        Ok(Arc::new(Interposition {
+            rules,
+            rendezvous,
+            closed,
+            sockets,
+            deadlines: Deadlines::default(),
+            carrier,
+            report,
+            remote_names,
+            offload,
+            public_listeners,
+            ended: AtomicBool::new(false),
+            has_no_seccomp: AtomicBool::new(false),
+            has_warned: AtomicBool::new(false),
+            user_udp,
+            notice,
+            refused: RateLimitedLog::new(4),
+        }))
+    }
+
+    /// Notes that no process is left that could make a call, or that this cannot be known.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+
+    /// Returns whether [`Interposition::end`] was called. The kernel reports the end of the last
+    /// program more exactly than a parent that reaps children.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Notes that seccomp does not report calls: calls that the library misses are not seen.
+    pub fn set_no_seccomp(&self) {
+        self.has_no_seccomp.store(true, Ordering::Release);
+    }
+
+    /// Returns whether seccomp reports calls that a library does not see.
+    pub fn has_seccomp(&self) -> bool {
+        !self.has_no_seccomp.load(Ordering::Acquire)
+    }
+
+    /// Warns once that a program listens and cannot be intercepted, and `why`.
+    pub fn warn_cannot_listen(&self, why: &str) {
+        if !self.has_warned.swap(true, Ordering::AcqRel) {
+            warn!("a program listens, which without privilege takes a namespace: {why}");
+        }
+    }
+
+    /// Returns whether a notice that datagrams do not pass the handlers is pending.
+    pub fn has_datagram_notice(&self) -> bool {
+        self.notice.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Logs the notice about datagrams, once.
+    pub fn log_datagram_notice(&self) {
+        if let Some(notice) = self.notice.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            warn!("{notice}");
+        }
+    }
+
+    /// Returns the carrier of datagrams. Starts it at the first call, which takes a moment.
+    /// `None`, with a warning, if it cannot start.
+    pub fn start_user_udp(&self) -> Option<&Arc<UserUdp>> {
+        let plan = self.user_udp.plan.as_ref()?;
+        let start = || match UserUdp::start(plan) {
+            Ok(user_udp) => Some(user_udp),
+            Err(why) => {
+                warn!("{}", datagrams::notice(plan, &cannot_carry(&why)));
+                None
+            }
+        };
+        self.user_udp.running.get_or_init(start).as_ref()
+    }
+
+    /// Returns the carrier of datagrams if it has been started.
+    pub fn user_udp(&self) -> Option<&Arc<UserUdp>> {
+        self.user_udp.running.get()?.as_ref()
+    }
+
+    /// Begins the flow of `socket`, a duplicate of a program's, to `to`. Returns the result for
+    /// the program at once, or `None` if `answer` delivers it later.
+    pub fn begin(
+        self: &Arc<Interposition>,
+        socket: OwnedFd,
+        to: SocketAddr,
+        answer: Option<Answer>,
+    ) -> Option<Errno> {
+        let waits = answer.is_some();
+        match self.try_begin(socket, to, answer) {
+            Ok(true) => (!waits).then_some(Errno::INPROGRESS),
+            Ok(false) => Some(Errno::NONE),
+            Err(error) => Some(Errno(error.raw_os_error().unwrap_or(Errno::HOSTUNREACH.0))),
+        }
+    }
+
+    /// Returns true if the connect has begun or is in progress, false if the socket is
+    /// connected already.
+    fn try_begin(
+        self: &Arc<Interposition>,
+        socket: OwnedFd,
+        to: SocketAddr,
+        answer: Option<Answer>,
+    ) -> io::Result<bool> {
+        let target =
+            target(self.remote_names.as_deref(), to).ok_or(io::ErrorKind::HostUnreachable)?;
+        let at = self.rendezvous.at(to.is_ipv4()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let cookie = sockopt::socket_cookie(&socket)?;
+        let mut sockets = self.sockets();
+        let pending = match Pending::begin(socket, at) {
+            Ok(Begun::Waits(pending)) => pending,
+            Ok(Begun::Connected) => return Ok(false),
+            Err(error) => {
+                return match (error.raw_os_error().map(Errno), answer) {
+                    (Some(Errno::ALREADY), Some(answer)) => {
+                        let attempt = sockets.attempt(cookie).ok_or(error)?;
+                        self.add_deadline(&answer, Errno::ALREADY)?;
+                        attempt.answers.push(answer);
+                        Ok(true)
+                    }
+                    (Some(Errno::CONNREFUSED), _) => {
+                        // The kernel reports every refusal as this error; the actual one is
+                        // kept here.
+                        let errno = sockets.take_refusal(cookie).unwrap_or(Errno::CONNREFUSED);
+                        Err(io::Error::from_raw_os_error(errno.0))
+                    }
+                    _ => Err(error),
+                };
+            }
+        };
+        let (source, is_bound) = (pending.program()?, pending.is_bound());
+        if let Some(answer) = &answer {
+            self.add_deadline(answer, Errno::INPROGRESS)?;
+        }
+        sockets.set_addresses(cookie, Addresses { peer: to, own: None, refused: None });
+        let attempt = sockets.begin_attempt(cookie, answer);
+        let mirrored = sockets.mirrored.get(cookie);
+        drop(sockets);
+        let pending = Some(pending);
+        let held = Box::new(InterposedConnect {
+            pending,
+            to,
+            cookie,
+            attempt,
+            interposition: self.clone(),
+        });
+        let held = ReportedConnect::of(held, to, self.report.as_ref());
+        self.carrier.call(Call { to: target, source, is_bound, mirrored, held });
+        Ok(true)
+    }
+
+    /// Returns whether options that a program sets on such a socket are mirrored. They are not
+    /// where the program's connections are its own (offload).
+    pub fn mirrors_of(&self, is: Socket) -> bool {
+        self.offload.is_none() && is.is_tcp()
+    }
+
+    /// Mirrors an option that a program has set on a socket; `read` reads it from there.
+    /// `socket_id` identifies the socket's flow if it is connected.
+    pub fn mirror(
+        &self,
+        cookie: u64,
+        socket_id: Option<SocketId>,
+        read: impl FnOnce(&mut Mirrored) -> io::Result<()>,
+    ) {
+        let mut sockets = self.sockets();
+        let mirrored = sockets.mirrored.of(cookie);
+        if let Err(error) = read(mirrored) {
+            return debug!("an option of a socket: {error}");
+        }
+        let mirrored = *mirrored;
+        drop(sockets);
+        if let Some(socket_id) = socket_id {
+            self.carrier.mirror(socket_id, mirrored);
+        }
+    }
+
+    /// Arranges for `errno` as the answer when the time limit of the program expires.
+    fn add_deadline(&self, answer: &Answer, errno: Errno) -> io::Result<()> {
+        let Some(limit) = answer.limit else { return Ok(()) };
+        self.deadlines.add(Instant::now() + limit, answer.clone(), errno)
+    }
+
+    /// Handles the disconnect of a socket: ends a connect in progress, whose outcome is not
+    /// reported.
+    pub fn disconnected(&self, cookie: u64) {
+        let mut sockets = self.sockets();
+        let attempt = sockets.end_attempt(cookie);
+        sockets.forget_addresses(cookie);
+        drop(sockets);
+        let answers = attempt.into_iter().flat_map(|attempt| attempt.answers);
+        for callback in answers.filter_map(|answer| answer.take()) {
+            callback(Err(Errno::CONNABORTED));
+        }
+    }
+
+    /// Returns the peer and local address to report for a socket, where they differ from those
+    /// of the kernel.
+    pub fn addresses_of(&self, cookie: u64) -> [Option<SocketAddr>; 2] {
+        self.sockets()
+            .addresses
+            .get(&cookie)
+            .map_or([None; 2], |known| [Some(known.peer), known.own])
+    }
+
+    /// Sets the peer address to report for a socket.
+    pub fn set_peer(&self, cookie: u64, peer: SocketAddr) {
+        self.sockets().set_addresses(cookie, Addresses { peer, own: None, refused: None });
+    }
+
+    /// Returns why the connect of a socket has failed, if its program has not yet asked. The
+    /// kernel cannot report all of these errors, and reports another for a moment.
+    pub fn take_refusal(&self, cookie: u64) -> Option<Errno> {
+        self.sockets().take_refusal(cookie)
+    }
+
+    /// Returns whether there is a report, which counts direct flows too.
+    pub fn has_report(&self) -> bool {
+        self.report.is_some()
+    }
+
+    /// Counts a stream that goes direct, as the rules say.
+    pub fn count_direct(&self, to: SocketAddr) {
+        if let Some(report) = &self.report {
+            report.count(FlowOutcome::Direct, "tcp", to);
+        }
+    }
+
+    /// Counts and logs a refused call.
+    pub fn report_refused(
+        &self,
+        call: wire::Call,
+        datagrams: bool,
+        to: Option<SocketAddr>,
+        errno: Errno,
+    ) {
+        if call == wire::Call::Socket {
+            self.log_datagram_notice();
+        }
+        if let (Some(report), Some(to)) = (&self.report, to) {
+            report.count(FlowOutcome::Refused, if datagrams { "udp" } else { "tcp" }, to);
+        }
+        // Resolvers connect datagram sockets to all addresses of a name, to learn which are
+        // reachable.
+        if let (Some(remote_names), Some(to)) = (&self.remote_names, to)
+            && remote_names.is_fake_ip(to)
+        {
+            return;
+        }
+        let call = format!("{call:?}").to_lowercase();
+        let why = io::Error::from_raw_os_error(errno.0);
+        let name = |to: SocketAddr| {
+            self.remote_names.as_ref().map_or_else(|| to.to_string(), |names| names.text(to))
+        };
+        let destination = to.map(|to| format!(" to {}", name(to))).unwrap_or_default();
+        let line = format!("refused: {call}{destination}: {why}");
+        self.refused.warn(line.clone(), line);
+    }
+
+    /// Logs that a program was kept from the socket of a daemon that starts programs.
+    pub fn report_refused_daemon(&self, path: &[u8]) {
+        let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
+        let path = String::from_utf8_lossy(path).into_owned();
+        let line =
+            format!("refused: connect to {path}: what it starts is outside of this run (--strict)");
+        self.refused.warn(path, line);
+    }
+
+    fn sockets(&self) -> std::sync::MutexGuard<'_, SocketTable> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Domain, type and protocol of a socket, as the kernel reports them.
+pub fn socket_of(socket: impl AsFd) -> io::Result<Socket> {
+    let socket = socket.as_fd();
+    Ok(Socket {
+        domain: sockopt::socket_domain(socket)?.as_raw().into(),
+        kind: sockopt::socket_type(socket)?.as_raw().cast_signed(),
+        protocol: sockopt::socket_protocol(socket)?.map_or(0, |of| of.as_raw().get().cast_signed()),
+    })
+}

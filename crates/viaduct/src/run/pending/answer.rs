@@ -1,0 +1,62 @@
+//! The answer to a call that waits for a connect.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use viaduct_proto::wrap::Errno;
+
+/// Outcome of a connect for the program that waits for it, with the connected socket.
+pub type ConnectResult = Result<OwnedFd, Errno>;
+
+/// Answer to a blocked call. It is given once, by the thread that takes it first; a thread may
+/// also take it because the call no longer waits.
+#[derive(Clone)]
+pub struct Answer {
+    callback: Arc<Mutex<Option<Callback>>>,
+    /// Time that the program allows for its connect (`SO_SNDTIMEO`).
+    pub limit: Option<Duration>,
+    /// Closed by the other end when the call no longer waits.
+    caller: Option<Arc<OwnedFd>>,
+}
+
+pub(super) type Callback = Box<dyn FnOnce(ConnectResult) + Send>;
+
+impl Answer {
+    /// Returns an answer by `callback` to a program that allows `limit` for its connect.
+    pub fn new(
+        limit: Option<Duration>,
+        callback: impl FnOnce(ConnectResult) + Send + 'static,
+    ) -> Answer {
+        Answer { callback: Arc::new(Mutex::new(Some(Box::new(callback)))), limit, caller: None }
+    }
+
+    /// Returns an answer that is valid only while the other end of `caller` is open.
+    pub fn while_open(self, caller: Arc<OwnedFd>) -> Answer {
+        Answer { caller: Some(caller), ..self }
+    }
+
+    /// Returns whether it has not been given yet.
+    pub fn is_open(&self) -> bool {
+        self.callback.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Takes the function that answers; `None` if it was taken, or if the call no longer waits.
+    pub fn take(&self) -> Option<Callback> {
+        let callback = self.callback.lock().unwrap_or_else(PoisonError::into_inner).take();
+        callback.filter(|_| !self.caller.as_ref().is_some_and(|caller| is_hung_up(caller)))
+    }
+}
+
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Answer").field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
+fn is_hung_up(socket: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::empty())];
+    let polled = poll(&mut fds, Some(&Timespec::default()));
+    polled.is_ok() && fds[0].revents().contains(PollFlags::HUP)
+}

@@ -1,0 +1,161 @@
+//! A pending connect: the result that its program gets, and when.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use tracing::debug;
+use viaduct_proto::flow::Failure;
+use viaduct_proto::wrap::Errno;
+use viaduct_sys::socket::pending::Pending;
+use viaduct_sys::socket::tcp;
+
+use super::answer::Callback;
+use super::sockets::{Addresses, Attempt};
+use super::{Answer, Interposition};
+use crate::engine::aware::SocketId;
+use crate::engine::flow_socket::FlowSocket;
+use crate::engine::wrapped::PendingConnect;
+
+/// A pending connect.
+pub(super) struct InterposedConnect {
+    pub(super) pending: Option<Pending>,
+    pub(super) to: SocketAddr,
+    pub(super) cookie: u64,
+    /// Number of the attempt among the connects of its socket.
+    pub(super) attempt: u64,
+    pub(super) interposition: Arc<Interposition>,
+}
+
+impl PendingConnect for InterposedConnect {
+    fn socket_id(&self) -> Option<SocketId> {
+        Some(SocketId::Cookie(self.cookie))
+    }
+
+    fn set_local_addr(&mut self, own: SocketAddr) {
+        self.interposition
+            .sockets()
+            .set_addresses(self.cookie, Addresses { peer: self.to, own: Some(own), refused: None });
+    }
+
+    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
+        let pending = self.pending.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        self.interposition
+            .rendezvous
+            .bound_socket(pending.program()?.is_ipv4())
+            .map(FlowSocket::from)
+    }
+
+    fn complete(&mut self, bound_socket: &TcpStream) -> io::Result<()> {
+        let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
+        let crossing =
+            pending.program().and_then(|program| tcp::connect_bound(bound_socket, program));
+        // Calls from now on find the socket connected.
+        let mut sockets = self.interposition.sockets();
+        let attempt = sockets
+            .end_attempt_number(self.cookie, self.attempt)
+            .ok_or(io::ErrorKind::NotConnected)?;
+        let callbacks = attempt.take_callbacks();
+        if callbacks.is_empty() {
+            return crossing.and_then(|()| pending.crossed());
+        }
+        let connected = crossing.and_then(|()| pending.finish());
+        drop(sockets);
+        match connected {
+            Ok(socket) => {
+                report_connected(callbacks, socket);
+                Ok(())
+            }
+            Err(error) => {
+                let errno = Errno(error.raw_os_error().unwrap_or(Errno::CONNRESET.0));
+                callbacks.into_iter().for_each(|callback| callback(Err(errno)));
+                Err(error)
+            }
+        }
+    }
+
+    fn refuse(&mut self, why: Failure) {
+        self.fail(why, errno(why));
+    }
+
+    fn refuse_as(&mut self, why: Failure, errno: i32) {
+        self.fail(why, Errno(errno));
+    }
+}
+
+impl InterposedConnect {
+    /// Fails the connect with `errno`.
+    fn fail(&mut self, why: Failure, errno: Errno) {
+        let Some(pending) = self.pending.take() else { return };
+        let mut sockets = self.interposition.sockets();
+        // Its program has given it up, and may have begun another with the same socket.
+        let Some(attempt) = sockets.end_attempt_number(self.cookie, self.attempt) else { return };
+        let callbacks = attempt.take_callbacks();
+        let reported = if callbacks.is_empty() {
+            // The kernel reports this one by itself.
+            let refused = Some(errno).filter(|errno| *errno != Errno::CONNREFUSED);
+            sockets.set_addresses(self.cookie, Addresses { peer: self.to, own: None, refused });
+            match why {
+                // Its SYNs are dropped: it gives up at its own timeout.
+                Failure::TimedOut => Ok(()),
+                _ => pending.refuse(&self.interposition.closed),
+            }
+        } else {
+            sockets.forget_addresses(self.cookie);
+            pending.forget()
+        };
+        drop(sockets);
+        callbacks.into_iter().for_each(|callback| callback(Err(errno)));
+        if let Err(error) = reported {
+            debug!("report to a program: {error}");
+        }
+    }
+}
+
+impl Attempt {
+    /// Takes the answers of the calls that still wait for it.
+    fn take_callbacks(self) -> Vec<Callback> {
+        self.answers.iter().filter_map(Answer::take).collect()
+    }
+}
+
+/// Answers the waiting calls: `socket`, their program's, is connected.
+fn report_connected(mut callbacks: Vec<Callback>, socket: OwnedFd) {
+    let last = callbacks.pop();
+    for callback in callbacks {
+        let copy = socket.try_clone().map_err(|_| Errno::MFILE);
+        callback(copy);
+    }
+    if let Some(callback) = last {
+        callback(Ok(socket));
+    }
+}
+
+impl Drop for InterposedConnect {
+    /// Resets the connect: nothing carries it any more.
+    fn drop(&mut self) {
+        self.refuse(Failure::Reset);
+    }
+}
+
+impl std::fmt::Debug for InterposedConnect {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InterposedConnect")
+            .field("pending", &self.pending)
+            .field("to", &self.to)
+            .finish()
+    }
+}
+
+/// Error that the program would get from the far end itself.
+fn errno(why: Failure) -> Errno {
+    match why {
+        Failure::Refused => Errno::CONNREFUSED,
+        Failure::Unreachable => Errno::HOSTUNREACH,
+        Failure::TimedOut => Errno::TIMEDOUT,
+        Failure::Reset => Errno::CONNRESET,
+        Failure::Denied => Errno::PERM,
+        Failure::Full => Errno::MFILE,
+    }
+}

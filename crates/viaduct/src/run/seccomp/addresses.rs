@@ -1,0 +1,84 @@
+//! Calls that read a socket's addresses and its error.
+
+use std::net::SocketAddr;
+
+use rustix::net::sockopt;
+use viaduct_proto::wrap::Errno;
+use viaduct_sys::netns::capture_ns::is_in_this_netns;
+use viaduct_sys::seccomp::{Notification, Reply};
+
+use super::{Outcome, Supervisor, cookie, errno_of};
+
+/// An option of `SOL_SOCKET`.
+const SO_REUSEPORT: u64 = 15;
+
+impl Supervisor {
+    /// Handles `getpeername` (0) and `getsockname` (1).
+    pub(super) fn socket_name(&mut self, call: &Notification, which: usize) -> Outcome {
+        let [fd, at, size, ..] = call.arguments;
+        let (socket, is) = self.duplicate(call, fd)?;
+        let Some(name) = self.interposition.addresses_of(cookie(&socket)?)[which] else {
+            return Ok(Some(Reply::Continue));
+        };
+        if which == 0 && rustix::net::getpeername(&socket).is_err() {
+            // The connect is in progress, or has failed.
+            return Ok(Some(Reply::Continue));
+        }
+        let (bytes, length) = is.sockaddr(name);
+        let task = self.task(call)?;
+        let mut room = [0; 4];
+        self.listener.read(call, &task, size, &mut room).map_err(errno_of)?;
+        let room = u32::from_ne_bytes(room) as usize;
+        self.listener.write(call, &task, at, &bytes[..length.min(room)]).map_err(errno_of)?;
+        let length = (length as u32).to_ne_bytes();
+        self.listener.write(call, &task, size, &length).map_err(errno_of)?;
+        Ok(Some(Reply::Returned(0)))
+    }
+
+    /// Handles `getsockopt` of `SO_ERROR`.
+    pub(super) fn socket_error(&mut self, call: &Notification) -> Outcome {
+        let (socket, _) = self.duplicate(call, call.arguments[0])?;
+        let Some(errno) = self.interposition.take_refusal(cookie(&socket)?) else {
+            return Ok(Some(Reply::Continue));
+        };
+        // This clears the kernel's own error, if the program has not read it by another call.
+        let own = sockopt::socket_error(&socket).map_err(|errno| errno_of(errno.into()))?;
+        self.write_option(call, own.map_or(errno.0, |()| 0))?;
+        Ok(Some(Reply::Returned(0)))
+    }
+
+    /// Handles `getsockopt` of `SO_REUSEADDR` and `SO_REUSEPORT`: returns the values that the
+    /// program has set, not those that the capture namespace needs.
+    pub(super) fn reuse_option(&mut self, call: &Notification) -> Outcome {
+        let public_listeners = self
+            .interposition
+            .public_listeners
+            .clone()
+            .filter(|public_listeners| !public_listeners.is_empty());
+        let Some(public_listeners) = public_listeners else { return Ok(Some(Reply::Continue)) };
+        let [fd, _, name, ..] = call.arguments;
+        let (socket, is) = self.duplicate(call, fd)?;
+        if !is.is_of_ip() || is.is_of_datagrams() || is_in_this_netns(&socket) {
+            return Ok(Some(Reply::Continue));
+        }
+        let own = rustix::net::getsockname(&socket).ok().and_then(|at| at.try_into().ok());
+        let shares = own.and_then(|at: SocketAddr| {
+            public_listeners.reuse_option(at.port(), name == SO_REUSEPORT)
+        });
+        let Some(shares) = shares else { return Ok(Some(Reply::Continue)) };
+        self.write_option(call, i32::from(shares))?;
+        Ok(Some(Reply::Returned(0)))
+    }
+
+    /// Returns an option's value to the caller.
+    fn write_option(&mut self, call: &Notification, value: i32) -> Result<(), Errno> {
+        let [_, _, _, at, size, _] = call.arguments;
+        let mut room = [0; 4];
+        let task = self.task(call)?;
+        self.listener.read(call, &task, size, &mut room).map_err(errno_of)?;
+        let length = (u32::from_ne_bytes(room) as usize).min(4);
+        self.listener.write(call, &task, at, &value.to_ne_bytes()[..length]).map_err(errno_of)?;
+        let length = (length as u32).to_ne_bytes();
+        self.listener.write(call, &task, size, &length).map_err(errno_of)
+    }
+}

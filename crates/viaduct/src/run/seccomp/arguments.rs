@@ -1,0 +1,112 @@
+//! Arguments of a call: data in its program's memory, and descriptors.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use viaduct_proto::wrap::{Errno, LONGEST, SOCKADDR, Socket};
+use viaduct_sys::seccomp::{Notification, Task};
+
+use super::{Supervisor, errno_of};
+use crate::run::pending::socket_of;
+
+/// Threads that are remembered, at most.
+const MAX_TASKS: usize = 1024;
+/// Bytes of a `struct msghdr` up to its last field.
+pub(super) const MSGHDR: usize = 56;
+
+/// Address of an argument in the program's memory, and its length.
+pub(super) type Span = (u64, u64);
+
+/// Contents of a `struct msghdr`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header {
+    /// The destination address.
+    pub(super) name: Span,
+    /// Address and number of the `struct iovec`s.
+    pub(super) pieces: (u64, u64),
+    /// The control messages.
+    pub(super) control: Span,
+    /// The first buffer.
+    pub(super) first: Span,
+}
+
+impl Supervisor {
+    /// Reads the header of a message.
+    pub(super) fn message(&mut self, call: &Notification, header: u64) -> Result<Header, Errno> {
+        let mut bytes = [0; MSGHDR];
+        let task = self.task(call)?;
+        self.listener.read(call, &task, header, &mut bytes).map_err(errno_of)?;
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| bytes[at + n]));
+        let name = (word(0), word(8) & 0xffff_ffff);
+        let (pieces, control) = ((word(16), word(24)), (word(32), word(40)));
+        let mut piece = [0; 16];
+        if pieces.1 == 0 || self.listener.read(call, &task, pieces.0, &mut piece).is_err() {
+            return Ok(Header { name, pieces, control, first: (0, 0) });
+        }
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| piece[at + n]));
+        Ok(Header { name, pieces, control, first: (word(0), word(8)) })
+    }
+
+    /// Reads the address of a call, as far as it matters.
+    pub(super) fn sockaddr(
+        &mut self,
+        call: &Notification,
+        at: u64,
+        size: u64,
+    ) -> Result<([u8; SOCKADDR], usize), Errno> {
+        let mut bytes = [0; SOCKADDR];
+        let size =
+            Some(size as u32 as usize).filter(|&size| size <= LONGEST).ok_or(Errno::INVAL)?;
+        let length = SOCKADDR.min(size);
+        let task = self.task(call)?;
+        let read = self.listener.read(call, &task, at, &mut bytes[..length]).map_err(errno_of)?;
+        Ok((bytes, read))
+    }
+
+    /// Reads the path of the `sockaddr_un` of a call.
+    pub(super) fn path(
+        &mut self,
+        call: &Notification,
+        at: u64,
+        size: u64,
+    ) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; (size as usize).min(LONGEST)];
+        let task = self.task(call)?;
+        let read = self.listener.read(call, &task, at, &mut bytes).map_err(errno_of)?;
+        bytes.truncate(read);
+        Ok(bytes.split_off(bytes.len().min(2)))
+    }
+
+    pub(super) fn duplicate(
+        &mut self,
+        call: &Notification,
+        fd: u64,
+    ) -> Result<(OwnedFd, Socket), Errno> {
+        let fd = fd as i32;
+        let socket = match self.task(call)?.duplicate(fd) {
+            // The thread's number was reused.
+            Err(error) if error.raw_os_error() == Some(3) => {
+                self.tasks.remove(&call.thread);
+                self.task(call)?.duplicate(fd)
+            }
+            other => other,
+        };
+        // A descriptor of another thread that has got the number must not be used for the caller.
+        self.listener.check_waits(call).map_err(errno_of)?;
+        let socket = socket.map_err(errno_of)?;
+        let is = socket_of(&socket).map_err(errno_of)?;
+        Ok((socket, is))
+    }
+
+    pub(super) fn task(&mut self, call: &Notification) -> Result<Arc<Task>, Errno> {
+        if let Some(task) = self.tasks.get(&call.thread) {
+            return Ok(task.clone());
+        }
+        if self.tasks.len() >= MAX_TASKS {
+            self.tasks.clear();
+        }
+        let task = Arc::new(Task::open(call.thread).map_err(errno_of)?);
+        self.tasks.insert(call.thread, task.clone());
+        Ok(task)
+    }
+}

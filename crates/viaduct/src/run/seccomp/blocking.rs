@@ -1,0 +1,87 @@
+//! Blocking calls, made here on a duplicate of the socket: the kernel would read descriptor and
+//! address again.
+//!
+//! A call ends as in the kernel: when it has succeeded or failed, at the time limit of its
+//! program (`SO_SNDTIMEO`), or by a signal.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use viaduct_proto::wrap::Errno;
+use viaduct_sys::seccomp::{Notification, Reply};
+use viaduct_sys::socket::pending::connect_for;
+
+use super::signals::is_signalled;
+use super::{Outcome, Supervisor, errno_of, send_reply, send_timeout};
+
+/// Interval at which a blocked call is checked for signals and for its caller's end.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+impl Supervisor {
+    /// Makes `call` by `attempt` in a thread, each time that `socket` is writable, until there
+    /// is a reply. It fails with `expired` at its time limit.
+    pub(super) fn retry(
+        &self,
+        call: &Notification,
+        socket: OwnedFd,
+        expired: Errno,
+        mut attempt: impl FnMut(&OwnedFd) -> Option<Reply> + Send + 'static,
+    ) -> Outcome {
+        let limit = send_timeout(&socket);
+        let until = limit.map(|limit| Instant::now() + limit);
+        let (listener, call) = (self.listener.clone(), *call);
+        let wait = move || {
+            let reply = loop {
+                let now = Instant::now();
+                let left = until.map_or(CHECK_INTERVAL, |until| {
+                    until.saturating_duration_since(now).min(CHECK_INTERVAL)
+                });
+                if is_writable(&socket, left)
+                    && let Some(reply) = attempt(&socket)
+                {
+                    break reply;
+                }
+                if until.is_some_and(|until| until <= Instant::now()) {
+                    break Reply::Failed(expired.0);
+                }
+                if is_signalled(&call) {
+                    break Reply::interrupted(limit.is_some());
+                }
+                if !listener.waits(&call) {
+                    return;
+                }
+            };
+            // The program must be the only holder of its socket when it gets the reply.
+            drop((attempt, socket));
+            send_reply(&listener, &call, reply);
+        };
+        let spawned = thread::Builder::new().name("retries".to_owned()).spawn(wait);
+        spawned.map(|_| None).map_err(errno_of)
+    }
+
+    /// Completes the connect of `socket` to `sockaddr`, which is in progress.
+    pub(super) fn complete(
+        &self,
+        call: &Notification,
+        socket: &OwnedFd,
+        sockaddr: &[u8],
+    ) -> Outcome {
+        let (socket, sockaddr) = (socket.try_clone().map_err(errno_of)?, sockaddr.to_vec());
+        self.retry(call, socket, Errno::INPROGRESS, move |socket| {
+            match connect_for(socket, &sockaddr).map_err(errno_of) {
+                Ok(()) | Err(Errno::ISCONN) => Some(Reply::Returned(0)),
+                Err(Errno::ALREADY) => None,
+                Err(errno) => Some(Reply::Failed(errno.0)),
+            }
+        })
+    }
+}
+
+/// Returns whether a socket is writable, or has failed, within this time.
+fn is_writable(socket: &OwnedFd, within: Duration) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::OUT)];
+    let limit = Timespec { tv_sec: 0, tv_nsec: within.subsec_nanos().into() };
+    poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0)
+}

@@ -1,0 +1,99 @@
+//! UDP sockets of programs: they are opened in the capture namespace, and their datagrams are
+//! carried ([`crate::run::user_udp`]).
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::thread;
+
+use rustix::fs::{OFlags, fcntl_setfl};
+use viaduct_proto::wrap::{Errno, Sockaddr, Socket, parse_bound, parse_sockaddr, wire};
+use viaduct_sys::netns::capture_ns;
+use viaduct_sys::seccomp::{Listener, Notification, Reply};
+
+use super::{Outcome, Supervisor, errno_of, send_reply};
+use crate::run::user_udp::UserUdp;
+
+/// Flags of a socket's kind.
+const CLOEXEC: i32 = OFlags::CLOEXEC.bits().cast_signed();
+const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
+
+impl Supervisor {
+    /// Handles `socket` of UDP. In a thread if the capture namespace is to be opened, which
+    /// takes a moment.
+    pub(super) fn open_udp(&self, call: &Notification, v6: bool, kind: i32) -> Outcome {
+        if let Some(user_udp) = self.interposition.user_udp() {
+            return Ok(Some(open(user_udp, &self.listener, call, v6, kind)));
+        }
+        let (listener, interposition, call) =
+            (self.listener.clone(), self.interposition.clone(), *call);
+        let open_udp = move || {
+            let reply = match interposition.start_user_udp() {
+                Some(user_udp) => open(user_udp, &listener, &call, v6, kind),
+                None if interposition.rules.strict => {
+                    interposition.report_refused(wire::Call::Socket, true, None, Errno::PERM);
+                    Reply::Failed(Errno::PERM.0)
+                }
+                None => Reply::Continue,
+            };
+            send_reply(&listener, &call, reply);
+        };
+        let spawned = thread::Builder::new().name("carry".to_owned()).spawn(open_udp);
+        spawned.map(|_| None).map_err(errno_of)
+    }
+
+    /// Handles `bind`: the port of a carried socket is bound outside too.
+    pub(super) fn bind_carried(&mut self, call: &Notification) -> Outcome {
+        let Some(user_udp) = self.interposition.user_udp().cloned() else {
+            return Ok(Some(Reply::Continue));
+        };
+        let [fd, at, size, ..] = call.arguments;
+        let Ok((socket, is)) = self.duplicate(call, fd) else { return Ok(Some(Reply::Continue)) };
+        if !self.interposition.rules.carries_of(is) || capture_ns::is_in_this_netns(&socket) {
+            return Ok(Some(Reply::Continue));
+        }
+        let (address, length) = self.sockaddr(call, at, size)?;
+        let (address, length) = is.as_sent(&address[..length]);
+        let address = &address[..length];
+        let family = address.first_chunk().copied().map(u16::from_ne_bytes);
+        if family.map(i32::from) != Some(is.domain) {
+            return Ok(Some(Reply::Continue));
+        }
+        // The kernel reports the error of another address.
+        let Sockaddr::Ip(at) = parse_bound(address) else { return Ok(Some(Reply::Continue)) };
+        if at.is_ipv6() && !is.is_v6() {
+            return Ok(Some(Reply::Continue));
+        }
+        user_udp.bind(&socket, is.is_v6(), at).map_err(errno_of)?;
+        Ok(Some(Reply::Returned(0)))
+    }
+
+    /// Handles `connect` of a socket in the capture namespace. Every address is reachable in
+    /// there, so that the route is looked up outside.
+    pub(super) fn probe(&self, socket: &OwnedFd, is: Socket, address: &[u8]) -> Result<(), Errno> {
+        let (Some(user_udp), Sockaddr::Ip(to)) =
+            (self.interposition.user_udp(), parse_sockaddr(address))
+        else {
+            return Ok(());
+        };
+        if !self.interposition.rules.carries_of(is) || capture_ns::is_in_this_netns(socket) {
+            return Ok(());
+        }
+        user_udp.probe(socket, to).map_err(errno_of)
+    }
+}
+
+/// Opens a socket in the capture namespace for the caller.
+fn open(
+    user_udp: &UserUdp,
+    listener: &Listener,
+    call: &Notification,
+    v6: bool,
+    kind: i32,
+) -> Reply {
+    let given = user_udp.socket(v6).and_then(|socket| {
+        if kind & NONBLOCK != 0 {
+            fcntl_setfl(&socket, OFlags::NONBLOCK)?;
+        }
+        listener.give(call, socket.as_fd(), kind & CLOEXEC != 0)
+    });
+    given.map_or_else(|error| Reply::Failed(errno_of(error).0), |fd| Reply::Returned(fd.into()))
+}

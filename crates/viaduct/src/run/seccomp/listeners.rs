@@ -1,0 +1,132 @@
+//! Programs that listen: the socket becomes a public listener, and the program gets another in
+//! the capture namespace ([`crate::run::public_listeners`]).
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+
+use rustix::net::sockopt;
+use tracing::debug;
+use viaduct_proto::wrap::{Errno, Sockaddr, Socket, Verdict, parse_bound, wire};
+use viaduct_sys::seccomp::epoll_watches::{self, EpollCount};
+use viaduct_sys::seccomp::{Listener, Notification, Reply, Task};
+
+use super::{Outcome, Supervisor, errno_of, send_reply};
+use crate::run::public_listeners::{ListenOutcome, PublicListeners};
+
+impl Supervisor {
+    /// Handles `bind`: frees the port if no program listens there any more.
+    pub(super) fn bind(&mut self, call: &Notification) -> Outcome {
+        let [_, at, size, ..] = call.arguments;
+        if let Some(public_listeners) = self.interposition.public_listeners.clone()
+            && !public_listeners.is_empty()
+            && let Ok((address, length)) = self.sockaddr(call, at, size)
+            && let Sockaddr::Ip(at) = parse_bound(&address[..length])
+        {
+            public_listeners.release(at.port());
+        }
+        self.bind_carried(call)
+    }
+
+    /// Handles `listen`. In a thread if the capture namespace is to be opened, which takes a
+    /// moment.
+    pub(super) fn listen(&mut self, call: &Notification) -> Outcome {
+        let backlog = call.arguments[1] as i32;
+        let Some(public_listeners) = self.interposition.public_listeners.clone() else {
+            return Ok(Some(Reply::Continue));
+        };
+        let (socket, is) = self.duplicate(call, call.arguments[0])?;
+        if !is.is_of_ip() {
+            return Ok(Some(Reply::Continue));
+        }
+        let at = rustix::net::getsockname(&socket).map_err(io::Error::from);
+        let at = at.and_then(|at| Ok(at.try_into()?)).map_err(errno_of)?;
+        match self.interposition.rules.listen(is, at) {
+            Verdict::Pass | Verdict::Resolve(_) => return Ok(Some(Reply::Continue)),
+            Verdict::Refuse(errno) => return Err(errno),
+            Verdict::Divert(_) => {}
+        }
+        let task = self.task(call)?;
+        let (listener, interposition, call) =
+            (self.listener.clone(), self.interposition.clone(), *call);
+        let (made, has_ns) = (self.made, public_listeners.has_ns());
+        let listen = move || {
+            let reply = match public_listeners.open_ns() {
+                Ok(_) => match public_listeners.listen(socket, is, backlog) {
+                    Ok(ListenOutcome::Unchanged) => Reply::Continue,
+                    Ok(ListenOutcome::Replace(inner, public)) => {
+                        match replace_in_program(&listener, (&task, made), &call, [&public, &inner])
+                        {
+                            Ok(()) => Reply::Returned(0),
+                            Err(error) => Reply::Failed(errno_of(error).0),
+                        }
+                    }
+                    Err(error) => Reply::Failed(errno_of(error).0),
+                },
+                Err(why) if interposition.rules.strict => {
+                    interposition.warn_cannot_listen(&format!("it may not (--strict): {why:#}"));
+                    interposition.report_refused(wire::Call::Listen, false, Some(at), Errno::PERM);
+                    Reply::Failed(Errno::PERM.0)
+                }
+                Err(why) => {
+                    interposition
+                        .warn_cannot_listen(&format!("clients go around the chain: {why:#}"));
+                    Reply::Continue
+                }
+            };
+            send_reply(&listener, &call, reply);
+        };
+        if has_ns {
+            listen();
+            return Ok(None);
+        }
+        let spawned = thread::Builder::new().name("listen".to_owned()).spawn(listen);
+        spawned.map(|_| None).map_err(errno_of)
+    }
+
+    /// Handles `accept`: a socket that was duplicated before it listened would get no connection.
+    pub(super) fn accept(&mut self, call: &Notification) -> Outcome {
+        let public_listeners = self
+            .interposition
+            .public_listeners
+            .clone()
+            .filter(|public_listeners| !public_listeners.is_empty());
+        let Some(public_listeners) = public_listeners else { return Ok(Some(Reply::Continue)) };
+        let (socket, is) = self.duplicate(call, call.arguments[0])?;
+        if let Err(error) = self.replace_listener(call, &public_listeners, &socket, is) {
+            debug!("a socket that listens: {error}");
+            return Err(errno_of(error));
+        }
+        Ok(Some(Reply::Continue))
+    }
+
+    fn replace_listener(
+        &mut self,
+        call: &Notification,
+        public_listeners: &Arc<PublicListeners>,
+        socket: &OwnedFd,
+        is: Socket,
+    ) -> io::Result<()> {
+        let Ok(cookie) = sockopt::socket_cookie(socket) else { return Ok(()) };
+        if let Some(ListenOutcome::Replace(inner, public)) = public_listeners.accept(cookie, is)? {
+            let task = self.task(call).map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
+            replace_in_program(&self.listener, (&task, self.made), call, [&public, &inner])?;
+        }
+        Ok(())
+    }
+}
+
+/// Replaces a public listener in the program by its inner listener, in its epoll sets too.
+fn replace_in_program(
+    listener: &Listener,
+    (task, made): (&Task, EpollCount),
+    call: &Notification,
+    [public, inner]: [&OwnedFd; 2],
+) -> io::Result<()> {
+    let fd = call.arguments[0] as i32;
+    let cloexec = task.closes_on_exec(fd)?;
+    listener.check_waits(call)?;
+    epoll_watches::move_watches((task, call.thread), made, fd, [public.as_fd(), inner.as_fd()])?;
+    listener.put(call, inner.as_fd(), fd, cloexec)
+}
