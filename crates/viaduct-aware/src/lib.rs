@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_is_not_wrapped_loses_nothing_by_asking() {
+    fn queries_of_a_program_that_is_not_wrapped_have_no_effect() {
         let (socket, _other) = seqpacket::pair().unwrap();
         if !is_wrapped() {
             assert_eq!(control(&socket, "migrate", b"retry").unwrap(), None);

@@ -5,9 +5,6 @@
 //!   10.9.0.1 on TUN ── emulator: Link<A to B> ──▶ TUN with 10.9.0.2
 //!            sender ◀─ emulator: Link<B to A> ─── receiver
 //! ```
-//!
-//! Figures, on an otherwise idle machine:
-//! `cargo test --release -p viaduct-lab --test emulator -- --ignored --nocapture --test-threads 1`
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};

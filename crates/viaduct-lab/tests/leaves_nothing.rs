@@ -1,5 +1,5 @@
 //! A dropped world leaves no namespace, interface or process. (Ctrl-C and `kill -9` are tested
-//! on the binary itself, in `viaduct/tests/lab.rs`.)
+//! on the binary itself, in `viaduct/tests/lab`.)
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod canary;

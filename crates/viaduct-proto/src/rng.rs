@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn chance_is_as_often_as_asked() {
+    fn chance_has_the_given_probability() {
         let mut rng = Rng::from_seed(1);
         let hits = (0..100_000).filter(|_| rng.chance(0.1)).count();
         assert!((9_500..10_500).contains(&hits), "{hits}");

@@ -168,7 +168,7 @@ fn meant(client: &TcpStream, port: u16) -> Vec<u8> {
 }
 
 #[test]
-fn programs_are_steered_and_see_whom_they_meant() {
+fn programs_are_steered_and_see_the_intended_peer() {
     if !is_root() {
         return;
     }

@@ -35,7 +35,7 @@ fn next(held: &DatagramQueue) -> Option<(u32, bool)> {
 }
 
 #[test]
-fn a_groups_datagrams_go_on_when_it_is_said_and_those_of_others_at_once() {
+fn a_groups_datagrams_wait_for_their_verdict_and_those_of_others_do_not() {
     if !is_root() {
         return;
     }

@@ -124,7 +124,7 @@ fn a_full_ring_counts_what_it_drops_and_goes_on() {
 }
 
 #[test]
-fn a_gap_is_told_where_it_is() {
+fn a_gap_is_reported_where_it_is() {
     if !is_root() {
         return;
     }

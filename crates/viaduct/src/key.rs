@@ -125,7 +125,7 @@ mod tests {
     use crate::trickles::Secrets;
 
     #[test]
-    fn a_secret_that_is_made_is_one_that_a_server_reads_and_nobody_else() {
+    fn a_new_secret_is_readable_by_a_server_and_no_other_user() {
         let at = std::env::temp_dir().join(format!("viaduct-key-{}", std::process::id()));
         std::fs::create_dir_all(&at).unwrap();
         let file = at.join("serve.key");

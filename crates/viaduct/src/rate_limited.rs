@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_hears_of_the_same_once_in_a_while() {
+    fn repeated_messages_are_logged_at_intervals() {
         let log = RateLimitedLog::new(2);
         let now = Instant::now();
         let heard: Vec<_> = (0..5).map(|_| log.count(1, now)).collect();

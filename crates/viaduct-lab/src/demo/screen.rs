@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_introduction_draws_the_link_that_was_asked_for() {
+    fn the_introduction_draws_the_configured_link() {
         let said = introduction(&args("--loss 0.5% --burst 8 --rtt 30ms").unwrap());
         assert!(said.contains("200 Mb/s, 30 ms there and back"), "{said}");
         assert!(said.contains("loses 0.5 % of all packets, 8 in a row"), "{said}");

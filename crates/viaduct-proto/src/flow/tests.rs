@@ -152,7 +152,7 @@ fn an_accepted_flow_is_the_applications_when_its_handlers_say_so() {
 }
 
 #[test]
-fn what_is_said_of_a_connection_that_is_gone_is_ignored() {
+fn events_of_a_closed_connection_are_ignored() {
     let mut world = World::new(&["count", "crypt:key=1.key"], LIMIT);
     let (now, bottom) = (world.now, world.chain.bottom().unwrap());
     world.chain.accepted(now);

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_sides_derive_the_same_and_nobody_else_does() {
+    fn both_sides_derive_the_same_secret_and_no_third_does() {
         let [a, b, c] = [1, 2, 3].map(|n| SecretKey::from_bytes([n; 32]));
         let ab = a.shared(&b.public()).unwrap().derive(b"test");
         assert_eq!(ab, b.shared(&a.public()).unwrap().derive(b"test"));

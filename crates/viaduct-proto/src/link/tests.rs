@@ -67,7 +67,7 @@ fn independent_loss_is_within_its_confidence_interval() {
 }
 
 #[test]
-fn bursts_are_exactly_as_long_as_asked_and_as_frequent() {
+fn bursts_have_the_configured_length_and_frequency() {
     for (rate, length) in [(0.01, 8u32), (0.001, 30), (0.1, 3), (0.3, 1)] {
         let loss = Loss::Bursts { rate, length };
         let mut link = Link::new(LinkConfig { loss, ..Default::default() }, 5, Instant::ZERO);
@@ -168,7 +168,7 @@ fn a_new_rate_applies_to_what_waits_and_a_shorter_delay_overtakes_nothing() {
 }
 
 #[test]
-fn reordering_duplication_and_corruption_are_as_frequent_as_asked() {
+fn reordering_duplication_and_corruption_have_the_configured_frequency() {
     let n = 100_000u64;
     let text = "delay=1ms,reorder=2%:50us,duplicate=1%,corrupt=3%";
     let mut link = Link::new(config(text), 4, Instant::ZERO);
@@ -212,7 +212,7 @@ fn a_flipped_bit_is_flipped_back() {
 }
 
 #[test]
-fn text_says_what_is_wrong_and_what_would_be_right() {
+fn errors_name_the_fault_and_the_right_form() {
     let says = |text: &str| text.parse::<LinkConfig>().unwrap_err().to_string();
     assert_eq!(says("delay"), "'delay' is no setting: give key=value, such as delay=50ms");
     assert_eq!(says("delay=5"), "delay=5: expected a time, such as 50ms or 200us");

@@ -81,7 +81,7 @@ proptest! {
 }
 
 #[test]
-fn a_difference_is_said_with_both_values() {
+fn a_difference_is_reported_with_both_values() {
     let ours = terms(&["compress", "crypt"], &Required::None);
     let mut theirs = ours.offer().clone();
     theirs.items[0].format = 3;
@@ -94,7 +94,7 @@ fn a_difference_is_said_with_both_values() {
 }
 
 #[test]
-fn what_cannot_be_agreed_on_is_said() {
+fn chains_that_cannot_be_negotiated_are_reported() {
     let wrong = |chain: &[(&str, bool)], required| Terms::new(chain, &required).unwrap_err();
     assert_eq!(wrong(&[("count", false)], Required::None), TermsError::Nothing);
     assert_eq!(wrong(&[("rot13", true)], Required::None), TermsError::Unknown("rot13".to_owned()));

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_down_says_why_and_since_when() {
+    fn a_path_that_is_down_has_a_reason_and_a_time() {
         let never = run(40, |_| false);
         assert_eq!(never(None, None), "down: nothing is heard of it, no answer yet");
         let gone = run(80, |step| step < 40);

@@ -222,7 +222,7 @@ fn a_path_that_comes_and_goes_is_trusted_ever_later() {
 }
 
 #[test]
-fn some_loss_makes_nobody_change_his_mind() {
+fn some_loss_changes_no_choice_of_path() {
     let mut world = World::new(5, 6);
     world.loss = 0.03;
     world.delay = Box::new(|a, b| Duration::from_millis(20 + (a + b) as u64 % 3));
@@ -238,7 +238,7 @@ fn some_loss_makes_nobody_change_his_mind() {
 }
 
 #[test]
-fn what_is_played_again_or_made_up_changes_nothing_and_is_counted() {
+fn replayed_and_forged_messages_change_nothing_and_are_counted() {
     let mut world = World::new(3, 7);
     world.wait(Duration::from_secs(2));
     world.fail(0, 1);
@@ -283,7 +283,7 @@ fn a_node_that_starts_anew_is_known_again_and_its_past_is_not() {
 }
 
 #[test]
-fn a_change_of_peers_keeps_what_is_known_of_those_that_stay() {
+fn a_change_of_peers_keeps_the_state_of_those_that_stay() {
     let mut world = World::new(3, 9);
     world.wait(Duration::from_secs(2));
     let mut less = config(0, 3, Policy::Loss);
@@ -299,7 +299,7 @@ fn a_change_of_peers_keeps_what_is_known_of_those_that_stay() {
 }
 
 #[test]
-fn names_go_by_the_nearest_node_and_places_nobody_serves_go_directly_first() {
+fn names_take_the_nearest_node_and_unserved_addresses_go_directly_first() {
     let mut world = World::new(3, 10);
     let far = |a: usize, b: usize| Duration::from_millis(if a + b == 1 { 50 } else { 10 });
     world.delay = Box::new(far);
@@ -323,7 +323,7 @@ proptest! {
     /// After the bound, no node uses a path that is down while there is another route, whatever
     /// fails.
     #[test]
-    fn nobody_stays_on_a_path_that_is_down(
+    fn no_node_stays_on_a_path_that_is_down(
         seed in 0u64..1_000,
         of in 3usize..6,
         rounds in prop::collection::vec(prop::collection::vec((0usize..6, 0usize..6), 0..5), 1..5),

@@ -130,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_said_is_heard_and_nothing_shorter_or_longer_is(
+        fn messages_round_trip_and_other_lengths_are_refused(
             (from, boot, number, nonce) in any::<(u32, u64, u64, u64)>(),
             paths in prop::collection::vec(
                 (any::<u32>(), any::<Option<u32>>(), any::<u16>()), 0..5),

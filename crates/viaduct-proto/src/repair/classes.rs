@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_are_left_alone_unless_they_are_asked_for() {
+    fn acknowledgements_are_unprotected_unless_configured() {
         let ack = packet(TCP, 80, 40);
         let mut of = Classifier::new(Vec::new(), true);
         assert_eq!(judge(&mut Classifier::default(), 0, &ack, 0), Treatment::Unnamed);

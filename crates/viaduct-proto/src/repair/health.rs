@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_recovers_nothing_says_why() {
+    fn a_session_that_recovers_nothing_has_a_reason() {
         let facts = PeerFacts::default();
         let nat = run(|stats| link(&mut stats.receiver.link, 100, 100, 0), &facts);
         assert!(matches!(&nat, State::Useless(why) if why.contains("NAT")), "{nat}");
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_down_says_since_when_and_why() {
+    fn a_peer_that_is_down_has_a_reason_and_a_time() {
         let look = |facts: &PeerFacts, trouble| {
             Health::default().look(Instant::ZERO, &PeerStats::default(), facts, trouble).to_string()
         };

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_asked_for_once_a_round_trip_until_it_is_here() {
+    fn missing_packets_are_requested_once_a_round_trip() {
         let mut requests = Requests::default();
         [100, 107, 110].iter().for_each(|&seq| requests.missing(at(0), seq));
         requests.missing(at(20), 300);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn many_are_asked_for_in_several_requests() {
+    fn many_missing_packets_take_several_requests() {
         let mut requests = Requests::default();
         (0..300).for_each(|n| requests.missing(at(0), 1 + 10 * n));
         let mut next = 1;
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_surely_too_much_for_what_is_coming_is_asked_for_at_once() {
+    fn losses_beyond_the_coming_repairs_are_requested_at_once() {
         let mut requests = Requests::default();
         (0..30).for_each(|n| requests.missing(at(n / 10), 100 + n));
         assert_eq!((requests.due(TIMES, 26), requests.due(TIMES, 10)), (Some(at(25)), Some(at(6))));

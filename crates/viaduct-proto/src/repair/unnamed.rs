@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_asked_for_until_they_are_here_or_of_no_use() {
+    fn missing_names_are_requested_until_they_arrive_or_expire() {
         let at = |millis| Instant::ZERO + Duration::from_millis(millis);
         let rtt = Duration::from_millis(100);
         let mut unnamed = Unnamed::default();

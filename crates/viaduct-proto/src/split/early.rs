@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_let_in_late_has_its_time_from_then() {
+    fn a_client_accepted_late_has_its_full_time() {
         let mut early = Early::new(10, Duration::from_secs(9));
         early.handle_syn(at(0), tuple(1), || Some(1));
         early.handle_syn(at(0), tuple(2), || Some(2));

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn passwords_are_asked_for_and_checked() {
+    fn passwords_are_requested_and_checked() {
         let socks = |password: &[u8]| {
             let said =
                 [&b"\x05\x02\x00\x02\x01\x02me\x02"[..], password, b"\x05\x01\0\x01"].concat();
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_may_authenticate_on_the_connection_that_was_told_407() {
+    fn a_client_may_authenticate_on_the_same_connection_after_a_407() {
         let request = |headers: &str| format!("CONNECT 10.0.0.1:80 HTTP/1.1\r\n{headers}\r\n");
         let right = request("Proxy-Authorization: basic bWU6cHc=\r\n");
         let wrong = request("Proxy-Authorization: Basic bWU6cHg=\r\n");
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_in_the_clients_language() {
+    fn errors_are_reported_in_the_clients_protocol() {
         let told = |said: &[u8]| match talk(Preface::new(ALL, Secret::default()), said) {
             (_, Step::Refuse(words, Refusal::Unclear(_)), _) => words,
             other => panic!("{said:?}: {other:?}"),

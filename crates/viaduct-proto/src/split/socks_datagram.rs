@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_and_other_headers_are_told_apart() {
+    fn fragments_and_other_headers_are_distinguished() {
         let whole = emit(&Address::Ip("192.0.2.7:53".parse().unwrap()), b"x").unwrap();
         for (at, value, why) in [
             (2, 1, Unusable::Fragment),

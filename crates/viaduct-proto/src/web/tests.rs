@@ -49,7 +49,7 @@ fn head_is_get_without_its_body() {
 }
 
 #[test]
-fn a_part_is_a_part_and_no_part_is_said_so() {
+fn ranges_are_partial_content_or_not_satisfiable() {
     let part = get("Range: bytes=100-199\r\n");
     assert_eq!((part.status, &part.body), (206, &Body::File(100..200)));
     assert!(head(&part).contains("Content-Range: bytes 100-199/1000\r\n"));
@@ -187,7 +187,7 @@ fn empty_lines_before_a_request_are_skipped_and_later_versions_are_one() {
 }
 
 #[test]
-fn what_is_not_allowed_and_what_nobody_knows_are_told_apart() {
+fn methods_not_allowed_and_unknown_ones_are_distinguished() {
     let wrong = |method: &str| {
         Request::parse(format!("{method} / HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap_err()
     };
@@ -204,7 +204,7 @@ fn what_is_not_allowed_and_what_nobody_knows_are_told_apart() {
 }
 
 #[test]
-fn what_is_not_there_or_not_asked_well_is_answered_so() {
+fn missing_files_and_bad_requests_get_their_status() {
     let missing = plan(&request("GET /x", "Connection: close\r\n"), &Found::Nothing);
     assert_eq!((missing.status, missing.keep_alive), (404, false));
     assert_eq!(plan(&request("GET /x", ""), &Found::Forbidden).status, 403);

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_sent_it_is_told_that_it_did_not_arrive() {
+    fn the_sender_is_notified_that_a_datagram_was_not_delivered() {
         let [source, destination] =
             ["127.0.0.1:9", "192.0.2.1:53"].map(|at| at.parse::<SocketAddr>().unwrap());
         let packet = undelivered(source, destination, [3, 3], b"asked");
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_say_between_whom_and_how_much() {
+    fn headers_give_addresses_and_length() {
         let told = |source: &str, destination: &str| {
             let [source, destination] = [source, destination].map(|at| at.parse().unwrap());
             Some(Datagram { source, destination, bytes: 5 })

@@ -265,7 +265,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_panics_and_no_segment_is_longer_than_asked_for(
+        fn nothing_panics_and_no_segment_is_longer_than_its_limit(
             mut bytes: Vec<u8>, ipv6: bool, segment: u16, start in 0..80usize, at in 0..80usize,
             cut in 0..200usize,
         ) {

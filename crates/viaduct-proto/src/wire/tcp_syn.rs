@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_syn_or_has_no_mss_is_told_apart() {
+    fn packets_without_syn_and_those_without_mss_are_distinguished() {
         let mut packet = syn(&[1, 1, 1, 1]);
         assert_eq!(TcpSyn::parse(&packet).unwrap().mss(&packet), None);
         packet[33] = 0x10;

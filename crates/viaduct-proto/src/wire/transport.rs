@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_without_data_are_told_from_the_rest() {
+    fn acknowledgements_without_data_are_recognised() {
         let is = |flags, data| Segment::parse(&segment(flags, data)).unwrap().is_bare_ack();
         assert!(is(ACK, 0) && is(ACK | 0x48, 0));
         assert!(!is(ACK, 1) && !is(ACK | SYN, 0) && !is(ACK | FIN, 0) && !is(RST | ACK, 0));

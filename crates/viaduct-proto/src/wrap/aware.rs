@@ -76,14 +76,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_is_what_is_heard(to in "[a-z]{0,20}", request: Vec<u8>) {
+        fn messages_round_trip(to in "[a-z]{0,20}", request: Vec<u8>) {
             let ask = Ask::Control { to: &to, request: &request };
             let bytes = ask.emit().unwrap();
             prop_assert_eq!(Ask::parse(&bytes), Some(ask));
         }
 
         #[test]
-        fn whatever_is_read_is_said_alike(bytes: Vec<u8>) {
+        fn whatever_is_parsed_is_emitted_alike(bytes: Vec<u8>) {
             if let Some(ask) = Ask::parse(&bytes) {
                 prop_assert_eq!(ask.emit(), Some(bytes.clone()));
             }

@@ -259,7 +259,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_is_heard(
+        fn messages_round_trip(
             id: u64,
             of: u64,
             one in address(),
@@ -301,7 +301,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_else_is_heard(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn other_messages_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             prop_assert!(Up::parse(&bytes).is_none() && Down::parse(&bytes).is_none());
         }
 

@@ -73,7 +73,7 @@ fn patterns_say_transport_place_and_ports() {
 }
 
 #[test]
-fn what_is_no_pattern_is_said() {
+fn invalid_patterns_are_reported() {
     let wrong = |pattern: &str| rules(&[]).add(Fate::Leave, pattern).unwrap_err();
     assert_eq!(wrong(""), RuleError::Empty);
     assert!(matches!(wrong("example.com"), RuleError::Address(_)));
@@ -87,7 +87,7 @@ fn what_is_no_pattern_is_said() {
 }
 
 #[test]
-fn addresses_mean_the_same_in_whichever_family_they_are_said() {
+fn mapped_addresses_mean_the_same_as_ipv4_ones() {
     let rules = rules(&[(Fate::Leave, "10.0.0.0/8")]);
     let flags = Socket { kind: 1 | 0o2_000_000 | 0o4_000, ..TCP6 };
     assert_eq!(connect(&rules, flags, "10.1.1.1:1"), Verdict::Pass);
@@ -125,7 +125,7 @@ fn what_could_go_around_is_refused_where_nothing_may() {
 }
 
 #[test]
-fn questions_of_dns_are_answered_by_whoever_carries_datagrams() {
+fn dns_queries_are_answered_by_the_carrier_of_datagrams() {
     let mut rules = rules(&[]);
     (rules.names, rules.strict) = (true, true);
     let ask = |rules: &Rules| connect(rules, UDP, "192.0.2.1:53");
@@ -146,7 +146,7 @@ fn datagrams_may_be_none_of_the_chains() {
 }
 
 #[test]
-fn programs_that_ask_for_mptcp_take_tcp() {
+fn mptcp_is_refused_so_that_programs_use_tcp() {
     let mptcp = Socket { protocol: 262, ..TCP };
     assert_eq!(Rules::EVERYTHING.socket(mptcp), Verdict::Refuse(Errno::PROTONOSUPPORT));
     assert_eq!(connect(&Rules::EVERYTHING, mptcp, "192.0.2.1:1"), Verdict::Refuse(Errno::PERM));
@@ -176,7 +176,7 @@ fn records_are_read_as_they_were_written() {
 }
 
 #[test]
-fn rules_arrive_as_they_were_said() {
+fn rules_round_trip() {
     let mut rules = Rules::EVERYTHING;
     rules.strict = true;
     for port in 0..MAX_LINES {

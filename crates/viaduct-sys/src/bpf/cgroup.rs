@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_belongs_into_that_of_whoever_wraps_us() {
+    fn a_group_is_created_within_that_of_the_wrapper() {
         let cases = [
             ("", ""),
             ("user.slice/a", "user.slice/a"),

@@ -207,7 +207,7 @@ mod tests {
     const OWN: [u8; OPTION] = [253, 16, b'V', b'x', 7, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
     #[test]
-    fn what_is_offered_stands_in_the_syn_and_a_plain_end_says_nothing() {
+    fn offers_stand_in_the_syn_and_a_plain_end_has_none() {
         let offers = Offers::attach(OWN, &Ports::new().unwrap()).unwrap();
         let options = TcpOptions { save_syn: true, ..TcpOptions::default() };
         let listener = tcp::listen((Ipv4Addr::LOCALHOST, 0).into(), 8, options).unwrap();

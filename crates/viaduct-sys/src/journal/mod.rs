@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_several_that_open_it_at_once_one_has_it_and_the_others_are_told() {
+    fn of_several_concurrent_openers_one_has_the_journal_and_the_others_an_error() {
         let directory = std::env::temp_dir().join(format!("viaduct-at-once-{}", process::id()));
         let path = directory.join("a.changes.json");
         for _ in 0..4 {

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_outlives_the_thread_that_asked_for_it() {
+    fn a_child_outlives_the_thread_that_spawned_it() {
         let mut child = thread::spawn(|| Process::spawn(sleeper()).unwrap()).join().unwrap();
         let ended = child.wait_for(Duration::from_millis(200), || false).unwrap();
         assert_eq!(ended, None, "the spawner thread should have kept it");

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_on_the_directory_itself_keeps_nobody_out_and_the_file_is_ours_alone() {
+    fn a_lock_on_the_directory_itself_does_not_conflict_and_the_lock_file_is_private() {
         use std::os::unix::fs::PermissionsExt as _;
         let path = std::env::temp_dir().join(format!("viaduct-locked-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();

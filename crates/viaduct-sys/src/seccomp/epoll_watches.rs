@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_watched_one_watches_the_other() {
+    fn all_watchers_of_one_socket_watch_the_other() {
         let ((one, mut at_one), (other, mut at_other)) = (io::pipe().unwrap(), io::pipe().unwrap());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let number = one.as_raw_fd();

@@ -57,7 +57,7 @@ fn a_child_whose_parent_is_killed_at_the_handover_does_not_wait() {
 }
 
 #[test]
-fn memory_is_not_taken_for_that_of_a_caller_who_has_gone() {
+fn memory_is_not_read_for_a_caller_that_has_ended() {
     let program = "import socket; socket.socket().connect(('127.0.0.1', 9))";
     let (mut child, listener) = Traps::default().spawn(python(program)).unwrap();
     let call = loop {
@@ -81,7 +81,7 @@ fn memory_is_not_taken_for_that_of_a_caller_who_has_gone() {
 }
 
 #[test]
-fn a_connect_is_told_with_its_address_and_its_socket() {
+fn a_connect_is_reported_with_its_address_and_its_socket() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let mut seen = Vec::new();
@@ -113,7 +113,7 @@ raise SystemExit(2)";
 }
 
 #[test]
-fn io_uring_is_absent_and_datagrams_are_told_only_when_asked_for() {
+fn io_uring_is_absent_and_datagrams_are_reported_on_request_only() {
     let program = "import ctypes, socket
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.syscall(425, 8, None) == -1 and ctypes.get_errno() == 38

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_hears_that_nobody_is_there() {
+    fn a_socket_gets_port_unreachable() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         enable_error_queue(&socket).unwrap();
         assert_eq!(take_error(socket.as_fd()), None);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_ipv6_hears_it_of_both_families() {
+    fn a_socket_of_ipv6_gets_errors_of_both_families() {
         let socket = UdpSocket::bind("[::]:0").unwrap();
         enable_error_queue(&socket).unwrap();
         crate::socket::hop_fields::enable_hop_fields(&socket).unwrap();

@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_connect_is_told_what_the_kernel_says() {
+    fn a_second_connect_gets_the_kernels_error() {
         let rendezvous = Rendezvous::open().unwrap();
         let at = rendezvous.at(true).unwrap();
         let (socket, ours) = program(AddressFamily::INET, SocketFlags::NONBLOCK);
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_waited_is_not_told_twice() {
+    fn a_connect_that_waited_is_reported_once() {
         let rendezvous = Rendezvous::open().unwrap();
         let at = rendezvous.at(true).unwrap();
         let (socket, ours) = program(AddressFamily::INET, SocketFlags::empty());

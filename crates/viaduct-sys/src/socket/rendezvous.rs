@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_listener_lets_nobody_in_and_is_met_from_all_the_same() {
+    fn a_full_listener_accepts_no_connection_and_can_still_connect_to_its_peer() {
         let listener = tcp::listen((Ipv4Addr::LOCALHOST, 0).into(), 0, OPTIONS).unwrap();
         let filler = Some(fill(&listener).unwrap());
         let at = listener.local_addr().unwrap();
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_let_in_uncalled() {
+    fn uninvited_connections_are_not_accepted() {
         let rendezvous = Rendezvous::open().unwrap();
         let at = rendezvous.at(true).unwrap();
         let came = TcpStream::connect_timeout(&at, Duration::from_millis(100));

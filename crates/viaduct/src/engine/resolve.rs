@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_has_asked_who_is_gone_is_not_looked_up() {
+    fn names_of_clients_that_are_gone_are_not_resolved() {
         let poll = mio::Poll::new().unwrap();
         let waker = Waker::new(poll.registry(), mio::Token(0)).unwrap();
         let resolver = Resolver::new(&Arc::new(waker));

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_fit_each_other_whatever_is_asked_for() {
+    fn limits_are_consistent_for_any_options() {
         for flows in [1, 2, 7, 100_000] {
             for asked in [None, Some(1), Some(usize::MAX)] {
                 let Limits { each, all } = Limits::new(flows, MAX_RUNS, 256, asked, asked);

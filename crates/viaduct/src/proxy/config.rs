@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_one_line() {
+    fn errors_are_one_line() {
         let wrong = [
             ("[proxy]\nlisten = 'x'\n", "[proxy] invalid value 'x' for 'listen"),
             ("[proxy]\nlisten = 7\n[polici]\n", "line 3: unknown key `polici`"),

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_seen_to_live_without_being_asked() {
+    fn a_socket_is_seen_to_be_live_without_a_request() {
         let path = std::env::temp_dir().join(format!("viaduct-alive-{}", std::process::id()));
         let text = path.to_str().unwrap();
         assert!(!is_alive(text));

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_too_many_loses_the_oldest_and_nobody_else_does() {
+    fn only_the_source_with_too_many_links_loses_its_oldest() {
         let quic = MEMORY.places(true);
         let bad = source("10.0.0.9");
         let mut waiting = vec![(7, source("10.0.0.1"))];

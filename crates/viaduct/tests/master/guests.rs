@@ -21,9 +21,9 @@ use viaduct_sys::socket::tcp::{self, TcpOptions};
 
 use crate::common::{as_user, free_port, within};
 
-use super::{CHAIN, Place, far_end, text};
+use super::{CHAIN, RunDir, far_end, text};
 
-const STRANGER: u32 = 65_534;
+const OTHER_USER: u32 = 65_534;
 const HOSTILE_CALLS: usize = 10_000;
 /// Limit of pending connects of a guest, an option of the test's master.
 const CALLS: usize = 32;
@@ -49,11 +49,11 @@ print(most, new, failed)
 struct Victim(Child, Lines<BufReader<ChildStdout>>);
 
 impl Victim {
-    fn start(place: &Place, master: &str, to: SocketAddr) -> Victim {
+    fn start(run_dir: &RunDir, master: &str, to: SocketAddr) -> Victim {
         let run = ["run", "--master", master, "--via", "seccomp", "--", "python3", "-c", VICTIM];
         let mut command = std::process::Command::new("timeout");
         command.args(["--signal=KILL", "120", super::VIADUCT]).args(run).arg(to.to_string());
-        command.env("VIADUCT_RUN_DIR", &place.0).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.env("VIADUCT_RUN_DIR", &run_dir.0).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "ready");
@@ -75,22 +75,22 @@ impl Victim {
 struct Hostile(OwnedFd);
 
 impl Hostile {
-    fn join(door: &Path) -> Hostile {
-        let socket = seqpacket::connect(&door.to_string_lossy()).unwrap();
+    fn join(socket_path: &Path) -> Hostile {
+        let socket = seqpacket::connect(&socket_path.to_string_lossy()).unwrap();
         let network = std::fs::metadata("/proc/self/ns/net").unwrap().ino();
         seqpacket::send(&socket, &Up::Hello { network }.emit(), None).unwrap();
         assert!(seqpacket::receive(&socket, &mut [0; 4096]).unwrap().0 > 0);
         Hostile(socket)
     }
 
-    fn call(&self, id: u64, to: SocketAddr, place: impl AsFd) -> io::Result<()> {
+    fn call(&self, id: u64, to: SocketAddr, socket: impl AsFd) -> io::Result<()> {
         let source = "127.0.0.1:40000".parse().unwrap();
         let (lent, is_bound) = (false, false);
         let up = Up::Call { id, to, source, lent, is_bound, options: [None; 11] };
-        seqpacket::send(&self.0, &up.emit(), Some(place.as_fd()))
+        seqpacket::send(&self.0, &up.emit(), Some(socket.as_fd()))
     }
 
-    fn hear(&self) -> Option<Down> {
+    fn receive(&self) -> Option<Down> {
         let mut bytes = [0; RECORD];
         let (length, _) = seqpacket::receive(&self.0, &mut bytes).ok()?;
         Down::parse(&bytes[..length])
@@ -120,8 +120,8 @@ fn silent() -> (TcpListener, Vec<TcpStream>) {
 }
 
 /// Passes sockets that close slowly: they have unread bytes, and linger.
-fn lingers(door: &Path, closed: SocketAddr) {
-    let run = Hostile::join(door);
+fn lingers(socket_path: &Path, closed: SocketAddr) {
+    let run = Hostile::join(socket_path);
     for id in 0..3 {
         let [ours, theirs] = connected();
         ioctl_fionbio(&ours, true).unwrap();
@@ -132,15 +132,15 @@ fn lingers(door: &Path, closed: SocketAddr) {
             sockopt::set_socket_linger(&ours, Some(Duration::from_secs(20))).unwrap();
         }
         drop(ours);
-        assert!(matches!(run.hear(), Some(Down::Refuse { .. })));
+        assert!(matches!(run.receive(), Some(Down::Refuse { .. })));
         // Its other end reads nothing for longer than this test.
         std::mem::forget(theirs);
     }
 }
 
 /// Passes sockets that are set to blocking again while the master has them.
-fn blocks(door: &Path, far: SocketAddr) {
-    let run = Hostile::join(door);
+fn blocks(socket_path: &Path, far: SocketAddr) {
+    let run = Hostile::join(socket_path);
     for id in 0..3 {
         let [ours, theirs] = connected();
         let again = ours.try_clone().unwrap();
@@ -152,7 +152,7 @@ fn blocks(door: &Path, far: SocketAddr) {
             }
         });
         run.call(id, far, &ours).unwrap();
-        while !matches!(run.hear(), Some(Down::Meet { .. })) {}
+        while !matches!(run.receive(), Some(Down::Meet { .. })) {}
         thread::sleep(Duration::from_millis(20));
         stop.store(1, Ordering::Relaxed);
         block.join().unwrap();
@@ -162,93 +162,93 @@ fn blocks(door: &Path, far: SocketAddr) {
 
 /// Sends more calls than a guest may have, half of them to a host that never answers. All but
 /// the pending ones are refused, and the run is served to the end.
-fn floods(door: &Path, closed: SocketAddr, silent: SocketAddr) {
-    let run = Hostile::join(door);
+fn floods(socket_path: &Path, closed: SocketAddr, silent: SocketAddr) {
+    let run = Hostile::join(socket_path);
     let theirs = Hostile(run.0.try_clone().unwrap());
     let refused = Arc::new(AtomicUsize::new(0));
     let count = refused.clone();
-    let hear = thread::spawn(move || {
-        while let Some(down) = theirs.hear() {
+    let receiver = thread::spawn(move || {
+        while let Some(down) = theirs.receive() {
             count.fetch_add(usize::from(matches!(down, Down::Refuse { .. })), Ordering::Relaxed);
         }
     });
-    let place = fresh();
+    let socket = fresh();
     for id in 0..HOSTILE_CALLS {
         let to = if id % 2 == 0 { closed } else { silent };
-        run.call(id as u64, to, &place).unwrap();
+        run.call(id as u64, to, &socket).unwrap();
     }
     let all = || refused.load(Ordering::Relaxed) >= HOSTILE_CALLS - CALLS;
     assert!(within(Duration::from_secs(30), all), "{refused:?} were refused");
     rustix::net::shutdown(&run.0, Shutdown::Both).unwrap();
-    hear.join().unwrap();
+    receiver.join().unwrap();
 }
 
 /// Sends calls without reading answers. The master stops reading at some point: the calls stay
 /// in the socket.
-fn reads_nothing(door: &Path, closed: SocketAddr) {
-    let run = Hostile::join(door);
+fn reads_nothing(socket_path: &Path, closed: SocketAddr) {
+    let run = Hostile::join(socket_path);
     ioctl_fionbio(&run.0, true).unwrap();
-    let place = fresh();
+    let socket = fresh();
     let sent = Cell::new(0);
     // The master reads nothing more: the socket is full twice in a row, a while apart.
     let is_full = || {
-        while run.call(sent.get(), closed, &place).is_ok() {
+        while run.call(sent.get(), closed, &socket).is_ok() {
             sent.set(sent.get() + 1);
         }
         thread::sleep(Duration::from_millis(200));
-        run.call(sent.get(), closed, &place).is_err()
+        run.call(sent.get(), closed, &socket).is_err()
     };
     assert!(within(Duration::from_secs(20), is_full));
     assert!(sent.get() < HOSTILE_CALLS as u64, "{sent:?} calls were taken, and no answer read");
 }
 
 #[test]
-fn hostile_calls_of_one_user_neither_stop_nor_starve_nor_end_the_flows_of_another() {
+fn hostile_calls_of_one_user_do_not_disturb_flows_of_another() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("only root can be two users");
     }
-    let (place, (to, _)) = (Place::new(), far_end());
+    let (run_dir, (to, _)) = (RunDir::new(), far_end());
     let calls = CALLS.to_string();
     let limits = ["--user-flows", "64", "--user-calls", &calls];
     let words = [&["+count", "--no-offload", "--all-users"][..], &limits].concat();
-    let _master = place.master("guests", &words);
-    let victim = Victim::start(&place, "guests", to);
-    let door: PathBuf = place.0.join("guests.master");
+    let _master = run_dir.master("guests", &words);
+    let victim = Victim::start(&run_dir, "guests", to);
+    let socket_path: PathBuf = run_dir.0.join("guests.master");
     let (listener, _filled) = silent();
     let silent = listener.local_addr().unwrap();
     let closed = SocketAddr::from(([127, 0, 0, 1], free_port()));
-    as_user(STRANGER, move || {
-        lingers(&door, closed);
-        blocks(&door, to);
-        floods(&door, closed, silent);
-        reads_nothing(&door, closed);
+    as_user(OTHER_USER, move || {
+        lingers(&socket_path, closed);
+        blocks(&socket_path, to);
+        floods(&socket_path, closed, silent);
+        reads_nothing(&socket_path, closed);
     });
 
     victim.end_unharmed();
-    assert!(counter(&place, "over_limit") > 0, "{}", place.status("guests"));
+    assert!(counter(&run_dir, "over_limit") > 0, "{}", run_dir.status("guests"));
     // Pending connects end with their run; established flows last as long as their ends.
-    let over = || counter(&place, "open") <= 8;
-    assert!(within(Duration::from_secs(10), over), "{}", place.status("guests"));
+    let over = || counter(&run_dir, "open") <= 8;
+    assert!(within(Duration::from_secs(10), over), "{}", run_dir.status("guests"));
 }
 
 #[test]
-fn a_guest_that_keeps_its_sockets_leaves_no_registration_in_the_masters_poll() {
+fn sockets_kept_by_a_guest_leave_no_epoll_registration() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("only root can be two users");
     }
     const FLOWS: usize = 20;
-    let (place, (to, _)) = (Place::new(), far_end());
-    let master = place.master("kept", &["+count", "--no-offload", "--all-users"]);
+    let (run_dir, (to, _)) = (RunDir::new(), far_end());
+    let master = run_dir.master("kept", &["+count", "--no-offload", "--all-users"]);
     let registrations = || registrations(master.0.id());
     let before = registrations();
-    let door = place.0.join("kept.master");
+    let socket_path = run_dir.0.join("kept.master");
     let (send, kept) = std::sync::mpsc::channel();
-    as_user(STRANGER, move || {
-        let run = Hostile::join(&door);
+    as_user(OTHER_USER, move || {
+        let run = Hostile::join(&socket_path);
         for id in 0..FLOWS {
             let [ours, theirs] = connected();
             run.call(id as u64, to, &ours).unwrap();
-            while !matches!(run.hear(), Some(Down::Meet { .. })) {}
+            while !matches!(run.receive(), Some(Down::Meet { .. })) {}
             send.send((ours, theirs)).unwrap();
         }
         std::mem::forget(run);
@@ -269,69 +269,69 @@ fn registrations(id: u32) -> usize {
 }
 
 #[test]
-fn a_guests_sockets_that_an_upper_master_passes_on_stop_nobody_at_the_lower_one() {
+fn guest_sockets_passed_to_a_lower_master_do_not_stop_its_flows() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("only root can be two users");
     }
-    let (place, (to, _)) = (Place::new(), far_end());
+    let (run_dir, (to, _)) = (RunDir::new(), far_end());
     let closed = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let own = ["+count", CHAIN, "--no-offload"];
-    let _lower = place.master("lower", &own);
+    let _lower = run_dir.master("lower", &own);
     // Flows that its own rules except go directly to the lower master.
     let (except, closed_too) = (to.to_string(), closed.to_string());
     let above = ["--master", "lower", "--all-users", "--except", &except, "--except", &closed_too];
-    let _upper = place.master("upper", &[&own[..], &above].concat());
-    let victim = Victim::start(&place, "lower", to);
-    let door = place.0.join("upper.master");
-    as_user(STRANGER, move || {
-        lingers(&door, closed);
-        blocks(&door, to);
+    let _upper = run_dir.master("upper", &[&own[..], &above].concat());
+    let victim = Victim::start(&run_dir, "lower", to);
+    let socket_path = run_dir.0.join("upper.master");
+    as_user(OTHER_USER, move || {
+        lingers(&socket_path, closed);
+        blocks(&socket_path, to);
     });
     victim.end_unharmed();
 }
 
 /// Value of a counter of the master `guests`.
-fn counter(place: &Place, name: &str) -> usize {
-    let status = place.status("guests");
+fn counter(run_dir: &RunDir, name: &str) -> usize {
+    let status = run_dir.status("guests");
     let after = status.split(&format!("\"{name}\":")).nth(1).unwrap().trim_start();
     let digits = after.split(|c: char| !c.is_ascii_digit()).next().unwrap();
     digits.parse().unwrap()
 }
 
 #[test]
-fn what_the_master_refuses_no_run_of_a_guest_reaches() {
+fn a_guest_cannot_reach_what_the_master_refuses() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("only root can be two users");
     }
-    let (place, (to, count)) = (Place::new(), far_end());
+    let (run_dir, (to, count)) = (RunDir::new(), far_end());
     let refused = to.to_string();
     let words = ["+count", "--no-offload", "--all-users", "--refuse", &refused];
-    let _master = place.master("rules", &words);
-    let door = place.0.join("rules.master");
-    as_user(STRANGER, move || {
-        let run = Hostile::join(&door);
+    let _master = run_dir.master("rules", &words);
+    let socket_path = run_dir.0.join("rules.master");
+    as_user(OTHER_USER, move || {
+        let run = Hostile::join(&socket_path);
         run.call(1, to, fresh()).unwrap();
-        assert!(matches!(run.hear(), Some(Down::Refuse { id: 1, why: Failure::Denied })));
+        assert!(matches!(run.receive(), Some(Down::Refuse { id: 1, why: Failure::Denied })));
     });
-    assert_eq!(count.load(Ordering::Relaxed), 0, "somebody came");
+    assert_eq!(count.load(Ordering::Relaxed), 0, "a connection has arrived");
 }
 
 #[test]
-fn a_user_has_no_more_runs_than_he_may_and_hears_why() {
+fn runs_beyond_a_users_limit_get_eagain() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("only root can be two users");
     }
-    let place = Place::new();
-    let _master = place.master("runs", &["+count", "--all-users", "--user-runs", "2"]);
-    let door = place.0.join("runs.master");
-    as_user(STRANGER, move || {
-        let _held = [Hostile::join(&door), Hostile::join(&door)];
-        let third = seqpacket::connect(&door.to_string_lossy()).unwrap();
+    let run_dir = RunDir::new();
+    let _master = run_dir.master("runs", &["+count", "--all-users", "--user-runs", "2"]);
+    let socket_path = run_dir.0.join("runs.master");
+    as_user(OTHER_USER, move || {
+        let _held = [Hostile::join(&socket_path), Hostile::join(&socket_path)];
+        let third = seqpacket::connect(&socket_path.to_string_lossy()).unwrap();
         let mut answer = [0; 4096];
         let (length, _) = seqpacket::receive(&third, &mut answer).unwrap();
         // EAGAIN instead of a welcome.
         assert!(length > 0 && answer[8..12] == 11i32.to_ne_bytes(), "{:?}", &answer[..16]);
     });
-    let said = place.output(&["run", "--master", "runs", "--", "true"]);
+    let said = run_dir.output(&["run", "--master", "runs", "--", "true"]);
     assert!(said.status.success(), "{}", text(&said.stderr));
 }

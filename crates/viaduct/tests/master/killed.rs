@@ -10,11 +10,11 @@ use std::time::Duration;
 use crate::common::{free_port, within_some};
 
 use super::{
-    CHAIN, Master, Place, SERVE, VIAS, child_of, far_end, greeted, kill_child_of, signal, text,
+    CHAIN, Master, RunDir, SERVE, VIAS, child_of, far_end, greeted, kill_child_of, signal, text,
 };
 
-impl Place {
-    /// Starts a master in place of one that was killed.
+impl RunDir {
+    /// Starts a successor of a killed master.
     pub(super) fn master_again(&self, name: &str, words: &[&str]) -> Master {
         std::fs::remove_file(self.0.join(format!("{name}.sock"))).unwrap();
         self.master(name, words)
@@ -42,40 +42,44 @@ print('fails' if e else 'went')
 ";
 
 #[test]
-fn a_master_that_is_killed_resets_its_flows_and_nothing_goes_around_it() {
+fn a_killed_master_resets_its_flows_and_none_bypasses_it() {
     for via in VIAS {
         for (shared, chain) in [
             (false, &[CHAIN][..]),
             (true, &["--master", "gone"]),
             (true, &["--master", "gone", "+count", CHAIN]),
         ] {
-            let (place, (to, count)) = (Place::new(), far_end());
+            let (run_dir, (to, count)) = (RunDir::new(), far_end());
             let to = to.to_string();
-            let master = shared.then(|| place.master("gone", &[CHAIN]));
+            let master = shared.then(|| run_dir.master("gone", &[CHAIN]));
             let pid = master.as_ref().map_or(0, |master| master.0.id()).to_string();
             let program = ["--via", via, "--", "python3", "-c", KILL, &to, &pid];
-            let said = place.output(&[&["run"], chain, &program].concat());
+            let said = run_dir.output(&[&["run"], chain, &program].concat());
             let words = text(&said.stdout);
             assert_eq!(words, "ECONNRESET\nfails\nfails\n", "{via} shared {shared}: {said:?}");
-            assert_eq!(count.load(Ordering::Relaxed), 1, "{via} shared {shared}: somebody came");
+            assert_eq!(
+                count.load(Ordering::Relaxed),
+                1,
+                "{via} shared {shared}: a connection has arrived"
+            );
         }
     }
 }
 
 #[test]
-fn programs_that_listen_are_served_by_a_shared_master_and_by_nobody_when_it_is_killed() {
+fn listening_programs_are_unreachable_once_their_master_is_killed() {
     for shared in [false, true] {
-        let place = Place::new();
-        let master = shared.then(|| place.master("serves", &["+count", CHAIN]));
+        let run_dir = RunDir::new();
+        let master = shared.then(|| run_dir.master("serves", &["+count", CHAIN]));
         let chain: &[&str] = if shared { &["--master", "serves"] } else { &[CHAIN] };
         let port = free_port();
         let at = port.to_string();
         let words = [&["run"], chain, &["--", "python3", "-c", SERVE, &at]].concat();
-        let command = place.viaduct(&words);
+        let command = run_dir.viaduct(&words);
         let (mut server, mut lines) = greeted(command, port);
         match &master {
             Some(master) => {
-                assert!(place.status("serves").contains("flows 1\\n"));
+                assert!(run_dir.status("serves").contains("flows 1\\n"));
                 master.signal("KILL");
             }
             // The program is the child of the wrapper's child.
@@ -92,7 +96,7 @@ fn programs_that_listen_are_served_by_a_shared_master_and_by_nobody_when_it_is_k
         assert!((0..5).all(|_| alone(port)), "shared {shared}");
         signal(server.id(), "TERM");
         server.wait().unwrap();
-        assert!(lines.next().is_none(), "the program has seen somebody");
+        assert!(lines.next().is_none(), "a connection has reached the program");
     }
 }
 
@@ -109,19 +113,19 @@ for line in sys.stdin:
 ";
 
 #[test]
-fn programs_of_a_killed_master_are_served_by_its_successor_if_its_rules_are_the_same() {
+fn a_successor_with_the_same_rules_serves_programs_of_a_killed_master() {
     for via in VIAS {
         for own in [&[][..], &["+count", CHAIN]] {
-            let (place, (to, _)) = (Place::new(), far_end());
+            let (run_dir, (to, _)) = (RunDir::new(), far_end());
             let chain = ["+count", CHAIN, "--except", "192.0.2.0/24"];
             let killed = |master: Master| {
                 master.signal("KILL");
                 drop(master);
             };
-            let master = place.master("again", &chain);
+            let master = run_dir.master("again", &chain);
             let (run, to) = (["run", "--master", "again"], to.to_string());
             let program = ["--via", via, "--", "python3", "-c", AGAIN, &to];
-            let mut run = place.viaduct(&[&run, own, &program].concat());
+            let mut run = run_dir.viaduct(&[&run, own, &program].concat());
             run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
             let mut run = run.spawn().unwrap();
             let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
@@ -133,15 +137,15 @@ fn programs_of_a_killed_master_are_served_by_its_successor_if_its_rules_are_the_
             assert_eq!(connects(), "went");
             killed(master);
             assert_eq!(connects(), "fails", "{via} {own:?}");
-            let other = place.master_again("again", &[CHAIN]);
+            let other = run_dir.master_again("again", &[CHAIN]);
             thread::sleep(Duration::from_secs(1));
             assert_eq!(connects(), "fails", "{via} {own:?}: by other rules");
             killed(other);
-            let _same = place.master_again("again", &chain);
+            let _same = run_dir.master_again("again", &chain);
             let went =
                 within_some(Duration::from_secs(10), || (connects() == "went").then_some(()));
             assert!(went.is_some(), "{via} {own:?}");
-            let status = place.status("again");
+            let status = run_dir.status("again");
             assert!(status.contains("flows 1\\n"), "{status}");
             drop(input);
             assert!(run.wait().unwrap().success());

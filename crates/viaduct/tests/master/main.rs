@@ -1,5 +1,5 @@
 //! `viaduct master` as its users see it: programs share it, masters are nested, and no flow
-//! goes around the chain when one is killed.
+//! bypasses the chain when one is killed.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]
@@ -22,16 +22,16 @@ const CHAIN: &str = "+latency:delay=1ms";
 const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
 
 /// A directory for masters' sockets and keys, removed on drop.
-struct Place(PathBuf);
+struct RunDir(PathBuf);
 
-impl Place {
-    fn new() -> Place {
+impl RunDir {
+    fn new() -> RunDir {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("viaduct-master-{}-{n}", std::process::id());
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&path).unwrap();
-        Place(path)
+        RunDir(path)
     }
 
     /// Builds a `viaduct` command with these words, ended after 30 s.
@@ -71,7 +71,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for RunDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -148,12 +148,12 @@ sys.exit(7)
 
 #[test]
 fn programs_of_every_interposer_share_a_master() {
-    let (place, (to, _)) = (Place::new(), far_end());
-    let mut master = place.master("all", &["+count", CHAIN]);
+    let (run_dir, (to, _)) = (RunDir::new(), far_end());
+    let mut master = run_dir.master("all", &["+count", CHAIN]);
     for via in VIAS {
         let to = to.to_string();
         let words = ["run", "--master", "all", "--via", via, "--report", "--"];
-        let said = place.output(&[&words[..], &["python3", "-c", TELL, &to]].concat());
+        let said = run_dir.output(&[&words[..], &["python3", "-c", TELL, &to]].concat());
         assert_eq!(said.status.code(), Some(7), "{via} {said:?}");
         let words = text(&said.stdout);
         let words: Vec<&str> = words.split_whitespace().collect();
@@ -162,23 +162,23 @@ fn programs_of_every_interposer_share_a_master() {
         let report = text(&said.stderr);
         assert!(report.contains(&format!("1 passed the handlers by {via}")), "{report}");
     }
-    assert!(place.status("all").contains("flows 3\\nwritten 18\\n"), "{}", place.status("all"));
-    let page = text(&place.output(&["status", "--name", "all"]).stdout);
+    assert!(run_dir.status("all").contains("flows 3\\nwritten 18\\n"), "{}", run_dir.status("all"));
+    let page = text(&run_dir.output(&["status", "--name", "all"]).stdout);
     assert!(page.starts_with("master all  up "), "{page}");
     // It ends on SIGTERM, and leaves no files.
     master.signal("TERM");
     assert!(master.0.wait().unwrap().success());
-    assert!(!place.0.join("all.master").exists() && !place.0.join("all.sock").exists());
+    assert!(!run_dir.0.join("all.master").exists() && !run_dir.0.join("all.sock").exists());
 }
 
 #[test]
-fn the_far_end_of_stacked_masters_sees_the_address_that_a_program_has_bound() {
-    let (place, (to, _)) = (Place::new(), far_end());
-    let (_site, to) = (place.master("site", &[CHAIN]), to.to_string());
+fn the_bound_address_is_kept_through_nested_masters() {
+    let (run_dir, (to, _)) = (RunDir::new(), far_end());
+    let (_site, to) = (run_dir.master("site", &[CHAIN]), to.to_string());
     for above in [&[][..], &[CHAIN]] {
         let words = [&["run", "--master", "site"], above].concat();
         let program = ["--", "python3", "-c", TELL, &to, "127.0.0.9"];
-        let said = place.output(&[&words[..], &program].concat());
+        let said = run_dir.output(&[&words[..], &program].concat());
         let said = text(&said.stdout);
         assert!(said.contains("hello 127.0.0.9:"), "{above:?} {said}");
         // The port is kept too, unless there is another master between.
@@ -189,9 +189,9 @@ fn the_far_end_of_stacked_masters_sees_the_address_that_a_program_has_bound() {
 }
 
 #[test]
-fn what_the_master_and_the_run_rule_holds_for_both() {
-    let (place, (to, _)) = (Place::new(), far_end());
-    let _master = place.master("ruled", &[CHAIN, "--refuse", "tcp:1"]);
+fn rules_of_the_master_and_of_the_run_both_apply() {
+    let (run_dir, (to, _)) = (RunDir::new(), far_end());
+    let _master = run_dir.master("ruled", &[CHAIN, "--refuse", "tcp:1"]);
     let to = to.to_string();
     for (options, to, says) in [
         (&[][..], "127.0.0.1:1", "1 were refused"),
@@ -200,58 +200,58 @@ fn what_the_master_and_the_run_rule_holds_for_both() {
         (&["--only", &to], &to, "1 passed the handlers"),
     ] {
         let words = [&["run", "--master", "ruled", "--report"], options].concat();
-        let said = place.output(&[&words[..], &["--", "python3", "-c", TELL, to]].concat());
+        let said = run_dir.output(&[&words[..], &["--", "python3", "-c", TELL, to]].concat());
         assert!(text(&said.stderr).contains(says), "{options:?} {said:?}");
     }
 }
 
 #[test]
-fn datagrams_go_around_no_master_that_lets_nothing_go_around_it() {
-    let (place, far) = (Place::new(), UdpSocket::bind("127.0.0.1:0").unwrap());
+fn datagrams_do_not_bypass_a_strict_master() {
+    let (run_dir, far) = (RunDir::new(), UdpSocket::bind("127.0.0.1:0").unwrap());
     far.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let send = format!("echo x > /dev/udp/127.0.0.1/{}", far.local_addr().unwrap().port());
     for (name, words, comes) in
         [("lax", &[CHAIN][..], true), ("strict", &[CHAIN, "--strict"], false)]
     {
-        let _master = place.master(name, words);
+        let _master = run_dir.master(name, words);
         for via in VIAS {
             let run = ["run", "--master", name, "--via", via, "--", "bash", "-c", &send];
-            let output = place.output(&run);
+            let output = run_dir.output(&run);
             assert_eq!(far.recv(&mut [0; 9]).is_ok(), comes, "{via}: {output:?}");
         }
     }
 }
 
 #[test]
-fn a_name_is_one_masters_and_one_that_nobody_has_is_said_to_be() {
-    let place = Place::new();
-    let master = place.master("one", &[CHAIN]);
-    let again = place.output(&["master", "--name", "one", CHAIN]);
+fn a_masters_name_is_unique_and_an_unknown_one_is_reported() {
+    let run_dir = RunDir::new();
+    let master = run_dir.master("one", &[CHAIN]);
+    let again = run_dir.output(&["master", "--name", "one", CHAIN]);
     assert!(!again.status.success() && text(&again.stderr).contains("one"), "{again:?}");
-    let none = place.output(&["run", "--master", "none", "--", "true"]);
+    let none = run_dir.output(&["run", "--master", "none", "--", "true"]);
     assert_eq!(none.status.code(), Some(125));
     assert!(text(&none.stderr).contains("viaduct master --name none"), "{none:?}");
-    let long = place.0.join("d".repeat(120)).display().to_string();
-    let long = place.output(&["master", "--name", "two", CHAIN, "--run-dir", &long]);
+    let long = run_dir.0.join("d".repeat(120)).display().to_string();
+    let long = run_dir.output(&["master", "--name", "two", CHAIN, "--run-dir", &long]);
     assert!(text(&long.stderr).contains("--run-dir names another directory"), "{long:?}");
     // A killed master leaves its socket, which does not prevent another of its name.
     master.signal("KILL");
     drop(master);
-    let killed = place.output(&["run", "--master", "one", "--", "true"]);
+    let killed = run_dir.output(&["run", "--master", "one", "--", "true"]);
     assert!(text(&killed.stderr).contains("has been killed"), "{killed:?}");
-    let _another = place.master_again("one", &[CHAIN]);
-    assert!(place.output(&["run", "--master", "one", "--", "true"]).status.success());
+    let _another = run_dir.master_again("one", &[CHAIN]);
+    assert!(run_dir.output(&["run", "--master", "one", "--", "true"]).status.success());
 }
 
 #[test]
-fn masters_stand_above_each_other_by_every_interposer() {
-    let (place, (to, _)) = (Place::new(), far_end());
-    let _system = place.master("system", &["+count", CHAIN]);
-    let _user = place.master("user", &["--master", "system", "+count", CHAIN]);
+fn masters_nest_by_every_interposer() {
+    let (run_dir, (to, _)) = (RunDir::new(), far_end());
+    let _system = run_dir.master("system", &["+count", CHAIN]);
+    let _user = run_dir.master("user", &["--master", "system", "+count", CHAIN]);
     let to = to.to_string();
     for via in VIAS {
         let chain = ["run", "--master", "user", "--via", via, "+count", CHAIN, "--report", "--"];
-        let said = place.output(&[&chain[..], &["python3", "-c", TELL, &to]].concat());
+        let said = run_dir.output(&[&chain[..], &["python3", "-c", TELL, &to]].concat());
         assert_eq!(said.status.code(), Some(7), "{via} {said:?}");
         let words = text(&said.stdout);
         let words: Vec<&str> = words.split_whitespace().collect();
@@ -263,25 +263,25 @@ fn masters_stand_above_each_other_by_every_interposer() {
             "{report}"
         );
         // A connect to a closed port fails as it would have without viaduct.
-        let said = place.output(&[&chain[..], &["python3", "-c", TELL, "127.0.0.1:1"]].concat());
+        let said = run_dir.output(&[&chain[..], &["python3", "-c", TELL, "127.0.0.1:1"]].concat());
         assert!(text(&said.stderr).contains("ConnectionRefusedError"), "{via} {said:?}");
     }
     for name in ["system", "user"] {
-        let status = place.status(name);
+        let status = run_dir.status(name);
         assert!(status.contains("flows 6\\nwritten 18\\n"), "{name}: {status}");
     }
 }
 
 #[test]
-fn a_user_without_any_right_stands_above_the_systems_master() {
-    let ((place, nobody), (to, _)) = ((Place::new(), Nobody::new("above")), far_end());
-    let _system = place.master("system", &["+count", CHAIN, "--all-users"]);
-    let _closed = place.master("closed", &["+count", CHAIN]);
+fn an_unprivileged_user_nests_above_the_systems_master() {
+    let ((run_dir, nobody), (to, _)) = ((RunDir::new(), Nobody::new("above")), far_end());
+    let _system = run_dir.master("system", &["+count", CHAIN, "--all-users"]);
+    let _closed = run_dir.master("closed", &["+count", CHAIN]);
     let to = to.to_string();
     let run = |master: &str, words: &[&str]| {
         let mut command = nobody.command("timeout");
         command.args(["--signal=KILL", "30"]).arg(nobody.viaduct());
-        command.args(["run", "--master", master, "--run-dir"]).arg(&place.0).args(words);
+        command.args(["run", "--master", master, "--run-dir"]).arg(&run_dir.0).args(words);
         command.args(["--", "python3", "-c", TELL, &to]).output().unwrap()
     };
     for (n, via) in ["auto", "seccomp", "preload"].into_iter().enumerate() {
@@ -290,22 +290,22 @@ fn a_user_without_any_right_stands_above_the_systems_master() {
             assert_eq!(said.status.code(), Some(7), "{via} {said:?}");
         }
         let flows = format!("flows {}\\n", 2 * (n + 1));
-        assert!(place.status("system").contains(&flows), "{}", place.status("system"));
+        assert!(run_dir.status("system").contains(&flows), "{}", run_dir.status("system"));
     }
     let said = run("closed", &[CHAIN]);
     assert!(text(&said.stderr).contains("only its own and root may") || !said.status.success());
-    assert!(place.status("closed").contains("flows 0\\n"), "{}", place.status("closed"));
+    assert!(run_dir.status("closed").contains("flows 0\\n"), "{}", run_dir.status("closed"));
 }
 
 #[test]
-fn what_each_of_two_masters_rules_holds_where_it_carries() {
-    let (place, (to, count)) = (Place::new(), far_end());
+fn rules_of_nested_masters_apply_to_the_flows_that_each_carries() {
+    let (run_dir, (to, count)) = (RunDir::new(), far_end());
     let to = to.to_string();
-    let _system = place.master("rules", &["+count", CHAIN, "--refuse", "tcp:1"]);
-    let _around = place.master("around", &["+count", CHAIN, "--except", &to]);
+    let _system = run_dir.master("rules", &["+count", CHAIN, "--refuse", "tcp:1"]);
+    let _around = run_dir.master("around", &["+count", CHAIN, "--except", &to]);
     let run = |master: &str, options: &[&str], to: &str| {
         let words = [&["run", "--master", master, "--report", "+count", CHAIN], options].concat();
-        text(&place.output(&[&words[..], &["--", "python3", "-c", TELL, to]].concat()).stderr)
+        text(&run_dir.output(&[&words[..], &["--", "python3", "-c", TELL, to]].concat()).stderr)
     };
     // First the upper one refuses; then it leaves the flow to the lower; then the lower refuses
     // a flow that passed the upper.
@@ -313,7 +313,11 @@ fn what_each_of_two_masters_rules_holds_where_it_carries() {
     assert!(said.contains("1 were refused"), "{said}");
     assert_eq!(count.load(Ordering::Relaxed), 0);
     run("rules", &["--except", &to], &to);
-    assert!(place.status("rules").contains("flows 1\\nwritten 6\\n"), "{}", place.status("rules"));
+    assert!(
+        run_dir.status("rules").contains("flows 1\\nwritten 6\\n"),
+        "{}",
+        run_dir.status("rules")
+    );
     let said = run("rules", &[], "127.0.0.1:1");
     assert!(
         said.contains("1 did not come about") && said.contains("127.0.0.1:1 (denied)"),
@@ -322,7 +326,7 @@ fn what_each_of_two_masters_rules_holds_where_it_carries() {
     // The lower one leaves alone a flow that passed the upper.
     let said = run("around", &[], &to);
     assert!(said.contains("1 passed the handlers"), "{said}");
-    assert!(place.status("around").contains("flows 0\\n"), "{}", place.status("around"));
+    assert!(run_dir.status("around").contains("flows 0\\n"), "{}", run_dir.status("around"));
     assert_eq!(count.load(Ordering::Relaxed), 2);
 }
 
@@ -344,17 +348,17 @@ fn greeted(mut command: Command, port: u16) -> (Child, Lines<BufReader<ChildStdo
 }
 
 #[test]
-fn who_comes_to_a_program_passes_both_masters() {
-    let place = Place::new();
-    let _system = place.master("below", &["+count", CHAIN]);
+fn inbound_connections_pass_both_masters() {
+    let run_dir = RunDir::new();
+    let _system = run_dir.master("below", &["+count", CHAIN]);
     for (n, via) in VIAS.into_iter().enumerate() {
         let port = free_port();
         let at = port.to_string();
         let words = ["run", "--master", "below", "--via", via, "+count", CHAIN, "--"];
-        let command = place.viaduct(&[&words[..], &["python3", "-c", SERVE, &at]].concat());
+        let command = run_dir.viaduct(&[&words[..], &["python3", "-c", SERVE, &at]].concat());
         let (mut server, _lines) = greeted(command, port);
         let flows = format!("flows {}\\n", n + 1);
-        assert!(place.status("below").contains(&flows), "{}", place.status("below"));
+        assert!(run_dir.status("below").contains(&flows), "{}", run_dir.status("below"));
         signal(server.id(), "TERM");
         server.wait().unwrap();
     }
@@ -393,25 +397,25 @@ input()
 ";
 
 #[test]
-fn flows_that_share_a_connection_come_to_programs_under_shared_masters() {
-    let place = Place::new();
-    let _below = place.master("below", &[CHAIN]);
-    let _one = place.master("one", &["+mux"]);
-    let _two = place.master("two", &["--master", "below", "+mux"]);
+fn mux_flows_reach_programs_under_shared_masters() {
+    let run_dir = RunDir::new();
+    let _below = run_dir.master("below", &[CHAIN]);
+    let _one = run_dir.master("one", &["+mux"]);
+    let _two = run_dir.master("two", &["--master", "below", "+mux"]);
     for (name, via) in
         [("one", "cgroup"), ("one", "seccomp"), ("two", "seccomp"), ("two", "cgroup")]
     {
         let at = free_port().to_string();
         let words = ["run", "--master", name, "--via", via, "--", "python3", "-c", ECHO, &at];
-        let mut command = place.viaduct(&words);
+        let mut command = run_dir.viaduct(&words);
         let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "up");
-        let mut command = place.viaduct(&["run", "+mux", "--", "python3", "-c", FIVE, &at]);
+        let mut command = run_dir.viaduct(&["run", "+mux", "--", "python3", "-c", FIVE, &at]);
         let mut client = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut said = BufReader::new(client.stdout.take().unwrap()).lines();
         assert_eq!(said.next().unwrap().unwrap(), "01234", "{name} {via}");
-        let status = place.status(name);
+        let status = run_dir.status(name);
         assert!(status.contains("5 flows on one connection"), "{name} {via} {status}");
         drop(client.stdin.take());
         client.wait().unwrap();
@@ -424,17 +428,17 @@ fn flows_that_share_a_connection_come_to_programs_under_shared_masters() {
 /// master in which flows to one destination share a congestion estimate.
 #[test]
 fn figure_4_a_users_handlers_above_a_system_wide_master() {
-    let place = Place::new();
-    let key = place.crypt("site.key");
+    let run_dir = RunDir::new();
+    let key = run_dir.crypt("site.key");
     let chain = ["+migrate", key.as_str()];
-    let _system = place.master("system", &["+congestion"]);
+    let _system = run_dir.master("system", &["+congestion"]);
     let big: Vec<u8> =
         (0..3_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    std::fs::write(place.0.join("big"), &big).unwrap();
+    std::fs::write(run_dir.0.join("big"), &big).unwrap();
     // The far end, with the same chain: socat takes uploads, and a web server serves files.
     let (up, down) = (free_port(), free_port());
-    let directory = place.0.display().to_string();
-    let came = place.0.join("came").display().to_string();
+    let directory = run_dir.0.display().to_string();
+    let came = run_dir.0.join("came").display().to_string();
     let listen = format!("TCP-LISTEN:{up},bind=127.0.0.1,reuseaddr");
     let takes = ["socat", "-u", &listen, &format!("CREATE:{came}")];
     let serves = [
@@ -451,7 +455,7 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
     let serves: Vec<&str> = serves.iter().map(String::as_str).collect();
     let far = |program: &[&str]| {
         let words = [&["run"], &chain[..], &["--"], program].concat();
-        let mut command = place.viaduct(&words);
+        let mut command = run_dir.viaduct(&words);
         Master(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     };
     let servers = [far(&takes), far(&serves)];
@@ -462,14 +466,14 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
     let near = |via: &str, program: &[&str]| {
         let words =
             [&["run", "--master", "system", "--via", via], &chain[..], &["--"], program].concat();
-        place.viaduct(&words).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        run_dir.viaduct(&words).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let file = place.0.join("big").display().to_string();
-    let got = place.0.join("got").display().to_string();
+    let file = run_dir.0.join("big").display().to_string();
+    let got = run_dir.0.join("got").display().to_string();
     let url = format!("http://127.0.0.1:{down}/big");
     let share = |flows: &str| {
-        let there = || place.status("system").contains(&format!("127.0.0.1: {flows} share"));
-        assert!(within(Duration::from_secs(10), there), "{flows}: {}", place.status("system"));
+        let there = || run_dir.status("system").contains(&format!("127.0.0.1: {flows} share"));
+        assert!(within(Duration::from_secs(10), there), "{flows}: {}", run_dir.status("system"));
     };
     // The upload stays open until the slow download has started.
     let to = format!("TCP:127.0.0.1:{up}");

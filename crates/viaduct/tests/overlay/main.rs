@@ -196,7 +196,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn flows_go_by_another_node_while_the_direct_path_is_down_and_directly_when_it_is_not() {
+fn flows_take_another_node_only_while_the_direct_path_is_down() {
     let mut overlay = Overlay::start("ways");
     let to = far_end();
     let route = format!("+route:overlay={}", overlay.socket().display());
@@ -223,7 +223,7 @@ fn flows_go_by_another_node_while_the_direct_path_is_down_and_directly_when_it_i
 }
 
 #[test]
-fn states_are_what_probes_achieve() {
+fn states_follow_the_probes() {
     let mut overlay = Overlay::start("states");
     // Each has the wrong address of the other, so neither's probes arrive.
     overlay.wait_for(0, "degraded: the direct path is down, no answer yet; flows go by c");
@@ -248,7 +248,7 @@ fn states_are_what_probes_achieve() {
 }
 
 #[test]
-fn without_an_overlay_nodes_are_tried_where_the_direct_way_does_not_answer() {
+fn without_an_overlay_configured_nodes_are_tried_after_the_direct_path() {
     let overlay = Overlay::start("nodes");
     overlay.wait_for(2, "  b         directly; ");
     let node = format!("+route:node=127.0.0.1:1+127.0.0.1:{},wait=100ms", overlay.socks);
@@ -263,7 +263,7 @@ fn without_an_overlay_nodes_are_tried_where_the_direct_way_does_not_answer() {
 }
 
 #[test]
-fn a_config_that_is_wrong_is_refused_in_one_line() {
+fn a_wrong_config_is_refused_in_one_line() {
     let dir = std::env::temp_dir().join(format!("viaduct-overlay-config-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
     let made = Command::new(VIADUCT).args(["key", "new", "--out"]).arg(dir.join("k")).output();

@@ -1,18 +1,24 @@
 //! A real proxy on the path between a client and a server, as programs see it.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod accept;
+mod access_log;
 #[path = "../common/mod.rs"]
 mod common;
-mod flood;
-mod logged;
+mod dead_after;
+mod hops;
+mod local_addresses;
 mod names;
 mod options;
-mod own;
 mod passwords;
+mod policy;
+mod relay;
+mod requests;
 mod resets;
 mod rules;
+mod syn_flood;
+mod transparency;
 mod unprivileged;
-mod vanished;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -126,7 +132,7 @@ fn single_bytes_and_a_slow_reader_are_served() {
 }
 
 #[test]
-fn a_server_that_refuses_and_one_that_resets_are_resets_to_the_client() {
+fn refusals_and_resets_are_resets_to_the_client() {
     let world = World::new("delay=5ms");
     let ip = world.addresses()[0];
     let ends_by_reset = |mut client: TcpStream| {
@@ -155,7 +161,7 @@ fn a_server_that_refuses_and_one_that_resets_are_resets_to_the_client() {
 }
 
 #[test]
-fn the_syn_goes_on_before_the_clients_handshake_is_done() {
+fn a_syn_is_forwarded_before_the_clients_handshake_is_complete() {
     const SYN: u8 = 2;
     const ACK: u8 = 16;
     let world = World::new("delay=25ms");
@@ -185,7 +191,7 @@ fn curl(chain: &Chain, options: &str) -> Result<String, String> {
 }
 
 #[test]
-fn clients_that_say_where_to_are_served_in_each_language_and_others_refused() {
+fn clients_are_served_by_each_protocol_if_they_are_allowed() {
     let chain = chain("delay=1ms");
     let web = WebServer::start(chain.server(), 50_000, 1).unwrap();
     // The longest path: a hop that accepts PROXY behind one that accepts SOCKS5 and CONNECT.
@@ -222,7 +228,7 @@ fn echo(client: &mut TcpStream, server: &mut TcpStream) {
 }
 
 #[test]
-fn several_loops_accept_those_whose_syns_they_have_seen_and_are_one_proxy() {
+fn several_workers_accept_the_clients_of_their_own_syns_as_one_proxy() {
     const EACH: u64 = 60;
     let chain = chain("delay=2ms");
     let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--workers", "3"];

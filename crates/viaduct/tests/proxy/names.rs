@@ -1,9 +1,9 @@
-//! Names of hosts as clients spell them.
+//! Host names in requests of clients.
 
 use super::*;
 
 #[test]
-fn each_address_of_a_name_is_tried_and_a_dot_at_its_end_is_no_part_of_it() {
+fn each_address_of_a_name_is_tried_and_a_trailing_dot_is_ignored() {
     let chain = chain("delay=1ms");
     let router = &chain.hops()[0];
     let files = [("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n")];
@@ -25,6 +25,6 @@ fn each_address_of_a_name_is_tried_and_a_dot_at_its_end_is_no_part_of_it() {
         assert_eq!(&head, b"HTTP/1.1 200 ", "{name}");
         let mut got = [0; 5];
         listener.accept().unwrap().0.read_exact(&mut got).unwrap();
-        assert_eq!(&got, b"there", "what it said before went to the address that answers");
+        assert_eq!(&got, b"there", "early data goes to the address that answers");
     }
 }

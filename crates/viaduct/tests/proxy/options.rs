@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_listener_that_takes_nothing_of_what_is_intercepted_is_refused() {
+fn a_listener_that_cannot_accept_intercepted_flows_is_refused() {
     let check = |listen: &str, intercept: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
         command.args(["proxy", "--check", "--listen", listen, "--intercept", intercept]);
@@ -25,7 +25,7 @@ fn a_listener_that_takes_nothing_of_what_is_intercepted_is_refused() {
 }
 
 #[test]
-fn what_only_one_loop_can_do_is_refused_to_several() {
+fn options_of_a_single_worker_are_refused_to_several() {
     let check = |more: &str| {
         let options = "proxy --check --listen 127.0.0.1:7000 --to 127.0.0.1:1 --workers 2";
         let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
@@ -45,7 +45,7 @@ fn what_only_one_loop_can_do_is_refused_to_several() {
 }
 
 #[test]
-fn what_makes_no_sense_or_has_no_effect_is_refused_in_one_line() {
+fn wrong_options_and_those_without_effect_are_refused_in_one_line() {
     const TO: &str = "--listen 127.0.0.1:7000 --to 127.0.0.1:1";
     const PATH: &str = "--listen [::]:7000 --intercept 10.2.0.0/16";
     const ASKED: &str = "--listen [::]:7000 --allow-from ::/0 --allow-to ::/0 --expect";
@@ -139,7 +139,7 @@ fn a_start_that_fails_leaves_nothing_behind() {
 }
 
 #[test]
-fn there_are_no_more_flows_than_descriptors_for_them() {
+fn the_limit_of_flows_fits_the_limit_of_descriptors() {
     let mut command = Command::new("sh");
     let script = "ulimit -n 64; exec \"$0\" proxy --check --listen [::]:7000 --to 127.0.0.1:1";
     let output = command.args(["-c", script, env!("CARGO_BIN_EXE_viaduct")]).output().unwrap();
@@ -148,7 +148,7 @@ fn there_are_no_more_flows_than_descriptors_for_them() {
 }
 
 #[test]
-fn a_tunnel_with_a_congestion_control_that_is_not_there_is_refused() {
+fn an_unknown_congestion_control_of_a_tunnel_is_refused() {
     let scratch = Scratch::new().unwrap();
     let key = scratch.write("key", SecretKey::from_bytes([1; 32]).to_text()).unwrap();
     let peer = SecretKey::from_bytes([2; 32]).public();
@@ -171,7 +171,7 @@ fn a_tunnel_with_a_congestion_control_that_is_not_there_is_refused() {
 }
 
 #[test]
-fn a_check_says_what_is_intercepted_and_warns_of_what_has_no_effect() {
+fn a_check_lists_what_is_intercepted_and_warns_of_options_without_effect() {
     let scratch = Scratch::new().unwrap();
     let config = "[proxy]\nlisten = '[::]:7000'\nintercept = ['10.2.0.0/16']\n\
                   ports = ['80', '8000-8002']\nkeep-client = true\nhandler = 'shape:out=2M'\n\

@@ -24,7 +24,7 @@ fn logged(scratch: &Scratch, lines: usize) -> Vec<Value> {
 }
 
 #[test]
-fn curl_finds_out_how_to_authenticate_and_does_so_on_the_same_connection() {
+fn curl_learns_the_authentication_method_and_uses_it_on_the_same_connection() {
     let chain = chain("delay=1ms");
     let _web = WebServer::start(chain.server(), 5_000, 1).unwrap();
     let scratch = Scratch::new().unwrap();

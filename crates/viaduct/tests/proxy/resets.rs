@@ -19,7 +19,7 @@ fn takes(mut living: TcpStream, dying: TcpStream) -> Duration {
 }
 
 #[test]
-fn a_reset_goes_on_at_once_whatever_its_end_had_still_to_take() {
+fn a_reset_is_forwarded_without_waiting_for_unread_data() {
     for more in [&[][..], &["--handler", "latency:delay=1ms"]] {
         let chain = chain("delay=1ms");
         let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0"];
@@ -48,7 +48,7 @@ fn before_reset(mut stream: TcpStream) -> usize {
     let (mut bytes, mut buffer) = (0, [0; 4096]);
     loop {
         match stream.read(&mut buffer) {
-            Ok(0) => panic!("an end after {bytes} bytes, which nobody has meant"),
+            Ok(0) => panic!("an end after {bytes} bytes instead of a reset"),
             Ok(read) => bytes += read,
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::ConnectionReset, "after {bytes} bytes");
@@ -59,7 +59,7 @@ fn before_reset(mut stream: TcpStream) -> usize {
 }
 
 #[test]
-fn what_an_end_says_before_it_resets_at_once_is_heard() {
+fn data_before_an_immediate_reset_arrives() {
     const FLOWS: usize = 60;
     let ways: [&[&str]; 4] = [
         &["--listen", "[::]:7000", "--intercept", "0.0.0.0/0"],

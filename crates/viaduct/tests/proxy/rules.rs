@@ -6,7 +6,7 @@ use viaduct_sys::process::Process;
 use super::*;
 
 #[test]
-fn a_proxy_that_is_killed_is_passed_by_and_its_next_start_splits_again() {
+fn connections_bypass_a_killed_proxy_until_its_next_start() {
     let mut world = World::new("delay=1ms");
     let ip = world.addresses()[0];
     let listener = world.listen(ip);
@@ -19,7 +19,7 @@ fn a_proxy_that_is_killed_is_passed_by_and_its_next_start_splits_again() {
     let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
     world.proxy.process().wait().unwrap();
-    assert_eq!(peer(&world), client, "what would be split goes by");
+    assert_eq!(peer(&world), client, "connections bypass the killed proxy");
     let before = world.hop().run("nft", &["list", "ruleset"]).unwrap();
     assert!(before.contains("tproxy"), "{before}");
     let mut again = Proxy::on_path(world.hop()).unwrap();
@@ -33,7 +33,7 @@ fn a_proxy_that_is_killed_is_passed_by_and_its_next_start_splits_again() {
 }
 
 #[test]
-fn a_port_is_one_proxys_and_so_is_what_it_changes() {
+fn a_port_and_its_rules_belong_to_one_proxy() {
     let mut world = World::new("delay=1ms");
     let ip = world.addresses()[0];
     let client: IpAddr = world.chain.client().v4().into();
@@ -90,7 +90,7 @@ fn connect_from(chain: &Chain, port: u16, to: SocketAddr) -> TcpStream {
 }
 
 #[test]
-fn connections_of_before_pass_on_though_their_port_goes_elsewhere_too() {
+fn existing_connections_bypass_a_new_proxy_even_if_their_port_is_reused() {
     let chain = chain("delay=1ms");
     for ip in chain.server().addresses().collect::<Vec<_>>() {
         let listen = |port| TcpListener::bind(SocketAddr::new(ip, port)).unwrap();
@@ -107,7 +107,7 @@ fn connections_of_before_pass_on_though_their_port_goes_elsewhere_too() {
 }
 
 #[test]
-fn a_name_is_one_services_in_its_directory() {
+fn the_name_of_a_service_is_unique_in_its_directory() {
     let world = World::new("delay=1ms");
     let directory = world.proxy.directory().display().to_string();
     let another = ["--listen", "[::]:7001", "--to", "10.2.0.2:1", "--run-dir", &directory];
@@ -119,7 +119,7 @@ fn a_name_is_one_services_in_its_directory() {
 }
 
 #[test]
-fn who_connects_to_the_listener_itself_is_refused_at_once() {
+fn connections_to_the_listener_itself_are_refused_at_once() {
     let chain = chain("delay=1ms");
     let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--keep-client"];
     let world = World { proxy: Proxy::start(&chain.hops()[0], &path).unwrap(), chain };
@@ -145,7 +145,7 @@ pub(super) fn status(proxy: &Proxy) -> Value {
 }
 
 #[test]
-fn what_a_killed_proxy_left_is_put_back_by_the_next_of_its_name_whatever_that_does() {
+fn changes_of_a_killed_proxy_are_reverted_by_the_next_of_its_name() {
     let mut world = World::new("delay=1ms");
     let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
@@ -171,7 +171,7 @@ fn eventually(what: &str, done: impl Fn() -> bool) {
 }
 
 #[test]
-fn rules_that_somebody_takes_away_are_put_back() {
+fn removed_rules_are_restored() {
     let world = World::new("delay=1ms");
     for (n, taken) in
         ["nft flush ruleset", "ip rule del priority 118", "ip -6 rule del priority 118"]
@@ -193,27 +193,27 @@ fn rules_that_somebody_takes_away_are_put_back() {
 }
 
 #[test]
-fn no_syn_goes_on_early_while_rules_cannot_be_put_back() {
+fn no_syn_is_forwarded_early_while_rules_are_missing() {
     let world = World::new("delay=1ms");
     let ip = world.addresses()[0];
     let listener = world.listen(ip);
     // No other process may change the table while its owner exists.
-    let robber = || {
+    let intruder = || {
         let mut command = Command::new("nft");
         command.arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
     };
-    let mut robber = world.hop().netns().enter(robber).unwrap();
-    let mut orders = robber.stdin.take().unwrap();
-    writeln!(orders, "flush ruleset; add table inet viaduct_proxy_7000 {{ flags owner; }}")
+    let mut intruder = world.hop().netns().enter(intruder).unwrap();
+    let mut commands = intruder.stdin.take().unwrap();
+    writeln!(commands, "flush ruleset; add table inet viaduct_proxy_7000 {{ flags owner; }}")
         .unwrap();
     eventually("missed", || status(&world.proxy)["missing"] == true);
     let client = world.connect(ip).unwrap();
-    assert_eq!(listener.accept().unwrap().1, client.local_addr().unwrap(), "it passes by");
+    assert_eq!(listener.accept().unwrap().1, client.local_addr().unwrap(), "it bypasses the proxy");
     listener.set_nonblocking(true).unwrap();
     thread::sleep(Duration::from_millis(300));
     assert!(listener.accept().is_err(), "and its SYN went out once");
-    drop(orders);
-    robber.wait().unwrap();
+    drop(commands);
+    intruder.wait().unwrap();
     eventually("put back", || status(&world.proxy)["restored"] == 1);
     listener.set_nonblocking(false).unwrap();
     let client = world.connect(ip).unwrap();
@@ -247,7 +247,7 @@ fn left(chain: &Chain, run_dir: &Scratch) -> String {
 }
 
 #[test]
-fn a_signal_while_it_starts_ends_it_and_leaves_nothing() {
+fn a_signal_during_startup_ends_a_proxy_and_leaves_nothing() {
     let chain = chain("delay=1ms");
     let run_dir = Scratch::new().unwrap();
     let directory = run_dir.path().display().to_string();
@@ -263,7 +263,7 @@ fn a_signal_while_it_starts_ends_it_and_leaves_nothing() {
 }
 
 #[test]
-fn a_kill_while_it_starts_is_made_good_by_a_start_at_once() {
+fn a_start_repairs_what_a_kill_during_startup_left() {
     let chain = chain("delay=1ms");
     let run_dir = Scratch::new().unwrap();
     let directory = run_dir.path().display().to_string();
@@ -285,7 +285,7 @@ fn a_kill_while_it_starts_is_made_good_by_a_start_at_once() {
 }
 
 #[test]
-fn new_connections_pass_by_as_soon_as_a_proxy_is_asked_to_end() {
+fn new_connections_bypass_a_stopping_proxy() {
     for more in [&[][..], &["--on-demand"], &["--accept", "after-connect"]] {
         let chain = chain("delay=5ms");
         let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0"];
@@ -308,7 +308,7 @@ fn new_connections_pass_by_as_soon_as_a_proxy_is_asked_to_end() {
             by += usize::from(listener.accept().unwrap().1.ip() == client);
             thread::sleep(Duration::from_millis(10));
         }
-        assert!(by > 10, "{more:?}: {by} have passed by");
+        assert!(by > 10, "{more:?}: {by} have bypassed it");
         echo(&mut flow, &mut server);
         drop((flow, server));
         world.proxy.process().wait().unwrap();
@@ -316,7 +316,7 @@ fn new_connections_pass_by_as_soon_as_a_proxy_is_asked_to_end() {
 }
 
 #[test]
-fn a_held_syn_that_nobody_answers_does_not_hold_up_the_end() {
+fn an_unanswered_held_syn_does_not_delay_the_end() {
     let chain = chain("delay=1ms");
     let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0", "--accept", "after-connect"];
     let mut proxy = Proxy::start(&chain.hops()[0], &path).unwrap();

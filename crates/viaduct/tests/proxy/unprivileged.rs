@@ -9,7 +9,7 @@ use std::thread;
 use crate::common::{Nobody, free_port, there_and_back};
 
 #[test]
-fn without_privilege_flows_are_forwarded_late_and_the_log_says_so() {
+fn without_privilege_flows_are_forwarded_late_with_a_warning() {
     let nobody = Nobody::new("late");
     std::fs::create_dir(nobody.at("user")).unwrap();
     nobody.give(&nobody.at("user"));

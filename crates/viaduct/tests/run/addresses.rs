@@ -29,7 +29,7 @@ fn connect(options: &[&str], own: &str, to: &str, port: u16) -> (String, String)
 }
 
 #[test]
-fn no_address_in_particular_is_this_host() {
+fn the_unspecified_address_is_this_host() {
     let v4 = far_end("127.0.0.1:0").port();
     let v6 = far_end("[::1]:0").port();
     for via in VIAS {
@@ -80,7 +80,7 @@ fn the_far_end_sees_the_port_that_a_program_has_bound() {
 }
 
 #[test]
-fn a_bound_port_is_shared_as_the_program_says_and_can_be_had_again() {
+fn a_bound_port_keeps_so_reuseaddr_and_can_be_bound_again() {
     let program = "
 import socket, sys
 to = ('127.0.0.1', int(sys.argv[1]))
@@ -105,7 +105,7 @@ for _ in range(2): connect(int(sys.argv[2]), 1)
 }
 
 #[test]
-fn an_address_that_is_too_long_is_none() {
+fn an_address_that_is_too_long_is_invalid() {
     let port = far_end("127.0.0.1:0").port();
     let program = format!(
         "

@@ -1,5 +1,6 @@
-/* A program that knows of its handlers: it speaks with the address of its arguments, asks the handler of its
- * second by a control call, and prints what that has answered; with a fourth, events until it has migrated. */
+/* A program that queries its handlers: it connects to the port of its first argument, sends the
+ * control call of the third to the handler of the second, and prints the answer; with a fourth,
+ * events until the flow has migrated. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <poll.h>

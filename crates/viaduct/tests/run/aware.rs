@@ -29,14 +29,14 @@ fn port_of(at: SocketAddr) -> String {
 }
 
 #[test]
-fn a_program_that_is_not_wrapped_loses_nothing_by_asking() {
+fn queries_of_a_program_that_is_not_wrapped_have_no_effect() {
     let port = port_of(far_end("127.0.0.1:0"));
     let output = Command::new(program()).args([&port, "count", "?"]).output().unwrap();
     assert_eq!(text(&output.stdout), "wrapped 0 watched 0\nanswer 0\n", "{output:?}");
 }
 
 #[test]
-fn a_program_asks_its_handlers() {
+fn a_program_queries_its_handlers() {
     let port = port_of(far_end("127.0.0.1:0"));
     let program = program().to_str().unwrap();
     // A chain that processes the bytes, one that only counts them, and one that is offloaded.
@@ -49,7 +49,7 @@ fn a_program_asks_its_handlers() {
             assert_eq!(said.contains("flows 1\nwritten 6\n"), !offloaded, "{words:?}: {said}");
             assert!(said.starts_with("wrapped 1"), "{words:?}: {said}");
         }
-        let words = [CHAIN, "--via", via, "--", program, &port, "nobody", "?"];
+        let words = [CHAIN, "--via", via, "--", program, &port, "unknown", "?"];
         assert!(text(&output(&words).stdout).contains("answer 0\n"), "{via}");
     }
 }
@@ -74,7 +74,7 @@ while True:
 }
 
 #[test]
-fn a_program_is_told_what_its_handlers_do_and_is_stopped_meanwhile_where_it_asks_for_that() {
+fn a_program_gets_events_of_its_handlers_and_is_frozen_if_configured() {
     let (mut server, port) = migrating_server();
     let program = program().to_str().unwrap();
     for chain in ["+migrate", "+migrate:freeze=true"] {
@@ -91,12 +91,12 @@ fn a_program_is_told_what_its_handlers_do_and_is_stopped_meanwhile_where_it_asks
 }
 
 /// The program in Rust, as a test that this test runs.
-const ITSELF: &str = "aware::it_is_a_program_that_asks_if_it_is_told_whom";
-const WHOM: &str = "VIADUCT_TEST_ASK";
+const PROGRAM_IN_RUST: &str = "aware::the_program_in_rust";
+const PORT_VARIABLE: &str = "VIADUCT_TEST_PORT";
 
 #[test]
-fn it_is_a_program_that_asks_if_it_is_told_whom() {
-    let Ok(port) = env::var(WHOM) else { return };
+fn the_program_in_rust() {
+    let Ok(port) = env::var(PORT_VARIABLE) else { return };
     let mut stream = TcpStream::connect(("127.0.0.1", port.parse().unwrap())).unwrap();
     stream.write_all(b"hello\n").unwrap();
     assert!(stream.read(&mut [0; 100]).unwrap() > 0);
@@ -104,20 +104,22 @@ fn it_is_a_program_that_asks_if_it_is_told_whom() {
     let mut events = viaduct_aware::watch(&stream).unwrap().expect("it has handlers");
     let answer = viaduct_aware::control(&stream, "count", b"").unwrap().expect("it is counted");
     assert!(answer.starts_with(b"flows 1\nwritten 6\n"), "{answer:?}");
-    assert_eq!(viaduct_aware::control(&stream, "nobody", b"").unwrap(), None);
+    assert_eq!(viaduct_aware::control(&stream, "unknown", b"").unwrap(), None);
     let reader = thread::spawn(move || events.next().unwrap());
     drop(stream);
     assert_eq!(reader.join().unwrap(), None, "the flow is over");
 }
 
 #[test]
-fn a_program_in_rust_asks_alike() {
+fn a_program_in_rust_queries_its_handlers() {
     let port = port_of(far_end("127.0.0.1:0"));
     let itself = env::current_exe().unwrap();
     for via in ["cgroup", "seccomp", "preload"] {
         let mut command = Command::new("timeout");
         command.args(["20", VIADUCT, "run", CHAIN, "+count", "--via", via, "--"]).arg(&itself);
-        command.args([OsStr::new("--exact"), OsStr::new(ITSELF)]).env(WHOM, &port);
+        command
+            .args([OsStr::new("--exact"), OsStr::new(PROGRAM_IN_RUST)])
+            .env(PORT_VARIABLE, &port);
         let output = command.output().unwrap();
         assert!(output.status.success(), "{via}: {}", text(&output.stdout));
         assert!(text(&output.stdout).contains("1 passed"), "{via}: {output:?}");

@@ -18,11 +18,11 @@ print(len(kept), resource.getrlimit(resource.RLIMIT_NOFILE), *sorted(why))
 ";
 
 #[test]
-fn a_programs_limit_of_descriptors_limits_neither_its_flows_nor_changes() {
+fn a_programs_limit_of_descriptors_does_not_limit_its_flows() {
     // In a container root may lack CAP_SYS_RESOURCE.
     let raise = Command::new("sh").args(["-c", "ulimit -n 64; ulimit -n 128"]).status().unwrap();
     if !raise.success() {
-        return eprintln!("nobody may raise limits here");
+        return eprintln!("skipped: limits cannot be raised here");
     }
     let far = far_end("127.0.0.1:0").to_string();
     for via in ["cgroup", "seccomp", "preload"] {
@@ -36,7 +36,7 @@ fn a_programs_limit_of_descriptors_limits_neither_its_flows_nor_changes() {
 }
 
 #[test]
-fn a_run_that_may_open_no_more_says_so_to_program_and_user() {
+fn a_run_without_descriptors_reports_that_to_program_and_user() {
     let (nobody, far) = (Nobody::new("few"), far_end("127.0.0.1:0").to_string());
     for via in ["seccomp", "preload"] {
         let mut command = nobody.command("timeout");

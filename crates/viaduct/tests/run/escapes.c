@@ -1,4 +1,4 @@
-/* Ways around a run that a program could try. Each says what came of it on standard output. */
+/* Attempts to bypass a run. Each prints its result. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>

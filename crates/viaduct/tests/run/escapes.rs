@@ -1,4 +1,4 @@
-//! Ways around a run: other numbers of the same calls, addresses without a family, a second
+//! Attempts to bypass a run: other numbers of the same calls, addresses without a family, a second
 //! thread, and daemons that act for programs.
 
 use std::net::{TcpListener, UdpSocket};
@@ -55,7 +55,7 @@ fn missing_abis() -> &'static [String] {
 }
 
 #[test]
-fn families_that_are_refused_are_refused_by_every_number_of_the_call() {
+fn refused_families_are_refused_by_every_call_number() {
     // Packet sockets, and those of virtual machines (vsock).
     for kind in [["17", "3", "0"], ["40", "1", "0"]] {
         for via in VIAS {
@@ -68,7 +68,7 @@ fn families_that_are_refused_are_refused_by_every_number_of_the_call() {
 }
 
 #[test]
-fn a_socket_of_datagrams_that_are_carried_cannot_be_had_by_another_number() {
+fn datagram_sockets_are_refused_by_other_call_numbers() {
     for via in ["seccomp", "preload"] {
         let words = ["machines", "2", "2", "0"];
         let outcomes = said(&["+latency:delay=1ms", "--via", via], &words);
@@ -79,9 +79,9 @@ fn a_socket_of_datagrams_that_are_carried_cannot_be_had_by_another_number() {
 }
 
 #[test]
-fn other_programs_of_the_machine_have_their_local_sockets() {
-    // As a C library opens them. By cgroup, a program that uses `socketcall` is told to use
-    // `socket` (ENOSYS).
+fn unix_sockets_are_allowed_by_other_call_numbers() {
+    // As a C library opens them. By cgroup, a program that uses `socketcall` gets ENOSYS and
+    // uses `socket`.
     for via in VIAS {
         let outcomes = said(&["+count", "--via", via, "--strict"], &["machines", "1", "1", "0"]);
         for (way, result) in outcomes {
@@ -107,7 +107,7 @@ fn a_datagram_without_a_family_is_refused_like_any_other() {
 }
 
 #[test]
-fn what_may_go_direct_arrives_as_it_was_sent() {
+fn excepted_datagrams_arrive_unaltered() {
     let far = UdpSocket::bind("127.0.0.1:0").unwrap();
     far.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let port = far.local_addr().unwrap().port().to_string();
@@ -136,7 +136,7 @@ fn can_confine() -> bool {
 }
 
 #[test]
-fn a_second_thread_cannot_change_what_was_judged() {
+fn a_second_thread_cannot_change_a_checked_address() {
     if !can_confine() {
         eprintln!("skipped: this kernel cannot keep a program from connecting");
         return;
@@ -145,16 +145,16 @@ fn a_second_thread_cannot_change_what_was_judged() {
     far.set_nonblocking(true).unwrap();
     let port = far.local_addr().unwrap().port().to_string();
     for via in ["seccomp", "preload"] {
-        // The proxy does not exist: a connection that arrives has gone around it.
+        // The proxy does not exist: a connection that arrives has bypassed it.
         let options = ["+socks:via=127.0.0.1:1", "--via", via, "--strict"];
         let output = output(&[&options[..], &["--", program(), "race", &port, "4000"]].concat());
         assert_eq!(text(&output.stdout), "raced\n", "{output:?}");
-        assert!(far.accept().is_err(), "by {via} a connection has gone around the chain");
+        assert!(far.accept().is_err(), "by {via} a connection has bypassed the chain");
     }
 }
 
 #[test]
-fn a_connect_that_is_excepted_goes_direct_where_programs_may_not_connect_themselves() {
+fn an_excepted_connect_goes_direct_in_strict_mode() {
     let far = super::far_end("127.0.0.1:0").to_string();
     let except = format!("tcp:{far}");
     for via in ["seccomp", "preload"] {
@@ -166,7 +166,7 @@ fn a_connect_that_is_excepted_goes_direct_where_programs_may_not_connect_themsel
 }
 
 #[test]
-fn daemons_that_act_for_programs_are_not_there() {
+fn sockets_of_daemons_that_act_for_programs_are_refused() {
     // In a mount namespace with a /run of its own.
     let script = r#"
 import os, socket, subprocess, sys

@@ -20,7 +20,7 @@ fn full() -> (TcpListener, Vec<TcpStream>, SocketAddr) {
 }
 
 #[test]
-fn a_handler_is_called_while_a_connect_waits() {
+fn a_signal_handler_runs_during_a_pending_connect() {
     let (_listener, _first, at) = full();
     let program = "
 import signal, socket, sys
@@ -40,7 +40,7 @@ socket.socket().connect(('127.0.0.1', int(sys.argv[1])))
 }
 
 #[test]
-fn a_connect_that_signals_come_in_between_comes_about() {
+fn signals_do_not_break_a_pending_connect() {
     let program = "
 import signal, socket, sys
 signal.signal(signal.SIGALRM, lambda *_: None)
@@ -69,7 +69,7 @@ print('there', s.getpeername()[1], flush=True)
 }
 
 #[test]
-fn a_send_that_blocks_heeds_its_time_limit_and_signals() {
+fn a_blocking_send_obeys_its_timeout_and_signals() {
     // Datagrams to a neighbour that does not answer are queued for 3 s, and take room that
     // long. Under these rules sends with an address are judged, and made by the master.
     let program = "

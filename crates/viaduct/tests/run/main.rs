@@ -2,23 +2,24 @@
 //! handlers.
 #![allow(clippy::unwrap_used)] // a test may panic
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod addresses;
 mod aware;
+mod before_reset;
+#[path = "../common/mod.rs"]
+mod common;
+mod dead_after;
 mod descriptors;
 mod escapes;
+mod inherited;
 mod interrupted;
-mod last_words;
-mod moved;
+mod migrate;
 mod mux;
+mod negotiate;
 mod nested;
+mod other_users;
+mod rejected;
+mod semantics;
 mod sockets;
-mod started;
-mod strangers;
-mod turned_away;
-mod vanished;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -81,7 +82,7 @@ print(peer, own, s.makefile().read())
 ";
 
 #[test]
-fn it_ends_as_the_program_does() {
+fn the_exit_status_is_the_programs() {
     let code = |words: &[&str]| output(words).status.code();
     assert_eq!(code(&["--", "sh", "-c", "exit 7"]), Some(7));
     assert_eq!(code(&["--", "true"]), Some(0));
@@ -108,7 +109,7 @@ fn it_ends_as_the_program_does() {
 }
 
 #[test]
-fn streams_and_signals_are_the_programs() {
+fn standard_streams_and_signals_are_the_programs() {
     let mut child = Command::new(VIADUCT)
         .args([
             "run",
@@ -133,7 +134,7 @@ fn streams_and_signals_are_the_programs() {
 }
 
 #[test]
-fn it_stops_and_goes_on_with_the_program() {
+fn a_run_stops_and_continues_with_its_program() {
     let mut command = Command::new(VIADUCT);
     command.args(["run", "--", "sh", "-c", "kill -STOP $$; exit 5"]).process_group(0);
     let mut child = command.spawn().unwrap();
@@ -145,7 +146,7 @@ fn it_stops_and_goes_on_with_the_program() {
 }
 
 #[test]
-fn names_are_those_that_the_far_end_sees() {
+fn socket_addresses_are_those_that_the_far_end_sees() {
     for at in ["127.0.0.1:0", "[::1]:0"] {
         let to = far_end(at);
         let output = output(&[CHAIN, "--", "python3", "-c", TELL, &to.to_string()]);
@@ -158,7 +159,7 @@ fn names_are_those_that_the_far_end_sees() {
 }
 
 #[test]
-fn a_far_end_that_is_not_there_is_told_as_it_would_be() {
+fn connect_errors_are_the_kernels() {
     let closed = SocketAddr::from(([127, 0, 0, 1], free_port()));
     for (to, errno) in [(closed.to_string(), "ECONNREFUSED"), ("[100::1]:9".into(), "unreachable")]
     {
@@ -183,7 +184,7 @@ print('unreachable' if e in (errno.ENETUNREACH, errno.EHOSTUNREACH) else errno.e
 }
 
 #[test]
-fn rules_say_what_passes_and_the_report_tells() {
+fn rules_select_flows_and_the_report_counts_them() {
     let to = far_end("127.0.0.1:0").to_string();
     let report = |options: &[&str]| {
         let program = ["--report", "--", "python3", "-c", TELL, &to];
@@ -211,7 +212,7 @@ fn rules_say_what_passes_and_the_report_tells() {
 }
 
 #[test]
-fn a_chain_that_the_kernel_can_do_leaves_the_program_its_socket() {
+fn an_offloaded_chain_leaves_the_program_its_socket() {
     let to = far_end("127.0.0.1:0").to_string();
     let said = output(&["+count", "--report", "--", "python3", "-c", TELL, &to]);
     assert!(said.status.success());
@@ -220,7 +221,7 @@ fn a_chain_that_the_kernel_can_do_leaves_the_program_its_socket() {
 }
 
 #[test]
-fn a_flow_that_the_kernel_serves_is_reported_also_if_it_ends_after_its_program() {
+fn an_offloaded_flow_that_outlives_its_program_is_reported() {
     // The far end reads nothing: data is still in flight when the program has ended, as over a
     // long path.
     let far = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -242,7 +243,7 @@ except BlockingIOError: pass
 }
 
 #[test]
-fn a_server_and_a_client_under_crypt_understand_each_other_and_nobody_else_does() {
+fn crypt_admits_only_clients_with_the_key() {
     let keys = std::env::temp_dir().join(format!("viaduct-run-{}", std::process::id()));
     std::fs::create_dir_all(&keys).unwrap();
     let key = |name: &str| {
@@ -290,7 +291,7 @@ s.sendall(b'secret'); print(s.getsockname()[1], s.makefile().read())
     assert!(!matches!(plain.read(&mut [0; 64]), Ok(1..)));
     signal(&server, "TERM");
     server.wait().unwrap();
-    assert!(lines.next().is_none(), "the program has seen nobody else");
+    assert!(lines.next().is_none(), "no other connection has reached the program");
     std::fs::remove_dir_all(&keys).unwrap();
 }
 
@@ -313,7 +314,7 @@ except ConnectionResetError: print('reset')
 }
 
 #[test]
-fn signals_are_the_programs_when_the_master_is_killed_too() {
+fn signals_reach_the_program_after_its_master_is_killed() {
     let program = "trap 'echo got it; exit 3' TERM; sleep 0.3; kill -KILL $PPID; echo ready; \
         while :; do sleep 0.1; done";
     let mut command = run(&[CHAIN, "--", "sh", "-c", program]);

@@ -105,7 +105,7 @@ fn flows_of_a_program_share_a_connection_and_are_whole() {
 }
 
 #[test]
-fn who_does_not_speak_it_is_turned_away_and_so_is_a_client_of_nobody() {
+fn mux_rejects_plain_clients_and_fails_without_a_server() {
     let (mut server, at) = server(&["+mux"]);
     let plain = "
 import socket, sys

@@ -16,7 +16,7 @@ fn above(outer: &[&str], inner: &[&str]) -> std::process::Output {
 }
 
 #[test]
-fn a_run_above_a_run_by_cgroup_passes_both() {
+fn flows_of_nested_runs_pass_both_chains() {
     for via in ["cgroup", "seccomp", "preload"] {
         let output = above(&[], &["--via", via]);
         assert!(text(&output.stdout).contains("hello"), "{output:?}");
@@ -39,7 +39,7 @@ c.sendall(b'%d\\n' % at[1]); c.close()
 ";
 
 #[test]
-fn who_comes_to_a_program_under_two_runs_passes_both() {
+fn inbound_connections_of_nested_runs_pass_both_chains() {
     // An inner run by cgroup hides its programs from an outer run by cgroup, unless that is strict.
     for (outer, via, passes) in [
         (&[CHAIN][..], "cgroup", 1),
@@ -73,7 +73,7 @@ except TimeoutError: pass
 ";
 
 #[test]
-fn who_comes_and_says_nothing_is_turned_away_in_time() {
+fn silent_inbound_connections_are_reset_after_the_arrival_wait() {
     for via in ["cgroup", "seccomp"] {
         let words = ["+migrate", "--via", via, "--arrival-wait", "1s", "--report"];
         let mut command = run(&[&words[..], &["--", "python3", "-c", PATIENT]].concat());
@@ -89,12 +89,12 @@ fn who_comes_and_says_nothing_is_turned_away_in_time() {
         assert!((900..2_500).contains(&took.as_millis()), "{via}: {took:?}");
         let report = text(&server.wait_with_output().unwrap().stderr);
         assert!(report.contains("1 came to the program and were turned away"), "{via}: {report}");
-        assert!(lines.next().is_none(), "the program has seen somebody");
+        assert!(lines.next().is_none(), "a connection has reached the program");
     }
 }
 
 #[test]
-fn a_run_above_one_that_would_not_see_it_says_why_it_cannot() {
+fn an_inner_run_that_the_outer_cannot_capture_is_refused() {
     let output = above(&["--strict"], &["--via", "cgroup"]);
     assert_eq!(output.status.code(), Some(125), "{output:?}");
     assert!(text(&output.stderr).contains("lets nothing go around it"), "{output:?}");

@@ -33,7 +33,7 @@ fn expect(options: &[&str], expected: &[(&str, &str)]) {
 }
 
 #[test]
-fn raw_sockets_and_other_protocols_are_refused_where_all_must_pass() {
+fn strict_refuses_raw_sockets_and_other_protocols() {
     for via in ["cgroup", "seccomp", "preload"] {
         let options = ["--via", via, "--strict"];
         // ICMP, all protocols and TCP by raw sockets; ICMPv6; unprivileged ping; SCTP; packet
@@ -50,7 +50,7 @@ fn raw_sockets_and_other_protocols_are_refused_where_all_must_pass() {
 }
 
 #[test]
-fn without_strict_they_are_left_alone() {
+fn without_strict_raw_sockets_are_allowed() {
     for via in ["cgroup", "seccomp", "preload"] {
         expect(&["--via", via], &[("2,3,1", "opened"), ("2,2,0", "opened")]);
     }
@@ -58,7 +58,7 @@ fn without_strict_they_are_left_alone() {
 }
 
 #[test]
-fn programs_that_ask_for_mptcp_hear_that_there_is_none() {
+fn mptcp_sockets_are_refused() {
     for via in ["cgroup", "seccomp", "preload"] {
         let options = ["--via", via];
         expect(&options, &[("2,1,262", EPROTONOSUPPORT), ("10,1,262", EPROTONOSUPPORT)]);
@@ -89,7 +89,7 @@ print('there')
 ";
 
 #[test]
-fn who_enters_another_network_is_refused_and_listens_for_itself() {
+fn a_program_in_another_network_namespace_is_refused() {
     let at = far_end("127.0.0.1:0").to_string();
     // The preload library sends its request from the new namespace, where the master does not
     // listen.

@@ -1,336 +1,287 @@
-//! A client behind a router that translates addresses and is strict about TCP's windows:
-//!
-//! ```text
-//!   client eth0 ════════ west router east ════════ eth0 server
-//!      10.1.0.2     10.1.0.1   10.2.0.1     10.2.0.2 (and 10.2.0.3)
-//!       fd01::2     fd01::1    fd02::1      fd02::2
-//!
-//!   the router   drops and counts what conntrack calls INVALID, counts resets,
-//!                lets in only packets that were asked for, and masquerades what leaves east
-//! ```
+//! A file server behind a lossy link, and a client in a namespace of its own.
 
-use std::net::{IpAddr, SocketAddr};
+use std::collections::HashMap;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use viaduct::trickles::{
-    ClientPort, ClientSettings, Flow, PortEvent, PortStats, ServerPort, ServerSettings,
-};
-use viaduct_lab::topology::{Journal, Node};
+use viaduct::trickles::{ClientSettings, Connector, ConnectorEvent, Flow};
+use viaduct_lab::emulator::EmulatorConfig;
+use viaduct_lab::topology::{Dumbbell, DumbbellSpec, Journal, Wan};
 use viaduct_proto::trickles::packet::{Format, FormatChoice};
-use viaduct_sys::netns::Netns;
+use viaduct_proto::trickles::standard::MAIN;
+use viaduct_proto::trickles::stream::{Config, State};
 use viaduct_sys::poll::{Waker, wait};
+use viaduct_sys::process::Process;
 
-pub(crate) const PORT: u16 = 8080;
-pub(crate) const SERVERS: [&str; 2] = ["10.2.0.2", "fd02::2"];
-/// Addresses of the router, as the server sees them.
-pub(crate) const ROUTER: [&str; 2] = ["10.2.0.1", "fd02::1"];
-
-const RULES: &str = "
-    table inet fw {
-        counter invalid {}
-        counter resets {}
-        counter marked {}
-        chain seen {
-            type filter hook prerouting priority mangle; policy accept;
-            tcp flags rst counter name resets
-            tcp option @253,16,16 0x5674 counter name marked
-            ct state invalid counter name invalid drop
-        }
-        chain forward {
-            type filter hook forward priority filter; policy drop;
-            ct state established,related accept
-            iifname west ct state new accept
-        }
-        chain leaving {
-            type nat hook postrouting priority srcnat;
-            oifname east masquerade
-        }
-    }";
+/// An address of both servers.
+pub(crate) const SHARED: Ipv4Addr = Ipv4Addr::new(10, 2, 200, 1);
 
 pub(crate) struct World {
-    pub(crate) client: Node,
-    pub(crate) router: Node,
-    pub(crate) server: Node,
-    pub(crate) run_dir: PathBuf,
+    pub(crate) net: Dumbbell,
+    pub(crate) dir: PathBuf,
 }
 
 impl World {
     /// `None`, with a message, if no namespaces can be created.
-    pub(crate) fn new(test: &str) -> Option<World> {
+    pub(crate) fn new(test: &str, link: &str) -> Option<World> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: packets of our own take root");
             return None;
         }
-        let node = |name: &str| Node::new(name, &Journal::new()).unwrap();
-        let [client, router, server] = ["client", "router", "server"].map(node);
-        let pid = std::process::id();
-        let run_dir = std::env::temp_dir().join(format!("viaduct-trickles-{test}-{pid}"));
-        std::fs::create_dir_all(&run_dir).unwrap();
-        let (to_client, to_server) = (client.netns().path(), server.netns().path());
-        sh(
-            &router,
-            &format!(
-                "ip link add west type veth peer name eth0 netns {to_client}
-                 ip link add east type veth peer name eth0 netns {to_server}
-                 ip addr add 10.1.0.1/24 dev west; ip addr add fd01::1/64 dev west nodad
-                 ip addr add 10.2.0.1/24 dev east; ip addr add fd02::1/64 dev east nodad
-                 ip link set west up; ip link set east up
-                 echo 1 > /proc/sys/net/ipv4/ip_forward
-                 echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
-                 nft '{RULES}'
-                 echo 0 > /proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal
-                 echo 0 > /proc/sys/net/netfilter/nf_conntrack_tcp_loose
-                 echo 2000 > /proc/sys/net/core/netdev_max_backlog || true"
-            ),
-        );
-        for (node, n) in [(&client, 1), (&server, 2)] {
-            sh(
-                node,
-                &format!(
-                    "ip addr add 10.{n}.0.2/24 dev eth0; ip addr add fd0{n}::2/64 dev eth0 nodad
-                     ip link set eth0 up; ethtool -K eth0 gro on
-                     ip route add default via 10.{n}.0.1; ip route add default via fd0{n}::1"
-                ),
-            );
+        let wan = Wan::Emulated(Box::new(EmulatorConfig::symmetric(link.parse().unwrap(), 5)));
+        let spec = DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() };
+        let net = Dumbbell::build(&spec, &Journal::new()).unwrap();
+        let dir =
+            std::env::temp_dir().join(format!("viaduct-served-{test}-{}", std::process::id()));
+        fs::create_dir_all(dir.join("site")).unwrap();
+        let secret = |byte: &str| byte.repeat(32);
+        fs::write(dir.join("key"), format!("1 {}\n", secret("a1"))).unwrap();
+        Some(World { net, dir })
+    }
+
+    pub(crate) fn file(&self, name: &str, bytes: &[u8]) {
+        fs::write(self.dir.join("site").join(name), bytes).unwrap();
+    }
+
+    /// Starts a server, and waits until it is up.
+    pub(crate) fn serve(&self, trickles: &str) -> Process {
+        self.serve_with(trickles, &[], || self.connect_plain().is_ok())
+    }
+
+    /// Starts a server with more arguments, and waits until `is_up` holds.
+    pub(crate) fn serve_with(
+        &self,
+        trickles: &str,
+        more: &[&str],
+        is_up: impl Fn() -> bool,
+    ) -> Process {
+        self.serve_in(0, &[&["--trickles", trickles], more].concat(), is_up)
+    }
+
+    /// Starts a server on host b1 (0) or b2 (1) with these arguments.
+    pub(crate) fn serve_in(
+        &self,
+        host: usize,
+        words: &[&str],
+        is_up: impl Fn() -> bool,
+    ) -> Process {
+        let command = self.net.hosts_b()[host].command(env!("CARGO_BIN_EXE_viaduct"));
+        self.start(host, command, words, is_up)
+    }
+
+    /// Starts a server on b1 with this limit of descriptors.
+    pub(crate) fn serve_with_few(&self, descriptors: u32) -> Process {
+        let mut command = self.net.b1().command("sh");
+        let limited = format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"");
+        command.args(["-c", &limited, env!("CARGO_BIN_EXE_viaduct")]);
+        self.start(0, command, &[], || self.connect_plain().is_ok())
+    }
+
+    fn start(
+        &self,
+        host: usize,
+        mut command: Command,
+        words: &[&str],
+        is_up: impl Fn() -> bool,
+    ) -> Process {
+        command.arg("serve").arg(self.dir.join("site")).args(["--listen", "[::]:80"]);
+        command.args(words);
+        if !words.contains(&"off") {
+            command.arg("--key").arg(self.dir.join("key"));
         }
-        Some(World { client, router, server, run_dir })
+        command.arg("--run-dir").arg(self.run_dir(host)).stderr(Stdio::null());
+        let server = Process::spawn(command).unwrap();
+        let up = crate::common::within(Duration::from_secs(10), is_up);
+        assert!(up, "the server does not come up");
+        server
     }
 
-    /// Makes both hosts join received packets whenever they can (GRO, with a flush timeout).
-    /// Packets to them are sent as they are on the wire.
-    pub(crate) fn coalesce(&self) {
-        sh(&self.router, "ethtool -K west tso off; ethtool -K east tso off");
-        for node in [&self.client, &self.server] {
-            let wait = "echo 200000 > /sys/class/net/eth0/gro_flush_timeout";
-            // A newly mounted sysfs shows the devices of the namespace that it was mounted in.
-            sh(node, &format!("unshare --mount sh -ec 'mount -t sysfs sysfs /sys; {wait}'"));
+    /// Connects by the kernel's TCP, from the client's namespace.
+    pub(crate) fn connect_plain(&self) -> std::io::Result<std::net::TcpStream> {
+        self.connect_plain_to(0)
+    }
+
+    /// Connects by the kernel's TCP to host b1 (0) or b2 (1).
+    pub(crate) fn connect_plain_to(&self, host: usize) -> std::io::Result<std::net::TcpStream> {
+        let to = (self.net.hosts_b()[host].v4(), 80);
+        self.net.a1().netns().enter(|| std::net::TcpStream::connect(to)).unwrap()
+    }
+
+    fn run_dir(&self, host: usize) -> PathBuf {
+        self.dir.join(["run", "run-2"][host])
+    }
+
+    /// Adds the shared address to both hosts of the server's side; no route leads to it yet.
+    pub(crate) fn share_address(&self) {
+        for host in self.net.hosts_b() {
+            host.ip(&[format!("addr add {SHARED}/32 dev lo")]).unwrap();
         }
     }
 
-    /// A counter of the router.
-    pub(crate) fn count(&self, name: &str) -> u64 {
-        let text = sh(&self.router, &format!("nft list counter inet fw {name}"));
-        let packets = text.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
-        packets.unwrap().parse().unwrap()
+    /// Routes the shared address to this host.
+    pub(crate) fn lead_to(&self, host: usize) {
+        let via = self.net.hosts_b()[host].v4();
+        self.net.gateway_b().ip(&[format!("route replace {SHARED}/32 via {via}")]).unwrap();
     }
 
-    pub(crate) fn settings(&self) -> ServerSettings {
-        ServerSettings {
-            listen: vec![([0; 4], PORT).into(), ([0_u16; 8], PORT).into()],
-            tcp: true,
-            udp: true,
-            mtu: 1500,
-            untracked: true,
-            gso: true,
-            run_dir: self.run_dir.clone(),
-            share: None,
-        }
+    /// Returns whether a server has a status socket.
+    pub(crate) fn status_is_there(&self) -> bool {
+        std::os::unix::net::UnixStream::connect(self.dir.join("run/serve-80.sock")).is_ok()
     }
 
-    pub(crate) fn serve(&self) -> Echo {
-        Echo::start(self.server.netns(), self.settings())
+    /// Status of the server on b1.
+    pub(crate) fn status(&self) -> serde_json::Value {
+        self.status_of(0)
     }
 
-    pub(crate) fn client(&self, ways: FormatChoice, instance: &str) -> Asker {
+    /// Status of the server on host b1 (0) or b2 (1).
+    pub(crate) fn status_of(&self, host: usize) -> serde_json::Value {
+        let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+        status.args(["status", "--json", "--run-dir"]).arg(self.run_dir(host));
+        let said = status.args(["--name", "serve-80"]).output().unwrap();
+        serde_json::from_slice(&said.stdout).unwrap()
+    }
+
+    pub(crate) fn v4(&self) -> IpAddr {
+        self.net.b1().v4().into()
+    }
+
+    pub(crate) fn v6(&self) -> IpAddr {
+        self.net.b1().v6().unwrap().into()
+    }
+
+    /// A client on a1.
+    pub(crate) fn client(&self, ways: FormatChoice) -> Client {
         let settings = ClientSettings {
             formats: ways,
             mtu: 1500,
             untracked: true,
-            instance: instance.to_owned(),
-            run_dir: self.run_dir.clone(),
+            instance: "viaduct_fetch".to_owned(),
+            run_dir: self.dir.join("run"),
         };
-        let port = self.client.netns().enter(|| ClientPort::open(&settings, 7)).unwrap().unwrap();
-        Asker { port: Some(port), netns: self.client.netns().clone() }
+        let netns = self.net.a1().netns().clone();
+        let connector = netns.enter(|| Connector::open(&settings, 9)).unwrap().unwrap();
+        Client { connector: Some(connector), netns, read: HashMap::new(), progress: Arc::default() }
     }
 }
 
 impl Drop for World {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.run_dir);
+        let _ = fs::remove_dir_all(&self.dir);
     }
 }
 
-pub(crate) fn sh(node: &Node, script: &str) -> String {
-    node.run("sh", &["-ec", script]).unwrap()
+/// A client: its connector, and the data read from each stream.
+pub(crate) struct Client {
+    connector: Option<Connector>,
+    netns: viaduct_sys::netns::Netns,
+    pub(crate) read: HashMap<u32, Vec<u8>>,
+    /// Bytes read from the main stream.
+    pub(crate) progress: Arc<AtomicUsize>,
 }
 
-/// A server that answers each request as its first bytes say: number of answers, and their
-/// length (16 bits). Each answer has the request's number (32 bits), its index, and the source
-/// of the request.
-pub(crate) struct Echo {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<PortStats>>,
-}
-
-impl Echo {
-    pub(crate) fn start(netns: &Netns, settings: ServerSettings) -> Echo {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (netns, stopped) = (netns.clone(), stop.clone());
-        let (tell, told) = std::sync::mpsc::channel();
-        let thread = thread::spawn(move || {
-            netns.join().unwrap();
-            let mut port = ServerPort::open(&settings).unwrap();
-            tell.send(()).unwrap();
-            let waker = Waker::new().unwrap();
-            while !stopped.load(Ordering::Relaxed) {
-                let done = port.turn(|message, mut to, answers| {
-                    for n in 0..message[0] {
-                        let length = usize::from(u16::from_be_bytes([message[1], message[2]]));
-                        let mut answer = message[3..7].to_vec();
-                        answer.push(n);
-                        answer.extend(to.client().to_string().as_bytes());
-                        answer.push(b' ');
-                        answer.resize(length.min(answers.room(&to)).max(answer.len()), 0);
-                        answers.send(&answer, &mut to).unwrap();
-                    }
-                });
-                if done.unwrap() == 0 {
-                    let sockets: Vec<_> = port.sockets().collect();
-                    let sockets: Vec<_> =
-                        sockets.iter().map(|fd| fd as &dyn std::os::fd::AsFd).collect();
-                    wait(&sockets, &waker, Duration::from_millis(20));
-                }
-            }
-            port.stats()
-        });
-        told.recv().unwrap();
-        Echo { stop, thread: Some(thread) }
-    }
-
-    pub(crate) fn end(mut self) -> PortStats {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap()
-    }
-}
-
-impl Drop for Echo {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// A client that sends requests.
-pub(crate) struct Asker {
-    port: Option<ClientPort>,
-    netns: Netns,
-}
-
-/// An event at a client.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Word {
-    Answer { number: u32, which: u8, seen_as: SocketAddr, length: usize },
+/// Outcome of a connection.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Finished,
     Plain,
-    Refused,
+    Failed(String),
+    TooSlow,
 }
 
-impl Asker {
-    pub(crate) fn port(&mut self) -> &mut ClientPort {
-        self.port.as_mut().unwrap()
+impl Client {
+    pub(crate) fn connector(&mut self) -> &mut Connector {
+        self.connector.as_mut().unwrap()
     }
 
-    pub(crate) fn connect(&mut self, ip: &str) -> Flow {
-        let to = SocketAddr::new(ip.parse().unwrap(), PORT);
-        let (netns, port) = (self.netns.clone(), self.port());
-        netns.enter(|| port.connect(to)).unwrap().unwrap()
+    pub(crate) fn connect(&mut self, ip: IpAddr) -> Flow {
+        let to = SocketAddr::new(ip, 80);
+        let (netns, connector) = (self.netns.clone(), self.connector());
+        netns.enter(|| connector.connect(to, Config::default())).unwrap().unwrap()
     }
 
-    /// Sends request `number`, for this many answers of this many bytes.
-    pub(crate) fn ask(&mut self, flow: Flow, number: u32, answers: u8, length: u16, expected: u32) {
-        let mut message = vec![answers];
-        message.extend(length.to_be_bytes());
-        message.extend(number.to_be_bytes());
-        message.resize(88, 1);
-        self.port().send(flow, &message, expected).unwrap();
-        self.port().flush();
-    }
-
-    /// Waits for events, for at most `patience`; returns with the first.
-    pub(crate) fn listen(&mut self, patience: Duration) -> Vec<Word> {
-        let (mut words, waker) = (Vec::new(), Waker::new().unwrap());
-        let until = Instant::now() + patience;
-        while words.is_empty() && Instant::now() < until {
-            self.port().turn(|_, heard| words.extend(word(heard))).unwrap();
-            if words.is_empty() {
-                let sockets: Vec<_> = self.port().sockets().collect();
-                let sockets: Vec<_> =
-                    sockets.iter().map(|fd| fd as &dyn std::os::fd::AsFd).collect();
-                wait(&sockets, &waker, Duration::from_millis(10));
-            }
-        }
-        words
-    }
-
-    /// Sends requests until there is an answer. Returns it.
-    pub(crate) fn ask_until_answered(&mut self, flow: Flow) -> Word {
-        for number in 0..40 {
-            self.ask(flow, number, 1, 100, 100);
-            if let Some(word) = self.listen(Duration::from_millis(250)).pop() {
-                return word;
-            }
-        }
-        panic!("no answer: {:?}", self.port().stats());
-    }
-
-    /// Sends this many requests, with at most `outstanding` at a time; each is answered
-    /// `answers` times. All answers must arrive.
-    pub(crate) fn converse(
+    /// Sends `text` on the main stream, ends it, and reads until all these streams have ended.
+    pub(crate) fn fetch(
         &mut self,
         flow: Flow,
-        requests: u32,
-        outstanding: u32,
-        (answers, length): (u8, u16),
-        expected: u32,
-    ) -> Vec<Word> {
-        let (mut sent, mut heard) = (0, Vec::new());
-        while heard.len() < requests as usize * usize::from(answers) {
-            while sent < requests && sent < heard.len() as u32 / u32::from(answers) + outstanding {
-                self.ask(flow, sent, answers, length, expected);
-                sent += 1;
+        text: &str,
+        streams: &[u32],
+        limit: Duration,
+    ) -> End {
+        let stream = self.connector().stream(flow).unwrap();
+        assert_eq!(stream.write(MAIN, text.as_bytes()), text.len());
+        stream.shutdown(MAIN);
+        self.connector().flush();
+        let (waker, deadline) = (Waker::new().unwrap(), Instant::now() + limit);
+        while Instant::now() < deadline {
+            let packets = self.connector().turn().unwrap();
+            while let Some((of, word)) = self.connector().poll_event() {
+                match word {
+                    ConnectorEvent::Changed(stream) if of == flow => self.take(flow, stream),
+                    ConnectorEvent::PlainTcp => return End::Plain,
+                    ConnectorEvent::Open
+                    | ConnectorEvent::FellBack { .. }
+                    | ConnectorEvent::Unresponsive => {}
+                    other => return End::Failed(format!("{other:?}")),
+                }
             }
-            let words = self.listen(Duration::from_secs(2));
-            assert!(!words.is_empty(), "{} of {sent}: {:?}", heard.len(), self.port().stats());
-            heard.extend(words);
+            self.connector().flush();
+            let stream = self.connector().stream(flow).unwrap();
+            let states: Vec<State> = streams.iter().map(|&id| stream.state(id)).collect();
+            if let Some(State::Failed(why)) = states.iter().find(|s| matches!(s, State::Failed(_)))
+            {
+                return End::Failed(why.to_string());
+            }
+            if states.iter().all(|state| *state == State::Finished) {
+                return End::Finished;
+            }
+            self.connector().flush();
+            if packets == 0 {
+                let most = Duration::from_millis(50);
+                let timeout = self.connector().poll_timeout().unwrap_or(most).min(most);
+                wait(&[self.connector.as_ref().unwrap()], &waker, timeout);
+            }
         }
-        heard
+        eprintln!(
+            "{:?} {:?}",
+            self.connector().stream(flow).unwrap().stats(),
+            self.connector().stats()
+        );
+        End::TooSlow
+    }
+
+    fn take(&mut self, flow: Flow, stream: u32) {
+        let connector = self.connector.as_mut().unwrap();
+        let read = self.read.entry(stream).or_default();
+        while let Some(data) = connector.stream(flow).unwrap().read(stream) {
+            read.extend_from_slice(&data);
+        }
+        if stream == MAIN {
+            self.progress.store(read.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// Head and body of the response on a stream.
+    pub(crate) fn response(&self, stream: u32) -> (String, &[u8]) {
+        let got = self.read.get(&stream).map_or(&[][..], |got| got);
+        let end = got.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
+        (String::from_utf8(got[..end].to_vec()).unwrap(), &got[end + 4..])
+    }
+
+    pub(crate) fn format(&mut self, flow: Flow) -> Option<Format> {
+        self.connector().port().format(flow)
     }
 }
 
-impl Drop for Asker {
+impl Drop for Client {
     fn drop(&mut self) {
-        let port = self.port.take();
+        let connector = self.connector.take();
         // Its changes are in the namespace.
-        let _ = self.netns.enter(|| drop(port));
+        let _ = self.netns.enter(|| drop(connector));
     }
 }
-
-/// Converts events that are answers of some kind.
-fn word(heard: PortEvent<'_>) -> Option<Word> {
-    Some(match heard {
-        PortEvent::FellBack { .. } | PortEvent::MtuDecreased => return None,
-        PortEvent::PlainTcp => Word::Plain,
-        PortEvent::Refused { .. } => Word::Refused,
-        PortEvent::Message(message) => {
-            let number = u32::from_be_bytes(message[..4].try_into().unwrap());
-            let end = 5 + message[5..].iter().position(|byte| *byte == b' ').unwrap();
-            let seen_as = std::str::from_utf8(&message[5..end]).unwrap().parse().unwrap();
-            Word::Answer { number, which: message[4], seen_as, length: message.len() }
-        }
-    })
-}
-
-pub(crate) fn seen_from(word: &Word) -> IpAddr {
-    match word {
-        Word::Answer { seen_as, .. } => seen_as.ip(),
-        other => panic!("{other:?}"),
-    }
-}
-
-pub(crate) const TCP: FormatChoice = FormatChoice::Only(Format::Tcp);
-pub(crate) const UDP: FormatChoice = FormatChoice::Only(Format::Udp);

@@ -4,7 +4,7 @@
 mod access_log;
 #[path = "../common/mod.rs"]
 mod common;
-mod vanished;
+mod dead_after;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -168,7 +168,7 @@ fn resets_and_refusals_are_resets_at_the_other_end() {
             rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
             drop(stream);
         };
-        ends_by_reset(world.connect(ip), "nobody listens");
+        ends_by_reset(world.connect(ip), "a closed port");
         let outside = "10.3.0.1".parse().unwrap();
         ends_by_reset(world.connect(outside), "a server that is not allowed");
         let denial = format!("does not let flows leave to {outside}:{PORT}");
@@ -276,15 +276,15 @@ fn a_link_that_breaks_resets_its_sessions_and_comes_back() {
 }
 
 #[test]
-fn only_those_with_the_right_keys_have_a_tunnel() {
+fn only_known_keys_get_a_tunnel() {
     let world = World::new("delay=1ms", "");
     let near = &world.chain.hops()[0];
     let connect = || TcpStream::connect("10.2.0.2:7100").unwrap();
-    let mut stranger = near.netns().enter(connect).unwrap();
-    stranger.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    stranger.write_all(&[0, 97]).unwrap();
-    stranger.write_all(&[7; 97]).unwrap();
-    assert_eq!(stranger.read(&mut [0; 10]).unwrap_or(0), 0, "it is closed without a word");
+    let mut unknown = near.netns().enter(connect).unwrap();
+    unknown.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    unknown.write_all(&[0, 97]).unwrap();
+    unknown.write_all(&[7; 97]).unwrap();
+    assert_eq!(unknown.read(&mut [0; 10]).unwrap_or(0), 0, "it is closed without an answer");
     let listener = world.listen(world.addresses()[0]);
     let (mut client, mut server) = world.pair(&listener);
     client.write_all(b"served").unwrap();
@@ -293,7 +293,7 @@ fn only_those_with_the_right_keys_have_a_tunnel() {
 }
 
 #[test]
-fn a_site_that_is_not_known_is_told_what_may_be_wrong() {
+fn an_unknown_site_gets_the_reason_of_its_refusal() {
     for carrier in CARRIERS {
         let world = World::new("delay=5ms", carrier);
         let second = "--listen 127.0.0.1:7001 --to 10.3.0.2:9000 --tunnel 10.3.0.1:7100";
@@ -308,15 +308,15 @@ fn a_site_that_is_not_known_is_told_what_may_be_wrong() {
 }
 
 #[test]
-fn whoever_only_knocks_keeps_no_peer_out() {
+fn idle_unauthenticated_connections_keep_no_peer_out() {
     for carrier in CARRIERS {
         let world = World::new("delay=5ms", carrier);
-        let [stranger, peer] = [&world.chain.hops()[0], world.chain.server()];
-        let knock = || {
+        let [unknown, peer] = [&world.chain.hops()[0], world.chain.server()];
+        let dial = || {
             let to = "10.2.0.2:7100".parse::<SocketAddr>().unwrap();
             TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap()
         };
-        let idle: Vec<_> = (0..100).map(|_| stranger.netns().enter(knock).unwrap()).collect();
+        let idle: Vec<_> = (0..100).map(|_| unknown.netns().enter(dial).unwrap()).collect();
         // A near end that starts now finds them there.
         let listener = world.listen(world.addresses()[0]);
         let to = listener.local_addr().unwrap();
@@ -333,15 +333,14 @@ fn whoever_only_knocks_keeps_no_peer_out() {
 }
 
 #[test]
-fn a_crowd_over_quic_must_show_where_it_is_and_keeps_no_peer_out() {
+fn unvalidated_quic_clients_get_a_retry_and_keep_no_peer_out() {
     let world = World::new("delay=5ms", "--carrier quic");
-    let [stranger, far, peer] =
-        [world.chain.client(), &world.chain.hops()[1], world.chain.server()];
+    let [unknown, far, peer] = [world.chain.client(), &world.chain.hops()[1], world.chain.server()];
     // Its Initials arrive, but it gets no answer, as if they had spoofed source addresses.
     let deaf = "add table inet deaf; \
                 add chain inet deaf input { type filter hook input priority 0; }; \
                 add rule inet deaf input udp sport 7100 drop";
-    stranger.run("nft", &[deaf]).unwrap();
+    unknown.run("nft", &[deaf]).unwrap();
     // The first byte of a Retry, which is not encrypted.
     let retries = "add table inet seen; \
                    add chain inet seen output { type filter hook output priority 0; }; \
@@ -349,7 +348,7 @@ fn a_crowd_over_quic_must_show_where_it_is_and_keeps_no_peer_out() {
     far.run("nft", &[retries]).unwrap();
     let dials = "--listen 127.0.0.1:7003 --to 10.3.0.2:9000 --tunnel 10.2.0.2:7100 \
                  --carrier quic --links 40";
-    let _strangers = proxy(stranger, dials, &world.keys, [9, 2]);
+    let _unknown = proxy(unknown, dials, &world.keys, [9, 2]);
     let seen = || far.run("nft", &["list", "table", "inet", "seen"]).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     while seen().contains("packets 0 ") {
@@ -369,7 +368,7 @@ fn a_crowd_over_quic_must_show_where_it_is_and_keeps_no_peer_out() {
 }
 
 #[test]
-fn a_far_end_that_was_killed_and_started_anew_serves_at_once() {
+fn a_restarted_far_end_serves_at_once() {
     for carrier in CARRIERS {
         let mut world = World::new("delay=5ms", carrier);
         let ip = world.addresses()[0];
@@ -450,7 +449,7 @@ fn a_tunnel_shows_its_links_sessions_and_buffers() {
 }
 
 #[test]
-fn a_far_end_that_ends_says_so_at_once() {
+fn a_stopping_far_end_closes_its_links_at_once() {
     for carrier in CARRIERS {
         let mut world = World::new("delay=5ms", carrier);
         let listener = world.listen(world.addresses()[0]);
@@ -473,19 +472,19 @@ fn descriptors(pid: u32) -> u64 {
 }
 
 #[test]
-fn a_far_end_without_descriptors_accepts_links_again_by_itself() {
+fn a_far_end_without_descriptors_resumes_accepting_links() {
     use rustix::process::{Resource, Rlimit, prlimit};
     let mut world = World::new("delay=1ms", "--carrier tcp");
     let pid = world.far.process().id();
     let far = Pid::from_raw(pid.cast_signed()).unwrap();
     let hop = &world.chain.hops()[0];
-    let knock = || TcpStream::connect("10.2.0.2:7100").unwrap();
+    let dial = || TcpStream::connect("10.2.0.2:7100").unwrap();
     let before = descriptors(pid);
     let limit = Rlimit { current: Some(before + 8), maximum: Some(before + 1_000) };
     prlimit(Some(far), Resource::Nofile, limit).unwrap();
-    let strangers: Vec<_> = (0..24).map(|_| hop.netns().enter(knock).unwrap()).collect();
+    let unknown: Vec<_> = (0..24).map(|_| hop.netns().enter(dial).unwrap()).collect();
     let failed = "links wait to be accepted";
-    until("nothing is said", || world.far.log().contains(failed));
+    until("no warning is logged", || world.far.log().contains(failed));
     // This link waits to be accepted, too.
     let listener = world.listen(world.addresses()[0]);
     let near = format!(
@@ -501,11 +500,11 @@ fn a_far_end_without_descriptors_accepts_links_again_by_itself() {
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(rest(&mut server), b"served");
     assert_eq!(world.far.log().matches(failed).count(), 1, "{}", world.far.log());
-    drop(strangers);
+    drop(unknown);
 }
 
 #[test]
-fn ones_own_key_is_no_peer() {
+fn the_sites_own_key_is_refused_as_a_peer() {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
     let keys = Scratch::new().unwrap();
     let secret = SecretKey::from_bytes([5; 32]);

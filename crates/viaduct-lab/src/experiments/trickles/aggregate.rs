@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jains_index_is_one_for_alike_and_a_share_for_one_who_has_all() {
+    fn jains_index_is_one_for_equal_shares_and_a_fraction_for_a_single_user() {
         let of = |bytes: &[u64]| jain(&Fetched { bytes: bytes.to_vec(), ..Fetched::default() });
         assert_eq!(of(&[5, 5, 5, 5]), 1.0);
         assert_eq!(of(&[9, 0, 0]), 1.0 / 3.0);

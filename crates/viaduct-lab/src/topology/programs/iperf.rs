@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn tcp_uses_the_congestion_control_that_was_asked_for() {
+    fn tcp_uses_the_configured_congestion_control() {
         let world = world();
         for (congestion, v6) in [("cubic", false), ("bbr", true)] {
             let iperf = Iperf { v6, flows: 2, ..Iperf::tcp(congestion, 1, 0) };

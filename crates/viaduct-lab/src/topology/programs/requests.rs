@@ -171,7 +171,7 @@ mod tests {
     use crate::topology::{Dumbbell, DumbbellSpec, Journal};
 
     #[test]
-    fn a_load_is_as_often_as_asked_and_every_document_is_whole() {
+    fn a_load_has_the_configured_rate_and_every_document_is_whole() {
         let world = Dumbbell::build(&DumbbellSpec::default(), &Journal::new()).unwrap();
         let documents = Documents::new(1);
         let server = WebServer::with_documents(world.b1(), &documents).unwrap();

@@ -105,7 +105,7 @@ fn impossible_repairs_are_refused() {
 }
 
 #[test]
-fn a_repair_that_contradicts_what_is_known_is_refused() {
+fn a_repair_that_contradicts_known_packets_is_refused() {
     let mut receiver = Receiver::new(Peeling::new(10_000));
     receiver.packet(1, &[7; 500]);
     let short = repair(1, 1, &[&[1; 100], &[2; 100]]);

@@ -200,7 +200,7 @@ fn parameters_may_change_at_any_packet() {
 }
 
 #[test]
-fn asked_for_combinations_repair_what_has_left_the_sums() {
+fn requested_combinations_repair_what_has_left_the_sums() {
     let mut rng = Rng::from_seed(4);
     let mut encoder = encoder(500, 1, 400);
     let mut receiver = Receiver::new(Linear::new(10 << 20));

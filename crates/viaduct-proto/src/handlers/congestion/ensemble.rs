@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_of_a_path_outlives_its_flows() {
+    fn the_estimate_of_a_path_outlives_its_flows() {
         let mut all = Ensemble::new();
         all.join(1);
         let rtt = Duration::from_millis(40);

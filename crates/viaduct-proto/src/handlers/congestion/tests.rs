@@ -49,7 +49,7 @@ fn what_does_not_fit_the_window_waits_until_something_is_acknowledged() {
 }
 
 #[test]
-fn flows_to_one_destination_share_and_leave_what_they_knew() {
+fn flows_to_one_destination_share_an_estimate_and_leave_it() {
     let factory = congestion();
     let (mut one, first) = flow(&factory);
     let (mut other, second) = flow(&factory);
@@ -75,7 +75,7 @@ fn flows_to_one_destination_share_and_leave_what_they_knew() {
 }
 
 #[test]
-fn a_flow_that_nobody_measures_passes_whole_and_in_order() {
+fn an_unmeasured_flow_passes_whole_and_in_order() {
     let factory = congestion();
     let mut chain = Chain::new([factory].into(), 1 << 20, at(0));
     let bottom = chain.bottom().unwrap();

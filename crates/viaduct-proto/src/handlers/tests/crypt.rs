@@ -22,7 +22,7 @@ fn refused_by_plain(client: &str) -> (Net, Vec<String>) {
 }
 
 #[test]
-fn crypt_knows_its_peers() {
+fn crypt_authenticates_its_peers() {
     let key = |n| crate::keys::SecretKey::from_bytes([n; 32]).public();
     let (one, two, three) = (key(1), key(2), key(3));
     let client = format!("crypt:key=1.key,peer={three}+{two}");
@@ -48,7 +48,7 @@ fn crypt_knows_its_peers() {
 }
 
 #[test]
-fn crypt_refuses_changed_bytes_and_gives_none_of_them_on() {
+fn crypt_refuses_changed_bytes_and_delivers_none() {
     let mut net = Net::joined(&["crypt:key=1.key"]);
     exchange(&mut net);
     for nth in [0, 1, 2, 50, 517] {
@@ -67,7 +67,7 @@ fn crypt_refuses_changed_bytes_and_gives_none_of_them_on() {
 }
 
 #[test]
-fn crypt_tells_a_cut_from_an_end() {
+fn crypt_distinguishes_a_cut_from_an_end() {
     let mut net = Net::joined(&["crypt:key=1.key"]);
     exchange(&mut net);
     let (now, seat) = (net.now, net.connections[0].seats[1].unwrap());
@@ -78,7 +78,7 @@ fn crypt_tells_a_cut_from_an_end() {
 }
 
 #[test]
-fn crypt_refuses_a_connection_that_is_played_again() {
+fn crypt_refuses_a_replayed_connection() {
     let mut net = Net::joined(&["crypt:key=1.key"]);
     exchange(&mut net);
     let heard = net.heard[0].clone();
@@ -93,7 +93,7 @@ fn crypt_refuses_a_connection_that_is_played_again() {
 }
 
 #[test]
-fn crypt_is_bound_to_what_was_agreed_on_before() {
+fn crypt_is_bound_to_the_negotiation_before_it() {
     let bound = |words: &[u8]| {
         let chain = factories(&["crypt:key=1.key"], &shell());
         let factory = chain[0].bound(words).expect("its handshake can be bound");

@@ -65,7 +65,7 @@ fn both_ways_pass_all_handlers_and_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn those_that_know_streams_alone_are_named() {
+fn handlers_for_streams_alone_are_named() {
     let chain = factories(&["count", "compress", "latency:delay=1ms"]);
     assert_eq!(streams_alone(&chain).collect::<Vec<_>>(), ["compress"]);
     assert!(Passage::new(chain, BOUNDS).is_none());
@@ -163,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn latency_is_what_was_asked(traffic in traffic(), delay in 0..500u64) {
+    fn latency_is_the_configured_delay(traffic in traffic(), delay in 0..500u64) {
         let chain = format!("latency:delay={delay}ms,held=1000000");
         let (crossed, dropped) = cross(&[&chain], &traffic);
         prop_assert_eq!(dropped, 0);

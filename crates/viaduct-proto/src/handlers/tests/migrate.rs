@@ -15,7 +15,7 @@ fn live(net: &Net) -> usize {
 }
 
 #[test]
-fn a_flow_survives_a_reset_and_an_outage_that_nobody_hears_of() {
+fn a_flow_survives_a_reset_and_a_silent_outage() {
     for chain in
         [&["migrate"][..], &["migrate", "crypt:key=1.key"], &["crypt:key=1.key", "migrate"]]
     {
@@ -101,7 +101,7 @@ fn a_last_word_that_is_lost_is_no_reset() {
 }
 
 #[test]
-fn who_writes_to_a_closed_flow_is_told() {
+fn a_write_to_a_closed_flow_is_reported() {
     let mut net = Net::joined(&["migrate"]);
     exchange(&mut net);
     net.close(0);
@@ -113,7 +113,7 @@ fn who_writes_to_a_closed_flow_is_told() {
 }
 
 #[test]
-fn an_end_that_breaks_is_told_behind_what_it_has_said() {
+fn a_break_is_reported_after_the_data_before_it() {
     for chain in [&["migrate"][..], &["compress", "migrate", "crypt:key=1.key"]] {
         let mut net = Net::joined(chain);
         exchange(&mut net);
@@ -187,7 +187,7 @@ fn a_third_party_that_knows_the_session_cannot_take_it_over() {
 }
 
 #[test]
-fn a_session_that_is_not_known_ends_at_once() {
+fn an_unknown_session_ends_at_once() {
     let mut net = Net::joined(&["migrate"]);
     exchange(&mut net);
     // The accepting end has been restarted.
@@ -203,7 +203,7 @@ fn a_session_that_is_not_known_ends_at_once() {
 }
 
 #[test]
-fn what_does_not_migrate_is_known_by_its_first_bytes() {
+fn plain_clients_are_recognised_by_their_first_bytes() {
     let mut net = Net::new(&[], &["migrate"]);
     net.connect();
     net.write(0, 50);

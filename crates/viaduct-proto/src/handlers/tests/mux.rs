@@ -63,7 +63,7 @@ fn flows_that_are_seen_as_others_share_a_connection_with_their_own_alone() {
 }
 
 #[test]
-fn a_connection_that_nobody_uses_is_closed_and_whoever_comes_sooner_has_it() {
+fn an_unused_connection_is_closed_unless_a_flow_comes_first() {
     let mut net = joined(&["mux"]);
     let close = |net: &mut Net| {
         let (now, mut all) = (net.now, net.ends.iter_mut().flatten());
@@ -89,7 +89,7 @@ fn a_connection_that_nobody_uses_is_closed_and_whoever_comes_sooner_has_it() {
 }
 
 #[test]
-fn a_reader_that_has_stopped_holds_up_nobody_else_and_is_bounded() {
+fn a_stopped_reader_delays_no_other_flow_and_is_bounded() {
     let mut net = joined(&["mux:buffer=64k"]);
     let [slow, quick] = [flows(1).next().unwrap(), flows(1).last().unwrap()];
     let [to_slow, to_quick] = [flows(0).next().unwrap(), flows(0).last().unwrap()];
@@ -135,7 +135,7 @@ fn a_flow_that_is_dropped_is_reset_alone() {
 }
 
 #[test]
-fn a_place_that_cannot_be_reached_is_told_and_so_is_a_host_that_takes_no_more_flows() {
+fn unreachable_destinations_and_hosts_at_their_limit_are_reported() {
     let mut net = Net::new(&["mux"], &["mux"]);
     net.is_up = false;
     net.connect();
@@ -168,7 +168,7 @@ fn a_connection_that_could_not_be_begun_is_begun_for_the_next_flow() {
 }
 
 #[test]
-fn a_connection_stays_until_all_that_its_last_flow_said_has_arrived() {
+fn a_connection_stays_until_the_data_of_its_last_flow_has_arrived() {
     let mut net = Net::new(&["mux"], &["mux"]);
     let near = net.connect();
     net.wait(Duration::from_millis(100));

@@ -67,7 +67,7 @@ fn a_socket_has_one_relay_for_all_addresses_and_what_is_early_waits() {
 }
 
 #[test]
-fn a_name_has_a_relay_of_its_own_so_that_whoever_answers_is_it() {
+fn each_name_has_a_relay_of_its_own() {
     let mut relays = relays();
     let mars = Address::Name("mars.example".into(), 443);
     let to = ends(1, "198.18.0.7:443");
@@ -260,7 +260,7 @@ proptest! {
 }
 
 #[test]
-fn a_proxy_that_knows_no_udp_is_said_to_know_none() {
+fn a_proxy_without_udp_is_reported() {
     let mut relay = factories(&["socks:via=192.0.2.1:1080"], &shell())[0].relay().unwrap();
     relay.begin();
     assert!(relay.handle_bytes(&[5, 0]).is_ok(), "it asks");

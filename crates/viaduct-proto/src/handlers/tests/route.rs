@@ -178,7 +178,7 @@ fn a_flow_goes_by_a_node_when_the_direct_path_has_failed() {
 }
 
 #[test]
-fn what_nobody_knows_of_is_tried_directly_first_and_then_beside_it() {
+fn unknown_destinations_are_tried_directly_and_then_by_a_node_as_well() {
     let elsewhere = at("192.0.2.1:80");
     for knows in ["route:node=10.3.0.1:1080+10.4.0.1:1080", "route:overlay=x"] {
         let known = Some(table(1, UP, &[OverlayRoute::Direct]));

@@ -105,7 +105,7 @@ fn relay(settings: &str) -> Box<dyn Relay + Send> {
 }
 
 #[test]
-fn a_relay_is_agreed_on_whichever_way_the_proxy_cuts_what_it_says() {
+fn a_relay_is_negotiated_however_the_replies_are_cut() {
     let said = |words: &[u8]| Ok(RelayProgress::Send(words.to_vec()));
     let mut relay = relay("socks:via=proxy.example:1080,user=me,password=word");
     assert_eq!(relay.via(), &Address::Name("proxy.example".into(), 1080));
@@ -120,7 +120,7 @@ fn a_relay_is_agreed_on_whichever_way_the_proxy_cuts_what_it_says() {
 }
 
 #[test]
-fn a_proxy_that_has_no_relay_says_why() {
+fn a_proxy_without_a_relay_is_reported_with_its_reason() {
     for (said, words) in [
         (&[5, 0, 5, 7, 0, 1, 0, 0, 0, 0, 0, 0][..], "no UDP ASSOCIATE"),
         (&[5, 0, 5, 2, 0, 1, 0, 0, 0, 0, 0, 0], "denied"),

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_of_a_flow_that_stays_near_the_peak_are_told() {
+    fn drops_of_a_flow_that_stays_near_the_peak_are_recognised() {
         let cubic = |at: f64| 1.0 - 0.6 * (1.0 - (at / 6.0).fract()).powi(3);
         let drops = |n: u64, height: f64| height > 0.999 && n.is_multiple_of(20);
         let mut world = World::new();

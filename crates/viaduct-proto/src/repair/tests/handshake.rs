@@ -28,7 +28,7 @@ fn what_a_gateway_sent_itself_costs_its_peer_no_handshake() {
 }
 
 #[test]
-fn initiations_of_strangers_concern_no_peer() {
+fn invalid_initiations_affect_no_peer() {
     let mut world = World::new(&layered());
     let own = overhear_initiation(&mut world);
     let (before, strays) = (world.b_stats().session, world.b.plane_stats().stray);
@@ -56,7 +56,7 @@ fn a_recorded_initiation_is_refused_after_a_restart() {
 }
 
 #[test]
-fn a_clock_that_was_set_back_shuts_nobody_out() {
+fn a_clock_that_was_set_back_shuts_no_peer_out() {
     let mut world = World::new(&layered());
     let clocks = world.a.clocks();
     let mut back = local(1);

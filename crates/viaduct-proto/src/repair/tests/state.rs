@@ -4,7 +4,7 @@ use super::*;
 use crate::health::State;
 
 #[test]
-fn prefixes_that_disagree_are_told_in_both_directions() {
+fn differing_prefixes_are_reported_in_both_directions() {
     let mut world = World::new(&layered());
     let facts = |plane: &Plane, now| plane.facts(now).into_values().next().unwrap();
     world.run(Duration::from_secs(2), |_, _| false);

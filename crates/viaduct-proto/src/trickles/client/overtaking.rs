@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_comes_after_it_was_given_up_has_others_waited_for_longer() {
+    fn a_packet_that_arrives_after_all_lengthens_the_wait_for_others() {
         let mut overtaking = Overtaking::default();
         overtaking.give_up(4..5);
         assert!(!overtaking.came(3, 9), "it had come");

@@ -5,7 +5,7 @@
 //! the other side has acknowledged, plus its window), and the largest window. A packet is
 //! refused if it starts beyond the allowed number, ends too far below the highest number seen,
 //! acknowledges what was not sent, or acknowledges too little. Tests against the real conntrack
-//! are in `crates/viaduct/tests/trickles`.
+//! are in `crates/viaduct/tests/trickles/strict_router`.
 
 use super::tcp::{Kind, SCALE, Segment, WINDOW};
 

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_whose_packet_and_how_long_it_may_be() {
+    fn the_error_names_the_packet_and_the_mtu() {
         let said = parse(&v4(4, 1400)).unwrap();
         assert_eq!((said.source.to_string(), said.number), ("10.0.0.2:80".to_owned(), 1));
         assert_eq!((said.destination.to_string(), said.why), at_client(Why::TooBig(1400)));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_there_whatever_the_code() {
+    fn every_code_of_destination_unreachable_counts() {
         for code in [0, 1, 3, 9, 10, 13] {
             let said = parse(&v4(code, 0)).unwrap();
             assert_eq!((said.destination.to_string(), said.why), at_client(Why::Unreachable));

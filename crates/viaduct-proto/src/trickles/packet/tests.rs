@@ -229,7 +229,7 @@ fn it_accepts_that_nothing_is_ever_answered_again() {
 }
 
 #[test]
-fn wrong_numbers_of_a_stranger_lead_nobody_astray() {
+fn forged_numbers_do_not_change_the_clients_own() {
     let mut world = World::new(6, 0.0, true);
     world.run(10, 2, 1448);
     let mut packet = Vec::new();
@@ -251,7 +251,7 @@ fn wrong_numbers_of_a_stranger_lead_nobody_astray() {
 }
 
 #[test]
-fn joined_cut_and_unmarked_packets_are_refused_and_told_apart() {
+fn joined_cut_and_unmarked_packets_are_refused_and_distinguished() {
     let (local, remote) = ends(false);
     let mut packet = Vec::new();
     Numbers::new(local, remote, 1).request(&[7; 100], 1, MTU, &mut packet).unwrap();

@@ -107,7 +107,7 @@ fn of_what_is_ahead_of_the_clock_no_more_is_answered_than_can_be_remembered() {
 }
 
 #[test]
-fn replicas_whose_clocks_are_ahead_are_heard_at_all_times_when_all_is_calm() {
+fn replicas_whose_clocks_are_ahead_are_accepted_when_all_is_calm() {
     let mut replay = window(1 << 16);
     for tick in 0..3_000 {
         let now = at(tick * 10);

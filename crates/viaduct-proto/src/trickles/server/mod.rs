@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_times_of_continuations_are_told_apart_across_an_era() {
+    fn the_times_of_continuations_are_distinguished_across_an_era() {
         let at = |micros: u64| Instant::from_nanos(micros * 1_000);
         for now in [5, ERA - 10, ERA + 10, 7 * ERA - 1, 7 * ERA] {
             for made in [now.saturating_sub(1_000_000), now, now + 100] {

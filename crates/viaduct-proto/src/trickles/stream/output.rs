@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_asked_for_is_kept_within_the_window_alone_and_counted() {
+    fn unrequested_data_is_kept_within_the_window_alone_and_counted() {
         let mut output = Output::new(1_000..1 << 30);
         let data = Bytes::from(vec![7; 1_000]);
         assert!(!output.insert(101_000, data.clone(), 64 << 10));

@@ -388,7 +388,7 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
 }
 
 #[test]
-fn who_tells_two_stories_of_a_piece_is_heard_with_the_first() {
+fn the_first_of_two_contradicting_reports_counts() {
     let (mut server, window) = begun();
     let base = window[0].number;
     let but = |lost: &[usize], last: usize| {

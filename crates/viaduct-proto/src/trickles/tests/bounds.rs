@@ -85,7 +85,7 @@ fn a_group_is_no_longer_than_its_client_takes() {
 }
 
 #[test]
-fn a_group_becomes_several_where_the_way_is_narrower_than_its_client_said() {
+fn a_group_becomes_several_where_the_path_mtu_is_smaller_than_its_client_said() {
     let (mut server, request) = lossy(100, 1_400);
     let mut grant = server.grant(NOW, address(), &request).unwrap();
     let emit = |grant: &crate::trickles::server::Grant, server: &Server| -> Vec<Vec<u8>> {
@@ -105,7 +105,7 @@ fn a_group_becomes_several_where_the_way_is_narrower_than_its_client_said() {
 }
 
 #[test]
-fn a_generation_that_was_not_asked_for_is_refused() {
+fn an_unrequested_generation_is_refused() {
     let ring = KeyRing::new(1, &[1; 32]);
     let mut client = Client::open(Config::default(), 7, NOW);
     client.want(0, 1 << 40, Bytes::from_static(b"u"));

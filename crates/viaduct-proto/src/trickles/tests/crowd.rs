@@ -271,7 +271,7 @@ fn thousands_share_a_link() {
 /// Without packets behind them, the last ones of an object would take a timeout of 200 ms each
 /// time.
 #[test]
-fn an_end_that_is_lost_is_asked_for_again_before_a_timeout() {
+fn a_lost_end_is_requested_again_before_a_timeout() {
     let got = measure("rate=100M,delay=5ms,queue=10MB", 1, [1, 4], true);
     assert!(got.stats.probes > 0 && got.stats.restarts == 0, "{:?}", got.stats);
     assert!(got.whole >= 4 * 6, "{} objects in four seconds", got.whole);

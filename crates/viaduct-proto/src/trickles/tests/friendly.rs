@@ -223,7 +223,7 @@ fn a_flow_takes_what_one_of_reno_takes() {
 /// finds the slot that has become free, and loses less. Reno's flows also lose less to each
 /// other than to flows that send in bursts.
 #[test]
-fn where_packets_keep_step_who_is_late_or_sends_singly_takes_more() {
+fn where_packets_keep_step_a_late_or_single_sender_takes_more() {
     for world in [World { lag: LAG, ..EVEN }, World { burst: 4, ..EVEN }] {
         assert!(of_renos(10, world) > 1.2, "{world:?}");
     }
@@ -232,7 +232,7 @@ fn where_packets_keep_step_who_is_late_or_sends_singly_takes_more() {
 /// The time of the answer is the cause, not the transport: a Reno sender that answers as late
 /// gains as much.
 #[test]
-fn who_answers_as_late_takes_as_much() {
+fn a_reno_sender_that_answers_as_late_takes_as_much() {
     let unrest = Duration::from_millis(1);
     for others in [4, 10] {
         for lag in [60, 150, 300].map(Duration::from_micros) {

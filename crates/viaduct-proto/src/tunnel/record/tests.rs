@@ -144,7 +144,7 @@ fn a_first_message_alone_does_not_make_a_peer() {
 }
 
 #[test]
-fn a_dialler_hears_why_it_is_refused() {
+fn a_refused_dialler_gets_the_reason() {
     let (mut a, mut b, first) = ends(3, 2, &[1]);
     let mut answer = Vec::new();
     b.inbox().extend_from_slice(&first);

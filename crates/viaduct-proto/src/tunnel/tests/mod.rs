@@ -260,7 +260,7 @@ fn a_link_that_is_left_ends_when_its_streams_have() {
 }
 
 #[test]
-fn a_link_on_which_nothing_is_heard_is_given_up() {
+fn a_silent_link_is_given_up() {
     let mut world = World::new(&small(), LINK, Carrier::Stream, 1);
     let id = world.open(0).unwrap();
     world.write(0, id, 100);

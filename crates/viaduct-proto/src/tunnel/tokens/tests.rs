@@ -78,7 +78,7 @@ fn no_crumbs_are_sent_while_an_acknowledgement_is_due() {
 }
 
 #[test]
-fn a_broken_links_tokens_come_back_when_the_peer_says_so() {
+fn the_tokens_of_a_broken_link_come_back_when_the_peer_confirms() {
     let mut tokens = tokens(100_000, 0);
     let id = tokens.open();
     exhaust(&mut tokens, id);
@@ -90,7 +90,7 @@ fn a_broken_links_tokens_come_back_when_the_peer_says_so() {
 }
 
 #[test]
-fn nobody_acknowledges_more_than_was_sent_and_old_grants_do_not_count() {
+fn acknowledgements_beyond_what_was_sent_and_old_grants_do_not_count() {
     let mut tokens = tokens(100_000, 0);
     let id = tokens.open();
     tokens.spend(id, 10);

@@ -165,7 +165,7 @@ fn more_requests_than_begin_at_once_are_all_answered_before_the_end() {
 }
 
 #[test]
-fn what_is_no_request_is_told_and_ends_the_connection() {
+fn an_invalid_request_is_answered_and_ends_the_connection() {
     for (text, code) in [
         ("DELETE / HTTP/1.1\r\n\r\n", "405"),
         ("BREW / HTTP/1.1\r\n\r\n", "501"),

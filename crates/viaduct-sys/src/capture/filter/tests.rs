@@ -346,7 +346,7 @@ fn syns_pass_by_destination_port_and_flags() {
 }
 
 #[test]
-fn few_ports_are_told_apart_and_thousands_fit_all_the_same() {
+fn few_ports_are_compared_one_by_one_and_thousands_fit_as_well() {
     let mark = OptionMark { word: 0, byte: 0 };
     let passes = |ports: &[u16], port: u16| {
         let program = OptionFilter { mark, ports, plain: true, share: None }.build().unwrap();
@@ -375,7 +375,7 @@ fn icmp(v4: bool, said: [u8; 2]) -> Packet {
 }
 
 #[test]
-fn what_icmp_says_of_our_packets_passes_and_of_others_not() {
+fn icmp_errors_about_own_packets_pass_and_others_do_not() {
     let mark = OptionMark { word: 0, byte: 0 };
     let passes = |plain: bool, port: u16, v4: bool, said: [u8; 2]| {
         let filter = OptionFilter { mark, ports: &[port], plain, share: None }.build().unwrap();

@@ -49,7 +49,7 @@ mod tests {
     use crate::netns::Netns;
 
     #[test]
-    fn sockets_are_told_of_when_their_last_descriptor_is_closed() {
+    fn sockets_are_reported_when_their_last_descriptor_is_closed() {
         let told = || {
             crate::route::interface::Interface::new("lo").unwrap().set_up().unwrap();
             let gone = CloseWatch::open().unwrap();

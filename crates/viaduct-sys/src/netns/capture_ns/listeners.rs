@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_is_told_of_when_its_last_descriptor_is_closed_and_a_connection_is_not() {
+    fn a_listener_is_reported_when_its_last_descriptor_is_closed_and_a_connection_is_not() {
         in_a_namespace(|listeners| {
             let waits = |milliseconds: i64| {
                 let mut fds = [PollFd::new(&listeners, PollFlags::IN)];

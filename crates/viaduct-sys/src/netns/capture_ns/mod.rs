@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn anybody_comes_from_anywhere_to_any_address() {
+    fn any_source_reaches_any_address() {
         for (client, own, at) in [
             ("203.0.113.7:4321", "192.0.2.1:80", "0.0.0.0:80"),
             ("203.0.113.7:80", "192.0.2.1:80", "192.0.2.1:80"),

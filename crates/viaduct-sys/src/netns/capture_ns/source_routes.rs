@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_and_addresses_are_found_and_heard_of() {
+    fn routes_and_addresses_are_listed_and_watched() {
         let asked = || {
             let ip = |line: &str| {
                 tool::run("ip", &line.split(' ').collect::<Vec<_>>(), "").unwrap();

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_socket_holds_its_port_and_hears_nothing() {
+    fn a_blocked_socket_holds_its_port_and_receives_nothing() {
         let holder = UdpBatch::bind(peer(0)).unwrap();
         holder.block_receive().unwrap();
         let to = holder.local_addr().unwrap();

@@ -5,7 +5,7 @@ use crate::time::Duration;
 use crate::trickles::crypt::OPENING;
 
 #[test]
-fn handshakes_have_a_bound_and_those_who_have_had_theirs_go_on() {
+fn handshakes_are_bounded_and_established_clients_continue() {
     let (mut replica, mut client) = (replica(true), Client::new(&identity()));
     let mut ready = Client::new(&identity());
     for _ in 0..3 {
@@ -25,7 +25,7 @@ fn handshakes_have_a_bound_and_those_who_have_had_theirs_go_on() {
 }
 
 #[test]
-fn what_is_too_short_for_an_opening_takes_no_time_from_those_who_begin() {
+fn packets_too_short_for_an_opening_take_no_time_from_openings() {
     let (mut replica, mut client) = (replica(true), Client::new(&identity()));
     let opening = client.requests().remove(0);
     let kind = opening[0];

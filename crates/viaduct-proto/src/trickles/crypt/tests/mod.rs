@@ -161,7 +161,7 @@ fn transfer(
 }
 
 #[test]
-fn who_looks_on_sees_nothing_of_what_is_said_and_any_replica_answers() {
+fn an_observer_sees_no_plaintext_and_any_replica_answers() {
     let mut replicas = [replica(true), replica(true)];
     let mut client = Client::new(&identity());
     let seen = transfer(&mut client, &mut replicas, 0.01, |_, _| {});
@@ -266,7 +266,7 @@ fn secrets_rotate_under_a_transfer_and_what_outlives_its_secret_shakes_hands_ane
 }
 
 #[test]
-fn an_event_is_answered_by_another_under_its_clients_key_and_says_nothing_on_its_way() {
+fn a_detached_event_is_answered_by_a_replica_under_its_clients_key() {
     let mut replicas = [replica(true), replica(true)];
     let mut client = Client::new(&identity());
     for _ in 0..200 {

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_counts_as_told_when_what_told_it_is_answered() {
+    fn an_end_counts_as_delivered_when_its_request_is_answered() {
         let place = Place { stream: 0, start: 0, reserve: 9, position: 0 };
         let mut input = Input::new(place);
         let flight = |parcel, bytes, ends| Flight { parcel, bytes, ends, cut: false, full: false };

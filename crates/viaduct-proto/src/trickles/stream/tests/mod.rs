@@ -268,7 +268,7 @@ fn ten_outstanding_requests_fill_a_link_or_bring_ten_objects_a_round_trip() {
 }
 
 #[test]
-fn what_is_not_read_is_not_asked_for() {
+fn unread_data_stops_further_requests() {
     let config = Config { window: 100_000, ..Config::default() };
     let mut browser = Browser::new(config);
     browser.slow = Some(Rng::from_seed(4));
@@ -366,7 +366,7 @@ fn a_client_that_was_silent_goes_on_with_a_first_window() {
 }
 
 #[test]
-fn continuations_of_secrets_that_are_gone_are_told_of() {
+fn continuations_of_dropped_secrets_are_reported() {
     let mut server = endpoint(at(0.0));
     let mut hand = ByHand::new();
     let stream = hand.stream.request(b"G200000 7\n", 1 << 20).unwrap();
@@ -457,7 +457,7 @@ fn events_of_one_server_are_answered_by_another() {
 }
 
 #[test]
-fn a_detached_event_is_answered_later_and_a_dropped_one_asked_again() {
+fn a_detached_event_is_answered_later_and_a_dropped_one_requested_again() {
     let mut server = endpoint(at(0.0));
     let mut hand = ByHand::new();
     hand.stream.write(MAIN, b"G100 7\n");
@@ -536,7 +536,7 @@ fn the_queue_has_an_end_and_keeps_nothing_of_what_was_answered() {
 }
 
 #[test]
-fn a_closed_connection_is_heard_of() {
+fn a_closed_connection_is_reported() {
     let mut server = endpoint(at(0.0));
     let mut hand = ByHand::new();
     hand.stream.write(MAIN, b"G100 7\n");

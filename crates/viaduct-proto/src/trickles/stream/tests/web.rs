@@ -86,7 +86,7 @@ fn response(size: u64) -> usize {
 }
 
 #[test]
-fn requests_whose_responses_nobody_reads_wait_and_none_is_forgotten() {
+fn requests_with_unread_responses_wait_and_none_is_forgotten() {
     let (size, count) = (10_000, 150);
     let mut world = World::new(Config::default(), size);
     world.client.write(MAIN, get(3).repeat(count).as_bytes());

@@ -173,7 +173,7 @@ fn a_path_is_filled_and_hardly_a_queue_stands() {
 }
 
 #[test]
-fn a_full_path_is_asked_for_little_more() {
+fn a_full_path_is_probed_for_little_more() {
     let mut world = World::new(100.0, 0.1, 1.0);
     world.run(6.0);
     let mut longest = 0.0_f64;
@@ -220,7 +220,7 @@ fn a_path_that_becomes_slower_or_faster_is_followed() {
 }
 
 #[test]
-fn who_sends_little_does_not_forget_what_the_path_can_do() {
+fn a_sender_of_little_keeps_its_estimate_of_the_path() {
     let mut world = World::new(100.0, 0.1, 1.0);
     world.run(6.0);
     world.source = world.rate / 10.0;

@@ -1,0 +1,11 @@
+//! Calls of unmodified programs under each interposer of `viaduct run`: connections, datagrams,
+//! listeners, names, and what the kernel does without Viaduct in the path.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+mod calls;
+#[path = "../common/mod.rs"]
+mod common;
+mod datagrams;
+mod listeners;
+mod offload;
+mod remote_names;

@@ -1,0 +1,139 @@
+//! `viaduct demo` as a user sees it: the table, the report, Ctrl-C, and refusals.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{alone, beside_others};
+
+/// The demo, with its report in a fresh directory of this test.
+fn demo(test: &str, args: &[&str]) -> (Command, PathBuf) {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+    command.arg("demo").args(args).arg("--out").arg(dir.join("report"));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    (command, dir)
+}
+
+fn said(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+#[test]
+fn the_demo_shows_the_gain_of_four_programs() {
+    let _alone = alone();
+    let (mut command, dir) = demo("demo", &["--quick"]);
+    let json = dir.join("result.json");
+    let started = Instant::now();
+    let output = command.arg("--json").arg(&json).output().unwrap();
+    let said = said(&output);
+    assert!(output.status.success(), "{said}");
+    assert!(started.elapsed() < Duration::from_secs(180), "twice what it promises: {said}");
+    for program in ["iperf3 (TCP cubic)", "iperf3 (TCP bbr)", "curl, 1 MB", "50 messages/s"] {
+        let row = said.lines().find(|line| line.trim_start().starts_with(program)).unwrap();
+        assert!(row.contains("x ") && !row.contains("failed"), "{said}");
+    }
+    assert!(!said.contains('\x1b'), "no colours and no redrawing where there is no terminal");
+
+    let result: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    let figure = |name: &str| result["params"][name].as_f64().unwrap();
+    let factor = figure("cubic_viaduct_mbps") / figure("cubic_plain_mbps");
+    assert!(factor >= 20.0, "{factor}: {said}");
+    assert!(figure("cubic_packets_rebuilt") > 0.0);
+    let repairs = figure("cubic_repair_bytes_per_data_byte");
+    assert!((0.005..0.2).contains(&repairs), "as the losses ask for, not {repairs}");
+    assert_eq!(result["congestion_control"], serde_json::json!(["cubic", "bbr"]));
+    assert_eq!(result["command"], "viaduct demo --quick");
+
+    let path = said.lines().find_map(|line| line.strip_prefix("Report: ")).unwrap();
+    let page = fs::read_to_string(path.split("  (").next().unwrap()).unwrap();
+    assert!(page.contains("<svg") && page.contains("<code>viaduct demo --quick</code>"));
+    let fetches = ["src=", "href=\"http", "@import", "url("];
+    assert!(!fetches.iter().any(|fetch| page.contains(fetch)), "the page must stand alone");
+}
+
+/// Sends SIGINT when `step` begins. Returns the output of the demo.
+fn interrupted(mut demo: Child, step: &str) -> Output {
+    let mut lines = BufReader::new(demo.stderr.take().unwrap()).lines();
+    let before: Vec<String> =
+        lines.by_ref().map_while(Result::ok).take_while(|line| !line.contains(step)).collect();
+    let errors: Vec<_> = before.iter().filter(|line| !line.starts_with("demo [")).collect();
+    assert!(errors.is_empty(), "{errors:?}");
+    let interrupt = Command::new("kill").args(["-INT", &demo.id().to_string()]).status().unwrap();
+    assert!(interrupt.success());
+    let asked = Instant::now();
+    let output = demo.wait_with_output().unwrap();
+    assert!(asked.elapsed() < Duration::from_secs(5));
+    assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+    output
+}
+
+#[test]
+fn ctrl_c_ends_the_demo_and_keeps_its_results() {
+    let _beside = beside_others();
+    let (mut command, dir) = demo("demo-ctrl-c", &["--quick"]);
+    let output = interrupted(command.spawn().unwrap(), "[1/18] plain kernel: iperf3 (TCP cubic)");
+    assert!(said(&output).contains("Stopped"), "{}", said(&output));
+    let result = fs::read(dir.join("report/demo.json")).unwrap();
+    let result: serde_json::Value = serde_json::from_slice(&result).unwrap();
+    assert_eq!(result["ended"], "stopped");
+}
+
+#[test]
+fn without_root_the_demo_runs_or_names_the_obstacle() {
+    let _alone = alone();
+    // In a directory that everyone may read and write.
+    let dir = std::env::temp_dir().join(format!("viaduct-test-demo-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+    let binary = dir.join("viaduct");
+    fs::copy(env!("CARGO_BIN_EXE_viaduct"), &binary).unwrap();
+    let allowed = {
+        let mut unshare = nobody(Path::new("unshare"));
+        unshare.args(["--user", "--map-root-user", "--net", "test", "-w", "/dev/net/tun"]);
+        unshare.stderr(Stdio::null()).status().unwrap().success()
+    };
+    let mut command = nobody(&binary);
+    command.args(["demo", "--quick"]).current_dir(&dir).stdin(Stdio::null());
+    let demo = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    if allowed {
+        // The web server has served by then, and the gateways are up.
+        interrupted(demo, "[10/18] with Viaduct: iperf3 (TCP cubic)");
+    } else {
+        let text = said(&demo.wait_with_output().unwrap());
+        assert!(text.contains("user namespace") || text.contains("/dev/net/tun"), "{text}");
+    }
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+/// Builds the command `program` as an unprivileged user.
+fn nobody(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program);
+    command
+}
+
+#[test]
+fn missing_programs_and_bad_options_give_one_line() {
+    let output = demo("demo-missing", &[]).0.env("PATH", "/nowhere").output().unwrap();
+    let text = said(&output);
+    assert!(!output.status.success());
+    assert!(text.contains("not installed: apt-get install") && text.contains("iperf3"), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+
+    let output = demo("demo-bad", &["--loss", "50%"]).0.output().unwrap();
+    assert!(!output.status.success());
+    assert!(said(&output).contains("a share from 0% to 20%"), "{}", said(&output));
+
+    let (mut command, dir) = demo("demo-out", &[]);
+    fs::write(dir.join("report"), "a file").unwrap();
+    let output = command.output().unwrap();
+    assert!(!output.status.success());
+    assert!(said(&output).contains("--out: cannot make"), "{}", said(&output));
+}

@@ -1,0 +1,312 @@
+//! Hops at any place: they learn a flow's destination from an option in its SYN, from the SYN's
+//! data, or from a preface. Also the packets on the wire.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use viaduct_lab::binary::use_binary;
+use viaduct_lab::proxies::Proxy;
+use viaduct_lab::topology::programs::WebServer;
+use viaduct_lab::topology::{Chain, Host, Journal, Node};
+use viaduct_proto::link::LinkConfig;
+use viaduct_proto::split::syn::Syn;
+use viaduct_sys::capture::ring::{Ring, RingConfig};
+
+const SERVER: u16 = 9000;
+const HOP: u16 = 7000;
+const SECONDS: Duration = Duration::from_secs(10);
+
+/// A client, two hops, a server: 10.1.0.1, 10.1.0.2, 10.2.0.2, 10.3.0.2.
+fn chain(link: &str) -> Chain {
+    use_binary(env!("CARGO_BIN_EXE_viaduct"));
+    let link: LinkConfig = link.parse().unwrap();
+    Chain::build(&[link.clone(), link.clone(), link], 1, &Journal::new()).unwrap()
+}
+
+/// Starts a proxy with these arguments.
+fn proxy(node: &Node, words: &str) -> Proxy {
+    Proxy::start(node, &words.split_whitespace().collect::<Vec<_>>()).unwrap()
+}
+
+/// Starts an explicit hop for clients in 10.0.0.0/8 and servers in 10.3.0.0/16, and the same in
+/// IPv6.
+fn hop(node: &Node, at: &str, words: &str) -> Proxy {
+    let allowed = "--allow-from 10.0.0.0/8,fd00::/16 --allow-to 10.3.0.0/16,fd00:3::/32";
+    proxy(node, &format!("--listen {at} {allowed} {words}"))
+}
+
+fn socket(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+/// Starts a server that echoes one connection. Returns its peer's address.
+fn echo(host: &Host, ip: IpAddr) -> thread::JoinHandle<IpAddr> {
+    let bind = || TcpListener::bind(SocketAddr::new(ip, SERVER)).unwrap();
+    let listener = host.netns().enter(bind).unwrap();
+    thread::spawn(move || {
+        let (mut stream, peer) = listener.accept().unwrap();
+        let mut data = Vec::new();
+        stream.read_to_end(&mut data).unwrap();
+        stream.write_all(&data).unwrap();
+        peer.ip()
+    })
+}
+
+/// Sends `words` to `to` from the client. Returns the answer.
+fn say(from: &Host, to: SocketAddr, words: &[u8]) -> std::io::Result<Vec<u8>> {
+    let connect = || TcpStream::connect_timeout(&to, SECONDS);
+    let mut stream = from.netns().enter(connect).unwrap()?;
+    stream.set_read_timeout(Some(SECONDS)).unwrap();
+    stream.write_all(words)?;
+    stream.shutdown(Shutdown::Write)?;
+    let mut data = Vec::new();
+    stream.read_to_end(&mut data)?;
+    Ok(data)
+}
+
+/// Tap on a device for SYNs, and for the first ACK behind one.
+struct Tap(Ring);
+
+impl Tap {
+    fn open(node: &Node, device: &'static str) -> Tap {
+        let config = RingConfig { max_packet: 1500, bytes: 1 << 20 };
+        Tap(node.netns().enter(|| Ring::open(device, config).unwrap()).unwrap())
+    }
+
+    /// Waits for a packet that matches `is`. Returns it with its time.
+    fn find(&mut self, is: impl Fn(&[u8]) -> bool) -> (Vec<u8>, Instant) {
+        let deadline = Instant::now() + SECONDS;
+        loop {
+            while let Some(frame) = self.0.next() {
+                if is(&frame) {
+                    return (frame.to_vec(), Instant::now());
+                }
+            }
+            assert!(Instant::now() < deadline, "nothing seen");
+            thread::sleep(Duration::from_micros(300));
+        }
+    }
+
+    fn syn(&mut self) -> (Syn, Instant) {
+        let (packet, at) = self.find(|packet| Syn::parse(packet).is_some());
+        (Syn::parse(&packet).unwrap(), at)
+    }
+}
+
+/// True for a TCP packet, IPv4 or IPv6, with ACK and without SYN or RST.
+fn is_ack(packet: &[u8]) -> bool {
+    const ACK: u8 = 0x10;
+    const SYN_RST: u8 = 0x06;
+    let at = if packet[0] >> 4 == 4 { 20 } else { 40 };
+    packet.get(at + 13).is_some_and(|flags| flags & ACK != 0 && flags & SYN_RST == 0)
+}
+
+/// Returns the outbound SYN of each hop, and how long it left before the client's ACK.
+fn ahead(hops: &[&Node], say: impl FnOnce()) -> Vec<(Syn, Duration)> {
+    let tapped = hops.iter().map(|node| {
+        let (mut west, mut east) = (Tap::open(node, "west"), Tap::open(node, "east"));
+        (thread::spawn(move || east.syn()), thread::spawn(move || west.find(is_ack).1))
+    });
+    let tapped: Vec<_> = tapped.collect();
+    say();
+    let seen = |(syn, ack): (thread::JoinHandle<(Syn, Instant)>, thread::JoinHandle<Instant>)| {
+        let ((syn, at), ack) = (syn.join().unwrap(), ack.join().unwrap());
+        (syn, ack.saturating_duration_since(at))
+    };
+    tapped.into_iter().map(seen).collect()
+}
+
+/// Half a round trip of a link in these tests. An early SYN leaves a whole one before the ACK,
+/// a late SYN after it.
+const EARLY: Duration = Duration::from_millis(25);
+
+#[test]
+fn two_hops_forward_the_syn_early_by_the_option() {
+    let chain = chain("delay=25ms");
+    let [first, second] = chain.hops() else { panic!("two hops") };
+    let _second = hop(second, "10.2.0.2:7000", "--expect option");
+    let _first = hop(first, "10.1.0.2:7000", "--expect option --next 10.2.0.2:7000");
+    let mut steer = Proxy::steer(chain.client(), "10.1.0.2".parse().unwrap()).unwrap();
+    let server: IpAddr = chain.server().v4().into();
+    let to = SocketAddr::new(server, SERVER);
+    let peer = echo(chain.server(), server);
+    let seen = ahead(&[first, second], || {
+        assert_eq!(say(chain.client(), to, b"by the option").unwrap(), b"by the option");
+    });
+    let [(onward, first_ahead), (last, second_ahead)] = seen[..] else { panic!("two hops") };
+    let told = onward.addresses().expect("the option for hop 2");
+    assert_eq!((told.destination, told.source.ip()), (to, chain.client().v4().into()));
+    assert_eq!(onward.tuple.to, socket("10.2.0.2:7000"));
+    assert_eq!((last.addresses(), last.tuple.to), (None, to), "the server gets no option");
+    assert!(first_ahead > EARLY && second_ahead > EARLY, "{first_ahead:?} {second_ahead:?}");
+    assert_eq!(peer.join().unwrap(), IpAddr::from([10, 3, 0, 1]), "hop 2 has connected");
+
+    let pid = Pid::from_raw(steer.process().id().cast_signed()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    steer.process().wait().unwrap();
+    let peer = echo(chain.server(), server);
+    assert_eq!(say(chain.client(), to, b"directly").unwrap(), b"directly");
+    assert_eq!(peer.join().unwrap(), IpAddr::from(chain.client().v4()), "nothing stays behind");
+}
+
+#[test]
+fn over_ipv6_the_data_of_the_syn_names_the_destination_as_early() {
+    let chain = chain("delay=25ms");
+    let [first, second] = chain.hops() else { panic!("two hops") };
+    // The first is on the path; the second is explicit, and its client is the first.
+    let _second = hop(second, "[fd00:2::2]:7000", "--expect option,proxy");
+    let _first = proxy(first, "--listen [::]:7000 --intercept fd00:3::/64 --next [fd00:2::2]:7000");
+    let server: IpAddr = chain.server().v6().unwrap().into();
+    let to = SocketAddr::new(server, SERVER);
+    let peer = echo(chain.server(), server);
+    let mut told = Tap::open(second, "west");
+    let seen = ahead(&[second], || {
+        assert_eq!(say(chain.client(), to, b"in the SYN").unwrap(), b"in the SYN");
+    });
+    let (syn, ahead) = seen[0];
+    let (by, _) = told.syn();
+    assert_eq!(by.hop, None);
+    assert_eq!(by.header.expect("a PROXY header").destination, to);
+    assert_eq!((syn.tuple.to, syn.addresses()), (to, None));
+    assert!(ahead > EARLY, "by a round trip to the hop: {ahead:?}");
+    peer.join().unwrap();
+}
+
+#[test]
+fn flows_denied_or_without_the_option_are_reset() {
+    let chain = chain("delay=1ms");
+    let first = &chain.hops()[0];
+    let to = SocketAddr::new(chain.server().v4().into(), SERVER);
+    let _closed = proxy(
+        first,
+        "--listen 10.1.0.2:7001 --expect option --allow-from 10.9.0.0/16 --allow-to 10.3.0.0/16",
+    );
+    let reset = |to: &str| {
+        let error = say(chain.client(), socket(to), b"bytes").unwrap_err();
+        // The kind depends on the client's state when the reset arrived.
+        let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::NotConnected];
+        let reset = kinds.contains(&error.kind());
+        assert!(reset, "{to}: {error}");
+    };
+    // With late forwarding no tap sees the option: it is read when the connection is accepted.
+    for forward in ["early", "late"] {
+        let _first = hop(first, "10.1.0.2:7000", &format!("--expect option --forward {forward}"));
+        let steer = Proxy::steer(chain.client(), "10.1.0.2".parse().unwrap()).unwrap();
+        let peer = echo(chain.server(), to.ip());
+        assert_eq!(say(chain.client(), to, b"allowed").unwrap(), b"allowed", "{forward}");
+        peer.join().unwrap();
+        let mut tap = Tap::open(first, "east");
+        reset("10.2.0.2:9000");
+        drop(steer);
+        reset(&format!("10.1.0.2:{HOP}"));
+        reset("10.1.0.2:7001");
+        thread::sleep(Duration::from_millis(50));
+        while let Some(frame) = tap.0.next() {
+            assert!(Syn::parse(&frame).is_none(), "{forward}: one went on");
+        }
+    }
+}
+
+#[test]
+fn a_transparent_hop_keeps_the_option_for_the_next_hop() {
+    let chain = chain("delay=1ms");
+    let [first, second] = chain.hops() else { panic!("two hops") };
+    let _second = hop(second, "10.2.0.2:7000", "--expect option");
+    let _steer = Proxy::steer(chain.client(), "10.2.0.2".parse().unwrap()).unwrap();
+    let to = SocketAddr::new(chain.server().v4().into(), SERVER);
+    for forward in ["early", "late"] {
+        let words = format!("--listen [::]:7000 --intercept 10.0.0.0/8 --forward {forward}");
+        let _first = proxy(first, &words);
+        let mut east = Tap::open(first, "east");
+        let peer = echo(chain.server(), to.ip());
+        assert_eq!(say(chain.client(), to, b"carried").unwrap(), b"carried", "{forward}");
+        let (syn, _) = east.syn();
+        assert_eq!(syn.tuple.client.ip(), IpAddr::from([10, 2, 0, 1]), "{forward}: split");
+        assert_eq!(syn.addresses().expect("the option").source.ip(), chain.client().v4());
+        peer.join().unwrap();
+    }
+}
+
+/// Starts a server that sends its port to each client, for as long as the test runs.
+fn ports(host: &Host, ip: IpAddr, port: u16) {
+    let bind = || TcpListener::bind(SocketAddr::new(ip, port)).unwrap();
+    let listener = host.netns().enter(bind).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut asked = [0; 1];
+            let _ = stream.read_exact(&mut asked);
+            let _ = stream.write_all(&port.to_be_bytes());
+        }
+    });
+}
+
+/// Opens many flows at once, from the client by the hop of that family, to two servers in turn.
+fn all_find_their_own(chain: &Chain, ip: IpAddr) {
+    thread::scope(|scope| {
+        for worker in 0..12 {
+            scope.spawn(move || {
+                for n in 0..25 {
+                    let port = SERVER + (worker + n) % 2;
+                    let said = say(chain.client(), SocketAddr::new(ip, port), b"?").unwrap();
+                    assert_eq!(said, port.to_be_bytes(), "{ip}, number {n} of {worker}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn concurrent_flows_reach_their_own_servers() {
+    // Without delay: a SYN may be accepted before the tap was read.
+    let chain = chain("delay=0us");
+    let [first, second] = chain.hops() else { panic!("two hops") };
+    for ip in chain.server().addresses() {
+        ports(chain.server(), ip, SERVER);
+        ports(chain.server(), ip, SERVER + 1);
+    }
+    let _second = hop(second, "[::]:7000", "--expect option,proxy");
+    let _by_option = hop(first, "10.1.0.2:7000", "--expect option --next 10.2.0.2:7000");
+    let _on_path =
+        proxy(first, "--listen [::]:7001 --intercept fd00:3::/64 --next [fd00:2::2]:7000");
+    let _steer = Proxy::steer(chain.client(), "10.1.0.2".parse().unwrap()).unwrap();
+    for ip in chain.server().addresses() {
+        all_find_their_own(&chain, ip);
+    }
+}
+
+#[test]
+fn a_mixed_chain_carries_curl() {
+    let chain = chain("delay=1ms");
+    let [first, second] = chain.hops() else { panic!("two hops") };
+    let web = WebServer::start(chain.server(), 50_000, 1).unwrap();
+    // On the path, then by the option, on a machine that accepts SOCKS as well.
+    let _second = hop(second, "10.2.0.2:7000", "--expect option,proxy,socks");
+    let _first = proxy(first, "--listen [::]:7000 --intercept 10.3.0.0/16 --next 10.2.0.2:7000");
+    let direct = web.download(chain.client(), SECONDS).unwrap();
+    assert_eq!(direct.bytes, 50_000, "on the path, then by the option");
+    for tell in ["proxy", "proxy-tfo", "option"] {
+        let words = format!("--expect socks,proxy --next 10.2.0.2:7000 --tell {tell}");
+        let _another = hop(first, "10.1.0.2:7002", &words);
+        let url = format!("http://{}:8080/file", chain.server().v4());
+        let curl = "--silent --show-error --fail --max-time 10 --socks5 10.1.0.2:7002 \
+                    --output /dev/null --write-out %{size_download}";
+        let arguments: Vec<_> = curl.split_whitespace().chain([url.as_str()]).collect();
+        let got = chain.client().run("curl", &arguments).unwrap();
+        assert_eq!(got, "50000", "SOCKS, then by {tell}");
+    }
+}
+
+#[test]
+fn steer_names_the_missing_capabilities() {
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-all", "--inh-caps=-all", env!("CARGO_BIN_EXE_viaduct")]);
+    command.args(["steer", "--next", "192.0.2.1:7000", "--to", "198.51.100.0/24"]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("CAP_BPF and CAP_NET_ADMIN"), "{said}");
+}

@@ -1,0 +1,226 @@
+//! A proxy with a config: the effect of its policies on flows, and reloads that cut no flow.
+
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use viaduct_lab::binary::use_binary;
+use viaduct_lab::proxies::Proxy;
+use viaduct_lab::topology::{Chain, Journal, Scratch};
+use viaduct_proto::keys::SecretKey;
+use viaduct_proto::link::LinkConfig;
+
+use crate::common::{self, random};
+
+const HEAD: &str = "listen = '[::]:7000'\nintercept = ['0.0.0.0/0', '::/0']\n";
+
+struct World {
+    proxy: Proxy,
+    chain: Chain,
+}
+
+impl World {
+    fn new(lines: &str) -> World {
+        use_binary(env!("CARGO_BIN_EXE_viaduct"));
+        let link: LinkConfig = "delay=1ms".parse().unwrap();
+        let chain = Chain::build(&[link.clone(), link], 1, &Journal::new()).unwrap();
+        let proxy = Proxy::configured(&chain.hops()[0], lines).unwrap();
+        World { proxy, chain }
+    }
+
+    fn addresses(&self) -> Vec<IpAddr> {
+        self.chain.server().addresses().collect()
+    }
+
+    /// Opens a flow to `port`. Returns the client's end and the server's; `None` if it is refused.
+    fn flow(&self, ip: IpAddr, port: u16) -> Option<(TcpStream, TcpStream)> {
+        let at = SocketAddr::new(ip, port);
+        let listen = || TcpListener::bind(at).unwrap();
+        let listener = self.chain.server().netns().enter(listen).unwrap();
+        let connect = || TcpStream::connect_timeout(&at, Duration::from_secs(5));
+        // A reset may arrive before the handshake is complete at the client.
+        let mut client = self.chain.client().netns().enter(connect).unwrap().ok()?;
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let deadline = Instant::now() + Duration::from_millis(1_500);
+        while Instant::now() < deadline {
+            if let Ok((server, _)) = listener.accept() {
+                server.set_nonblocking(false).unwrap();
+                return Some((client, server));
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        assert!(client.read(&mut [0; 10]).is_err(), "neither served nor refused");
+        None
+    }
+
+    fn counters(&self) -> Value {
+        let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+        status.args(["status", "--json", "--run-dir"]).arg(self.proxy.directory());
+        let output = status.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["counters"].clone()
+    }
+
+    /// Waits until the log contains `what`.
+    fn wait_for(&self, what: &str) {
+        self.wait_for_times(what, 1);
+    }
+
+    /// Waits until the log contains `what` this many times.
+    fn wait_for_times(&self, what: &str, times: usize) {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while self.proxy.log().matches(what).count() < times {
+            assert!(Instant::now() < deadline, "{what:?} is not in {}", self.proxy.log());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Sends `bytes` and the end in one direction, and the same bytes back. Returns the time.
+fn there_and_back(flow: Option<(TcpStream, TcpStream)>, bytes: &[u8]) -> Duration {
+    let began = Instant::now();
+    let (client, server) = flow.unwrap();
+    common::there_and_back(client, server, bytes);
+    began.elapsed()
+}
+
+#[test]
+fn policies_deny_limit_and_process_flows() {
+    let world = World::new(&format!(
+        "{HEAD}[[policy]]\nports = ['9001']\naction = 'deny'\n\
+         [[policy]]\nports = ['9002']\nhandlers = ['count', 'latency:delay=50ms', 'count']\n\
+         [[policy]]\nports = ['9003']\nrate = '8M'\n\
+         [[policy]]\nports = ['9004']\nhandlers = ['shape:rate=8M']\n",
+    ));
+    for ip in world.addresses() {
+        assert!(world.flow(ip, 9001).is_none(), "denied");
+        for bytes in [0, 1, 5_000_000] {
+            there_and_back(world.flow(ip, 9000), &random(bytes));
+            let took = there_and_back(world.flow(ip, 9002), &random(bytes));
+            assert!(took >= Duration::from_millis(100), "{bytes} bytes took {took:?}");
+        }
+        for port in [9003, 9004] {
+            // A second's worth in each direction, less the burst at the start.
+            let took = there_and_back(world.flow(ip, port), &random(1_000_000));
+            let expected = Duration::from_millis(1_400)..Duration::from_secs(4);
+            assert!(expected.contains(&took), "{port}: {took:?}");
+        }
+    }
+    let counters = world.counters();
+    assert_eq!(counters["refused"]["denied"], 2, "{counters}");
+    assert_eq!((&counters["opened"], &counters["finished"]), (&16.into(), &16.into()));
+    assert_eq!(counters["bytes"][0], counters["bytes"][1], "all of it came back");
+    assert_eq!(counters["bytes"][0], 2 * (2 * 5_000_001 + 2 * 1_000_000));
+}
+
+#[test]
+fn a_config_is_reloaded_whole_or_not_at_all_and_no_flow_is_cut() {
+    for loops in ["", "workers = 3\n"] {
+        read_again(&format!("{HEAD}{loops}"));
+    }
+}
+
+fn read_again(head: &str) {
+    let world = World::new(head);
+    let ip = world.addresses()[0];
+    let open = world.flow(ip, 9000);
+    world.proxy.reload(&format!("{head}[[policy]]\nports = ['9000']\naction = 'den'\n")).unwrap();
+    world.wait_for("nothing has changed");
+    assert!(world.flow(ip, 9000).is_some(), "as before");
+    world.proxy.reload("listen = '[::]:7001'\nintercept = ['0.0.0.0/0', '::/0']\n").unwrap();
+    world.wait_for("listen: has changed; that needs a restart");
+    world.proxy.reload(&format!("{head}[[policy]]\nports = ['9000']\naction = 'deny'\n")).unwrap();
+    world.wait_for("the config was read again");
+    for n in 0..6 {
+        assert!(world.flow(ip, 9000).is_none(), "denied now, by every loop: {n}");
+    }
+    there_and_back(open, &random(100_000));
+}
+
+#[test]
+fn policies_choose_tunnels_by_name() {
+    use_binary(env!("CARGO_BIN_EXE_viaduct"));
+    let link: LinkConfig = "delay=1ms".parse().unwrap();
+    let mut chain = Chain::build(&[link.clone(), link.clone(), link], 1, &Journal::new()).unwrap();
+    let keys = Scratch::new().unwrap();
+    let key = |own: u8| {
+        let file = keys.write(&format!("{own}.key"), SecretKey::from_bytes([own; 32]).to_text());
+        file.unwrap().display().to_string()
+    };
+    let public = |own: u8| SecretKey::from_bytes([own; 32]).public().to_string();
+    // One far end is a router, the other the server itself, so that the path of a flow can be told.
+    let far = |node, own| {
+        let near = public(1);
+        let listen = ["--tunnel-listen", "[::]:7100", "--key", &key(own), "--peer", &near];
+        Proxy::start(node, &[&listen[..], &["--allow-to", "10.3.0.2/32"]].concat()).unwrap()
+    };
+    let _rome = far(&chain.hops()[1], 2);
+    let _oslo = far(chain.server(), 3);
+    for carrier in ["tcp", "quic"] {
+        let head = format!("{HEAD}key = '{}'\ncarrier = '{carrier}'\n", key(1));
+        let tunnel = |name: &str, to: &str, peer: u8| {
+            format!("[[tunnel]]\nname = '{name}'\nto = '{to}'\npeer = '{}'\n", public(peer))
+        };
+        let rome = tunnel("rome", "10.2.0.2:7100", 2) + "links = 2\n";
+        let both = head + &rome + &tunnel("oslo", "10.3.0.2:7100", 3);
+        let policy =
+            |port: u16, name: &str| format!("[[policy]]\nports = ['{port}']\ntunnel = '{name}'\n");
+        let lines = format!("{both}{}{}", policy(9001, "rome"), policy(9002, "oslo"));
+        let proxy = Proxy::configured(&chain.hops()[0], &lines).unwrap();
+        let world = World { proxy, chain };
+        let ip: IpAddr = world.chain.server().v4().into();
+        let from = |port: u16| {
+            let (client, server) = world.flow(ip, port).unwrap();
+            let from = server.peer_addr().unwrap().ip();
+            there_and_back(Some((client, server)), &random(100_000));
+            from.to_string()
+        };
+        let ways = [9000, 9001, 9002].map(from);
+        assert_eq!(ways, ["10.2.0.1", "10.3.0.1", "10.3.0.2"], "direct, rome, oslo: {carrier}");
+        world.proxy.reload(&(both + &policy(9001, "oslo"))).unwrap();
+        world.wait_for("the config was read again");
+        assert_eq!([9001, 9002].map(from), ["10.3.0.2", "10.2.0.1"], "{carrier}");
+        chain = world.chain;
+    }
+}
+
+#[test]
+fn on_demand_proxies_use_the_config_that_their_parent_has_checked() {
+    let head = format!("{HEAD}on-demand = true\nidle-exit = '300ms'\n");
+    let world = World::new(&head);
+    let ip = world.addresses()[0];
+    assert!(world.flow(ip, 9001).is_some());
+    let denied = format!("{head}[[policy]]\nports = ['9001']\naction = 'deny'\n");
+    let denies = || {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while world.flow(ip, 9001).is_some() {
+            assert!(Instant::now() < deadline, "{}", world.proxy.log());
+        }
+    };
+    let gone = || world.wait_for_times("idle", world.proxy.log().matches("started").count());
+    // The file is wrong, and not even read: there was no signal.
+    gone();
+    std::fs::write(world.proxy.directory().join("proxy.toml"), "[proxy]\nflows = 0\n").unwrap();
+    assert!(world.flow(ip, 9001).is_some(), "the next one does as the last one did");
+    for (lines, why) in [
+        (format!("{head}flows = 0\n"), "a number from 1"),
+        (head.replace("7000", "7001"), "listen: has changed"),
+    ] {
+        world.proxy.reload(&lines).unwrap();
+        world.wait_for(why);
+        assert!(world.flow(ip, 9001).is_some(), "{why}");
+    }
+    gone();
+    world.proxy.reload(&denied).unwrap();
+    world.wait_for_times("read again", 1);
+    denies();
+    // A running proxy reloads at once.
+    let (_client, _server) = world.flow(ip, 9002).unwrap();
+    world.proxy.reload(&head).unwrap();
+    world.wait_for_times("read again", 3);
+    assert!(world.flow(ip, 9001).is_some());
+}
