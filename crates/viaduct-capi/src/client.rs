@@ -84,7 +84,7 @@ fn turn(client: &mut Client) -> c_int {
             | ConnectorEvent::Unresponsive => {}
             ConnectorEvent::PlainTcp => client.error = Some(-libc::EPROTONOSUPPORT),
             ConnectorEvent::Refused { .. } | ConnectorEvent::MtuTooSmall => {
-                client.error = Some(-libc::ECONNREFUSED)
+                client.error = Some(-libc::ECONNREFUSED);
             }
         }
     }

@@ -38,7 +38,7 @@ impl Worker {
         for request in requests {
             match request {
                 ChainRequest::Connect(id, to, from) => {
-                    self.connect_net_conn(key, id, (to, from), now)
+                    self.connect_net_conn(key, id, (to, from), now);
                 }
                 ChainRequest::Claim(name) => drop(self.claims.insert(name, key)),
                 ChainRequest::Release(name) => {

@@ -367,7 +367,7 @@ impl Worker {
             // Received packets are handled at the end of the turn.
             TRICKLES => {}
             Token(n) if (FIRST_NET_CONN..FIRST_TOKEN).contains(&n) => {
-                self.drive_net_conn(n, event, now)
+                self.drive_net_conn(n, event, now);
             }
             Token(n) if (FIRST_TOKEN..=LISTENERS - self.listeners.len()).contains(&n) => {
                 if let Some(tunnels) = &mut self.tunnels {

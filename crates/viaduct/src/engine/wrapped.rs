@@ -199,7 +199,7 @@ impl Worker {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let (own, id) = (self.own.clone(), self.flows.at(key).id);
                 program.on_available(Box::new(move || {
-                    own.send(WorkerCommand::ConnectProgram(key, id))
+                    own.send(WorkerCommand::ConnectProgram(key, id));
                 }));
                 self.programs.insert(key, program);
                 return;

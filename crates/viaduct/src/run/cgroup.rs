@@ -115,7 +115,7 @@ pub fn start(
         let report = plan.report.clone();
         let inbound = inbound.clone();
         let accept = move || {
-            accept_loop(&listener, (&inside, &inbound), (&carrier, report.as_ref()), filter)
+            accept_loop(&listener, (&inside, &inbound), (&carrier, report.as_ref()), filter);
         };
         thread::Builder::new().name("accept".to_owned()).spawn(accept)?;
     }
@@ -333,7 +333,7 @@ impl EventLoop {
             }
             (RedirectEvent::OffloadStarted(to), Some(report)) => report.offload_begun(to),
             (RedirectEvent::OffloadEnded(to, out, back), Some(report)) => {
-                report.offloaded(to, out, back)
+                report.offloaded(to, out, back);
             }
             (_, None) => {}
         }

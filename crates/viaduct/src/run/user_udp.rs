@@ -284,7 +284,7 @@ impl UserUdp {
             let Some(held) = state.waiting.remove(&id) else { continue };
             match &mut state.relays {
                 Some(relays) if held.direction == Direction::Out => {
-                    relays.send(now, held.ends, &held.bytes)
+                    relays.send(now, held.ends, &held.bytes);
                 }
                 _ => self.release(&mut state, &held),
             }
@@ -402,7 +402,7 @@ impl UserUdp {
             // The program reaches this peer by the relay alone: datagrams that came past it are
             // dropped.
             Fate::Divert if held.direction == Direction::Back && by_relay_alone => {
-                state.lost[1] += 1
+                state.lost[1] += 1;
             }
             Fate::Divert => self.hold(&mut state, held),
             Fate::Leave => {

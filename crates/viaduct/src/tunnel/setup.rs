@@ -139,7 +139,7 @@ impl Tunnels {
                     }
                 }
                 Arrived::New(quic, from) => {
-                    driven.extend(self.add_accepted(Transport::Quic(quic), from, now))
+                    driven.extend(self.add_accepted(Transport::Quic(quic), from, now));
                 }
             }
         }

@@ -221,7 +221,7 @@ pub(in crate::trickles) fn emit(
     emit_head(kind, head, out);
     match body {
         Body::AddressToken(continuation) | Body::Fresh(continuation) => {
-            continuation.emit(keys, out)
+            continuation.emit(keys, out);
         }
         Body::Slim(continuation) => continuation.emit_delta(keys, out),
         Body::Half | Body::Again => {}

@@ -178,18 +178,18 @@ impl ChainIo {
                 Action::Wake(key) => self.requests.push(ChainRequest::Wake(key)),
                 Action::Spawn(spawn) => self.requests.push(ChainRequest::Spawn(spawn)),
                 Action::Close(id) => {
-                    self.net_conn(id, |net_conn| net_conn.end = Some(Ending::Close))
+                    self.net_conn(id, |net_conn| net_conn.end = Some(Ending::Close));
                 }
                 Action::Shutdown(id, Half::Write) => {
                     self.net_conn(id, |net_conn| {
-                        net_conn.end = net_conn.end.or(Some(Ending::Shut))
+                        net_conn.end = net_conn.end.or(Some(Ending::Shut));
                     });
                 }
                 Action::Shutdown(id, Half::Read) => {
-                    self.net_conn(id, |net_conn| net_conn.state.ended = true)
+                    self.net_conn(id, |net_conn| net_conn.state.ended = true);
                 }
                 Action::Receive(id, may) => {
-                    self.net_conn(id, |net_conn| net_conn.state.paused = !may)
+                    self.net_conn(id, |net_conn| net_conn.state.paused = !may);
                 }
                 Action::Connected(Ok(())) | Action::Accepted => self.stage = Stage::Open,
                 Action::Connected(Err(why)) | Action::Failed(why) => {

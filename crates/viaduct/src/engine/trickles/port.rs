@@ -254,7 +254,7 @@ impl Port {
         match word {
             ConnectorEvent::Open => self.set_state(flow, SlotState::Established, now),
             ConnectorEvent::PlainTcp if self.is_encrypted(flow) => {
-                self.set_state(flow, SlotState::Refused, now)
+                self.set_state(flow, SlotState::Refused, now);
             }
             ConnectorEvent::PlainTcp => self.set_state(flow, SlotState::PlainTcp, now),
             ConnectorEvent::FellBack { reset } => self.turned(flow, reset, now),

@@ -318,10 +318,10 @@ impl Connector {
                     if connection.open => {}
                 PortEvent::PlainTcp => events.push_back((flow, ConnectorEvent::PlainTcp)),
                 PortEvent::FellBack { reset } => {
-                    events.push_back((flow, ConnectorEvent::FellBack { reset }))
+                    events.push_back((flow, ConnectorEvent::FellBack { reset }));
                 }
                 PortEvent::Refused { reset } => {
-                    events.push_back((flow, ConnectorEvent::Refused { reset }))
+                    events.push_back((flow, ConnectorEvent::Refused { reset }));
                 }
                 PortEvent::MtuDecreased => shortened.push(flow),
             }
