@@ -25,6 +25,7 @@ test:             ## lints, unit and property tests, end-to-end tests in namespa
 	@scripts/need test
 	cargo fmt --all --check
 	scripts/prose
+	scripts/docs
 	# All at once: what a package is built with depends on who else asks for it.
 	cargo build --workspace --all-targets --profile checked --locked
 	scripts/awake cargo test --workspace --profile checked --locked --no-fail-fast
@@ -34,11 +35,13 @@ matrix:           ## real programs under `viaduct run`, and TESLA's figures in t
 	cargo build -p viaduct-preload --profile checked --locked
 	cargo test -p viaduct --profile checked --locked --test experiments -- --ignored
 
-lint:             ## formatting and lints alone
+lint:             ## formatting, lints, documents
 	@scripts/need test
 	cargo fmt --all --check
 	scripts/prose
+	scripts/docs
 	cargo clippy --workspace --all-targets --profile checked --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --profile checked --locked
 
 bench:            ## absolute figures of the cores, with memcpy measured beside them
 	@scripts/need run
