@@ -8,6 +8,10 @@ use serde::{Deserialize, Deserializer};
 use super::{answer, run, serve};
 use crate::topology::{Host, TopologyError};
 
+/// Time for the exchange of results after the last data: over a link that loses packets in bursts,
+/// the kernel repeats a lost segment after twice the time with each loss.
+pub const END_TIMEOUT: Duration = Duration::from_secs(120);
+
 /// Traffic of iperf3.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Load {
@@ -94,7 +98,7 @@ impl Iperf {
     /// Runs iperf3: the server in `to`, the sending client in `from`.
     ///
     /// # Errors
-    /// If iperf3 is missing or fails, exceeds its duration by half a minute, used another
+    /// If iperf3 is missing or fails, exceeds its duration by [`END_TIMEOUT`], used another
     /// congestion control than requested, or on Ctrl-C.
     pub fn run(&self, from: &Host, to: &Host) -> Result<IperfReport, TopologyError> {
         self.run_by(from, to, self.address(to)?)
@@ -116,7 +120,7 @@ impl Iperf {
         let _server = serve(to, server, self.port)?;
         let mut client = from.command("iperf3");
         client.args(self.client_args(address));
-        let limit = Duration::from_secs(u64::from(self.seconds + self.omit) + 30);
+        let limit = Duration::from_secs(u64::from(self.seconds + self.omit)) + END_TIMEOUT;
         let said = run(from, client, limit)?;
         let wrong = |what| answer(from, format!("iperf3 {what}"));
         let report = parse(&said.stdout).map_err(wrong)?;
