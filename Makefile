@@ -1,5 +1,5 @@
 # Each target works as the first command in a fresh clone: it installs what is missing.
-.PHONY: demo test matrix bench lint fuzz arm bare build clean help
+.PHONY: demo test matrix bench lint audit fuzz arm bare build clean help
 
 # Test programs run under this: it ends those that hang. Cargo looks for it from each package's directory.
 # (Where there is no toolchain yet, Debian's is installed.)
@@ -35,13 +35,18 @@ matrix:           ## real programs under `viaduct run`, and TESLA's figures in t
 	cargo build -p viaduct-preload --profile checked --locked
 	cargo test -p viaduct --profile checked --locked --test experiments -- --ignored
 
-lint:             ## formatting, lints, documents
-	@scripts/need test
+lint:             ## formatting, lints, documents, licences of dependencies
+	@scripts/need lint
 	cargo fmt --all --check
 	scripts/prose
 	scripts/docs
 	cargo clippy --workspace --all-targets --profile checked --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --profile checked --locked
+	cargo deny check licenses bans sources
+
+audit:            ## known vulnerabilities of dependencies, from RustSec's list, which it downloads
+	@scripts/need lint
+	cargo deny check advisories
 
 bench:            ## absolute figures of the cores, with memcpy measured beside them
 	@scripts/need run

@@ -10,7 +10,7 @@ use crate::topology::{Host, TopologyError};
 
 /// Time for the exchange of results after the last data: over a link that loses packets in bursts,
 /// the kernel repeats a lost segment after twice the time with each loss.
-pub const END_TIMEOUT: Duration = Duration::from_secs(120);
+const END_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Traffic of iperf3.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,7 +98,7 @@ impl Iperf {
     /// Runs iperf3: the server in `to`, the sending client in `from`.
     ///
     /// # Errors
-    /// If iperf3 is missing or fails, exceeds its duration by [`END_TIMEOUT`], used another
+    /// If iperf3 is missing or fails, exceeds its duration by two minutes, used another
     /// congestion control than requested, or on Ctrl-C.
     pub fn run(&self, from: &Host, to: &Host) -> Result<IperfReport, TopologyError> {
         self.run_by(from, to, self.address(to)?)

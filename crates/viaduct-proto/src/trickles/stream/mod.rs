@@ -8,7 +8,7 @@
 //!   read            ◀─ output ─ wants ────▶ └────────┘
 //! ```
 //!
-//! Stream [`MAIN`](super::standard::MAIN) is a socket: bytes in, bytes out. Any number of other
+//! Stream [`MAIN`] is a socket: bytes in, bytes out. Any number of other
 //! streams can be opened beside it, each with its own range of positions in the output. A
 //! request is a stream whose input is written at once. Nothing here blocks, and all buffers are
 //! bounded: a send buffer for bytes that were written and not consumed, a window for bytes that

@@ -10,7 +10,7 @@ use crate::flow::{Address, Failure};
 
 impl Frame<'_> {
     /// Appends the frame to `out`. A name longer than 253 bytes, which no host has, is
-    /// truncated. DATA must have 1 to [`MAX_DATA`] bytes.
+    /// truncated. DATA must have 1 to [`MAX_DATA`](super::MAX_DATA) bytes.
     pub fn emit(&self, stream: u32, out: &mut Vec<u8>) {
         let start = out.len();
         out.push(self.kind());
