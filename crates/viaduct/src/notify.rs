@@ -1,6 +1,7 @@
 //! Reports the state of the gateway to the service manager (systemd's `sd_notify` protocol: one
 //! datagram of `KEY=value` lines to the socket that `NOTIFY_SOCKET` names). Without a manager
-//! nothing is sent.
+//! nothing is sent. The crate `sd-notify` (0.5) cannot send to abstract names, which managers in
+//! containers use.
 
 use std::env;
 use std::ffi::OsStr;
