@@ -43,6 +43,7 @@ lint:             ## formatting, lints, documents, licences of dependencies
 	cargo clippy --workspace --all-targets --profile checked --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --profile checked --locked
 	cargo deny check licenses bans sources
+	cd fuzz && RUSTFLAGS="--cfg fuzzing" cargo check --locked
 
 audit:            ## known vulnerabilities of dependencies, from RustSec's list, which it downloads
 	@scripts/need lint
