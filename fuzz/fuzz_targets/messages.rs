@@ -89,7 +89,7 @@ fuzz_target!(|steps: Steps<Step>| {
             Step::Raw(bytes) => gateway.handle_opened(now, &bytes.0),
             Step::Arrives(packet) => gateway.handle_incoming(now, now, &mut packet.normal()),
             Step::Leaves(packet) => gateway.handle_outgoing(now, now, &mut packet.normal()),
-            Step::Missed => gateway.miss_incoming(),
+            Step::Missed => gateway.miss_incoming(now),
             Step::Wait { millis } => {
                 now += Duration::from_millis((*millis).into());
                 gateway.handle_timeout(now);

@@ -169,7 +169,7 @@ impl World {
             Step::Missed { at, count } => {
                 let plane = &mut self.planes[usize::from(at)];
                 plane.miss_outgoing(count.into());
-                plane.miss_incoming();
+                plane.miss_incoming(self.now);
             }
         }
     }
