@@ -165,7 +165,8 @@ fn messages(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
                 let names = vec![name; usize::from(repair.cover.count)];
                 let mut message = Vec::new();
                 let manner = Manner { acks: true, is_observed: false };
-                section::emit_names(repair.cover.first, &names, section::Form::Timed, manner, &mut message);
+                let form = section::Form::Timed;
+                section::emit_names(repair.cover.first, &names, form, manner, &mut message);
                 section::emit_repair(&repair, Part::Whole, &mut message);
                 messages.push(message);
             });
