@@ -41,6 +41,7 @@ pub mod rng;
 pub mod sim;
 pub mod split;
 pub mod time;
+pub mod timers;
 pub mod trickles;
 pub mod tunnel;
 pub mod web;
