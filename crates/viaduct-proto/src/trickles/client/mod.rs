@@ -21,7 +21,8 @@ mod receiver;
 mod repeat;
 mod requests;
 mod responses;
-mod timer;
+mod round_trip;
+mod timers;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -37,7 +38,8 @@ pub use reassembly::Reassembly;
 use receiver::{Receiver, Turn};
 use repeat::Repeat;
 pub(super) use requests::HEAD;
-use timer::Trips;
+use round_trip::Trips;
+use timers::{Timer, Timers};
 
 /// Payload flag: the object that these data belong to ends with them.
 pub const ENDS: u8 = 0x80;
@@ -146,17 +148,12 @@ pub struct Client {
     due: bool,
     outbox: VecDeque<Vec<u8>>,
     arrived: VecDeque<Arrived>,
-    /// Retransmission timeout: the time at which an answer, or a repair, is overdue.
-    overdue: Option<Instant>,
-    /// The packet that others wait for, and the time at which it is given up.
-    reorder_deadline: Option<(u64, Instant)>,
-    /// Tail probe: the time at which a held trickle asks again for data that may be lost.
-    probe: Option<Instant>,
+    timers: Timers,
+    /// The missing packet that [`Timer::Reorder`] gives up.
+    missing: Option<u64>,
     /// True if a probe was sent since the last arrival.
     probed: bool,
     repeat: Repeat,
-    /// Time at which the last request is sent again.
-    repeated: Option<Instant>,
     /// Trickles wait for repairs, and no other packet is to come.
     stuck: bool,
     heard: Instant,
@@ -192,12 +189,10 @@ impl Client {
             due: false,
             outbox: VecDeque::new(),
             arrived: VecDeque::new(),
-            overdue: None,
-            reorder_deadline: None,
-            probe: None,
+            timers: Timers::default(),
+            missing: None,
             probed: false,
             repeat: Repeat::default(),
-            repeated: None,
             stuck: false,
             heard: now,
             opened: now,
@@ -206,7 +201,7 @@ impl Client {
             asked: now,
             stats: Stats::default(),
         };
-        client.overdue = Some(now);
+        client.timers.set(Timer::Restart, now);
         client
     }
 
@@ -225,7 +220,7 @@ impl Client {
     pub fn unwant(&mut self, range: std::ops::Range<u64>) {
         self.asks.unwant(&range);
         if matches!(self.phase, Phase::Running(_)) {
-            self.set_overdue();
+            self.set_timers();
         }
     }
 
@@ -309,34 +304,36 @@ impl Client {
 
     /// Deadline of the earliest timer, if any.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let reorder_deadline = self.reorder_deadline.map(|(_, until)| until);
-        [self.overdue, reorder_deadline, self.probe, self.repeated].into_iter().flatten().min()
+        self.timers.next_deadline()
     }
 
     /// Processes all timers that have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.reorder_deadline.is_some_and(|(_, until)| until <= now) {
-            self.reorder_deadline = None;
-            if let Phase::Running(receiver) = &mut self.phase {
-                receiver.give_up();
+        while let Some(timer) = self.timers.poll_expired(now) {
+            match timer {
+                Timer::Reorder => {
+                    self.missing = None;
+                    if let Phase::Running(receiver) = &mut self.phase {
+                        receiver.give_up();
+                    }
+                    self.settle(now);
+                }
+                Timer::Probe => {
+                    self.probed = true;
+                    self.stats.probes += u64::from(self.asks.doubt_first());
+                }
+                Timer::Repeat => {
+                    self.stats.repeats += 1;
+                    let message = self.repeat.take(now);
+                    self.outbox.push_back(message);
+                    self.timers.set(Timer::Repeat, self.repeat_due());
+                }
+                Timer::Restart => {
+                    self.unpromise();
+                    self.forget_flight();
+                    self.due = true;
+                }
             }
-            self.settle(now);
-        }
-        if self.probe.is_some_and(|probe| probe <= now) {
-            (self.probe, self.probed) = (None, true);
-            self.stats.probes += u64::from(self.asks.doubt_first());
-        }
-        if self.repeated.is_some_and(|repeated| repeated <= now) {
-            self.stats.repeats += 1;
-            let message = self.repeat.take(now);
-            self.outbox.push_back(message);
-            self.repeated = self.repeat_due();
-        }
-        if self.overdue.is_some_and(|overdue| overdue <= now) {
-            self.overdue = None;
-            self.unpromise();
-            self.forget_flight();
-            self.due = true;
         }
     }
 }

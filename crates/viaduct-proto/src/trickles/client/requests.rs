@@ -3,6 +3,7 @@
 use super::asks::{Budget, Expected, Want, groups};
 use super::receiver::{Step, Turn};
 use super::responses::FEW;
+use super::timers::Timer;
 use super::{Client, Feed, MIN_MESSAGE, MIN_REQUEST, Phase};
 use crate::time::Instant;
 use crate::trickles::SILENCE;
@@ -56,7 +57,7 @@ impl Client {
     fn begin_again(&mut self, now: Instant, feed: &mut dyn Feed) {
         self.due = false;
         if matches!(self.phase, Phase::AddressToken) {
-            self.overdue = None;
+            self.timers.stop(Timer::Restart);
             return;
         }
         self.unpromise();
@@ -76,7 +77,7 @@ impl Client {
                 self.finish(message, MIN_REQUEST, feed);
             }
         }
-        self.overdue = Some(now + self.trips.wait(self.attempts));
+        self.timers.set(Timer::Restart, now + self.trips.wait(self.attempts));
         self.attempts += 1;
     }
 
@@ -152,7 +153,7 @@ impl Client {
     fn look(&mut self) {
         if matches!(self.phase, Phase::Running(_)) {
             self.stuck = self.is_stuck();
-            self.set_overdue();
+            self.set_timers();
         }
     }
 
@@ -189,7 +190,7 @@ impl Client {
         self.emit_promised(&mut message);
         self.load(&mut message, feed);
         self.post(message);
-        self.overdue = Some(now + self.trips.wait(self.attempts));
+        self.timers.set(Timer::Restart, now + self.trips.wait(self.attempts));
     }
 
     /// Assigns wants to up to `packets` packets of a first window, in a request that has

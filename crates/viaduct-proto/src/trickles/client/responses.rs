@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::asks::{Expected, Want};
 use super::receiver::Receiver;
+use super::timers::Timer;
 use super::{Arrived, Client, ENDS, Phase};
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Mode};
@@ -78,7 +79,7 @@ impl Client {
         self.forget_flight();
         self.trips.opened(now.since(self.opened));
         self.hear(now);
-        self.overdue = None;
+        self.timers.stop(Timer::Restart);
         let want = self.promised.pop_front();
         let expected = Expected::new(now, want, self.promised_parcel);
         self.deliver(expected, &response.payload);
@@ -213,33 +214,36 @@ impl Client {
         }
         self.stuck = false;
         let waits_for = receiver.waits_for();
-        if self.reorder_deadline.map(|(number, _)| number) != waits_for {
+        if self.missing != waits_for {
             let until = now + self.trips.reorder_timeout();
-            self.reorder_deadline = waits_for.map(|number| (number, until));
+            self.missing = waits_for;
+            self.timers.set(Timer::Reorder, waits_for.map(|_| until));
         }
-        self.set_overdue();
+        self.set_timers();
     }
 
-    pub(super) fn set_overdue(&mut self) {
+    /// Sets the timers but [`Timer::Reorder`].
+    pub(super) fn set_timers(&mut self) {
         let wait = self.trips.wait(self.attempts);
         let repair = self.asks.oldest_again().map(|sent| sent + wait);
         // Bytes may be wanted when no trickle is left to request them, or none that has its
         // repairs.
         let answer = (!self.is_idle()).then(|| self.heard + wait);
         let answer = self.stuck.then(|| self.repeat_time()).flatten().or(answer);
-        self.overdue = [repair, answer].into_iter().flatten().min();
-        self.repeated = self.repeat_due();
+        self.timers.set(Timer::Restart, [repair, answer].into_iter().flatten().min());
+        self.timers.set(Timer::Repeat, self.repeat_due());
         // Tail: a trickle is held while packets are in flight. Nothing else is wanted, so no
         // packet behind the last ones would show that they are lost.
         let tail = !self.held.is_empty() && !self.asks.is_wanting() && self.in_flight() > 0;
         let may = tail && !self.probed && self.attempts == 0;
         let first = may.then(|| self.asks.first_wanted()).flatten();
-        self.probe = first.and_then(|sent| {
+        let probe = first.and_then(|sent| {
             let wait = self.trips.probe()?;
             let passed = self.trips.overtakes(self.asked, sent);
             // While packets arrive, the round trip may have grown.
             Some(if passed { self.heard } else { (sent + wait).max(self.heard + wait / 8) })
         });
+        self.timers.set(Timer::Probe, probe);
     }
 
     /// Time at which the last request is sent again: packets are in flight, and none arrives.
@@ -305,9 +309,10 @@ impl Client {
         self.asks.forget_all();
         self.held.clear();
         self.repeat.forget();
-        self.repeated = None;
         self.repaired.clear();
-        self.reorder_deadline = None;
-        self.probe = None;
+        self.missing = None;
+        for timer in [Timer::Reorder, Timer::Probe, Timer::Repeat] {
+            self.timers.stop(timer);
+        }
     }
 }
