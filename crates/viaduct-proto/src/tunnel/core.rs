@@ -162,7 +162,7 @@ impl Tunnel {
 
     /// Time at which to call [`handle_timeout`](Tunnel::handle_timeout).
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.links.values().map(|mux| mux.poll_timeout(&self.common)).min()
+        self.links.values().filter_map(Mux::poll_timeout).min()
     }
 
     /// Runs the timers that are due at `now`.

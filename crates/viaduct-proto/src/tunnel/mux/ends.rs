@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 
 use super::Mux;
+use super::timers::Timer;
 use crate::flow::{Address, Failure};
 use crate::time::{Duration, Instant};
 use crate::tunnel::common::{Common, Event};
@@ -94,7 +95,8 @@ impl Mux {
             self.acknowledge(cx, number);
         } else if freed > 0 && !std::mem::replace(&mut stream.listed, true) {
             self.acks.push(number);
-            self.ack_at = self.ack_at.or(Some(now + ACK_DELAY));
+            let at = self.timers.deadline(Timer::Ack).unwrap_or(now + ACK_DELAY);
+            self.timers.set(Timer::Ack, at);
         }
         self.settle(cx, number);
     }
@@ -145,7 +147,7 @@ impl Mux {
 
     /// Sends all pending acknowledgements.
     pub(super) fn acknowledge_all(&mut self, cx: &mut Common) {
-        self.ack_at = None;
+        self.timers.stop(Timer::Ack);
         for number in std::mem::take(&mut self.acks) {
             if let Some(stream) = self.streams.get_mut(&number) {
                 stream.listed = false;

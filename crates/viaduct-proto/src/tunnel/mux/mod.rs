@@ -6,9 +6,11 @@
 //! | `frames` | received frames |
 //! | `turn` | sent frames |
 //! | `ends` | calls of the flows' ends |
+//! | `timers` | its timers |
 
 mod ends;
 mod frames;
+mod timers;
 mod turn;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -20,6 +22,7 @@ use crate::tunnel::rtt::Rtt;
 use crate::tunnel::stats::LinkStats;
 use crate::tunnel::stream::{Notification, Receiving, Stream};
 use crate::tunnel::wire::{Frame, Hello, Parser};
+use timers::{Timer, Timers};
 
 /// Maximum of queued frames other than DATA. A peer that makes us answer must read the answers.
 const MAX_CONTROL: usize = 64 << 10;
@@ -66,13 +69,11 @@ pub(super) struct Mux {
     /// tokens.
     stalled_at: Option<u64>,
     acks: Vec<u32>,
-    ack_at: Option<Instant>,
     pub(super) rtt: Rtt,
-    ping_at: Instant,
+    timers: Timers,
     /// True if a PING is due. `pinged` is the payload of the last PING until it is answered.
     ping_due: bool,
     pinged: Option<u64>,
-    heard: Instant,
     /// For this end and the other: true if it opens no more streams on this link.
     pub(super) leaving: [bool; 2],
     pub(super) sent: u64,
@@ -97,6 +98,9 @@ impl Mux {
             least_window: cx.settings.least_window,
             streams: cx.settings.streams,
         };
+        let mut timers = Timers::default();
+        timers.set(Timer::Silence, now + cx.settings.silence);
+        timers.set(Timer::Ping, now + cx.settings.ping);
         Mux {
             number,
             carrier,
@@ -112,12 +116,10 @@ impl Mux {
             ready: VecDeque::new(),
             stalled_at: None,
             acks: Vec::new(),
-            ack_at: None,
             rtt: Rtt::default(),
-            ping_at: now + cx.settings.ping,
+            timers,
             ping_due: true,
             pinged: None,
-            heard: now,
             leaving: [false; 2],
             sent: 0,
             received: 0,
@@ -137,7 +139,7 @@ impl Mux {
         lane: Lane,
         mut bytes: &[u8],
     ) -> Result<(), LinkError> {
-        self.heard = now;
+        self.timers.set(Timer::Silence, now + cx.settings.silence);
         let mut parser = self.lanes.remove(&lane).unwrap_or_default();
         while let Some((stream, frame)) = parser.next(&mut bytes)? {
             if self.lane_of(stream, &frame) != lane {
@@ -280,10 +282,8 @@ impl Mux {
         }
     }
 
-    pub(super) fn poll_timeout(&self, cx: &Common) -> Instant {
-        let silent = self.heard + cx.settings.silence;
-        let ack = self.ack_at.unwrap_or(silent);
-        silent.min(self.ping_at).min(ack)
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.next_deadline()
     }
 
     pub(super) fn handle_timeout(
@@ -292,17 +292,18 @@ impl Mux {
         cx: &mut Common,
     ) -> Result<(), LinkError> {
         let Settings { ping, silence, .. } = cx.settings;
-        if now - self.heard >= silence {
-            return Err(LinkError::Silent(silence));
-        }
-        if now >= self.ping_at {
-            self.ping_at = now + ping;
-            self.carried = [self.carried[1], self.sent + self.received];
-            // One unanswered ping is enough: it may be behind a loss that is being repaired.
-            self.ping_due = self.pinged.is_none();
-        }
-        if self.ack_at.is_some_and(|at| at <= now) {
-            self.acknowledge_all(cx);
+        while let Some(timer) = self.timers.poll_expired(now) {
+            match timer {
+                Timer::Silence => return Err(LinkError::Silent(silence)),
+                Timer::Ping => {
+                    self.timers.set(Timer::Ping, now + ping);
+                    self.carried = [self.carried[1], self.sent + self.received];
+                    // One unanswered ping is enough: it may be behind a loss that is being
+                    // repaired.
+                    self.ping_due = self.pinged.is_none();
+                }
+                Timer::Ack => self.acknowledge_all(cx),
+            }
         }
         Ok(())
     }
