@@ -14,6 +14,9 @@
 
 mod asks;
 mod feed;
+mod first_window;
+mod generations;
+mod held;
 mod overtaking;
 mod parcels;
 mod reassembly;
@@ -24,18 +27,20 @@ mod responses;
 mod round_trip;
 mod timers;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::continuation::Continuation;
 use super::wire::Response;
 use super::wire::response::PAYLOAD_HEAD;
 use crate::time::Instant;
 use asks::{Asks, Want};
 pub use feed::Feed;
+use first_window::FirstWindow;
+use generations::Generations;
+use held::Held;
 pub use reassembly::Reassembly;
-use receiver::{Receiver, Turn};
+use receiver::Receiver;
 use repeat::Repeat;
 pub(super) use requests::HEAD;
 use round_trip::Trips;
@@ -128,17 +133,10 @@ pub struct Client {
     config: Config,
     phase: Phase,
     token: u64,
-    generation: u16,
-    /// Continuation and proof that a restart returns.
-    anchor: Option<(Vec<u8>, Continuation, Vec<u8>)>,
+    generations: Generations,
     asks: Asks,
-    /// Wants requested for the first window, in order.
-    promised: VecDeque<Want>,
-    /// Parcel of that request.
-    promised_parcel: Option<u64>,
-    held: VecDeque<Turn>,
-    /// Nonces of repairs, by number.
-    repaired: BTreeMap<u64, u64>,
+    first_window: FirstWindow,
+    held: Held,
     trips: Trips,
     attempts: u32,
     count: u32,
@@ -159,8 +157,6 @@ pub struct Client {
     heard: Instant,
     /// Time at which the connection was opened.
     opened: Instant,
-    /// Generations newer than the present one, each with the time at which it was requested.
-    begun: Vec<(u16, Instant)>,
     /// Highest number that has arrived, other than repairs.
     latest: u64,
     /// Send time of the latest request that was answered.
@@ -175,13 +171,10 @@ impl Client {
             config,
             phase: Phase::Opening,
             token,
-            generation: 0,
-            anchor: None,
+            generations: Generations::default(),
             asks: Asks::default(),
-            promised: VecDeque::new(),
-            promised_parcel: None,
-            held: VecDeque::new(),
-            repaired: BTreeMap::new(),
+            first_window: FirstWindow::default(),
+            held: Held::default(),
             trips: Trips::default(),
             attempts: 0,
             count: 0,
@@ -196,7 +189,6 @@ impl Client {
             stuck: false,
             heard: now,
             opened: now,
-            begun: Vec::new(),
             latest: 0,
             asked: now,
             stats: Stats::default(),
@@ -329,7 +321,7 @@ impl Client {
                     self.timers.set(Timer::Repeat, self.repeat_due());
                 }
                 Timer::Restart => {
-                    self.unpromise();
+                    self.first_window.cancel(&mut self.asks);
                     self.forget_flight();
                     self.due = true;
                 }

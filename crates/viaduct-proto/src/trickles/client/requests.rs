@@ -1,13 +1,14 @@
 //! Requests that a client sends: first requests, echoes, steps, restarts.
 
 use super::asks::{Budget, Expected, Want, groups};
+use super::generations::Anchor;
 use super::receiver::{Step, Turn};
 use super::responses::FEW;
 use super::timers::Timer;
 use super::{Client, Feed, MIN_MESSAGE, MIN_REQUEST, Phase};
 use crate::time::Instant;
 use crate::trickles::SILENCE;
-use crate::trickles::continuation::{CONTINUATION, Continuation, LOSS, MAX_LOSSES};
+use crate::trickles::continuation::{CONTINUATION, LOSS, MAX_LOSSES};
 use crate::trickles::plan::Plan;
 use crate::trickles::wire::request::{emit_groups, emit_open, emit_padding, emit_returned};
 use crate::trickles::wire::response::{continuation_len, overhead};
@@ -60,20 +61,20 @@ impl Client {
             self.timers.stop(Timer::Restart);
             return;
         }
-        self.unpromise();
+        self.first_window.cancel(&mut self.asks);
         self.forget_flight();
         self.heard = now;
-        match self.anchor.clone() {
+        match self.generations.anchor().cloned() {
             None => self.send_open(feed),
-            Some((bytes, _, proof)) => {
+            Some(Anchor { bytes, proof, .. }) => {
                 let attempt = (self.attempts + 1).min(MAX_ATTEMPTS.into()) as u8;
                 self.stats.restarts += 1;
                 self.phase = Phase::Beginning;
-                self.begins(self.generation.wrapping_add(attempt.into()), now);
+                self.generations.restarted(attempt.into(), now);
                 let mut message = Vec::new();
                 emit_returned(self.count, attempt, &bytes, None, None, &proof, &mut message);
                 let packets = usize::from(attempt == 1) * 9 + 1;
-                self.promise(packets, CONTINUATION, message.len(), feed);
+                self.assign(packets, CONTINUATION, message.len(), feed);
                 self.finish(message, MIN_REQUEST, feed);
             }
         }
@@ -81,17 +82,10 @@ impl Client {
         self.attempts += 1;
     }
 
-    /// Notes that a generation was requested. Its answer then yields a round trip, even if other
-    /// generations were requested since.
-    fn begins(&mut self, generation: u16, now: Instant) {
-        self.begun.retain(|(asked, _)| *asked != generation);
-        self.begun.push((generation, now));
-    }
-
     fn send_open(&mut self, feed: &mut dyn Feed) {
         let mut message = Vec::new();
         emit_open(self.count, self.token, self.config.message, &mut message);
-        self.promise(1, CONTINUATION, message.len(), feed);
+        self.assign(1, CONTINUATION, message.len(), feed);
         self.finish(message, self.pad(), feed);
     }
 
@@ -129,18 +123,10 @@ impl Client {
             return;
         }
         let idle = self.in_flight() == 0;
-        while self.asks.is_wanting() || feed.is_pending() || feed.is_eager() {
-            let Some(step) = self.held.front().and_then(Turn::step) else { break };
-            let known = &step.known;
-            let repaired = self.repairs(known);
-            let window = known.epoch.base + u64::from(known.epoch.start);
-            let owed = !known.losses.runs().is_empty() && repaired.is_none();
-            if owed && known.number >= window {
-                break;
-            }
-            if let Some(turn) = self.held.pop_front() {
-                self.send_turn(now, &turn, &step, repaired, feed);
-            }
+        while (self.asks.is_wanting() || feed.is_pending() || feed.is_eager())
+            && let Some((turn, step, repaired)) = self.held.take()
+        {
+            self.send_turn(now, &turn, &step, repaired, feed);
         }
         self.pending = feed.is_pending();
         if idle && self.in_flight() > 0 {
@@ -166,28 +152,17 @@ impl Client {
         waits && self.asks.are_repairs() && self.held.len() > FEW && self.attempts == 0
     }
 
-    /// Xor of the nonces of all repairs that a continuation waits for; `None` if one is
-    /// missing.
-    fn repairs(&self, known: &Continuation) -> Option<u64> {
-        let mut sum = None;
-        for run in known.losses.runs() {
-            for number in run.first..=run.last() {
-                sum = Some(sum.unwrap_or(0) ^ self.repaired.get(&number)?);
-            }
-        }
-        sum
-    }
-
     fn echo(&mut self, now: Instant, feed: &mut dyn Feed) {
-        let Some((bytes, known, proof)) = self.anchor.clone() else { return };
+        let Some(Anchor { bytes, known, proof }) = self.generations.anchor().cloned() else {
+            return;
+        };
         let mut message = Vec::new();
         emit_returned(self.count, 0, &bytes, None, None, &proof, &mut message);
         self.phase = Phase::Beginning;
         self.heard = now;
-        self.begun.clear();
-        self.begins(self.generation, now);
-        self.promise(known.epoch.start.into(), CONTINUATION, message.len(), feed);
-        self.emit_promised(&mut message);
+        self.generations.echoed(now);
+        self.assign(known.epoch.start.into(), CONTINUATION, message.len(), feed);
+        emit(self.first_window.wants(), &mut message);
         self.load(&mut message, feed);
         self.post(message);
         self.timers.set(Timer::Restart, now + self.trips.wait(self.attempts));
@@ -195,21 +170,19 @@ impl Client {
 
     /// Assigns wants to up to `packets` packets of a first window, in a request that has
     /// `taken` bytes already.
-    fn promise(&mut self, packets: usize, continuation: usize, taken: usize, feed: &dyn Feed) {
-        let message =
-            self.anchor.as_ref().map_or(self.config.message, |(_, known, _)| known.message);
-        let room = usize::from(message).saturating_sub(overhead(Some(continuation)));
-        let room = match self.anchor {
-            Some(_) => room,
+    fn assign(&mut self, packets: usize, continuation: usize, taken: usize, feed: &dyn Feed) {
+        let message = match self.generations.anchor() {
+            Some(anchor) => anchor.known.message.into(),
             // An address token is no longer than the request.
-            None => self.pad().saturating_sub(overhead(Some(continuation))),
+            None => self.pad(),
         };
+        let room = message.saturating_sub(overhead(Some(continuation)));
         let room = room.saturating_sub(self.config.reserve);
         let mut budget = self.budget(taken, feed);
         for n in 0..packets.min(MAX_ASKS) {
             let left = if n == 0 { notes(feed) } else { 0 };
             let want = self.asks.take(room.saturating_sub(left), &mut budget);
-            self.promised.extend(want);
+            self.first_window.assign(want);
         }
     }
 
@@ -223,25 +196,20 @@ impl Client {
     /// to `least` bytes.
     fn finish(&mut self, mut message: Vec<u8>, least: usize, feed: &mut dyn Feed) {
         let mut tail = Vec::new();
-        self.emit_promised(&mut tail);
+        emit(self.first_window.wants(), &mut tail);
         let taken = message.len() + 2;
         let room = self.longest().saturating_sub(taken + tail.len());
-        self.promised_parcel = feed.take(room, &mut tail);
+        self.first_window.set_parcel(feed.take(room, &mut tail));
         let padding = least.min(self.longest()).saturating_sub(taken + tail.len());
         emit_padding(padding, &mut message);
         message.extend_from_slice(&tail);
         self.post(message);
     }
 
-    fn emit_promised(&self, out: &mut Vec<u8>) {
-        let wants: Vec<Want> = self.promised.iter().cloned().collect();
-        emit(&wants, out);
-    }
-
     /// Adds a parcel to the request of a first window.
     fn load(&mut self, message: &mut Vec<u8>, feed: &mut dyn Feed) {
         let room = self.config.request.saturating_sub(message.len());
-        self.promised_parcel = feed.take(room, message);
+        self.first_window.set_parcel(feed.take(room, message));
     }
 
     /// Sends a request that returns a continuation, with asks for as much as the server will

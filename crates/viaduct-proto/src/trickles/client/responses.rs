@@ -3,17 +3,14 @@
 use bytes::Bytes;
 
 use super::asks::{Expected, Want};
+use super::generations::{Anchor, Generations};
 use super::receiver::Receiver;
 use super::timers::Timer;
 use super::{Arrived, Client, ENDS, Phase};
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Mode};
 use crate::trickles::proof::{self, Range};
-use crate::trickles::wire::{Form, MAX_ATTEMPTS, Payload, Response};
-
-/// Maximum number of repairs whose nonces are kept, the latest ones: windows end at 65,535, and
-/// each repair is proven in the next window.
-const REPAIRED: usize = 1 << 17;
+use crate::trickles::wire::{Form, Payload, Response};
 
 /// Number of packets that one trickle has in flight, and threshold for few trickles.
 pub(super) const FEW: usize = 2;
@@ -22,13 +19,11 @@ impl Client {
     /// Processes a response of this connection. Returns false if it does not belong to an
     /// expected generation.
     pub(super) fn take(&mut self, now: Instant, response: &Response) -> bool {
-        let newer = response.generation.wrapping_sub(self.generation);
+        let newer = self.generations.ahead(response.generation);
         let awaited = match self.phase {
             Phase::Opening => newer == 0,
-            Phase::AddressToken | Phase::Beginning => {
-                (self.awaits()..=u16::from(MAX_ATTEMPTS)).contains(&newer)
-            }
-            Phase::Running(_) => (1..=u16::from(MAX_ATTEMPTS)).contains(&newer),
+            Phase::AddressToken | Phase::Beginning => self.generations.may_begin(newer),
+            Phase::Running(_) => Generations::is_restart(newer),
         };
         match response.form {
             Form::AddressToken(bytes) if awaited && (newer > 0 || self.is_opening()) => {
@@ -49,14 +44,6 @@ impl Client {
         }
     }
 
-    /// Minimum distance to the generation that was requested: 0 after an address token, which
-    /// begins its own generation, else 1.
-    fn awaits(&self) -> u16 {
-        u16::from(
-            self.anchor.as_ref().is_some_and(|(_, known, _)| known.mode != Mode::AddressToken),
-        )
-    }
-
     fn is_opening(&self) -> bool {
         matches!(self.phase, Phase::Opening)
     }
@@ -73,17 +60,15 @@ impl Client {
             &[Range { first: known.epoch.base, last: number, sum: 0 }],
             &mut proof,
         );
-        self.generation = response.generation;
-        self.anchor = Some((bytes.to_vec(), known, proof));
+        self.generations.enter(response.generation, Anchor { bytes: bytes.to_vec(), known, proof });
         self.phase = Phase::AddressToken;
         self.forget_flight();
         self.trips.opened(now.since(self.opened));
         self.hear(now);
         self.timers.stop(Timer::Restart);
-        let want = self.promised.pop_front();
-        let expected = Expected::new(now, want, self.promised_parcel);
+        let expected = self.first_window.take_packet(now);
         self.deliver(expected, &response.payload);
-        self.unpromise();
+        self.first_window.cancel(&mut self.asks);
         true
     }
 
@@ -93,21 +78,12 @@ impl Client {
         if known.mode != Mode::Begun {
             return false;
         }
-        let asked = self.begun.iter().find(|(generation, _)| *generation == known.generation);
-        let Some(&(_, sent)) = asked else { return false };
-        // Generations requested later may still be answered, and end this one.
-        let newer = |asked: u16| asked.wrapping_sub(known.generation) as i16 > 0;
-        self.begun.retain(|&(asked, _)| newer(asked));
-        let parcel = self.promised_parcel.take();
+        let Some(sent) = self.generations.begin(known.generation) else { return false };
         self.asks.begin();
         self.forget_flight();
-        self.generation = known.generation;
         self.phase = Phase::Running(Box::new(Receiver::new(known.epoch)));
-        for number in (known.epoch.base..).take(known.epoch.start.into()) {
-            let want = self.promised.pop_front();
-            self.asks.expect(number, Expected::new(sent, want, parcel));
-        }
-        self.unpromise();
+        let numbers = (known.epoch.base..).take(known.epoch.start.into());
+        self.first_window.begin(&mut self.asks, numbers, sent);
         true
     }
 
@@ -130,10 +106,7 @@ impl Client {
             Form::Again => {
                 let Some(expected) = self.asks.came_again(number) else { return false };
                 self.asked = self.asked.max(expected.sent);
-                self.repaired.insert(number, response.nonce);
-                if self.repaired.len() > REPAIRED {
-                    self.repaired.pop_first();
-                }
+                self.held.repair(number, response.nonce);
                 self.hear(now);
                 self.deliver(expected, &response.payload);
                 self.settle(now);
@@ -209,8 +182,9 @@ impl Client {
             }
         }
         while let Some((turn, known)) = receiver.take_turn() {
-            self.anchor = Some((turn.bytes.clone(), known, turn.proof.clone()));
-            self.held.push_back(turn);
+            let (bytes, proof) = (turn.bytes.clone(), turn.proof.clone());
+            self.generations.set_anchor(Anchor { bytes, known, proof });
+            self.held.push(turn);
         }
         self.stuck = false;
         let waits_for = receiver.waits_for();
@@ -294,22 +268,12 @@ impl Client {
         });
     }
 
-    /// Wants again what was assigned to the first window and not used.
-    pub(super) fn unpromise(&mut self) {
-        let parcel = self.promised_parcel.take();
-        self.asks.settle(parcel);
-        while let Some(want) = self.promised.pop_back() {
-            self.asks.want_again(Some(want));
-        }
-    }
-
     /// Drops the state of all requests in flight; no packet of the present generation will
     /// arrive.
     pub(super) fn forget_flight(&mut self) {
         self.asks.forget_all();
         self.held.clear();
         self.repeat.forget();
-        self.repaired.clear();
         self.missing = None;
         for timer in [Timer::Reorder, Timer::Probe, Timer::Repeat] {
             self.timers.stop(timer);

@@ -1,0 +1,56 @@
+//! First window of a generation that was requested and has not begun.
+
+use std::collections::VecDeque;
+
+use super::asks::{Asks, Expected, Want};
+use crate::time::Instant;
+
+/// Wants that were requested for the packets of the first window, and the request's parcel.
+#[derive(Debug, Default)]
+pub(super) struct FirstWindow {
+    /// Wants in the order of the packets.
+    wants: VecDeque<Want>,
+    parcel: Option<u64>,
+}
+
+impl FirstWindow {
+    /// Assigns a want to the next packet.
+    pub(super) fn assign(&mut self, want: Option<Want>) {
+        self.wants.extend(want);
+    }
+
+    /// Sets the parcel of the request.
+    pub(super) fn set_parcel(&mut self, parcel: Option<u64>) {
+        self.parcel = parcel;
+    }
+
+    /// The assigned wants, in the order of the packets.
+    pub(super) fn wants(&mut self) -> &[Want] {
+        self.wants.make_contiguous()
+    }
+
+    /// Takes the first packet, which was requested at `sent`.
+    pub(super) fn take_packet(&mut self, sent: Instant) -> Expected {
+        Expected::new(sent, self.wants.pop_front(), self.parcel)
+    }
+
+    /// Records packets in flight with these numbers, which were requested at `sent`.
+    pub(super) fn begin(
+        &mut self,
+        asks: &mut Asks,
+        numbers: impl Iterator<Item = u64>,
+        sent: Instant,
+    ) {
+        numbers.for_each(|number| asks.expect(number, self.take_packet(sent)));
+        self.parcel = None;
+        self.cancel(asks);
+    }
+
+    /// Wants again what was assigned to packets that do not come, and settles the parcel.
+    pub(super) fn cancel(&mut self, asks: &mut Asks) {
+        asks.settle(self.parcel.take());
+        while let Some(want) = self.wants.pop_back() {
+            asks.want_again(Some(want));
+        }
+    }
+}
