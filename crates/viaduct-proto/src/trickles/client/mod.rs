@@ -6,6 +6,15 @@
 //!                 └─▶ poll_arrived: data                  timers: RTO ─▶ restart
 //! ```
 //!
+//! | file | state that it owns |
+//! |---|---|
+//! | `asks` | wants, and packets in flight |
+//! | `first_window` | what was requested for the first window of a generation |
+//! | `generations` | the present generation, those requested, and what a restart returns |
+//! | `held` | continuations to return, and the repairs that they wait for |
+//! | `receiver` | the packets of a generation, in order |
+//! | `recovery` | round trip, reordering, and the timers |
+//!
 //! The client asks for byte ranges of the server's stream, each with the user continuation that
 //! yields them. It computes the server's [plan](super::plan), and so knows in advance how many
 //! packets a request brings, and their numbers. Hence it knows which bytes are lost with a
@@ -21,6 +30,7 @@ mod overtaking;
 mod parcels;
 mod reassembly;
 mod receiver;
+mod recovery;
 mod repeat;
 mod requests;
 mod responses;
@@ -41,10 +51,9 @@ use generations::Generations;
 use held::Held;
 pub use reassembly::Reassembly;
 use receiver::Receiver;
-use repeat::Repeat;
+use recovery::Recovery;
 pub(super) use requests::HEAD;
-use round_trip::Trips;
-use timers::{Timer, Timers};
+use timers::Timer;
 
 /// Payload flag: the object that these data belong to ends with them.
 pub const ENDS: u8 = 0x80;
@@ -137,37 +146,20 @@ pub struct Client {
     asks: Asks,
     first_window: FirstWindow,
     held: Held,
-    trips: Trips,
-    attempts: u32,
+    recovery: Recovery,
+    /// Number of requests sent, modulo 2^32.
     count: u32,
     /// True if the feed has a parcel to send.
     pending: bool,
-    /// True if the next message is a restart.
-    due: bool,
     outbox: VecDeque<Vec<u8>>,
     arrived: VecDeque<Arrived>,
-    timers: Timers,
-    /// The missing packet that [`Timer::Reorder`] gives up.
-    missing: Option<u64>,
-    /// True if a probe was sent since the last arrival.
-    probed: bool,
-    repeat: Repeat,
-    /// Trickles wait for repairs, and no other packet is to come.
-    stuck: bool,
-    heard: Instant,
-    /// Time at which the connection was opened.
-    opened: Instant,
-    /// Highest number that has arrived, other than repairs.
-    latest: u64,
-    /// Send time of the latest request that was answered.
-    asked: Instant,
     stats: Stats,
 }
 
 impl Client {
     /// Opens a connection. `token` is random, and identifies the connection.
     pub fn open(config: Config, token: u64, now: Instant) -> Self {
-        let mut client = Client {
+        Client {
             config,
             phase: Phase::Opening,
             token,
@@ -175,26 +167,13 @@ impl Client {
             asks: Asks::default(),
             first_window: FirstWindow::default(),
             held: Held::default(),
-            trips: Trips::default(),
-            attempts: 0,
+            recovery: Recovery::new(now),
             count: 0,
             pending: false,
-            due: false,
             outbox: VecDeque::new(),
             arrived: VecDeque::new(),
-            timers: Timers::default(),
-            missing: None,
-            probed: false,
-            repeat: Repeat::default(),
-            stuck: false,
-            heard: now,
-            opened: now,
-            latest: 0,
-            asked: now,
             stats: Stats::default(),
-        };
-        client.timers.set(Timer::Restart, now);
-        client
+        }
     }
 
     /// Asks for `length` bytes at `position`, which the user continuation `user` yields.
@@ -233,12 +212,12 @@ impl Client {
 
     /// Number of restarts since the last answer.
     pub fn attempts(&self) -> u32 {
-        self.attempts
+        self.recovery.attempts()
     }
 
     /// Returns whether an answer is overdue, so that the next message is a restart.
     pub fn is_due(&self) -> bool {
-        self.due
+        self.recovery.restart_is_due()
     }
 
     /// The counters so far.
@@ -296,34 +275,27 @@ impl Client {
 
     /// Deadline of the earliest timer, if any.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.timers.next_deadline()
+        self.recovery.poll_timeout()
     }
 
     /// Processes all timers that have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
-        while let Some(timer) = self.timers.poll_expired(now) {
+        while let Some(timer) = self.recovery.poll_expired(now) {
             match timer {
                 Timer::Reorder => {
-                    self.missing = None;
                     if let Phase::Running(receiver) = &mut self.phase {
                         receiver.give_up();
                     }
                     self.settle(now);
                 }
-                Timer::Probe => {
-                    self.probed = true;
-                    self.stats.probes += u64::from(self.asks.doubt_first());
-                }
+                Timer::Probe => self.stats.probes += u64::from(self.asks.doubt_first()),
                 Timer::Repeat => {
                     self.stats.repeats += 1;
-                    let message = self.repeat.take(now);
-                    self.outbox.push_back(message);
-                    self.timers.set(Timer::Repeat, self.repeat_due());
+                    self.outbox.push_back(self.recovery.take_repetition(now, &self.asks));
                 }
                 Timer::Restart => {
                     self.first_window.cancel(&mut self.asks);
                     self.forget_flight();
-                    self.due = true;
                 }
             }
         }

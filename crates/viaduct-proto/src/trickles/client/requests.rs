@@ -3,8 +3,6 @@
 use super::asks::{Budget, Expected, Want, groups};
 use super::generations::Anchor;
 use super::receiver::{Step, Turn};
-use super::responses::FEW;
-use super::timers::Timer;
 use super::{Client, Feed, MIN_MESSAGE, MIN_REQUEST, Phase};
 use crate::time::Instant;
 use crate::trickles::SILENCE;
@@ -56,18 +54,17 @@ impl Client {
     /// Restarts the connection (or repeats the first request) after a timeout or a long
     /// silence.
     fn begin_again(&mut self, now: Instant, feed: &mut dyn Feed) {
-        self.due = false;
         if matches!(self.phase, Phase::AddressToken) {
-            self.timers.stop(Timer::Restart);
+            self.recovery.stop_restart();
             return;
         }
         self.first_window.cancel(&mut self.asks);
         self.forget_flight();
-        self.heard = now;
+        self.recovery.measure_silence_from(now);
         match self.generations.anchor().cloned() {
             None => self.send_open(feed),
             Some(Anchor { bytes, proof, .. }) => {
-                let attempt = (self.attempts + 1).min(MAX_ATTEMPTS.into()) as u8;
+                let attempt = (self.recovery.attempts() + 1).min(MAX_ATTEMPTS.into()) as u8;
                 self.stats.restarts += 1;
                 self.phase = Phase::Beginning;
                 self.generations.restarted(attempt.into(), now);
@@ -78,8 +75,8 @@ impl Client {
                 self.finish(message, MIN_REQUEST, feed);
             }
         }
-        self.timers.set(Timer::Restart, now + self.trips.wait(self.attempts));
-        self.attempts += 1;
+        self.recovery.await_answer(now);
+        self.recovery.count_attempt();
     }
 
     fn send_open(&mut self, feed: &mut dyn Feed) {
@@ -92,7 +89,7 @@ impl Client {
     /// Maximum length of a request at present. A first request without an answer may have
     /// exceeded the path MTU without an ICMP error.
     fn longest(&self) -> usize {
-        let again = matches!(self.phase, Phase::Opening) && self.attempts > 0;
+        let again = matches!(self.phase, Phase::Opening) && self.recovery.attempts() > 0;
         if again { self.config.request.min(MIN_MESSAGE) } else { self.config.request }
     }
 
@@ -104,8 +101,8 @@ impl Client {
     /// Sends requests with the continuations that are held, as long as bytes are wanted or the
     /// feed has a parcel.
     pub(super) fn request(&mut self, now: Instant, feed: &mut dyn Feed) {
-        let first = matches!(self.phase, Phase::Opening) && self.attempts == 0 && self.count == 0;
-        if first || self.due {
+        let first = matches!(self.phase, Phase::Opening) && self.count == 0;
+        if self.recovery.take_restart() || first && self.recovery.attempts() == 0 {
             self.begin_again(now, feed);
         }
         self.pending = feed.is_pending();
@@ -117,7 +114,7 @@ impl Client {
             self.echo(now, feed);
             return;
         }
-        let silent = now.since(self.heard) > SILENCE && self.in_flight() == 0;
+        let silent = self.recovery.silence(now) > SILENCE && self.in_flight() == 0;
         if silent && !self.held.is_empty() {
             self.begin_again(now, feed);
             return;
@@ -130,7 +127,7 @@ impl Client {
         }
         self.pending = feed.is_pending();
         if idle && self.in_flight() > 0 {
-            self.heard = now;
+            self.recovery.measure_silence_from(now);
         }
         self.look();
     }
@@ -138,18 +135,9 @@ impl Client {
     /// Sets the timers once no further request can be sent.
     fn look(&mut self) {
         if matches!(self.phase, Phase::Running(_)) {
-            self.stuck = self.is_stuck();
+            self.recovery.check_stuck(&self.asks, self.held.len());
             self.set_timers();
         }
-    }
-
-    /// Returns whether several trickles wait for repairs, and nothing else is to come. The
-    /// packets that came last were requested after the repairs, so the repairs are lost. The
-    /// restart then need not wait for the full timeout: packets are not reordered by more than
-    /// the wait for a silence (RFC 8985, 6.2).
-    fn is_stuck(&self) -> bool {
-        let waits = self.asks.is_wanting() || self.in_flight() > 0;
-        waits && self.asks.are_repairs() && self.held.len() > FEW && self.attempts == 0
     }
 
     fn echo(&mut self, now: Instant, feed: &mut dyn Feed) {
@@ -159,13 +147,13 @@ impl Client {
         let mut message = Vec::new();
         emit_returned(self.count, 0, &bytes, None, None, &proof, &mut message);
         self.phase = Phase::Beginning;
-        self.heard = now;
+        self.recovery.measure_silence_from(now);
         self.generations.echoed(now);
         self.assign(known.epoch.start.into(), CONTINUATION, message.len(), feed);
         emit(self.first_window.wants(), &mut message);
         self.load(&mut message, feed);
         self.post(message);
-        self.timers.set(Timer::Restart, now + self.trips.wait(self.attempts));
+        self.recovery.await_answer(now);
     }
 
     /// Assigns wants to up to `packets` packets of a first window, in a request that has
@@ -249,7 +237,7 @@ impl Client {
         plans().for_each(|plan| self.expect(plan, &mut layout));
         emit(&layout.wants, &mut message);
         message.extend_from_slice(&bytes);
-        self.repeat.sent(now, &message);
+        self.recovery.note_request(now, &message);
         self.post(message);
     }
 

@@ -5,15 +5,11 @@ use bytes::Bytes;
 use super::asks::{Expected, Want};
 use super::generations::{Anchor, Generations};
 use super::receiver::Receiver;
-use super::timers::Timer;
 use super::{Arrived, Client, ENDS, Phase};
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Mode};
 use crate::trickles::proof::{self, Range};
 use crate::trickles::wire::{Form, Payload, Response};
-
-/// Number of packets that one trickle has in flight, and threshold for few trickles.
-pub(super) const FEW: usize = 2;
 
 impl Client {
     /// Processes a response of this connection. Returns false if it does not belong to an
@@ -63,9 +59,8 @@ impl Client {
         self.generations.enter(response.generation, Anchor { bytes: bytes.to_vec(), known, proof });
         self.phase = Phase::AddressToken;
         self.forget_flight();
-        self.trips.opened(now.since(self.opened));
-        self.hear(now);
-        self.timers.stop(Timer::Restart);
+        self.stats.received += 1;
+        self.recovery.hear_token(now);
         let expected = self.first_window.take_packet(now);
         self.deliver(expected, &response.payload);
         self.first_window.cancel(&mut self.asks);
@@ -89,71 +84,27 @@ impl Client {
 
     /// Processes a packet of the present generation.
     fn take_packet(&mut self, now: Instant, response: &Response) -> bool {
-        let Phase::Running(receiver) = &mut self.phase else { return false };
         let number = response.number;
-        let mut new = false;
-        if !matches!(response.form, Form::Again) && !self.asks.reaches(number) {
-            return false;
-        }
-        if matches!(response.form, Form::Fresh(_) | Form::Slim(_) | Form::Half) {
-            if number < self.latest {
-                self.trips.overtaken();
-            }
-            self.latest = self.latest.max(number);
-        }
+        let is_group = matches!(response.form, Form::Group(_));
         match response.form {
-            Form::AddressToken(_) => return false,
-            Form::Again => {
-                let Some(expected) = self.asks.came_again(number) else { return false };
-                self.asked = self.asked.max(expected.sent);
-                self.held.repair(number, response.nonce);
-                self.hear(now);
-                self.deliver(expected, &response.payload);
-                self.settle(now);
-                return true;
-            }
-            Form::Fresh(bytes) => {
-                let Ok((known, _)) = Continuation::peek(bytes) else { return false };
-                if known.number == number {
-                    new = receiver.arrive(number, response.nonce, Some((bytes.to_vec(), known)));
-                }
-            }
-            Form::Slim(delta) => {
-                let Some((bytes, known)) = receiver.whole(number, delta) else { return false };
-                new = receiver.arrive(number, response.nonce, Some((bytes, known)));
-            }
-            Form::Half => new = receiver.arrive(number, response.nonce, None),
-            Form::Group(group) => {
-                for (number, nonce, bytes) in group.packets() {
-                    if !self.asks.reaches(number) {
-                        return false;
-                    }
-                    let packet = bytes.and_then(|bytes| {
-                        let (known, _) = Continuation::peek(&bytes).ok()?;
-                        Some((bytes, known))
-                    });
-                    new |= receiver.arrive(number, nonce, packet);
-                    // Grouped packets carry no data, even if some were requested.
-                    if let Some(expected) = self.asks.came(number) {
-                        self.asked = self.asked.max(expected.sent);
-                        self.asks.want_again(expected.want);
-                    }
-                }
-            }
+            Form::Again => return self.take_repair(now, response),
+            _ if !self.asks.reaches(number) => return false,
+            Form::Fresh(_) | Form::Slim(_) | Form::Half => self.recovery.note_number(number),
+            Form::AddressToken(_) | Form::Group(_) => {}
         }
-        if !new {
-            if !matches!(response.form, Form::Group(_)) && receiver.came_late(number) {
-                self.trips.were_short();
+        let Some(is_new) = self.receive(response) else { return false };
+        if !is_new {
+            if !is_group
+                && let Phase::Running(receiver) = &mut self.phase
+                && receiver.came_late(number)
+            {
+                self.recovery.note_late();
             }
             self.late(&response.payload);
             return true;
         }
         if let Some(expected) = self.asks.came(number) {
-            self.asked = self.asked.max(expected.sent);
-            if self.repeat.is_plain(expected.sent) {
-                self.trips.measure(now.since(expected.sent));
-                self.repeat.measured();
-            }
+            self.recovery.measure(now, expected.sent);
             self.deliver(expected, &response.payload);
         } else {
             self.late(&response.payload);
@@ -163,12 +114,60 @@ impl Client {
         true
     }
 
+    /// Processes the repair of a lost packet.
+    fn take_repair(&mut self, now: Instant, response: &Response) -> bool {
+        let Some(expected) = self.asks.came_again(response.number) else { return false };
+        self.recovery.note_answer(expected.sent);
+        self.held.repair(response.number, response.nonce);
+        self.hear(now);
+        self.deliver(expected, &response.payload);
+        self.settle(now);
+        true
+    }
+
+    /// Gives a packet, or those of a group, to the receiver. Returns whether it is new; `None` if
+    /// the response is invalid.
+    fn receive(&mut self, response: &Response) -> Option<bool> {
+        let Phase::Running(receiver) = &mut self.phase else { return None };
+        let Response { number, nonce, .. } = *response;
+        match response.form {
+            Form::AddressToken(_) | Form::Again => None,
+            Form::Fresh(bytes) => {
+                let (known, _) = Continuation::peek(bytes).ok()?;
+                let fits = known.number == number;
+                Some(fits && receiver.arrive(number, nonce, Some((bytes.to_vec(), known))))
+            }
+            Form::Slim(delta) => {
+                let packet = receiver.whole(number, delta)?;
+                Some(receiver.arrive(number, nonce, Some(packet)))
+            }
+            Form::Half => Some(receiver.arrive(number, nonce, None)),
+            Form::Group(group) => {
+                let mut is_new = false;
+                for (number, nonce, bytes) in group.packets() {
+                    if !self.asks.reaches(number) {
+                        return None;
+                    }
+                    let packet = bytes.and_then(|bytes| {
+                        let (known, _) = Continuation::peek(&bytes).ok()?;
+                        Some((bytes, known))
+                    });
+                    is_new |= receiver.arrive(number, nonce, packet);
+                    // Grouped packets carry no data, even if some were requested.
+                    if let Some(expected) = self.asks.came(number) {
+                        self.recovery.note_answer(expected.sent);
+                        self.asks.want_again(expected.want);
+                    }
+                }
+                Some(is_new)
+            }
+        }
+    }
+
     /// Resets the retransmission timers, as something new has arrived.
     fn hear(&mut self, now: Instant) {
         self.stats.received += 1;
-        self.heard = now;
-        self.attempts = 0;
-        self.probed = false;
+        self.recovery.hear(now);
     }
 
     /// Applies the receiver's decisions, and sets the timers.
@@ -186,50 +185,15 @@ impl Client {
             self.generations.set_anchor(Anchor { bytes, known, proof });
             self.held.push(turn);
         }
-        self.stuck = false;
-        let waits_for = receiver.waits_for();
-        if self.missing != waits_for {
-            let until = now + self.trips.reorder_timeout();
-            self.missing = waits_for;
-            self.timers.set(Timer::Reorder, waits_for.map(|_| until));
-        }
+        let missing = receiver.waits_for();
+        self.recovery.wait_for(now, missing);
         self.set_timers();
     }
 
-    /// Sets the timers but [`Timer::Reorder`].
+    /// Sets the timers but [`Timer::Reorder`](super::timers::Timer::Reorder).
     pub(super) fn set_timers(&mut self) {
-        let wait = self.trips.wait(self.attempts);
-        let repair = self.asks.oldest_again().map(|sent| sent + wait);
-        // Bytes may be wanted when no trickle is left to request them, or none that has its
-        // repairs.
-        let answer = (!self.is_idle()).then(|| self.heard + wait);
-        let answer = self.stuck.then(|| self.repeat_time()).flatten().or(answer);
-        self.timers.set(Timer::Restart, [repair, answer].into_iter().flatten().min());
-        self.timers.set(Timer::Repeat, self.repeat_due());
-        // Tail: a trickle is held while packets are in flight. Nothing else is wanted, so no
-        // packet behind the last ones would show that they are lost.
-        let tail = !self.held.is_empty() && !self.asks.is_wanting() && self.in_flight() > 0;
-        let may = tail && !self.probed && self.attempts == 0;
-        let first = may.then(|| self.asks.first_wanted()).flatten();
-        let probe = first.and_then(|sent| {
-            let wait = self.trips.probe()?;
-            let passed = self.trips.overtakes(self.asked, sent);
-            // While packets arrive, the round trip may have grown.
-            Some(if passed { self.heard } else { (sent + wait).max(self.heard + wait / 8) })
-        });
-        self.timers.set(Timer::Probe, probe);
-    }
-
-    /// Time at which the last request is sent again: packets are in flight, and none arrives.
-    pub(super) fn repeat_due(&self) -> Option<Instant> {
-        // With a single trickle in flight the timeout is as good (RFC 8985, 7.2). Most clients
-        // in a crowd have no more.
-        let waits = self.in_flight() > FEW && self.attempts == 0 && !self.stuck;
-        waits.then(|| self.repeat_time()).flatten()
-    }
-
-    fn repeat_time(&self) -> Option<Instant> {
-        self.repeat.due(self.heard, self.trips.repeat()?)
+        let (is_holding, is_idle) = (!self.held.is_empty(), self.is_idle());
+        self.recovery.set_timers(&mut self.asks, is_holding, is_idle);
     }
 
     /// Delivers data. Bytes that were wanted from this packet and did not arrive with it are
@@ -273,10 +237,6 @@ impl Client {
     pub(super) fn forget_flight(&mut self) {
         self.asks.forget_all();
         self.held.clear();
-        self.repeat.forget();
-        self.missing = None;
-        for timer in [Timer::Reorder, Timer::Probe, Timer::Repeat] {
-            self.timers.stop(timer);
-        }
+        self.recovery.forget_flight();
     }
 }

@@ -1,0 +1,280 @@
+//! Loss detection by time: what the client knows of the path, and the timers that follow.
+//!
+//! ```text
+//!   arrivals ─▶ round trip, reordering ─▶ set_timers ─▶ poll_expired: Reorder, Probe,
+//!   asks, held trickles ──────────────────────┘                       Repeat, Restart
+//! ```
+
+use super::asks::Asks;
+use super::repeat::Repeat;
+use super::round_trip::Trips;
+use super::timers::{Timer, Timers};
+use crate::time::{Duration, Instant};
+
+/// Number of packets that one trickle has in flight, and threshold for few trickles.
+const FEW: usize = 2;
+
+/// State of the loss detection.
+#[derive(Debug)]
+pub(super) struct Recovery {
+    timers: Timers,
+    trips: Trips,
+    repeat: Repeat,
+    /// Number of restarts since the last arrival.
+    attempts: u32,
+    /// True if the next message is a restart.
+    restart_is_due: bool,
+    /// True if a probe was sent since the last arrival.
+    is_probed: bool,
+    /// Trickles wait for repairs, and no other packet is to come.
+    is_stuck: bool,
+    /// The missing packet that [`Timer::Reorder`] gives up.
+    missing: Option<u64>,
+    /// Time of the last arrival, or of the request that ended an idle time.
+    heard: Instant,
+    /// Time at which the connection was opened.
+    opened: Instant,
+    /// Highest number that has arrived, other than repairs.
+    highest: u64,
+    /// Send time of the latest request that was answered.
+    answered: Instant,
+}
+
+impl Recovery {
+    /// State of a connection that is opened at `now`. Its first request is due at once.
+    pub(super) fn new(now: Instant) -> Recovery {
+        let mut timers = Timers::default();
+        timers.set(Timer::Restart, now);
+        Recovery {
+            timers,
+            trips: Trips::default(),
+            repeat: Repeat::default(),
+            attempts: 0,
+            restart_is_due: false,
+            is_probed: false,
+            is_stuck: false,
+            missing: None,
+            heard: now,
+            opened: now,
+            highest: 0,
+            answered: now,
+        }
+    }
+
+    /// Number of restarts since the last arrival.
+    pub(super) fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// Returns whether the next message is a restart.
+    pub(super) fn restart_is_due(&self) -> bool {
+        self.restart_is_due
+    }
+
+    /// As [`Recovery::restart_is_due`]; the restart is not due any more then.
+    pub(super) fn take_restart(&mut self) -> bool {
+        std::mem::take(&mut self.restart_is_due)
+    }
+
+    /// Deadline of the earliest timer, if any.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.next_deadline()
+    }
+
+    /// The next timer that has expired; `None` if there is none.
+    pub(super) fn poll_expired(&mut self, now: Instant) -> Option<Timer> {
+        let timer = self.timers.poll_expired(now)?;
+        match timer {
+            Timer::Reorder => self.missing = None,
+            Timer::Probe => self.is_probed = true,
+            Timer::Repeat => {}
+            Timer::Restart => self.restart_is_due = true,
+        }
+        Some(timer)
+    }
+
+    /// Time without an arrival.
+    pub(super) fn silence(&self, now: Instant) -> Duration {
+        now.since(self.heard)
+    }
+
+    /// Measures the time without an arrival from `now` on, as a request is sent.
+    pub(super) fn measure_silence_from(&mut self, now: Instant) {
+        self.heard = now;
+    }
+
+    /// Sets the timeout of an answer to a first request, an echo or a restart.
+    pub(super) fn await_answer(&mut self, now: Instant) {
+        self.timers.set(Timer::Restart, now + self.trips.wait(self.attempts));
+    }
+
+    /// Counts a restart.
+    pub(super) fn count_attempt(&mut self) {
+        self.attempts += 1;
+    }
+
+    /// Stops the retransmission timeout: no answer is to come.
+    pub(super) fn stop_restart(&mut self) {
+        self.timers.stop(Timer::Restart);
+    }
+
+    /// Records the arrival of something new.
+    pub(super) fn hear(&mut self, now: Instant) {
+        self.heard = now;
+        self.attempts = 0;
+        self.is_probed = false;
+    }
+
+    /// Records the arrival of an address token.
+    pub(super) fn hear_token(&mut self, now: Instant) {
+        self.trips.opened(now.since(self.opened));
+        self.hear(now);
+        self.stop_restart();
+    }
+
+    /// Records the number of a packet that arrived, other than a repair.
+    pub(super) fn note_number(&mut self, number: u64) {
+        if number < self.highest {
+            self.trips.overtaken();
+        }
+        self.highest = self.highest.max(number);
+    }
+
+    /// Records that the request sent at `sent` was answered.
+    pub(super) fn note_answer(&mut self, sent: Instant) {
+        self.answered = self.answered.max(sent);
+    }
+
+    /// As [`Recovery::note_answer`], for a packet that yields a round trip.
+    pub(super) fn measure(&mut self, now: Instant, sent: Instant) {
+        self.note_answer(sent);
+        if self.repeat.is_plain(sent) {
+            self.trips.measure(now.since(sent));
+            self.repeat.measured();
+        }
+    }
+
+    /// Records that a packet arrived after it was given up.
+    pub(super) fn note_late(&mut self) {
+        self.trips.were_short();
+    }
+
+    /// Records a request that may be repeated.
+    pub(super) fn note_request(&mut self, now: Instant, message: &[u8]) {
+        self.repeat.sent(now, message);
+    }
+
+    /// Takes the last request for a repetition, and sets the timer of the next one.
+    pub(super) fn take_repetition(&mut self, now: Instant, asks: &Asks) -> Vec<u8> {
+        let message = self.repeat.take(now);
+        self.timers.set(Timer::Repeat, self.repeat_due(asks));
+        message
+    }
+
+    /// Sets the missing packet that others wait for, if any.
+    pub(super) fn wait_for(&mut self, now: Instant, missing: Option<u64>) {
+        self.is_stuck = false;
+        if self.missing != missing {
+            let until = now + self.trips.reorder_timeout();
+            self.missing = missing;
+            self.timers.set(Timer::Reorder, missing.map(|_| until));
+        }
+    }
+
+    /// Determines whether several of the `held` trickles wait for repairs, and nothing else is
+    /// to come. The packets that came last were requested after the repairs, so the repairs are
+    /// lost. The restart then need not wait for the full timeout: packets are not reordered by
+    /// more than the wait for a silence (RFC 8985, 6.2).
+    pub(super) fn check_stuck(&mut self, asks: &Asks, held: usize) {
+        let waits = asks.is_wanting() || asks.in_flight() > 0;
+        self.is_stuck = waits && asks.are_repairs() && held > FEW && self.attempts == 0;
+    }
+
+    /// Sets the timers but [`Timer::Reorder`].
+    pub(super) fn set_timers(&mut self, asks: &mut Asks, is_holding: bool, is_idle: bool) {
+        let wait = self.trips.wait(self.attempts);
+        let repair = asks.oldest_again().map(|sent| sent + wait);
+        // Bytes may be wanted when no trickle is left to request them, or none that has its
+        // repairs.
+        let answer = (!is_idle).then(|| self.heard + wait);
+        let answer = self.is_stuck.then(|| self.repeat_time()).flatten().or(answer);
+        self.timers.set(Timer::Restart, [repair, answer].into_iter().flatten().min());
+        self.timers.set(Timer::Repeat, self.repeat_due(asks));
+        self.timers.set(Timer::Probe, self.probe_due(asks, is_holding));
+    }
+
+    /// Time of a tail probe: a trickle is held while packets are in flight. Nothing else is
+    /// wanted, so no packet behind the last ones would show that they are lost.
+    fn probe_due(&self, asks: &mut Asks, is_holding: bool) -> Option<Instant> {
+        let is_tail = is_holding && !asks.is_wanting() && asks.in_flight() > 0;
+        if !is_tail || self.is_probed || self.attempts > 0 {
+            return None;
+        }
+        let sent = asks.first_wanted()?;
+        let wait = self.trips.probe()?;
+        let passed = self.trips.overtakes(self.answered, sent);
+        // While packets arrive, the round trip may have grown.
+        Some(if passed { self.heard } else { (sent + wait).max(self.heard + wait / 8) })
+    }
+
+    /// Time at which the last request is sent again: packets are in flight, and none arrives.
+    fn repeat_due(&self, asks: &Asks) -> Option<Instant> {
+        // With a single trickle in flight the timeout is as good (RFC 8985, 7.2). Most clients
+        // in a crowd have no more.
+        let waits = asks.in_flight() > FEW && self.attempts == 0 && !self.is_stuck;
+        waits.then(|| self.repeat_time()).flatten()
+    }
+
+    fn repeat_time(&self) -> Option<Instant> {
+        self.repeat.due(self.heard, self.trips.repeat()?)
+    }
+
+    /// Drops what concerns requests in flight; no packet of the present generation will arrive.
+    pub(super) fn forget_flight(&mut self) {
+        self.repeat.forget();
+        self.missing = None;
+        for timer in [Timer::Reorder, Timer::Probe, Timer::Repeat] {
+            self.timers.stop(timer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Instant {
+        Instant::ZERO + Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn the_first_request_is_due_at_once_and_each_repetition_later() {
+        let mut recovery = Recovery::new(at(5));
+        assert_eq!(recovery.poll_timeout(), Some(at(5)));
+        assert_eq!(recovery.poll_expired(at(5)), Some(Timer::Restart));
+        assert!(recovery.restart_is_due() && recovery.take_restart());
+        assert!(!recovery.take_restart() && recovery.poll_timeout().is_none());
+        for (attempt, millis) in [(1, 1_005), (2, 2_005), (3, 4_005)] {
+            recovery.await_answer(at(5));
+            recovery.count_attempt();
+            assert_eq!((recovery.attempts(), recovery.poll_timeout()), (attempt, Some(at(millis))));
+        }
+        recovery.hear_token(at(100));
+        assert_eq!((recovery.attempts(), recovery.poll_timeout()), (0, None));
+    }
+
+    #[test]
+    fn a_missing_packet_is_given_up_once_however_often_it_is_missed() {
+        let mut recovery = Recovery::new(at(0));
+        recovery.stop_restart();
+        recovery.measure(at(100), at(0));
+        recovery.wait_for(at(100), Some(7));
+        recovery.wait_for(at(110), Some(7));
+        assert_eq!(recovery.poll_timeout(), Some(at(125)), "a quarter of the round trip");
+        assert_eq!(recovery.poll_expired(at(125)), Some(Timer::Reorder));
+        assert_eq!(recovery.poll_expired(at(125)), None);
+        recovery.wait_for(at(130), Some(9));
+        recovery.wait_for(at(130), None);
+        assert_eq!(recovery.poll_timeout(), None);
+    }
+}
