@@ -1,30 +1,60 @@
-//! Names of the peer's packets: matching to arrivals, detection of missing packets, and
-//! measurement of the path.
+//! Names of the peer's packets: matching to arrivals, and detection of missing packets.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::ops::Range;
 
-use super::super::align::{Named, Tag};
-use super::super::ledger::State;
-use super::super::observed::Observed;
-use super::super::section::{Names, expand};
-use super::super::shadow::{Fate as Tried, Outcome, TRIED};
-use super::{Blind, Receiver};
-use crate::fec::{Decoder, Seq};
+use super::Receiver;
+use super::known::Known;
+use super::measurement::Matched;
+use crate::fec::Seq;
+use crate::repair::align::{Named, Tag};
+use crate::repair::ledger::State;
+use crate::repair::section::Names;
 use crate::time::Instant;
 use crate::wire::ip::MutableFields;
 
-/// Distance around lost names within which missing packets count as dropped by the same full
-/// queue.
-const NEAR: u64 = 1_024;
+/// Runs of consecutive numbers that have just got their names.
+struct Runs {
+    tags: Vec<Tag>,
+    /// First number of each run, and the index of its tag.
+    begins: Vec<(Seq, usize)>,
+}
+
+impl Runs {
+    fn with_capacity(names: usize) -> Self {
+        Runs { tags: Vec::with_capacity(names), begins: Vec::new() }
+    }
+
+    fn push(&mut self, seq: Seq, tag: Tag) {
+        match self.begins.last() {
+            Some((begin, from)) if begin + (self.tags.len() - from) as u64 == seq => {}
+            _ => self.begins.push((seq, self.tags.len())),
+        }
+        self.tags.push(tag);
+    }
+
+    /// First number and tags of each run.
+    fn iter(&self) -> impl Iterator<Item = (Seq, &[Tag])> {
+        self.begins.iter().enumerate().map(|(n, &(begin, from))| {
+            let to = self.begins.get(n + 1).map_or(self.tags.len(), |&(_, from)| from);
+            (begin, &self.tags[from..to])
+        })
+    }
+
+    /// Range from the first to the last number; `None` without names.
+    fn range(&self) -> Option<Range<Seq>> {
+        let (&(first, _), &(begin, from)) = (self.begins.first()?, self.begins.last()?);
+        Some(first..begin + (self.tags.len() - from) as u64)
+    }
+}
 
 impl Receiver {
     /// Handles names of the peer's packets.
     pub(in crate::repair) fn handle_names(&mut self, now: Instant, names: &Names<'_>) {
         self.acks = names.manner.acks;
-        self.observe(names.manner.is_observed);
-        let first = expand(names.first as u32, self.near());
+        self.measurement.observe(names.manner.is_observed, self.needs.times().rtt);
+        let first = self.number(names.first);
         let Some(last) = first.checked_add(names.tags().len() as u64 - 1) else { return };
         let next = self.known.ledger.next();
         if first == 0 || self.in_the_dark(now, first, last) || !self.known.ledger.reach(first, last)
@@ -33,185 +63,103 @@ impl Receiver {
         }
         if next > 0 && (1..self.known.ledger.capacity()).contains(&first.saturating_sub(next)) {
             // Packets missed by the tap have lost their names as well; these are of no use.
-            let seen = if let Blind::UpTo(seq) = self.blind { seq.saturating_add(1) } else { next };
-            self.unnamed.passed(now, next.max(seen), first - 1);
+            self.needs.passed(now, self.blindness.first_seen(next), first - 1);
         }
-        let new = match NonZeroU16::new(names.apart) {
-            None => self.unnamed(first, names),
-            Some(apart) => self.separate((first, last), apart, names),
-        };
-        let (mut tags, mut runs) = (Vec::with_capacity(new.len()), Vec::new());
-        for (seq, (tag, is_bare)) in new {
-            let Some(row) = self.known.ledger.row_mut(seq) else { continue };
-            (row.tag, row.is_bare) = (tag, is_bare);
-            match runs.last_mut() {
-                Some((begin, from)) if *begin + (tags.len() - *from) as u64 == seq => {}
-                _ => runs.push((seq, tags.len())),
-            }
-            tags.push(tag);
-            if is_bare {
-                // A repair that came before the name of its packet may wait for it.
-                self.decoder.known(seq, &self.known, &mut self.recovered);
-            }
-        }
-        if tags.is_empty() {
-            return;
-        }
+        let runs = self.enter(match NonZeroU16::new(names.apart) {
+            None => unnamed(&self.known, first, names),
+            Some(apart) => separate(&self.known, (first, last), apart, names),
+        });
+        let Some(new) = runs.range() else { return };
         let mut named = std::mem::take(&mut self.named);
-        for (n, (begin, from)) in runs.iter().enumerate() {
-            let to = runs.get(n + 1).map_or(tags.len(), |(_, from)| *from);
-            self.aligner.name(*begin, &tags[*from..to], &mut named);
-        }
-        let lowest = runs.first().map_or(first, |(begin, _)| *begin);
-        let end = runs.last().map_or(last, |(begin, from)| begin + (tags.len() - from) as u64);
-        self.measure(now, (first, names), lowest..end, &named);
-        for seq in self.path.condemned() {
-            if let Some(row) = self.known.ledger.row_mut(seq) {
-                row.congested = true;
-            }
-        }
+        runs.iter().for_each(|(begin, tags)| self.arrivals.name(begin, tags, &mut named));
+        let Receiver { measurement, known, arrivals, needs, .. } = self;
+        let matched = Matched { first, names, new, named: &named };
+        measurement.named(now, &matched, known, arrivals, needs);
         for (seq, of) in named.drain(..) {
-            match of {
-                Named::Missing => self.settle(seq, State::Missing),
-                Named::Arrived(arrival) => {
-                    if let Some(times) = names.times().filter(|_| seq == first) {
-                        self.hops.learn(
-                            self.arrivals.get(arrival),
-                            MutableFields { ttl: times.ttl, tos: times.tos },
-                        );
-                    }
-                    let row = self.known.ledger.row(seq);
-                    let is_late = row.is_some_and(|row| row.state == State::Missing);
-                    self.arrived(now, seq, arrival);
-                    if is_late {
-                        self.stats.late += 1;
-                        self.decoder.known(seq, &self.known, &mut self.recovered);
-                    }
-                }
-            }
+            self.handle_matched(now, (first, names), seq, of);
         }
         self.deliver(now);
         self.named = named;
-        self.release_pending(now);
+        self.decode_waiting(now);
     }
 
-    /// Returns the names that are new: repeated ones overlap with known ones at either end, and
-    /// copies are known before their names.
-    fn unnamed(&self, first: Seq, names: &Names<'_>) -> Vec<(Seq, (Tag, bool))> {
-        let all = (first..).zip(names.tags().zip(names.bare()));
-        all.filter(|(seq, _)| self.name(*seq) == Some(None)).collect()
-    }
-
-    /// Returns the names that follow from combined ones and known ones.
-    fn separate(
-        &self,
-        (first, last): (Seq, Seq),
-        apart: NonZeroU16,
-        names: &Names<'_>,
-    ) -> Vec<(Seq, (Tag, bool))> {
-        let mut new = BTreeMap::new();
-        let combined: Vec<_> = names.tags().zip(names.bare()).collect();
-        // A name may follow from one that has just been found: later packets are tried first,
-        // then earlier ones.
-        for seq in (first..=last).chain((first..=last).rev()) {
-            let Some(before) = seq.checked_sub(apart.get().into()) else { continue };
-            let of = |seq| self.name(seq).map(|name| name.or(new.get(&seq).copied()));
-            let (Some(one), Some(other)) = (of(seq), of(before)) else { continue };
-            let (tag, is_bare) = combined[(seq - first) as usize];
-            let follows = |(of, was_bare): (Tag, bool)| (tag ^ of, is_bare ^ was_bare);
-            match (one, other) {
-                (None, Some(other)) => new.insert(seq, follows(other)),
-                (Some(one), None) => new.insert(before, follows(one)),
-                _ => None,
-            };
+    /// Enters new names into the ledger.
+    fn enter(&mut self, new: Vec<(Seq, (Tag, bool))>) -> Runs {
+        let mut runs = Runs::with_capacity(new.len());
+        for (seq, (tag, is_bare)) in new {
+            let Some(row) = self.known.ledger.row_mut(seq) else { continue };
+            (row.tag, row.is_bare) = (tag, is_bare);
+            runs.push(seq, tag);
+            if is_bare {
+                // A repair that came before the name of its packet may wait for it.
+                self.repairs.known(seq, &self.known);
+            }
         }
-        new.into_iter().collect()
+        runs
     }
 
-    /// Tag and bit of a packet, as far as they are known; `None` if its number is outside the
-    /// ledger.
-    fn name(&self, seq: Seq) -> Option<Option<(Tag, bool)>> {
-        let row = self.known.ledger.row(seq)?;
-        Some((row.state != State::Unnamed).then_some((row.tag, row.is_bare)))
-    }
-
-    /// Starts or stops the trial of codes on the losses.
-    fn observe(&mut self, is_observed: bool) {
-        if !is_observed {
-            self.observed = None;
-        } else if self.observed.is_none() {
-            self.observed = Some(Box::new(Observed::new(self.times.rtt)));
-        }
-    }
-
-    /// Outcomes of the trial codes for a peer that observes.
-    pub(in crate::repair) fn trials(&self) -> Option<[Outcome; TRIED.len()]> {
-        self.observed.as_ref().map(|observed| observed.outcomes())
-    }
-
-    /// Measures the path by names; those within `new` were not known before.
-    fn measure(
+    /// Handles the result for one name.
+    fn handle_matched(
         &mut self,
         now: Instant,
         (first, names): (Seq, &Names<'_>),
-        new: Range<Seq>,
-        named: &[(Seq, Named)],
+        seq: Seq,
+        of: Named,
     ) {
-        self.sent.clear();
-        if let Some(times) = names.times() {
-            self.sent.extend(times.sent());
+        let Named::Arrived(arrival) = of else {
+            return self.known.settle(seq, State::Missing);
+        };
+        if let Some(times) = names.times().filter(|_| seq == first) {
+            self.arrivals.learn(arrival, MutableFields { ttl: times.ttl, tos: times.tos });
         }
-        for (seq, sent) in (first..).zip(&self.sent) {
-            if let Some(row) = self.known.ledger.row_mut(seq) {
-                row.sent = Some(*sent);
-            }
-        }
-        let Receiver { path, sent, arrivals, requests, known, observed, .. } = self;
-        if sent.is_empty() && new.end < known.ledger.next() {
-            // Late names: requested ones, or those that come long after the packets.
-            let mut near = new.start.saturating_sub(NEAR)..new.end.saturating_add(NEAR);
-            let congested = near.any(|seq| known.ledger.row(seq).is_some_and(|row| row.congested));
-            path.named_late(now, named, congested);
-            let missing = named.iter().filter(|(_, of)| *of == Named::Missing);
-            for &(seq, _) in missing {
-                let Some(row) = known.ledger.row_mut(seq) else { continue };
-                row.congested = congested;
-                if !congested && !row.is_bare && observed.is_none() {
-                    requests.missing(now, seq);
-                }
-            }
-            return;
-        }
-        let came = |arrival| arrivals.get(arrival).map(|came| came.at);
-        path.named(now, (first, sent), named, came, |seq, congested| {
-            let Some(row) = known.ledger.row_mut(seq) else { return };
-            row.congested = congested;
-            if !congested && !row.is_bare && observed.is_none() {
-                requests.missing(now, seq);
-            }
-        });
-        let Some(observed) = observed else { return };
-        for &(seq, of) in named {
-            let sent = seq.checked_sub(first).and_then(|at| sent.get(at as usize));
-            let is_congested = || known.ledger.row(seq).is_some_and(|row| row.congested);
-            match (of, sent) {
-                (Named::Arrived(_), Some(&sent)) => observed.named(now, seq, sent, Tried::Arrived),
-                (Named::Arrived(_), None) => observed.arrived(seq),
-                (Named::Missing, Some(&sent)) => {
-                    let fate = if is_congested() { Tried::Congested } else { Tried::Lost };
-                    observed.named(now, seq, sent, fate);
-                }
-                (Named::Missing, None) => {}
-            }
+        let row = self.known.ledger.row(seq);
+        let is_late = row.is_some_and(|row| row.state == State::Missing);
+        self.arrived(now, seq, arrival);
+        if is_late {
+            self.stats.late += 1;
+            self.repairs.known(seq, &self.known);
         }
     }
 }
 
+/// Returns the names that are new: repeated ones overlap with known ones at either end, and
+/// copies are known before their names.
+fn unnamed(known: &Known, first: Seq, names: &Names<'_>) -> Vec<(Seq, (Tag, bool))> {
+    let all = (first..).zip(names.tags().zip(names.bare()));
+    all.filter(|(seq, _)| known.name(*seq) == Some(None)).collect()
+}
+
+/// Returns the names that follow from combined ones and known ones.
+fn separate(
+    known: &Known,
+    (first, last): (Seq, Seq),
+    apart: NonZeroU16,
+    names: &Names<'_>,
+) -> Vec<(Seq, (Tag, bool))> {
+    let mut new = BTreeMap::new();
+    let combined: Vec<_> = names.tags().zip(names.bare()).collect();
+    // A name may follow from one that has just been found: later packets are tried first,
+    // then earlier ones.
+    for seq in (first..=last).chain((first..=last).rev()) {
+        let Some(before) = seq.checked_sub(apart.get().into()) else { continue };
+        let of = |seq| known.name(seq).map(|name| name.or(new.get(&seq).copied()));
+        let (Some(one), Some(other)) = (of(seq), of(before)) else { continue };
+        let (tag, is_bare) = combined[(seq - first) as usize];
+        let follows = |(of, was_bare): (Tag, bool)| (tag ^ of, is_bare ^ was_bare);
+        match (one, other) {
+            (None, Some(other)) => new.insert(seq, follows(other)),
+            (Some(one), None) => new.insert(before, follows(one)),
+            _ => None,
+        };
+    }
+    new.into_iter().collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::super::identity::IdentityKey;
-    use super::super::super::section::{Form, Manner, Name, Section, emit_names, sections};
     use super::*;
+    use crate::repair::identity::IdentityKey;
+    use crate::repair::section::{Form, Manner, Name, Section, emit_names, sections};
     use crate::rng::Rng;
 
     /// Number of packets that a datagram names.
@@ -243,7 +191,7 @@ mod tests {
                 receiver.handle_names(Instant::ZERO, &names);
             }
         }
-        let tag = |seq: usize| receiver.name(seq as u64).flatten().map(|(tag, _)| tag);
+        let tag = |seq: usize| receiver.known.name(seq as u64).flatten().map(|(tag, _)| tag);
         let told = (1..=names.len()).map(|seq| (names[seq - 1].tag, tag(seq)));
         assert!(told.clone().all(|(name, told)| told.is_none_or(|told| told == name)));
         told.filter(|(_, told)| told.is_none()).count()

@@ -1,0 +1,131 @@
+//! Latest arrivals, and the numbers that they are matched to.
+
+use std::collections::VecDeque;
+
+use crate::fec::Seq;
+use crate::repair::align::{Aligner, Arrival, Named, Tag};
+use crate::repair::identity::Identity;
+use crate::time::Instant;
+use crate::wire::ip::MutableFields;
+
+/// Arrivals whose identities are remembered until they are named.
+const MAX_ARRIVALS: usize = 8_192;
+
+/// Arrival of a packet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ArrivedPacket {
+    pub(super) at: Instant,
+    pub(super) identity: Identity,
+    /// Mutable fields as received.
+    pub(super) fields: MutableFields,
+}
+
+/// Latest arrivals.
+#[derive(Default)]
+pub(super) struct Arrivals {
+    last: VecDeque<ArrivedPacket>,
+    /// Number of the oldest one kept.
+    first: Arrival,
+    aligner: Aligner,
+    /// Routers crossed; used for IPv4 and IPv6 alike.
+    crossed: u8,
+    /// Fields of the last packet matched, as it was sent.
+    fields: MutableFields,
+}
+
+impl Arrivals {
+    /// Adds a packet; returns its number if the packet was counted as missing.
+    pub(super) fn push(&mut self, came: ArrivedPacket) -> Option<(Seq, Arrival)> {
+        let arrival = self.aligner.next_arrival();
+        if self.last.len() == MAX_ARRIVALS {
+            self.last.pop_front();
+            self.first += 1;
+        }
+        self.last.push_back(came);
+        Some((self.aligner.arrive(came.identity.tag())?, arrival))
+    }
+
+    /// Returns an arrival, unless it is forgotten.
+    pub(super) fn get(&self, arrival: Arrival) -> Option<ArrivedPacket> {
+        get(&self.last, self.first, arrival)
+    }
+
+    /// Names the numbers from `first` on; see [`Aligner::name`].
+    pub(super) fn name(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
+        self.aligner.name(first, tags, named);
+    }
+
+    /// Searches for the arrival of packet `seq`, which was not matched by its name.
+    pub(super) fn find(&mut self, seq: Seq, identity: Identity) -> bool {
+        let Arrivals { last, first, aligner, .. } = self;
+        let is = |arrival| get(last, *first, arrival).is_some_and(|of| of.identity == identity);
+        aligner.find(seq, identity.tag(), is)
+    }
+
+    /// Learns the number of routers from a packet that left with the fields `sent`.
+    pub(super) fn learn(&mut self, arrival: Arrival, sent: MutableFields) {
+        if let Some(ArrivedPacket { fields, .. }) = self.get(arrival) {
+            self.crossed = sent.ttl.wrapping_sub(fields.ttl);
+        }
+    }
+
+    /// Returns the fields with which a packet was sent that was received with `fields`.
+    pub(super) fn as_sent(&mut self, fields: MutableFields) -> MutableFields {
+        self.fields = MutableFields { ttl: fields.ttl.wrapping_add(self.crossed), ..fields };
+        self.fields
+    }
+
+    /// Fields used where a packet's own are unknown.
+    pub(super) fn usual_fields(&self) -> MutableFields {
+        self.fields
+    }
+
+    /// Forgets missing packets with numbers below `seq`.
+    pub(super) fn forget_below(&mut self, seq: Seq) {
+        self.aligner.forget_below(seq);
+    }
+
+    /// Forgets all names and arrivals that are not matched yet.
+    pub(super) fn clear(&mut self) {
+        self.aligner.clear();
+    }
+
+    /// Bytes of memory held by the arrivals.
+    pub(super) fn memory(&self) -> usize {
+        self.last.capacity() * size_of::<ArrivedPacket>()
+    }
+}
+
+fn get(last: &VecDeque<ArrivedPacket>, first: Arrival, arrival: Arrival) -> Option<ArrivedPacket> {
+    last.get(usize::try_from(arrival.checked_sub(first)?).ok()?).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packet(identity: u64, ttl: u8) -> ArrivedPacket {
+        let fields = MutableFields { ttl, tos: 7 };
+        ArrivedPacket { at: Instant::ZERO, identity: Identity(identity), fields }
+    }
+
+    #[test]
+    fn the_oldest_arrivals_are_forgotten() {
+        let mut arrivals = Arrivals::default();
+        for identity in 0..MAX_ARRIVALS as u64 + 2 {
+            arrivals.push(packet(identity, 60));
+        }
+        assert!(arrivals.get(1).is_none());
+        assert_eq!(arrivals.get(2).unwrap().identity, Identity(2));
+    }
+
+    #[test]
+    fn ttls_are_restored_by_the_routers_crossed() {
+        let mut arrivals = Arrivals::default();
+        arrivals.push(packet(1, 60));
+        arrivals.learn(0, MutableFields { ttl: 64, tos: 7 });
+        let sent = arrivals.as_sent(MutableFields { ttl: 124, tos: 1 });
+        assert_eq!(sent, MutableFields { ttl: 128, tos: 1 });
+        assert_eq!(arrivals.usual_fields(), sent);
+    }
+}

@@ -1,0 +1,133 @@
+//! Injection of recovered packets: a hold in which the packet may still arrive, then the changes
+//! by which its host accepts it and its flow learns of congestion.
+//!
+//! ```text
+//!   recovered ─▶ reorder hold ─▶ right? ─▶ congestion ─▶ SYN ─▶ timestamp ─▶ injected
+//!                                            │ withheld   └ altered, withheld
+//! ```
+
+use super::known::Known;
+use crate::repair::congestion::{Congestion, Signal};
+use crate::repair::identity::IdentityKey;
+use crate::repair::ledger::{Row, State};
+use crate::repair::outbox::Outbox;
+use crate::repair::recent::Recent;
+use crate::repair::reorder_hold::{HeldRecovery, ReorderHold};
+use crate::repair::section::PREFIX;
+use crate::repair::sites::Sites;
+use crate::repair::stats::ReceiverStats;
+use crate::repair::syns::{Fate, Syns};
+use crate::time::{Duration, Instant};
+use crate::wire::ip::{self, Header};
+
+/// Recoveries in hold, and the flows and hosts that they are for.
+#[derive(Default)]
+pub(super) struct Injection {
+    pub(super) hold: ReorderHold,
+    pub(super) syns: Syns,
+    congestion: Congestion,
+    recent: Recent,
+}
+
+/// Target of an injection.
+pub(super) struct Target<'a> {
+    pub(super) key: &'a IdentityKey,
+    pub(super) sites: &'a Sites,
+    /// Round-trip time of the path.
+    pub(super) rtt: Duration,
+}
+
+impl Injection {
+    /// Handles a packet that leaves a host of this site.
+    pub(super) fn handle_outgoing(&mut self, now: Instant, packet: &[u8]) {
+        self.recent.leaves(now, packet);
+    }
+
+    /// Injects recovered packets whose hold has ended.
+    pub(super) fn release(
+        &mut self,
+        now: Instant,
+        known: &mut Known,
+        target: &Target<'_>,
+        stats: &mut ReceiverStats,
+        out: &mut Outbox,
+    ) {
+        while let Some(recovery) = self.hold.pop(now) {
+            if let Some(state) = self.inject(now, recovery, known, target, stats, out) {
+                known.settle(recovery.seq, state);
+            }
+        }
+    }
+
+    /// Injects a recovered packet. Otherwise returns its new state, if it changes.
+    fn inject(
+        &mut self,
+        now: Instant,
+        recovery: HeldRecovery,
+        known: &Known,
+        target: &Target<'_>,
+        stats: &mut ReceiverStats,
+        out: &mut Outbox,
+    ) -> Option<State> {
+        // No row or no bytes: the peer restarted during the hold, or the memory limit changed.
+        let &Row { mut fields, congested, .. } = known.ledger.row(recovery.seq)?;
+        let packet = known.store.get(recovery.identity).and_then(|of| of.get(PREFIX..))?;
+        let header = right_header(packet, target.sites, stats)?;
+        if congested {
+            match self.congestion.judge(now, target.rtt, (&header, packet, fields.tos)) {
+                Signal::None => {}
+                Signal::Mark(tos) => {
+                    fields.tos = tos;
+                    stats.marked += 1;
+                }
+                Signal::Withhold => {
+                    stats.left_lost += 1;
+                    return Some(State::Withheld);
+                }
+            }
+        }
+        let fate = self.syns.judge(target.key, packet);
+        match fate {
+            Fate::Lost | Fate::Lower(..) => {}
+            Fate::Altered => {
+                stats.altered += 1;
+                return Some(State::Arrived);
+            }
+            Fate::Withheld => {
+                stats.withheld += 1;
+                return Some(State::Missing);
+            }
+        }
+        out.push_with(|out| {
+            let start = out.len();
+            out.extend_from_slice(packet);
+            ip::restore(&mut out[start..], fields);
+            stats.renewed += u64::from(self.recent.renew(now, &mut out[start..]));
+            if let Fate::Lower(syn, most) = fate {
+                syn.lower(&mut out[start..], most);
+            }
+        });
+        stats.recovered += 1;
+        // Packets dropped by a full queue are not timed: their flows are to slow down.
+        if !congested {
+            let due = recovery.due;
+            stats.record_latency(due.map_or_else(Default::default, |due| now.since(due)));
+        }
+        None
+    }
+}
+
+/// Parses the header of a recovered packet; counts a packet that is not of the two sites.
+fn right_header(packet: &[u8], sites: &Sites, stats: &mut ReceiverStats) -> Option<Header> {
+    match Header::parse(packet) {
+        Ok(header) if header.total_len == packet.len() && sites.arrives(&header) => Some(header),
+        Ok(_) => {
+            stats.foreign += 1;
+            None
+        }
+        Err(_) => {
+            stats.garbled += 1;
+            None
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Packets available to the decoder: a row for each number, and the bytes of those that are here.
+
+use crate::fec::{Seq, Sources};
+use crate::repair::align::Tag;
+use crate::repair::ledger::{Ledger, Row, State};
+use crate::repair::store::Store;
+use crate::time::{Duration, Instant};
+
+/// Distance over which an arrived neighbour is searched for, to tell when a packet was due.
+pub(super) const NEIGHBOURS: u64 = 512;
+
+/// Ledger and store.
+pub(super) struct Known {
+    pub(super) store: Store,
+    pub(super) ledger: Ledger,
+}
+
+impl Known {
+    /// Creates an empty store and ledger for a peer with `memory` bytes in total.
+    pub(super) fn new(memory: usize) -> Self {
+        let numbers = (memory / 512).clamp(1 << 10, 1 << 16);
+        Known { store: Store::new(store_share(memory)), ledger: Ledger::new(numbers) }
+    }
+
+    /// Empties the store and changes its memory limit.
+    pub(super) fn resize(&mut self, memory: usize) {
+        self.store = Store::new(store_share(memory));
+    }
+
+    /// Returns whether packet `seq` has arrived or was recovered (its bytes may be forgotten by
+    /// now), or is in no repair.
+    pub(super) fn has(&self, seq: Seq) -> bool {
+        self.ledger.row(seq).is_some_and(|row| row.is_here() || row.is_bare)
+    }
+
+    /// Returns whether packet `seq` has arrived or was recovered.
+    pub(super) fn is_here(&self, seq: Seq) -> bool {
+        self.ledger.row(seq).is_some_and(Row::is_here)
+    }
+
+    /// Returns whether packet `seq` was dropped by a full queue, and is not here.
+    pub(super) fn is_given_up(&self, seq: Seq) -> bool {
+        self.ledger.row(seq).is_some_and(|row| row.congested && !row.is_here())
+    }
+
+    /// Tag and bit of a packet, as far as they are known; `None` if its number is outside the
+    /// ledger.
+    pub(super) fn name(&self, seq: Seq) -> Option<Option<(Tag, bool)>> {
+        let row = self.ledger.row(seq)?;
+        Some((row.state != State::Unnamed).then_some((row.tag, row.is_bare)))
+    }
+
+    /// Sets the state of packet `seq`.
+    pub(super) fn settle(&mut self, seq: Seq, state: State) {
+        if let Some(row) = self.ledger.row_mut(seq) {
+            row.state = state;
+        }
+    }
+
+    /// Time at which packet `seq` should have arrived: the arrival of its nearest earlier
+    /// neighbour plus the difference of their send times.
+    pub(super) fn due(&self, seq: Seq) -> Option<Instant> {
+        let sent = self.ledger.row(seq)?.sent;
+        let before = (1..NEIGHBOURS).map_while(|back| seq.checked_sub(back));
+        let arrived =
+            before.filter_map(|seq| self.ledger.row(seq).filter(|row| row.state == State::Arrived));
+        let arrival = |row: &Row| {
+            let apart = sent.zip(row.sent).map_or(0, |(sent, before)| sent.wrapping_sub(before));
+            // Send times of reordered neighbours may have a negative difference.
+            let apart = Duration::from_micros(apart.cast_signed().max(0).cast_unsigned().into());
+            Some(self.store.arrival(row.identity)? + apart)
+        };
+        arrived.map(arrival).find_map(|at| at)
+    }
+
+    /// Bytes of memory held.
+    pub(super) fn memory(&self) -> usize {
+        self.store.memory() + self.ledger.memory()
+    }
+}
+
+impl Sources for Known {
+    fn get(&self, seq: Seq) -> Option<&[u8]> {
+        let row = self.ledger.row(seq)?;
+        if row.is_bare {
+            return Some(&[]);
+        }
+        if row.is_here() { self.store.get(row.identity) } else { None }
+    }
+}
+
+/// Share of a peer's memory for arrived packets.
+fn store_share(memory: usize) -> usize {
+    memory / 8 * 5
+}
+
+/// Total memory of a peer whose share for packets is `store` bytes.
+pub(in crate::repair) fn memory_for_store(store: usize) -> usize {
+    store.div_ceil(5) * 8
+}

@@ -1,0 +1,93 @@
+//! Needs of this receiver: repairs and names to be requested from the peer.
+
+use super::known::Known;
+use super::repairs::Repairs;
+use crate::fec::Seq;
+use crate::repair::ledger::State;
+use crate::repair::requests::{Requests, Times};
+use crate::repair::section::Need;
+use crate::repair::unnamed::Unnamed;
+use crate::time::{Duration, Instant};
+
+/// Times assumed until the peer reports its own.
+const USUAL_WAIT: Duration = Duration::from_millis(25);
+const USUAL_RTT: Duration = Duration::from_millis(100);
+
+/// Missing packets and names, and the times at which they are requested.
+pub(super) struct Needs {
+    requests: Requests,
+    unnamed: Unnamed,
+    times: Times,
+}
+
+impl Needs {
+    /// Creates the state of a receiver that misses nothing.
+    pub(super) fn new() -> Self {
+        Needs {
+            requests: Requests::default(),
+            unnamed: Unnamed::default(),
+            times: Times { wait: USUAL_WAIT, rtt: USUAL_RTT },
+        }
+    }
+
+    /// Sets the round-trip time and the time for which flows can wait.
+    pub(super) fn set_times(&mut self, times: Times) {
+        self.times = times;
+    }
+
+    /// Times last set.
+    pub(super) fn times(&self) -> Times {
+        self.times
+    }
+
+    /// Packets requested.
+    pub(super) fn asked(&self) -> u64 {
+        self.requests.asked()
+    }
+
+    /// Notes that packet `seq` is missing, and not by congestion.
+    pub(super) fn missing(&mut self, now: Instant, seq: Seq) {
+        self.requests.missing(now, seq);
+    }
+
+    /// Notes that the numbers from `first` to `last` were not named.
+    pub(super) fn passed(&mut self, now: Instant, first: Seq, last: Seq) {
+        self.unnamed.passed(now, first, last);
+    }
+
+    /// Notes that packet `seq` is here; returns whether it was missing for longer than flows
+    /// wait.
+    pub(super) fn here(&mut self, now: Instant, seq: Seq) -> bool {
+        self.requests.here(now, seq).is_some_and(|missed| missed > self.times.wait)
+    }
+
+    /// Forgets packets that are too old, or below `floor`; returns whether there were any.
+    pub(super) fn expire(&mut self, now: Instant, floor: Seq) -> bool {
+        self.requests.expire(now, floor) > 0
+    }
+
+    /// Time of the next possible request.
+    pub(super) fn due(&self, repairs: &Repairs) -> Option<Instant> {
+        let requests = self.requests.due(self.times, self.expected(repairs));
+        [requests, self.unnamed.due(self.times.rtt)].into_iter().flatten().min()
+    }
+
+    /// Returns the next request to the peer.
+    pub(super) fn next(&mut self, now: Instant, known: &Known, repairs: &Repairs) -> Option<Need> {
+        let expected = self.expected(repairs);
+        let Needs { requests, unnamed, times } = self;
+        let is_named = |seq| known.ledger.row(seq).is_none_or(|row| row.state != State::Unnamed);
+        let held = |first, last| repairs.held(first, last);
+        let names = unnamed.ask(now, times.rtt, is_named);
+        names
+            .or_else(|| requests.ask_early(now, expected))
+            .or_else(|| requests.ask(now, *times, held, |seq| known.is_given_up(seq)))
+    }
+
+    /// Number of equations at hand for packets not requested yet, and of those expected while
+    /// flows can wait.
+    fn expected(&self, repairs: &Repairs) -> usize {
+        let held = self.requests.fresh().map_or(0, |(first, last)| repairs.held(first, last));
+        held + repairs.expected_within(self.times.wait)
+    }
+}

@@ -1,0 +1,176 @@
+//! Repairs: those that wait, those at the decoder, and those expected.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+
+use super::known::{Known, NEIGHBOURS};
+use crate::fec::{self, AnyDecoder, Cover, Decoder, Recovered, Repair, Seq, Verdict};
+use crate::repair::in_flight::InFlight;
+use crate::repair::section::Part;
+use crate::repair::stats::ReceiverStats;
+use crate::time::Duration;
+
+/// Limit of repairs that wait for names, or for their other part.
+const MAX_PENDING: usize = 32;
+
+/// Repair that waits for names or for its other part.
+pub(super) struct Pending {
+    cover: Cover,
+    row: fec::Row,
+    len_code: [u8; 2],
+    body: Vec<u8>,
+    part: Part,
+}
+
+impl Pending {
+    /// Returns the repair.
+    pub(super) fn repair(&self) -> Repair<'_> {
+        let Pending { cover, row, len_code, ref body, .. } = *self;
+        Repair { cover, row, len_code, body }
+    }
+}
+
+/// Repairs from the peer, and the packets recovered by them.
+pub(super) struct Repairs {
+    decoder: AnyDecoder,
+    pending: VecDeque<Pending>,
+    in_flight: InFlight,
+    /// Recovered packets; kept empty between calls of the receiver.
+    recovered: Recovered,
+}
+
+impl Repairs {
+    /// Creates the state for a peer with `memory` bytes in total.
+    pub(super) fn new(memory: usize) -> Self {
+        Repairs {
+            decoder: AnyDecoder::new(decoder_share(memory)),
+            pending: VecDeque::new(),
+            in_flight: InFlight::default(),
+            recovered: Recovered::new(),
+        }
+    }
+
+    /// Empties the decoder and changes its memory limit.
+    pub(super) fn resize(&mut self, memory: usize) {
+        self.decoder = AnyDecoder::new(decoder_share(memory));
+    }
+
+    /// Returns the body of a repair, or of both its parts, that can be decoded at once. `None`
+    /// if the other part is yet to come, or a name of a packet from `next` on: the repair
+    /// waits.
+    pub(super) fn complete<'a>(
+        &mut self,
+        repair: Repair<'a>,
+        part: Part,
+        next: Seq,
+    ) -> Option<Cow<'a, [u8]>> {
+        let Repair { cover, row, len_code, body } = repair;
+        let body = match part {
+            Part::Whole => Cow::Borrowed(body),
+            _ => {
+                let is_other = |of: &Pending| {
+                    of.cover == cover && of.row == row && of.part != part && of.part != Part::Whole
+                };
+                let at = self.pending.iter().position(is_other);
+                let Some(other) = at.and_then(|at| self.pending.remove(at)) else {
+                    self.wait(Pending { cover, row, len_code, body: body.to_vec(), part });
+                    return None;
+                };
+                let both = if part == Part::Head {
+                    [body, &other.body].concat()
+                } else {
+                    [&other.body, body].concat()
+                };
+                Cow::Owned(both)
+            }
+        };
+        if cover.last() < next {
+            return Some(body);
+        }
+        self.wait(Pending { cover, row, len_code, body: body.into_owned(), part: Part::Whole });
+        None
+    }
+
+    fn wait(&mut self, pending: Pending) {
+        if self.pending.len() == MAX_PENDING {
+            self.pending.pop_front();
+        }
+        self.pending.push_back(pending);
+    }
+
+    /// Decodes a repair. In the dark, when some of its packets may have been missed by the tap,
+    /// it is dropped.
+    pub(super) fn decode(
+        &mut self,
+        repair: Repair<'_>,
+        is_dark: bool,
+        known: &Known,
+        stats: &mut ReceiverStats,
+    ) {
+        stats.repairs += 1;
+        let cover = repair.cover;
+        if cover.last().saturating_add(NEIGHBOURS) >= known.ledger.next() {
+            self.in_flight.cover = cover.count;
+        }
+        if is_dark || cover.first < known.ledger.floor() || cover.seqs().all(|seq| known.has(seq)) {
+            // True of most repairs; the decoder would look up every packet for the same result.
+            stats.useless += 1;
+            return;
+        }
+        match self.decoder.repair(repair, known, &mut self.recovered) {
+            Verdict::Useless => stats.useless += 1,
+            Verdict::Refused => stats.malformed += 1,
+            Verdict::Used | Verdict::Stored => {}
+        }
+    }
+
+    /// Takes a waiting repair whose packets are all below `next`.
+    pub(super) fn take_ready(&mut self, next: Seq) -> Option<Pending> {
+        let is_ready = |of: &Pending| of.part == Part::Whole && of.cover.last() < next;
+        let at = self.pending.iter().position(is_ready)?;
+        self.pending.remove(at)
+    }
+
+    /// Notes that packet `seq`, which an earlier repair found missing, is known by now.
+    pub(super) fn known(&mut self, seq: Seq, known: &Known) {
+        self.decoder.known(seq, known, &mut self.recovered);
+    }
+
+    /// Takes the packets recovered just now; `None` if there are none. They are given back by
+    /// [`Repairs::reuse`].
+    pub(super) fn take_recovered(&mut self) -> Option<Recovered> {
+        (!self.recovered.is_empty()).then(|| std::mem::take(&mut self.recovered))
+    }
+
+    /// Gives back the memory of recovered packets.
+    pub(super) fn reuse(&mut self, mut recovered: Recovered) {
+        recovered.clear();
+        self.recovered = recovered;
+    }
+
+    /// Number of equations at hand for packets from `first` to `last` alone.
+    pub(super) fn held(&self, first: Seq, last: Seq) -> usize {
+        self.decoder.equations_within(first, last)
+    }
+
+    /// Number of repairs expected within `time` that cover the present packets.
+    pub(super) fn expected_within(&self, time: Duration) -> usize {
+        self.in_flight.within(time)
+    }
+
+    /// Housekeeping; called every [`TICK`](super::TICK). Repairs below `floor` are forgotten.
+    pub(super) fn tick(&mut self, stats: &ReceiverStats, floor: Seq) {
+        self.in_flight.tick(stats.repairs, stats.packets);
+        self.decoder.forget_below(floor);
+    }
+
+    /// Bytes of memory held by the decoder.
+    pub(super) fn memory(&self) -> usize {
+        self.decoder.memory()
+    }
+}
+
+/// Share of a peer's memory for waiting repairs.
+fn decoder_share(memory: usize) -> usize {
+    memory / 8
+}
