@@ -1,0 +1,36 @@
+//! State of a peer that is shown to operators.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use crate::repair::control;
+use crate::repair::shadow::{Outcome, TRIED};
+use crate::repair::terms::Terms;
+use crate::time::Duration;
+
+/// Peer state other than counters.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PeerFacts {
+    /// Current endpoint.
+    pub endpoint: Option<SocketAddr>,
+    /// Reason for which its host name has no address; filled in by the shell, which resolves
+    /// names.
+    pub unresolved: Option<String>,
+    /// Time since the last authentic message; `None` before the first.
+    pub silence: Option<Duration>,
+    /// Age of the last handshake.
+    pub handshake: Option<Duration>,
+    /// Terms last received.
+    pub terms: Option<Arc<Terms>>,
+    /// Mismatch between the peer's terms and this config.
+    pub disagreement: Option<String>,
+    /// Other protocol version of datagrams that came from its endpoint within the last minute.
+    /// The source of the datagrams may be forged.
+    pub other_version: Option<u8>,
+    /// MSS to which the path lowers SYNs, for IPv4 and IPv6.
+    pub lowered_mss: [Option<u16>; 2],
+    /// State of the controller, if the code follows the losses.
+    pub control: Option<control::State>,
+    /// Outcomes that each code would have had, if the peer is only observed.
+    pub trials: Option<[Outcome; TRIED.len()]>,
+}

@@ -1,0 +1,139 @@
+//! Reports to the peer and from it: their times, and the round-trip time that they measure.
+
+use crate::repair::control;
+use crate::repair::control::queue::micros;
+use crate::repair::receiver::Receiver;
+use crate::repair::report::Report;
+use crate::repair::sender::Sender;
+use crate::time::{Duration, Instant};
+
+/// Interval of loss reports to the peer; they also keep the session alive.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+/// Least time between two reports while packets are missing. Reports less than
+/// [`REPORT_SPARSE`] apart also need [`REPORT_PACKETS`] new packets between them, or a new
+/// doubt about the cause of losses.
+const REPORT_SOON: Duration = Duration::from_millis(10);
+const REPORT_PACKETS: u64 = 64;
+const REPORT_SPARSE: Duration = Duration::from_millis(250);
+/// Interval of terms, in reports, after the first reports of a session.
+const TERMS_EVERY: u32 = 10;
+/// Reports at the start of a session that carry terms: some of them may be lost.
+const TERMS_FIRST: u32 = 3;
+/// Round-trip time assumed until it is measured.
+pub(super) const USUAL_RTT: Duration = Duration::from_millis(100);
+/// Smoothing of the round-trip time: the newest sample has a weight of 1 / `RTT_WEIGHT`.
+const RTT_WEIGHT: u32 = 8;
+
+/// Last reports in both directions.
+pub(super) struct Reporting {
+    rtt: Option<Duration>,
+    /// Stamp of the peer's newest report, and its time of arrival.
+    stamp: Option<(u32, Instant)>,
+    /// Time and content of the last report sent.
+    told: (Instant, control::Report),
+    /// Reports sent in the present session or since the last change of the config.
+    reports: u32,
+    /// Time of the next report at the latest.
+    next: Instant,
+}
+
+impl Reporting {
+    /// Creates the state before the first report.
+    pub(super) fn new(now: Instant) -> Self {
+        Reporting {
+            rtt: None,
+            stamp: None,
+            told: (now, control::Report::default()),
+            reports: 0,
+            next: now + REPORT_EVERY,
+        }
+    }
+
+    /// Round-trip time, if it is measured.
+    pub(super) fn rtt(&self) -> Option<Duration> {
+        self.rtt
+    }
+
+    /// Starts to count reports anew, so that the next ones carry terms.
+    pub(super) fn restart(&mut self) {
+        self.reports = 0;
+    }
+
+    /// Handles a report of the peer.
+    pub(super) fn handle_report(&mut self, now: Instant, report: &Report) {
+        self.stamp = Some((report.stamp, now));
+        if let Some(newest) = report.rtt(now) {
+            let smooth = |rtt: Duration| (rtt * (RTT_WEIGHT - 1) + newest) / RTT_WEIGHT;
+            self.rtt = Some(self.rtt.map_or(newest, smooth));
+        }
+    }
+
+    /// Time of the next report: soon if the last one is out of date with the `path`.
+    pub(super) fn due(&self, path: &control::Report) -> Instant {
+        let (at, told) = &self.told;
+        let is_doubted = path.in_doubt && !told.in_doubt;
+        let is_old = path.random.bursts != told.random.bursts
+            || path.congested != told.congested
+            || path.visible != told.visible;
+        if !is_old && !is_doubted {
+            return self.next;
+        }
+        let many = is_doubted || path.random.packets - told.random.packets >= REPORT_PACKETS;
+        let soon = (self.rtt.unwrap_or(USUAL_RTT) / 4).max(REPORT_SOON);
+        self.next.min(*at + if many { soon } else { soon.max(REPORT_SPARSE) })
+    }
+
+    /// Returns the report to be sent now.
+    pub(super) fn next(
+        &mut self,
+        now: Instant,
+        sender: Option<&Sender>,
+        receiver: &Receiver,
+    ) -> Report {
+        let wait = sender.and_then(|sender| sender.wait(now)).unwrap_or(USUAL_RTT / 4);
+        let held = |at| u32::try_from(now.since(at).as_micros()).unwrap_or(u32::MAX);
+        let path = receiver.path();
+        (self.told, self.next) = ((now, path), now + REPORT_EVERY);
+        Report {
+            next: sender.map_or(0, Sender::next_seq),
+            stamp: micros(now),
+            echo: self.stamp.map(|(stamp, at)| (stamp, held(at))),
+            wait: u32::try_from(wait.as_micros()).unwrap_or(u32::MAX),
+            loss: receiver.stats().link,
+            path,
+        }
+    }
+
+    /// Counts a report of the present session; returns whether it is one that terms follow.
+    pub(super) fn counts_terms(&mut self) -> bool {
+        let has_terms = self.reports < TERMS_FIRST || self.reports.is_multiple_of(TERMS_EVERY);
+        self.reports = self.reports.saturating_add(1);
+        has_terms
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_reports_and_then_each_tenth_have_terms() {
+        let mut reporting = Reporting::new(Instant::ZERO);
+        let with_terms = (0..31).filter(|_| reporting.counts_terms()).collect::<Vec<_>>();
+        assert_eq!(with_terms, [0, 1, 2, 10, 20, 30]);
+        reporting.restart();
+        assert!(reporting.counts_terms());
+    }
+
+    #[test]
+    fn a_new_loss_is_reported_soon() {
+        let at = |millis| Instant::ZERO + Duration::from_millis(millis);
+        let reporting = Reporting::new(at(0));
+        let mut path = control::Report::default();
+        assert_eq!(reporting.due(&path), at(1_000));
+        path.congested = 1;
+        assert_eq!(reporting.due(&path), at(250));
+        path.random.packets = REPORT_PACKETS;
+        assert_eq!(reporting.due(&path), at(25));
+    }
+}
