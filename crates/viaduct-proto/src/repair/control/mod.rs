@@ -11,6 +11,9 @@
 //!                 ▲ of 1 s or 10 s              ▲
 //!                                 lateness of what was repaired
 //! ```
+//!
+//! [`Controller`] connects three machines: `Recurrence` tells whether losses go on, `Trim`
+//! corrects by the outcomes, and `Room` reduces the rate while a queue drops packets.
 
 pub mod bursts;
 pub mod histogram;
@@ -19,13 +22,20 @@ pub mod offered;
 pub mod overhead;
 pub mod path;
 pub mod queue;
-
-use std::fmt;
+mod recurrence;
+mod room;
+mod state;
+mod trim;
 
 use crate::fec::{MAX_COVER, window};
 use crate::time::{Duration, Instant};
-use bursts::{BUCKETS, Bursts, Counts};
+use bursts::{BUCKETS, Bursts};
 use overhead::Rates;
+use recurrence::Recurrence;
+use room::Room;
+use trim::Trim;
+
+pub use state::{Regime, Report, State};
 
 /// Target of loss events a second, of one packet each, that are repaired too late: a cubic flow
 /// keeps its link at fewer than one in half a minute. For longer bursts the target is up to
@@ -44,10 +54,9 @@ const QUICK_MORE: f64 = 1.2;
 /// if it is enough where the smaller one is not, as for a flow of few packets on a link with
 /// long bursts, which would otherwise stay slow.
 const FORWARD: [f64; 2] = [0.5, 0.9];
-/// Bursts within [`CLEAN`] from which on losses count as recurring.
+/// Bursts from which on losses count as recurring.
 const RECURS: usize = 3;
-/// Overhead that is kept until a link has been clean for [`CLEAN`], so that a new loss is
-/// repaired at once.
+/// Overhead that is kept until a link is clean, so that a new loss is repaired at once.
 const MIN_OVERHEAD: f64 = 0.0025;
 /// Overhead while the cause of losses is unknown, and for the first few losses after a quiet
 /// time, until it is known whether losses go on.
@@ -65,34 +74,8 @@ const FIRST_FEW: u64 = 1_024;
 /// Packets sent after which the link counts as known well enough to end [`FIRST`], even if the
 /// cause of the first losses is in doubt.
 const FIRST_PASSED: f64 = 16_384.0;
-/// Time without losses after which a loss counts as the onset of others, and time after that
-/// loss in which their number is counted.
-const QUIET: Duration = Duration::from_secs(10);
-const ONSET: Duration = Duration::from_secs(1);
-/// Bursts within [`ONSET`] that may all be due to a full queue, though none was seen.
-const FEW: u64 = 12;
-/// Time without a loss after which a link is clean.
-const CLEAN: Duration = Duration::from_secs(60);
 /// Factor of the overhead's decay each second.
 const FALL: f64 = 0.5;
-/// Bounds of the correction by outcomes, [`Controller::trim`].
-const TRIM: [f64; 2] = [0.75, 1.5];
-/// Factors of that correction: up after [`LOOK`] with more visible loss events than
-/// [`TOO_MANY`] times the target, and down after [`CALM`] without any.
-const TRIM_STEPS: [f64; 2] = [1.1, 0.97];
-const LOOK: Duration = Duration::from_secs(5);
-const TOO_MANY: f64 = 3.0;
-/// Time without a visible loss event after which the overhead may be trimmed.
-const CALM: Duration = Duration::from_secs(30);
-/// Time after the start of repairs in which visible losses may stem from before it.
-const SETTLES: Duration = Duration::from_secs(2);
-/// Time for which a queue has to drop packets before the overhead is halved. Drops that flows
-/// cause which slow down end sooner; losses by chance then need full repairs, or the flows
-/// would slow down again. [`YIELDS`]: time until the next halving. [`RECOVERS`]: time without
-/// drops after which a queue is no longer full.
-const PERSISTS: Duration = Duration::from_millis(1_200);
-const YIELDS: Duration = Duration::from_millis(50);
-const RECOVERS: Duration = Duration::from_millis(500);
 /// Share of the bursts that may be late for which the window may be too short.
 const TOO_SHORT: f64 = 0.1;
 /// Period of an encoder's rate, in packets.
@@ -109,86 +92,6 @@ pub struct Limits {
     pub max_rate: Option<f64>,
 }
 
-/// Report of a peer on the path to it. Counters are totals since its receiver began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// Losses by chance.
-    pub random: Counts,
-    /// Packets lost by congestion.
-    pub congested: u64,
-    /// Losses by chance that flows have seen: not repaired, or too late.
-    pub visible: u64,
-    /// The queue is long at present, so that it may be full.
-    pub queue_full: bool,
-    /// The cause of several losses is unknown because they came beside a long queue.
-    pub in_doubt: bool,
-}
-
-/// State of the path to a peer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Regime {
-    /// Too few reports yet.
-    #[default]
-    Unknown,
-    /// Nothing was lost by chance for a minute: no repairs.
-    Clean,
-    /// Repairs of losses by chance are being sent.
-    Repairing,
-    /// More repairs would be needed than the bounds allow.
-    Bounded,
-    /// The queue is long: the rate of repairs does not rise.
-    Congested,
-    /// Observed only: no repairs are made.
-    Observed,
-}
-
-impl fmt::Display for Regime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Regime::Unknown => "little is known of the link yet",
-            Regime::Clean => "clean: no packet was lost by chance for 60 s",
-            Regime::Repairing => "repairing what is lost by chance",
-            Regime::Bounded => "losses ask for more repairs than max_overhead allows",
-            Regime::Congested => "congested: the link's queue is long, repairs do not rise",
-            Regime::Observed => "observed: nothing is repaired",
-        })
-    }
-}
-
-/// State of the path to a peer, and of the repairs on it.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct State {
-    /// State of the link.
-    pub regime: Regime,
-    /// Repairs for each packet.
-    pub overhead: f64,
-    /// Packets a second.
-    pub pace: f64,
-    /// Time for which flows can wait for a lost packet.
-    pub wait: Duration,
-    /// Round-trip time, if it is known.
-    pub rtt: Option<Duration>,
-    /// Last report of the peer.
-    pub report: Report,
-}
-
-/// Share of the repair rate that remains while a queue drops packets.
-#[derive(Clone, Copy, Debug)]
-struct Room {
-    /// Factor of the overhead.
-    share: f64,
-    /// Time of the next halving, and time of the last drop.
-    due: Instant,
-    dropped: Instant,
-}
-
-/// Onset of losses after a quiet time.
-#[derive(Clone, Copy, Debug)]
-struct Onset {
-    since: Instant,
-    bursts: u64,
-}
-
 /// Controls the rate of repairs towards one peer.
 #[derive(Debug)]
 pub struct Controller {
@@ -199,24 +102,16 @@ pub struct Controller {
     rates: Rates,
     rarity: f64,
     last: Option<(Instant, Report)>,
-    /// Times of the last reports of bursts by chance, newest first, and of the last visible
-    /// loss.
-    lost: [Option<Instant>; RECURS],
-    seen: Option<Instant>,
-    onset: Option<Onset>,
+    recurrence: Recurrence,
     /// Packets sent since the first report.
     passed: f64,
-    /// Time of the last look at [`Controller::trim`], and the count of visible losses then.
-    trimmed: Instant,
-    visible: u64,
+    trim: Trim,
     /// Overhead that losses call for, and the one in force.
     asked: f64,
     overhead: f64,
-    trim: f64,
     /// Overhead when the queue became long.
     frozen: Option<f64>,
-    /// Remaining share while a full queue drops packets.
-    room: Option<Room>,
+    room: Room,
     /// Start of the repairs.
     begun: Option<Instant>,
     regime: Regime,
@@ -240,17 +135,13 @@ impl Controller {
             rates: [0.0; BUCKETS],
             rarity: 0.0,
             last: None,
-            lost: [None; RECURS],
-            seen: None,
-            onset: None,
+            recurrence: Recurrence::default(),
             passed: 0.0,
-            trimmed: now,
-            visible: 0,
+            trim: Trim::new(now),
             asked: 0.0,
             overhead: 0.0,
-            trim: 1.0,
             frozen: None,
-            room: None,
+            room: Room::default(),
             begun: None,
             regime: Regime::Unknown,
         }
@@ -279,7 +170,7 @@ impl Controller {
 
     /// Share of the repairs that remains while a queue drops packets; 1 otherwise.
     pub fn room(&self) -> f64 {
-        self.room.map_or(1.0, |room| room.share)
+        self.room.share()
     }
 
     /// Returns whether at least one in ten bursts of the last seconds had three packets or
@@ -298,58 +189,18 @@ impl Controller {
         let count = |report: &Report| report.random.bursts.iter().sum::<u64>();
         let new = count(&report).saturating_sub(count(&old));
         let is_unknown = report.random.packets < FIRST_PACKETS;
-        if new > 0 && !is_unknown && self.lost[0].is_none_or(|at| now.since(at) >= QUIET) {
-            self.onset = Some(Onset { since: now, bursts: 0 });
-        }
-        let was_onset = self.onset.is_some();
-        self.onset = self.onset.filter(|onset| now.since(onset.since) < ONSET);
-        self.onset.iter_mut().for_each(|onset| onset.bursts += new);
-        let new = new.min(RECURS as u64) as usize;
-        self.lost.rotate_right(new);
-        self.lost[..new].fill(Some(now));
-        let pace = traffic.pace.max(MIN_PACE);
-        let rates = self.bursts.rates();
-        self.rates = rates;
-        let bursts = rates.iter().sum::<f64>();
-        let mean = if bursts > 0.0 { overhead::loss(&rates) / bursts } else { 1.0 };
-        let target = TARGET * mean.clamp(1.0, MAX_LATER);
-        self.correct(now, &report, &old, target);
-        let (events, packets) = (pace * bursts, pace * traffic.wait.as_secs_f64());
-        self.rarity = (events / target).ln();
-        let [usual, most] = FORWARD.map(|share| share * self.limits.max_overhead);
-        let least = overhead::least(&rates, packets, events, target, most / self.trim);
-        let most = if least.is_some() { most } else { usual };
-        // Most bursts are to be repaired sooner than flows can wait, if that is cheap.
-        let soon = pace * QUICK.as_secs_f64();
-        let quick = MAX_QUICK.min(usual);
-        let quick = overhead::least(&rates, soon, events, QUICK_LATE * events, quick)
-            .map_or(0.0, |least| quick.min(QUICK_MORE * least));
-        let floor = match self.onset.map_or(0, |onset| onset.bursts) {
-            _ if is_unknown && self.passed < FIRST_PASSED => FIRST,
-            _ if is_unknown => PRIOR,
-            bursts if bursts > FEW => FIRST,
-            bursts if bursts >= RECURS as u64 => PRIOR,
-            _ => self.floor(now),
-        };
-        let wanted = floor.min(usual).max(quick);
-        let wanted = wanted.max(least.map_or(most, |least| least * self.trim)).min(most);
-        self.regime = match least {
-            _ if report.queue_full => Regime::Congested,
-            None => Regime::Bounded,
-            Some(_) if is_unknown => Regime::Unknown,
-            Some(_) if wanted == 0.0 => Regime::Clean,
-            Some(_) => Regime::Repairing,
-        };
+        let onset_ended = self.recurrence.handle_bursts(now, new, is_unknown);
+        let (wanted, most) = self.wanted(now, (&old, &report), traffic);
         // A rate that was set on few losses, or kept for losses that never came, ends at once.
         let was_known = old.random.packets >= FIRST_PACKETS;
-        let has_begun = was_onset && self.onset.is_none();
-        let is_known = was_known && !has_begun && self.lost[0].is_some() && self.bursts.is_enough();
+        let has_losses = self.recurrence.has_losses();
+        let is_known = was_known && !onset_ended && has_losses && self.bursts.is_enough();
         let fall = if is_known { FALL.powf(now.since(at).as_secs_f64()) } else { 0.0 };
         let fallen = self.asked * fall;
         if report.congested > old.congested {
             self.handle_drops(now);
         }
-        self.room = self.room.filter(|room| now.since(room.dropped) < RECOVERS);
+        self.room.settle(now);
         // Repairs may be the cause of present drops: the rate must not rise, or hardly.
         let frozen = self.frozen.unwrap_or(self.asked);
         self.frozen = report.queue_full.then_some(frozen);
@@ -367,16 +218,53 @@ impl Controller {
         self.overhead = self.asked.max(doubted) * self.room();
     }
 
+    /// Overhead that the losses call for, and its bound; judges the state of the link.
+    fn wanted(
+        &mut self,
+        now: Instant,
+        (old, report): (&Report, &Report),
+        traffic: Traffic,
+    ) -> (f64, f64) {
+        let is_unknown = report.random.packets < FIRST_PACKETS;
+        let pace = traffic.pace.max(MIN_PACE);
+        let rates = self.bursts.rates();
+        self.rates = rates;
+        let bursts = rates.iter().sum::<f64>();
+        let mean = if bursts > 0.0 { overhead::loss(&rates) / bursts } else { 1.0 };
+        let target = TARGET * mean.clamp(1.0, MAX_LATER);
+        let visible = (old.visible, report.visible);
+        let trim = self.trim.correct(now, visible, self.begun, target);
+        let (events, packets) = (pace * bursts, pace * traffic.wait.as_secs_f64());
+        self.rarity = (events / target).ln();
+        let [usual, most] = FORWARD.map(|share| share * self.limits.max_overhead);
+        let least = overhead::least(&rates, packets, events, target, most / trim);
+        let most = if least.is_some() { most } else { usual };
+        // Most bursts are to be repaired sooner than flows can wait, if that is cheap.
+        let soon = pace * QUICK.as_secs_f64();
+        let quick = MAX_QUICK.min(usual);
+        let quick = overhead::least(&rates, soon, events, QUICK_LATE * events, quick)
+            .map_or(0.0, |least| quick.min(QUICK_MORE * least));
+        let floor = match is_unknown {
+            true if self.passed < FIRST_PASSED => FIRST,
+            true => PRIOR,
+            false => self.recurrence.floor(now),
+        };
+        let wanted = floor.min(usual).max(quick);
+        let wanted = wanted.max(least.map_or(most, |least| least * trim)).min(most);
+        self.regime = match least {
+            _ if report.queue_full => Regime::Congested,
+            None => Regime::Bounded,
+            Some(_) if is_unknown => Regime::Unknown,
+            Some(_) if wanted == 0.0 => Regime::Clean,
+            Some(_) => Regime::Repairing,
+        };
+        (wanted, most)
+    }
+
     /// Handles drops of a full queue, in this host or on the path. Repairs may cause them, so
     /// that the rate is reduced while they last.
     pub fn handle_drops(&mut self, now: Instant) {
-        let begun = Room { share: 1.0, due: now + PERSISTS, dropped: now };
-        let before = self.room.filter(|room| now.since(room.dropped) < RECOVERS);
-        let mut room = Room { dropped: now, ..before.unwrap_or(begun) };
-        if now >= room.due {
-            (room.share, room.due) = (room.share / 2.0, now + YIELDS);
-        }
-        self.room = Some(room);
+        self.room.handle_drops(now);
     }
 
     /// Parameters of the encoder; `None` if no repairs are to be sent.
@@ -420,39 +308,6 @@ impl Controller {
     pub fn reach(&self, traffic: Traffic) -> u16 {
         let reach = 1.2 * traffic.pace.max(MIN_PACE) * traffic.wait.as_secs_f64();
         reach.clamp(16.0, f64::from(MAX_COVER)) as u16
-    }
-
-    /// Least overhead until the link is clean, after losses that recur.
-    fn floor(&self, now: Instant) -> f64 {
-        let lossy = self.lost[RECURS - 1].is_some_and(|at| now.since(at) < CLEAN);
-        if lossy { MIN_OVERHEAD } else { 0.0 }
-    }
-
-    /// Raises the correction if flows see more losses than the target allows, and slowly lowers
-    /// it if they see none.
-    fn correct(&mut self, now: Instant, report: &Report, old: &Report, target: f64) {
-        if report.visible > old.visible {
-            self.seen = Some(now);
-        }
-        // Losses from before repairs began are no reason for more repairs.
-        if self.begun.is_none_or(|at| now.since(at) < SETTLES) {
-            (self.visible, self.trimmed) = (report.visible, now);
-            return;
-        }
-        let since = now.since(self.trimmed);
-        if since < LOOK {
-            return;
-        }
-        let seen = report.visible.saturating_sub(self.visible) as f64 / since.as_secs_f64();
-        let calm = self.seen.is_none_or(|at| now.since(at) >= CALM);
-        let step = match () {
-            _ if seen > TOO_MANY * target => TRIM_STEPS[0],
-            _ if seen > 0.0 || !calm => 1.0,
-            _ if since >= CALM => TRIM_STEPS[1],
-            _ => return,
-        };
-        self.trim = (self.trim * step).clamp(TRIM[0], TRIM[1]);
-        (self.visible, self.trimmed) = (report.visible, now);
     }
 }
 

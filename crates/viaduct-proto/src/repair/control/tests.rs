@@ -151,7 +151,7 @@ fn losses_that_flows_see_raise_it_within_bounds_and_calm_lowers_it() {
 fn a_receiver_that_begins_anew_is_no_onset() {
     let mut world = World::new();
     let before = world.run(20, 5, 1);
-    world.report.random = Counts::default();
+    world.report.random = bursts::Counts::default();
     let after = world.run(2, 5, 1);
     assert!((after / before - 1.0).abs() < 0.2, "{after}, {before} before");
 }

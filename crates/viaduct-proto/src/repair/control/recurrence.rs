@@ -1,0 +1,82 @@
+//! Recurrence of losses by chance: whether they go on, or begin after a quiet time.
+
+use super::{FIRST, MIN_OVERHEAD, PRIOR, RECURS};
+use crate::time::{Duration, Instant};
+
+/// Time without losses after which a loss counts as the onset of others, and time after that
+/// loss in which their number is counted.
+const QUIET: Duration = Duration::from_secs(10);
+const ONSET: Duration = Duration::from_secs(1);
+/// Bursts within [`ONSET`] that may all be due to a full queue, though none was seen.
+const FEW: u64 = 12;
+/// Time without a loss after which a link is clean.
+const CLEAN: Duration = Duration::from_secs(60);
+
+/// Onset of losses after a quiet time.
+#[derive(Clone, Copy, Debug)]
+struct Onset {
+    since: Instant,
+    bursts: u64,
+}
+
+/// Latest losses by chance.
+#[derive(Debug, Default)]
+pub(super) struct Recurrence {
+    /// Times of the last reports of bursts, newest first.
+    lost: [Option<Instant>; RECURS],
+    onset: Option<Onset>,
+}
+
+impl Recurrence {
+    /// Handles a report of `new` bursts. Those of a link that `is_unknown` are no onset.
+    /// Returns whether an onset has ended.
+    pub(super) fn handle_bursts(&mut self, now: Instant, new: u64, is_unknown: bool) -> bool {
+        if new > 0 && !is_unknown && self.lost[0].is_none_or(|at| now.since(at) >= QUIET) {
+            self.onset = Some(Onset { since: now, bursts: 0 });
+        }
+        let was_onset = self.onset.is_some();
+        self.onset = self.onset.filter(|onset| now.since(onset.since) < ONSET);
+        self.onset.iter_mut().for_each(|onset| onset.bursts += new);
+        let new = new.min(RECURS as u64) as usize;
+        self.lost.rotate_right(new);
+        self.lost[..new].fill(Some(now));
+        was_onset && self.onset.is_none()
+    }
+
+    /// Returns whether there were losses.
+    pub(super) fn has_losses(&self) -> bool {
+        self.lost[0].is_some()
+    }
+
+    /// Least overhead at an onset, and until the link is clean, after losses that recur.
+    pub(super) fn floor(&self, now: Instant) -> f64 {
+        let is_lossy = self.lost[RECURS - 1].is_some_and(|at| now.since(at) < CLEAN);
+        match self.onset.map_or(0, |onset| onset.bursts) {
+            bursts if bursts > FEW => FIRST,
+            bursts if bursts >= RECURS as u64 => PRIOR,
+            _ if is_lossy => MIN_OVERHEAD,
+            _ => 0.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_onset_raises_the_floor_until_it_ends() {
+        let at = |millis| Instant::ZERO + Duration::from_millis(millis);
+        let mut recurrence = Recurrence::default();
+        recurrence.handle_bursts(at(0), 2, false);
+        assert_eq!(recurrence.floor(at(0)), 0.0);
+        recurrence.handle_bursts(at(100), 1, false);
+        assert_eq!(recurrence.floor(at(100)), PRIOR);
+        recurrence.handle_bursts(at(200), FEW, false);
+        assert_eq!(recurrence.floor(at(200)), FIRST);
+        assert!(!recurrence.handle_bursts(at(999), 0, false));
+        assert!(recurrence.handle_bursts(at(1_000), 0, false));
+        assert_eq!(recurrence.floor(at(1_000)), MIN_OVERHEAD);
+        assert_eq!(recurrence.floor(at(60_200)), 0.0);
+    }
+}

@@ -1,0 +1,69 @@
+//! State of the path to a peer, as reported and as judged.
+
+use std::fmt;
+
+use super::bursts::Counts;
+use crate::time::Duration;
+
+/// Report of a peer on the path to it. Counters are totals since its receiver began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Losses by chance.
+    pub random: Counts,
+    /// Packets lost by congestion.
+    pub congested: u64,
+    /// Losses by chance that flows have seen: not repaired, or too late.
+    pub visible: u64,
+    /// The queue is long at present, so that it may be full.
+    pub queue_full: bool,
+    /// The cause of several losses is unknown because they came beside a long queue.
+    pub in_doubt: bool,
+}
+
+/// State of the path to a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Regime {
+    /// Too few reports yet.
+    #[default]
+    Unknown,
+    /// Nothing was lost by chance for a minute: no repairs.
+    Clean,
+    /// Repairs of losses by chance are being sent.
+    Repairing,
+    /// More repairs would be needed than the bounds allow.
+    Bounded,
+    /// The queue is long: the rate of repairs does not rise.
+    Congested,
+    /// Observed only: no repairs are made.
+    Observed,
+}
+
+impl fmt::Display for Regime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Regime::Unknown => "little is known of the link yet",
+            Regime::Clean => "clean: no packet was lost by chance for 60 s",
+            Regime::Repairing => "repairing what is lost by chance",
+            Regime::Bounded => "losses ask for more repairs than max_overhead allows",
+            Regime::Congested => "congested: the link's queue is long, repairs do not rise",
+            Regime::Observed => "observed: nothing is repaired",
+        })
+    }
+}
+
+/// State of the path to a peer, and of the repairs on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct State {
+    /// State of the link.
+    pub regime: Regime,
+    /// Repairs for each packet.
+    pub overhead: f64,
+    /// Packets a second.
+    pub pace: f64,
+    /// Time for which flows can wait for a lost packet.
+    pub wait: Duration,
+    /// Round-trip time, if it is known.
+    pub rtt: Option<Duration>,
+    /// Last report of the peer.
+    pub report: Report,
+}

@@ -1,0 +1,68 @@
+//! Correction of the overhead by outcomes: the losses that flows have seen.
+
+use crate::time::{Duration, Instant};
+
+/// Bounds of the correction by outcomes, [`Trim`].
+const TRIM: [f64; 2] = [0.75, 1.5];
+/// Factors of that correction: up after [`LOOK`] with more visible loss events than
+/// [`TOO_MANY`] times the target, and down after [`CALM`] without any.
+const TRIM_STEPS: [f64; 2] = [1.1, 0.97];
+const LOOK: Duration = Duration::from_secs(5);
+const TOO_MANY: f64 = 3.0;
+/// Time without a visible loss event after which the overhead may be trimmed.
+const CALM: Duration = Duration::from_secs(30);
+/// Time after the start of repairs in which visible losses may stem from before it.
+const SETTLES: Duration = Duration::from_secs(2);
+
+/// Factor of the computed overhead.
+#[derive(Debug)]
+pub(super) struct Trim {
+    factor: f64,
+    /// Time of the last look at the outcomes, and the count of visible losses then.
+    looked: Instant,
+    visible: u64,
+    /// Time of the last visible loss.
+    seen: Option<Instant>,
+}
+
+impl Trim {
+    /// Creates a correction that changes nothing yet.
+    pub(super) fn new(now: Instant) -> Self {
+        Trim { factor: 1.0, looked: now, visible: 0, seen: None }
+    }
+
+    /// Raises the correction if flows see more losses than the `target` a second allows, and
+    /// slowly lowers it if they see none. `visible` is the count of these losses, `old` the
+    /// one of the report before, and `begun` the start of the repairs. Returns the factor.
+    pub(super) fn correct(
+        &mut self,
+        now: Instant,
+        (old, visible): (u64, u64),
+        begun: Option<Instant>,
+        target: f64,
+    ) -> f64 {
+        if visible > old {
+            self.seen = Some(now);
+        }
+        // Losses from before repairs began are no reason for more repairs.
+        if begun.is_none_or(|at| now.since(at) < SETTLES) {
+            (self.visible, self.looked) = (visible, now);
+            return self.factor;
+        }
+        let since = now.since(self.looked);
+        if since < LOOK {
+            return self.factor;
+        }
+        let seen = visible.saturating_sub(self.visible) as f64 / since.as_secs_f64();
+        let calm = self.seen.is_none_or(|at| now.since(at) >= CALM);
+        let step = match () {
+            () if seen > TOO_MANY * target => TRIM_STEPS[0],
+            () if seen > 0.0 || !calm => 1.0,
+            () if since >= CALM => TRIM_STEPS[1],
+            () => return self.factor,
+        };
+        self.factor = (self.factor * step).clamp(TRIM[0], TRIM[1]);
+        (self.visible, self.looked) = (visible, now);
+        self.factor
+    }
+}
