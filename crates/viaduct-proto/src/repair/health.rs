@@ -89,12 +89,16 @@ impl Increments {
     }
 
     fn judge(&self, facts: &PeerFacts) -> State {
+        let state = self.misconfigured(facts).or_else(|| self.unrecovered());
+        state.or_else(|| self.unprotected(facts)).unwrap_or(State::Up)
+    }
+
+    /// State if the two configs or the path between the gateways are wrong.
+    fn misconfigured(&self, facts: &PeerFacts) -> Option<State> {
         let Increments { into, out, .. } = self;
-        let useless = |loss: &LossReport| loss.lost >= MIN_LOST && loss.recovered == 0;
-        let is_useless = useless(into) || useless(out);
-        let wrong = |reason: String| match is_useless {
-            true => State::Useless(reason),
-            false => State::Degraded(reason),
+        let wrong = |reason: String| match useless(into) || useless(out) {
+            true => Some(State::Useless(reason)),
+            false => Some(State::Degraded(reason)),
         };
         if let Some(disagreement) = &facts.disagreement {
             return wrong(disagreement.clone());
@@ -109,8 +113,7 @@ impl Increments {
         if all_lost(into) {
             return wrong(match self.arrived {
                 0 => "every packet of the peer's site counts as lost, and none arrives here with \
-                    its \
-                      addresses: is there NAT on the WAN, or another way?"
+                      its addresses: is there NAT on the WAN, or another way?"
                     .to_owned(),
                 _ => "every packet of the peer's site counts as lost, though some arrive: does \
                       something on the way alter them?"
@@ -120,50 +123,58 @@ impl Increments {
         if all_lost(out) {
             return wrong(
                 "the peer counts every packet from here as lost: is there NAT on the WAN, or \
-                    another \
-                 way there?"
+                 another way there?"
                     .to_owned(),
             );
         }
-        if is_useless {
-            let (loss, whose) =
-                if useless(into) { (into, "of the peer's site") } else { (out, "from here") };
-            return State::Useless(format!(
+        None
+    }
+
+    /// State if too few of the lost packets are recovered.
+    fn unrecovered(&self) -> Option<State> {
+        let directions = [(&self.into, "of the peer's site"), (&self.out, "from here")];
+        if let Some((loss, whose)) = directions.into_iter().find(|(loss, _)| useless(loss)) {
+            return Some(State::Useless(format!(
                 "{} packets {whose} were lost in the last half minute, too many at a time for the \
-                    code",
+                 code",
                 loss.lost
-            ));
+            )));
         }
-        if let Some((loss, whose)) = [(into, "of the peer's site"), (out, "from here")]
-            .into_iter()
-            .find(|(loss, _)| poor(loss))
-        {
-            let share = loss.recovered * 100 / loss.lost.max(1);
-            return State::Degraded(format!(
-                "{share} % of the lost packets {whose} are recovered: {} of {}",
-                loss.recovered, loss.lost
-            ));
-        }
+        let (loss, whose) = directions.into_iter().find(|(loss, _)| poor(loss))?;
+        let share = loss.recovered * 100 / loss.lost.max(1);
+        Some(State::Degraded(format!(
+            "{share} % of the lost packets {whose} are recovered: {} of {}",
+            loss.recovered, loss.lost
+        )))
+    }
+
+    /// State if packets go without repairs.
+    fn unprotected(&self, facts: &PeerFacts) -> Option<State> {
         if self.sent >= MIN_SAMPLE && self.unprotected * 2 > self.sent {
-            return State::Degraded(format!(
+            return Some(State::Degraded(format!(
                 "{} of {} packets left unprotected: longer than fits beside repairs",
                 self.unprotected, self.sent
-            ));
+            )));
         }
         let code = facts.terms.as_ref().map(|terms| &terms.code[..]);
         if self.sent >= MIN_SAMPLE && self.arrived >= MIN_SAMPLE && code == Some("none") {
-            return State::Degraded(
+            return Some(State::Degraded(
                 "the peer's code is none: what is lost on the way here is not recovered".to_owned(),
-            );
+            ));
         }
         let encodes = code.is_some_and(|code| code != "none");
         if self.arrived >= 10 * MIN_SAMPLE && self.repairs == 0 && encodes {
-            return State::Degraded(
+            return Some(State::Degraded(
                 "packets of the peer's site arrive, and no repairs of them".to_owned(),
-            );
+            ));
         }
-        State::Up
+        None
     }
+}
+
+/// Returns whether there were losses and no recoveries.
+fn useless(loss: &LossReport) -> bool {
+    loss.lost >= MIN_LOST && loss.recovered == 0
 }
 
 fn all_lost(loss: &LossReport) -> bool {
