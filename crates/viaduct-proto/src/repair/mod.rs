@@ -23,6 +23,7 @@ mod auto;
 mod bundle;
 pub mod cache;
 mod classes;
+mod coder;
 mod coding;
 mod congestion;
 pub mod control;

@@ -1,22 +1,22 @@
 //! Sending side towards one peer: numbers and names each packet, feeds the encoder, and frames
 //! its repairs.
 
-use super::auto::{Auto, Leaving, Pace};
+use super::auto::Leaving;
 use super::bundle::{Bundle, Channel};
 use super::classes::{Repairs, Treatment};
+use super::coder::Coder;
+use super::control;
 use super::control::queue::micros;
-use super::control::{self, Regime};
 use super::identity::IdentityKey;
 use super::names::Names;
 use super::prefix;
 use super::section::{
-    self, COPIES_OVERHEAD, COPY_OVERHEAD, Manner, Name, Need, Part, REPAIR_HEAD, SECTION_HEAD,
+    self, COPIES_OVERHEAD, COPY_OVERHEAD, Name, Need, Part, REPAIR_HEAD, SECTION_HEAD,
 };
 use super::stats::SenderStats;
-use crate::fec::{Encoder, Fire, Repair, Seq};
+use crate::fec::{Repair, Seq};
 use crate::time::{Duration, Instant};
-use crate::wire::ip::{self, MutableFields};
-use crate::wire::tcp_sack;
+use crate::wire::ip;
 
 pub(super) struct Sender {
     coder: Coder,
@@ -28,126 +28,6 @@ pub(super) struct Sender {
     /// Time of the last packet, and the next flush stage.
     idle: Option<(Instant, usize)>,
     stats: SenderStats,
-}
-
-/// Encoder of outgoing packets.
-pub(super) enum Coder {
-    /// Code of fixed parameters.
-    Fixed(Box<dyn Encoder>),
-    /// Code whose rate follows the losses.
-    Auto(Box<Auto>),
-    /// No code: the link is only observed.
-    Observe(Observer),
-}
-
-/// State of a link that is only observed.
-pub(super) struct Observer {
-    next: Seq,
-    pace: Pace,
-    rtt: Option<Duration>,
-    report: control::Report,
-}
-
-impl Observer {
-    /// Creates the state, for packets from number `first` on.
-    pub(super) fn new(first: Seq) -> Self {
-        let (pace, report) = (Pace::default(), control::Report::default());
-        Observer { next: first, pace, rtt: None, report }
-    }
-
-    fn state(&self) -> control::State {
-        control::State {
-            regime: Regime::Observed,
-            pace: self.pace.value(),
-            rtt: self.rtt,
-            report: self.report,
-            ..control::State::default()
-        }
-    }
-}
-
-impl Coder {
-    /// Classifies a normalised packet that leaves; `fields` are its mutable fields.
-    fn judge(&mut self, now: Instant, packet: &[u8], fields: MutableFields) -> Treatment {
-        match self {
-            Coder::Auto(auto) => auto.judge(now, packet, fields),
-            Coder::Observe(_) if tcp_sack::is_plain_ack(packet) => Treatment::Unnamed,
-            Coder::Fixed(_) | Coder::Observe(_) => Treatment::Named(Repairs::Window, f64::INFINITY),
-        }
-    }
-
-    /// Manner in which packets are named.
-    fn manner(&self) -> Manner {
-        match self {
-            Coder::Fixed(_) => Manner { acks: true, is_observed: false },
-            Coder::Auto(auto) => Manner { acks: auto.acks(), is_observed: false },
-            Coder::Observe(_) => Manner { acks: false, is_observed: true },
-        }
-    }
-
-    fn push(&mut self, now: Instant, of: Leaving<'_>, fire: &mut Fire<'_>) {
-        match self {
-            Coder::Fixed(encoder) => encoder.push(of.symbol, fire),
-            Coder::Auto(auto) => auto.push(now, of, fire),
-            Coder::Observe(observer) => {
-                observer.next += 1;
-                observer.pace.count(now);
-            }
-        }
-    }
-
-    fn flush(&mut self, now: Instant, stage: usize, fire: &mut Fire<'_>) {
-        match self {
-            Coder::Fixed(encoder) => encoder.flush(stage, fire),
-            Coder::Auto(auto) => auto.flush(now, fire),
-            Coder::Observe(_) => {}
-        }
-    }
-
-    fn stages(&self) -> usize {
-        match self {
-            Coder::Fixed(encoder) => encoder.stages(),
-            Coder::Auto(auto) => auto.stages(),
-            Coder::Observe(_) => 0,
-        }
-    }
-
-    fn next_seq(&self) -> Seq {
-        match self {
-            Coder::Fixed(encoder) => encoder.next_seq(),
-            Coder::Auto(auto) => auto.next_seq(),
-            Coder::Observe(observer) => observer.next,
-        }
-    }
-
-    /// Returns whether packets are known to be lost at present.
-    fn is_lossy(&self) -> bool {
-        matches!(self, Coder::Auto(auto) if auto.is_lossy())
-    }
-
-    /// Packets a second, if they are counted.
-    fn pace(&self) -> Option<f64> {
-        match self {
-            Coder::Auto(auto) => Some(auto.pace()),
-            Coder::Fixed(_) | Coder::Observe(_) => None,
-        }
-    }
-
-    /// Time of the next copy.
-    fn copies_due(&self) -> Option<Instant> {
-        match self {
-            Coder::Auto(auto) => auto.copies_due(),
-            Coder::Fixed(_) | Coder::Observe(_) => None,
-        }
-    }
-
-    fn memory(&self) -> usize {
-        match self {
-            Coder::Fixed(encoder) => encoder.memory(),
-            Coder::Auto(auto) => auto.memory(),
-            Coder::Observe(_) => 0,
-        }
-    }
 }
 
 /// Parameters of a sender.
@@ -184,10 +64,7 @@ impl Sender {
 
     /// Time for which flows can wait for a lost packet, if known.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
-        match &self.coder {
-            Coder::Auto(auto) => Some(auto.wait(now)),
-            Coder::Fixed(_) | Coder::Observe(_) => None,
-        }
+        self.coder.wait(now)
     }
 
     /// Handles a packet from the peer's site: it may acknowledge data and report duplicates
@@ -200,11 +77,7 @@ impl Sender {
 
     /// State of the path to the peer and of the controller.
     pub(super) fn control(&self, now: Instant) -> Option<control::State> {
-        match &self.coder {
-            Coder::Auto(auto) => Some(auto.state(now)),
-            Coder::Observe(observer) => Some(observer.state()),
-            Coder::Fixed(_) => None,
-        }
+        self.coder.control(now)
     }
 
     /// Handles the peer's report on the path to it.
@@ -214,11 +87,7 @@ impl Sender {
         report: control::Report,
         rtt: Option<Duration>,
     ) {
-        match &mut self.coder {
-            Coder::Auto(auto) => auto.handle_report(now, report, rtt),
-            Coder::Observe(observer) => (observer.report, observer.rtt) = (report, rtt),
-            Coder::Fixed(_) => {}
-        }
+        self.coder.handle_report(now, report, rtt);
         if let Some(pace) = self.coder.pace() {
             self.names.spread(pace);
         }

@@ -22,6 +22,7 @@ use reporting::{Reporting, USUAL_RTT};
 
 use super::auto::Auto;
 use super::bundle::Channel;
+use super::coder::{Coder, Observer};
 use super::coding::Coding;
 use super::identity::IdentityKey;
 use super::outbox::Outbox;
@@ -29,7 +30,7 @@ use super::receiver::{Receiver, TICK};
 use super::report::{REPORT, Report, TRIALS, emit_trials, parse_trials};
 use super::requests::Times;
 use super::section::{self, Need, Section};
-use super::sender::{Coder, Observer, Plan, Sender};
+use super::sender::{Plan, Sender};
 use super::session::{Clocks, Received, Session, SessionConfig, WeakKey};
 use super::shadow::{Outcome, TRIED};
 use super::stats::{LossReport, PeerStats};

@@ -1,0 +1,166 @@
+//! Encoder of a sender: a code of fixed parameters, one that follows the losses, or none.
+
+use super::auto::{Auto, Leaving, Pace};
+use super::classes::{Repairs, Treatment};
+use super::control::{self, Regime};
+use super::section::Manner;
+use crate::fec::{Encoder, Fire, Seq};
+use crate::time::{Duration, Instant};
+use crate::wire::ip::MutableFields;
+use crate::wire::tcp_sack;
+
+/// Encoder of outgoing packets.
+pub(super) enum Coder {
+    /// Code of fixed parameters.
+    Fixed(Box<dyn Encoder>),
+    /// Code whose rate follows the losses.
+    Auto(Box<Auto>),
+    /// No code: the link is only observed.
+    Observe(Observer),
+}
+
+/// State of a link that is only observed.
+pub(super) struct Observer {
+    next: Seq,
+    pace: Pace,
+    rtt: Option<Duration>,
+    report: control::Report,
+}
+
+impl Observer {
+    /// Creates the state, for packets from number `first` on.
+    pub(super) fn new(first: Seq) -> Self {
+        let (pace, report) = (Pace::default(), control::Report::default());
+        Observer { next: first, pace, rtt: None, report }
+    }
+
+    fn state(&self) -> control::State {
+        control::State {
+            regime: Regime::Observed,
+            pace: self.pace.value(),
+            rtt: self.rtt,
+            report: self.report,
+            ..control::State::default()
+        }
+    }
+}
+
+impl Coder {
+    /// Classifies a normalised packet that leaves; `fields` are its mutable fields.
+    pub(super) fn judge(
+        &mut self,
+        now: Instant,
+        packet: &[u8],
+        fields: MutableFields,
+    ) -> Treatment {
+        match self {
+            Coder::Auto(auto) => auto.judge(now, packet, fields),
+            Coder::Observe(_) if tcp_sack::is_plain_ack(packet) => Treatment::Unnamed,
+            Coder::Fixed(_) | Coder::Observe(_) => Treatment::Named(Repairs::Window, f64::INFINITY),
+        }
+    }
+
+    /// Manner in which packets are named.
+    pub(super) fn manner(&self) -> Manner {
+        match self {
+            Coder::Fixed(_) => Manner { acks: true, is_observed: false },
+            Coder::Auto(auto) => Manner { acks: auto.acks(), is_observed: false },
+            Coder::Observe(_) => Manner { acks: false, is_observed: true },
+        }
+    }
+
+    pub(super) fn push(&mut self, now: Instant, of: Leaving<'_>, fire: &mut Fire<'_>) {
+        match self {
+            Coder::Fixed(encoder) => encoder.push(of.symbol, fire),
+            Coder::Auto(auto) => auto.push(now, of, fire),
+            Coder::Observe(observer) => {
+                observer.next += 1;
+                observer.pace.count(now);
+            }
+        }
+    }
+
+    pub(super) fn flush(&mut self, now: Instant, stage: usize, fire: &mut Fire<'_>) {
+        match self {
+            Coder::Fixed(encoder) => encoder.flush(stage, fire),
+            Coder::Auto(auto) => auto.flush(now, fire),
+            Coder::Observe(_) => {}
+        }
+    }
+
+    pub(super) fn stages(&self) -> usize {
+        match self {
+            Coder::Fixed(encoder) => encoder.stages(),
+            Coder::Auto(auto) => auto.stages(),
+            Coder::Observe(_) => 0,
+        }
+    }
+
+    pub(super) fn next_seq(&self) -> Seq {
+        match self {
+            Coder::Fixed(encoder) => encoder.next_seq(),
+            Coder::Auto(auto) => auto.next_seq(),
+            Coder::Observe(observer) => observer.next,
+        }
+    }
+
+    /// Time for which flows can wait for a lost packet, if known.
+    pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
+        match self {
+            Coder::Auto(auto) => Some(auto.wait(now)),
+            Coder::Fixed(_) | Coder::Observe(_) => None,
+        }
+    }
+
+    /// State of the path to the peer and of the controller.
+    pub(super) fn control(&self, now: Instant) -> Option<control::State> {
+        match self {
+            Coder::Auto(auto) => Some(auto.state(now)),
+            Coder::Observe(observer) => Some(observer.state()),
+            Coder::Fixed(_) => None,
+        }
+    }
+
+    /// Handles the peer's report on the path to it.
+    pub(super) fn handle_report(
+        &mut self,
+        now: Instant,
+        report: control::Report,
+        rtt: Option<Duration>,
+    ) {
+        match self {
+            Coder::Auto(auto) => auto.handle_report(now, report, rtt),
+            Coder::Observe(observer) => (observer.report, observer.rtt) = (report, rtt),
+            Coder::Fixed(_) => {}
+        }
+    }
+
+    /// Returns whether packets are known to be lost at present.
+    pub(super) fn is_lossy(&self) -> bool {
+        matches!(self, Coder::Auto(auto) if auto.is_lossy())
+    }
+
+    /// Packets a second, if they are counted.
+    pub(super) fn pace(&self) -> Option<f64> {
+        match self {
+            Coder::Auto(auto) => Some(auto.pace()),
+            Coder::Fixed(_) | Coder::Observe(_) => None,
+        }
+    }
+
+    /// Time of the next copy.
+    pub(super) fn copies_due(&self) -> Option<Instant> {
+        match self {
+            Coder::Auto(auto) => auto.copies_due(),
+            Coder::Fixed(_) | Coder::Observe(_) => None,
+        }
+    }
+
+    pub(super) fn memory(&self) -> usize {
+        match self {
+            Coder::Fixed(encoder) => encoder.memory(),
+            Coder::Auto(auto) => auto.memory(),
+            Coder::Observe(_) => 0,
+        }
+    }
+}
