@@ -48,3 +48,23 @@ impl Room {
         self.drops = self.drops.filter(|drops| now.since(drops.last) < RECOVERS);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drops_that_go_on_halve_the_rate_until_they_end() {
+        let at = |millis| Instant::ZERO + Duration::from_millis(millis);
+        let mut room = Room::default();
+        let shares = [0, 400, 800, 1_199, 1_200, 1_249, 1_250].map(|millis| {
+            room.handle_drops(at(millis));
+            room.share()
+        });
+        assert_eq!(shares, [1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.25]);
+        room.settle(at(1_749));
+        assert_eq!(room.share(), 0.25);
+        room.settle(at(1_750));
+        assert_eq!(room.share(), 1.0);
+    }
+}

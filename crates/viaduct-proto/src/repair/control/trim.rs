@@ -66,3 +66,22 @@ impl Trim {
         self.factor
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn visible_losses_raise_the_factor_and_calm_lowers_it() {
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        let mut trim = Trim::new(at(0));
+        assert_eq!(trim.correct(at(1), (0, 9), None, 0.03), 1.0, "before the repairs");
+        assert_eq!(trim.correct(at(2), (9, 9), Some(at(1)), 0.03), 1.0, "just begun");
+        let mut correct = |seconds, visible| trim.correct(at(seconds), visible, Some(at(1)), 0.03);
+        assert_eq!(correct(7, (9, 12)), 1.1);
+        assert_eq!(correct(12, (12, 12)), 1.1, "seen a moment ago");
+        assert_eq!(correct(40, (12, 12)), 1.1, "not calm for long enough");
+        let trimmed = correct(80, (12, 12));
+        assert!((trimmed - 1.1 * 0.97).abs() < 1e-9, "{trimmed}");
+    }
+}

@@ -174,3 +174,38 @@ impl Repairs {
 fn decoder_share(memory: usize) -> usize {
     memory / 8
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn repair(first: Seq, body: &[u8]) -> Repair<'_> {
+        let cover = Cover { first, stride: 1, count: 4 };
+        Repair { cover, row: fec::Row::Xor { layer: 0 }, len_code: [0, 9], body }
+    }
+
+    #[test]
+    fn parts_are_joined_in_either_order() {
+        for (one, other) in [(Part::Head, Part::Tail), (Part::Tail, Part::Head)] {
+            let mut repairs = Repairs::new(1 << 20);
+            let body = |part| if part == Part::Head { &b"head"[..] } else { &b"tail"[..] };
+            assert!(repairs.complete(repair(10, body(one)), one, 14).is_none());
+            assert!(repairs.complete(repair(30, body(other)), other, 34).is_none(), "of another");
+            let both = repairs.complete(repair(10, body(other)), other, 14);
+            assert_eq!(both.as_deref(), Some(&b"headtail"[..]));
+        }
+    }
+
+    #[test]
+    fn repairs_wait_for_names_and_are_bounded() {
+        let mut repairs = Repairs::new(1 << 20);
+        assert!(repairs.complete(repair(10, b"body"), Part::Whole, 13).is_none());
+        assert!(repairs.take_ready(13).is_none());
+        let waiting = repairs.take_ready(14).map(|waiting| waiting.repair() == repair(10, b"body"));
+        assert_eq!(waiting, Some(true));
+        for first in 0..2 * MAX_PENDING as u64 {
+            repairs.complete(repair(first, b"body"), Part::Whole, 0);
+        }
+        assert_eq!(repairs.pending.len(), MAX_PENDING);
+    }
+}
