@@ -16,7 +16,8 @@
 //! | [`process`] | children, signals, inherited state, threads, memory, locks |
 //! | [`journal`] | changes of the system, undone at the end or after a crash |
 //!
-//! [`clock`] and [`poll`] are used by all; `os` has the system calls that several modules share.
+//! [`clock`], [`poll`] and [`random`] are used by all; `os` has the system calls that several
+//! modules share.
 
 pub mod bpf;
 pub mod capture;
@@ -26,6 +27,7 @@ pub mod netns;
 pub mod nft;
 pub mod poll;
 pub mod process;
+pub mod random;
 pub mod route;
 pub mod seccomp;
 pub mod socket;

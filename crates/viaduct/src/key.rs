@@ -9,8 +9,7 @@ use anyhow::{Context, Result, anyhow};
 use clap::Subcommand;
 use tracing::warn;
 use viaduct_proto::keys::SecretKey;
-
-use crate::random::random;
+use viaduct_sys::random::random;
 
 /// Subcommands of `viaduct key`.
 #[derive(Debug, Subcommand)]

@@ -10,9 +10,8 @@ use std::os::fd::OwnedFd;
 use anyhow::Result;
 use rustix::net::{SocketType, ipproto, sockopt};
 use viaduct_proto::wrap::Secret;
+use viaduct_sys::random::random;
 use viaduct_sys::socket::seqpacket::Peer;
-
-use crate::random::random;
 
 /// Ancestors of a process that are examined, at most.
 const MAX_DEPTH: usize = 4096;

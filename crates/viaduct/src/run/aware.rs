@@ -11,12 +11,12 @@ use rustix::net::sockopt;
 use tracing::debug;
 use viaduct_proto::wrap::aware::{Ask, MAX_MESSAGE, NO, YES};
 use viaduct_proto::wrap::{SECRET, Secret};
+use viaduct_sys::random::random;
 use viaduct_sys::socket::seqpacket;
 
 use super::{admission, control_socket};
 use crate::engine::aware::{ProgramRequest, RequestKind, SocketId};
 use crate::engine::commands::{CommandSender, WorkerCommand};
-use crate::random::random;
 
 /// Environment variable with the address of the control socket.
 pub const CONTROL: &str = "VIADUCT_CONTROL";

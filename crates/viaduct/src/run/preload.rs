@@ -24,13 +24,13 @@ use anyhow::{Context, Result, bail};
 use tracing::{debug, warn};
 use viaduct_proto::wrap::wire::{Answer, REQUEST, Request, WELCOME, Welcome};
 use viaduct_proto::wrap::{Errno, SECRET, Secret};
+use viaduct_sys::random::random;
 use viaduct_sys::seccomp::SeccompError;
 use viaduct_sys::socket::seqpacket;
 
 use super::pending::Interposition;
 use super::seccomp::{self, send_timeout};
 use super::{admission, control_socket};
-use crate::random::random;
 
 /// File name of the library; one file serves the loaders of both glibc and musl.
 const LIBRARY: &str = "libviaduct_preload.so";

@@ -11,8 +11,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, ensure};
 use viaduct_proto::trickles::keys::KeyRing;
-
-use crate::random::random;
+use viaduct_sys::random::random;
 
 /// Maximum number of secrets in a file.
 const MAX_SECRETS: usize = 16;

@@ -1,0 +1,44 @@
+//! Random bytes from the kernel.
+
+use std::io;
+
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// Fills `out` with random bytes.
+///
+/// # Errors
+/// The kernel has none.
+pub fn fill(out: &mut [u8]) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < out.len() {
+        match getrandom(&mut out[filled..], GetRandomFlags::empty()) {
+            Ok(more) => filled += more,
+            Err(Errno::INTR) => {}
+            Err(error) => {
+                let why = io::Error::from(error);
+                return Err(io::Error::other(format!("the kernel gave no random bytes: {why}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns random bytes, as many as the caller's array has.
+///
+/// # Errors
+/// The kernel has none.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    fill(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn each_call_fills_the_whole_array_anew() {
+        let [one, other] = [(); 2].map(|()| super::random::<1_000>().unwrap());
+        assert!(one != other && [one, other].iter().all(|bytes| bytes[968..] != [0; 32]));
+    }
+}
