@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use viaduct::trickles::{ClientSettings, Connector, ConnectorEvent, Secrets, revert_stale_changes};
 use viaduct_proto::trickles::packet::{Format, FormatChoice};
 use viaduct_proto::trickles::stream::{Config, Failure, State, Stream};
+use viaduct_trickles::{ClientSettings, Connector, ConnectorEvent, Secrets, revert_stale_changes};
 
 use crate::convert::{addresses, bytes, code, count, port_code, text, values};
 use crate::server::{Options, ResolvedOptions};

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 
-use viaduct::trickles::PortError;
+use viaduct_trickles::PortError;
 
 /// Returns the bytes at `data`.
 ///

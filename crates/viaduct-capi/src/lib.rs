@@ -1,8 +1,8 @@
 //! Trickles for C; `include/viaduct_trickles.h` documents the calls. Each call here is a call
-//! of [`viaduct::trickles`], with its result as a number; all decisions are made there.
+//! of `viaduct_trickles`, with its result as a number; all decisions are made there.
 //!
 //! ```text
-//!   C ── int fd ──▶ table: Listener or Connector ──▶ viaduct::trickles
+//!   C ── int fd ──▶ table: Listener or Connector ──▶ viaduct_trickles
 //!     ── minisock * ──▶ a box: the event, and the reply in the making
 //! ```
 //!

@@ -5,10 +5,10 @@ use std::ffi::{c_char, c_int};
 use std::path::PathBuf;
 
 use bytes::Bytes;
-use viaduct::trickles::{Listener, Secrets, ServerSettings};
 use viaduct_proto::trickles::api::Piece;
 use viaduct_proto::trickles::standard::wire::{MAX_STATE, emit_valid};
 use viaduct_proto::trickles::standard::{END, Reason, Valid};
+use viaduct_trickles::{Listener, Secrets, ServerSettings};
 
 use crate::convert::{addresses, bytes, count, list, port_code, text, values};
 use crate::event::{Descriptors, Minisock, Range};

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use viaduct::trickles::{Connector, Flow, Listener};
+use viaduct_trickles::{Connector, Flow, Listener};
 
 /// Server or client of a descriptor.
 #[derive(Debug)]

@@ -10,19 +10,16 @@ use std::time::{Duration, Instant};
 use viaduct_sys::netns::Netns;
 use viaduct_sys::process::Process;
 
-// The library is built with this test, and is in the same directory.
-use viaduct_trickles as _;
-
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Directory in which the shared library was built.
+/// Directory in which the shared library was built: the test's, or the one above it.
 fn library() -> PathBuf {
     let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let places = [deps.clone(), deps.parent().unwrap().to_owned()];
     let there = places.into_iter().find(|place| place.join("libviaduct_trickles.so").exists());
-    there.expect("the library is built with its tests")
+    there.expect("`cargo build -p viaduct-capi` builds the library, in the profile of the tests")
 }
 
 /// Compiles a C file of the repository into `dir`. Returns false if there is no compiler.

@@ -121,7 +121,7 @@ pub fn read(file: &Path) -> Result<SecretKey> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trickles::Secrets;
+    use viaduct_trickles::Secrets;
 
     #[test]
     fn a_new_secret_is_readable_by_a_server_and_no_other_user() {

@@ -37,7 +37,6 @@ mod status;
 mod status_socket;
 mod steer;
 mod text;
-pub mod trickles;
 mod tunnel;
 mod value_parser;
 

@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
-use viaduct::trickles::{Listener, Secrets, ServerSettings};
 use viaduct_proto::trickles::api::Kind;
 use viaduct_sys::poll::{Waker, wait};
+use viaduct_trickles::{Listener, Secrets, ServerSettings};
 use viaduct_watermark::gallery::Gallery;
 use viaduct_watermark::jpeg::Jpeg;
 use viaduct_watermark::mark::Key;

@@ -11,7 +11,6 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use common::{SECRET, decoded, picture};
-use viaduct::trickles::{ClientSettings, Connector};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration as Span, Instant as Moment};
 use viaduct_proto::trickles::api::Endpoint;
@@ -24,6 +23,7 @@ use viaduct_proto::trickles::stream::{Config, State, Stream};
 use viaduct_sys::netns::Netns;
 use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::process::Process;
+use viaduct_trickles::{ClientSettings, Connector};
 use viaduct_watermark::gallery::Gallery;
 use viaduct_watermark::jpeg::Jpeg;
 use viaduct_watermark::mark::Key;

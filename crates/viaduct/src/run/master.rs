@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tracing_subscriber::EnvFilter;
 use viaduct_sys::process::supervise::{self, StateChange};
 use viaduct_sys::process::{self, inherited_fds, inherited_state, memory};
+use viaduct_trickles::revert_stale_changes;
 
 use super::descriptor_store::DescriptorStore;
 use super::freezer::FlowFreezer;
@@ -31,7 +32,6 @@ use crate::engine::stats::ProxyStats;
 use crate::master::carrier::Carrier;
 use crate::master::client::MasterClient;
 use crate::master::nested::NestedMaster;
-use crate::trickles::revert_stale_changes;
 
 /// Poll interval for remaining programs of the run.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);

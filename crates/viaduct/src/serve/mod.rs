@@ -33,6 +33,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::task::LocalSet;
 use tracing::{info, warn};
 use viaduct_proto::trickles::crypt::ServerCrypt;
+use viaduct_trickles::{Secrets, ServerSettings};
 
 use crate::access_log::AccessLogArgs;
 use crate::dead_after::DeadAfter;
@@ -42,7 +43,6 @@ use crate::random::entropy;
 use crate::run_dir::RunDir;
 use crate::signals::{SignalStreams, Signals};
 use crate::status_socket;
-use crate::trickles::{Secrets, ServerSettings};
 use crate::value_parser::socket_addr;
 use disk::Disk;
 use file_cache::FileCache;

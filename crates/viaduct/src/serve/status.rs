@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::api::Endpoint;
 use viaduct_proto::trickles::crypt::ServerCrypt;
+use viaduct_trickles::PortStats;
 
 use super::file_cache::FileCacheStats;
 use crate::access_log::AccessLogStats;
 use crate::metrics::{Exposition, Kind};
-use crate::trickles::PortStats;
 
 /// Counters of a server since its start.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

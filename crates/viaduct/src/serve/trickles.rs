@@ -24,10 +24,10 @@ use viaduct_proto::trickles::crypt::ServerCrypt;
 use viaduct_proto::web::respond;
 use viaduct_sys::capture::filter::Share;
 use viaduct_sys::poll::{Waker, wait};
+use viaduct_trickles::{Listener, Secrets, ServerSettings};
 
 use super::file_cache::FileCache;
 use super::status::TricklesStatus;
-use crate::trickles::{Listener, Secrets, ServerSettings};
 
 /// Maximum interval between checks of the time and of the secrets.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use viaduct::trickles::{ClientSettings, Connector, ConnectorEvent, Flow};
 use viaduct_lab::emulator::EmulatorConfig;
 use viaduct_lab::topology::{Dumbbell, DumbbellSpec, Journal, Wan};
 use viaduct_proto::trickles::packet::{Format, FormatChoice};
@@ -17,6 +16,7 @@ use viaduct_proto::trickles::standard::MAIN;
 use viaduct_proto::trickles::stream::{Config, State};
 use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::process::Process;
+use viaduct_trickles::{ClientSettings, Connector, ConnectorEvent, Flow};
 
 /// An address of both servers.
 pub(crate) const SHARED: Ipv4Addr = Ipv4Addr::new(10, 2, 200, 1);

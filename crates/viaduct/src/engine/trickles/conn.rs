@@ -9,12 +9,12 @@ use viaduct_proto::flow;
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::standard::MAIN;
 use viaduct_proto::trickles::stream::{Failure, State};
+use viaduct_trickles::Flow;
 
 use super::flow_target::TricklesTarget;
 use super::port::SharedPort;
 use super::slot::SlotState;
 use crate::engine::destination::error_of;
-use crate::trickles::Flow;
 
 /// An end. Dropped without a shutdown, it ends the connection at once.
 #[derive(Debug)]

@@ -20,6 +20,7 @@ use tracing::debug;
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::standard::MAIN;
 use viaduct_proto::trickles::stream::{Config, State, Stream};
+use viaduct_trickles::{ClientSettings, Connector, ConnectorEvent, Flow, PortError};
 
 use super::flow_target::{Early, TricklesTarget};
 use super::formats::PacketFormats;
@@ -27,7 +28,6 @@ use super::server_cache::ServerCache;
 use super::slot::{Slot, SlotEvent, SlotState};
 use crate::random::entropy;
 use crate::rate_limited::RateLimitedLog;
-use crate::trickles::{ClientSettings, Connector, ConnectorEvent, Flow, PortError};
 
 /// Longest packet, in bytes: Ethernet's. A smaller MTU is reported by the route's interface or
 /// a router.

@@ -9,9 +9,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use viaduct::trickles::{ServerPort, ServerSettings};
 use viaduct_proto::trickles::packet::{Format, FormatChoice};
 use viaduct_sys::process::Process;
+use viaduct_trickles::{ServerPort, ServerSettings};
 use world::{ClientEvent, Echo, PORT, ROUTER, SERVERS, TCP, UDP, World, seen_from, sh};
 
 const MB: u32 = 1 << 20;

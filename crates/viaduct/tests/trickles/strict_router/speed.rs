@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use viaduct::trickles::ServerPort;
 use viaduct_proto::trickles::packet::{Numbers, Return, tcp};
 use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::process::thread::pin;
 use viaduct_sys::socket::mmsg::Outbox;
+use viaduct_trickles::ServerPort;
 
 use super::world::{PORT, World, sh};
 

@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use viaduct::trickles::{
-    ClientPort, ClientSettings, Flow, PortEvent, PortStats, ServerPort, ServerSettings,
-};
 use viaduct_lab::topology::{Journal, Node};
 use viaduct_proto::trickles::packet::{Format, FormatChoice};
 use viaduct_sys::netns::Netns;
 use viaduct_sys::poll::{Waker, wait};
+use viaduct_trickles::{
+    ClientPort, ClientSettings, Flow, PortEvent, PortStats, ServerPort, ServerSettings,
+};
 
 pub(crate) const PORT: u16 = 8080;
 pub(crate) const SERVERS: [&str; 2] = ["10.2.0.2", "fd02::2"];

@@ -5,7 +5,7 @@ use viaduct_proto::time::Instant;
 /// The time of day, because replicas share it. If it is set back this clock continues at half
 /// the speed until the time of day has caught up, as it must neither go back nor stop.
 #[derive(Debug)]
-pub(super) struct Clock {
+pub(crate) struct Clock {
     now: Instant,
     /// Monotonic time of the last reading.
     at: Instant,
@@ -13,19 +13,19 @@ pub(super) struct Clock {
 
 impl Clock {
     /// Starts at the time of day `wall`; `at` is the monotonic time.
-    pub(super) fn new(wall: Instant, at: Instant) -> Clock {
+    pub(crate) fn new(wall: Instant, at: Instant) -> Clock {
         Clock { now: wall, at }
     }
 
     /// Advances to the time of day `wall`, at monotonic time `at`, and returns the result.
-    pub(super) fn advance(&mut self, wall: Instant, at: Instant) -> Instant {
+    pub(crate) fn advance(&mut self, wall: Instant, at: Instant) -> Instant {
         let passed = at.since(std::mem::replace(&mut self.at, at));
         self.now = wall.max(self.now + passed / 2);
         self.now
     }
 
     /// Time of the last reading.
-    pub(super) fn now(&self) -> Instant {
+    pub(crate) fn now(&self) -> Instant {
         self.now
     }
 }

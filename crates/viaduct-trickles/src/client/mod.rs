@@ -28,10 +28,10 @@ use viaduct_sys::capture::option_tap::OptionTap;
 use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::socket::mmsg::Inbox;
 
-use super::egress::Egress;
-use super::gso;
-use super::stats::PortStats;
-use super::{PortError, SEND_BUFFER, check_mtu};
+use crate::egress::Egress;
+use crate::gso;
+use crate::stats::PortStats;
+use crate::{PortError, SEND_BUFFER, check_mtu};
 use connection::{Connection, Datagrams, reserve_port, source_towards};
 use receive::Receiver;
 pub use settings::{ClientSettings, PortEvent};

@@ -21,8 +21,8 @@ use viaduct_proto::trickles::packet::Return;
 use viaduct_proto::trickles::replay::Replay;
 use viaduct_proto::trickles::server::{Server, Settings};
 
-use super::clock::Clock;
-use super::{Answers, PortStats, Secrets, ServerPort, ServerSettings, egress};
+use crate::clock::Clock;
+use crate::{Answers, PortStats, Secrets, ServerPort, ServerSettings, egress};
 
 /// Maximum age of a continuation; beyond it a client restarts.
 const HORIZON: Duration = Duration::from_secs(30);

@@ -19,16 +19,16 @@ use viaduct_sys::capture::raw_gso::{GsoSocket, SuperPacket};
 use viaduct_sys::route::next_hop::{NextHop, NextHopLookup, Route};
 use viaduct_sys::socket::mmsg::Outbox;
 
-use super::lookup_cache::LookupCache;
+use crate::lookup_cache::LookupCache;
 
 /// Maximum number of packets in a run: as with datagrams, a full queue drops the whole run.
-pub(super) const MAX_PACKETS: usize = 16;
+pub(crate) const MAX_PACKETS: usize = 16;
 /// Minimum number of packets in a run; shorter ones are not worthwhile.
 const MIN_PACKETS: usize = 3;
 
 /// Sender of GSO runs.
 #[derive(Debug)]
-pub(super) struct GsoSender {
+pub(crate) struct GsoSender {
     segments: GsoSocket,
     hops: NextHopLookup,
     routes: LookupCache<IpAddr, Option<Route>>,
@@ -41,14 +41,14 @@ impl GsoSender {
     ///
     /// # Errors
     /// Privilege is missing.
-    pub(super) fn open(buffer: usize) -> io::Result<GsoSender> {
+    pub(crate) fn open(buffer: usize) -> io::Result<GsoSender> {
         let (segments, hops) = (GsoSocket::open(buffer)?, NextHopLookup::new()?);
         Ok(GsoSender { segments, hops, routes: LookupCache::new(), next_hops: LookupCache::new() })
     }
 
     /// Sends the runs among the queued packets, and removes these from the queue. Returns the
     /// number of packets.
-    pub(super) fn flush(&mut self, now: Instant, queue: &mut Outbox) -> u64 {
+    pub(crate) fn flush(&mut self, now: Instant, queue: &mut Outbox) -> u64 {
         let packets: Vec<_> = queue.iter().collect();
         let (mut gone, mut over) = (vec![false; packets.len()], Vec::<usize>::new());
         for run in sort(&packets.iter().map(|(packet, _)| *packet).collect::<Vec<_>>()) {

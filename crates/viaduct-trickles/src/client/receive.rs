@@ -11,9 +11,9 @@ use viaduct_proto::trickles::packet::{Format, Role, udp};
 use viaduct_sys::socket::error_queue::{IcmpError, take_error};
 use viaduct_sys::socket::mmsg::Received;
 
-use super::super::egress::Egress;
 use super::connection::Connection;
 use super::{Flow, PortEvent};
+use crate::egress::Egress;
 
 /// ICMP type and code of the error that a datagram was too long.
 const TOO_BIG_V4: [u8; 2] = [3, 4];

@@ -16,11 +16,11 @@ use viaduct_sys::nft::rst_guard::RstGuard;
 use viaduct_sys::socket::mmsg::{self, Inbox, Outbox, Received};
 use viaduct_sys::socket::udp::UdpBatch;
 
-use super::egress::{Egress, now};
-use super::gso::GsoSender;
-use super::local::Local;
-use super::stats::PortStats;
-use super::{PortError, SEND_BUFFER, check_mtu, journal};
+use crate::egress::{Egress, now};
+use crate::gso::GsoSender;
+use crate::local::Local;
+use crate::stats::PortStats;
+use crate::{PortError, SEND_BUFFER, check_mtu, journal};
 
 /// Settings of a server's port.
 #[derive(Clone, Debug)]

@@ -10,8 +10,8 @@ use viaduct_sys::socket::mmsg::Outbox;
 use viaduct_sys::socket::tcp::TcpOptions;
 use viaduct_sys::socket::udp::UdpBatch;
 
-use super::super::SEND_BUFFER;
-use super::super::egress::{Egress, now};
+use crate::SEND_BUFFER;
+use crate::egress::{Egress, now};
 
 #[derive(Debug)]
 pub(super) struct Connection {

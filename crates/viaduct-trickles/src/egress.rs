@@ -11,34 +11,34 @@ use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::clock;
 use viaduct_sys::socket::mmsg::{self, Outbox};
 
-use super::gso::GsoSender;
-use super::stats::PortStats;
+use crate::gso::GsoSender;
+use crate::stats::PortStats;
 
 /// Packets in TCP's format that wait for the end of the batch, in IPv4 and IPv6, and known path
 /// MTUs.
 #[derive(Debug)]
-pub(super) struct Egress {
+pub(crate) struct Egress {
     raw: Option<RawSockets>,
     gso: Option<GsoSender>,
     packets: [Outbox; 2],
     paths: PathMtu,
-    pub(super) stats: PortStats,
+    pub(crate) stats: PortStats,
 }
 
 impl Egress {
     /// Creates the egress. With `gso`, packets to one peer are sent as GSO runs if possible.
-    pub(super) fn new(raw: Option<RawSockets>, gso: Option<GsoSender>, mtu: usize) -> Egress {
+    pub(crate) fn new(raw: Option<RawSockets>, gso: Option<GsoSender>, mtu: usize) -> Egress {
         let (packets, stats) = Default::default();
         Egress { raw, gso, packets, paths: PathMtu::new(mtu), stats }
     }
 
     /// Maximum packet length to `ip` in bytes.
-    pub(super) fn mtu(&self, ip: IpAddr) -> usize {
+    pub(crate) fn mtu(&self, ip: IpAddr) -> usize {
         self.paths.get(now(), ip)
     }
 
     /// Queues a whole IP packet; without a raw socket of its family it counts as refused.
-    pub(super) fn packet(&mut self, packet: &[u8], to: IpAddr) {
+    pub(crate) fn packet(&mut self, packet: &[u8], to: IpAddr) {
         if self.raw.as_ref().and_then(|raw| raw.socket(to.is_ipv4())).is_none() {
             self.stats.sent.refused += 1;
             return;
@@ -51,12 +51,12 @@ impl Egress {
     }
 
     /// Returns whether packets are queued.
-    pub(super) fn has_queued(&self) -> bool {
+    pub(crate) fn has_queued(&self) -> bool {
         self.packets.iter().any(|queue| !queue.is_empty())
     }
 
     /// Sends the queued packets.
-    pub(super) fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         for is_ipv4 in [true, false] {
             let queue = &mut self.packets[usize::from(!is_ipv4)];
             if let Some(gso) = &mut self.gso {
@@ -71,7 +71,7 @@ impl Egress {
     }
 
     /// Sends datagrams by `socket`.
-    pub(super) fn flush_datagrams(&mut self, queue: &mut Outbox, socket: BorrowedFd<'_>) {
+    pub(crate) fn flush_datagrams(&mut self, queue: &mut Outbox, socket: BorrowedFd<'_>) {
         if !queue.is_empty() {
             self.stats.add(queue.flush(socket));
             ask_kernel_of(&mut self.paths, queue);
@@ -80,20 +80,20 @@ impl Egress {
 
     /// Records an ICMP error about packets to `ip`. Returns whether the MTU is less than the
     /// value so far.
-    pub(super) fn too_big(&mut self, ip: IpAddr, mtu: usize) -> bool {
+    pub(crate) fn too_big(&mut self, ip: IpAddr, mtu: usize) -> bool {
         self.stats.too_big += 1;
         self.paths.learn(now(), ip, mtu)
     }
 
     /// Records the MTU to and from `ip` that the peer states. Returns whether it is less than
     /// the value so far.
-    pub(super) fn learn(&mut self, ip: IpAddr, mtu: usize) -> bool {
+    pub(crate) fn learn(&mut self, ip: IpAddr, mtu: usize) -> bool {
         learn(&mut self.paths, ip, mtu)
     }
 
     /// Records the kernel's path MTU to `ip`: that of the interface, or one reported by a
     /// router. Returns whether it is less than the value so far.
-    pub(super) fn ask_kernel(&mut self, ip: IpAddr) -> bool {
+    pub(crate) fn ask_kernel(&mut self, ip: IpAddr) -> bool {
         ask_kernel(&mut self.paths, ip)
     }
 }
@@ -115,6 +115,6 @@ fn learn(paths: &mut PathMtu, ip: IpAddr, mtu: usize) -> bool {
     paths.learn(now(), ip, mtu.max(least))
 }
 
-pub(super) fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::from_nanos(clock::now())
 }

@@ -6,23 +6,23 @@ use std::net::IpAddr;
 use viaduct_proto::time::Instant;
 use viaduct_sys::route::local_addresses::LocalAddresses;
 
-use super::lookup_cache::LookupCache;
+use crate::lookup_cache::LookupCache;
 
 /// Lookup of local addresses in the kernel, with a short-lived cache.
 #[derive(Debug)]
-pub(super) struct Local {
+pub(crate) struct Local {
     here: LocalAddresses,
     cache: LookupCache<IpAddr, bool>,
 }
 
 impl Local {
     /// Lookup in the calling thread's network namespace.
-    pub(super) fn new() -> io::Result<Local> {
+    pub(crate) fn new() -> io::Result<Local> {
         Ok(Local { here: LocalAddresses::new()?, cache: LookupCache::new() })
     }
 
     /// Returns whether `ip` is local, or routed to this host.
-    pub(super) fn is(&mut self, now: Instant, ip: IpAddr) -> bool {
+    pub(crate) fn is(&mut self, now: Instant, ip: IpAddr) -> bool {
         self.cache.get(now, ip, || self.here.contains(ip).unwrap_or(false))
     }
 }

@@ -7,7 +7,7 @@ use viaduct_sys::capture::filter::OptionMark;
 use viaduct_sys::journal::Changes;
 use viaduct_sys::nft::rst_guard::RstGuard;
 
-use super::super::{PortError, journal};
+use crate::{PortError, journal};
 
 /// Settings of a client's port.
 #[derive(Clone, Debug)]

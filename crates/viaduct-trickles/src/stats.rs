@@ -19,16 +19,16 @@ pub struct PortStats {
 }
 
 impl PortStats {
-    pub(super) fn refuse(&mut self, why: Refusal) {
+    pub(crate) fn refuse(&mut self, why: Refusal) {
         self.refused.count(why);
     }
 
-    pub(super) fn together(&mut self, packets: u64) {
+    pub(crate) fn together(&mut self, packets: u64) {
         self.together += packets;
         self.sent.sent += packets;
     }
 
-    pub(super) fn add(&mut self, report: SendReport) {
+    pub(crate) fn add(&mut self, report: SendReport) {
         let sent = &mut self.sent;
         sent.sent += report.sent;
         sent.too_long += report.too_long;

@@ -12,16 +12,16 @@ const MAX_ENTRIES: usize = 1024;
 
 /// Results of lookups, by key.
 #[derive(Debug)]
-pub(super) struct LookupCache<K, T>(HashMap<K, (T, Instant)>);
+pub(crate) struct LookupCache<K, T>(HashMap<K, (T, Instant)>);
 
 impl<K: Eq + Hash, T: Copy> LookupCache<K, T> {
     /// Creates an empty cache.
-    pub(super) fn new() -> LookupCache<K, T> {
+    pub(crate) fn new() -> LookupCache<K, T> {
         LookupCache(HashMap::new())
     }
 
     /// The result for `key`. Calls `look_up` if there is none, or if it has expired.
-    pub(super) fn get(&mut self, now: Instant, key: K, look_up: impl FnOnce() -> T) -> T {
+    pub(crate) fn get(&mut self, now: Instant, key: K, look_up: impl FnOnce() -> T) -> T {
         if let Some(&(value, until)) = self.0.get(&key)
             && now < until
         {

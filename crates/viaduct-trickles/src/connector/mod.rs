@@ -25,8 +25,8 @@ use viaduct_proto::trickles::crypt::ClientCrypt;
 use viaduct_proto::trickles::stream::{Config, Stream};
 use viaduct_sys::process::memory;
 
-use super::egress::now;
-use super::{ClientPort, ClientSettings, Flow, PortError, PortEvent, PortStats};
+use crate::egress::now;
+use crate::{ClientPort, ClientSettings, Flow, PortError, PortEvent, PortStats};
 use connection::Connection;
 pub use event::ConnectorEvent;
 
