@@ -24,9 +24,9 @@ use std::env;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use viaduct_proto::wrap::Secret;
-use viaduct_proto::wrap::aware::{Ask, MAX_MESSAGE, YES};
 use viaduct_sys::socket::seqpacket;
+use viaduct_wrap::Secret;
+use viaduct_wrap::aware::{Ask, MAX_MESSAGE, YES};
 
 /// Environment variable with the control socket of the run, and its secret: `@NAME;SECRET`.
 const CONTROL: &str = "VIADUCT_CONTROL";

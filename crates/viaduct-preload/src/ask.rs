@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use viaduct_proto::wrap::wire::{Answer, Request, WELCOME};
+use viaduct_wrap::wire::{Answer, Request, WELCOME};
 
 use crate::raw;
 use crate::state::State;

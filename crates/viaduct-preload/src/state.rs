@@ -4,8 +4,8 @@ use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use viaduct_proto::wrap::wire::{Answer, Request, Welcome};
-use viaduct_proto::wrap::{Rules, SECRET, Secret};
+use viaduct_wrap::wire::{Answer, Request, Welcome};
+use viaduct_wrap::{Rules, SECRET, Secret};
 
 use crate::ask;
 

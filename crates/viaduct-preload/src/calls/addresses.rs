@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_long, c_void};
 
 use libc::{sockaddr, socklen_t};
-use viaduct_proto::wrap::wire::{Answer, Request};
-use viaduct_proto::wrap::{Errno, SOCKADDR, Sockaddr, Socket, parse_sockaddr};
+use viaduct_wrap::wire::{Answer, Request};
+use viaduct_wrap::{Errno, SOCKADDR, Sockaddr, Socket, parse_sockaddr};
 
 use super::socket_of;
 use crate::raw::{self, returned};

@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 use std::net::SocketAddr;
 
-use viaduct_proto::wrap::wire::{Answer, Call, Request};
-use viaduct_proto::wrap::{Datagrams, Errno, MSG_FASTOPEN, Sockaddr, Verdict, parse_sockaddr};
+use viaduct_wrap::wire::{Answer, Call, Request};
+use viaduct_wrap::{Datagrams, Errno, MSG_FASTOPEN, Sockaddr, Verdict, parse_sockaddr};
 
 use super::socket_of;
 use crate::raw;

@@ -12,8 +12,8 @@ mod decide;
 use std::ffi::{c_int, c_long, c_uint, c_void};
 
 use libc::{mmsghdr, msghdr, sockaddr, socklen_t};
-use viaduct_proto::wrap::wire::Call;
-use viaduct_proto::wrap::{Errno, LONGEST, MSG_FASTOPEN, SOCKADDR, Socket, Verdict};
+use viaduct_wrap::wire::Call;
+use viaduct_wrap::{Errno, LONGEST, MSG_FASTOPEN, SOCKADDR, Socket, Verdict};
 
 use self::addresses::{getpeername, getsockname, getsockopt};
 use self::decide::{Decision, decide, is_judged, report};

@@ -22,7 +22,9 @@
 
 use std::net::SocketAddr;
 
-use super::wire::{ADDRESS, Reader, VERSION, Writer};
+use viaduct_wrap::record::{ADDRESS, Reader, Writer};
+use viaduct_wrap::wire::VERSION;
+
 use crate::flow::Failure;
 
 /// Bytes of a record.

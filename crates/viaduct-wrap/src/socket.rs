@@ -101,7 +101,7 @@ pub struct Socket {
 
 /// Traffic class of a socket, as far as captures distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Carries {
+pub(crate) enum Carries {
     /// A TCP stream, which becomes a flow.
     Tcp,
     /// A stream that cannot be connected to a rendezvous (MPTCP, SMC). Programs fall back to
@@ -116,7 +116,7 @@ pub(super) enum Carries {
 }
 
 impl Socket {
-    pub(super) fn carries(self) -> Carries {
+    pub(crate) fn carries(self) -> Carries {
         let Socket { domain, kind, protocol } = self;
         match domain {
             AF_INET | AF_INET6 => match (kind & SOCK_KIND, protocol) {
@@ -157,13 +157,13 @@ impl Socket {
     }
 
     /// Returns whether `sockaddr` is of the socket's family; the kernel refuses others.
-    pub(super) fn is_told(self, sockaddr: &[u8]) -> bool {
+    pub(crate) fn is_told(self, sockaddr: &[u8]) -> bool {
         let family = sockaddr.first_chunk().copied().map(u16::from_ne_bytes);
         family.map(i32::from) == Some(self.domain)
     }
 
     /// Returns the error for an optional family or protocol that is refused.
-    pub(super) fn unsupported(self) -> Errno {
+    pub(crate) fn unsupported(self) -> Errno {
         if self.domain == AF_SMC { Errno::AFNOSUPPORT } else { Errno::PROTONOSUPPORT }
     }
 }

@@ -2,10 +2,10 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use super::rules::{ANYWHERE, Line, RuleError, Transport, mapped};
+use crate::rules::{ANYWHERE, Line, RuleError, Transport, mapped};
 
 /// Parses a pattern into a line that diverts its destinations.
-pub(super) fn parse(pattern: &str) -> Result<Line, RuleError> {
+pub(crate) fn parse(pattern: &str) -> Result<Line, RuleError> {
     let transports = [("tcp", Transport::Tcp), ("udp", Transport::Udp)];
     let mut line = ANYWHERE;
     let mut rest = pattern;

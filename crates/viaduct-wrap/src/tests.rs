@@ -2,8 +2,8 @@ use std::net::SocketAddr;
 
 use proptest::prelude::*;
 
-use super::wire::{Answer, Call, Request, WELCOME, Welcome};
-use super::*;
+use crate::wire::{Answer, Call, Request, WELCOME, Welcome};
+use crate::*;
 
 const TCP: Socket = Socket { domain: 2, kind: 1, protocol: 6 };
 const UDP: Socket = Socket { domain: 2, kind: 2, protocol: 17 };

@@ -20,10 +20,11 @@
 //!   line      IPv6 or mapped 16 │ length 1 │ transport 1 │ fate 1 │ 0 │ first port 2 │ last port 2
 //! ```
 
-use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{Ipv6Addr, SocketAddr};
 
-use super::rules::{Fate, Line, MAX_LINES, Rules, Transport, mapped};
-use super::socket::Errno;
+use crate::record::{Reader, Writer};
+use crate::rules::{Fate, Line, MAX_LINES, Rules, Transport};
+use crate::socket::Errno;
 
 /// Bytes of a request.
 pub const REQUEST: usize = 48;
@@ -31,10 +32,10 @@ pub const REQUEST: usize = 48;
 pub const ANSWER: usize = 72;
 /// Bytes of a Welcome with the maximum number of rules.
 pub const WELCOME: usize = ANSWER + MAX_LINES * LINE;
-pub(super) const ADDRESS: usize = 24;
 const LINE: usize = 24;
 const MAGIC: u32 = u32::from_be_bytes(*b"vdct");
-pub(super) const VERSION: u16 = 4;
+/// Version of all records: those of stubs, and those between a run and its shared master.
+pub const VERSION: u16 = 4;
 const STRICT: u8 = 1;
 const OFFLOAD: u8 = 2;
 const NAMES: u8 = 4;
@@ -267,31 +268,11 @@ impl Answer {
     }
 }
 
-/// Writer of a record. The buffer must have room for all that is put.
-pub(super) struct Writer<'a> {
-    pub(super) bytes: &'a mut [u8],
-}
-
 impl Writer<'_> {
-    pub(super) fn put(&mut self, bytes: &[u8]) {
-        let (at, rest) = std::mem::take(&mut self.bytes).split_at_mut(bytes.len());
-        at.copy_from_slice(bytes);
-        self.bytes = rest;
-    }
-
     fn head(&mut self, kind: u8) {
         self.put(&MAGIC.to_ne_bytes());
         self.put(&VERSION.to_ne_bytes());
         self.put(&[kind]);
-    }
-
-    pub(super) fn address(&mut self, address: Option<SocketAddr>) {
-        let Some(address) = address else { return self.put(&[0; ADDRESS]) };
-        let scope = if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 };
-        self.put(&mapped(address.ip()).octets());
-        self.put(&address.port().to_be_bytes());
-        self.put(&[1, 0]);
-        self.put(&scope.to_ne_bytes());
     }
 
     fn line(&mut self, line: &Line) {
@@ -303,45 +284,15 @@ impl Writer<'_> {
     }
 }
 
-/// Reader of a record.
-pub(super) struct Reader<'a> {
-    pub(super) bytes: &'a [u8],
-}
-
 impl Reader<'_> {
-    pub(super) fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (taken, rest) = self.bytes.split_first_chunk()?;
-        self.bytes = rest;
-        Some(*taken)
-    }
-
     /// Reads the header and returns the record's kind; `None` for another protocol or version.
     fn head(&mut self) -> Option<u8> {
         let ours = self.take()? == MAGIC.to_ne_bytes() && self.take()? == VERSION.to_ne_bytes();
         self.byte().filter(|_| ours)
     }
 
-    pub(super) fn byte(&mut self) -> Option<u8> {
-        self.take::<1>().map(|[byte]| byte)
-    }
-
     fn number(&mut self) -> Option<u32> {
         self.take().map(u32::from_ne_bytes)
-    }
-
-    /// Reads an address; `Some(None)` if the field is empty.
-    pub(super) fn address(&mut self) -> Option<Option<SocketAddr>> {
-        let ip = Ipv6Addr::from(self.take::<16>()?);
-        let port = u16::from_be_bytes(self.take()?);
-        let [is, _] = self.take()?;
-        let scope = self.number()?;
-        if is == 0 {
-            return Some(None);
-        }
-        Some(Some(match ip.to_ipv4_mapped() {
-            Some(v4) => (v4, port).into(),
-            None => SocketAddrV6::new(ip, port, 0, scope).into(),
-        }))
     }
 
     fn line(&mut self) -> Option<Line> {

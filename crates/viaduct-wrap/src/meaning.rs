@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use super::rules::{Fate, Rules, Transport};
-use super::socket::{Carries, Errno, MSG_FASTOPEN, Sockaddr, Socket, parse_sockaddr};
+use crate::rules::{Fate, Rules, Transport};
+use crate::socket::{Carries, Errno, MSG_FASTOPEN, Sockaddr, Socket, parse_sockaddr};
 
 /// Port of DNS queries.
 const DNS: u16 = 53;

@@ -12,7 +12,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use super::pattern::parse;
+use crate::pattern::parse;
 
 /// Maximum number of rules.
 pub const MAX_LINES: usize = 128;
@@ -86,7 +86,7 @@ pub enum RuleError {
     TooMany,
 }
 
-pub(super) const ANYWHERE: Line = Line {
+pub(crate) const ANYWHERE: Line = Line {
     transport: None,
     prefix: (Ipv6Addr::UNSPECIFIED, 0),
     ports: (0, u16::MAX),
@@ -187,7 +187,7 @@ impl Rules {
     }
 
     /// Appends a line, which applies where no earlier line matches.
-    pub(super) fn append(&mut self, line: Line) -> Result<(), RuleError> {
+    pub(crate) fn append(&mut self, line: Line) -> Result<(), RuleError> {
         *self.lines.get_mut(self.count).ok_or(RuleError::TooMany)? = line;
         self.count += 1;
         Ok(())
@@ -267,7 +267,7 @@ impl Line {
 }
 
 /// Maps IPv4 addresses into IPv6.
-pub(super) fn mapped(ip: IpAddr) -> Ipv6Addr {
+pub(crate) fn mapped(ip: IpAddr) -> Ipv6Addr {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,
