@@ -11,9 +11,9 @@ use viaduct_sys::socket::tcp::{self, Mirrored};
 
 use super::accept::MAX_ACCEPTS;
 use super::aware::{EventSink, ProgramRequest, SocketId};
+use super::config::EngineConfig;
 use super::listen_set::BACKLOG;
 use super::liveness::DeadPeerLimits;
-use super::settings::Settings;
 use super::stats::ProxyStats;
 use super::worker::Worker;
 use super::wrapped::{Arrival, Call};
@@ -56,8 +56,8 @@ pub struct Limits {
 /// Command to a worker.
 #[derive(Debug)]
 pub enum WorkerCommand {
-    /// Use these settings from now on; those that need a restart stay.
-    Reload(Box<Settings>),
+    /// Use this config from now on; what needs a restart stays.
+    Reload(Box<EngineConfig>),
     /// Begin the flow that a wrapped program asks for.
     Connect(Box<Call>),
     /// Accept an inbound connection for a wrapped program.
@@ -115,8 +115,8 @@ impl Worker {
                 WorkerCommand::Request(request) => self.handle_request(*request, now),
                 WorkerCommand::SetEventSink(sink) => self.aware.set_sink(sink),
                 WorkerCommand::Stats(reply) => drop(reply.send(self.stats())),
-                WorkerCommand::Reload(settings) => {
-                    let Settings { target, policies, options, limits, tunnels, .. } = *settings;
+                WorkerCommand::Reload(config) => {
+                    let EngineConfig { target, policies, options, limits, tunnels, .. } = *config;
                     if let (Some(running), Some(new)) = (&mut self.tunnels, tunnels) {
                         running.set_links(&new.dials, now);
                     }

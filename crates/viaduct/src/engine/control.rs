@@ -1,12 +1,14 @@
 //! The control side of a proxy: signals, the status socket, metrics. It carries no bytes of flows
 //! and may be slow.
 
+use std::net::SocketAddr;
+
 use anyhow::{Result, bail};
 use tokio::net::{TcpListener, UnixListener};
 use tracing::{error, info};
 
+use super::config::EngineConfig;
 use super::handle::Handle;
-use super::settings::Settings;
 use crate::metrics::{self, Metrics, Page};
 use crate::notify::{Phase, notify};
 use crate::signals::{SignalStreams, Signals};
@@ -21,20 +23,26 @@ pub struct Control {
     metrics: Metrics,
 }
 
-/// Reads the settings again from the config file.
-pub type Load = Box<dyn Fn() -> Result<Settings> + Send>;
+/// Reads the config again from its file, and refuses changes that need a restart.
+pub type Load = Box<dyn FnMut() -> Result<EngineConfig> + Send>;
 
 /// Runs the control side beside the workers of `proxy`, in a thread of its own, until the
 /// process ends. The caller owns the name of its status socket, since that thread does not
-/// notice the end. `load` reads the settings again; `None` without a config file.
+/// notice the end. `load` reads the config again; `None` without a file. `metrics` is the address
+/// of the metrics.
 ///
 /// # Errors
 /// The status socket or the metrics' address cannot be opened.
-pub fn start(load: Option<Load>, proxy: Handle, signals: Signals) -> Result<status_socket::Name> {
+pub fn start(
+    load: Option<Load>,
+    proxy: Handle,
+    metrics: Option<SocketAddr>,
+    signals: Signals,
+) -> Result<status_socket::Name> {
     let (runtime, heard) = signals.into_parts();
     let entered = runtime.enter();
-    let metrics_listener = proxy.settings().metrics.map(metrics::listen).transpose()?;
-    let (status, name) = status_socket::open(&proxy.settings().socket())?;
+    let metrics_listener = metrics.map(metrics::listen).transpose()?;
+    let (status, name) = status_socket::open(&proxy.config().socket())?;
     drop(entered);
     let metrics = Metrics::default();
     let control = Control { load, proxy, status, metrics_listener, metrics };
@@ -82,10 +90,11 @@ impl Control {
     fn reload(&mut self) {
         notify(Phase::Reloading);
         let mut read = || {
-            let Some(load) = &self.load else {
+            let Some(load) = &mut self.load else {
                 bail!("there is no config file to read again (--config)");
             };
-            self.proxy.reload(load()?)
+            self.proxy.reload(load()?);
+            Ok(())
         };
         match read() {
             Ok(()) => info!("the config was read again"),

@@ -9,28 +9,28 @@ use anyhow::{Context, Result, anyhow};
 use tokio::sync::oneshot;
 
 use super::commands::{CommandSender, WorkerCommand};
+use super::config::EngineConfig;
 use super::intercept::InterceptState;
+use super::listen_set::ListenSet;
 use super::loops::Loops;
-use super::settings::Settings;
 use super::snapshot::ProxyStatus;
-use super::startup;
 use super::stats::ProxyStats;
 use crate::access_log::AccessLog;
 
 /// Time limit for a worker's reply to a query; after it, the worker counts as hung.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Running workers, and their settings.
+/// Running workers, and their config.
 #[derive(Debug)]
 pub struct Handle {
-    settings: Settings,
+    config: EngineConfig,
     workers: Vec<CommandSender>,
     intercept_state: Arc<InterceptState>,
     access_log: AccessLog,
     started: Instant,
 }
 
-/// A proxy in a thread beside other tasks of the process.
+/// An engine in a thread beside other tasks of the process.
 #[derive(Debug)]
 pub struct EngineThread {
     /// Control handle of the workers.
@@ -39,20 +39,15 @@ pub struct EngineThread {
 }
 
 impl Handle {
-    /// Returns the handle of workers that run with `settings`; `intercept_state` is the state of
-    /// the rules that divert clients to them.
+    /// Returns the handle of `loops`, which have been made from `config`; `intercept_state` is the
+    /// state of the rules that divert clients to them.
     pub fn new(
-        settings: Settings,
-        workers: Vec<CommandSender>,
+        config: EngineConfig,
+        loops: &Loops,
         intercept_state: Arc<InterceptState>,
     ) -> Handle {
-        let access_log = AccessLog::default();
-        Handle { settings, workers, intercept_state, access_log, started: Instant::now() }
-    }
-
-    /// Sets the access log that the workers write.
-    pub fn with_access_log(self, access_log: AccessLog) -> Handle {
-        Handle { access_log, ..self }
+        let (workers, access_log) = (loops.commands(), loops.access_log());
+        Handle { config, workers, intercept_state, access_log, started: Instant::now() }
     }
 
     /// Reopens the access log's file.
@@ -70,20 +65,15 @@ impl Handle {
         &self.intercept_state
     }
 
-    /// Current settings.
-    pub fn settings(&self) -> &Settings {
-        &self.settings
+    /// Current config.
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
     }
 
-    /// Applies new settings; no flow is cut.
-    ///
-    /// # Errors
-    /// A setting has changed that needs a restart; nothing is applied then.
-    pub fn reload(&mut self, new: Settings) -> Result<()> {
-        self.settings.check_change(&new)?;
+    /// Applies a new config, which differs in nothing that needs a restart; no flow is cut.
+    pub fn reload(&mut self, new: EngineConfig) {
         self.send_all(|| WorkerCommand::Reload(Box::new(new.clone())));
-        self.settings = new;
-        Ok(())
+        self.config = new;
     }
 
     /// Stops accepting flows; the workers end when the present flows have ended or their time
@@ -119,21 +109,21 @@ impl Handle {
                 None => hangs = true,
             }
         }
-        if let Some(over_limit) = &self.settings.over_limit {
+        if let Some(over_limit) = &self.config.over_limit {
             counters.refused.over_limit = over_limit.load(Ordering::Relaxed);
         }
         ProxyStatus {
-            proxy: self.settings.name.clone(),
+            proxy: self.config.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime: self.started.elapsed().as_secs_f64(),
-            listen: self.settings.listen.clone(),
-            tunnel_listen: self.settings.tunnels.as_ref().and_then(|tunnels| tunnels.listen),
-            to: self.settings.target.to_string(),
-            most: self.settings.limits.flows as u64,
+            listen: self.config.listen.clone(),
+            tunnel_listen: self.config.tunnels.as_ref().and_then(|tunnels| tunnels.listen),
+            to: self.config.target.to_string(),
+            most: self.config.limits.flows as u64,
             hangs,
             restored: self.intercept_state.restored(),
             missing: self.intercept_state.is_missing(),
-            handlers: self.settings.policies.state(),
+            handlers: self.config.policies.state(),
             access_log: self.access_log.stats(),
             counters,
         }
@@ -141,17 +131,20 @@ impl Handle {
 }
 
 impl EngineThread {
-    /// Starts a proxy in a thread.
+    /// Starts an engine in a thread, with these listen sets and this access log.
     ///
     /// # Errors
-    /// The proxy cannot listen, or see SYNs.
-    pub fn start(settings: Settings) -> Result<EngineThread> {
+    /// Same as [`Loops::new`].
+    pub fn start(
+        config: EngineConfig,
+        listen_sets: Vec<ListenSet>,
+        access_log: AccessLog,
+    ) -> Result<EngineThread> {
         let intercept_state = Arc::default();
-        let loops = Loops::new(&settings, startup::listen_sets(&settings)?, &intercept_state)?;
-        let (commands, log) = (loops.commands(), loops.access_log());
+        let loops = Loops::new(&config, listen_sets, &intercept_state, access_log)?;
+        let handle = Handle::new(config, &loops, intercept_state);
         let thread = thread::Builder::new().name("flows".to_owned()).spawn(|| loops.run());
         let thread = thread.context("start the thread of flows")?;
-        let handle = Handle::new(settings, commands, intercept_state).with_access_log(log);
         Ok(EngineThread { handle, thread })
     }
 
@@ -160,7 +153,7 @@ impl EngineThread {
         self.thread.is_finished()
     }
 
-    /// Ends the proxy at once, if it has not ended.
+    /// Ends the engine at once, if it has not ended.
     ///
     /// # Errors
     /// The error that the thread ended with.

@@ -9,9 +9,9 @@ use std::thread;
 use anyhow::{Context, Result, anyhow};
 
 use super::commands::{CommandSender, WorkerCommand};
+use super::config::EngineConfig;
 use super::intercept::InterceptState;
 use super::listen_set::ListenSet;
-use super::settings::Settings;
 use super::worker::Worker;
 use crate::access_log::AccessLog;
 
@@ -24,16 +24,17 @@ pub struct Loops {
 
 impl Loops {
     /// Returns a loop for each of `listen_sets`; `intercept_state` is the state of the rules that
-    /// divert clients to them.
+    /// divert clients to them, and `access_log` the log of their flows.
     ///
     /// # Errors
     /// Same as [`Worker::new`].
     pub fn new(
-        settings: &Settings,
+        config: &EngineConfig,
         listen_sets: Vec<ListenSet>,
         intercept_state: &Arc<InterceptState>,
+        access_log: AccessLog,
     ) -> Result<Loops> {
-        let (part, access_log) = (settings.part(), settings.access_log.open()?);
+        let part = config.part();
         let begin = |listen_set| {
             Worker::new(&part, listen_set, intercept_state.clone(), access_log.clone())
         };

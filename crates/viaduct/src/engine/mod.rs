@@ -8,16 +8,17 @@
 //!              └──                         ├─ relay: bytes by splice, through a pipe, never here
 //!                                          └─ chain_io: handlers, or ends that cannot be spliced
 //!
-//!   proxy, gateway, overlay ──▶ settings ──▶ startup: listen sets, rules ──▶ loops ──▶ worker
-//!   run, master ──▶ wrapped: Call, Arrival ──┐                                          ▲
-//!   control: signals, status, metrics ───────┴─▶ handle ──▶ commands ───────────────────┘
+//!   proxy, run, master ──▶ config, listen_set ──▶ loops ──▶ worker
+//!   run, master ──▶ wrapped: Call, Arrival ──┐                ▲
+//!   control: signals, status, metrics ───────┴─▶ handle ──▶ commands
 //! ```
 //!
 //! | files | |
 //! |---|---|
 //! | `worker`, `lifecycle`, `spin` | event loop of a thread, life of a flow in it, busy polling |
 //! | `loops`, `commands`, `handle`, `control` | all loops, commands, control side |
-//! | `listen_set`, `startup`, `intercept` | listeners and SYN sources, changes to the machine |
+//! | `config` | what the commands above set |
+//! | `listen_set`, `intercept` | listeners and SYN sources, state of the interception rules |
 //! | `accept`, `deferred_accept`, `client_handshake` | clients: SYNs, connections, requests |
 //! | `flow`, `flows`, `relay`, `pipes`, `chain_io`, `chain_requests` | flows, and what they do |
 //! | `conn`, `flow_socket`, `liveness` | ends of flows |
@@ -25,7 +26,6 @@
 //! | `dial`, `hop_signalling`, `negotiation`, `parent_master` | outbound connections |
 //! | `trickles`, `tunnels` | outbound by Trickles; ends of flows in tunnels ([`crate::tunnel`]) |
 //! | `wrapped`, `aware`, `origin` | wrapped programs, their control calls, egress |
-//! | `settings` | options, tables of policies, and their checks |
 //! | `stats`, `snapshot`, `metrics`, `account` | counters, status, Prometheus, access log |
 
 mod accept;
@@ -35,20 +35,21 @@ pub mod chain_io;
 mod chain_requests;
 mod client_handshake;
 pub mod commands;
+pub mod config;
 pub mod conn;
 pub mod control;
 mod deferred_accept;
-mod destination;
+pub mod destination;
 mod dial;
 mod flow;
 pub mod flow_socket;
 mod flows;
 pub mod handle;
-mod hop_signalling;
+pub mod hop_signalling;
 pub mod intercept;
 mod lifecycle;
 pub mod listen_set;
-mod liveness;
+pub mod liveness;
 pub mod loops;
 pub mod metrics;
 pub mod negotiation;
@@ -59,41 +60,43 @@ mod pipes;
 pub mod policy;
 mod relay;
 mod resolve;
-pub mod settings;
 pub mod snapshot;
 mod spin;
-pub mod startup;
 pub mod stats;
 pub mod trickles;
 mod tunnels;
 mod worker;
 pub mod wrapped;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use tracing::info;
 use viaduct_sys::process::memory;
 
+use self::config::EngineConfig;
 use self::handle::Handle;
 use self::intercept::InterceptState;
 use self::loops::Loops;
-use self::settings::Settings;
+use crate::access_log::AccessLog;
 use crate::signals::Signals;
 
-/// Carries flows of programs, as `settings` say, until a signal ends it. `open` gets the sender
-/// of the worker's commands before the service is reported as up.
+/// Carries flows of programs, as `config` says, until a signal ends it; serves its metrics at
+/// `metrics`. `open` gets the sender of the worker's commands before the service is reported as up.
 pub fn carry(
-    settings: &Settings,
+    config: &EngineConfig,
+    metrics: Option<SocketAddr>,
     signals: Signals,
     open: impl FnOnce(&commands::CommandSender) -> Result<()>,
 ) -> Result<()> {
     let intercept_state = Arc::<InterceptState>::default();
-    let loops = Loops::new(settings, startup::listen_sets(settings)?, &intercept_state)?;
-    let handle = Handle::new(settings.clone(), loops.commands(), intercept_state);
+    let access_log = AccessLog::default();
+    let loops = Loops::new(config, config.listen_sets(None)?, &intercept_state, access_log)?;
+    let handle = Handle::new(config.clone(), &loops, intercept_state);
     open(handle.worker().context("no worker runs")?)?;
-    let _status = control::start(None, handle, signals)?;
-    info!(name = settings.name, "up");
+    let _status = control::start(None, handle, metrics, signals)?;
+    info!(name = config.name, "up");
     memory::drop_clean_pages()?;
     loops.run().context("the master stopped")
 }

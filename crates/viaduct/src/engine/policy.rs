@@ -69,6 +69,13 @@ pub struct Policies {
 }
 
 impl Policies {
+    /// Policies of an engine whose flows all go by `by` and pass `handlers`.
+    pub fn uniform(by: Outbound, handlers: Factories) -> Policies {
+        let handlers = Some(handlers).filter(|list| !list.is_empty());
+        let otherwise = Plan { by, handlers, ..Plan::default() };
+        Policies { otherwise, ..Policies::default() }
+    }
+
     /// State of the handlers of the default plan: the name of each, and some lines of text.
     pub fn state(&self) -> Vec<(String, String)> {
         let factories = self.otherwise.handlers.iter().flat_map(|list| list.iter());

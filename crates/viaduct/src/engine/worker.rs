@@ -21,6 +21,7 @@ use viaduct_sys::socket::tcp::TcpOptions;
 use super::accept::Started;
 use super::aware::Aware;
 use super::commands::{CommandSender, Limits, WorkerCommand};
+use super::config::EngineConfig;
 use super::deferred_accept::DeferredAccept;
 use super::destination::Target;
 use super::flow::{End, Shared};
@@ -31,7 +32,6 @@ use super::listen_set::{ListenSet, SynSource};
 use super::pipes::Pipes;
 use super::policy::Policies;
 use super::resolve::Resolver;
-use super::settings::Settings;
 use super::spin::Spin;
 use super::stats::ProxyStats;
 use super::trickles::Trickles;
@@ -152,23 +152,23 @@ impl Worker {
     /// Returns a worker for these listeners, which accepts nothing yet, and the sender of its
     /// commands.
     pub fn new(
-        settings: &Settings,
+        config: &EngineConfig,
         listen_set: ListenSet,
         intercept_state: Arc<InterceptState>,
         access_log: AccessLog,
     ) -> Result<(Worker, CommandSender)> {
-        let Settings { target, policies, options, limits, .. } = settings.clone();
+        let EngineConfig { target, policies, options, limits, .. } = config.clone();
         let poll = Poll::new()?;
         let (send, commands) = mpsc::channel();
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let to_worker = CommandSender::new(send, waker.clone());
         // Sessions of tunnels may name their servers by host name, whatever the target is.
-        let arrive = settings.tunnels.as_ref().is_some_and(|of| of.listen.is_some());
+        let arrive = config.tunnels.as_ref().is_some_and(|of| of.listen.is_some());
         let resolver = match target {
             Target::Fixed(_) | Target::Original { .. } | Target::Program if !arrive => None,
             _ => Some(Resolver::new(&waker)),
         };
-        let mut dialer = Dialer::new(settings.hop_signalling, &policies)?;
+        let mut dialer = Dialer::new(config.hop_signalling, &policies)?;
         let (most, mut wait) = limits.early.unwrap_or_default();
         let (tap, deferred) = match listen_set.syns {
             SynSource::Unseen => (None, None),
@@ -190,23 +190,23 @@ impl Worker {
             poll.registry().register(&mut listener, Token(LISTENERS - n), Interest::READABLE)?;
             listeners.push(listener);
         }
-        let tunnels = settings.tunnels.clone();
+        let tunnels = config.tunnels.clone();
         let tunnels = tunnels.map(|of| Tunnels::new(of, poll.registry().try_clone()?, time()));
         let tunnels = tunnels.transpose()?;
-        dialer.negotiation.clone_from(&settings.negotiation);
-        dialer.parent.clone_from(&settings.parent);
+        dialer.negotiation.clone_from(&config.negotiation);
+        dialer.parent.clone_from(&config.parent);
         dialer.outlets = tunnels.as_ref().map(Tunnels::outlets).unwrap_or_default();
         // With several loops, each has rules of its own.
-        let name = match settings.workers {
-            1 => settings.name.clone(),
-            _ => format!("{}_{}", settings.name, listen_set.number),
+        let name = match config.workers {
+            1 => config.name.clone(),
+            _ => format!("{}_{}", config.name, listen_set.number),
         };
-        let run_dir = settings.run_dir.clone();
-        let buffer = limits.trickles_buffer / settings.workers.max(1) as usize;
+        let run_dir = config.run_dir.clone();
+        let buffer = limits.trickles_buffer / config.workers.max(1) as usize;
         let trickles =
             Trickles::new(poll.registry().try_clone()?, TRICKLES, &name, run_dir, buffer);
         let shared =
-            Shared { pipes: Pipes::new(settings.workers), scratch: vec![0; READ_BUFFER].into() };
+            Shared { pipes: Pipes::new(config.workers), scratch: vec![0; READ_BUFFER].into() };
         let mut worker = Worker {
             early: Early::new(most, wait),
             calls: HashMap::new(),

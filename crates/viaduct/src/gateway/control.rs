@@ -26,10 +26,10 @@ use super::system::System;
 use super::taps::Taps;
 use super::wan::WanWatch;
 use super::worker::Command;
-use crate::engine::handle::EngineThread;
 use crate::engine::intercept::InterceptState;
 use crate::metrics::Metrics;
 use crate::notify::{Phase, notify};
+use crate::proxy::thread::ProxyThread;
 use crate::signals::{SignalStreams, Signals};
 use crate::status_socket;
 
@@ -66,7 +66,7 @@ pub struct Control {
     site: Site,
     worker: ToWorker,
     /// Proxy of split mode.
-    flows: Option<EngineThread>,
+    flows: Option<ProxyThread>,
     published: Arc<Published>,
     started: Instant,
     cache: SharedStats,
@@ -99,7 +99,7 @@ impl Control {
         source: ConfigSource,
         site: Site,
         worker: ToWorker,
-        flows: Option<EngineThread>,
+        flows: Option<ProxyThread>,
         published: Arc<Published>,
     ) -> Result<Self> {
         Ok(Control {
@@ -113,7 +113,10 @@ impl Control {
             prefixes: Arc::new(Mutex::new(site.config.prefixes.clone())),
             metrics: Metrics::default(),
             started: Instant::now(),
-            rules: flows.as_ref().map(|of| of.handle.intercept_state().clone()).unwrap_or_default(),
+            rules: flows
+                .as_ref()
+                .map(|of| of.engine.handle.intercept_state().clone())
+                .unwrap_or_default(),
             listeners: Listeners::default(),
             source,
             site,
@@ -181,7 +184,7 @@ impl Control {
         if let Some(clocks) = &mut self.clocks {
             clocks.write(&self.published.details().clocks);
         }
-        self.flows.take().map_or(Ok(()), EngineThread::end)
+        self.flows.take().map_or(Ok(()), |flows| flows.engine.end())
     }
 
     /// Passes the current addresses of endpoints to the packet thread.
@@ -216,7 +219,7 @@ impl Control {
 
     /// Reopens the access log of split mode.
     fn reopen_log(&self) {
-        self.flows.iter().for_each(|flows| flows.handle.reopen_log());
+        self.flows.iter().for_each(|flows| flows.engine.handle.reopen_log());
     }
 
     /// Stops accepting flows of split mode, and lets the existing ones finish. Returns true if
@@ -226,19 +229,19 @@ impl Control {
             if let Err(error) = system.stop_intercepting() {
                 warn!("new flows are still redirected here: {error:#}");
             }
-            flows.handle.drain();
+            flows.engine.handle.drain();
         }
         std::mem::replace(draining, true) || self.flows.is_none()
     }
 
     /// Returns whether the flows were told to finish, and have.
     fn is_drained(&self, draining: bool) -> bool {
-        draining && self.flows.as_ref().is_none_or(EngineThread::is_over)
+        draining && self.flows.as_ref().is_none_or(|flows| flows.engine.is_over())
     }
 
     async fn status(&self) -> Status {
         let split = match &self.flows {
-            Some(flows) => Some(flows.handle.status().await),
+            Some(flows) => Some(flows.engine.handle.status().await),
             None => None,
         };
         Status {
@@ -342,9 +345,7 @@ impl Control {
                 {
                     bail!("prefixes: a change needs a restart, as connections are split by them")
                 }
-                (Some(old), Some(new)) => {
-                    old.handle.settings().check_change(new).context("[split]")
-                }
+                (Some(old), Some(new)) => old.settings().check_change(new).context("[split]"),
                 _ => bail!("mode: the first or the last peer in split mode needs a restart"),
             }
         });
@@ -352,7 +353,7 @@ impl Control {
         self.apply(site, system).await?;
         self.endpoints.watch(&self.site.config);
         match (&mut self.flows, flows) {
-            (Some(running), Some(new)) => running.handle.reload(new),
+            (Some(running), Some(new)) => running.reload(new),
             _ => Ok(()),
         }
     }

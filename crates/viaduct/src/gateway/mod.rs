@@ -56,9 +56,9 @@ use system::System;
 use taps::Taps;
 use worker::Worker;
 
-use crate::engine::handle::EngineThread;
-use crate::engine::settings::Settings;
 use crate::notify::{Phase, notify};
+use crate::proxy::settings::Settings;
+use crate::proxy::thread::ProxyThread;
 use crate::signals::{Pause, Signals};
 use crate::status_socket::check_free;
 
@@ -77,8 +77,8 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
     }
     check_free(&site.config.socket())?;
     let (mut system, injector) = System::prepare(&site)?;
-    let flows = split.map(EngineThread::start).transpose()?;
-    if let Some(intercept) = flows.as_ref().and_then(|f| f.handle.settings().intercept.clone()) {
+    let flows = split.map(ProxyThread::start).transpose()?;
+    if let Some(intercept) = flows.as_ref().and_then(|f| f.settings().intercept.clone()) {
         system.intercept(&site, intercept)?;
     }
     let published = Arc::new(Published::default());

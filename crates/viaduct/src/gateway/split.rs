@@ -17,7 +17,7 @@ use viaduct_sys::nft::intercept::{Intercept, Selector};
 
 use super::config::Config;
 use super::preflight::pair;
-use crate::engine::settings::Settings;
+use crate::proxy::settings::Settings;
 
 /// Address to which the kernel redirects connections, unless `[split]` sets another.
 const LISTEN: &str = "[::]:7402";
@@ -53,7 +53,7 @@ pub fn settings(config: &Config, registry: &Registry) -> Result<Option<Settings>
     let options = options(config, &peers);
     let mut settings =
         Settings::of_tables(&options, &config.policies, registry).context("[split]")?;
-    if settings.holds || settings.on_demand || settings.limits.idle_exit.is_some() {
+    if settings.holds || settings.on_demand || settings.engine.limits.idle_exit.is_some() {
         bail!("[split] accept, on-demand, idle-exit: they are for `viaduct proxy` alone");
     }
     let (ours, theirs) = (pairs(own), pairs(&peers));

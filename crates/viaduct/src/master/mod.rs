@@ -16,6 +16,7 @@ pub mod client;
 mod connect;
 pub mod nested;
 mod outbox;
+pub mod program_times;
 mod quota;
 mod remote;
 mod session;
@@ -37,12 +38,15 @@ use viaduct_sys::socket::seqpacket;
 use self::carrier::Carrier;
 use self::client::MasterClient;
 use self::nested::NestedMaster;
+use self::program_times::ProgramTimes;
 use self::quota::{Limits, Quota};
 use self::session::RunListener;
 use crate::engine;
+use crate::engine::config::EngineConfig;
+use crate::engine::destination::Target;
 use crate::engine::outbound::Outbound;
 use crate::engine::parent_master::ParentMaster;
-use crate::engine::settings::{ProgramTimes, Settings};
+use crate::engine::policy::Policies;
 use crate::rule_args::RuleArgs;
 use crate::run_dir::{RunDir, SYSTEM};
 use crate::signals::Signals;
@@ -120,21 +124,23 @@ pub fn run(args: &MasterArgs, registry: &Registry, log: impl FnOnce()) -> Result
         }
     };
     let (name, run_dir) = (args.name.clone(), args.run_dir.path());
-    let by = Outbound::Direct;
-    let mut settings = Settings::for_programs(name, chain, by, args.times, run_dir);
-    settings.metrics = args.metrics;
-    let max_runs = quota::max_runs(raise_fd_limit());
-    settings.leave_descriptors(max_runs);
-    let (flows, user_flows) = (settings.limits.flows, args.user_flows);
-    let limits = Limits::new(flows, max_runs, args.user_runs, user_flows, args.user_calls);
     let refused = Arc::<AtomicU64>::default();
-    settings.over_limit = Some(refused.clone());
-    settings.parent = nested.clone().map(|nested| nested as Arc<dyn ParentMaster>);
-    check_free(&settings.socket())?;
+    let config = EngineConfig {
+        policies: Policies::uniform(Outbound::Direct, chain),
+        parent: nested.clone().map(|nested| nested as Arc<dyn ParentMaster>),
+        over_limit: Some(refused.clone()),
+        ..EngineConfig::new(name, run_dir, Target::Program, args.times.limits())
+    };
+    let mut config = config.fitted();
+    let max_runs = quota::max_runs(raise_fd_limit());
+    config.leave_descriptors(max_runs);
+    let (flows, user_flows) = (config.limits.flows, args.user_flows);
+    let limits = Limits::new(flows, max_runs, args.user_runs, user_flows, args.user_calls);
+    check_free(&config.socket())?;
     let signals = Signals::register()?;
     let socket_path = socket_path(&args.run_dir.path(), &args.name);
     let mut socket_name = None;
-    let ended = engine::carry(&settings, signals, |worker| {
+    let ended = engine::carry(&config, args.metrics, signals, |worker| {
         let worker = worker.clone();
         let carrier = match nested {
             None => Carrier::Own(worker),

@@ -137,8 +137,9 @@ impl Drop for Permit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::outbound::Outbound;
-    use crate::engine::settings::Settings;
+    use crate::engine::config::EngineConfig;
+    use crate::engine::destination::Target;
+    use crate::master::program_times::ProgramTimes;
 
     #[test]
     fn a_guest_has_its_part_and_all_guests_leave_the_reserve() {
@@ -174,14 +175,11 @@ mod tests {
     #[test]
     fn runs_and_flows_fit_the_descriptors_together() {
         assert_eq!([1024, 1 << 20].map(max_runs), [128, MAX_RUNS]);
-        let mut settings = settings();
-        let before = settings.limits.flows;
-        settings.leave_descriptors(max_runs(1024));
-        assert_eq!(settings.limits.flows, before - 64, "two descriptors are a flow's");
-    }
-
-    fn settings() -> Settings {
-        let (name, chain, times) = ("m".to_owned(), Arc::new([]), Default::default());
-        Settings::for_programs(name, chain, Outbound::Direct, times, "/nowhere".into())
+        let (name, limits) = ("m".to_owned(), ProgramTimes::default().limits());
+        let config = EngineConfig::new(name, "/nowhere".into(), Target::Program, limits);
+        let mut config = config.fitted();
+        let before = config.limits.flows;
+        config.leave_descriptors(max_runs(1024));
+        assert_eq!(config.limits.flows, before - 64, "two descriptors are a flow's");
     }
 }

@@ -14,7 +14,7 @@ use viaduct_proto::keys::PublicKey;
 use viaduct_proto::overlay::{self, ConfigError, Node, Peer, Policy, Timing};
 use viaduct_proto::time::Instant;
 
-use crate::engine::settings::Settings;
+use crate::proxy::settings::Settings;
 use crate::random::entropy;
 use crate::{key, text};
 

@@ -13,9 +13,9 @@ use viaduct_sys::clock;
 
 use super::config::Config;
 use super::table_socket::TableSocket;
-use crate::engine::handle::EngineThread;
 use crate::metrics::{self, Metrics, Page};
 use crate::notify::{Phase, notify};
+use crate::proxy::thread::ProxyThread;
 use crate::random::entropy;
 use crate::signals::{SignalStreams, Signals};
 
@@ -33,7 +33,7 @@ struct Service<'a> {
     node: Node,
     socket: UdpSocket,
     /// Proxy of the flows that go through this node.
-    flows: Option<EngineThread>,
+    flows: Option<ProxyThread>,
     /// Version of the last published table.
     published: u64,
 }
@@ -48,7 +48,7 @@ pub fn run(path: &Path, config: Config, registry: &Registry) -> Result<()> {
         let listen = config.listen;
         let udp = UdpSocket::bind(listen).await.with_context(|| format!("listen: {listen}"))?;
         let metrics_listener = config.metrics.map(metrics::listen).transpose()?;
-        let flows = config.socks.clone().map(EngineThread::start).transpose().context("[socks]")?;
+        let flows = config.socks.clone().map(ProxyThread::start).transpose().context("[socks]")?;
         let service = Service { path, registry, config, node, socket: udp, flows, published: 0 };
         service.serve(&table_socket, metrics_listener, signals).await
     });
@@ -70,7 +70,7 @@ impl Service<'_> {
         self.publish(table_socket)?;
         notify(Phase::Ready);
         let mut draining = false;
-        while !draining || self.flows.as_ref().is_some_and(|flows| !flows.is_over()) {
+        while !draining || self.flows.as_ref().is_some_and(|flows| !flows.engine.is_over()) {
             let wait = self.node.poll_timeout().map_or(PUBLISH_INTERVAL, |at| at.since(now()));
             tokio::select! {
                 () = tokio::time::sleep(wait) => self.node.handle_timeout(now()),
@@ -101,14 +101,14 @@ impl Service<'_> {
             }
         }
         info!("stopping");
-        self.flows.take().map_or(Ok(()), EngineThread::end)
+        self.flows.take().map_or(Ok(()), |flows| flows.engine.end())
     }
 
     /// Stops accepting flows through this node, and lets the existing ones finish. Returns true
     /// from the second call on, after which the service ends at once.
     fn begin_drain(&self, draining: &mut bool) -> bool {
         if let Some(flows) = &self.flows {
-            flows.handle.drain();
+            flows.engine.handle.drain();
         }
         std::mem::replace(draining, true)
     }
@@ -135,7 +135,7 @@ impl Service<'_> {
 
     /// Reopens the access log of flows that go through this node.
     fn reopen_log(&self) {
-        self.flows.iter().for_each(|flows| flows.handle.reopen_log());
+        self.flows.iter().for_each(|flows| flows.engine.handle.reopen_log());
     }
 
     fn reload_and_log(&mut self) {
@@ -160,7 +160,7 @@ impl Service<'_> {
         same("[socks]", new.socks.is_some() == self.flows.is_some())?;
         new.try_node().with_context(|| self.path.display().to_string())?;
         if let (Some(flows), Some(socks)) = (&mut self.flows, &new.socks) {
-            flows.handle.reload(socks.clone()).context("[socks]")?;
+            flows.reload(socks.clone()).context("[socks]")?;
         }
         self.node.reload(new.node.clone(), now())?;
         self.config = new;

@@ -13,7 +13,7 @@ use viaduct_proto::flow::Registry;
 
 use super::config::load_with_text;
 use super::options::ProxyOptions;
-use crate::engine::settings::Settings;
+use super::settings::Settings;
 
 /// Config in force.
 #[derive(Debug)]

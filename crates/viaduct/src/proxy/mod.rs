@@ -1,10 +1,11 @@
 //! `viaduct proxy`: one hop of a chain. TCP connections end here and go on from here, the second
 //! half begun when the client's SYN is seen (Miniproxy, section 3). This module has what the
-//! command needs beside the [engine](crate::engine): its options, its config file, the rules that
-//! divert connections to it, and its start on demand.
+//! command needs beside the [engine](crate::engine): its settings, its config file, the rules that
+//! divert connections to it, and its start on demand. `thread` has a proxy for gateways and overlay
+//! nodes.
 //!
 //! ```text
-//!   options, config ──▶ engine::settings ──▶ engine::startup ──▶ engine::loops
+//!   options, config ──▶ settings ──▶ startup: listen sets, rules ──▶ engine::loops
 //!   reconciler: keeps the interception rules ──▶ engine::intercept
 //!   on_demand: listens, and starts the proxy on a SYN; config_handoff: the config that it checked
 //! ```
@@ -14,6 +15,9 @@ mod config_handoff;
 mod on_demand;
 mod options;
 mod reconciler;
+pub mod settings;
+mod startup;
+pub mod thread;
 
 use std::sync::Arc;
 
@@ -26,13 +30,13 @@ use self::config_handoff::ConfigHandoff;
 use self::on_demand::{OnDemandParent, SignalPipes};
 pub use self::options::{ProxyOptions, check_beside_config};
 use self::reconciler::RuleReconciler;
+use self::settings::Settings;
+use crate::engine::config::EngineConfig;
 use crate::engine::control::{self, Load};
 use crate::engine::handle::Handle;
 use crate::engine::intercept::InterceptState;
 use crate::engine::listen_set::ListenSet;
 use crate::engine::loops::Loops;
-use crate::engine::settings::Settings;
-use crate::engine::startup;
 use crate::signals::Signals;
 use crate::status_socket::check_free;
 
@@ -41,7 +45,7 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     // The parent of on-demand proxies signals changes of the config.
     let early = (!options.inherited.is_empty()).then(Signals::register).transpose()?;
     let (settings, text) = config::load_with_text(options, &registry)?;
-    check_free(&settings.socket())?;
+    check_free(&settings.engine.socket())?;
     if settings.on_demand && options.inherited.is_empty() {
         let handoff =
             ConfigHandoff::new(options.clone(), registry, settings.clone(), text.as_deref())?;
@@ -53,25 +57,33 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let intercept_state = Arc::<InterceptState>::default();
     let _reconciler =
         RuleReconciler::start(changes, settings.intercept.as_ref(), &intercept_state)?;
-    let loops = Loops::new(&settings, listen_sets, &intercept_state)?;
-    let handle = Handle::new(settings.clone(), loops.commands(), intercept_state);
-    let access_log = loops.access_log();
-    let handle = handle.with_access_log(access_log.clone());
-    let load = options.config.is_some().then(|| {
-        let options = options.clone();
-        Box::new(move || config::load(&options, &registry)) as Load
-    });
-    let _status = control::start(load, handle, signals)?;
+    let access_log = settings.access_log.open()?;
+    let loops = Loops::new(&settings.engine, listen_sets, &intercept_state, access_log.clone())?;
+    let handle = Handle::new(settings.engine.clone(), &loops, intercept_state);
+    let load = options.config.is_some().then(|| load(options, &settings, registry));
+    let _status = control::start(load, handle, settings.metrics, signals)?;
     if options.rehearse {
         return Ok(());
     }
-    let tunnels = settings.tunnels.as_ref().and_then(|of| of.listen).map(tracing::field::display);
-    let (name, listen) = (&settings.name, &settings.listen);
-    info!(name, ?listen, tunnel_listen = tunnels, to = %settings.target, "up");
+    let EngineConfig { name, listen, target, tunnels, .. } = &settings.engine;
+    let tunnels = tunnels.as_ref().and_then(|of| of.listen).map(tracing::field::display);
+    info!(name, ?listen, tunnel_listen = tunnels, to = %target, "up");
     memory::drop_clean_pages()?;
     let ended = loops.run();
     access_log.flush();
     ended.context("the proxy stopped")
+}
+
+/// Returns the loader of changed settings from the config file of `options`; the first ones are
+/// `settings`.
+fn load(options: &ProxyOptions, settings: &Settings, registry: Registry) -> Load {
+    let (options, mut current) = (options.clone(), settings.clone());
+    Box::new(move || {
+        let new = config::load(&options, &registry)?;
+        current.check_change(&new)?;
+        current = new;
+        Ok(current.engine.clone())
+    })
 }
 
 /// Runs the parent of on-demand proxies until a signal ends it.
@@ -85,7 +97,7 @@ fn run_on_demand(settings: &Settings, handoff: ConfigHandoff) -> Result<()> {
         RuleReconciler::start(changes, settings.intercept.as_ref(), &intercept_state)?;
     let parent = OnDemandParent::new(listen_set, calls, handoff, intercept_state);
     parent.rehearse()?;
-    info!(name = settings.name, listen = ?settings.listen, "up on demand");
+    info!(name = settings.engine.name, listen = ?settings.engine.listen, "up on demand");
     parent.run().context("the parent of proxies stopped")
 }
 

@@ -3,11 +3,11 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-use crate::engine::settings::ProxyArgs;
 use anyhow::{Result, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as _, Command};
 
+use super::settings::ProxyArgs;
 use crate::engine::listen_set::InheritedFd;
 
 /// Options in a file, or on the command line.

@@ -24,10 +24,13 @@ use super::report::Report;
 use super::via::Interposer;
 use super::wrapper::Message;
 use super::{OUR_FAULT, Plan, RunArgs, aware};
+use crate::access_log::AccessLog;
 use crate::engine::commands::{CommandSender, WorkerCommand};
+use crate::engine::config::EngineConfig;
+use crate::engine::destination::Target;
 use crate::engine::handle::{EngineThread, Handle};
 use crate::engine::parent_master::ParentMaster;
-use crate::engine::settings::Settings;
+use crate::engine::policy::Policies;
 use crate::engine::stats::ProxyStats;
 use crate::master::carrier::Carrier;
 use crate::master::client::MasterClient;
@@ -204,10 +207,15 @@ fn worker(args: &RunArgs, plan: &Plan, nested: Option<Arc<NestedMaster>>) -> Res
     if by.trickles().is_some() {
         revert_stale_changes(&run_dir);
     }
-    let mut settings = Settings::for_programs(name, chain, by, args.times, run_dir);
-    settings.negotiation = negotiation;
-    settings.parent = nested.map(|nested| nested as Arc<dyn ParentMaster>);
-    EngineThread::start(settings)
+    let config = EngineConfig {
+        policies: Policies::uniform(by, chain),
+        negotiation,
+        parent: nested.map(|nested| nested as Arc<dyn ParentMaster>),
+        ..EngineConfig::new(name, run_dir, Target::Program, args.times.limits())
+    };
+    let config = config.fitted();
+    let listen_sets = config.listen_sets(None)?;
+    EngineThread::start(config, listen_sets, AccessLog::default())
 }
 
 /// Sends the report on the program's flows, as far as they are known when it ends.

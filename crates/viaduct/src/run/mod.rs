@@ -57,7 +57,7 @@ pub use command_line::{expand, suggestion};
 use self::report::Report;
 use crate::engine::chain_io::Factories;
 use crate::engine::outbound::Outbound;
-use crate::engine::settings::ProgramTimes;
+use crate::master::program_times::ProgramTimes;
 use crate::rule_args::RuleArgs;
 use crate::run_dir::RunDir;
 use crate::value_parser::wait;

@@ -30,7 +30,7 @@ impl Settings {
                 )
             })
         });
-        let shadowed = self.policies.shadowed().map(|(later, earlier)| {
+        let shadowed = self.engine.policies.shadowed().map(|(later, earlier)| {
             format!(
                 "policy {later} never decides: policy {earlier} fits all its flows and comes first"
             )
@@ -48,7 +48,7 @@ impl Settings {
             ports => write!(f, ", port {}", in_ranges(ports))?,
         }
         writeln!(f, "; those to its own addresses are left alone")?;
-        match self.target.keeps_clients() {
+        match self.engine.target.keeps_clients() {
             true => writeln!(f, "  keeps the clients' addresses towards servers"),
             false => writeln!(f, "  servers see this machine's address"),
         }

@@ -9,8 +9,8 @@ use viaduct_sys::journal::Changes;
 use viaduct_sys::nft::intercept::Selector;
 use viaduct_sys::nft::syn_hold::{SynHold, SynPath};
 
-use super::listen_set::{self, InheritedFd, ListenSet, SynSourceConfig};
 use super::settings::Settings;
+use crate::engine::listen_set::{self, InheritedFd, ListenSet, SynSourceConfig};
 
 /// An address and a prefix length.
 type Prefix = (IpAddr, u8);
@@ -41,22 +41,22 @@ pub fn listen_sets(settings: &Settings) -> Result<Vec<ListenSet>> {
     let (sources, destinations) = ends(&ways);
     let (sources, destinations, ports) = (&sources[..], &destinations[..], &ports[..]);
     let filter = SynFilter { sources, destinations, ports, share: None };
-    let seen = settings.limits.early.is_some() && settings.target.may_be_in_syn();
+    let seen = settings.engine.limits.early.is_some() && settings.engine.target.may_be_in_syn();
     let held = settings.holds.then_some((queue(settings), most_held(settings)));
     let wanted =
         seen.then_some(SynSourceConfig { filter, held, may_be_late: settings.may_be_late });
-    ListenSet::open_for(settings.workers, &settings.listen, wanted, settings.options)
+    settings.engine.listen_sets(wanted)
 }
 
 /// Maximum number of held SYNs.
 fn most_held(settings: &Settings) -> u32 {
-    let (most, _) = settings.limits.early.unwrap_or_default();
+    let (most, _) = settings.engine.limits.early.unwrap_or_default();
     u32::try_from(most).unwrap_or(u32::MAX)
 }
 
 /// Number of the queue that holds SYNs.
 fn queue(settings: &Settings) -> u16 {
-    settings.listen.first().map_or(0, SocketAddr::port)
+    settings.engine.listen.first().map_or(0, SocketAddr::port)
 }
 
 /// SYNs that concern this proxy: their sources and destinations, and the ports.
@@ -64,8 +64,9 @@ fn concern(settings: &Settings) -> (Vec<Selector>, Vec<u16>) {
     match &settings.intercept {
         Some(intercept) => (intercept.ways.clone(), intercept.ports.clone()),
         None => {
-            let ports = settings.listen.iter().map(SocketAddr::port).collect();
-            (vec![Selector { from: Vec::new(), to: listen_set::prefixes(&settings.listen) }], ports)
+            let listen = &settings.engine.listen;
+            let ports = listen.iter().map(SocketAddr::port).collect();
+            (vec![Selector { from: Vec::new(), to: listen_set::prefixes(listen) }], ports)
         }
     }
 }
@@ -83,7 +84,7 @@ fn claim(settings: &Settings) -> Result<Option<Changes>> {
     let intercept = settings.intercept.as_ref().map(|intercept| intercept.instance.clone());
     let instances = intercept.into_iter().chain(settings.holds.then(|| hold_instance(settings)));
     let instances: Vec<String> = instances.collect();
-    let journal = settings.journal();
+    let journal = settings.engine.journal();
     // A journal of an earlier run is handled even if this run changes nothing.
     if instances.is_empty() && !journal.exists() {
         return Ok(None);

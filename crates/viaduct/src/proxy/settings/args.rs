@@ -1,4 +1,4 @@
-//! Options of an engine: the same names on the command line of `viaduct proxy` and in the tables of
+//! Options of a proxy: the same names on the command line of `viaduct proxy` and in the tables of
 //! config files.
 
 use std::net::SocketAddr;
@@ -13,6 +13,7 @@ use viaduct_proto::keys::PublicKey;
 
 use crate::access_log::AccessLogArgs;
 use crate::dead_after::DeadAfter;
+use crate::engine::config::TRICKLES_BUFFER;
 use crate::engine::hop_signalling::HopSignalling;
 use crate::engine::trickles::PacketFormats;
 use crate::run_dir::RunDir;
@@ -20,10 +21,6 @@ use crate::tunnel::settings::TunnelArgs;
 use crate::value_parser::{
     buffer, count, destination, ports, prefix, rate, socket_addr, spin, time, wait,
 };
-
-/// Default limit, in bytes, of data that flows by Trickles have requested and not yet passed
-/// on.
-pub(super) const TRICKLES_BUFFER: usize = 256 << 20;
 
 /// Options of `viaduct proxy`, also those of a file.
 #[derive(Clone, Debug, clap::Args)]

@@ -1,0 +1,135 @@
+//! Config of an engine, made by the command that runs it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use anyhow::Result;
+use tracing::warn;
+use viaduct_sys::process::raise_fd_limit;
+use viaduct_sys::socket::tcp::TcpOptions;
+
+use super::commands::Limits;
+use super::destination::Target;
+use super::hop_signalling::HopSignalling;
+use super::listen_set::{ListenSet, SynSourceConfig};
+use super::negotiation::Negotiation;
+use super::parent_master::ParentMaster;
+use super::policy::Policies;
+use crate::tunnel::settings::TunnelSettings;
+
+/// Default limit, in bytes, of data that flows by Trickles have requested and not yet passed
+/// on.
+pub const TRICKLES_BUFFER: usize = 256 << 20;
+/// Descriptors for other uses than flows: pipes, taps, listeners, the status socket. Half of
+/// all descriptors where there are few.
+const SPARE_DESCRIPTORS: u64 = 256;
+/// Descriptors of a flow over TCP.
+const DESCRIPTORS_EACH: u64 = 2;
+
+/// Config of an engine.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Name, also of the status socket.
+    pub name: String,
+    /// Directory of the status socket and the journal.
+    pub run_dir: PathBuf,
+    /// Event loops that share the flows.
+    pub workers: u32,
+    /// Addresses to listen at.
+    pub listen: Vec<SocketAddr>,
+    /// Destinations of flows.
+    pub target: Target,
+    /// Policies: which flows may pass, and how.
+    pub policies: Policies,
+    /// Resource limits and timeouts.
+    pub limits: Limits,
+    /// Options of the flows' sockets.
+    pub options: TcpOptions,
+    /// Form in which hops are sent a flow's addresses.
+    pub hop_signalling: Option<HopSignalling>,
+    /// Negotiation with far ends, if there is one.
+    pub negotiation: Option<Arc<Negotiation>>,
+    /// Parent master that carries outbound flows, instead of the kernel.
+    pub parent: Option<Arc<dyn ParentMaster>>,
+    /// Tunnels, if there are any.
+    pub tunnels: Option<TunnelSettings>,
+    /// Requests of users that a master refused because of their limits.
+    pub over_limit: Option<Arc<AtomicU64>>,
+}
+
+impl EngineConfig {
+    /// Returns the config of an engine of one event loop that listens nowhere and sends all flows
+    /// straight on.
+    pub fn new(name: String, run_dir: PathBuf, target: Target, limits: Limits) -> EngineConfig {
+        EngineConfig {
+            name,
+            run_dir,
+            workers: 1,
+            listen: Vec::new(),
+            target,
+            policies: Policies::default(),
+            limits,
+            options: TcpOptions::default(),
+            hop_signalling: None,
+            negotiation: None,
+            parent: None,
+            tunnels: None,
+            over_limit: None,
+        }
+    }
+
+    /// Lowers the flow limit to the available descriptors. Clients beyond that would hang.
+    pub fn fitted(mut self) -> EngineConfig {
+        let most = raise_fd_limit();
+        // By Trickles, sockets of both formats are held open.
+        let each = DESCRIPTORS_EACH + u64::from(self.policies.trickles().next().is_some());
+        let fit = (most - SPARE_DESCRIPTORS.min(most / 2)) / each;
+        let (fit, wanted) = (usize::try_from(fit).unwrap_or(usize::MAX), self.limits.flows);
+        if wanted == usize::MAX {
+            self.limits.flows = fit;
+        } else if fit < wanted {
+            warn!(
+                "{most} descriptors are allowed, enough for {fit} flows and not for {wanted}: \
+                    raise \
+                 the limit (ulimit -n, LimitNOFILE=), or ask for fewer flows"
+            );
+            self.limits.flows = fit;
+            self.limits.early = self.limits.early.map(|(most, wait)| (most.min(fit / 2), wait));
+        }
+        self
+    }
+
+    /// Reserves `descriptors` for other uses than flows.
+    pub fn leave_descriptors(&mut self, descriptors: usize) {
+        let flows = descriptors.div_ceil(DESCRIPTORS_EACH as usize);
+        self.limits.flows = self.limits.flows.saturating_sub(flows).max(1);
+    }
+
+    /// Returns the config of each event loop: its share of the limits.
+    pub fn part(&self) -> EngineConfig {
+        let most = |all: usize| all.div_ceil(self.workers as usize);
+        let early = self.limits.early.map(|(all, wait)| (most(all), wait));
+        let limits = Limits { flows: most(self.limits.flows), early, ..self.limits };
+        EngineConfig { limits, ..self.clone() }
+    }
+
+    /// Opens the listen sets of all event loops, with the source of SYNs that `syns` describes.
+    ///
+    /// # Errors
+    /// An address cannot be used, or SYNs cannot be seen.
+    pub fn listen_sets(&self, syns: Option<SynSourceConfig<'_>>) -> Result<Vec<ListenSet>> {
+        ListenSet::open_for(self.workers, &self.listen, syns, self.options)
+    }
+
+    /// Path of the status socket.
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir.join(format!("{}.sock", self.name))
+    }
+
+    /// Path of the journal of changes to the machine.
+    pub fn journal(&self) -> PathBuf {
+        self.run_dir.join(format!("{}.changes.json", self.name))
+    }
+}

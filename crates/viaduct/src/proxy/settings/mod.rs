@@ -1,0 +1,211 @@
+//! Settings of a proxy, made from options and tables: the config of its engine, and what the
+//! command has beside it. All of them are checked before anything on the machine is changed.
+
+mod args;
+mod checks;
+mod report;
+mod tables;
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use anyhow::{Result, anyhow, bail};
+use viaduct_proto::flow::Registry;
+use viaduct_sys::nft::intercept::Intercept;
+use viaduct_sys::socket::tcp::TcpOptions;
+
+use crate::access_log::AccessLogArgs;
+use crate::engine::config::EngineConfig;
+use crate::engine::destination::Target;
+use crate::engine::outbound::Outbound;
+use crate::engine::policy::{Plan, Policies};
+use crate::engine::trickles::TricklesTarget;
+use crate::text;
+use crate::tunnel::settings::{TunnelName, TunnelSettings, TunnelTable};
+use crate::value_parser::MAX_BUFFER;
+use args::Accept;
+pub use args::ProxyArgs;
+use checks::{far, has_effect, holds, intercept, leads_on, limits, metrics_apart, target, workers};
+use tables::chain;
+pub use tables::{PolicyTable, parse_options};
+
+/// Complete settings of a proxy.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Config of the engine.
+    pub engine: EngineConfig,
+    /// Traffic that the kernel is to divert to the proxy.
+    pub intercept: Option<Intercept>,
+    /// True if the kernel holds SYNs until their server has answered.
+    pub holds: bool,
+    /// True if flows may be forwarded late where this process lacks the right to see SYNs.
+    pub may_be_late: bool,
+    /// True if the proxy process is started on demand.
+    pub on_demand: bool,
+    /// Address of the Prometheus endpoint.
+    pub metrics: Option<SocketAddr>,
+    /// Access log.
+    pub access_log: AccessLogArgs,
+}
+
+impl Settings {
+    /// Lowers the flow limit to the available descriptors.
+    pub fn fitted(self) -> Settings {
+        Settings { engine: self.engine.fitted(), ..self }
+    }
+
+    /// Settings from a table of options and tables of policies.
+    ///
+    /// # Errors
+    /// A line with the mistake and a correct form.
+    pub fn of_tables(
+        options: &toml::Table,
+        policies: &[PolicyTable],
+        registry: &Registry,
+    ) -> Result<Settings> {
+        Self::of(&parse_options(options).map_err(|what| anyhow!(what))?, policies, &[], registry)
+    }
+
+    /// Settings from options, and tables of policies and tunnels.
+    ///
+    /// # Errors
+    /// As [`Settings::of_tables`].
+    pub fn of(
+        args: &ProxyArgs,
+        policies: &[PolicyTable],
+        tunnels: &[TunnelTable],
+        registry: &Registry,
+    ) -> Result<Settings> {
+        let first = args.listen.first().or(args.tunnel.tunnel_listen.as_ref());
+        let port = first.map_or(0, SocketAddr::port);
+        let tunnels = args.tunnel.settings(tunnels, &args.allow_to)?;
+        let dials = tunnels.iter().flat_map(|of| &of.dials);
+        let names: Vec<TunnelName> = dials.map(|dial| dial.name.clone()).collect();
+        let tunnelled = !names.is_empty() || args.tunnel.tunnel_listen.is_some();
+        let asked = !args.expect.is_empty() || args.tunnel.tunnel_listen.is_some();
+        if !args.allow_to.is_empty() && !asked {
+            bail!("allow-to: clients name no destination; give expect or tunnel-listen");
+        }
+        if args.on_demand && args.tunnel.tunnel_listen.is_some() {
+            bail!("on-demand: it waits for connections, and tunnel-listen is served all the time");
+        }
+        let name = args.name.clone().unwrap_or_else(|| format!("proxy-{port}"));
+        text::check_name(&name).map_err(|what| anyhow!("name: {what}"))?;
+        has_effect(args, policies)?;
+        leads_on(args, policies)?;
+        metrics_apart(args)?;
+        let target = target(args)?;
+        let policies = all_policies(args, policies, &names, registry)?;
+        let holds = holds(args, &target)?;
+        if args.keep_client && policies.trickles().next().is_some() {
+            bail!("keep-client: a connection of Trickles has this machine's address");
+        }
+        let workers = workers(args, holds, tunnelled, &policies)?;
+        let waits = args.accept == Accept::AfterConnect;
+        let tunnels = tunnels.map(|mut of| {
+            (of.waits, of.core.queue) = (waits, of.core.queue.min(args.chain_buffer));
+            of.dead_after(args.dead_after.limit())
+        });
+        let engine = EngineConfig {
+            workers,
+            listen: args.listen.clone(),
+            policies,
+            options: socket_options(args, &target),
+            hop_signalling: args.tell,
+            tunnels,
+            ..EngineConfig::new(name, args.run_dir.path(), target, limits(args)?)
+        };
+        Ok(Settings {
+            engine,
+            intercept: intercept(args, port)?,
+            holds,
+            may_be_late: args.forward.is_none() && !holds && !args.on_demand,
+            on_demand: args.on_demand,
+            metrics: args.metrics,
+            access_log: args.access_log.clone(),
+        })
+    }
+
+    /// Refuses changes that need a restart.
+    pub fn check_change(&self, new: &Settings) -> Result<()> {
+        let (engine, other) = (&self.engine, &new.engine);
+        let fixed = [
+            ("listen", engine.listen == other.listen),
+            ("name", engine.name == other.name),
+            ("intercept, ports", self.intercept == new.intercept),
+            ("to, expect", engine.target.is_alike(&other.target)),
+            ("tell", engine.hop_signalling == other.hop_signalling),
+            ("run-dir", engine.run_dir == other.run_dir),
+            ("metrics", self.metrics == new.metrics),
+            ("access-log, access-log-format", self.access_log == new.access_log),
+            ("accept, on-demand", (self.holds, self.on_demand) == (new.holds, new.on_demand)),
+            (
+                "flows, workers",
+                engine.limits.flows == other.limits.flows && engine.workers == other.workers,
+            ),
+            ("tunnel", TunnelSettings::is_alike(&engine.tunnels, &other.tunnels)),
+            ("forward, max-early, early-wait", engine.limits.early == other.limits.early),
+            ("trickles-buffer", engine.limits.trickles_buffer == other.limits.trickles_buffer),
+        ];
+        match fixed.iter().find(|(_, same)| !same) {
+            Some((key, _)) => bail!("{key}: has changed; that needs a restart"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Policies of `tables`, and the decision about flows that none of them matches.
+fn all_policies(
+    args: &ProxyArgs,
+    tables: &[PolicyTable],
+    tunnels: &[TunnelName],
+    registry: &Registry,
+) -> Result<Policies> {
+    let by = match (args.next, args.tunnel.tunnel, args.trickles) {
+        (Some(at), ..) => Outbound::Hop(at),
+        (None, Some(_), _) => Outbound::Tunnel(String::new()),
+        (None, None, Some(formats)) => {
+            let key = args.trickles_key;
+            Outbound::Trickles(TricklesTarget { formats, key, ..TricklesTarget::default() })
+        }
+        (None, None, None) => Outbound::Direct,
+    };
+    let handlers = chain(&args.handler, registry).map_err(|e| anyhow!("handler: {e}"))?;
+    let otherwise = Plan { by, handlers, rate: args.rate, ..Plan::default() };
+    let policy = |(n, table): (usize, &PolicyTable)| {
+        let made = table.policy(&otherwise, tunnels, registry);
+        made.map_err(|what| anyhow!("[[policy]] number {}: {what}", n + 1))
+    };
+    let list = tables.iter().enumerate().map(policy).collect::<Result<_>>()?;
+    Ok(Policies { list, otherwise, far: far(args)? })
+}
+
+/// Options of the sockets of flows to `target`.
+fn socket_options(args: &ProxyArgs, target: &Target) -> TcpOptions {
+    // One window of unacknowledged bytes, and as many bytes still to be sent.
+    let send_buffer = args.receive_buffer.map(|bytes| (2 * bytes).min(MAX_BUFFER));
+    TcpOptions {
+        transparent: target.is_transparent(),
+        send_buffer: args.send_buffer.or(send_buffer),
+        save_syn: target.uses_options(),
+        receive_buffer: args.receive_buffer,
+        ..TcpOptions::default()
+    }
+}
+
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let EngineConfig { name, listen, target, policies, tunnels, .. } = &self.engine;
+        let listen: Vec<_> = listen.iter().map(ToString::to_string).collect();
+        match listen.is_empty() {
+            true => writeln!(f, "proxy {name}:")?,
+            false => writeln!(f, "proxy {name}: {} to {target}", listen.join(", "))?,
+        }
+        self.write_interception(f)?;
+        tunnels.iter().try_for_each(|tunnels| write!(f, "{tunnels}"))?;
+        for (n, policy) in policies.list.iter().enumerate() {
+            writeln!(f, "  policy {}: {policy}", n + 1)?;
+        }
+        writeln!(f, "  otherwise: {}", policies.otherwise)
+    }
+}

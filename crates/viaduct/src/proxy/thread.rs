@@ -1,0 +1,45 @@
+//! A proxy beside other tasks of a process: the split mode of a gateway, the SOCKS proxy of an
+//! overlay node.
+
+use anyhow::Result;
+
+use super::settings::Settings;
+use super::startup;
+use crate::engine::handle::EngineThread;
+
+/// Proxy in a thread, without its rules and its control side.
+#[derive(Debug)]
+pub struct ProxyThread {
+    /// Engine of the proxy.
+    pub engine: EngineThread,
+    settings: Settings,
+}
+
+impl ProxyThread {
+    /// Starts a proxy in a thread.
+    ///
+    /// # Errors
+    /// The proxy cannot listen, see SYNs, or open its access log.
+    pub fn start(settings: Settings) -> Result<ProxyThread> {
+        let listen_sets = startup::listen_sets(&settings)?;
+        let access_log = settings.access_log.open()?;
+        let engine = EngineThread::start(settings.engine.clone(), listen_sets, access_log)?;
+        Ok(ProxyThread { engine, settings })
+    }
+
+    /// Current settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Applies new settings; no flow is cut.
+    ///
+    /// # Errors
+    /// A setting has changed that needs a restart; nothing is applied then.
+    pub fn reload(&mut self, new: Settings) -> Result<()> {
+        self.settings.check_change(&new)?;
+        self.engine.handle.reload(new.engine.clone());
+        self.settings = new;
+        Ok(())
+    }
+}
