@@ -14,6 +14,7 @@ use viaduct_sys::capture::syn::SNAP;
 use viaduct_sys::socket::tcp;
 
 use super::account::outcome;
+use super::config::EngineConfig;
 use super::conn::Conn;
 use super::destination::{Route, Target, failure};
 use super::dial::{open, set_up};
@@ -70,18 +71,19 @@ impl Worker {
         now: Instant,
     ) -> Result<Option<usize>, Failure> {
         let mut begun = Ok(None);
-        let signalled = self.target.signalled(syn);
-        let unclear = signalled.is_none() && matches!(self.target, Target::Requested(_));
+        let signalled = self.config.target.signalled(syn);
+        let unclear = signalled.is_none() && matches!(self.config.target, Target::Requested(_));
         // A proxy that is ending, or that connections bypass, still sees SYNs.
         let is_unused = self.deadline.is_some() || self.intercept_state.is_missing();
         if self.flows.is_full() || unclear || is_unused {
             return begun;
         }
-        let Worker { early, flows, target, policies, options, dialer, limits, .. } = self;
+        let Worker { early, flows, config, upstream, .. } = self;
+        let EngineConfig { target, policies, options, limits, .. } = &*config;
         early.handle_syn(now, syn.tuple, || {
             let begin = |route: Route| {
                 let source = route.source;
-                flows.add(open(route, *options, dialer, limits, now), source, now)
+                flows.add(open(route, *options, &upstream.dialer, limits, now), source, now)
             };
             let route = target.route(&syn.tuple, signalled, policies).ok_or(Failure::Denied);
             // The handlers decide whether the flow may go on, once they have heard from their
@@ -140,14 +142,14 @@ impl Worker {
     /// Local address of all connections of a listener, if it is bound to a single address.
     fn bound_addr(&self, listener: usize) -> Option<SocketAddr> {
         let at = self.listeners.get(listener)?.local_addr().ok()?;
-        (!self.options.transparent && !at.ip().is_unspecified()).then_some(at)
+        (!self.config.options.transparent && !at.ip().is_unspecified()).then_some(at)
     }
 
     /// Sets up an accepted connection.
     fn set_up_client(&mut self, client: TcpStream, tuple: Tuple, now: Instant) {
         self.stats.accepted += 1;
-        set_up(&client, self.policies.far.haul(tuple.client.ip()));
-        match &self.target {
+        set_up(&client, self.config.policies.far.haul(tuple.client.ip()));
+        match &self.config.target {
             Target::Requested(terms) => {
                 let terms = terms.clone();
                 self.start_handshake(client, tuple, &terms, now);
@@ -167,7 +169,7 @@ impl Worker {
     ) {
         let Some(client) = self.accept_for_origin(client, &tuple, signalled, now) else { return };
         let mut client = Conn::Tcp(client.into());
-        let to = self.target.destination(&tuple, signalled);
+        let to = self.config.target.destination(&tuple, signalled);
         let key = match self.started(&tuple, signalled) {
             Some(key) => key,
             None if self.flows.is_full() => {
@@ -219,11 +221,17 @@ impl Worker {
         signalled: Option<Addresses>,
         now: Instant,
     ) -> Result<usize, Failure> {
-        let by_option = || client.tcp().filter(|_| self.target.uses_options()).and_then(by_option);
+        let by_option =
+            || client.tcp().filter(|_| self.config.target.uses_options()).and_then(by_option);
         let signalled = signalled.or_else(by_option);
-        let route = self.target.route(tuple, signalled, &self.policies).ok_or(Failure::Denied)?;
+        let route = self
+            .config
+            .target
+            .route(tuple, signalled, &self.config.policies)
+            .ok_or(Failure::Denied)?;
         let source = route.source;
-        let begun = open(route, self.options, &self.dialer, &self.limits, now);
+        let begun =
+            open(route, self.config.options, &self.upstream.dialer, &self.config.limits, now);
         self.flows.add(begun, source, now)
     }
 }

@@ -113,7 +113,7 @@ impl Aware {
 impl Worker {
     /// Handles a program's request to the handlers of its flow.
     pub(super) fn handle_request(&mut self, request: ProgramRequest, now: Instant) {
-        let key = self.aware.find(&request.candidates);
+        let key = self.programs.aware.find(&request.candidates);
         match (request.kind, key) {
             (RequestKind::Control(to, message, answer), Some(key)) => {
                 answer(match self.flows.at(key).middle() {
@@ -125,7 +125,7 @@ impl Worker {
             (RequestKind::Control(_, _, answer), None) => answer(None),
             (RequestKind::Watch(to), Some(key)) => {
                 if seqpacket::send(&to, &[YES], None).is_ok() {
-                    self.aware.watchers.entry(key).or_default().push(to);
+                    self.programs.aware.watchers.entry(key).or_default().push(to);
                 }
             }
             // Dropping the descriptor reports that there is no such flow.
@@ -140,7 +140,7 @@ impl Worker {
         let events = flow.chain_io().map(|chain_io| chain_io.events()).unwrap_or_default();
         for event in events {
             debug!("a handler says: {}", String::from_utf8_lossy(&event));
-            self.aware.notify(key, id, &event);
+            self.programs.aware.notify(key, id, &event);
         }
     }
 }

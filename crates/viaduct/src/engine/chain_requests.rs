@@ -40,12 +40,8 @@ impl Worker {
                 ChainRequest::Connect(id, to, from) => {
                     self.connect_net_conn(key, id, (to, from), now);
                 }
-                ChainRequest::Claim(name) => drop(self.claims.insert(name, key)),
-                ChainRequest::Release(name) => {
-                    if self.claims.get(&name) == Some(&key) {
-                        self.claims.remove(&name);
-                    }
-                }
+                ChainRequest::Claim(name) => self.claims.claim(name, key),
+                ChainRequest::Release(name) => self.claims.release(&name, key),
                 ChainRequest::Give(name) => return self.give(key, &name, now),
                 ChainRequest::Wake(name) => self.wake(&name, now),
                 ChainRequest::Spawn(spawn) => self.spawn(key, &spawn, spare.take(), now),
@@ -55,7 +51,7 @@ impl Worker {
 
     /// Wakes the flow that has claimed `name`; it has its turn soon.
     pub(super) fn wake(&mut self, name: &[u8], now: Instant) {
-        let Some(&owner) = self.claims.get(name) else { return };
+        let Some(owner) = self.claims.owner(name) else { return };
         if let Some(chain_io) = self.flows.get(owner).and_then(Flow::chain_io) {
             chain_io.wake(name, now);
             self.runnable.push(owner);
@@ -80,7 +76,7 @@ impl Worker {
         if spawn.kind == SpawnKind::Accepted {
             chain_io.be_alone();
         }
-        let program = self.programs.get(&key).and_then(|program| program.for_another_flow());
+        let program = self.programs.listening(key).and_then(|program| program.for_another_flow());
         // A flow for an application is for the same application.
         let made = made.filter(|_| spawn.kind == SpawnKind::Alone || program.is_some());
         let flow = made.and_then(|(chain_io, goal)| {
@@ -90,10 +86,10 @@ impl Worker {
                     spare.map(|(_, conn)| conn)?
                 }
                 Some((to, bound)) => {
-                    let from = begins(self.flows.at(key), &self.target, &to, bound);
+                    let from = begins(self.flows.at(key), &self.config.target, &to, bound);
                     let mirrored = self.flows.at(key).mirrored;
-                    let options = TcpOptions { mirrored, ..self.options };
-                    dial(&to, from, options, &self.dialer)
+                    let options = TcpOptions { mirrored, ..self.config.options };
+                    dial(&to, from, options, &self.upstream.dialer)
                         .inspect_err(|error| debug!("a connection to be shared: {error}"))
                         .ok()?
                 }
@@ -108,7 +104,7 @@ impl Worker {
             return;
         };
         if let (SpawnKind::Accepted, Some(program)) = (spawn.kind, program) {
-            self.programs.insert(new, program);
+            self.programs.set_listening(new, program);
         }
         // Its claims must be known before any of its connections is used.
         self.apply_requests(new, now);
@@ -134,16 +130,16 @@ impl Worker {
         id: BottomId,
         (to, bound): DialTarget,
     ) -> io::Result<Conn> {
-        let from = begins(self.flows.at(key), &self.target, &to, bound);
-        let options = TcpOptions { mirrored: self.flows.at(key).mirrored, ..self.options };
-        let mut conn = dial(&to, from, options, &self.dialer)?;
+        let from = begins(self.flows.at(key), &self.config.target, &to, bound);
+        let options = TcpOptions { mirrored: self.flows.at(key).mirrored, ..self.config.options };
+        let mut conn = dial(&to, from, options, &self.upstream.dialer)?;
         self.flows.watch_net_conn(&mut conn, key, id)?;
         Ok(conn)
     }
 
     /// Gives the connection of flow `key` to the flow that has claimed `name`.
     fn give(&mut self, key: usize, name: &[u8], now: Instant) {
-        let owner = self.claims.get(name).copied().filter(|owner| *owner != key);
+        let owner = self.claims.owner(name).filter(|owner| *owner != key);
         let Some(owner) = owner.filter(|owner| self.flows.get(*owner).is_some()) else {
             if let Some(chain_io) = self.flows.at(key).chain_io() {
                 chain_io.unclaimed(now);
@@ -151,8 +147,8 @@ impl Worker {
             }
             return;
         };
-        self.programs.remove(&key);
-        self.aware.forget(key, None);
+        self.programs.take_listening(key);
+        self.programs.aware.forget(key, None);
         let Some((giver, main)) = self.flows.remove(key).and_then(Flow::into_chain) else {
             return;
         };

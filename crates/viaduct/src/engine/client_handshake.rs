@@ -150,11 +150,16 @@ impl Worker {
         let requester = (key, self.flows.at(key).id);
         let source = self.flows.at(key).source();
         let unseen = holds_all(self.allowed(key));
-        match Route::by_name(&self.policies, source, &name, port) {
+        match Route::by_name(&self.config.policies, source, &name, port) {
             Some(Err(why)) => self.refuse(key, why),
             Some(Ok(route)) if unseen => self.connect_route(key, route, now),
             _ => {
-                if !self.resolver.as_ref().is_some_and(|r| r.ask(requester, source, name, port)) {
+                if !self
+                    .upstream
+                    .resolver
+                    .as_ref()
+                    .is_some_and(|r| r.ask(requester, source, name, port))
+                {
                     self.refuse(key, Failure::Unreachable);
                 }
             }
@@ -164,7 +169,7 @@ impl Worker {
     /// Handles resolved names.
     pub(super) fn read_answers(&mut self, now: Instant) {
         for _ in 0..MAX_READS {
-            let answer = self.resolver.as_ref().and_then(|r| r.answer());
+            let answer = self.upstream.resolver.as_ref().and_then(|r| r.answer());
             let Some(((key, id), found)) = answer else { return };
             // The client may have gone meanwhile.
             if self.flows.get(key).is_none_or(|flow| flow.id != id) {
@@ -206,7 +211,7 @@ impl Worker {
                 return self.take_over(early, key, now);
             }
         }
-        let Some(route) = Route::by(&self.policies, source, to, None) else {
+        let Some(route) = Route::by(&self.config.policies, source, to, None) else {
             debug!("a policy denies {source} to go to {to}");
             return self.refuse(key, Failure::Denied);
         };
@@ -216,11 +221,13 @@ impl Worker {
     /// Begins the second half of a flow whose client is present.
     fn connect_route(&mut self, key: usize, mut route: Route, now: Instant) {
         route.copied = matches!(self.flows.at(key).conns(), [Some(Conn::Session(_)), _]);
-        let mut begun = match open(route, self.options, &self.dialer, &self.limits, now) {
-            Ok(begun) => begun,
-            Err(_) if self.try_next_address(key, now) => return,
-            Err(error) => return self.refuse(key, failure(&error)),
-        };
+        let mut begun =
+            match open(route, self.config.options, &self.upstream.dialer, &self.config.limits, now)
+            {
+                Ok(begun) => begun,
+                Err(_) if self.try_next_address(key, now) => return,
+                Err(error) => return self.refuse(key, failure(&error)),
+            };
         if self.flows.watch(&mut begun.server, key, End::Server).is_err() {
             return self.refuse(key, Failure::Unreachable);
         }
@@ -235,7 +242,7 @@ impl Worker {
             return self.refuse(key, why);
         }
         // The claims of its handlers go along.
-        self.claims.values_mut().filter(|owner| **owner == early).for_each(|owner| *owner = key);
+        self.claims.hand_over(early, key);
         if self.flows.hand_over(early, key, now).is_err() {
             self.refuse(key, Failure::Unreachable);
         }
@@ -244,7 +251,7 @@ impl Worker {
     /// Permitted destinations of the client of a flow.
     fn allowed(&mut self, key: usize) -> &[IpNet] {
         let [client, _] = self.flows.at(key).conns();
-        match (client, &self.tunnels, &self.target) {
+        match (client, &self.upstream.tunnels, &self.config.target) {
             (Some(Conn::Session(_)), Some(tunnels), _) => tunnels.allowed(),
             (_, _, Target::Requested(terms)) => &terms.to,
             _ => &[],

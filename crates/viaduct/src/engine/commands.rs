@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mio::Waker;
 use tokio::sync::oneshot;
-use tracing::{debug, error, info};
+use tracing::{debug, info};
 use viaduct_proto::time::Instant;
 use viaduct_sys::socket::tcp::{self, Mirrored};
 
@@ -113,21 +113,11 @@ impl Worker {
                     }
                 }
                 WorkerCommand::Request(request) => self.handle_request(*request, now),
-                WorkerCommand::SetEventSink(sink) => self.aware.set_sink(sink),
+                WorkerCommand::SetEventSink(sink) => self.programs.aware.set_sink(sink),
                 WorkerCommand::Stats(reply) => drop(reply.send(self.stats())),
                 WorkerCommand::Reload(config) => {
-                    let EngineConfig { target, policies, options, limits, tunnels, .. } = *config;
-                    if let (Some(running), Some(new)) = (&mut self.tunnels, tunnels) {
-                        running.set_links(&new.dials, now);
-                    }
-                    (self.target, self.policies) = (target, policies);
-                    (self.options, self.limits) = (options, limits);
-                    if let Err(error) = self.open_trickles() {
-                        error!("{error:#}");
-                    }
-                    if let Err(error) = self.dialer.prepare(&self.policies) {
-                        error!("{error:#}");
-                    }
+                    self.upstream.reload(&config, now);
+                    self.config = *config;
                 }
                 WorkerCommand::Drain => self.drain(now),
                 WorkerCommand::Stop => self.deadline = Some(now),
@@ -138,7 +128,7 @@ impl Worker {
 
     /// Begins to stop: accepts no new flows, except from clients that have begun a handshake.
     fn drain(&mut self, now: Instant) {
-        self.deadline = Some(now + self.limits.drain);
+        self.deadline = Some(now + self.config.limits.drain);
         self.listeners_close = Some(now + HANDSHAKE_GRACE);
         self.release_all_held();
         for listener in &self.listeners {
@@ -174,17 +164,16 @@ impl Worker {
 
     /// Returns whether the worker was asked to end, and no work is left or its time is up.
     pub(super) fn is_over(&self, now: Instant) -> bool {
-        // The last bytes of flows that have ended may still be on their way into a tunnel, or
-        // by Trickles.
-        let said = self.tunnels.as_ref().is_none_or(Tunnels::are_done) && self.trickles.are_done();
-        let ended = self.flows.is_empty() && self.listeners_close.is_none() && said;
+        let is_done = self.upstream.is_done();
+        let ended = self.flows.is_empty() && self.listeners_close.is_none() && is_done;
         self.deadline.is_some_and(|at| ended || now >= at)
     }
 
     fn stats(&self) -> ProxyStats {
         let (open, waiting) = (self.flows.len() as u64, self.early.len() as u64);
-        let tunnels = self.tunnels.as_ref().map(Tunnels::counters).unwrap_or_default();
-        let strangers_dropped = self.tunnels.as_ref().map(Tunnels::strangers_dropped);
+        let running = self.upstream.tunnels.as_ref();
+        let tunnels = running.map(Tunnels::counters).unwrap_or_default();
+        let strangers_dropped = running.map(Tunnels::strangers_dropped);
         let early = self.early.stats();
         ProxyStats { open, waiting, early, tunnels, strangers_dropped, ..self.stats.clone() }
     }

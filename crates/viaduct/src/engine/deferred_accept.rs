@@ -133,7 +133,7 @@ impl Worker {
     pub(super) fn release_held(&mut self, key: usize, now: Instant) {
         let Some(deferred) = &mut self.deferred else { return };
         if let Some(tuple) = deferred.decide(key, Verdict::Pass)
-            && let Some((_, wait)) = self.limits.early
+            && let Some((_, wait)) = self.config.limits.early
         {
             self.early.postpone(&tuple, now + wait);
         }

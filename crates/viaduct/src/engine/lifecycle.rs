@@ -95,7 +95,7 @@ impl Worker {
             let took = now.since(flow.begun);
             answer(flow);
             flow.accept_client();
-            match self.programs.contains_key(&key) {
+            match self.programs.has_listening(key) {
                 true => self.connect_program(key),
                 false => self.stats.hop(self.flows.at(key).by()).took(took),
             }
@@ -139,10 +139,7 @@ impl Worker {
     fn end_or_tell(&mut self, key: usize, why: Failure) -> bool {
         let flow = self.flows.at(key);
         flow.set_broken(why);
-        let ends = flow.has_client()
-            || flow.is_coming()
-            || self.programs.contains_key(&key)
-            || self.calls.contains_key(&key);
+        let ends = flow.has_client() || flow.is_coming() || self.programs.wait_for(key);
         if ends {
             self.end(key, true);
         }
@@ -153,19 +150,16 @@ impl Worker {
     /// only when its client comes or its time is up: `early` knows its key until then.
     pub(super) fn end(&mut self, key: usize, reset: bool) {
         self.forget_held(key);
-        self.calls.remove(&key);
-        self.programs.remove(&key);
+        self.programs.drop_program(key);
         // The handlers' last events and requests to other flows are still passed on.
         self.pass_events(key);
         self.abandon(key, time());
         let Some(mut flow) = self.flows.remove(key) else { return };
-        self.aware.forget(key, Some(flow.id));
-        if flow.chain_io().is_some() && !self.claims.is_empty() {
-            self.claims.retain(|_, owner| *owner != key);
+        self.programs.aware.forget(key, Some(flow.id));
+        if flow.chain_io().is_some() {
+            self.claims.release_all(key);
         }
-        if let Some(resolver) = &self.resolver {
-            resolver.forget((key, flow.id));
-        }
+        self.upstream.forget((key, flow.id));
         self.log_end(&flow, time());
         match reset {
             true => flow.reset(),
@@ -179,7 +173,7 @@ impl Worker {
         while let Some((_, started)) = self.early.poll_expired(now) {
             self.end(started.key, true);
         }
-        let Limits { connect, handshake, idle, .. } = self.limits;
+        let Limits { connect, handshake, idle, .. } = self.config.limits;
         let quiet = |flow: &Flow| flow.has_client().then(|| now.since(flow.moved));
         let unanswered = |flow: &Flow| !flow.is_connected() && quiet(flow) > Some(connect);
         for key in self.flows.pick(unanswered) {
@@ -191,7 +185,7 @@ impl Worker {
             let flow = self.flows.get(*key);
             flow.is_some_and(|flow| now.since(flow.begun) > handshake && !flow.serves_others())
         };
-        let silent: Vec<usize> = self.programs.keys().copied().filter(silent).collect();
+        let silent: Vec<usize> = self.programs.all_listening().filter(silent).collect();
         for key in silent {
             self.stats.refused.timed_out += 1;
             self.end(key, true);
@@ -211,8 +205,7 @@ impl Worker {
     /// Ends abandoned flows: connects of programs whose run has gone, and flows whose program's
     /// socket was not connected in time.
     fn end_abandoned(&mut self, now: Instant) {
-        let gone = self.calls.iter().filter(|(_, held)| held.has_gone());
-        let mut left: Vec<usize> = gone.map(|(key, _)| *key).collect();
+        let mut left = self.programs.abandoned();
         let coming =
             |flow: &Flow| flow.is_coming() && now.since(flow.moved) > PROGRAM_CONNECT_TIMEOUT;
         left.extend(self.flows.pick(coming));
@@ -224,7 +217,7 @@ impl Worker {
     /// Checks whether the ends of flows are still alive, for flows that are older than a sweep;
     /// most are not. With many flows, the rest is checked in the next sweep.
     fn check_liveness(&mut self, now: Instant) {
-        let silence = self.limits.silence;
+        let silence = self.config.limits.silence;
         if silence.is_unlimited() {
             return;
         }

@@ -20,12 +20,14 @@
 //! | `config` | what the commands above set |
 //! | `listen_set`, `intercept` | listeners and SYN sources, state of the interception rules |
 //! | `accept`, `deferred_accept`, `client_handshake` | clients: SYNs, connections, requests |
-//! | `flow`, `flows`, `relay`, `pipes`, `chain_io`, `chain_requests` | flows, and what they do |
+//! | `flow`, `flows`, `relay`, `pipes`, `chain_io` | flows, and what they do |
+//! | `chain_requests`, `claims` | requests of handlers that concern other flows |
 //! | `conn`, `flow_socket`, `liveness` | ends of flows |
 //! | `destination`, `policy`, `outbound`, `resolve` | destination of a flow, and route to it |
 //! | `dial`, `hop_signalling`, `negotiation`, `parent_master` | outbound connections |
 //! | `trickles`, `tunnels` | outbound by Trickles; ends of flows in tunnels ([`crate::tunnel`]) |
-//! | `wrapped`, `aware`, `origin` | wrapped programs, their control calls, egress |
+//! | `upstream` | what outbound connections of a loop are made by |
+//! | `wrapped`, `programs`, `aware`, `origin` | wrapped programs, their control calls, egress |
 //! | `stats`, `snapshot`, `metrics`, `account` | counters, status, Prometheus, access log |
 
 mod accept;
@@ -33,6 +35,7 @@ mod account;
 pub mod aware;
 pub mod chain_io;
 mod chain_requests;
+mod claims;
 mod client_handshake;
 pub mod commands;
 pub mod config;
@@ -58,6 +61,7 @@ pub mod outbound;
 pub mod parent_master;
 mod pipes;
 pub mod policy;
+mod programs;
 mod relay;
 mod resolve;
 pub mod snapshot;
@@ -65,6 +69,7 @@ mod spin;
 pub mod stats;
 pub mod trickles;
 mod tunnels;
+mod upstream;
 mod worker;
 pub mod wrapped;
 

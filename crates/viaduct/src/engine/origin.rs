@@ -38,11 +38,12 @@ impl Worker {
         signalled: Option<Addresses>,
         now: Instant,
     ) -> Option<TcpStream> {
-        let policies = Some(&self.policies).filter(|policies| policies.accept());
-        let route = policies.and_then(|policies| self.target.route(tuple, signalled, policies));
+        let policies = Some(&self.config.policies).filter(|policies| policies.accept());
+        let route =
+            policies.and_then(|policies| self.config.target.route(tuple, signalled, policies));
         let Some(route) = route.filter(|route| route.accepts) else { return Some(client) };
         let Address::Ip(to) = route.to else { return Some(client) };
-        let program = Origin { to, from: route.from, options: self.options };
+        let program = Origin { to, from: route.from, options: self.config.options };
         let arrival = Arrival {
             stream: std::net::TcpStream::from(client).into(),
             client: route.source,

@@ -18,20 +18,22 @@ const MAX_READY: usize = 4096;
 impl Worker {
     /// Moves all bytes that can move through tunnels.
     pub(super) fn drive_tunnels(&mut self) {
-        let Some(tunnels) = &mut self.tunnels else { return };
+        let Some(tunnels) = &mut self.upstream.tunnels else { return };
         tunnels.resume(time());
         tunnels.handle_timeout(time());
         for _ in 0..ROUNDS {
-            let Some(tunnels) = &mut self.tunnels else { return };
+            let Some(tunnels) = &mut self.upstream.tunnels else { return };
             let now = time();
             tunnels.flush(now);
             let mut moved = false;
-            while let Some(arrival) = self.tunnels.as_mut().and_then(|of| of.poll_arrival()) {
+            while let Some(arrival) =
+                self.upstream.tunnels.as_mut().and_then(|of| of.poll_arrival())
+            {
                 self.accept_session(arrival, now);
                 moved = true;
             }
             for _ in 0..MAX_READY {
-                let ready = self.tunnels.as_mut().and_then(|of| of.poll_ready());
+                let ready = self.upstream.tunnels.as_mut().and_then(|of| of.poll_ready());
                 let Some((token, what)) = ready else { break };
                 self.drive_session(token, what, now);
                 moved = true;

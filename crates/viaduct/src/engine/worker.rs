@@ -1,6 +1,6 @@
 //! Event loop that drives all flows of a proxy, in one thread.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, mpsc};
@@ -16,28 +16,24 @@ use viaduct_proto::split::early::Early;
 use viaduct_proto::time::Instant;
 use viaduct_sys::capture::syn::SynTap;
 use viaduct_sys::clock;
-use viaduct_sys::socket::tcp::TcpOptions;
 
 use super::accept::Started;
-use super::aware::Aware;
-use super::commands::{CommandSender, Limits, WorkerCommand};
+use super::claims::Claims;
+use super::commands::{CommandSender, WorkerCommand};
 use super::config::EngineConfig;
 use super::deferred_accept::DeferredAccept;
-use super::destination::Target;
 use super::flow::{End, Shared};
 use super::flows::{FIRST_NET_CONN, Flows};
-use super::hop_signalling::Dialer;
 use super::intercept::InterceptState;
 use super::listen_set::{ListenSet, SynSource};
 use super::pipes::Pipes;
-use super::policy::Policies;
-use super::resolve::Resolver;
+use super::programs::Programs;
 use super::spin::Spin;
 use super::stats::ProxyStats;
-use super::trickles::Trickles;
-use super::wrapped::{Arrival, PendingConnect, Program};
+use super::upstream::Upstream;
+use super::wrapped::Arrival;
 use crate::access_log::AccessLog;
-use crate::tunnel::{FIRST_TOKEN, Tunnels};
+use crate::tunnel::FIRST_TOKEN;
 
 /// Events taken from the kernel at once.
 const MAX_EVENTS: usize = 1024;
@@ -110,26 +106,14 @@ pub struct Worker {
     pub(super) tap: Option<SynTap>,
     pub(super) deferred: Option<DeferredAccept>,
     pub(super) early: Early<Started>,
-    /// Pending connects of programs, by flow.
-    pub(super) calls: HashMap<usize, Box<dyn PendingConnect>>,
-    /// Programs to connect to once the handlers of their flow accept it.
-    pub(super) programs: HashMap<usize, Box<dyn Program>>,
-    /// Programs that know of their handlers.
-    pub(super) aware: Aware,
-    /// Keys that flows have claimed, for connections that name them.
-    pub(super) claims: HashMap<Vec<u8>, usize>,
+    pub(super) programs: Programs,
+    pub(super) claims: Claims,
     pub(super) flows: Flows,
     /// Flows with more to move, after the others had their turn.
     pub(super) runnable: Vec<usize>,
-    pub(super) resolver: Option<Resolver>,
-    pub(super) tunnels: Option<Tunnels>,
-    /// Ports of flows that go on by Trickles.
-    pub(super) trickles: Trickles,
-    pub(super) target: Target,
-    pub(super) policies: Policies,
-    pub(super) options: TcpOptions,
-    pub(super) dialer: Dialer,
-    pub(super) limits: Limits,
+    pub(super) upstream: Upstream,
+    /// Config in force.
+    pub(super) config: EngineConfig,
     /// State of the rules that divert clients to this proxy, if there are any.
     pub(super) intercept_state: Arc<InterceptState>,
     pub(super) stats: ProxyStats,
@@ -157,18 +141,13 @@ impl Worker {
         intercept_state: Arc<InterceptState>,
         access_log: AccessLog,
     ) -> Result<(Worker, CommandSender)> {
-        let EngineConfig { target, policies, options, limits, .. } = config.clone();
         let poll = Poll::new()?;
         let (send, commands) = mpsc::channel();
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let to_worker = CommandSender::new(send, waker.clone());
-        // Sessions of tunnels may name their servers by host name, whatever the target is.
-        let arrive = config.tunnels.as_ref().is_some_and(|of| of.listen.is_some());
-        let resolver = match target {
-            Target::Fixed(_) | Target::Original { .. } | Target::Program if !arrive => None,
-            _ => Some(Resolver::new(&waker)),
-        };
-        let mut dialer = Dialer::new(config.hop_signalling, &policies)?;
+        let number = listen_set.number;
+        let upstream = Upstream::new(config, number, poll.registry(), &waker, TRICKLES)?;
+        let limits = &config.limits;
         let (most, mut wait) = limits.early.unwrap_or_default();
         let (tap, deferred) = match listen_set.syns {
             SynSource::Unseen => (None, None),
@@ -190,43 +169,20 @@ impl Worker {
             poll.registry().register(&mut listener, Token(LISTENERS - n), Interest::READABLE)?;
             listeners.push(listener);
         }
-        let tunnels = config.tunnels.clone();
-        let tunnels = tunnels.map(|of| Tunnels::new(of, poll.registry().try_clone()?, time()));
-        let tunnels = tunnels.transpose()?;
-        dialer.negotiation.clone_from(&config.negotiation);
-        dialer.parent.clone_from(&config.parent);
-        dialer.outlets = tunnels.as_ref().map(Tunnels::outlets).unwrap_or_default();
-        // With several loops, each has rules of its own.
-        let name = match config.workers {
-            1 => config.name.clone(),
-            _ => format!("{}_{}", config.name, listen_set.number),
-        };
-        let run_dir = config.run_dir.clone();
-        let buffer = limits.trickles_buffer / config.workers.max(1) as usize;
-        let trickles =
-            Trickles::new(poll.registry().try_clone()?, TRICKLES, &name, run_dir, buffer);
         let shared =
             Shared { pipes: Pipes::new(config.workers), scratch: vec![0; READ_BUFFER].into() };
-        let mut worker = Worker {
+        let worker = Worker {
             early: Early::new(most, wait),
-            calls: HashMap::new(),
-            aware: Aware::default(),
-            programs: HashMap::new(),
-            claims: HashMap::new(),
+            programs: Programs::default(),
+            claims: Claims::default(),
             flows: Flows::new(poll.registry().try_clone()?, limits.flows, shared),
             runnable: Vec::new(),
             poll,
             listeners,
             tap,
             deferred,
-            resolver,
-            tunnels,
-            trickles,
-            target,
-            policies,
-            options,
-            dialer,
-            limits,
+            upstream,
+            config: config.clone(),
             intercept_state,
             stats: ProxyStats::default(),
             access_log,
@@ -238,7 +194,6 @@ impl Worker {
             deadline: None,
             listeners_close: None,
         };
-        worker.open_trickles()?;
         Ok((worker, to_worker))
     }
 
@@ -255,7 +210,7 @@ impl Worker {
         loop {
             let wait = self.wait().min(sweep_at.since(time()));
             // Without flows no peer can answer soon.
-            let look = if self.flows.is_empty() { Duration::ZERO } else { self.limits.spin };
+            let look = if self.flows.is_empty() { Duration::ZERO } else { self.config.limits.spin };
             match spin.poll(&mut self.poll, &mut events, wait, look) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
                     return Err(error.into());
@@ -325,22 +280,17 @@ impl Worker {
         if !self.flows.is_empty() {
             self.busy = now;
         }
-        self.limits.idle_exit.is_some_and(|after| now.since(self.busy) >= after)
+        self.config.limits.idle_exit.is_some_and(|after| now.since(self.busy) >= after)
     }
 
     /// Time for which the loop may sleep.
     fn wait(&mut self) -> Duration {
-        if !self.unread.is_empty()
-            || !self.runnable.is_empty()
-            || self.tunnels.as_ref().is_some_and(Tunnels::is_busy)
-        {
+        if !self.unread.is_empty() || !self.runnable.is_empty() || self.upstream.is_busy() {
             return Duration::ZERO;
         }
         let now = time();
-        let tunnels = self.tunnels.as_mut().and_then(Tunnels::poll_timeout);
-        let next = self.flows.poll_timeout().into_iter().chain(tunnels).min();
-        let next = next.map(|at| at.since(now));
-        next.into_iter().chain(self.trickles.poll_timeout(now)).min().unwrap_or(SWEEP_INTERVAL)
+        let alarm = self.flows.poll_timeout().map(|at| at.since(now));
+        alarm.into_iter().chain(self.upstream.poll_timeout(now)).min().unwrap_or(SWEEP_INTERVAL)
     }
 
     /// Handles the readiness of a further connection of a flow.
@@ -370,7 +320,7 @@ impl Worker {
                 self.drive_net_conn(n, event, now);
             }
             Token(n) if (FIRST_TOKEN..=LISTENERS - self.listeners.len()).contains(&n) => {
-                if let Some(tunnels) = &mut self.tunnels {
+                if let Some(tunnels) = &mut self.upstream.tunnels {
                     tunnels.handle(event, now);
                 }
             }

@@ -155,7 +155,7 @@ impl Worker {
     pub(super) fn accept_inbound(&mut self, arrival: Arrival, now: Instant) {
         let Arrival { stream, client, own, handlers, program } = arrival;
         let mut server = Conn::of(stream, client, own);
-        let plan = self.policies.plan(client.ip(), own);
+        let plan = self.config.policies.plan(client.ip(), own);
         let why = match (plan.deny, self.flows.is_full() || self.deadline.is_some()) {
             (true, _) => Some(Failure::Denied),
             (_, true) => Some(self.full()),
@@ -170,7 +170,7 @@ impl Worker {
         let middle = match relay {
             Some(relay) => Some(Middle::Relay(relay)),
             None => {
-                let (handlers, limit) = (handlers.cloned(), self.limits.chain_buffer);
+                let (handlers, limit) = (handlers.cloned(), self.config.limits.chain_buffer);
                 let chain_io =
                     ChainIo::accepting(handlers.unwrap_or_default(), limit, &server, now);
                 chain_io.map(|chain_io| Middle::Chain(Box::new(chain_io)))
@@ -184,24 +184,23 @@ impl Worker {
             // Dropping the program tells it that its flow is not carried.
             return self.stats.refused.count(Failure::Unreachable);
         };
-        self.aware.add(key, Some(SocketId::Ends(client, own)));
-        self.programs.insert(key, program);
+        self.programs.add_arrival(key, SocketId::Ends(client, own), program);
         self.drive(key, End::Server, true, true, now);
-        if let Some(program) = self.programs.get_mut(&key) {
+        if let Some(program) = self.programs.listening(key) {
             program.handlers_wait();
         }
     }
 
     /// Connects flow `key` to its program, if it has one: the flow's handlers have accepted it.
     pub(super) fn connect_program(&mut self, key: usize) {
-        let Some(mut program) = self.programs.remove(&key) else { return };
+        let Some(mut program) = self.programs.take_listening(key) else { return };
         let socket = match program.take_socket() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let (own, id) = (self.own.clone(), self.flows.at(key).id);
                 program.on_available(Box::new(move || {
                     own.send(WorkerCommand::ConnectProgram(key, id));
                 }));
-                self.programs.insert(key, program);
+                self.programs.set_listening(key, program);
                 return;
             }
             socket => socket,
@@ -235,10 +234,7 @@ impl Worker {
         self.stats.accepted += 1;
         let Call { to, source, is_bound, mirrored, mut held } = call;
         match self.begin_call(to, (source, is_bound), mirrored, held.is_lent(), now) {
-            Ok(key) => {
-                self.aware.add(key, held.socket_id());
-                self.calls.insert(key, held);
-            }
+            Ok(key) => self.programs.add_call(key, held),
             Err((why, errno)) => {
                 self.stats.refused.count(why);
                 match errno.filter(|errno| EXACT.contains(errno)) {
@@ -261,8 +257,8 @@ impl Worker {
             return Err((self.full(), None));
         }
         let route = match to {
-            Address::Ip(to) => Route::by(&self.policies, source, to, None),
-            Address::Name(name, port) => Route::by_name(&self.policies, source, &name, port)
+            Address::Ip(to) => Route::by(&self.config.policies, source, to, None),
+            Address::Name(name, port) => Route::by_name(&self.config.policies, source, &name, port)
                 .ok_or((Failure::Unreachable, None))?
                 .map(Some)
                 .map_err(|why| (why, None))?,
@@ -270,8 +266,8 @@ impl Worker {
         let mut route = route.ok_or((Failure::Denied, None))?;
         route.from = route.from.or_else(|| bound(source, is_bound));
         route.copied |= is_lent;
-        let options = TcpOptions { mirrored, ..self.options };
-        let begun = open(route, options, &self.dialer, &self.limits, now);
+        let options = TcpOptions { mirrored, ..self.config.options };
+        let begun = open(route, options, &self.upstream.dialer, &self.config.limits, now);
         let errno = begun.as_ref().err().and_then(io::Error::raw_os_error);
         let key = self.flows.add(begun, source, now).map_err(|why| (why, errno))?;
         self.flows.at(key).mirrored = mirrored;
@@ -280,7 +276,7 @@ impl Worker {
 
     /// Applies the socket options that a program has set to its flow.
     pub(super) fn mirror(&mut self, socket_id: SocketId, mirrored: Mirrored) {
-        if let Some(key) = self.aware.find(&[socket_id]) {
+        if let Some(key) = self.programs.aware.find(&[socket_id]) {
             self.flows.at(key).mirror(mirrored);
         }
     }
@@ -288,7 +284,7 @@ impl Worker {
     /// Attaches the pending connect of flow `key`, if there is one, as its client: the far end has
     /// answered.
     pub(super) fn complete_pending(&mut self, key: usize, now: Instant) {
-        let Some(mut held) = self.calls.remove(&key) else { return };
+        let Some(mut held) = self.programs.take_call(key) else { return };
         if let Some(own) = self.flows.at(key).own_name(now) {
             held.set_local_addr(own);
         }
@@ -327,7 +323,7 @@ impl Worker {
     /// Refuses the pending connect of flow `key`, if there is one, because the far end does not
     /// answer. Returns true if the flow is over with it.
     pub(super) fn reject_pending(&mut self, key: usize, error: &io::Error) -> bool {
-        let Some(mut held) = self.calls.remove(&key) else { return false };
+        let Some(mut held) = self.programs.take_call(key) else { return false };
         held.refuse(match failure(error) {
             // A timeout of the kernel here is one for the program too. The timeouts of handlers
             // and of the proxy are shorter, and no packet caused them: the program sees the far

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 
-use anyhow::Result;
 use mio::Token;
 use tracing::debug;
 use viaduct_proto::time::Instant;
@@ -20,20 +19,15 @@ const ROUNDS: usize = 8;
 const MAX_EVENTS: usize = 4096;
 
 impl Worker {
-    /// Opens the ports that policies name.
-    pub(in crate::engine) fn open_trickles(&mut self) -> Result<()> {
-        let opened = self.trickles.open(self.policies.trickles());
-        self.dialer.trickles = self.trickles.outlets();
-        opened
-    }
-
     /// Moves all bytes that can move by Trickles.
     pub(in crate::engine) fn drive_trickles(&mut self, now: Instant) {
         for _ in 0..ROUNDS {
-            self.trickles.turn(now);
+            self.upstream.trickles.turn(now);
             let mut moved = false;
             for _ in 0..MAX_EVENTS {
-                let Some((Token(token), event)) = self.trickles.poll_event() else { break };
+                let Some((Token(token), event)) = self.upstream.trickles.poll_event() else {
+                    break;
+                };
                 let end = if token % 2 == 0 { End::Client } else { End::Server };
                 match event {
                     SlotEvent::Ready => self.drive(token / 2, end, true, true, now),
@@ -54,7 +48,8 @@ impl Worker {
         if flow.broken().is_some() {
             return;
         }
-        let begun = connect_directly(to, self.options, self.policies.far.haul(to.ip()));
+        let begun =
+            connect_directly(to, self.config.options, self.config.policies.far.haul(to.ip()));
         let watched = begun.and_then(|server| {
             let mut server = Conn::Tcp(server.into());
             self.flows.watch(&mut server, key, End::Server)?;

@@ -1,0 +1,113 @@
+//! Server side of a loop: what begins the second halves of flows, and what they go by.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use mio::{Registry, Token, Waker};
+use tracing::error;
+use viaduct_proto::time::Instant;
+
+use super::config::EngineConfig;
+use super::destination::Target;
+use super::hop_signalling::Dialer;
+use super::policy::Policies;
+use super::resolve::{Requester, Resolver};
+use super::trickles::Trickles;
+use super::worker::time;
+use crate::tunnel::Tunnels;
+
+/// Dialer, resolver, tunnels, and ports of Trickles.
+pub(super) struct Upstream {
+    pub(super) dialer: Dialer,
+    /// `None` if no client can name a host.
+    pub(super) resolver: Option<Resolver>,
+    pub(super) tunnels: Option<Tunnels>,
+    /// Ports of flows that go on by Trickles.
+    pub(super) trickles: Trickles,
+}
+
+impl Upstream {
+    /// Returns the server side of the loop of this `number`. `waker` wakes the loop for resolved
+    /// names; packets of Trickles are reported as `token`.
+    ///
+    /// # Errors
+    /// Hops cannot be signalled, or a port of a tunnel or of Trickles cannot be opened.
+    pub(super) fn new(
+        config: &EngineConfig,
+        number: u32,
+        registry: &Registry,
+        waker: &Arc<Waker>,
+        token: Token,
+    ) -> Result<Upstream> {
+        // Sessions of tunnels may name their servers by host name, whatever the target is.
+        let arrive = config.tunnels.as_ref().is_some_and(|of| of.listen.is_some());
+        let resolver = match config.target {
+            Target::Fixed(_) | Target::Original { .. } | Target::Program if !arrive => None,
+            _ => Some(Resolver::new(waker)),
+        };
+        let mut dialer = Dialer::new(config.hop_signalling, &config.policies)?;
+        let tunnels = config.tunnels.clone();
+        let tunnels = tunnels.map(|of| Tunnels::new(of, registry.try_clone()?, time()));
+        let tunnels = tunnels.transpose()?;
+        dialer.negotiation.clone_from(&config.negotiation);
+        dialer.parent.clone_from(&config.parent);
+        dialer.outlets = tunnels.as_ref().map(Tunnels::outlets).unwrap_or_default();
+        // With several loops, each has rules of its own.
+        let name = match config.workers {
+            1 => config.name.clone(),
+            _ => format!("{}_{number}", config.name),
+        };
+        let buffer = config.limits.trickles_buffer / config.workers.max(1) as usize;
+        let run_dir = config.run_dir.clone();
+        let trickles = Trickles::new(registry.try_clone()?, token, &name, run_dir, buffer);
+        let mut upstream = Upstream { dialer, resolver, tunnels, trickles };
+        upstream.open_trickles(&config.policies)?;
+        Ok(upstream)
+    }
+
+    /// Opens the ports of Trickles that policies name.
+    fn open_trickles(&mut self, policies: &Policies) -> Result<()> {
+        let opened = self.trickles.open(policies.trickles());
+        self.dialer.trickles = self.trickles.outlets();
+        opened
+    }
+
+    /// Applies a new config; what fails is logged.
+    pub(super) fn reload(&mut self, config: &EngineConfig, now: Instant) {
+        if let (Some(running), Some(new)) = (&mut self.tunnels, &config.tunnels) {
+            running.set_links(&new.dials, now);
+        }
+        if let Err(error) = self.open_trickles(&config.policies) {
+            error!("{error:#}");
+        }
+        if let Err(error) = self.dialer.prepare(&config.policies) {
+            error!("{error:#}");
+        }
+    }
+
+    /// Drops the question of a client that has gone, if it still waits.
+    pub(super) fn forget(&self, requester: Requester) {
+        if let Some(resolver) = &self.resolver {
+            resolver.forget(requester);
+        }
+    }
+
+    /// Returns whether a tunnel has more to move at once.
+    pub(super) fn is_busy(&self) -> bool {
+        self.tunnels.as_ref().is_some_and(Tunnels::is_busy)
+    }
+
+    /// Returns whether no last bytes of ended flows are still on their way into a tunnel, or by
+    /// Trickles.
+    pub(super) fn is_done(&self) -> bool {
+        self.tunnels.as_ref().is_none_or(Tunnels::are_done) && self.trickles.are_done()
+    }
+
+    /// Time until the next timer of a tunnel or of Trickles, if any runs.
+    pub(super) fn poll_timeout(&mut self, now: Instant) -> Option<Duration> {
+        let tunnels = self.tunnels.as_mut().and_then(Tunnels::poll_timeout);
+        let tunnels = tunnels.map(|at| at.since(now));
+        tunnels.into_iter().chain(self.trickles.poll_timeout(now)).min()
+    }
+}
