@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use mio::net::TcpStream;
-use tracing::{debug, warn};
+use tracing::warn;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::proxy::Addresses;
@@ -13,6 +13,7 @@ use viaduct_proto::time::Instant;
 use viaduct_sys::capture::syn::SNAP;
 use viaduct_sys::socket::tcp;
 
+use super::acceptor::canonical;
 use super::account::outcome;
 use super::config::EngineConfig;
 use super::conn::Conn;
@@ -21,11 +22,6 @@ use super::dial::{open, set_up};
 use super::flow::{Begun, End, Flow};
 use super::flows::Flows;
 use super::worker::{Budget, Worker};
-
-/// Connections accepted from one listener in a turn. Between turns, the servers of the accepted
-/// ones are connected and their answers passed on: in a crowd each client waits for the earlier
-/// ones, not for all.
-pub(super) const MAX_ACCEPTS: usize = 16;
 
 /// Flow that a SYN has started.
 #[derive(Clone, Copy, Debug)]
@@ -48,12 +44,7 @@ impl Worker {
     fn read_syns(&mut self, budget: &mut Budget, now: Instant) {
         let mut packet = [0; SNAP];
         while budget.take() {
-            let Some(tap) = &self.tap else { return };
-            let syn = match tap.recv(&mut packet) {
-                Ok(Some(packet)) => Syn::parse(packet),
-                Ok(None) => return,
-                Err(_) => continue, // an interface went down
-            };
+            let Some(syn) = self.acceptor.read_syn(&mut packet) else { return };
             if let Some(syn) = syn {
                 // A client whose flow could not be begun is refused when it is accepted, if it
                 // ever is.
@@ -74,13 +65,13 @@ impl Worker {
         let signalled = self.config.target.signalled(syn);
         let unclear = signalled.is_none() && matches!(self.config.target, Target::Requested(_));
         // A proxy that is ending, or that connections bypass, still sees SYNs.
-        let is_unused = self.deadline.is_some() || self.intercept_state.is_missing();
+        let is_unused = self.deadline.is_some() || self.acceptor.is_bypassed();
         if self.flows.is_full() || unclear || is_unused {
             return begun;
         }
-        let Worker { early, flows, config, upstream, .. } = self;
+        let Worker { acceptor, flows, config, upstream, .. } = self;
         let EngineConfig { target, policies, options, limits, .. } = &*config;
-        early.handle_syn(now, syn.tuple, || {
+        acceptor.early.handle_syn(now, syn.tuple, || {
             let begin = |route: Route| {
                 let source = route.source;
                 flows.add(open(route, *options, &upstream.dialer, limits, now), source, now)
@@ -97,52 +88,23 @@ impl Worker {
         begun
     }
 
-    /// Accepts connections that wait at a listener, at most [`MAX_ACCEPTS`] of them.
+    /// Accepts some of the connections that wait at a listener.
     pub(super) fn accept(&mut self, listener: usize, now: Instant) {
-        let mut all_taken = false;
-        let mut clients = Vec::with_capacity(MAX_ACCEPTS);
-        while clients.len() < MAX_ACCEPTS && !all_taken {
-            let Some(listener) = self.listeners.get(listener) else { return };
-            match listener.accept() {
-                Ok((client, peer)) => clients.push((client, canonical(peer))),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(error) => {
-                    all_taken = true;
-                    // Out of descriptors, for example; the next sweep tries again.
-                    if error.kind() != io::ErrorKind::WouldBlock {
-                        self.log_accept_error(&error);
-                    }
-                }
-            }
-        }
+        let Some((clients, are_all)) = self.acceptor.accept(listener) else { return };
         // Their SYNs are in the tap by now: they preceded the handshakes. In a flood too large
         // to read in one turn, a SYN may be found only later; then that client gets a new
         // connection to its server. Held SYNs need no reading here: their clients come after
         // the verdicts.
         self.read_syns(&mut Budget::begin(), now);
-        let at = self.bound_addr(listener);
+        let at = self.acceptor.bound_addr(listener, self.config.options.transparent);
         for (client, peer) in clients {
             if let Ok(to) = at.map_or_else(|| client.local_addr(), Ok) {
                 self.set_up_client(client, Tuple { client: peer, to: canonical(to) }, now);
             }
         }
-        if !all_taken {
+        if !are_all {
             self.unread.listeners.insert(listener);
         }
-    }
-
-    /// Logs the failure once as a warning: the cause usually lasts.
-    fn log_accept_error(&mut self, error: &io::Error) {
-        match std::mem::replace(&mut self.has_logged_accept_error, true) {
-            true => debug!("accept: {error}"),
-            false => warn!("clients wait, and are accepted when that can be: accept: {error}"),
-        }
-    }
-
-    /// Local address of all connections of a listener, if it is bound to a single address.
-    fn bound_addr(&self, listener: usize) -> Option<SocketAddr> {
-        let at = self.listeners.get(listener)?.local_addr().ok()?;
-        (!self.config.options.transparent && !at.ip().is_unspecified()).then_some(at)
     }
 
     /// Sets up an accepted connection.
@@ -205,7 +167,7 @@ impl Worker {
 
     /// Flow that the SYN of `tuple` has started, if it goes to the destination in `signalled`.
     pub(super) fn started(&mut self, tuple: &Tuple, signalled: Option<Addresses>) -> Option<usize> {
-        let started = self.early.handle_accept(tuple)?;
+        let started = self.acceptor.early.handle_accept(tuple)?;
         if signalled.is_none() || started.signalled == signalled {
             return Some(started.key);
         }
@@ -254,9 +216,4 @@ impl Flows {
 pub(super) fn by_option(client: &TcpStream) -> Option<Addresses> {
     let syn = Syn::parse_headers(&tcp::saved_syn(client).ok()?)?;
     syn.hop.and_then(|_| syn.addresses())
-}
-
-/// Maps an IPv4-mapped address, as a dual-stack socket reports it, to IPv4.
-fn canonical(at: SocketAddr) -> SocketAddr {
-    SocketAddr::new(at.ip().to_canonical(), at.port())
 }

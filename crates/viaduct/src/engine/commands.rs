@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use mio::Waker;
 use tokio::sync::oneshot;
-use tracing::{debug, info};
+use tracing::info;
 use viaduct_proto::time::Instant;
-use viaduct_sys::socket::tcp::{self, Mirrored};
+use viaduct_sys::socket::tcp::Mirrored;
 
-use super::accept::MAX_ACCEPTS;
+use super::acceptor::MAX_ACCEPTS;
 use super::aware::{EventSink, ProgramRequest, SocketId};
 use super::config::EngineConfig;
 use super::listen_set::BACKLOG;
@@ -131,18 +131,14 @@ impl Worker {
         self.deadline = Some(now + self.config.limits.drain);
         self.listeners_close = Some(now + HANDSHAKE_GRACE);
         self.release_all_held();
-        for listener in &self.listeners {
-            if let Err(error) = tcp::drop_syns(listener) {
-                debug!("refuse SYNs: {error}");
-            }
-        }
+        self.acceptor.drop_syns();
         info!(flows = self.flows.len(), "stopping");
     }
 
     /// Closes the listeners after accepting the clients that had begun a handshake.
     pub(super) fn close_listeners(&mut self, now: Instant) {
         if self.listeners_close.is_some_and(|at| now >= at) {
-            for n in 0..self.listeners.len() {
+            for n in 0..self.acceptor.len() {
                 // No listener holds more.
                 for _ in 0..BACKLOG as usize / MAX_ACCEPTS {
                     self.unread.listeners.remove(&n);
@@ -153,10 +149,10 @@ impl Worker {
                 }
             }
             self.unread.listeners.clear();
-            self.listeners.clear();
-            (self.tap, self.listeners_close) = (None, None);
+            self.acceptor.close();
+            self.listeners_close = None;
             // Early connections whose client has not come by now never get one.
-            while let Some(started) = self.early.release() {
+            while let Some(started) = self.acceptor.early.release() {
                 self.end(started.key, true);
             }
         }
@@ -170,11 +166,11 @@ impl Worker {
     }
 
     fn stats(&self) -> ProxyStats {
-        let (open, waiting) = (self.flows.len() as u64, self.early.len() as u64);
+        let (open, waiting) = (self.flows.len() as u64, self.acceptor.early.len() as u64);
         let running = self.upstream.tunnels.as_ref();
         let tunnels = running.map(Tunnels::counters).unwrap_or_default();
         let strangers_dropped = running.map(Tunnels::strangers_dropped);
-        let early = self.early.stats();
+        let early = self.acceptor.early.stats();
         ProxyStats { open, waiting, early, tunnels, strangers_dropped, ..self.stats.clone() }
     }
 }

@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use tracing::warn;
 use viaduct_proto::flow::Failure;
@@ -20,6 +21,7 @@ use viaduct_proto::time::Instant;
 use viaduct_sys::nft::nfqueue::{NfQueue, SNAP, Verdict};
 use viaduct_sys::nft::syn_hold::{REFUSED, UNREACHABLE};
 
+use super::acceptor::Acceptor;
 use super::destination::failure;
 use super::worker::{Budget, Worker};
 
@@ -62,12 +64,46 @@ impl AsFd for DeferredAccept {
     }
 }
 
+impl Acceptor {
+    /// Verdict on the SYN of `tuple` if it is a retransmission, of a SYN that is still held or of
+    /// one that has passed.
+    fn repeated(&self, tuple: &Tuple) -> Option<Verdict> {
+        let Some(deferred) = &self.deferred else { return Some(Verdict::Pass) };
+        let started = self.early.get(tuple)?;
+        let is_held = deferred.held.contains_key(&started.key);
+        Some(if is_held { Verdict::Drop } else { Verdict::Pass })
+    }
+
+    /// Lets the held client of flow `key` in, and waits for it for as long as for any other.
+    fn release_held(&mut self, key: usize, wait: Option<Duration>, now: Instant) {
+        let Some(deferred) = &mut self.deferred else { return };
+        if let (Some(tuple), Some(wait)) = (deferred.decide(key, Verdict::Pass), wait) {
+            self.early.postpone(&tuple, now + wait);
+        }
+    }
+
+    /// Refuses the held client of flow `key` as its server did; returns whether there is one.
+    fn reject_held(&mut self, key: usize, error: &io::Error) -> bool {
+        let Some(deferred) = &mut self.deferred else { return false };
+        let Some(tuple) = deferred.decide(key, verdict_for(failure(error))) else { return false };
+        self.early.handle_refusal(&tuple);
+        true
+    }
+
+    /// Drops the held SYN of flow `key`, which ends: the client gets no answer.
+    pub(super) fn forget_held(&mut self, key: usize) {
+        if let Some(deferred) = &mut self.deferred {
+            deferred.decide(key, Verdict::Drop);
+        }
+    }
+}
+
 impl Worker {
     /// Begins the connections of held SYNs, within a turn's budget.
     pub(super) fn read_held(&mut self, budget: &mut Budget, now: Instant) {
         let mut verdicts = Vec::new();
         let is_all = self.read_some_held(budget, &mut verdicts, now);
-        let Some(deferred) = &self.deferred else { return };
+        let Some(deferred) = &self.acceptor.deferred else { return };
         if !verdicts.is_empty()
             && let Err(error) = deferred.queue.verdicts(&verdicts)
         {
@@ -86,7 +122,7 @@ impl Worker {
     ) -> bool {
         let mut buffer = [0; SNAP];
         while budget.take() && verdicts.len() < MAX_VERDICTS {
-            let Some(deferred) = &self.deferred else { return true };
+            let Some(deferred) = &self.acceptor.deferred else { return true };
             let (id, syn) = match deferred.queue.recv(&mut buffer) {
                 Ok(Some(held)) => (held.id, Syn::parse(held.packet)),
                 Ok(None) => return true,
@@ -101,26 +137,18 @@ impl Worker {
             };
             verdicts.extend(verdict.map(|verdict| (id, verdict)));
         }
-        self.deferred.is_none()
+        self.acceptor.deferred.is_none()
     }
 
     /// Begins the connection of a SYN; `None` if the verdict waits for its server.
     fn hold(&mut self, id: u32, syn: Syn, now: Instant) -> Option<Verdict> {
         let tuple = syn.tuple;
-        let Worker { early, deferred: Some(deferred), .. } = self else {
-            return Some(Verdict::Pass);
-        };
-        if let Some(started) = early.get(&tuple) {
-            // A retransmission: of a SYN that is still held, or of one that has passed.
-            return Some(if deferred.held.contains_key(&started.key) {
-                Verdict::Drop
-            } else {
-                Verdict::Pass
-            });
+        if let Some(verdict) = self.acceptor.repeated(&tuple) {
+            return Some(verdict);
         }
         match self.begin_early(&syn, now) {
             Ok(Some(key)) => {
-                let deferred = self.deferred.as_mut()?;
+                let deferred = self.acceptor.deferred.as_mut()?;
                 deferred.held.insert(key, (id, tuple));
                 None
             }
@@ -131,39 +159,28 @@ impl Worker {
 
     /// Lets the client of flow `key` in: its server has answered.
     pub(super) fn release_held(&mut self, key: usize, now: Instant) {
-        let Some(deferred) = &mut self.deferred else { return };
-        if let Some(tuple) = deferred.decide(key, Verdict::Pass)
-            && let Some((_, wait)) = self.config.limits.early
-        {
-            self.early.postpone(&tuple, now + wait);
-        }
+        let wait = self.config.limits.early.map(|(_, wait)| wait);
+        self.acceptor.release_held(key, wait, now);
     }
 
     /// Refuses the held client of flow `key`, if there is one, as its server did. Returns true
     /// if the flow is over with it.
     pub(super) fn reject_held(&mut self, key: usize, error: &io::Error) -> bool {
-        let Some(deferred) = &mut self.deferred else { return false };
-        let Some(tuple) = deferred.decide(key, verdict_for(failure(error))) else { return false };
-        self.early.handle_refusal(&tuple);
-        self.end(key, true);
-        true
+        let is_over = self.acceptor.reject_held(key, error);
+        if is_over {
+            self.end(key, true);
+        }
+        is_over
     }
 
     /// Stops holding SYNs: those held pass as if they had never been held. The connections that
     /// they began are closed first, since these may have the clients' addresses.
     pub(super) fn release_all_held(&mut self) {
-        let Some(deferred) = self.deferred.take() else { return };
+        let Some(deferred) = self.acceptor.deferred.take() else { return };
         for (key, (id, tuple)) in &deferred.held {
-            self.early.forget(tuple);
+            self.acceptor.early.forget(tuple);
             self.end(*key, true);
             deferred.give_verdict(*id, Verdict::Pass);
-        }
-    }
-
-    /// Drops the held SYN of flow `key`, which ends: the client gets no answer.
-    pub(super) fn forget_held(&mut self, key: usize) {
-        if let Some(deferred) = &mut self.deferred {
-            deferred.decide(key, Verdict::Drop);
         }
     }
 }

@@ -149,7 +149,7 @@ impl Worker {
     /// Ends a flow, by resetting both connections if one broke. A flow without a client ends
     /// only when its client comes or its time is up: `early` knows its key until then.
     pub(super) fn end(&mut self, key: usize, reset: bool) {
-        self.forget_held(key);
+        self.acceptor.forget_held(key);
         self.programs.drop_program(key);
         // The handlers' last events and requests to other flows are still passed on.
         self.pass_events(key);
@@ -169,8 +169,8 @@ impl Worker {
 
     /// Checks deadlines, and accepts connections that could not be accepted when they came.
     pub(super) fn sweep(&mut self, now: Instant) {
-        (0..self.listeners.len()).for_each(|n| self.accept(n, now));
-        while let Some((_, started)) = self.early.poll_expired(now) {
+        (0..self.acceptor.len()).for_each(|n| self.accept(n, now));
+        while let Some((_, started)) = self.acceptor.early.poll_expired(now) {
             self.end(started.key, true);
         }
         let Limits { connect, handshake, idle, .. } = self.config.limits;

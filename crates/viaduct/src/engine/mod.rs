@@ -19,7 +19,8 @@
 //! | `loops`, `commands`, `handle`, `control` | all loops, commands, control side |
 //! | `config` | what the commands above set |
 //! | `listen_set`, `intercept` | listeners and SYN sources, state of the interception rules |
-//! | `accept`, `deferred_accept`, `client_handshake` | clients: SYNs, connections, requests |
+//! | `acceptor`, `accept`, `deferred_accept` | clients: SYNs, connections |
+//! | `client_handshake` | clients that name their destination |
 //! | `flow`, `flows`, `relay`, `pipes`, `chain_io` | flows, and what they do |
 //! | `chain_requests`, `claims` | requests of handlers that concern other flows |
 //! | `conn`, `flow_socket`, `liveness` | ends of flows |
@@ -31,6 +32,7 @@
 //! | `stats`, `snapshot`, `metrics`, `account` | counters, status, Prometheus, access log |
 
 mod accept;
+mod acceptor;
 mod account;
 pub mod aware;
 pub mod chain_io;

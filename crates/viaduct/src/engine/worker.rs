@@ -2,30 +2,24 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::Result;
 use mio::event::Event;
-use mio::net::TcpListener;
-use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token, Waker};
+use mio::{Events, Poll, Token, Waker};
 use tracing::info;
-use viaduct_proto::split::early::Early;
 use viaduct_proto::time::Instant;
-use viaduct_sys::capture::syn::SynTap;
 use viaduct_sys::clock;
 
-use super::accept::Started;
+use super::acceptor::{Acceptor, LISTENERS, SYNS};
 use super::claims::Claims;
 use super::commands::{CommandSender, WorkerCommand};
 use super::config::EngineConfig;
-use super::deferred_accept::DeferredAccept;
 use super::flow::{End, Shared};
 use super::flows::{FIRST_NET_CONN, Flows};
 use super::intercept::InterceptState;
-use super::listen_set::{ListenSet, SynSource};
+use super::listen_set::ListenSet;
 use super::pipes::Pipes;
 use super::programs::Programs;
 use super::spin::Spin;
@@ -48,12 +42,9 @@ pub(super) const MAX_READS: usize = 256;
 const SYN_TIME_LIMIT: Duration = Duration::from_millis(1);
 /// Flows driven in a turn because of their alarms.
 const MAX_ALARMS: usize = 4096;
-const SYNS: Token = Token(usize::MAX - 1);
 /// Token of the loop's one waker: for commands, and for the resolver's answers.
 const WAKER: Token = Token(usize::MAX - 2);
 const TRICKLES: Token = Token(usize::MAX - 4);
-/// Listeners' tokens end here and grow downwards; flows' grow upwards from 0, two each.
-const LISTENERS: usize = usize::MAX - 5;
 
 /// Sources with items left after their turn.
 #[derive(Debug, Default)]
@@ -102,10 +93,7 @@ impl Budget {
 /// State of the event loop.
 pub struct Worker {
     poll: Poll,
-    pub(super) listeners: Vec<TcpListener>,
-    pub(super) tap: Option<SynTap>,
-    pub(super) deferred: Option<DeferredAccept>,
-    pub(super) early: Early<Started>,
+    pub(super) acceptor: Acceptor,
     pub(super) programs: Programs,
     pub(super) claims: Claims,
     pub(super) flows: Flows,
@@ -114,16 +102,12 @@ pub struct Worker {
     pub(super) upstream: Upstream,
     /// Config in force.
     pub(super) config: EngineConfig,
-    /// State of the rules that divert clients to this proxy, if there are any.
-    pub(super) intercept_state: Arc<InterceptState>,
     pub(super) stats: ProxyStats,
     pub(super) access_log: AccessLog,
     pub(super) commands: mpsc::Receiver<WorkerCommand>,
     /// Sender of commands to this loop, for results that come later.
     pub(super) own: CommandSender,
     pub(super) unread: Backlog,
-    /// The log has been told that clients cannot be accepted.
-    pub(super) has_logged_accept_error: bool,
     /// Time at which a flow was last open.
     busy: Instant,
     /// Time at which to end, once asked to.
@@ -148,48 +132,23 @@ impl Worker {
         let number = listen_set.number;
         let upstream = Upstream::new(config, number, poll.registry(), &waker, TRICKLES)?;
         let limits = &config.limits;
-        let (most, mut wait) = limits.early.unwrap_or_default();
-        let (tap, deferred) = match listen_set.syns {
-            SynSource::Unseen => (None, None),
-            SynSource::Tap(tap) => (Some(tap), None),
-            SynSource::Queue(queue) => {
-                // The client comes after its server has answered.
-                wait += limits.connect;
-                (None, Some(DeferredAccept::new(queue)))
-            }
-        };
-        let tapped = tap.as_ref().map(AsFd::as_fd);
-        if let Some(fd) = tapped.or(deferred.as_ref().map(AsFd::as_fd)) {
-            let fd = fd.as_raw_fd();
-            poll.registry().register(&mut SourceFd(&fd), SYNS, Interest::READABLE)?;
-        }
-        let mut listeners = Vec::new();
-        for (n, listener) in listen_set.listeners.into_iter().enumerate() {
-            let mut listener = TcpListener::from_std(listener);
-            poll.registry().register(&mut listener, Token(LISTENERS - n), Interest::READABLE)?;
-            listeners.push(listener);
-        }
+        let acceptor = Acceptor::new(poll.registry(), listen_set, limits, intercept_state)?;
         let shared =
             Shared { pipes: Pipes::new(config.workers), scratch: vec![0; READ_BUFFER].into() };
         let worker = Worker {
-            early: Early::new(most, wait),
+            acceptor,
             programs: Programs::default(),
             claims: Claims::default(),
             flows: Flows::new(poll.registry().try_clone()?, limits.flows, shared),
             runnable: Vec::new(),
             poll,
-            listeners,
-            tap,
-            deferred,
             upstream,
             config: config.clone(),
-            intercept_state,
             stats: ProxyStats::default(),
             access_log,
             commands,
             own: to_worker.clone(),
             unread: Backlog::default(),
-            has_logged_accept_error: false,
             busy: time(),
             deadline: None,
             listeners_close: None,
@@ -319,12 +278,12 @@ impl Worker {
             Token(n) if (FIRST_NET_CONN..FIRST_TOKEN).contains(&n) => {
                 self.drive_net_conn(n, event, now);
             }
-            Token(n) if (FIRST_TOKEN..=LISTENERS - self.listeners.len()).contains(&n) => {
+            Token(n) if (FIRST_TOKEN..=LISTENERS - self.acceptor.len()).contains(&n) => {
                 if let Some(tunnels) = &mut self.upstream.tunnels {
                     tunnels.handle(event, now);
                 }
             }
-            Token(n) if n > LISTENERS - self.listeners.len() && n <= LISTENERS => {
+            Token(n) if n > LISTENERS - self.acceptor.len() && n <= LISTENERS => {
                 self.accept(LISTENERS - n, now);
             }
             Token(n) => {

@@ -1,0 +1,159 @@
+//! Client side of a loop: its listeners, the source of their SYNs, and the connections that SYNs
+//! have begun.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+
+use mio::net::{TcpListener, TcpStream};
+use mio::unix::SourceFd;
+use mio::{Interest, Registry, Token};
+use tracing::{debug, warn};
+use viaduct_proto::split::early::Early;
+use viaduct_proto::split::syn::Syn;
+use viaduct_sys::capture::syn::{SNAP, SynTap};
+use viaduct_sys::socket::tcp;
+
+use super::accept::Started;
+use super::commands::Limits;
+use super::deferred_accept::DeferredAccept;
+use super::intercept::InterceptState;
+use super::listen_set::{ListenSet, SynSource};
+
+/// Token of the source of SYNs.
+pub(super) const SYNS: Token = Token(usize::MAX - 1);
+/// Listeners' tokens end here and grow downwards; flows' grow upwards from 0, two each.
+pub(super) const LISTENERS: usize = usize::MAX - 5;
+/// Connections accepted from one listener in a turn. Between turns, the servers of the accepted
+/// ones are connected and their answers passed on: in a crowd each client waits for the earlier
+/// ones, not for all.
+pub(super) const MAX_ACCEPTS: usize = 16;
+
+/// Listeners, and what is known of their clients before they are accepted.
+pub(super) struct Acceptor {
+    listeners: Vec<TcpListener>,
+    tap: Option<SynTap>,
+    pub(super) deferred: Option<DeferredAccept>,
+    pub(super) early: Early<Started>,
+    /// State of the rules that divert clients to the listeners, if there are any.
+    intercept_state: Arc<InterceptState>,
+    /// The log has been told that clients cannot be accepted.
+    has_logged_error: bool,
+}
+
+impl Acceptor {
+    /// Registers a listen set. `intercept_state` is the state of the rules that divert clients
+    /// to it.
+    ///
+    /// # Errors
+    /// The kernel does not report when a listener or the source of SYNs is ready.
+    pub(super) fn new(
+        registry: &Registry,
+        listen_set: ListenSet,
+        limits: &Limits,
+        intercept_state: Arc<InterceptState>,
+    ) -> io::Result<Acceptor> {
+        let (most, mut wait) = limits.early.unwrap_or_default();
+        let (tap, deferred) = match listen_set.syns {
+            SynSource::Unseen => (None, None),
+            SynSource::Tap(tap) => (Some(tap), None),
+            SynSource::Queue(queue) => {
+                // The client comes after its server has answered.
+                wait += limits.connect;
+                (None, Some(DeferredAccept::new(queue)))
+            }
+        };
+        let tapped = tap.as_ref().map(AsFd::as_fd);
+        if let Some(fd) = tapped.or(deferred.as_ref().map(AsFd::as_fd)) {
+            let fd = fd.as_raw_fd();
+            registry.register(&mut SourceFd(&fd), SYNS, Interest::READABLE)?;
+        }
+        let mut listeners = Vec::new();
+        for (n, listener) in listen_set.listeners.into_iter().enumerate() {
+            let mut listener = TcpListener::from_std(listener);
+            registry.register(&mut listener, Token(LISTENERS - n), Interest::READABLE)?;
+            listeners.push(listener);
+        }
+        let early = Early::new(most, wait);
+        let has_logged_error = false;
+        Ok(Acceptor { listeners, tap, deferred, early, intercept_state, has_logged_error })
+    }
+
+    /// Number of listeners; 0 once they are closed.
+    pub(super) fn len(&self) -> usize {
+        self.listeners.len()
+    }
+
+    /// Returns whether clients may pass by, since rules are missing.
+    pub(super) fn is_bypassed(&self) -> bool {
+        self.intercept_state.is_missing()
+    }
+
+    /// Reads a packet from the tap into `buffer`; `None` if there is none, `Some(None)` if it is
+    /// no SYN.
+    pub(super) fn read_syn(&self, buffer: &mut [u8; SNAP]) -> Option<Option<Syn>> {
+        match self.tap.as_ref()?.recv(buffer) {
+            Ok(packet) => packet.map(Syn::parse),
+            Err(_) => Some(None), // an interface went down
+        }
+    }
+
+    /// Accepts connections that wait at a listener, at most [`MAX_ACCEPTS`] of them; returns them,
+    /// and whether they are all. `None` if the listener is closed.
+    pub(super) fn accept(
+        &mut self,
+        listener: usize,
+    ) -> Option<(Vec<(TcpStream, SocketAddr)>, bool)> {
+        let mut clients = Vec::with_capacity(MAX_ACCEPTS);
+        while clients.len() < MAX_ACCEPTS {
+            match self.listeners.get(listener)?.accept() {
+                Ok((client, peer)) => clients.push((client, canonical(peer))),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    // Out of descriptors, for example; the next sweep tries again.
+                    if error.kind() != io::ErrorKind::WouldBlock {
+                        self.log_error(&error);
+                    }
+                    return Some((clients, true));
+                }
+            }
+        }
+        Some((clients, false))
+    }
+
+    /// Logs the failure once as a warning: the cause usually lasts.
+    fn log_error(&mut self, error: &io::Error) {
+        match std::mem::replace(&mut self.has_logged_error, true) {
+            true => debug!("accept: {error}"),
+            false => warn!("clients wait, and are accepted when that can be: accept: {error}"),
+        }
+    }
+
+    /// Local address of all connections of a listener, if it is bound to a single address and
+    /// does not take connections to others (`is_transparent`).
+    pub(super) fn bound_addr(&self, listener: usize, is_transparent: bool) -> Option<SocketAddr> {
+        let at = self.listeners.get(listener)?.local_addr().ok()?;
+        (!is_transparent && !at.ip().is_unspecified()).then_some(at)
+    }
+
+    /// Has the kernel drop further SYNs; clients that have begun a handshake still come.
+    pub(super) fn drop_syns(&self) {
+        for listener in &self.listeners {
+            if let Err(error) = tcp::drop_syns(listener) {
+                debug!("refuse SYNs: {error}");
+            }
+        }
+    }
+
+    /// Closes the listeners, and the tap of their SYNs.
+    pub(super) fn close(&mut self) {
+        self.listeners.clear();
+        self.tap = None;
+    }
+}
+
+/// Maps an IPv4-mapped address, as a dual-stack socket reports it, to IPv4.
+pub(super) fn canonical(at: SocketAddr) -> SocketAddr {
+    SocketAddr::new(at.ip().to_canonical(), at.port())
+}
