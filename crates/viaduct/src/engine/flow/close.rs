@@ -53,7 +53,7 @@ impl Flow {
     /// Error of the handlers, if they gave up after the flow was established.
     pub(super) fn chain_error(&self) -> Option<io::Error> {
         match self.stage() {
-            Stage::Failed(why) if self.established => Some(error_of(why)),
+            Stage::Failed(why) if self.is_established() => Some(error_of(why)),
             _ => None,
         }
     }
@@ -96,7 +96,7 @@ impl Flow {
 
     /// Bytes that remain undelivered, here and in flight.
     fn undelivered(&mut self, shared: &mut Shared, moved: &mut Moved, now: Instant) -> u64 {
-        if !self.connected {
+        if !self.is_connected() {
             return 0;
         }
         let broken = self.breaking.as_ref().and_then(|breaking| breaking.end);

@@ -8,7 +8,7 @@ use tracing::warn;
 use viaduct_proto::time::Instant;
 use viaduct_sys::socket::tcp;
 
-use super::{Begun, End, Flow, Middle};
+use super::{Begun, End, Flow, FlowRoute, Middle, Progress};
 use crate::engine::chain_io::Stage;
 use crate::engine::conn::Conn;
 use crate::engine::destination::failure;
@@ -24,7 +24,8 @@ impl Flow {
         (self.conns[1], self.middle, self.pending_negotiation) =
             (Some(server), middle, pending_negotiation);
         self.liveness[1] = Liveness::New;
-        (self.to, self.from, self.by, self.rate) = (Some(to), from, by, rate);
+        let further_addresses = std::mem::take(&mut self.route.further_addresses);
+        self.route = FlowRoute { to: Some(to), from, by, rate, further_addresses };
         (self.begun, self.moved) = (now, now);
         self.preface_out[1] = preface_out;
         if let Some(request) = &mut self.request {
@@ -42,14 +43,15 @@ impl Flow {
 
     /// Sets the addresses to try if the first one does not answer.
     pub fn set_further_addresses(&mut self, further_addresses: VecDeque<SocketAddr>) {
-        self.further_addresses = further_addresses;
+        self.route.further_addresses = further_addresses;
     }
 
     /// Next address to try. `None` unless the server has not answered and the client's bytes
     /// have gone nowhere else.
     pub fn next_address(&mut self) -> Option<SocketAddr> {
-        let stays = matches!((&self.middle, &self.by), (Middle::Relay(_), Outbound::Direct));
-        let next = self.further_addresses.pop_front().filter(|_| stays && !self.connected)?;
+        let stays = matches!((&self.middle, &self.route.by), (Middle::Relay(_), Outbound::Direct));
+        let next = self.route.further_addresses.pop_front();
+        let next = next.filter(|_| stays && !self.is_connected())?;
         self.conns[1] = None;
         let said = std::mem::take(&mut self.preface_out[1]);
         if let Some(request) = &mut self.request {
@@ -74,20 +76,24 @@ impl Flow {
     /// Takes over the second half of a flow without a client. This flow's client awaits no
     /// answer.
     pub fn adopt(&mut self, early: Flow, now: Instant) {
+        let is_connected = early.is_connected();
         let Flow {
             conns: [_, server],
             preface_out: [_, preface_out],
             middle,
             pending_negotiation,
+            route: FlowRoute { to, from, by, rate, .. },
+            begun,
             ..
         } = early;
-        let Flow { to, from, by, rate, .. } = early;
         let Some((server, to)) = server.zip(to) else { return };
         self.set_server(
             Begun { server, middle, pending_negotiation, preface_out, to, from, by, rate },
             now,
         );
-        (self.begun, self.connected) = (early.begun, early.connected);
+        self.begun = begun;
+        // This flow's client is still to be told.
+        self.progress = if is_connected { Progress::Connected } else { Progress::Connecting };
         self.clear_request();
     }
 
@@ -100,7 +106,7 @@ impl Flow {
 
     /// Sets the kernel's pacing rate.
     fn pace(&self) {
-        let Some(bits) = self.rate else { return };
+        let Some(bits) = self.route.rate else { return };
         for stream in self.conns.iter().flatten().filter_map(Conn::tcp) {
             if let Err(error) = tcp::pace(stream, bits / 8) {
                 warn!("limit the rate of a flow: {error}");
@@ -117,13 +123,13 @@ impl Flow {
             said.append(&mut self.preface_out[1]);
             (self.preface_out[1], self.ends_after_preface) = (said, ends_after_preface);
         }
-        self.by = Outbound::Direct;
+        self.route.by = Outbound::Direct;
         self.pace();
     }
 
     /// Settles the middle after the far end is connected: it may depend on the negotiation.
     fn decide(&mut self, now: Instant) -> io::Result<()> {
-        let (Some(server), true) = (&self.conns[1], self.connected) else { return Ok(()) };
+        let (Some(server), true) = (&self.conns[1], self.is_connected()) else { return Ok(()) };
         let Some(pending_negotiation) = self.pending_negotiation.take() else { return Ok(()) };
         let urgent = self.client_is_urgent();
         self.middle = pending_negotiation.decide(server, now)?;
@@ -131,7 +137,7 @@ impl Flow {
             Middle::Chain(chain_io) if chain_io.is_guest() => {
                 // The handlers may want this connection for several flows, this one among them.
                 self.spare = self.conns[1].replace(Conn::Pending);
-                self.connected = false;
+                self.progress = Progress::Connecting;
             }
             Middle::Chain(chain_io) => chain_io.connected(server, now),
             Middle::Relay(_) => {}
@@ -147,7 +153,9 @@ impl Flow {
         let Some(server) = &self.conns[1] else { return Ok(()) };
         let chain_io = match &mut self.middle {
             Middle::Relay(_) => {
-                self.connected = server.check_connected()?;
+                if server.check_connected()? {
+                    self.set_connected();
+                }
                 return self.decide(now);
             }
             Middle::Chain(chain_io) if chain_io.is_without_main() => return Ok(()),
@@ -156,8 +164,8 @@ impl Flow {
         match server.check_connected() {
             Ok(false) => {}
             Ok(true) => {
-                self.connected = true;
                 chain_io.connected(server, now);
+                self.set_connected();
             }
             Err(error) => {
                 chain_io.unconnected(failure(&error), now);

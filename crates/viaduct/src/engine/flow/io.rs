@@ -72,15 +72,16 @@ impl Flow {
 
     fn go_on(&mut self, shared: &mut Shared, moved: &mut Moved, now: Instant) -> io::Result<()> {
         let is_relay = matches!(self.middle, Middle::Relay(_));
-        if is_relay && !self.connected {
+        let is_connected = self.is_connected();
+        if is_relay && !is_connected {
             return Ok(());
         }
         // The client broke during its request, which may have been complete.
-        if self.broken_end == Some(End::Client) && self.connected {
+        if self.broken_end == Some(End::Client) && is_connected {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         // Handlers may use connections other than the flow's own.
-        let held = match self.connected {
+        let held = match is_connected {
             true => [
                 !self.send_preface_or_break(End::Client)?,
                 !self.send_preface_or_break(End::Server)?,
@@ -100,12 +101,14 @@ impl Flow {
             (Middle::Chain(chain_io), [client, server]) => {
                 // A flow without a client may still become the second half of another flow.
                 let is_whole = client.is_some() || chain_io.is_alone();
-                let client = client.as_mut().filter(|_| self.connected);
+                let client = client.as_mut().filter(|_| is_connected);
                 *moved =
                     chain_io.drive([client, server.as_mut()], held, &mut shared.scratch, now)?;
-                self.connected |= chain_io.is_connected();
                 if chain_io.leaves_main() && is_whole {
                     *server = None;
+                }
+                if chain_io.is_connected() {
+                    self.set_connected();
                 }
             }
             (Middle::Relay(relay), [Some(client), Some(server)]) => {

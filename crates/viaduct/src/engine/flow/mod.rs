@@ -74,23 +74,14 @@ pub struct Flow {
     request: Option<ClientRequest>,
     /// Source address that the flow is carried for.
     source: SocketAddr,
-    /// Destination of the second half, once that has begun.
-    to: Option<Address>,
-    /// Local address to connect from, if not this host's own.
-    from: Option<SocketAddr>,
+    route: FlowRoute,
     /// Generation number: distinguishes this flow from a later one with the same key.
     pub id: u64,
-    /// Remaining addresses of the host name that the client requested.
-    further_addresses: VecDeque<SocketAddr>,
-    /// Outbound route: direct, by a hop, through a tunnel or by Trickles.
-    by: Outbound,
-    connected: bool,
+    progress: Progress,
     /// A program's connection that is still being made; it becomes the client's end.
     coming: Option<Conn>,
     /// Further connections of the flow's handlers, by the loop's key.
     pub net_conns: Vec<(usize, BottomId)>,
-    /// The waiting party (client or program) has been told that the second half is established.
-    established: bool,
     /// The ends are reset on close unless the flow ended well; this also holds if this process
     /// is killed.
     breaks: bool,
@@ -107,8 +98,6 @@ pub struct Flow {
     pending_negotiation: Option<PendingNegotiation>,
     /// The flow's own connection, left unused: its handlers share another flow's connection.
     spare: Option<Conn>,
-    /// Rate limit each way, in bits a second.
-    rate: Option<u64>,
     /// Payload bytes that the client sent right behind its request (pipelined), not counted yet.
     pipelined: u64,
     /// True if the loop reports room in the client's send buffer.
@@ -127,6 +116,32 @@ pub struct Flow {
     pub moved: Instant,
     /// Time at which the loop drives the flow even without an event.
     pub alarm: Option<Instant>,
+}
+
+/// Progress of a flow's second half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// The server has not answered.
+    Connecting,
+    /// The server has answered.
+    Connected,
+    /// The server has answered, and the waiting party (client or program) has been told so.
+    Established,
+}
+
+/// Route of a flow's second half.
+#[derive(Debug, Default)]
+struct FlowRoute {
+    /// Destination, once the second half has begun.
+    to: Option<Address>,
+    /// Local address to connect from, if not this host's own.
+    from: Option<SocketAddr>,
+    /// Outbound route: direct, by a hop, through a tunnel or by Trickles.
+    by: Outbound,
+    /// Rate limit each way, in bits a second.
+    rate: Option<u64>,
+    /// Remaining addresses of the host name that the client requested.
+    further_addresses: VecDeque<SocketAddr>,
 }
 
 /// A second half that was begun.
@@ -241,17 +256,24 @@ impl Flow {
 
     /// Takes the unused connection to the destination, for use by another flow.
     pub fn spare(&mut self) -> Option<(Address, Conn)> {
-        self.to.clone().zip(self.spare.take())
+        self.route.to.clone().zip(self.spare.take())
     }
 
     /// Returns whether the server has answered.
     pub fn is_connected(&self) -> bool {
-        self.connected
+        self.progress != Progress::Connecting
+    }
+
+    /// Records that the server has answered.
+    fn set_connected(&mut self) {
+        if self.progress == Progress::Connecting {
+            self.progress = Progress::Connected;
+        }
     }
 
     /// Returns whether both ends are present; true only once.
     pub fn opens(&mut self) -> bool {
-        let both = self.connected && self.has_client();
+        let both = self.is_connected() && self.has_client();
         both && !std::mem::replace(&mut self.opened, true)
     }
 
@@ -273,20 +295,20 @@ impl Flow {
 
     /// Destination of the second half, as text for people.
     pub fn destination(&self) -> String {
-        self.to.as_ref().map_or_else(|| "nowhere yet".to_owned(), Address::to_string)
+        self.route.to.as_ref().map_or_else(|| "nowhere yet".to_owned(), Address::to_string)
     }
 
     /// Local address for one more connection to `to`, if not this host's own: the address of
     /// the flow's first connection where that goes to `to` too. The port is 0: the first
     /// connection uses its own.
     pub fn from(&self, to: &Address) -> Option<SocketAddr> {
-        let from = self.from.filter(|_| self.to.as_ref() == Some(to))?;
+        let from = self.route.from.filter(|_| self.route.to.as_ref() == Some(to))?;
         Some(SocketAddr::new(from.ip(), 0))
     }
 
     /// Outbound route.
     pub fn by(&self) -> &Outbound {
-        &self.by
+        &self.route.by
     }
 
     /// Returns whether the client's end is present.
@@ -301,16 +323,18 @@ impl Flow {
             _ if self.breaking.is_some() => Stage::Open,
             // The handlers may have used a connection other than the flow's own.
             Middle::Chain(chain_io) => chain_io.stage(),
-            Middle::Relay(_) if !self.connected => Stage::Opening,
+            Middle::Relay(_) if !self.is_connected() => Stage::Opening,
             Middle::Relay(_) => Stage::Open,
         }
     }
 
     /// Returns whether the second half is established; true only once.
     pub fn becomes_established(&mut self) -> bool {
-        let is_open = self.stage() == Stage::Open;
-        self.connected |= is_open;
-        is_open && !std::mem::replace(&mut self.established, true)
+        let is_new = self.stage() == Stage::Open && !self.is_established();
+        if is_new {
+            self.progress = Progress::Established;
+        }
+        is_new
     }
 
     /// Tells a client that waits for the second half that it is established.
@@ -322,7 +346,7 @@ impl Flow {
 
     /// Returns whether the second half has been reported as established.
     pub fn is_established(&self) -> bool {
-        self.established
+        self.progress == Progress::Established
     }
 
     /// Makes the ends reset if this process is killed. Otherwise a program would take the

@@ -1,6 +1,5 @@
 //! Constructors of flows.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,12 +9,11 @@ use viaduct_proto::split::preface::Preface;
 use viaduct_proto::time::Instant;
 use viaduct_sys::socket::tcp::Mirrored;
 
-use super::{Begun, ClientRequest, End, Flow, Middle};
+use super::{Begun, ClientRequest, End, Flow, FlowRoute, Middle, Progress};
 use crate::engine::account::Account;
 use crate::engine::chain_io::ChainIo;
 use crate::engine::conn::Conn;
 use crate::engine::liveness::Liveness;
-use crate::engine::outbound::Outbound;
 use crate::engine::relay::Relay;
 
 impl Flow {
@@ -45,7 +43,8 @@ impl Flow {
     /// chain allows it.
     pub fn accepted(server: Conn, middle: Middle, source: SocketAddr, now: Instant) -> Flow {
         let mut flow = Flow::empty(source, now);
-        (flow.conns[1], flow.middle, flow.connected) = (Some(server), middle, true);
+        (flow.conns[1], flow.middle) = (Some(server), middle);
+        flow.progress = Progress::Connected;
         flow.ready(End::Server, true, true);
         flow
     }
@@ -53,7 +52,7 @@ impl Flow {
     /// Returns a flow that the handlers of `other` ask for; it goes over `network`.
     pub fn spawned(network: Conn, chain_io: ChainIo, other: &Flow, now: Instant) -> Flow {
         let mut flow = Flow::empty(other.source, now);
-        (flow.to, flow.from) = (other.to.clone(), other.from);
+        (flow.route.to, flow.route.from) = (other.route.to.clone(), other.route.from);
         (flow.conns[1], flow.middle) = (Some(network), Middle::Chain(Box::new(chain_io)));
         flow.ready(End::Server, true, true);
         flow
@@ -68,14 +67,10 @@ impl Flow {
             request: None,
             source,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            to: None,
-            from: None,
-            further_addresses: VecDeque::new(),
-            by: Outbound::Direct,
-            connected: false,
+            route: FlowRoute::default(),
+            progress: Progress::Connecting,
             coming: None,
             net_conns: Vec::new(),
-            established: false,
             breaks: false,
             opened: false,
             broken: None,
@@ -84,7 +79,6 @@ impl Flow {
             middle: Middle::Relay(Relay::default()),
             pending_negotiation: None,
             spare: None,
-            rate: None,
             pipelined: 0,
             room_watched: false,
             mirrored: Mirrored::default(),
