@@ -62,7 +62,8 @@ impl Site {
         command.args(options.iter().map(|option| option.replace("DIR", beside_text)));
         let server = Process::spawn(command).unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
-        while TcpStream::connect("127.0.0.1:80").is_err() {
+        // The status socket comes last.
+        while UnixStream::connect(beside.join("serve-80.sock")).is_err() {
             assert!(Instant::now() < deadline, "the server does not come up");
             std::thread::sleep(Duration::from_millis(20));
         }
