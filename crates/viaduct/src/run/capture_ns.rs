@@ -171,7 +171,10 @@ impl CaptureNs {
         let _one_at_a_time = self.request_lock.lock().unwrap_or_else(PoisonError::into_inner);
         seqpacket::send(&self.socket, request, None)?;
         let mut answer = [0; MAX_ANSWER];
-        let (length, beside) = seqpacket::receive(&self.socket, &mut answer)?;
+        let (mut length, beside) = seqpacket::receive(&self.socket, &mut answer)?;
+        if answer[..length] == *SOCKET {
+            (length, _) = seqpacket::receive(&self.socket, &mut answer)?;
+        }
         let errno = answer[..length].first_chunk().copied().map(i32::from_ne_bytes);
         match (errno, beside) {
             (Some(0), socket) => Ok(socket),
@@ -248,8 +251,13 @@ pub fn hold(fd: RawFd, datagrams: bool) -> Result<()> {
                 None => Err(io::ErrorKind::InvalidInput.into()),
             },
         };
-        let beside = made.as_ref().ok().map(AsFd::as_fd);
-        seqpacket::send(&socket, &errno_of(&made).to_ne_bytes(), beside)?;
+        // The answer comes once the socket is closed here: as long as it is open, the program's
+        // own close does not free its port.
+        let errno = errno_of(&made);
+        if let Ok(made) = made {
+            seqpacket::send(&socket, SOCKET, Some(made.as_fd()))?;
+        }
+        seqpacket::send(&socket, &errno.to_ne_bytes(), None)?;
     }
 }
 
@@ -258,6 +266,8 @@ fn errno_of<T>(done: &io::Result<T>) -> i32 {
     done.as_ref().err().map_or(0, |error| error.raw_os_error().unwrap_or(invalid))
 }
 
+/// Message with a socket, before the answer.
+const SOCKET: &[u8] = b"socket";
 /// Prefix of the request that sets routes.
 const SET_ROUTES: &[u8] = b"reach ";
 /// Prefix of the request for an interface of a given index.
