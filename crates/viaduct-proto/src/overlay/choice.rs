@@ -159,7 +159,11 @@ mod tests {
             by(1)
         );
         let alike = [(OverlayRoute::Direct, score(46, 0.02)), other];
-        assert_eq!(pick(61, Policy::Loss, &alike), OverlayRoute::Direct, "nobody else's burden");
+        assert_eq!(
+            pick(61, Policy::Loss, &alike),
+            OverlayRoute::Direct,
+            "equally good: no other node is used"
+        );
     }
 
     #[test]
