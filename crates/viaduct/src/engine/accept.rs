@@ -79,7 +79,7 @@ impl Worker {
             let route = target.route(&syn.tuple, signalled, policies).ok_or(Failure::Denied);
             // The handlers decide whether the flow may go on, once they have heard from their
             // peer.
-            if route.as_ref().is_ok_and(|route| route.accepts) {
+            if route.as_ref().is_ok_and(|route| route.plan.accepts) {
                 return None;
             }
             begun = route.and_then(begin).map(Some);

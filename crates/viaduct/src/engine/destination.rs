@@ -1,6 +1,7 @@
 //! Destinations of flows, and the hop that each flow takes.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::{fmt, io};
 
 use ipnet::IpNet;
@@ -13,7 +14,6 @@ use viaduct_proto::split::syn::Syn;
 use viaduct_sys::route::local_addresses::LocalAddresses;
 use viaduct_sys::socket::tcp::LongHaul;
 
-use super::chain_io::Factories;
 use super::outbound::Outbound;
 use super::policy::{Plan, Policies, holds};
 
@@ -63,16 +63,10 @@ pub struct Route {
     pub signalled: Option<Addresses>,
     /// Addresses from the option of the client's SYN, to be passed to a hop further on.
     pub carries: Option<Addresses>,
-    /// Outbound route.
-    pub by: Outbound,
-    /// Handlers that the flow passes, if any.
-    pub handlers: Option<Factories>,
-    /// The client comes from the same handlers at another host; this is their accepting side.
-    pub accepts: bool,
+    /// Decision of the policy.
+    pub plan: Arc<Plan>,
     /// The client's end is no connection and cannot be spliced.
     pub copied: bool,
-    /// Rate limit of the kernel each way, in bits a second, if any.
-    pub rate: Option<u64>,
     /// Long-haul socket settings, if the connection crosses the long link.
     pub haul: Option<LongHaul>,
 }
@@ -157,7 +151,7 @@ impl Target {
                 let route = Route::by(policies, tuple.client, tuple.to, from)?;
                 // Addresses for a hop further on travel with the flow, unless a hop is chosen
                 // here.
-                let carries = signalled.filter(|_| route.by.hop().is_none());
+                let carries = signalled.filter(|_| route.plan.by.hop().is_none());
                 Some(Route { carries, keeps_client: route.from.is_some(), ..route })
             }
             Target::Requested(terms) => {
@@ -198,7 +192,7 @@ impl Route {
     }
 
     /// Route of a flow of `client` to `to` according to `plan`, without a hop.
-    fn straight(plan: &Plan, client: SocketAddr, to: Address) -> Route {
+    fn straight(plan: &Arc<Plan>, client: SocketAddr, to: Address) -> Route {
         Route {
             to,
             from: None,
@@ -206,11 +200,8 @@ impl Route {
             source: client,
             signalled: None,
             carries: None,
-            by: plan.by.clone(),
-            handlers: plan.handlers.clone(),
-            accepts: plan.accepts,
+            plan: plan.clone(),
             copied: false,
-            rate: plan.rate,
             haul: None,
         }
     }

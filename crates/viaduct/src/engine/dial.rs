@@ -14,11 +14,10 @@ use super::chain_io::ChainIo;
 use super::commands::Limits;
 use super::conn::Conn;
 use super::destination::Route;
-use super::flow::{Begun, Middle};
+use super::flow::{Begun, FlowRoute, Middle};
 use super::flow_socket::FlowSocket;
 use super::hop_signalling::Dialer;
 use super::negotiation::{Negotiation, PendingNegotiation};
-use super::outbound::Outbound;
 use super::relay::Relay;
 
 /// Begins the second half of a flow: its connection, and the relay or chain between the ends.
@@ -41,29 +40,23 @@ fn begin(
     limits: &Limits,
     now: Instant,
 ) -> io::Result<Begun> {
-    let Route { to, from, signalled, carries, by, handlers, copied, rate, haul, source, .. } =
-        route;
-    let by = match (by, &to) {
-        // Trickles is known to fail there.
-        (Outbound::Trickles(target), Address::Ip(to))
-            if dialer.trickles.is_plain(target, *to, now) =>
-        {
-            Outbound::Direct
-        }
-        (by, _) => by,
-    };
+    let Route { to, from, signalled, carries, plan, copied, haul, source, .. } = route;
+    let mut taken = FlowRoute { to: to.clone(), from, plan, fell_back: false };
     if let (Some(negotiation), Address::Ip(at)) = (&dialer.negotiation, &to) {
-        return negotiate(negotiation, (*at, from), (to.clone(), by, rate), options, limits, now);
+        return negotiate(negotiation, *at, taken, options, limits, now);
+    }
+    if let (Some(target), Address::Ip(to)) = (taken.plan.by.trickles(), &to) {
+        taken.fell_back = dialer.trickles.is_plain(target, *to, now);
     }
     // A change of tunnels needs a restart: every tunnel that a policy names exists.
-    let outlet = by.tunnel().and_then(|name| dialer.outlets.get(name));
+    let outlet = taken.by().tunnel().and_then(|name| dialer.outlets.get(name));
+    let handlers = taken.plan.handlers.clone();
     let relay = match &handlers {
         // Neither a session nor a connection of Trickles can be spliced.
-        _ if copied || outlet.is_some() || by.trickles().is_some() => None,
+        _ if copied || outlet.is_some() || taken.by().trickles().is_some() => None,
         None => Some(Relay::default()),
         Some(handlers) => Relay::of(handlers),
     };
-    let meant = to.clone();
     let (goal, middle) = match (relay, handlers.unwrap_or_default()) {
         (Some(relay), _) => (Some((to, from)), Middle::Relay(relay)),
         (None, handlers) => match ChainIo::new(handlers, limits.chain_buffer, (to, from), now) {
@@ -73,8 +66,7 @@ fn begin(
     };
     // Replaced below if the flow has a connection of its own.
     let (server, preface_out) = (Conn::Pending, Vec::new());
-    let mut begun =
-        Begun { server, middle, pending_negotiation: None, preface_out, to: meant, from, by, rate };
+    let mut begun = Begun { server, middle, pending_negotiation: None, preface_out, route: taken };
     let Some((to, bound)) = goal else { return Ok(begun) };
     if let Some(outlet) = outlet {
         begun.server = Conn::Session(outlet.open(to, source));
@@ -85,18 +77,18 @@ fn begin(
             "the handlers lead to a name, which leads through tunnels alone",
         ));
     };
-    let from = if route.keeps_client && begun.to != to.into() {
+    let from = if route.keeps_client && begun.route.to != to.into() {
         // The handlers connect to another host, for which the client's address is not used.
         None
     } else {
         bound.or(from.filter(|from| from.is_ipv4() == to.is_ipv4()))
     };
-    if let Some(target) = begun.by.trickles() {
+    if let Some(target) = begun.route.by().trickles() {
         if !dialer.trickles.is_plain(target, to, now) {
             begun.server = Conn::Trickles(dialer.trickles.connect(target, to, now)?);
             return Ok(begun);
         }
-        begun.by = Outbound::Direct;
+        begun.route.fell_back = true;
     }
     if let Some(parent) = &dialer.parent {
         begun.server = parent.connect(to, from, options.mirrored)?;
@@ -128,16 +120,15 @@ pub(super) fn connect_directly(
 /// the far end.
 fn negotiate(
     negotiation: &Arc<Negotiation>,
-    (at, from): (SocketAddr, Option<SocketAddr>),
-    (to, by, rate): (Address, Outbound, Option<u64>),
+    at: SocketAddr,
+    route: FlowRoute,
     options: TcpOptions,
     limits: &Limits,
     now: Instant,
 ) -> io::Result<Begun> {
-    let (server, preface_out) = (Conn::Pending, Vec::new());
+    let (server, preface_out, from) = (Conn::Pending, Vec::new(), route.from);
     let middle = Middle::Relay(Relay::default());
-    let mut begun =
-        Begun { server, middle, pending_negotiation: None, preface_out, to, from, by, rate };
+    let mut begun = Begun { server, middle, pending_negotiation: None, preface_out, route };
     if let Some(chain) = negotiation.shared(at)
         && let Some((chain_io, None)) =
             ChainIo::new(chain, limits.chain_buffer, (at.into(), None), now)

@@ -41,14 +41,14 @@ impl Worker {
         let policies = Some(&self.config.policies).filter(|policies| policies.accept());
         let route =
             policies.and_then(|policies| self.config.target.route(tuple, signalled, policies));
-        let Some(route) = route.filter(|route| route.accepts) else { return Some(client) };
+        let Some(route) = route.filter(|route| route.plan.accepts) else { return Some(client) };
         let Address::Ip(to) = route.to else { return Some(client) };
         let program = Origin { to, from: route.from, options: self.config.options };
         let arrival = Arrival {
             stream: std::net::TcpStream::from(client).into(),
             client: route.source,
             own: to,
-            handlers: route.handlers,
+            handlers: route.plan.handlers.clone(),
             program: Box::new(program),
         };
         self.accept_inbound(arrival, now);

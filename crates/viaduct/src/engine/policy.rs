@@ -4,6 +4,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use viaduct_sys::socket::tcp::LongHaul;
@@ -27,7 +28,8 @@ pub struct Plan {
     pub rate: Option<u64>,
 }
 
-/// A policy: the flows that it matches, and the decision about them. An empty list matches all.
+/// A policy: the flows that it matches, and the decision about them, which those flows share. An
+/// empty list matches all.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
     /// Clients' addresses.
@@ -37,7 +39,7 @@ pub struct Policy {
     /// Servers' ports.
     pub ports: Vec<RangeInclusive<u16>>,
     /// Decision about flows that match.
-    pub plan: Plan,
+    pub plan: Arc<Plan>,
 }
 
 /// Connections that cross a long link, and their socket settings.
@@ -63,7 +65,7 @@ pub struct Policies {
     /// The policies.
     pub list: Vec<Policy>,
     /// Decision about all other flows.
-    pub otherwise: Plan,
+    pub otherwise: Arc<Plan>,
     /// Socket settings of connections across a long link.
     pub far: Far,
 }
@@ -73,7 +75,7 @@ impl Policies {
     pub fn uniform(by: Outbound, handlers: Factories) -> Policies {
         let handlers = Some(handlers).filter(|list| !list.is_empty());
         let otherwise = Plan { by, handlers, ..Plan::default() };
-        Policies { otherwise, ..Policies::default() }
+        Policies { otherwise: otherwise.into(), ..Policies::default() }
     }
 
     /// State of the handlers of the default plan: the name of each, and some lines of text.
@@ -84,14 +86,14 @@ impl Policies {
     }
 
     /// Decision about a flow of `client` to `to`.
-    pub fn plan(&self, client: IpAddr, to: SocketAddr) -> &Plan {
+    pub fn plan(&self, client: IpAddr, to: SocketAddr) -> &Arc<Plan> {
         let found = self.list.iter().find(|policy| policy.fits(client, to));
         found.map_or(&self.otherwise, |policy| &policy.plan)
     }
 
     /// Decision about a flow of `client` to a server whose port alone is known; `None` if it
     /// depends on the server's address.
-    pub fn plan_unseen(&self, client: IpAddr, port: u16) -> Option<&Plan> {
+    pub fn plan_unseen(&self, client: IpAddr, port: u16) -> Option<&Arc<Plan>> {
         let found = self.list.iter().find(|policy| policy.may_fit(client, port));
         match found {
             None => Some(&self.otherwise),
@@ -136,7 +138,7 @@ impl Policies {
     }
 
     fn plans(&self) -> impl Iterator<Item = &Plan> {
-        self.list.iter().map(|policy| &policy.plan).chain([&self.otherwise])
+        self.list.iter().map(|policy| &*policy.plan).chain([&*self.otherwise])
     }
 }
 
@@ -244,17 +246,18 @@ mod tests {
 
     #[test]
     fn the_first_policy_that_fits_decides() {
-        let deny = |policy| Policy { plan: Plan { deny: true, ..Plan::default() }, ..policy };
+        let with = |plan: Plan, policy| Policy { plan: plan.into(), ..policy };
+        let deny = |policy| with(Plan { deny: true, ..Plan::default() }, policy);
         let by = Outbound::Hop("198.51.100.7:7000".parse().unwrap());
         let hop = by.hop();
         let far = vec!["10.2.0.0/16".parse().unwrap()];
         let policies = Policies {
             list: vec![
                 deny(Policy { ports: vec![25..=25], ..Policy::default() }),
-                Policy { to: far, plan: Plan { by, ..Plan::default() }, ..Policy::default() },
+                with(Plan { by, ..Plan::default() }, Policy { to: far, ..Policy::default() }),
                 deny(Policy { from: vec!["10.1.7.0/24".parse().unwrap()], ..Policy::default() }),
             ],
-            otherwise: Plan { rate: Some(9), ..Plan::default() },
+            otherwise: Plan { rate: Some(9), ..Plan::default() }.into(),
             far: Far::default(),
         };
         let plan = |client: &str, to: &str| {

@@ -8,7 +8,7 @@ use tracing::warn;
 use viaduct_proto::time::Instant;
 use viaduct_sys::socket::tcp;
 
-use super::{Begun, End, Flow, FlowRoute, Middle, Progress};
+use super::{Begun, End, Flow, Middle, Progress};
 use crate::engine::chain_io::Stage;
 use crate::engine::conn::Conn;
 use crate::engine::destination::failure;
@@ -19,13 +19,12 @@ impl Flow {
     /// Sets the begun second half. Bytes that the client sent behind its request go to the
     /// server.
     pub fn set_server(&mut self, begun: Begun, now: Instant) {
-        let Begun { server, middle, pending_negotiation, preface_out, to, from, by, rate } = begun;
+        let Begun { server, middle, pending_negotiation, preface_out, route } = begun;
         let urgent = self.client_is_urgent();
         (self.conns[1], self.middle, self.pending_negotiation) =
             (Some(server), middle, pending_negotiation);
         self.liveness[1] = Liveness::New;
-        let further_addresses = std::mem::take(&mut self.route.further_addresses);
-        self.route = FlowRoute { to: Some(to), from, by, rate, further_addresses };
+        self.route = Some(route);
         (self.begun, self.moved) = (now, now);
         self.preface_out[1] = preface_out;
         if let Some(request) = &mut self.request {
@@ -43,14 +42,14 @@ impl Flow {
 
     /// Sets the addresses to try if the first one does not answer.
     pub fn set_further_addresses(&mut self, further_addresses: VecDeque<SocketAddr>) {
-        self.route.further_addresses = further_addresses;
+        self.further_addresses = further_addresses;
     }
 
     /// Next address to try. `None` unless the server has not answered and the client's bytes
     /// have gone nowhere else.
     pub fn next_address(&mut self) -> Option<SocketAddr> {
-        let stays = matches!((&self.middle, &self.route.by), (Middle::Relay(_), Outbound::Direct));
-        let next = self.route.further_addresses.pop_front();
+        let stays = matches!((&self.middle, self.by()), (Middle::Relay(_), Outbound::Direct));
+        let next = self.further_addresses.pop_front();
         let next = next.filter(|_| stays && !self.is_connected())?;
         self.conns[1] = None;
         let said = std::mem::take(&mut self.preface_out[1]);
@@ -82,15 +81,12 @@ impl Flow {
             preface_out: [_, preface_out],
             middle,
             pending_negotiation,
-            route: FlowRoute { to, from, by, rate, .. },
+            route,
             begun,
             ..
         } = early;
-        let Some((server, to)) = server.zip(to) else { return };
-        self.set_server(
-            Begun { server, middle, pending_negotiation, preface_out, to, from, by, rate },
-            now,
-        );
+        let Some((server, route)) = server.zip(route) else { return };
+        self.set_server(Begun { server, middle, pending_negotiation, preface_out, route }, now);
         self.begun = begun;
         // This flow's client is still to be told.
         self.progress = if is_connected { Progress::Connected } else { Progress::Connecting };
@@ -106,7 +102,7 @@ impl Flow {
 
     /// Sets the kernel's pacing rate.
     fn pace(&self) {
-        let Some(bits) = self.route.rate else { return };
+        let Some(bits) = self.route.as_ref().and_then(|route| route.plan.rate) else { return };
         for stream in self.conns.iter().flatten().filter_map(Conn::tcp) {
             if let Err(error) = tcp::pace(stream, bits / 8) {
                 warn!("limit the rate of a flow: {error}");
@@ -123,7 +119,9 @@ impl Flow {
             said.append(&mut self.preface_out[1]);
             (self.preface_out[1], self.ends_after_preface) = (said, ends_after_preface);
         }
-        self.route.by = Outbound::Direct;
+        if let Some(route) = &mut self.route {
+            route.fell_back = true;
+        }
         self.pace();
     }
 

@@ -17,6 +17,7 @@ mod preface;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use mio::net::TcpStream;
 use viaduct_proto::flow::{Address, BottomId, Failure};
@@ -34,6 +35,7 @@ use super::liveness::{DeadPeerLimits, Liveness};
 use super::negotiation::PendingNegotiation;
 use super::outbound::Outbound;
 use super::pipes::Pipes;
+use super::policy::Plan;
 use super::relay::Relay;
 
 /// End of a flow.
@@ -74,7 +76,10 @@ pub struct Flow {
     request: Option<ClientRequest>,
     /// Source address that the flow is carried for.
     source: SocketAddr,
-    route: FlowRoute,
+    /// Route of the second half, once it has begun.
+    route: Option<FlowRoute>,
+    /// Remaining addresses of the host name that the client requested.
+    further_addresses: VecDeque<SocketAddr>,
     /// Generation number: distinguishes this flow from a later one with the same key.
     pub id: u64,
     progress: Progress,
@@ -129,19 +134,17 @@ enum Progress {
     Established,
 }
 
-/// Route of a flow's second half.
-#[derive(Debug, Default)]
-struct FlowRoute {
-    /// Destination, once the second half has begun.
-    to: Option<Address>,
+/// Route of a flow's second half that has begun.
+#[derive(Clone, Debug)]
+pub struct FlowRoute {
+    /// Destination.
+    pub to: Address,
     /// Local address to connect from, if not this host's own.
-    from: Option<SocketAddr>,
-    /// Outbound route: direct, by a hop, through a tunnel or by Trickles.
-    by: Outbound,
-    /// Rate limit each way, in bits a second.
-    rate: Option<u64>,
-    /// Remaining addresses of the host name that the client requested.
-    further_addresses: VecDeque<SocketAddr>,
+    pub from: Option<SocketAddr>,
+    /// Decision of the policy.
+    pub plan: Arc<Plan>,
+    /// The server knows no Trickles: the flow goes directly, by TCP.
+    pub fell_back: bool,
 }
 
 /// A second half that was begun.
@@ -155,14 +158,8 @@ pub struct Begun {
     pub pending_negotiation: Option<PendingNegotiation>,
     /// Preface bytes for the server.
     pub preface_out: Vec<u8>,
-    /// Destination.
-    pub to: Address,
-    /// Local address, if not this host's own.
-    pub from: Option<SocketAddr>,
-    /// Outbound route.
-    pub by: Outbound,
-    /// Rate limit each way, in bits a second.
-    pub rate: Option<u64>,
+    /// Destination, and decision of the policy.
+    pub route: FlowRoute,
 }
 
 /// Client's request for a destination.
@@ -187,6 +184,13 @@ pub struct Moved {
     pub done: bool,
     /// More can be moved, after the other flows had their turn.
     pub more: bool,
+}
+
+impl FlowRoute {
+    /// Outbound route in use.
+    pub fn by(&self) -> &Outbound {
+        if self.fell_back { &Outbound::Direct } else { &self.plan.by }
+    }
 }
 
 impl Flow {
@@ -256,7 +260,7 @@ impl Flow {
 
     /// Takes the unused connection to the destination, for use by another flow.
     pub fn spare(&mut self) -> Option<(Address, Conn)> {
-        self.route.to.clone().zip(self.spare.take())
+        Some((self.route.as_ref()?.to.clone(), self.spare.take()?))
     }
 
     /// Returns whether the server has answered.
@@ -295,20 +299,21 @@ impl Flow {
 
     /// Destination of the second half, as text for people.
     pub fn destination(&self) -> String {
-        self.route.to.as_ref().map_or_else(|| "nowhere yet".to_owned(), Address::to_string)
+        let to = self.route.as_ref().map(|route| route.to.to_string());
+        to.unwrap_or_else(|| "nowhere yet".to_owned())
     }
 
     /// Local address for one more connection to `to`, if not this host's own: the address of
     /// the flow's first connection where that goes to `to` too. The port is 0: the first
     /// connection uses its own.
     pub fn from(&self, to: &Address) -> Option<SocketAddr> {
-        let from = self.route.from.filter(|_| self.route.to.as_ref() == Some(to))?;
-        Some(SocketAddr::new(from.ip(), 0))
+        let route = self.route.as_ref().filter(|route| route.to == *to)?;
+        route.from.map(|from| SocketAddr::new(from.ip(), 0))
     }
 
-    /// Outbound route.
+    /// Outbound route in use.
     pub fn by(&self) -> &Outbound {
-        &self.route.by
+        self.route.as_ref().map_or(&Outbound::Direct, FlowRoute::by)
     }
 
     /// Returns whether the client's end is present.

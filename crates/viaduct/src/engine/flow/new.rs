@@ -1,6 +1,8 @@
 //! Constructors of flows.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mio::net::TcpStream;
@@ -52,7 +54,10 @@ impl Flow {
     /// Returns a flow that the handlers of `other` ask for; it goes over `network`.
     pub fn spawned(network: Conn, chain_io: ChainIo, other: &Flow, now: Instant) -> Flow {
         let mut flow = Flow::empty(other.source, now);
-        (flow.route.to, flow.route.from) = (other.route.to.clone(), other.route.from);
+        // The policy has decided about the other flow alone.
+        let route =
+            |of: &FlowRoute| FlowRoute { plan: Arc::default(), fell_back: false, ..of.clone() };
+        flow.route = other.route.as_ref().map(route);
         (flow.conns[1], flow.middle) = (Some(network), Middle::Chain(Box::new(chain_io)));
         flow.ready(End::Server, true, true);
         flow
@@ -67,7 +72,8 @@ impl Flow {
             request: None,
             source,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            route: FlowRoute::default(),
+            route: None,
+            further_addresses: VecDeque::new(),
             progress: Progress::Connecting,
             coming: None,
             net_conns: Vec::new(),

@@ -177,7 +177,7 @@ fn all_policies(
         made.map_err(|what| anyhow!("[[policy]] number {}: {what}", n + 1))
     };
     let list = tables.iter().enumerate().map(policy).collect::<Result<_>>()?;
-    Ok(Policies { list, otherwise, far: far(args)? })
+    Ok(Policies { list, otherwise: otherwise.into(), far: far(args)? })
 }
 
 /// Options of the sockets of flows to `target`.

@@ -167,6 +167,7 @@ impl PolicyTable {
             accepts,
             rate: limit.or(otherwise.rate),
         };
+        let plan = plan.into();
         Ok(Policy { from: self.from.clone(), to: self.to.clone(), ports, plan })
     }
 }
