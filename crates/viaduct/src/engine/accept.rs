@@ -18,9 +18,10 @@ use super::account::outcome;
 use super::config::EngineConfig;
 use super::conn::Conn;
 use super::destination::{Route, Target, failure};
-use super::dial::{open, set_up};
+use super::dial::open;
 use super::flow::{Begun, End, Flow};
 use super::flows::Flows;
+use super::outbound::set_up;
 use super::worker::{Budget, Worker};
 
 /// Flow that a SYN has started.
@@ -74,7 +75,7 @@ impl Worker {
         acceptor.early.handle_syn(now, syn.tuple, || {
             let begin = |route: Route| {
                 let source = route.source;
-                flows.add(open(route, *options, &upstream.dialer, limits, now), source, now)
+                flows.add(open(route, *options, &upstream.outbounds, limits, now), source, now)
             };
             let route = target.route(&syn.tuple, signalled, policies).ok_or(Failure::Denied);
             // The handlers decide whether the flow may go on, once they have heard from their
@@ -193,7 +194,7 @@ impl Worker {
             .ok_or(Failure::Denied)?;
         let source = route.source;
         let begun =
-            open(route, self.config.options, &self.upstream.dialer, &self.config.limits, now);
+            open(route, self.config.options, &self.upstream.outbounds, &self.config.limits, now);
         self.flows.add(begun, source, now)
     }
 }

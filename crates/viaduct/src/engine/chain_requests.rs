@@ -19,8 +19,8 @@ use viaduct_sys::socket::tcp::TcpOptions;
 use super::chain_io::ChainRequest;
 use super::conn::Conn;
 use super::destination::{Target, failure};
-use super::dial::dial;
 use super::flow::{End, Flow};
+use super::outbound::OpenRequest;
 use super::worker::Worker;
 
 /// Destination of a connection, and its local address if named.
@@ -85,14 +85,10 @@ impl Worker {
                 Some((to, None)) if spare.as_ref().is_some_and(|(there, _)| *there == to) => {
                     spare.map(|(_, conn)| conn)?
                 }
-                Some((to, bound)) => {
-                    let from = begins(self.flows.at(key), &self.config.target, &to, bound);
-                    let mirrored = self.flows.at(key).mirrored;
-                    let options = TcpOptions { mirrored, ..self.config.options };
-                    dial(&to, from, options, &self.upstream.dialer)
-                        .inspect_err(|error| debug!("a connection to be shared: {error}"))
-                        .ok()?
-                }
+                Some(target) => self
+                    .dial(key, target, now)
+                    .inspect_err(|error| debug!("a connection to be shared: {error}"))
+                    .ok()?,
             };
             Some(Flow::spawned(network, chain_io, self.flows.at(key), now))
         });
@@ -112,7 +108,7 @@ impl Worker {
     }
 
     fn connect_net_conn(&mut self, key: usize, id: BottomId, target: DialTarget, now: Instant) {
-        let begun = self.begin_net_conn(key, id, target);
+        let begun = self.begin_net_conn(key, id, target, now);
         let Some(chain_io) = self.flows.at(key).chain_io() else { return };
         match begun {
             Ok(conn) => chain_io.attach(id, conn),
@@ -128,13 +124,21 @@ impl Worker {
         &mut self,
         key: usize,
         id: BottomId,
-        (to, bound): DialTarget,
+        target: DialTarget,
+        now: Instant,
     ) -> io::Result<Conn> {
-        let from = begins(self.flows.at(key), &self.config.target, &to, bound);
-        let options = TcpOptions { mirrored: self.flows.at(key).mirrored, ..self.config.options };
-        let mut conn = dial(&to, from, options, &self.upstream.dialer)?;
+        let mut conn = self.dial(key, target, now)?;
         self.flows.watch_net_conn(&mut conn, key, id)?;
         Ok(conn)
+    }
+
+    /// Begins a further connection of flow `key`.
+    fn dial(&mut self, key: usize, (to, bound): DialTarget, now: Instant) -> io::Result<Conn> {
+        let flow = self.flows.at(key);
+        let from = begins(flow, &self.config.target, &to, bound);
+        let options = TcpOptions { mirrored: flow.mirrored, ..self.config.options };
+        let request = OpenRequest { from, ..OpenRequest::new(to, flow.source(), options) };
+        Ok(self.upstream.outbounds.further()?.open(&request, now)?.conn)
     }
 
     /// Gives the connection of flow `key` to the flow that has claimed `name`.

@@ -221,14 +221,18 @@ impl Worker {
     /// Begins the second half of a flow whose client is present.
     fn connect_route(&mut self, key: usize, mut route: Route, now: Instant) {
         route.copied = matches!(self.flows.at(key).conns(), [Some(Conn::Session(_)), _]);
-        let mut begun =
-            match open(route, self.config.options, &self.upstream.dialer, &self.config.limits, now)
-            {
-                Ok(begun) => begun,
-                Err(_) if self.try_next_address(key, now) => return,
-                Err(error) => return self.refuse(key, failure(&error)),
-            };
-        if self.flows.watch(&mut begun.server, key, End::Server).is_err() {
+        let mut begun = match open(
+            route,
+            self.config.options,
+            &self.upstream.outbounds,
+            &self.config.limits,
+            now,
+        ) {
+            Ok(begun) => begun,
+            Err(_) if self.try_next_address(key, now) => return,
+            Err(error) => return self.refuse(key, failure(&error)),
+        };
+        if self.flows.watch(&mut begun.opened.conn, key, End::Server).is_err() {
             return self.refuse(key, Failure::Unreachable);
         }
         self.flows.at(key).set_server(begun, now);

@@ -15,7 +15,7 @@ use super::destination::Target;
 use super::hop_signalling::HopSignalling;
 use super::listen_set::{ListenSet, SynSourceConfig};
 use super::negotiation::Negotiation;
-use super::parent_master::ParentMaster;
+use super::outbound::Outbound;
 use super::policy::Policies;
 use crate::tunnel::settings::TunnelSettings;
 
@@ -52,7 +52,7 @@ pub struct EngineConfig {
     /// Negotiation with far ends, if there is one.
     pub negotiation: Option<Arc<Negotiation>>,
     /// Parent master that carries outbound flows, instead of the kernel.
-    pub parent: Option<Arc<dyn ParentMaster>>,
+    pub parent: Option<Arc<dyn Outbound>>,
     /// Tunnels, if there are any.
     pub tunnels: Option<TunnelSettings>,
     /// Requests of users that a master refused because of their limits.

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use mio::event::Source as _;
 use mio::net::TcpStream;
@@ -12,7 +12,6 @@ use viaduct_sys::socket::tcp;
 
 use super::destination::error_of;
 use super::flow_socket::FlowSocket;
-use super::parent_master::ParentConn;
 use super::trickles::TricklesConn;
 use crate::tunnel::Session;
 
@@ -33,6 +32,30 @@ pub enum Conn {
     /// No connection of its own, or none yet: the flow uses another flow's, or its handlers have
     /// still to connect. It is never connected, and nothing is read from it.
     Pending,
+}
+
+/// Addresses and result of a connection to a parent master, as far as it has reported them. The
+/// kernel's socket addresses are not the flow's.
+#[derive(Debug)]
+pub struct ParentConn {
+    /// Destination of the flow.
+    pub peer: SocketAddr,
+    /// Local address, as the far end sees it.
+    pub own: OnceLock<SocketAddr>,
+    /// Reason why the far end cannot be reached.
+    pub refused: OnceLock<Failure>,
+}
+
+impl ParentConn {
+    /// State of a new connection, for a flow to `peer`.
+    pub fn of(peer: SocketAddr) -> Arc<ParentConn> {
+        Arc::new(ParentConn { peer, own: OnceLock::new(), refused: OnceLock::new() })
+    }
+
+    /// State of an established connection.
+    fn between(own: SocketAddr, peer: SocketAddr) -> Arc<ParentConn> {
+        Arc::new(ParentConn { peer, own: own.into(), refused: OnceLock::new() })
+    }
 }
 
 impl Conn {

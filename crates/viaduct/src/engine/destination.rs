@@ -14,7 +14,7 @@ use viaduct_proto::split::syn::Syn;
 use viaduct_sys::route::local_addresses::LocalAddresses;
 use viaduct_sys::socket::tcp::LongHaul;
 
-use super::outbound::Outbound;
+use super::outbound::OutboundSpec;
 use super::policy::{Plan, Policies, holds};
 
 /// Rule that gives flows their destination.
@@ -59,10 +59,9 @@ pub struct Route {
     pub keeps_client: bool,
     /// Source address that the flow is carried for.
     pub source: SocketAddr,
-    /// Addresses to send to the hop, if the flow goes by one.
+    /// Addresses to send to the hop, if the flow goes by one; else those from the option of the
+    /// client's SYN, to be passed to a hop further on.
     pub signalled: Option<Addresses>,
-    /// Addresses from the option of the client's SYN, to be passed to a hop further on.
-    pub carries: Option<Addresses>,
     /// Decision of the policy.
     pub plan: Arc<Plan>,
     /// The client's end is no connection and cannot be spliced.
@@ -151,8 +150,8 @@ impl Target {
                 let route = Route::by(policies, tuple.client, tuple.to, from)?;
                 // Addresses for a hop further on travel with the flow, unless a hop is chosen
                 // here.
-                let carries = signalled.filter(|_| route.plan.by.hop().is_none());
-                Some(Route { carries, keeps_client: route.from.is_some(), ..route })
+                let signalled = route.signalled.or(signalled);
+                Some(Route { signalled, keeps_client: route.from.is_some(), ..route })
             }
             Target::Requested(terms) => {
                 let Addresses { source, destination } = signalled?;
@@ -199,7 +198,6 @@ impl Route {
             keeps_client: false,
             source: client,
             signalled: None,
-            carries: None,
             plan: plan.clone(),
             copied: false,
             haul: None,
@@ -221,9 +219,9 @@ impl Route {
         let mut handlers = plan.handlers.iter().flat_map(|all| all.iter());
         let by_handler = handlers.any(|handler| handler.takes_names());
         let travels = match plan.by {
-            Outbound::Tunnel(_) => true,
-            Outbound::Direct | Outbound::Trickles(_) => by_handler,
-            Outbound::Hop(_) => false,
+            OutboundSpec::Tunnel(_) => true,
+            OutboundSpec::Direct | OutboundSpec::Trickles(_) => by_handler,
+            OutboundSpec::Hop(_) => false,
         };
         let to = Address::Name(name.to_owned(), port);
         travels.then(|| Ok(Route::straight(plan, client, to)))

@@ -24,10 +24,11 @@
 //! | `flow`, `flows`, `relay`, `pipes`, `chain_io` | flows, and what they do |
 //! | `chain_requests`, `claims` | requests of handlers that concern other flows |
 //! | `conn`, `flow_socket`, `liveness` | ends of flows |
-//! | `destination`, `policy`, `outbound`, `resolve` | destination of a flow, and route to it |
-//! | `dial`, `hop_signalling`, `negotiation`, `parent_master` | outbound connections |
+//! | `destination`, `policy`, `resolve` | destination of a flow, and route to it |
+//! | `dial`, `outbound` | second halves of flows, and outbound connections |
+//! | `hop_signalling`, `negotiation` | SYNs that carry addresses, or an offer of handlers |
 //! | `trickles`, `tunnels` | outbound by Trickles; ends of flows in tunnels ([`crate::tunnel`]) |
-//! | `upstream` | what outbound connections of a loop are made by |
+//! | `upstream` | outbounds of a loop, and the state behind them |
 //! | `wrapped`, `programs`, `aware`, `origin` | wrapped programs, their control calls, egress |
 //! | `stats`, `snapshot`, `metrics`, `account` | counters, status, Prometheus, access log |
 
@@ -60,7 +61,6 @@ pub mod metrics;
 pub mod negotiation;
 mod origin;
 pub mod outbound;
-pub mod parent_master;
 mod pipes;
 pub mod policy;
 mod programs;

@@ -11,7 +11,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,11 +20,12 @@ use viaduct_proto::flow::Address;
 use viaduct_proto::negotiate::{Offer, Refusal, Terms, binding, select_handlers};
 use viaduct_proto::time::Instant;
 use viaduct_sys::bpf::{Offers, Ports};
-use viaduct_sys::socket::tcp::{self, SynContent, TcpOptions};
+use viaduct_sys::socket::tcp::SynContent;
 
 use super::chain_io::{ChainIo, Factories};
 use super::conn::Conn;
 use super::flow::Middle;
+use super::outbound::{OpenRequest, Opened, Outbound, connect};
 use super::relay::Relay;
 use crate::rate_limited::RateLimitedLog;
 
@@ -75,19 +76,6 @@ impl Negotiation {
         let (cache, sharing) = (Mutex::default(), Mutex::default());
         let failures = RateLimitedLog::new(4);
         Ok(Negotiation { terms, chain, both_ends, offers, cache, sharing, failures })
-    }
-
-    /// Begins a connection whose SYN carries the offer.
-    ///
-    /// # Errors
-    /// Same as [`tcp::connect`].
-    pub fn connect(
-        &self,
-        to: SocketAddr,
-        from: Option<SocketAddr>,
-        options: TcpOptions,
-    ) -> io::Result<TcpStream> {
-        Ok(tcp::connect_with(to, from, options, SynContent::Offer(&self.offers))?.0)
     }
 
     /// Handlers of flows to `to` that use a shared connection, if that exists.
@@ -141,6 +129,13 @@ impl Negotiation {
         }
         cache.insert((connects, theirs), settled.clone());
         settled
+    }
+}
+
+impl Outbound for Negotiation {
+    /// Begins a connection whose SYN carries the offer.
+    fn open(&self, request: &OpenRequest, _: Instant) -> io::Result<Opened> {
+        connect(request, SynContent::Offer(&self.offers)).map(|(conn, _)| conn.into())
     }
 }
 

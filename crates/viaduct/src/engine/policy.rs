@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use viaduct_sys::socket::tcp::LongHaul;
 
 use super::chain_io::Factories;
-use super::outbound::Outbound;
+use super::outbound::OutboundSpec;
 use super::trickles::PacketFormats;
 
 /// Decision about a flow.
@@ -19,7 +19,7 @@ pub struct Plan {
     /// The flow is refused.
     pub deny: bool,
     /// Outbound route.
-    pub by: Outbound,
+    pub by: OutboundSpec,
     /// Handlers that the flow passes, if any.
     pub handlers: Option<Factories>,
     /// The flow comes from the same handlers at another host; this is their accepting side.
@@ -72,7 +72,7 @@ pub struct Policies {
 
 impl Policies {
     /// Policies of an engine whose flows all go by `by` and pass `handlers`.
-    pub fn uniform(by: Outbound, handlers: Factories) -> Policies {
+    pub fn uniform(by: OutboundSpec, handlers: Factories) -> Policies {
         let handlers = Some(handlers).filter(|list| !list.is_empty());
         let otherwise = Plan { by, handlers, ..Plan::default() };
         Policies { otherwise: otherwise.into(), ..Policies::default() }
@@ -103,7 +103,7 @@ impl Policies {
 
     /// Returns whether some flows go by hops.
     pub fn have_hops(&self) -> bool {
-        self.plans().any(|plan| plan.by.hop().is_some())
+        self.outbounds().any(|by| by.hop().is_some())
     }
 
     /// Returns whether some flows come from the same handlers at another host.
@@ -135,6 +135,11 @@ impl Policies {
             let earlier = self.list[..n].iter().position(|earlier| earlier.covers(policy))?;
             Some((n + 1, earlier + 1))
         })
+    }
+
+    /// Outbounds that plans name.
+    pub fn outbounds(&self) -> impl Iterator<Item = &OutboundSpec> {
+        self.plans().map(|plan| &plan.by)
     }
 
     fn plans(&self) -> impl Iterator<Item = &Plan> {
@@ -198,10 +203,10 @@ impl fmt::Display for Plan {
             return f.write_str("denied");
         }
         match &self.by {
-            Outbound::Direct => f.write_str("straight on")?,
-            Outbound::Hop(at) => write!(f, "by {at}")?,
-            by @ Outbound::Tunnel(_) => write!(f, "through the {by}")?,
-            by @ Outbound::Trickles(_) => write!(f, "by {by}")?,
+            OutboundSpec::Direct => f.write_str("straight on")?,
+            OutboundSpec::Hop(at) => write!(f, "by {at}")?,
+            by @ OutboundSpec::Tunnel(_) => write!(f, "through the {by}")?,
+            by @ OutboundSpec::Trickles(_) => write!(f, "by {by}")?,
         }
         for handler in self.handlers.iter().flat_map(|all| all.iter()) {
             write!(f, " +{}", handler.name())?;
@@ -248,7 +253,7 @@ mod tests {
     fn the_first_policy_that_fits_decides() {
         let with = |plan: Plan, policy| Policy { plan: plan.into(), ..policy };
         let deny = |policy| with(Plan { deny: true, ..Plan::default() }, policy);
-        let by = Outbound::Hop("198.51.100.7:7000".parse().unwrap());
+        let by = OutboundSpec::Hop("198.51.100.7:7000".parse().unwrap());
         let hop = by.hop();
         let far = vec!["10.2.0.0/16".parse().unwrap()];
         let policies = Policies {

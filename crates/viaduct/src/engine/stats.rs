@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use viaduct_proto::flow::Failure;
 use viaduct_proto::split::early::EarlyStats;
 
-use super::outbound::Outbound;
+use super::outbound::OutboundSpec;
 use crate::tunnel::stats::TunnelCounters;
 
 /// Upper bounds of the buckets of connect times, in microseconds; the last bucket has the rest.
@@ -73,7 +73,7 @@ pub struct Refusals {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hop {
     /// Outbound route.
-    pub by: Outbound,
+    pub by: OutboundSpec,
     /// Established connections, by the time they took: see [`CONNECT_BOUNDS`].
     pub connected: [u64; CONNECT_BOUNDS.len() + 1],
     /// Sum of those times, in microseconds.
@@ -99,7 +99,7 @@ impl ProxyStats {
     }
 
     /// Counters of connections by this route.
-    pub fn hop(&mut self, by: &Outbound) -> &mut Hop {
+    pub fn hop(&mut self, by: &OutboundSpec) -> &mut Hop {
         let known = self.hops.iter().position(|hop| hop.by == *by);
         let n = known.unwrap_or_else(|| {
             if self.hops.len() < MAX_HOPS {
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn what_loops_count_is_one_proxys() {
-        let hop = |port| Outbound::Hop(([10, 0, 0, 1], port).into());
+        let hop = |port| OutboundSpec::Hop(([10, 0, 0, 1], port).into());
         let part = |port| {
             let mut stats = ProxyStats { open: 2, bytes: [3, 4], ..ProxyStats::default() };
             stats.refused.denied = 5;
@@ -245,16 +245,16 @@ mod tests {
 
     #[test]
     fn a_hop_is_down_when_its_last_connections_failed_and_up_at_the_first_that_does_not() {
-        let by = Outbound::Hop(([10, 0, 0, 1], 1).into());
+        let by = OutboundSpec::Hop(([10, 0, 0, 1], 1).into());
         let mut stats = ProxyStats::default();
         for n in 0..5 {
             assert_eq!(stats.hop(&by).down().is_some(), n >= HOP_DOWN, "{n}");
             stats.hop(&by).failed("refused");
-            stats.hop(&Outbound::Direct).failed("refused");
+            stats.hop(&OutboundSpec::Direct).failed("refused");
         }
         let down = stats.hop(&by).down().unwrap();
         assert_eq!(down, "the last 5 connections failed: refused");
-        assert_eq!(stats.hop(&Outbound::Direct).down(), None);
+        assert_eq!(stats.hop(&OutboundSpec::Direct).down(), None);
         // Another loop's connection came about.
         let mut other = ProxyStats::default();
         other.hop(&by).took(Duration::from_micros(1));
@@ -269,13 +269,13 @@ mod tests {
     fn connect_times_fall_into_their_buckets_and_hops_are_bounded() {
         let mut stats = ProxyStats::default();
         for micros in [1, 100, 101, 5_000_000] {
-            stats.hop(&Outbound::Direct).took(Duration::from_micros(micros));
+            stats.hop(&OutboundSpec::Direct).took(Duration::from_micros(micros));
         }
-        let hop = stats.hop(&Outbound::Direct);
+        let hop = stats.hop(&OutboundSpec::Direct);
         assert_eq!((hop.connected[0], hop.connected[1], hop.connected[12]), (2, 1, 1));
         assert_eq!(hop.micros, 5_000_202);
         for port in 1..1_000 {
-            stats.hop(&Outbound::Hop(([10, 0, 0, 1], port).into())).failed += 1;
+            stats.hop(&OutboundSpec::Hop(([10, 0, 0, 1], port).into())).failed += 1;
         }
         assert_eq!(stats.hops.len(), MAX_HOPS);
         assert_eq!(stats.hops.iter().map(|hop| hop.failed).sum::<u64>(), 999);

@@ -1,4 +1,4 @@
-//! Server side of a loop: what begins the second halves of flows, and what they go by.
+//! Server side of a loop: outbounds of flows, and the state behind them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,16 +10,17 @@ use viaduct_proto::time::Instant;
 
 use super::config::EngineConfig;
 use super::destination::Target;
-use super::hop_signalling::Dialer;
-use super::policy::Policies;
+use super::hop_signalling::HopSignaller;
+use super::outbound::Outbounds;
 use super::resolve::{Requester, Resolver};
 use super::trickles::Trickles;
 use super::worker::time;
 use crate::tunnel::Tunnels;
 
-/// Dialer, resolver, tunnels, and ports of Trickles.
+/// Outbounds, resolver, tunnels, and ports of Trickles.
 pub(super) struct Upstream {
-    pub(super) dialer: Dialer,
+    pub(super) outbounds: Outbounds,
+    signaller: Arc<HopSignaller>,
     /// `None` if no client can name a host.
     pub(super) resolver: Option<Resolver>,
     pub(super) tunnels: Option<Tunnels>,
@@ -46,13 +47,9 @@ impl Upstream {
             Target::Fixed(_) | Target::Original { .. } | Target::Program if !arrive => None,
             _ => Some(Resolver::new(waker)),
         };
-        let mut dialer = Dialer::new(config.hop_signalling, &config.policies)?;
         let tunnels = config.tunnels.clone();
         let tunnels = tunnels.map(|of| Tunnels::new(of, registry.try_clone()?, time()));
         let tunnels = tunnels.transpose()?;
-        dialer.negotiation.clone_from(&config.negotiation);
-        dialer.parent.clone_from(&config.parent);
-        dialer.outlets = tunnels.as_ref().map(Tunnels::outlets).unwrap_or_default();
         // With several loops, each has rules of its own.
         let name = match config.workers {
             1 => config.name.clone(),
@@ -61,16 +58,21 @@ impl Upstream {
         let buffer = config.limits.trickles_buffer / config.workers.max(1) as usize;
         let run_dir = config.run_dir.clone();
         let trickles = Trickles::new(registry.try_clone()?, token, &name, run_dir, buffer);
-        let mut upstream = Upstream { dialer, resolver, tunnels, trickles };
-        upstream.open_trickles(&config.policies)?;
+        let (outbounds, signaller) =
+            (Outbounds::default(), HopSignaller::new(config.hop_signalling));
+        let mut upstream =
+            Upstream { outbounds, signaller: signaller.into(), resolver, tunnels, trickles };
+        upstream.prepare(config)?;
         Ok(upstream)
     }
 
-    /// Opens the ports of Trickles that policies name.
-    fn open_trickles(&mut self, policies: &Policies) -> Result<()> {
-        let opened = self.trickles.open(policies.trickles());
-        self.dialer.trickles = self.trickles.outlets();
-        opened
+    /// Prepares the outbounds that policies name; one that fails refuses its flows.
+    fn prepare(&mut self, config: &EngineConfig) -> Result<()> {
+        let signalled = self.signaller.prepare(&config.policies);
+        let opened = self.trickles.open(config.policies.trickles());
+        let outlets = self.tunnels.as_ref().map(Tunnels::outlets).unwrap_or_default();
+        self.outbounds = Outbounds::new(config, &self.signaller, &outlets, &self.trickles);
+        signalled.and(opened)
     }
 
     /// Applies a new config; what fails is logged.
@@ -78,10 +80,7 @@ impl Upstream {
         if let (Some(running), Some(new)) = (&mut self.tunnels, &config.tunnels) {
             running.set_links(&new.dials, now);
         }
-        if let Err(error) = self.open_trickles(&config.policies) {
-            error!("{error:#}");
-        }
-        if let Err(error) = self.dialer.prepare(&config.policies) {
+        if let Err(error) = self.prepare(config) {
             error!("{error:#}");
         }
     }

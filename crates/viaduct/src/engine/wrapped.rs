@@ -267,7 +267,7 @@ impl Worker {
         route.from = route.from.or_else(|| bound(source, is_bound));
         route.copied |= is_lent;
         let options = TcpOptions { mirrored, ..self.config.options };
-        let begun = open(route, options, &self.upstream.dialer, &self.config.limits, now);
+        let begun = open(route, options, &self.upstream.outbounds, &self.config.limits, now);
         let errno = begun.as_ref().err().and_then(io::Error::raw_os_error);
         let key = self.flows.add(begun, source, now).map_err(|why| (why, errno))?;
         self.flows.at(key).mirrored = mirrored;

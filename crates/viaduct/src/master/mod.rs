@@ -44,8 +44,7 @@ use self::session::RunListener;
 use crate::engine;
 use crate::engine::config::EngineConfig;
 use crate::engine::destination::Target;
-use crate::engine::outbound::Outbound;
-use crate::engine::parent_master::ParentMaster;
+use crate::engine::outbound::{Outbound, OutboundSpec};
 use crate::engine::policy::Policies;
 use crate::rule_args::RuleArgs;
 use crate::run_dir::{RunDir, SYSTEM};
@@ -126,8 +125,8 @@ pub fn run(args: &MasterArgs, registry: &Registry, log: impl FnOnce()) -> Result
     let (name, run_dir) = (args.name.clone(), args.run_dir.path());
     let refused = Arc::<AtomicU64>::default();
     let config = EngineConfig {
-        policies: Policies::uniform(Outbound::Direct, chain),
-        parent: nested.clone().map(|nested| nested as Arc<dyn ParentMaster>),
+        policies: Policies::uniform(OutboundSpec::Direct, chain),
+        parent: nested.clone().map(|nested| nested as Arc<dyn Outbound>),
         over_limit: Some(refused.clone()),
         ..EngineConfig::new(name, run_dir, Target::Program, args.times.limits())
     };

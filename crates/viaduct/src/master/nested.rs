@@ -18,6 +18,7 @@ use std::sync::{Arc, Weak};
 use anyhow::{Context, Result};
 use tracing::debug;
 use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::time::Instant;
 use viaduct_proto::wrap::wire::Welcome;
 use viaduct_proto::wrap::{Fate, Rules, Transport};
 use viaduct_sys::socket::pending::{Begun, ClosedPorts, Pending};
@@ -27,9 +28,9 @@ use viaduct_sys::socket::tcp::{self, Mirrored, TcpOptions};
 use super::client::MasterClient;
 use crate::engine::chain_io::Factories;
 use crate::engine::commands::{CommandSender, WorkerCommand};
-use crate::engine::conn::Conn;
+use crate::engine::conn::{Conn, ParentConn};
 use crate::engine::flow_socket::FlowSocket;
-use crate::engine::parent_master::{ParentConn, ParentMaster};
+use crate::engine::outbound::{OpenRequest, Opened, Outbound};
 use crate::engine::wrapped::{Arrival, Call, PendingConnect, Program};
 
 /// Connection to a parent master, for a worker with handlers of its own.
@@ -97,7 +98,15 @@ impl NestedMaster {
     }
 }
 
-impl ParentMaster for NestedMaster {
+impl Outbound for NestedMaster {
+    /// Begins a connection with the socket options of the program's own end.
+    fn open(&self, request: &OpenRequest, _: Instant) -> io::Result<Opened> {
+        let OpenRequest { from, options, .. } = request;
+        self.connect(request.ip()?, *from, options.mirrored).map(Opened::from)
+    }
+}
+
+impl NestedMaster {
     fn connect(
         &self,
         to: SocketAddr,

@@ -108,14 +108,14 @@ pub fn parse(text: &str) -> Result<ParsedConfig, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::outbound::Outbound;
+    use crate::engine::outbound::OutboundSpec;
     use crate::engine::policy::{Plan, Policy};
     use crate::tunnel::settings::TunnelName;
 
     fn load(text: &str) -> Result<Vec<Policy>, String> {
         let ParsedConfig { args, policies, tunnels } = parse(text)?;
         let tunnels: Vec<TunnelName> = tunnels.iter().map(|t| t.name[..].into()).collect();
-        let by = args.next.map(Outbound::Hop).unwrap_or_default();
+        let by = args.next.map(OutboundSpec::Hop).unwrap_or_default();
         let otherwise = Plan { by, rate: args.rate, ..Plan::default() };
         let registry = crate::handlers();
         policies.iter().map(|table| table.policy(&otherwise, &tunnels, &registry)).collect()

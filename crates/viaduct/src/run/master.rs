@@ -29,7 +29,7 @@ use crate::engine::commands::{CommandSender, WorkerCommand};
 use crate::engine::config::EngineConfig;
 use crate::engine::destination::Target;
 use crate::engine::handle::{EngineThread, Handle};
-use crate::engine::parent_master::ParentMaster;
+use crate::engine::outbound::Outbound;
 use crate::engine::policy::Policies;
 use crate::engine::stats::ProxyStats;
 use crate::master::carrier::Carrier;
@@ -210,7 +210,7 @@ fn worker(args: &RunArgs, plan: &Plan, nested: Option<Arc<NestedMaster>>) -> Res
     let config = EngineConfig {
         policies: Policies::uniform(by, chain),
         negotiation,
-        parent: nested.map(|nested| nested as Arc<dyn ParentMaster>),
+        parent: nested.map(|nested| nested as Arc<dyn Outbound>),
         ..EngineConfig::new(name, run_dir, Target::Program, args.times.limits())
     };
     let config = config.fitted();

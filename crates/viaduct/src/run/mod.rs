@@ -56,7 +56,7 @@ pub use command_line::{expand, suggestion};
 
 use self::report::Report;
 use crate::engine::chain_io::Factories;
-use crate::engine::outbound::Outbound;
+use crate::engine::outbound::OutboundSpec;
 use crate::master::program_times::ProgramTimes;
 use crate::rule_args::RuleArgs;
 use crate::run_dir::RunDir;
@@ -139,7 +139,7 @@ pub struct RunArgs {
 struct Plan {
     chain: Factories,
     /// Transport by which flows continue from the end of the chain.
-    by: Outbound,
+    by: OutboundSpec,
     /// Negotiation with far ends, if any.
     negotiation: Option<negotiate::RunNegotiation>,
     rules: Rules,
@@ -159,7 +159,7 @@ impl Plan {
         let (handlers, by) = transport::split(&args.handlers)?;
         let chain = registry.chain(handlers).map_err(|what| anyhow!(what))?;
         let negotiation = args.negotiate.load(handlers, &chain, registry)?;
-        let is_direct = by == Outbound::Direct;
+        let is_direct = by == OutboundSpec::Direct;
         if negotiation.is_some() && !is_direct {
             bail!(
                 "--prefer and --require: handlers are offered to far ends by TCP: not with +{by}"

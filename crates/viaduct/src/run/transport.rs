@@ -4,7 +4,7 @@
 use anyhow::{Result, anyhow, bail};
 use viaduct_proto::flow::{About, HandlerSpec};
 
-use crate::engine::outbound::Outbound;
+use crate::engine::outbound::OutboundSpec;
 use crate::engine::trickles::{Early, PacketFormats, TricklesTarget};
 
 /// The transport's name.
@@ -38,7 +38,7 @@ pub fn about() -> About {
 ///
 /// # Errors
 /// The transport is not last, or does not take these settings.
-pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], Outbound)> {
+pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], OutboundSpec)> {
     let transport = |spec: &HandlerSpec| spec.name() == TRICKLES;
     let (handlers, outbound) = match chain {
         [handlers @ .., last] if transport(last) => {
@@ -52,9 +52,9 @@ pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], Outbound)> {
                 let early = early.unwrap_or(Early::Known);
                 Ok(TricklesTarget { formats: formats.unwrap_or_default(), key, early })
             });
-            (handlers, Outbound::Trickles(target.map_err(|what| anyhow!(what))?))
+            (handlers, OutboundSpec::Trickles(target.map_err(|what| anyhow!(what))?))
         }
-        handlers => (handlers, Outbound::Direct),
+        handlers => (handlers, OutboundSpec::Direct),
     };
     if handlers.iter().any(transport) {
         bail!(
@@ -69,7 +69,7 @@ pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], Outbound)> {
 mod tests {
     use super::*;
 
-    fn split_text(text: &str) -> Result<(usize, Outbound), String> {
+    fn split_text(text: &str) -> Result<(usize, OutboundSpec), String> {
         let chain: Vec<HandlerSpec> = text.split(' ').map(|spec| spec.parse().unwrap()).collect();
         let (handlers, outbound) = split(&chain).map_err(|error| error.to_string())?;
         Ok((handlers.len(), outbound))
@@ -78,9 +78,9 @@ mod tests {
     #[test]
     fn a_transport_is_the_last_of_a_chain() {
         let by = |formats| {
-            Outbound::Trickles(TricklesTarget { formats, key: None, early: Early::Known })
+            OutboundSpec::Trickles(TricklesTarget { formats, key: None, early: Early::Known })
         };
-        assert_eq!(split_text("count shape:rate=2M"), Ok((2, Outbound::Direct)));
+        assert_eq!(split_text("count shape:rate=2M"), Ok((2, OutboundSpec::Direct)));
         assert_eq!(split_text("+count +trickles"), Ok((1, by(PacketFormats::Auto))));
         assert_eq!(split_text("+trickles:way=udp"), Ok((0, by(PacketFormats::Udp))));
         for (text, expected) in [

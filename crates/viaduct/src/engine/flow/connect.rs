@@ -13,20 +13,20 @@ use crate::engine::chain_io::Stage;
 use crate::engine::conn::Conn;
 use crate::engine::destination::failure;
 use crate::engine::liveness::Liveness;
-use crate::engine::outbound::Outbound;
+use crate::engine::outbound::{Opened, OutboundSpec};
 
 impl Flow {
     /// Sets the begun second half. Bytes that the client sent behind its request go to the
     /// server.
     pub fn set_server(&mut self, begun: Begun, now: Instant) {
-        let Begun { server, middle, pending_negotiation, preface_out, route } = begun;
+        let Begun { opened, middle, pending_negotiation, route } = begun;
         let urgent = self.client_is_urgent();
         (self.conns[1], self.middle, self.pending_negotiation) =
-            (Some(server), middle, pending_negotiation);
+            (Some(opened.conn), middle, pending_negotiation);
         self.liveness[1] = Liveness::New;
         self.route = Some(route);
         (self.begun, self.moved) = (now, now);
-        self.preface_out[1] = preface_out;
+        self.preface_out[1] = opened.preface_out;
         if let Some(request) = &mut self.request {
             request.begun = true;
             let pipelined = std::mem::take(&mut request.bytes);
@@ -48,7 +48,7 @@ impl Flow {
     /// Next address to try. `None` unless the server has not answered and the client's bytes
     /// have gone nowhere else.
     pub fn next_address(&mut self) -> Option<SocketAddr> {
-        let stays = matches!((&self.middle, self.by()), (Middle::Relay(_), Outbound::Direct));
+        let stays = matches!((&self.middle, self.by()), (Middle::Relay(_), OutboundSpec::Direct));
         let next = self.further_addresses.pop_front();
         let next = next.filter(|_| stays && !self.is_connected())?;
         self.conns[1] = None;
@@ -85,8 +85,9 @@ impl Flow {
             begun,
             ..
         } = early;
-        let Some((server, route)) = server.zip(route) else { return };
-        self.set_server(Begun { server, middle, pending_negotiation, preface_out, route }, now);
+        let Some((conn, route)) = server.zip(route) else { return };
+        let opened = Opened { conn, preface_out };
+        self.set_server(Begun { opened, middle, pending_negotiation, route }, now);
         self.begun = begun;
         // This flow's client is still to be told.
         self.progress = if is_connected { Progress::Connected } else { Progress::Connecting };

@@ -33,7 +33,7 @@ use super::chain_io::{ChainIo, Stage};
 use super::conn::Conn;
 use super::liveness::{DeadPeerLimits, Liveness};
 use super::negotiation::PendingNegotiation;
-use super::outbound::Outbound;
+use super::outbound::{Opened, OutboundSpec};
 use super::pipes::Pipes;
 use super::policy::Plan;
 use super::relay::Relay;
@@ -150,14 +150,12 @@ pub struct FlowRoute {
 /// A second half that was begun.
 #[derive(Debug)]
 pub struct Begun {
-    /// The server's end.
-    pub server: Conn,
+    /// The server's end, with its preface.
+    pub opened: Opened,
     /// Relay or handler chain in front of it.
     pub middle: Middle,
     /// Set if the middle is negotiated with the far end once that is connected.
     pub pending_negotiation: Option<PendingNegotiation>,
-    /// Preface bytes for the server.
-    pub preface_out: Vec<u8>,
     /// Destination, and decision of the policy.
     pub route: FlowRoute,
 }
@@ -187,9 +185,9 @@ pub struct Moved {
 }
 
 impl FlowRoute {
-    /// Outbound route in use.
-    pub fn by(&self) -> &Outbound {
-        if self.fell_back { &Outbound::Direct } else { &self.plan.by }
+    /// Outbound in use.
+    pub fn by(&self) -> &OutboundSpec {
+        if self.fell_back { &OutboundSpec::Direct } else { &self.plan.by }
     }
 }
 
@@ -311,9 +309,9 @@ impl Flow {
         route.from.map(|from| SocketAddr::new(from.ip(), 0))
     }
 
-    /// Outbound route in use.
-    pub fn by(&self) -> &Outbound {
-        self.route.as_ref().map_or(&Outbound::Direct, FlowRoute::by)
+    /// Outbound in use.
+    pub fn by(&self) -> &OutboundSpec {
+        self.route.as_ref().map_or(&OutboundSpec::Direct, FlowRoute::by)
     }
 
     /// Returns whether the client's end is present.

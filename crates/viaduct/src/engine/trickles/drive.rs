@@ -7,10 +7,9 @@ use tracing::debug;
 use viaduct_proto::time::Instant;
 
 use super::slot::SlotEvent;
-use crate::engine::conn::Conn;
 use crate::engine::destination::failure;
-use crate::engine::dial::connect_directly;
 use crate::engine::flow::End;
+use crate::engine::outbound::{OpenRequest, Opened, OutboundSpec};
 use crate::engine::worker::Worker;
 
 /// Rounds of driving the ports before the other flows have their turn.
@@ -48,10 +47,12 @@ impl Worker {
         if flow.broken().is_some() {
             return;
         }
-        let begun =
-            connect_directly(to, self.config.options, self.config.policies.far.haul(to.ip()));
-        let watched = begun.and_then(|server| {
-            let mut server = Conn::Tcp(server.into());
+        let haul = self.config.policies.far.haul(to.ip()).cloned();
+        let request = OpenRequest::new(to.into(), flow.source(), self.config.options);
+        let request = OpenRequest { haul, ..request };
+        let direct = self.upstream.outbounds.get(&OutboundSpec::Direct);
+        let begun = direct.and_then(|direct| direct.open(&request, now));
+        let watched = begun.and_then(|Opened { conn: mut server, .. }| {
             self.flows.watch(&mut server, key, End::Server)?;
             Ok(server)
         });

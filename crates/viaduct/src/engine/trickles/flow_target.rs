@@ -9,7 +9,7 @@ use viaduct_proto::keys::PublicKey;
 use super::formats::PacketFormats;
 
 /// Packet formats, encryption and early data of a flow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct TricklesTarget {
     /// Permitted packet formats.
@@ -25,7 +25,7 @@ pub struct TricklesTarget {
 /// the program's first bytes go in the first packet, and an answer that fits one packet comes a
 /// round trip after the connect. The cost: a closed port is then seen as a connection that
 /// breaks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Early {
     /// After the server has answered.
     #[default]

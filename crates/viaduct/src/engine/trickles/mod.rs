@@ -28,15 +28,14 @@ mod slot;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
+use viaduct_proto::flow::Address;
 use viaduct_proto::time::Instant;
 
 pub use conn::TricklesConn;
@@ -45,6 +44,9 @@ pub use formats::PacketFormats;
 
 use port::SharedPort;
 use slot::SlotEvent;
+
+use super::conn::Conn;
+use super::outbound::{OpenRequest, Opened, Outbound};
 
 /// Ports of a loop.
 #[derive(Debug)]
@@ -59,9 +61,13 @@ pub struct Trickles {
     buffer: usize,
 }
 
-/// Outlets to the open ports.
-#[derive(Clone, Debug, Default)]
-pub struct Outlets(Arc<BTreeMap<PacketFormats, SharedPort>>);
+/// Outlet to a port, for flows with these parameters.
+#[derive(Debug)]
+pub struct Outlet {
+    /// `None` if the port could not be opened.
+    port: Option<SharedPort>,
+    target: TricklesTarget,
+}
 
 impl Trickles {
     /// Returns a set without ports. The loop is woken by `token`. Rules and their journal in
@@ -98,9 +104,9 @@ impl Trickles {
         Ok(())
     }
 
-    /// Outlets to the open ports.
-    pub fn outlets(&self) -> Outlets {
-        Outlets(Arc::new(self.ports.clone()))
+    /// Outlet to the port of `target`.
+    pub fn outlet(&self, target: TricklesTarget) -> Outlet {
+        Outlet { port: self.ports.get(&target.formats).cloned(), target }
     }
 
     /// Handles received packets and the timers due by `now`, and sends.
@@ -124,24 +130,20 @@ impl Trickles {
     }
 }
 
-impl Outlets {
-    /// Returns whether the server at `to` is known to know only TCP, and TCP is permitted.
-    pub fn is_plain(&self, target: TricklesTarget, to: SocketAddr, now: Instant) -> bool {
-        let port = self.0.get(&target.formats).filter(|_| target.key.is_none());
-        port.is_some_and(|port| port.lock().is_plain(to, now))
+impl Outbound for Outlet {
+    fn open(&self, request: &OpenRequest, now: Instant) -> io::Result<Opened> {
+        let port = self.port.as_ref().ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let conn = TricklesConn::connect(port, request.ip()?, self.target, now)?;
+        Ok(Conn::Trickles(conn).into())
     }
 
-    /// Begins a connection.
-    ///
-    /// # Errors
-    /// There is no route, no port number is left, or the port could not be opened.
-    pub fn connect(
-        &self,
-        target: TricklesTarget,
-        to: SocketAddr,
-        now: Instant,
-    ) -> io::Result<TricklesConn> {
-        let port = self.0.get(&target.formats).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        TricklesConn::connect(port, to, target, now)
+    fn can_splice(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the server is known to know only TCP, and TCP is permitted.
+    fn is_known_to_fail(&self, to: &Address, now: Instant) -> bool {
+        let port = self.port.as_ref().filter(|_| self.target.key.is_none());
+        port.is_some_and(|port| matches!(to, Address::Ip(to) if port.lock().is_plain(*to, now)))
     }
 }

@@ -17,7 +17,7 @@ use viaduct_sys::socket::tcp::TcpOptions;
 use crate::access_log::AccessLogArgs;
 use crate::engine::config::EngineConfig;
 use crate::engine::destination::Target;
-use crate::engine::outbound::Outbound;
+use crate::engine::outbound::OutboundSpec;
 use crate::engine::policy::{Plan, Policies};
 use crate::engine::trickles::TricklesTarget;
 use crate::text;
@@ -162,13 +162,13 @@ fn all_policies(
     registry: &Registry,
 ) -> Result<Policies> {
     let by = match (args.next, args.tunnel.tunnel, args.trickles) {
-        (Some(at), ..) => Outbound::Hop(at),
-        (None, Some(_), _) => Outbound::Tunnel(String::new()),
+        (Some(at), ..) => OutboundSpec::Hop(at),
+        (None, Some(_), _) => OutboundSpec::Tunnel(String::new()),
         (None, None, Some(formats)) => {
             let key = args.trickles_key;
-            Outbound::Trickles(TricklesTarget { formats, key, ..TricklesTarget::default() })
+            OutboundSpec::Trickles(TricklesTarget { formats, key, ..TricklesTarget::default() })
         }
-        (None, None, None) => Outbound::Direct,
+        (None, None, None) => OutboundSpec::Direct,
     };
     let handlers = chain(&args.handler, registry).map_err(|e| anyhow!("handler: {e}"))?;
     let otherwise = Plan { by, handlers, rate: args.rate, ..Plan::default() };

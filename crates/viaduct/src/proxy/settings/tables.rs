@@ -10,7 +10,7 @@ use viaduct_proto::flow::{HandlerSpec, Registry};
 
 use super::args::ProxyArgs;
 use crate::engine::chain_io::Factories;
-use crate::engine::outbound::Outbound;
+use crate::engine::outbound::OutboundSpec;
 use crate::engine::policy::{Plan, Policy};
 use crate::engine::trickles::{PacketFormats, TricklesTarget};
 use crate::tunnel::settings::TunnelName;
@@ -124,13 +124,13 @@ impl PolicyTable {
         let tunnel = self.tunnel.as_ref().map(|value| tunnel(value, tunnels)).transpose()?;
         let by = match (self.direct, self.next, tunnel, self.trickles) {
             (false, None, None, None) => otherwise.by.clone(),
-            (true, None, None, None) => Outbound::Direct,
-            (false, Some(at), None, None) => Outbound::Hop(at),
-            (false, None, Some(name), None) => Outbound::Tunnel(name.to_string()),
+            (true, None, None, None) => OutboundSpec::Direct,
+            (false, Some(at), None, None) => OutboundSpec::Hop(at),
+            (false, None, Some(name), None) => OutboundSpec::Tunnel(name.to_string()),
             (false, None, None, Some(formats)) => {
                 let key = self.trickles_key.as_deref().map(str::parse).transpose();
                 let key = key.map_err(|error| format!("trickles-key: {error}"))?;
-                Outbound::Trickles(TricklesTarget { formats, key, ..TricklesTarget::default() })
+                OutboundSpec::Trickles(TricklesTarget { formats, key, ..TricklesTarget::default() })
             }
             _ => return Err("direct, next, tunnel and trickles exclude each other".to_owned()),
         };
@@ -149,7 +149,11 @@ impl PolicyTable {
         let accepts = self.side == Side::Accept;
         match (accepts, &handlers, &by) {
             (true, None, _) => return Err("side: \"accept\" is for handlers".to_owned()),
-            (true, _, Outbound::Hop(_) | Outbound::Tunnel(_) | Outbound::Trickles(_)) => {
+            (
+                true,
+                _,
+                OutboundSpec::Hop(_) | OutboundSpec::Tunnel(_) | OutboundSpec::Trickles(_),
+            ) => {
                 return Err(
                     "side: who accepts goes straight to the server, not by next, tunnel or \
                     trickles; add direct = true"

@@ -1,0 +1,48 @@
+//! Straight to the server, by the kernel's TCP.
+
+use std::io;
+use std::sync::Arc;
+
+use mio::net::TcpStream;
+use tracing::warn;
+use viaduct_proto::time::Instant;
+use viaduct_sys::socket::tcp::{self, LongHaul, SynContent};
+
+use super::{OpenRequest, Opened, Outbound};
+use crate::engine::conn::Conn;
+use crate::engine::hop_signalling::HopSignaller;
+
+/// The kernel's TCP.
+#[derive(Debug)]
+pub(super) struct Direct(pub(super) Arc<HopSignaller>);
+
+impl Outbound for Direct {
+    /// Begins a connection with the option of the client's SYN, which is for a hop further on.
+    /// That hop waits for an option, whatever form is configured here.
+    fn open(&self, request: &OpenRequest, _: Instant) -> io::Result<Opened> {
+        match self.0.open_by_option(request) {
+            Some(opened) => opened,
+            None => connect(request, SynContent::Nothing).map(|(conn, _)| conn.into()),
+        }
+    }
+}
+
+/// Begins a connection whose SYN carries `content`. Returns also the number of its bytes that the
+/// SYN has taken.
+pub(in crate::engine) fn connect(
+    request: &OpenRequest,
+    content: SynContent<'_>,
+) -> io::Result<(Conn, usize)> {
+    let OpenRequest { from, options, haul, .. } = request;
+    let (stream, sent) = tcp::connect_with(request.ip()?, *from, *options, content)?;
+    let stream = TcpStream::from_std(stream);
+    set_up(&stream, haul.as_ref());
+    Ok((Conn::Tcp(stream.into()), sent))
+}
+
+/// Applies the long-haul settings to a connection that crosses the long link.
+pub(in crate::engine) fn set_up(stream: &TcpStream, haul: Option<&LongHaul>) {
+    if let Some(Err(error)) = haul.map(|haul| haul.apply(stream)) {
+        warn!("set up a connection across the long link: {error}");
+    }
+}

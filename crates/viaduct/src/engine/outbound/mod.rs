@@ -1,0 +1,169 @@
+//! Outbounds: the ways by which flows leave, each with the connections that it opens.
+//!
+//! ```text
+//!   policy: OutboundSpec ──▶ Outbounds ──▶ Outbound::open ──▶ Conn, and its preface
+//! ```
+//!
+//! | file | outbound |
+//! |---|---|
+//! | here | [`Outbound`], and [`Outbounds`]: the table of a loop |
+//! | `spec` | description of an outbound in a policy |
+//! | `direct` | to the server, by the kernel's TCP |
+//! | `hop` | to a hop, which is sent the flow's addresses |
+//! | `tunnel` | through a tunnel ([`crate::tunnel`]) |
+//!
+//! Others are where their state is: Trickles ([`super::trickles`]), connections that offer handlers
+//! ([`super::negotiation`]), and a parent master in the kernel's place ([`crate::master`]).
+
+mod direct;
+mod hop;
+mod spec;
+mod tunnel;
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use viaduct_proto::flow::Address;
+use viaduct_proto::split::proxy::Addresses;
+use viaduct_proto::time::Instant;
+use viaduct_sys::socket::tcp::{LongHaul, TcpOptions};
+
+use self::direct::Direct;
+pub(super) use self::direct::{connect, set_up};
+pub use self::spec::OutboundSpec;
+use super::config::EngineConfig;
+use super::conn::Conn;
+use super::hop_signalling::HopSignaller;
+use super::negotiation::Negotiation;
+use super::trickles::Trickles;
+use crate::tunnel::Outlet;
+use crate::tunnel::settings::TunnelName;
+
+/// Opener of outbound connections.
+pub trait Outbound: Debug + Send + Sync {
+    /// Begins a connection.
+    ///
+    /// # Errors
+    /// The connect failed at once.
+    fn open(&self, request: &OpenRequest, now: Instant) -> io::Result<Opened>;
+
+    /// Returns whether its connections are the kernel's, whose bytes can be spliced.
+    fn can_splice(&self) -> bool {
+        true
+    }
+
+    /// Returns whether a connection to `to` is known to fail, and may be opened directly instead.
+    fn is_known_to_fail(&self, _to: &Address, _now: Instant) -> bool {
+        false
+    }
+}
+
+/// Request for a connection.
+#[derive(Clone, Debug)]
+pub struct OpenRequest {
+    /// Destination; a host name for tunnels alone.
+    pub to: Address,
+    /// Local address, if not this host's own.
+    pub from: Option<SocketAddr>,
+    /// Source address that the flow is carried for.
+    pub source: SocketAddr,
+    /// Addresses to send to the hop, or to a hop further on.
+    pub signalled: Option<Addresses>,
+    /// Options of the socket.
+    pub options: TcpOptions,
+    /// Long-haul socket settings, if the connection crosses the long link.
+    pub haul: Option<LongHaul>,
+}
+
+/// A connection that was begun.
+#[derive(Debug)]
+pub struct Opened {
+    /// The connection.
+    pub conn: Conn,
+    /// Bytes to send before the payload.
+    pub preface_out: Vec<u8>,
+}
+
+/// Outbounds of a loop, by their description in policies.
+#[derive(Debug, Default)]
+pub(super) struct Outbounds {
+    table: HashMap<OutboundSpec, Arc<dyn Outbound>>,
+    /// Negotiation with far ends, if there is one.
+    pub(super) negotiation: Option<Arc<Negotiation>>,
+}
+
+impl OpenRequest {
+    /// Returns a request for a connection to `to`, for `source`, and nothing else.
+    pub fn new(to: Address, source: SocketAddr, options: TcpOptions) -> OpenRequest {
+        OpenRequest { to, from: None, source, signalled: None, options, haul: None }
+    }
+
+    /// Address of the destination.
+    ///
+    /// # Errors
+    /// The destination is a host name.
+    pub fn ip(&self) -> io::Result<SocketAddr> {
+        match &self.to {
+            Address::Ip(to) => Ok(*to),
+            Address::Name(name, _) => {
+                Err(io::Error::other(format!("{name}: host names pass through tunnels alone")))
+            }
+        }
+    }
+}
+
+impl From<Conn> for Opened {
+    fn from(conn: Conn) -> Opened {
+        Opened { conn, preface_out: Vec::new() }
+    }
+}
+
+impl Outbounds {
+    /// Returns the outbounds that the policies of `config` name.
+    pub(super) fn new(
+        config: &EngineConfig,
+        signaller: &Arc<HopSignaller>,
+        tunnels: &HashMap<TunnelName, Outlet>,
+        trickles: &Trickles,
+    ) -> Outbounds {
+        let direct: Arc<dyn Outbound> = match &config.parent {
+            Some(parent) => parent.clone(),
+            None => Arc::new(Direct(signaller.clone())),
+        };
+        let entry = |spec: &OutboundSpec| {
+            let outbound: Arc<dyn Outbound> = match spec {
+                OutboundSpec::Direct => direct.clone(),
+                OutboundSpec::Hop(_) => signaller.clone(),
+                OutboundSpec::Tunnel(name) => Arc::new(tunnels.get(&name[..])?.clone()),
+                OutboundSpec::Trickles(target) => Arc::new(trickles.outlet(*target)),
+            };
+            Some((spec.clone(), outbound))
+        };
+        let named = config.policies.outbounds().chain([&OutboundSpec::Direct]);
+        Outbounds {
+            table: named.filter_map(entry).collect(),
+            negotiation: config.negotiation.clone(),
+        }
+    }
+
+    /// Outbound that a policy describes as `spec`.
+    ///
+    /// # Errors
+    /// A tunnel of that name does not exist: a change of tunnels needs a restart.
+    pub(super) fn get(&self, spec: &OutboundSpec) -> io::Result<&dyn Outbound> {
+        let found = self.table.get(spec).map(|outbound| &**outbound);
+        found.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+    }
+
+    /// Outbound of further connections of a flow. With negotiation they send the offer again;
+    /// whether the other end agrees shows in its bytes.
+    pub(super) fn further(&self) -> io::Result<&dyn Outbound> {
+        match &self.negotiation {
+            Some(negotiation) => Ok(&**negotiation),
+            None => self.get(&OutboundSpec::Direct),
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Description of an outbound.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::trickles::{PacketFormats, TricklesTarget};
+
+/// Outbound of a flow, as policies name it: to its server, or by way of another program.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OutboundSpec {
+    /// Directly to the server.
+    #[default]
+    Direct,
+    /// By the hop at this address.
+    Hop(SocketAddr),
+    /// Through the tunnel of this name; empty for the unnamed one.
+    Tunnel(String),
+    /// To the server by Trickles; by TCP where the server knows nothing else, unless all is to
+    /// be encrypted.
+    Trickles(TricklesTarget),
+}
+
+impl OutboundSpec {
+    /// Address of the hop, if the flow goes by one.
+    pub fn hop(&self) -> Option<SocketAddr> {
+        match self {
+            OutboundSpec::Hop(at) => Some(*at),
+            OutboundSpec::Direct | OutboundSpec::Tunnel(_) | OutboundSpec::Trickles(_) => None,
+        }
+    }
+
+    /// Parameters of Trickles, if the flow goes by it.
+    pub fn trickles(&self) -> Option<TricklesTarget> {
+        match self {
+            OutboundSpec::Trickles(target) => Some(*target),
+            OutboundSpec::Direct | OutboundSpec::Hop(_) | OutboundSpec::Tunnel(_) => None,
+        }
+    }
+}
+
+/// Form used in tables: `direct`, `10.0.0.1:7000`, `tunnel paris`, `trickles udp`.
+impl fmt::Display for OutboundSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OutboundSpec::Direct => f.write_str("direct"),
+            OutboundSpec::Hop(at) => at.fmt(f),
+            OutboundSpec::Tunnel(name) if name.is_empty() => f.write_str("tunnel"),
+            OutboundSpec::Tunnel(name) => write!(f, "tunnel {name}"),
+            OutboundSpec::Trickles(TricklesTarget {
+                formats: PacketFormats::Auto,
+                key: None,
+                ..
+            }) => f.write_str("trickles"),
+            OutboundSpec::Trickles(target) => write!(f, "trickles {target}"),
+        }
+    }
+}

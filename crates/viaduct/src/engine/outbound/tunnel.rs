@@ -1,0 +1,19 @@
+//! Through a tunnel, as a session.
+
+use std::io;
+
+use viaduct_proto::time::Instant;
+
+use super::{OpenRequest, Opened, Outbound};
+use crate::engine::conn::Conn;
+use crate::tunnel::Outlet;
+
+impl Outbound for Outlet {
+    fn open(&self, request: &OpenRequest, _: Instant) -> io::Result<Opened> {
+        Ok(Conn::Session(self.open(request.to.clone(), request.source)).into())
+    }
+
+    fn can_splice(&self) -> bool {
+        false
+    }
+}
