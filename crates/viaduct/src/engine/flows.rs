@@ -179,7 +179,7 @@ impl Flows {
 
     fn take_out(&mut self, key: usize) -> Option<Flow> {
         let mut flow = self.slab.try_remove(key)?;
-        flow.alarm.map(|at| self.alarms.remove(&(at, key)));
+        flow.times.alarm.map(|at| self.alarms.remove(&(at, key)));
         flow.release(&mut self.shared);
         Some(flow)
     }
@@ -188,10 +188,10 @@ impl Flows {
     pub fn set_alarm(&mut self, key: usize) {
         let Some(flow) = self.slab.get_mut(key) else { return };
         let next = flow.poll_timeout();
-        if next != flow.alarm {
-            flow.alarm.map(|at| self.alarms.remove(&(at, key)));
+        if next != flow.times.alarm {
+            flow.times.alarm.map(|at| self.alarms.remove(&(at, key)));
             next.map(|at| self.alarms.insert((at, key)));
-            flow.alarm = next;
+            flow.times.alarm = next;
         }
     }
 
@@ -204,7 +204,7 @@ impl Flows {
     pub fn poll_alarm(&mut self, now: Instant) -> Option<usize> {
         let &(_, key) = self.alarms.first().filter(|(at, _)| *at <= now)?;
         self.alarms.pop_first();
-        self.at(key).alarm = None;
+        self.at(key).times.alarm = None;
         Some(key)
     }
 

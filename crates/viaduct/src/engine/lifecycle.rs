@@ -92,7 +92,7 @@ impl Worker {
         let flow = self.flows.at(key);
         let is_new = flow.becomes_established();
         if is_new {
-            let took = now.since(flow.begun);
+            let took = now.since(flow.times.begun);
             answer(flow);
             flow.accept_client();
             match self.programs.has_listening(key) {
@@ -174,7 +174,7 @@ impl Worker {
             self.end(started.key, true);
         }
         let Limits { connect, handshake, idle, .. } = self.config.limits;
-        let quiet = |flow: &Flow| flow.has_client().then(|| now.since(flow.moved));
+        let quiet = |flow: &Flow| flow.has_client().then(|| now.since(flow.times.moved));
         let unanswered = |flow: &Flow| !flow.is_connected() && quiet(flow) > Some(connect);
         for key in self.flows.pick(unanswered) {
             self.unanswered(key, &io::ErrorKind::TimedOut.into());
@@ -183,7 +183,9 @@ impl Worker {
         // time.
         let silent = |key: &usize| {
             let flow = self.flows.get(*key);
-            flow.is_some_and(|flow| now.since(flow.begun) > handshake && !flow.serves_others())
+            flow.is_some_and(|flow| {
+                now.since(flow.times.begun) > handshake && !flow.serves_others()
+            })
         };
         let silent: Vec<usize> = self.programs.all_listening().filter(silent).collect();
         for key in silent {
@@ -207,7 +209,7 @@ impl Worker {
     fn end_abandoned(&mut self, now: Instant) {
         let mut left = self.programs.abandoned();
         let coming =
-            |flow: &Flow| flow.is_coming() && now.since(flow.moved) > PROGRAM_CONNECT_TIMEOUT;
+            |flow: &Flow| flow.is_coming() && now.since(flow.times.moved) > PROGRAM_CONNECT_TIMEOUT;
         left.extend(self.flows.pick(coming));
         for key in left {
             self.end(key, true);
@@ -221,14 +223,14 @@ impl Worker {
         if silence.is_unlimited() {
             return;
         }
-        let lasts = |flow: &Flow| flow.has_client() && now.since(flow.begun) > SWEEP_INTERVAL;
-        let due = |flow: &Flow| match (flow.checked, silence.interval()) {
+        let lasts = |flow: &Flow| flow.has_client() && now.since(flow.times.begun) > SWEEP_INTERVAL;
+        let due = |flow: &Flow| match (flow.times.checked, silence.interval()) {
             (None, _) => true,
             (Some(at), Some(interval)) => now.since(at) >= interval,
             (Some(_), None) => false,
         };
         let keys = self.flows.pick(|flow| flow.is_connected() && lasts(flow) && due(flow));
-        let due = keys.into_iter().map(|key| (self.flows.at(key).checked, key)).collect();
+        let due = keys.into_iter().map(|key| (self.flows.at(key).times.checked, key)).collect();
         for key in first_to_check(due, MIN_CHECKS.max(self.flows.len() / CHECK_SHARE)) {
             self.flows.at(key).check_liveness(silence, now);
         }

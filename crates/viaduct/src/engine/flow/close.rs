@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use viaduct_proto::time::Instant;
 
-use super::{End, Flow, Middle, Moved, Shared, Stage};
+use super::state::State;
+use super::{End, Flow, Middle, Moved, Shared};
+use crate::engine::chain_io::Stage;
 use crate::engine::conn::Conn;
 use crate::engine::destination::error_of;
 
@@ -19,7 +21,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// State of a flow with a broken end.
 #[derive(Debug)]
-pub(super) struct Breaking {
+pub(super) struct Closing {
     error: io::Error,
     /// End that broke, if known.
     end: Option<End>,
@@ -33,21 +35,24 @@ pub(super) struct Breaking {
 
 impl Flow {
     /// Puts the flow into this state, for this reason.
-    pub(super) fn breaks(&mut self, error: io::Error, now: Instant) {
+    pub(super) fn start_closing(&mut self, error: io::Error, now: Instant) {
+        let ends = [End::Client, End::Server];
+        let noted = ends.into_iter().find(|end| self.ends[*end as usize].is_broken);
         let end = match &mut self.middle {
             // The end may have broken before there was anything to move.
             Middle::Relay(relay) => {
-                if let Some(end) = self.broken_end {
+                if let Some(end) = noted {
                     relay.set_broken(end);
                 }
                 relay.broken()
             }
-            Middle::Chain(chain_io) => self.broken_end.or(Some(match chain_io.stage() {
+            Middle::Chain(chain_io) => noted.or(Some(match chain_io.stage() {
                 Stage::Failed(_) => End::Server,
                 Stage::Opening | Stage::Open => End::Client,
             })),
         };
-        self.breaking = Some(Breaking { error, end, left: u64::MAX, since: now, next_check: now });
+        let closing = Closing { error, end, left: u64::MAX, since: now, next_check: now };
+        self.state = State::Closing(closing);
     }
 
     /// Error of the handlers, if they gave up after the flow was established.
@@ -67,21 +72,20 @@ impl Flow {
         now: Instant,
     ) -> io::Result<Moved> {
         let left = self.undelivered(shared, &mut moved, now);
-        let Some(mut breaking) = self.breaking.take() else { return Ok(moved) };
-        if left < breaking.left {
-            (breaking.left, breaking.since) = (left, now);
+        let state = std::mem::replace(&mut self.state, State::Established);
+        let State::Closing(mut closing) = state else { return Ok(moved) };
+        if left < closing.left {
+            (closing.left, closing.since) = (left, now);
         }
-        if left == 0 {
-            return Err(breaking.error);
+        let is_late = now.since(closing.since) > RESET_TIMEOUT;
+        if left == 0 || is_late && !self.aborts(now) {
+            return Err(closing.error);
         }
-        if now.since(breaking.since) > RESET_TIMEOUT {
-            if !self.aborts(now) {
-                return Err(breaking.error);
-            }
-            breaking.since = now;
+        if is_late {
+            closing.since = now;
         }
-        breaking.next_check = now + CHECK_INTERVAL;
-        self.breaking = Some(breaking);
+        closing.next_check = now + CHECK_INTERVAL;
+        self.state = State::Closing(closing);
         Ok(moved)
     }
 
@@ -96,10 +100,7 @@ impl Flow {
 
     /// Bytes that remain undelivered, here and in flight.
     fn undelivered(&mut self, shared: &mut Shared, moved: &mut Moved, now: Instant) -> u64 {
-        if !self.is_connected() {
-            return 0;
-        }
-        let broken = self.breaking.as_ref().and_then(|breaking| breaking.end);
+        let State::Closing(Closing { end: broken, .. }) = self.state else { return 0 };
         // Preface bytes for the other end still come first.
         let living: &[End] = match broken {
             Some(End::Client) => &[End::Server],
@@ -107,27 +108,27 @@ impl Flow {
             None => &[End::Client, End::Server],
         };
         for &end in living {
-            match self.send_preface(end) {
+            let end = &mut self.ends[end as usize];
+            match end.send_preface() {
                 Ok(true) => {}
-                Ok(false) => return self.preface_out[end as usize].len() as u64,
+                Ok(false) => return end.preface_out.len() as u64,
                 Err(_) => return 0,
             }
         }
-        let here = match (&mut self.middle, &mut self.conns) {
-            (Middle::Chain(chain_io), [client, server]) => {
-                chain_io.deliver_rest([client.as_mut(), server.as_mut()], &mut shared.scratch, now)
+        let [client, server] = self.ends.each_mut().map(|end| end.conn.as_mut());
+        let here = match &mut self.middle {
+            Middle::Chain(chain_io) => {
+                chain_io.deliver_rest([client, server], &mut shared.scratch, now)
             }
-            (Middle::Relay(relay), [Some(client), Some(server)]) => {
-                match (client.tcp(), server.tcp()) {
-                    (Some(client), Some(server)) => {
-                        relay.deliver_rest([client, server], &mut shared.pipes, &mut moved.bytes)
-                    }
-                    _ => 0,
-                }
+            Middle::Relay(relay) => {
+                let [client, server] =
+                    [client, server].map(|conn| conn.and_then(|conn| conn.tcp()));
+                client.zip(server).map_or(0, |(client, server)| {
+                    relay.deliver_rest([client, server], &mut shared.pipes, &mut moved.bytes)
+                })
             }
-            (Middle::Relay(_), _) => 0,
         };
-        let to = living.iter().filter_map(|&end| self.conns[end as usize].as_ref());
+        let to = living.iter().filter_map(|&end| self.ends[end as usize].conn.as_ref());
         here + to.map(Conn::unacknowledged).sum::<u64>()
     }
 }

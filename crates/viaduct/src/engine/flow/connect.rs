@@ -1,4 +1,4 @@
-//! Setup of a flow's halves: the server's, and the client's where that comes later.
+//! Setup of the server's end of a flow, and its take-over by the flow of the client.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,7 +8,10 @@ use tracing::warn;
 use viaduct_proto::time::Instant;
 use viaduct_sys::socket::tcp;
 
-use super::{Begun, End, Flow, Middle, Progress};
+use super::client::PendingClient;
+use super::end::FlowEnd;
+use super::state::State;
+use super::{Begun, End, Flow, Middle, Times};
 use crate::engine::chain_io::Stage;
 use crate::engine::conn::Conn;
 use crate::engine::destination::failure;
@@ -21,18 +24,17 @@ impl Flow {
     pub fn set_server(&mut self, begun: Begun, now: Instant) {
         let Begun { opened, middle, pending_negotiation, route } = begun;
         let urgent = self.client_is_urgent();
-        (self.conns[1], self.middle, self.pending_negotiation) =
-            (Some(opened.conn), middle, pending_negotiation);
-        self.liveness[1] = Liveness::New;
-        self.route = Some(route);
-        (self.begun, self.moved) = (now, now);
-        self.preface_out[1] = opened.preface_out;
-        if let Some(request) = &mut self.request {
+        let Opened { conn, preface_out } = opened;
+        self.ends[1] = FlowEnd { conn: Some(conn), preface_out, ..FlowEnd::default() };
+        (self.middle, self.route) = (middle, Some(route));
+        self.state = State::Connecting(pending_negotiation);
+        (self.times.begun, self.times.moved) = (now, now);
+        if let Some(PendingClient::Requesting(request)) = &mut self.pending_client {
             request.begun = true;
             let pipelined = std::mem::take(&mut request.bytes);
             self.pipelined += pipelined.len() as u64;
             match &mut self.middle {
-                Middle::Relay(_) => self.preface_out[1].extend(pipelined),
+                Middle::Relay(_) => self.ends[1].preface_out.extend(pipelined),
                 Middle::Chain(chain_io) => chain_io.write(pipelined, now),
             }
         }
@@ -51,9 +53,8 @@ impl Flow {
         let stays = matches!((&self.middle, self.by()), (Middle::Relay(_), OutboundSpec::Direct));
         let next = self.further_addresses.pop_front();
         let next = next.filter(|_| stays && !self.is_connected())?;
-        self.conns[1] = None;
-        let said = std::mem::take(&mut self.preface_out[1]);
-        if let Some(request) = &mut self.request {
+        let said = std::mem::take(&mut self.ends[1]).preface_out;
+        if let Some(PendingClient::Requesting(request)) = &mut self.pending_client {
             (request.begun, self.pipelined) = (false, 0);
             drop(request.bytes.splice(..0, said));
         }
@@ -75,36 +76,25 @@ impl Flow {
     /// Takes over the second half of a flow without a client. This flow's client awaits no
     /// answer.
     pub fn adopt(&mut self, early: Flow, now: Instant) {
-        let is_connected = early.is_connected();
-        let Flow {
-            conns: [_, server],
-            preface_out: [_, preface_out],
-            middle,
-            pending_negotiation,
-            route,
-            begun,
-            ..
-        } = early;
-        let Some((conn, route)) = server.zip(route) else { return };
-        let opened = Opened { conn, preface_out };
-        self.set_server(Begun { opened, middle, pending_negotiation, route }, now);
-        self.begun = begun;
-        // This flow's client is still to be told.
-        self.progress = if is_connected { Progress::Connected } else { Progress::Connecting };
+        let Flow { ends: [_, server], middle, route, state, times: Times { begun, .. }, .. } =
+            early;
+        let Some((conn, route)) = server.conn.zip(route) else { return };
+        let opened = Opened { conn, preface_out: server.preface_out };
+        self.set_server(Begun { opened, middle, pending_negotiation: None, route }, now);
+        self.times.begun = begun;
+        self.state = match state {
+            State::Connecting(pending_negotiation) => State::Connecting(pending_negotiation),
+            // This flow's client is still to be told.
+            _ => State::Connected,
+        };
         self.clear_request();
     }
 
-    /// Sets the client's connection.
-    pub fn set_client(&mut self, client: Conn, now: Instant) {
-        (self.conns[0], self.moved) = (Some(client), now);
-        self.pace();
-        self.ready(End::Client, true, true);
-    }
-
     /// Sets the kernel's pacing rate.
-    fn pace(&self) {
+    pub(super) fn pace(&self) {
         let Some(bits) = self.route.as_ref().and_then(|route| route.plan.rate) else { return };
-        for stream in self.conns.iter().flatten().filter_map(Conn::tcp) {
+        let conns = self.ends.iter().filter_map(|end| end.conn.as_ref());
+        for stream in conns.filter_map(Conn::tcp) {
             if let Err(error) = tcp::pace(stream, bits / 8) {
                 warn!("limit the rate of a flow: {error}");
             }
@@ -114,11 +104,12 @@ impl Flow {
     /// Goes on to `server` over the kernel's TCP; bytes written to the server before that it
     /// has not received are sent there first.
     pub fn fall_back_to_tcp(&mut self, server: Conn) {
-        self.liveness[1] = Liveness::New;
-        if let Some(Conn::Trickles(conn)) = self.conns[1].replace(server) {
+        let end = &mut self.ends[1];
+        end.liveness = Liveness::New;
+        if let Some(Conn::Trickles(conn)) = end.conn.replace(server) {
             let (mut said, ends_after_preface) = conn.into_unsent();
-            said.append(&mut self.preface_out[1]);
-            (self.preface_out[1], self.ends_after_preface) = (said, ends_after_preface);
+            said.append(&mut end.preface_out);
+            (end.preface_out, end.ends_after_preface) = (said, ends_after_preface);
         }
         if let Some(route) = &mut self.route {
             route.fell_back = true;
@@ -126,17 +117,22 @@ impl Flow {
         self.pace();
     }
 
-    /// Settles the middle after the far end is connected: it may depend on the negotiation.
-    fn decide(&mut self, now: Instant) -> io::Result<()> {
-        let (Some(server), true) = (&self.conns[1], self.is_connected()) else { return Ok(()) };
-        let Some(pending_negotiation) = self.pending_negotiation.take() else { return Ok(()) };
+    /// Records that the far end is connected, and settles the middle if it is negotiated with it.
+    fn settle(&mut self, now: Instant) -> io::Result<()> {
+        let State::Connecting(pending_negotiation) = &mut self.state else { return Ok(()) };
+        let pending_negotiation = pending_negotiation.take();
+        self.state = State::Connected;
+        let (Some(pending_negotiation), Some(server)) = (pending_negotiation, &self.ends[1].conn)
+        else {
+            return Ok(());
+        };
         let urgent = self.client_is_urgent();
         self.middle = pending_negotiation.decide(server, now)?;
         match &mut self.middle {
             Middle::Chain(chain_io) if chain_io.is_guest() => {
                 // The handlers may want this connection for several flows, this one among them.
-                self.spare = self.conns[1].replace(Conn::Pending);
-                self.progress = Progress::Connecting;
+                self.spare = self.ends[1].conn.replace(Conn::Pending);
+                self.state = State::Connecting(None);
             }
             Middle::Chain(chain_io) => chain_io.connected(server, now),
             Middle::Relay(_) => {}
@@ -149,13 +145,10 @@ impl Flow {
     /// Checks whether the server's end is connected. `Err`: it failed, and the handlers have no
     /// alternative.
     pub fn check_connected(&mut self, now: Instant) -> io::Result<()> {
-        let Some(server) = &self.conns[1] else { return Ok(()) };
+        let Some(server) = &self.ends[1].conn else { return Ok(()) };
         let chain_io = match &mut self.middle {
             Middle::Relay(_) => {
-                if server.check_connected()? {
-                    self.set_connected();
-                }
-                return self.decide(now);
+                return if server.check_connected()? { self.settle(now) } else { Ok(()) };
             }
             Middle::Chain(chain_io) if chain_io.is_without_main() => return Ok(()),
             Middle::Chain(chain_io) => chain_io,
@@ -172,28 +165,6 @@ impl Flow {
                     return Err(error);
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// Sets the program's connection, which is still being made.
-    pub fn set_coming(&mut self, client: Conn, now: Instant) {
-        (self.coming, self.moved) = (Some(client), now);
-    }
-
-    /// Returns whether a program's connection is being made.
-    pub fn is_coming(&self) -> bool {
-        self.coming.is_some()
-    }
-
-    /// Checks whether the program's connection is made; it then becomes the client's end.
-    /// `Err`: it failed.
-    pub fn check_coming(&mut self, now: Instant) -> io::Result<()> {
-        if let Some(client) = &self.coming
-            && client.check_connected()?
-            && let Some(client) = self.coming.take()
-        {
-            self.set_client(client, now);
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::io;
 use viaduct_proto::flow::Failure;
 use viaduct_proto::time::Instant;
 
+use super::state::State;
 use super::{End, Flow, Middle, Moved, Shared};
 
 impl Flow {
@@ -36,20 +37,18 @@ impl Flow {
     /// that slow.
     pub fn awaits_room(&mut self) -> bool {
         let full = match &self.middle {
-            Middle::Relay(relay) => relay.client_is_full() || !self.preface_out[0].is_empty(),
+            Middle::Relay(relay) => relay.client_is_full() || !self.ends[0].preface_out.is_empty(),
             Middle::Chain(_) => true,
         };
-        full && self.has_client() && !std::mem::replace(&mut self.room_watched, true)
+        full && self.has_client() && !std::mem::replace(&mut self.ends[0].is_room_watched, true)
     }
 
     /// Time at which the flow is driven even without an event.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        if let Some(breaking) = &self.breaking {
-            return Some(breaking.next_check);
-        }
-        match &self.middle {
-            Middle::Relay(_) => None,
-            Middle::Chain(chain_io) => chain_io.poll_timeout(),
+        match (&self.state, &self.middle) {
+            (State::Closing(closing), _) => Some(closing.next_check),
+            (_, Middle::Relay(_)) => None,
+            (_, Middle::Chain(chain_io)) => chain_io.poll_timeout(),
         }
     }
 
@@ -57,7 +56,7 @@ impl Flow {
     /// bytes.
     pub fn drive(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
         let mut moved = Moved::default();
-        if self.breaking.is_none() {
+        if !matches!(self.state, State::Closing(_)) {
             let error = match self.go_on(shared, &mut moved, now) {
                 Ok(()) => match self.chain_error() {
                     None => return Ok(moved),
@@ -65,7 +64,7 @@ impl Flow {
                 },
                 Err(error) => error,
             };
-            self.breaks(error, now);
+            self.start_closing(error, now);
         }
         self.deliver_rest(shared, moved, now)
     }
@@ -77,28 +76,20 @@ impl Flow {
             return Ok(());
         }
         // The client broke during its request, which may have been complete.
-        if self.broken_end == Some(End::Client) && is_connected {
+        if self.ends[0].is_broken && is_connected {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         // Handlers may use connections other than the flow's own.
         let held = match is_connected {
-            true => [
-                !self.send_preface_or_break(End::Client)?,
-                !self.send_preface_or_break(End::Server)?,
-            ],
+            true => {
+                [!self.ends[0].send_preface_or_break()?, !self.ends[1].send_preface_or_break()?]
+            }
             false => [true; 2],
         };
-        if self.ends_after_preface
-            && !held[1]
-            && let Some(server) = &mut self.conns[1]
-            && server.check_connected()?
-        {
-            server.shutdown().inspect_err(|_| self.broken_end = Some(End::Server))?;
-            self.ends_after_preface = false;
-        }
-        match (&mut self.middle, &mut self.conns) {
+        let [client, server] = self.ends.each_mut().map(|end| &mut end.conn);
+        match (&mut self.middle, client, server) {
             // Handlers talk to the far end before there is a client.
-            (Middle::Chain(chain_io), [client, server]) => {
+            (Middle::Chain(chain_io), client, server) => {
                 // A flow without a client may still become the second half of another flow.
                 let is_whole = client.is_some() || chain_io.is_alone();
                 let client = client.as_mut().filter(|_| is_connected);
@@ -111,24 +102,24 @@ impl Flow {
                     self.set_connected();
                 }
             }
-            (Middle::Relay(relay), [Some(client), Some(server)]) => {
+            (Middle::Relay(relay), Some(client), Some(server)) => {
                 let (Some(client), Some(server)) = (client.tcp(), server.tcp()) else {
                     return Err(io::Error::other("an end that cannot be spliced"));
                 };
                 relay.drive([client, server], held, &mut shared.pipes, moved)?;
             }
-            (Middle::Relay(_), _) => return Ok(()),
+            (Middle::Relay(_), ..) => return Ok(()),
         }
         moved.bytes[0] += std::mem::take(&mut self.pipelined);
         if moved.bytes != [0, 0] {
-            self.moved = now;
+            self.times.moved = now;
         }
         Ok(())
     }
 
     /// Resets both ends.
     pub fn reset(&mut self) {
-        let why = self.broken.unwrap_or(Failure::Reset);
+        let why = self.broken().unwrap_or(Failure::Reset);
         self.conns().into_iter().flatten().for_each(|conn| conn.reset(why));
     }
 

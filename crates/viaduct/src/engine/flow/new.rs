@@ -11,11 +11,13 @@ use viaduct_proto::split::preface::Preface;
 use viaduct_proto::time::Instant;
 use viaduct_sys::socket::tcp::Mirrored;
 
-use super::{Begun, ClientRequest, End, Flow, FlowRoute, Middle, Progress};
+use super::client::{ClientRequest, PendingClient};
+use super::end::FlowEnd;
+use super::state::State;
+use super::{Begun, End, Flow, FlowRoute, Middle, Times};
 use crate::engine::account::Account;
 use crate::engine::chain_io::ChainIo;
 use crate::engine::conn::Conn;
-use crate::engine::liveness::Liveness;
 use crate::engine::relay::Relay;
 
 impl Flow {
@@ -28,25 +30,25 @@ impl Flow {
 
     /// Returns a flow with a client that has not named its destination yet.
     pub fn requesting(client: TcpStream, tuple: Tuple, preface: Preface, now: Instant) -> Flow {
-        let request = Some(ClientRequest { preface, tuple, bytes: Vec::new(), begun: false });
-        Flow {
-            conns: [Some(Conn::Tcp(client.into())), None],
-            request,
-            ..Flow::empty(tuple.client, now)
-        }
+        let mut flow = Flow::with_client(Conn::Tcp(client.into()), tuple.client, now);
+        let request = ClientRequest { preface, tuple, bytes: Vec::new(), begun: false };
+        flow.pending_client = Some(PendingClient::Requesting(request.into()));
+        flow
     }
 
     /// Returns a flow with a client that has named its destination.
     pub fn with_client(client: Conn, source: SocketAddr, now: Instant) -> Flow {
-        Flow { conns: [Some(client), None], ..Flow::empty(source, now) }
+        let mut flow = Flow::empty(source, now);
+        flow.ends[0].conn = Some(client);
+        flow
     }
 
     /// Returns a flow of an inbound connection for a program; the program gets it when its
     /// chain allows it.
     pub fn accepted(server: Conn, middle: Middle, source: SocketAddr, now: Instant) -> Flow {
         let mut flow = Flow::empty(source, now);
-        (flow.conns[1], flow.middle) = (Some(server), middle);
-        flow.progress = Progress::Connected;
+        (flow.ends[1].conn, flow.middle) = (Some(server), middle);
+        flow.state = State::Connected;
         flow.ready(End::Server, true, true);
         flow
     }
@@ -58,7 +60,7 @@ impl Flow {
         let route =
             |of: &FlowRoute| FlowRoute { plan: Arc::default(), fell_back: false, ..of.clone() };
         flow.route = other.route.as_ref().map(route);
-        (flow.conns[1], flow.middle) = (Some(network), Middle::Chain(Box::new(chain_io)));
+        (flow.ends[1].conn, flow.middle) = (Some(network), Middle::Chain(Box::new(chain_io)));
         flow.ready(End::Server, true, true);
         flow
     }
@@ -66,34 +68,22 @@ impl Flow {
     fn empty(source: SocketAddr, now: Instant) -> Flow {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Flow {
-            conns: [None, None],
-            preface_out: Default::default(),
-            ends_after_preface: false,
-            request: None,
-            source,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
+            source,
+            state: State::Connecting(None),
+            ends: [FlowEnd::default(), FlowEnd::default()],
+            pending_client: None,
+            middle: Middle::Relay(Relay::default()),
             route: None,
             further_addresses: VecDeque::new(),
-            progress: Progress::Connecting,
-            coming: None,
-            net_conns: Vec::new(),
-            breaks: false,
-            opened: false,
-            broken: None,
-            broken_end: None,
-            breaking: None,
-            middle: Middle::Relay(Relay::default()),
-            pending_negotiation: None,
             spare: None,
+            net_conns: Vec::new(),
             pipelined: 0,
-            room_watched: false,
+            has_opened: false,
+            is_reset_on_close: false,
             mirrored: Mirrored::default(),
-            liveness: [Liveness::New; 2],
-            checked: None,
             account: Account::new(now),
-            begun: now,
-            moved: now,
-            alarm: None,
+            times: Times { begun: now, moved: now, checked: None, alarm: None },
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Preface of a flow: the client's request for a destination, and other bytes before the
 //! payload.
 
-use std::io::{self, IoSlice};
+use std::io;
 
 use viaduct_sys::socket::urgent;
 
+use super::client::PendingClient;
 use super::{End, Flow};
 
 /// Maximum number of bytes of a refused client that are read and dropped.
@@ -24,7 +25,9 @@ pub enum ReadStop {
 impl Flow {
     /// Reads the client's bytes, up to an urgent byte; over it if it is next and `past` is set.
     pub fn read_preface(&mut self, most: usize, mut past: bool) -> io::Result<ReadStop> {
-        let (Some(client), Some(request)) = (&mut self.conns[0], &mut self.request) else {
+        let (Some(client), Some(PendingClient::Requesting(request))) =
+            (&mut self.ends[0].conn, &mut self.pending_client)
+        else {
             return Ok(ReadStop::All);
         };
         let mut chunk = [0; 1024];
@@ -43,7 +46,7 @@ impl Flow {
                 Ok(Some(read)) => request.bytes.extend(&chunk[..read]),
                 // Bytes received before the client broke may be enough.
                 Err(_) if !request.bytes.is_empty() => {
-                    self.broken_end = Some(End::Client);
+                    self.ends[0].is_broken = true;
                     return Ok(ReadStop::End);
                 }
                 Err(error) => return Err(error),
@@ -56,7 +59,8 @@ impl Flow {
     /// with unread bytes is reset, and its client might not read the refusal then.
     pub fn reject(&mut self, words: &[u8]) {
         self.queue_preface(End::Client, words);
-        let Some(client) = self.conns[0].as_mut().filter(|_| !words.is_empty()) else { return };
+        let client = self.ends[0].conn.as_mut().filter(|_| !words.is_empty());
+        let Some(client) = client else { return };
         let mut chunk = [0; 4096];
         for _ in 0..MAX_UNHEARD / chunk.len() {
             let Ok(Some(1..)) = client.read(&mut chunk) else { return };
@@ -65,30 +69,11 @@ impl Flow {
 
     /// Queues preface bytes for an end.
     pub fn queue_preface(&mut self, to: End, words: &[u8]) {
-        self.preface_out[to as usize].extend(words);
+        let end = &mut self.ends[to as usize];
+        end.preface_out.extend(words);
         // Without a server, no event drives the flow yet.
         if to == End::Client {
-            let _ = self.send_preface(to);
+            let _ = end.send_preface();
         }
-    }
-
-    /// Sends the preface like [`send_preface`](Flow::send_preface), and notes which end broke.
-    pub(super) fn send_preface_or_break(&mut self, to: End) -> io::Result<bool> {
-        self.send_preface(to).inspect_err(|_| self.broken_end = Some(to))
-    }
-
-    /// Writes the preface bytes of an end; false if some of them must wait.
-    pub(super) fn send_preface(&mut self, to: End) -> io::Result<bool> {
-        let (preface_out, conn) =
-            (&mut self.preface_out[to as usize], &mut self.conns[to as usize]);
-        while let Some(conn) = conn
-            && !preface_out.is_empty()
-        {
-            match conn.write(&[IoSlice::new(preface_out)])? {
-                Some(said) => drop(preface_out.drain(..said)),
-                None => return Ok(false),
-            }
-        }
-        Ok(preface_out.is_empty())
     }
 }

@@ -1,0 +1,67 @@
+//! End of a flow: its connection, and the bytes that it gets before the payload.
+
+use std::io::{self, IoSlice};
+
+use crate::engine::conn::Conn;
+use crate::engine::liveness::{DeadPeerLimits, Liveness};
+
+/// Name of an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Client = 0,
+    Server = 1,
+}
+
+/// An end. The client's has no connection on an early connection; the server's has none until the
+/// client has named its destination.
+#[derive(Debug, Default)]
+pub(super) struct FlowEnd {
+    pub(super) conn: Option<Conn>,
+    /// Bytes to send before any payload.
+    pub(super) preface_out: Vec<u8>,
+    /// End of stream follows the preface: no payload comes after it.
+    pub(super) ends_after_preface: bool,
+    /// The end broke while its preface was moved, which the middle does not know.
+    pub(super) is_broken: bool,
+    /// The loop reports room in the send buffer.
+    pub(super) is_room_watched: bool,
+    /// Liveness of the peer.
+    pub(super) liveness: Liveness,
+}
+
+impl FlowEnd {
+    /// Writes the preface; false if some of it must wait.
+    pub(super) fn send_preface(&mut self) -> io::Result<bool> {
+        while let Some(conn) = &mut self.conn
+            && !self.preface_out.is_empty()
+        {
+            match conn.write(&[IoSlice::new(&self.preface_out)])? {
+                Some(sent) => drop(self.preface_out.drain(..sent)),
+                None => return Ok(false),
+            }
+        }
+        Ok(self.preface_out.is_empty())
+    }
+
+    /// Writes the preface likewise, and the end of stream behind it if it ends there; records a
+    /// failure.
+    pub(super) fn send_preface_or_break(&mut self) -> io::Result<bool> {
+        let is_sent = self.send_preface().inspect_err(|_| self.is_broken = true)?;
+        if self.ends_after_preface
+            && is_sent
+            && let Some(conn) = &mut self.conn
+            && conn.check_connected()?
+        {
+            conn.shutdown().inspect_err(|_| self.is_broken = true)?;
+            self.ends_after_preface = false;
+        }
+        Ok(is_sent)
+    }
+
+    /// Checks whether the peer is still alive.
+    pub(super) fn check_liveness(&mut self, silence: DeadPeerLimits) {
+        if let Some(stream) = self.conn.as_ref().and_then(Conn::tcp) {
+            self.liveness.check(stream, silence);
+        }
+    }
+}

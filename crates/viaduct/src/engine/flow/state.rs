@@ -1,0 +1,92 @@
+//! State of a flow: how far it has come, and its end.
+
+use viaduct_proto::flow::Failure;
+
+use super::close::Closing;
+use super::{Flow, Middle};
+use crate::engine::chain_io::Stage;
+use crate::engine::negotiation::PendingNegotiation;
+
+/// State of a flow.
+///
+/// ```text
+///   Connecting ──▶ Connected ──▶ Established ──▶ Closing
+///       └──────────────┴──────────────┴─────────────┴──▶ Broken
+/// ```
+#[derive(Debug)]
+pub(super) enum State {
+    /// The server has not answered. The middle may have to be negotiated with it first.
+    Connecting(Option<PendingNegotiation>),
+    /// The server has answered.
+    Connected,
+    /// The server has answered, and the waiting party (client or program) has been told so.
+    Established,
+    /// An end broke, and the other has not received all of its bytes yet.
+    Closing(Closing),
+    /// Over, for this reason; true if the server had answered. The client may be still to come.
+    Broken(Failure, bool),
+}
+
+impl Flow {
+    /// Returns whether the server has answered.
+    pub fn is_connected(&self) -> bool {
+        match self.state {
+            State::Connecting(_) => false,
+            State::Connected | State::Established | State::Closing(_) => true,
+            State::Broken(_, is_connected) => is_connected,
+        }
+    }
+
+    /// Records that the server has answered.
+    pub(super) fn set_connected(&mut self) {
+        if let State::Connecting(_) = self.state {
+            self.state = State::Connected;
+        }
+    }
+
+    /// Returns whether both ends are present; true only once.
+    pub fn opens(&mut self) -> bool {
+        let both = self.is_connected() && self.has_client();
+        both && !std::mem::replace(&mut self.has_opened, true)
+    }
+
+    /// Stage of the second half.
+    pub fn stage(&self) -> Stage {
+        match (&self.state, &self.middle) {
+            // A flow with a broken end stays open until all remaining bytes are delivered.
+            (State::Closing(_), _) => Stage::Open,
+            // The handlers may have used a connection other than the flow's own.
+            (_, Middle::Chain(chain_io)) => chain_io.stage(),
+            (_, Middle::Relay(_)) if !self.is_connected() => Stage::Opening,
+            (_, Middle::Relay(_)) => Stage::Open,
+        }
+    }
+
+    /// Returns whether the second half is established; true only once.
+    pub fn becomes_established(&mut self) -> bool {
+        let is_new = self.stage() == Stage::Open
+            && matches!(self.state, State::Connecting(_) | State::Connected);
+        if is_new {
+            self.state = State::Established;
+        }
+        is_new
+    }
+
+    /// Returns whether the second half has been reported as established.
+    pub fn is_established(&self) -> bool {
+        matches!(self.state, State::Established)
+    }
+
+    /// Reason why the server cannot be reached, or the flow is over, if so.
+    pub fn broken(&self) -> Option<Failure> {
+        match self.state {
+            State::Broken(why, _) => Some(why),
+            _ => None,
+        }
+    }
+
+    /// Records that the server refused or did not answer, or that an end broke.
+    pub fn set_broken(&mut self, why: Failure) {
+        self.state = State::Broken(why, self.is_connected());
+    }
+}
