@@ -48,7 +48,7 @@ pub struct Terms {
     pub to: Vec<IpNet>,
 }
 
-/// Route of a flow's second half that is still to be begun.
+/// Route of a flow's second half.
 #[derive(Clone, Debug)]
 pub struct Route {
     /// Destination; a host name only where the tunnel or a handler accepts names.
@@ -68,6 +68,8 @@ pub struct Route {
     pub copied: bool,
     /// Long-haul socket settings, if the connection crosses the long link.
     pub haul: Option<LongHaul>,
+    /// The server is known to know no Trickles: the flow goes directly, by TCP.
+    pub fell_back: bool,
 }
 
 impl Target {
@@ -201,7 +203,13 @@ impl Route {
             plan: plan.clone(),
             copied: false,
             haul: None,
+            fell_back: false,
         }
+    }
+
+    /// Outbound in use.
+    pub fn outbound(&self) -> &OutboundSpec {
+        if self.fell_back { &OutboundSpec::Direct } else { &self.plan.by }
     }
 
     /// Route of `client` to the host `name`, if no policy here depends on its address; `None`

@@ -13,7 +13,7 @@ use super::chain_io::ChainIo;
 use super::commands::Limits;
 use super::conn::Conn;
 use super::destination::Route;
-use super::flow::{Begun, FlowRoute, Middle};
+use super::flow::{Begun, Middle};
 use super::negotiation::{Negotiation, PendingNegotiation};
 use super::outbound::{OpenRequest, Opened, Outbound as _, Outbounds};
 use super::relay::Relay;
@@ -32,30 +32,29 @@ pub(super) fn open(
 }
 
 fn begin(
-    route: Route,
+    mut route: Route,
     options: TcpOptions,
     outbounds: &Outbounds,
     limits: &Limits,
     now: Instant,
 ) -> io::Result<Begun> {
-    let Route { to, from, keeps_client, source, signalled, plan, copied, haul } = route;
-    if let (Some(negotiation), Address::Ip(at)) = (&outbounds.negotiation, &to) {
-        let request = OpenRequest { from, ..OpenRequest::new((*at).into(), source, options) };
-        let route = FlowRoute { to, from, plan, fell_back: false };
+    if let (Some(negotiation), Address::Ip(at)) = (&outbounds.negotiation, &route.to) {
+        let request = OpenRequest::new((*at).into(), route.source, options);
+        let request = OpenRequest { from: route.from, ..request };
         return negotiate(negotiation, &request, route, limits, now);
     }
-    let fell_back = outbounds.get(&plan.by)?.is_known_to_fail(&to, now);
-    let mut taken = FlowRoute { to: to.clone(), from, plan, fell_back };
-    let handlers = taken.plan.handlers.clone();
-    let can_splice = !copied && outbounds.get(taken.by())?.can_splice();
+    route.fell_back = outbounds.get(&route.plan.by)?.is_known_to_fail(&route.to, now);
+    let handlers = route.plan.handlers.clone();
+    let can_splice = !route.copied && outbounds.get(route.outbound())?.can_splice();
     let relay = match &handlers {
         _ if !can_splice => None,
         None => Some(Relay::default()),
         Some(handlers) => Relay::of(handlers),
     };
+    let meant = (route.to.clone(), route.from);
     let (goal, middle) = match (relay, handlers.unwrap_or_default()) {
-        (Some(relay), _) => (Some((to, from)), Middle::Relay(relay)),
-        (None, handlers) => match ChainIo::new(handlers, limits.chain_buffer, (to, from), now) {
+        (Some(relay), _) => (Some(meant), Middle::Relay(relay)),
+        (None, handlers) => match ChainIo::new(handlers, limits.chain_buffer, meant, now) {
             Some((chain_io, goal)) => (goal, Middle::Chain(Box::new(chain_io))),
             None => return Err(io::Error::other("the handlers lead nowhere")),
         },
@@ -63,21 +62,22 @@ fn begin(
     let opened: Opened = match goal {
         None => Conn::Pending.into(),
         Some((to, bound)) => {
-            taken.fell_back |= outbounds.get(taken.by())?.is_known_to_fail(&to, now);
+            route.fell_back |= outbounds.get(route.outbound())?.is_known_to_fail(&to, now);
             let fits = |from: &SocketAddr| match &to {
                 Address::Ip(to) => to.is_ipv4() == from.is_ipv4(),
                 Address::Name(..) => false,
             };
             // Where the handlers connect to another host, the client's address is not used.
-            let from = match keeps_client && to != taken.to {
+            let from = match route.keeps_client && to != route.to {
                 true => None,
-                false => bound.or(from.filter(fits)),
+                false => bound.or(route.from.filter(fits)),
             };
+            let (source, signalled, haul) = (route.source, route.signalled, route.haul.take());
             let request = OpenRequest { to, from, source, signalled, options, haul };
-            outbounds.get(taken.by())?.open(&request, now)?
+            outbounds.get(route.outbound())?.open(&request, now)?
         }
     };
-    Ok(Begun { opened, middle, pending_negotiation: None, route: taken })
+    Ok(Begun { opened, middle, pending_negotiation: None, route })
 }
 
 /// Begins the connection of `request`, or joins a shared one; the relay or chain is negotiated
@@ -85,7 +85,7 @@ fn begin(
 fn negotiate(
     negotiation: &Arc<Negotiation>,
     request: &OpenRequest,
-    route: FlowRoute,
+    route: Route,
     limits: &Limits,
     now: Instant,
 ) -> io::Result<Begun> {

@@ -97,7 +97,7 @@ impl Worker {
             flow.accept_client();
             match self.programs.has_listening(key) {
                 true => self.connect_program(key),
-                false => self.stats.hop(self.flows.at(key).by()).took(took),
+                false => self.stats.hop(self.flows.at(key).outbound()).took(took),
             }
             self.release_held(key, now);
             self.complete_pending(key, now);
@@ -117,7 +117,7 @@ impl Worker {
     fn unanswered(&mut self, key: usize, error: &io::Error) {
         let flow = self.flows.at(key);
         debug!("connect to {} for {}: {error}", flow.destination(), flow.source());
-        self.stats.hop(flow.by()).failed(&error.to_string());
+        self.stats.hop(flow.outbound()).failed(&error.to_string());
         if self.try_next_address(key, time()) {
             return;
         }

@@ -50,7 +50,8 @@ impl Flow {
     /// Next address to try. `None` unless the server has not answered and the client's bytes
     /// have gone nowhere else.
     pub fn next_address(&mut self) -> Option<SocketAddr> {
-        let stays = matches!((&self.middle, self.by()), (Middle::Relay(_), OutboundSpec::Direct));
+        let stays =
+            matches!((&self.middle, self.outbound()), (Middle::Relay(_), OutboundSpec::Direct));
         let next = self.further_addresses.pop_front();
         let next = next.filter(|_| stays && !self.is_connected())?;
         let said = std::mem::take(&mut self.ends[1]).preface_out;

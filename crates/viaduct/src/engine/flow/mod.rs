@@ -23,7 +23,6 @@ mod state;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use mio::net::TcpStream;
 use viaduct_proto::flow::{Address, BottomId};
@@ -38,11 +37,11 @@ use self::state::State;
 use super::account::Account;
 use super::chain_io::ChainIo;
 use super::conn::Conn;
+use super::destination::Route;
 use super::liveness::DeadPeerLimits;
 use super::negotiation::PendingNegotiation;
 use super::outbound::{Opened, OutboundSpec};
 use super::pipes::Pipes;
-use super::policy::Plan;
 use super::relay::Relay;
 
 /// Relay or handler chain between the two ends.
@@ -77,7 +76,7 @@ pub struct Flow {
     pending_client: Option<PendingClient>,
     middle: Middle,
     /// Route of the second half, once it has begun.
-    route: Option<FlowRoute>,
+    route: Option<Route>,
     /// Remaining addresses of the host name that the client requested.
     further_addresses: VecDeque<SocketAddr>,
     /// The flow's own connection, left unused: its handlers share another flow's connection.
@@ -112,19 +111,6 @@ pub struct Times {
     pub alarm: Option<Instant>,
 }
 
-/// Route of a flow's second half that has begun.
-#[derive(Clone, Debug)]
-pub struct FlowRoute {
-    /// Destination.
-    pub to: Address,
-    /// Local address to connect from, if not this host's own.
-    pub from: Option<SocketAddr>,
-    /// Decision of the policy.
-    pub plan: Arc<Plan>,
-    /// The server knows no Trickles: the flow goes directly, by TCP.
-    pub fell_back: bool,
-}
-
 /// A second half that was begun.
 #[derive(Debug)]
 pub struct Begun {
@@ -134,8 +120,8 @@ pub struct Begun {
     pub middle: Middle,
     /// Set if the middle is negotiated with the far end once that is connected.
     pub pending_negotiation: Option<PendingNegotiation>,
-    /// Destination, and decision of the policy.
-    pub route: FlowRoute,
+    /// Route that it has taken.
+    pub route: Route,
 }
 
 /// Result of driving a flow.
@@ -147,13 +133,6 @@ pub struct Moved {
     pub done: bool,
     /// More can be moved, after the other flows had their turn.
     pub more: bool,
-}
-
-impl FlowRoute {
-    /// Outbound in use.
-    pub fn by(&self) -> &OutboundSpec {
-        if self.fell_back { &OutboundSpec::Direct } else { &self.plan.by }
-    }
 }
 
 impl Flow {
@@ -233,8 +212,8 @@ impl Flow {
     }
 
     /// Outbound in use.
-    pub fn by(&self) -> &OutboundSpec {
-        self.route.as_ref().map_or(&OutboundSpec::Direct, FlowRoute::by)
+    pub fn outbound(&self) -> &OutboundSpec {
+        self.route.as_ref().map_or(&OutboundSpec::Direct, Route::outbound)
     }
 
     /// Makes the ends reset if this process is killed. Otherwise a program would take the

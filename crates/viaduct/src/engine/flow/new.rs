@@ -14,10 +14,11 @@ use viaduct_sys::socket::tcp::Mirrored;
 use super::client::{ClientRequest, PendingClient};
 use super::end::FlowEnd;
 use super::state::State;
-use super::{Begun, End, Flow, FlowRoute, Middle, Times};
+use super::{Begun, End, Flow, Middle, Times};
 use crate::engine::account::Account;
 use crate::engine::chain_io::ChainIo;
 use crate::engine::conn::Conn;
+use crate::engine::destination::Route;
 use crate::engine::relay::Relay;
 
 impl Flow {
@@ -57,8 +58,7 @@ impl Flow {
     pub fn spawned(network: Conn, chain_io: ChainIo, other: &Flow, now: Instant) -> Flow {
         let mut flow = Flow::empty(other.source, now);
         // The policy has decided about the other flow alone.
-        let route =
-            |of: &FlowRoute| FlowRoute { plan: Arc::default(), fell_back: false, ..of.clone() };
+        let route = |of: &Route| Route { plan: Arc::default(), ..of.clone() };
         flow.route = other.route.as_ref().map(route);
         (flow.ends[1].conn, flow.middle) = (Some(network), Middle::Chain(Box::new(chain_io)));
         flow.ready(End::Server, true, true);
