@@ -133,28 +133,24 @@ impl Worker {
         let Some(client) = self.accept_for_origin(client, &tuple, signalled, now) else { return };
         let mut client = Conn::Tcp(client.into());
         let to = self.config.target.destination(&tuple, signalled);
-        let key = match self.started(&tuple, signalled) {
-            Some(key) => key,
-            None if self.flows.is_full() => {
-                self.stats.refused.full += 1;
-                self.log_refused(tuple.client, Some(to), outcome(Failure::Full), now);
-                return client.reset(Failure::Denied);
-            }
-            None => match self.begin(&client, &tuple, signalled, now) {
-                Ok(key) => key,
-                Err(why) => {
-                    self.stats.refused.count(why);
-                    self.log_refused(tuple.client, Some(to), outcome(why), now);
-                    return client.reset(why);
-                }
-            },
+        let begun = match self.started(&tuple, signalled) {
+            Some(key) => Ok(key),
+            None if self.flows.is_full() => Err(Failure::Full),
+            None => self.begin(&client, &tuple, signalled, now),
         };
-        if let Some(why) = self.flows.at(key).broken() {
-            self.stats.refused.count(why);
-            self.log_refused(tuple.client, Some(to), outcome(why), now);
-            client.reset(why);
-            return self.end(key, true);
-        }
+        let broken = begun.ok().and_then(|key| self.flows.at(key).broken());
+        let key = match (begun, broken) {
+            (Ok(key), None) => key,
+            (Ok(_), Some(why)) | (Err(why), _) => {
+                self.stats.refused.count(why);
+                self.log_refused(tuple.client, Some(to), outcome(why), now);
+                client.reset(why);
+                if let Ok(key) = begun {
+                    self.end(key, true);
+                }
+                return;
+            }
+        };
         if self.access_log.is_on() {
             self.flows.at(key).account.set_request("tcp", &Address::Ip(to), None);
         }

@@ -108,7 +108,10 @@ impl Worker {
     }
 
     fn connect_net_conn(&mut self, key: usize, id: BottomId, target: DialTarget, now: Instant) {
-        let begun = self.begin_net_conn(key, id, target, now);
+        let begun = self.dial(key, target, now).and_then(|mut conn| {
+            self.flows.watch_net_conn(&mut conn, key, id)?;
+            Ok(conn)
+        });
         let Some(chain_io) = self.flows.at(key).chain_io() else { return };
         match begun {
             Ok(conn) => chain_io.attach(id, conn),
@@ -118,18 +121,6 @@ impl Worker {
             }
         }
         self.runnable.push(key);
-    }
-
-    fn begin_net_conn(
-        &mut self,
-        key: usize,
-        id: BottomId,
-        target: DialTarget,
-        now: Instant,
-    ) -> io::Result<Conn> {
-        let mut conn = self.dial(key, target, now)?;
-        self.flows.watch_net_conn(&mut conn, key, id)?;
-        Ok(conn)
     }
 
     /// Begins a further connection of flow `key`.

@@ -98,42 +98,33 @@ impl Conn {
         }
     }
 
+    /// Socket to register; another end is given its token, by which its transport reports it.
+    fn socket(&mut self, token: Token) -> Option<&mut FlowSocket<TcpStream>> {
+        match self {
+            Conn::Tcp(stream) | Conn::Loopback(stream, _) => return Some(stream),
+            Conn::Session(session) => session.register(token),
+            Conn::Trickles(conn) => conn.register(token),
+            Conn::Pending => {}
+        }
+        None
+    }
+
     /// Registers for readability and writability, by `token`.
     pub fn register(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
-        match self {
-            Conn::Tcp(stream) | Conn::Loopback(stream, _) => {
-                stream.register(registry, token, TO_READ | Interest::WRITABLE)
-            }
-            Conn::Session(session) => {
-                session.register(token);
-                Ok(())
-            }
-            Conn::Trickles(conn) => {
-                conn.register(token);
-                Ok(())
-            }
-            Conn::Pending => Ok(()),
-        }
+        let Some(socket) = self.socket(token) else { return Ok(()) };
+        socket.register(registry, token, TO_READ | Interest::WRITABLE)
     }
 
     /// Registers for readability alone: an end is assumed writable until a write blocks.
     pub fn register_to_read(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
-        match self {
-            Conn::Tcp(stream) | Conn::Loopback(stream, _) => {
-                stream.register(registry, token, TO_READ)
-            }
-            Conn::Session(_) | Conn::Trickles(_) | Conn::Pending => self.register(registry, token),
-        }
+        let Some(socket) = self.socket(token) else { return Ok(()) };
+        socket.register(registry, token, TO_READ)
     }
 
     /// Registers for writability as well, or by another token.
     pub fn reregister(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
-        match self {
-            Conn::Tcp(stream) | Conn::Loopback(stream, _) => {
-                stream.reregister(registry, token, TO_READ | Interest::WRITABLE)
-            }
-            Conn::Session(_) | Conn::Trickles(_) | Conn::Pending => self.register(registry, token),
-        }
+        let Some(socket) = self.socket(token) else { return Ok(()) };
+        socket.reregister(registry, token, TO_READ | Interest::WRITABLE)
     }
 
     /// Ends the registration.

@@ -26,18 +26,12 @@ pub enum OutboundSpec {
 impl OutboundSpec {
     /// Address of the hop, if the flow goes by one.
     pub fn hop(&self) -> Option<SocketAddr> {
-        match self {
-            OutboundSpec::Hop(at) => Some(*at),
-            OutboundSpec::Direct | OutboundSpec::Tunnel(_) | OutboundSpec::Trickles(_) => None,
-        }
+        if let OutboundSpec::Hop(at) = self { Some(*at) } else { None }
     }
 
     /// Parameters of Trickles, if the flow goes by it.
     pub fn trickles(&self) -> Option<TricklesTarget> {
-        match self {
-            OutboundSpec::Trickles(target) => Some(*target),
-            OutboundSpec::Direct | OutboundSpec::Hop(_) | OutboundSpec::Tunnel(_) => None,
-        }
+        if let OutboundSpec::Trickles(target) = self { Some(*target) } else { None }
     }
 }
 
