@@ -12,10 +12,9 @@ use viaduct_sys::socket::tcp::TcpOptions;
 
 use super::commands::Limits;
 use super::destination::Target;
-use super::hop_signalling::HopSignalling;
 use super::listen_set::{ListenSet, SynSourceConfig};
 use super::negotiation::Negotiation;
-use super::outbound::Outbound;
+use super::outbound::{HopSignalling, Outbound};
 use super::policy::Policies;
 use crate::tunnel::settings::TunnelSettings;
 

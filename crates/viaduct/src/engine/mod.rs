@@ -26,7 +26,7 @@
 //! | `conn`, `flow_socket`, `liveness` | ends of flows |
 //! | `destination`, `policy`, `resolve` | destination of a flow, and route to it |
 //! | `dial`, `outbound` | second halves of flows, and outbound connections |
-//! | `hop_signalling`, `negotiation` | SYNs that carry addresses, or an offer of handlers |
+//! | `negotiation` | negotiation of a flow's handlers with its far end |
 //! | `trickles`, `tunnels` | outbound by Trickles; ends of flows in tunnels ([`crate::tunnel`]) |
 //! | `upstream` | outbounds of a loop, and the state behind them |
 //! | `wrapped`, `programs`, `aware`, `origin` | wrapped programs, their control calls, egress |
@@ -51,7 +51,6 @@ mod flow;
 pub mod flow_socket;
 mod flows;
 pub mod handle;
-pub mod hop_signalling;
 pub mod intercept;
 mod lifecycle;
 pub mod listen_set;

@@ -10,8 +10,7 @@ use viaduct_proto::time::Instant;
 
 use super::config::EngineConfig;
 use super::destination::Target;
-use super::hop_signalling::HopSignaller;
-use super::outbound::Outbounds;
+use super::outbound::{HopSignaller, Outbounds};
 use super::resolve::{Requester, Resolver};
 use super::trickles::Trickles;
 use super::worker::time;

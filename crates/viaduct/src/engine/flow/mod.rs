@@ -7,8 +7,7 @@
 //! | `end` | an end: connection, preface, liveness |
 //! | `new` | constructors |
 //! | `connect` | setup of the server's end |
-//! | `client` | setup of the client's end |
-//! | `preface` | the preface: bytes exchanged before the payload |
+//! | `client` | setup of the client's end, and its request |
 //! | `io` | payload transfer, and the end of a flow |
 //! | `close` | delivery of the remaining bytes after one end broke |
 
@@ -18,7 +17,6 @@ mod connect;
 mod end;
 mod io;
 mod new;
-mod preface;
 mod state;
 
 use std::collections::VecDeque;
@@ -30,9 +28,9 @@ use viaduct_proto::time::Instant;
 use viaduct_sys::socket::tcp::{self, Mirrored};
 
 use self::client::PendingClient;
+pub use self::client::ReadStop;
 pub use self::end::End;
 use self::end::FlowEnd;
-pub use self::preface::ReadStop;
 use self::state::State;
 use super::account::Account;
 use super::chain_io::ChainIo;

@@ -8,9 +8,8 @@ use tracing::warn;
 use viaduct_proto::time::Instant;
 use viaduct_sys::socket::tcp::{self, LongHaul, SynContent};
 
-use super::{OpenRequest, Opened, Outbound};
+use super::{HopSignaller, OpenRequest, Opened, Outbound};
 use crate::engine::conn::Conn;
-use crate::engine::hop_signalling::HopSignaller;
 
 /// The kernel's TCP.
 #[derive(Debug)]

@@ -1,15 +1,84 @@
-//! To a hop, which is sent the flow's addresses.
+//! To a hop. Hop signalling passes it a flow's source and destination.
+//!
+//! ```text
+//!   option      a TCP option in the SYN: the hop can go on at once       IPv4, and a BPF program
+//!   proxy-tfo   a PROXY header as the SYN's data (Fast Open): likewise   any; else as below
+//!   proxy       a PROXY header, the flow's first bytes                   any; widely supported
+//! ```
 
 use std::io;
+use std::sync::OnceLock;
 
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use tracing::warn;
 use viaduct_proto::split::option::Hop;
 use viaduct_proto::split::proxy;
 use viaduct_proto::time::Instant;
+use viaduct_sys::bpf::SynOption;
 use viaduct_sys::socket::tcp::SynContent;
 
 use super::direct::connect;
 use super::{OpenRequest, Opened, Outbound};
-use crate::engine::hop_signalling::{HopSignaller, HopSignalling};
+use crate::engine::policy::Policies;
+
+/// Forms of hop signalling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum HopSignalling {
+    /// A TCP option in the SYN; IPv6 addresses do not fit into it and go as by proxy-tfo
+    Option,
+    /// A PROXY header (version 2) as the flow's first bytes
+    Proxy,
+    /// The same as the data of the SYN (TCP Fast Open)
+    ProxyTfo,
+}
+
+/// Hop signalling of a loop.
+#[derive(Debug)]
+pub struct HopSignaller {
+    /// Configured form; without one, the option where it can be sent, otherwise the SYN's data.
+    form: Option<HopSignalling>,
+    /// BPF program that writes options, loaded on first use; `None` inside if it cannot be
+    /// loaded.
+    program: OnceLock<Option<SynOption>>,
+}
+
+impl HopSignaller {
+    /// Returns a signaller that uses `form`.
+    pub fn new(form: Option<HopSignalling>) -> HopSignaller {
+        HopSignaller { form, program: OnceLock::new() }
+    }
+
+    /// Prepares signalling for the hops of `policies`.
+    ///
+    /// # Errors
+    /// Options are required and cannot be written; another form is used.
+    pub fn prepare(&self, policies: &Policies) -> Result<()> {
+        let wanted =
+            matches!(self.form, None | Some(HopSignalling::Option)) && policies.have_hops();
+        if wanted && self.program().is_none() && self.form.is_some() {
+            bail!("tell: cannot write TCP options (--tell proxy-tfo); the log says why");
+        }
+        Ok(())
+    }
+
+    /// Begins a connection with an option in its SYN; `None` if there are no addresses that fit
+    /// into it, or it cannot be written.
+    pub(super) fn open_by_option(&self, request: &OpenRequest) -> Option<io::Result<Opened>> {
+        let option = Hop::of(request.signalled.as_ref()?)?.emit();
+        let content = SynContent::Option(self.program()?, &option);
+        Some(connect(request, content).map(|(conn, _)| conn.into()))
+    }
+
+    /// Program that writes options, if it can be loaded.
+    fn program(&self) -> Option<&SynOption> {
+        let attach = || {
+            let attached = SynOption::attach();
+            attached.map_err(|e| warn!("no TCP option: {:#}", anyhow::Error::new(e))).ok()
+        };
+        self.program.get_or_init(attach).as_ref()
+    }
+}
 
 impl Outbound for HopSignaller {
     fn open(&self, request: &OpenRequest, _: Instant) -> io::Result<Opened> {
@@ -28,15 +97,5 @@ impl Outbound for HopSignaller {
         let (conn, sent) = connect(request, content)?;
         header.drain(..sent);
         Ok(Opened { conn, preface_out: header })
-    }
-}
-
-impl HopSignaller {
-    /// Begins a connection with an option in its SYN; `None` if there are no addresses that fit
-    /// into it, or it cannot be written.
-    pub(super) fn open_by_option(&self, request: &OpenRequest) -> Option<io::Result<Opened>> {
-        let option = Hop::of(request.signalled.as_ref()?)?.emit();
-        let content = SynContent::Option(self.program()?, &option);
-        Some(connect(request, content).map(|(conn, _)| conn.into()))
     }
 }

@@ -33,10 +33,10 @@ use viaduct_sys::socket::tcp::{LongHaul, TcpOptions};
 
 use self::direct::Direct;
 pub(super) use self::direct::{connect, set_up};
+pub use self::hop::{HopSignaller, HopSignalling};
 pub use self::spec::OutboundSpec;
 use super::config::EngineConfig;
 use super::conn::Conn;
-use super::hop_signalling::HopSignaller;
 use super::negotiation::Negotiation;
 use super::trickles::Trickles;
 use crate::tunnel::Outlet;

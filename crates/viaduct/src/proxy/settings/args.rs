@@ -14,7 +14,7 @@ use viaduct_proto::keys::PublicKey;
 use crate::access_log::AccessLogArgs;
 use crate::dead_after::DeadAfter;
 use crate::engine::config::TRICKLES_BUFFER;
-use crate::engine::hop_signalling::HopSignalling;
+use crate::engine::outbound::HopSignalling;
 use crate::engine::trickles::PacketFormats;
 use crate::run_dir::RunDir;
 use crate::tunnel::settings::TunnelArgs;
