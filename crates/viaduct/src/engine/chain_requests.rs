@@ -18,7 +18,7 @@ use viaduct_sys::socket::tcp::TcpOptions;
 
 use super::chain_io::ChainRequest;
 use super::conn::Conn;
-use super::destination::{Target, failure};
+use super::destination::failure;
 use super::flow::{End, Flow};
 use super::outbound::OpenRequest;
 use super::worker::Worker;
@@ -123,10 +123,15 @@ impl Worker {
         self.runnable.push(key);
     }
 
-    /// Begins a further connection of flow `key`.
+    /// Begins a further connection of flow `key`. A proxy that keeps clients' addresses uses them
+    /// towards the client's own destination, whatever the handlers say, and its own address towards
+    /// others.
     fn dial(&mut self, key: usize, (to, bound): DialTarget, now: Instant) -> io::Result<Conn> {
         let flow = self.flows.at(key);
-        let from = begins(flow, &self.config.target, &to, bound);
+        let from = match self.config.target.keeps_clients() {
+            true => flow.from(&to).map(|from| bound.unwrap_or(from)),
+            false => bound,
+        };
         let options = TcpOptions { mirrored: flow.mirrored, ..self.config.options };
         let request = OpenRequest { from, ..OpenRequest::new(to, flow.source(), options) };
         Ok(self.upstream.outbounds.further()?.open(&request, now)?.conn)
@@ -160,20 +165,5 @@ impl Worker {
         }
         // Before any other chain runs: claims and gifts must agree.
         self.drive(owner, End::Client, false, false, now);
-    }
-}
-
-/// Local address of a further connection of a flow to `to`, if it matters. A proxy that keeps
-/// clients' addresses uses them towards the client's own destination, whatever the handlers
-/// say, and its own address towards others.
-fn begins(
-    flow: &Flow,
-    target: &Target,
-    to: &Address,
-    bound: Option<SocketAddr>,
-) -> Option<SocketAddr> {
-    match target.keeps_clients() {
-        true => flow.from(to).map(|from| bound.unwrap_or(from)),
-        false => bound,
     }
 }

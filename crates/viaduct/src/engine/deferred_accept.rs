@@ -11,7 +11,6 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
 
 use tracing::warn;
 use viaduct_proto::flow::Failure;
@@ -72,22 +71,6 @@ impl Acceptor {
         let started = self.early.get(tuple)?;
         let is_held = deferred.held.contains_key(&started.key);
         Some(if is_held { Verdict::Drop } else { Verdict::Pass })
-    }
-
-    /// Lets the held client of flow `key` in, and waits for it for as long as for any other.
-    fn release_held(&mut self, key: usize, wait: Option<Duration>, now: Instant) {
-        let Some(deferred) = &mut self.deferred else { return };
-        if let (Some(tuple), Some(wait)) = (deferred.decide(key, Verdict::Pass), wait) {
-            self.early.postpone(&tuple, now + wait);
-        }
-    }
-
-    /// Refuses the held client of flow `key` as its server did; returns whether there is one.
-    fn reject_held(&mut self, key: usize, error: &io::Error) -> bool {
-        let Some(deferred) = &mut self.deferred else { return false };
-        let Some(tuple) = deferred.decide(key, verdict_for(failure(error))) else { return false };
-        self.early.handle_refusal(&tuple);
-        true
     }
 
     /// Drops the held SYN of flow `key`, which ends: the client gets no answer.
@@ -157,20 +140,24 @@ impl Worker {
         }
     }
 
-    /// Lets the client of flow `key` in: its server has answered.
+    /// Lets the held client of flow `key` in, as its server has answered, and waits for it for as
+    /// long as for any other.
     pub(super) fn release_held(&mut self, key: usize, now: Instant) {
-        let wait = self.config.limits.early.map(|(_, wait)| wait);
-        self.acceptor.release_held(key, wait, now);
+        let Some(deferred) = &mut self.acceptor.deferred else { return };
+        let tuple = deferred.decide(key, Verdict::Pass);
+        if let (Some(tuple), Some((_, wait))) = (tuple, self.config.limits.early) {
+            self.acceptor.early.postpone(&tuple, now + wait);
+        }
     }
 
     /// Refuses the held client of flow `key`, if there is one, as its server did. Returns true
     /// if the flow is over with it.
     pub(super) fn reject_held(&mut self, key: usize, error: &io::Error) -> bool {
-        let is_over = self.acceptor.reject_held(key, error);
-        if is_over {
-            self.end(key, true);
-        }
-        is_over
+        let Some(deferred) = &mut self.acceptor.deferred else { return false };
+        let Some(tuple) = deferred.decide(key, verdict_for(failure(error))) else { return false };
+        self.acceptor.early.handle_refusal(&tuple);
+        self.end(key, true);
+        true
     }
 
     /// Stops holding SYNs: those held pass as if they had never been held. The connections that

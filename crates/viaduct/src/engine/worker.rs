@@ -289,14 +289,11 @@ impl Worker {
             Token(n) => {
                 let end = if n % 2 == 0 { End::Client } else { End::Server };
                 let (readable, writable) = readiness(event);
-                if event.is_read_closed()
-                    && let Some(flow) = self.flows.get(n / 2)
-                {
+                let Some(flow) = self.flows.get(n / 2) else { return };
+                if event.is_read_closed() {
                     flow.ending(end);
                 }
-                if event.is_priority()
-                    && let Some(flow) = self.flows.get(n / 2)
-                {
+                if event.is_priority() {
                     flow.urgent(end);
                 }
                 self.drive(n / 2, end, readable, writable, now);

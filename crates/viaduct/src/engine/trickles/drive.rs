@@ -48,8 +48,8 @@ impl Worker {
             return;
         }
         let haul = self.config.policies.far.haul(to.ip()).cloned();
-        let request = OpenRequest::new(to.into(), flow.source(), self.config.options);
-        let request = OpenRequest { haul, ..request };
+        let plain = OpenRequest::new(to.into(), flow.source(), self.config.options);
+        let request = OpenRequest { haul, ..plain };
         let direct = self.upstream.outbounds.get(&OutboundSpec::Direct);
         let begun = direct.and_then(|direct| direct.open(&request, now));
         let watched = begun.and_then(|Opened { conn: mut server, .. }| {

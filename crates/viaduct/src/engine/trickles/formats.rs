@@ -53,10 +53,6 @@ impl FromStr for PacketFormats {
 
 impl fmt::Display for PacketFormats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            PacketFormats::Auto => "auto",
-            PacketFormats::Tcp => "tcp",
-            PacketFormats::Udp => "udp",
-        })
+        self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
     }
 }
