@@ -18,7 +18,6 @@ use super::account::outcome;
 use super::config::EngineConfig;
 use super::conn::Conn;
 use super::destination::{Route, Target, failure};
-use super::dial::open;
 use super::flow::{Begun, End, Flow};
 use super::flows::Flows;
 use super::outbound::set_up;
@@ -71,11 +70,11 @@ impl Worker {
             return begun;
         }
         let Worker { acceptor, flows, config, upstream, .. } = self;
-        let EngineConfig { target, policies, options, limits, .. } = &*config;
+        let EngineConfig { target, policies, options, .. } = &*config;
         acceptor.early.handle_syn(now, syn.tuple, || {
             let begin = |route: Route| {
                 let source = route.source;
-                flows.add(open(route, *options, &upstream.outbounds, limits, now), source, now)
+                flows.add(upstream.outbounds.begin(route, *options, now), source, now)
             };
             let route = target.route(&syn.tuple, signalled, policies).ok_or(Failure::Denied);
             // The handlers decide whether the flow may go on, once they have heard from their
@@ -189,8 +188,7 @@ impl Worker {
             .route(tuple, signalled, &self.config.policies)
             .ok_or(Failure::Denied)?;
         let source = route.source;
-        let begun =
-            open(route, self.config.options, &self.upstream.outbounds, &self.config.limits, now);
+        let begun = self.upstream.outbounds.begin(route, self.config.options, now);
         self.flows.add(begun, source, now)
     }
 }

@@ -17,7 +17,6 @@ use super::accept::by_option;
 use super::account::outcome;
 use super::conn::Conn;
 use super::destination::{Route, Target, Terms, failure};
-use super::dial::open;
 use super::flow::{End, Flow, ReadStop};
 use super::policy::{holds, holds_all};
 use super::worker::{MAX_READS, Worker};
@@ -221,13 +220,7 @@ impl Worker {
     /// Begins the second half of a flow whose client is present.
     fn connect_route(&mut self, key: usize, mut route: Route, now: Instant) {
         route.copied = matches!(self.flows.at(key).conns(), [Some(Conn::Session(_)), _]);
-        let mut begun = match open(
-            route,
-            self.config.options,
-            &self.upstream.outbounds,
-            &self.config.limits,
-            now,
-        ) {
+        let mut begun = match self.upstream.outbounds.begin(route, self.config.options, now) {
             Ok(begun) => begun,
             Err(_) if self.try_next_address(key, now) => return,
             Err(error) => return self.refuse(key, failure(&error)),

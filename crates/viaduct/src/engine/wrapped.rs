@@ -24,7 +24,6 @@ use super::chain_io::{ChainIo, Factories};
 use super::commands::WorkerCommand;
 use super::conn::Conn;
 use super::destination::{Route, failure};
-use super::dial::open;
 use super::flow::{End, Flow, Middle};
 use super::flow_socket::FlowSocket;
 use super::relay::Relay;
@@ -267,7 +266,7 @@ impl Worker {
         route.from = route.from.or_else(|| bound(source, is_bound));
         route.copied |= is_lent;
         let options = TcpOptions { mirrored, ..self.config.options };
-        let begun = open(route, options, &self.upstream.outbounds, &self.config.limits, now);
+        let begun = self.upstream.outbounds.begin(route, options, now);
         let errno = begun.as_ref().err().and_then(io::Error::raw_os_error);
         let key = self.flows.add(begun, source, now).map_err(|why| (why, errno))?;
         self.flows.at(key).mirrored = mirrored;

@@ -93,6 +93,8 @@ pub(super) struct Outbounds {
     table: HashMap<OutboundSpec, Arc<dyn Outbound>>,
     /// Negotiation with far ends, if there is one.
     pub(super) negotiation: Option<Arc<Negotiation>>,
+    /// Bytes that each end of a handler chain buffers.
+    pub(super) chain_buffer: usize,
 }
 
 impl OpenRequest {
@@ -146,6 +148,7 @@ impl Outbounds {
         Outbounds {
             table: named.filter_map(entry).collect(),
             negotiation: config.negotiation.clone(),
+            chain_buffer: config.limits.chain_buffer,
         }
     }
 
