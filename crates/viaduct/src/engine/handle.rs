@@ -46,7 +46,7 @@ impl Handle {
         loops: &Loops,
         intercept_state: Arc<InterceptState>,
     ) -> Handle {
-        let (workers, access_log) = (loops.commands(), loops.access_log());
+        let (workers, access_log) = (loops.commands.clone(), loops.access_log.clone());
         Handle { config, workers, intercept_state, access_log, started: Instant::now() }
     }
 

@@ -18,8 +18,10 @@ use crate::access_log::AccessLog;
 /// Event loops, before they run.
 pub struct Loops {
     workers: Vec<Worker>,
-    commands: Vec<CommandSender>,
-    access_log: AccessLog,
+    /// Senders of commands to the loops.
+    pub(super) commands: Vec<CommandSender>,
+    /// Access log of the loops.
+    pub(super) access_log: AccessLog,
 }
 
 impl Loops {
@@ -41,16 +43,6 @@ impl Loops {
         let begun = listen_sets.into_iter().map(begin);
         let (workers, commands) = begun.collect::<Result<Vec<_>>>()?.into_iter().unzip();
         Ok(Loops { workers, commands, access_log })
-    }
-
-    /// Access log of the loops.
-    pub fn access_log(&self) -> AccessLog {
-        self.access_log.clone()
-    }
-
-    /// Senders of commands to the loops.
-    pub fn commands(&self) -> Vec<CommandSender> {
-        self.commands.clone()
     }
 
     /// Runs until all loops have ended. If one fails, the others are stopped.

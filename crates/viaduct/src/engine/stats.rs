@@ -109,9 +109,7 @@ impl ProxyStats {
         });
         &mut self.hops[n]
     }
-}
 
-impl ProxyStats {
     /// Adds the counters of another loop of the same proxy.
     pub fn add(&mut self, other: ProxyStats) {
         let ProxyStats { open, waiting, accepted, opened, finished, reset, idle, .. } = other;

@@ -8,7 +8,6 @@
 
 mod direction;
 
-use std::fmt;
 use std::io;
 
 use mio::net::TcpStream;
@@ -26,12 +25,9 @@ pub struct Relay {
     directions: [Direction; 2],
     /// End that broke.
     broken: Option<End>,
-    /// Handlers that get the numbers of bytes.
-    observers: Option<Observers>,
+    /// Factories of handlers that need no bytes, and get their numbers.
+    observers: Option<Factories>,
 }
-
-/// Factories of handlers that need no bytes.
-struct Observers(Factories);
 
 impl Relay {
     /// Returns a relay for these handlers; `None` if one of them needs the bytes, or options on
@@ -41,14 +37,14 @@ impl Relay {
             return None;
         }
         factories.iter().for_each(|factory| factory.relayed(true, [0, 0]));
-        Some(Relay { observers: Some(Observers(factories.clone())), ..Relay::default() })
+        Some(Relay { observers: Some(factories.clone()), ..Relay::default() })
     }
 
     /// Handles a control call to the handler of this name. Its state without the bytes is that
     /// of all its flows together.
     pub fn control(&self, to: &str) -> Option<Vec<u8>> {
-        let Observers(factories) = self.observers.as_ref()?;
-        factories.iter().find(|factory| factory.name() == to)?.state().map(String::into_bytes)
+        let mut factories = self.observers.as_ref()?.iter();
+        factories.find(|factory| factory.name() == to)?.state().map(String::into_bytes)
     }
 
     /// Records the loop's report that `end` is readable or writable.
@@ -109,7 +105,7 @@ impl Relay {
 
     /// Reports the bytes that have passed each way to the handlers.
     fn report(&self, bytes: [u64; 2]) {
-        if let Some(Observers(factories)) = &self.observers {
+        if let Some(factories) = &self.observers {
             factories.iter().for_each(|factory| factory.relayed(false, bytes));
         }
     }
@@ -149,11 +145,5 @@ impl Relay {
                 pipes.give(pipe);
             }
         }
-    }
-}
-
-impl fmt::Debug for Observers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|factory| factory.name())).finish()
     }
 }
