@@ -201,9 +201,7 @@ impl Worker {
             self.end(key, true);
         }
     }
-}
 
-impl Worker {
     /// Ends abandoned flows: connects of programs whose run has gone, and flows whose program's
     /// socket was not connected in time.
     fn end_abandoned(&mut self, now: Instant) {
