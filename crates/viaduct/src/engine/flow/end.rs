@@ -65,3 +65,29 @@ impl FlowEnd {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::engine::flow_socket::FlowSocket;
+
+    #[test]
+    fn an_end_gets_its_preface_and_then_the_end_of_stream() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let preface_out = b"hello".to_vec();
+        let mut end = FlowEnd { preface_out, ends_after_preface: true, ..FlowEnd::default() };
+        assert!(!end.send_preface_or_break().unwrap(), "there is no connection yet");
+        end.conn = Some(Conn::Tcp(FlowSocket::from(stream).into()));
+        assert!(end.send_preface_or_break().unwrap() && !end.ends_after_preface);
+        let mut received = Vec::new();
+        peer.read_to_end(&mut received).unwrap();
+        assert_eq!(received, b"hello");
+        assert!(!end.is_broken);
+    }
+}

@@ -90,3 +90,34 @@ impl Flow {
         self.state = State::Broken(why, self.is_connected());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::net::SocketAddr;
+
+    use viaduct_proto::time::Instant;
+
+    use super::*;
+    use crate::engine::conn::Conn;
+
+    #[test]
+    fn a_broken_flow_was_connected_if_its_server_had_answered() {
+        let flow = || {
+            let source = SocketAddr::from(([127, 0, 0, 1], 1));
+            Flow::with_client(Conn::Pending, source, Instant::ZERO)
+        };
+        let mut reset = flow();
+        assert!(!reset.is_connected() && !reset.becomes_established());
+        reset.set_connected();
+        assert!(reset.becomes_established() && !reset.becomes_established(), "only once");
+        reset.start_closing(io::ErrorKind::ConnectionReset.into(), Instant::ZERO);
+        assert!(reset.is_connected() && !reset.becomes_established());
+        assert_eq!((reset.stage(), reset.broken()), (Stage::Open, None));
+        reset.set_broken(Failure::Reset);
+        assert_eq!((reset.is_connected(), reset.broken()), (true, Some(Failure::Reset)));
+        let mut refused = flow();
+        refused.set_broken(Failure::Refused);
+        assert_eq!((refused.is_connected(), refused.broken()), (false, Some(Failure::Refused)));
+    }
+}

@@ -170,3 +170,36 @@ impl Outbounds {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use viaduct_proto::split::proxy;
+
+    use super::*;
+
+    #[test]
+    fn a_hop_gets_the_addresses_first_and_a_server_nothing() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let plain = OpenRequest::new(at.into(), at, TcpOptions::default());
+        let signaller = Arc::new(HopSignaller::new(Some(HopSignalling::Proxy)));
+        let direct = Direct(signaller.clone()).open(&plain, Instant::ZERO).unwrap();
+        assert!(direct.preface_out.is_empty());
+        let addresses = Addresses { source: at, destination: at };
+        let request = OpenRequest { signalled: Some(addresses), ..plain };
+        let hop = signaller.open(&request, Instant::ZERO).unwrap();
+        assert_eq!(hop.preface_out, proxy::emit(&addresses));
+    }
+
+    #[test]
+    fn host_names_and_unknown_tunnels_are_refused() {
+        let source = SocketAddr::from(([127, 0, 0, 1], 1));
+        let name = Address::Name("host".to_owned(), 80);
+        let request = OpenRequest::new(name, source, TcpOptions::default());
+        let direct = Direct(Arc::new(HopSignaller::new(None)));
+        assert!(direct.open(&request, Instant::ZERO).is_err());
+        assert!(Outbounds::default().get(&OutboundSpec::Tunnel("paris".to_owned())).is_err());
+    }
+}
