@@ -30,6 +30,7 @@ mod rule_args;
 mod run;
 mod run_dir;
 mod serve;
+mod settings;
 mod shell;
 mod signals;
 mod source;

@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use viaduct_proto::keys::{PublicKey, SecretKey};
 use viaduct_proto::repair::Coding;
 
-use crate::proxy::settings::PolicyTable;
+use crate::settings::PolicyTable;
 use crate::text;
 use file::File;
 pub use peers::check_endpoint;

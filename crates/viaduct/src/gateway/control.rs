@@ -29,7 +29,7 @@ use super::worker::Command;
 use crate::engine::intercept::InterceptState;
 use crate::metrics::Metrics;
 use crate::notify::{Phase, notify};
-use crate::proxy::thread::ProxyThread;
+use crate::settings::thread::ProxyThread;
 use crate::signals::{SignalStreams, Signals};
 use crate::status_socket;
 

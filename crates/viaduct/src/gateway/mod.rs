@@ -57,8 +57,8 @@ use taps::Taps;
 use worker::Worker;
 
 use crate::notify::{Phase, notify};
-use crate::proxy::settings::Settings;
-use crate::proxy::thread::ProxyThread;
+use crate::settings::Settings;
+use crate::settings::thread::ProxyThread;
 use crate::signals::{Pause, Signals};
 use crate::status_socket::check_free;
 

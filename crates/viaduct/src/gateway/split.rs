@@ -17,7 +17,7 @@ use viaduct_sys::nft::intercept::{Intercept, Selector};
 
 use super::config::Config;
 use super::preflight::pair;
-use crate::proxy::settings::Settings;
+use crate::settings::Settings;
 
 /// Address to which the kernel redirects connections, unless `[split]` sets another.
 const LISTEN: &str = "[::]:7402";

@@ -14,8 +14,8 @@ use viaduct_proto::keys::PublicKey;
 use viaduct_proto::overlay::{self, ConfigError, Node, Peer, Policy, Timing};
 use viaduct_proto::time::Instant;
 
-use crate::proxy::settings::Settings;
 use crate::random::entropy;
+use crate::settings::Settings;
 use crate::{key, text};
 
 /// Maximum length of a config in bytes.

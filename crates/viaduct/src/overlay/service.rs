@@ -15,8 +15,8 @@ use super::config::Config;
 use super::table_socket::TableSocket;
 use crate::metrics::{self, Metrics, Page};
 use crate::notify::{Phase, notify};
-use crate::proxy::thread::ProxyThread;
 use crate::random::entropy;
+use crate::settings::thread::ProxyThread;
 use crate::signals::{SignalStreams, Signals};
 
 /// Interval at which the table is published without a change.

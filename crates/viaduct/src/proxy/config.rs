@@ -22,7 +22,7 @@ use viaduct_proto::flow::Registry;
 
 use super::config_handoff::path_of;
 use super::options::ProxyOptions;
-use super::settings::{PolicyTable, ProxyArgs, Settings, parse_options};
+use crate::settings::{PolicyTable, ProxyArgs, Settings, parse_options};
 use crate::text;
 use crate::tunnel::settings::TunnelTable;
 

@@ -13,7 +13,7 @@ use viaduct_proto::flow::Registry;
 
 use super::config::load_with_text;
 use super::options::ProxyOptions;
-use super::settings::Settings;
+use crate::settings::Settings;
 
 /// Config in force.
 #[derive(Debug)]

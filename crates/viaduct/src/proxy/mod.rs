@@ -1,8 +1,7 @@
 //! `viaduct proxy`: one hop of a chain. TCP connections end here and go on from here, the second
 //! half begun when the client's SYN is seen (Miniproxy, section 3). This module has what the
-//! command needs beside the [engine](crate::engine): its settings, its config file, the rules that
-//! divert connections to it, and its start on demand. `thread` has a proxy for gateways and overlay
-//! nodes.
+//! command needs beside the [engine](crate::engine) and its [settings](crate::settings): its config
+//! file, the rules that divert connections to it, and its start on demand.
 //!
 //! ```text
 //!   options, config ──▶ settings ──▶ startup: listen sets, rules ──▶ engine::loops
@@ -15,9 +14,7 @@ mod config_handoff;
 mod on_demand;
 mod options;
 mod reconciler;
-pub mod settings;
 mod startup;
-pub mod thread;
 
 use std::sync::Arc;
 
@@ -30,13 +27,13 @@ use self::config_handoff::ConfigHandoff;
 use self::on_demand::{OnDemandParent, SignalPipes};
 pub use self::options::{ProxyOptions, check_beside_config};
 use self::reconciler::RuleReconciler;
-use self::settings::Settings;
 use crate::engine::config::EngineConfig;
 use crate::engine::control::{self, Load};
 use crate::engine::handle::Handle;
 use crate::engine::intercept::InterceptState;
 use crate::engine::listen_set::ListenSet;
 use crate::engine::loops::Loops;
+use crate::settings::Settings;
 use crate::signals::Signals;
 use crate::status_socket::check_free;
 

@@ -7,8 +7,8 @@ use anyhow::{Result, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as _, Command};
 
-use super::settings::ProxyArgs;
 use crate::engine::listen_set::InheritedFd;
+use crate::settings::ProxyArgs;
 
 /// Options in a file, or on the command line.
 #[derive(Clone, Debug, clap::Args)]

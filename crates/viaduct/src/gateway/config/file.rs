@@ -9,7 +9,7 @@ use viaduct_proto::fec::{Code, layered, reed_solomon, window};
 use viaduct_proto::repair::control::Limits;
 use viaduct_proto::repair::{Coding, Settings};
 
-use crate::proxy::settings::PolicyTable;
+use crate::settings::PolicyTable;
 
 use super::values::{
     Address, Bytes, Count, Dscp, Endpoint, PacketSize, Ports, Prefix, Protocol, Rate, Share, Span,

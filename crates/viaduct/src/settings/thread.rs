@@ -3,8 +3,7 @@
 
 use anyhow::Result;
 
-use super::settings::Settings;
-use super::startup;
+use super::Settings;
 use crate::engine::handle::EngineThread;
 
 /// Proxy in a thread, without its rules and its control side.
@@ -21,7 +20,7 @@ impl ProxyThread {
     /// # Errors
     /// The proxy cannot listen, see SYNs, or open its access log.
     pub fn start(settings: Settings) -> Result<ProxyThread> {
-        let listen_sets = startup::listen_sets(&settings)?;
+        let listen_sets = settings.listen_sets()?;
         let access_log = settings.access_log.open()?;
         let engine = EngineThread::start(settings.engine.clone(), listen_sets, access_log)?;
         Ok(ProxyThread { engine, settings })

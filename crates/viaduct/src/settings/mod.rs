@@ -1,10 +1,19 @@
-//! Settings of a proxy, made from options and tables: the config of its engine, and what the
-//! command has beside it. All of them are checked before anything on the machine is changed.
+//! Settings of a proxy, made from options and tables: the config of its engine, and what its
+//! service has beside it. All of them are checked before anything on the machine is changed. Three
+//! services have them: `viaduct proxy`, a gateway (`[split]`), and an overlay node (`[socks]`).
+//!
+//! ```text
+//!   command line ──▶ args ──┐
+//!   [proxy], [split], [socks] ──▶ tables ──▶ args ──▶ checks ──▶ Settings ──▶ thread, or proxy
+//!   [[policy]] ──▶ tables ──┘                                      └─▶ report: --check
+//! ```
 
 mod args;
 mod checks;
+mod listen;
 mod report;
 mod tables;
+pub mod thread;
 
 use std::fmt;
 use std::net::SocketAddr;
