@@ -2,14 +2,19 @@
 
 use std::time::Duration;
 
+use serde::Deserialize;
+
 use crate::value_parser::dead_after;
+use crate::value_parser::table::{self, defaults, one};
 
 /// Limit of peers that acknowledge nothing.
-#[derive(Clone, Copy, Debug, clap::Args)]
+#[derive(Clone, Copy, Debug, clap::Args, Deserialize)]
+#[serde(default = "defaults", deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DeadAfter {
     /// Time without an acknowledgement of data, window probes or keepalives after which a flow
     /// is reset; 0s: the kernel's limits
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = dead_after)]
+    #[serde(deserialize_with = "one::<table::DeadAfter, _>")]
     dead_after: Duration,
 }
 

@@ -9,8 +9,13 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
+use serde::Deserialize;
+
+use crate::value_parser::table::defaults;
+
 /// Option of a service's directory.
-#[derive(Clone, Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args, Deserialize)]
+#[serde(default = "defaults", deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RunDir {
     /// Directory of sockets and journals [default: /run/viaduct; without root's rights
     /// $XDG_RUNTIME_DIR/viaduct, or /tmp/viaduct-UID]

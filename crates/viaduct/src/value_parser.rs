@@ -1,11 +1,12 @@
 //! Parsers of values on the command line and in files. Their errors name the expected form.
 
+pub mod table;
+
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Deserializer, de};
 
 /// Slowest permitted rate limit, in bits a second.
 const MIN_RATE: u64 = 1_000;
@@ -103,6 +104,21 @@ pub fn count(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&n| n > 0).ok_or("a number from 1 is expected".to_owned())
 }
 
+/// Parses the number of event loops.
+pub fn workers(text: &str) -> Result<u16, String> {
+    between(text, 0..=64)
+}
+
+/// Parses the number of links of a tunnel.
+pub fn links(text: &str) -> Result<u16, String> {
+    between(text, 1..=64)
+}
+
+fn between(text: &str, range: RangeInclusive<u16>) -> Result<u16, String> {
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| format!("a number from {} to {} is expected", range.start(), range.end()))
+}
+
 /// Parses an amount of memory: bytes, or K, M or G, which are powers of 1024.
 pub fn memory(text: &str) -> Result<usize, String> {
     let units = [("K", 10), ("M", 20), ("G", 30)];
@@ -122,33 +138,16 @@ pub fn buffer(text: &str) -> Result<usize, String> {
     })
 }
 
+/// Parses the bytes that a tunnel may hold.
+pub fn tunnel_buffer(text: &str) -> Result<u64, String> {
+    let bytes = text.parse().ok().filter(|bytes| (64 << 10..=1 << 40).contains(bytes));
+    bytes.ok_or_else(|| "bytes are expected, 65536 at least".to_owned())
+}
+
 /// Parses a rate, in bits a second.
 pub fn rate(text: &str) -> Result<u64, String> {
     let rate = viaduct_proto::handlers::rate(text).filter(|&rate| rate >= MIN_RATE);
     rate.ok_or_else(|| "bits a second such as 500k, 2M or 1G are expected, 1k at least".to_owned())
-}
-
-/// Parses the [`prefix`]es of a list in a file.
-pub fn de_prefixes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<IpNet>, D::Error> {
-    let texts = Vec::<String>::deserialize(from)?;
-    texts.iter().map(|text| prefix(text).map_err(|what| wrong(text, &what))).collect()
-}
-
-/// Parses a [`destination`] in a file.
-pub fn de_destination<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
-    let text = String::deserialize(from)?;
-    destination(&text).map_err(|what| wrong(&text, &what))
-}
-
-/// Parses an optional [`destination`] in a file.
-pub fn de_optional_destination<'de, D: Deserializer<'de>>(
-    from: D,
-) -> Result<Option<SocketAddr>, D::Error> {
-    de_destination(from).map(Some)
-}
-
-fn wrong<E: de::Error>(text: &str, what: &str) -> E {
-    E::custom(format!("{text:?}: {what}"))
 }
 
 #[cfg(test)]

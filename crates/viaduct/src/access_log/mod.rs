@@ -29,7 +29,8 @@ pub use entry::{Entry, Format};
 use writer::Writer;
 
 /// Options of the access log, the same for all services.
-#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AccessLogArgs {
     /// Log each request or flow when it has ended: to a file, which is opened again on SIGHUP
     /// and SIGUSR1 (after logrotate has moved it away), to standard output (-), or to standard
@@ -42,7 +43,8 @@ pub struct AccessLogArgs {
 }
 
 /// Destination of an access log.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub enum Target {
     /// Standard output: `-`.
     Stdout,
@@ -62,6 +64,14 @@ impl FromStr for Target {
             "stderr" => Ok(Target::Stderr),
             path => Ok(Target::File(path.into())),
         }
+    }
+}
+
+impl TryFrom<String> for Target {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Target, Self::Error> {
+        text.parse()
     }
 }
 

@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use viaduct_proto::keys::{PublicKey, SecretKey};
 use viaduct_proto::repair::Coding;
 
-use crate::settings::PolicyTable;
+use crate::settings::{OptionsTable, PolicyTable};
 use crate::text;
 use file::File;
 pub use peers::check_endpoint;
@@ -48,7 +48,7 @@ pub struct Config {
     /// Address of the packet cache for the site's hosts.
     pub cache: Option<SocketAddr>,
     /// `[split]`: options of the proxy for split mode.
-    pub split: toml::Table,
+    pub split: OptionsTable,
     /// `[[policy]]`: the flows of split mode that may pass, and their handling.
     pub policies: Vec<PolicyTable>,
     /// Peer sites.

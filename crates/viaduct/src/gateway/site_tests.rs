@@ -31,7 +31,7 @@ fn site(codes: &[Option<Code>]) -> Site {
         run_dir: PathBuf::from("/run/viaduct"),
         metrics: None,
         cache: None,
-        split: toml::Table::new(),
+        split: Default::default(),
         policies: Vec::new(),
         peers: codes.iter().enumerate().map(peer).collect(),
         warnings: Vec::new(),

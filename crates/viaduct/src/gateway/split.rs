@@ -9,20 +9,22 @@
 //!
 //! Split mode uses the proxy on the path, one at each end, in a thread of the gateway's process.
 
-use anyhow::{Context, Result, bail};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use anyhow::{Context, Result, anyhow, bail};
 use ipnet::IpNet;
-use toml::{Table, Value};
 use viaduct_proto::flow::Registry;
 use viaduct_sys::nft::intercept::{Intercept, Selector};
 
 use super::config::Config;
 use super::preflight::pair;
-use crate::settings::Settings;
+use crate::run_dir::RunDir;
+use crate::settings::{ProxyArgs, Settings};
 
 /// Address to which the kernel redirects connections, unless `[split]` sets another.
-const LISTEN: &str = "[::]:7402";
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 7402);
 /// Maximum bytes of each flow that a host has sent and the other site has not received yet.
-const BUFFER: i64 = 8 << 20;
+const BUFFER: usize = 8 << 20;
 
 /// Options that follow from the rest of the config, and those that a proxy between sites does
 /// not have.
@@ -47,12 +49,11 @@ pub fn settings(config: &Config, registry: &Registry) -> Result<Option<Settings>
     if peers.is_empty() {
         return Ok(None);
     }
-    if let Some(key) = config.split.keys().find(|key| FOLLOWS.contains(&&*key.replace('_', "-"))) {
+    if let Some(key) = FOLLOWS.iter().find(|key| config.split.has(key)) {
         bail!("[split] {key}: it follows from the sites; leave it out");
     }
-    let options = options(config, &peers);
-    let mut settings =
-        Settings::of_tables(&options, &config.policies, registry).context("[split]")?;
+    let args = options(config, &peers).map_err(|what| anyhow!("[split] {what}"))?;
+    let mut settings = Settings::of(&args, &config.policies, &[], registry).context("[split]")?;
     if settings.holds || settings.on_demand || settings.engine.limits.idle_exit.is_some() {
         bail!("[split] accept, on-demand, idle-exit: they are for `viaduct proxy` alone");
     }
@@ -71,28 +72,22 @@ pub fn prefixes(config: &Config) -> (&[IpNet], Vec<IpNet>) {
     (&config.prefixes, peers.flat_map(|peer| peer.prefixes.iter().copied()).collect())
 }
 
-/// `[split]`, with the options that follow from the rest of the config.
-fn options(config: &Config, peers: &[IpNet]) -> Table {
-    let list = |nets: &[IpNet]| {
-        Value::Array(nets.iter().map(|net| Value::String(net.to_string())).collect())
-    };
-    let text = |text: &str| Value::String(text.to_owned());
-    let mut options = config.split.clone();
-    for (key, value) in [("listen", text(LISTEN)), ("far-buffer", Value::Integer(BUFFER))] {
-        let underscored = key.replace('-', "_");
-        if !options.contains_key(key) && !options.contains_key(&underscored) {
-            options.insert(key.to_owned(), value);
-        }
-    }
-    options.insert("intercept".to_owned(), list(peers));
-    options.insert("far".to_owned(), list(peers));
-    options.insert("keep-client".to_owned(), Value::Boolean(true));
-    options.insert("name".to_owned(), text(&format!("{}-split", plain(&config.name))));
-    options.insert("run-dir".to_owned(), text(&config.run_dir.to_string_lossy()));
-    options
+/// Options of `[split]`, and those that follow from the rest of the config.
+fn options(config: &Config, peers: &[IpNet]) -> Result<ProxyArgs, String> {
+    let args = config.split.options()?;
+    Ok(ProxyArgs {
+        listen: if args.listen.is_empty() { vec![LISTEN] } else { args.listen },
+        far_buffer: args.far_buffer.or(Some(BUFFER)),
+        intercept: peers.to_vec(),
+        far: peers.to_vec(),
+        keep_client: true,
+        name: Some(format!("{}-split", plain(&config.name))),
+        run_dir: RunDir::from(&*config.run_dir),
+        ..args
+    })
 }
 
-fn pairs(nets: &[IpNet]) -> Vec<(std::net::IpAddr, u8)> {
+fn pairs(nets: &[IpNet]) -> Vec<(IpAddr, u8)> {
     nets.iter().map(pair).collect()
 }
 

@@ -8,14 +8,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use ipnet::IpNet;
 use serde::Deserialize;
-use toml::{Table, Value};
 use viaduct_proto::flow::Registry;
 use viaduct_proto::keys::PublicKey;
 use viaduct_proto::overlay::{self, ConfigError, Node, Peer, Policy, Timing};
 use viaduct_proto::time::Instant;
 
 use crate::random::entropy;
-use crate::settings::Settings;
+use crate::run_dir::RunDir;
+use crate::settings::{ClientProtocol, OptionsTable, ProxyArgs, Settings};
 use crate::{key, text};
 
 /// Maximum length of a config in bytes.
@@ -46,8 +46,8 @@ pub struct Config {
 #[serde(deny_unknown_fields)]
 struct File {
     overlay: NodeTable,
-    /// Options of the proxy, which parses them.
-    socks: Option<Table>,
+    /// Options of the proxy.
+    socks: Option<OptionsTable>,
     #[serde(default)]
     peer: Vec<PeerTable>,
 }
@@ -138,7 +138,7 @@ fn validate(file: File, directory: &Path, registry: &Registry) -> Result<Config>
         name: node.name,
     };
     let socks =
-        socks.map(|table| proxy(table, &config.name, &node.run_dir, registry)).transpose()?;
+        socks.map(|table| proxy(&table, &config.name, &node.run_dir, registry)).transpose()?;
     Ok(Config {
         node: config,
         listen: node.listen,
@@ -189,24 +189,25 @@ fn timing(node: &NodeTable) -> Result<Timing> {
 
 /// Settings of the SOCKS5 proxy for the flows of others, limited to the clients and destinations
 /// that the config allows.
-fn proxy(mut table: Table, name: &str, run_dir: &Path, registry: &Registry) -> Result<Settings> {
-    if let Some(key) = table.keys().find(|key| DERIVED.contains(&&*key.replace('_', "-"))) {
+fn proxy(
+    table: &OptionsTable,
+    name: &str,
+    run_dir: &Path,
+    registry: &Registry,
+) -> Result<Settings> {
+    if let Some(key) = DERIVED.iter().find(|key| table.has(key)) {
         bail!("[socks] {key}: it follows from the node; leave it out");
     }
-    let has = |key: &str| table.contains_key(key) || table.contains_key(&key.replace('-', "_"));
-    for key in ["listen", "allow-from", "allow-to"] {
-        if !has(key) {
-            bail!("[socks] {key} is missing: no flow may pass this node unless the config says so");
-        }
+    if let Some(key) = ["listen", "allow-from", "allow-to"].iter().find(|key| !table.has(key)) {
+        bail!("[socks] {key} is missing: no flow may pass this node unless the config says so");
     }
-    let text = |text: &str| Value::String(text.to_owned());
-    table.insert("expect".to_owned(), Value::Array(vec![text("socks")]));
-    table.insert(
-        "name".to_owned(),
-        text(&format!("overlay-{name}").chars().take(32).collect::<String>()),
-    );
-    table.insert("run-dir".to_owned(), text(&run_dir.to_string_lossy()));
-    Settings::of_tables(&table, &[], registry).context("[socks]")
+    let args = ProxyArgs {
+        expect: vec![ClientProtocol::Socks],
+        name: Some(format!("overlay-{name}").chars().take(32).collect()),
+        run_dir: RunDir::from(run_dir),
+        ..table.options().map_err(|what| anyhow!("[socks] {what}"))?
+    };
+    Settings::of(&args, &[], &[], registry).context("[socks]")
 }
 
 impl fmt::Display for Config {

@@ -1,5 +1,5 @@
 //! Config file of a proxy. Its table `[proxy]` has the options of the command line by the same
-//! names, so that one parser reads both. The tables `[[policy]]` and `[[tunnel]]` exist only in
+//! names, and fills the same struct. The tables `[[policy]]` and `[[tunnel]]` exist only in
 //! the file.
 //!
 //! ```toml
@@ -17,12 +17,11 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
-use toml::Table;
 use viaduct_proto::flow::Registry;
 
 use super::config_handoff::path_of;
 use super::options::ProxyOptions;
-use crate::settings::{PolicyTable, ProxyArgs, Settings, parse_options};
+use crate::settings::{OptionsTable, PolicyTable, ProxyArgs, Settings};
 use crate::text;
 use crate::tunnel::settings::TunnelTable;
 
@@ -33,7 +32,7 @@ const MAX_SIZE: u64 = 1 << 20;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    proxy: Table,
+    proxy: OptionsTable,
     #[serde(default)]
     policy: Vec<PolicyTable>,
     #[serde(default)]
@@ -101,12 +100,14 @@ pub fn parse(text: &str) -> Result<ParsedConfig, String> {
         let at = error.span().map_or(0, |span| span.start);
         text::position(text, at) + &text::explain(text, at, error.message())
     })?;
-    let args = parse_options(&file.proxy).map_err(|what| format!("[proxy] {what}"))?;
+    let args = file.proxy.options().map_err(|what| format!("[proxy] {what}"))?;
     Ok(ParsedConfig { args, policies: file.policy, tunnels: file.tunnel })
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
     use super::*;
     use crate::engine::outbound::OutboundSpec;
     use crate::engine::policy::{Plan, Policy};
@@ -141,6 +142,37 @@ mod tests {
                 "from any to any: denied",
             ]
         );
+    }
+
+    #[test]
+    fn a_table_and_a_command_line_are_the_same_options() {
+        let read = |text: &str| parse(&format!("[proxy]\n{text}")).unwrap().args;
+        let line = |words: &str| {
+            let command = ProxyArgs::augment_args(clap::Command::new("proxy"));
+            let words = std::iter::once("proxy").chain(words.split_whitespace());
+            ProxyArgs::from_arg_matches(&command.get_matches_from(words)).unwrap()
+        };
+        for (text, words) in [
+            ("", ""),
+            (
+                "listen = '[::]:7000'\nexpect = ['socks', 'connect']\nports = [80, '8000-8080']\n",
+                "--listen [::]:7000 --expect socks,connect --ports 80,8000-8080",
+            ),
+            (
+                "rate = '2M'\nflows = 300\nworkers = '2'\nkeep_client = true\nmax-early = 0\n",
+                "--rate 2M --flows 300 --workers 2 --keep-client --max-early 0",
+            ),
+            (
+                "links = 3\ncarrier = 'quic'\ndead-after = '5s'\nrun-dir = '/r'\nspin = '9us'\n",
+                "--links 3 --carrier quic --dead-after 5s --run-dir /r --spin 9us",
+            ),
+            (
+                "access-log = 'stderr'\nhandler = ['count', 'shape:in=1M,out=2M']\n",
+                "--access-log stderr --handler count --handler shape:in=1M,out=2M",
+            ),
+        ] {
+            assert_eq!(format!("{:?}", read(text)), format!("{:?}", line(words)), "{text}");
+        }
     }
 
     #[test]
@@ -188,18 +220,23 @@ mod tests {
             let error = load(&format!("{HEAD}[[policy]]\n{lines}\n")).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
-        let both = format!("{HEAD}next = '10.9.0.1:7000'\ntrickles = 'udp'\n");
-        assert!(load(&both).unwrap_err().contains("cannot be used with"));
     }
 
     #[test]
     fn errors_are_one_line() {
         let wrong = [
-            ("[proxy]\nlisten = 'x'\n", "[proxy] invalid value 'x' for 'listen"),
+            ("[proxy]\nlisten = 'x'\n", "[proxy] listen: \"x\": a numeric address"),
+            (&format!("{HEAD}links = 'x'\n"), "[proxy] links: \"x\": a number from 1 to 64"),
+            (&format!("{HEAD}dead-after = 'x'\n"), "[proxy] dead-after: \"x\": a time of 1s"),
+            (&format!("{HEAD}access-log = ''\n"), "[proxy] access-log: a file, - "),
+            (&format!("{HEAD}run-dir = 7\n"), "[proxy] run-dir: "),
+            (&format!("{HEAD}accept = 'never'\n"), "one of early, after-connect is expected"),
+            (&format!("{HEAD}keep-client = 7\n"), "[proxy] keep-client: "),
+            (&format!("{HEAD}early_wait = '1s'\nearly-wait = '1s'\n"), "is there twice"),
             ("[proxy]\nlisten = 7\n[polici]\n", "line 3: unknown key `polici`"),
             ("", "the table [proxy] is missing"),
-            (&format!("{HEAD}liste = 'x'\n"), "unknown key 'liste'"),
-            (&format!("{HEAD}config = 'x'\n"), "config: unknown key"),
+            (&format!("{HEAD}liste = 'x'\n"), "[proxy] unknown key `liste`"),
+            (&format!("{HEAD}config = 'x'\n"), "unknown key `config`"),
             (&format!("{HEAD}rate = 'fast'\n"), "bits a second such as 500k"),
             (&format!("{HEAD}[[policy]]\nto = ['host']\n"), "line 5: to: \"host\": a prefix"),
             (&format!("{HEAD}[[policy]]\nnext = 'host:1'\n"), "names of hosts are not looked up"),

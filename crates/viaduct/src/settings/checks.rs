@@ -20,6 +20,7 @@ use crate::engine::destination::{Target, Terms, is_here};
 use crate::engine::liveness::DeadPeerLimits;
 use crate::engine::policy::{Far, Policies};
 use crate::key;
+use crate::tunnel::settings::TunnelArgs;
 
 /// Default of `idle-exit` with `on-demand`.
 const IDLE_EXIT: Duration = Duration::from_secs(60);
@@ -28,6 +29,42 @@ const MAX_EARLY: usize = 1024;
 
 /// Maximum number of ports for interception by port.
 const MAX_PORTS: usize = 128;
+
+/// Refuses options that exclude each other, and those that need another one.
+pub(super) fn fit_together(args: &ProxyArgs) -> Result<()> {
+    let ProxyArgs { tunnel: TunnelArgs { key, peer, tunnel, tunnel_listen, .. }, .. } = args;
+    let (asked, on_path) = (!args.expect.is_empty(), !args.intercept.is_empty());
+    let (trickles, tunnel) = (args.trickles.is_some(), tunnel.is_some());
+    let excluded = [
+        ("expect", asked, "to", args.to.is_some()),
+        ("expect", asked, "intercept", on_path),
+        ("intercept", on_path, "to", args.to.is_some()),
+        ("tunnel", tunnel, "next", args.next.is_some()),
+        ("trickles", trickles, "next", args.next.is_some()),
+        ("trickles", trickles, "tunnel", tunnel),
+    ];
+    if let Some((one, _, other, _)) = excluded.iter().find(|(_, one, _, other)| *one && *other) {
+        bail!("{one}, {other}: they exclude each other; give one of them");
+    }
+    let (key, peer, allow_to) = (key.is_some(), !peer.is_empty(), !args.allow_to.is_empty());
+    let (arrive, log) = (tunnel_listen.is_some(), &args.access_log);
+    let (format, log) = (log.access_log_format.is_some(), log.access_log.is_some());
+    let needed = [
+        ("access-log-format", format, "access-log", log),
+        ("expect", asked, "allow-from", !args.allow_from.is_empty()),
+        ("expect", asked, "allow-to", allow_to),
+        ("tunnel", tunnel, "key", key),
+        ("tunnel", tunnel, "peer", peer),
+        ("tunnel-listen", arrive, "key", key),
+        ("tunnel-listen", arrive, "peer", peer),
+        ("tunnel-listen", arrive, "allow-to", allow_to),
+        ("trickles-key", args.trickles_key.is_some(), "trickles", trickles),
+    ];
+    match needed.iter().find(|(_, given, _, has)| *given && !*has) {
+        Some((option, _, other, _)) => bail!("{option}: it needs {other}; give that too"),
+        None => Ok(()),
+    }
+}
 
 /// Refuses options without effect because another option is missing.
 pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()> {

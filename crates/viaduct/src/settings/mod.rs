@@ -33,10 +33,13 @@ use crate::text;
 use crate::tunnel::settings::{TunnelName, TunnelSettings, TunnelTable};
 use crate::value_parser::MAX_BUFFER;
 use args::Accept;
-pub use args::ProxyArgs;
-use checks::{far, has_effect, holds, intercept, leads_on, limits, metrics_apart, target, workers};
+pub use args::{ClientProtocol, ProxyArgs};
+use checks::{
+    far, fit_together, has_effect, holds, intercept, leads_on, limits, metrics_apart, target,
+    workers,
+};
 use tables::chain;
-pub use tables::{PolicyTable, parse_options};
+pub use tables::{OptionsTable, PolicyTable};
 
 /// Complete settings of a proxy.
 #[derive(Clone, Debug)]
@@ -63,28 +66,17 @@ impl Settings {
         Settings { engine: self.engine.fitted(), ..self }
     }
 
-    /// Settings from a table of options and tables of policies.
-    ///
-    /// # Errors
-    /// A line with the mistake and a correct form.
-    pub fn of_tables(
-        options: &toml::Table,
-        policies: &[PolicyTable],
-        registry: &Registry,
-    ) -> Result<Settings> {
-        Self::of(&parse_options(options).map_err(|what| anyhow!(what))?, policies, &[], registry)
-    }
-
     /// Settings from options, and tables of policies and tunnels.
     ///
     /// # Errors
-    /// As [`Settings::of_tables`].
+    /// A line with the mistake and a correct form.
     pub fn of(
         args: &ProxyArgs,
         policies: &[PolicyTable],
         tunnels: &[TunnelTable],
         registry: &Registry,
     ) -> Result<Settings> {
+        fit_together(args)?;
         let first = args.listen.first().or(args.tunnel.tunnel_listen.as_ref());
         let port = first.map_or(0, SocketAddr::port);
         let tunnels = args.tunnel.settings(tunnels, &args.allow_to)?;

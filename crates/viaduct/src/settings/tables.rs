@@ -1,10 +1,12 @@
 //! Tables of options and of policies, as files have them.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 
-use clap::Parser;
+use clap::{Arg, Args, Command};
 use ipnet::IpNet;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 use viaduct_proto::flow::{HandlerSpec, Registry};
 
@@ -14,21 +16,21 @@ use crate::engine::outbound::OutboundSpec;
 use crate::engine::policy::{Plan, Policy};
 use crate::engine::trickles::{PacketFormats, TricklesTarget};
 use crate::tunnel::settings::TunnelName;
-use crate::value_parser::{de_optional_destination, de_prefixes, ports, rate};
+use crate::value_parser::table::{Destination, Ports, Prefix, Rate, array, optional};
 
 /// A policy, as written.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyTable {
-    #[serde(default, deserialize_with = "de_prefixes")]
+    #[serde(default, deserialize_with = "array::<Prefix, _>")]
     from: Vec<IpNet>,
-    #[serde(default, deserialize_with = "de_prefixes")]
+    #[serde(default, deserialize_with = "array::<Prefix, _>")]
     to: Vec<IpNet>,
-    #[serde(default)]
-    ports: Vec<String>,
+    #[serde(default, deserialize_with = "array::<Ports, _>")]
+    ports: Vec<RangeInclusive<u16>>,
     #[serde(default)]
     action: Action,
-    #[serde(default, deserialize_with = "de_optional_destination")]
+    #[serde(default, deserialize_with = "optional::<Destination, _>")]
     pub(super) next: Option<SocketAddr>,
     #[serde(default)]
     direct: bool,
@@ -39,7 +41,8 @@ pub struct PolicyTable {
     handlers: Option<Vec<String>>,
     #[serde(default)]
     side: Side,
-    rate: Option<String>,
+    #[serde(default, deserialize_with = "optional::<Rate, _>")]
+    rate: Option<u64>,
 }
 
 /// End of the handlers that a policy's flows meet here.
@@ -61,52 +64,72 @@ enum Action {
     Deny,
 }
 
-/// Options in the form of a command line.
-#[derive(Debug, Parser)]
-#[command(name = "[proxy]", disable_help_flag = true)]
-struct Words {
-    #[command(flatten)]
-    args: ProxyArgs,
-}
+/// Table of options as written, with the keys of a proxy's command line; the words of a key are
+/// joined by `-` or `_`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(try_from = "Table")]
+pub struct OptionsTable(Table);
 
-/// Parses a table as if it were a command line.
-///
-/// # Errors
-/// A line with the mistake and a correct form.
-pub fn parse_options(table: &Table) -> Result<ProxyArgs, String> {
-    let mut words = vec!["[proxy]".to_owned()];
-    for (key, value) in table {
-        if matches!(&key[..], "config" | "check" | "doors" | "rehearse" | "told") {
-            return Err(format!("{key}: unknown key"));
+impl TryFrom<Table> for OptionsTable {
+    type Error = &'static str;
+
+    fn try_from(table: Table) -> Result<OptionsTable, Self::Error> {
+        let keys = table.len();
+        let options: Table =
+            table.into_iter().map(|(key, value)| (key.replace('_', "-"), value)).collect();
+        if options.len() < keys {
+            return Err("a key is there twice, once with - and once with _");
         }
-        let option = format!("--{}", key.replace('_', "-"));
-        let values = match value {
-            Value::Array(values) => values.as_slice(),
-            one => std::slice::from_ref(one),
-        };
-        for value in values {
-            match value {
-                Value::Boolean(true) => words.push(option.clone()),
-                Value::Boolean(false) => {}
-                Value::String(text) => words.push(format!("{option}={text}")),
-                Value::Integer(number) => words.push(format!("{option}={number}")),
-                _ => return Err(format!("{key}: text or a number is expected")),
-            }
-        }
-    }
-    match Words::try_parse_from(words) {
-        Ok(words) => Ok(words.args),
-        Err(error) => Err(plain(&error.to_string())),
+        Ok(OptionsTable(options))
     }
 }
 
-/// Message of the command line's parser in terms of a file, on one line.
-fn plain(message: &str) -> String {
-    let message = message.split("\n\nUsage").next().unwrap_or_default();
-    let message = message.strip_prefix("error: ").unwrap_or(message);
-    let message = message.replace("unexpected argument", "unknown key").replace(" found", "");
-    let words: Vec<_> = message.split_whitespace().collect();
-    words.join(" ").replace("--", "")
+impl OptionsTable {
+    /// Returns whether the table sets the option `key`.
+    pub fn has(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
+    /// Options of the table; those that it leaves out are as on a command line without them.
+    ///
+    /// # Errors
+    /// A line with the key, the mistake and a correct form.
+    pub fn options(&self) -> Result<ProxyArgs, String> {
+        let mut table = self.0.clone();
+        Ok(ProxyArgs {
+            tunnel: group(&mut table)?,
+            access_log: group(&mut table)?,
+            dead_after: group(&mut table)?,
+            run_dir: group(&mut table)?,
+            ..read(table)?
+        })
+    }
+}
+
+/// Takes a group of options out of a table. serde's `flatten` would do the same, but its errors do
+/// not name the key.
+fn group<T: Args + DeserializeOwned>(table: &mut Table) -> Result<T, String> {
+    let command = T::augment_args(Command::new("group"));
+    let keys = command.get_arguments().filter_map(Arg::get_long);
+    read(keys.filter_map(|key| table.remove_entry(key)).collect())
+}
+
+/// Reads the options of a table that has no others.
+fn read<T: DeserializeOwned>(table: Table) -> Result<T, String> {
+    table.try_into().map_err(|error| one_line(&error))
+}
+
+/// Message of an error, behind its key.
+fn one_line(error: &toml::de::Error) -> String {
+    if let Some(unknown) = error.message().strip_prefix("unknown field ") {
+        return format!("unknown key {}", unknown.split(',').next().unwrap_or_default());
+    }
+    // The second line, "in `KEY`", is the only place that has the key.
+    let text = error.to_string();
+    match text.trim_end().split_once("\nin `") {
+        Some((message, key)) => format!("{}: {message}", key.trim_end_matches('`')),
+        None => error.message().to_owned(),
+    }
 }
 
 impl PolicyTable {
@@ -137,11 +160,6 @@ impl PolicyTable {
         if self.trickles_key.is_some() && self.trickles.is_none() {
             return Err("trickles-key: there is no trickles".to_owned());
         }
-        let ports = self
-            .ports
-            .iter()
-            .map(|text| ports(text).map_err(|what| format!("ports: {text:?}: {what}")));
-        let ports = ports.collect::<Result<_, _>>()?;
         let handlers = match &self.handlers {
             None => otherwise.handlers.clone(),
             Some(texts) => handlers(texts, registry).map_err(|what| format!("handlers: {what}"))?,
@@ -162,17 +180,15 @@ impl PolicyTable {
             }
             _ => {}
         }
-        let limit = self.rate.as_deref().map(rate).transpose();
-        let limit = limit.map_err(|what| format!("rate: {what}"))?;
         let plan = Plan {
             deny: self.action == Action::Deny,
             by,
             handlers,
             accepts,
-            rate: limit.or(otherwise.rate),
+            rate: self.rate.or(otherwise.rate),
         };
-        let plan = plan.into();
-        Ok(Policy { from: self.from.clone(), to: self.to.clone(), ports, plan })
+        let (from, to, ports) = (self.from.clone(), self.to.clone(), self.ports.clone());
+        Ok(Policy { from, to, ports, plan: plan.into() })
     }
 }
 

@@ -17,7 +17,10 @@ use crate::congestion_control;
 use crate::key;
 use crate::text;
 use crate::tunnel::strangers::StrangerMemory;
-use crate::value_parser::{de_destination, destination, memory, socket_addr};
+use crate::value_parser::table::{
+    Address, Destination, Key, Links, Memory, TunnelBuffer, defaults, list, one, optional,
+};
+use crate::value_parser::{destination, links, memory, socket_addr, tunnel_buffer};
 
 /// The tunnels of a proxy.
 #[derive(Clone, Debug)]
@@ -75,9 +78,10 @@ pub struct Dial {
 pub struct TunnelTable {
     /// Name of the tunnel in policies.
     pub name: String,
-    #[serde(deserialize_with = "de_destination")]
+    #[serde(deserialize_with = "one::<Destination, _>")]
     to: SocketAddr,
     peer: String,
+    #[serde(default, deserialize_with = "optional::<Links, _>")]
     links: Option<u16>,
 }
 
@@ -102,40 +106,32 @@ impl CarrierKind {
 }
 
 /// Tunnel options of `viaduct proxy`.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args, Deserialize)]
+#[serde(default = "defaults", deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TunnelArgs {
     /// Send flows through a tunnel whose far end listens here
-    #[arg(
-        long,
-        value_name = "ADDRESS:PORT",
-        requires = "key",
-        requires = "peer",
-        conflicts_with = "next",
-        value_parser = destination
-    )]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = destination)]
+    #[serde(deserialize_with = "optional::<Destination, _>")]
     pub tunnel: Option<SocketAddr>,
     /// Listen address of tunnels; their sessions leave here, to --allow-to
-    #[arg(
-        long,
-        value_name = "ADDRESS:PORT",
-        requires = "key",
-        requires = "peer",
-        requires = "allow_to",
-        value_parser = socket_addr
-    )]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_addr)]
+    #[serde(deserialize_with = "optional::<Address, _>")]
     pub tunnel_listen: Option<SocketAddr>,
     /// The file with this site's secret key, from `viaduct key new`
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
     /// The public key of the tunnel's other end; where tunnels arrive, may be repeated
     #[arg(long, value_name = "PUBLICKEY")]
+    #[serde(deserialize_with = "list::<Key, _>")]
     pub peer: Vec<PublicKey>,
     /// Links that the tunnel goes over [default: 2, so that a bulk flow leaves one with a short
     /// queue; 1 over QUIC, where flows do not wait for each other]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = links)]
+    #[serde(deserialize_with = "optional::<Links, _>")]
     pub links: Option<u16>,
     /// Transport of the links
     #[arg(long, value_enum, default_value_t = CarrierKind::Tcp)]
+    #[serde(deserialize_with = "one::<CarrierKind, _>")]
     pub carrier: CarrierKind,
     /// Congestion control of the links: over TCP any that the kernel has (default: the
     /// kernel's); over QUIC cubic (default), bbr or reno
@@ -144,15 +140,18 @@ pub struct TunnelArgs {
     /// Bytes that a tunnel's other end may have sent and we not yet passed on, at most; four times
     /// the path's bandwidth-delay product lets one session fill it
     #[arg(long, value_name = "BYTES", default_value_t = TUNNEL_BUFFER,
-          value_parser = clap::value_parser!(u64).range(64 << 10..=1 << 40))]
+          value_parser = tunnel_buffer)]
+    #[serde(deserialize_with = "one::<TunnelBuffer, _>")]
     pub tunnel_buffer: u64,
     /// Memory that links of one address (a /64 of IPv6) may hold, per carrier, at the listening
     /// end until their other ends have shown a known key; beyond that the oldest is dropped
     /// [default: 2M]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
+    #[serde(deserialize_with = "optional::<Memory, _>")]
     pub stranger_memory_per_source: Option<usize>,
     /// The same for all addresses together [default: 8M]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
+    #[serde(deserialize_with = "optional::<Memory, _>")]
     pub stranger_memory: Option<usize>,
 }
 
@@ -259,9 +258,6 @@ impl TunnelArgs {
                 bail!("[[tunnel]] name: {name:?} is there twice; each needs one of its own");
             }
             let links = links.map_or(otherwise, usize::from);
-            if !(1..=64).contains(&links) {
-                bail!("[[tunnel]] {name}: links: {links}: 1 to 64 are expected");
-            }
             let peer = peer.parse().map_err(|error| anyhow!("[[tunnel]] {name}: peer: {error}"))?;
             dials.push(Dial { name: (**name).into(), to: *to, peer, links });
         }

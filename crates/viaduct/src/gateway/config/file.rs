@@ -9,7 +9,7 @@ use viaduct_proto::fec::{Code, layered, reed_solomon, window};
 use viaduct_proto::repair::control::Limits;
 use viaduct_proto::repair::{Coding, Settings};
 
-use crate::settings::PolicyTable;
+use crate::settings::{OptionsTable, PolicyTable};
 
 use super::values::{
     Address, Bytes, Count, Dscp, Endpoint, PacketSize, Ports, Prefix, Protocol, Rate, Share, Span,
@@ -25,7 +25,7 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) cache: CacheTable,
     /// Options of the proxy, which parses them.
-    pub(super) split: Option<toml::Table>,
+    pub(super) split: Option<OptionsTable>,
     #[serde(default)]
     pub(super) policy: Vec<PolicyTable>,
     #[serde(default)]

@@ -10,6 +10,7 @@ use super::error::{Invalid, check_name, invalid};
 use super::file::{File, SiteTable};
 use super::peers::{check_prefixes, peers};
 use super::values::{is_one_host, prefixes};
+use crate::settings::OptionsTable;
 use crate::{key, text};
 
 /// Minimum memory that a code can work with.
@@ -35,7 +36,7 @@ pub(super) fn validate(file: File, dir: &Path) -> Result<Config, Invalid> {
         run_dir: site.run_dir,
         metrics: file.metrics.listen.map(|at| at.0),
         cache: file.cache.listen.map(|at| at.0),
-        split: toml::Table::new(),
+        split: OptionsTable::default(),
         policies: file.policy,
         name: site.name,
         wan: site.wan,
