@@ -44,6 +44,7 @@ pub mod time;
 pub mod timers;
 pub mod trickles;
 pub mod tunnel;
+pub mod units;
 pub mod web;
 pub mod wire;
 pub mod wrap;

@@ -7,14 +7,20 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use viaduct_proto::units;
 
 /// Slowest permitted rate limit, in bits a second.
 const MIN_RATE: u64 = 1_000;
 /// Smallest buffer, and the largest that the kernel can be asked for, in bytes.
-const MIN_BUFFER: usize = 4 << 10;
+const MIN_BUFFER: u64 = 4 << 10;
 pub const MAX_BUFFER: usize = 1 << 30;
+/// Largest buffer of a tunnel, in bytes.
+const MAX_TUNNEL_BUFFER: u64 = 1 << 40;
+/// Smallest and largest memory of a gateway for packets, in bytes.
+const MIN_PACKET_MEMORY: u64 = 4 << 20;
+const MAX_PACKET_MEMORY: u64 = 1 << 40;
 /// Smallest limit of memory, in bytes.
-const MIN_MEMORY: usize = 64 << 10;
+const MIN_MEMORY: u64 = 64 << 10;
 /// Longest time, in days: a hundred years. Where a limit can be switched off, 0s does it.
 const MAX_DAYS: u64 = 36_500;
 /// Limits of the kernel's timer, which counts milliseconds, and of its keepalive probes, which
@@ -119,35 +125,41 @@ fn between(text: &str, range: RangeInclusive<u16>) -> Result<u16, String> {
     number.ok_or_else(|| format!("a number from {} to {} is expected", range.start(), range.end()))
 }
 
-/// Parses an amount of memory: bytes, or K, M or G, which are powers of 1024.
+/// Parses a size within `range`, in bytes.
+pub fn size<T: TryFrom<u64>>(text: &str, range: RangeInclusive<u64>) -> Result<T, String> {
+    let bytes = units::size(text).filter(|bytes| range.contains(bytes));
+    bytes.and_then(|bytes| T::try_from(bytes).ok()).ok_or_else(|| {
+        let [least, most] = [range.start(), range.end()].map(|&bytes| units::size_text(bytes));
+        format!("bytes are expected, such as 2M or 64KiB; {least} at least and {most} at most")
+    })
+}
+
+/// Parses an amount of memory, in bytes.
 pub fn memory(text: &str) -> Result<usize, String> {
-    let units = [("K", 10), ("M", 20), ("G", 30)];
-    let upper = text.to_ascii_uppercase();
-    let unit = units.iter().find_map(|(unit, bits)| Some((upper.strip_suffix(unit)?, *bits)));
-    let (number, bits) = unit.unwrap_or((&upper, 0));
-    let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(1 << bits));
-    let bytes = bytes.filter(|bytes| (MIN_MEMORY..=MAX_BUFFER).contains(bytes));
-    bytes.ok_or_else(|| "bytes are expected, such as 2M; 64K at least and 1G at most".to_owned())
+    size(text, MIN_MEMORY..=MAX_BUFFER as u64)
+}
+
+/// Parses the memory of a gateway for packets, in bytes; a code cannot work with less than 4 MiB.
+pub fn packet_memory(text: &str) -> Result<usize, String> {
+    size(text, MIN_PACKET_MEMORY..=MAX_PACKET_MEMORY)
 }
 
 /// Parses the size of a buffer, in bytes.
 pub fn buffer(text: &str) -> Result<usize, String> {
-    let bytes = text.parse().ok().filter(|bytes| (MIN_BUFFER..=MAX_BUFFER).contains(bytes));
-    bytes.ok_or_else(|| {
-        format!("bytes are expected, {MIN_BUFFER} at least and {MAX_BUFFER} at most")
-    })
+    size(text, MIN_BUFFER..=MAX_BUFFER as u64)
 }
 
 /// Parses the bytes that a tunnel may hold.
 pub fn tunnel_buffer(text: &str) -> Result<u64, String> {
-    let bytes = text.parse().ok().filter(|bytes| (64 << 10..=1 << 40).contains(bytes));
-    bytes.ok_or_else(|| "bytes are expected, 65536 at least".to_owned())
+    size(text, MIN_MEMORY..=MAX_TUNNEL_BUFFER)
 }
 
 /// Parses a rate, in bits a second.
 pub fn rate(text: &str) -> Result<u64, String> {
-    let rate = viaduct_proto::handlers::rate(text).filter(|&rate| rate >= MIN_RATE);
-    rate.ok_or_else(|| "bits a second such as 500k, 2M or 1G are expected, 1k at least".to_owned())
+    let rate = units::rate(text).filter(|&rate| rate >= MIN_RATE);
+    rate.ok_or_else(|| {
+        "bits a second such as 500k, 2M or 1Gbit/s are expected, 1k at least".to_owned()
+    })
 }
 
 #[cfg(test)]
@@ -175,10 +187,24 @@ mod tests {
         assert!(spin("100us").is_ok() && spin("0s").is_ok());
         assert!(spin("2ms").unwrap_err().contains("1ms at most"));
         assert!(count("0").is_err() && count("1").is_ok());
-        assert!(buffer("1").is_err() && buffer("4096").is_ok());
-        assert!(buffer("4294967296").unwrap_err().contains("1073741824 at most"));
+        assert!(buffer("1").unwrap_err().contains("4K at least and 1G at most"));
+        assert!(buffer("4294967296").unwrap_err().contains("1G at most"));
+        assert!(memory("32K").unwrap_err().contains("64K at least"));
+        assert!(tunnel_buffer("2T").unwrap_err().contains("64K at least and 1T at most"));
         assert!(wait("18446744073709551615s").unwrap_err().contains("36500 days"));
         assert!(destination("0.0.0.0:80").is_err() && destination("[::ffff:0.0.0.0]:80").is_err());
         assert!(rate("5").is_err() && rate("1k").is_ok());
+        assert!(workers("65").unwrap_err().contains("from 0 to 64") && links("0").is_err());
+    }
+
+    #[test]
+    fn sizes_and_rates_are_read_as_people_write_them() {
+        for (text, bytes) in [("4096", 4 << 10), ("64KiB", 64 << 10), ("16M", 16 << 20)] {
+            assert_eq!(buffer(text), Ok(bytes), "{text}");
+        }
+        assert_eq!((memory("2M"), tunnel_buffer("1T")), (Ok(2 << 20), Ok(1 << 40)));
+        for text in ["2M", "2000k", "2Mbit/s", "2000000"] {
+            assert_eq!(rate(text), Ok(2_000_000), "{text}");
+        }
     }
 }

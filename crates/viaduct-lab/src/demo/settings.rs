@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use viaduct_proto::link::{LinkConfig, Loss};
+use viaduct_proto::units;
 
 use super::findings::Phase;
 use super::programs::LEFT_ALONE;
@@ -93,7 +94,7 @@ impl DemoArgs {
         add(self.loss != 0.01, format!("--loss {}%", rounded(self.loss * 100.0)));
         add(self.burst != 1, format!("--burst {}", self.burst));
         add(self.rtt.as_millis() != 100, format!("--rtt {}us", self.rtt.as_micros()));
-        add(self.rate != 200_000_000, format!("--rate {}", self.rate));
+        add(self.rate != 200_000_000, format!("--rate {}", units::rate_text(self.rate)));
         add(self.quick, "--quick".to_owned());
         add(self.seed != 1, format!("--seed {}", self.seed));
         command
@@ -120,9 +121,7 @@ fn round_trip(text: &str) -> Result<Duration, String> {
 }
 
 fn rate(text: &str) -> Result<u64, String> {
-    let link = format!("rate={text}").parse::<LinkConfig>();
-    let rate = link.ok().and_then(|link| link.rate);
-    let rate = rate.filter(|rate| (1_000_000..=1_000_000_000).contains(rate));
+    let rate = units::rate(text).filter(|rate| (1_000_000..=1_000_000_000).contains(rate));
     rate.ok_or_else(|| "bits a second from 1M to 1G are expected, such as 200M".into())
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::backlog::Backlog;
 use super::paced::{Pace, Paced};
+use super::size;
 use crate::flow::datagrams::{Datagrams, Direction};
 use crate::flow::{About, Arguments, Factory, Handler};
 use crate::time::{Duration, Instant};
@@ -34,7 +35,7 @@ pub(super) fn about() -> About {
         .setting(
             "held",
             "BYTES",
-            "bytes on their way each way at most; 1048576 by default; datagrams beyond are dropped",
+            "bytes on their way each way at most; 1M by default; datagrams beyond are dropped",
         )
 }
 
@@ -42,7 +43,7 @@ pub(super) fn about() -> About {
 pub(super) fn build(arguments: &mut Arguments) -> Result<Arc<dyn Factory>, String> {
     let time = |text: &str| delay(text).filter(|&delay| delay <= LONGEST);
     let delay = arguments.take("delay", "a time up to 60s, such as 50ms", time)?;
-    let held = arguments.take("held", "a number of bytes", |text| text.parse().ok())?;
+    let held = arguments.take("held", "a size such as 64K", size)?;
     let delay = delay.ok_or("delay is missing, as in latency:delay=50ms")?;
     Ok(Arc::new(LatencyFactory { delay, held: held.unwrap_or(DEFAULT_HELD) }))
 }

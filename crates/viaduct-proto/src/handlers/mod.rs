@@ -23,6 +23,7 @@ use std::sync::Arc;
 use crate::flow::Registry;
 use crate::keys::Entropy;
 use crate::overlay::Table;
+use crate::units;
 
 /// Access of handlers to files, randomness and the overlay, provided by the driver.
 #[derive(Clone)]
@@ -67,12 +68,9 @@ pub fn registry(shell: &Shell) -> Registry {
     registry
 }
 
-/// Parses a rate in bits a second: `2M`, `500k`, `1G`, `9600`.
-pub fn rate(text: &str) -> Option<u64> {
-    let units = [("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)];
-    let unit = units.iter().find_map(|&(name, unit)| Some((text.strip_suffix(name)?, unit)));
-    let (number, unit) = unit.unwrap_or((text, 1));
-    number.parse::<u64>().ok()?.checked_mul(unit).filter(|&rate| rate > 0)
+/// Parses a size in bytes, see [`units::size`].
+fn size(text: &str) -> Option<usize> {
+    units::size(text).and_then(|bytes| usize::try_from(bytes).ok())
 }
 
 #[cfg(test)]

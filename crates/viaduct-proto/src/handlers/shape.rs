@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use super::backlog::Backlog;
 use super::paced::{Pace, Paced};
-use super::rate;
+use super::size;
 use crate::flow::datagrams::{Datagrams, Direction};
 use crate::flow::{About, Arguments, Factory, Handler, Offload};
 use crate::time::{Duration, Instant};
+use crate::units::rate;
 
 const SLICE: Duration = Duration::from_millis(100);
 const SLICES_A_SECOND: u64 = 10;
@@ -69,12 +70,13 @@ pub(super) fn about() -> About {
 /// `rate` both ways, or `out` towards the network and `in` from it. `held`: bytes of datagrams
 /// that may wait.
 pub(super) fn build(arguments: &mut Arguments) -> Result<Arc<dyn Factory>, String> {
-    let mut bits = |key| arguments.take(key, "bits a second, such as 2M,", rate);
+    let above_0 = |text: &str| rate(text).filter(|&bits| bits > 0);
+    let mut bits = |key| arguments.take(key, "bits a second, such as 2M,", above_0);
     let (both, out, back) = (bits("rate")?, bits("out")?, bits("in")?);
     if both.or(out).or(back).is_none() {
         return Err("a rate is missing, as in shape:rate=2M or shape:out=2M,in=10M".to_owned());
     }
-    let held = arguments.take("held", "a number of bytes", |text| text.parse().ok())?;
+    let held = arguments.take("held", "a size such as 64K", size)?;
     Ok(Arc::new(ShapeFactory { out: out.or(both), back: back.or(both), held }))
 }
 

@@ -15,8 +15,8 @@
 //!         | P "x" COUNT                            P of all packets, in bursts of COUNT
 //!         | "ge:" P ":" P ":" P ":" P              good to bad, bad to good, loss good, loss bad
 //!         | "trace:" COUNT (":" COUNT)* [":once"]  delivered, lost, delivered, … and again
-//! BITS    = number ["k" | "M" | "G"]               powers of 1000, bits per second
-//! BYTES   = number ("B" | "kB" | "MB" | "GB")      powers of 1000
+//! BITS    = rate                                   200M  2Mbit/s, see the module units
+//! BYTES   = size                                   256kB  64KiB, likewise
 //! TIME    = number ("ns" | "us" | "ms" | "s")
 //! P       = number ["%"]                           1% or 0.01
 //! ```
@@ -29,12 +29,11 @@ use std::str::FromStr;
 use super::config::{LinkConfig, LinkError, QueueLimit, Reorder};
 use super::loss::{Loss, Trace};
 use crate::time::Duration;
+use crate::units::{Unit, number, rate, rate_text, scaled, size, unscaled};
 
-const TIME_UNITS: [(&str, u64); 4] =
-    [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
-const BIT_UNITS: [(&str, u64); 4] = [("", 1), ("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)];
-const BYTE_UNITS: [(&str, u64); 4] =
-    [("B", 1), ("kB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000)];
+const TIME_UNITS: [Unit; 4] = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
+/// Units in which limits of queues are printed.
+const BYTE_UNITS: [Unit; 4] = [("B", 1), ("kB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000)];
 
 const A_TIME: &str = "a time, such as 50ms or 200us";
 const A_RATE: &str = "bits per second, such as 200M or 1.5G";
@@ -61,7 +60,7 @@ impl FromStr for LinkConfig {
             seen.push(key);
             let bad = |expected| wrong(key, value, expected);
             match key {
-                "rate" => config.rate = Some(scaled(value, &BIT_UNITS).ok_or_else(|| bad(A_RATE))?),
+                "rate" => config.rate = Some(rate(value).ok_or_else(|| bad(A_RATE))?),
                 "delay" => config.delay = time(value).ok_or_else(|| bad(A_TIME))?,
                 "jitter" => config.jitter = time(value).ok_or_else(|| bad(A_TIME))?,
                 "queue" => config.queue = limits(value).ok_or_else(|| bad(A_LIMIT))?,
@@ -99,8 +98,8 @@ impl Display for LinkConfig {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let mut settings = Vec::new();
         let mut say = |key: &str, value: String| settings.push(format!("{key}={value}"));
-        if let Some(rate) = self.rate {
-            say("rate", unscaled(rate, &BIT_UNITS));
+        if let Some(bits) = self.rate {
+            say("rate", rate_text(bits));
         }
         if !self.delay.is_zero() {
             say("delay", time_text(self.delay));
@@ -216,7 +215,7 @@ fn loss(text: &str) -> Option<Loss> {
 fn limits(text: &str) -> Option<QueueLimit> {
     let mut queue = QueueLimit::default();
     for limit in text.split('/') {
-        match (time(limit), scaled(limit, &BYTE_UNITS)) {
+        match (time(limit), size(limit)) {
             (Some(t), _) if queue.time.is_none() => queue.time = Some(t),
             (_, Some(bytes)) if queue.bytes.is_none() => queue.bytes = Some(bytes),
             _ => return None,
@@ -250,31 +249,4 @@ fn chance_text(p: f64) -> String {
     let rounded = (p * 1e10).round() / 1e8;
     let percent = format!("{rounded}%");
     if chance(&percent) == Some(p) { percent } else { p.to_string() }
-}
-
-/// Parses a number with one of `units` behind it; whole numbers exactly, fractions to the
-/// nearest whole.
-fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let (_, unit) = units.iter().find(|(name, _)| *name == &text[digits.len()..])?;
-    match digits.parse::<u64>() {
-        Ok(whole) => whole.checked_mul(*unit),
-        Err(_) => {
-            let value = number(digits)? * *unit as f64;
-            (0.0..u64::MAX as f64).contains(&value).then(|| value.round() as u64)
-        }
-    }
-}
-
-/// Formats a value with the largest unit of which it is a whole multiple.
-fn unscaled(value: u64, units: &[(&str, u64)]) -> String {
-    let fits = units.iter().rev().find(|(_, unit)| value != 0 && value.is_multiple_of(*unit));
-    let (name, unit) = fits.unwrap_or(&units[0]);
-    format!("{}{name}", value / unit)
-}
-
-/// Parses a plain decimal number, not negative.
-fn number(text: &str) -> Option<f64> {
-    let plain = text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-    text.parse().ok().filter(|_| plain)
 }

@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use viaduct_proto::units::rate_text;
 use viaduct_sys::socket::tcp::LongHaul;
 
 use super::chain_io::Factories;
@@ -212,9 +213,9 @@ impl fmt::Display for Plan {
             write!(f, " +{}", handler.name())?;
             match handler.rates() {
                 [None, None] => {}
-                [Some(out), Some(back)] if out == back => write!(f, " ({} bit/s)", in_units(out))?,
+                [Some(out), Some(back)] if out == back => write!(f, " ({} bit/s)", rate_text(out))?,
                 rates => {
-                    let text = rates.map(|rate| rate.map_or("any".to_owned(), in_units));
+                    let text = rates.map(|rate| rate.map_or("any".to_owned(), rate_text));
                     write!(f, " (out {}, in {} bit/s)", text[0], text[1])?;
                 }
             }
@@ -222,15 +223,8 @@ impl fmt::Display for Plan {
         if self.accepts {
             f.write_str(" from who has them too")?;
         }
-        self.rate.map_or(Ok(()), |bits| write!(f, ", at most {} bit/s", in_units(bits)))
+        self.rate.map_or(Ok(()), |bits| write!(f, ", at most {} bit/s", rate_text(bits)))
     }
-}
-
-/// A rate in short form, such as 20M.
-fn in_units(bits: u64) -> String {
-    let units = [(1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
-    let whole = units.iter().find(|(unit, _)| bits >= *unit && bits.is_multiple_of(*unit));
-    whole.map_or_else(|| bits.to_string(), |(unit, name)| format!("{}{name}", bits / unit))
 }
 
 /// Returns whether one of `prefixes` contains `ip`.

@@ -16,6 +16,7 @@ use viaduct_proto::time::Instant;
 use crate::random::entropy;
 use crate::run_dir::RunDir;
 use crate::settings::{ClientProtocol, OptionsTable, ProxyArgs, Settings};
+use crate::value_parser::table::{Time, optional};
 use crate::{key, text};
 
 /// Maximum length of a config in bytes.
@@ -61,9 +62,9 @@ struct NodeTable {
     serves: Option<Vec<IpNet>>,
     #[serde(default)]
     policy: Policy,
-    #[serde(default, with = "span")]
+    #[serde(default, deserialize_with = "optional::<Time, _>")]
     interval: Option<Duration>,
-    #[serde(default, with = "span")]
+    #[serde(default, deserialize_with = "optional::<Time, _>")]
     timeout: Option<Duration>,
     lost: Option<u32>,
     back: Option<u32>,
@@ -225,18 +226,5 @@ impl fmt::Display for Config {
             }
         }
         self.socks.iter().try_for_each(|socks| write!(f, "{socks}"))
-    }
-}
-
-/// Parser of a time such as `"500ms"`.
-mod span {
-    use std::time::Duration;
-
-    use serde::{Deserialize as _, Deserializer, de::Error as _};
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
-        let text = String::deserialize(from)?;
-        let wrong = || D::Error::custom(format!("{text:?} is no time; write it like \"500ms\""));
-        humantime::parse_duration(&text).map(Some).map_err(|_| wrong())
     }
 }

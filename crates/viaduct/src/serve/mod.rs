@@ -43,7 +43,7 @@ use crate::random::entropy;
 use crate::run_dir::RunDir;
 use crate::signals::{SignalStreams, Signals};
 use crate::status_socket;
-use crate::value_parser::socket_addr;
+use crate::value_parser::{memory, size, socket_addr};
 use disk::Disk;
 use file_cache::FileCache;
 use files::Root;
@@ -76,20 +76,19 @@ pub struct ServeArgs {
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_per_source: Option<u32>,
     /// Bytes a second that a client over TCP has to take of a response, on average over a
-    /// minute, or its connection ends; 0: no limit [default: 1024]
+    /// minute, or its connection ends; 0: no limit [default: 1K]
     #[arg(long, value_name = "BYTES", conflicts_with = "encrypted_only",
-          value_parser = clap::value_parser!(u32).range(..=1 << 30))]
-    min_rate: Option<u32>,
+          value_parser = bytes_a_second)]
+    min_rate: Option<u64>,
     #[command(flatten)]
     dead_after: DeadAfter,
     /// Names that the page of a directory has at most; it says if there are more [default: 10000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_listed: Option<u32>,
     /// Memory for directory pages, including those being sent; requests beyond it get 503
-    /// [default: 33554432]
-    #[arg(long, value_name = "BYTES", conflicts_with = "encrypted_only",
-          value_parser = clap::value_parser!(u32).range(1 << 16..=1 << 30))]
-    page_memory: Option<u32>,
+    /// [default: 32M]
+    #[arg(long, value_name = "BYTES", conflicts_with = "encrypted_only", value_parser = memory)]
+    page_memory: Option<usize>,
     /// Serve Trickles at the same ports, by these packets
     #[arg(long, value_name = "HOW", value_enum, default_value = "auto")]
     trickles: PacketFormats,
@@ -109,13 +108,9 @@ pub struct ServeArgs {
     /// and does not compensate for requests that it has not seen
     #[arg(long, requires = "key")]
     balanced: bool,
-    /// Bytes that Trickles remembers answered requests in [default: 16777216]
-    #[arg(
-        long,
-        value_name = "BYTES",
-        value_parser = clap::value_parser!(u32).range(1 << 16..=1 << 30)
-    )]
-    replay: Option<u32>,
+    /// Bytes that Trickles remembers answered requests in [default: 16M]
+    #[arg(long, value_name = "BYTES", value_parser = memory)]
+    replay: Option<usize>,
     /// Connections of Trickles for which computed values are cached, 120 bytes each, rounded up
     /// to a power of two; nothing depends on it [default: 0]
     #[arg(
@@ -146,15 +141,20 @@ pub struct ServeArgs {
 }
 
 /// Memory of the replay windows, in bytes.
-const REPLAY: u32 = 16 << 20;
+const REPLAY: usize = 16 << 20;
 const MAX_CONNECTIONS: u32 = 4096;
 const MAX_PER_SOURCE: u32 = 1024;
 /// Bytes per second.
-const MIN_RATE: u32 = 1024;
+const MIN_RATE: u64 = 1024;
 const MAX_LISTED: u32 = 10_000;
 /// Memory for directory pages, in bytes.
-const PAGE_MEMORY: u32 = 32 << 20;
+const PAGE_MEMORY: usize = 32 << 20;
 const MTU: u16 = 1500;
+
+/// Parses the least rate of a client; zero is no limit.
+fn bytes_a_second(text: &str) -> Result<u64, String> {
+    size(text, 0..=1 << 30)
+}
 
 impl ServeArgs {
     /// Name of an option that was given and applies to Trickles alone, if there is one.
@@ -206,17 +206,14 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             let config = ServiceConfig {
                 formats,
                 port: port(args),
-                memory: (
-                    args.replay.unwrap_or(REPLAY) as usize,
-                    args.cache.unwrap_or_default() as usize,
-                ),
+                memory: (args.replay.unwrap_or(REPLAY), args.cache.unwrap_or_default() as usize),
                 balanced: args.balanced,
                 secrets: secrets(args.key.as_deref())?,
             };
             Some(Service::start(&config, resources)?)
         }
     };
-    let disk = Disk::new(files, args.page_memory.unwrap_or(PAGE_MEMORY) as usize);
+    let disk = Disk::new(files, args.page_memory.unwrap_or(PAGE_MEMORY));
     let per_source = args.max_per_source.unwrap_or(MAX_PER_SOURCE);
     let state = ServerState::new(disk, log.clone(), limits(args), quotas.connections, per_source);
     let serving = serve(args, Rc::new(state), trickles, signals);
@@ -266,10 +263,7 @@ fn port(args: &ServeArgs) -> ServerSettings {
 
 /// Limits of a TCP connection.
 fn limits(args: &ServeArgs) -> Limits {
-    Limits {
-        min_rate: args.min_rate.unwrap_or(MIN_RATE).into(),
-        dead_after: args.dead_after.limit(),
-    }
+    Limits { min_rate: args.min_rate.unwrap_or(MIN_RATE), dead_after: args.dead_after.limit() }
 }
 
 async fn serve(

@@ -14,7 +14,6 @@ use viaduct_proto::keys::PublicKey;
 
 use crate::access_log::AccessLogArgs;
 use crate::dead_after::DeadAfter;
-use crate::engine::config::TRICKLES_BUFFER;
 use crate::engine::outbound::HopSignalling;
 use crate::engine::trickles::PacketFormats;
 use crate::run_dir::RunDir;
@@ -177,13 +176,13 @@ pub struct ProxyArgs {
     #[serde(deserialize_with = "one::<Spin, _>")]
     pub spin: Duration,
     /// Bytes that each end of a chain of handlers holds before it stops its source
-    #[arg(long, value_name = "BYTES", default_value_t = 256 << 10, value_parser = buffer)]
+    #[arg(long, value_name = "BYTES", default_value = "256K", value_parser = buffer)]
     #[serde(deserialize_with = "one::<Buffer, _>")]
     pub chain_buffer: usize,
     /// Bytes that flows by Trickles have asked their servers for and not passed on yet, at
     /// most, all together, but for each of the ways that policies name by itself; each flow may
     /// have 64 KiB all the same
-    #[arg(long, value_name = "BYTES", default_value_t = TRICKLES_BUFFER, value_parser = buffer)]
+    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = buffer)]
     #[serde(deserialize_with = "one::<Buffer, _>")]
     pub trickles_buffer: usize,
     /// Listen address of the Prometheus metrics
@@ -230,4 +229,22 @@ pub enum Accept {
     Early,
     /// After the server has answered; if it refuses, the client gets the same refusal
     AfterConnect,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command};
+
+    use super::*;
+    use crate::engine::config::TRICKLES_BUFFER;
+
+    #[test]
+    fn sizes_are_shown_in_their_units() {
+        assert_eq!(defaults::<ProxyArgs>().trickles_buffer, TRICKLES_BUFFER);
+        let mut command = ProxyArgs::augment_args(Command::new("proxy"));
+        let help = command.render_long_help().to_string();
+        for default in ["[default: 256K]", "[default: 256M]", "[default: 64M]"] {
+            assert!(help.contains(default), "{default} is not in {help}");
+        }
+    }
 }

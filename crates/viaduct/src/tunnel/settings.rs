@@ -47,8 +47,6 @@ pub struct TunnelSettings {
     pub core: Settings,
 }
 
-/// Default buffer of a tunnel, in bytes.
-const TUNNEL_BUFFER: u64 = 64 << 20;
 /// Default memory, in bytes, for links whose other ends have not shown a key: of one source, of
 /// all.
 const SOURCE_MEMORY: usize = 2 << 20;
@@ -139,8 +137,7 @@ pub struct TunnelArgs {
     pub link_congestion: Option<String>,
     /// Bytes that a tunnel's other end may have sent and we not yet passed on, at most; four times
     /// the path's bandwidth-delay product lets one session fill it
-    #[arg(long, value_name = "BYTES", default_value_t = TUNNEL_BUFFER,
-          value_parser = tunnel_buffer)]
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = tunnel_buffer)]
     #[serde(deserialize_with = "one::<TunnelBuffer, _>")]
     pub tunnel_buffer: u64,
     /// Memory that links of one address (a /64 of IPv6) may hold, per carrier, at the listening
@@ -173,10 +170,11 @@ impl TunnelArgs {
             bail!("links: the end that dials has them; give tunnel");
         }
         if !one && tables.is_empty() {
+            let usual: TunnelArgs = defaults();
             let idle = [
                 ("link-congestion", self.link_congestion.is_some()),
-                ("carrier", self.carrier != CarrierKind::Tcp),
-                ("tunnel-buffer", self.tunnel_buffer != TUNNEL_BUFFER),
+                ("carrier", self.carrier != usual.carrier),
+                ("tunnel-buffer", self.tunnel_buffer != usual.tunnel_buffer),
                 ("stranger-memory", self.stranger_memory.is_some()),
             ];
             return match idle.iter().find(|(_, is)| *is) {

@@ -72,6 +72,8 @@ syntaxes! {
     TunnelBuffer: super::tunnel_buffer => u64;
     /// Amount of memory.
     Memory: super::memory => usize;
+    /// Memory of a gateway for packets.
+    PacketMemory: super::packet_memory => usize;
     /// Bits a second.
     Rate: super::rate => u64;
     /// A handler and its settings.

@@ -281,7 +281,7 @@ fn a_wrong_config_is_refused_in_one_line() {
     assert!(fine && said.contains("known within 1.55 s"), "{said}");
     for (rest, words) in [
         ("lots = 3\n", "unknown key `lots`"),
-        ("interval = \"5\"\n", "write it like \"500ms\""),
+        ("interval = \"5\"\n", "interval: \"5\": a time such as "),
         (
             "[socks]\nlisten = \"127.0.0.1:0\"\nallow-to = [\"10.0.0.0/8\"]\n",
             "allow-from is missing",

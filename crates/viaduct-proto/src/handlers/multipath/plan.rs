@@ -1,6 +1,7 @@
 //! Settings of multipath flows.
 
 use crate::flow::{Address, Arguments};
+use crate::handlers::size;
 use crate::keys::Entropy;
 use crate::time::Duration;
 
@@ -28,14 +29,8 @@ const DEFAULT_BUFFER: usize = 8 << 20;
 
 /// Takes `buffer=`, in bytes.
 pub(in crate::handlers) fn buffer(arguments: &mut Arguments) -> Result<usize, String> {
-    let bytes = |text: &str| {
-        let units = [("k", 10), ("M", 20)];
-        let unit = units.iter().find_map(|&(name, by)| Some((text.strip_suffix(name)?, by)));
-        let (number, shift) = unit.unwrap_or((text, 0));
-        let bytes = number.parse::<usize>().ok()?.checked_mul(1 << shift)?;
-        (MIN_BUFFER..=MAX_BUFFER).contains(&bytes).then_some(bytes)
-    };
-    let expected = "bytes from 64k to 256M, such as 8M,";
+    let bytes = |text: &str| size(text).filter(|bytes| (MIN_BUFFER..=MAX_BUFFER).contains(bytes));
+    let expected = "a size from 64K to 256M, such as 8M,";
     Ok(arguments.take("buffer", expected, bytes)?.unwrap_or(DEFAULT_BUFFER))
 }
 

@@ -1,6 +1,7 @@
 //! Content of `site.toml` as written: its tables and keys, their defaults, and the code that a
 //! `[peer.fec]` table describes.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,10 +11,9 @@ use viaduct_proto::repair::control::Limits;
 use viaduct_proto::repair::{Coding, Settings};
 
 use crate::settings::{OptionsTable, PolicyTable};
+use crate::value_parser::table::{PacketMemory, Ports, Rate, array, one, optional};
 
-use super::values::{
-    Address, Bytes, Count, Dscp, Endpoint, PacketSize, Ports, Prefix, Protocol, Rate, Share, Span,
-};
+use super::values::{Address, Count, Dscp, Endpoint, PacketSize, Prefix, Protocol, Share, Span};
 
 /// Content of `site.toml` as written.
 #[derive(Clone, Debug, Deserialize)]
@@ -42,8 +42,8 @@ pub(super) struct SiteTable {
     pub(super) wan: String,
     pub(super) listen: Address,
     pub(super) host_mtu: Option<PacketSize>,
-    #[serde(default = "default_memory")]
-    pub(super) memory: Bytes,
+    #[serde(default = "default_memory", deserialize_with = "one::<PacketMemory, _>")]
+    pub(super) memory: usize,
     #[serde(default = "default_run_dir")]
     pub(super) run_dir: PathBuf,
 }
@@ -100,7 +100,8 @@ pub(super) struct FecTable {
     pub(super) window: Option<Count>,
     pub(super) flush_after: Option<Span>,
     pub(super) max_overhead: Option<Share>,
-    pub(super) max_rate: Option<Rate>,
+    #[serde(default, deserialize_with = "optional::<Rate, _>")]
+    pub(super) max_rate: Option<u64>,
     pub(super) acks: Option<bool>,
     #[serde(default)]
     pub(super) lower_mtu: bool,
@@ -116,8 +117,8 @@ pub(super) struct ClassTable {
     pub(super) dscp: Vec<Dscp>,
     #[serde(default)]
     pub(super) prefixes: Vec<Prefix>,
-    #[serde(default)]
-    pub(super) ports: Vec<Ports>,
+    #[serde(default, deserialize_with = "array::<Ports, _>")]
+    pub(super) ports: Vec<RangeInclusive<u16>>,
     #[serde(default)]
     pub(super) protocols: Vec<Protocol>,
     pub(super) repairs: RepairsKey,
@@ -151,8 +152,8 @@ pub(super) const DEFAULT_FLUSH: Duration = Duration::from_millis(8);
 /// Default maximum of repairs per packet: what a burst of 30 losses in 100 packets requires.
 const DEFAULT_MAX_OVERHEAD: f64 = 0.3;
 
-fn default_memory() -> Bytes {
-    Bytes(48 << 20)
+fn default_memory() -> usize {
+    48 << 20
 }
 
 fn default_run_dir() -> PathBuf {
@@ -173,7 +174,7 @@ impl FecTable {
             "auto" => Coding::Auto(Settings {
                 limits: Limits {
                     max_overhead: self.max_overhead.map_or(DEFAULT_MAX_OVERHEAD, |share| share.0),
-                    max_rate: self.max_rate.map(|rate| rate.0 as f64 / 8.0),
+                    max_rate: self.max_rate.map(|rate| rate as f64 / 8.0),
                 },
                 classes: Vec::new(),
                 acks: self.acks.unwrap_or(false),

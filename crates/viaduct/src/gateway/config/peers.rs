@@ -126,7 +126,7 @@ fn classes(table: &PeerTable) -> Result<Vec<Class>, Invalid> {
             matches: Match {
                 dscp: class.dscp.iter().map(|dscp| dscp.0).collect(),
                 prefixes: prefixes(&class.prefixes),
-                ports: class.ports.iter().map(|ports| ports.0.clone()).collect(),
+                ports: class.ports.clone(),
                 protocols: class.protocols.iter().map(|protocol| protocol.0).collect(),
             },
             repairs: match class.repairs {

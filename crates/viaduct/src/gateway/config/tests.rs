@@ -101,8 +101,9 @@ fn values_of_another_kind_are_refused_with_line_and_key() {
         &["line 6: listen: \"192.0.2.1\" is no numeric address"],
     );
     refused("\"wan0\"", "7", &["line 5: wan: text in quotes is expected"]);
-    refused("[[peer]]", "memory = \"9\"\n[[peer]]", &["line 7: memory: ", "48MiB"]);
-    refused("[[peer]]", "memory = 9\n[[peer]]", &["line 7: memory: 9 is no size; write it like"]);
+    refused("[[peer]]", "memory = \"9x\"\n[[peer]]", &["line 7: memory: \"9x\": bytes are"]);
+    refused("[[peer]]", "memory = true\n[[peer]]", &["line 7: memory: text or a number"]);
+    refused("[[peer]]", "memory = 9\n[[peer]]", &["line 7: memory: ", "4M at least"]);
     refused("[\"10.1.0.0/16\"]", "\"10.1.0.0/16\"", &["line 4: prefixes: a list is expected"]);
     refused("[[peer]]", "[peer]", &["line 7: a table with two brackets is expected: [[peer]]"]);
     refused("site.key", &"ab".repeat(32), &["is a key; the name of the file"]);
@@ -179,7 +180,7 @@ fn the_site_is_checked() {
         "host_mtu = 100\n[[peer]]",
         &["line 7: host_mtu: is 100; a whole number from 576 to 9000"],
     );
-    refused("[[peer]]", "memory = \"1MiB\"\n[[peer]]", &["[site] memory: ", "4MiB"]);
+    refused("[[peer]]", "memory = \"1MiB\"\n[[peer]]", &["line 7: memory: ", "4M at least"]);
     refused(
         "192.0.2.1:7400",
         "255.255.255.255:7400",

@@ -13,8 +13,6 @@ use super::values::{is_one_host, prefixes};
 use crate::settings::OptionsTable;
 use crate::{key, text};
 
-/// Minimum memory that a code can work with.
-const MIN_MEMORY: usize = 4 << 20;
 /// Maximum length of a key file in bytes.
 const MAX_KEY_FILE: u64 = 4 << 10;
 /// Maximum length of a socket's path (`sockaddr_un`), without the terminating NUL.
@@ -32,7 +30,7 @@ pub(super) fn validate(file: File, dir: &Path) -> Result<Config, Invalid> {
         prefixes: prefixes(&site.prefixes),
         listen: site.listen.0,
         host_mtu: site.host_mtu.map(|bytes| bytes.0),
-        memory: site.memory.0,
+        memory: site.memory,
         run_dir: site.run_dir,
         metrics: file.metrics.listen.map(|at| at.0),
         cache: file.cache.listen.map(|at| at.0),
@@ -67,11 +65,8 @@ fn check_site(site: &SiteTable) -> Result<(), Invalid> {
     if site.wan.is_empty() || site.wan.len() > 15 {
         return invalid("[site] wan", "an interface name of 1 to 15 characters is expected");
     }
-    if site.memory.0 < MIN_MEMORY {
-        return invalid("[site] memory", "is below 4MiB, the least that a code can work with");
-    }
     if let Some(machine) = memory_of_machine()
-        && site.memory.0 > machine / 2
+        && site.memory > machine / 2
     {
         let what = format!("is above {}MiB, half of this machine's", machine >> 21);
         return invalid("[site] memory", what);

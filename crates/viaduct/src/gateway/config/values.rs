@@ -7,16 +7,14 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
+use crate::value_parser;
+
 /// Maximum of a time span: a day. Longer ones serve no purpose.
 const MAX_SPAN: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Time span up to a day: `"8ms"`, `"2s"`, `"1m 30s"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span(pub(super) Duration);
-
-/// Amount of memory: `"48MiB"`, `"512KiB"`, `"1GiB"`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Bytes(pub(super) usize);
 
 /// Address and port: `"192.0.2.1:7400"`, `"[2001:db8::1]:7400"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,17 +39,9 @@ pub(super) struct Count(pub(super) u8);
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Share(pub(super) f64);
 
-/// Bits per second: `"20M"`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rate(pub(super) u64);
-
 /// Differentiated services code point: `46`, or `"ef"`, `"cs1"`, `"af41"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dscp(pub(super) u8);
-
-/// Port, or range of ports: `443`, `"8000-8080"`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Ports(pub(super) RangeInclusive<u16>);
 
 /// Protocol: `"tcp"`, `"udp"`, `"icmp"`, `"icmp6"`, `"esp"`, `"gre"`, or its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,10 +53,8 @@ pub(super) struct PacketSize(pub(super) usize);
 
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let parse = |text: &str| {
-            let span = humantime::parse_duration(text).ok()?;
-            (span <= MAX_SPAN).then_some(Span(span))
-        };
+        let parse =
+            |text: &str| value_parser::time(text).ok().filter(|span| *span <= MAX_SPAN).map(Span);
         parsed(from, parse, "time up to a day; write it like \"8ms\" or \"2m\"")
     }
 }
@@ -78,13 +66,6 @@ impl<'de> Deserialize<'de> for Share {
             return Ok(Share(share));
         }
         Err(de::Error::custom(format!("is {share}; a share above 0, and 1 at most, is expected")))
-    }
-}
-
-impl<'de> Deserialize<'de> for Rate {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let parse = |text: &str| crate::value_parser::rate(text).ok().map(Rate);
-        parsed(from, parse, "rate in bits a second; write it like \"500k\" or \"20M\"")
     }
 }
 
@@ -127,16 +108,6 @@ impl<'de> Deserialize<'de> for Protocol {
     }
 }
 
-impl<'de> Deserialize<'de> for Ports {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let value = toml::Value::deserialize(from)?;
-        let text = value.as_integer().map(|n| n.to_string());
-        let text = text.or_else(|| value.as_str().map(str::to_owned)).unwrap_or_default();
-        let ports = crate::value_parser::ports(&text);
-        ports.map(Ports).map_err(|what| de::Error::custom(format!("is {value}; {what}")))
-    }
-}
-
 /// Deserializes a name that `named` knows, or a number within `range`.
 fn named_or_number<'de, D: Deserializer<'de>>(
     from: D,
@@ -150,12 +121,6 @@ fn named_or_number<'de, D: Deserializer<'de>>(
     number
         .or_else(|| value.as_str().and_then(named))
         .ok_or_else(|| de::Error::custom(format!("{value} is no {wanted}")))
-}
-
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        parsed(from, parse_bytes, "size; write it like \"48MiB\" or \"1GiB\"").map(Bytes)
-    }
 }
 
 impl<'de> Deserialize<'de> for Address {
@@ -244,13 +209,6 @@ fn whole<'de, D: Deserializer<'de>, T: TryFrom<i64>>(
     })
 }
 
-fn parse_bytes(text: &str) -> Option<usize> {
-    let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("B", 1)];
-    let (number, unit) =
-        units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))?;
-    number.trim().parse::<usize>().ok()?.checked_mul(unit)
-}
-
 /// Returns whether packets can be sent to `ip` and reach one machine there.
 pub(super) fn is_one_host(ip: IpAddr) -> bool {
     let broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
@@ -260,14 +218,6 @@ pub(super) fn is_one_host(ip: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_need_their_unit() {
-        assert_eq!(parse_bytes("48MiB"), Some(48 << 20));
-        assert_eq!(parse_bytes("1 GiB"), Some(1 << 30));
-        assert_eq!(parse_bytes("100"), None);
-        assert_eq!(parse_bytes("99999999999GiB"), None);
-    }
 
     #[test]
     fn endpoints_are_addresses_or_names() {
