@@ -63,13 +63,37 @@ pub enum Failure {
     Full,
 }
 
-/// Option of the socket at the bottom of a chain.
+/// Socket option with an integer value, as `setsockopt(2)` takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SocketOption {
-    /// Send small writes at once (`TCP_NODELAY`).
-    NoDelay(bool),
-    /// Send keep-alive probes when idle (`SO_KEEPALIVE`).
-    KeepAlive(bool),
+pub struct SocketOption {
+    /// Level, such as `SOL_SOCKET`.
+    pub level: i32,
+    /// Name, such as `SO_KEEPALIVE`.
+    pub name: i32,
+    /// Value.
+    pub value: i32,
+}
+
+/// Options that were set, each with its last value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SocketOptions(Vec<SocketOption>);
+
+impl SocketOptions {
+    /// Sets an option.
+    pub fn set(&mut self, option: SocketOption) {
+        self.0.retain(|of| (of.level, of.name) != (option.level, option.name));
+        self.0.push(option);
+    }
+
+    /// Value of an option; `None` if it was not set.
+    pub fn get(&self, level: i32, name: i32) -> Option<i32> {
+        self.iter().find(|of| (of.level, of.name) == (level, name)).map(|of| of.value)
+    }
+
+    /// Options in the order in which they were set.
+    pub fn iter(&self) -> impl Iterator<Item = SocketOption> {
+        self.0.iter().copied()
+    }
 }
 
 /// Call of an upstream flow to the flow below it.

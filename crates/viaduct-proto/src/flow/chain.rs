@@ -104,8 +104,19 @@ impl Chain {
     }
 
     /// Sets a socket option.
-    pub fn set_option(&mut self, now: Instant, option: SocketOption) {
+    pub fn setsockopt(&mut self, now: Instant, option: SocketOption) {
         self.ask(now, Down::SetOption(option));
+    }
+
+    /// Value of a socket option; `None` if that of the application's own socket stands.
+    pub fn getsockopt(&mut self, now: Instant, level: i32, name: i32) -> Option<i32> {
+        let first = self.core.first()?;
+        self.core.getsockopt(first, now, level, name)
+    }
+
+    /// Options that the handlers have set on a connection, which may still have to be opened.
+    pub fn options(&self, bottom: BottomId) -> impl Iterator<Item = SocketOption> {
+        self.core.bottoms.get(bottom.0).into_iter().flat_map(|at| at.options.iter())
     }
 
     /// Returns whether the application may write.

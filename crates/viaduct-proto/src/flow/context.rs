@@ -156,9 +156,14 @@ impl Downstream<'_> {
         self.ask(Down::MayAvail(may));
     }
 
-    /// See [`Handler::set_option`](super::Handler::set_option).
-    pub fn set_option(self, option: SocketOption) {
+    /// See [`Handler::setsockopt`](super::Handler::setsockopt).
+    pub fn setsockopt(self, option: SocketOption) {
         self.ask(Down::SetOption(option));
+    }
+
+    /// See [`Handler::getsockopt`](super::Handler::getsockopt).
+    pub fn getsockopt(self, level: i32, name: i32) -> Option<i32> {
+        self.core.getsockopt(self.place?, self.now, level, name)
     }
 
     /// See [`Handler::getsockname`](super::Handler::getsockname).

@@ -252,6 +252,21 @@ impl Core {
         }
     }
 
+    pub(super) fn getsockopt(
+        &mut self,
+        place: Place,
+        now: Instant,
+        level: i32,
+        name: i32,
+    ) -> Option<i32> {
+        match place {
+            Place::Bottom(bottom) => self.bottoms.get(bottom)?.options.get(level, name),
+            Place::Node(node) => {
+                self.with(node, now, |handler, cx| handler.getsockopt(cx, level, name))?
+            }
+        }
+    }
+
     pub(super) fn measure(&mut self, place: Place, now: Instant) -> Option<Measure> {
         match place {
             Place::Bottom(bottom) => {
@@ -295,7 +310,7 @@ fn downstream(handler: &mut dyn Handler, cx: &mut Context<'_>, what: Down) -> bo
         Down::Close => handler.close(cx),
         Down::Abort => handler.abort(cx),
         Down::MayAvail(may) => handler.may_avail(cx, may),
-        Down::SetOption(option) => handler.set_option(cx, option),
+        Down::SetOption(option) => handler.setsockopt(cx, option),
     }
     true
 }

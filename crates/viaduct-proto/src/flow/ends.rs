@@ -4,7 +4,7 @@
 use bytes::Bytes;
 
 use super::buffer::Buffer;
-use super::call::{Address, Down, Failure, Half, SocketOption, Up, Upper};
+use super::call::{Address, Down, Failure, Half, SocketOption, SocketOptions, Up, Upper};
 use super::measure::Measure;
 
 /// ID of a bottom: one of a chain's connections to the network.
@@ -116,6 +116,7 @@ pub(super) struct Bottom {
     pub(super) closed: Closed,
     pub(super) buffer: Buffer,
     pub(super) names: (Option<Address>, Option<Address>),
+    pub(super) options: SocketOptions,
     /// Last measurement of its connection, without the bytes buffered here.
     pub(super) measure: Option<Measure>,
     stopped: bool,
@@ -134,6 +135,7 @@ impl Bottom {
             closed: Closed::default(),
             buffer: Buffer::default(),
             names: (None, None),
+            options: SocketOptions::default(),
             measure: None,
             stopped: false,
             ending: Ending::None,
@@ -151,7 +153,10 @@ impl Bottom {
             Down::Bind(at) => (Some(Action::Bind(id, at)), None),
             Down::Listen(backlog) => (Some(Action::Listen(id, backlog)), None),
             Down::Accept => (Some(Action::Accept(id)), None),
-            Down::SetOption(option) => (Some(Action::SetOption(id, option)), None),
+            Down::SetOption(option) => {
+                self.options.set(option);
+                (Some(Action::SetOption(id, option)), None)
+            }
             Down::MayAvail(may) => (Some(Action::Receive(id, may)), None),
             Down::Write(data) => self.write(data, limit),
             // The driver resets the connection once the written data has been sent.

@@ -83,9 +83,16 @@ pub trait Handler {
         cx.output(FIRST).may_avail(may);
     }
 
-    /// Sets a socket option.
-    fn set_option(&mut self, cx: &mut Context<'_>, option: SocketOption) {
-        cx.output(FIRST).set_option(option);
+    /// Sets a socket option, as the application has set it on its own end. An option that is not
+    /// passed on has no effect on the network's side.
+    fn setsockopt(&mut self, cx: &mut Context<'_>, option: SocketOption) {
+        cx.output(FIRST).setsockopt(option);
+    }
+
+    /// Value of a socket option, as the application is to see it. The default is the value that
+    /// was passed on; with `None` the application sees that of its own socket.
+    fn getsockopt(&mut self, cx: &mut Context<'_>, level: i32, name: i32) -> Option<i32> {
+        cx.output(FIRST).getsockopt(level, name)
     }
 
     /// Local address of the flow.

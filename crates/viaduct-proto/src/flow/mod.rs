@@ -17,8 +17,8 @@
 //! **Order of calls.** Calls never nest: a handler's calls to its neighbours are queued, and
 //! made in order after its own method has returned. A handler is therefore never re-entered,
 //! chains may be of any length, and data written first arrives first. Only queries
-//! ([`Handler::getsockname`], [`Handler::measure`], [`Handler::control`]) are answered at once;
-//! they go downstream.
+//! ([`Handler::getsockname`], [`Handler::getsockopt`], [`Handler::measure`],
+//! [`Handler::control`]) are answered at once; they go downstream.
 //!
 //! **Guaranteed completion** (3.4). A `write` or an `avail` takes all its bytes, so that
 //! callers never retry; it returns `false` only when the flow will never take any more.
@@ -38,7 +38,8 @@
 //!    [`BottomId`]. Call `set_names` before `connected(Ok)`. Bytes of a bottom go out once it is
 //!    connected; [`Action::Receive`] turns reading on and off (initially on). A number is not used
 //!    twice. After [`Action::Close`] the connection is closed and forgotten, and later calls about
-//!    it are ignored. [`Action::SetOption`] may come before the connection is established.
+//!    it are ignored. [`Action::SetOption`] may come before [`Action::Connect`]: a new connection
+//!    gets all [`Chain::options`].
 //! 3. **After each call** drain [`Chain::poll_action`], in order. Before sleeping check
 //!    [`Chain::poll_timeout`]: it may be now, because handlers use an immediate timer to wait for a
 //!    source that has more data at once, or for their neighbours' answer.
@@ -97,7 +98,7 @@ mod slots;
 
 pub use about::{About, Setting};
 pub use buffer::Buffer;
-pub use call::{Address, Failure, Half, SocketOption};
+pub use call::{Address, Failure, Half, SocketOption, SocketOptions};
 pub use chain::{Chain, DEFAULT_LIMIT};
 pub use context::{Context, Downstream, Upstream};
 pub use ends::{Action, BottomId, Spawn, SpawnKind};

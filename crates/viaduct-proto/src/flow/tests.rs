@@ -1,8 +1,10 @@
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use super::testing::World;
 use super::*;
-use crate::time::Duration;
+use crate::time::{Duration, Instant};
 
 const LIMIT: usize = 4_096;
 /// Bytes of one write, at most.
@@ -151,13 +153,76 @@ fn an_accepted_flow_is_the_applications_when_its_handlers_say_so() {
     assert_eq!(world.chain.poll_action(), None);
 }
 
+/// Factory of a test's handler.
+struct Makes(fn() -> Box<dyn Handler + Send>);
+
+impl Factory for Makes {
+    fn name(&self) -> &'static str {
+        "test"
+    }
+
+    fn make(&self) -> Box<dyn Handler + Send> {
+        (self.0)()
+    }
+}
+
+/// Chain of two handlers, made by `upper` and `lower`.
+fn chain_of(
+    upper: fn() -> Box<dyn Handler + Send>,
+    lower: fn() -> Box<dyn Handler + Send>,
+) -> Chain {
+    let factories: [Arc<dyn Factory>; 2] = [Arc::new(Makes(upper)), Arc::new(Makes(lower))];
+    Chain::new(Arc::new(factories), LIMIT, Instant::ZERO)
+}
+
+fn actions(chain: &mut Chain) -> Vec<Action> {
+    std::iter::from_fn(|| chain.poll_action()).collect()
+}
+
+struct Passes;
+
+impl Handler for Passes {}
+
+const TTL: SocketOption = SocketOption { level: 0, name: 2, value: 9 };
+const TOS: SocketOption = SocketOption { level: 0, name: 1, value: 16 };
+
+/// Handler that absorbs one option, and answers for it.
+struct HidesTtl;
+
+impl Handler for HidesTtl {
+    fn setsockopt(&mut self, cx: &mut Context<'_>, option: SocketOption) {
+        if option.name != TTL.name {
+            cx.output(FIRST).setsockopt(option);
+        }
+    }
+
+    fn getsockopt(&mut self, cx: &mut Context<'_>, level: i32, name: i32) -> Option<i32> {
+        if name == TTL.name { Some(64) } else { cx.output(FIRST).getsockopt(level, name) }
+    }
+}
+
+#[test]
+fn an_option_reaches_the_connection_unless_a_handler_absorbs_it() {
+    let mut chain = chain_of(|| Box::new(Passes), || Box::new(HidesTtl));
+    let (now, bottom) = (Instant::ZERO, chain.bottom().unwrap());
+    let get = |chain: &mut Chain, of: SocketOption| chain.getsockopt(now, of.level, of.name);
+    assert_eq!(get(&mut chain, TOS), None, "the program's own socket has the answer");
+    for option in [TTL, SocketOption { value: 8, ..TOS }, TOS] {
+        chain.setsockopt(now, option);
+    }
+    let set = |option| Action::SetOption(bottom, option);
+    assert_eq!(actions(&mut chain), [set(SocketOption { value: 8, ..TOS }), set(TOS)]);
+    assert_eq!(chain.options(bottom).collect::<Vec<_>>(), [TOS]);
+    assert_eq!((get(&mut chain, TOS), get(&mut chain, TTL)), (Some(16), Some(64)));
+}
+
 #[test]
 fn events_of_a_closed_connection_are_ignored() {
     let mut world = World::new(&["count", "crypt:key=1.key"], LIMIT);
     let (now, bottom) = (world.now, world.chain.bottom().unwrap());
     world.chain.accepted(now);
     world.chain.avail(now, bottom, "this is no handshake".into());
-    let actions: Vec<_> = std::iter::from_fn(|| world.chain.poll_action()).collect();
+    let actions = actions(&mut world.chain);
     assert!(actions.ends_with(&[Action::Close(bottom), Action::Failed(Failure::Denied)]));
     world.chain.connected(now, bottom, Ok(()));
     assert!(!world.chain.avail(now, bottom, "more".into()));

@@ -119,6 +119,7 @@ impl Traps {
         self.without_word(asm, ends, 3);
 
         asm.place(option);
+        mirrored(asm, ends);
         asm.load_word(argument(1).0);
         asm.jump_unless(Test::Equal(libc::SOL_SOCKET.cast_unsigned()), ends.allow);
         asm.load_word(argument(2).0);
@@ -131,15 +132,7 @@ impl Traps {
         self.without_word(asm, ends, 5);
 
         asm.place(set);
-        for (level, name) in MIRRORED_OPTIONS {
-            let other = asm.label();
-            for (n, wanted) in [(1, level), (2, name)] {
-                asm.load_word(argument(n).0);
-                asm.jump_unless(Test::Equal(wanted.cast_unsigned()), other);
-            }
-            asm.goto(ends.tell);
-            asm.place(other);
-        }
+        mirrored(asm, ends);
         asm.goto(ends.allow);
 
         asm.place(socket);
@@ -211,5 +204,18 @@ impl Traps {
             asm.jump_unless(Test::Equal(libc::SOCK_STREAM.cast_unsigned()), ends.tell);
         }
         asm.goto(ends.allow);
+    }
+}
+
+/// Emits the trap of mirrored options.
+fn mirrored(asm: &mut Asm, ends: &Ends) {
+    for (level, name) in MIRRORED_OPTIONS {
+        let other = asm.label();
+        for (n, wanted) in [(1, level), (2, name)] {
+            asm.load_word(argument(n).0);
+            asm.jump_unless(Test::Equal(wanted.cast_unsigned()), other);
+        }
+        asm.goto(ends.tell);
+        asm.place(other);
     }
 }

@@ -50,8 +50,9 @@ pub struct Traps {
     pub datagrams: bool,
     /// Opening of sockets of families that may leave this host in other ways.
     pub families: bool,
-    /// `getpeername` and `getsockname`, `getsockopt` of `SO_ERROR`, and `setsockopt` of options
-    /// that are [mirrored](crate::socket::tcp::Mirrored).
+    /// `getpeername` and `getsockname`, `getsockopt` of `SO_ERROR`; `setsockopt` and
+    /// `getsockopt` of options that are [mirrored](crate::socket::tcp::Mirrored), even with the
+    /// word.
     pub names: bool,
     /// `bind`, `listen`, `accept` and `epoll_create`; with `names`, also `getsockopt` of
     /// `SO_REUSEADDR` and `SO_REUSEPORT`, even with the word.

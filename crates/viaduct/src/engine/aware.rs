@@ -1,4 +1,4 @@
-//! Programs that know of their handlers: they send requests and receive events (TESLA, 3.6).
+//! Requests of programs to their handlers, and events for them (TESLA, 3.6).
 //!
 //! ```text
 //!   program ── its socket, a request ──▶ interposer ── ProgramRequest ──▶ worker ──▶ chain
@@ -41,6 +41,9 @@ pub enum RequestKind {
     /// Control call: the handler's name, the request, and a callback for the answer. `None`: no
     /// answer.
     Control(String, Vec<u8>, Box<dyn FnOnce(Option<Vec<u8>>) + Send>),
+    /// Query of a socket option by level and name. `None`: the value of the program's own socket
+    /// stands.
+    Option(i32, i32, Box<dyn FnOnce(Option<i32>) + Send>),
     /// Subscription to events, sent as records; the first record confirms it.
     Watch(OwnedFd),
 }
@@ -123,6 +126,11 @@ impl Worker {
                 self.runnable.push(key);
             }
             (RequestKind::Control(_, _, answer), None) => answer(None),
+            (RequestKind::Option(level, name, answer), key) => {
+                let chain_io = key.and_then(|key| self.flows.at(key).chain_io());
+                answer(chain_io.and_then(|chain_io| chain_io.getsockopt(level, name, now)));
+                self.runnable.extend(key);
+            }
             (RequestKind::Watch(to), Some(key)) => {
                 if seqpacket::send(&to, &[YES], None).is_ok() {
                     self.programs.aware.watchers.entry(key).or_default().push(to);

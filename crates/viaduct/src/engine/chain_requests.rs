@@ -108,7 +108,7 @@ impl Worker {
     }
 
     fn connect_net_conn(&mut self, key: usize, id: BottomId, target: DialTarget, now: Instant) {
-        let begun = self.dial(key, target, now).and_then(|mut conn| {
+        let begun = self.dial(key, id, target, now).and_then(|mut conn| {
             self.flows.watch_net_conn(&mut conn, key, id)?;
             Ok(conn)
         });
@@ -126,13 +126,24 @@ impl Worker {
     /// Begins a further connection of flow `key`. A proxy that keeps clients' addresses uses them
     /// towards the client's own destination, whatever the handlers say, and its own address towards
     /// others.
-    fn dial(&mut self, key: usize, (to, bound): DialTarget, now: Instant) -> io::Result<Conn> {
+    fn dial(
+        &mut self,
+        key: usize,
+        id: BottomId,
+        (to, bound): DialTarget,
+        now: Instant,
+    ) -> io::Result<Conn> {
         let flow = self.flows.at(key);
         let from = match self.config.target.keeps_clients() {
             true => flow.from(&to).map(|from| bound.unwrap_or(from)),
             false => bound,
         };
-        let options = TcpOptions { mirrored: flow.mirrored, ..self.config.options };
+        let mut mirrored = flow.mirrored;
+        if let Some(chain_io) = flow.chain_io() {
+            chain_io.mirror(mirrored, now);
+            mirrored = chain_io.options(id);
+        }
+        let options = TcpOptions { mirrored, ..self.config.options };
         let request = OpenRequest { from, ..OpenRequest::new(to, flow.source(), options) };
         Ok(self.upstream.outbounds.further()?.open(&request, now)?.conn)
     }

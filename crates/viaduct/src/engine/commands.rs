@@ -106,7 +106,9 @@ impl Worker {
             match command {
                 WorkerCommand::Connect(call) => self.handle_call(*call, now),
                 WorkerCommand::Accept(arrival) => self.unread.arrivals.push(*arrival),
-                WorkerCommand::Mirror(socket_id, mirrored) => self.mirror(socket_id, *mirrored),
+                WorkerCommand::Mirror(socket_id, mirrored) => {
+                    self.mirror(socket_id, *mirrored, now);
+                }
                 WorkerCommand::ConnectProgram(key, id) => {
                     if self.flows.get(key).is_some_and(|flow| flow.id == id) {
                         self.connect_program(key);

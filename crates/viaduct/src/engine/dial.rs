@@ -38,7 +38,7 @@ impl Outbounds {
     fn begin_by_plan(
         &self,
         mut route: Route,
-        options: TcpOptions,
+        mut options: TcpOptions,
         now: Instant,
     ) -> io::Result<Begun> {
         route.fell_back = self.get(&route.plan.by)?.is_known_to_fail(&route.to, now);
@@ -53,9 +53,10 @@ impl Outbounds {
         let (goal, middle) = match (relay, handlers.unwrap_or_default()) {
             (Some(relay), _) => (Some(meant), Middle::Relay(relay)),
             (None, handlers) => {
-                let made = ChainIo::new(handlers, self.chain_buffer, meant, now);
-                let (chain_io, goal) =
-                    made.ok_or_else(|| io::Error::other("the handlers lead nowhere"))?;
+                let (limit, mirrored) = (self.chain_buffer, options.mirrored);
+                let (chain_io, goal) = ChainIo::new(handlers, limit, meant, mirrored, now)
+                    .ok_or_else(|| io::Error::other("the handlers lead nowhere"))?;
+                options.mirrored = chain_io.main_options();
                 (goal, Middle::Chain(Box::new(chain_io)))
             }
         };
@@ -102,7 +103,8 @@ impl Outbounds {
     ) -> io::Result<Begun> {
         let limit = self.chain_buffer;
         if let Some(chain) = negotiation.shared(at)
-            && let Some((chain_io, None)) = ChainIo::new(chain, limit, (at.into(), None), now)
+            && let Some((chain_io, None)) =
+                ChainIo::new(chain, limit, (at.into(), None), options.mirrored, now)
         {
             let (opened, middle) = (Conn::Pending.into(), Middle::Chain(Box::new(chain_io)));
             return Ok(Begun { opened, middle, pending_negotiation: None, route });

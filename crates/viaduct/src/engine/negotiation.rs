@@ -20,7 +20,7 @@ use viaduct_proto::flow::Address;
 use viaduct_proto::negotiate::{Offer, Refusal, Terms, binding, select_handlers};
 use viaduct_proto::time::Instant;
 use viaduct_sys::bpf::{Offers, Ports};
-use viaduct_sys::socket::tcp::SynContent;
+use viaduct_sys::socket::tcp::{Mirrored, SynContent};
 
 use super::chain_io::{ChainIo, Factories};
 use super::conn::Conn;
@@ -158,7 +158,10 @@ impl PendingNegotiation {
         if let Some(relay) = Relay::of(&chain) {
             return Ok(Middle::Relay(relay));
         }
-        let chain_io = ChainIo::new(chain.clone(), self.limit, (self.to.into(), None), now);
+        // The options of the program are applied already; the handlers are told of them with
+        // the next one.
+        let (to, mirrored) = (self.to.into(), Mirrored::default());
+        let chain_io = ChainIo::new(chain.clone(), self.limit, (to, None), mirrored, now);
         let shares = chain.iter().any(|factory| factory.shares());
         match chain_io {
             Some((chain_io, Some((to, _)))) if to == Address::Ip(self.to) => {

@@ -274,9 +274,10 @@ impl Worker {
     }
 
     /// Applies the socket options that a program has set to its flow.
-    pub(super) fn mirror(&mut self, socket_id: SocketId, mirrored: Mirrored) {
+    pub(super) fn mirror(&mut self, socket_id: SocketId, mirrored: Mirrored, now: Instant) {
         if let Some(key) = self.programs.aware.find(&[socket_id]) {
-            self.flows.at(key).mirror(mirrored);
+            self.flows.at(key).mirror(mirrored, now);
+            self.runnable.push(key);
         }
     }
 

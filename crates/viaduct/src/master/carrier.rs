@@ -7,7 +7,7 @@ use viaduct_sys::socket::tcp::Mirrored;
 
 use super::client::MasterClient;
 use super::nested::NestedMaster;
-use crate::engine::aware::SocketId;
+use crate::engine::aware::{ProgramRequest, SocketId};
 use crate::engine::commands::{CommandSender, WorkerCommand};
 use crate::engine::wrapped::{Arrival, Call};
 
@@ -39,6 +39,14 @@ impl Carrier {
     pub fn mirror(&self, socket_id: SocketId, mirrored: Mirrored) {
         if let Carrier::Own(worker) | Carrier::Nested(worker, ..) = self {
             worker.send(WorkerCommand::Mirror(socket_id, Box::new(mirrored)));
+        }
+    }
+
+    /// Passes a request on to the handlers of a flow. A shared master drops it, as it does not
+    /// know the sockets of its flows.
+    pub fn request(&self, request: ProgramRequest) {
+        if let Carrier::Own(worker) | Carrier::Nested(worker, ..) = self {
+            worker.send(WorkerCommand::Request(Box::new(request)));
         }
     }
 

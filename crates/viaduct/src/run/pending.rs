@@ -15,12 +15,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use rustix::net::sockopt;
-use tracing::{debug, warn};
+use tracing::warn;
 use viaduct_proto::wrap::wire;
 use viaduct_proto::wrap::{Errno, Rules, Socket};
 use viaduct_sys::socket::pending::{Begun, ClosedPorts, Pending};
 use viaduct_sys::socket::rendezvous::Rendezvous;
-use viaduct_sys::socket::tcp::Mirrored;
 
 pub use self::answer::Answer;
 use self::connect::InterposedConnect;
@@ -32,7 +31,6 @@ use super::names::{RemoteNames, target};
 use super::public_listeners::PublicListeners;
 use super::report::{FlowOutcome, Report, ReportedConnect};
 use super::user_udp::UserUdp;
-use crate::engine::aware::SocketId;
 use crate::engine::wrapped::Call;
 use crate::master::carrier::Carrier;
 use crate::rate_limited::RateLimitedLog;
@@ -255,32 +253,6 @@ impl Interposition {
         let held = ReportedConnect::of(held, to, self.report.as_ref());
         self.carrier.call(Call { to: target, source, is_bound, mirrored, held });
         Ok(true)
-    }
-
-    /// Returns whether options that a program sets on such a socket are mirrored. They are not
-    /// where the program's connections are its own (offload).
-    pub fn mirrors_of(&self, is: Socket) -> bool {
-        self.offload.is_none() && is.is_tcp()
-    }
-
-    /// Mirrors an option that a program has set on a socket; `read` reads it from there.
-    /// `socket_id` identifies the socket's flow if it is connected.
-    pub fn mirror(
-        &self,
-        cookie: u64,
-        socket_id: Option<SocketId>,
-        read: impl FnOnce(&mut Mirrored) -> io::Result<()>,
-    ) {
-        let mut sockets = self.sockets();
-        let mirrored = sockets.mirrored.of(cookie);
-        if let Err(error) = read(mirrored) {
-            return debug!("an option of a socket: {error}");
-        }
-        let mirrored = *mirrored;
-        drop(sockets);
-        if let Some(socket_id) = socket_id {
-            self.carrier.mirror(socket_id, mirrored);
-        }
     }
 
     /// Arranges for `errno` as the answer when the time limit of the program expires.

@@ -14,7 +14,7 @@
 //! | `datagrams` | those of UDP sockets whose datagrams are carried in user space |
 //! | `direct_sends` | direct sends of datagrams |
 //! | `listeners` | those of programs that listen |
-//! | `options` | those that set socket options |
+//! | `options` | those that set and read mirrored socket options |
 //! | `signals` | signals that arrive while a connect is pending |
 
 mod addresses;
@@ -52,6 +52,7 @@ use viaduct_sys::socket::tcp;
 
 use self::arguments::{Header, MSGHDR, Span};
 use self::direct_sends::Sending;
+use self::options::is_mirrored;
 use super::daemons::{self, Kind};
 use super::pending::{Answer, Interposition};
 
@@ -187,6 +188,7 @@ impl Supervisor {
             calls::SENDMMSG => self.send_many(call),
             calls::GETPEERNAME => self.socket_name(call, 0),
             calls::GETSOCKNAME => self.socket_name(call, 1),
+            calls::GETSOCKOPT if is_mirrored(call) => self.handlers_option(call),
             calls::GETSOCKOPT if call.arguments[2] as i32 == SO_ERROR => self.socket_error(call),
             calls::GETSOCKOPT => self.reuse_option(call),
             calls::EPOLL_CREATE1 | calls::EPOLL_CREATE => {

@@ -173,9 +173,7 @@ impl Multipath {
             |path: &&Path| path.slot == slot && path.output != on && !path.is_unauthenticated();
         let former: Vec<_> = self.paths.iter().filter(same).map(|path| path.output).collect();
         former.into_iter().for_each(|output| self.drop_path(cx, output));
-        for &option in &self.options {
-            cx.output(on).set_option(option);
-        }
+        self.set_options(cx, on);
         self.session.reset_backoff(slot);
         self.ack_at = Some(cx.now());
         self.acked(received)

@@ -3,7 +3,7 @@
 use super::Multipath;
 use super::path::{Due, Path, Stage};
 use super::wire::Frame;
-use crate::flow::{Context, Failure};
+use crate::flow::{Context, Failure, Output};
 use crate::time::{Duration, Instant};
 
 /// Maximum interval between attempts: in the first minute without a connection, and later.
@@ -64,7 +64,13 @@ impl Multipath {
         if !self.plan.from.is_empty() {
             cx.output(output).bind(self.plan.from[number % self.plan.from.len()].clone());
         }
+        self.set_options(cx, output);
         cx.output(output).connect(to);
+    }
+
+    /// Sets the application's socket options on a connection.
+    pub(super) fn set_options(&self, cx: &mut Context<'_>, output: Output) {
+        self.options.iter().for_each(|option| cx.output(output).setsockopt(option));
     }
 
     pub(super) fn has_usable(&self, slot: usize) -> bool {

@@ -37,7 +37,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::early::End;
-use crate::flow::{Address, Context, FIRST, Failure, Half, Handler, Output, SocketOption, Timer};
+use crate::flow::{
+    Address, Context, FIRST, Failure, Half, Handler, Output, SocketOption, SocketOptions, Timer,
+};
 use crate::time::Instant;
 use path::{Path, Stage};
 pub(super) use plan::{Plan, buffer, time};
@@ -70,7 +72,7 @@ pub(super) struct Multipath {
     linger: Option<Instant>,
     /// Local and remote address of the first connection.
     names: [Option<Address>; 2],
-    options: Vec<SocketOption>,
+    options: SocketOptions,
     over: bool,
 }
 
@@ -92,7 +94,7 @@ impl Multipath {
             aborted: false,
             linger: None,
             names: [None, None],
-            options: Vec::new(),
+            options: SocketOptions::default(),
             over: false,
         }
     }
@@ -268,14 +270,18 @@ impl Handler for Multipath {
         if self.over { 0 } else { self.out.costs().0 as u64 }
     }
 
-    fn set_option(&mut self, cx: &mut Context<'_>, option: SocketOption) {
-        self.options.push(option);
+    fn setsockopt(&mut self, cx: &mut Context<'_>, option: SocketOption) {
+        self.options.set(option);
         match self.paths.is_empty() {
-            true => cx.output(FIRST).set_option(option),
+            true => cx.output(FIRST).setsockopt(option),
             false => {
-                self.paths.iter().for_each(|path| cx.output(path.output).set_option(option));
+                self.paths.iter().for_each(|path| cx.output(path.output).setsockopt(option));
             }
         }
+    }
+
+    fn getsockopt(&mut self, _cx: &mut Context<'_>, level: i32, name: i32) -> Option<i32> {
+        self.options.get(level, name)
     }
 
     fn getsockname(&mut self, cx: &mut Context<'_>) -> Option<Address> {

@@ -23,7 +23,9 @@ use self::attempt::{Attempt, Progress};
 use self::plan::{Goal, Plan};
 pub(super) use self::plan::{about, build};
 use super::early::{Early, End};
-use crate::flow::{Address, Context, FIRST, Failure, Half, Handler, Output, SocketOption, Timer};
+use crate::flow::{
+    Address, Context, FIRST, Failure, Half, Handler, Output, SocketOption, SocketOptions, Timer,
+};
 use crate::time::Duration;
 
 /// Starts the next attempt.
@@ -55,7 +57,7 @@ struct Route {
     early: Early,
     open: bool,
     bound: Option<Address>,
-    options: Vec<SocketOption>,
+    options: SocketOptions,
     /// Version of the table that was checked last.
     seen: u64,
 }
@@ -75,7 +77,7 @@ impl Route {
             early: Early::default(),
             open: true,
             bound: None,
-            options: Vec::new(),
+            options: SocketOptions::default(),
             seen: 0,
         }
     }
@@ -102,8 +104,8 @@ impl Route {
         if let Some(at) = &self.bound {
             cx.output(output).bind(at.clone());
         }
-        for &option in &self.options {
-            cx.output(output).set_option(option);
+        for option in self.options.iter() {
+            cx.output(output).setsockopt(option);
         }
         self.attempts.push(Attempt::new(output, goal.node));
         cx.output(output).connect(goal.node.map_or(to, Address::Ip));
@@ -302,11 +304,15 @@ impl Handler for Route {
         }
     }
 
-    fn set_option(&mut self, cx: &mut Context<'_>, option: SocketOption) {
-        match self.at() {
-            Some(output) => cx.output(output).set_option(option),
-            None => self.options.push(option),
+    fn setsockopt(&mut self, cx: &mut Context<'_>, option: SocketOption) {
+        self.options.set(option);
+        for output in self.attempts.iter().map(|attempt| attempt.output).chain(self.at()) {
+            cx.output(output).setsockopt(option);
         }
+    }
+
+    fn getsockopt(&mut self, _cx: &mut Context<'_>, level: i32, name: i32) -> Option<i32> {
+        self.options.get(level, name)
     }
 
     fn getsockname(&mut self, cx: &mut Context<'_>) -> Option<Address> {

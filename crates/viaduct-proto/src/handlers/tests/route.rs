@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::super::testing::{factories, shell};
-use crate::flow::{Action, Address, BottomId, Chain, Failure, Half};
+use crate::flow::{Action, Address, BottomId, Chain, Failure, Half, SocketOption};
 use crate::overlay::{NodeEntry, OverlayRoute, PathQuality, Policy, Stats, Table};
 use crate::split::socks;
 use crate::time::{Duration, Instant};
@@ -196,6 +196,21 @@ fn unknown_destinations_are_tried_directly_and_then_by_a_node_as_well() {
         flow.wait(10_000);
         assert_eq!(flow.dialled().len(), 2);
     }
+}
+
+#[test]
+fn a_further_attempt_has_the_socket_options_before_it_connects() {
+    let option = SocketOption { level: 0, name: 1, value: 16 };
+    let mut flow = Driver::new(&["route:node=10.3.0.1:1080"], None, &server());
+    flow.chain.setsockopt(flow.now, SocketOption { value: 8, ..option });
+    flow.chain.setsockopt(flow.now, option);
+    flow.wait(301);
+    assert_eq!(flow.dialled().len(), 2);
+    let second: Vec<_> = flow.said[flow.said.len() - 2..].to_vec();
+    assert_eq!(second[0], Action::SetOption(BottomId(1), option));
+    assert!(matches!(second[1], Action::Connect(BottomId(1), _)), "{second:?}");
+    assert_eq!(flow.chain.options(BottomId(0)).collect::<Vec<_>>(), [option]);
+    assert_eq!(flow.chain.getsockopt(flow.now, 0, 1), Some(16));
 }
 
 #[test]

@@ -54,6 +54,21 @@ impl Mirrored {
         *self == Mirrored::default()
     }
 
+    /// Level, name and value of each option that is set, and differs from its value in `before`.
+    pub fn since(self, before: Mirrored) -> impl Iterator<Item = (c_int, c_int, c_int)> {
+        let values = self.0.into_iter().zip(before.0);
+        MIRRORED_OPTIONS.into_iter().zip(values).filter_map(|((level, name), (value, before))| {
+            Some((level, name, value.filter(|_| value != before)?))
+        })
+    }
+
+    /// Sets the value of an option, if it is mirrored.
+    pub fn set(&mut self, level: c_int, name: c_int, value: c_int) {
+        if let Some(at) = index(level, name) {
+            self.0[at] = Some(value);
+        }
+    }
+
     /// Reads one option from a program's socket, on which it has just been set.
     ///
     /// # Errors
@@ -143,8 +158,8 @@ mod tests {
 
     fn said(options: &[(c_int, c_int, i32)]) -> Mirrored {
         let mut said = Mirrored::default();
-        for (level, name, value) in options {
-            said.0[index(*level, *name).unwrap()] = Some(*value);
+        for &(level, name, value) in options {
+            said.set(level, name, value);
         }
         said
     }
@@ -161,6 +176,16 @@ mod tests {
         assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 0);
         assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), 3);
         assert_eq!(sockopt::tcp_keepidle(&stream).unwrap(), Duration::from_secs(7200));
+    }
+
+    #[test]
+    fn only_changed_options_are_told() {
+        let before = said(&[(ALIVE.0, ALIVE.1, 1), (COUNT.0, COUNT.1, 3)]);
+        let mut after = before;
+        after.set(COUNT.0, COUNT.1, 4);
+        after.set(libc::SOL_SOCKET, libc::SO_SNDBUF, 4);
+        assert_eq!(after.since(before).collect::<Vec<_>>(), [(COUNT.0, COUNT.1, 4)]);
+        assert_eq!(before.since(Mirrored::default()).count(), 2);
     }
 
     #[test]

@@ -46,6 +46,8 @@ impl ChainIo {
                 from_network += net_conn.read(&mut main, &mut self.chain, scratch, now);
             }
             self.act();
+            // Options apply to what is written after them.
+            self.apply_options(main.as_deref());
             let mut written = if held[0] { 0 } else { self.write_app(&mut app, now)? };
             for (n, net_conn) in self.net_conns.iter_mut().enumerate() {
                 if n > 0 || !held[1] {
@@ -198,6 +200,7 @@ impl ChainIo {
                 Action::Finished => self.finished = true,
                 Action::Say(line) => SAID.warn(line.clone(), line),
                 Action::Event(event) => self.events.push(event),
+                Action::SetOption(..) => self.sets_options = true,
                 _ => {}
             }
         }

@@ -11,12 +11,14 @@
 //! | here | construction of a chain, and queries of its flow |
 //! | `io` | chain I/O, and the actions that follow |
 //! | `further` | further connections, and other flows |
+//! | `options` | socket options of the connections |
 //! | `end_state`, `net_conn` | state of an end, and a connection to the network |
 
 mod end_state;
 mod further;
 mod io;
 mod net_conn;
+mod options;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -57,6 +59,10 @@ pub struct ChainIo {
     guest: bool,
     /// Local addresses for connections that are still to be requested.
     binds: Vec<(BottomId, SocketAddr)>,
+    /// Options of the program's own end that the handlers know of.
+    mirrored: Mirrored,
+    /// The handlers have set options, which are still to be applied.
+    sets_options: bool,
 }
 
 /// Progress of a flow's second half.
@@ -94,15 +100,18 @@ pub type Goal = Option<(Address, Option<SocketAddr>)>;
 impl ChainIo {
     /// Returns a chain that is asked to connect to `to`, each end buffering at most `limit`
     /// bytes, and the destination that its handlers choose. `None` if no chain can be made.
-    /// Flows with a different `from` never share a connection.
+    /// Flows with a different `from` never share a connection. The program has set the options
+    /// `mirrored`.
     pub fn new(
         factories: Factories,
         limit: usize,
         (to, from): (Address, Option<SocketAddr>),
+        mirrored: Mirrored,
         now: Instant,
     ) -> Option<(ChainIo, Goal)> {
         let shares = factories.iter().any(|factory| factory.shares());
         let mut chain_io = ChainIo::of(Chain::new(factories, limit, now))?;
+        chain_io.mirror(mirrored, now);
         if let (true, Some(from)) = (shares, from) {
             chain_io.chain.bind(now, from.into());
         }
@@ -173,6 +182,8 @@ impl ChainIo {
             alone: false,
             guest: false,
             binds: Vec::new(),
+            mirrored: Mirrored::default(),
+            sets_options: false,
         })
     }
 
@@ -221,15 +232,6 @@ impl ChainIo {
         {
             if let Some(stream) = net_conn.conn.as_ref().and_then(Conn::tcp) {
                 net_conn.liveness.check(stream, silence);
-            }
-        }
-    }
-
-    /// Applies the socket options of the program's own end to further connections.
-    pub fn mirror(&self, mirrored: Mirrored) {
-        for net_conn in self.net_conns.iter().filter(|net_conn| !net_conn.gone) {
-            if let Some(stream) = net_conn.conn.as_ref().and_then(Conn::tcp) {
-                mirrored.apply_later(stream);
             }
         }
     }

@@ -173,14 +173,18 @@ impl Flow {
         }
     }
 
-    /// Applies the socket options of the program's own end to the connections to the network.
-    pub fn mirror(&mut self, mirrored: Mirrored) {
+    /// Applies the socket options of the program's own end to the connection to the network, or
+    /// passes them to the handlers.
+    pub fn mirror(&mut self, mirrored: Mirrored, now: Instant) {
         self.mirrored = mirrored;
-        if let Some(stream) = self.ends[1].conn.as_ref().and_then(Conn::tcp) {
-            mirrored.apply_later(stream);
-        }
-        if let Middle::Chain(chain_io) = &mut self.middle {
-            chain_io.mirror(mirrored);
+        match &mut self.middle {
+            Middle::Chain(chain_io) => chain_io.mirror(mirrored, now),
+            Middle::Relay(_) => {
+                let server = self.ends[End::Server as usize].conn.as_ref();
+                if let Some(stream) = server.and_then(Conn::tcp) {
+                    mirrored.apply_later(stream);
+                }
+            }
         }
     }
 

@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 
 use rustix::net::sockopt;
-use viaduct_proto::wrap::Errno;
 use viaduct_sys::netns::capture_ns::is_in_this_netns;
 use viaduct_sys::seccomp::{Notification, Reply};
 
+use super::options::write_option;
 use super::{Outcome, Supervisor, cookie, errno_of};
 
 /// An option of `SOL_SOCKET`.
@@ -43,7 +43,8 @@ impl Supervisor {
         };
         // This clears the kernel's own error, if the program has not read it by another call.
         let own = sockopt::socket_error(&socket).map_err(|errno| errno_of(errno.into()))?;
-        self.write_option(call, own.map_or(errno.0, |()| 0))?;
+        let task = self.task(call)?;
+        write_option(&self.listener, &task, call, own.map_or(errno.0, |()| 0))?;
         Ok(Some(Reply::Returned(0)))
     }
 
@@ -66,19 +67,8 @@ impl Supervisor {
             public_listeners.reuse_option(at.port(), name == SO_REUSEPORT)
         });
         let Some(shares) = shares else { return Ok(Some(Reply::Continue)) };
-        self.write_option(call, i32::from(shares))?;
-        Ok(Some(Reply::Returned(0)))
-    }
-
-    /// Returns an option's value to the caller.
-    fn write_option(&mut self, call: &Notification, value: i32) -> Result<(), Errno> {
-        let [_, _, _, at, size, _] = call.arguments;
-        let mut room = [0; 4];
         let task = self.task(call)?;
-        self.listener.read(call, &task, size, &mut room).map_err(errno_of)?;
-        let length = (u32::from_ne_bytes(room) as usize).min(4);
-        self.listener.write(call, &task, at, &value.to_ne_bytes()[..length]).map_err(errno_of)?;
-        let length = (length as u32).to_ne_bytes();
-        self.listener.write(call, &task, size, &length).map_err(errno_of)
+        write_option(&self.listener, &task, call, i32::from(shares))?;
+        Ok(Some(Reply::Returned(0)))
     }
 }

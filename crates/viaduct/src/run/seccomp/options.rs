@@ -2,17 +2,19 @@
 //!
 //! The options are set here, on a duplicate of the socket, so that their value is known when
 //! the program continues. Options that need a privilege are left to the kernel unless the
-//! program has it.
+//! program has it. The handlers of the flow may answer with another value than the socket's.
 
 use std::fs;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use viaduct_proto::wrap::Errno;
 use viaduct_sys::netns::capture_ns::is_in_this_netns;
-use viaduct_sys::seccomp::{Notification, Reply};
+use viaduct_sys::seccomp::{Listener, Notification, Reply, Task};
 use viaduct_sys::socket::pending::set_option_for;
 use viaduct_sys::socket::tcp::Mirrored;
 
-use super::{Outcome, Supervisor, cookie, errno_of};
+use super::{Outcome, Supervisor, cookie, errno_of, send_reply};
 use crate::engine::aware::SocketId;
 use crate::run::aware::ends_of;
 
@@ -41,17 +43,78 @@ impl Supervisor {
             return Err(Errno::FAULT);
         }
         set_option_for(&socket, level, name, &value[..size]).map_err(errno_of)?;
-        let cookie = cookie(&socket)?;
-        let socket_id = if is_in_this_netns(&socket) {
-            Some(SocketId::Cookie(cookie))
-        } else {
-            // A socket that the program has accepted is in the capture namespace.
-            ends_of(&socket)
-        };
+        let (cookie, socket_id) = (cookie(&socket)?, id_of(&socket)?);
         self.interposition
             .mirror(cookie, socket_id, |mirrored| mirrored.read(&socket, level, name));
         Ok(Some(Reply::Returned(0)))
     }
+
+    /// Handles `getsockopt` of an option that is mirrored: the handlers of the flow may answer.
+    pub(super) fn handlers_option(&mut self, call: &Notification) -> Outcome {
+        let [fd, level, name, ..] = call.arguments;
+        let (socket, is) = self.duplicate(call, fd)?;
+        let socket_id = id_of(&socket)?.filter(|_| self.interposition.mirrors_of(is));
+        let Some(socket_id) = socket_id else { return Ok(Some(Reply::Continue)) };
+        let (listener, task) = (self.listener.clone(), self.task(call)?);
+        let query = OptionQuery { listener, task, call: *call, reply: Reply::Continue };
+        let option = (level as i32, name as i32);
+        self.interposition.getsockopt(socket_id, option, |value| query.answer(value));
+        Ok(None)
+    }
+}
+
+/// A `getsockopt` that waits for the handlers. The kernel answers it if they do not, or if the
+/// query is dropped.
+struct OptionQuery {
+    listener: Arc<Listener>,
+    task: Arc<Task>,
+    call: Notification,
+    reply: Reply,
+}
+
+impl OptionQuery {
+    fn answer(mut self, value: Option<i32>) {
+        let Some(value) = value else { return };
+        self.reply = match write_option(&self.listener, &self.task, &self.call, value) {
+            Ok(()) => Reply::Returned(0),
+            Err(errno) => Reply::Failed(errno.0),
+        };
+    }
+}
+
+impl Drop for OptionQuery {
+    fn drop(&mut self) {
+        send_reply(&self.listener, &self.call, self.reply);
+    }
+}
+
+/// Returns whether the option of a `getsockopt` or `setsockopt` is mirrored.
+pub(super) fn is_mirrored(call: &Notification) -> bool {
+    Mirrored::has(call.arguments[1] as i32, call.arguments[2] as i32)
+}
+
+/// Returns an option's value to the caller of `getsockopt`.
+pub(super) fn write_option(
+    listener: &Listener,
+    task: &Task,
+    call: &Notification,
+    value: i32,
+) -> Result<(), Errno> {
+    let [_, _, _, at, size, _] = call.arguments;
+    let mut room = [0; 4];
+    listener.read(call, task, size, &mut room).map_err(errno_of)?;
+    let length = (u32::from_ne_bytes(room) as usize).min(4);
+    listener.write(call, task, at, &value.to_ne_bytes()[..length]).map_err(errno_of)?;
+    listener.write(call, task, size, &(length as u32).to_ne_bytes()).map_err(errno_of)
+}
+
+/// Identification of the flow of a program's socket, if it may have one.
+fn id_of(socket: &OwnedFd) -> Result<Option<SocketId>, Errno> {
+    if is_in_this_netns(socket) {
+        return Ok(Some(SocketId::Cookie(cookie(socket)?)));
+    }
+    // A socket that the program has accepted is in the capture namespace.
+    Ok(ends_of(socket))
 }
 
 /// Returns whether a thread may configure this network. Its capabilities must be those of this

@@ -27,6 +27,8 @@ def options(s, v6):
     else:
         s.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x20)
         s.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 33)
+    assert s.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 77
+    assert s.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 host, port, when = sys.argv[1:]
 v6 = ':' in host
 s = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET)
