@@ -101,7 +101,7 @@ impl SocketOptions {
 pub(super) enum Down {
     Connect(Address),
     Bind(Address),
-    Listen(u32),
+    Listen,
     Accept,
     Write(Bytes),
     Shutdown(Half),

@@ -28,14 +28,9 @@ impl Chain {
         Chain { core: Core::new(factories, limit, now) }
     }
 
-    /// Chain of the same handlers, for an accepted flow.
-    pub fn sibling(&self, now: Instant) -> Chain {
-        Chain::new(self.core.factories.clone(), self.core.limit, now)
-    }
-
     /// Chain of the same handlers that `parent` has asked for by [`Action::Spawn`].
     pub fn spawned(parent: &Chain, spawn: &Spawn, now: Instant) -> Chain {
-        let mut chain = parent.sibling(now);
+        let mut chain = Chain::new(parent.core.factories.clone(), parent.core.limit, now);
         chain.core.at(spawn.position, now, |handler, cx| handler.spawned(cx, &spawn.message));
         chain.core.run(now);
         chain
@@ -91,16 +86,6 @@ impl Chain {
     /// Binds the flow to a local address.
     pub fn bind(&mut self, now: Instant, at: Address) {
         self.ask(now, Down::Bind(at));
-    }
-
-    /// Listens for flows.
-    pub fn listen(&mut self, now: Instant, backlog: u32) {
-        self.ask(now, Down::Listen(backlog));
-    }
-
-    /// Accepts a pending flow.
-    pub fn accept(&mut self, now: Instant) {
-        self.ask(now, Down::Accept);
     }
 
     /// Sets a socket option.
@@ -203,15 +188,11 @@ impl Chain {
     }
 
     /// Starts the accepting side: its connection is established, and its names [are
-    /// set](Chain::set_names). The answer is [`Action::Accepted`], [`Action::Failed`] or
-    /// [`Action::Give`]; before [`Action::Accepted`] there is no application.
+    /// set](Chain::set_names). The handlers listen; the client is announced to them, and they
+    /// accept it. The answer is [`Action::Accepted`], [`Action::Failed`] or [`Action::Give`];
+    /// before [`Action::Accepted`] there is no application.
     pub fn accepted(&mut self, now: Instant) {
-        self.tell(now, BottomId(0), Up::Accepted);
-    }
-
-    /// Reports a connection that can be accepted.
-    pub fn accept_ready(&mut self, now: Instant, bottom: BottomId) {
-        self.tell(now, bottom, Up::AcceptReady);
+        self.ask(now, Down::Listen);
     }
 
     /// Sets the local and the remote address of a connection.

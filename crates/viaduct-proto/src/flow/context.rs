@@ -121,8 +121,8 @@ impl Downstream<'_> {
     }
 
     /// See [`Handler::listen`](super::Handler::listen).
-    pub fn listen(self, backlog: u32) {
-        self.ask(Down::Listen(backlog));
+    pub fn listen(self) {
+        self.ask(Down::Listen);
     }
 
     /// See [`Handler::accept`](super::Handler::accept).

@@ -304,7 +304,7 @@ fn downstream(handler: &mut dyn Handler, cx: &mut Context<'_>, what: Down) -> bo
         Down::Write(data) => return handler.write(cx, data),
         Down::Connect(to) => handler.connect(cx, to),
         Down::Bind(at) => handler.bind(cx, at),
-        Down::Listen(backlog) => handler.listen(cx, backlog),
+        Down::Listen => handler.listen(cx),
         Down::Accept => handler.accept(cx),
         Down::Shutdown(half) => handler.shutdown(cx, half),
         Down::Close => handler.close(cx),

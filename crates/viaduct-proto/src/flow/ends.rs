@@ -28,10 +28,6 @@ pub enum Action {
     Connect(BottomId, Address),
     /// Bind a flow to a local address.
     Bind(BottomId, Address),
-    /// Listen; call [`Chain::accept_ready`](super::Chain::accept_ready) for each connection.
-    Listen(BottomId, u32),
-    /// Accept a pending connection, and give it a [`Chain::sibling`](super::Chain::sibling).
-    Accept(BottomId),
     /// Set a socket option.
     SetOption(BottomId, SocketOption),
     /// Send the bytes in [`Chain::outgoing`](super::Chain::outgoing), and call
@@ -61,8 +57,6 @@ pub enum Action {
     Connected(Result<(), Failure>),
     /// The accepted flow is ready; it is the application's from now on.
     Accepted,
-    /// A connection can be accepted.
-    AcceptReady,
     /// Give the bytes in [`Chain::incoming`](super::Chain::incoming) to the application, and
     /// call [`Chain::consumed`](super::Chain::consumed).
     Deliver,
@@ -151,8 +145,9 @@ impl Bottom {
         match what {
             Down::Connect(to) => (Some(Action::Connect(id, to)), None),
             Down::Bind(at) => (Some(Action::Bind(id, at)), None),
-            Down::Listen(backlog) => (Some(Action::Listen(id, backlog)), None),
-            Down::Accept => (Some(Action::Accept(id)), None),
+            // The connection is there, and the kernel has accepted it.
+            Down::Listen => (None, Some(Up::AcceptReady)),
+            Down::Accept => (None, Some(Up::Accepted)),
             Down::SetOption(option) => {
                 self.options.set(option);
                 (Some(Action::SetOption(id, option)), None)
@@ -255,7 +250,8 @@ impl Top {
         }
         match what {
             Up::Connected(result) => (Some(Action::Connected(result)), None),
-            Up::AcceptReady => (Some(Action::AcceptReady), None),
+            // The application accepts all clients.
+            Up::AcceptReady => (None, Some(Down::Accept)),
             Up::Accepted => (Some(Action::Accepted), None),
             Up::MayWrite(may) => {
                 self.stopped = !may;

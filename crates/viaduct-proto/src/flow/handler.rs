@@ -40,12 +40,15 @@ pub trait Handler {
         cx.output(FIRST).bind(at);
     }
 
-    /// Listens for flows; each is announced by [`Handler::accept_ready`].
-    fn listen(&mut self, cx: &mut Context<'_>, backlog: u32) {
-        cx.output(FIRST).listen(backlog);
+    /// Listens for the one client of this chain: the handlers of a listener depend on its
+    /// clients, so that each client has a chain. A handler that does not pass this on takes no
+    /// client.
+    fn listen(&mut self, cx: &mut Context<'_>) {
+        cx.output(FIRST).listen();
     }
 
-    /// Accepts an announced flow, which becomes a chain of its own with the same handlers.
+    /// Accepts the client that was announced by [`Handler::accept_ready`]; the answer is
+    /// [`Handler::accepted`].
     fn accept(&mut self, cx: &mut Context<'_>) {
         cx.output(FIRST).accept();
     }
@@ -125,13 +128,14 @@ pub trait Handler {
         cx.upstream().connected(result);
     }
 
-    /// Handles a flow that can be accepted.
+    /// Handles a client that can be accepted, before any handshake. A handler may pass this on
+    /// later, or refuse the client by [`Upstream::failed`](super::Upstream::failed).
     fn accept_ready(&mut self, cx: &mut Context<'_>, from: Output) {
         let _ = from;
         cx.upstream().accept_ready();
     }
 
-    /// Handles an accepted flow that is ready below. A handler with a handshake performs it
+    /// Handles an accepted client that is ready below. A handler with a handshake performs it
     /// first, and passes the call on when it is done.
     fn accepted(&mut self, cx: &mut Context<'_>, from: Output) {
         let _ = from;

@@ -10,7 +10,7 @@
 //!   │                   └ output ──▶ handler ─ … ──┐ │  │    none, one or more output flows
 //!   │ bottoms   hold what the network has not taken ◀┘  │
 //!   └──────────────────────────────────────────────┬───┘
-//!      │ actions: connect, listen, shut down, close     ▲ socket events
+//!      │ actions: connect, shut down, close …           ▲ socket events
 //!   the network, or an outbound
 //! ```
 //!
@@ -28,11 +28,16 @@
 //!
 //! # Duties of a driver
 //!
-//! 1. **A flow that connects:** [`Chain::new`], [`Chain::connect`]. **An accepted flow:** a
-//!    [`sibling`](Chain::sibling) of the chain that listens, [`Chain::set_names`] and
-//!    [`Chain::accepted`] for [`Chain::bottom`]. It has no application, and no application data is
-//!    read or written, until [`Action::Accepted`]. If [`Action::Failed`] comes instead, drop the
-//!    chain.
+//! 1. **A flow that connects:** [`Chain::new`], [`Chain::connect`]. **An accepted flow:**
+//!    [`Chain::new`], [`Chain::set_names`] for [`Chain::bottom`], and [`Chain::accepted`]. It has
+//!    no application, and no application data is read or written, until [`Action::Accepted`]. If
+//!    [`Action::Failed`] comes instead, drop the chain. Among the handlers:
+//!
+//! ```text
+//!      listen ↓ … accept_ready ↑   a handler delays the client, or refuses it
+//!      accept ↓ … accepted ↑       handshakes
+//! ```
+//!
 //! 2. **Connections.** A chain may ask for connections at any time ([`Action::Bind`], then
 //!    [`Action::Connect`]), also for several at once and again hours later: keep them in a map by
 //!    [`BottomId`]. Call `set_names` before `connected(Ok)`. Bytes of a bottom go out once it is

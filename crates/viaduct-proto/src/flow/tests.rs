@@ -216,6 +216,62 @@ fn an_option_reaches_the_connection_unless_a_handler_absorbs_it() {
     assert_eq!((get(&mut chain, TOS), get(&mut chain, TTL)), (Some(16), Some(64)));
 }
 
+/// Handler that announces a client a second late.
+struct Delays;
+
+impl Handler for Delays {
+    fn accept_ready(&mut self, cx: &mut Context<'_>, _from: Output) {
+        cx.set_timer(Timer(0), Some(cx.now() + Duration::from_secs(1)));
+    }
+
+    fn timeout(&mut self, cx: &mut Context<'_>, _timer: Timer) {
+        cx.upstream().accept_ready();
+    }
+}
+
+/// Handler that takes no clients.
+struct Refuses;
+
+impl Handler for Refuses {
+    fn accept_ready(&mut self, cx: &mut Context<'_>, _from: Output) {
+        cx.upstream().failed(Failure::Denied);
+    }
+}
+
+/// Handler below that would shake hands.
+struct Shakes;
+
+impl Handler for Shakes {
+    fn listen(&mut self, cx: &mut Context<'_>) {
+        cx.notify(b"listen".to_vec());
+        cx.output(FIRST).listen();
+    }
+
+    fn accept(&mut self, cx: &mut Context<'_>) {
+        cx.notify(b"accept".to_vec());
+        cx.output(FIRST).accept();
+    }
+
+    fn accepted(&mut self, cx: &mut Context<'_>, _from: Output) {
+        cx.notify(b"shake".to_vec());
+        cx.upstream().accepted();
+    }
+}
+
+#[test]
+fn a_client_is_announced_to_all_handlers_before_any_of_them_shakes_hands() {
+    let event = |text: &str| Action::Event(text.into());
+    let mut chain = chain_of(|| Box::new(Delays), || Box::new(Shakes));
+    chain.accepted(Instant::ZERO);
+    assert_eq!(actions(&mut chain), [event("listen")]);
+    chain.handle_timeout(chain.poll_timeout().unwrap());
+    assert_eq!(actions(&mut chain), [event("accept"), event("shake"), Action::Accepted]);
+
+    let mut chain = chain_of(|| Box::new(Refuses), || Box::new(Shakes));
+    chain.accepted(Instant::ZERO);
+    assert_eq!(actions(&mut chain), [event("listen"), Action::Failed(Failure::Denied)]);
+}
+
 #[test]
 fn events_of_a_closed_connection_are_ignored() {
     let mut world = World::new(&["count", "crypt:key=1.key"], LIMIT);
