@@ -63,6 +63,15 @@ pub enum Failure {
     Full,
 }
 
+/// Transport of the connections below an output flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputTransport {
+    /// The kernel's TCP.
+    Tcp,
+    /// [Trickles](crate::trickles).
+    Trickles,
+}
+
 /// Socket option with an integer value, as `setsockopt(2)` takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketOption {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::buffer::Buffer;
-use super::call::{Address, Down, Failure, Half, Place, SocketOption, Up};
+use super::call::{Address, Down, Failure, Half, OutputTransport, Place, SocketOption, Up};
 use super::core::Core;
 use super::ends::{Action, BottomId, Closed, Spawn};
 use super::measure::Measure;
@@ -102,6 +102,11 @@ impl Chain {
     /// Options that the handlers have set on a connection, which may still have to be opened.
     pub fn options(&self, bottom: BottomId) -> impl Iterator<Item = SocketOption> {
         self.core.bottoms.get(bottom.0).into_iter().flat_map(|at| at.options.iter())
+    }
+
+    /// Transport that the handlers name for a connection; `None` leaves it to the driver.
+    pub fn transport(&self, bottom: BottomId) -> Option<OutputTransport> {
+        self.core.bottoms.get(bottom.0)?.transport
     }
 
     /// Returns whether the application may write.

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::call::{Address, Down, Failure, Half, Place, SocketOption, Up};
+use super::call::{Address, Down, Failure, Half, OutputTransport, Place, SocketOption, Up};
 use super::core::Core;
 use super::ends::SpawnKind;
 use super::handler::{Output, Timer};
@@ -27,7 +27,13 @@ impl Context<'_> {
     /// Outputs are numbered in the order in which they were plumbed, beginning with
     /// [`FIRST`](super::FIRST).
     pub fn plumb(&mut self) -> Output {
-        self.core.plumb(self.node, self.now)
+        self.core.plumb(self.node, None, self.now)
+    }
+
+    /// Like [`plumb`](Context::plumb), with all connections below over `transport`, unless a
+    /// handler below names another. They fail to connect where the driver does not have it.
+    pub fn plumb_over(&mut self, transport: OutputTransport) -> Output {
+        self.core.plumb(self.node, Some(transport), self.now)
     }
 
     /// Drops an output flow: its connections are closed at once, even with buffered data, and

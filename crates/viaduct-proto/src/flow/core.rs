@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::buffer::Buffer;
-use super::call::{Address, Down, Place, Up, Upper};
+use super::call::{Address, Down, OutputTransport, Place, Up, Upper};
 use super::context::Context;
 use super::ends::{Action, Bottom, Closed, Top};
 use super::handler::{Handler, Output, Timer};
@@ -21,6 +21,8 @@ pub(super) struct Node {
     /// Index of the factory that made it.
     pub(super) position: usize,
     pub(super) up: Upper,
+    /// Transport of all outputs, if one is named.
+    transport: Option<OutputTransport>,
     /// Destination of each output; `None` if it was unplumbed.
     pub(super) outputs: Vec<Option<Place>>,
     closed: Closed,
@@ -62,7 +64,7 @@ impl Core {
             nothing: Buffer::default(),
             actions: VecDeque::new(),
         };
-        core.make(0, Upper::Top, now);
+        core.make(0, Upper::Top, None, now);
         core.run(now);
         core
     }
@@ -92,21 +94,34 @@ impl Core {
     }
 
     /// Makes the part at `position` of the chain: a handler, or a bottom.
-    fn make(&mut self, position: usize, up: Upper, now: Instant) -> Place {
+    fn make(
+        &mut self,
+        position: usize,
+        up: Upper,
+        transport: Option<OutputTransport>,
+        now: Instant,
+    ) -> Place {
         let Some(factory) = self.factories.get(position).cloned() else {
-            return Place::Bottom(self.bottoms.push(Bottom::new(self.bottoms.next(), up)));
+            let bottom = Bottom::new(self.bottoms.next(), up, transport);
+            return Place::Bottom(self.bottoms.push(bottom));
         };
-        let (handler, closed) = (Some(factory.make()), Closed::default());
-        let node = self.nodes.push(Node { handler, position, up, outputs: Vec::new(), closed });
+        let (handler, outputs, closed) = (Some(factory.make()), Vec::new(), Closed::default());
+        let node = self.nodes.push(Node { handler, position, up, transport, outputs, closed });
         self.with(node, now, |handler, cx| handler.start(cx));
         Place::Node(node)
     }
 
-    pub(super) fn plumb(&mut self, node: usize, now: Instant) -> Output {
+    pub(super) fn plumb(
+        &mut self,
+        node: usize,
+        transport: Option<OutputTransport>,
+        now: Instant,
+    ) -> Output {
         let above = self.nodes.get_mut(node).expect("a handler that works is in its place");
         let (output, position) = (Output(above.outputs.len()), above.position + 1);
+        let transport = transport.or(above.transport);
         above.outputs.push(None);
-        let place = self.make(position, Upper::Node(node, output), now);
+        let place = self.make(position, Upper::Node(node, output), transport, now);
         self.set_output(node, output, Some(place));
         output
     }

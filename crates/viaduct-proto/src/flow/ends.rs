@@ -4,7 +4,9 @@
 use bytes::Bytes;
 
 use super::buffer::Buffer;
-use super::call::{Address, Down, Failure, Half, SocketOption, SocketOptions, Up, Upper};
+use super::call::{
+    Address, Down, Failure, Half, OutputTransport, SocketOption, SocketOptions, Up, Upper,
+};
 use super::measure::Measure;
 
 /// ID of a bottom: one of a chain's connections to the network.
@@ -111,6 +113,7 @@ pub(super) struct Bottom {
     pub(super) buffer: Buffer,
     pub(super) names: (Option<Address>, Option<Address>),
     pub(super) options: SocketOptions,
+    pub(super) transport: Option<OutputTransport>,
     /// Last measurement of its connection, without the bytes buffered here.
     pub(super) measure: Option<Measure>,
     stopped: bool,
@@ -122,7 +125,7 @@ pub(super) struct Bottom {
 pub(super) type Requests<T> = (Option<Action>, Option<T>);
 
 impl Bottom {
-    pub(super) fn new(id: usize, up: Upper) -> Self {
+    pub(super) fn new(id: usize, up: Upper, transport: Option<OutputTransport>) -> Self {
         Bottom {
             id: BottomId(id),
             up,
@@ -130,6 +133,7 @@ impl Bottom {
             buffer: Buffer::default(),
             names: (None, None),
             options: SocketOptions::default(),
+            transport,
             measure: None,
             stopped: false,
             ending: Ending::None,

@@ -44,7 +44,7 @@
 //!    connected; [`Action::Receive`] turns reading on and off (initially on). A number is not used
 //!    twice. After [`Action::Close`] the connection is closed and forgotten, and later calls about
 //!    it are ignored. [`Action::SetOption`] may come before [`Action::Connect`]: a new connection
-//!    gets all [`Chain::options`].
+//!    gets all [`Chain::options`], and the [`Chain::transport`] that its handlers name.
 //! 3. **After each call** drain [`Chain::poll_action`], in order. Before sleeping check
 //!    [`Chain::poll_timeout`]: it may be now, because handlers use an immediate timer to wait for a
 //!    source that has more data at once, or for their neighbours' answer.
@@ -103,7 +103,7 @@ mod slots;
 
 pub use about::{About, Setting};
 pub use buffer::Buffer;
-pub use call::{Address, Failure, Half, SocketOption, SocketOptions};
+pub use call::{Address, Failure, Half, OutputTransport, SocketOption, SocketOptions};
 pub use chain::{Chain, DEFAULT_LIMIT};
 pub use context::{Context, Downstream, Upstream};
 pub use ends::{Action, BottomId, Spawn, SpawnKind};

@@ -272,6 +272,38 @@ fn a_client_is_announced_to_all_handlers_before_any_of_them_shakes_hands() {
     assert_eq!(actions(&mut chain), [event("listen"), Action::Failed(Failure::Denied)]);
 }
 
+/// Handler with one output over Trickles beside its first.
+struct Forks;
+
+impl Handler for Forks {
+    fn start(&mut self, cx: &mut Context<'_>) {
+        let outputs = (cx.plumb(), cx.plumb_over(OutputTransport::Trickles));
+        assert_eq!(outputs.0, FIRST);
+        cx.output(outputs.1).connect(Address::Name("other".into(), 80));
+    }
+}
+
+/// Handler whose output is over TCP, whatever those above name.
+struct OverTcp;
+
+impl Handler for OverTcp {
+    fn start(&mut self, cx: &mut Context<'_>) {
+        cx.plumb_over(OutputTransport::Tcp);
+    }
+}
+
+#[test]
+fn an_output_is_over_the_transport_that_the_lowest_handler_names() {
+    let (tcp, trickles) = (Some(OutputTransport::Tcp), Some(OutputTransport::Trickles));
+    let mut chain = chain_of(|| Box::new(Forks), || Box::new(Passes));
+    let first = chain.bottom().unwrap();
+    let Some(Action::Connect(other, _)) = chain.poll_action() else { panic!("it connects") };
+    assert_eq!((chain.transport(first), chain.transport(other)), (None, trickles));
+    let mut chain = chain_of(|| Box::new(Forks), || Box::new(OverTcp));
+    let Some(Action::Connect(other, _)) = chain.poll_action() else { panic!("it connects") };
+    assert_eq!(chain.transport(other), tcp);
+}
+
 #[test]
 fn events_of_a_closed_connection_are_ignored() {
     let mut world = World::new(&["count", "crypt:key=1.key"], LIMIT);

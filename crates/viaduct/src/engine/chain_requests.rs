@@ -12,7 +12,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use tracing::debug;
-use viaduct_proto::flow::{Address, BottomId, Failure, Spawn, SpawnKind};
+use viaduct_proto::flow::{Address, BottomId, Failure, OutputTransport, Spawn, SpawnKind};
 use viaduct_proto::time::Instant;
 use viaduct_sys::socket::tcp::TcpOptions;
 
@@ -20,7 +20,8 @@ use super::chain_io::ChainRequest;
 use super::conn::Conn;
 use super::destination::failure;
 use super::flow::{End, Flow};
-use super::outbound::OpenRequest;
+use super::outbound::{OpenRequest, Outbound as _};
+use super::trickles::{Early, TricklesTarget};
 use super::worker::Worker;
 
 /// Destination of a connection, and its local address if named.
@@ -138,14 +139,22 @@ impl Worker {
             true => flow.from(&to).map(|from| bound.unwrap_or(from)),
             false => bound,
         };
-        let mut mirrored = flow.mirrored;
+        let (mut mirrored, mut transport) = (flow.mirrored, None);
         if let Some(chain_io) = flow.chain_io() {
             chain_io.mirror(mirrored, now);
-            mirrored = chain_io.options(id);
+            (mirrored, transport) = (chain_io.options(id), chain_io.transport(id));
         }
         let options = TcpOptions { mirrored, ..self.config.options };
         let request = OpenRequest { from, ..OpenRequest::new(to, flow.source(), options) };
-        Ok(self.upstream.outbounds.further()?.open(&request, now)?.conn)
+        let opened = match transport {
+            Some(OutputTransport::Trickles) => {
+                let target = flow.outbound().trickles().unwrap_or_default();
+                let target = TricklesTarget { early: Early::Never, ..target };
+                self.upstream.trickles.outlet(target).open(&request, now)?
+            }
+            _ => self.upstream.outbounds.further()?.open(&request, now)?,
+        };
+        Ok(opened.conn)
     }
 
     /// Gives the connection of flow `key` to the flow that has claimed `name`.

@@ -68,8 +68,9 @@ pub struct Route {
     pub copied: bool,
     /// Long-haul socket settings, if the connection crosses the long link.
     pub haul: Option<LongHaul>,
-    /// The server is known to know no Trickles: the flow goes directly, by TCP.
-    pub fell_back: bool,
+    /// Outbound in place of the plan's: the handlers have named a transport, or the server is
+    /// known to know no Trickles.
+    pub instead: Option<OutboundSpec>,
 }
 
 impl Target {
@@ -203,13 +204,13 @@ impl Route {
             plan: plan.clone(),
             copied: false,
             haul: None,
-            fell_back: false,
+            instead: None,
         }
     }
 
     /// Outbound in use.
     pub fn outbound(&self) -> &OutboundSpec {
-        if self.fell_back { &OutboundSpec::Direct } else { &self.plan.by }
+        self.instead.as_ref().unwrap_or(&self.plan.by)
     }
 
     /// Route of `client` to the host `name`, if no policy here depends on its address; `None`

@@ -14,7 +14,7 @@ use super::conn::Conn;
 use super::destination::Route;
 use super::flow::{Begun, Middle};
 use super::negotiation::{Negotiation, PendingNegotiation};
-use super::outbound::{OpenRequest, Opened, Outbound as _, Outbounds};
+use super::outbound::{OpenRequest, Opened, Outbound as _, OutboundSpec, Outbounds};
 use super::relay::Relay;
 
 impl Outbounds {
@@ -41,7 +41,9 @@ impl Outbounds {
         mut options: TcpOptions,
         now: Instant,
     ) -> io::Result<Begun> {
-        route.fell_back = self.get(&route.plan.by)?.is_known_to_fail(&route.to, now);
+        if self.get(&route.plan.by)?.is_known_to_fail(&route.to, now) {
+            route.instead = Some(OutboundSpec::Direct);
+        }
         let handlers = route.plan.handlers.clone();
         let can_splice = !route.copied && self.get(route.outbound())?.can_splice();
         let relay = match &handlers {
@@ -57,6 +59,9 @@ impl Outbounds {
                 let (chain_io, goal) = ChainIo::new(handlers, limit, meant, mirrored, now)
                     .ok_or_else(|| io::Error::other("the handlers lead nowhere"))?;
                 options.mirrored = chain_io.main_options();
+                if let Some(transport) = chain_io.main_transport() {
+                    route.instead = Some(route.outbound().over(transport));
+                }
                 (goal, Middle::Chain(Box::new(chain_io)))
             }
         };
@@ -76,7 +81,9 @@ impl Outbounds {
         options: TcpOptions,
         now: Instant,
     ) -> io::Result<Opened> {
-        route.fell_back |= self.get(route.outbound())?.is_known_to_fail(&to, now);
+        if self.get(route.outbound())?.is_known_to_fail(&to, now) {
+            route.instead = Some(OutboundSpec::Direct);
+        }
         let fits = |from: &SocketAddr| match &to {
             Address::Ip(to) => to.is_ipv4() == from.is_ipv4(),
             Address::Name(..) => false,

@@ -1,6 +1,6 @@
 //! A chain's further connections, and its relations to other flows.
 
-use viaduct_proto::flow::{BottomId, Chain, Failure, Spawn, SpawnKind};
+use viaduct_proto::flow::{BottomId, Chain, Failure, OutputTransport, Spawn, SpawnKind};
 use viaduct_proto::time::Instant;
 
 use super::net_conn::NetConn;
@@ -46,6 +46,17 @@ impl ChainIo {
         if let Some(net_conn) = self.net_conns.iter_mut().find(|net_conn| net_conn.id == id) {
             net_conn.state.ready(readable, writable);
         }
+    }
+
+    /// Transport that the handlers name for a requested connection.
+    pub fn transport(&self, id: BottomId) -> Option<OutputTransport> {
+        self.chain.transport(id)
+    }
+
+    /// Tells the handlers that a further connection was refused, and drops it.
+    pub fn refuse_net_conn(&mut self, id: BottomId, now: Instant) {
+        self.net_conn(id, |net_conn| net_conn.gone = true);
+        self.cannot_attach(id, Failure::Refused, now);
     }
 
     /// Attaches a requested connection that was begun.

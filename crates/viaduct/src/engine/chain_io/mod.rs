@@ -23,7 +23,7 @@ mod options;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use viaduct_proto::flow::{Address, BottomId, Chain, Factory, Failure, Spawn};
+use viaduct_proto::flow::{Address, BottomId, Chain, Factory, Failure, OutputTransport, Spawn};
 use viaduct_proto::time::Instant;
 use viaduct_sys::socket::tcp::Mirrored;
 
@@ -125,6 +125,11 @@ impl ChainIo {
     /// Returns whether the flow uses another flow's connection instead of its own.
     pub fn is_guest(&self) -> bool {
         self.guest
+    }
+
+    /// Transport that the handlers name for the flow's own connection.
+    pub fn main_transport(&self) -> Option<OutputTransport> {
+        self.chain.transport(self.net_conns[0].id)
     }
 
     /// Destination of the flow's own connection.

@@ -113,7 +113,7 @@ impl Flow {
             (end.preface_out, end.ends_after_preface) = (said, ends_after_preface);
         }
         if let Some(route) = &mut self.route {
-            route.fell_back = true;
+            route.instead = Some(OutboundSpec::Direct);
         }
         self.pace();
     }

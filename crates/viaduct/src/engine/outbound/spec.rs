@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use viaduct_proto::flow::OutputTransport;
 
 use crate::engine::trickles::{PacketFormats, TricklesTarget};
 
@@ -27,6 +28,16 @@ impl OutboundSpec {
     /// Address of the hop, if the flow goes by one.
     pub fn hop(&self) -> Option<SocketAddr> {
         if let OutboundSpec::Hop(at) = self { Some(*at) } else { None }
+    }
+
+    /// Outbound over `transport`, which the handlers of a flow have named.
+    pub fn over(&self, transport: OutputTransport) -> OutboundSpec {
+        match (transport, self) {
+            (OutputTransport::Trickles, OutboundSpec::Trickles(_)) => self.clone(),
+            (OutputTransport::Trickles, _) => OutboundSpec::Trickles(TricklesTarget::default()),
+            (OutputTransport::Tcp, OutboundSpec::Trickles(_)) => OutboundSpec::Direct,
+            (OutputTransport::Tcp, _) => self.clone(),
+        }
     }
 
     /// Parameters of Trickles, if the flow goes by it.

@@ -9,6 +9,7 @@ use viaduct_proto::time::Instant;
 use super::slot::SlotEvent;
 use crate::engine::destination::failure;
 use crate::engine::flow::End;
+use crate::engine::flows::FIRST_NET_CONN;
 use crate::engine::outbound::{OpenRequest, Opened, OutboundSpec};
 use crate::engine::worker::Worker;
 
@@ -27,17 +28,33 @@ impl Worker {
                 let Some((Token(token), event)) = self.upstream.trickles.poll_event() else {
                     break;
                 };
+                moved = true;
+                if token >= FIRST_NET_CONN {
+                    self.handle_net_conn(token, event, now);
+                    continue;
+                }
                 let end = if token % 2 == 0 { End::Client } else { End::Server };
                 match event {
                     SlotEvent::Ready => self.drive(token / 2, end, true, true, now),
                     SlotEvent::PlainTcp(to) => self.fall_back_to_tcp(token / 2, to, now),
                 }
-                moved = true;
             }
             if !moved {
                 return;
             }
         }
+    }
+
+    /// Handles an event of a further connection of a flow. A server that knows only TCP
+    /// refuses it, as the handlers have asked for Trickles.
+    fn handle_net_conn(&mut self, token: usize, event: SlotEvent, now: Instant) {
+        let Some((key, id)) = self.flows.net_conn(token) else { return };
+        let Some(chain_io) = self.flows.at(key).chain_io() else { return };
+        match event {
+            SlotEvent::Ready => chain_io.net_conn_ready(id, true, true),
+            SlotEvent::PlainTcp(_) => chain_io.refuse_net_conn(id, now),
+        }
+        self.drive(key, End::Client, false, false, now);
     }
 
     /// Continues flow `key` over the kernel's TCP, to `to`.
