@@ -33,6 +33,30 @@ const IPPROTO_SMC: u32 = 256;
 const IPPROTO_MPTCP: u32 = 262;
 const AF_SMC: u32 = 43;
 
+/// Numbers of the calls that may be trapped, on this machine.
+pub mod calls {
+    #![allow(missing_docs, reason = "they are named as the kernel names them")]
+
+    pub const SOCKET: i64 = libc::SYS_socket;
+    pub const CONNECT: i64 = libc::SYS_connect;
+    pub const BIND: i64 = libc::SYS_bind;
+    pub const LISTEN: i64 = libc::SYS_listen;
+    pub const ACCEPT: i64 = libc::SYS_accept;
+    pub const ACCEPT4: i64 = libc::SYS_accept4;
+    pub const SENDTO: i64 = libc::SYS_sendto;
+    pub const SENDMSG: i64 = libc::SYS_sendmsg;
+    pub const SENDMMSG: i64 = libc::SYS_sendmmsg;
+    pub const GETPEERNAME: i64 = libc::SYS_getpeername;
+    pub const GETSOCKOPT: i64 = libc::SYS_getsockopt;
+    pub const SETSOCKOPT: i64 = libc::SYS_setsockopt;
+    pub const GETSOCKNAME: i64 = libc::SYS_getsockname;
+    pub const EPOLL_CREATE1: i64 = libc::SYS_epoll_create1;
+    #[cfg(target_arch = "x86_64")]
+    pub const EPOLL_CREATE: i64 = libc::SYS_epoll_create;
+    #[cfg(not(target_arch = "x86_64"))]
+    pub const EPOLL_CREATE: i64 = libc::SYS_epoll_create1;
+}
+
 /// A filter that leaves all calls alone.
 pub(super) fn nothing() -> Vec<BpfInsn> {
     let mut asm = Asm::default();
@@ -90,28 +114,28 @@ impl Traps {
     }
 
     fn native(&self, asm: &mut Asm, ends: &Ends) {
-        let number = |nr: libc::c_long| Test::Equal(nr as u32);
+        let number = |nr: i64| Test::Equal(nr as u32);
         let [socket, sendto, sendmsg, sendmmsg, option, set] = [(); 6].map(|()| asm.label());
         let short = asm.label();
-        asm.jump_if(number(libc::SYS_connect), short);
-        asm.jump_if(number(libc::SYS_socket), socket);
-        asm.jump_if(number(libc::SYS_sendto), sendto);
-        asm.jump_if(number(libc::SYS_sendmsg), sendmsg);
-        asm.jump_if(number(libc::SYS_sendmmsg), sendmmsg);
+        asm.jump_if(number(calls::CONNECT), short);
+        asm.jump_if(number(calls::SOCKET), socket);
+        asm.jump_if(number(calls::SENDTO), sendto);
+        asm.jump_if(number(calls::SENDMSG), sendmsg);
+        asm.jump_if(number(calls::SENDMMSG), sendmmsg);
         asm.jump_if(number(libc::SYS_io_uring_setup), ends.absent);
         if self.listeners {
-            for nr in [libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4] {
+            for nr in [calls::BIND, calls::LISTEN, calls::ACCEPT, calls::ACCEPT4] {
                 asm.jump_if(number(nr), ends.tell);
             }
-            #[cfg(target_arch = "x86_64")]
-            asm.jump_if(number(libc::SYS_epoll_create), ends.tell);
-            asm.jump_if(number(libc::SYS_epoll_create1), ends.tell);
+            for nr in [calls::EPOLL_CREATE, calls::EPOLL_CREATE1] {
+                asm.jump_if(number(nr), ends.tell);
+            }
         }
         if self.names {
-            asm.jump_if(number(libc::SYS_getpeername), short);
-            asm.jump_if(number(libc::SYS_getsockname), short);
-            asm.jump_if(number(libc::SYS_getsockopt), option);
-            asm.jump_if(number(libc::SYS_setsockopt), set);
+            asm.jump_if(number(calls::GETPEERNAME), short);
+            asm.jump_if(number(calls::GETSOCKNAME), short);
+            asm.jump_if(number(calls::GETSOCKOPT), option);
+            asm.jump_if(number(calls::SETSOCKOPT), set);
         }
         asm.goto(ends.allow);
 

@@ -34,6 +34,7 @@ use std::process::{Child, Command};
 use std::thread;
 
 pub use families::restrict_families;
+pub use filter::calls;
 pub use listener::{Listener, Notification, Reply};
 pub use task::{Task, find_socket};
 
@@ -63,30 +64,6 @@ pub struct Traps {
     /// Marker behind a call's arguments that exempts the call: its caller has asked already. It
     /// guards against oversight, not against programs that want to evade the filter.
     pub word: Option<u64>,
-}
-
-/// Numbers of the calls that may be trapped, on this machine.
-pub mod calls {
-    #![allow(missing_docs, reason = "they are named as the kernel names them")]
-
-    pub const SOCKET: i64 = libc::SYS_socket;
-    pub const CONNECT: i64 = libc::SYS_connect;
-    pub const BIND: i64 = libc::SYS_bind;
-    pub const LISTEN: i64 = libc::SYS_listen;
-    pub const ACCEPT: i64 = libc::SYS_accept;
-    pub const ACCEPT4: i64 = libc::SYS_accept4;
-    pub const SENDTO: i64 = libc::SYS_sendto;
-    pub const SENDMSG: i64 = libc::SYS_sendmsg;
-    pub const SENDMMSG: i64 = libc::SYS_sendmmsg;
-    pub const GETPEERNAME: i64 = libc::SYS_getpeername;
-    pub const GETSOCKOPT: i64 = libc::SYS_getsockopt;
-    pub const SETSOCKOPT: i64 = libc::SYS_setsockopt;
-    pub const GETSOCKNAME: i64 = libc::SYS_getsockname;
-    pub const EPOLL_CREATE1: i64 = libc::SYS_epoll_create1;
-    #[cfg(target_arch = "x86_64")]
-    pub const EPOLL_CREATE: i64 = libc::SYS_epoll_create;
-    #[cfg(not(target_arch = "x86_64"))]
-    pub const EPOLL_CREATE: i64 = libc::SYS_epoll_create1;
 }
 
 /// Errors of starting a program.
