@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use httparse::{EMPTY_HEADER, Error, Header, Status};
+
 use super::Parsed;
 use super::socks::name_of;
 use crate::flow::{Address, Failure};
@@ -45,34 +47,30 @@ impl Request {
 
 /// Parses the request at the start of `bytes`, up to the end of its head.
 pub fn parse(bytes: &[u8]) -> Parsed<Request> {
-    let Some(len) = head(bytes) else {
-        return match bytes.len() {
-            0..LONGEST if may_begin(bytes) => Parsed::Short,
-            0..LONGEST => Parsed::Wrong("no HTTP CONNECT"),
-            _ => Parsed::Wrong("an HTTP head that is too long"),
-        };
-    };
-    if len > LONGEST {
-        return Parsed::Wrong("an HTTP head that is too long");
+    if !may_begin(bytes) {
+        return Parsed::Wrong("no HTTP CONNECT");
     }
-    let mut lines = bytes[..len].split(|&b| b == b'\n').map(<[u8]>::trim_ascii_end);
-    let Some(line) = lines.next() else { return Parsed::Wrong("no HTTP CONNECT") };
-    let Some(target) = target(line) else { return Parsed::Wrong("no HTTP CONNECT") };
-    let mut persists = !line.ends_with(b" HTTP/1.0");
-    let mut closes = false;
-    let Some(to) = authority(target) else {
+    let (front, mut headers) = front(bytes);
+    let mut head = httparse::Request::new(&mut headers);
+    let len = match head.parse(front) {
+        Ok(Status::Complete(len)) => len,
+        Ok(Status::Partial) if bytes.len() < LONGEST => return Parsed::Short,
+        Ok(Status::Partial) => return Parsed::Wrong("an HTTP head that is too long"),
+        Err(Error::HeaderName) => return Parsed::Wrong("an HTTP header without a colon"),
+        Err(_) => return Parsed::Wrong("no HTTP CONNECT"),
+    };
+    let (Some("CONNECT"), Some(target)) = (head.method, head.path) else {
+        return Parsed::Wrong("no HTTP CONNECT");
+    };
+    let Some(to) = authority(target.as_bytes()) else {
         return Parsed::Wrong("an HTTP CONNECT without host and port");
     };
-    let mut authorization = None;
-    for line in lines.take_while(|line| !line.is_empty()) {
-        let Some((name, value)) = split_once(line, b':') else {
-            return Parsed::Wrong("an HTTP header without a colon");
-        };
-        if name.eq_ignore_ascii_case(b"Proxy-Authorization") {
-            authorization = Some(value.trim_ascii().to_vec());
+    let (mut authorization, mut persists, mut closes) = (None, head.version == Some(1), false);
+    for Header { name, value } in &*head.headers {
+        if name.eq_ignore_ascii_case("Proxy-Authorization") {
+            authorization = Some(value.to_vec());
         }
-        if name.eq_ignore_ascii_case(b"Connection")
-            || name.eq_ignore_ascii_case(b"Proxy-Connection")
+        if name.eq_ignore_ascii_case("Connection") || name.eq_ignore_ascii_case("Proxy-Connection")
         {
             let says = |word: &[u8]| {
                 value.split(|&b| b == b',').any(|one| one.trim_ascii().eq_ignore_ascii_case(word))
@@ -115,34 +113,29 @@ pub fn objection(request: &[u8]) -> Vec<u8> {
     if !may_begin(request) {
         return Vec::new();
     }
-    let line = request.split(|&b| b == b'\n').next().unwrap_or_default().trim_ascii_end();
-    let version = line.rsplit(|&b| b == b' ').next().unwrap_or_default();
-    let (connect, spoken) = (line.starts_with(b"CONNECT "), version.starts_with(b"HTTP/1."));
-    if head(request).is_none_or(|len| len > LONGEST) {
-        let why = format!("the head of a request may have {LONGEST} bytes");
-        return refusal("431 Request Header Fields Too Large", &why);
-    }
-    let (status, why) = match (connect, spoken) {
-        (false, _) => ("405 Method Not Allowed\r\nAllow: CONNECT", "CONNECT is expected"),
-        (true, false) => ("505 HTTP Version Not Supported", "HTTP/1.1 is expected"),
-        (true, true) => {
+    let (front, mut headers) = front(request);
+    let mut head = httparse::Request::new(&mut headers);
+    let (status, why) = match (head.parse(front), head.method) {
+        (Ok(Status::Partial), _) => {
+            let why = format!("the head of a request may have {LONGEST} bytes");
+            return refusal("431 Request Header Fields Too Large", &why);
+        }
+        (Err(Error::Version), Some("CONNECT")) => {
+            ("505 HTTP Version Not Supported", "HTTP/1.1 is expected")
+        }
+        (_, Some("CONNECT")) => {
             ("400 Bad Request", "CONNECT host:port, and a colon in each header, are expected")
         }
+        _ => ("405 Method Not Allowed\r\nAllow: CONNECT", "CONNECT is expected"),
     };
     refusal(status, why)
 }
 
-/// Length of the head, including its empty line.
-fn head(bytes: &[u8]) -> Option<usize> {
-    let mut start = 0;
-    for (at, _) in bytes.iter().enumerate().filter(|(_, b)| **b == b'\n') {
-        let line = bytes[start..at].trim_ascii_end();
-        if line.is_empty() && start > 0 {
-            return Some(at + 1);
-        }
-        start = at + 1;
-    }
-    None
+/// Bytes that the head of a request may have, and room for its headers.
+fn front(bytes: &[u8]) -> (&[u8], Vec<Header<'_>>) {
+    let front = &bytes[..bytes.len().min(LONGEST)];
+    let lines = front.iter().filter(|&&byte| byte == b'\n').count();
+    (front, vec![EMPTY_HEADER; lines])
 }
 
 /// Returns whether `bytes` may be the beginning of a request.
@@ -151,12 +144,6 @@ fn may_begin(bytes: &[u8]) -> bool {
         let known = bytes.len().min(method.len());
         bytes[..known] == method[..known]
     })
-}
-
-/// Target of a request line.
-fn target(line: &[u8]) -> Option<&[u8]> {
-    let (target, version) = split_once(line.strip_prefix(b"CONNECT ")?, b' ')?;
-    version.starts_with(b"HTTP/1.").then_some(target)
 }
 
 /// Parses `host:port`, `1.2.3.4:port` or `[::1]:port`.

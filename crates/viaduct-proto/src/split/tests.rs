@@ -180,6 +180,7 @@ fn connect_is_spoken() {
         "CONNECT a/b:80 HTTP/1.1\r\n\r\n",
         "CONNECT a:80 SPDY/3\r\n\r\n",
         "CONNECT a:80 HTTP/1.1\r\nno colon\r\n\r\n",
+        "CONNECT a:80 HTTP/1.1\r\nname : value\r\n\r\n",
         "BREW",
     ] {
         assert!(matches!(connect::parse(wrong.as_bytes()), Parsed::Wrong(_)), "{wrong}");
