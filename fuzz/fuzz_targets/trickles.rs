@@ -55,7 +55,7 @@ enum Step {
     Wait {
         millis: u16,
     },
-    /// The other replica answers from now on; it has a window of its own, and a cache.
+    /// The other replica answers from now on; it has a window of its own.
     Swap,
     /// The secrets are rotated.
     Rotate {
@@ -93,7 +93,7 @@ fuzz_target!(|steps: Steps<Step>| {
         now,
         from: SocketAddr::from(([192, 0, 2, 1], 4_000)),
         server: server(),
-        other: server().with_cache(2),
+        other: server(),
         client: Client::open(Config::default(), 5, now),
         stream: Reassembly::default(),
         up: Vec::new(),

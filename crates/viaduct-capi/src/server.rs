@@ -80,8 +80,8 @@ pub unsafe extern "C" fn msk_listen(at: *const c_char, options: *const Options) 
         run_dir: resolved.run_dir,
         share: None,
     };
-    let memory = (resolved.replay, 0);
-    match Listener::open(&settings, resolved.ways == 0, memory, resolved.balanced, secrets) {
+    let udp_fallback = resolved.ways == 0;
+    match Listener::open(&settings, udp_fallback, resolved.replay, resolved.balanced, secrets) {
         Ok(listener) => table::insert(End::Server(Box::new(listener))),
         Err(error) => error.downcast_ref().map_or(-libc::EIO, port_code),
     }

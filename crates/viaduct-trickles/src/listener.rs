@@ -43,18 +43,17 @@ pub struct Listener {
 impl Listener {
     /// Opens the port in the calling thread's network namespace, with the packet formats of
     /// `settings`. With `udp_fallback` it uses UDP alone if privileges do not allow packets
-    /// in TCP's format. `replay` is the size of the replay window in bytes; `cache` is the
-    /// number of connections in the cache, 0 for none (5.1). If packets of one connection are
-    /// dealt among replicas the port is `balanced`: then requests that are not in the window
-    /// may have been answered by another replica, and are not made up for. This does not apply
-    /// to the shares of one port: all packets of a client arrive at the same share.
+    /// in TCP's format. `replay` is the size of the replay window in bytes. If packets of one
+    /// connection are dealt among replicas the port is `balanced`: then requests that are not in
+    /// the window may have been answered by another replica, and are not made up for. This does
+    /// not apply to the shares of one port: all packets of a client arrive at the same share.
     ///
     /// # Errors
     /// As [`ServerPort::open`]'s; or the kernel has no random bytes.
     pub fn open(
         settings: &ServerSettings,
         udp_fallback: bool,
-        (replay, cache): (usize, usize),
+        replay: usize,
         balanced: bool,
         secrets: Secrets,
     ) -> Result<Listener> {
@@ -71,7 +70,7 @@ impl Listener {
         if balanced {
             server_settings.make_up = 0;
         }
-        let server = Server::new(server_settings, secrets.ring(), replay).with_cache(cache);
+        let server = Server::new(server_settings, secrets.ring(), replay);
         let sockets = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (n, socket) in port.sockets().enumerate() {
             let name = epoll::EventData::new_u64(n as u64);

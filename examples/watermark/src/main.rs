@@ -107,7 +107,7 @@ fn serve(
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, stop.clone())?;
     }
-    let mut listener = Listener::open(settings, true, (REPLAY, 0), balanced, Secrets::new(key)?)?;
+    let mut listener = Listener::open(settings, true, REPLAY, balanced, Secrets::new(key)?)?;
     eprintln!("ready");
     let waker = Waker::new()?;
     while !stop.load(Ordering::Relaxed) {

@@ -7,32 +7,18 @@
 use aes::Aes128;
 use aes::cipher::BlockEncrypt;
 
-/// Two words of the nonces: the block's number, and its content.
-pub(super) type Block = (u64, [u64; 2]);
-
 /// The nonces of one connection under one key.
 #[derive(Debug)]
 pub struct Nonces<'k> {
     key: &'k Aes128,
     connection: u64,
-    /// A block that is used often, and the last one used.
-    often: Option<Block>,
-    last: Option<Block>,
+    /// The last block used: its number, and its two words.
+    last: Option<(u64, [u64; 2])>,
 }
 
 impl<'k> Nonces<'k> {
     pub(super) fn new(key: &'k Aes128, connection: u64) -> Self {
-        Nonces { key, connection, often: None, last: None }
-    }
-
-    /// Adds a block of this connection and key that is known.
-    pub(super) fn with(self, often: Block) -> Self {
-        Nonces { often: Some(often), ..self }
-    }
-
-    /// The block in which packet `number` begins.
-    pub(super) fn block_of(&mut self, number: u64) -> Block {
-        (number / 2, self.encrypt(number / 2))
+        Nonces { key, connection, last: None }
     }
 
     /// The nonce of packet `number`.
@@ -48,7 +34,7 @@ impl<'k> Nonces<'k> {
     /// r(x).
     fn word(&mut self, x: u64) -> u64 {
         let block = x / 2;
-        let known = [self.last, self.often].into_iter().flatten().find(|known| known.0 == block);
+        let known = self.last.filter(|(last, _)| *last == block);
         let words = known.map_or_else(|| self.encrypt(block), |(_, words)| words);
         words[(x % 2) as usize]
     }

@@ -111,16 +111,8 @@ pub struct ServeArgs {
     /// Bytes that Trickles remembers answered requests in [default: 16M]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     replay: Option<usize>,
-    /// Connections of Trickles for which computed values are cached, 120 bytes each, rounded up
-    /// to a power of two; nothing depends on it [default: 0]
-    #[arg(
-        long,
-        value_name = "CONNECTIONS",
-        value_parser = clap::value_parser!(u32).range(..=1 << 24)
-    )]
-    cache: Option<u32>,
     /// Threads that answer Trickles; each client's packets come to one of them, by its port, and
-    /// they share --replay and --cache evenly. 0: one for each core [default: 1]
+    /// they share --replay evenly. 0: one for each core [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=64))]
     workers: Option<u32>,
     /// Bytes of the longest packet that Trickles sends, 576 to 1500; less where an interface or
@@ -163,7 +155,6 @@ impl ServeArgs {
             ("key", self.key.is_some()),
             ("identity", self.identity.is_some()),
             ("replay", self.replay.is_some()),
-            ("cache", self.cache.is_some()),
             ("workers", self.workers.is_some()),
             ("mtu", self.mtu.is_some()),
             ("one-by-one", self.one_by_one),
@@ -206,7 +197,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             let config = ServiceConfig {
                 formats,
                 port: port(args),
-                memory: (args.replay.unwrap_or(REPLAY), args.cache.unwrap_or_default() as usize),
+                replay: args.replay.unwrap_or(REPLAY),
                 balanced: args.balanced,
                 secrets: secrets(args.key.as_deref())?,
             };

@@ -95,12 +95,6 @@ pub struct TricklesStatus {
     pub replay_seconds: f64,
     /// Number of times that a part of the replay window was full early.
     pub replay_turned_early: u64,
-    /// Requests whose computed values were in the cache; see `cache_misses` for the others.
-    #[serde(default)]
-    pub cache_hits: u64,
-    /// Requests whose computed values were not in the cache.
-    #[serde(default)]
-    pub cache_misses: u64,
     /// Lookups of files that were open; see `file_misses` for the others.
     pub file_hits: u64,
     /// Lookups of files that had to be opened.
@@ -150,8 +144,6 @@ impl TricklesStatus {
             replay_bytes: replay.memory() as u64,
             replay_seconds: replay.horizon(now).as_secs_f64(),
             replay_turned_early: replay.turned_early(),
-            cache_hits: server.cache_hits,
-            cache_misses: server.cache_misses,
             file_hits: files.hits,
             file_misses: files.misses,
         }
@@ -177,8 +169,6 @@ impl TricklesStatus {
             replay_bytes: self.replay_bytes + other.replay_bytes,
             replay_seconds: self.replay_seconds.min(other.replay_seconds),
             replay_turned_early: self.replay_turned_early + other.replay_turned_early,
-            cache_hits: self.cache_hits + other.cache_hits,
-            cache_misses: self.cache_misses + other.cache_misses,
             file_hits: self.file_hits + other.file_hits,
             file_misses: self.file_misses + other.file_misses,
         }
@@ -291,16 +281,6 @@ impl ServeStatus {
                 "viaduct_serve_trickles_replay_turned_early_total",
                 "Parts of the replay window that were full early.",
                 trickles.replay_turned_early,
-            ),
-            (
-                "viaduct_serve_trickles_cache_hits_total",
-                "Requests whose computed values were in the cache.",
-                trickles.cache_hits,
-            ),
-            (
-                "viaduct_serve_trickles_cache_misses_total",
-                "Requests whose computed values were not in the cache.",
-                trickles.cache_misses,
             ),
             (
                 "viaduct_serve_trickles_file_hits_total",

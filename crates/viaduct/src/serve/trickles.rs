@@ -55,9 +55,8 @@ pub struct ServiceConfig {
     pub formats: PacketFormats,
     /// Settings of the port. Its `tcp` and `udp` are ignored in favour of `formats`.
     pub port: ServerSettings,
-    /// Bytes of the replay windows, and connections of the cache, for all threads together; see
-    /// [`Listener::open`].
-    pub memory: (usize, usize),
+    /// Bytes of the replay windows of all threads together.
+    pub replay: usize,
     /// True if packets of one connection are balanced among several servers.
     pub balanced: bool,
     /// Secrets that seal continuations.
@@ -123,15 +122,14 @@ impl Thread {
         share: Option<Share>,
         resources: WorkerResources,
     ) -> Result<Thread> {
-        let ServiceConfig { formats, ref port, memory: (replay, cache), balanced, ref secrets } =
-            *config;
+        let ServiceConfig { formats, ref port, replay, balanced, ref secrets } = *config;
         let (tcp, udp) = (formats != PacketFormats::Udp, formats != PacketFormats::Tcp);
         let settings = ServerSettings { tcp, udp, share, ..port.clone() };
         let of = share.map_or(1, |share| share.of as usize);
-        let memory = ((replay / of).max(MIN_REPLAY), cache.div_ceil(of));
+        let replay = (replay / of).max(MIN_REPLAY);
         let udp_fallback = formats == PacketFormats::Auto;
         let mut listener =
-            Listener::open(&settings, udp_fallback, memory, balanced, secrets.clone())
+            Listener::open(&settings, udp_fallback, replay, balanced, secrets.clone())
                 .context("cannot serve Trickles")?;
         if let Some(crypt) = resources.crypt {
             listener = listener.with_crypt(crypt);

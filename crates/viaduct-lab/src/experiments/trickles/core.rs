@@ -48,8 +48,7 @@ pub(super) struct Core {
     pub(super) cryptography: f64,
 }
 
-/// Measures alternately without a cache and with one for `cache` connections; returns medians
-/// of `rounds`. `file` is the served file.
+/// Returns the median of `rounds` measurements. `file` is the served file.
 ///
 /// # Errors
 /// If the requests are not answered: they are older than the server's horizon, or of another
@@ -57,25 +56,19 @@ pub(super) struct Core {
 pub(super) fn measure(
     requests: &[(SocketAddr, Vec<u8>)],
     file: &Path,
-    cache: usize,
     rounds: usize,
-) -> Result<[Core; 2]> {
+) -> Result<Core> {
     let mut work = Work::of_requests(requests);
-    answer(requests, file, 0, |message| work.count(message))?;
-    let mut all = [Vec::new(), Vec::new()];
-    for _ in 0..rounds {
-        for (of, cache) in all.iter_mut().zip([0, cache]) {
-            of.push(answer(requests, file, cache, |message| {
-                black_box(message.len());
-            })?);
-        }
-    }
-    let (each, times) = (|seconds: f64| seconds / requests.len() as f64, Times::measure());
-    let core = |all: &[f64], cached| {
-        let cryptography = each(work.seconds(&times, cached));
-        Core { all: each(median(all)), cryptography }
-    };
-    Ok([core(&all[0], false), core(&all[1], true)])
+    answer(requests, file, |message| work.count(message))?;
+    let all = (0..rounds).map(|_| {
+        answer(requests, file, |message| {
+            black_box(message.len());
+        })
+    });
+    let all = all.collect::<Result<Vec<_>>>()?;
+    let each = |seconds: f64| seconds / requests.len() as f64;
+    let cryptography = each(work.seconds(&Times::measure()));
+    Ok(Core { all: each(median(&all)), cryptography })
 }
 
 /// Answers all requests and passes each message to `sink`; returns the seconds of CPU time of
@@ -83,14 +76,13 @@ pub(super) fn measure(
 fn answer(
     requests: &[(SocketAddr, Vec<u8>)],
     file: &Path,
-    cache: usize,
     mut sink: impl FnMut(&[u8]),
 ) -> Result<f64> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     let now = Instant::from_nanos(u64::try_from(now.as_nanos())?);
     let replay = Replay::new(REPLAY, HORIZON, [1, 2, 3, 4], now);
     let ring = KeyRing::new(SECRET.0, &SECRET.1);
-    let server = Server::new(Settings::default(), ring, replay).with_cache(cache);
+    let server = Server::new(Settings::default(), ring, replay);
     let (mut endpoint, mut files) = (Endpoint::new(server, 1), SingleFile::of(file)?);
     let at = SocketAddr::from(([10, 2, 1, 2], PORT));
     let (mut refused, begin) = (0, thread_time());
@@ -162,15 +154,13 @@ impl Work {
     }
 
     /// Returns the seconds of all computations. Each request costs the code of an address, and
-    /// two words of nonces for comparison with its proof; with a cache, the address and one of
-    /// the words are cached.
-    fn seconds(&self, times: &Times, cached: bool) -> f64 {
+    /// two words of nonces for comparison with its proof.
+    fn seconds(&self, times: &Times) -> f64 {
         let users = self.users.0 as f64 * times.code(0) + self.users.1 as f64 * times.byte;
-        let (addresses, words) = if cached { (0.0, 1.0) } else { (1.0, 2.0) };
-        let blocks = self.nonces as f64 / 2.0 + self.requests as f64 * words;
+        let blocks = self.nonces as f64 / 2.0 + self.requests as f64 * 2.0;
         self.codes as f64 * times.code(CONTINUATION - MAC)
             + users
-            + self.requests as f64 * addresses * times.code(ADDRESS)
+            + self.requests as f64 * times.code(ADDRESS)
             + blocks * times.byte * BLOCK as f64
     }
 }

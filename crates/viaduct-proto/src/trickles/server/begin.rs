@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 
 use super::answer::Event;
-use super::cache::Derived;
 use super::work::{Form, Item, MAIN};
 use super::{APART, MIN_AGE, MIN_MESSAGE, Refusal, Server, Settings, instant};
 use crate::time::Instant;
@@ -51,7 +50,7 @@ impl Server {
     ) -> Result<Event, Refusal> {
         let known = Continuation::open(&self.ring, returned.continuation)?;
         let age = now.since(instant(now, known.timestamp));
-        let Some(home) = self.home(from, &known, returned) else {
+        let Some(address) = self.home(from, &known, returned) else {
             return self.moved(now, from, &known, attempt, len);
         };
         let silent = attempt == 1 && age > SILENCE;
@@ -61,7 +60,7 @@ impl Server {
         if attempt > 1 && age < MIN_AGE * (1 << (attempt - 1)) {
             return Err(Refusal::TooSoon { attempt, age });
         }
-        let epoch = self.restarted(now, &known, silent, returned, &home)?;
+        let epoch = self.restarted(now, &known, silent, returned)?;
         let generation = known.generation.wrapping_add(attempt.into());
         self.begin_generation(now, known.connection, generation, attempt.into())?;
         if silent {
@@ -71,7 +70,7 @@ impl Server {
         }
         let connection = known.connection;
         let first = Continuation { mode: Mode::Begun, generation, epoch, ..known };
-        let mut first = self.timed(now, from, first);
+        let mut first = self.timed(now, address, first);
         first.losses = Losses::default();
         first.nonces = self.ring.newest().number();
         self.begin(first);
@@ -87,13 +86,12 @@ impl Server {
         known: &Continuation,
         silent: bool,
         returned: &Returned,
-        home: &Derived,
     ) -> Result<Epoch, Refusal> {
         let base = base_at(now, known.number + APART);
         let (start, ssthresh) = if known.mode == Mode::AddressToken {
             self.timed_out(known, known.number)
         } else {
-            match self.gaps(known, returned, home)?.runs().first() {
+            match self.gaps(known, returned)?.runs().first() {
                 None if silent => self.anew(known),
                 gap => self.timed_out(known, gap.map_or(known.number, |gap| gap.first - 1)),
             }
@@ -205,7 +203,8 @@ impl Server {
     ) -> Result<(), Refusal> {
         let base = base_at(now, address_token.epoch.base);
         let epoch = Epoch { base, ..address_token.epoch };
-        let mut address_token = self.timed(now, from, Continuation { epoch, ..address_token });
+        let address = self.ring.newest().address(from);
+        let mut address_token = self.timed(now, address, Continuation { epoch, ..address_token });
         address_token.number = base + u64::from(attempt);
         address_token.rtt = 0;
         address_token.nonces = self.ring.newest().number();

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 
-use super::cache::Derived;
 use super::{Refusal, Server, instant, micros};
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Invalid, Losses, Mode};
@@ -28,9 +27,8 @@ impl Server {
         &mut self,
         known: &Continuation,
         returned: &Returned,
-        home: &Derived,
     ) -> Result<Judged, Refusal> {
-        let gaps = self.gaps(known, returned, home)?;
+        let gaps = self.gaps(known, returned)?;
         let mut losses = self.unrepaired(known, returned.repaired)?;
         let burst = known.burst.into();
         let mut tail = None;
@@ -49,14 +47,8 @@ impl Server {
     }
 
     /// Losses that a request's proof shows.
-    pub(super) fn gaps(
-        &self,
-        known: &Continuation,
-        returned: &Returned,
-        home: &Derived,
-    ) -> Result<Gaps, Refusal> {
-        let keys = self.nonce_keys(known)?;
-        let mut nonces = keys.nonces(known.connection).with(home.base);
+    pub(super) fn gaps(&self, known: &Continuation, returned: &Returned) -> Result<Gaps, Refusal> {
+        let mut nonces = self.nonce_keys(known)?.nonces(known.connection);
         Ok(returned.proof.check(known.epoch.base, known.number, &mut nonces)?)
     }
 
@@ -82,34 +74,31 @@ impl Server {
         keys.ok_or(Refusal::Invalid(Invalid::UnknownSecret(known.nonces)))
     }
 
-    /// Derived values for the request's address; `None` if its continuation was sent to another
-    /// address.
+    /// The newest secret's hash of the request's address; `None` if its continuation was sent to
+    /// another address, or the secret of its nonces is gone.
     pub(super) fn home(
-        &mut self,
+        &self,
         from: SocketAddr,
         known: &Continuation,
         returned: &Returned,
-    ) -> Option<Derived> {
-        let secret = *returned.continuation.first()?;
-        let derived = self.cache.derive(&self.ring, secret, from, known)?;
-        (derived.address == known.address).then_some(derived)
+    ) -> Option<u64> {
+        let (keys, newest) = (self.ring.get(*returned.continuation.first()?)?, self.ring.newest());
+        self.ring.get(known.nonces)?;
+        let address = keys.address(from);
+        let renewed =
+            || if keys.number() == newest.number() { address } else { newest.address(from) };
+        (address == known.address).then(renewed)
     }
 
-    /// `known` with the present time, the newest secret's address hash, and the round trip that
-    /// the request shows.
-    pub(super) fn timed(
-        &self,
-        now: Instant,
-        from: SocketAddr,
-        known: Continuation,
-    ) -> Continuation {
+    /// `known` with the present time, this hash of the address, and the round trip that the
+    /// request shows.
+    pub(super) fn timed(&self, now: Instant, address: u64, known: Continuation) -> Continuation {
         let trip = now.since(instant(now, known.timestamp)).as_micros();
         let trip = u32::try_from(trip).unwrap_or(u32::MAX);
         let rtt = match known.rtt {
             0 => trip,
             old => old - old / 8 + trip / 8,
         };
-        let address = self.ring.newest().address(from);
         Continuation { timestamp: micros(now), rtt: rtt.max(1), address, ..known }
     }
 }

@@ -13,7 +13,6 @@
 
 mod answer;
 mod begin;
-mod cache;
 mod ends;
 mod grant;
 mod judge;
@@ -32,7 +31,6 @@ use crate::time::{Duration, Instant};
 
 pub use answer::{Answer, Event, Permit};
 use begin::blank;
-use cache::Cache;
 pub use grant::Grant;
 pub use missed::MAX_MADE_UP;
 pub use refusal::{Refusal, Stats};
@@ -96,38 +94,23 @@ pub struct Server {
     stats: Stats,
     work: Vec<Item>,
     templates: [Continuation; 2],
-    cache: Cache,
 }
 
 impl Server {
     /// Creates a server that has answered nothing yet.
     pub fn new(settings: Settings, ring: KeyRing, replay: Replay) -> Self {
-        let (templates, cache) = ([blank(&settings); 2], Cache::default());
-        let (stats, work) = (Stats::default(), Vec::new());
-        Server { settings, ring, replay, stats, work, templates, cache }
-    }
-
-    /// Adds a cache of about 120 bytes for each of so many connections, rounded up to a power
-    /// of two; 0 for none. The answers are the same. The cache can be dropped at any time
-    /// (5.1).
-    pub fn with_cache(self, connections: usize) -> Self {
-        Server { cache: Cache::new(connections), ..self }
+        let (stats, work, templates) = (Stats::default(), Vec::new(), [blank(&settings); 2]);
+        Server { settings, ring, replay, stats, work, templates }
     }
 
     /// The secrets, for rotation.
     pub fn ring_mut(&mut self) -> &mut KeyRing {
-        self.cache.clear();
         &mut self.ring
-    }
-
-    /// Empties the cache.
-    pub fn drop_cache(&mut self) {
-        self.cache.clear();
     }
 
     /// The counters so far.
     pub fn stats(&self) -> Stats {
-        Stats { cache_hits: self.cache.hits, cache_misses: self.cache.misses, ..self.stats }
+        self.stats
     }
 
     /// The secrets.

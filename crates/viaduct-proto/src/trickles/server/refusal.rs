@@ -89,10 +89,6 @@ pub struct Stats {
     pub timeouts: u64,
     /// Restarts after a silence.
     pub resumed: u64,
-    /// Requests whose connection was in the cache.
-    pub cache_hits: u64,
-    /// Requests whose connection was not; 0 if there is no cache.
-    pub cache_misses: u64,
     /// Refused: malformed.
     pub malformed: u64,
     /// Refused: altered, or of an unknown secret.

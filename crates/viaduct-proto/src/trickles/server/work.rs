@@ -68,20 +68,20 @@ impl Server {
         if !self.replay.admit(now, made) {
             return Err(Refusal::Stale { age: now.since(made) });
         }
-        let Some(home) = self.home(from, &known, returned) else {
+        let Some(address) = self.home(from, &known, returned) else {
             return self.moved(now, from, &known, 1, len);
         };
         let connection = known.connection;
         if self.replay.knows(connection, Once::Over(known.generation)) {
             return Err(Refusal::Superseded(known.generation));
         }
-        let known = self.timed(now, from, known);
+        let known = self.timed(now, address, known);
         if known.mode == Mode::AddressToken {
             self.echo(now, &known)?;
             return Ok(Event::Request { connection });
         }
         // The proof is checked first, so that an eavesdropper cannot use up a continuation.
-        let judged = self.judge(&known, returned, &home)?;
+        let judged = self.judge(&known, returned)?;
         let end = self.ends(&known, judged.gaps.runs())?;
         if !self.replay.note(now, connection, Once::Answered(known.number)) {
             return Err(Refusal::Replayed);

@@ -246,39 +246,6 @@ fn a_server_is_killed_and_another_goes_on() {
 }
 
 #[test]
-fn answers_are_the_same_with_a_cache() {
-    let mut net = Net::new(1, Settings::default());
-    net.jitter = Duration::from_millis(1);
-    let mut cached = server(Settings::default(), Instant::ZERO).with_cache(4);
-    let mut requests = 0;
-    while !net.is_done() {
-        while let Some((_, message)) = net.client.poll_transmit() {
-            net.send(true, message);
-        }
-        if requests % 100 == 99 {
-            cached.drop_cache();
-        }
-        let Some(Reverse((due, _, up, message))) = net.flying.pop() else {
-            net.now = net.client.poll_timeout().expect("it is stuck");
-            net.client.handle_timeout(net.now);
-            continue;
-        };
-        net.now = due;
-        if up {
-            requests += 1;
-            let answers = serve(&mut net.servers[0], due, net.from, LENGTH, &message);
-            assert_eq!(serve(&mut cached, due, net.from, LENGTH, &message), answers);
-            answers.into_iter().for_each(|answer| net.send(false, answer));
-        } else {
-            net.client.handle_packet(due, 0, message);
-        }
-    }
-    let (plain, stats) = (net.servers[0].stats(), cached.stats());
-    assert_eq!((plain.cache_hits, plain.cache_misses), (0, 0));
-    assert!(stats.cache_hits > 10 * stats.cache_misses && stats.cache_misses > 0, "{stats:?}");
-}
-
-#[test]
 fn a_server_that_takes_over_needs_no_timeout() {
     let mut net = Net::new(1, Settings::default());
     net.run(at(300));
