@@ -187,24 +187,25 @@ impl World {
     }
 
     fn serve(&mut self, message: &[u8]) {
-        let Ok(answer) = self.server.handle(self.now, self.from, message) else { return };
+        let Ok(grant) = self.server.handle(self.now, self.from, message) else { return };
+        let mut asks = Request::parse(message).expect("it was answered").groups;
+        let ring = self.server.ring();
         let mut user = Vec::new();
-        let open = matches!(answer.event, Event::Open { .. });
+        let open = matches!(grant.event, Event::Open { .. });
         if open {
-            answer.seal_user(b"stream", &mut user);
+            ring.seal_user(b"stream", &mut user);
         }
-        let mut asks = answer.request.groups;
         // An address that was sent nothing before may be a victim's. An address token goes to an
         // unproven address too, even if one was sent there before.
         let (mut unproven, mut sent) = (self.answered.insert(self.from), 0);
-        for (index, permit) in answer.permits().enumerate() {
+        for (index, permit) in grant.permits().enumerate() {
             let mut payload = Payload::default();
             let mut data = Vec::new();
             if open && user.len() <= permit.room {
                 payload.user = &user;
             } else if permit.room > 0 {
                 if let Some((sealed, ask)) = asks.next() {
-                    if answer.user(sealed).is_some() && ask.position < LENGTH {
+                    if ring.open_user(sealed).is_some() && ask.position < LENGTH {
                         let room = (permit.room as u64).min(ask.length.into());
                         let end = (ask.position + room).min(LENGTH);
                         data.extend((ask.position..end).map(byte));
@@ -215,7 +216,7 @@ impl World {
             }
             payload.data = &data;
             let mut out = Vec::new();
-            answer.emit(index, &payload, &mut out);
+            assert!(grant.emit(ring, index, &payload, &mut out));
             let response = Response::parse(&out).expect("a server's own response");
             unproven |= matches!(response.form, Form::AddressToken(_));
             sent += out.len();

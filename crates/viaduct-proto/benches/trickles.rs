@@ -17,7 +17,7 @@ use viaduct_proto::trickles::client::{Client, Config};
 use viaduct_proto::trickles::keys::KeyRing;
 use viaduct_proto::trickles::replay::Replay;
 use viaduct_proto::trickles::server::{Event, Server, Settings};
-use viaduct_proto::trickles::wire::Payload;
+use viaduct_proto::trickles::wire::{Payload, Request};
 
 const REQUESTS: usize = 10_000;
 const DATA: [u8; 1_400] = [7; 1_400];
@@ -33,23 +33,21 @@ fn from() -> SocketAddr {
 
 /// Answers one request; each message is passed to `send`.
 fn serve(server: &mut Server, message: &[u8], out: &mut Vec<u8>, mut send: impl FnMut(&[u8])) {
-    let Ok(answer) = server.handle(Instant::ZERO, from(), message) else {
-        panic!("an honest request is answered")
-    };
+    let grant = server.handle(Instant::ZERO, from(), message).expect("an answer");
+    let (mut asks, ring) = (Request::parse(message).expect("a request").groups, server.ring());
     let mut user = Vec::new();
-    if matches!(answer.event, Event::Open { .. }) {
-        answer.seal_user(b"stream", &mut user);
+    if matches!(grant.event, Event::Open { .. }) {
+        ring.seal_user(b"stream", &mut user);
     }
-    let mut asks = answer.request.groups;
-    for (index, permit) in answer.permits().enumerate() {
+    for (index, permit) in grant.permits().enumerate() {
         let mut payload = Payload { user: &user, ..Payload::default() };
         if let Some((sealed, ask)) = asks.next() {
-            assert!(answer.user(sealed).is_some());
+            assert!(ring.open_user(sealed).is_some());
             payload.position = ask.position;
             payload.data = &DATA[..(ask.length as usize).min(permit.room)];
         }
         out.clear();
-        answer.emit(index, &payload, out);
+        assert!(grant.emit(ring, index, &payload, out));
         send(out);
     }
 }

@@ -12,7 +12,7 @@ use crate::trickles::client::{Client, Config, ENDS, Reassembly};
 use crate::trickles::keys::KeyRing;
 use crate::trickles::replay::Replay;
 use crate::trickles::server::{Event, Server, Settings};
-use crate::trickles::wire::Payload;
+use crate::trickles::wire::{Payload, Request};
 
 /// Byte `position` of the stream.
 pub(crate) fn byte(position: u64) -> u8 {
@@ -38,15 +38,16 @@ pub(crate) fn serve(
     length: u64,
     message: &[u8],
 ) -> Vec<Vec<u8>> {
-    let Ok(answer) = server.handle(now, from, message) else { return Vec::new() };
+    let Ok(grant) = server.handle(now, from, message) else { return Vec::new() };
+    let (request, ring) = (Request::parse(message).expect("it was answered"), server.ring());
     let mut user = Vec::new();
-    if let Event::Open { .. } = answer.event {
-        assert_eq!(answer.request.data, b"GET");
-        answer.seal_user(&length.to_be_bytes(), &mut user);
+    if let Event::Open { .. } = grant.event {
+        assert_eq!(request.data, b"GET");
+        ring.seal_user(&length.to_be_bytes(), &mut user);
     }
-    let mut asks = answer.request.groups;
+    let mut asks = request.groups;
     let (mut out, mut data) = (Vec::new(), Vec::new());
-    for (index, permit) in answer.permits().enumerate() {
+    for (index, permit) in grant.permits().enumerate() {
         let fits = user.len() <= permit.room;
         let mut payload = Payload { user: if fits { &user } else { &[] }, ..Payload::default() };
         data.clear();
@@ -54,7 +55,7 @@ pub(crate) fn serve(
             && user.is_empty()
             && let Some((sealed, ask)) = asks.next()
         {
-            let state = answer.user(sealed).and_then(|state| state.first_chunk());
+            let state = ring.open_user(sealed).and_then(|state| state.first_chunk());
             let length = u64::from_be_bytes(*state.expect("our own user continuation"));
             let end = (ask.position + u64::from(ask.length)).min(length);
             let room = ask.position + permit.room as u64;
@@ -65,7 +66,7 @@ pub(crate) fn serve(
         }
         payload.data = &data;
         let mut message = Vec::new();
-        answer.emit(index, &payload, &mut message);
+        assert!(grant.emit(ring, index, &payload, &mut message));
         out.push(message);
     }
     out

@@ -185,7 +185,7 @@ impl Endpoint {
             channel = how;
             message = opened.map_or(message, Cow::Owned);
         }
-        let grant = self.server.grant(now, to.client(), &message)?;
+        let grant = self.server.handle(now, to.client(), &message)?;
         if let Some(resolved) = self.ahead.resolve(grant.connection(), &message) {
             message = Cow::Owned(resolved);
         }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::answer::Event;
+use super::grant::Event;
 use super::work::{Form, Item, MAIN};
 use super::{APART, MIN_AGE, MIN_MESSAGE, Refusal, Server, Settings, instant};
 use crate::time::Instant;

@@ -1,6 +1,5 @@
-//! Answer to a request, independent of the request.
+//! Answer to a request, to be filled by the application.
 
-use super::answer::{Event, Permit};
 use super::work::{Form, Item};
 use crate::trickles::bytes::{Reader, put_varint};
 use crate::trickles::continuation::Continuation;
@@ -12,8 +11,33 @@ use crate::trickles::wire::response::{
 /// Maximum number of packets in a grant from another server.
 const MAX_ITEMS: u64 = 4_096;
 
-/// Answer to a request that outlives it: it may be filled later, or by another server that has
-/// the secrets.
+/// Meaning of a request for the application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A connection begins.
+    Open {
+        /// Number of the connection, the same in all its requests.
+        connection: u64,
+    },
+    /// A connection continues.
+    Request {
+        /// Number of the connection.
+        connection: u64,
+    },
+}
+
+/// The right to send one packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permit {
+    /// The packet's number.
+    pub number: u64,
+    /// Maximum number of bytes of user continuation and data together; 0 if none may be sent,
+    /// as in a group of continuations.
+    pub room: usize,
+}
+
+/// Answer to a request: permits, which the application fills in order. It outlives the request,
+/// and may be filled by another server that has the secrets.
 #[derive(Clone, Debug)]
 pub struct Grant {
     /// The event.
@@ -27,7 +51,8 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// The permits, in the order of sending; see [`Answer::permits`](super::Answer::permits).
+    /// The permits, in the order of sending. The asks of the request belong to those with room,
+    /// one each in order.
     pub fn permits(&self) -> impl ExactSizeIterator<Item = Permit> + '_ {
         self.work.iter().map(|item| Permit { number: item.number, room: item.room })
     }
@@ -67,15 +92,33 @@ impl Grant {
         ring.get(self.secret).is_some()
     }
 
-    /// As [`Answer::emit`](super::Answer::emit), with the secrets of `ring`. Returns false,
-    /// with nothing appended, if the ring lacks a secret that the packet needs.
+    /// Appends the message of permit `index`, with a payload whose user continuation and data
+    /// fit its room. Every permit must be sent, because the client continues with its
+    /// continuation. A permit without room carries no payload, whatever is given. Returns false,
+    /// with nothing appended, if `ring` lacks a secret that the packet needs.
     ///
     /// # Panics
     /// If there is no such permit, or the payload is longer than its room.
     pub fn emit(&self, ring: &KeyRing, index: usize, payload: &Payload, out: &mut Vec<u8>) -> bool {
-        let item = &self.work[index];
-        ring.get(self.secret)
-            .is_some_and(|keys| emit(ring, keys, item, &self.templates, payload, out))
+        let (item, Some(keys)) = (&self.work[index], ring.get(self.secret)) else { return false };
+        let template = &self.templates[item.template];
+        let continuation = Continuation { number: item.number, ..*template };
+        let Continuation { tag, generation, number, .. } = continuation;
+        let head = Head { tag, generation, number, nonce: item.nonce };
+        let body = match item.form {
+            Form::Group { count } => {
+                return emit_group(ring, keys, &continuation, head, count, out);
+            }
+            Form::AddressToken => Body::AddressToken(&continuation),
+            Form::Fresh => Body::Fresh(&continuation),
+            Form::Slim => Body::Slim(&continuation),
+            Form::Half => Body::Half,
+            Form::Again => Body::Again,
+        };
+        let len = payload.user.len() + payload.data.len();
+        assert!(len <= item.room, "a payload of {len} bytes in a room of {}", item.room);
+        response::emit(keys, head, body, payload, out);
+        true
     }
 
     /// Serializes the grant for another server that has the secrets:
@@ -156,38 +199,7 @@ fn item(ring: &KeyRing, reader: &mut Reader, templates: &[Continuation; 2]) -> O
     within.then_some(Item { form, number, nonce, template, room })
 }
 
-/// Appends the message of one packet, sealed with `keys`. Returns false if the ring lacks the
-/// secret of its nonces.
-pub(super) fn emit(
-    ring: &KeyRing,
-    keys: &Keys,
-    item: &Item,
-    templates: &[Continuation; 2],
-    payload: &Payload,
-    out: &mut Vec<u8>,
-) -> bool {
-    let template = &templates[item.template];
-    let continuation = Continuation { number: item.number, ..*template };
-    let head = Head {
-        tag: template.tag,
-        generation: template.generation,
-        number: item.number,
-        nonce: item.nonce,
-    };
-    let body = match item.form {
-        Form::Group { count } => return emit_group(ring, keys, &continuation, head, count, out),
-        Form::AddressToken => Body::AddressToken(&continuation),
-        Form::Fresh => Body::Fresh(&continuation),
-        Form::Slim => Body::Slim(&continuation),
-        Form::Half => Body::Half,
-        Form::Again => Body::Again,
-    };
-    let len = payload.user.len() + payload.data.len();
-    assert!(len <= item.room, "a payload of {len} bytes in a room of {}", item.room);
-    response::emit(keys, head, body, payload, out);
-    true
-}
-
+/// Appends the message of a group. Returns false if the ring lacks the secret of its nonces.
 fn emit_group(
     ring: &KeyRing,
     keys: &Keys,

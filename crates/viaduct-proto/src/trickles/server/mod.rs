@@ -1,7 +1,7 @@
 //! The server: a function of (request, address, secrets, now), and the replay window.
 //!
 //! ```text
-//!   message ─▶ parse ─▶ code ─▶ age ─▶ seen? ─▶ proof ─▶ plan ─▶ Answer: up to n permits
+//!   message ─▶ parse ─▶ code ─▶ age ─▶ seen? ─▶ proof ─▶ plan ─▶ Grant: up to n permits
 //!                 └────────┴──────┴───────┴────────┴──▶ Refusal, counted     │
 //!                                      application: user continuation ─▶ bytes ─▶ messages
 //! ```
@@ -11,7 +11,6 @@
 //! application does not fill is sent without data, because the client continues with its
 //! continuation.
 
-mod answer;
 mod begin;
 mod ends;
 mod grant;
@@ -29,9 +28,8 @@ use super::replay::{Once, Replay};
 use super::wire::{Kind, Request};
 use crate::time::{Duration, Instant};
 
-pub use answer::{Answer, Event, Permit};
 use begin::blank;
-pub use grant::Grant;
+pub use grant::{Event, Grant, Permit};
 pub use missed::MAX_MADE_UP;
 pub use refusal::{Refusal, Stats};
 use work::{Item, MAIN, TAIL};
@@ -133,37 +131,17 @@ impl Server {
     ///
     /// # Errors
     /// [`Refusal`], which is counted; the client is not answered.
-    pub fn handle<'m>(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        message: &'m [u8],
-    ) -> Result<Answer<'_, 'm>, Refusal> {
-        self.work.clear();
-        match self.decide(now, from, message) {
-            Ok((event, request)) => {
-                self.stats.answered += 1;
-                self.stats.permits += self.work.len() as u64;
-                Ok(Answer::new(&self.ring, &self.work, &self.templates, event, request))
-            }
-            Err(refusal) => {
-                self.stats.count(&refusal);
-                Err(refusal)
-            }
-        }
-    }
-
-    /// As [`Server::handle`], for an answer that outlives the request.
-    ///
-    /// # Errors
-    /// As [`Server::handle`]'s.
-    pub fn grant(
+    pub fn handle(
         &mut self,
         now: Instant,
         from: SocketAddr,
         message: &[u8],
     ) -> Result<Grant, Refusal> {
-        let event = self.handle(now, from, message)?.event;
+        self.work.clear();
+        let decided = self.decide(now, from, message);
+        let event = decided.inspect_err(|refusal| self.stats.count(refusal))?;
+        self.stats.answered += 1;
+        self.stats.permits += self.work.len() as u64;
         let mut templates = self.templates;
         if self.work.iter().all(|item| item.template == MAIN) {
             templates[TAIL] = templates[MAIN];
@@ -184,21 +162,13 @@ impl Server {
         self.replay.admit(now, made) && self.replay.note(now, connection, Once::Installed(code))
     }
 
-    fn decide<'m>(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        message: &'m [u8],
-    ) -> Result<(Event, Request<'m>), Refusal> {
-        let request = Request::parse(message)?;
-        let event = match request.kind {
-            Kind::Open { token, message } => self.open(now, from, token, message, request.len)?,
-            Kind::Step(returned) => self.step(now, from, &returned, request.len)?,
-            Kind::Restart { attempt, returned } => {
-                self.restart(now, from, attempt, &returned, request.len)?
-            }
-        };
-        Ok((event, request))
+    fn decide(&mut self, now: Instant, from: SocketAddr, message: &[u8]) -> Result<Event, Refusal> {
+        let Request { kind, len, .. } = Request::parse(message)?;
+        match kind {
+            Kind::Open { token, message } => self.open(now, from, token, message, len),
+            Kind::Step(returned) => self.step(now, from, &returned, len),
+            Kind::Restart { attempt, returned } => self.restart(now, from, attempt, &returned, len),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::answer::Event;
+use super::grant::Event;
 use super::judge::Judged;
 use super::{Refusal, Server, instant};
 use crate::time::Instant;

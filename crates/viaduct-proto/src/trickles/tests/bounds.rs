@@ -87,7 +87,7 @@ fn a_group_is_no_longer_than_its_client_takes() {
 #[test]
 fn a_group_becomes_several_where_the_path_mtu_is_smaller_than_its_client_said() {
     let (mut server, request) = lossy(100, 1_400);
-    let mut grant = server.grant(NOW, address(), &request).unwrap();
+    let mut grant = server.handle(NOW, address(), &request).unwrap();
     let emit = |grant: &crate::trickles::server::Grant, server: &Server| -> Vec<Vec<u8>> {
         let message = |at| {
             let mut message = Vec::new();

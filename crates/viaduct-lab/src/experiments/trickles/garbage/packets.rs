@@ -185,7 +185,7 @@ mod tests {
             let parsed = tcp::parse(packet, packet.len(), tcp::Checksum::Check);
             if let Ok(tcp::Packet::Message(segment, message)) = parsed {
                 read += 1;
-                assert!(server.grant(now, segment.source, message).is_err());
+                assert!(server.handle(now, segment.source, message).is_err());
             }
         }
         assert_eq!(read, 200);
