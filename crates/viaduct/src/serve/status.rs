@@ -150,77 +150,93 @@ impl TricklesStatus {
     }
 
     /// Sum of the counters of two threads.
-    pub(super) fn and(self, other: TricklesStatus) -> TricklesStatus {
-        let both = self.refused.into_iter().zip(other.refused);
-        TricklesStatus {
-            messages: self.messages + other.messages,
-            packets_refused: self.packets_refused + other.packets_refused,
-            opened: self.opened + other.opened,
-            handshakes: self.handshakes + other.handshakes,
-            decrypted: self.decrypted + other.decrypted,
-            answered: self.answered + other.answered,
-            packets: self.packets + other.packets,
-            bytes: self.bytes + other.bytes,
-            recoveries: self.recoveries + other.recoveries,
-            timeouts: self.timeouts + other.timeouts,
-            resumed: self.resumed + other.resumed,
-            moved: self.moved + other.moved,
-            refused: both.map(|((why, here), (_, there))| (why, here + there)).collect(),
-            replay_bytes: self.replay_bytes + other.replay_bytes,
-            replay_seconds: self.replay_seconds.min(other.replay_seconds),
-            replay_turned_early: self.replay_turned_early + other.replay_turned_early,
-            file_hits: self.file_hits + other.file_hits,
-            file_misses: self.file_misses + other.file_misses,
+    pub(super) fn and(mut self, mut other: TricklesStatus) -> TricklesStatus {
+        self.replay_seconds = self.replay_seconds.min(other.replay_seconds);
+        for (here, there) in self.sums().zip(other.sums()) {
+            *here += *there;
         }
+        self
     }
+
+    /// Counters that add up.
+    fn sums(&mut self) -> impl Iterator<Item = &mut u64> {
+        let refused = self.refused.iter_mut().map(|(_, count)| count);
+        let sums = [
+            &mut self.messages,
+            &mut self.packets_refused,
+            &mut self.opened,
+            &mut self.handshakes,
+            &mut self.decrypted,
+            &mut self.answered,
+            &mut self.packets,
+            &mut self.bytes,
+            &mut self.recoveries,
+            &mut self.timeouts,
+            &mut self.resumed,
+            &mut self.moved,
+            &mut self.replay_bytes,
+            &mut self.replay_turned_early,
+            &mut self.file_hits,
+            &mut self.file_misses,
+        ];
+        sums.into_iter().chain(refused)
+    }
+}
+
+/// Adds families of one sample: `name kind help value;` each.
+macro_rules! families {
+    ($out:ident, $prefix:literal: $($name:literal $kind:ident $help:literal $value:expr;)*) => {
+        $(
+            $out.family(concat!($prefix, $name), Kind::$kind, $help);
+            $out.sample(&[], $value);
+        )*
+    };
 }
 
 impl TcpStatus {
     /// Adds the metrics of TCP.
     fn expose(&self, out: &mut Exposition) {
-        for (name, kind, help, value) in [
-            (
-                "viaduct_serve_tcp_connections_total",
-                Kind::Counter,
-                "Connections over TCP.",
-                self.connections,
-            ),
-            ("viaduct_serve_tcp_open", Kind::Gauge, "Connections over TCP now.", self.open),
-            (
-                "viaduct_serve_tcp_requests_total",
-                Kind::Counter,
-                "Requests over TCP.",
-                self.requests,
-            ),
-            (
-                "viaduct_serve_page_bytes",
-                Kind::Gauge,
-                "Bytes of directory pages in memory.",
-                self.page_bytes,
-            ),
-        ] {
-            out.family(name, kind, help);
-            out.sample(&[], value);
+        families! { out, "viaduct_serve_":
+            "tcp_connections_total" Counter "Connections over TCP." self.connections;
+            "tcp_open" Gauge "Connections over TCP now." self.open;
+            "tcp_requests_total" Counter "Requests over TCP." self.requests;
+            "page_bytes" Gauge "Bytes of directory pages in memory." self.page_bytes;
+            "tcp_crowded_total" Counter "Connections closed: their source had reached its limit."
+                self.crowded;
+            "tcp_slow_total" Counter "Connections ended: their client was too slow." self.slow;
+            "pages_refused_total" Counter "Directory pages refused for lack of memory."
+                self.pages_refused;
         }
-        for (name, help, value) in [
-            (
-                "viaduct_serve_tcp_crowded_total",
-                "Connections closed: their source had reached its limit.",
-                self.crowded,
-            ),
-            (
-                "viaduct_serve_tcp_slow_total",
-                "Connections ended: their client was too slow.",
-                self.slow,
-            ),
-            (
-                "viaduct_serve_pages_refused_total",
-                "Directory pages refused for lack of memory.",
-                self.pages_refused,
-            ),
-        ] {
-            out.family(name, Kind::Counter, help);
-            out.sample(&[], value);
+    }
+}
+
+impl TricklesStatus {
+    /// Adds the metrics of Trickles.
+    fn expose(&self, out: &mut Exposition) {
+        families! { out, "viaduct_serve_trickles_":
+            "messages_total" Counter "Messages received." self.messages;
+            "packets_refused_total" Counter "Packets that are not valid messages."
+                self.packets_refused;
+            "opened_total" Counter "Connections opened." self.opened;
+            "answered_total" Counter "Requests answered." self.answered;
+            "handshakes_total" Counter "Handshakes of clients that encrypt." self.handshakes;
+            "decrypted_total" Counter "Requests that were encrypted." self.decrypted;
+            "packets_total" Counter "Packets sent in answer." self.packets;
+            "bytes_total" Counter "Bytes of data in these packets." self.bytes;
+            "recoveries_total" Counter "Requests that reported a loss." self.recoveries;
+            "timeouts_total" Counter "Restarts after a timeout." self.timeouts;
+            "resumed_total" Counter "Restarts after a silence." self.resumed;
+            "moved_total" Counter "Clients that came from another address." self.moved;
+            "replay_turned_early_total" Counter "Parts of the replay window that were full early."
+                self.replay_turned_early;
+            "file_hits_total" Counter "Lookups of files that were open." self.file_hits;
+            "file_misses_total" Counter "Lookups of files that had to be opened." self.file_misses;
+            "replay_bytes" Gauge "Memory of the replay window." self.replay_bytes;
+            "replay_seconds" Gauge "Time that the replay window reaches back." self.replay_seconds;
+        }
+        out.family("viaduct_serve_trickles_refused_total", Kind::Counter, "Requests refused.");
+        for (why, count) in &self.refused {
+            out.sample(&[("reason", why)], count);
         }
     }
 }
@@ -231,86 +247,7 @@ impl ServeStatus {
         let mut out = Exposition::default();
         self.access_log.iter().for_each(|log| log.expose(&mut out));
         self.tcp.expose(&mut out);
-        let Some(trickles) = &self.trickles else { return out.finish() };
-        let mut one = |name, kind, help: &str, value: f64| {
-            out.family(name, kind, help);
-            out.sample(&[], value);
-        };
-        for (name, help, value) in [
-            ("viaduct_serve_trickles_messages_total", "Messages received.", trickles.messages),
-            (
-                "viaduct_serve_trickles_packets_refused_total",
-                "Packets that are not valid messages.",
-                trickles.packets_refused,
-            ),
-            ("viaduct_serve_trickles_opened_total", "Connections opened.", trickles.opened),
-            ("viaduct_serve_trickles_answered_total", "Requests answered.", trickles.answered),
-            (
-                "viaduct_serve_trickles_handshakes_total",
-                "Handshakes of clients that encrypt.",
-                trickles.handshakes,
-            ),
-            (
-                "viaduct_serve_trickles_decrypted_total",
-                "Requests that were encrypted.",
-                trickles.decrypted,
-            ),
-            ("viaduct_serve_trickles_packets_total", "Packets sent in answer.", trickles.packets),
-            (
-                "viaduct_serve_trickles_bytes_total",
-                "Bytes of data in these packets.",
-                trickles.bytes,
-            ),
-            (
-                "viaduct_serve_trickles_recoveries_total",
-                "Requests that reported a loss.",
-                trickles.recoveries,
-            ),
-            (
-                "viaduct_serve_trickles_timeouts_total",
-                "Restarts after a timeout.",
-                trickles.timeouts,
-            ),
-            ("viaduct_serve_trickles_resumed_total", "Restarts after a silence.", trickles.resumed),
-            (
-                "viaduct_serve_trickles_moved_total",
-                "Clients that came from another address.",
-                trickles.moved,
-            ),
-            (
-                "viaduct_serve_trickles_replay_turned_early_total",
-                "Parts of the replay window that were full early.",
-                trickles.replay_turned_early,
-            ),
-            (
-                "viaduct_serve_trickles_file_hits_total",
-                "Lookups of files that were open.",
-                trickles.file_hits,
-            ),
-            (
-                "viaduct_serve_trickles_file_misses_total",
-                "Lookups of files that had to be opened.",
-                trickles.file_misses,
-            ),
-        ] {
-            one(name, Kind::Counter, help, value as f64);
-        }
-        one(
-            "viaduct_serve_trickles_replay_bytes",
-            Kind::Gauge,
-            "Memory of the replay window.",
-            trickles.replay_bytes as f64,
-        );
-        one(
-            "viaduct_serve_trickles_replay_seconds",
-            Kind::Gauge,
-            "Time that the replay window reaches back.",
-            trickles.replay_seconds,
-        );
-        out.family("viaduct_serve_trickles_refused_total", Kind::Counter, "Requests refused.");
-        for (why, count) in &trickles.refused {
-            out.sample(&[("reason", why)], count);
-        }
+        self.trickles.iter().for_each(|trickles| trickles.expose(&mut out));
         out.finish()
     }
 }
