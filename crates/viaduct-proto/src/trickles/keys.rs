@@ -8,11 +8,11 @@ use std::net::SocketAddr;
 
 use aes::Aes128;
 use aes::cipher::{Key, KeyInit};
-use aes_siv::siv::Aes128Siv;
 use cmac::digest::Update;
 use cmac::{Cmac, Mac};
 use ring::hmac;
 
+use super::crypt::{open, seal};
 use super::nonce::Nonces;
 
 /// Length of a message authentication code in bytes: AES-CMAC (NIST SP 800-38B).
@@ -100,23 +100,16 @@ impl KeyRing {
     /// By AES-SIV (RFC 5297): number of the secret 1 | synthetic IV 16 | the event.
     pub(super) fn seal_event(&self, event: &[u8]) -> Vec<u8> {
         let keys = self.newest();
-        let mut out = [&[keys.number], &[0; MAC][..], event].concat();
-        let (head, body) = out.split_at_mut(1 + MAC);
-        let mut cipher = Aes128Siv::new(&keys.event.into());
-        if let Ok(siv) = cipher.encrypt_in_place_detached([&head[..1]], body) {
-            head[1..].copy_from_slice(&siv);
-        }
+        let mut out = vec![keys.number];
+        seal(&keys.event, event, &mut out);
         out
     }
 
     /// Decrypts an event, and returns its identifier, too; `None` if it was not sealed with a
     /// secret of the ring.
     pub(super) fn open_event(&self, sealed: &[u8]) -> Option<(Vec<u8>, u64)> {
-        let (&number, rest) = sealed.split_first()?;
-        let (siv, body) = rest.split_first_chunk::<MAC>()?;
-        let mut event = body.to_vec();
-        let mut cipher = Aes128Siv::new(&self.get(number)?.event.into());
-        cipher.decrypt_in_place_detached([&[number]], &mut event, siv.into()).ok()?;
+        let (number, siv) = sealed.split_first()?;
+        let event = open(&self.get(*number)?.event, sealed, 1)?;
         Some((event, first_word(siv)))
     }
 
@@ -130,9 +123,6 @@ impl KeyRing {
         Some(key)
     }
 }
-
-/// Overhead of a sealed user continuation in bytes.
-pub const USER_OVERHEAD: usize = 1 + MAC;
 
 impl Keys {
     fn derive(number: u8, secret: &[u8; 32]) -> Self {
@@ -231,7 +221,7 @@ mod tests {
         ring.seal_user(b"GET /", &mut sealed);
         ring.rotate(2, &[2; 32], 2);
         assert_eq!(ring.open_user(&sealed), Some(&b"GET /"[..]));
-        assert_eq!((ring.newest().number(), sealed.len()), (2, 5 + USER_OVERHEAD));
+        assert_eq!((ring.newest().number(), sealed.len()), (2, 5 + 1 + MAC));
         ring.rotate(3, &[3; 32], 2);
         assert_eq!(ring.open_user(&sealed), None, "its secret is gone");
     }
@@ -246,7 +236,7 @@ mod tests {
             assert_eq!(ring.open_user(&sealed), None, "byte {i}");
             sealed[i] ^= 1;
         }
-        assert!(ring.open_user(&sealed[..USER_OVERHEAD - 1]).is_none());
+        assert!(ring.open_user(&sealed[..MAC]).is_none());
     }
 
     #[test]

@@ -28,9 +28,9 @@ pub enum Kind {
 pub struct Minisocket<'m> {
     grant: Grant,
     to: Return,
-    /// The request; empty if it was detached.
+    /// The request; empty if it was released.
     message: Cow<'m, [u8]>,
-    /// Parsed properties of the request, if it was detached.
+    /// Parsed properties of the request, if it was released.
     kept: Option<RequestSummary>,
     /// Channel of the request, by which the answers are sent, too.
     channel: Channel,
@@ -188,15 +188,7 @@ impl<'m> Minisocket<'m> {
     }
 
     /// Keeps the right to answer, and releases the request: for applications that answer later.
-    /// A detached minisocket takes a few hundred bytes, and no place in the queue.
-    #[must_use]
-    pub fn detach(self) -> Minisocket<'static> {
-        let kept = Some(self.summary());
-        let Minisocket { grant, to, channel, .. } = self;
-        Minisocket { grant, to, message: Cow::Borrowed(&[]), kept, channel }
-    }
-
-    /// Releases the request, as [`Minisocket::detach`] does.
+    /// Such a minisocket takes a few hundred bytes, and no place in the queue.
     pub fn forget_request(&mut self) {
         self.kept = Some(self.summary());
         self.message = Cow::Borrowed(&[]);

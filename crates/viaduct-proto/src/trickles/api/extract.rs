@@ -56,12 +56,6 @@ impl Endpoint {
         extracted
     }
 
-    /// Appends an event that was taken from the queue before.
-    pub fn extract(&mut self, now: Instant, event: Minisocket<'_>, out: &mut Vec<u8>) {
-        self.seal(now, event, out);
-        self.stats.extracted += 1;
-    }
-
     fn seal(&self, now: Instant, event: Minisocket<'_>, out: &mut Vec<u8>) {
         let (grant, to, message, channel) = event.into_parts();
         let mut bytes = vec![VERSION];

@@ -21,9 +21,9 @@
 //! | `msk_send`, `msk_sendv` | [`Reply::answer`], [`Reply::bring`], [`Endpoint::send`] |
 //! | `msk_sendfilev` | the same with [`Piece::File`] |
 //! | `msk_setucont` | [`Reply::set_user`]; standard ones: [`Reply::input`], [`Reply::output`] |
-//! | `msk_sendbulk` | [`Endpoint::send_bulk`] |
+//! | `msk_sendbulk` | [`Endpoint::send`] for each event |
 //! | `msk_drop` | [`Endpoint::drop_event`] |
-//! | `msk_detach` | [`Minisocket::detach`] |
+//! | `msk_detach` | [`Minisocket::forget_request`] |
 //! | `msk_extract_events` | [`Endpoint::extract_events`] |
 //! | `msk_install_events` | [`Endpoint::install_events`] |
 
@@ -237,18 +237,6 @@ impl Endpoint {
                 self.stats.bytes += payload.data.len() as u64;
                 out(&mut to, &self.sealed);
             }
-        }
-    }
-
-    /// Answers many events in order.
-    pub fn send_bulk<'m>(
-        &mut self,
-        replies: impl IntoIterator<Item = (Minisocket<'m>, Reply)>,
-        files: &mut dyn Files,
-        mut out: impl FnMut(&mut Return, &[u8]),
-    ) {
-        for (event, reply) in replies {
-            self.send(event, &reply, files, &mut out);
         }
     }
 

@@ -16,17 +16,9 @@ pub(in crate::trickles) enum Channel {
         /// Number of the secret.
         secret: u8,
         id: [u8; ID],
-        form: Form,
+        /// End of the handshake, with which the answers begin; `None` if they begin with the id.
+        hello: Option<[u8; HELLO]>,
     },
-}
-
-/// Head of the answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::trickles) enum Form {
-    /// Response with the id of the connection's key.
-    Response,
-    /// End of a handshake.
-    Answer([u8; HELLO]),
 }
 
 impl Channel {
@@ -38,13 +30,13 @@ impl Channel {
         out: &mut Vec<u8>,
     ) -> bool {
         out.clear();
-        let Channel::Sealed { secret, id, form } = self else {
+        let Channel::Sealed { secret, id, hello } = self else {
             out.extend_from_slice(message);
             return true;
         };
-        match form {
-            Form::Answer(hello) => out.extend_from_slice(hello),
-            Form::Response => {
+        match hello {
+            Some(hello) => out.extend_from_slice(hello),
+            None => {
                 out.push(kind::RESPONSE);
                 out.extend_from_slice(&id[..4]);
             }
@@ -64,12 +56,8 @@ impl Channel {
     pub(in crate::trickles) fn emit(&self) -> Vec<u8> {
         match self {
             Channel::Clear => Vec::new(),
-            Channel::Sealed { secret, id, form } => {
-                let hello = match form {
-                    Form::Response => &[][..],
-                    Form::Answer(hello) => hello,
-                };
-                [&[*secret], &id[..], hello].concat()
+            Channel::Sealed { secret, id, hello } => {
+                [&[*secret], &id[..], hello.as_ref().map_or(&[][..], |hello| &hello[..])].concat()
             }
         }
     }
@@ -79,25 +67,25 @@ impl Channel {
         let mut reader = Reader(bytes);
         let Some(secret) = reader.u8() else { return Some(Channel::Clear) };
         let id = reader.array()?;
-        let form = match reader.0 {
-            [] => Form::Response,
-            hello => Form::Answer(hello.try_into().ok()?),
+        let hello = match reader.0 {
+            [] => None,
+            hello => Some(hello.try_into().ok()?),
         };
-        Some(Channel::Sealed { secret, id, form })
+        Some(Channel::Sealed { secret, id, hello })
     }
 
     /// Overhead of an answer in bytes.
     pub(in crate::trickles) fn overhead(&self) -> usize {
         match self {
             Channel::Clear => 0,
-            Channel::Sealed { form: Form::Response, .. } => RESPONSE,
-            Channel::Sealed { form: Form::Answer(_), .. } => HELLO + SIV,
+            Channel::Sealed { hello: None, .. } => RESPONSE,
+            Channel::Sealed { hello: Some(_), .. } => HELLO + SIV,
         }
     }
 }
 
 /// Appends `message` under `key` to `out`, whose contents are authenticated with it.
-pub(super) fn seal(key: &[u8; KEY], message: &[u8], out: &mut Vec<u8>) -> Option<()> {
+pub(in crate::trickles) fn seal(key: &[u8; KEY], message: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let head = out.len();
     out.extend_from_slice(&[0; SIV]);
     out.extend_from_slice(message);
@@ -110,7 +98,7 @@ pub(super) fn seal(key: &[u8; KEY], message: &[u8], out: &mut Vec<u8>) -> Option
 
 /// Decrypts a message with `head` bytes before the SIV; `None` if it was altered, or is not
 /// under `key`.
-pub(super) fn open(key: &[u8; KEY], message: &[u8], head: usize) -> Option<Vec<u8>> {
+pub(in crate::trickles) fn open(key: &[u8; KEY], message: &[u8], head: usize) -> Option<Vec<u8>> {
     let (before, rest) = message.split_at_checked(head)?;
     let (siv, body) = rest.split_first_chunk::<SIV>()?;
     let mut body = body.to_vec();

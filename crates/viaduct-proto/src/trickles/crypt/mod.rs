@@ -40,7 +40,7 @@ mod tests;
 
 use snow::{Builder, HandshakeState};
 
-pub(super) use channel::{Channel, Form};
+pub(super) use channel::{Channel, open, seal};
 pub use client::{ClientCrypt, OPENING};
 pub use server::{ServerCrypt, Stats};
 

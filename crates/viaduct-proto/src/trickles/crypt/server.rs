@@ -1,9 +1,7 @@
 //! The server's side: a function of the message, the key pair and the secrets.
 
 use super::channel::open;
-use super::{
-    Channel, EPHEMERAL, Form, HELLO, ID, KEY, OPENING, PADDED, SECOND, SIV, TAG, kind, noise,
-};
+use super::{Channel, EPHEMERAL, HELLO, ID, KEY, OPENING, PADDED, SECOND, SIV, TAG, kind, noise};
 use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::{Duration, Instant};
 use crate::trickles::bytes::Reader;
@@ -137,7 +135,7 @@ impl ServerCrypt {
         let written = noise.write_message(&given, &mut hello[5..]).ok()?;
         debug_assert_eq!(written, SECOND);
         self.stats.handshakes += 1;
-        Some((inner, Channel::Sealed { secret, id, form: Form::Answer(hello) }))
+        Some((inner, Channel::Sealed { secret, id, hello: Some(hello) }))
     }
 }
 
@@ -146,5 +144,5 @@ fn request(ring: &KeyRing, message: &[u8]) -> Option<(Vec<u8>, Channel)> {
     let mut reader = Reader(message.get(1..head + SIV)?);
     let (secret, id) = (reader.u8()?, reader.array()?);
     let inner = open(&ring.channel_key(secret, &id)?, message, head)?;
-    Some((inner, Channel::Sealed { secret, id, form: Form::Response }))
+    Some((inner, Channel::Sealed { secret, id, hello: None }))
 }

@@ -127,7 +127,7 @@ impl Machine for End {
                     *until = None;
                 }
                 for answer in answers {
-                    let at = Response::position_of(&answer).unwrap_or(0);
+                    let at = Response::parse(&answer).map_or(0, |answer| answer.payload.position);
                     if until.is_none() && at + 5_000 > OBJECT {
                         *until = Some(now + Duration::from_millis(5));
                     }

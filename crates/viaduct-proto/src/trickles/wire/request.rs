@@ -89,12 +89,6 @@ impl<'a> Request<'a> {
     pub fn parse(message: &'a [u8]) -> Result<Self, InvalidRequest> {
         read(message).ok_or(InvalidRequest)
     }
-
-    /// Number of requests that the client has sent before the one in `message`, for the packet
-    /// layer.
-    pub fn count_of(message: &[u8]) -> Option<u32> {
-        Some(u32::from_be_bytes(*message.get(1..)?.first_chunk()?))
-    }
 }
 
 fn read(message: &[u8]) -> Option<Request<'_>> {
@@ -280,8 +274,7 @@ mod tests {
         message.extend_from_slice(b"data");
 
         let request = Request::parse(&message).unwrap();
-        assert_eq!((request.count, Request::count_of(&message)), (7, Some(7)));
-        assert_eq!(request.data, b"data");
+        assert_eq!((request.count, request.data), (7, &b"data"[..]));
         let read: Vec<_> = request.groups.collect();
         assert_eq!(read, [(&b"a"[..], asks[0]), (&b"a"[..], asks[1]), (&b""[..], asks[0])]);
         let Kind::Restart { attempt: 2, returned } = request.kind else { panic!("{request:?}") };

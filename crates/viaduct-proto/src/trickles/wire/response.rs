@@ -92,13 +92,6 @@ impl<'a> Response<'a> {
     pub fn parse(message: &'a [u8]) -> Result<Self, InvalidResponse> {
         read(message).ok_or(InvalidResponse)
     }
-
-    /// Stream position of the data in the response `message`, for the packet layer; `None` for
-    /// a group, which has no data.
-    pub fn position_of(message: &[u8]) -> Option<u64> {
-        let response = Response::parse(message).ok()?;
-        (!matches!(response.form, Form::Group(_))).then_some(response.payload.position)
-    }
 }
 
 fn read(message: &[u8]) -> Option<Response<'_>> {
@@ -280,7 +273,6 @@ mod tests {
         let response = Response::parse(&message).unwrap();
         assert_eq!((response.tag, response.generation, response.number), (7, 3, 1_007));
         assert_eq!(response.payload, payload);
-        assert_eq!(Response::position_of(&message), Some(1 << 40));
         let Form::Fresh(bytes) = response.form else { panic!("{response:?}") };
         assert_eq!(Continuation::open(&ring, bytes), Ok(sample(1)));
         assert!((0..message.len() - 4).all(|len| Response::parse(&message[..len]).is_err()));

@@ -463,9 +463,9 @@ fn a_detached_event_is_answered_later_and_a_dropped_one_requested_again() {
     hand.stream.write(MAIN, b"G100 7\n");
     let open = hand.requests().remove(0);
     server.handle(hand.now, way_back(), &open).unwrap();
-    let event = server.poll_event().unwrap();
+    let mut event = server.poll_event().unwrap();
     let place = event.inputs(server.ring()).next().unwrap().unwrap().place;
-    let event = event.detach();
+    event.forget_request();
     assert!(event.inputs(server.ring()).next().is_none(), "its request is given back");
     let mut reply = crate::trickles::api::Reply::default();
     reply.reset(place.stream, Reason::Refused);

@@ -215,7 +215,7 @@ pub(super) fn serve(endpoint: &mut Endpoint, habits: Habits) -> Vec<Vec<u8>> {
         }
         let reply = answer(endpoint.ring(), &event, habits);
         if habits.detaches {
-            event = event.detach();
+            event.forget_request();
         }
         endpoint.send(event, &reply, &mut Objects, |_, message| out.push(message.to_vec()));
     }
