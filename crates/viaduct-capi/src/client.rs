@@ -21,7 +21,7 @@ const BATCHES: usize = 16;
 /// # Safety
 /// As the header says of its arguments.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_connect(to: *const c_char, options: *const Options) -> c_int {
+pub unsafe extern "C" fn msk_connect(to: *const c_char, options: Option<&Options>) -> c_int {
     // SAFETY: as the caller says.
     let (to, resolved) = unsafe { (text(to), ResolvedOptions::new(options)) };
     let to = to.map(addresses).and_then(Result::ok).and_then(|all| all.first().copied());

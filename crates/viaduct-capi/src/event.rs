@@ -208,13 +208,9 @@ impl Files for Descriptors {
 }
 
 /// `msk_kind`
-///
-/// # Safety
-/// `msk` is of `msk_next_event` and was not used up.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_kind(msk: *const Minisock) -> c_int {
-    // SAFETY: as the caller says.
-    match unsafe { &*msk }.event.kind() {
+pub extern "C" fn msk_kind(msk: &Minisock) -> c_int {
+    match msk.event.kind() {
         Kind::Open => 0,
         Kind::Request => 1,
         Kind::Close => 2,
@@ -222,27 +218,19 @@ pub unsafe extern "C" fn msk_kind(msk: *const Minisock) -> c_int {
 }
 
 /// `msk_connection`
-///
-/// # Safety
-/// As for [`msk_kind`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_connection(msk: *const Minisock) -> u64 {
-    // SAFETY: as the caller says.
-    unsafe { &*msk }.event.connection()
+pub extern "C" fn msk_connection(msk: &Minisock) -> u64 {
+    msk.event.connection()
 }
 
 /// `msk_inputs`
 ///
 /// # Safety
-/// As for [`msk_kind`]; `most` inputs can be written at `inputs`.
+/// `most` inputs can be written at `inputs`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_inputs(
-    msk: *const Minisock,
-    inputs: *mut Input,
-    most: c_int,
-) -> c_int {
+pub unsafe extern "C" fn msk_inputs(msk: &Minisock, inputs: *mut Input, most: c_int) -> c_int {
     // SAFETY: as the caller says.
-    let (msk, places) = unsafe { (&*msk, values(inputs, most)) };
+    let places = unsafe { values(inputs, most) };
     places.iter_mut().zip(&msk.inputs).for_each(|(place, input)| *place = *input);
     count(msk.inputs.len())
 }
@@ -250,11 +238,11 @@ pub unsafe extern "C" fn msk_inputs(
 /// `msk_asks`
 ///
 /// # Safety
-/// As for [`msk_kind`]; `most` asks can be written at `asks`.
+/// `most` asks can be written at `asks`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_asks(msk: *const Minisock, asks: *mut Ask, most: c_int) -> c_int {
+pub unsafe extern "C" fn msk_asks(msk: &Minisock, asks: *mut Ask, most: c_int) -> c_int {
     // SAFETY: as the caller says.
-    let (msk, places) = unsafe { (&*msk, values(asks, most)) };
+    let places = unsafe { values(asks, most) };
     places.iter_mut().zip(&msk.asks).for_each(|(place, ask)| *place = *ask);
     count(msk.asks.len())
 }
@@ -262,23 +250,18 @@ pub unsafe extern "C" fn msk_asks(msk: *const Minisock, asks: *mut Ask, most: c_
 /// `msk_rooms`
 ///
 /// # Safety
-/// As for [`msk_kind`]; `most` numbers can be written at `rooms`.
+/// `most` numbers can be written at `rooms`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_rooms(msk: *const Minisock, rooms: *mut usize, most: c_int) -> c_int {
+pub unsafe extern "C" fn msk_rooms(msk: &Minisock, rooms: *mut usize, most: c_int) -> c_int {
     // SAFETY: as the caller says.
-    let (msk, places) = unsafe { (&*msk, values(rooms, most)) };
+    let places = unsafe { values(rooms, most) };
     places.iter_mut().zip(msk.event.room()).for_each(|(place, room)| *place = room);
     count(msk.event.room().len())
 }
 
 /// `msk_detach`
-///
-/// # Safety
-/// As for [`msk_kind`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_detach(_fd: c_int, msk: *mut Minisock) -> c_int {
-    // SAFETY: as the caller says.
-    let msk = unsafe { &mut *msk };
+pub extern "C" fn msk_detach(_fd: c_int, msk: &mut Minisock) -> c_int {
     // Pointers into the request become invalid with it.
     msk.inputs.iter_mut().for_each(|input| {
         (input.state_length, input.length) = (0, 0);

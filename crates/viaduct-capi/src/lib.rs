@@ -8,6 +8,9 @@
 //!
 //! Results below 0 are errors, as `-errno`. An `fd` is a real descriptor: readable when
 //! `msk_turn` has something to do. One thread at a time uses an `fd`; a second one waits.
+//!
+//! A `minisock *` is a reference here, or a box where the call uses it up: the caller got it from
+//! `msk_next_event`, and has not used it up.
 
 pub mod client;
 mod convert;

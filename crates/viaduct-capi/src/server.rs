@@ -39,10 +39,8 @@ pub(crate) struct ResolvedOptions {
 
 impl ResolvedOptions {
     /// # Safety
-    /// `options` is null, or its texts are null or end with 0.
-    pub(crate) unsafe fn new(options: *const Options) -> ResolvedOptions {
-        // SAFETY: as the caller says.
-        let given = unsafe { options.as_ref() };
+    /// The texts of `given` are null or end with 0.
+    pub(crate) unsafe fn new(given: Option<&Options>) -> ResolvedOptions {
         // SAFETY: as the caller says.
         let path = |at: *const c_char| unsafe { text(at) }.map(PathBuf::from);
         let number =
@@ -63,7 +61,7 @@ impl ResolvedOptions {
 /// # Safety
 /// As the header says of its arguments.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_listen(at: *const c_char, options: *const Options) -> c_int {
+pub unsafe extern "C" fn msk_listen(at: *const c_char, options: Option<&Options>) -> c_int {
     // SAFETY: as the caller says.
     let (at, resolved) = unsafe { (text(at), ResolvedOptions::new(options)) };
     let Some(Ok(listen)) = at.map(addresses) else { return -libc::EINVAL };
@@ -103,16 +101,16 @@ pub extern "C" fn msk_next_event(fd: c_int) -> *mut Minisock {
 /// `msk_send`
 ///
 /// # Safety
-/// `msk` is of `msk_next_event` and was not used up; `length` bytes can be read at `data`.
+/// `length` bytes can be read at `data`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_send(
     fd: c_int,
-    msk: *mut Minisock,
+    mut msk: Box<Minisock>,
     data: *const u8,
     length: usize,
 ) -> c_int {
     // SAFETY: as the caller says.
-    let (mut msk, data) = unsafe { (Box::from_raw(msk), bytes(data, length)) };
+    let data = unsafe { bytes(data, length) };
     msk.fill(&Bytes::copy_from_slice(data));
     finish(fd, *msk)
 }
@@ -120,17 +118,16 @@ pub unsafe extern "C" fn msk_send(
 /// `msk_sendv`
 ///
 /// # Safety
-/// As for [`msk_send`]; `count` pieces can be read at `pieces`, and the bytes that they name.
+/// `count` pieces can be read at `pieces`, and the bytes that they name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_sendv(
     fd: c_int,
-    msk: *mut Minisock,
+    mut msk: Box<Minisock>,
     pieces: *const Tiovec,
     count: c_int,
 ) -> c_int {
     // SAFETY: as the caller says.
-    let (mut msk, pieces) = unsafe { (Box::from_raw(msk), list(pieces, count)) };
-    for piece in pieces {
+    for piece in unsafe { list(pieces, count) } {
         // SAFETY: as the caller says.
         let data = unsafe { bytes(piece.base, piece.length) };
         if !msk.put(&piece.range, Piece::Bytes(Bytes::copy_from_slice(data))) {
@@ -143,18 +140,16 @@ pub unsafe extern "C" fn msk_sendv(
 /// `msk_sendfilev`
 ///
 /// # Safety
-/// As for [`msk_send`]; `count` pieces can be read at `pieces`.
+/// `count` pieces can be read at `pieces`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_sendfilev(
     fd: c_int,
-    msk: *mut Minisock,
+    mut msk: Box<Minisock>,
     pieces: *const Fiovec,
     count: c_int,
 ) -> c_int {
     // SAFETY: as the caller says.
-    let (mut msk, pieces) = unsafe { (Box::from_raw(msk), list(pieces, count)) };
-    for piece in pieces {
-        let Fiovec { range, file, offset, length } = *piece;
+    for &Fiovec { range, file, offset, length } in unsafe { list(pieces, count) } {
         if !msk.put(&range, Piece::File { file: file as u64, offset, length }) {
             return -libc::EINVAL;
         }
@@ -165,15 +160,15 @@ pub unsafe extern "C" fn msk_sendfilev(
 /// `msk_sendbulk`
 ///
 /// # Safety
-/// As for [`msk_send`], for each of the `count` descriptions at `all`.
+/// `count` descriptions can be read at `all`, each of a minisocket that was not used up and of
+/// bytes that can be read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_sendbulk(fd: c_int, all: *const Mskdesc, count: c_int) -> c_int {
-    // SAFETY: as the caller says.
-    let all = unsafe { list(all, count) };
     let mut result = 0;
-    for one in all {
+    // SAFETY: as the caller says.
+    for one in unsafe { list(all, count) } {
         // SAFETY: as the caller says.
-        let done = unsafe { msk_send(fd, one.msk, one.data, one.length) };
+        let done = unsafe { msk_send(fd, Box::from_raw(one.msk), one.data, one.length) };
         // Those after a failed one are sent, and used up, too.
         result = match (result, done) {
             (failed @ ..0, _) | (_, failed @ ..0) => failed,
@@ -186,11 +181,11 @@ pub unsafe extern "C" fn msk_sendbulk(fd: c_int, all: *const Mskdesc, count: c_i
 /// `msk_setucont`
 ///
 /// # Safety
-/// As for [`msk_send`]; the minisocket is not used up.
+/// `length` bytes can be read at `state`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_setucont(
     fd: c_int,
-    msk: *mut Minisock,
+    msk: &mut Minisock,
     packet: c_int,
     stream: u32,
     start: u64,
@@ -200,7 +195,7 @@ pub unsafe extern "C" fn msk_setucont(
     length: usize,
 ) -> c_int {
     // SAFETY: as the caller says.
-    let (msk, state) = unsafe { (&mut *msk, bytes(state, length)) };
+    let state = unsafe { bytes(state, length) };
     let room = usize::try_from(packet).ok().and_then(|packet| msk.event.room().nth(packet));
     let (Some(room), true) = (room, start <= end && end <= END) else { return -libc::EINVAL };
     table::server(fd, |listener| {
@@ -221,14 +216,14 @@ pub unsafe extern "C" fn msk_setucont(
 /// As for [`msk_setucont`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_set_input(
-    msk: *mut Minisock,
+    msk: &mut Minisock,
     input: c_int,
     consumed: u64,
     state: *const u8,
     length: usize,
 ) -> c_int {
     // SAFETY: as the caller says.
-    let (msk, state) = unsafe { (&mut *msk, bytes(state, length)) };
+    let state = unsafe { bytes(state, length) };
     let Some((place, length)) = msk.input(input) else { return -libc::EINVAL };
     if consumed > length {
         return -libc::EINVAL;
@@ -246,7 +241,7 @@ pub unsafe extern "C" fn msk_set_input(
 /// As for [`msk_setucont`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_set_output(
-    msk: *mut Minisock,
+    msk: &mut Minisock,
     stream: u32,
     start: u64,
     end: u64,
@@ -255,7 +250,7 @@ pub unsafe extern "C" fn msk_set_output(
     length: usize,
 ) -> c_int {
     // SAFETY: as the caller says.
-    let (msk, state) = unsafe { (&mut *msk, bytes(state, length)) };
+    let state = unsafe { bytes(state, length) };
     if start > end || end > END {
         return -libc::EINVAL;
     }
@@ -267,26 +262,16 @@ pub unsafe extern "C" fn msk_set_output(
 }
 
 /// `msk_closed`
-///
-/// # Safety
-/// As for [`msk_setucont`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_closed(msk: *mut Minisock, input: c_int) -> c_int {
-    // SAFETY: as the caller says.
-    let msk = unsafe { &mut *msk };
+pub extern "C" fn msk_closed(msk: &mut Minisock, input: c_int) -> c_int {
     let Some((place, length)) = msk.input(input) else { return -libc::EINVAL };
     msk.reply.closed(place.stream, place.after(length).position);
     0
 }
 
 /// `msk_reset`
-///
-/// # Safety
-/// As for [`msk_setucont`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_reset(msk: *mut Minisock, stream: u32, reason: c_int) -> c_int {
-    // SAFETY: as the caller says.
-    let msk = unsafe { &mut *msk };
+pub extern "C" fn msk_reset(msk: &mut Minisock, stream: u32, reason: c_int) -> c_int {
     let all = [Reason::Refused, Reason::Changed, Reason::Unknown, Reason::Failed];
     let Some(&reason) = usize::try_from(reason).ok().and_then(|reason| all.get(reason)) else {
         return -libc::EINVAL;
@@ -296,13 +281,8 @@ pub unsafe extern "C" fn msk_reset(msk: *mut Minisock, stream: u32, reason: c_in
 }
 
 /// `msk_drop`
-///
-/// # Safety
-/// As for [`msk_send`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_drop(fd: c_int, msk: *mut Minisock) -> c_int {
-    // SAFETY: as the caller says.
-    let msk = unsafe { Box::from_raw(msk) };
+pub extern "C" fn msk_drop(fd: c_int, msk: Box<Minisock>) -> c_int {
     table::server(fd, |listener| {
         listener.endpoint().drop_event(msk.event);
         0
@@ -319,11 +299,11 @@ pub unsafe extern "C" fn msk_extract_events(
     wanted: *const ExtractMskdesc,
     wanted_length: c_int,
     collection: *mut u8,
-    length: *mut usize,
+    length: Option<&mut usize>,
 ) -> c_int {
-    // SAFETY: as the caller says.
-    let (wanted, length) = unsafe { (list(wanted, wanted_length), length.as_mut()) };
     let Some(length) = length else { return -libc::EINVAL };
+    // SAFETY: as the caller says.
+    let wanted = unsafe { list(wanted, wanted_length) };
     // SAFETY: as the caller says.
     let room = unsafe { values(collection, count(*length)) };
     table::server(fd, |listener| {
