@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::grant::Event;
-use super::work::{Form, Item, MAIN};
+use super::work::{Item, MAIN};
 use super::{APART, MIN_AGE, MIN_MESSAGE, Refusal, Server, Settings, instant};
 use crate::time::Instant;
 use crate::trickles::SILENCE;
@@ -13,7 +13,7 @@ use crate::trickles::plan::{self, MAX_BURST};
 use crate::trickles::replay::Once;
 use crate::trickles::wire::MAX_ATTEMPTS;
 use crate::trickles::wire::request::Returned;
-use crate::trickles::wire::response::overhead;
+use crate::trickles::wire::response::{Kind, overhead};
 
 impl Server {
     /// Answers a first request with an address token, in at most as many bytes as the request has.
@@ -212,8 +212,8 @@ impl Server {
         let room = len.min(address_token.message.into()).checked_sub(least);
         let room = room.ok_or(Refusal::TooShort { len, address_token: least })?;
         self.templates[MAIN] = address_token;
-        let (number, nonce) = (address_token.number, 0);
-        self.work.push(Item { form: Form::AddressToken, number, nonce, template: MAIN, room });
+        let (kind, number, nonce) = (Kind::AddressToken, address_token.number, 0);
+        self.work.push(Item { kind, count: 1, number, nonce, template: MAIN, room });
         Ok(())
     }
 

@@ -1,11 +1,11 @@
 //! Answer to a request, to be filled by the application.
 
-use super::work::{Form, Item};
+use super::work::Item;
 use crate::trickles::bytes::{Reader, put_varint};
 use crate::trickles::continuation::Continuation;
 use crate::trickles::keys::{KeyRing, Keys};
 use crate::trickles::wire::response::{
-    self, Body, Head, Payload, continuation_len, most_grouped, overhead,
+    self, Head, Kind, Payload, continuation_len, most_grouped, overhead,
 };
 
 /// Maximum number of packets in a grant from another server.
@@ -73,12 +73,12 @@ impl Grant {
     pub(in crate::trickles) fn fit(&mut self, most: usize) {
         for mut item in std::mem::take(&mut self.work) {
             let len = self.templates[item.template].len();
-            let taken = match item.form {
-                Form::AddressToken | Form::Fresh => overhead(Some(len)),
-                Form::Slim => overhead(Some(continuation_len(len, true))),
-                Form::Half | Form::Again => overhead(None),
-                Form::Group { count } => {
-                    self.work.extend(item.split(count, most_grouped(most, len)));
+            let taken = match item.kind {
+                Kind::AddressToken | Kind::Fresh => overhead(Some(len)),
+                Kind::Slim => overhead(Some(continuation_len(len, true))),
+                Kind::Half | Kind::Again => overhead(None),
+                Kind::Group => {
+                    self.work.extend(item.split(most_grouped(most, len)));
                     continue;
                 }
             };
@@ -105,19 +105,12 @@ impl Grant {
         let continuation = Continuation { number: item.number, ..*template };
         let Continuation { tag, generation, number, .. } = continuation;
         let head = Head { tag, generation, number, nonce: item.nonce };
-        let body = match item.form {
-            Form::Group { count } => {
-                return emit_group(ring, keys, &continuation, head, count, out);
-            }
-            Form::AddressToken => Body::AddressToken(&continuation),
-            Form::Fresh => Body::Fresh(&continuation),
-            Form::Slim => Body::Slim(&continuation),
-            Form::Half => Body::Half,
-            Form::Again => Body::Again,
-        };
+        if item.kind == Kind::Group {
+            return emit_group(ring, keys, &continuation, head, item.count, out);
+        }
         let len = payload.user.len() + payload.data.len();
         assert!(len <= item.room, "a payload of {len} bytes in a room of {}", item.room);
-        response::emit(keys, head, body, payload, out);
+        response::emit(keys, (item.kind, head), &continuation, payload, out);
         true
     }
 
@@ -139,13 +132,10 @@ impl Grant {
         }
         put_varint(out, self.work.len() as u64);
         for item in &self.work {
-            let form = match item.form {
-                Form::AddressToken => 0,
-                Form::Fresh => 1,
-                Form::Half => 2,
-                Form::Again => 3,
-                Form::Slim => 4,
-                Form::Group { count } => 4 + count,
+            let form = match item.kind {
+                Kind::Slim => 4,
+                Kind::Group => 4 + item.count,
+                kind => kind as u8 - 1,
             };
             out.extend_from_slice(&[form, item.template as u8]);
             out.extend_from_slice(&item.number.to_be_bytes());
@@ -187,16 +177,18 @@ fn item(ring: &KeyRing, reader: &mut Reader, templates: &[Continuation; 2]) -> O
     let room = usize::try_from(reader.varint()?).ok()?;
     let of = templates.get(template)?;
     let keys = ring.get(of.nonces)?;
-    let (form, nonce) = match form {
-        0 => (Form::AddressToken, 0),
-        1 => (Form::Fresh, keys.nonces(of.connection).of(number)),
-        2 => (Form::Half, keys.nonces(of.connection).of(number)),
-        4 => (Form::Slim, keys.nonces(of.connection).of(number)),
-        3 => (Form::Again, keys.nonces_again(of.connection).of(number)),
-        count => (Form::Group { count: count - 4 }, 0),
+    let (kind, count) = match form {
+        0..=3 => (Kind::of(form + 1)?, 1),
+        4 => (Kind::Slim, 1),
+        group => (Kind::Group, group - 4),
     };
-    let within = matches!(form, Form::Again) || number >= of.epoch.base;
-    within.then_some(Item { form, number, nonce, template, room })
+    let nonce = match kind {
+        Kind::AddressToken | Kind::Group => 0,
+        Kind::Again => keys.nonces_again(of.connection).of(number),
+        Kind::Fresh | Kind::Half | Kind::Slim => keys.nonces(of.connection).of(number),
+    };
+    let within = kind == Kind::Again || number >= of.epoch.base;
+    within.then_some(Item { kind, count, number, nonce, template, room })
 }
 
 /// Appends the message of a group. Returns false if the ring lacks the secret of its nonces.

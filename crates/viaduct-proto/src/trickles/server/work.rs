@@ -11,12 +11,14 @@ use crate::trickles::epoch::Epoch;
 use crate::trickles::plan::{Run, Span};
 use crate::trickles::replay::Once;
 use crate::trickles::wire::request::Returned;
-use crate::trickles::wire::response::{continuation_len, most_grouped, overhead};
+use crate::trickles::wire::response::{Kind, continuation_len, most_grouped, overhead};
 
 /// A packet of an answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
-    pub(super) form: Form,
+    pub(super) kind: Kind,
+    /// Number of packets: of a group, else 1.
+    pub(super) count: u8,
     pub(super) number: u64,
     pub(super) nonce: u64,
     /// Index of the template of its continuation.
@@ -25,21 +27,11 @@ pub(super) struct Item {
     pub(super) room: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
-    AddressToken,
-    Fresh,
-    Slim,
-    Half,
-    Again,
-    Group { count: u8 },
-}
-
 impl Item {
-    /// Splits a group of `count` packets into groups of at most `most`.
-    pub(super) fn split(self, count: u8, most: u8) -> impl Iterator<Item = Item> {
-        (0..count).step_by(most.into()).map(move |before| Item {
-            form: Form::Group { count: most.min(count - before) },
+    /// Splits a group into groups of at most `most` packets.
+    pub(super) fn split(self, most: u8) -> impl Iterator<Item = Item> {
+        (0..self.count).step_by(most.into()).map(move |before| Item {
+            count: most.min(self.count - before),
             number: self.number + u64::from(before),
             ..self
         })
@@ -154,7 +146,8 @@ impl Server {
             }
             if self.replay.note(now, known.connection, Once::Again(number)) {
                 let nonce = self.nonce_keys(known)?.nonces_again(known.connection).of(number);
-                self.work.push(Item { form: Form::Again, number, nonce, template: MAIN, room });
+                let (kind, template) = (Kind::Again, MAIN);
+                self.work.push(Item { kind, count: 1, number, nonce, template, room });
             }
         }
         Ok(())
@@ -192,14 +185,14 @@ impl Server {
                 continue;
             }
             match self.work.last_mut() {
-                Some(Item { form: Form::Group { count }, number: first, template: of, .. })
+                Some(Item { kind: Kind::Group, count, number: first, template: of, .. })
                     if *of == template && *first + u64::from(*count) == number && *count < most =>
                 {
                     *count += 1;
                 }
                 _ => {
-                    let form = Form::Group { count: 1 };
-                    self.work.push(Item { form, number, nonce: 0, template, room: 0 });
+                    let (kind, count, nonce, room) = (Kind::Group, 1, 0, 0);
+                    self.work.push(Item { kind, count, number, nonce, template, room });
                 }
             }
         }
@@ -212,14 +205,14 @@ impl Server {
         let message = usize::from(template.message);
         for number in span.numbers() {
             let point = epoch.is_point(number);
-            let form = match (point, slim) {
-                (true, true) => Form::Slim,
-                (true, false) => Form::Fresh,
-                (false, _) => Form::Half,
+            let kind = match (point, slim) {
+                (true, true) => Kind::Slim,
+                (true, false) => Kind::Fresh,
+                (false, _) => Kind::Half,
             };
             let taken = overhead(point.then(|| continuation_len(template.len(), slim)));
             let (nonce, room) = (nonces.of(number), message.saturating_sub(taken));
-            self.work.push(Item { form, number, nonce, template: MAIN, room });
+            self.work.push(Item { kind, count: 1, number, nonce, template: MAIN, room });
         }
     }
 }

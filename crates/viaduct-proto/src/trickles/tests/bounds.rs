@@ -11,7 +11,7 @@ use crate::trickles::keys::KeyRing;
 use crate::trickles::proof::{self, Range};
 use crate::trickles::server::{Server, Settings};
 use crate::trickles::wire::request::emit_returned;
-use crate::trickles::wire::response::{self, Body, Head};
+use crate::trickles::wire::response::{self, Head, Kind};
 use crate::trickles::wire::{Form, Payload, Response};
 
 const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
@@ -113,9 +113,9 @@ fn an_unrequested_generation_is_refused() {
     let mut said = |client: &mut Client, known: &Continuation, address_token: bool| {
         let (tag, generation, number) = (7, known.generation, known.number);
         let head = Head { tag, generation, number, nonce: 1 };
-        let body = if address_token { Body::AddressToken(known) } else { Body::Fresh(known) };
+        let kind = if address_token { Kind::AddressToken } else { Kind::Fresh };
         let mut message = Vec::new();
-        response::emit(ring.newest(), head, body, &Payload::default(), &mut message);
+        response::emit(ring.newest(), (kind, head), known, &Payload::default(), &mut message);
         client.handle(NOW, &message);
         while client.poll_transmit(NOW, &mut feed).is_some() {}
         client.stats().refused

@@ -6,12 +6,25 @@ use crate::trickles::continuation::{Continuation, DELTA, Delta, renumber};
 use crate::trickles::epoch::Epoch;
 use crate::trickles::keys::{Keys, MAC};
 
-const ADDRESS_TOKEN: u8 = 1;
-const FRESH: u8 = 2;
-const HALF: u8 = 3;
-const AGAIN: u8 = 4;
-const GROUP: u8 = 5;
-const SLIM: u8 = 6;
+/// Kind of a response: its first byte; see [`Form`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::trickles) enum Kind {
+    AddressToken = 1,
+    Fresh = 2,
+    Half = 3,
+    Again = 4,
+    Group = 5,
+    Slim = 6,
+}
+
+impl Kind {
+    /// The kind with this byte, if there is one.
+    pub(in crate::trickles) fn of(byte: u8) -> Option<Kind> {
+        use Kind::{AddressToken, Again, Fresh, Group, Half, Slim};
+        let mut all = [AddressToken, Fresh, Half, Again, Group, Slim].into_iter();
+        all.find(|kind| *kind as u8 == byte)
+    }
+}
 
 /// Length of the head, which is common to all forms.
 pub const HEAD: usize = 23;
@@ -96,17 +109,16 @@ impl<'a> Response<'a> {
 
 fn read(message: &[u8]) -> Option<Response<'_>> {
     let mut reader = Reader(message);
-    let kind = reader.u8()?;
+    let kind = Kind::of(reader.u8()?)?;
     let (tag, generation) = (reader.u32()?, reader.u16()?);
     let (number, nonce) = (reader.u64()?, reader.u64()?);
     let form = match kind {
-        ADDRESS_TOKEN => Form::AddressToken(continuation(&mut reader)?),
-        FRESH => Form::Fresh(continuation(&mut reader)?),
-        HALF => Form::Half,
-        AGAIN => Form::Again,
-        GROUP => Form::Group(group(&mut reader)?),
-        SLIM => Form::Slim(Delta::read(&mut reader)?),
-        _ => return None,
+        Kind::AddressToken => Form::AddressToken(continuation(&mut reader)?),
+        Kind::Fresh => Form::Fresh(continuation(&mut reader)?),
+        Kind::Half => Form::Half,
+        Kind::Again => Form::Again,
+        Kind::Group => Form::Group(group(&mut reader)?),
+        Kind::Slim => Form::Slim(Delta::read(&mut reader)?),
     };
     let payload = match form {
         Form::Group(_) if reader.0.is_empty() => Payload::default(),
@@ -169,16 +181,6 @@ pub(in crate::trickles) struct Head {
     pub(in crate::trickles) nonce: u64,
 }
 
-/// Form-specific part behind the head.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::trickles) enum Body<'c> {
-    AddressToken(&'c Continuation),
-    Fresh(&'c Continuation),
-    Slim(&'c Continuation),
-    Half,
-    Again,
-}
-
 /// Bytes of a packet's continuation; of a slim one, those of the delta.
 pub(in crate::trickles) fn continuation_len(len: usize, slim: bool) -> usize {
     if slim { DELTA } else { len }
@@ -196,28 +198,20 @@ pub(in crate::trickles) fn most_grouped(message: usize, len: usize) -> u8 {
     (left / (8 + MAC)).clamp(1, MAX_GROUP.into()) as u8
 }
 
-/// Appends a response with a payload.
+/// Appends a response with a payload, and with the `continuation` or its delta if the kind has
+/// one. For groups there is [`emit_group`].
 pub(in crate::trickles) fn emit(
     keys: &Keys,
-    head: Head,
-    body: Body,
+    (kind, head): (Kind, Head),
+    continuation: &Continuation,
     payload: &Payload,
     out: &mut Vec<u8>,
 ) {
-    let kind = match body {
-        Body::AddressToken(_) => ADDRESS_TOKEN,
-        Body::Fresh(_) => FRESH,
-        Body::Slim(_) => SLIM,
-        Body::Half => HALF,
-        Body::Again => AGAIN,
-    };
     emit_head(kind, head, out);
-    match body {
-        Body::AddressToken(continuation) | Body::Fresh(continuation) => {
-            continuation.emit(keys, out);
-        }
-        Body::Slim(continuation) => continuation.emit_delta(keys, out),
-        Body::Half | Body::Again => {}
+    match kind {
+        Kind::AddressToken | Kind::Fresh => continuation.emit(keys, out),
+        Kind::Slim => continuation.emit_delta(keys, out),
+        Kind::Half | Kind::Again | Kind::Group => {}
     }
     out.extend_from_slice(&payload.position.to_be_bytes());
     out.push(payload.flags);
@@ -234,7 +228,7 @@ pub(in crate::trickles) fn emit_group(
     nonces: &[u64],
     out: &mut Vec<u8>,
 ) {
-    emit_head(GROUP, head, out);
+    emit_head(Kind::Group, head, out);
     out.push(nonces.len() as u8);
     let start = out.len();
     first.emit_body(keys.number(), out);
@@ -248,8 +242,8 @@ pub(in crate::trickles) fn emit_group(
     }
 }
 
-fn emit_head(kind: u8, head: Head, out: &mut Vec<u8>) {
-    out.push(kind);
+fn emit_head(kind: Kind, head: Head, out: &mut Vec<u8>) {
+    out.push(kind as u8);
     out.extend_from_slice(&head.tag.to_be_bytes());
     out.extend_from_slice(&head.generation.to_be_bytes());
     out.extend_from_slice(&head.number.to_be_bytes());
@@ -269,7 +263,7 @@ mod tests {
         let ring = KeyRing::new(1, &[1; 32]);
         let payload = Payload { position: 1 << 40, flags: 3, user: b"user", data: b"data" };
         let mut message = Vec::new();
-        emit(ring.newest(), HEADER, Body::Fresh(&sample(1)), &payload, &mut message);
+        emit(ring.newest(), (Kind::Fresh, HEADER), &sample(1), &payload, &mut message);
         let response = Response::parse(&message).unwrap();
         assert_eq!((response.tag, response.generation, response.number), (7, 3, 1_007));
         assert_eq!(response.payload, payload);
