@@ -8,6 +8,7 @@ use viaduct_proto::trickles::packet::icmp::{self, Why};
 use viaduct_proto::trickles::packet::stats::Refusal;
 use viaduct_proto::trickles::packet::tcp::{self, Checksum, Packet};
 use viaduct_proto::trickles::packet::{Format, Return, Role, TooLong, mark, udp};
+use viaduct_proto::wire::datagram;
 use viaduct_sys::capture::filter::{OptionFilter, OptionMark, Share};
 use viaduct_sys::capture::option_tap::OptionTap;
 use viaduct_sys::capture::raw::RawSockets;
@@ -220,9 +221,10 @@ impl Answers {
             at.bound.port() == from.port() && (any || at.bound.ip() == from.ip())
         };
         let Some(at) = self.datagrams.iter_mut().find(fits) else {
-            let mut whole = Vec::new();
-            udp::emit(from, client, &self.packet, &mut whole);
-            return self.egress.packet(&whole, client.ip());
+            if let Some(whole) = datagram::emit(from, client, &self.packet) {
+                self.egress.packet(&whole, client.ip());
+            }
+            return;
         };
         at.queue.push(&self.packet, client, Some(from.ip()));
         if at.queue.is_full() {

@@ -29,40 +29,21 @@ pub enum Refusal {
 
 /// Number of refused packets, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Refusals {
-    /// [`Refusal::Malformed`].
-    pub malformed: u64,
-    /// [`Refusal::Cut`].
-    pub cut: u64,
-    /// [`Refusal::Merged`].
-    pub merged: u64,
-    /// [`Refusal::Checksum`].
-    pub checksum: u64,
-    /// [`Refusal::Unmarked`].
-    pub unmarked: u64,
-    /// [`Refusal::Flags`].
-    pub flags: u64,
-    /// [`Refusal::NotOurs`].
-    pub not_ours: u64,
-}
+pub struct Refusals([u64; 7]);
 
 impl Refusals {
     /// Counts one refused packet.
     pub fn count(&mut self, why: Refusal) {
-        *match why {
-            Refusal::Malformed => &mut self.malformed,
-            Refusal::Cut => &mut self.cut,
-            Refusal::Merged => &mut self.merged,
-            Refusal::Checksum => &mut self.checksum,
-            Refusal::Unmarked => &mut self.unmarked,
-            Refusal::Flags => &mut self.flags,
-            Refusal::NotOurs => &mut self.not_ours,
-        } += 1;
+        self.0[why as usize] += 1;
+    }
+
+    /// Number of packets refused for this reason.
+    pub fn of(&self, why: Refusal) -> u64 {
+        self.0[why as usize]
     }
 
     /// Sum of all counters.
     pub fn total(&self) -> u64 {
-        let Refusals { malformed, cut, merged, checksum, unmarked, flags, not_ours } = self;
-        malformed + cut + merged + checksum + unmarked + flags + not_ours
+        self.0.iter().sum()
     }
 }

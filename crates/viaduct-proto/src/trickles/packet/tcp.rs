@@ -144,13 +144,7 @@ pub fn emit(
 }
 
 /// Appends an IP header for a packet of `total` bytes, with "don't fragment" set in IPv4.
-pub(super) fn ip_header(
-    from: IpAddr,
-    to: IpAddr,
-    protocol: u8,
-    total: usize,
-    packet: &mut Vec<u8>,
-) {
+fn ip_header(from: IpAddr, to: IpAddr, protocol: u8, total: usize, packet: &mut Vec<u8>) {
     match (from, to) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let [high, low] = (total as u16).to_be_bytes();
