@@ -26,6 +26,7 @@ mod secrets;
 mod server;
 mod stale_changes;
 mod stats;
+mod tcp_sockets;
 
 pub use client::{ClientPort, ClientSettings, Flow, PortEvent};
 pub use connector::{Connector, ConnectorEvent};
@@ -34,8 +35,6 @@ pub use secrets::Secrets;
 pub use server::{Answers, ServerPort, ServerSettings};
 pub use stale_changes::revert_stale_changes;
 pub use stats::PortStats;
-
-use std::path::PathBuf;
 
 use viaduct_sys::journal::JournalError;
 
@@ -86,11 +85,6 @@ impl PortError {
         let what = what.into();
         move |source| PortError::Socket { what, privilege, source }
     }
-}
-
-/// Path of a port's journal.
-fn journal(directory: &std::path::Path, instance: &str) -> PathBuf {
-    directory.join(format!("{instance}.json"))
 }
 
 fn check_mtu(mtu: usize) -> Result<(), PortError> {

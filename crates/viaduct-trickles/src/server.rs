@@ -21,7 +21,8 @@ use crate::egress::{Egress, now};
 use crate::gso::GsoSender;
 use crate::local::Local;
 use crate::stats::PortStats;
-use crate::{PortError, SEND_BUFFER, check_mtu, journal};
+use crate::tcp_sockets::TcpSockets;
+use crate::{PortError, SEND_BUFFER, check_mtu};
 
 /// Settings of a server's port.
 #[derive(Clone, Debug)]
@@ -91,28 +92,20 @@ impl ServerPort {
         let mut ports: Vec<u16> = settings.listen.iter().map(SocketAddr::port).collect();
         ports.sort_unstable();
         ports.dedup();
-        let (mut tap, mut raw, mut gso, mut changes) = (None, None, None, None);
+        let mut tcp = TcpSockets::default();
         if settings.tcp {
             let share = settings.share;
             let filter = OptionFilter { mark: REQUESTS, ports: &ports, plain: false, share };
-            tap = Some(
-                OptionTap::open(filter).map_err(PortError::socket("open a packet socket", true))?,
-            );
-            let opened =
-                RawSockets::open().map_err(PortError::socket("open a raw socket", true))?;
-            opened.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
-            // The route of runs is looked up as that of unbound packets.
-            if settings.gso && !opened.is_bound().unwrap_or(true) {
-                let failed = PortError::socket("open a packet socket", true);
-                gso = Some(GsoSender::open(SEND_BUFFER).map_err(failed)?);
-            }
-            raw = Some(opened);
-            // Last, so that a process without the privilege for the sockets gets that error and
-            // changes nothing.
-            if share.is_none_or(|share| share.number == 0) {
-                changes = Some(keep_out(settings, instance(*first))?);
-            }
+            let is_first = share.is_none_or(|share| share.number == 0);
+            let rule = is_first.then(|| rule(settings, instance(*first)));
+            tcp = TcpSockets::open(filter, rule, &settings.run_dir)?;
         }
+        let TcpSockets { tap, raw, changes } = tcp;
+        // The route of runs is looked up as that of unbound packets.
+        let is_unbound = |raw: &RawSockets| !raw.is_bound().unwrap_or(true);
+        let gso = (settings.gso && raw.as_ref().is_some_and(is_unbound))
+            .then(|| GsoSender::open(SEND_BUFFER));
+        let gso = gso.transpose().map_err(PortError::socket("open a packet socket", true))?;
         let udp = settings.listen.iter().filter(|_| settings.udp);
         let datagrams =
             udp.map(|&at| Datagrams::open(at, settings.share)).collect::<Result<Vec<_>, _>>()?;
@@ -259,16 +252,10 @@ fn instance(first: SocketAddr) -> String {
     }
 }
 
-fn keep_out(settings: &ServerSettings, instance: String) -> Result<Changes, PortError> {
-    let mut changes = Changes::open(&journal(&settings.run_dir, &instance))?;
+/// The rule that keeps requests from the kernel's TCP.
+fn rule(settings: &ServerSettings, instance: String) -> RstGuard {
     let untracked = settings.untracked.then_some(Role::Answer.byte());
-    changes.rst_guard(RstGuard {
-        instance,
-        mark: REQUESTS,
-        at: settings.listen.clone(),
-        untracked,
-    })?;
-    Ok(changes)
+    RstGuard { instance, mark: REQUESTS, at: settings.listen.clone(), untracked }
 }
 
 /// The message of a packet in TCP's format, and the return path of its answers.

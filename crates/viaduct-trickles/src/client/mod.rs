@@ -22,16 +22,16 @@ use viaduct_proto::trickles::packet::{
     Format, FormatChoice, Numbers, Opening, Role, Room, TooLong, mark,
 };
 use viaduct_sys::capture::filter::{OptionFilter, OptionMark};
-use viaduct_sys::journal::Changes;
-
 use viaduct_sys::capture::option_tap::OptionTap;
-use viaduct_sys::capture::raw::RawSockets;
+use viaduct_sys::journal::Changes;
+use viaduct_sys::nft::rst_guard::RstGuard;
 use viaduct_sys::socket::mmsg::Inbox;
 
 use crate::egress::Egress;
 use crate::gso;
 use crate::stats::PortStats;
-use crate::{PortError, SEND_BUFFER, check_mtu};
+use crate::tcp_sockets::TcpSockets;
+use crate::{PortError, check_mtu};
 use connection::{Connection, Datagrams, reserve_port, source_towards};
 use receive::Receiver;
 pub use settings::{ClientSettings, PortEvent};
@@ -58,25 +58,16 @@ pub struct ClientPort {
 
 const ANSWERS: OptionMark = OptionMark { word: mark::WORD, byte: Role::Answer.byte() };
 
-/// Sockets and rules that TCP's format requires.
-struct TcpSockets {
-    tap: OptionTap,
-    raw: RawSockets,
-    changes: Changes,
+fn open_tcp(settings: &ClientSettings) -> Result<TcpSockets, PortError> {
+    let untracked = settings.untracked.then_some(Role::Request.byte());
+    let (instance, at) = (settings.instance.clone(), Vec::new());
+    let rule = RstGuard { instance, mark: ANSWERS, at, untracked };
+    TcpSockets::open(filter(&[]), Some(rule), &settings.run_dir)
 }
 
-impl TcpSockets {
-    fn open(settings: &ClientSettings) -> Result<TcpSockets, PortError> {
-        let filter = OptionFilter { mark: ANSWERS, ports: &[], plain: true, share: None };
-        let tap =
-            OptionTap::open(filter).map_err(PortError::socket("open a packet socket", true))?;
-        let raw = RawSockets::open().map_err(PortError::socket("open a raw socket", true))?;
-        raw.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
-        // Last, so that a process without the privilege for the sockets gets that error and
-        // changes nothing.
-        let changes = settings.keep_out(ANSWERS)?;
-        Ok(TcpSockets { tap, raw, changes })
-    }
+/// Filter of the tap for connections with these ports.
+fn filter(ports: &[u16]) -> OptionFilter<'_> {
+    OptionFilter { mark: ANSWERS, ports, plain: true, share: None }
 }
 
 impl ClientPort {
@@ -89,21 +80,18 @@ impl ClientPort {
     pub fn open(settings: &ClientSettings, seed: u64) -> Result<ClientPort, PortError> {
         check_mtu(settings.mtu)?;
         let udp = FormatChoice::Only(Format::Udp);
-        let (formats, own) = match settings.formats {
-            formats if formats == udp => (formats, None),
-            formats => match TcpSockets::open(settings) {
-                Ok(own) => (formats, Some(own)),
+        let (formats, tcp) = match settings.formats {
+            formats if formats == udp => (formats, TcpSockets::default()),
+            formats => match open_tcp(settings) {
+                Ok(tcp) => (formats, tcp),
                 Err(error) if formats == FormatChoice::Any && error.is_privilege() => {
                     info!("Trickles uses UDP alone: {:#}", anyhow::Error::new(error));
-                    (udp, None)
+                    (udp, TcpSockets::default())
                 }
                 Err(error) => return Err(error),
             },
         };
-        let (tap, raw, changes) = own
-            .map_or((None, None, None), |TcpSockets { tap, raw, changes }| {
-                (Some(tap), Some(raw), Some(changes))
-            });
+        let TcpSockets { tap, raw, changes } = tcp;
         Ok(ClientPort {
             formats,
             tap,
@@ -349,6 +337,6 @@ impl ClientPort {
     fn watch(&self) -> std::io::Result<()> {
         let Some(tap) = &self.tap else { return Ok(()) };
         let ports: Vec<u16> = self.by_address.keys().map(SocketAddr::port).collect();
-        tap.set_filter(OptionFilter { mark: ANSWERS, ports: &ports, plain: true, share: None })
+        tap.set_filter(filter(&ports))
     }
 }

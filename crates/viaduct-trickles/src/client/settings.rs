@@ -2,12 +2,7 @@
 
 use std::path::PathBuf;
 
-use viaduct_proto::trickles::packet::{FormatChoice, Role};
-use viaduct_sys::capture::filter::OptionMark;
-use viaduct_sys::journal::Changes;
-use viaduct_sys::nft::rst_guard::RstGuard;
-
-use crate::{PortError, journal};
+use viaduct_proto::trickles::packet::FormatChoice;
 
 /// Settings of a client's port.
 #[derive(Clone, Debug)]
@@ -49,15 +44,4 @@ pub enum PortEvent<'a> {
     },
     /// The path MTU has decreased: see [`ClientPort::room`](super::ClientPort::room).
     MtuDecreased,
-}
-
-impl ClientSettings {
-    /// Installs the rule that keeps answers from the kernel's TCP.
-    pub(super) fn keep_out(&self, mark: OptionMark) -> Result<Changes, PortError> {
-        let instance = self.instance.clone();
-        let mut changes = Changes::open(&journal(&self.run_dir, &instance))?;
-        let untracked = self.untracked.then_some(Role::Request.byte());
-        changes.rst_guard(RstGuard { instance, mark, at: Vec::new(), untracked })?;
-        Ok(changes)
-    }
 }

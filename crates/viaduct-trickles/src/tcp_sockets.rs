@@ -1,0 +1,44 @@
+//! Sockets for packets in TCP's format, and the rule that keeps them from the kernel's TCP.
+
+use std::path::Path;
+
+use viaduct_sys::capture::filter::OptionFilter;
+use viaduct_sys::capture::option_tap::OptionTap;
+use viaduct_sys::capture::raw::RawSockets;
+use viaduct_sys::journal::Changes;
+use viaduct_sys::nft::rst_guard::RstGuard;
+
+use crate::{PortError, SEND_BUFFER};
+
+/// Sockets and changes of the host's rules; each is `None` if it is not needed.
+#[derive(Debug, Default)]
+pub(crate) struct TcpSockets {
+    pub(crate) tap: Option<OptionTap>,
+    pub(crate) raw: Option<RawSockets>,
+    pub(crate) changes: Option<Changes>,
+}
+
+impl TcpSockets {
+    /// Opens the sockets in the calling thread's network namespace, and sets the rule, with a
+    /// journal in `run_dir`. `None` for a rule that another port of the process owns.
+    pub(crate) fn open(
+        filter: OptionFilter<'_>,
+        rule: Option<RstGuard>,
+        run_dir: &Path,
+    ) -> Result<TcpSockets, PortError> {
+        let tap =
+            OptionTap::open(filter).map_err(PortError::socket("open a packet socket", true))?;
+        let raw = RawSockets::open().map_err(PortError::socket("open a raw socket", true))?;
+        raw.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
+        // Last, so that a process without the privilege for the sockets gets that error and
+        // changes nothing.
+        let changes = rule.map(|rule| change(rule, run_dir)).transpose()?;
+        Ok(TcpSockets { tap: Some(tap), raw: Some(raw), changes })
+    }
+}
+
+fn change(rule: RstGuard, run_dir: &Path) -> Result<Changes, PortError> {
+    let mut changes = Changes::open(&run_dir.join(format!("{}.json", rule.instance)))?;
+    changes.rst_guard(rule)?;
+    Ok(changes)
+}
