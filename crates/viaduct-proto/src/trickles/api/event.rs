@@ -59,7 +59,7 @@ impl RequestSummary {
         let groups = request.as_ref().map(|it| it.groups).unwrap_or_default();
         let other = groups.zip(roomy).enumerate().find_map(|(index, ((continuation, _), _))| {
             let by = sealed_by(continuation)?;
-            (by != grant.secret()).then(|| (index, continuation.to_vec()))
+            (by != grant.secret).then(|| (index, continuation.to_vec()))
         });
         let (asks, data) = request.map_or((0, &[][..]), |it| (it.groups.count(), it.data));
         let beyond = match Segments::new(data).next() {

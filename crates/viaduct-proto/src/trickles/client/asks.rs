@@ -82,7 +82,7 @@ pub(super) struct Asks {
     again: BTreeMap<u64, Expected>,
     /// The packets in `again`, in the order of their requests.
     repairs: BTreeSet<(Instant, u64)>,
-    parcels: Parcels,
+    pub(super) parcels: Parcels,
 }
 
 /// Bytes of a request that are available for asks.
@@ -282,16 +282,6 @@ impl Asks {
             self.parcels.is_out(expected.parcel);
             self.want_again(expected.want);
         }
-    }
-
-    /// Settles a parcel: no answer to it can come any more.
-    pub(super) fn settle(&mut self, parcel: Option<u64>) {
-        self.parcels.settle(parcel);
-    }
-
-    /// The next settled parcel.
-    pub(super) fn poll_settled(&mut self) -> Option<u64> {
-        self.parcels.poll_settled()
     }
 }
 

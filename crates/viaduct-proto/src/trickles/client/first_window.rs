@@ -10,18 +10,14 @@ use crate::time::Instant;
 pub(super) struct FirstWindow {
     /// Wants in the order of the packets.
     wants: VecDeque<Want>,
-    parcel: Option<u64>,
+    /// Parcel of the request.
+    pub(super) parcel: Option<u64>,
 }
 
 impl FirstWindow {
     /// Assigns a want to the next packet.
     pub(super) fn assign(&mut self, want: Option<Want>) {
         self.wants.extend(want);
-    }
-
-    /// Sets the parcel of the request.
-    pub(super) fn set_parcel(&mut self, parcel: Option<u64>) {
-        self.parcel = parcel;
     }
 
     /// The assigned wants, in the order of the packets.
@@ -48,7 +44,7 @@ impl FirstWindow {
 
     /// Wants again what was assigned to packets that do not come, and settles the parcel.
     pub(super) fn cancel(&mut self, asks: &mut Asks) {
-        asks.settle(self.parcel.take());
+        asks.parcels.settle(self.parcel.take());
         while let Some(want) = self.wants.pop_back() {
             asks.want_again(Some(want));
         }

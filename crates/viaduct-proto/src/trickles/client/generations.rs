@@ -21,20 +21,11 @@ pub(super) struct Generations {
     present: u16,
     /// Generations newer than the present one, each with the time at which it was requested.
     requested: Vec<(u16, Instant)>,
-    anchor: Option<Anchor>,
+    /// Continuation and proof that a restart returns; `None` before the first answer.
+    pub(super) anchor: Option<Anchor>,
 }
 
 impl Generations {
-    /// Continuation and proof that a restart returns; `None` before the first answer.
-    pub(super) fn anchor(&self) -> Option<&Anchor> {
-        self.anchor.as_ref()
-    }
-
-    /// Replaces the continuation and proof that a restart returns.
-    pub(super) fn set_anchor(&mut self, anchor: Anchor) {
-        self.anchor = Some(anchor);
-    }
-
     /// Number of generations by which `generation` is newer than the present one, modulo 2^16.
     pub(super) fn ahead(&self, generation: u16) -> u16 {
         generation.wrapping_sub(self.present)

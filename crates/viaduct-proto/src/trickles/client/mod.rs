@@ -212,12 +212,12 @@ impl Client {
 
     /// Number of restarts since the last answer.
     pub fn attempts(&self) -> u32 {
-        self.recovery.attempts()
+        self.recovery.attempts
     }
 
     /// Returns whether an answer is overdue, so that the next message is a restart.
     pub fn is_due(&self) -> bool {
-        self.recovery.restart_is_due()
+        self.recovery.restart_is_due
     }
 
     /// The counters so far.
@@ -270,7 +270,7 @@ impl Client {
     /// The next parcel (see [`Feed::take`]) to which no answer can come any more; `None` if
     /// there is none. To be called when [`Client::poll_arrived`] has returned `None`.
     pub fn poll_settled(&mut self) -> Option<u64> {
-        self.asks.poll_settled()
+        self.asks.parcels.poll_settled()
     }
 
     /// Deadline of the earliest timer, if any.

@@ -24,7 +24,8 @@ const REMEMBERED: usize = 64;
 /// Reordering that was observed.
 #[derive(Debug)]
 pub(super) struct Overtaking {
-    behind: usize,
+    /// Number of packets behind a missing one after which it is given up.
+    pub(super) behind: usize,
     /// Runs of packets that were given up lately.
     given_up: VecDeque<Range<u64>>,
 }
@@ -36,11 +37,6 @@ impl Default for Overtaking {
 }
 
 impl Overtaking {
-    /// Number of packets behind a missing one after which it is given up.
-    pub(super) fn behind(&self) -> usize {
-        self.behind
-    }
-
     /// Records packets that were given up.
     pub(super) fn give_up(&mut self, packets: Range<u64>) {
         if packets.is_empty() {
@@ -73,14 +69,14 @@ mod tests {
         let mut overtaking = Overtaking::default();
         overtaking.give_up(4..5);
         assert!(!overtaking.came(3, 9), "it had come");
-        assert_eq!(overtaking.behind(), FEW);
+        assert_eq!(overtaking.behind, FEW);
         assert!(overtaking.came(4, 9));
-        assert_eq!(overtaking.behind(), 5);
+        assert_eq!(overtaking.behind, 5);
         overtaking.give_up(10..12);
         assert!(overtaking.came(11, 13));
-        assert_eq!(overtaking.behind(), 5, "no fewer");
+        assert_eq!(overtaking.behind, 5, "no fewer");
         assert!(overtaking.came(10, 1 << 40));
-        assert_eq!(overtaking.behind(), MAX_OVERTAKEN);
+        assert_eq!(overtaking.behind, MAX_OVERTAKEN);
     }
 
     #[test]

@@ -87,9 +87,12 @@ pub(super) struct Receiver {
     /// Last point that has arrived.
     point: u64,
     tail: Option<Tail>,
-    lost: VecDeque<u64>,
-    turns: VecDeque<(Turn, Continuation)>,
-    recovered: u32,
+    /// Packets that were given up and not reported yet.
+    pub(super) lost: VecDeque<u64>,
+    /// Continuations to return, raw and parsed.
+    pub(super) turns: VecDeque<(Turn, Continuation)>,
+    /// Number of epochs of survivors that have begun and were not reported yet.
+    pub(super) recovered: u32,
     /// A continuation of each of the last epochs and secrets, by base and number of the secret.
     models: BTreeMap<(u64, u8), Vec<u8>>,
 }
@@ -177,24 +180,9 @@ impl Receiver {
         self.next = number;
     }
 
-    /// The next packet that was given up.
-    pub(super) fn take_lost(&mut self) -> Option<u64> {
-        self.lost.pop_front()
-    }
-
-    /// Number of epochs of survivors that have begun since the last call.
-    pub(super) fn take_recovered(&mut self) -> u32 {
-        std::mem::take(&mut self.recovered)
-    }
-
-    /// The next continuation to return, raw and parsed; `None` if there is none.
-    pub(super) fn take_turn(&mut self) -> Option<(Turn, Continuation)> {
-        self.turns.pop_front()
-    }
-
     fn advance(&mut self) {
         while let Some((&first, _)) = self.early.first_key_value() {
-            if first != self.next && self.early.len() < self.overtaking.behind() {
+            if first != self.next && self.early.len() < self.overtaking.behind {
                 return;
             }
             self.skip_to(first);

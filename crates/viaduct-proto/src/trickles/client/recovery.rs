@@ -9,7 +9,7 @@ use super::asks::Asks;
 use super::repeat::Repeat;
 use super::round_trip::Trips;
 use super::timers::{Timer, Timers};
-use crate::time::{Duration, Instant};
+use crate::time::Instant;
 
 /// Number of packets that one trickle has in flight, and threshold for few trickles.
 const FEW: usize = 2;
@@ -18,12 +18,12 @@ const FEW: usize = 2;
 #[derive(Debug)]
 pub(super) struct Recovery {
     timers: Timers,
-    trips: Trips,
-    repeat: Repeat,
+    pub(super) trips: Trips,
+    pub(super) repeat: Repeat,
     /// Number of restarts since the last arrival.
-    attempts: u32,
+    pub(super) attempts: u32,
     /// True if the next message is a restart.
-    restart_is_due: bool,
+    pub(super) restart_is_due: bool,
     /// True if a probe was sent since the last arrival.
     is_probed: bool,
     /// Trickles wait for repairs, and no other packet is to come.
@@ -31,7 +31,7 @@ pub(super) struct Recovery {
     /// The missing packet that [`Timer::Reorder`] gives up.
     missing: Option<u64>,
     /// Time of the last arrival, or of the request that ended an idle time.
-    heard: Instant,
+    pub(super) heard: Instant,
     /// Time at which the connection was opened.
     opened: Instant,
     /// Highest number that has arrived, other than repairs.
@@ -61,21 +61,6 @@ impl Recovery {
         }
     }
 
-    /// Number of restarts since the last arrival.
-    pub(super) fn attempts(&self) -> u32 {
-        self.attempts
-    }
-
-    /// Returns whether the next message is a restart.
-    pub(super) fn restart_is_due(&self) -> bool {
-        self.restart_is_due
-    }
-
-    /// As [`Recovery::restart_is_due`]; the restart is not due any more then.
-    pub(super) fn take_restart(&mut self) -> bool {
-        std::mem::take(&mut self.restart_is_due)
-    }
-
     /// Deadline of the earliest timer, if any.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.timers.next_deadline()
@@ -93,24 +78,9 @@ impl Recovery {
         Some(timer)
     }
 
-    /// Time without an arrival.
-    pub(super) fn silence(&self, now: Instant) -> Duration {
-        now.since(self.heard)
-    }
-
-    /// Measures the time without an arrival from `now` on, as a request is sent.
-    pub(super) fn measure_silence_from(&mut self, now: Instant) {
-        self.heard = now;
-    }
-
     /// Sets the timeout of an answer to a first request, an echo or a restart.
     pub(super) fn await_answer(&mut self, now: Instant) {
         self.timers.set(Timer::Restart, now + self.trips.wait(self.attempts));
-    }
-
-    /// Counts a restart.
-    pub(super) fn count_attempt(&mut self) {
-        self.attempts += 1;
     }
 
     /// Stops the retransmission timeout: no answer is to come.
@@ -135,7 +105,7 @@ impl Recovery {
     /// Records the number of a packet that arrived, other than a repair.
     pub(super) fn note_number(&mut self, number: u64) {
         if number < self.highest {
-            self.trips.overtaken();
+            self.trips.is_uneven = true;
         }
         self.highest = self.highest.max(number);
     }
@@ -152,16 +122,6 @@ impl Recovery {
             self.trips.measure(now.since(sent));
             self.repeat.measured();
         }
-    }
-
-    /// Records that a packet arrived after it was given up.
-    pub(super) fn note_late(&mut self) {
-        self.trips.were_short();
-    }
-
-    /// Records a request that may be repeated.
-    pub(super) fn note_request(&mut self, now: Instant, message: &[u8]) {
-        self.repeat.sent(now, message);
     }
 
     /// Takes the last request for a repetition, and sets the timer of the next one.
@@ -242,6 +202,7 @@ impl Recovery {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::time::Duration;
 
     fn at(millis: u64) -> Instant {
         Instant::ZERO + Duration::from_millis(millis)
@@ -252,15 +213,14 @@ mod tests {
         let mut recovery = Recovery::new(at(5));
         assert_eq!(recovery.poll_timeout(), Some(at(5)));
         assert_eq!(recovery.poll_expired(at(5)), Some(Timer::Restart));
-        assert!(recovery.restart_is_due() && recovery.take_restart());
-        assert!(!recovery.take_restart() && recovery.poll_timeout().is_none());
+        assert!(recovery.restart_is_due && recovery.poll_timeout().is_none());
         for (attempt, millis) in [(1, 1_005), (2, 2_005), (3, 4_005)] {
             recovery.await_answer(at(5));
-            recovery.count_attempt();
-            assert_eq!((recovery.attempts(), recovery.poll_timeout()), (attempt, Some(at(millis))));
+            recovery.attempts += 1;
+            assert_eq!((recovery.attempts, recovery.poll_timeout()), (attempt, Some(at(millis))));
         }
         recovery.hear_token(at(100));
-        assert_eq!((recovery.attempts(), recovery.poll_timeout()), (0, None));
+        assert_eq!((recovery.attempts, recovery.poll_timeout()), (0, None));
     }
 
     #[test]

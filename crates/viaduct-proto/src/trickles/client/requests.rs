@@ -60,11 +60,11 @@ impl Client {
         }
         self.first_window.cancel(&mut self.asks);
         self.forget_flight();
-        self.recovery.measure_silence_from(now);
-        match self.generations.anchor().cloned() {
+        self.recovery.heard = now;
+        match self.generations.anchor.clone() {
             None => self.send_open(feed),
             Some(Anchor { bytes, proof, .. }) => {
-                let attempt = (self.recovery.attempts() + 1).min(MAX_ATTEMPTS.into()) as u8;
+                let attempt = (self.recovery.attempts + 1).min(MAX_ATTEMPTS.into()) as u8;
                 self.stats.restarts += 1;
                 self.phase = Phase::Beginning;
                 self.generations.restarted(attempt.into(), now);
@@ -76,7 +76,7 @@ impl Client {
             }
         }
         self.recovery.await_answer(now);
-        self.recovery.count_attempt();
+        self.recovery.attempts += 1;
     }
 
     fn send_open(&mut self, feed: &mut dyn Feed) {
@@ -89,7 +89,7 @@ impl Client {
     /// Maximum length of a request at present. A first request without an answer may have
     /// exceeded the path MTU without an ICMP error.
     fn longest(&self) -> usize {
-        let again = matches!(self.phase, Phase::Opening) && self.recovery.attempts() > 0;
+        let again = matches!(self.phase, Phase::Opening) && self.recovery.attempts > 0;
         if again { self.config.request.min(MIN_MESSAGE) } else { self.config.request }
     }
 
@@ -102,7 +102,8 @@ impl Client {
     /// feed has a parcel.
     pub(super) fn request(&mut self, now: Instant, feed: &mut dyn Feed) {
         let first = matches!(self.phase, Phase::Opening) && self.count == 0;
-        if self.recovery.take_restart() || first && self.recovery.attempts() == 0 {
+        if std::mem::take(&mut self.recovery.restart_is_due) || first && self.recovery.attempts == 0
+        {
             self.begin_again(now, feed);
         }
         self.pending = feed.is_pending();
@@ -114,7 +115,7 @@ impl Client {
             self.echo(now, feed);
             return;
         }
-        let silent = self.recovery.silence(now) > SILENCE && self.in_flight() == 0;
+        let silent = now.since(self.recovery.heard) > SILENCE && self.in_flight() == 0;
         if silent && !self.held.is_empty() {
             self.begin_again(now, feed);
             return;
@@ -127,7 +128,7 @@ impl Client {
         }
         self.pending = feed.is_pending();
         if idle && self.in_flight() > 0 {
-            self.recovery.measure_silence_from(now);
+            self.recovery.heard = now;
         }
         self.look();
     }
@@ -141,13 +142,13 @@ impl Client {
     }
 
     fn echo(&mut self, now: Instant, feed: &mut dyn Feed) {
-        let Some(Anchor { bytes, known, proof }) = self.generations.anchor().cloned() else {
+        let Some(Anchor { bytes, known, proof }) = self.generations.anchor.clone() else {
             return;
         };
         let mut message = Vec::new();
         emit_returned(self.count, 0, &bytes, None, None, &proof, &mut message);
         self.phase = Phase::Beginning;
-        self.recovery.measure_silence_from(now);
+        self.recovery.heard = now;
         self.generations.echoed(now);
         self.assign(known.epoch.start.into(), CONTINUATION, message.len(), feed);
         emit(self.first_window.wants(), &mut message);
@@ -159,7 +160,7 @@ impl Client {
     /// Assigns wants to up to `packets` packets of a first window, in a request that has
     /// `taken` bytes already.
     fn assign(&mut self, packets: usize, continuation: usize, taken: usize, feed: &dyn Feed) {
-        let message = match self.generations.anchor() {
+        let message = match &self.generations.anchor {
             Some(anchor) => anchor.known.message.into(),
             // An address token is no longer than the request.
             None => self.pad(),
@@ -187,7 +188,7 @@ impl Client {
         emit(self.first_window.wants(), &mut tail);
         let taken = message.len() + 2;
         let room = self.longest().saturating_sub(taken + tail.len());
-        self.first_window.set_parcel(feed.take(room, &mut tail));
+        self.first_window.parcel = feed.take(room, &mut tail);
         let padding = least.min(self.longest()).saturating_sub(taken + tail.len());
         emit_padding(padding, &mut message);
         message.extend_from_slice(&tail);
@@ -197,7 +198,7 @@ impl Client {
     /// Adds a parcel to the request of a first window.
     fn load(&mut self, message: &mut Vec<u8>, feed: &mut dyn Feed) {
         let room = self.config.request.saturating_sub(message.len());
-        self.first_window.set_parcel(feed.take(room, message));
+        self.first_window.parcel = feed.take(room, message);
     }
 
     /// Sends a request that returns a continuation, with asks for as much as the server will
@@ -237,7 +238,7 @@ impl Client {
         plans().for_each(|plan| self.expect(plan, &mut layout));
         emit(&layout.wants, &mut message);
         message.extend_from_slice(&bytes);
-        self.recovery.note_request(now, &message);
+        self.recovery.repeat.sent(now, &message);
         self.post(message);
     }
 

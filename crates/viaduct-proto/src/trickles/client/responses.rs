@@ -98,7 +98,7 @@ impl Client {
                 && let Phase::Running(receiver) = &mut self.phase
                 && receiver.came_late(number)
             {
-                self.recovery.note_late();
+                self.recovery.trips.were_short();
             }
             self.late(&response.payload);
             return true;
@@ -173,16 +173,16 @@ impl Client {
     /// Applies the receiver's decisions, and sets the timers.
     pub(super) fn settle(&mut self, now: Instant) {
         let Phase::Running(receiver) = &mut self.phase else { return };
-        self.stats.recoveries += u64::from(receiver.take_recovered());
-        while let Some(number) = receiver.take_lost() {
+        self.stats.recoveries += u64::from(std::mem::take(&mut receiver.recovered));
+        while let Some(number) = receiver.lost.pop_front() {
             self.stats.lost += 1;
             if let Some(expected) = self.asks.is_lost(number) {
                 self.asks.want_again(expected.want);
             }
         }
-        while let Some((turn, known)) = receiver.take_turn() {
+        while let Some((turn, known)) = receiver.turns.pop_front() {
             let (bytes, proof) = (turn.bytes.clone(), turn.proof.clone());
-            self.generations.set_anchor(Anchor { bytes, known, proof });
+            self.generations.anchor = Some(Anchor { bytes, known, proof });
             self.held.push(turn);
         }
         let missing = receiver.waits_for();

@@ -21,7 +21,7 @@ pub(super) struct Trips {
     /// queueing.
     shortest: Option<Duration>,
     /// True if packets were reordered on this path.
-    uneven: bool,
+    pub(super) is_uneven: bool,
     /// Number of packets that arrived after they were given up.
     short: u32,
 }
@@ -70,11 +70,6 @@ impl Trips {
         later > sent + self.reorder_timeout()
     }
 
-    /// Records that a packet arrived behind one that was sent later.
-    pub(super) fn overtaken(&mut self) {
-        self.uneven = true;
-    }
-
     /// Records that a packet arrived after it was given up.
     pub(super) fn were_short(&mut self) {
         self.short = self.short.saturating_add(1);
@@ -85,7 +80,7 @@ impl Trips {
     /// one, because two paths may have a queue each. A further quarter is added each time that
     /// it was too short, up to a full round trip.
     pub(super) fn reorder_timeout(&self) -> Duration {
-        let trip = if self.uneven { self.smoothed } else { self.shortest };
+        let trip = if self.is_uneven { self.smoothed } else { self.shortest };
         let quarters = self.short.saturating_add(1).min(4);
         trip.map_or(MIN_TIMEOUT / 10, |trip| trip * quarters / 4).max(Duration::from_millis(1))
     }

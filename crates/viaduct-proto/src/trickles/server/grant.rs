@@ -45,7 +45,7 @@ pub struct Grant {
     /// Number of the secret that was the newest when the grant was made. Its continuations are
     /// sealed with that secret only: they have the address hash under it, and slim ones are
     /// meant for a client that has a continuation under it.
-    pub(super) secret: u8,
+    pub(in crate::trickles) secret: u8,
     pub(super) work: Vec<Item>,
     pub(super) templates: [Continuation; 2],
 }
@@ -55,11 +55,6 @@ impl Grant {
     /// one each in order.
     pub fn permits(&self) -> impl ExactSizeIterator<Item = Permit> + '_ {
         self.work.iter().map(|item| Permit { number: item.number, room: item.room })
-    }
-
-    /// Number of the secret that seals the packets.
-    pub(in crate::trickles) fn secret(&self) -> u8 {
-        self.secret
     }
 
     /// Number of the connection.

@@ -72,7 +72,7 @@ impl Stream {
     /// Fails a stream.
     pub(super) fn fail(&mut self, stream: u32, failure: Failure) {
         let Some(output) = self.outputs.get_mut(&stream) else { return };
-        output.fail(failure);
+        output.failure = Some(failure);
         let region = output.region();
         self.client.unwant(region);
         self.inputs.forget(stream);

@@ -213,7 +213,7 @@ impl Stream {
     pub fn close(&mut self) {
         let streams: Vec<u32> = self.outputs.keys().copied().collect();
         streams.into_iter().for_each(|stream| self.forget(stream));
-        self.inputs.close();
+        self.inputs.close = true;
     }
 
     /// Returns whether the server has answered.
@@ -261,7 +261,7 @@ impl Stream {
         }
         self.ask();
         let message = self.client.poll_transmit(now, &mut self.inputs);
-        while let Some((stream, parcel, range)) = self.inputs.poll_promised() {
+        while let Some((stream, parcel, range)) = self.inputs.promised.pop_front() {
             if let Some(output) = self.outputs.get_mut(&stream) {
                 output.brings(range, Some(parcel), MIN_SHARE);
             }

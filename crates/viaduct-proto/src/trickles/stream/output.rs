@@ -37,7 +37,7 @@ pub(super) struct Output {
     doubtful: Vec<Range<u64>>,
     /// Data by position, relative to the region's start.
     data: Reassembly,
-    failure: Option<Failure>,
+    pub(super) failure: Option<Failure>,
 }
 
 impl Output {
@@ -86,10 +86,6 @@ impl Output {
             self.forget_read();
         }
         data
-    }
-
-    pub(super) fn fail(&mut self, failure: Failure) {
-        self.failure = Some(failure);
     }
 
     /// Adds a continuation. Returns the one that it replaces, if they differ.

@@ -30,7 +30,8 @@ pub(super) struct Inputs {
     /// Stream that was served last.
     last: u32,
     parcel: u64,
-    close: bool,
+    /// True if the connection is to be closed.
+    pub(super) close: bool,
     /// Number of requests that may be sent now.
     spare: usize,
     /// Streams with a segment in the last parcel, whose output may be requested with the same
@@ -38,7 +39,7 @@ pub(super) struct Inputs {
     taken: Vec<u32>,
     eager: VecDeque<u32>,
     /// Output that requests bring: stream, parcel, range.
-    promised: VecDeque<(u32, u64, Range<u64>)>,
+    pub(super) promised: VecDeque<(u32, u64, Range<u64>)>,
 }
 
 impl Inputs {
@@ -111,10 +112,6 @@ impl Inputs {
         self.streams.remove(&stream);
         self.ready.remove(&stream);
         self.skip_done();
-    }
-
-    pub(super) fn close(&mut self) {
-        self.close = true;
     }
 
     /// Processes a note that the server has read up to `place` and returns `continuation`, in
@@ -202,11 +199,6 @@ impl Inputs {
         {
             self.eager.pop_front();
         }
-    }
-
-    /// The next promise: a stream, the parcel whose answer brings output, and the range.
-    pub(super) fn poll_promised(&mut self) -> Option<(u32, u64, Range<u64>)> {
-        self.promised.pop_front()
     }
 
     /// Updates whether a stream has input to send.
