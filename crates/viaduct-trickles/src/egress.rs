@@ -65,7 +65,9 @@ impl Egress {
             let socket = self.raw.as_ref().and_then(|raw| raw.socket(is_ipv4));
             if let Some(socket) = socket.filter(|_| !queue.is_empty()) {
                 self.stats.add(queue.flush(socket));
-                ask_kernel_of(&mut self.paths, queue);
+                for ip in queue.too_long().to_vec() {
+                    self.ask_kernel(ip);
+                }
             }
         }
     }
@@ -74,7 +76,9 @@ impl Egress {
     pub(crate) fn flush_datagrams(&mut self, queue: &mut Outbox, socket: BorrowedFd<'_>) {
         if !queue.is_empty() {
             self.stats.add(queue.flush(socket));
-            ask_kernel_of(&mut self.paths, queue);
+            for &ip in queue.too_long() {
+                self.ask_kernel(ip);
+            }
         }
     }
 
@@ -85,34 +89,18 @@ impl Egress {
         self.paths.learn(now(), ip, mtu)
     }
 
-    /// Records the MTU to and from `ip` that the peer states. Returns whether it is less than
-    /// the value so far.
+    /// Records the MTU to and from `ip` that the peer states, with a lower limit against forged
+    /// values. Returns whether it is less than the value so far.
     pub(crate) fn learn(&mut self, ip: IpAddr, mtu: usize) -> bool {
-        learn(&mut self.paths, ip, mtu)
+        let least = if ip.is_ipv4() { LEAST_V4 } else { LEAST_V6 };
+        self.paths.learn(now(), ip, mtu.max(least))
     }
 
     /// Records the kernel's path MTU to `ip`: that of the interface, or one reported by a
     /// router. Returns whether it is less than the value so far.
     pub(crate) fn ask_kernel(&mut self, ip: IpAddr) -> bool {
-        ask_kernel(&mut self.paths, ip)
+        mmsg::path_mtu(ip).is_ok_and(|mtu| self.learn(ip, mtu))
     }
-}
-
-/// Looks up the kernel's path MTU, which may be better informed.
-fn ask_kernel(paths: &mut PathMtu, ip: IpAddr) -> bool {
-    mmsg::path_mtu(ip).is_ok_and(|mtu| learn(paths, ip, mtu))
-}
-
-fn ask_kernel_of(paths: &mut PathMtu, queue: &Outbox) {
-    for &ip in queue.too_long() {
-        ask_kernel(paths, ip);
-    }
-}
-
-/// Records a path MTU, with a lower limit against forged values.
-fn learn(paths: &mut PathMtu, ip: IpAddr, mtu: usize) -> bool {
-    let least = if ip.is_ipv4() { LEAST_V4 } else { LEAST_V6 };
-    paths.learn(now(), ip, mtu.max(least))
 }
 
 pub(crate) fn now() -> Instant {

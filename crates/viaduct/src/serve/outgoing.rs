@@ -84,15 +84,9 @@ impl<'a> Outgoing<'a> {
     pub async fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             self.ready().await?;
-            let chunk = &bytes[..bytes.len().min(CHUNK)];
-            match self.stream.try_write(chunk) {
-                Ok(taken) => {
-                    bytes = &bytes[taken..];
-                    self.written += taken as u64;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
+            let taken = taken(self.stream.try_write(&bytes[..bytes.len().min(CHUNK)]))?;
+            bytes = &bytes[taken..];
+            self.written += taken as u64;
         }
         Ok(())
     }
@@ -105,10 +99,7 @@ impl<'a> Outgoing<'a> {
     pub async fn write_both(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
         self.ready().await?;
         let first = [IoSlice::new(head), IoSlice::new(&body[..body.len().min(CHUNK)])];
-        let taken = match self.stream.try_write_vectored(&first) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-            taken => taken?,
-        };
+        let taken = taken(self.stream.try_write_vectored(&first))?;
         self.written += taken as u64;
         self.write(head.get(taken..).unwrap_or_default()).await?;
         self.write(&body[taken.saturating_sub(head.len())..]).await
@@ -129,14 +120,10 @@ impl<'a> Outgoing<'a> {
             // Waits for room before reading, so that a waiting connection holds no bytes.
             self.ready().await?;
             let most = usize::try_from(range.end - at).unwrap_or(CHUNK);
-            match disk.read_with(file, at, most, |bytes| self.stream.try_write(bytes)).await {
-                Ok(taken) => {
-                    at += taken as u64;
-                    self.written += taken as u64;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
+            let write = |bytes: &[u8]| self.stream.try_write(bytes);
+            let taken = taken(disk.read_with(file, at, most, write).await)? as u64;
+            at += taken;
+            self.written += taken;
         }
         Ok(())
     }
@@ -179,6 +166,14 @@ impl<'a> Outgoing<'a> {
             return Err(io::Error::new(io::ErrorKind::TimedOut, TooSlow));
         }
         Ok(())
+    }
+}
+
+/// Number of bytes that a write has taken; 0 if the socket has no room.
+fn taken(result: io::Result<usize>) -> io::Result<usize> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+        result => result,
     }
 }
 

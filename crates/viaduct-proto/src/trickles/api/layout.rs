@@ -32,20 +32,12 @@ impl Slot {
     /// Adds the bytes of `stretch` from `skip` on that fit, and returns how many. 0 if the
     /// packet has others already: its bytes are contiguous.
     fn fill(&mut self, stretch: &Stretch, skip: u64) -> u64 {
-        let (mut skip, mut taken) = (skip, 0);
         if !self.pieces.is_empty() {
             return 0;
         }
-        self.position = stretch.position + skip;
-        for piece in &stretch.pieces {
-            let part = piece.cut(skip, self.free() - taken);
-            skip -= skip.min(piece.len());
-            taken += part.len();
-            if !part.is_empty() {
-                self.pieces.push(part);
-            }
-        }
-        self.ends = stretch.ends && self.position + taken == stretch.position + stretch.len();
+        let part = stretch.part(skip, self.free());
+        let taken = part.len();
+        (self.position, self.ends, self.pieces) = (part.position, part.ends, part.pieces);
         emit_note(
             &Note::Reset { stream: stretch.stream, reason: Reason::Failed },
             &mut self.failure,
@@ -148,33 +140,17 @@ fn bring(slots: &mut [Slot], free: &[usize], all: &[usize], stretch: &Stretch) {
     });
     let taken = room.sum::<u64>().min(stretch.len());
     let brings = Note::Brings { from: stretch.position, to: stretch.position + taken };
-    let mut user = std::mem::take(&mut slots[first].user);
-    emit_note(&brings, &mut user);
-    slots[first].user = user;
-    let mut sent = 0;
-    let cut = Stretch { pieces: Vec::new(), ..stretch.clone() };
+    emit_note(&brings, &mut slots[first].user);
+    let (brought, mut sent) = (stretch.part(0, taken), 0);
     for &at in free {
         if sent == taken && (sent > 0 || !stretch.ends) {
             break;
         }
-        let left = Stretch { pieces: within(&stretch.pieces, taken), ..cut.clone() };
-        let ends = taken == stretch.len() && stretch.ends;
-        sent += slots[at].fill(&Stretch { ends, ..left }, sent);
+        sent += slots[at].fill(&brought, sent);
         if taken == 0 {
             break;
         }
     }
-}
-
-/// The first `most` bytes of the pieces.
-fn within(pieces: &[Piece], most: u64) -> Vec<Piece> {
-    let mut left = most;
-    let cut = |piece: &Piece| {
-        let part = piece.cut(0, left);
-        left -= part.len();
-        part
-    };
-    pieces.iter().map(cut).filter(|piece| !piece.is_empty()).collect()
 }
 
 /// Notes of a reply, one each. Output continuations precede the notes that consume their input,

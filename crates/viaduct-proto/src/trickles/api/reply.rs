@@ -64,17 +64,20 @@ pub struct Stretch {
 }
 
 impl Stretch {
-    /// The part of the stretch at `from` and beyond.
-    fn beyond(&self, from: u64) -> Stretch {
-        let skipped = from.saturating_sub(self.position).min(self.len());
-        let mut skip = skipped;
-        let rest = |piece: &Piece| {
-            let part = piece.cut(skip, u64::MAX);
-            skip -= skip.min(piece.len());
+    /// At most `most` bytes of the stretch, from `skip` on.
+    pub(super) fn part(&self, skip: u64, most: u64) -> Stretch {
+        let (mut before, mut left) = (skip, most);
+        let cut = |piece: &Piece| {
+            let part = piece.cut(before, left);
+            before -= before.min(piece.len());
+            left -= part.len();
             part
         };
-        let pieces = self.pieces.iter().map(rest).filter(|piece| !piece.is_empty()).collect();
-        Stretch { position: self.position + skipped, pieces, ..*self }
+        let pieces = self.pieces.iter().map(cut).filter(|piece| !piece.is_empty()).collect();
+        let position = self.position + skip.min(self.len());
+        let mut part = Stretch { position, pieces, ..*self };
+        part.ends &= position + part.len() == self.position + self.len();
+        part
     }
 
     /// Length in bytes.
@@ -131,7 +134,8 @@ impl Reply {
     /// too: only the output brought from `from` on. Continuations are sent in the other
     /// request's answer.
     pub(super) fn beyond(&self, from: u64) -> Reply {
-        let brought = self.brought.as_ref().map(|stretch| stretch.beyond(from));
+        let rest = |all: &Stretch| all.part(from.saturating_sub(all.position), u64::MAX);
+        let brought = self.brought.as_ref().map(rest);
         Reply { brought, ..Reply::default() }
     }
 
