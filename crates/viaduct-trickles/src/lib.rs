@@ -5,7 +5,7 @@
 //!                 │      Listener: with the events, and the secrets
 //!                 ▲ taps, raw sockets, UDP sockets; a rule that keeps the kernel's TCP out
 //!                 ▼
-//!   client   ClientPort::turn ──▶ each(Flow, PortEvent)      ClientPort::send(Flow, message)
+//!   client   ClientPort::receive_* ──▶ each(Flow, PortEvent)   ClientPort::send(Flow, message)
 //!                 ▲
 //!            Connector: a stream client for each flow, timers, one descriptor to wait for
 //! ```

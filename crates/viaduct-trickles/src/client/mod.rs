@@ -166,46 +166,22 @@ impl ClientPort {
         flows[flow.0].send(message, expected, egress, packet)
     }
 
-    /// Sends the queued packets.
-    pub fn flush(&mut self) {
-        let flows: Vec<Flow> = self.flows.iter().map(|(flow, _)| Flow(flow)).collect();
-        flows.into_iter().for_each(|flow| self.flush_flow(flow));
-        self.egress.flush();
-    }
-
     /// Sends the queued datagrams of these connections, and the queued packets in TCP's format
     /// of all.
-    pub fn flush_these(&mut self, flows: impl IntoIterator<Item = Flow>) {
-        flows.into_iter().for_each(|flow| self.flush_flow(flow));
+    pub fn flush(&mut self, flows: impl IntoIterator<Item = Flow>) {
+        for flow in flows {
+            if let Some(to) = self.flows.get_mut(flow.0) {
+                to.flush(&mut self.egress);
+            }
+        }
         self.egress.flush();
     }
 
-    fn flush_flow(&mut self, flow: Flow) {
-        if let Some(to) = self.flows.get_mut(flow.0) {
-            to.flush(&mut self.egress);
-        }
-    }
-
-    /// Processes one batch of packets from each socket, and calls `each` for their effects.
-    /// Does not block. Returns the number of messages.
+    /// Processes one batch of packets in TCP's format, of all connections, and calls `each` for
+    /// their effects. Does not block. Returns the number of packets.
     ///
     /// # Errors
-    /// The kernel's, of a socket: an interface went down, for instance. The port stays usable.
-    pub fn turn(&mut self, mut each: impl FnMut(Flow, PortEvent<'_>)) -> std::io::Result<usize> {
-        let before = self.egress.stats.received;
-        self.receive_tap(&mut each)?;
-        let flows: Vec<Flow> = self.flows.iter().map(|(flow, _)| Flow(flow)).collect();
-        for flow in flows {
-            self.receive_flow(flow, &mut each)?;
-        }
-        Ok((self.egress.stats.received - before) as usize)
-    }
-
-    /// Processes one batch of packets in TCP's format, of all connections, and returns how many
-    /// there were.
-    ///
-    /// # Errors
-    /// The kernel's; the port stays usable.
+    /// The kernel's: an interface went down, for instance. The port stays usable.
     pub fn receive_tap(
         &mut self,
         mut each: impl FnMut(Flow, PortEvent<'_>),
@@ -222,11 +198,10 @@ impl ClientPort {
         Ok(packets)
     }
 
-    /// Processes one batch of datagrams from a connection's UDP socket, and returns how many
-    /// there were.
+    /// As [`ClientPort::receive_tap`], for the datagrams of a connection's UDP socket.
     ///
     /// # Errors
-    /// The kernel's; the port stays usable.
+    /// As [`ClientPort::receive_tap`]'s.
     pub fn receive_flow(
         &mut self,
         flow: Flow,
@@ -312,13 +287,7 @@ impl ClientPort {
         self.watch()
     }
 
-    /// Sockets to wait for: readable when there are packets to process.
-    pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let udp = self.flows.iter().filter_map(|(_, to)| to.udp.as_ref());
-        self.tap.iter().map(|tap| tap.as_fd()).chain(udp.map(Datagrams::as_fd))
-    }
-
-    /// The socket of [`ClientPort::receive_tap`].
+    /// The socket of [`ClientPort::receive_tap`]: readable when there are packets to process.
     pub fn tap(&self) -> Option<BorrowedFd<'_>> {
         self.tap.as_ref().map(|tap| tap.as_fd())
     }

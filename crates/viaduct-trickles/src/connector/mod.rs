@@ -26,7 +26,7 @@ use viaduct_proto::trickles::stream::{Config, Stream};
 use viaduct_sys::process::memory;
 
 use crate::egress::now;
-use crate::{ClientPort, ClientSettings, Flow, PortError, PortEvent, PortStats};
+use crate::{ClientPort, ClientSettings, Flow, PortError, PortEvent};
 use connection::Connection;
 pub use event::ConnectorEvent;
 
@@ -259,7 +259,7 @@ impl Connector {
                 connection.due = due;
             }
         }
-        self.port.flush_these(touched);
+        self.port.flush(touched);
         self.give_back();
     }
 
@@ -279,11 +279,6 @@ impl Connector {
     /// The port, for its counters and packet formats.
     pub fn port(&self) -> &ClientPort {
         &self.port
-    }
-
-    /// The port's counters.
-    pub fn stats(&self) -> PortStats {
-        self.port.stats()
     }
 
     /// Returns freed memory to the kernel after a peak, as the allocator would keep it.

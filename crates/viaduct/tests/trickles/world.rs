@@ -250,7 +250,7 @@ impl Client {
         eprintln!(
             "{:?} {:?}",
             self.connector().stream(flow).unwrap().stats(),
-            self.connector().stats()
+            self.connector().port().stats()
         );
         End::TooSlow
     }

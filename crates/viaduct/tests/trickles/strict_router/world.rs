@@ -144,7 +144,7 @@ impl World {
             run_dir: self.run_dir.clone(),
         };
         let port = self.client.netns().enter(|| ClientPort::open(&settings, 7)).unwrap().unwrap();
-        Client { port: Some(port), netns: self.client.netns().clone() }
+        Client { port: Some(port), netns: self.client.netns().clone(), flows: Vec::new() }
     }
 }
 
@@ -220,6 +220,7 @@ impl Drop for Echo {
 pub(crate) struct Client {
     port: Option<ClientPort>,
     netns: Netns,
+    flows: Vec<Flow>,
 }
 
 /// An event at a client.
@@ -238,7 +239,9 @@ impl Client {
     pub(crate) fn connect(&mut self, ip: &str) -> Flow {
         let to = SocketAddr::new(ip.parse().unwrap(), PORT);
         let (netns, port) = (self.netns.clone(), self.port());
-        netns.enter(|| port.connect(to)).unwrap().unwrap()
+        let flow = netns.enter(|| port.connect(to)).unwrap().unwrap();
+        self.flows.push(flow);
+        flow
     }
 
     /// Sends request `number`, for this many answers of this many bytes.
@@ -248,7 +251,7 @@ impl Client {
         message.extend(number.to_be_bytes());
         message.resize(88, 1);
         self.port().send(flow, &message, expected).unwrap();
-        self.port().flush();
+        self.port().flush([flow]);
     }
 
     /// Waits for events, for at most `timeout`; returns with the first.
@@ -256,9 +259,14 @@ impl Client {
         let (mut events, waker) = (Vec::new(), Waker::new().unwrap());
         let until = Instant::now() + timeout;
         while events.is_empty() && Instant::now() < until {
-            self.port().turn(|_, heard| events.extend(event(heard))).unwrap();
+            let (flows, port) = (self.flows.clone(), self.port());
+            port.receive_tap(|_, heard| events.extend(event(heard))).unwrap();
+            for &flow in &flows {
+                port.receive_flow(flow, |_, heard| events.extend(event(heard))).unwrap();
+            }
             if events.is_empty() {
-                let sockets: Vec<_> = self.port().sockets().collect();
+                let udp = flows.iter().filter_map(|&flow| port.socket(flow));
+                let sockets: Vec<_> = port.tap().into_iter().chain(udp).collect();
                 let sockets: Vec<_> =
                     sockets.iter().map(|fd| fd as &dyn std::os::fd::AsFd).collect();
                 wait(&sockets, &waker, Duration::from_millis(10));
