@@ -1,10 +1,8 @@
 //! Beginnings of trickles: an address token, its echo, a restart, a move.
 
-use std::net::SocketAddr;
-
 use super::grant::Event;
 use super::work::{Item, MAIN};
-use super::{APART, MIN_AGE, MIN_MESSAGE, Refusal, Server, Settings, instant};
+use super::{APART, Arrival, MIN_AGE, MIN_MESSAGE, Refusal, Server, Settings, instant};
 use crate::time::Instant;
 use crate::trickles::SILENCE;
 use crate::trickles::continuation::{Continuation, Losses, Mode};
@@ -17,24 +15,17 @@ use crate::trickles::wire::response::{Kind, overhead};
 
 impl Server {
     /// Answers a first request with an address token, in at most as many bytes as the request has.
-    pub(super) fn open(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        token: u64,
-        message: u16,
-        len: usize,
-    ) -> Result<Event, Refusal> {
+    pub(super) fn open(&mut self, at: Arrival, token: u64, message: u16) -> Result<Event, Refusal> {
         let keys = self.ring.newest();
-        let address = keys.address(from);
+        let address = keys.address(at.from);
         let address_token = Continuation {
-            connection: keys.connection(token, address, now.as_nanos()),
+            connection: keys.connection(token, address, at.now.as_nanos()),
             tag: token as u32,
             message: message.clamp(MIN_MESSAGE, self.settings.message.max(MIN_MESSAGE)),
             ..blank(&self.settings)
         };
         let connection = address_token.connection;
-        self.offer(now, from, address_token, 0, len)?;
+        self.offer(at, address_token, 0)?;
         self.stats.opened += 1;
         Ok(Event::Open { connection })
     }
@@ -42,20 +33,18 @@ impl Server {
     /// Processes a restart after a timeout, or after a silence of the client.
     pub(super) fn restart(
         &mut self,
-        now: Instant,
-        from: SocketAddr,
+        at: Arrival,
         attempt: u8,
         returned: &Returned,
-        len: usize,
     ) -> Result<Event, Refusal> {
-        let known = Continuation::open(&self.ring, returned.continuation)?;
+        let (known, now) = (Continuation::open(&self.ring, returned.continuation)?, at.now);
         let age = now.since(instant(now, known.timestamp));
-        let Some(address) = self.home(from, &known, returned) else {
-            return self.moved(now, from, &known, attempt, len);
+        let Some(address) = self.home(at.from, &known, returned) else {
+            return self.moved(at, &known, attempt);
         };
         let silent = attempt == 1 && age > SILENCE;
         if attempt == MAX_ATTEMPTS || !self.replay.admit(now, instant(now, known.timestamp)) {
-            return self.resumed(now, from, &known, (attempt, silent), len);
+            return self.resumed(at, &known, attempt, silent);
         }
         if attempt > 1 && age < MIN_AGE * (1 << (attempt - 1)) {
             return Err(Refusal::TooSoon { attempt, age });
@@ -106,14 +95,13 @@ impl Server {
     /// echoed that.
     fn resumed(
         &mut self,
-        now: Instant,
-        from: SocketAddr,
+        at: Arrival,
         known: &Continuation,
-        (attempt, silent): (u8, bool),
-        len: usize,
+        attempt: u8,
+        silent: bool,
     ) -> Result<Event, Refusal> {
         let first = if silent { self.anew(known) } else { self.timed_out(known, known.number) };
-        let event = self.readmit(now, from, known, attempt, first, len)?;
+        let event = self.readmit(at, known, attempt, first)?;
         self.stats.resumed += u64::from(silent);
         Ok(event)
     }
@@ -153,14 +141,11 @@ impl Server {
     /// as many bytes as it sent, until it has echoed that.
     pub(super) fn moved(
         &mut self,
-        now: Instant,
-        from: SocketAddr,
+        at: Arrival,
         known: &Continuation,
         attempt: u8,
-        len: usize,
     ) -> Result<Event, Refusal> {
-        let first = self.at_another(known);
-        let event = self.readmit(now, from, known, attempt, first, len)?;
+        let event = self.readmit(at, known, attempt, self.at_another(known))?;
         self.stats.moved += 1;
         Ok(event)
     }
@@ -170,12 +155,10 @@ impl Server {
     /// continues this way.
     fn readmit(
         &mut self,
-        now: Instant,
-        from: SocketAddr,
+        at: Arrival,
         known: &Continuation,
         attempt: u8,
         (start, ssthresh): (u16, u64),
-        len: usize,
     ) -> Result<Event, Refusal> {
         let mut address_token = Continuation {
             connection: known.connection,
@@ -187,19 +170,17 @@ impl Server {
         let ssthresh = u16::try_from(ssthresh.max(2)).unwrap_or(u16::MAX);
         let (base, start) = (known.number + APART, start.max(1));
         address_token.epoch = Epoch { base, start, ssthresh, ..address_token.epoch };
-        self.offer(now, from, address_token, attempt, len)?;
+        self.offer(at, address_token, attempt)?;
         Ok(Event::Request { connection: known.connection })
     }
 
-    /// Lays out the address token in answer to a request of `len` bytes. `attempt` is the number of
-    /// the attempt to begin with the continuation; 0 for a new connection.
+    /// Lays out the address token in answer to a request. `attempt` is the number of the attempt to
+    /// begin with the continuation; 0 for a new connection.
     fn offer(
         &mut self,
-        now: Instant,
-        from: SocketAddr,
+        Arrival { now, from, len }: Arrival,
         address_token: Continuation,
         attempt: u8,
-        len: usize,
     ) -> Result<(), Refusal> {
         let base = base_at(now, address_token.epoch.base);
         let epoch = Epoch { base, ..address_token.epoch };

@@ -3,7 +3,7 @@
 use super::work::Item;
 use crate::trickles::bytes::{Reader, put_varint};
 use crate::trickles::continuation::Continuation;
-use crate::trickles::keys::{KeyRing, Keys};
+use crate::trickles::keys::KeyRing;
 use crate::trickles::wire::response::{
     self, Head, Kind, Payload, continuation_len, most_grouped, overhead,
 };
@@ -101,7 +101,11 @@ impl Grant {
         let Continuation { tag, generation, number, .. } = continuation;
         let head = Head { tag, generation, number, nonce: item.nonce };
         if item.kind == Kind::Group {
-            return emit_group(ring, keys, &continuation, head, item.count, out);
+            let Some(of_nonces) = ring.get(template.nonces) else { return false };
+            let mut nonces = of_nonces.nonces(template.connection);
+            let nonces = (number..).take(item.count.into()).map(|number| nonces.of(number));
+            response::emit_group(keys, head, &continuation, &nonces.collect::<Vec<_>>(), out);
+            return true;
         }
         let len = payload.user.len() + payload.data.len();
         assert!(len <= item.room, "a payload of {len} bytes in a room of {}", item.room);
@@ -184,21 +188,4 @@ fn item(ring: &KeyRing, reader: &mut Reader, templates: &[Continuation; 2]) -> O
     };
     let within = kind == Kind::Again || number >= of.epoch.base;
     within.then_some(Item { kind, count, number, nonce, template, room })
-}
-
-/// Appends the message of a group. Returns false if the ring lacks the secret of its nonces.
-fn emit_group(
-    ring: &KeyRing,
-    keys: &Keys,
-    first: &Continuation,
-    head: Head,
-    count: u8,
-    out: &mut Vec<u8>,
-) -> bool {
-    let Some(of_nonces) = ring.get(first.nonces) else { return false };
-    let mut nonces = of_nonces.nonces(first.connection);
-    let nonces: Vec<u64> =
-        (first.number..).take(count.into()).map(|number| nonces.of(number)).collect();
-    response::emit_group(keys, head, first, &nonces, out);
-    true
 }

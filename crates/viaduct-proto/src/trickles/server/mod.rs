@@ -94,6 +94,14 @@ pub struct Server {
     templates: [Continuation; 2],
 }
 
+/// Arrival of a request: time, address of its sender, length in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Arrival {
+    now: Instant,
+    from: SocketAddr,
+    len: usize,
+}
+
 impl Server {
     /// Creates a server that has answered nothing yet.
     pub fn new(settings: Settings, ring: KeyRing, replay: Replay) -> Self {
@@ -164,10 +172,11 @@ impl Server {
 
     fn decide(&mut self, now: Instant, from: SocketAddr, message: &[u8]) -> Result<Event, Refusal> {
         let Request { kind, len, .. } = Request::parse(message)?;
+        let at = Arrival { now, from, len };
         match kind {
-            Kind::Open { token, message } => self.open(now, from, token, message, len),
-            Kind::Step(returned) => self.step(now, from, &returned, len),
-            Kind::Restart { attempt, returned } => self.restart(now, from, attempt, &returned, len),
+            Kind::Open { token, message } => self.open(at, token, message),
+            Kind::Step(returned) => self.step(at, &returned),
+            Kind::Restart { attempt, returned } => self.restart(at, attempt, &returned),
         }
     }
 }

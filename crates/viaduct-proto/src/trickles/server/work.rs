@@ -1,10 +1,8 @@
 //! Layout of the packets of an answer.
 
-use std::net::SocketAddr;
-
 use super::grant::Event;
 use super::judge::Judged;
-use super::{Refusal, Server, instant};
+use super::{Arrival, Refusal, Server, instant};
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Mode};
 use crate::trickles::epoch::Epoch;
@@ -48,20 +46,15 @@ pub(super) const MAIN: usize = 1;
 
 impl Server {
     /// Processes a step: the request of a trickle, or the echo of an address token.
-    pub(super) fn step(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        returned: &Returned,
-        len: usize,
-    ) -> Result<Event, Refusal> {
+    pub(super) fn step(&mut self, at: Arrival, returned: &Returned) -> Result<Event, Refusal> {
+        let now = at.now;
         let known = Continuation::open(&self.ring, returned.continuation)?;
         let made = instant(now, known.timestamp);
         if !self.replay.admit(now, made) {
             return Err(Refusal::Stale { age: now.since(made) });
         }
-        let Some(address) = self.home(from, &known, returned) else {
-            return self.moved(now, from, &known, 1, len);
+        let Some(address) = self.home(at.from, &known, returned) else {
+            return self.moved(at, &known, 1);
         };
         let connection = known.connection;
         if self.replay.knows(connection, Once::Over(known.generation)) {
