@@ -183,7 +183,8 @@ impl World {
                     let _ = self.servers[from].handle(self.now, way(), &message);
                 }
                 let mut collection = Vec::new();
-                let moved = self.servers[from].extract_events(self.now, |_| true, &mut collection);
+                let server = &mut self.servers[from];
+                let moved = server.extract_events(self.now, usize::MAX, |_| true, &mut collection);
                 let installed = self.servers[1 - from].install_events(self.now, &collection);
                 assert_eq!(installed.taken + installed.refused, moved);
                 self.serve();

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int};
 use std::path::PathBuf;
 
 use bytes::Bytes;
-use viaduct_proto::trickles::api::Piece;
+use viaduct_proto::trickles::api::{Minisocket, Piece};
 use viaduct_proto::trickles::standard::wire::{MAX_STATE, emit_valid};
 use viaduct_proto::trickles::standard::{END, Reason, Valid};
 use viaduct_trickles::{Listener, Secrets, ServerSettings};
@@ -307,18 +307,11 @@ pub unsafe extern "C" fn msk_extract_events(
     // SAFETY: as the caller says.
     let room = unsafe { values(collection, count(*length)) };
     table::server(fd, |listener| {
-        let (now, mut left, mut out) = (listener.now(), room.len(), Vec::new());
-        let events = listener.endpoint().extract_events(
-            now,
-            |event| {
-                let named = wanted.iter().any(|one| one.connection == event.connection());
-                let fits = event.sealed_len() <= left;
-                let taken = fits && (named || wanted.is_empty());
-                left -= if taken { event.sealed_len() } else { 0 };
-                taken
-            },
-            &mut out,
-        );
+        let (now, mut out) = (listener.now(), Vec::new());
+        let which = |event: &Minisocket<'_>| {
+            wanted.is_empty() || wanted.iter().any(|one| one.connection == event.connection())
+        };
+        let events = listener.endpoint().extract_events(now, room.len(), which, &mut out);
         room[..out.len()].copy_from_slice(&out);
         *length = out.len();
         count(events)

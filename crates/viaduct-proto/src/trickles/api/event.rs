@@ -26,14 +26,14 @@ pub enum Kind {
 /// The right to answer one request, once. See the [module](super).
 #[derive(Clone, Debug)]
 pub struct Minisocket<'m> {
-    grant: Grant,
-    to: Return,
+    pub(super) grant: Grant,
+    pub(super) to: Return,
     /// The request; empty if it was released.
-    message: Cow<'m, [u8]>,
+    pub(super) message: Cow<'m, [u8]>,
     /// Parsed properties of the request, if it was released.
     kept: Option<RequestSummary>,
     /// Channel of the request, by which the answers are sent, too.
-    channel: Channel,
+    pub(super) channel: Channel,
 }
 
 /// Properties of a request that determine the layout of its answer.
@@ -194,11 +194,6 @@ impl<'m> Minisocket<'m> {
         self.message = Cow::Borrowed(&[]);
     }
 
-    /// Maximum length of the event when it is extracted, in bytes.
-    pub fn sealed_len(&self) -> usize {
-        self.message.len() + self.grant.written_len() + 128 + self.channel.overhead()
-    }
-
     /// Returns the minisocket with a copy of the request.
     #[must_use]
     pub fn into_owned(self) -> Minisocket<'static> {
@@ -209,10 +204,6 @@ impl<'m> Minisocket<'m> {
     /// Returns whether the request was encrypted, and hence the answers will be.
     pub fn is_encrypted(&self) -> bool {
         self.channel != Channel::Clear
-    }
-
-    pub(super) fn into_parts(self) -> (Grant, Return, Cow<'m, [u8]>, Channel) {
-        (self.grant, self.to, self.message, self.channel)
     }
 
     /// Properties that determine the layout of the answer.

@@ -35,20 +35,21 @@ pub struct Installed {
 }
 
 impl Endpoint {
-    /// Moves the events for which `which` returns true from the queue to `out`. Returns how
-    /// many.
+    /// Moves the events for which `which` returns true from the queue to `out`, as long as that has
+    /// at most `most` bytes. Returns how many.
     pub fn extract_events(
         &mut self,
         now: Instant,
+        most: usize,
         mut which: impl FnMut(&Minisocket<'_>) -> bool,
         out: &mut Vec<u8>,
     ) -> usize {
         let waiting = self.queue.len();
         for event in std::mem::take(&mut self.queue) {
-            if which(&event) {
-                self.seal(now, event, out);
-            } else {
-                self.queue.push_back(event);
+            let sealed = which(&event).then(|| self.seal(now, &event));
+            match sealed.filter(|sealed| out.len() + sealed.len() <= most) {
+                Some(sealed) => out.extend(sealed),
+                None => self.queue.push_back(event),
             }
         }
         let extracted = waiting - self.queue.len();
@@ -56,15 +57,17 @@ impl Endpoint {
         extracted
     }
 
-    fn seal(&self, now: Instant, event: Minisocket<'_>, out: &mut Vec<u8>) {
-        let (grant, to, message, channel) = event.into_parts();
+    fn seal(&self, now: Instant, event: &Minisocket<'_>) -> Vec<u8> {
+        let Minisocket { grant, to, message, channel, .. } = event;
         let mut bytes = vec![VERSION];
         put_u48(&mut bytes, micros(now));
         put_counted(&mut bytes, &to.emit());
         grant.write(&mut bytes);
-        put_counted(&mut bytes, &message);
+        put_counted(&mut bytes, message);
         put_counted(&mut bytes, &channel.emit());
-        put_counted(out, &self.ring().seal_event(&bytes));
+        let mut sealed = Vec::new();
+        put_counted(&mut sealed, &self.ring().seal_event(&bytes));
+        sealed
     }
 
     /// Queues events that another server has extracted.

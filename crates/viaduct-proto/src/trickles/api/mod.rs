@@ -51,8 +51,6 @@ pub use reply::{Files, Piece, Reply, Stretch};
 /// Counters of an endpoint, in addition to those of its [`Server`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Events given to the application.
-    pub events: u64,
     /// Events answered by the application.
     pub sent: u64,
     /// Packets of those answers.
@@ -189,7 +187,6 @@ impl Endpoint {
         if let Some(resolved) = self.ahead.resolve(grant.connection(), &message) {
             message = Cow::Owned(resolved);
         }
-        self.stats.events += 1;
         Ok(Minisocket::new(grant, to, message, channel))
     }
 
@@ -213,7 +210,7 @@ impl Endpoint {
         let wants = event.summary();
         let ring = self.server.ring();
         let renewed = wants.other.and_then(|(index, other)| Some((index, reseal(ring, &other)?)));
-        let (grant, mut to, _, channel) = event.into_parts();
+        let Minisocket { grant, mut to, channel, .. } = event;
         if !grant.is_answerable(ring) || !channel.is_answerable(ring) {
             self.stats.outlived += 1;
             return;

@@ -15,7 +15,7 @@ use crate::time::Instant;
 const FEW: usize = 2;
 
 /// State of the loss detection.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Recovery {
     timers: Timers,
     pub(super) trips: Trips,
@@ -43,22 +43,10 @@ pub(super) struct Recovery {
 impl Recovery {
     /// State of a connection that is opened at `now`. Its first request is due at once.
     pub(super) fn new(now: Instant) -> Recovery {
-        let mut timers = Timers::default();
-        timers.set(Timer::Restart, now);
-        Recovery {
-            timers,
-            trips: Trips::default(),
-            repeat: Repeat::default(),
-            attempts: 0,
-            restart_is_due: false,
-            is_probed: false,
-            is_stuck: false,
-            missing: None,
-            heard: now,
-            opened: now,
-            highest: 0,
-            answered: now,
-        }
+        let mut recovery =
+            Recovery { heard: now, opened: now, answered: now, ..Recovery::default() };
+        recovery.timers.set(Timer::Restart, now);
+        recovery
     }
 
     /// Deadline of the earliest timer, if any.

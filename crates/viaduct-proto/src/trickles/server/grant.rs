@@ -142,12 +142,6 @@ impl Grant {
         }
     }
 
-    /// Maximum length of the serialized grant, in bytes.
-    pub(in crate::trickles) fn written_len(&self) -> usize {
-        let templates = self.templates.iter().map(Continuation::len).sum::<usize>();
-        templates + 16 + self.work.len() * (2 + 8 + 10)
-    }
-
     /// Parses a grant; `None` if it is invalid, or `ring` lacks one of its secrets.
     pub(in crate::trickles) fn read(ring: &KeyRing, reader: &mut Reader) -> Option<Grant> {
         let request = reader.u8()?;

@@ -277,7 +277,7 @@ fn a_detached_event_is_answered_by_a_replica_under_its_clients_key() {
         for request in client.requests() {
             replicas[0].handle(client.now, way_back(), &request).unwrap();
         }
-        let count = replicas[0].extract_events(client.now, |_| true, &mut collection);
+        let count = replicas[0].extract_events(client.now, usize::MAX, |_| true, &mut collection);
         assert!(!collection.windows(SAID.len()).any(|window| window == SAID));
         assert_eq!(replicas[1].install_events(client.now, &collection).taken, count);
         client.wait();

@@ -429,7 +429,7 @@ fn events_of_one_server_are_answered_by_another() {
         }
         // Some of the waiting events are moved to the other server.
         let mut collection = Vec::new();
-        moved += here.extract_events(hand.now, |_| turn.chance(0.5), &mut collection);
+        moved += here.extract_events(hand.now, usize::MAX, |_| turn.chance(0.5), &mut collection);
         let mut altered = collection.clone();
         if let Some(byte) = altered.last_mut() {
             *byte ^= 1;
@@ -450,7 +450,9 @@ fn events_of_one_server_are_answered_by_another() {
     let requests = hand.requests();
     requests.iter().for_each(|r| here.handle(hand.now, way_back(), r).unwrap());
     assert!(!requests.is_empty());
-    assert_eq!(here.extract_events(hand.now, |_| true, &mut collection), requests.len());
+    assert_eq!(here.extract_events(hand.now, 30, |_| true, &mut collection), 0, "none fits");
+    let moved = here.extract_events(hand.now, usize::MAX, |_| true, &mut collection);
+    assert_eq!(moved, requests.len());
     let later = hand.now + Duration::from_secs(60);
     assert_eq!(there.install_events(later, &collection).taken, 0);
     assert_eq!(hand.stream.state(late), State::Open);

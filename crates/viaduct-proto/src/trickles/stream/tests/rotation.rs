@@ -71,7 +71,8 @@ fn an_event_is_answered_by_a_server_whose_newest_secret_is_another() {
                 here.handle(hand.now, way_back(), &request).unwrap();
             }
             let mut collection = Vec::new();
-            let count = here.extract_events(hand.now, |_| round % 4 != 1, &mut collection);
+            let count =
+                here.extract_events(hand.now, usize::MAX, |_| round % 4 != 1, &mut collection);
             assert_eq!(there.install_events(hand.now, &collection).taken, count);
             [serve(&mut here, HABITS), serve(&mut there, HABITS)].concat()
         });
@@ -96,7 +97,7 @@ fn an_event_whose_secret_is_gone_is_counted_and_not_answered() {
     give(&mut here, &[1, 2]);
     give(&mut there, &[2]);
     let mut collection = Vec::new();
-    assert_eq!(here.extract_events(hand.now, |_| true, &mut collection), 1);
+    assert_eq!(here.extract_events(hand.now, usize::MAX, |_| true, &mut collection), 1);
     let done = there.install_events(hand.now, &collection);
     assert_eq!((done.taken, done.refused, there.stats().strange), (0, 1, 1));
 }
