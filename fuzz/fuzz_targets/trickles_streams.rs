@@ -151,7 +151,12 @@ impl World {
             Step::Up { count, server } => {
                 let count = usize::from(count).min(self.up.len());
                 for message in self.up.drain(..count).collect::<Vec<_>>() {
-                    let _ = self.servers[usize::from(server)].handle(self.now, way(), &message);
+                    let _ = self.servers[usize::from(server)].handle(
+                        self.now,
+                        way(),
+                        &message,
+                        usize::MAX,
+                    );
                 }
                 self.serve();
             }
@@ -180,7 +185,7 @@ impl World {
                 let count = usize::from(count).min(self.up.len());
                 let from = usize::from(server);
                 for message in self.up.drain(..count).collect::<Vec<_>>() {
-                    let _ = self.servers[from].handle(self.now, way(), &message);
+                    let _ = self.servers[from].handle(self.now, way(), &message, usize::MAX);
                 }
                 let mut collection = Vec::new();
                 let server = &mut self.servers[from];

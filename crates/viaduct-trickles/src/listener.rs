@@ -117,7 +117,7 @@ impl Listener {
         port.turn(|message, to, answers| {
             let room = answers.room(&to);
             // Refusals are counted.
-            let _ = endpoint.handle_within(now, to, message, room);
+            let _ = endpoint.handle(now, to, message, room);
         })
     }
 

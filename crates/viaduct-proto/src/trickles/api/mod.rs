@@ -135,21 +135,13 @@ impl Endpoint {
         self.queue.len()
     }
 
-    /// Processes a request whose answers are sent by `to`, and queues its event. The request is
-    /// copied, as it outlives the packet; [`Endpoint::accept`] avoids the copy.
+    /// Processes a request whose answers are sent by `to`, in messages of at most `most` bytes
+    /// (see [`Minisocket::fit`]), and queues its event. The request is copied, as it outlives the
+    /// packet; [`Endpoint::accept`] avoids the copy.
     ///
     /// # Errors
     /// [`Refusal`], which is counted.
-    pub fn handle(&mut self, now: Instant, to: Return, message: &[u8]) -> Result<(), Refusal> {
-        self.handle_within(now, to, message, usize::MAX)
-    }
-
-    /// As [`Endpoint::handle`], for a path that takes messages of `most` bytes: see
-    /// [`Minisocket::fit`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::handle`]'s.
-    pub fn handle_within(
+    pub fn handle(
         &mut self,
         now: Instant,
         to: Return,

@@ -122,13 +122,8 @@ pub enum Invalid {
 
 impl Continuation {
     /// Length of this continuation on the wire, in bytes.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         CONTINUATION + LOSS * self.losses.runs().len()
-    }
-
-    /// Always false: a continuation has its fixed part.
-    pub fn is_empty(&self) -> bool {
-        false
     }
 
     /// Appends the continuation with its code.

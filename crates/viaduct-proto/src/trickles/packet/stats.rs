@@ -1,29 +1,22 @@
 //! Counters of refused packets.
 
-/// Why a packet was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+/// Reason why a packet is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Not TCP or UDP over IP, a fragment, or lengths that contradict each other.
-    #[error("not a whole packet of TCP or UDP")]
     Malformed,
     /// Truncated packet.
-    #[error("the packet's end is missing")]
     Cut,
     /// More bytes than one message: several packets were coalesced on the path.
-    #[error("several packets were joined to one")]
     Merged,
     /// Wrong checksum.
-    #[error("a wrong checksum")]
     Checksum,
     /// No mark, or one of another version.
-    #[error("no mark of ours")]
     Unmarked,
     /// TCP flags that Trickles' packets do not have, or not in this direction.
-    #[error("flags that no such packet has")]
     Flags,
     /// From a host of the same role, between other addresses, or from an address that is not a
     /// host's.
-    #[error("not meant for this end")]
     NotOurs,
 }
 

@@ -275,7 +275,7 @@ fn a_detached_event_is_answered_by_a_replica_under_its_clients_key() {
         }
         let mut collection = Vec::new();
         for request in client.requests() {
-            replicas[0].handle(client.now, way_back(), &request).unwrap();
+            replicas[0].handle(client.now, way_back(), &request, usize::MAX).unwrap();
         }
         let count = replicas[0].extract_events(client.now, usize::MAX, |_| true, &mut collection);
         assert!(!collection.windows(SAID.len()).any(|window| window == SAID));

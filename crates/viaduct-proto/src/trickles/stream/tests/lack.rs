@@ -10,7 +10,7 @@ use crate::trickles::standard::{MAIN, Place, Reason, Valid};
 fn answer(server: &mut Endpoint, hand: &mut ByHand, reply: impl Fn(&Input, &mut Reply)) {
     for _ in 0..20 {
         for request in hand.requests() {
-            server.handle(hand.now, way_back(), &request).unwrap();
+            server.handle(hand.now, way_back(), &request, usize::MAX).unwrap();
         }
         let mut out = Vec::new();
         while let Some(event) = server.poll_event() {

@@ -371,14 +371,14 @@ fn continuations_of_dropped_secrets_are_reported() {
     let mut hand = ByHand::new();
     let stream = hand.stream.request(b"G200000 7\n", 1 << 20).unwrap();
     for request in hand.requests() {
-        server.handle(hand.now, way_back(), &request).unwrap();
+        server.handle(hand.now, way_back(), &request, usize::MAX).unwrap();
     }
     hand.take(&serve(&mut server, HABITS));
     // Only the new secret is left: even the transport's continuation is unknown.
     server.server_mut().ring_mut().rotate(9, &[9; 32], 1);
     for _ in 0..100 {
         for request in hand.requests() {
-            let _ = server.handle(hand.now, way_back(), &request);
+            let _ = server.handle(hand.now, way_back(), &request, usize::MAX);
         }
         hand.take(&serve(&mut server, HABITS));
         if let Some(due) = hand.stream.poll_timeout() {
@@ -425,7 +425,7 @@ fn events_of_one_server_are_answered_by_another() {
         hand.now += Duration::from_millis(10);
         let mut turn = Rng::from_seed(round);
         for request in hand.requests() {
-            here.handle(hand.now, way_back(), &request).unwrap();
+            here.handle(hand.now, way_back(), &request, usize::MAX).unwrap();
         }
         // Some of the waiting events are moved to the other server.
         let mut collection = Vec::new();
@@ -448,7 +448,7 @@ fn events_of_one_server_are_answered_by_another() {
     let mut collection = Vec::new();
     let late = hand.stream.request(b"G10 7\n", 20).unwrap();
     let requests = hand.requests();
-    requests.iter().for_each(|r| here.handle(hand.now, way_back(), r).unwrap());
+    requests.iter().for_each(|r| here.handle(hand.now, way_back(), r, usize::MAX).unwrap());
     assert!(!requests.is_empty());
     assert_eq!(here.extract_events(hand.now, 30, |_| true, &mut collection), 0, "none fits");
     let moved = here.extract_events(hand.now, usize::MAX, |_| true, &mut collection);
@@ -464,7 +464,7 @@ fn a_detached_event_is_answered_later_and_a_dropped_one_requested_again() {
     let mut hand = ByHand::new();
     hand.stream.write(MAIN, b"G100 7\n");
     let open = hand.requests().remove(0);
-    server.handle(hand.now, way_back(), &open).unwrap();
+    server.handle(hand.now, way_back(), &open, usize::MAX).unwrap();
     let mut event = server.poll_event().unwrap();
     let place = event.inputs(server.ring()).next().unwrap().unwrap().place;
     event.forget_request();
@@ -480,14 +480,14 @@ fn a_detached_event_is_answered_later_and_a_dropped_one_requested_again() {
     let mut hand = ByHand::new();
     hand.stream.write(MAIN, b"G100 7\n");
     for request in hand.requests() {
-        server.handle(hand.now, way_back(), &request).unwrap();
+        server.handle(hand.now, way_back(), &request, usize::MAX).unwrap();
         let event = server.poll_event().unwrap();
         server.drop_event(event);
     }
     hand.now = hand.stream.poll_timeout().unwrap();
     hand.stream.handle_timeout(hand.now);
     for request in hand.requests() {
-        server.handle(hand.now, way_back(), &request).unwrap();
+        server.handle(hand.now, way_back(), &request, usize::MAX).unwrap();
     }
     hand.take(&serve(&mut server, HABITS));
     assert_eq!(hand.read(MAIN), object(100, 7));
@@ -509,7 +509,7 @@ fn what_is_detached_is_answered_alike() {
             said.push((put, digest(round.to_string().as_bytes(), [0; 2])));
         }
         for request in hand.requests() {
-            server.handle(hand.now, way_back(), &request).unwrap();
+            server.handle(hand.now, way_back(), &request, usize::MAX).unwrap();
             let event = crate::trickles::wire::Request::parse(&request).unwrap();
             both += usize::from(event.groups.count() > 0 && !event.data.is_empty());
         }
@@ -530,7 +530,7 @@ fn the_queue_has_an_end_and_keeps_nothing_of_what_was_answered() {
         let mut stream = Stream::open(Config::default(), n, at(1.0));
         stream.write(MAIN, b"G100 7\n");
         let open = stream.poll_transmit(at(1.0)).unwrap();
-        server.handle(at(1.0), way_back(), &open).unwrap();
+        server.handle(at(1.0), way_back(), &open, usize::MAX).unwrap();
     }
     assert_eq!((server.waiting(), server.stats().overflowed), (1_000, 500));
     assert_eq!(serve(&mut server, HABITS).len(), 1_000);
@@ -544,7 +544,7 @@ fn a_closed_connection_is_reported() {
     hand.stream.write(MAIN, b"G100 7\n");
     for _ in 0..4 {
         for request in hand.requests() {
-            server.handle(hand.now, way_back(), &request).unwrap();
+            server.handle(hand.now, way_back(), &request, usize::MAX).unwrap();
         }
         hand.take(&serve(&mut server, HABITS));
     }
@@ -552,6 +552,6 @@ fn a_closed_connection_is_reported() {
     hand.stream.close();
     let requests = hand.requests();
     assert_eq!(requests.len(), 1);
-    server.handle(hand.now, way_back(), &requests[0]).unwrap();
+    server.handle(hand.now, way_back(), &requests[0], usize::MAX).unwrap();
     assert_eq!(server.poll_event().unwrap().kind(), crate::trickles::api::Kind::Close);
 }

@@ -46,7 +46,7 @@ fn secrets_are_rotated_between_a_request_and_its_answer() {
         let mut server = endpoint(at(0.0));
         fetch(|round, hand, requests| {
             for request in requests {
-                server.handle(hand.now, way_back(), &request).unwrap();
+                server.handle(hand.now, way_back(), &request, usize::MAX).unwrap();
             }
             if round % apart == 0 {
                 let number = 2 + round / apart;
@@ -68,7 +68,7 @@ fn an_event_is_answered_by_a_server_whose_newest_secret_is_another() {
         give(&mut there, &there_has);
         fetch(|round, hand, requests| {
             for request in requests {
-                here.handle(hand.now, way_back(), &request).unwrap();
+                here.handle(hand.now, way_back(), &request, usize::MAX).unwrap();
             }
             let mut collection = Vec::new();
             let count =
@@ -87,13 +87,13 @@ fn an_event_whose_secret_is_gone_is_counted_and_not_answered() {
     hand.stream.request(b"G100 7\n", 100).unwrap();
     let open = hand.requests().remove(0);
     let mut server = endpoint(at(0.0));
-    server.handle(hand.now, way_back(), &open).unwrap();
+    server.handle(hand.now, way_back(), &open, usize::MAX).unwrap();
     give(&mut server, &[2]);
     assert!(serve(&mut server, HABITS).is_empty());
     assert_eq!((server.stats().outlived, server.stats().sent), (1, 0));
     // Nor does a server accept it that can decrypt the event, but cannot answer it.
     let (mut here, mut there) = (endpoint(at(0.0)), endpoint(at(0.0)));
-    here.handle(hand.now, way_back(), &open).unwrap();
+    here.handle(hand.now, way_back(), &open, usize::MAX).unwrap();
     give(&mut here, &[1, 2]);
     give(&mut there, &[2]);
     let mut collection = Vec::new();

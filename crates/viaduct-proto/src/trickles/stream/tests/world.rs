@@ -304,7 +304,7 @@ impl Machine for Node {
                 *clock = now;
                 let [there, back] = habits.longest;
                 if packet.len() <= there {
-                    let _ = endpoint.handle(now, way_back(), &packet);
+                    let _ = endpoint.handle(now, way_back(), &packet, usize::MAX);
                 }
                 let answers = serve(endpoint, *habits).into_iter();
                 out.extend(answers.filter(|answer| answer.len() <= back));
