@@ -275,27 +275,16 @@ fn read_packet<'a>(
         return None;
     }
     let checksum = if got.check { Checksum::Check } else { Checksum::Trust };
-    let stats = &mut answers.egress.stats;
-    match tcp::parse(got.bytes, got.length, checksum) {
+    let read = match tcp::parse(got.bytes, got.length, checksum) {
         Ok(Packet::Message(segment, message)) => {
             // Packets that are forwarded are not counted.
             let to = is_ours(segment.destination, listen, local).then(|| Return::of(&segment))?;
-            let Some(to) = to else {
-                stats.refuse(Refusal::NotOurs);
-                return None;
-            };
-            stats.received += 1;
-            Some((message, to))
+            to.map(|to| (message, to)).ok_or(Refusal::NotOurs)
         }
-        Ok(Packet::Plain { .. }) => {
-            stats.refuse(Refusal::Unmarked);
-            None
-        }
-        Err(why) => {
-            stats.refuse(why);
-            None
-        }
-    }
+        Ok(Packet::Plain { .. }) => Err(Refusal::Unmarked),
+        Err(why) => Err(why),
+    };
+    answers.egress.stats.count(read)
 }
 
 fn is_ours(at: SocketAddr, listen: &[SocketAddr], local: &mut Local) -> bool {
@@ -310,23 +299,16 @@ fn read_datagram<'a>(
     port: u16,
     answers: &mut Answers,
 ) -> Option<(&'a [u8], Return)> {
-    let stats = &mut answers.egress.stats;
     let (from, to) = (got.from?, got.to?);
     let read = if got.length > got.bytes.len() { Err(Refusal::Cut) } else { udp::parse(got.bytes) };
-    match read {
+    let read = match read {
         Ok((Role::Request, _, message)) if from.port() != 0 => {
-            stats.received += 1;
-            Some((message, Return::of_datagram(canonical(from), SocketAddr::new(to, port))))
+            Ok((message, Return::of_datagram(canonical(from), SocketAddr::new(to, port))))
         }
-        Ok(_) => {
-            stats.refuse(Refusal::NotOurs);
-            None
-        }
-        Err(why) => {
-            stats.refuse(why);
-            None
-        }
-    }
+        Ok(_) => Err(Refusal::NotOurs),
+        Err(why) => Err(why),
+    };
+    answers.egress.stats.count(read)
 }
 
 /// Removes the parts that only this host's kernel uses, except for the scope that a link-local

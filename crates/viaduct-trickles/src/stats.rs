@@ -23,6 +23,13 @@ impl PortStats {
         self.refused.count(why);
     }
 
+    /// Counts a packet that was read as received, or as refused.
+    pub(crate) fn count<T>(&mut self, read: Result<T, Refusal>) -> Option<T> {
+        let read = read.inspect_err(|&why| self.refuse(why)).ok();
+        self.received += u64::from(read.is_some());
+        read
+    }
+
     pub(crate) fn together(&mut self, packets: u64) {
         self.together += packets;
         self.sent.sent += packets;

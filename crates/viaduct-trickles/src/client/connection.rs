@@ -2,7 +2,7 @@
 //! them.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::AsFd as _;
 
 use viaduct_proto::trickles::packet::{Format, Numbers, Opening, Role, Room, TooLong, udp};
 use viaduct_sys::socket::error_queue::enable_error_queue;
@@ -23,7 +23,7 @@ pub(super) struct Connection {
     pub(super) reset: bool,
     /// The last request, until the server has answered: if its packet format is refused, it is
     /// sent by the other.
-    unanswered: Vec<u8>,
+    pub(super) unanswered: Vec<u8>,
 }
 
 /// A reserved port: bound, so that the kernel does not assign it elsewhere, and neither
@@ -40,15 +40,6 @@ pub(super) struct Datagrams {
 }
 
 impl Connection {
-    pub(super) fn new(
-        remote: SocketAddr,
-        opening: Opening,
-        tcp: Option<(Numbers, ReservedPort)>,
-        udp: Option<Datagrams>,
-    ) -> Connection {
-        Connection { remote, opening, tcp, udp, reset: false, unanswered: Vec::new() }
-    }
-
     /// Maximum message lengths in packets of `mtu` bytes, for any packet format.
     pub(super) fn room(&self, mtu: usize) -> Room {
         let datagram = mtu.saturating_sub(udp::overhead(self.remote.is_ipv4()));
@@ -125,10 +116,6 @@ impl Datagrams {
         socket.set_buffers(SEND_BUFFER)?;
         enable_error_queue(&socket)?;
         Ok(Datagrams { socket, queue: Outbox::of_datagrams(), count: 0 })
-    }
-
-    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 
     fn push(

@@ -124,7 +124,9 @@ impl ClientPort {
             _ => Some(Datagrams::open(remote)?),
         };
         self.egress.ask_kernel(remote.ip());
-        let flow = self.flows.insert(Connection::new(remote, opening, tcp, udp));
+        let (reset, unanswered) = (false, Vec::new());
+        let connection = Connection { remote, opening, tcp, udp, reset, unanswered };
+        let flow = self.flows.insert(connection);
         if let Some((numbers, _)) = &self.flows[flow].tcp {
             self.by_address.insert(numbers.local(), flow);
         }
@@ -210,16 +212,12 @@ impl ClientPort {
         let ClientPort { inbox, by_address, flows, egress, packet, .. } = self;
         let Some(to) = flows.get_mut(flow.0) else { return Ok(0) };
         let Some(udp) = &to.udp else { return Ok(0) };
-        let received = inbox.receive(udp.as_fd());
+        let received = inbox.receive(udp.socket.as_fd());
         let datagrams = received.as_ref().map_or(0, |datagrams| *datagrams);
         for got in inbox.iter() {
-            match receive::datagram(&got, to.remote) {
-                Ok(message) => {
-                    egress.stats.received += 1;
-                    to.record_answer(Format::Udp);
-                    each(flow, PortEvent::Message(message));
-                }
-                Err(why) => egress.stats.refuse(why),
+            if let Some(message) = egress.stats.count(receive::datagram(&got, to.remote)) {
+                to.record_answer(Format::Udp);
+                each(flow, PortEvent::Message(message));
             }
         }
         // The socket was readable without a datagram, so there are ICMP errors.
@@ -294,7 +292,7 @@ impl ClientPort {
 
     /// The socket of [`ClientPort::receive_flow`].
     pub fn socket(&self, flow: Flow) -> Option<BorrowedFd<'_>> {
-        self.flows.get(flow.0)?.udp.as_ref().map(Datagrams::as_fd)
+        self.flows.get(flow.0)?.udp.as_ref().map(|udp| udp.socket.as_fd())
     }
 
     /// Counters of the port.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 
 use slab::Slab;
 use viaduct_proto::trickles::packet::icmp::{self, Report, Why};
@@ -111,7 +112,7 @@ impl Receiver<'_> {
         let mut last = None;
         while let Some(IcmpError { to, why }) = {
             let udp = self.flows.get(flow)?.udp.as_ref()?;
-            take_error(udp.as_fd())
+            take_error(udp.socket.as_fd())
         } {
             let event = match (to.is_ipv4(), why) {
                 (true, TOO_BIG_V4) | (false, TOO_BIG_V6) => {
