@@ -10,9 +10,9 @@ use crate::trickles::server::{Refusal, Server, Settings};
 use crate::trickles::wire::request::{emit_open, emit_padding, emit_returned};
 use crate::trickles::wire::{Form, MAX_ATTEMPTS, Response};
 
-const LENGTH: u64 = 1 << 40;
+pub(super) const LENGTH: u64 = 1 << 40;
 
-fn at(millis: u64) -> Instant {
+pub(super) fn at(millis: u64) -> Instant {
     Instant::from_nanos(1_000_000_000_000 + millis * 1_000_000)
 }
 
@@ -22,14 +22,14 @@ fn elsewhere() -> SocketAddr {
 
 /// A packet that a client has received: number, nonce, continuation.
 #[derive(Clone, Debug)]
-struct Kept {
-    number: u64,
+pub(super) struct Kept {
+    pub(super) number: u64,
     nonce: u64,
     bytes: Vec<u8>,
     known: Option<Continuation>,
 }
 
-fn kept(messages: &[Vec<u8>]) -> Vec<Kept> {
+pub(super) fn kept(messages: &[Vec<u8>]) -> Vec<Kept> {
     messages
         .iter()
         .map(|message| {
@@ -54,7 +54,7 @@ fn open(padding: usize) -> Vec<u8> {
 }
 
 /// A request with `kept`'s continuation and a proof of `ranges`.
-fn request(attempt: u8, kept: &Kept, ranges: &[Range]) -> Vec<u8> {
+pub(super) fn request(attempt: u8, kept: &Kept, ranges: &[Range]) -> Vec<u8> {
     let base = kept.known.unwrap().epoch.base;
     let (mut proof, mut message) = (Vec::new(), Vec::new());
     proof::emit(base, ranges, &mut proof);
@@ -67,7 +67,7 @@ fn request(attempt: u8, kept: &Kept, ranges: &[Range]) -> Vec<u8> {
 }
 
 /// The ranges that `packets` prove.
-fn ranges(packets: &[Kept]) -> Vec<Range> {
+pub(super) fn ranges(packets: &[Kept]) -> Vec<Range> {
     let mut ranges: Vec<Range> = Vec::new();
     for packet in packets {
         match ranges.last_mut() {
@@ -85,7 +85,7 @@ fn ranges(packets: &[Kept]) -> Vec<Range> {
 }
 
 /// A server, and the first window of a client at [`address`], at 100 ms.
-fn begun() -> (Server, Vec<Kept>) {
+pub(super) fn begun() -> (Server, Vec<Kept>) {
     let mut server = server(Settings::default(), at(0));
     let address_token = kept(&serve(&mut server, at(0), address(), LENGTH, &open(200)));
     let any = [Range {
@@ -99,7 +99,12 @@ fn begun() -> (Server, Vec<Kept>) {
     (server, window)
 }
 
-fn refusal(server: &mut Server, now: Instant, from: SocketAddr, message: &[u8]) -> Refusal {
+pub(super) fn refusal(
+    server: &mut Server,
+    now: Instant,
+    from: SocketAddr,
+    message: &[u8],
+) -> Refusal {
     server.handle(now, from, message).expect_err("an answer")
 }
 
@@ -319,88 +324,4 @@ fn a_client_that_loses_every_answer_to_a_restart_gets_address_tokens_until_one_a
     assert_eq!(serve(&mut server, now, address(), LENGTH, &echo).len(), 1, "as after a timeout");
     let old = request(0, &window[1], &ranges(&window[..2]));
     assert!(server.handle(now, address(), &old).is_err());
-}
-
-#[test]
-fn a_request_makes_up_for_those_that_were_lost_before_it() {
-    let (mut server, window) = begun();
-    // The requests of the first four packets are lost; that of the fifth proves that all have
-    // arrived.
-    let message = request(0, &window[4], &ranges(&window[..5]));
-    let answer = serve(&mut server, at(200), address(), LENGTH, &message);
-    assert_eq!(answer.len(), 3, "a group, and two packets of its own");
-    let Form::Group(group) = Response::parse(&answer[0]).unwrap().form else { panic!() };
-    let numbers: Vec<u64> = group.packets().map(|(number, ..)| number).collect();
-    let base = window[0].number;
-    assert_eq!(numbers, (base + 10..base + 18).collect::<Vec<_>>());
-    assert_eq!(server.stats().made_up, 4);
-    // They are recorded as answered, and not answered again.
-    let late = request(0, &window[2], &ranges(&window[..3]));
-    assert_eq!(refusal(&mut server, at(201), address(), &late), Refusal::Replayed);
-}
-
-#[test]
-fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
-    let is_again =
-        |one: &&Vec<u8>| matches!(Response::parse(one.as_slice()).unwrap().form, Form::Again);
-    let again = |answer: &[Vec<u8>]| answer.iter().filter(is_again).count();
-    // Seven packets are lost, which the eighth's request reports.
-    let (mut honest, window) = begun();
-    let message = request(0, &window[7], &ranges(&window[7..8]));
-    let answer = serve(&mut honest, at(200), address(), LENGTH, &message);
-    assert_eq!((again(&answer), honest.stats().invented), (7, 0));
-    // They have arrived, and their requests were answered.
-    let (mut server, window) = begun();
-    for n in 0..7 {
-        let message = request(0, &window[n], &ranges(&window[..=n]));
-        assert_eq!(serve(&mut server, at(200), address(), LENGTH, &message).len(), 2);
-    }
-    let base = window[0].number;
-    let message = request(0, &window[7], &ranges(&window[7..8]));
-    let refused = refusal(&mut server, at(201), address(), &message);
-    assert_eq!(refused, Refusal::Forked { base });
-    // All but the first, which is reported as lost, and later the others, too.
-    let (mut server, window) = begun();
-    for n in 1..7 {
-        let message = request(0, &window[n], &ranges(&window[1..=n]));
-        serve(&mut server, at(200), address(), LENGTH, &message);
-    }
-    let message = request(0, &window[7], &ranges(&window[7..8]));
-    let answer = serve(&mut server, at(201), address(), LENGTH, &message);
-    assert_eq!((again(&answer), server.stats().invented), (0, 6));
-    // The half of a pair has no continuation. The request of the second was answered, and
-    // proved it.
-    let (mut server, window) = begun();
-    // Otherwise its continuation would come as a delta.
-    server.ring_mut().rotate(2, &[9; 32], 2);
-    let [pair, more] = [0, 1].map(|n| {
-        let message = request(0, &window[n], &ranges(&window[..=n]));
-        kept(&serve(&mut server, at(200), address(), LENGTH, &message))
-    });
-    // The ninth was lost.
-    let window = [&window[..8], &window[9..]].concat();
-    let message = request(0, &pair[1], &ranges(&[&window[..], &pair].concat()));
-    assert!(!serve(&mut server, at(300), address(), LENGTH, &message).is_empty());
-    let without = [&window[..], &more[1..]].concat();
-    let message = request(0, &more[1], &ranges(&without));
-    let answer = serve(&mut server, at(400), address(), LENGTH, &message);
-    assert_eq!((again(&answer), server.stats().invented), (1, 2), "that behind them is lost");
-}
-
-#[test]
-fn the_first_of_two_contradicting_reports_counts() {
-    let (mut server, window) = begun();
-    let base = window[0].number;
-    let but = |lost: &[usize], last: usize| {
-        let came = (0..=last).filter(|n| !lost.contains(n)).map(|n| window[n].clone());
-        request(0, &window[last], &ranges(&came.collect::<Vec<_>>()))
-    };
-    assert!(!serve(&mut server, at(200), address(), LENGTH, &but(&[1, 2], 5)).is_empty());
-    // The client goes on as if they had arrived, or as if others had not, to get two windows.
-    for (lost, last, refused) in [(&[][..], 6, base), (&[2], 6, base + 2), (&[4], 6, base + 4)] {
-        let refusal = refusal(&mut server, at(201), address(), &but(lost, last));
-        assert_eq!(refusal, Refusal::Forked { base: refused });
-    }
-    assert!(!serve(&mut server, at(202), address(), LENGTH, &but(&[1, 2, 6], 7)).is_empty());
-    assert_eq!(server.stats().inconsistent, 3);
 }

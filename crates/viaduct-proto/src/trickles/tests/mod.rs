@@ -7,4 +7,5 @@ mod changes;
 mod compare;
 mod crowd;
 mod friendly;
+mod losses;
 mod transfer;

@@ -1,7 +1,8 @@
 //! Output for which a server has given no continuation: the stream fails, and tells the reason.
 
+use super::events::ByHand;
 use super::world::{endpoint, way_back};
-use super::{ByHand, Failure, State, at};
+use super::{Failure, State, at};
 use crate::trickles::api::{Endpoint, Input, Reply};
 use crate::trickles::standard::{MAIN, Place, Reason, Valid};
 

@@ -1,8 +1,9 @@
 //! Rotation of secrets between a request and its answer, and servers whose newest secrets
 //! differ.
 
+use super::events::ByHand;
 use super::world::{Browser, Habits, Node, endpoint, object, serve, way_back};
-use super::{ByHand, HABITS, World, at};
+use super::{HABITS, World, at};
 use crate::time::Duration;
 use crate::trickles::api::Endpoint;
 use crate::trickles::stream::{Config, State};

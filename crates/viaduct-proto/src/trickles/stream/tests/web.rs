@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 
 use super::world::{endpoint, way_back};
-use super::{Config, State, Stream, at};
+use super::{Config, State, at};
 use crate::time::{Duration, Instant};
 use crate::trickles::api::{Endpoint, Files};
 use crate::trickles::standard::MAIN;
+use crate::trickles::stream::Stream;
 use crate::web::{Found, Request, Site, respond};
 
 /// A file of so many bytes at every path.
