@@ -325,19 +325,15 @@ impl Connector {
             TAP => port.receive_tap(each),
             flow => port.receive_flow(Flow(flow as usize), each),
         };
+        // The path MTU of these may have become smaller.
         for flow in shortened {
-            self.shorten(flow, now);
+            let Some(connection) = connections.get_mut(&flow) else { continue };
+            if !connection.fit(port.room(flow), now) {
+                events.push_back((flow, ConnectorEvent::MtuTooSmall));
+            }
+            touched.insert(flow);
         }
         packets
-    }
-
-    /// Adapts a connection to a path MTU that may have become smaller.
-    fn shorten(&mut self, flow: Flow, now: Instant) {
-        let Some(connection) = self.connections.get_mut(&flow) else { return };
-        if !connection.fit(self.port.room(flow), now) {
-            self.events.push_back((flow, ConnectorEvent::MtuTooSmall));
-        }
-        self.touched.insert(flow);
     }
 
     fn run_timers(&mut self) {

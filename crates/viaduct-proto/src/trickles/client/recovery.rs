@@ -85,7 +85,7 @@ impl Recovery {
 
     /// Records the arrival of an address token.
     pub(super) fn hear_token(&mut self, now: Instant) {
-        self.trips.opened(now.since(self.opened));
+        self.trips.first.get_or_insert(now.since(self.opened));
         self.hear(now);
         self.stop_restart();
     }
@@ -108,7 +108,7 @@ impl Recovery {
         self.note_answer(sent);
         if self.repeat.is_plain(sent) {
             self.trips.measure(now.since(sent));
-            self.repeat.measured();
+            self.repeat.count = 0;
         }
     }
 

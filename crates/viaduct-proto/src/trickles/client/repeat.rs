@@ -20,7 +20,9 @@ pub(super) struct Repeat {
     /// Time of the first transmission, and of the last repetition.
     sent: Option<Instant>,
     again: Option<Instant>,
-    count: u32,
+    /// Number of repetitions since a round trip was measured: until then the interval stays as
+    /// long as it has become (RFC 6298, 5), because the path's delay may have grown.
+    pub(super) count: u32,
 }
 
 impl Repeat {
@@ -29,12 +31,6 @@ impl Repeat {
         self.message.clear();
         self.message.extend_from_slice(message);
         self.sent = Some(now);
-    }
-
-    /// Resets the interval when a round trip was measured. Until then it stays as long as it
-    /// has become (RFC 6298, 5), because the path's delay may have grown.
-    pub(super) fn measured(&mut self) {
-        self.count = 0;
     }
 
     /// Drops the request, as it is of no use any more.
@@ -82,7 +78,7 @@ mod tests {
         }
         assert_eq!(repeat.due(at(3), wait), None);
         assert!(!repeat.is_plain(before) && repeat.is_plain(before + wait));
-        repeat.measured();
+        repeat.count = 0;
         assert_eq!(repeat.due(at(500), wait), Some(at(520)));
         repeat.forget();
         assert_eq!(repeat.due(at(500), wait), None);

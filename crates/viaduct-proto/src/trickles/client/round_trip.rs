@@ -13,8 +13,8 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trips {
     /// Upper bound of the first round trip: the time from the first request to the first
-    /// answer.
-    first: Option<Duration>,
+    /// answer. Until a round trip is measured, the timeout is at least that long.
+    pub(super) first: Option<Duration>,
     smoothed: Option<Duration>,
     variation: Duration,
     /// Shortest round trip: the delay of the path alone, while the smoothed one includes
@@ -27,12 +27,6 @@ pub(super) struct Trips {
 }
 
 impl Trips {
-    /// Records the time to the first answer. Until a round trip is measured, the timeout is at
-    /// least that long.
-    pub(super) fn opened(&mut self, trip: Duration) {
-        self.first.get_or_insert(trip);
-    }
-
     /// Adds a round trip sample.
     pub(super) fn measure(&mut self, trip: Duration) {
         self.shortest = Some(self.shortest.map_or(trip, |shortest| shortest.min(trip)));
