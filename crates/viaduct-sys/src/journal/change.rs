@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::JournalError;
 use super::owner::lock_instance;
@@ -27,6 +28,9 @@ pub(super) enum Change {
     #[serde(rename = "keep_out")]
     RstGuard(RstGuard),
     Sysctl(Sysctl),
+    /// A change as another version of this program has written it, which cannot be undone.
+    #[serde(untagged)]
+    Unknown(Value),
 }
 
 impl Change {
@@ -47,7 +51,7 @@ impl Change {
             Change::Intercept(intercept) => Some(intercept),
             Change::SynHold(hold) => Some(hold),
             Change::RstGuard(guard) => Some(guard),
-            Change::Offload(_) | Change::Route(_) | Change::Sysctl(_) => None,
+            Change::Offload(_) | Change::Route(_) | Change::Sysctl(_) | Change::Unknown(_) => None,
         }
     }
 
@@ -71,6 +75,7 @@ impl Change {
             Change::Offload(state) => state.restore()?,
             Change::Route(route) => route.undo()?,
             Change::Sysctl(sysctl) => sysctl.undo()?,
+            Change::Unknown(value) => return Err(JournalError::Unknown(value.to_string())),
             other => other.table().map_or(Ok(()), |table| table.undo())?,
         }
         Ok(())
@@ -90,13 +95,16 @@ pub(super) fn undo_unlocked(changes: Vec<Change>) -> (Vec<Change>, (Vec<Change>,
 }
 
 /// Undoes changes, the last first. Returns those that could not be undone, in order, and why.
+/// Unknown ones are not returned: no later attempt would undo them.
 pub(super) fn undo_all(changes: Vec<Change>) -> (Vec<Change>, Vec<String>) {
     let mut left = Vec::new();
     let mut errors = Vec::new();
     for change in changes.into_iter().rev() {
         if let Err(error) = change.undo() {
             errors.push(whole(&error));
-            left.insert(0, change);
+            if !matches!(change, Change::Unknown(_)) {
+                left.insert(0, change);
+            }
         }
     }
     (left, errors)

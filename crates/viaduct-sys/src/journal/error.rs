@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use crate::capture::offload::OffloadError;
 use crate::nft::table::NftError;
-use crate::process::tool::ToolError;
 use crate::route::mtu::RouteError;
 use crate::route::sysctl::SysctlError;
 
@@ -62,6 +61,9 @@ pub enum JournalError {
         /// The parser's error.
         source: serde_json::Error,
     },
+    /// A change in the journal that this version does not know.
+    #[error("a change that another version has made, see to it yourself: {0}")]
+    Unknown(String),
     /// Some changes could not be undone; they are still in the journal.
     #[error("not put back, and tried again at the next start: {}", .0.join("; "))]
     Restore(Vec<String>),
@@ -77,10 +79,4 @@ pub enum JournalError {
     /// A kernel setting.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
-}
-
-impl From<ToolError> for JournalError {
-    fn from(error: ToolError) -> Self {
-        JournalError::Route(error.into())
-    }
 }

@@ -343,6 +343,23 @@ mod tests {
     }
 
     #[test]
+    fn a_change_of_another_version_is_a_warning_once() {
+        let path = std::env::temp_dir().join(format!("viaduct-unknown-{}.json", process::id()));
+        // No process has ever started this late.
+        let mut owner = Owner::this_process().unwrap();
+        owner.started = u64::MAX;
+        let owner = serde_json::to_string(&owner).unwrap();
+        let route =
+            r#"{"route":{"entries":[{"family":"-4","ours":["10.2.0.0/16"],"before":null}]}}"#;
+        fs::write(&path, format!(r#"{{"owner":{owner},"changes":[{route}]}}"#)).unwrap();
+        let ours = Changes::open(&path).unwrap();
+        assert!(ours.warnings().len() == 1 && ours.warnings()[0].contains("10.2.0.0/16"));
+        assert_eq!(ours.mark(), 0);
+        drop(ours);
+        assert!(!path.exists());
+    }
+
+    #[test]
     fn what_another_process_has_made_its_own_stays_in_the_journal() {
         let path = std::env::temp_dir().join(format!("viaduct-disputed-{}.json", process::id()));
         let intercept = Intercept {

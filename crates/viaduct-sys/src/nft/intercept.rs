@@ -22,12 +22,18 @@
 //! the rule did not exist: new connections bypass a dead proxy.
 
 use std::fmt::Write as _;
-use std::net::IpAddr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::route::RouteMessage;
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage};
 use serde::{Deserialize, Serialize};
 
 use crate::nft::table::{NftError, Table, nft, set};
-use crate::process::tool;
+use crate::route::interface;
+use crate::route::netlink::{NLM_F_CREATE, NLM_F_DUMP, NLM_F_REPLACE};
+use crate::route::rtnetlink::{self, RouteSocket};
 
 /// Address families: nft's name, nft's address type, and whether it is IPv4.
 const FAMILIES: [(&str, &str, bool); 2] = [("ip", "ipv4_addr", true), ("ip6", "ipv6_addr", false)];
@@ -38,6 +44,10 @@ pub(crate) const SYN: &str = "tcp flags & (fin | syn | rst | ack) == syn";
 pub(crate) const SKIP_LOCAL: &str = "fib daddr type local return";
 /// Match of all other TCP packets.
 const NOT_SYN: &str = "tcp flags & (fin | syn | rst | ack) != syn";
+/// Priority of our policy rules.
+const RULE_PRIORITY: u32 = 118;
+/// Any address of each family: our rules and routes are of both.
+const ANY: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 /// Base of our marks and routing table numbers; the port is added.
 pub(crate) const BASE: u32 = 0x7664_0000;
 
@@ -95,18 +105,14 @@ impl Intercept {
         Ok(nft(&script)?)
     }
 
-    fn mark(&self) -> String {
-        format!("{:#x}", BASE | u32::from(self.to_port))
-    }
-
-    /// Returns the routing table's number.
-    fn routes(&self) -> String {
-        (BASE | u32::from(self.to_port)).to_string()
+    /// Returns the mark of the packets, which is the number of their routing table too.
+    fn mark(&self) -> u32 {
+        BASE | u32::from(self.to_port)
     }
 
     /// Returns the rules, in order.
     fn rules(&self) -> Vec<String> {
-        let mark = self.mark();
+        let mark = format!("{:#x}", self.mark());
         // Packets of connections that have a socket of ours already, at any address.
         let ours = format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept");
         let mut rules = vec![ours, SKIP_LOCAL.to_owned()];
@@ -154,15 +160,7 @@ impl Table for Intercept {
     /// Installs the rules and the routes.
     fn apply(&self) -> Result<(), NftError> {
         self.check()?;
-        for family in ["-4", "-6"] {
-            let (mark, table) = (self.mark(), self.routes());
-            let any = if family == "-4" { "0.0.0.0/0" } else { "::/0" };
-            // An existing rule stays: flows may depend on it.
-            if ip(&[family, "rule", "list", "fwmark", &mark])?.trim().is_empty() {
-                ip(&[family, "rule", "add", "fwmark", &mark, "lookup", &table, "priority", "118"])?;
-            }
-            ip(&[family, "route", "replace", "local", any, "dev", "lo", "table", &table])?;
-        }
+        Policy::open(self.mark()).and_then(|policy| policy.apply()).map_err(NftError::Policy)?;
         // Last, when marked packets have a route already.
         Ok(self.install(&self.contents())?)
     }
@@ -170,12 +168,7 @@ impl Table for Intercept {
     fn undo(&self) -> Result<(), NftError> {
         self.check()?;
         self.delete()?;
-        for family in ["-4", "-6"] {
-            // The rule and the route may be gone already.
-            let (mark, table) = (self.mark(), self.routes());
-            let _ = ip(&[family, "rule", "del", "fwmark", &mark, "lookup", &table]);
-            let _ = ip(&[family, "route", "flush", "table", &table]);
-        }
+        Policy::open(self.mark()).map_err(NftError::Policy)?.undo();
         Ok(())
     }
 
@@ -183,13 +176,82 @@ impl Table for Intercept {
         if !self.has_chains()? {
             return Ok(false);
         }
-        let (mark, table) = (self.mark(), self.routes());
-        let shows = |arguments: &[&str]| ip(arguments).is_ok_and(|text| !text.trim().is_empty());
-        Ok(["-4", "-6"].iter().all(|family| {
-            shows(&[family, "rule", "list", "fwmark", &mark])
-                // A table that does not exist is an error.
-                && shows(&[family, "route", "list", "table", &table])
-        }))
+        let policy = Policy::open(self.mark()).map_err(NftError::Policy)?;
+        Ok(ANY.iter().all(|&any| policy.is_installed(any).unwrap_or(false)))
+    }
+}
+
+/// Policy routing of marked packets: a rule that selects a table, in which every address is local.
+struct Policy {
+    socket: RouteSocket,
+    /// Mark of the packets, and number of the table.
+    mark: u32,
+}
+
+impl Policy {
+    fn open(mark: u32) -> io::Result<Policy> {
+        Ok(Policy { socket: RouteSocket::open()?, mark })
+    }
+
+    fn apply(&self) -> io::Result<()> {
+        let loopback = interface::index("lo")?;
+        for any in ANY {
+            // An existing rule stays: flows may depend on it.
+            if !self.has_rule(any)? {
+                let rule = RouteNetlinkMessage::NewRule(self.rule(any));
+                self.socket.request(rule, NLM_F_CREATE)?;
+            }
+            let route = rtnetlink::local_route((any, 0), loopback, self.mark);
+            let flags = NLM_F_CREATE | NLM_F_REPLACE;
+            self.socket.request(RouteNetlinkMessage::NewRoute(route), flags)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the rules and the routes, which may be gone already.
+    fn undo(&self) {
+        for any in ANY {
+            let _ = self.socket.request(RouteNetlinkMessage::DelRule(self.rule(any)), 0);
+            for route in self.routes(any).unwrap_or_default() {
+                let _ = self.socket.request(RouteNetlinkMessage::DelRoute(route), 0);
+            }
+        }
+    }
+
+    fn is_installed(&self, any: IpAddr) -> io::Result<bool> {
+        Ok(self.has_rule(any)? && !self.routes(any)?.is_empty())
+    }
+
+    /// Returns whether a rule of the family of `any` is about the mark.
+    fn has_rule(&self, any: IpAddr) -> io::Result<bool> {
+        let mut question = RuleMessage::default();
+        question.header.family = rtnetlink::family(any);
+        let rules = self.socket.request(RouteNetlinkMessage::GetRule(question), NLM_F_DUMP)?;
+        let mark = RuleAttribute::FwMark(self.mark);
+        let is_ours = |answer: &RouteNetlinkMessage| match answer {
+            RouteNetlinkMessage::NewRule(rule) => rule.attributes.contains(&mark),
+            _ => false,
+        };
+        Ok(rules.iter().any(is_ours))
+    }
+
+    /// Returns the routes of the table, in the family of `any`.
+    fn routes(&self, any: IpAddr) -> io::Result<Vec<RouteMessage>> {
+        let mut routes = self.socket.routes(rtnetlink::family(any))?;
+        routes.retain(|route| rtnetlink::table(route) == self.mark);
+        Ok(routes)
+    }
+
+    fn rule(&self, any: IpAddr) -> RuleMessage {
+        let mut rule = RuleMessage::default();
+        let (family, action) = (rtnetlink::family(any), RuleAction::ToTable);
+        rule.header = RuleHeader { family, action, ..RuleHeader::default() };
+        rule.attributes = vec![
+            RuleAttribute::FwMark(self.mark),
+            RuleAttribute::Table(self.mark),
+            RuleAttribute::Priority(RULE_PRIORITY),
+        ];
+        rule
     }
 }
 
@@ -222,8 +284,4 @@ pub(crate) fn matches(ways: &[Selector], ports: &[u16]) -> (String, Vec<(&'stati
         }
     }
     (sets.join("\n"), rules)
-}
-
-fn ip(arguments: &[&str]) -> Result<String, NftError> {
-    Ok(tool::run("ip", arguments, "")?)
 }

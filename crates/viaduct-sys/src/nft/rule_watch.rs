@@ -3,8 +3,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use netlink_packet_route::RouteNetlinkMessage;
+
 use crate::nft::intercept::BASE;
 use crate::route::netlink;
+use crate::route::rtnetlink::{self, RouteEvents};
 
 /// Notifications of nftables' changes: netfilter's group `NFNLGRP_NFTABLES`.
 const NFT_GROUP: u32 = 1 << 6;
@@ -13,18 +16,13 @@ const NFT_GONE: [u16; 3] = [10 << 8 | 2, 10 << 8 | 5, 10 << 8 | 8];
 /// Notifications of routes and policy rules of both families: `RTNLGRP_IPV4_ROUTE`,
 /// `IPV4_RULE`, `IPV6_ROUTE`, `IPV6_RULE`.
 const ROUTE_GROUPS: u32 = 1 << 6 | 1 << 7 | 1 << 10 | 1 << 18;
-const RTM_DELROUTE: u16 = 25;
-const RTM_DELRULE: u16 = 33;
-/// Bytes of a route's header, and the attribute that has the number of its table.
-const ROUTE_HEAD: usize = 12;
-const RTA_TABLE: u16 = 15;
 
 /// Two sockets with notifications about rules. They can be polled; a readable one need not have
 /// a notification that matters.
 #[derive(Debug)]
 pub struct RuleWatch {
     nft: OwnedFd,
-    route: OwnedFd,
+    route: RouteEvents,
 }
 
 impl RuleWatch {
@@ -35,7 +33,7 @@ impl RuleWatch {
     pub fn new() -> io::Result<RuleWatch> {
         Ok(RuleWatch {
             nft: netlink::open(libc::NETLINK_NETFILTER, NFT_GROUP)?,
-            route: netlink::open(libc::NETLINK_ROUTE, ROUTE_GROUPS)?,
+            route: RouteEvents::of(ROUTE_GROUPS)?,
         })
     }
 
@@ -47,20 +45,13 @@ impl RuleWatch {
     /// Returns whether a rule that may be a proxy's was deleted since the last call.
     pub fn has_deletions(&self) -> bool {
         let nft = netlink::any_event(&self.nft, |kind, _| NFT_GONE.contains(&kind));
-        let route = netlink::any_event(&self.route, |kind, message| match kind {
-            RTM_DELRULE => true,
-            RTM_DELROUTE => is_ours(message),
+        let route = self.route.any(|message| match message {
+            RouteNetlinkMessage::DelRule(_) => true,
+            RouteNetlinkMessage::DelRoute(route) => rtnetlink::table(route) & 0xffff_0000 == BASE,
             _ => false,
         });
         nft || route
     }
-}
-
-/// Returns whether a route is of a table of ours.
-fn is_ours(message: &[u8]) -> bool {
-    let table = message.get(ROUTE_HEAD..).and_then(|rest| netlink::find(rest, RTA_TABLE));
-    let table = table.and_then(|table| table.first_chunk()).map(|&table| u32::from_ne_bytes(table));
-    table.is_some_and(|table| table & 0xffff_0000 == BASE)
 }
 
 #[cfg(test)]

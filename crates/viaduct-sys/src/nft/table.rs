@@ -32,6 +32,9 @@ pub enum NftError {
     /// The kernel does not list its rules.
     #[error("cannot ask for the rules of nftables")]
     Ask(#[source] io::Error),
+    /// The kernel refuses the rules or routes of marked packets.
+    #[error("cannot read or change the policy routing of marked packets")]
+    Policy(#[source] io::Error),
     /// A packet size that leaves TCP no payload.
     #[error("packets of at most {0} bytes: 576 to 65535 is expected")]
     MaxPacket(u32),

@@ -1,12 +1,19 @@
-//! A network interface's settings, by the ioctls that every kernel has.
+//! A network interface's settings, by the ioctls that every kernel has, and what only netlink
+//! tells or sets.
 #![allow(unsafe_code)]
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use libc::{c_char, c_int, c_short, c_ulong};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::AddressScope;
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::route::rtnetlink::{self, RouteSocket};
 
 /// An interface of the network namespace that the calling thread was in when this was made.
 /// Every method acts there, from any thread. The interface may come and go meanwhile.
@@ -219,6 +226,47 @@ pub(crate) fn index(name: &str) -> io::Result<u32> {
         0 => Err(io::Error::last_os_error()),
         index => Ok(index),
     }
+}
+
+/// Returns the name of the interface `index` in the calling thread's network namespace; `None` if
+/// there is none.
+pub(crate) fn name(index: u32) -> Option<String> {
+    let mut name = [0; libc::IFNAMSIZ];
+    // SAFETY: `name` has the room that the function may fill.
+    if unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null() {
+        return None;
+    }
+    // SAFETY: the function succeeded, so `name` holds a NUL-terminated string.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+    Some(name.to_string_lossy().into_owned())
+}
+
+/// Gives the interface `name` of the calling thread's network namespace an address that is valid
+/// on its link alone.
+///
+/// # Errors
+/// A missing right, no such interface, or it has the address already.
+pub fn add_link_address(name: &str, own: IpAddr) -> io::Result<()> {
+    rtnetlink::add_address(index(name)?, own, AddressScope::Link)
+}
+
+/// Returns whether the interface `name` of the calling thread's network namespace is a VLAN on
+/// the interface `trunk`.
+///
+/// # Errors
+/// One of them does not exist, or the kernel cannot be asked.
+pub fn is_vlan_of(name: &str, trunk: &str) -> io::Result<bool> {
+    let mut question = LinkMessage::default();
+    question.header.index = index(name)?;
+    let below = LinkAttribute::Link(index(trunk)?);
+    let answer = RouteSocket::open()?.ask(RouteNetlinkMessage::GetLink(question), 0)?;
+    let Some(RouteNetlinkMessage::NewLink(link)) = answer else { return Ok(false) };
+    let vlan = LinkInfo::Kind(InfoKind::Vlan);
+    let is_vlan = link.attributes.iter().any(|attribute| match attribute {
+        LinkAttribute::LinkInfo(info) => info.contains(&vlan),
+        _ => false,
+    });
+    Ok(is_vlan && link.attributes.contains(&below))
 }
 
 /// Returns the index of the only interface with IPv6 link-local addresses; `None` if there are

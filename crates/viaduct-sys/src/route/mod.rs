@@ -1,5 +1,5 @@
 //! The IP layer's configuration: interfaces, addresses, routes, neighbours and settings, read and
-//! changed by netlink, by ioctls, by `/proc/sys`, or by the program `ip`.
+//! changed by netlink, by ioctls, or by `/proc/sys`.
 //!
 //! Everything applies to the network namespace that the calling thread is in.
 //!
@@ -13,7 +13,9 @@
 //! | [`mtu`] | MTU of the routes to a prefix |
 //! | [`watch`] | notice of changed routes |
 //! | [`sysctl`] | kernel settings |
-//! | `netlink` | netlink messages |
+//! | `table_route` | routes of the main table as values |
+//! | `rtnetlink` | exchange of routing messages with the kernel |
+//! | `netlink` | netlink sockets, and messages of other families |
 
 pub mod interface;
 pub mod local_addresses;
@@ -21,6 +23,8 @@ pub mod mtu;
 pub(crate) mod netlink;
 pub mod next_hop;
 pub mod qdisc;
+pub(crate) mod rtnetlink;
 pub mod sysctl;
+mod table_route;
 pub mod tun;
 pub mod watch;

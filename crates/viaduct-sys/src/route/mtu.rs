@@ -15,18 +15,18 @@
 //! The MTU is locked: in forwarding, the kernel heeds an unlocked one for IPv4, but not for
 //! IPv6.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::io;
+use std::net::IpAddr;
 
+use netlink_packet_route::AddressFamily;
 use serde::{Deserialize, Serialize};
 
-use crate::process::tool::{self, ToolError};
+use crate::route::interface;
+use crate::route::rtnetlink::{RouteSocket, family};
+use crate::route::table_route::{TableRoute, network};
 
 /// The routing protocol number of our routes.
-pub const PROTOCOL: &str = "118";
-
-/// State flags that `ip` prints for a route and does not accept as input.
-const STATES: [&str; 8] =
-    ["linkdown", "dead", "offload", "trap", "rt_offload", "rt_trap", "offload_failed", "cache"];
+pub const PROTOCOL: u8 = 118;
 
 /// Routes that have to change for one prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,20 +36,23 @@ pub struct RouteMtu {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
-    /// `-4` or `-6`.
-    family: String,
-    /// Our route, as arguments of `ip route replace`.
-    ours: Vec<String>,
+    /// Our route.
+    ours: TableRoute,
     /// Route that it replaces, if any.
-    before: Option<Vec<String>>,
+    before: Option<TableRoute>,
 }
 
 /// Errors of lowering the MTU towards a prefix.
 #[derive(Debug, thiserror::Error)]
 pub enum RouteError {
-    /// `ip` failed.
-    #[error(transparent)]
-    Tool(#[from] ToolError),
+    /// The kernel refused.
+    #[error("cannot {action}: {reason}")]
+    Kernel {
+        /// The step that failed, with the route.
+        action: String,
+        /// The kernel's error.
+        reason: io::Error,
+    },
     /// Packets to the prefix do not take this interface.
     #[error("{prefix} is not reached through {dev:?} but by the route \"{route}\"")]
     Elsewhere {
@@ -59,13 +62,15 @@ pub enum RouteError {
         dev: String,
         /// The route that the kernel would take.
         route: String,
+        /// Interface of that route; empty if it has none.
+        taken: String,
     },
     /// There is no route to the prefix.
     #[error("there is no route to {prefix}: {reason}")]
     Unreachable {
         /// The prefix.
         prefix: String,
-        /// Message of `ip`.
+        /// The route that forwards nothing, or that there is none.
         reason: String,
     },
     /// The MTU is out of range.
@@ -90,23 +95,29 @@ impl RouteMtu {
     /// # Errors
     /// No route, a route through another interface, or an MTU out of range.
     pub fn plan(prefix: (IpAddr, u8), dev: &str, mtu: u32) -> Result<RouteMtu, RouteError> {
-        let target = Target::new(prefix);
+        let target = Target { address: network(prefix.0, prefix.1), length: prefix.1 };
         let least = if prefix.0.is_ipv4() { 576 } else { 1280 };
         if !(least..=65535).contains(&mtu) {
-            return Err(RouteError::Mtu { prefix: target.text, mtu, least });
+            return Err(RouteError::Mtu { prefix: target.text(), mtu, least });
         }
-        let route = target.route_taken()?;
-        if route.dev() != Some(dev) {
-            let (dev, route) = (dev.to_owned(), route.words.join(" "));
-            return Err(RouteError::Elsewhere { prefix: target.text, dev, route });
+        let table = main_table(&open()?, family(prefix.0))?;
+        let taken = target.route_taken(&table)?;
+        let wan = interface::index(dev).ok();
+        if wan.is_none() || taken.interface() != wan {
+            return Err(RouteError::Elsewhere {
+                prefix: target.text(),
+                dev: dev.to_owned(),
+                route: taken.to_string(),
+                taken: taken.interface().and_then(interface::name).unwrap_or_default(),
+            });
         }
-        let mut routes = vec![route];
-        for part in target.parts()? {
-            if part.dev() == Some(dev) && !routes.contains(&part) {
+        let mut routes = vec![taken];
+        for part in table.iter().filter(|route| target.has_part(route)) {
+            if part.interface() == wan && !routes.contains(&part) {
                 routes.push(part);
             }
         }
-        let higher = routes.iter().filter(|route| route.mtu().is_none_or(|now| now > mtu));
+        let higher = routes.into_iter().filter(|route| route.mtu().is_none_or(|now| now > mtu));
         Ok(RouteMtu { entries: higher.map(|route| target.entry(route, mtu)).collect() })
     }
 
@@ -118,9 +129,10 @@ impl RouteMtu {
     /// Installs our routes.
     ///
     /// # Errors
-    /// `ip` refuses.
-    pub fn apply(&self) -> Result<(), ToolError> {
-        self.entries.iter().try_for_each(|entry| replace(&entry.family, &entry.ours))
+    /// The kernel refuses.
+    pub fn apply(&self) -> Result<(), RouteError> {
+        let socket = open()?;
+        self.entries.iter().try_for_each(|entry| replace(&socket, &entry.ours))
     }
 
     /// Removes our routes and restores those that they replaced. May be repeated. Where ours is
@@ -128,218 +140,97 @@ impl RouteMtu {
     /// restored.
     ///
     /// # Errors
-    /// `ip` refuses.
-    pub fn undo(&self) -> Result<(), ToolError> {
-        self.entries.iter().rev().try_for_each(Entry::undo)
+    /// The kernel refuses.
+    pub fn undo(&self) -> Result<(), RouteError> {
+        let socket = open()?;
+        self.entries.iter().rev().try_for_each(|entry| entry.undo(&socket))
     }
 }
 
 impl Entry {
-    fn undo(&self) -> Result<(), ToolError> {
-        let selector = [self.ours[0].as_str(), "proto", PROTOCOL];
-        let show = [&[&self.family, "route", "show", "exact"], &selector[..]].concat();
-        if tool::run("ip", &show, "")?.trim().is_empty() {
+    fn undo(&self, socket: &RouteSocket) -> Result<(), RouteError> {
+        let ours = |route: &TableRoute| {
+            route.protocol() == PROTOCOL && route.destination() == self.ours.destination()
+        };
+        if !main_table(socket, self.ours.family())?.iter().any(ours) {
             return Ok(());
         }
         match &self.before {
-            Some(before) => replace(&self.family, before),
-            None => {
-                let delete = [&[&self.family, "route", "del"], &selector[..]].concat();
-                tool::run("ip", &delete, "").map(drop)
-            }
+            Some(before) => replace(socket, before),
+            None => self
+                .ours
+                .delete(socket)
+                .map_err(failed(|| format!("delete the route {}", self.ours))),
         }
     }
-}
-
-fn replace(family: &str, route: &[String]) -> Result<(), ToolError> {
-    let mut args = vec![family, "route", "replace"];
-    args.extend(route.iter().map(String::as_str));
-    tool::run("ip", &args, "").map(drop)
 }
 
 /// Prefix to find routes for.
 struct Target {
-    prefix: (IpAddr, u8),
-    text: String,
-    family: &'static str,
+    address: IpAddr,
+    length: u8,
 }
 
 impl Target {
-    fn new((address, length): (IpAddr, u8)) -> Target {
-        let address = network(address, length);
-        let family = if address.is_ipv4() { "-4" } else { "-6" };
-        Target { prefix: (address, length), text: format!("{address}/{length}"), family }
+    fn text(&self) -> String {
+        format!("{}/{}", self.address, self.length)
     }
 
-    /// Returns the narrowest route to all of the prefix; of several the one with the lowest
-    /// metric.
-    fn route_taken(&self) -> Result<Route, RouteError> {
-        let unreachable = |reason: &str| RouteError::Unreachable {
-            prefix: self.text.clone(),
-            reason: reason.to_owned(),
+    /// Returns the narrowest route to all of the prefix; of several the first, which has the
+    /// lowest metric.
+    fn route_taken<'a>(&self, table: &'a [TableRoute]) -> Result<&'a TableRoute, RouteError> {
+        let unreachable = |reason| RouteError::Unreachable { prefix: self.text(), reason };
+        let holds = |route: &&TableRoute| {
+            let (address, length) = route.destination();
+            length <= self.length && network(self.address, length) == address
         };
-        let routes = self.show("match")?;
-        let length = |route: &Route| route.destination().map(|(_, length)| length);
-        let narrowest = routes.iter().filter_map(length).max();
-        let mut fit = routes.into_iter().filter(|route| length(route) == narrowest);
-        let route = fit.next().ok_or_else(|| unreachable("the main table has none"))?;
-        match route.forwards() {
-            true => Ok(route),
-            false => Err(unreachable(&route.words.join(" "))),
-        }
+        let wide: Vec<&TableRoute> = table.iter().filter(holds).collect();
+        let narrowest = wide.iter().map(|route| route.destination().1).max();
+        let mut fit = wide.into_iter().filter(|route| Some(route.destination().1) == narrowest);
+        let none = || unreachable("the main table has none".to_owned());
+        let route = fit.next().ok_or_else(none)?;
+        if route.forwards() { Ok(route) } else { Err(unreachable(route.to_string())) }
     }
 
-    /// Returns the routes to parts of the prefix and to the prefix itself.
-    fn parts(&self) -> Result<Vec<Route>, ToolError> {
-        if self.prefix.1 == 0 {
-            return Ok(Vec::new());
-        }
-        let mut routes = self.show("root")?;
-        routes.retain(Route::forwards);
-        Ok(routes)
+    /// Returns whether a route forwards packets to the prefix itself or to a part of it.
+    fn has_part(&self, route: &TableRoute) -> bool {
+        self.length > 0 && route.forwards() && self.contains(route)
     }
 
-    /// Returns routes of the main table in the kernel's order: by metric where prefixes are
-    /// equal.
-    fn show(&self, relation: &str) -> Result<Vec<Route>, ToolError> {
-        let args = [self.family, "-o", "route", "show", relation, &self.text];
-        let routes = tool::run("ip", &args, "")?;
-        Ok(routes.lines().map(|line| Route::parse(line, self.prefix.0.is_ipv6())).collect())
+    fn contains(&self, route: &TableRoute) -> bool {
+        let (address, length) = route.destination();
+        length >= self.length && network(address, self.length) == self.address
     }
 
     /// Builds the entry of `route` with the MTU, for the whole prefix if the route is wider
     /// than that.
-    fn entry(&self, route: &Route, mtu: u32) -> Entry {
-        let inside = route.destination().is_some_and(|(address, length)| {
-            length >= self.prefix.1 && network(address, self.prefix.1) == self.prefix.0
-        });
-        let target = if inside { route.words[0].clone() } else { self.text.clone() };
-        let head = [&target, "proto", PROTOCOL, "mtu", "lock", &mtu.to_string()].map(str::to_owned);
-        let ours = head.into_iter().chain(route.attributes()).collect();
-        let before = inside.then(|| route.words.clone());
-        Entry { family: self.family.to_owned(), ours, before }
+    fn entry(&self, route: &TableRoute, mtu: u32) -> Entry {
+        let is_inside = self.contains(route);
+        let to = if is_inside { route.destination() } else { (self.address, self.length) };
+        let ours = route.with_mtu(to, mtu, PROTOCOL);
+        Entry { ours, before: is_inside.then(|| route.clone()) }
     }
 }
 
-/// A route in the words of `ip`'s output and input.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Route {
-    words: Vec<String>,
-    v6: bool,
+fn open() -> Result<RouteSocket, RouteError> {
+    RouteSocket::open().map_err(failed(|| "open a socket for routes".to_owned()))
 }
 
-impl Route {
-    fn parse(line: &str, v6: bool) -> Route {
-        let words = line.split_whitespace().filter(|word| *word != "\\" && !STATES.contains(word));
-        // `ip` prints "expires 1798sec" and accepts the bare number.
-        let bare = |word: &str| word.strip_suffix("sec").unwrap_or(word).to_owned();
-        Route { words: words.map(bare).collect(), v6 }
-    }
-
-    fn value(&self, key: &str) -> Option<&str> {
-        value(&self.words, key)
-    }
-
-    fn dev(&self) -> Option<&str> {
-        self.value("dev")
-    }
-
-    fn mtu(&self) -> Option<u32> {
-        let at = self.words.iter().position(|word| word == "mtu")?;
-        self.words[at + 1..].iter().find(|word| *word != "lock")?.parse().ok()
-    }
-
-    /// Returns whether the route forwards packets. A word before its prefix means that it does
-    /// not: blackhole, unreachable, local and so on.
-    fn forwards(&self) -> bool {
-        self.words.first().is_some_and(|word| self.parse_prefix(word).is_some())
-    }
-
-    fn destination(&self) -> Option<(IpAddr, u8)> {
-        self.words.iter().take(2).find_map(|word| self.parse_prefix(word))
-    }
-
-    fn parse_prefix(&self, word: &str) -> Option<(IpAddr, u8)> {
-        let (any, most) = match self.v6 {
-            true => (IpAddr::from(Ipv6Addr::UNSPECIFIED), 128),
-            false => (IpAddr::from(Ipv4Addr::UNSPECIFIED), 32),
-        };
-        if word == "default" {
-            return Some((any, 0));
-        }
-        let (address, length) = word.split_once('/').map_or((word, None), |(a, n)| (a, Some(n)));
-        Some((address.parse().ok()?, length.map_or(Some(most), |n| n.parse().ok())?))
-    }
-
-    /// Returns the attributes except prefix, protocol, MTU and expiry.
-    fn attributes(&self) -> Vec<String> {
-        let mut words = self.words.iter().skip(1).peekable();
-        let mut kept = Vec::new();
-        while let Some(word) = words.next() {
-            match word.as_str() {
-                "proto" | "expires" => drop(words.next()),
-                "mtu" => {
-                    words.next_if(|word| *word == "lock");
-                    words.next();
-                }
-                _ => kept.push(word.clone()),
-            }
-        }
-        kept
-    }
+fn main_table(socket: &RouteSocket, family: AddressFamily) -> Result<Vec<TableRoute>, RouteError> {
+    TableRoute::main_table(socket, family).map_err(failed(|| "read the routes".to_owned()))
 }
 
-fn network(address: IpAddr, length: u8) -> IpAddr {
-    match address {
-        IpAddr::V4(v4) => {
-            let host = u32::MAX.checked_shr(length.into()).unwrap_or(0);
-            Ipv4Addr::from_bits(v4.to_bits() & !host).into()
-        }
-        IpAddr::V6(v6) => {
-            let host = u128::MAX.checked_shr(length.into()).unwrap_or(0);
-            Ipv6Addr::from_bits(v6.to_bits() & !host).into()
-        }
-    }
+fn replace(socket: &RouteSocket, route: &TableRoute) -> Result<(), RouteError> {
+    route.replace(socket).map_err(failed(|| format!("set the route {route}")))
 }
 
-fn value<'a>(words: &'a [String], key: &str) -> Option<&'a str> {
-    let at = words.iter().position(|word| word == key)?;
-    words.get(at + 1).map(String::as_str)
+fn failed(action: impl FnOnce() -> String) -> impl FnOnce(io::Error) -> RouteError {
+    move |reason| RouteError::Kernel { action: action(), reason }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn ours(prefix: &str, length: u8, line: &str) -> (String, bool) {
-        let target = Target::new((prefix.parse().unwrap(), length));
-        let entry = target.entry(&Route::parse(line, prefix.contains(':')), 1400);
-        (entry.ours.join(" "), entry.before.is_some())
-    }
-
-    #[test]
-    fn a_wider_route_is_stated_again_for_the_prefix() {
-        let line = "default via 192.0.2.1 dev wan proto dhcp src 192.0.2.7 metric 100 mtu 1500";
-        let expected =
-            "10.2.0.0/16 proto 118 mtu lock 1400 via 192.0.2.1 dev wan src 192.0.2.7 metric 100";
-        assert_eq!(ours("10.2.3.4", 16, line), (expected.to_owned(), false));
-        let line =
-            "default \\\tnexthop via fe80::1 dev a weight 1 \\\tnexthop via fe80::2 dev b weight 2";
-        let expected = "fd02::/48 proto 118 mtu lock 1400 nexthop via fe80::1 dev a weight 1 \
-                        nexthop via fe80::2 dev b weight 2";
-        assert_eq!(ours("fd02::", 48, line), (expected.to_owned(), false));
-    }
-
-    #[test]
-    fn routes_inside_the_prefix_are_replaced() {
-        let line = "10.2.9.1 via 192.0.2.1 dev wan linkdown mtu lock 1480 onlink";
-        let expected = "10.2.9.1 proto 118 mtu lock 1400 via 192.0.2.1 dev wan onlink";
-        assert_eq!(ours("10.2.0.0", 16, line), (expected.to_owned(), true));
-        let line = "fd02::/48 via fe80::1 dev wan proto ra expires 1798sec pref medium";
-        let expected = "fd02::/48 proto 118 mtu lock 1400 via fe80::1 dev wan pref medium";
-        assert_eq!(ours("fd02::", 48, line), (expected.to_owned(), true));
-        assert_eq!(Route::parse(line, true).value("expires"), Some("1798"));
-    }
 
     #[test]
     fn impossible_mtus_are_refused() {

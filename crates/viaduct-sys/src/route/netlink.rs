@@ -1,15 +1,24 @@
-//! Netlink messages as bytes: a header, and attributes, which may be nested. Messages to
-//! netfilter have a second header.
+//! Netlink sockets, and the messages of families that the crate `netlink-packet-route` lacks:
+//! netfilter, `sock_diag(7)` and xfrm. Routing messages are in `rtnetlink`.
 //!
 //! ```text
 //!   length u32 │ type u16 │ flags u16 │ number u32 │ port u32 │ family u8 │ version u8 │ what u16
 //!   attributes, each: length u16 │ type u16 │ value, padded to 4 bytes
 //! ```
+//!
+//! The last three fields of the header are netfilter's.
 
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use netlink_packet_core::{
+    NLA_F_NESTED, NLA_HEADER_SIZE, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NlasIterator,
+};
+pub(crate) use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_REPLACE,
+};
+use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{RecvFlags, SendFlags, recv, sendto};
 
@@ -18,17 +27,8 @@ use crate::os;
 /// Bytes of a message's header, and of netfilter's header after it.
 const HEAD: usize = 16;
 pub(crate) const NETFILTER_HEAD: usize = 4;
-/// Max bytes of the answer to a request.
-const ANSWER: usize = 16 << 10;
-const NLMSG_ERROR: u16 = 2;
-const NLM_F_REQUEST: u16 = 1;
-pub(crate) const NLM_F_ACK: u16 = 4;
-pub(crate) const NLM_F_ECHO: u16 = 8;
-pub(crate) const NLM_F_DUMP: u16 = 0x300;
-pub(crate) const NLM_F_REPLACE: u16 = 0x100;
-pub(crate) const NLM_F_CREATE: u16 = 0x400;
-pub(crate) const NLM_F_APPEND: u16 = 0x800;
-const NESTED: u16 = 0x8000;
+/// Max bytes that one read returns.
+const MAX_READ: usize = 64 << 10;
 
 /// Opens a netlink socket for netfilter, in the calling thread's network namespace.
 pub(crate) fn socket() -> io::Result<OwnedFd> {
@@ -43,16 +43,12 @@ impl Message {
     /// Begins a message to netfilter's subsystem `subsystem`; `what` is its resource ID, sent
     /// in network byte order.
     pub(crate) fn new(subsystem: u16, kind: u16, flags: u16, family: u8, what: u16) -> Message {
-        let mut bytes = vec![0; HEAD];
-        bytes[4..6].copy_from_slice(&(subsystem << 8 | kind).to_ne_bytes());
-        bytes[6..8].copy_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
-        bytes.extend([family, 0]);
-        bytes.extend(what.to_be_bytes());
-        Message(bytes)
+        let [high, low] = what.to_be_bytes();
+        Message::with_head(subsystem << 8 | kind, flags, &[family, 0, high, low])
     }
 
     /// Begins a message without netfilter's header: its payload begins with `head`.
-    pub(crate) fn of_routing(kind: u16, flags: u16, head: &[u8]) -> Message {
+    pub(crate) fn with_head(kind: u16, flags: u16, head: &[u8]) -> Message {
         let mut bytes = vec![0; HEAD];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
         bytes[6..8].copy_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
@@ -68,7 +64,7 @@ impl Message {
 
     /// Adds an attribute with nested attributes.
     pub(crate) fn nest(self, kind: u16, inner: &Attributes) -> Message {
-        self.with(kind | NESTED, &inner.0)
+        self.with(kind | NLA_F_NESTED, &inner.0)
     }
 
     /// Returns the finished message.
@@ -84,11 +80,6 @@ impl Message {
 pub(crate) struct Attributes(Vec<u8>);
 
 impl Attributes {
-    /// Begins attributes that follow a header of their own.
-    pub(crate) fn behind(head: &[u8]) -> Attributes {
-        Attributes(head.to_vec())
-    }
-
     /// Adds an attribute.
     pub(crate) fn with(mut self, kind: u16, value: &[u8]) -> Attributes {
         attribute(&mut self.0, kind, value);
@@ -97,7 +88,7 @@ impl Attributes {
 
     /// Adds an attribute with nested attributes.
     pub(crate) fn nest(self, kind: u16, inner: &Attributes) -> Attributes {
-        self.with(kind | NESTED, &inner.0)
+        self.with(kind | NLA_F_NESTED, &inner.0)
     }
 }
 
@@ -109,16 +100,10 @@ fn attribute(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
 }
 
 /// Returns the value of the attribute `kind` in `attributes`.
-pub(crate) fn find(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
-    loop {
-        let len = usize::from(u16::from_ne_bytes(*attributes.first_chunk()?));
-        let found = u16::from_ne_bytes(*attributes.get(2..)?.first_chunk()?) & !NESTED;
-        let value = attributes.get(4..len)?;
-        if found == kind {
-            return Some(value);
-        }
-        attributes = attributes.get(len.next_multiple_of(4)..)?;
-    }
+pub(crate) fn find(attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    let mut all = NlasIterator::new(attributes).map_while(Result::ok);
+    let found = all.find(|attribute| attribute.kind() == kind)?;
+    found.into_inner().get(NLA_HEADER_SIZE..usize::from(found.length()))
 }
 
 /// Sends one or more messages in one datagram.
@@ -128,21 +113,54 @@ pub(crate) fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends a request and returns the payload of the first answer of type `kind`; `None` if the
-/// kernel refuses.
+/// Sends a request, which has the flag `NLM_F_ACK` or `NLM_F_DUMP`, and passes each answer's type
+/// and payload to `answer`. Returns whether the kernel has accepted the request.
+///
+/// # Errors
+/// The kernel cannot be asked. The kernel answers before `send` returns, and goes on with a dump
+/// whenever the socket is read: there is nothing to wait for.
+pub(crate) fn exchange(
+    socket: impl AsFd,
+    request: &[u8],
+    mut answer: impl FnMut(u16, &[u8]),
+) -> io::Result<io::Result<()>> {
+    send(&socket, request)?;
+    let mut buffer = vec![0; MAX_READ];
+    loop {
+        let (len, _) = match recv(&socket, &mut buffer[..], RecvFlags::empty()) {
+            Err(Errno::INTR) => continue,
+            received => received?,
+        };
+        for (kind, payload) in messages(&buffer[..len]) {
+            match kind {
+                NLMSG_DONE | NLMSG_ERROR => return Ok(status(payload)),
+                _ => answer(kind, payload),
+            }
+        }
+    }
+}
+
+/// Interprets an acknowledgement, or the end of a dump.
+fn status(payload: &[u8]) -> io::Result<()> {
+    match payload.first_chunk().map_or(0, |&code| i32::from_ne_bytes(code)) {
+        code @ ..0 => Err(io::Error::from_raw_os_error(-code)),
+        _ => Ok(()),
+    }
+}
+
+/// Sends a request with the flag `NLM_F_ACK` and returns the payload of the first answer of type
+/// `kind`; `None` if the kernel refuses.
 ///
 /// # Errors
 /// The kernel cannot be asked.
 pub(crate) fn ask(socket: impl AsFd, message: Message, kind: u16) -> io::Result<Option<Vec<u8>>> {
-    send(&socket, &message.bytes())?;
-    let mut answer = None;
-    read(socket, &mut [0; ANSWER], |of, said| {
-        if of == kind && answer.is_none() {
-            answer = Some(said.to_vec());
+    let mut first = None;
+    let accepted = exchange(socket, &message.bytes(), |of, payload| {
+        if of == kind && first.is_none() {
+            first = Some(payload.to_vec());
         }
-        false
-    });
-    Ok(answer)
+    })?;
+    Ok(first.filter(|_| accepted.is_ok()))
 }
 
 /// Reads the answers to all messages sent so far; the kernel has answered when `send` returns.
@@ -154,17 +172,13 @@ pub(crate) fn read_acks(socket: impl AsFd) -> io::Result<()> {
     loop {
         let len = match recv(&socket, &mut buffer[..], RecvFlags::empty()) {
             Ok((len, _)) => len,
-            Err(rustix::io::Errno::AGAIN) => return first,
-            Err(rustix::io::Errno::INTR) => continue,
+            Err(Errno::AGAIN) => return first,
+            Err(Errno::INTR) => continue,
             Err(error) => return Err(error.into()),
         };
         for (kind, message) in messages(&buffer[..len]) {
-            if kind == NLMSG_ERROR
-                && let Some(&code) = message.first_chunk()
-                && let code @ ..0 = i32::from_ne_bytes(code)
-                && first.is_ok()
-            {
-                first = Err(io::Error::from_raw_os_error(-code));
+            if kind == NLMSG_ERROR && first.is_ok() {
+                first = status(message);
             }
         }
     }
@@ -180,34 +194,17 @@ pub(crate) fn count_rules(table: &str, chain: &str) -> io::Result<usize> {
     const NEW_RULE: u16 = 6;
     const GET_RULE: u16 = 7;
     const INET: u8 = 1;
-    const DUMP: u16 = 0x300;
-    const DONE: u16 = 3;
-    let ask = Message::new(NFTABLES, GET_RULE, DUMP, INET, 0)
+    let question = Message::new(NFTABLES, GET_RULE, NLM_F_DUMP, INET, 0)
         .with(1, format!("{table}\0").as_bytes())
         .with(2, format!("{chain}\0").as_bytes());
-    let socket = socket()?;
-    send(&socket, &ask.bytes())?;
-    let (mut buffer, mut rules) = (vec![0; 64 << 10], 0);
-    loop {
-        // The kernel fills the socket as it is read: there is nothing to wait for.
-        let (len, _) = match recv(&socket, &mut buffer[..], RecvFlags::empty()) {
-            Err(rustix::io::Errno::INTR) => continue,
-            answer => answer?,
-        };
-        for (kind, message) in messages(&buffer[..len]) {
-            match kind {
-                DONE => return Ok(rules),
-                NLMSG_ERROR => return refusal(message),
-                _ => rules += usize::from(kind == NFTABLES << 8 | NEW_RULE),
-            }
-        }
+    let mut rules = 0;
+    let accepted = exchange(socket()?, &question.bytes(), |kind, _| {
+        rules += usize::from(kind == NFTABLES << 8 | NEW_RULE);
+    })?;
+    match accepted {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(0),
+        accepted => accepted.map(|()| rules),
     }
-}
-
-/// Interprets an error answer to a request for rules.
-fn refusal(error: &[u8]) -> io::Result<usize> {
-    let code = error.first_chunk().map_or(0, |&code| -i32::from_ne_bytes(code));
-    if code == libc::ENOENT { Ok(0) } else { Err(io::Error::from_raw_os_error(code)) }
 }
 
 /// Opens a socket that receives notifications of `groups` (a bit each) of the kernel's
@@ -220,20 +217,16 @@ pub(crate) fn open(protocol: c_int, groups: u32) -> io::Result<OwnedFd> {
 
 /// Reads all that waits on such a socket. Returns whether a message, by its type and payload,
 /// `matters`.
-pub(crate) fn any_event(socket: impl AsFd, matters: impl FnMut(u16, &[u8]) -> bool) -> bool {
-    read(socket, &mut vec![0; 64 << 10], matters)
-}
-
-fn read(socket: impl AsFd, buffer: &mut [u8], mut matters: impl FnMut(u16, &[u8]) -> bool) -> bool {
-    let mut heard = false;
+pub(crate) fn any_event(socket: impl AsFd, mut matters: impl FnMut(u16, &[u8]) -> bool) -> bool {
+    let (mut buffer, mut heard) = (vec![0; MAX_READ], false);
     loop {
         match recv(&socket, &mut buffer[..], RecvFlags::empty()) {
             Ok((len, _)) => {
                 heard |= messages(&buffer[..len]).any(|(kind, message)| matters(kind, message));
             }
             // Messages were lost: some of them may matter.
-            Err(rustix::io::Errno::NOBUFS) => heard = true,
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::NOBUFS) => heard = true,
+            Err(Errno::INTR) => {}
             Err(_) => return heard,
         }
     }

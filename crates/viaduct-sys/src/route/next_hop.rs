@@ -5,28 +5,20 @@
 //! do more than forward (a tunnel, IPsec); such packets are to be sent through the kernel.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
-use crate::route::local_addresses::{ROUTE_HEAD, ROUTE_KIND, family, route_query};
-use crate::route::netlink::{self, Message};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkLayerType, LinkMessage};
+use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
+
+use crate::route::netlink::{self, Message, NLM_F_ACK};
+use crate::route::rtnetlink::{RouteSocket, family};
+use crate::route::table_route::{mtu_of, router};
 
 /// Bytes of a link-layer address.
 const LINK: usize = 6;
-/// Size of `struct ndmsg`, and the offset of a neighbour's state in it.
-const NEIGHBOUR_HEAD: usize = 12;
-const STATE: usize = 8;
-/// States of a neighbour whose link-layer address the kernel has confirmed or is confirming.
-const CONFIRMED: u16 = 0x02 | 0x08 | 0x10 | 0x80; // REACHABLE, DELAY, PROBE, PERMANENT
-const NDA_DST: u16 = 1;
-const NDA_LLADDR: u16 = 2;
-/// Size of `struct ifinfomsg`, and the offset of an interface's type in it.
-const INTERFACE_HEAD: usize = 16;
-const INTERFACE_TYPE: usize = 2;
-/// Constant of `linux/rtnetlink.h`, which libc lacks.
-const RTAX_MTU: u16 = 2;
-const ARPHRD_ETHER: u16 = 1;
-const ARPHRD_LOOPBACK: u16 = 772;
 /// Constants of `linux/xfrm.h` for the number of policies, which libc lacks.
 const XFRM_MSG_GETSPDINFO: u16 = 0x25;
 const XFRM_MSG_NEWSPDINFO: u16 = 0x24;
@@ -59,7 +51,7 @@ pub struct NextHop {
 /// Next-hop lookup in the kernel's tables.
 #[derive(Debug)]
 pub struct NextHopLookup {
-    routes: OwnedFd,
+    routes: RouteSocket,
     /// `None` if the kernel lacks IPsec.
     policies: Option<OwnedFd>,
 }
@@ -70,7 +62,7 @@ impl NextHopLookup {
     /// # Errors
     /// No descriptor is left.
     pub fn new() -> io::Result<NextHopLookup> {
-        let routes = netlink::open(libc::NETLINK_ROUTE, 0)?;
+        let routes = RouteSocket::open()?;
         Ok(NextHopLookup { routes, policies: netlink::open(libc::NETLINK_XFRM, 0).ok() })
     }
 
@@ -79,8 +71,7 @@ impl NextHopLookup {
     /// # Errors
     /// The kernel cannot be asked.
     pub fn route(&self, ip: IpAddr) -> io::Result<Option<Route>> {
-        let route = netlink::ask(&self.routes, route_query(ip), libc::RTM_NEWROUTE)?;
-        Ok(route.and_then(|route| parse_route(&route, ip)))
+        Ok(self.routes.route_to(ip)?.and_then(|route| read_route(&route, ip)))
     }
 
     /// Returns the next hop, over Ethernet or the loopback interface; `None` where the kernel
@@ -94,8 +85,8 @@ impl NextHopLookup {
         }
         let Some((kind, own, mtu)) = self.interface(interface)? else { return Ok(None) };
         let next = match kind {
-            ARPHRD_LOOPBACK => Some([0; LINK]),
-            ARPHRD_ETHER => self.neighbour(interface, via)?,
+            LinkLayerType::Loopback => Some([0; LINK]),
+            LinkLayerType::Ether => self.neighbour(interface, via)?,
             _ => None,
         };
         Ok(next.map(|next| NextHop { interface, own, next, mtu }))
@@ -104,66 +95,72 @@ impl NextHopLookup {
     /// Returns whether IPsec policies may apply to packets that leave.
     fn has_policies(&self) -> io::Result<bool> {
         let Some(socket) = &self.policies else { return Ok(false) };
-        let ask = Message::of_routing(XFRM_MSG_GETSPDINFO, 0, &[0; 4]);
+        let ask = Message::with_head(XFRM_MSG_GETSPDINFO, NLM_F_ACK, &[0; 4]);
         let said = netlink::ask(socket, ask, XFRM_MSG_NEWSPDINFO)?;
-        let leaving = said.and_then(|said| word(netlink::find(said.get(4..)?, XFRMA_SPD_INFO)?, 4));
+        // Policies for packets that come in, and then for those that leave.
+        let leaving = said.and_then(|said| {
+            let counts = netlink::find(said.get(4..)?, XFRMA_SPD_INFO)?;
+            Some(u32::from_ne_bytes(*counts.get(4..)?.first_chunk()?))
+        });
         Ok(leaving != Some(0))
     }
 
-    fn interface(&self, number: u32) -> io::Result<Option<(u16, [u8; LINK], usize)>> {
-        let mut head = [0; INTERFACE_HEAD];
-        head[4..8].copy_from_slice(&number.to_ne_bytes());
-        let ask = Message::of_routing(libc::RTM_GETLINK, 0, &head);
-        let said = netlink::ask(&self.routes, ask, libc::RTM_NEWLINK)?;
-        Ok(said.and_then(|said| {
-            let attributes = said.get(INTERFACE_HEAD..)?;
-            let kind = u16::from_ne_bytes(*said.get(INTERFACE_TYPE..)?.first_chunk()?);
-            let own = *netlink::find(attributes, libc::IFLA_ADDRESS)?.first_chunk()?;
-            let mtu = word(netlink::find(attributes, libc::IFLA_MTU)?, 0)?;
-            Some((kind, own, mtu as usize))
-        }))
+    /// Returns an interface's type, link-layer address and MTU.
+    fn interface(&self, index: u32) -> io::Result<Option<(LinkLayerType, [u8; LINK], usize)>> {
+        let mut question = LinkMessage::default();
+        question.header.index = index;
+        let answer = self.routes.ask(RouteNetlinkMessage::GetLink(question), 0)?;
+        let Some(RouteNetlinkMessage::NewLink(link)) = answer else { return Ok(None) };
+        let (mut own, mut mtu) = (None, None);
+        for attribute in &link.attributes {
+            match attribute {
+                LinkAttribute::Address(address) => own = address.first_chunk::<LINK>().copied(),
+                LinkAttribute::Mtu(bytes) => mtu = Some(*bytes as usize),
+                _ => {}
+            }
+        }
+        Ok(own.zip(mtu).map(|(own, mtu)| (link.header.link_layer_type, own, mtu)))
     }
 
+    /// Returns the link-layer address of a neighbour, if the kernel has confirmed it or is
+    /// confirming it.
     fn neighbour(&self, interface: u32, ip: IpAddr) -> io::Result<Option<[u8; LINK]>> {
-        let (family, octets) = family(ip);
-        let mut head = [0; NEIGHBOUR_HEAD];
-        head[0] = family;
-        head[4..8].copy_from_slice(&interface.to_ne_bytes());
-        let ask = Message::of_routing(libc::RTM_GETNEIGH, 0, &head).with(NDA_DST, &octets);
-        let said = netlink::ask(&self.routes, ask, libc::RTM_NEWNEIGH)?;
-        Ok(said.and_then(|said| {
-            let state = u16::from_ne_bytes(*said.get(STATE..)?.first_chunk()?);
-            let address = netlink::find(said.get(NEIGHBOUR_HEAD..)?, NDA_LLADDR)?;
-            (state & CONFIRMED != 0).then_some(*address.first_chunk()?)
-        }))
+        let mut question = NeighbourMessage::default();
+        (question.header.family, question.header.ifindex) = (family(ip), interface);
+        question.attributes.push(NeighbourAttribute::Destination(ip.into()));
+        let answer = self.routes.ask(RouteNetlinkMessage::GetNeighbour(question), 0)?;
+        let Some(RouteNetlinkMessage::NewNeighbour(neighbour)) = answer else { return Ok(None) };
+        let is_confirmed = matches!(
+            neighbour.header.state,
+            NeighbourState::Reachable
+                | NeighbourState::Delay
+                | NeighbourState::Probe
+                | NeighbourState::Permanent
+        );
+        let address = neighbour.attributes.iter().find_map(|attribute| match attribute {
+            NeighbourAttribute::LinkLayerAddress(address) => address.first_chunk().copied(),
+            _ => None,
+        });
+        Ok(address.filter(|_| is_confirmed))
     }
 }
 
-fn parse_route(route: &[u8], ip: IpAddr) -> Option<Route> {
-    let attributes = route.get(ROUTE_HEAD..)?;
-    if ![libc::RTN_UNICAST, libc::RTN_LOCAL].contains(route.get(ROUTE_KIND)?)
-        || netlink::find(attributes, libc::RTA_ENCAP).is_some()
-    {
+/// Returns the kernel's answer for packets to `ip`; `None` if they are not simply forwarded.
+fn read_route(route: &RouteMessage, ip: IpAddr) -> Option<Route> {
+    if !matches!(route.header.kind, RouteType::Unicast | RouteType::Local) {
         return None;
     }
-    let interface = word(netlink::find(attributes, libc::RTA_OIF)?, 0)?;
-    let metrics = netlink::find(attributes, libc::RTA_METRICS);
-    let mtu = metrics.and_then(|all| word(netlink::find(all, RTAX_MTU)?, 0));
-    let mtu = mtu.map(|mtu| mtu as usize);
-    // `RTA_VIA` has the router's address family before its address.
-    let via = netlink::find(attributes, libc::RTA_VIA).and_then(|via| via.get(2..));
-    let via = netlink::find(attributes, libc::RTA_GATEWAY).or(via);
-    let via = match via.map(|via| (via.len(), via)) {
-        None => ip,
-        Some((4, via)) => Ipv4Addr::from(*via.first_chunk()?).into(),
-        Some((16, via)) => Ipv6Addr::from(*via.first_chunk()?).into(),
-        Some(_) => return None,
-    };
-    Some(Route { interface, via, mtu })
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+    let (mut interface, mut via, mut mtu) = (None, ip, None);
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) => interface = Some(*index),
+            RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => via = router(attribute)?,
+            RouteAttribute::Metrics(metrics) => mtu = metrics.iter().find_map(mtu_of),
+            RouteAttribute::Encap(_) => return None,
+            _ => {}
+        }
+    }
+    Some(Route { interface: interface?, via, mtu: mtu.map(|mtu| mtu as usize) })
 }
 
 #[cfg(test)]

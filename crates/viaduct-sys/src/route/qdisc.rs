@@ -1,29 +1,22 @@
 //! Drop counter of an interface's queueing discipline.
 
 use std::io;
-use std::os::fd::OwnedFd;
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcStats2};
 
 use crate::route::interface;
-use crate::route::netlink::{self, Message};
+use crate::route::netlink::NLM_F_ECHO;
+use crate::route::rtnetlink::RouteSocket;
 
-/// `struct tcmsg`: family and padding, then interface, handle, parent and info.
-const HEAD: usize = 20;
-/// Attributes of an answer: statistics, and in them those of the queue
-/// (`struct gnet_stats_queue`).
-const STATISTICS: u16 = 7;
-const QUEUE: u16 = 3;
-/// Offset of the number of dropped packets in them, after the number and bytes of waiting ones.
-const DROPPED: usize = 8;
 /// Max packets dropped between two queries; beyond it the discipline was replaced and counts
 /// anew.
 const MAX_DROPS: u32 = 1 << 20;
-/// Parent of the root discipline (`TC_H_ROOT`).
-const ROOT: u32 = u32::MAX;
 
 /// Query of an interface's root queueing discipline, whose counter includes inner ones.
 #[derive(Debug)]
 pub struct QdiscDrops {
-    socket: OwnedFd,
+    socket: RouteSocket,
     index: u32,
     /// Packets dropped as of the last query; `None` without a queue.
     dropped: Option<u32>,
@@ -36,7 +29,7 @@ impl QdiscDrops {
     /// There is no such interface, or no descriptor is left.
     pub fn of(name: &str) -> io::Result<QdiscDrops> {
         let index = interface::index(name)?;
-        let socket = netlink::open(libc::NETLINK_ROUTE, 0)?;
+        let socket = RouteSocket::open()?;
         let mut queue = QdiscDrops { socket, index, dropped: None };
         queue.dropped = queue.ask();
         Ok(queue)
@@ -51,20 +44,26 @@ impl QdiscDrops {
     }
 
     fn ask(&self) -> Option<u32> {
-        let mut head = [0; HEAD];
-        head[4..8].copy_from_slice(&self.index.to_ne_bytes());
-        head[12..16].copy_from_slice(&ROOT.to_ne_bytes());
+        let mut question = TcMessage::with_index(self.index.cast_signed());
+        question.header.parent = TcHandle::ROOT;
         // The kernel answers a query about one discipline as an echo, and only if that is
         // requested.
-        let question = Message::of_routing(libc::RTM_GETQDISC, netlink::NLM_F_ECHO, &head);
-        let answer = netlink::ask(&self.socket, question, libc::RTM_NEWQDISC).ok()??;
-        dropped(&answer)
+        let question = RouteNetlinkMessage::GetQueueDiscipline(question);
+        match self.socket.ask(question, NLM_F_ECHO).ok()?? {
+            RouteNetlinkMessage::NewQueueDiscipline(answer) => dropped(&answer),
+            _ => None,
+        }
     }
 }
 
-/// Parses the number of dropped packets from an answer.
-fn dropped(answer: &[u8]) -> Option<u32> {
-    let statistics = netlink::find(answer.get(HEAD..)?, STATISTICS)?;
-    let queue = netlink::find(statistics, QUEUE)?;
-    Some(u32::from_ne_bytes(*queue.get(DROPPED..)?.first_chunk()?))
+/// Returns the number of dropped packets in an answer.
+fn dropped(answer: &TcMessage) -> Option<u32> {
+    let statistics = answer.attributes.iter().find_map(|attribute| match attribute {
+        TcAttribute::Stats2(statistics) => Some(statistics),
+        _ => None,
+    })?;
+    statistics.iter().find_map(|one| match one {
+        TcStats2::Queue(queue) => Some(queue.drops),
+        _ => None,
+    })
 }

@@ -2,25 +2,22 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::route::{RouteHeader, RouteMessage};
 
 use crate::route::mtu::PROTOCOL;
-use crate::route::netlink;
+use crate::route::rtnetlink::RouteEvents;
+use crate::route::table_route::{destination, network};
 
 /// `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE`.
 const GROUPS: u32 = 0x40 | 0x400;
-const RTM_NEWROUTE: u16 = 24;
-const RTM_DELROUTE: u16 = 25;
-const RTA_DST: u16 = 1;
-const MAIN_TABLE: u8 = 254;
-/// Bytes of a route's header.
-const ROUTE_HEAD: usize = 12;
 
 /// Watch of the main table's routes to some prefixes, to parts of them, or to prefixes that
 /// contain them.
 #[derive(Debug)]
 pub struct RouteWatch {
-    socket: OwnedFd,
+    events: RouteEvents,
     prefixes: Vec<(IpAddr, u8)>,
 }
 
@@ -30,42 +27,34 @@ impl RouteWatch {
     /// # Errors
     /// No descriptor is left.
     pub fn new(prefixes: Vec<(IpAddr, u8)>) -> io::Result<RouteWatch> {
-        Ok(RouteWatch { socket: netlink::open(libc::NETLINK_ROUTE, GROUPS)?, prefixes })
+        Ok(RouteWatch { events: RouteEvents::of(GROUPS)?, prefixes })
     }
 
     /// Returns whether such a route was added or deleted since the last call; ours (see
     /// [`PROTOCOL`]) do not count.
     pub fn changed(&self) -> bool {
-        netlink::any_event(&self.socket, |kind, message| {
-            matches!(kind, RTM_NEWROUTE | RTM_DELROUTE) && is_theirs(&self.prefixes, message)
-        })
+        self.events.any(|message| is_theirs(&self.prefixes, message))
     }
 }
 
-/// Returns whether a message's route is to one of `prefixes`, and not ours.
-pub(crate) fn is_theirs(prefixes: &[(IpAddr, u8)], message: &[u8]) -> bool {
-    let Some((route, attributes)) = message.split_at_checked(ROUTE_HEAD) else { return false };
-    let (family, length, table, protocol) = (route[0], route[1], route[4], route[5]);
-    if table != MAIN_TABLE || protocol.to_string() == PROTOCOL {
-        return false;
-    }
-    let v4 = i32::from(family) == libc::AF_INET;
-    let to = netlink::find(attributes, RTA_DST);
-    prefixes.iter().filter(|(ip, _)| ip.is_ipv4() == v4).any(|&(ip, own)| {
-        let shared = usize::from(own.min(length));
-        match (ip, to) {
-            _ if shared == 0 => true,
-            (IpAddr::V4(ip), Some(to)) => same_bits(&ip.octets(), to, shared),
-            (IpAddr::V6(ip), Some(to)) => same_bits(&ip.octets(), to, shared),
-            (_, None) => false,
+/// Returns whether a message is about a route to one of `prefixes`, and not ours.
+pub(crate) fn is_theirs(prefixes: &[(IpAddr, u8)], message: &RouteNetlinkMessage) -> bool {
+    match message {
+        RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => {
+            route.header.table == RouteHeader::RT_TABLE_MAIN
+                && u8::from(route.header.protocol) != PROTOCOL
+                && prefixes.iter().any(|prefix| overlaps(route, *prefix))
         }
-    })
+        _ => false,
+    }
 }
 
-/// Returns whether two addresses begin with the same `bits` bits.
-fn same_bits(one: &[u8], other: &[u8], bits: usize) -> bool {
-    let bit = |bytes: &[u8], n: usize| bytes.get(n / 8).map(|byte| byte >> (7 - n % 8) & 1);
-    (0..bits).all(|n| bit(one, n).is_some() && bit(one, n) == bit(other, n))
+/// Returns whether a route is to a part of a prefix, to the prefix, or to one that contains it.
+fn overlaps(route: &RouteMessage, (ip, length): (IpAddr, u8)) -> bool {
+    destination(route).is_some_and(|(to, own)| {
+        let shared = own.min(length);
+        to.is_ipv4() == ip.is_ipv4() && network(to, shared) == network(ip, shared)
+    })
 }
 
 #[cfg(test)]

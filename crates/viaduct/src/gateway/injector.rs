@@ -2,13 +2,17 @@
 //! if they had come from the WAN. The TUN disappears when it is closed.
 
 use std::fs;
+use std::net::Ipv4Addr;
 
 use anyhow::{Context as _, Result};
 use tracing::warn;
-use viaduct_sys::process::tool;
+use viaduct_sys::route::interface;
 use viaduct_sys::route::tun::Tun;
 
 use super::site::Site;
+
+/// Dummy address of RFC 7600.
+const DUMMY_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
 
 /// TUN that is created on demand: a gateway that observes has none until its peer sends repairs.
 pub struct Injector {
@@ -60,7 +64,8 @@ fn open(name: &str, mtu: usize) -> Result<Tun> {
     // Recovered packets come from addresses whose route leads elsewhere, so reverse-path checks
     // must be loose. The loose check still requires an address on the interface (the dummy one
     // of RFC 7600).
-    tool::run("ip", &["addr", "add", "192.0.0.8/32", "dev", &name, "scope", "link"], "")?;
+    interface::add_link_address(&name, DUMMY_ADDRESS.into())
+        .with_context(|| format!("give {name} the address {DUMMY_ADDRESS}"))?;
     set(&format!("net/ipv4/conf/{name}/rp_filter"), "2")?;
     set(&format!("net/ipv4/conf/{name}/forwarding"), "1")?;
     // A kernel without IPv6 has no such settings.

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
 use serde_json::Value;
 use viaduct_sys::process::tool;
-use viaduct_sys::route::interface::Interface;
+use viaduct_sys::route::interface::{Interface, is_vlan_of};
 use viaduct_sys::route::mtu::{RouteError, RouteMtu};
 
 use super::config::Config;
@@ -65,12 +65,8 @@ pub fn vlan_of_trunk(config: &Config) -> Option<String> {
     let prefixes = config.peers.iter().flat_map(|peer| &peer.prefixes);
     prefixes.take(MAX_CHECKED_ROUTES).find_map(|net| {
         let error = RouteMtu::plan(pair(net), &config.wan, 65_535).err()?;
-        let RouteError::Elsewhere { route, .. } = error else { return None };
-        let mut words = route.split_whitespace().skip_while(|word| *word != "dev");
-        let dev = words.nth(1)?.to_owned();
-        let shown = tool::run("ip", &["-o", "-d", "link", "show", "dev", &dev], "").ok()?;
-        let above = format!("{dev}@{}:", config.wan);
-        (shown.contains(&above) && shown.contains(" vlan ")).then_some(dev)
+        let RouteError::Elsewhere { taken, .. } = error else { return None };
+        is_vlan_of(&taken, &config.wan).unwrap_or(false).then_some(taken)
     })
 }
 

@@ -15,7 +15,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -104,7 +104,7 @@ pub(super) fn set_up_for(out: Uplink) -> Result<Uplinks, CaptureNsError> {
 fn route_v4() -> io::Result<()> {
     let loopback = Ipv4Addr::LOCALHOST;
     routes::add_address(INNER, loopback.into())?;
-    routes::make_all_local(libc::AF_INET, INNER, TABLE)?;
+    routes::make_all_local(Ipv4Addr::UNSPECIFIED.into(), INNER, TABLE)?;
     let local = (Ipv4Addr::new(127, 0, 0, 0).into(), 8);
     routes::add_route(INNER, local, Some(loopback.into()))?;
     routes::set_lookup_rules(&Incoming::By(INNER), TABLE)
@@ -112,7 +112,7 @@ fn route_v4() -> io::Result<()> {
 
 fn route_v6() -> io::Result<()> {
     routes::add_route(LOOPBACK, (Ipv6Addr::LOCALHOST.into(), 128), None)?;
-    routes::make_all_local(libc::AF_INET6, LOOPBACK, TABLE)?;
+    routes::make_all_local(Ipv6Addr::UNSPECIFIED.into(), LOOPBACK, TABLE)?;
     routes::set_lookup_rules(&Incoming::Marked(MARK.cast_unsigned()), TABLE)
 }
 
@@ -122,16 +122,9 @@ pub struct LoopbackSocket(OwnedFd);
 
 impl LoopbackSocket {
     fn open() -> io::Result<LoopbackSocket> {
-        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        let all = (libc::ETH_P_ALL as u16).to_be();
-        // SAFETY: it takes numbers alone.
-        let fd = unsafe { libc::socket(libc::AF_PACKET, kind, all.into()) };
-        os::check(fd)?;
-        // SAFETY: the kernel has just opened it for us.
-        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        let at = address(all);
-        // SAFETY: the kernel reads the address, which lives through the call.
-        os::check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const at).cast(), ADDRESS) })?;
+        // Protocol 0: receives nothing until it is bound to the interface.
+        let socket = os::socket(libc::AF_PACKET, libc::SOCK_DGRAM, 0)?;
+        os::bind_packet(socket.as_fd(), LOOPBACK_INDEX)?;
         os::setsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, &MARK)?;
         Ok(LoopbackSocket(socket))
     }
@@ -185,18 +178,20 @@ impl AsFd for LoopbackSocket {
     }
 }
 
+/// Index of the loopback interface, the first of every network namespace.
+const LOOPBACK_INDEX: u32 = 1;
 const ADDRESS: libc::socklen_t = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
 
 fn v6() -> u16 {
     (libc::ETH_P_IPV6 as u16).to_be()
 }
 
-/// Address of the loopback interface, the first of every network namespace.
+/// Address of the loopback interface.
 fn address(protocol: u16) -> libc::sockaddr_ll {
     // SAFETY: all zeros is an address.
     let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     (at.sll_family, at.sll_protocol) = (libc::AF_PACKET as u16, protocol);
-    (at.sll_ifindex, at.sll_halen) = (1, 6);
+    (at.sll_ifindex, at.sll_halen) = (LOOPBACK_INDEX.cast_signed(), 6);
     at
 }
 

@@ -87,7 +87,7 @@ impl Listeners {
         head.extend(LISTENING.to_ne_bytes());
         head.extend(port.to_be_bytes());
         head.resize(head.len() + REST, 0);
-        let question = Message::of_routing(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, &head);
+        let question = Message::with_head(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, &head);
         netlink::send(&self.ask, &question.bytes())?;
         let mut found = Vec::new();
         let lost = netlink::any_event(&self.ask, |kind, message| {

@@ -23,7 +23,7 @@ mod source_routes;
 mod uplink;
 
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{OFlags, fcntl_setfl};
@@ -80,10 +80,10 @@ pub fn enter() -> Result<Listeners, CaptureNsError> {
     enter_network()?;
     let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
     lo.map_err(|error| set_up("the loopback interface", error))?;
-    routes::make_all_local(libc::AF_INET, LOOPBACK, libc::RT_TABLE_LOCAL)
+    routes::make_all_local(Ipv4Addr::UNSPECIFIED.into(), LOOPBACK, libc::RT_TABLE_LOCAL)
         .map_err(|error| set_up("a route", error))?;
     // Missing without IPv6.
-    let _ = routes::make_all_local(libc::AF_INET6, LOOPBACK, libc::RT_TABLE_LOCAL);
+    let _ = routes::make_all_local(Ipv6Addr::UNSPECIFIED.into(), LOOPBACK, libc::RT_TABLE_LOCAL);
     // If it is not writable, a client's port is free again after a minute.
     let _ = std::fs::write(NO_TIME_WAIT.0, NO_TIME_WAIT.1);
     Listeners::open().map_err(|error| set_up("notice of closed sockets", error))

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::route::netlink::{self, Message};
+use crate::route::netlink::{self, Message, NLM_F_ACK};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// `INET_DIAG_NOCOOKIE`: any socket.
@@ -51,7 +51,7 @@ impl SocketLookup {
         }
         head.extend(0u32.to_ne_bytes());
         head.extend(ANY);
-        let question = Message::of_routing(SOCK_DIAG_BY_FAMILY, 0, &head);
+        let question = Message::with_head(SOCK_DIAG_BY_FAMILY, NLM_F_ACK, &head);
         Ok(netlink::ask(&self.0, question, SOCK_DIAG_BY_FAMILY)?.is_some())
     }
 }

@@ -11,15 +11,15 @@
 //! ```
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkHeader};
 use rustix::net::sockopt;
 
 use super::routes;
 use crate::capture::offload::OffloadState;
 use crate::os;
 use crate::route::interface::{self, Interface};
-use crate::route::netlink::{Attributes, Message, NLM_F_ACK, NLM_F_CREATE};
 use crate::route::tun::Tun;
 
 /// The interface that datagrams leave by, and the other end of the pair.
@@ -34,13 +34,6 @@ const MAX_QUEUED_BYTES: usize = 8 << 20;
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 /// Bytes of the Ethernet header.
 const HEAD: usize = 14;
-
-const IFLA_ADDRESS: u16 = 1;
-pub(super) const IFLA_IFNAME: u16 = 3;
-pub(super) const IFLA_LINKINFO: u16 = 18;
-pub(super) const INFO_KIND: u16 = 1;
-pub(super) const INFO_DATA: u16 = 2;
-pub(super) const VETH_PEER: u16 = 1;
 /// Setting that keeps the outer interface from sending IPv6 packets of its own.
 const OUTER_NO_IPV6: &str = "/proc/sys/net/ipv6/conf/outside/disable_ipv6";
 
@@ -134,43 +127,20 @@ fn raise(interface: &Interface) -> Result<(), String> {
 
 /// Makes a veth pair. The first interface does no neighbour discovery.
 fn pair() -> io::Result<()> {
-    let head = |flags: libc::c_int| {
-        // `struct ifinfomsg`: of any family, type and number; flags, and which of them are meant.
-        let mut head = vec![0; 8];
-        head.extend(flags.to_ne_bytes());
-        head.extend(flags.to_ne_bytes());
-        head
-    };
-    let name = |name: &str| [name.as_bytes(), b"\0"].concat();
-    let peer =
-        Attributes::behind(&head(0)).with(IFLA_IFNAME, &name(OUTER)).with(IFLA_ADDRESS, &MACS[1]);
-    let info = Attributes::default()
-        .with(INFO_KIND, b"veth")
-        .nest(INFO_DATA, &Attributes::default().nest(VETH_PEER, &peer));
-    let flags = NLM_F_ACK | NLM_F_CREATE;
-    let message = Message::of_routing(libc::RTM_NEWLINK, flags, &head(libc::IFF_NOARP))
-        .with(IFLA_IFNAME, &name(INNER))
-        .with(IFLA_ADDRESS, &MACS[0])
-        .nest(IFLA_LINKINFO, &info);
-    routes::request(message)
+    let (flags, change_mask) = (LinkFlags::Noarp, LinkFlags::Noarp);
+    let quiet = LinkHeader { flags, change_mask, ..LinkHeader::default() };
+    let [mut inner, mut outer] = [(quiet, INNER), (LinkHeader::default(), OUTER)]
+        .map(|(head, name)| routes::link(head, name));
+    inner.attributes.push(LinkAttribute::Address(MACS[0].to_vec()));
+    outer.attributes.push(LinkAttribute::Address(MACS[1].to_vec()));
+    routes::make_pair(inner, outer)
 }
 
 /// Opens a packet socket on an interface, non-blocking.
 fn packets(interface: &str) -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // Protocol 0: receives nothing until it is bound to the interface.
-    // SAFETY: it takes numbers alone.
-    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-    os::check(fd)?;
-    // SAFETY: the kernel has just opened it for us.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: all zeros is an address.
-    let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    (at.sll_family, at.sll_protocol) = (libc::AF_PACKET as u16, (libc::ETH_P_ALL as u16).to_be());
-    at.sll_ifindex = interface::index(interface)?.cast_signed();
-    let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-    // SAFETY: the kernel reads the address, which lives through the call.
-    os::check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const at).cast(), length) })?;
+    let socket = os::socket(libc::AF_PACKET, libc::SOCK_RAW, 0)?;
+    os::bind_packet(socket.as_fd(), interface::index(interface)?)?;
     Ok(socket)
 }
 
