@@ -18,7 +18,7 @@ RUN cargo build --release --locked --bin viaduct --no-default-features
 
 FROM debian:12-slim
 RUN apt-get update \
- && apt-get install -y --no-install-recommends iproute2 nftables \
+ && apt-get install -y --no-install-recommends nftables \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /src/target/release/viaduct /usr/bin/viaduct
 # The gateway answers SIGTERM by putting everything back.

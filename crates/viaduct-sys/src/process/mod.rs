@@ -12,7 +12,7 @@
 //! | [`memory`] | resident memory of this process |
 //! | [`dir_lock`] | exclusive lock on a directory |
 //! | `instance_lock` | one process per instance name and network namespace |
-//! | [`tool`] | external programs: `ip`, `nft` |
+//! | [`tool`] | external programs: `nft` |
 
 mod children;
 pub mod dir_lock;

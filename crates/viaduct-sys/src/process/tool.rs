@@ -1,4 +1,4 @@
-//! External programs that we run: `ip` and `nft`. Every error shows the command and its output.
+//! External programs that we run, such as `nft`. Every error shows the command and its output.
 
 use std::env;
 use std::ffi::OsString;
@@ -6,10 +6,6 @@ use std::io::{self, Write};
 use std::process::{Command, Output, Stdio};
 
 use crate::process::die_with_parent;
-
-/// Debian's package for each program.
-const PACKAGES: [(&str, &str); 3] =
-    [("ip", "iproute2"), ("nft", "nftables"), ("ethtool", "ethtool")];
 
 /// Errors of running a program.
 #[derive(Debug, thiserror::Error)]
@@ -90,8 +86,8 @@ fn search_path() -> OsString {
 }
 
 fn missing(program: &str) -> ToolError {
-    let known = PACKAGES.iter().find(|(name, _)| *name == program);
-    let package = known.map_or(program, |(_, package)| package);
+    // Debian's name.
+    let package = if program == "nft" { "nftables" } else { program };
     ToolError::Missing { program: program.to_owned(), package: package.to_owned() }
 }
 
