@@ -1,21 +1,19 @@
 //! Control side of a gateway: signals, the status socket, metrics and the packet cache's
 //! service. It carries no packets and may be slow.
 
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 use viaduct_sys::poll::Waker;
 
 use super::ConfigSource;
-use super::cache_service::{CacheService, Prefixes, SharedStats};
 use super::clocks::ClockFile;
 use super::config::Config;
 use super::endpoints::Endpoints;
+use super::listeners::{Listeners, Moved};
 use super::metrics;
 use super::peers::PeerStates;
 use super::site::Site;
@@ -27,7 +25,6 @@ use super::taps::Taps;
 use super::wan::WanWatch;
 use super::worker::Command;
 use crate::engine::intercept::InterceptState;
-use crate::metrics::Metrics;
 use crate::notify::{Phase, notify};
 use crate::settings::thread::ProxyThread;
 use crate::signals::{SignalStreams, Signals};
@@ -69,10 +66,6 @@ pub struct Control {
     flows: Option<ProxyThread>,
     published: Arc<Published>,
     started: Instant,
-    cache: SharedStats,
-    /// Prefixes of this site, for the packet cache.
-    prefixes: Prefixes,
-    metrics: Metrics,
     wan: WanWatch,
     /// True if routes were lowered since the last check that they are in force.
     unverified: bool,
@@ -84,13 +77,6 @@ pub struct Control {
     /// State of our rules in nftables and policy routing.
     rules: Arc<InterceptState>,
     listeners: Listeners,
-}
-
-/// Listeners that may change while the gateway runs.
-#[derive(Default)]
-struct Listeners {
-    metrics: Option<TcpListener>,
-    cache: Option<CacheService>,
 }
 
 impl Control {
@@ -109,15 +95,12 @@ impl Control {
             clocks: site.config.clocks().map(ClockFile::new),
             endpoints: Endpoints::default(),
             warnings: site.warnings(),
-            cache: SharedStats::default(),
-            prefixes: Arc::new(Mutex::new(site.config.prefixes.clone())),
-            metrics: Metrics::default(),
             started: Instant::now(),
             rules: flows
                 .as_ref()
                 .map(|of| of.engine.handle.intercept_state().clone())
                 .unwrap_or_default(),
-            listeners: Listeners::default(),
+            listeners: Listeners::new(worker.clone()),
             source,
             site,
             worker,
@@ -147,8 +130,8 @@ impl Control {
         mut signals: SignalStreams,
     ) -> Result<()> {
         let (listener, _name) = status_socket::open(&self.site.config.socket())?;
-        self.listeners.metrics = bind_metrics(self.site.config.metrics).await?;
-        self.listeners.cache = self.open_cache(self.site.config.cache).await?;
+        let opened = Moved::open(None, &self.site.config).await?;
+        self.listeners.replace(opened, &self.site.config);
         notify(Phase::Ready);
         self.endpoints.watch(&self.site.config);
         let (mut stray_warning, mut second) =
@@ -175,8 +158,8 @@ impl Control {
                 client = status_socket::accept(&listener) => {
                     status_socket::show(client, &self.status().await)?;
                 }
-                client = accept(self.listeners.metrics.as_ref()) => {
-                    self.metrics.answer(client, metrics::page(&self.status().await));
+                client = self.listeners.accept() => {
+                    self.listeners.answer(client, metrics::page(&self.status().await));
                 }
             }
         }
@@ -247,7 +230,7 @@ impl Control {
         Status {
             split,
             uptime: self.started.elapsed().as_secs_f64(),
-            cache: *self.cache.lock().unwrap_or_else(PoisonError::into_inner),
+            cache: self.listeners.cache_stats(),
             trouble: self.trouble(),
             ..Status::new(&self.site, &self.published)
         }
@@ -361,16 +344,12 @@ impl Control {
     /// Applies `site`: all of it, or nothing.
     async fn apply(&mut self, mut site: Site, system: &mut System) -> Result<()> {
         self.endpoints.fill(&mut site.config);
-        let listeners = self.open_changed_listeners(&site.config).await?;
+        let moved = Moved::open(Some(&self.site.config), &site.config).await?;
         system.apply(&site)?;
         if let Err(error) = self.send_settings(&site).await {
             system.apply(&self.site)?;
             return Err(error);
         }
-        self.prefixes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone_from(&site.config.prefixes);
         let warnings = site.warnings();
         for warning in warnings.iter().filter(|warning| !self.warnings.contains(warning)) {
             warn!("{warning}");
@@ -378,42 +357,9 @@ impl Control {
         self.warnings = warnings;
         self.wan.mark_applied(&site)?;
         self.unverified = true;
+        self.listeners.replace(moved, &site.config);
         self.site = site;
-        let (metrics, cache) = listeners;
-        if let Some(metrics) = metrics {
-            self.listeners.metrics = metrics;
-        }
-        if let Some(cache) = cache {
-            self.listeners.cache = cache;
-        }
         Ok(())
-    }
-
-    /// Opens the listeners that `config` moves, without using them yet. `None` for one that
-    /// stays.
-    async fn open_changed_listeners(
-        &self,
-        config: &Config,
-    ) -> Result<(Option<Option<TcpListener>>, Option<Option<CacheService>>)> {
-        let old = &self.site.config;
-        let metrics = match config.metrics {
-            at if at == old.metrics => None,
-            at => Some(bind_metrics(at).await?),
-        };
-        let cache = match config.cache {
-            at if at == old.cache => None,
-            at => Some(self.open_cache(at).await?),
-        };
-        Ok((metrics, cache))
-    }
-
-    async fn open_cache(&self, at: Option<SocketAddr>) -> Result<Option<CacheService>> {
-        let Some(at) = at else { return Ok(None) };
-        let socket = UdpSocket::bind(at)
-            .await
-            .with_context(|| format!("[cache] listen: cannot use {at}"))?;
-        let prefixes = self.prefixes.clone();
-        Ok(Some(CacheService::open(socket, prefixes, self.worker.clone(), self.cache.clone())))
     }
 }
 
@@ -430,23 +376,5 @@ fn reject_fixed_changes(old: &Config, new: &Config) -> Result<()> {
     match fixed.iter().find(|(_, same)| !same) {
         Some((key, _)) => bail!("[site] {key} has changed; that needs a restart"),
         None => Ok(()),
-    }
-}
-
-async fn bind_metrics(at: Option<SocketAddr>) -> Result<Option<TcpListener>> {
-    let Some(at) = at else { return Ok(None) };
-    let bound = TcpListener::bind(at).await;
-    bound.map(Some).with_context(|| format!("[metrics] listen: cannot use {at}"))
-}
-
-/// Accepts the next client. Without a listener the future never completes.
-async fn accept(listener: Option<&TcpListener>) -> TcpStream {
-    let Some(listener) = listener else { return std::future::pending().await };
-    loop {
-        match listener.accept().await {
-            Ok((client, _)) => return client,
-            // Out of descriptors, for example: an immediate retry would spin.
-            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-        }
     }
 }

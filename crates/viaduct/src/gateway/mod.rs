@@ -15,6 +15,7 @@ pub mod config;
 mod control;
 mod endpoints;
 mod injector;
+mod listeners;
 mod metrics;
 mod peers;
 mod poll_interval;

@@ -1,0 +1,97 @@
+//! Listeners of the control side that a reload may move: for metrics and for the packet cache.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context as _, Result};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+
+use super::cache_service::{CacheService, Prefixes, SharedStats};
+use super::config::Config;
+use super::control::ToWorker;
+use super::snapshot::CacheStats;
+use crate::metrics::{self, Metrics, Page};
+
+/// Listeners in use, and the services behind them.
+pub struct Listeners {
+    metrics: Option<TcpListener>,
+    server: Metrics,
+    cache: Option<CacheService>,
+    stats: SharedStats,
+    /// Prefixes of this site, for the packet cache.
+    prefixes: Prefixes,
+    worker: ToWorker,
+}
+
+impl Listeners {
+    /// Creates the state, without a listener; the packet cache is searched by `worker`.
+    pub fn new(worker: ToWorker) -> Listeners {
+        Listeners {
+            metrics: None,
+            server: Metrics::default(),
+            cache: None,
+            stats: SharedStats::default(),
+            prefixes: Arc::new(Mutex::new(Vec::new())),
+            worker,
+        }
+    }
+
+    /// Puts the listeners that `config` moves to use.
+    pub fn replace(&mut self, moved: Moved, config: &Config) {
+        self.prefixes.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&config.prefixes);
+        if let Some(metrics) = moved.metrics {
+            self.metrics = metrics;
+        }
+        if let Some(socket) = moved.cache {
+            let (prefixes, stats) = (&self.prefixes, &self.stats);
+            self.cache = socket.map(|socket| {
+                CacheService::open(socket, prefixes.clone(), self.worker.clone(), stats.clone())
+            });
+        }
+    }
+
+    /// Accepts the next client of the metrics. Without a listener the future never completes.
+    pub async fn accept(&self) -> TcpStream {
+        metrics::accept(self.metrics.as_ref()).await
+    }
+
+    /// Answers the single request of `client` with `page`.
+    pub fn answer(&self, client: TcpStream, page: Page) {
+        self.server.answer(client, page);
+    }
+
+    /// Counters of the packet cache's service.
+    pub fn cache_stats(&self) -> CacheStats {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Listeners that a config moves, open but not in use yet. `None` for one that stays.
+pub struct Moved {
+    metrics: Option<Option<TcpListener>>,
+    cache: Option<Option<UdpSocket>>,
+}
+
+impl Moved {
+    /// Opens the listeners of `new` whose addresses differ from those of `old`.
+    ///
+    /// # Errors
+    /// An address cannot be used.
+    pub async fn open(old: Option<&Config>, new: &Config) -> Result<Moved> {
+        let metrics = match new.metrics {
+            at if old.is_some_and(|old| old.metrics == at) => None,
+            at => Some(at.map(metrics::listen).transpose().context("[metrics] listen")?),
+        };
+        let cache = match new.cache {
+            at if old.is_some_and(|old| old.cache == at) => None,
+            at => Some(open_cache(at).await?),
+        };
+        Ok(Moved { metrics, cache })
+    }
+}
+
+async fn open_cache(at: Option<SocketAddr>) -> Result<Option<UdpSocket>> {
+    let Some(at) = at else { return Ok(None) };
+    let bound = UdpSocket::bind(at).await;
+    bound.map(Some).with_context(|| format!("[cache] listen: cannot use {at}"))
+}
