@@ -5,41 +5,37 @@
 //!                         --up to 64 messages-->                one sendmmsg
 //! ```
 //!
-//! `run` finds runs, `message` builds messages in the kernel's format, `report` counts the
-//! results.
+//! The sender of [`crate::socket::mmsg`] sends the batches; `report` counts the results, `name` has
+//! addresses in the kernel's format.
 #![allow(unsafe_code)]
 
-mod message;
+mod name;
 mod report;
-mod run;
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::mem;
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::SystemTime;
 
 use rustix::net::sockopt;
 
 use crate::capture::filter::{self, BpfInsn, Share};
 use crate::os;
+use crate::socket::mmsg::{BatchSender, Datagram};
 use crate::socket::timestamp;
 
-pub(crate) use message::{Name, address};
-use message::{header, segment_control};
+pub(crate) use name::{Name, address};
 pub use report::SendReport;
-use run::MAX_SEGMENTS;
-pub(crate) use run::{concerns_segments, run};
 
-/// Max messages in one system call.
-const BATCH: usize = 64;
+/// Max datagrams in one message (the kernel's limit was 64 until 6.9).
+const MAX_SEGMENTS: usize = 64;
 
 /// A UDP socket for batches of datagrams.
 #[derive(Debug)]
 pub struct UdpBatch {
     socket: UdpSocket,
-    /// True while the device accepts several datagrams as one message.
-    segments: bool,
+    sender: BatchSender,
 }
 
 impl UdpBatch {
@@ -85,7 +81,7 @@ impl UdpBatch {
         }
         // On an IPv6 socket this applies to datagrams to IPv4-mapped addresses.
         os::setsockopt(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, &libc::IP_PMTUDISC_DO)?;
-        Ok(UdpBatch { socket, segments: true })
+        Ok(UdpBatch { socket, sender: BatchSender::with_segments(MAX_SEGMENTS) })
     }
 
     /// Sets the send and receive buffers to `bytes` each, or to as much as the kernel allows.
@@ -111,30 +107,9 @@ impl UdpBatch {
     /// Sends the datagrams in order, as many as the kernel takes now; does not block. An error
     /// is counted for the datagrams that it concerns; the others are sent.
     pub fn send(&mut self, datagrams: &[(SocketAddr, &[u8])]) -> SendReport {
-        let mut report = SendReport::default();
-        let mut rest = datagrams;
-        let mut singly = 0;
-        while !rest.is_empty() {
-            let messages = self.messages(rest, singly);
-            let (done, error) = self.send_messages(rest, &messages);
-            let count: usize = messages[..done].iter().sum();
-            report.sent += count as u64;
-            rest = &rest[count..];
-            singly = singly.saturating_sub(count);
-            let Some(error) = error else { continue };
-            let failed = messages[done];
-            if failed > 1 && concerns_segments(error) {
-                // EIO: the device lacks segmentation altogether (kernels before 6.11 without
-                // checksum offload).
-                self.segments &= error != Some(libc::EIO);
-                singly = failed;
-                continue;
-            }
-            report.count(error, failed as u64);
-            rest = &rest[failed..];
-            singly = singly.saturating_sub(failed);
-        }
-        report
+        let datagram = |&(to, bytes): &(SocketAddr, _)| Datagram { bytes, to, from: None };
+        let datagrams: Vec<_> = datagrams.iter().map(datagram).collect();
+        self.sender.send(self.socket.as_fd(), &datagrams, |_, _| {})
     }
 
     /// Receives a datagram, if one waits: its length and sender. A longer one than `buffer` is
@@ -189,60 +164,6 @@ impl UdpBatch {
         let keep_nothing =
             BpfInsn { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
         filter::attach(self.socket.as_fd(), &[keep_nothing])
-    }
-
-    /// Returns the number of datagrams in each of the next messages, for one call; the first
-    /// `singly` messages have one each.
-    fn messages(&self, datagrams: &[(SocketAddr, &[u8])], singly: usize) -> Vec<usize> {
-        let mut counts = Vec::with_capacity(BATCH);
-        let mut rest = datagrams;
-        while !rest.is_empty() && counts.len() < BATCH {
-            let kinds = rest.iter().map(|(to, bytes)| (to, bytes.len()));
-            let apart = !self.segments || counts.len() < singly;
-            let count = if apart { 1 } else { run(kinds, MAX_SEGMENTS) };
-            counts.push(count);
-            rest = &rest[count..];
-        }
-        counts
-    }
-
-    /// Sends the messages. Returns how many were sent, and the error of the next one, if it had
-    /// one.
-    fn send_messages(
-        &self,
-        datagrams: &[(SocketAddr, &[u8])],
-        counts: &[usize],
-    ) -> (usize, Option<Option<i32>>) {
-        let total: usize = counts.iter().sum();
-        let slices: Vec<IoSlice<'_>> =
-            datagrams[..total].iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
-        let mut names = Vec::with_capacity(counts.len());
-        let mut controls = Vec::with_capacity(counts.len());
-        let mut first = 0;
-        for &count in counts {
-            let (peer, bytes) = datagrams[first];
-            names.push(Name::new(peer));
-            controls.push(segment_control(bytes.len() as u16));
-            first += count;
-        }
-        let mut headers = Vec::with_capacity(counts.len());
-        let mut first = 0;
-        for ((&count, name), control) in counts.iter().zip(&mut names).zip(&mut controls) {
-            headers.push(header(name, &slices[first..first + count], control));
-            first += count;
-        }
-        // SAFETY: every header points to a name, slices and control words that live in the
-        // vectors above, which are not touched until the call returns.
-        let sent = unsafe {
-            let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-            let count = headers.len() as u32;
-            libc::sendmmsg(self.socket.as_raw_fd(), headers.as_mut_ptr(), count, flags as _)
-        };
-        // An error of a message after the first is only reported by the next call.
-        match usize::try_from(sent) {
-            Ok(sent) => (sent, None),
-            Err(_) => (0, Some(io::Error::last_os_error().raw_os_error())),
-        }
     }
 }
 

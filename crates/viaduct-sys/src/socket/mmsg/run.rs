@@ -1,18 +1,16 @@
 //! Runs of datagrams that can be sent as one message.
 
-/// Max datagrams in one message (the kernel's limit was 64 until 6.9).
-pub(super) const MAX_SEGMENTS: usize = 64;
 /// Max payload of one message, bytes.
 const MAX_MESSAGE: usize = 65_000;
 
 /// Returns whether the datagrams of a refused message may still be sent one by one.
-pub(crate) fn concerns_segments(error: Option<i32>) -> bool {
+pub(super) fn concerns_segments(error: Option<i32>) -> bool {
     matches!(error, Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP | libc::EMSGSIZE))
 }
 
 /// Returns the number of datagrams at the front that can be sent as one message, by peer and
 /// length: to one peer, of one length except a shorter last one; at most `segments`.
-pub(crate) fn run<P: PartialEq>(
+pub(super) fn run<P: PartialEq>(
     mut datagrams: impl Iterator<Item = (P, usize)>,
     segments: usize,
 ) -> usize {
@@ -44,7 +42,7 @@ mod tests {
         let long = [0_u8; 1400];
         let (a, b) = (peer(1), peer(2));
         let first = |datagrams: &[(SocketAddr, &[u8])]| {
-            run(datagrams.iter().map(|(to, bytes)| (to, bytes.len())), MAX_SEGMENTS)
+            run(datagrams.iter().map(|(to, bytes)| (to, bytes.len())), 64)
         };
         assert_eq!(first(&[(a, &long[..]), (a, &long), (b, &long)]), 2);
         assert_eq!(first(&[(a, &long[..]), (a, &long[..9]), (a, &long[..9])]), 2);

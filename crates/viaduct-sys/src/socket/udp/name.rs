@@ -1,12 +1,8 @@
-//! Messages in the kernel's format: destination, payload, segment length.
+//! Addresses in the kernel's format.
 
-use std::ffi::{c_int, c_void};
-use std::io::IoSlice;
+use std::ffi::c_int;
 use std::net::{SocketAddr, SocketAddrV6};
 use std::{mem, ptr};
-
-/// Control space for one 16-bit number, in words that align it.
-const CONTROL_WORDS: usize = 3;
 
 /// An address in the kernel's format.
 pub(crate) struct Name {
@@ -65,44 +61,4 @@ pub(crate) fn address(from: &libc::sockaddr_storage) -> Option<SocketAddr> {
         }
         _ => None,
     }
-}
-
-/// Builds the control message with the segment length.
-pub(super) fn segment_control(length: u16) -> [u64; CONTROL_WORDS] {
-    let mut words = [0; CONTROL_WORDS];
-    // SAFETY: takes no pointers.
-    let cmsg_len = unsafe { libc::CMSG_LEN(size_of::<u16>() as u32) } as _;
-    let head = libc::cmsghdr { cmsg_len, cmsg_level: libc::SOL_UDP, cmsg_type: libc::UDP_SEGMENT };
-    // SAFETY: `words` has room for the header and the number (asserted below) and is aligned.
-    unsafe {
-        let head_at = words.as_mut_ptr().cast::<libc::cmsghdr>();
-        head_at.write(head);
-        libc::CMSG_DATA(head_at).cast::<u16>().write_unaligned(length);
-    }
-    words
-}
-
-const _: () = assert!(size_of::<libc::cmsghdr>() + size_of::<u16>() <= CONTROL_WORDS * 8);
-
-/// Builds a message of the slices, with the control words if there is more than one.
-pub(super) fn header(
-    name: &mut Name,
-    slices: &[IoSlice<'_>],
-    control: &mut [u64; CONTROL_WORDS],
-) -> libc::mmsghdr {
-    // SAFETY: all zeros is a `mmsghdr` that points nowhere.
-    let mut message: libc::mmsghdr = unsafe { mem::zeroed() };
-    let header = &mut message.msg_hdr;
-    header.msg_name = ptr::from_mut(&mut name.storage).cast::<c_void>();
-    header.msg_namelen = name.length;
-    // The kernel only reads the slices; `IoSlice` is an `iovec`, as its documentation
-    // guarantees.
-    header.msg_iov = slices.as_ptr().cast_mut().cast();
-    header.msg_iovlen = slices.len() as _;
-    if slices.len() > 1 {
-        header.msg_control = control.as_mut_ptr().cast();
-        // SAFETY: takes no pointers.
-        header.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<u16>() as c_int as u32) } as _;
-    }
-    message
 }

@@ -1,0 +1,173 @@
+//! Received messages, with what their control messages tell.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use super::{BATCH, CONTROL_WORDS};
+use crate::os;
+use crate::socket::udp::address;
+
+/// A received message.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a> {
+    /// Payload, as much as there was room for.
+    pub bytes: &'a [u8],
+    /// Length of the message: more than `bytes` has if it was cut.
+    pub length: usize,
+    /// Sender; `None` on a packet socket, where the header has it.
+    pub from: Option<SocketAddr>,
+    /// Local address that it came to, if [`report_destination`] is set.
+    pub to: Option<IpAddr>,
+    /// False if the checksum need not or cannot be checked: the sender has still to fill it in,
+    /// or a device has verified it. Packet sockets with [`report_checksum`] only.
+    pub check: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Meta {
+    length: usize,
+    from: Option<SocketAddr>,
+    to: Option<IpAddr>,
+    check: bool,
+}
+
+/// Messages of one receive call.
+#[derive(Debug)]
+pub struct Inbox {
+    bytes: Vec<u8>,
+    snap: usize,
+    metas: Vec<Meta>,
+}
+
+impl Inbox {
+    /// Creates an inbox for messages of at most `snap` bytes.
+    pub fn new(snap: usize) -> Inbox {
+        Inbox { bytes: vec![0; snap * BATCH], snap, metas: Vec::with_capacity(BATCH) }
+    }
+
+    /// Receives waiting messages, up to 64, in place of the last ones, and returns how many;
+    /// does not block.
+    ///
+    /// # Errors
+    /// The kernel's: the interface went down, say. The refusal of an earlier datagram is not
+    /// reported.
+    pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        self.metas.clear();
+        // SAFETY: all zeros is a `sockaddr_storage`.
+        let mut names: [libc::sockaddr_storage; BATCH] = unsafe { mem::zeroed() };
+        let mut controls = [[0_u64; CONTROL_WORDS]; BATCH];
+        let mut slices: [libc::iovec; BATCH] = std::array::from_fn(|n| libc::iovec {
+            iov_base: self.bytes[n * self.snap..].as_mut_ptr().cast::<c_void>(),
+            iov_len: self.snap,
+        });
+        // SAFETY: all zeros is a `mmsghdr` that points nowhere.
+        let mut headers: [libc::mmsghdr; BATCH] = unsafe { mem::zeroed() };
+        for (n, message) in headers.iter_mut().enumerate() {
+            let header = &mut message.msg_hdr;
+            header.msg_name = ptr::from_mut(&mut names[n]).cast();
+            header.msg_namelen = size_of_val(&names[n]) as libc::socklen_t;
+            header.msg_iov = &raw mut slices[n];
+            header.msg_iovlen = 1;
+            header.msg_control = controls[n].as_mut_ptr().cast();
+            header.msg_controllen = size_of_val(&controls[n]) as _;
+        }
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        // SAFETY: each header points to a name, a slice of `snap` bytes of ours and control
+        // words, all of which live until the call returns and have no other writer.
+        let got = unsafe {
+            let (fd, count) = (socket.as_raw_fd(), BATCH as u32);
+            libc::recvmmsg(fd, headers.as_mut_ptr(), count, flags as _, ptr::null_mut())
+        };
+        let Ok(got) = usize::try_from(got) else {
+            let error = io::Error::last_os_error();
+            let nothing = [io::ErrorKind::WouldBlock, io::ErrorKind::ConnectionRefused];
+            return if nothing.contains(&error.kind()) { Ok(0) } else { Err(error) };
+        };
+        for (message, name) in headers[..got].iter().zip(&names) {
+            // SAFETY: the kernel has filled it in; what it points to is alive still.
+            let control_data = unsafe { controls_of(&message.msg_hdr) };
+            let (from, length) = (address(name), message.msg_len as usize);
+            self.metas.push(Meta { length, from, to: control_data.to, check: control_data.check });
+        }
+        Ok(got)
+    }
+
+    /// Messages of the last call, in order.
+    pub fn iter(&self) -> impl Iterator<Item = Received<'_>> {
+        self.bytes.chunks(self.snap).zip(&self.metas).map(|(bytes, meta)| {
+            let Meta { length, from, to, check } = *meta;
+            Received { bytes: &bytes[..length.min(self.snap)], length, from, to, check }
+        })
+    }
+}
+
+struct ControlData {
+    to: Option<IpAddr>,
+    check: bool,
+}
+
+/// Parses the control messages of a header.
+///
+/// # Safety
+/// The header is one that `recvmmsg` has filled in, and its control words are alive.
+unsafe fn controls_of(header: &libc::msghdr) -> ControlData {
+    let mut control_data = ControlData { to: None, check: true };
+    // SAFETY: the caller's promise.
+    let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !at.is_null() {
+        // SAFETY: the macros return whole headers within the control words, or null.
+        let (control, data) = unsafe { (*at, libc::CMSG_DATA(at)) };
+        // SAFETY: of each level and type the kernel writes this structure.
+        unsafe {
+            match (control.cmsg_level, control.cmsg_type) {
+                (libc::SOL_PACKET, libc::PACKET_AUXDATA) => {
+                    let aux = data.cast::<libc::tpacket_auxdata>().read_unaligned();
+                    let spared = libc::TP_STATUS_CSUMNOTREADY | libc::TP_STATUS_CSUM_VALID;
+                    control_data.check = aux.tp_status & spared == 0;
+                }
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let info = data.cast::<libc::in_pktinfo>().read_unaligned();
+                    control_data.to =
+                        Some(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into());
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
+                    control_data.to = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
+                }
+                _ => {}
+            }
+            at = libc::CMSG_NXTHDR(header, at);
+        }
+    }
+    control_data
+}
+
+const _: () = {
+    // Room for two messages, each rounded up to words.
+    let room = CONTROL_WORDS * 8 - 2 * size_of::<libc::cmsghdr>() - 8;
+    assert!(size_of::<libc::tpacket_auxdata>() <= room);
+};
+
+/// Makes a UDP socket report the address that a datagram came to.
+///
+/// # Errors
+/// None are known.
+pub fn report_destination(socket: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()> {
+    match is_ipv4 {
+        true => os::setsockopt(socket, libc::IPPROTO_IP, libc::IP_PKTINFO, &1),
+        false => os::setsockopt(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, &1),
+    }
+}
+
+/// Makes a packet socket report whether a packet's checksum is ready.
+///
+/// # Errors
+/// None are known.
+pub fn report_checksum(socket: BorrowedFd<'_>) -> io::Result<()> {
+    os::setsockopt(socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, &1)
+}

@@ -1,0 +1,221 @@
+//! Many messages in one call of `sendmmsg`, which carry runs of datagrams if the device takes them.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::io::{self, IoSlice};
+use std::mem;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::ptr;
+
+use super::run::{concerns_segments, run};
+use super::{BATCH, CONTROL_WORDS};
+use crate::socket::udp::{Name, SendReport};
+
+/// A datagram or packet to send.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Datagram<'a> {
+    pub(crate) bytes: &'a [u8],
+    pub(crate) to: SocketAddr,
+    /// Local address that it is sent from; `None` for the socket's own.
+    pub(crate) from: Option<IpAddr>,
+}
+
+/// Sender of batches by one socket.
+#[derive(Debug)]
+pub(crate) struct BatchSender {
+    /// Max datagrams that the kernel may get as one message.
+    max_segments: usize,
+}
+
+impl Default for BatchSender {
+    /// Creates a sender whose messages have one datagram each.
+    fn default() -> BatchSender {
+        BatchSender { max_segments: 1 }
+    }
+}
+
+impl BatchSender {
+    /// Creates a sender for a UDP socket: consecutive datagrams of one length, to one peer from
+    /// one address, are passed as one message of up to `max_segments`, which the kernel cuts as
+    /// late as possible (UDP_SEGMENT).
+    pub(crate) fn with_segments(max_segments: usize) -> BatchSender {
+        BatchSender { max_segments }
+    }
+
+    /// Sends the datagrams in order, as many as the kernel takes now; does not block. An error
+    /// is counted for the datagrams that it concerns, of which `failed` gets the first; the others
+    /// are sent.
+    pub(crate) fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        datagrams: &[Datagram<'_>],
+        mut failed: impl FnMut(&Datagram<'_>, Option<i32>),
+    ) -> SendReport {
+        let mut report = SendReport::default();
+        let (mut rest, mut singly) = (datagrams, 0);
+        while let Some(first) = rest.first() {
+            let counts = self.counts(rest, singly);
+            let done = match send_messages(socket, rest, &counts) {
+                Ok(messages) => {
+                    let done: usize = counts[..messages].iter().sum();
+                    report.sent += done as u64;
+                    done
+                }
+                Err(error) if counts[0] > 1 && concerns_segments(error) => {
+                    // EIO: the device lacks segmentation altogether (kernels before 6.11 without
+                    // checksum offload).
+                    if error == Some(libc::EIO) {
+                        self.max_segments = 1;
+                    }
+                    singly = counts[0];
+                    continue;
+                }
+                Err(error) => {
+                    failed(first, error);
+                    report.count(error, counts[0] as u64);
+                    counts[0]
+                }
+            };
+            rest = &rest[done..];
+            singly = singly.saturating_sub(done);
+        }
+        report
+    }
+
+    /// Returns the number of datagrams in each message of the next call; the first `singly`
+    /// datagrams are sent one by one.
+    fn counts(&self, datagrams: &[Datagram<'_>], singly: usize) -> Vec<usize> {
+        let (mut counts, mut at) = (Vec::with_capacity(BATCH), 0);
+        while at < datagrams.len() && counts.len() < BATCH {
+            let kinds = datagrams[at..].iter().map(|one| ((one.to, one.from), one.bytes.len()));
+            let count = run(kinds, if at < singly { 1 } else { self.max_segments });
+            counts.push(count);
+            at += count;
+        }
+        counts
+    }
+}
+
+/// Makes one call, with `counts` datagrams in each message. Returns how many messages were sent,
+/// or the error of the first; that of a later one is reported by the next call.
+fn send_messages(
+    socket: BorrowedFd<'_>,
+    datagrams: &[Datagram<'_>],
+    counts: &[usize],
+) -> Result<usize, Option<i32>> {
+    let mut rest = datagrams;
+    let messages: Vec<&[Datagram<'_>]> = counts
+        .iter()
+        .map(|&count| {
+            let (message, others) = rest.split_at(count);
+            rest = others;
+            message
+        })
+        .collect();
+    let all = messages.iter().copied().flatten();
+    let slices: Vec<IoSlice<'_>> = all.map(|one| IoSlice::new(one.bytes)).collect();
+    let mut names: Vec<Name> = messages.iter().map(|message| Name::new(message[0].to)).collect();
+    let mut controls: Vec<_> = messages.iter().map(|message| control(message)).collect();
+    let mut first = 0;
+    let parts = messages.iter().zip(&mut names).zip(&mut controls);
+    let mut headers: Vec<libc::mmsghdr> = parts
+        .map(|((message, name), (control, length))| {
+            // SAFETY: all zeros is a `mmsghdr` that points nowhere.
+            let mut whole: libc::mmsghdr = unsafe { mem::zeroed() };
+            let header = &mut whole.msg_hdr;
+            header.msg_name = ptr::from_mut(&mut name.storage).cast();
+            header.msg_namelen = name.length;
+            // The kernel only reads the slices; `IoSlice` is an `iovec`, as its documentation
+            // guarantees.
+            header.msg_iov = slices[first..].as_ptr().cast_mut().cast();
+            header.msg_iovlen = message.len() as _;
+            first += message.len();
+            if *length > 0 {
+                header.msg_control = control.as_mut_ptr().cast();
+                header.msg_controllen = *length as _;
+            }
+            whole
+        })
+        .collect();
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: every header points to a name, slices and control words that live in the vectors
+    // above, which are not touched until the call returns.
+    let sent = unsafe {
+        let (fd, count) = (socket.as_raw_fd(), headers.len() as u32);
+        libc::sendmmsg(fd, headers.as_mut_ptr(), count, flags as _)
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error().raw_os_error())
+}
+
+/// Builds the control messages for datagrams: the source address, and the segment length if
+/// there are several. Returns them with their length, 0 for none.
+fn control(message: &[Datagram<'_>]) -> ([u64; CONTROL_WORDS], usize) {
+    let mut words = [0; CONTROL_WORDS];
+    let at = words.as_mut_ptr().cast::<libc::cmsghdr>();
+    // SAFETY: `words` has room for a header and either structure, and behind that for another
+    // with a number (asserted below), and is aligned for headers, whose lengths are multiples
+    // of its words; all zeros is a value of both structures.
+    let mut length = unsafe {
+        match message[0].from {
+            None => 0,
+            Some(IpAddr::V4(ip)) => {
+                let mut info: libc::in_pktinfo = mem::zeroed();
+                info.ipi_spec_dst.s_addr = u32::from_ne_bytes(ip.octets());
+                put(at, libc::IPPROTO_IP, libc::IP_PKTINFO, info)
+            }
+            Some(IpAddr::V6(ip)) => {
+                let mut info: libc::in6_pktinfo = mem::zeroed();
+                info.ipi6_addr.s6_addr = ip.octets();
+                put(at, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info)
+            }
+        }
+    };
+    if message.len() > 1 {
+        let segment = message[0].bytes.len() as u16;
+        // SAFETY: as above.
+        length += unsafe { put(at.byte_add(length), libc::SOL_UDP, libc::UDP_SEGMENT, segment) };
+    }
+    (words, length)
+}
+
+/// Writes a control message and returns its length, padding included.
+///
+/// # Safety
+/// There is room for it at `at`, which is aligned for a header.
+unsafe fn put<T>(at: *mut libc::cmsghdr, level: c_int, kind: c_int, value: T) -> usize {
+    let size = size_of::<T>() as u32;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let cmsg_len = libc::CMSG_LEN(size) as _;
+        at.write(libc::cmsghdr { cmsg_len, cmsg_level: level, cmsg_type: kind });
+        libc::CMSG_DATA(at).cast::<T>().write_unaligned(value);
+        libc::CMSG_SPACE(size) as usize
+    }
+}
+
+const _: () = {
+    // Room for two messages, each rounded up to words.
+    let room = CONTROL_WORDS * 8 - 2 * size_of::<libc::cmsghdr>() - 8;
+    assert!(size_of::<libc::in6_pktinfo>() <= room && size_of::<libc::in_pktinfo>() <= room);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_one_message_each_unless_they_were_refused() {
+        let (one, other): (SocketAddr, SocketAddr) =
+            (([127, 0, 0, 1], 1).into(), ([127, 0, 0, 1], 2).into());
+        let bytes = [0; 700];
+        let datagram = |to, length: usize| Datagram { bytes: &bytes[..length], to, from: None };
+        let mut datagrams =
+            [700, 700, 700, 20, 700, 700, 0, 5].map(|length| datagram(one, length)).to_vec();
+        datagrams.push(datagram(other, 5));
+        let sender = BatchSender::with_segments(16);
+        assert_eq!(sender.counts(&datagrams, 0), [4, 2, 1, 1, 1]);
+        assert_eq!(sender.counts(&datagrams, 2), [1, 1, 2, 2, 1, 1, 1]);
+        assert_eq!(BatchSender::default().counts(&datagrams, 0), [1; 9]);
+    }
+}
