@@ -13,6 +13,7 @@
 //! | [`mtu`] | MTU of the routes to a prefix |
 //! | [`watch`] | notice of changed routes |
 //! | [`sysctl`] | kernel settings |
+//! | `prefix` | prefixes of addresses |
 //! | `table_route` | routes of the main table as values |
 //! | `rtnetlink` | exchange of routing messages with the kernel |
 //! | `netlink` | netlink sockets, and messages of other families |
@@ -22,9 +23,10 @@ pub mod local_addresses;
 pub mod mtu;
 pub(crate) mod netlink;
 pub mod next_hop;
+pub(crate) mod prefix;
 pub mod qdisc;
 pub(crate) mod rtnetlink;
 pub mod sysctl;
-mod table_route;
+pub(crate) mod table_route;
 pub mod tun;
 pub mod watch;

@@ -22,8 +22,9 @@ use netlink_packet_route::AddressFamily;
 use serde::{Deserialize, Serialize};
 
 use crate::route::interface;
+use crate::route::prefix::{network, share};
 use crate::route::rtnetlink::{RouteSocket, family};
-use crate::route::table_route::{TableRoute, network};
+use crate::route::table_route::TableRoute;
 
 /// The routing protocol number of our routes.
 pub const PROTOCOL: u8 = 118;
@@ -182,7 +183,7 @@ impl Target {
         let unreachable = |reason| RouteError::Unreachable { prefix: self.text(), reason };
         let holds = |route: &&TableRoute| {
             let (address, length) = route.destination();
-            length <= self.length && network(self.address, length) == address
+            length <= self.length && share(self.address, address, length)
         };
         let wide: Vec<&TableRoute> = table.iter().filter(holds).collect();
         let narrowest = wide.iter().map(|route| route.destination().1).max();
@@ -199,7 +200,7 @@ impl Target {
 
     fn contains(&self, route: &TableRoute) -> bool {
         let (address, length) = route.destination();
-        length >= self.length && network(address, self.length) == self.address
+        length >= self.length && share(self.address, address, self.length)
     }
 
     /// Builds the entry of `route` with the MTU, for the whole prefix if the route is wider

@@ -20,6 +20,7 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::netlink::{self, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP};
+use super::prefix::full_length;
 
 /// Socket for requests.
 #[derive(Debug)]
@@ -87,6 +88,19 @@ impl RouteSocket {
         Ok(answers.into_iter().filter_map(route).collect())
     }
 
+    /// Returns the addresses of all interfaces, IPv4's first.
+    ///
+    /// # Errors
+    /// The kernel refuses, or cannot be asked.
+    pub(crate) fn addresses(&self) -> io::Result<Vec<IpAddr>> {
+        let question = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        let own = |answer: RouteNetlinkMessage| match answer {
+            RouteNetlinkMessage::NewAddress(of) => own_address(&of),
+            _ => None,
+        };
+        Ok(self.request(question, NLM_F_DUMP)?.into_iter().filter_map(own).collect())
+    }
+
     fn exchange(
         &self,
         message: RouteNetlinkMessage,
@@ -147,6 +161,19 @@ pub(crate) fn request(message: RouteNetlinkMessage, flags: u16) -> io::Result<()
     RouteSocket::open()?.request(message, flags).map(drop)
 }
 
+/// Returns the address that a message is about: where both ends of a link have one, the near end's.
+fn own_address(message: &AddressMessage) -> Option<IpAddr> {
+    let mut own = None;
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(ip) => return Some(*ip),
+            AddressAttribute::Address(ip) => own = Some(*ip),
+            _ => {}
+        }
+    }
+    own
+}
+
 /// Gives the interface `index` an address, usable at once.
 ///
 /// # Errors
@@ -202,9 +229,4 @@ pub(crate) fn table(route: &RouteMessage) -> u32 {
 /// Returns the family of an address.
 pub(crate) fn family(ip: IpAddr) -> AddressFamily {
     if ip.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
-}
-
-/// Returns the number of an address's bits.
-pub(crate) fn full_length(ip: IpAddr) -> u8 {
-    if ip.is_ipv4() { 32 } else { 128 }
 }

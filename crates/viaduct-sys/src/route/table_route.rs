@@ -234,20 +234,6 @@ pub(crate) fn mtu_of(metric: &RouteMetric) -> Option<u32> {
     }
 }
 
-/// Returns the first address of the prefix of this length that contains `address`.
-pub(crate) fn network(address: IpAddr, length: u8) -> IpAddr {
-    match address {
-        IpAddr::V4(v4) => {
-            let host = u32::MAX.checked_shr(length.into()).unwrap_or(0);
-            Ipv4Addr::from_bits(v4.to_bits() & !host).into()
-        }
-        IpAddr::V6(v6) => {
-            let host = u128::MAX.checked_shr(length.into()).unwrap_or(0);
-            Ipv6Addr::from_bits(v6.to_bits() & !host).into()
-        }
-    }
-}
-
 /// Converts a reported expiry to seconds, at least one; `None` for a route that stays.
 fn seconds(ticks: u32) -> Option<u32> {
     match ticks.cast_signed() {

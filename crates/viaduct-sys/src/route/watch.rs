@@ -7,8 +7,9 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::route::{RouteHeader, RouteMessage};
 
 use crate::route::mtu::PROTOCOL;
+use crate::route::prefix::share;
 use crate::route::rtnetlink::RouteEvents;
-use crate::route::table_route::{destination, network};
+use crate::route::table_route::destination;
 
 /// `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE`.
 const GROUPS: u32 = 0x40 | 0x400;
@@ -51,10 +52,7 @@ pub(crate) fn is_theirs(prefixes: &[(IpAddr, u8)], message: &RouteNetlinkMessage
 
 /// Returns whether a route is to a part of a prefix, to the prefix, or to one that contains it.
 fn overlaps(route: &RouteMessage, (ip, length): (IpAddr, u8)) -> bool {
-    destination(route).is_some_and(|(to, own)| {
-        let shared = own.min(length);
-        to.is_ipv4() == ip.is_ipv4() && network(to, shared) == network(ip, shared)
-    })
+    destination(route).is_some_and(|(to, own)| share(to, ip, own.min(length)))
 }
 
 #[cfg(test)]

@@ -4,16 +4,19 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::route::{RouteFlags, RouteHeader, RouteMessage, RouteType};
 
 use super::routes;
 use super::uplink::INNER;
-use crate::route::netlink;
+use crate::route::prefix::{full_length, share};
+use crate::route::rtnetlink::{self, RouteEvents, RouteSocket};
+use crate::route::table_route::destination;
 
 /// Max prefixes; of more, the last ones found are left to the default route.
 const MAX_PREFIXES: usize = 256;
-/// `RTF_REJECT`.
-const REJECT: u32 = 0x200;
 /// Addresses that a default route leads to: of documentation, which some hosts have no route
 /// for, and of a DNS root server.
 const FAR: [IpAddr; 5] = [
@@ -45,11 +48,11 @@ impl SourceRoutes {
     /// address.
     pub fn read(everywhere: bool) -> SourceRoutes {
         let mut near: Vec<SourceRoute> = Vec::new();
-        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-        let (v4, v6) =
-            (read("/proc/thread-self/net/route"), read("/proc/thread-self/net/ipv6_route"));
-        let routes = v4.lines().skip(1).filter_map(route_v4).chain(v6.lines().filter_map(route_v6));
-        for to in addresses().into_iter().map(whole).chain(routes).take(MAX_PREFIXES) {
+        let (own, routes) = match RouteSocket::open() {
+            Ok(socket) => (addresses(&socket), prefixes(&socket)),
+            Err(_) => Default::default(),
+        };
+        for to in own.into_iter().map(whole).chain(routes).take(MAX_PREFIXES) {
             let known = near.iter().any(|near| near.to == to);
             if let (false, Some(own)) = (known, source(inside(to))) {
                 near.push(SourceRoute { to, own });
@@ -137,7 +140,7 @@ impl SourceRoutes {
 
 /// Notice of changed routes or addresses.
 #[derive(Debug)]
-pub struct SourceRoutesWatch(OwnedFd);
+pub struct SourceRoutesWatch(RouteEvents);
 
 impl SourceRoutesWatch {
     /// Listens in the calling thread's network namespace, from now on.
@@ -145,12 +148,12 @@ impl SourceRoutesWatch {
     /// # Errors
     /// No descriptor is left.
     pub fn new() -> io::Result<SourceRoutesWatch> {
-        netlink::open(libc::NETLINK_ROUTE, GROUPS).map(SourceRoutesWatch)
+        RouteEvents::of(GROUPS).map(SourceRoutesWatch)
     }
 
     /// Returns whether any has changed since the last call.
     pub fn changed(&self) -> bool {
-        netlink::any_event(&self.0, |_, _| true)
+        self.0.any(|_| true)
     }
 }
 
@@ -182,69 +185,38 @@ fn inside((ip, length): (IpAddr, u8)) -> IpAddr {
 }
 
 fn holds((prefix, length): (IpAddr, u8), ip: IpAddr) -> bool {
-    match (prefix, ip) {
-        (IpAddr::V4(prefix), IpAddr::V4(ip)) => {
-            let differ = prefix.to_bits() ^ ip.to_bits();
-            differ.leading_zeros() >= u32::from(length)
-        }
-        (IpAddr::V6(prefix), IpAddr::V6(ip)) => {
-            let differ = prefix.to_bits() ^ ip.to_bits();
-            differ.leading_zeros() >= u32::from(length)
-        }
-        _ => false,
-    }
+    share(prefix, ip, length)
 }
 
 /// Returns the host prefix of an address.
 fn whole(ip: IpAddr) -> (IpAddr, u8) {
-    (ip, if ip.is_ipv4() { 32 } else { 128 })
+    (ip, full_length(ip))
 }
 
-/// Parses a line of `/proc/net/route`, whose numbers are in host byte order.
-fn route_v4(line: &str) -> Option<(IpAddr, u8)> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let number = |n: usize| u32::from_str_radix(words.get(n)?, 16).ok();
-    let (to, flags, mask) = (number(1)?, number(3)?, number(7)?);
-    let length = mask.count_ones() as u8;
-    let ip = Ipv4Addr::from(to.to_ne_bytes());
-    (flags & REJECT == 0 && length > 0).then_some((ip.into(), length))
-}
-
-/// Parses a line of `/proc/net/ipv6_route`. Link-local and multicast routes lead nowhere from a
-/// capture namespace.
-fn route_v6(line: &str) -> Option<(IpAddr, u8)> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let ip = Ipv6Addr::from_bits(u128::from_str_radix(words.first()?, 16).ok()?);
-    let length = u8::from_str_radix(words.get(1)?, 16).ok()?;
-    let flags = u32::from_str_radix(words.get(8)?, 16).ok()?;
-    let near = ip.is_unicast_link_local() || ip.is_multicast() || ip.is_loopback();
-    (flags & REJECT == 0 && length > 0 && !near).then_some((ip.into(), length))
+/// Returns the prefixes that routes lead to: of the main table, and for IPv6 of all tables.
+/// Link-local and multicast routes of IPv6 lead nowhere from a capture namespace.
+fn prefixes(socket: &RouteSocket) -> Vec<(IpAddr, u8)> {
+    let prefix = |route: &RouteMessage| {
+        let (to, length) = destination(route)?;
+        let leads = match to {
+            IpAddr::V4(_) => rtnetlink::table(route) == u32::from(RouteHeader::RT_TABLE_MAIN),
+            IpAddr::V6(to) => {
+                !to.is_unicast_link_local() && !to.is_multicast() && !to.is_loopback()
+            }
+        };
+        let kinds = [RouteType::Unicast, RouteType::Local, RouteType::Anycast];
+        let is_used =
+            kinds.contains(&route.header.kind) && !route.header.flags.contains(RouteFlags::Cloned);
+        (leads && is_used && length > 0).then_some((to, length))
+    };
+    let families = [AddressFamily::Inet, AddressFamily::Inet6];
+    let routes = families.map(|family| socket.routes(family).unwrap_or_default());
+    routes.iter().flatten().filter_map(prefix).collect()
 }
 
 /// Returns this host's addresses, except loopback and link-local ones.
-fn addresses() -> Vec<IpAddr> {
-    let (mut first, mut found) = (std::ptr::null_mut(), Vec::new());
-    // SAFETY: it writes the list's head, or fails.
-    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
-        return found;
-    }
-    let mut at: *const libc::ifaddrs = first;
-    // SAFETY: the list, and what it points to, is there until it is freed; an address is of its
-    // family's kind.
-    unsafe {
-        while let Some(entry) = at.as_ref() {
-            let family = entry.ifa_addr.as_ref().map_or(0, |of| i32::from(of.sa_family));
-            if family == libc::AF_INET {
-                let of = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
-                found.push(IpAddr::from(of.sin_addr.s_addr.to_ne_bytes()));
-            } else if family == libc::AF_INET6 {
-                let of = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
-                found.push(IpAddr::from(of.sin6_addr.s6_addr));
-            }
-            at = entry.ifa_next;
-        }
-        libc::freeifaddrs(first);
-    }
+fn addresses(socket: &RouteSocket) -> Vec<IpAddr> {
+    let mut found = socket.addresses().unwrap_or_default();
     let of_link = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     found.retain(|ip| !ip.is_loopback() && !of_link(ip));
     found

@@ -1,0 +1,42 @@
+//! Prefixes of addresses.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Returns the number of an address's bits.
+pub(crate) fn full_length(ip: IpAddr) -> u8 {
+    if ip.is_ipv4() { 32 } else { 128 }
+}
+
+/// Returns the first address of the prefix of this length that contains `address`.
+pub(crate) fn network(address: IpAddr, length: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => {
+            let host = u32::MAX.checked_shr(length.into()).unwrap_or(0);
+            Ipv4Addr::from_bits(v4.to_bits() & !host).into()
+        }
+        IpAddr::V6(v6) => {
+            let host = u128::MAX.checked_shr(length.into()).unwrap_or(0);
+            Ipv6Addr::from_bits(v6.to_bits() & !host).into()
+        }
+    }
+}
+
+/// Returns whether two addresses are of one family and begin with the same `bits` bits.
+pub(crate) fn share(one: IpAddr, other: IpAddr, bits: u8) -> bool {
+    network(one, bits) == network(other, bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_bits_decide() {
+        let share = |one: &str, other: &str, bits| {
+            super::share(one.parse().unwrap(), other.parse().unwrap(), bits)
+        };
+        assert!(share("10.2.0.1", "10.3.0.1", 15) && !share("10.2.0.1", "10.3.0.1", 16));
+        assert!(share("10.2.0.1", "99.0.0.1", 0) && !share("0.0.0.0", "::", 0));
+        assert!(share("fd02::1", "fd02::1", 128) && !share("fd02::1", "fd02::2", 128));
+    }
+}
