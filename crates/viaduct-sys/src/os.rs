@@ -4,8 +4,10 @@
 use std::ffi::{c_int, c_uint};
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
+
+use rustix::net::sockopt;
 
 /// Kernel ABI types that are plain numbers: any bytes are a value and there is no padding.
 ///
@@ -115,11 +117,29 @@ pub(crate) fn setsockopt<T: Plain>(
     })
 }
 
-/// Sets a socket's receive buffer; beyond the system's limit (`net.core.rmem_max`) with the
+/// Sets a socket option to a value in the kernel's format.
+pub(crate) fn setsockopt_bytes(
+    fd: BorrowedFd<'_>,
+    level: c_int,
+    name: c_int,
+    value: &[u8],
+) -> io::Result<()> {
+    let length = value.len() as libc::socklen_t;
+    // SAFETY: the kernel reads `length` bytes of `value`, which lives through the call.
+    check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value.as_ptr().cast(), length) })
+}
+
+/// Sets a socket's send buffer; beyond the system's limit (`net.core.wmem_max`) with the
 /// privilege, up to it otherwise.
-pub(crate) fn set_receive_buffer(fd: BorrowedFd<'_>, bytes: c_int) -> io::Result<()> {
-    setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
-        .or_else(|_| setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &bytes))
+pub(crate) fn set_send_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+    Ok(sockopt::set_socket_send_buffer_size_force(&socket, bytes)
+        .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, bytes))?)
+}
+
+/// Sets a socket's receive buffer, as [`set_send_buffer`] does the send buffer.
+pub(crate) fn set_receive_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+    Ok(sockopt::set_socket_recv_buffer_size_force(&socket, bytes)
+        .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, bytes))?)
 }
 
 /// Reads a socket option.

@@ -11,7 +11,7 @@ use crate::os;
 use crate::socket::mmsg;
 
 /// Max bytes of packets that wait to be read: a tenth of a second at 300,000 per second.
-const BACKLOG: libc::c_int = 64 << 20;
+const BACKLOG: usize = 64 << 20;
 /// Constant of `linux/if_packet.h`, which libc lacks on some targets.
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 

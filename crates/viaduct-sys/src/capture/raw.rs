@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType};
 
 use crate::os;
 
@@ -57,11 +57,8 @@ impl RawSockets {
     /// # Errors
     /// None are known.
     pub fn set_buffers(&self, bytes: usize) -> io::Result<()> {
-        for socket in [Some(&self.v4), self.v6.as_ref()].into_iter().flatten() {
-            sockopt::set_socket_send_buffer_size_force(socket, bytes)
-                .or_else(|_| sockopt::set_socket_send_buffer_size(socket, bytes))?;
-        }
-        Ok(())
+        let mut sockets = [Some(&self.v4), self.v6.as_ref()].into_iter().flatten();
+        sockets.try_for_each(|socket| os::set_send_buffer(socket, bytes))
     }
 
     /// Sets the mark of all packets sent, by which this machine's rules and queues know them.

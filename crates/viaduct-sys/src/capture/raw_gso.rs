@@ -11,7 +11,6 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 
 use crate::os;
 use crate::route::next_hop::NextHop;
-use rustix::net::sockopt;
 
 /// Bytes of an Ethernet header; the loopback interface has one, too.
 const ETHERNET: usize = 14;
@@ -51,8 +50,7 @@ impl GsoSocket {
     pub fn open(buffer: usize) -> io::Result<GsoSocket> {
         let socket = os::socket(libc::AF_PACKET, libc::SOCK_RAW, 0)?;
         os::setsockopt(socket.as_fd(), libc::SOL_PACKET, PACKET_VNET_HDR, &1)?;
-        sockopt::set_socket_send_buffer_size_force(&socket, buffer)
-            .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, buffer))?;
+        os::set_send_buffer(&socket, buffer)?;
         Ok(GsoSocket(socket))
     }
 

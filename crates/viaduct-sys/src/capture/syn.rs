@@ -9,7 +9,7 @@ use crate::capture::filter::{self, SynFilter};
 use crate::os;
 
 /// Max bytes of SYNs that wait to be read: some thousands of SYNs.
-const BACKLOG: libc::c_int = 4 << 20;
+const BACKLOG: usize = 4 << 20;
 /// Max bytes of a SYN that are read: an MTU, Fast Open data included.
 pub const SNAP: usize = 2048;
 

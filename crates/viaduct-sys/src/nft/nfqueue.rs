@@ -25,7 +25,7 @@ pub const WHOLE: usize = 65_536 + SNAP;
 /// Max bytes of a packet that are copied to us.
 const MAX_COPY: u32 = 2048;
 /// Max bytes of copies that wait to be read.
-const BACKLOG: libc::c_int = 4 << 20;
+const BACKLOG: usize = 4 << 20;
 
 const SUBSYSTEM: u16 = 3;
 const PACKET: u16 = 0;

@@ -143,6 +143,18 @@ impl Traps {
         self.without_word(asm, ends, 3);
 
         asm.place(option);
+        self.get_option(asm, ends);
+        asm.place(set);
+        mirrored(asm, ends);
+        asm.goto(ends.allow);
+        asm.place(socket);
+        self.socket(asm, ends);
+
+        self.send_calls(asm, ends, [sendto, sendmsg, sendmmsg]);
+    }
+
+    /// Emits the verdict on getsockopt(2).
+    fn get_option(&self, asm: &mut Asm, ends: &Ends) {
         mirrored(asm, ends);
         asm.load_word(argument(1).0);
         asm.jump_unless(Test::Equal(libc::SOL_SOCKET.cast_unsigned()), ends.allow);
@@ -154,14 +166,10 @@ impl Traps {
         }
         asm.jump_unless(Test::Equal(libc::SO_ERROR.cast_unsigned()), ends.allow);
         self.without_word(asm, ends, 5);
+    }
 
-        asm.place(set);
-        mirrored(asm, ends);
-        asm.goto(ends.allow);
-
-        asm.place(socket);
-        self.socket(asm, ends);
-
+    /// Emits the verdicts on calls that send, each at its label.
+    fn send_calls(&self, asm: &mut Asm, ends: &Ends, [sendto, sendmsg, sendmmsg]: [Label; 3]) {
         asm.place(sendto);
         asm.load_word(argument(3).0);
         asm.jump_if(Test::AnyBit(MSG_FASTOPEN), ends.tell);

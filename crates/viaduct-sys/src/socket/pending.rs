@@ -198,10 +198,7 @@ pub fn connect_for(socket: &OwnedFd, sockaddr: &[u8]) -> io::Result<()> {
 /// # Errors
 /// The kernel's.
 pub fn set_option_for(socket: &OwnedFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
-    let length = value.len() as libc::socklen_t;
-    let at = value.as_ptr().cast();
-    // SAFETY: the kernel reads `length` bytes of `value`, which lives through the call.
-    os::check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, at, length) })
+    os::setsockopt_bytes(socket.as_fd(), level, name, value)
 }
 
 /// Returns whether calls on this descriptor block.

@@ -8,22 +8,13 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 use std::time::{Duration, SystemTime};
 
+use crate::os;
+
 /// Enables receive timestamps on `socket` (`SO_TIMESTAMPNS`). If no other socket of the machine
 /// has enabled them before, they begin some milliseconds later; until then they are the time of
 /// reading.
 pub fn enable(socket: impl AsFd) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    // SAFETY: the pointer is to a live int of the length given, which the call only reads.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_TIMESTAMPNS,
-            (&raw const on).cast(),
-            size_of_val(&on) as libc::socklen_t,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    os::setsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, &1)
 }
 
 /// Receives a datagram and the time of its arrival. Needs [`enable`] before; a datagram without

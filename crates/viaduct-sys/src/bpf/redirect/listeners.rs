@@ -183,14 +183,10 @@ fn key(asm: &mut Asm, ip: Reg, port: Reg) {
     asm.store(Width::Double, FP, KEY, R2);
 }
 
-/// The sk_lookup program: chooses the socket for a SYN.
-fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> {
-    let mut asm = Asm::default();
-    let [v6, named, from_v6, from_here, from_us] = [(); 5].map(|()| asm.label());
-    let [elsewhere, gone, done] = [(); 3].map(|()| asm.label());
-    asm.copy(R6, R1);
-    asm.load(Width::Word, R2, R6, LOOKUP_PROTOCOL);
-    asm.if_different(R2, TCP, done);
+/// Emits the local address's last word in R7, the port in R8, and the listener's index on the
+/// stack.
+fn local_end(asm: &mut Asm) {
+    let [v6, named] = [(); 2].map(|()| asm.label());
     asm.load(Width::Word, R8, R6, LOCAL_PORT);
     asm.load(Width::Word, R2, R6, LOOKUP_FAMILY);
     asm.if_different(R2, libc::AF_INET as u32, v6);
@@ -202,6 +198,17 @@ fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> 
     asm.set(R2, 1);
     asm.place(named);
     asm.store(Width::Word, FP, WHICH, R2);
+}
+
+/// The sk_lookup program: chooses the socket for a SYN.
+fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> {
+    let mut asm = Asm::default();
+    let [from_v6, from_here, from_us] = [(); 3].map(|()| asm.label());
+    let [elsewhere, gone, done] = [(); 3].map(|()| asm.label());
+    asm.copy(R6, R1);
+    asm.load(Width::Word, R2, R6, LOOKUP_PROTOCOL);
+    asm.if_different(R2, TCP, done);
+    local_end(&mut asm);
     ports.find(&mut asm, done);
     // Tests the source address, not the interface: what a host sends to one of its own
     // addresses seems to arrive by the interface that has that address.

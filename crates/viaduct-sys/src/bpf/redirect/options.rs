@@ -12,7 +12,7 @@ use super::endpoints::MAPPED;
 use super::programs::send_event;
 use super::{EVENT, EventKind, VALUE};
 use crate::bpf::BpfError;
-use crate::bpf::asm::{Asm, FP, Insn, R0, R1, R2, R3, R4, R6, R7, R8, Reg, Width};
+use crate::bpf::asm::{Asm, FP, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Reg, Width};
 use crate::bpf::events::Events;
 use crate::bpf::kernel::Map;
 use crate::socket::tcp::{MIRRORED, MIRRORED_OPTIONS, Mirrored};
@@ -86,19 +86,7 @@ impl Options {
         asm.if_nothing(R7, done);
         asm.load(Width::Word, R2, R7, PROTOCOL);
         asm.if_different(R2, TCP, done);
-        for (n, (level, name)) in MIRRORED_OPTIONS.into_iter().enumerate() {
-            if Mirrored::is_privileged(level, name) {
-                continue;
-            }
-            let other = asm.label();
-            for (field, wanted) in [(LEVEL, level), (NAME, name)] {
-                asm.load(Width::Word, R2, R6, field);
-                asm.if_different(R2, wanted.cast_unsigned(), other);
-            }
-            asm.set(R8, n as i32);
-            asm.goto(found);
-            asm.place(other);
-        }
+        option_number(&mut asm, found);
         asm.goto(done);
 
         asm.place(found);
@@ -145,6 +133,23 @@ impl Options {
         asm.store(Width::Word, R6, LENGTH, R2);
         asm.exit(1);
         asm.finish().expect("short")
+    }
+}
+
+/// Emits the search for the option that is set: its number in R8, and a jump to `found`.
+fn option_number(asm: &mut Asm, found: Label) {
+    for (n, (level, name)) in MIRRORED_OPTIONS.into_iter().enumerate() {
+        if Mirrored::is_privileged(level, name) {
+            continue;
+        }
+        let other = asm.label();
+        for (field, wanted) in [(LEVEL, level), (NAME, name)] {
+            asm.load(Width::Word, R2, R6, field);
+            asm.if_different(R2, wanted.cast_unsigned(), other);
+        }
+        asm.set(R8, n as i32);
+        asm.goto(found);
+        asm.place(other);
     }
 }
 

@@ -188,7 +188,8 @@ pub fn set_up_like(socket: BorrowedFd<'_>, like: BorrowedFd<'_>, flags: OFlags) 
             continue;
         };
         if theirs != ours {
-            set_option(socket, level, name, &theirs);
+            // One that the kernel refuses stays as it is: the program could not have set it either.
+            let _ = os::setsockopt_bytes(socket, level, name, &theirs);
         }
     }
     for name in BUFFERS {
@@ -208,14 +209,6 @@ fn option(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> Opti
     // SAFETY: the kernel writes at most `length` bytes to `value`, which is that long.
     let got = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, at, &raw mut length) };
     (got == 0).then(|| value[..length as usize].to_vec())
-}
-
-/// Sets an option. One that the kernel refuses is left as it is: the program could not have set
-/// it either.
-fn set_option(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: &[u8]) {
-    let (at, length) = (value.as_ptr().cast(), value.len() as libc::socklen_t);
-    // SAFETY: the kernel reads `length` bytes of `value`, which lives through the call.
-    unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, at, length) };
 }
 
 /// Returns the inode number by which `/proc` identifies a socket.

@@ -157,13 +157,10 @@ fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()
         os::setsockopt(socket, libc::SOL_TCP, TCP_SAVE_SYN, &1)?;
     }
     if let Some(bytes) = options.send_buffer {
-        // Beyond the system's limit, if this process may.
-        sockopt::set_socket_send_buffer_size_force(socket, bytes)
-            .or_else(|_| sockopt::set_socket_send_buffer_size(socket, bytes))?;
+        os::set_send_buffer(socket, bytes)?;
     }
     if let Some(bytes) = options.receive_buffer {
-        sockopt::set_socket_recv_buffer_size_force(socket, bytes)
-            .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, bytes))?;
+        os::set_receive_buffer(socket, bytes)?;
     }
     Ok(())
 }

@@ -89,11 +89,8 @@ impl UdpBatch {
     /// # Errors
     /// None are known.
     pub fn set_buffers(&self, bytes: usize) -> io::Result<()> {
-        sockopt::set_socket_send_buffer_size_force(&self.socket, bytes)
-            .or_else(|_| sockopt::set_socket_send_buffer_size(&self.socket, bytes))?;
-        sockopt::set_socket_recv_buffer_size_force(&self.socket, bytes)
-            .or_else(|_| sockopt::set_socket_recv_buffer_size(&self.socket, bytes))?;
-        Ok(())
+        os::set_send_buffer(&self.socket, bytes)?;
+        os::set_receive_buffer(&self.socket, bytes)
     }
 
     /// Returns the local address.
