@@ -11,7 +11,7 @@ use std::io;
 use std::net::IpAddr;
 
 use crate::process::tool::{self, ToolError};
-use crate::route::netlink;
+use crate::route::netlink::{self, Message, NLM_F_DUMP};
 
 /// Errors of installing and removing a table.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +96,7 @@ pub trait Table {
     /// The kernel does not list its rules.
     fn has_chains(&self) -> Result<bool, NftError> {
         // Sets, which may be long, are not compared.
-        let count = |chain| netlink::count_rules(&self.table(), chain).map_err(NftError::Ask);
+        let count = |chain| count_rules(&self.table(), chain).map_err(NftError::Ask);
         self.chains()
             .iter()
             .try_fold(true, |so_far, (chain, rules)| Ok(so_far && count(chain)? == *rules))
@@ -133,6 +133,29 @@ pub(crate) fn check_instance(instance: &str) -> Result<(), NftError> {
 /// Runs `script` in `nft`, as one transaction.
 pub(crate) fn nft(script: &str) -> Result<(), ToolError> {
     tool::run("nft", &["-f", "-"], script).map(drop)
+}
+
+/// Returns the number of rules in `chain` of the nftables table `table`, family inet; 0 if
+/// there is no such chain.
+///
+/// # Errors
+/// The kernel has no nftables.
+fn count_rules(table: &str, chain: &str) -> io::Result<usize> {
+    const NFTABLES: u16 = 10;
+    const NEW_RULE: u16 = 6;
+    const GET_RULE: u16 = 7;
+    const INET: u8 = 1;
+    let question = Message::new(NFTABLES, GET_RULE, NLM_F_DUMP, INET, 0)
+        .with(1, format!("{table}\0").as_bytes())
+        .with(2, format!("{chain}\0").as_bytes());
+    let mut rules = 0;
+    let accepted = netlink::exchange(netlink::socket()?, &question.bytes(), |kind, _| {
+        rules += usize::from(kind == NFTABLES << 8 | NEW_RULE);
+    })?;
+    match accepted {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(0),
+        accepted => accepted.map(|()| rules),
+    }
 }
 
 /// Builds the commands that delete a table. The `add` makes them valid if it does not exist.

@@ -184,29 +184,6 @@ pub(crate) fn read_acks(socket: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Returns the number of rules in `chain` of the nftables table `table`, family inet; 0 if
-/// there is no such chain.
-///
-/// # Errors
-/// The kernel has no nftables.
-pub(crate) fn count_rules(table: &str, chain: &str) -> io::Result<usize> {
-    const NFTABLES: u16 = 10;
-    const NEW_RULE: u16 = 6;
-    const GET_RULE: u16 = 7;
-    const INET: u8 = 1;
-    let question = Message::new(NFTABLES, GET_RULE, NLM_F_DUMP, INET, 0)
-        .with(1, format!("{table}\0").as_bytes())
-        .with(2, format!("{chain}\0").as_bytes());
-    let mut rules = 0;
-    let accepted = exchange(socket()?, &question.bytes(), |kind, _| {
-        rules += usize::from(kind == NFTABLES << 8 | NEW_RULE);
-    })?;
-    match accepted {
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(0),
-        accepted => accepted.map(|()| rules),
-    }
-}
-
 /// Opens a socket that receives notifications of `groups` (a bit each) of the kernel's
 /// `protocol`, in the calling thread's network namespace.
 pub(crate) fn open(protocol: c_int, groups: u32) -> io::Result<OwnedFd> {

@@ -193,10 +193,10 @@ pub(crate) fn add_address(index: u32, own: IpAddr, scope: AddressScope) -> io::R
 }
 
 /// Builds a route to a prefix; the header's family and length are the prefix's.
-pub(crate) fn route(header: RouteHeader, (to, length): (IpAddr, u8)) -> RouteMessage {
+pub(crate) fn route(mut header: RouteHeader, (to, length): (IpAddr, u8)) -> RouteMessage {
+    (header.address_family, header.destination_prefix_length) = (family(to), length);
     let mut message = RouteMessage::default();
-    message.header =
-        RouteHeader { address_family: family(to), destination_prefix_length: length, ..header };
+    message.header = header;
     if length > 0 {
         message.attributes.push(RouteAttribute::Destination(to.into()));
     }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use netlink_packet_core::{DecodeError, Emitable as _, Parseable as _};
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric,
-    RouteNextHopFlags, RouteProtocol, RouteScope, RouteType, RouteVia,
+    RouteNextHopFlags, RouteScope, RouteType, RouteVia,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use serde::{Deserialize, Serialize};
@@ -244,7 +244,7 @@ fn seconds(ticks: u32) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_route::route::RouteNextHop;
+    use netlink_packet_route::route::{RouteNextHop, RouteProtocol};
 
     use super::*;
 
