@@ -18,9 +18,23 @@ pub(crate) unsafe trait Plain: Copy {}
 // SAFETY: an integer is a value whatever its bits.
 unsafe impl Plain for c_int {}
 // SAFETY: as above.
+unsafe impl Plain for u8 {}
+// SAFETY: as above.
+unsafe impl Plain for u16 {}
+// SAFETY: as above.
 unsafe impl Plain for u64 {}
+// SAFETY: two integers.
+unsafe impl Plain for libc::timespec {}
 // SAFETY: three integers.
 unsafe impl Plain for libc::ucred {}
+// SAFETY: an integer and two addresses.
+unsafe impl Plain for libc::in_pktinfo {}
+// SAFETY: an address and an integer.
+unsafe impl Plain for libc::in6_pktinfo {}
+// SAFETY: seven integers.
+unsafe impl Plain for libc::sock_extended_err {}
+// SAFETY: seven integers.
+unsafe impl Plain for libc::tpacket_auxdata {}
 // SAFETY: seven integers.
 unsafe impl Plain for libc::tpacket_req3 {}
 // SAFETY: three integers.

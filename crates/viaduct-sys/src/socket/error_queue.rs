@@ -1,13 +1,14 @@
 //! Error queue of a UDP socket: ICMP errors for its datagrams.
-#![allow(unsafe_code)]
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::{AddressFamily, sockopt};
 
 use crate::os;
+use crate::socket::control;
+use crate::socket::udp::address;
 
 /// A datagram that was not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,47 +40,27 @@ pub fn take_error(socket: BorrowedFd<'_>) -> Option<IcmpError> {
 /// Returns the next error with the number of bytes of the datagram's payload in `carried`: as
 /// many as were sent back and it has room for.
 pub fn take_error_of(socket: BorrowedFd<'_>, carried: &mut [u8]) -> Option<(IcmpError, usize)> {
-    // SAFETY: all zeros is an address and a message.
-    let (mut name, mut message): (libc::sockaddr_in6, libc::msghdr) =
-        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-    let mut control = [0u64; 32];
-    message.msg_name = (&raw mut name).cast();
-    message.msg_namelen = size_of::<libc::sockaddr_in6>() as _;
-    let mut piece = libc::iovec { iov_base: carried.as_mut_ptr().cast(), iov_len: carried.len() };
-    (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
-    message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = size_of_val(&control) as _;
-    let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
-    // SAFETY: the kernel writes to the address, the control bytes and `carried`, which live
-    // through the call and are as long as the message says.
-    let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
-    let got = usize::try_from(got).ok()?;
     let errors = [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR)];
-    // SAFETY: the message is as the kernel has just written it.
-    let mut head = unsafe { libc::CMSG_FIRSTHDR(&raw const message).as_ref() }?;
-    // Other control messages may precede it, such as the hop limit of the ICMP packet.
-    while !errors.contains(&(head.cmsg_level, head.cmsg_type)) {
-        // SAFETY: as above.
-        head = unsafe { libc::CMSG_NXTHDR(&raw const message, head).as_ref() }?;
-    }
-    // SAFETY: such a header is followed by this, which may stand anywhere.
-    let error: libc::sock_extended_err =
-        unsafe { libc::CMSG_DATA(head).cast::<libc::sock_extended_err>().read_unaligned() };
-    let port = u16::from_be(name.sin6_port);
-    let ip = match i32::from(name.sin6_family) {
-        // The IPv4 address is at the offset of IPv6's flow label.
-        libc::AF_INET => Ipv4Addr::from(u32::from_be(name.sin6_flowinfo)).into(),
-        _ => IpAddr::from(name.sin6_addr.s6_addr).to_canonical(),
-    };
+    let mut error: Option<libc::sock_extended_err> = None;
+    let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
+    let received = control::receive(socket, carried, flags, |control| {
+        // Others may precede it, such as the hop limit of the ICMP packet.
+        if errors.contains(&control.kind) {
+            error = error.or(control.value());
+        }
+    });
+    let ((got, name), error) = (received.ok()?, error?);
+    let to = address(&name)?;
+    let ip = to.ip().to_canonical();
     let icmp = [libc::SO_EE_ORIGIN_ICMP, libc::SO_EE_ORIGIN_ICMP6];
     let is_icmp = error.ee_origin == icmp[usize::from(ip.is_ipv6())];
     let why = [error.ee_type, error.ee_code];
-    is_icmp.then_some((IcmpError { to: (ip, port).into(), why }, got))
+    is_icmp.then_some((IcmpError { to: (ip, to.port()).into(), why }, got))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::UdpSocket;
+    use std::net::{IpAddr, UdpSocket};
 
     use super::*;
 

@@ -12,10 +12,8 @@ use libc::c_int;
 use rustix::net::{AddressFamily, sockopt};
 
 use crate::os;
+use crate::socket::control::{self, Controls};
 use crate::socket::udp::{Name, address};
-
-/// Room for control messages, in words that align them: four of 24 bytes.
-const CONTROL_WORDS: usize = 12;
 
 /// Hop limit and traffic class of a datagram; `None` means the socket's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,7 +51,17 @@ pub fn send_to(
     to: SocketAddr,
     fields: HopFields,
 ) -> io::Result<()> {
-    let (mut name, mut control) = (Name::new(to), [0u64; CONTROL_WORDS]);
+    let v4 = to.ip().to_canonical().is_ipv4();
+    let (level, kinds) = match v4 {
+        true => (libc::SOL_IP, [libc::IP_TTL, libc::IP_TOS]),
+        false => (libc::SOL_IPV6, [libc::IPV6_HOPLIMIT, libc::IPV6_TCLASS]),
+    };
+    let (mut name, mut controls) = (Name::new(to), Controls::default());
+    for (kind, value) in kinds.into_iter().zip([fields.limit, fields.class]) {
+        if let Some(value) = value {
+            controls.push(level, kind, c_int::from(value));
+        }
+    }
     let mut piece =
         libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: all zeros is a message that points nowhere.
@@ -61,30 +69,7 @@ pub fn send_to(
     message.msg_name = ptr::from_mut(&mut name.storage).cast();
     message.msg_namelen = name.length;
     (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
-    message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = size_of_val(&control) as _;
-    let v4 = to.ip().to_canonical().is_ipv4();
-    let (level, kinds) = match v4 {
-        true => (libc::SOL_IP, [libc::IP_TTL, libc::IP_TOS]),
-        false => (libc::SOL_IPV6, [libc::IPV6_HOPLIMIT, libc::IPV6_TCLASS]),
-    };
-    let mut length = 0;
-    // SAFETY: the first header lies within the control bytes.
-    let mut head = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
-    for (kind, value) in kinds.into_iter().zip([fields.limit, fields.class]) {
-        let Some(value) = value else { continue };
-        let size = size_of::<c_int>() as u32;
-        // SAFETY: there is room for two messages of a number each, and the header points to it.
-        unsafe {
-            (*head).cmsg_level = level;
-            (*head).cmsg_type = kind;
-            (*head).cmsg_len = libc::CMSG_LEN(size) as _;
-            libc::CMSG_DATA(head).cast::<c_int>().write_unaligned(value.into());
-            length += libc::CMSG_SPACE(size) as usize;
-            head = libc::CMSG_NXTHDR(&raw const message, head);
-        }
-    }
-    message.msg_controllen = length as _;
+    controls.attach(&mut message);
     // SAFETY: the kernel reads the message and what it points to, all of which live through the
     // call.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
@@ -99,40 +84,19 @@ pub fn receive_from(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
 ) -> io::Result<(usize, SocketAddr, HopFields)> {
-    // SAFETY: all zeros is an address, and a message that points nowhere.
-    let (mut name, mut message): (libc::sockaddr_storage, libc::msghdr) =
-        unsafe { (mem::zeroed(), mem::zeroed()) };
-    let mut control = [0u64; CONTROL_WORDS];
-    let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    message.msg_name = (&raw mut name).cast();
-    message.msg_namelen = size_of::<libc::sockaddr_storage>() as _;
-    (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
-    message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = size_of_val(&control) as _;
-    // SAFETY: the kernel writes at most as much as the message says that there is room for.
-    let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) };
-    let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
-    let from = address(&name).ok_or(io::ErrorKind::InvalidData)?;
     let mut fields = HopFields::default();
-    // SAFETY: the message is as the kernel has just written it, and so are its control bytes.
-    unsafe {
-        let mut head = libc::CMSG_FIRSTHDR(&raw const message);
-        while let Some(of) = head.as_ref() {
-            let data = libc::CMSG_DATA(of);
-            match (of.cmsg_level, of.cmsg_type) {
-                (libc::SOL_IP, libc::IP_TTL) | (libc::SOL_IPV6, libc::IPV6_HOPLIMIT) => {
-                    fields.limit = u8::try_from(data.cast::<c_int>().read_unaligned()).ok();
-                }
-                (libc::SOL_IP, libc::IP_TOS) => fields.class = Some(data.read()),
-                (libc::SOL_IPV6, libc::IPV6_TCLASS) => {
-                    fields.class = u8::try_from(data.cast::<c_int>().read_unaligned()).ok();
-                }
-                _ => {}
+    let (got, name) = control::receive(socket, bytes, 0, |control| {
+        let number = || control.value::<c_int>().and_then(|value| u8::try_from(value).ok());
+        match control.kind {
+            (libc::SOL_IP, libc::IP_TTL) | (libc::SOL_IPV6, libc::IPV6_HOPLIMIT) => {
+                fields.limit = number();
             }
-            head = libc::CMSG_NXTHDR(&raw const message, head);
+            (libc::SOL_IP, libc::IP_TOS) => fields.class = control.value(),
+            (libc::SOL_IPV6, libc::IPV6_TCLASS) => fields.class = number(),
+            _ => {}
         }
-    }
-    Ok((got, from, fields))
+    })?;
+    Ok((got, address(&name).ok_or(io::ErrorKind::InvalidData)?, fields))
 }
 
 #[cfg(test)]

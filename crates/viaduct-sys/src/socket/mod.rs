@@ -14,8 +14,10 @@
 //! | [`seqpacket`] | messages with descriptors between processes of this host |
 //! | [`rendezvous`] | port at which wrapped programs' connects wait |
 //! | [`pending`] | such a connect, completed by a duplicate of the program's socket |
+//! | `control` | control messages |
 //! | [`sendmsg`] | a program's send, made on a duplicate of its socket |
 
+mod control;
 pub mod error_queue;
 pub mod hop_fields;
 pub mod mmsg;

@@ -1,14 +1,12 @@
 //! Receive timestamps: the kernel's time at which a datagram reached this machine's network
 //! stack. The delay until its reader is scheduled does not count.
-#![allow(unsafe_code)]
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
-use std::ptr;
+use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
 
 use crate::os;
+use crate::socket::control;
 
 /// Enables receive timestamps on `socket` (`SO_TIMESTAMPNS`). If no other socket of the machine
 /// has enabled them before, they begin some milliseconds later; until then they are the time of
@@ -20,50 +18,27 @@ pub fn enable(socket: impl AsFd) -> io::Result<()> {
 /// Receives a datagram and the time of its arrival. Needs [`enable`] before; a datagram without
 /// a timestamp is `InvalidData`.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, SystemTime)> {
-    receive_from(socket, buffer, None)
+    receive_from(socket, buffer).map(|(length, _, at)| (length, at))
 }
 
-/// Receives like [`receive`]; writes the sender's address to `from`.
+/// Receives like [`receive`], with the sender's address in the kernel's format.
 pub(crate) fn receive_from(
     socket: impl AsFd,
     buffer: &mut [u8],
-    from: Option<&mut libc::sockaddr_storage>,
-) -> io::Result<(usize, SystemTime)> {
-    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    let mut control = [0u64; 16];
-    // SAFETY: every field of msghdr is an integer or a pointer, for which zero is a value.
-    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-    if let Some(from) = from {
-        message.msg_namelen = size_of_val(from) as libc::socklen_t;
-        message.msg_name = ptr::from_mut(from).cast();
-    }
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = size_of_val(&control);
-    // SAFETY: `message` points to `part`, `control` and perhaps `from`, and `part` to `buffer`, all
-    // live and writable for the lengths given.
-    let length = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, 0) };
-    let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
-    let timestamp = timestamp_of(&message).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidData, "a datagram without a time stamp")
+) -> io::Result<(usize, libc::sockaddr_storage, SystemTime)> {
+    let mut at = None;
+    let (length, from) = control::receive(socket.as_fd(), buffer, 0, |control| {
+        if control.kind == (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) {
+            at = control.value().and_then(system_time);
+        }
     })?;
-    Ok((length, timestamp))
+    let unknown = || io::Error::new(io::ErrorKind::InvalidData, "a datagram without a time stamp");
+    Ok((length, from, at.ok_or_else(unknown)?))
 }
 
-fn timestamp_of(message: &libc::msghdr) -> Option<SystemTime> {
-    // SAFETY: `message` is as recvmsg filled it in, with its control buffer alive and aligned;
-    // a header found there is followed by the data that its level and type name.
-    unsafe {
-        let header = libc::CMSG_FIRSTHDR(message).as_ref()?;
-        if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) {
-            return None;
-        }
-        let time: libc::timespec =
-            libc::CMSG_DATA(header).cast::<libc::timespec>().read_unaligned();
-        let since = Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).ok()?);
-        Some(SystemTime::UNIX_EPOCH + since)
-    }
+fn system_time(time: libc::timespec) -> Option<SystemTime> {
+    let since = Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).ok()?);
+    Some(SystemTime::UNIX_EPOCH + since)
 }
 
 #[cfg(test)]

@@ -4,13 +4,17 @@
 use std::ffi::c_void;
 use std::io;
 use std::mem;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-use super::{BATCH, CONTROL_WORDS};
+use super::BATCH;
 use crate::os;
+use crate::socket::control::{Control, controls};
 use crate::socket::udp::address;
+
+/// Room for control messages, in words that align them: one of each kind that is read.
+const CONTROL_WORDS: usize = 8;
 
 /// A received message.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +38,28 @@ struct Meta {
     from: Option<SocketAddr>,
     to: Option<IpAddr>,
     check: bool,
+}
+
+impl Meta {
+    fn note(&mut self, control: Control<'_>) {
+        match control.kind {
+            (libc::SOL_PACKET, libc::PACKET_AUXDATA) => {
+                let spared = libc::TP_STATUS_CSUMNOTREADY | libc::TP_STATUS_CSUM_VALID;
+                let aux = control.value::<libc::tpacket_auxdata>();
+                self.check = aux.is_none_or(|aux| aux.tp_status & spared == 0);
+            }
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                let info = control.value::<libc::in_pktinfo>();
+                let octets = info.map(|info| info.ipi_addr.s_addr.to_ne_bytes());
+                self.to = octets.map(IpAddr::from);
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                let info = control.value::<libc::in6_pktinfo>();
+                self.to = info.map(|info| IpAddr::from(info.ipi6_addr.s6_addr));
+            }
+            _ => {}
+        }
+    }
 }
 
 /// Messages of one receive call.
@@ -60,7 +86,7 @@ impl Inbox {
         self.metas.clear();
         // SAFETY: all zeros is a `sockaddr_storage`.
         let mut names: [libc::sockaddr_storage; BATCH] = unsafe { mem::zeroed() };
-        let mut controls = [[0_u64; CONTROL_WORDS]; BATCH];
+        let mut words = [[0_u64; CONTROL_WORDS]; BATCH];
         let mut slices: [libc::iovec; BATCH] = std::array::from_fn(|n| libc::iovec {
             iov_base: self.bytes[n * self.snap..].as_mut_ptr().cast::<c_void>(),
             iov_len: self.snap,
@@ -73,8 +99,8 @@ impl Inbox {
             header.msg_namelen = size_of_val(&names[n]) as libc::socklen_t;
             header.msg_iov = &raw mut slices[n];
             header.msg_iovlen = 1;
-            header.msg_control = controls[n].as_mut_ptr().cast();
-            header.msg_controllen = size_of_val(&controls[n]) as _;
+            header.msg_control = words[n].as_mut_ptr().cast();
+            header.msg_controllen = size_of_val(&words[n]) as _;
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
         // SAFETY: each header points to a name, a slice of `snap` bytes of ours and control
@@ -89,10 +115,11 @@ impl Inbox {
             return if nothing.contains(&error.kind()) { Ok(0) } else { Err(error) };
         };
         for (message, name) in headers[..got].iter().zip(&names) {
+            let length = message.msg_len as usize;
+            let mut meta = Meta { length, from: address(name), to: None, check: true };
             // SAFETY: the kernel has filled it in; what it points to is alive still.
-            let control_data = unsafe { controls_of(&message.msg_hdr) };
-            let (from, length) = (address(name), message.msg_len as usize);
-            self.metas.push(Meta { length, from, to: control_data.to, check: control_data.check });
+            unsafe { controls(&message.msg_hdr) }.for_each(|control| meta.note(control));
+            self.metas.push(meta);
         }
         Ok(got)
     }
@@ -105,53 +132,6 @@ impl Inbox {
         })
     }
 }
-
-struct ControlData {
-    to: Option<IpAddr>,
-    check: bool,
-}
-
-/// Parses the control messages of a header.
-///
-/// # Safety
-/// The header is one that `recvmmsg` has filled in, and its control words are alive.
-unsafe fn controls_of(header: &libc::msghdr) -> ControlData {
-    let mut control_data = ControlData { to: None, check: true };
-    // SAFETY: the caller's promise.
-    let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
-    while !at.is_null() {
-        // SAFETY: the macros return whole headers within the control words, or null.
-        let (control, data) = unsafe { (*at, libc::CMSG_DATA(at)) };
-        // SAFETY: of each level and type the kernel writes this structure.
-        unsafe {
-            match (control.cmsg_level, control.cmsg_type) {
-                (libc::SOL_PACKET, libc::PACKET_AUXDATA) => {
-                    let aux = data.cast::<libc::tpacket_auxdata>().read_unaligned();
-                    let spared = libc::TP_STATUS_CSUMNOTREADY | libc::TP_STATUS_CSUM_VALID;
-                    control_data.check = aux.tp_status & spared == 0;
-                }
-                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
-                    let info = data.cast::<libc::in_pktinfo>().read_unaligned();
-                    control_data.to =
-                        Some(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into());
-                }
-                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
-                    let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
-                    control_data.to = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
-                }
-                _ => {}
-            }
-            at = libc::CMSG_NXTHDR(header, at);
-        }
-    }
-    control_data
-}
-
-const _: () = {
-    // Room for two messages, each rounded up to words.
-    let room = CONTROL_WORDS * 8 - 2 * size_of::<libc::cmsghdr>() - 8;
-    assert!(size_of::<libc::tpacket_auxdata>() <= room);
-};
 
 /// Makes a UDP socket report the address that a datagram came to.
 ///

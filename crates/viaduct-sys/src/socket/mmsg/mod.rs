@@ -21,8 +21,6 @@ pub(crate) use sender::{BatchSender, Datagram};
 
 /// Max messages in one call.
 const BATCH: usize = 64;
-/// Room for two control messages, in words that align them: headers (16 bytes), at most 20, and 2.
-const CONTROL_WORDS: usize = 8;
 
 #[cfg(test)]
 mod tests {

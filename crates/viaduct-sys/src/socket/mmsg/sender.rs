@@ -1,15 +1,15 @@
 //! Many messages in one call of `sendmmsg`, which carry runs of datagrams if the device takes them.
 #![allow(unsafe_code)]
 
-use std::ffi::c_int;
 use std::io::{self, IoSlice};
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::ptr;
 
+use super::BATCH;
 use super::run::{concerns_segments, run};
-use super::{BATCH, CONTROL_WORDS};
+use crate::socket::control::Controls;
 use crate::socket::udp::{Name, SendReport};
 
 /// A datagram or packet to send.
@@ -116,11 +116,11 @@ fn send_messages(
     let all = messages.iter().copied().flatten();
     let slices: Vec<IoSlice<'_>> = all.map(|one| IoSlice::new(one.bytes)).collect();
     let mut names: Vec<Name> = messages.iter().map(|message| Name::new(message[0].to)).collect();
-    let mut controls: Vec<_> = messages.iter().map(|message| control(message)).collect();
+    let mut controls: Vec<_> = messages.iter().map(|message| controls(message)).collect();
     let mut first = 0;
     let parts = messages.iter().zip(&mut names).zip(&mut controls);
     let mut headers: Vec<libc::mmsghdr> = parts
-        .map(|((message, name), (control, length))| {
+        .map(|((message, name), controls)| {
             // SAFETY: all zeros is a `mmsghdr` that points nowhere.
             let mut whole: libc::mmsghdr = unsafe { mem::zeroed() };
             let header = &mut whole.msg_hdr;
@@ -131,10 +131,7 @@ fn send_messages(
             header.msg_iov = slices[first..].as_ptr().cast_mut().cast();
             header.msg_iovlen = message.len() as _;
             first += message.len();
-            if *length > 0 {
-                header.msg_control = control.as_mut_ptr().cast();
-                header.msg_controllen = *length as _;
-            }
+            controls.attach(header);
             whole
         })
         .collect();
@@ -149,56 +146,28 @@ fn send_messages(
 }
 
 /// Builds the control messages for datagrams: the source address, and the segment length if
-/// there are several. Returns them with their length, 0 for none.
-fn control(message: &[Datagram<'_>]) -> ([u64; CONTROL_WORDS], usize) {
-    let mut words = [0; CONTROL_WORDS];
-    let at = words.as_mut_ptr().cast::<libc::cmsghdr>();
-    // SAFETY: `words` has room for a header and either structure, and behind that for another
-    // with a number (asserted below), and is aligned for headers, whose lengths are multiples
-    // of its words; all zeros is a value of both structures.
-    let mut length = unsafe {
-        match message[0].from {
-            None => 0,
-            Some(IpAddr::V4(ip)) => {
-                let mut info: libc::in_pktinfo = mem::zeroed();
-                info.ipi_spec_dst.s_addr = u32::from_ne_bytes(ip.octets());
-                put(at, libc::IPPROTO_IP, libc::IP_PKTINFO, info)
-            }
-            Some(IpAddr::V6(ip)) => {
-                let mut info: libc::in6_pktinfo = mem::zeroed();
-                info.ipi6_addr.s6_addr = ip.octets();
-                put(at, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info)
-            }
+/// there are several.
+fn controls(message: &[Datagram<'_>]) -> Controls {
+    let mut controls = Controls::default();
+    match message[0].from {
+        None => {}
+        Some(IpAddr::V4(ip)) => {
+            let [own, any] =
+                [u32::from_ne_bytes(ip.octets()), 0].map(|s_addr| libc::in_addr { s_addr });
+            let info = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: own, ipi_addr: any };
+            controls.push(libc::IPPROTO_IP, libc::IP_PKTINFO, info);
         }
-    };
+        Some(IpAddr::V6(ip)) => {
+            let ipi6_addr = libc::in6_addr { s6_addr: ip.octets() };
+            let info = libc::in6_pktinfo { ipi6_addr, ipi6_ifindex: 0 };
+            controls.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+        }
+    }
     if message.len() > 1 {
-        let segment = message[0].bytes.len() as u16;
-        // SAFETY: as above.
-        length += unsafe { put(at.byte_add(length), libc::SOL_UDP, libc::UDP_SEGMENT, segment) };
+        controls.push(libc::SOL_UDP, libc::UDP_SEGMENT, message[0].bytes.len() as u16);
     }
-    (words, length)
+    controls
 }
-
-/// Writes a control message and returns its length, padding included.
-///
-/// # Safety
-/// There is room for it at `at`, which is aligned for a header.
-unsafe fn put<T>(at: *mut libc::cmsghdr, level: c_int, kind: c_int, value: T) -> usize {
-    let size = size_of::<T>() as u32;
-    // SAFETY: the caller's promise.
-    unsafe {
-        let cmsg_len = libc::CMSG_LEN(size) as _;
-        at.write(libc::cmsghdr { cmsg_len, cmsg_level: level, cmsg_type: kind });
-        libc::CMSG_DATA(at).cast::<T>().write_unaligned(value);
-        libc::CMSG_SPACE(size) as usize
-    }
-}
-
-const _: () = {
-    // Room for two messages, each rounded up to words.
-    let room = CONTROL_WORDS * 8 - 2 * size_of::<libc::cmsghdr>() - 8;
-    assert!(size_of::<libc::in6_pktinfo>() <= room && size_of::<libc::in_pktinfo>() <= room);
-};
 
 #[cfg(test)]
 mod tests {

@@ -7,13 +7,11 @@
 //!
 //! The sender of [`crate::socket::mmsg`] sends the batches; `report` counts the results, `name` has
 //! addresses in the kernel's format.
-#![allow(unsafe_code)]
 
 mod name;
 mod report;
 
 use std::io;
-use std::mem;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::SystemTime;
@@ -140,9 +138,7 @@ impl UdpBatch {
         &self,
         buffer: &mut [u8],
     ) -> io::Result<Option<(usize, SocketAddr, SystemTime)>> {
-        // SAFETY: all zeros is a `sockaddr_storage`.
-        let mut from: libc::sockaddr_storage = unsafe { mem::zeroed() };
-        let (length, at) = match timestamp::receive_from(self, buffer, Some(&mut from)) {
+        let (length, from, at) = match timestamp::receive_from(self, buffer) {
             Ok(received) => received,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),

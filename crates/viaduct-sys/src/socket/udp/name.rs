@@ -1,4 +1,5 @@
 //! Addresses in the kernel's format.
+#![allow(unsafe_code)]
 
 use std::ffi::c_int;
 use std::net::{SocketAddr, SocketAddrV6};
