@@ -11,11 +11,11 @@ use std::os::fd::OwnedFd;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkLayerType, LinkMessage};
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
-use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteMetric, RouteType};
 
 use crate::route::netlink::{self, Message, NLM_F_ACK};
-use crate::route::rtnetlink::{RouteSocket, family};
-use crate::route::table_route::{mtu_of, router};
+use crate::route::rtnetlink::{RouteSocket, family, first};
+use crate::route::table_route::router;
 
 /// Bytes of a link-layer address.
 const LINK: usize = 6;
@@ -111,14 +111,9 @@ impl NextHopLookup {
         question.header.index = index;
         let answer = self.routes.ask(RouteNetlinkMessage::GetLink(question), 0)?;
         let Some(RouteNetlinkMessage::NewLink(link)) = answer else { return Ok(None) };
-        let (mut own, mut mtu) = (None, None);
-        for attribute in &link.attributes {
-            match attribute {
-                LinkAttribute::Address(address) => own = address.first_chunk::<LINK>().copied(),
-                LinkAttribute::Mtu(bytes) => mtu = Some(*bytes as usize),
-                _ => {}
-            }
-        }
+        let own = first!(link.attributes, LinkAttribute::Address(address) => address);
+        let own = own.and_then(|own| own.first_chunk().copied());
+        let mtu = first!(link.attributes, LinkAttribute::Mtu(mtu) => *mtu as usize);
         Ok(own.zip(mtu).map(|(own, mtu)| (link.header.link_layer_type, own, mtu)))
     }
 
@@ -137,10 +132,9 @@ impl NextHopLookup {
                 | NeighbourState::Probe
                 | NeighbourState::Permanent
         );
-        let address = neighbour.attributes.iter().find_map(|attribute| match attribute {
-            NeighbourAttribute::LinkLayerAddress(address) => address.first_chunk().copied(),
-            _ => None,
-        });
+        let address =
+            first!(neighbour.attributes, NeighbourAttribute::LinkLayerAddress(address) => address);
+        let address = address.and_then(|address| address.first_chunk().copied());
         Ok(address.filter(|_| is_confirmed))
     }
 }
@@ -155,12 +149,14 @@ fn read_route(route: &RouteMessage, ip: IpAddr) -> Option<Route> {
         match attribute {
             RouteAttribute::Oif(index) => interface = Some(*index),
             RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => via = router(attribute)?,
-            RouteAttribute::Metrics(metrics) => mtu = metrics.iter().find_map(mtu_of),
+            RouteAttribute::Metrics(metrics) => {
+                mtu = first!(metrics, RouteMetric::Mtu(mtu) => *mtu as usize);
+            }
             RouteAttribute::Encap(_) => return None,
             _ => {}
         }
     }
-    Some(Route { interface: interface?, via, mtu: mtu.map(|mtu| mtu as usize) })
+    Some(Route { interface: interface?, via, mtu })
 }
 
 #[cfg(test)]

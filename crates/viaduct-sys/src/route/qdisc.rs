@@ -7,7 +7,7 @@ use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcStats2};
 
 use crate::route::interface;
 use crate::route::netlink::NLM_F_ECHO;
-use crate::route::rtnetlink::RouteSocket;
+use crate::route::rtnetlink::{RouteSocket, first};
 
 /// Max packets dropped between two queries; beyond it the discipline was replaced and counts
 /// anew.
@@ -58,12 +58,6 @@ impl QdiscDrops {
 
 /// Returns the number of dropped packets in an answer.
 fn dropped(answer: &TcMessage) -> Option<u32> {
-    let statistics = answer.attributes.iter().find_map(|attribute| match attribute {
-        TcAttribute::Stats2(statistics) => Some(statistics),
-        _ => None,
-    })?;
-    statistics.iter().find_map(|one| match one {
-        TcStats2::Queue(queue) => Some(queue.drops),
-        _ => None,
-    })
+    let statistics = first!(answer.attributes, TcAttribute::Stats2(statistics) => statistics)?;
+    first!(statistics, TcStats2::Queue(queue) => queue.drops)
 }

@@ -22,24 +22,29 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use super::netlink::{self, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP};
 use super::prefix::full_length;
 
+/// Returns the first value that a pattern finds in a list of attributes, if any does.
+macro_rules! first {
+    ($attributes:expr, $pattern:pat => $value:expr) => {
+        $attributes.iter().find_map(|attribute| match attribute {
+            $pattern => Some($value),
+            _ => None,
+        })
+    };
+}
+pub(crate) use first;
+
 /// Socket for requests.
 #[derive(Debug)]
 pub(crate) struct RouteSocket(OwnedFd);
 
 impl RouteSocket {
     /// Opens a socket in the calling thread's network namespace.
-    ///
-    /// # Errors
-    /// No descriptor is left.
     pub(crate) fn open() -> io::Result<RouteSocket> {
         netlink::open(libc::NETLINK_ROUTE, 0).map(RouteSocket)
     }
 
     /// Sends a message, with `flags` beside those of every request, and returns the kernel's
     /// answers. Those that cannot be parsed are left out.
-    ///
-    /// # Errors
-    /// The kernel refuses, or cannot be asked.
     pub(crate) fn request(
         &self,
         message: RouteNetlinkMessage,
@@ -49,9 +54,6 @@ impl RouteSocket {
     }
 
     /// Sends a question and returns the first answer; `None` if the kernel refuses.
-    ///
-    /// # Errors
-    /// The kernel cannot be asked.
     pub(crate) fn ask(
         &self,
         question: RouteNetlinkMessage,
@@ -62,9 +64,6 @@ impl RouteSocket {
     }
 
     /// Returns the route of packets to `ip`; `None` if there is none.
-    ///
-    /// # Errors
-    /// The kernel cannot be asked.
     pub(crate) fn route_to(&self, ip: IpAddr) -> io::Result<Option<RouteMessage>> {
         let question = route(RouteHeader::default(), (ip, full_length(ip)));
         match self.ask(RouteNetlinkMessage::GetRoute(question), 0)? {
@@ -74,9 +73,6 @@ impl RouteSocket {
     }
 
     /// Returns the routes of a family, of all tables, in the kernel's order.
-    ///
-    /// # Errors
-    /// The kernel refuses, or cannot be asked.
     pub(crate) fn routes(&self, family: AddressFamily) -> io::Result<Vec<RouteMessage>> {
         let mut question = RouteMessage::default();
         question.header.address_family = family;
@@ -89,13 +85,14 @@ impl RouteSocket {
     }
 
     /// Returns the addresses of all interfaces, IPv4's first.
-    ///
-    /// # Errors
-    /// The kernel refuses, or cannot be asked.
     pub(crate) fn addresses(&self) -> io::Result<Vec<IpAddr>> {
         let question = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         let own = |answer: RouteNetlinkMessage| match answer {
-            RouteNetlinkMessage::NewAddress(of) => own_address(&of),
+            // `Address` is the far end's, where both ends of a link have one.
+            RouteNetlinkMessage::NewAddress(of) => {
+                first!(of.attributes, AddressAttribute::Local(ip) => *ip)
+                    .or_else(|| first!(of.attributes, AddressAttribute::Address(ip) => *ip))
+            }
             _ => None,
         };
         Ok(self.request(question, NLM_F_DUMP)?.into_iter().filter_map(own).collect())
@@ -126,9 +123,6 @@ pub(crate) struct RouteEvents(OwnedFd);
 impl RouteEvents {
     /// Receives notifications of `groups`, a bit each, in the calling thread's network namespace
     /// from now on.
-    ///
-    /// # Errors
-    /// No descriptor is left.
     pub(crate) fn of(groups: u32) -> io::Result<RouteEvents> {
         netlink::open(libc::NETLINK_ROUTE, groups).map(RouteEvents)
     }
@@ -154,30 +148,11 @@ pub(crate) fn parse(kind: u16, payload: &[u8]) -> Option<RouteNetlinkMessage> {
 
 /// Sends one request, with `flags` beside those of every request, in the calling thread's network
 /// namespace.
-///
-/// # Errors
-/// The kernel refuses, or no descriptor is left.
 pub(crate) fn request(message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
     RouteSocket::open()?.request(message, flags).map(drop)
 }
 
-/// Returns the address that a message is about: where both ends of a link have one, the near end's.
-fn own_address(message: &AddressMessage) -> Option<IpAddr> {
-    let mut own = None;
-    for attribute in &message.attributes {
-        match attribute {
-            AddressAttribute::Local(ip) => return Some(*ip),
-            AddressAttribute::Address(ip) => own = Some(*ip),
-            _ => {}
-        }
-    }
-    own
-}
-
 /// Gives the interface `index` an address, usable at once.
-///
-/// # Errors
-/// The kernel refuses, or no descriptor is left.
 pub(crate) fn add_address(index: u32, own: IpAddr, scope: AddressScope) -> io::Result<()> {
     let mut message = AddressMessage::default();
     message.header = AddressHeader {
@@ -219,10 +194,7 @@ pub(crate) fn local_route(to: (IpAddr, u8), index: u32, table: u32) -> RouteMess
 
 /// Returns the number of a route's table.
 pub(crate) fn table(route: &RouteMessage) -> u32 {
-    let number = route.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::Table(table) => Some(*table),
-        _ => None,
-    });
+    let number = first!(route.attributes, RouteAttribute::Table(table) => *table);
     number.unwrap_or_else(|| route.header.table.into())
 }
 

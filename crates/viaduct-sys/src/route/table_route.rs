@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::route::interface;
 use crate::route::netlink::{NLM_F_CREATE, NLM_F_REPLACE};
-use crate::route::rtnetlink::{self, RouteSocket};
+use crate::route::rtnetlink::{self, RouteSocket, first};
 
 /// Ticks a second of the kernel's expiry times.
 const USER_HZ: i32 = 100;
@@ -29,9 +29,6 @@ pub(crate) struct TableRoute(RouteMessage);
 
 impl TableRoute {
     /// Reads the main table in the kernel's order: by metric where prefixes are equal.
-    ///
-    /// # Errors
-    /// The kernel refuses, or cannot be asked.
     pub(crate) fn main_table(
         socket: &RouteSocket,
         family: AddressFamily,
@@ -97,17 +94,14 @@ impl TableRoute {
 
     /// Returns the MTU, if the route has one.
     pub(crate) fn mtu(&self) -> Option<u32> {
-        self.metrics().iter().find_map(mtu_of)
+        first!(self.metrics(), RouteMetric::Mtu(mtu) => *mtu)
     }
 
     /// Returns a route of `protocol` to a prefix that is like this one, but for a locked MTU and
     /// no expiry.
     pub(crate) fn with_mtu(&self, to: (IpAddr, u8), mtu: u32, protocol: u8) -> TableRoute {
         let mut metrics = self.metrics().to_vec();
-        let locked = metrics.iter().find_map(|metric| match metric {
-            RouteMetric::Lock(locked) => Some(*locked),
-            _ => None,
-        });
+        let locked = first!(metrics, RouteMetric::Lock(locked) => *locked);
         metrics.retain(|metric| !matches!(metric, RouteMetric::Lock(_) | RouteMetric::Mtu(_)));
         let locked = locked.unwrap_or(0) | LOCKED_MTU;
         metrics.extend([RouteMetric::Lock(locked), RouteMetric::Mtu(mtu)]);
@@ -127,18 +121,12 @@ impl TableRoute {
     }
 
     /// Sets the route, in place of one of the same prefix and metric.
-    ///
-    /// # Errors
-    /// The kernel refuses, or cannot be asked.
     pub(crate) fn replace(&self, socket: &RouteSocket) -> io::Result<()> {
         let message = RouteNetlinkMessage::NewRoute(self.0.clone());
         socket.request(message, NLM_F_CREATE | NLM_F_REPLACE).map(drop)
     }
 
     /// Deletes the first route of the main table with this one's prefix and protocol.
-    ///
-    /// # Errors
-    /// The kernel refuses, or cannot be asked.
     pub(crate) fn delete(&self, socket: &RouteSocket) -> io::Result<()> {
         let header = RouteHeader {
             table: RouteHeader::RT_TABLE_MAIN,
@@ -151,10 +139,7 @@ impl TableRoute {
     }
 
     fn metrics(&self) -> &[RouteMetric] {
-        let metrics = self.0.attributes.iter().find_map(|attribute| match attribute {
-            RouteAttribute::Metrics(metrics) => Some(metrics.as_slice()),
-            _ => None,
-        });
+        let metrics = first!(self.0.attributes, RouteAttribute::Metrics(all) => all.as_slice());
         metrics.unwrap_or_default()
     }
 }
@@ -222,14 +207,6 @@ pub(crate) fn router(attribute: &RouteAttribute) -> Option<IpAddr> {
         | RouteAttribute::Via(RouteVia::Inet(ip)) => Some((*ip).into()),
         RouteAttribute::Gateway(RouteAddress::Inet6(ip))
         | RouteAttribute::Via(RouteVia::Inet6(ip)) => Some((*ip).into()),
-        _ => None,
-    }
-}
-
-/// Returns the MTU that a metric of a route is, if it is one.
-pub(crate) fn mtu_of(metric: &RouteMetric) -> Option<u32> {
-    match metric {
-        RouteMetric::Mtu(mtu) => Some(*mtu),
         _ => None,
     }
 }
