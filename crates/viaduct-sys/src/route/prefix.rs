@@ -32,11 +32,11 @@ mod tests {
 
     #[test]
     fn the_first_bits_decide() {
-        let share = |one: &str, other: &str, bits| {
-            super::share(one.parse().unwrap(), other.parse().unwrap(), bits)
+        let same = |one: &str, other: &str, bits| {
+            share(one.parse().unwrap(), other.parse().unwrap(), bits)
         };
-        assert!(share("10.2.0.1", "10.3.0.1", 15) && !share("10.2.0.1", "10.3.0.1", 16));
-        assert!(share("10.2.0.1", "99.0.0.1", 0) && !share("0.0.0.0", "::", 0));
-        assert!(share("fd02::1", "fd02::1", 128) && !share("fd02::1", "fd02::2", 128));
+        assert!(same("10.2.0.1", "10.3.0.1", 15) && !same("10.2.0.1", "10.3.0.1", 16));
+        assert!(same("10.2.0.1", "99.0.0.1", 0) && !same("0.0.0.0", "::", 0));
+        assert!(same("fd02::1", "fd02::1", 128) && !same("fd02::1", "fd02::2", 128));
     }
 }
