@@ -73,7 +73,6 @@ impl Sender {
 
     /// Makes the sender wait until so many packets, or a third of the window, can be sent at
     /// once, as kernels do with devices that segment.
-    #[cfg(test)]
     pub(crate) fn in_bursts(self, burst: u32) -> Self {
         Sender { burst, ..self }
     }
