@@ -9,30 +9,27 @@
 //!                          └──── reports and requests, half a round trip ◀────┘   (auto alone)
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
+mod feedback;
+mod known;
+#[cfg(test)]
+mod tests;
 
-use super::auto::{Auto, Leaving};
-use super::classes::Repairs;
-use super::control::histogram::Verdict;
-use super::control::losses::Losses;
-use super::control::{Limits, Report};
-use super::requests::{Requests, Times};
-use super::section::Need;
+use std::collections::BTreeMap;
+
+use super::auto::Auto;
+use super::control::Limits;
 use crate::fec::{
-    self, AnyDecoder, Code, Cover, Decoder as _, Encoder, Recovered, Repair, Row, Seq, Sources,
+    AnyDecoder, Code, Cover, Decoder as _, Encoder, Recovered, Repair, Row, Seq, Sources as _,
     layered, reed_solomon, window,
 };
 use crate::time::{Duration, Instant};
-use crate::wire::ip::MutableFields;
+use feedback::Feedback;
+use known::{Known, symbol};
 
-/// Packets remembered: more than any of the codes spans.
-const MAX_KNOWN: usize = 16_384;
 /// Memory of each decoder, in bytes.
 const DECODER: usize = 1 << 20;
 /// Idle time after which unfilled repairs leave.
 const FLUSH: Duration = Duration::from_millis(8);
-/// Interval of loss reports to the sender.
-const REPORT: Duration = Duration::from_millis(25);
 /// Age at which a missing packet is given up.
 const GIVEN_UP: Duration = Duration::from_secs(1);
 
@@ -170,15 +167,13 @@ impl Shadow {
         }
         self.give_up(at);
         let symbol = symbol(seq);
-        let before = self.leaving.len();
         let fire = &mut |repair: Repair<'_>| self.leaving.push(owned(&repair));
         match &mut self.coder {
             Coder::None => {}
             Coder::Fixed(encoder) => encoder.push(&symbol, fire),
             Coder::Auto(feedback) => feedback.push(at, &symbol, fire),
         }
-        let asked = before as u64;
-        self.outcome.repairs += asked + (self.leaving.len() - before) as u64;
+        self.outcome.repairs += self.leaving.len() as u64;
         self.last = Some(at);
     }
 
@@ -234,194 +229,5 @@ impl Shadow {
                 feedback.report.visible += 1;
             }
         }
-    }
-}
-
-/// Packet of two bytes.
-fn symbol(seq: Seq) -> [u8; 2] {
-    [seq as u8, (seq >> 8) as u8]
-}
-
-/// Latest packets, and which of them are here.
-struct Known {
-    first: Seq,
-    here: VecDeque<Option<[u8; 2]>>,
-}
-
-impl Default for Known {
-    fn default() -> Self {
-        Known { first: 1, here: VecDeque::new() }
-    }
-}
-
-impl Known {
-    fn next(&self) -> Seq {
-        self.first + self.here.len() as u64
-    }
-
-    fn push(&mut self, is_here: bool) -> Seq {
-        let seq = self.next();
-        if self.here.len() == MAX_KNOWN {
-            self.here.pop_front();
-            self.first += 1;
-        }
-        self.here.push_back(is_here.then(|| symbol(seq)));
-        seq
-    }
-
-    fn mark(&mut self, seq: Seq) {
-        let at = seq.checked_sub(self.first).map(|at| at as usize);
-        if let Some(here) = at.and_then(|at| self.here.get_mut(at)) {
-            *here = Some(symbol(seq));
-        }
-    }
-}
-
-impl Sources for Known {
-    fn get(&self, seq: Seq) -> Option<&[u8]> {
-        let at = usize::try_from(seq.checked_sub(self.first)?).ok()?;
-        self.here.get(at)?.as_ref().map(<[u8; 2]>::as_slice)
-    }
-}
-
-/// Adaptive code, with the messages that control it.
-struct Feedback {
-    auto: Auto,
-    rtt: Duration,
-    losses: Losses,
-    requests: Requests,
-    report: Report,
-    next_report: Instant,
-    /// Reports on their way to the sender, and requests, whose answers are due at the times
-    /// given.
-    reports: VecDeque<(Instant, Report)>,
-    needs: VecDeque<(Instant, Need)>,
-}
-
-impl Feedback {
-    fn new(auto: Auto, rtt: Duration) -> Self {
-        Feedback {
-            auto,
-            rtt,
-            losses: Losses::default(),
-            requests: Requests::default(),
-            report: Report::default(),
-            next_report: Instant::ZERO,
-            reports: VecDeque::new(),
-            needs: VecDeque::new(),
-        }
-    }
-
-    fn times(&self, now: Instant) -> Times {
-        Times { wait: self.auto.wait(now), rtt: self.rtt }
-    }
-
-    /// Handles the fate of packet `seq`; answers to requests leave with it.
-    fn step(&mut self, now: Instant, seq: Seq, fate: Fate, leaving: &mut Vec<Owned>) {
-        self.losses.known(now, 1);
-        match fate {
-            Fate::Arrived => {}
-            Fate::Lost => {
-                self.losses.missing(now, seq, Verdict::Chance);
-                self.requests.missing(now, seq);
-            }
-            Fate::Congested => self.losses.missing(now, seq, Verdict::Congestion),
-        }
-        self.losses.settle(now);
-        if now >= self.next_report {
-            self.next_report = now + REPORT;
-            let (random, congested) = (self.losses.random(), self.losses.congested());
-            let report = Report { random, congested, ..self.report };
-            self.reports.push_back((now + self.rtt / 2, report));
-            self.requests.expire(now, 0);
-        }
-        // The answer arrives a whole round trip after the request.
-        let state = self.auto.state(now);
-        let expected = (state.overhead * state.pace * state.wait.as_secs_f64()) as usize;
-        let early = self.requests.ask_early(now, expected);
-        self.needs.extend(early.map(|need| (now + self.rtt, need)));
-        while let Some(need) = self.requests.ask(now, self.times(now), |_, _| 0, |_| false) {
-            self.needs.push_back((now + self.rtt, need));
-        }
-        while self.reports.front().is_some_and(|(due, _)| *due <= now)
-            && let Some((_, report)) = self.reports.pop_front()
-        {
-            self.auto.handle_report(now, report, Some(self.rtt));
-        }
-        while self.needs.front().is_some_and(|(due, _)| *due <= now)
-            && let Some((_, need)) = self.needs.pop_front()
-        {
-            self.auto.answer(now, need, &mut |repair| leaving.push(owned(&repair)));
-        }
-    }
-
-    fn push(&mut self, now: Instant, symbol: &[u8], fire: &mut fec::Fire<'_>) {
-        let fields = MutableFields::default();
-        let (repairs, most) = (Repairs::Window, f64::INFINITY);
-        self.auto.push(now, Leaving { fields, packet: symbol, symbol, repairs, most }, fire);
-    }
-
-    /// Notes that packet `seq` was recovered.
-    fn here(&mut self, now: Instant, seq: Seq) {
-        let wait = self.times(now).wait;
-        let missed = self.requests.here(now, seq);
-        self.report.visible += u64::from(missed.is_some_and(|time| time > wait));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::rng::Rng;
-
-    const RTT: Duration = Duration::from_millis(100);
-
-    /// Outcome of the second of two periods of ten seconds, at 16,700 packets a second; `lost`
-    /// selects the lost packets.
-    fn run(mut lost: impl FnMut(&mut Rng, u64) -> bool) -> [Outcome; TRIED.len()] {
-        let (mut shadows, mut rng) = (Shadows::new(RTT), Rng::from_seed(7));
-        let mut before = shadows.outcomes();
-        for n in 0..334_000 {
-            if n == 167_000 {
-                before = shadows.outcomes();
-            }
-            let fate = if lost(&mut rng, n) { Fate::Lost } else { Fate::Arrived };
-            shadows.step(Instant::ZERO + Duration::from_micros(60) * n as u32, fate);
-        }
-        let after = shadows.outcomes();
-        std::array::from_fn(|n| Outcome {
-            packets: after[n].packets - before[n].packets,
-            lost: after[n].lost - before[n].lost,
-            recovered: after[n].recovered - before[n].recovered,
-            in_time: after[n].in_time - before[n].in_time,
-            repairs: after[n].repairs - before[n].repairs,
-        })
-    }
-
-    fn share(part: u64, of: u64) -> f64 {
-        part as f64 / of.max(1) as f64
-    }
-
-    #[test]
-    fn single_losses_come_back_by_every_code_and_auto_is_cheapest() {
-        let of = run(|rng, _| rng.chance(0.01));
-        let recovered = of.map(|of| share(of.recovered, of.lost));
-        assert!(recovered.iter().all(|share| *share > 0.99), "{recovered:?}");
-        let cost = of.map(|of| share(of.repairs, of.packets));
-        assert!(cost[0] < 0.06 && cost[1..].iter().all(|cost| *cost > 0.25), "{cost:?}");
-        assert!(share(of[0].in_time, of[0].recovered) > 0.95, "{of:?}");
-    }
-
-    #[test]
-    fn bursts_beyond_their_reach_defeat_fixed_codes() {
-        let of = run(|_, n| n % 6_000 < 60);
-        let recovered = of.map(|of| share(of.recovered, of.lost));
-        assert!(recovered[0] > 0.9 && recovered[2] < 0.2, "{recovered:?}");
-    }
-
-    #[test]
-    fn a_clean_link_costs_nothing_by_auto() {
-        let of = run(|_, _| false);
-        assert_eq!((of[0].lost, of[0].repairs), (0, 0));
     }
 }
