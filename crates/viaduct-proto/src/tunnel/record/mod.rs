@@ -32,6 +32,7 @@
 //! sealed again.
 
 mod direction;
+mod handshake;
 mod refusal;
 #[cfg(test)]
 mod tests;
@@ -39,17 +40,16 @@ mod tests;
 use bytes::{Buf, BytesMut};
 use snow::{Builder, HandshakeState};
 
-use crate::keys::{Entropy, PublicKey, Resolver, SecretKey};
+use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::tunnel::wire::VERSION;
 use direction::Direction;
+use handshake::{Handshake, builder, remote};
 pub use refusal::Refusal;
 
 /// Maximum bytes in one record of a tunnel.
 pub const MAX_RECORD: usize = 16_384;
 
 const LENGTH: usize = 2;
-/// Buffer size: at least a message of the handshake and a tag.
-const LONGEST: usize = 128;
 const TAG: usize = 16;
 /// Number of records under one key.
 const REKEY: u64 = 1 << 20;
@@ -124,17 +124,6 @@ enum State {
     Established(Box<Established>),
     /// A message did not authenticate. Nothing is accepted after it.
     Failed(RecordError),
-}
-
-/// State of a handshake in progress.
-struct Handshake {
-    noise: HandshakeState,
-    /// Keys that the other end may have.
-    peers: Vec<PublicKey>,
-    /// Number of messages sent and received.
-    done: usize,
-    /// Reason for which the dialler is refused.
-    refuses: Option<RecordError>,
 }
 
 struct Established {
@@ -217,7 +206,7 @@ impl Secure {
         peers: Vec<PublicKey>,
         bare: bool,
     ) -> Secure {
-        let state = State::Handshake(Box::new(Handshake { noise, peers, done: 0, refuses: None }));
+        let state = State::Handshake(Box::new(Handshake::new(noise, peers)));
         Secure { parameters, state, bare, inbox: BytesMut::new() }
     }
 
@@ -373,54 +362,6 @@ impl Secure {
     }
 }
 
-impl Handshake {
-    /// Appends the next message.
-    fn write_message(
-        &mut self,
-        parameters: &Parameters,
-        out: &mut Vec<u8>,
-    ) -> Result<(), RecordError> {
-        let refusal = self.refuses.map(|error| match error {
-            RecordError::Version(_) => Refusal::Version(VERSION),
-            _ => Refusal::UnknownKey,
-        });
-        let said = [VERSION, refusal::verdict(refusal)];
-        let payload = match (parameters.confirms, self.noise.is_initiator()) {
-            (false, _) => &said[..0],
-            (true, true) => &said[..1],
-            (true, false) => &said[..],
-        };
-        // The library requires room for a tag even where there is none.
-        let mut message = [0; LONGEST];
-        let written = self.noise.write_message(payload, &mut message);
-        let written = written.map_err(|_| RecordError::Forged)?;
-        debug_assert_eq!(written, parameters.messages[self.done]);
-        out.extend((written as u16).to_be_bytes());
-        out.extend_from_slice(&message[..written]);
-        self.done += 1;
-        Ok(())
-    }
-
-    fn read_message(&mut self, parameters: &Parameters, message: &[u8]) -> Result<(), RecordError> {
-        let mut payload = [0; LONGEST];
-        let read = self.noise.read_message(message, &mut payload);
-        let payload = &payload[..read.map_err(|_| RecordError::Forged)?];
-        self.done += 1;
-        let unknown = remote(&self.noise).filter(|key| !self.peers.contains(key));
-        let unknown = unknown.map(RecordError::Unknown);
-        match (parameters.confirms, payload) {
-            // The dialler is told the reason in the answer.
-            (true, &[version]) => {
-                let other = (version != VERSION).then_some(RecordError::Version(version));
-                self.refuses = unknown.or(other);
-                Ok(())
-            }
-            (true, &[version, verdict]) => Ok(refusal::check(version, verdict)?),
-            _ => unknown.map_or(Ok(()), Err),
-        }
-    }
-}
-
 impl Established {
     fn new(noise: &mut HandshakeState) -> Established {
         let peer = remote(noise);
@@ -433,24 +374,6 @@ impl Established {
             open: Direction::new(open),
         }
     }
-}
-
-/// Key of the other end, once it has been sent.
-fn remote(noise: &HandshakeState) -> Option<PublicKey> {
-    noise.get_remote_static()?.try_into().ok().map(PublicKey::from_bytes)
-}
-
-fn builder<'a>(
-    parameters: &Parameters,
-    prologue: &'a [u8],
-    secret: &'a SecretKey,
-    entropy: Entropy,
-) -> Builder<'a> {
-    let params = parameters.pattern.parse().expect("the pattern is a constant");
-    Builder::with_resolver(params, Box::new(Resolver(entropy)))
-        .local_private_key(secret.as_bytes())
-        .and_then(|builder| builder.prologue(prologue))
-        .expect("each is set once")
 }
 
 impl std::fmt::Debug for Secure {

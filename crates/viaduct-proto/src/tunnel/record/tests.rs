@@ -1,5 +1,6 @@
 use std::sync::{Arc, Mutex};
 
+use super::handshake::LONGEST;
 use super::*;
 use crate::rng::Rng;
 
