@@ -5,9 +5,12 @@ use crate::time::{Duration, Instant};
 /// Minimum time for which the shortest round-trip time is kept.
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// Round-trip time estimated from pings.
+/// Round-trip time estimated from pings, and the ping that is outstanding.
 #[derive(Debug, Default)]
 pub(super) struct Rtt {
+    is_ping_due: bool,
+    /// Payload of the last ping until it is answered: its time.
+    pinged: Option<u64>,
     smoothed: Option<Duration>,
     /// Minimum of the previous window and of the current one, which began at `began`.
     shortest: [Option<Duration>; 2],
@@ -15,7 +18,29 @@ pub(super) struct Rtt {
 }
 
 impl Rtt {
-    pub(super) fn note(&mut self, now: Instant, sample: Duration) {
+    /// Makes a ping due. One unanswered ping is enough: it may be behind a loss that is being
+    /// repaired.
+    pub(super) fn schedule_ping(&mut self) {
+        self.is_ping_due = self.pinged.is_none();
+    }
+
+    /// Takes the payload of the ping to be sent now, if one is due.
+    pub(super) fn take_ping(&mut self, now: Instant) -> Option<u64> {
+        let ping = std::mem::take(&mut self.is_ping_due).then(|| now.as_nanos())?;
+        self.pinged = Some(ping);
+        Some(ping)
+    }
+
+    /// Processes the answer to a ping; false if there was no ping with this payload.
+    pub(super) fn handle_pong(&mut self, now: Instant, payload: u64) -> bool {
+        let is_answer = self.pinged.take() == Some(payload);
+        if is_answer {
+            self.note(now, now - Instant::from_nanos(payload));
+        }
+        is_answer
+    }
+
+    fn note(&mut self, now: Instant, sample: Duration) {
         let before = self.smoothed.unwrap_or(sample);
         self.smoothed = Some(before - before / 8 + sample / 8);
         if now - self.began > WINDOW {

@@ -25,8 +25,7 @@ impl Mux {
         to: Address,
         source: Option<SocketAddr>,
     ) -> u32 {
-        let number = self.next;
-        self.next += 2;
+        let number = self.numbers.take();
         self.insert(number, Stream::opened(cx.tokens.open()));
         cx.totals.opened += 1;
         let opening = Box::new(Opening { to, source });

@@ -34,10 +34,9 @@ impl Mux {
             (Frame::Grant(tokens), _) => cx.tokens.granted(tokens),
             (Frame::Ping(any), _) => self.control.push_back((0, Frame::Pong(any))),
             (Frame::Pong(at), _) => {
-                if self.pinged.take() != Some(at) {
+                if !self.rtt.handle_pong(now, at) {
                     return Err(LinkError::Protocol("a PONG without its PING"));
                 }
-                self.rtt.note(now, now - Instant::from_nanos(at));
             }
             (Frame::Leave, _) => {
                 self.leaving[1] = true;
@@ -87,10 +86,10 @@ impl Mux {
     /// Handles a frame for a stream that does not exist. The peer may not know yet that it is
     /// over.
     fn handle_forgotten(&mut self, number: u32, frame: &Frame<'_>) -> Result<(), LinkError> {
-        let ours = number % 2 == self.next % 2;
-        let was = if ours { number < self.next } else { number <= self.highest };
         match frame {
-            _ if !was => Err(LinkError::Protocol("a stream that was not opened")),
+            _ if !self.numbers.was_used(number) => {
+                Err(LinkError::Protocol("a stream that was not opened"))
+            }
             Frame::Rst(_) => {
                 self.control.push_back((number, Frame::Fin));
                 Ok(())
@@ -101,18 +100,17 @@ impl Mux {
     }
 
     fn offered(&mut self, cx: &mut Common, number: u32, open: Opening) -> Result<(), LinkError> {
-        let theirs = number % 2 != self.next % 2;
         // QUIC streams may overtake each other.
         let new = match self.carrier {
-            Carrier::Stream => number > self.highest,
+            Carrier::Stream => self.numbers.is_beyond(number),
             Carrier::Streams => !self.streams.contains_key(&number),
         };
-        if !theirs || !new {
+        if self.numbers.is_own(number) || !new {
             return Err(LinkError::Protocol("a SYN for a stream that was there"));
         }
-        self.highest = self.highest.max(number);
+        self.numbers.taken_by_peer(number);
         // A new stream's SYN may overtake the end of others, which the peer no longer counts.
-        if self.open[number as usize % 2] >= cx.settings.streams.saturating_mul(2) {
+        if self.numbers.open_beside(number) >= cx.settings.streams.saturating_mul(2) {
             return Err(LinkError::Protocol("more streams than were allowed"));
         }
         self.insert(number, Stream::offered(cx.tokens.open()));
@@ -145,7 +143,7 @@ impl Mux {
     ) -> Result<(), LinkError> {
         let id = self.id(number);
         let rtt = self.rtt.shortest();
-        self.received += bytes.len() as u64;
+        self.traffic.received += bytes.len() as u64;
         let stream = self.stream(number);
         if stream.resetting {
             return Ok(()); // the bytes are dropped

@@ -5,12 +5,16 @@
 //! | here | the link, and the two directions of its streams |
 //! | `frames` | received frames |
 //! | `turn` | sent frames |
+//! | `numbers` | numbers of its streams |
+//! | `traffic` | bytes that it carries |
 //! | `ends` | calls of the flows' ends |
 //! | `timers` | its timers |
 
 mod ends;
 mod frames;
+mod numbers;
 mod timers;
+mod traffic;
 mod turn;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -22,13 +26,12 @@ use crate::tunnel::rtt::Rtt;
 use crate::tunnel::stats::LinkStats;
 use crate::tunnel::stream::{Notification, Receiving, Stream};
 use crate::tunnel::wire::{Frame, Hello, Parser};
+use numbers::Numbers;
 use timers::{Timer, Timers};
+use traffic::Traffic;
 
 /// Maximum of queued frames other than DATA. A peer that makes us answer must read the answers.
 const MAX_CONTROL: usize = 64 << 10;
-
-/// Unit in which the recent bytes of links are compared; smaller differences do not count.
-const LOAD_UNIT: u64 = 256 << 10;
 
 /// Mapping of frames to the byte streams of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,12 +56,7 @@ pub(super) struct Mux {
     /// First frame of the peer.
     pub(super) hello: Option<Hello>,
     pub(super) streams: BTreeMap<u32, Stream>,
-    /// Open streams with an even number, and with an odd one.
-    open: [u32; 2],
-    /// Number of the next stream that this end opens.
-    next: u32,
-    /// Highest number of a stream that the peer has opened.
-    highest: u32,
+    numbers: Numbers,
     lanes: HashMap<Lane, Parser>,
     pub(super) control: VecDeque<(u32, Frame<'static>)>,
     /// Broken links that this one has reported to the peer.
@@ -69,17 +67,11 @@ pub(super) struct Mux {
     /// tokens.
     stalled_at: Option<u64>,
     acks: Vec<u32>,
-    pub(super) rtt: Rtt,
+    rtt: Rtt,
     timers: Timers,
-    /// True if a PING is due. `pinged` is the payload of the last PING until it is answered.
-    ping_due: bool,
-    pinged: Option<u64>,
     /// For this end and the other: true if it opens no more streams on this link.
-    pub(super) leaving: [bool; 2],
-    pub(super) sent: u64,
-    pub(super) received: u64,
-    /// Sums of `sent` and `received` at the ping before the last one, and at the last one.
-    carried: [u64; 2],
+    leaving: [bool; 2],
+    traffic: Traffic,
 }
 
 impl Mux {
@@ -101,29 +93,25 @@ impl Mux {
         let mut timers = Timers::default();
         timers.set(Timer::Silence, now + cx.settings.silence);
         timers.set(Timer::Ping, now + cx.settings.ping);
+        let mut rtt = Rtt::default();
+        rtt.schedule_ping();
         Mux {
             number,
             carrier,
             is_writable: true,
             hello: None,
             streams: BTreeMap::new(),
-            open: [0; 2],
-            next: if dialled { 1 } else { 2 },
-            highest: 0,
+            numbers: Numbers::new(dialled),
             lanes: HashMap::new(),
             control: [(0, Frame::Hello(hello))].into(),
             reported_gone: Vec::new(),
             ready: VecDeque::new(),
             stalled_at: None,
             acks: Vec::new(),
-            rtt: Rtt::default(),
+            rtt,
             timers,
-            ping_due: true,
-            pinged: None,
             leaving: [false; 2],
-            sent: 0,
-            received: 0,
-            carried: [0; 2],
+            traffic: Traffic::default(),
         }
     }
 
@@ -195,8 +183,7 @@ impl Mux {
     /// limit.
     pub(super) fn vacant(&self) -> u32 {
         let most = self.hello.map_or(0, |hello| hello.streams);
-        let most = if self.leaving[0] || self.next > u32::MAX - 2 { 0 } else { most };
-        most.saturating_sub(self.open[self.next as usize % 2])
+        if self.leaving[0] { 0 } else { self.numbers.vacant(most) }
     }
 
     /// Load of the link: the streams with more to send than one turn takes (a request on its
@@ -204,8 +191,7 @@ impl Mux {
     pub(super) fn load(&self, turn: usize) -> (usize, u64, usize) {
         let queued = |number| self.streams.get(number).map_or(0, |stream| stream.out.len());
         let busy = self.ready.iter().filter(|&number| queued(number) > turn).count();
-        let carried = self.sent + self.received - self.carried[0];
-        (busy, carried / LOAD_UNIT, self.streams.len())
+        (busy, self.traffic.recent(), self.streams.len())
     }
 
     pub(super) fn stats(&self) -> LinkStats {
@@ -214,8 +200,8 @@ impl Mux {
             up: self.hello.is_some(),
             rtt: self.rtt.smoothed(),
             shortest_rtt: self.rtt.shortest(),
-            sent: self.sent,
-            received: self.received,
+            sent: self.traffic.sent,
+            received: self.traffic.received,
         }
     }
 
@@ -252,13 +238,13 @@ impl Mux {
             if self.carrier == Carrier::Streams {
                 cx.forgotten.push_back(self.id(number));
             }
-            self.open[number as usize % 2] -= 1;
+            self.numbers.closed(number);
         }
     }
 
     fn insert(&mut self, number: u32, stream: Stream) {
         self.streams.insert(number, stream);
-        self.open[number as usize % 2] += 1;
+        self.numbers.opened(number);
     }
 
     fn stream(&mut self, number: u32) -> &mut Stream {
@@ -297,10 +283,8 @@ impl Mux {
                 Timer::Silence => return Err(LinkError::Silent(silence)),
                 Timer::Ping => {
                     self.timers.set(Timer::Ping, now + ping);
-                    self.carried = [self.carried[1], self.sent + self.received];
-                    // One unanswered ping is enough: it may be behind a loss that is being
-                    // repaired.
-                    self.ping_due = self.pinged.is_none();
+                    self.traffic.mark_ping();
+                    self.rtt.schedule_ping();
                 }
                 Timer::Ack => self.acknowledge_all(cx),
             }

@@ -23,10 +23,8 @@ impl Mux {
 
     /// Appends the pending control frames of one lane.
     fn send_control(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<Lane> {
-        if std::mem::take(&mut self.ping_due) {
-            let at = now.as_nanos();
-            self.pinged = Some(at);
-            self.control.push_back((0, Frame::Ping(at)));
+        if let Some(ping) = self.rtt.take_ping(now) {
+            self.control.push_back((0, Frame::Ping(ping)));
         }
         let mut lane = None;
         while let Some((stream, frame)) = self.control.front() {
@@ -88,7 +86,7 @@ impl Mux {
         } else {
             self.ready.push_back(number);
         }
-        self.sent += count as u64;
+        self.traffic.sent += count as u64;
         cx.totals.sent += count as u64;
         // Pending acknowledgements can leave in the same record.
         if !self.acks.is_empty() {
