@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::deadlines::Deadline;
 use super::path::{Path, Stage};
 use super::secret::{Claim, Prover, Secret};
 use super::wire::{self, Frame, Nonce, Public};
@@ -175,7 +176,7 @@ impl Multipath {
         former.into_iter().for_each(|output| self.drop_path(cx, output));
         self.set_options(cx, on);
         self.session.reset_backoff(slot);
-        self.ack_at = Some(cx.now());
+        self.deadlines.set(Deadline::Ack, cx.now());
         self.acked(received)
     }
 

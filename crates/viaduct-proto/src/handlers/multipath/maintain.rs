@@ -1,6 +1,7 @@
 //! Maintenance of the connections: timers, attempts, and events for the application.
 
 use super::Multipath;
+use super::deadlines::Deadline;
 use super::path::{Due, Path, Stage};
 use super::wire::Frame;
 use crate::flow::{Context, Failure, Output};
@@ -27,14 +28,13 @@ impl Multipath {
                 Due::Nothing => {}
             }
         }
-        let ends = self.session.disconnected.map(|lost| lost + self.plan.within);
-        if ends.is_some_and(|ends| ends <= now) && self.has_ended() {
-            return self.close_paths(cx, true);
+        if self.deadlines.is_expired(Deadline::Reconnect, now) {
+            return match self.has_ended() {
+                true => self.close_paths(cx, true),
+                false => self.fail(cx, Failure::Reset, &"no connection came about in time"),
+            };
         }
-        if ends.is_some_and(|ends| ends <= now) {
-            return self.fail(cx, Failure::Reset, &"no connection came about in time");
-        }
-        if self.linger.is_some_and(|linger| linger <= now) {
+        if self.deadlines.is_expired(Deadline::Linger, now) {
             return self.reset(cx);
         }
         for slot in 0..self.session.slots.len() {
@@ -92,10 +92,12 @@ impl Multipath {
         match (usable, self.session.disconnected) {
             (None, None) => {
                 self.session.disconnected = Some(now);
+                self.deadlines.set(Deadline::Reconnect, now + self.plan.within);
                 self.event(cx, "disconnected", "freeze");
             }
             (Some(output), Some(_)) => {
                 self.session.disconnected = None;
+                self.deadlines.stop(Deadline::Reconnect);
                 let own = cx.output(output).getsockname();
                 let own = own.map(|own| format!(" to {own}")).unwrap_or_default();
                 self.event(cx, &format!("migrated{own}"), "thaw");
@@ -117,7 +119,6 @@ impl Multipath {
         let paths = self.paths.iter().filter_map(Path::deadline);
         let dials = self.session.to.is_some() && self.session.secret.is_some();
         let slots = self.session.slots.iter().filter(|_| dials).filter_map(|slot| slot.next);
-        let ends = self.session.disconnected.map(|lost| lost + self.plan.within);
-        paths.chain(slots).chain(ends).chain(self.linger).chain(self.ack_at).min()
+        paths.chain(slots).chain(self.deadlines.next_deadline()).min()
     }
 }

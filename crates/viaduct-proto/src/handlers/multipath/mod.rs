@@ -19,6 +19,7 @@
 //! a lost connection is retransmitted. Each end buffers at most `buffer` bytes.
 //! **Closing.** The flow is over when each end has all of the other's data, including the end.
 
+mod deadlines;
 mod delivery_rate;
 mod join;
 mod maintain;
@@ -41,6 +42,7 @@ use crate::flow::{
     Address, Context, FIRST, Failure, Half, Handler, Output, SocketOption, SocketOptions, Timer,
 };
 use crate::time::Instant;
+use deadlines::{Deadline, Deadlines};
 use path::{Path, Stage};
 pub(super) use plan::{Plan, buffer, time};
 use receive_buffer::ReceiveBuffer;
@@ -60,16 +62,14 @@ pub(super) struct Multipath {
     /// Upstream takes bytes, and was told to stop writing.
     open: bool,
     stopped: bool,
-    /// Amount last acknowledged, and the deadline of the next acknowledgement.
+    /// Amount last acknowledged.
     last_ack: u64,
-    ack_at: Option<Instant>,
+    deadlines: Deadlines,
     /// The application has closed the flow, or at least reads no more (`is_read_closed`).
     closed: bool,
     is_read_closed: bool,
     /// The application's end was reset; the other end is told after the written data.
     aborted: bool,
-    /// Time at which a closed flow is reset if the other end has not ended it.
-    linger: Option<Instant>,
     /// Local and remote address of the first connection.
     names: [Option<Address>; 2],
     options: SocketOptions,
@@ -88,11 +88,10 @@ impl Multipath {
             open: true,
             stopped: false,
             last_ack: 0,
-            ack_at: None,
+            deadlines: Deadlines::default(),
             closed: false,
             is_read_closed: false,
             aborted: false,
-            linger: None,
             names: [None, None],
             options: SocketOptions::default(),
             over: false,
@@ -144,7 +143,7 @@ impl Multipath {
     /// the last acknowledgement repeated.
     fn lost(&mut self, output: Output, now: Instant) {
         self.out.lost(output);
-        self.ack_at = Some(now);
+        self.deadlines.set(Deadline::Ack, now);
     }
 
     /// Fails the flow, and logs the reason.

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 
 use super::Multipath;
+use super::deadlines::Deadline;
 use super::path::{Path, Stage};
 use super::wire::Frame;
 use crate::flow::{Context, Failure, Output};
@@ -90,7 +91,7 @@ impl Multipath {
             Frame::Ack(received) => return self.acked(received),
             Frame::End(at) => {
                 self.received.end(at);
-                self.ack_at = Some(cx.now());
+                self.deadlines.set(Deadline::Ack, cx.now());
             }
             Frame::Ping => Multipath::say(cx, on, &Frame::Pong),
             Frame::Pong => {

@@ -1,5 +1,6 @@
 //! Data transfer in both directions.
 
+use super::deadlines::Deadline;
 use super::path::{Path, Stage};
 use super::wire::{self, Frame};
 use super::{Multipath, TICK};
@@ -32,8 +33,9 @@ impl Multipath {
         if self.aborted && !self.out.has_unsent() {
             return self.reset(cx);
         }
-        if self.closed && self.linger.is_none() && self.out.is_done() {
-            self.linger = Some(cx.now() + LINGER);
+        if self.closed && self.deadlines.deadline(Deadline::Linger).is_none() && self.out.is_done()
+        {
+            self.deadlines.set(Deadline::Linger, cx.now() + LINGER);
         }
         if self.over {
             return;
@@ -53,7 +55,7 @@ impl Multipath {
             }
         }
         if self.received.ends() {
-            self.ack_at = Some(cx.now());
+            self.deadlines.set(Deadline::Ack, cx.now());
             cx.upstream().finished();
         }
         (self.open || self.is_read_closed) && self.received.has_next()
@@ -109,18 +111,19 @@ impl Multipath {
         let live = self.paths.iter().filter(|path| path.stage == Stage::Live);
         // The connection that received data last is the most likely to work.
         let Some(path) = live.max_by_key(|path| (path.is_usable(), path.last_received())) else {
-            self.ack_at = None;
+            self.deadlines.stop(Deadline::Ack);
             return;
         };
-        if received > self.last_ack && self.ack_at.is_none() {
-            self.ack_at = Some(now + ACK_DELAY);
+        if received > self.last_ack && self.deadlines.deadline(Deadline::Ack).is_none() {
+            self.deadlines.set(Deadline::Ack, now + ACK_DELAY);
         }
-        let due = self.ack_at.is_some_and(|at| at <= now);
+        let due = self.deadlines.is_expired(Deadline::Ack, now);
         if !due && received - self.last_ack < ACK_EVERY {
             return;
         }
         Multipath::say(cx, path.output, &Frame::Ack(received));
-        (self.last_ack, self.ack_at) = (received, None);
+        self.last_ack = received;
+        self.deadlines.stop(Deadline::Ack);
     }
 
     /// Stops or resumes the application.

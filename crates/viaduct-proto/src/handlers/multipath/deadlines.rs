@@ -1,0 +1,25 @@
+//! Deadlines of a multipath flow, those of its connections and slots apart.
+
+use crate::timers::{Timer, TimerTable};
+
+/// Deadlines, in the order in which they are acted on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Deadline {
+    /// No connection was usable for so long that the flow fails.
+    Reconnect,
+    /// The other end has not ended a closed flow, which is reset.
+    Linger,
+    /// An acknowledgement is due.
+    Ack,
+}
+
+/// Deadlines of a flow.
+pub(super) type Deadlines = TimerTable<Deadline, 3>;
+
+impl Timer for Deadline {
+    const ALL: &'static [Deadline] = &[Deadline::Reconnect, Deadline::Linger, Deadline::Ack];
+
+    fn index(self) -> usize {
+        self as usize
+    }
+}
