@@ -15,15 +15,60 @@ const MIN_TIMEOUT: Duration = Duration::from_millis(200);
 const DELAY: Duration = Duration::from_millis(40);
 const QUICK: u64 = 8;
 
+/// Congestion window, in packets.
+#[derive(Debug)]
+struct Window {
+    now: u32,
+    ssthresh: u32,
+    /// Window after the last reduction, and the packets acknowledged since.
+    start: u32,
+    credits: u64,
+}
+
+impl Window {
+    fn grow(&mut self, packets: u64) {
+        self.credits += packets;
+        self.now = Reno { start: self.start, ssthresh: self.ssthresh }.after(self.credits);
+    }
+
+    fn shrink(&mut self, ssthresh: u32, window: Option<u32>) {
+        self.ssthresh = ssthresh.max(2);
+        self.now = window.unwrap_or(self.ssthresh);
+        (self.start, self.credits) = (self.now, 0);
+    }
+}
+
+/// Timeout of a retransmission, from measured round trips.
+#[derive(Debug, Default)]
+struct Timeout {
+    smoothed: Option<Duration>,
+    variation: Duration,
+    backoff: u32,
+}
+
+impl Timeout {
+    fn wait(&self) -> Duration {
+        let base = self.smoothed.map_or(Duration::from_secs(1), |s| s + 4 * self.variation);
+        base.max(MIN_TIMEOUT) * (1 << self.backoff.min(8))
+    }
+
+    fn measure(&mut self, trip: Duration) {
+        match self.smoothed {
+            None => (self.smoothed, self.variation) = (Some(trip), trip / 2),
+            Some(smoothed) => {
+                self.variation = (self.variation * 3 + smoothed.abs_diff(trip)) / 4;
+                self.smoothed = Some((smoothed * 7 + trip) / 8);
+            }
+        }
+    }
+}
+
 /// Reno sender that always has data to send.
 #[derive(Debug)]
 pub(crate) struct Sender {
     length: usize,
     now: Instant,
-    window: u32,
-    ssthresh: u32,
-    credits: u64,
-    start: u32,
+    window: Window,
     acknowledged: u64,
     next: u64,
     sacked: BTreeSet<u64>,
@@ -32,9 +77,7 @@ pub(crate) struct Sender {
     again: BTreeSet<u64>,
     recovery: Option<u64>,
     sent: VecDeque<(u64, Instant)>,
-    smoothed: Option<Duration>,
-    variation: Duration,
-    backoff: u32,
+    timeout: Timeout,
     deadline: Option<Instant>,
     /// Least number of packets sent together.
     burst: u32,
@@ -46,13 +89,11 @@ pub(crate) struct Sender {
 
 impl Sender {
     pub(crate) fn new(length: usize, initial_window: u32) -> Self {
+        let start = initial_window;
         Sender {
             length,
             now: Instant::ZERO,
-            window: initial_window,
-            ssthresh: u32::MAX,
-            credits: 0,
-            start: initial_window,
+            window: Window { now: start, ssthresh: u32::MAX, start, credits: 0 },
             acknowledged: 0,
             next: 1,
             sacked: BTreeSet::new(),
@@ -60,9 +101,7 @@ impl Sender {
             again: BTreeSet::new(),
             recovery: None,
             sent: VecDeque::new(),
-            smoothed: None,
-            variation: Duration::ZERO,
-            backoff: 0,
+            timeout: Timeout::default(),
             deadline: None,
             burst: 1,
             leaving: false,
@@ -84,18 +123,13 @@ impl Sender {
 
     /// Congestion window, in packets.
     pub(crate) fn window(&self) -> u32 {
-        self.window
+        self.window.now
     }
 
     /// Packets believed to be in flight.
     fn pipe(&self) -> u64 {
         let outstanding = self.next - 1 - self.acknowledged;
         outstanding + self.again.len() as u64 - (self.sacked.len() + self.lost.len()) as u64
-    }
-
-    fn wait(&self) -> Duration {
-        let base = self.smoothed.map_or(Duration::from_secs(1), |s| s + 4 * self.variation);
-        base.max(MIN_TIMEOUT) * (1 << self.backoff.min(8))
     }
 
     pub(crate) fn handle(&mut self, now: Instant, ack: &[u8]) {
@@ -116,7 +150,7 @@ impl Sender {
         self.mark_lost();
         // A lost retransmission is not followed by such an acknowledgement: it takes a timeout.
         if advances {
-            self.deadline = (self.next - 1 > self.acknowledged).then(|| now + self.wait());
+            self.deadline = (self.next - 1 > self.acknowledged).then(|| now + self.timeout.wait());
         }
     }
 
@@ -124,10 +158,10 @@ impl Sender {
         let known = self.sacked.range(..=upto).count() as u64;
         let packets = upto - self.acknowledged - known;
         self.acknowledged = upto;
-        self.backoff = 0;
+        self.timeout.backoff = 0;
         while let Some(&(number, sent)) = self.sent.front().filter(|(number, _)| *number <= upto) {
             if number == upto && self.recovery.is_none() {
-                self.measure(now.since(sent));
+                self.timeout.measure(now.since(sent));
             }
             self.sent.pop_front();
         }
@@ -138,18 +172,7 @@ impl Sender {
             self.recovery = None;
         }
         if self.recovery.is_none() {
-            self.credits += packets;
-            self.window = Reno { start: self.start, ssthresh: self.ssthresh }.after(self.credits);
-        }
-    }
-
-    fn measure(&mut self, trip: Duration) {
-        match self.smoothed {
-            None => (self.smoothed, self.variation) = (Some(trip), trip / 2),
-            Some(smoothed) => {
-                self.variation = (self.variation * 3 + smoothed.abs_diff(trip)) / 4;
-                self.smoothed = Some((smoothed * 7 + trip) / 8);
-            }
+            self.window.grow(packets);
         }
     }
 
@@ -165,20 +188,14 @@ impl Sender {
         self.lost.extend(new);
         if self.recovery.is_none() {
             let flight = (self.next - 1 - self.acknowledged) as u32;
-            self.shrink(flight.min(self.window) / 2, None);
+            self.window.shrink(flight.min(self.window.now) / 2, None);
             self.recovery = Some(self.next - 1);
             self.recoveries += 1;
         }
     }
 
-    fn shrink(&mut self, ssthresh: u32, window: Option<u32>) {
-        self.ssthresh = ssthresh.max(2);
-        self.window = window.unwrap_or(self.ssthresh);
-        (self.start, self.credits) = (self.window, 0);
-    }
-
     pub(crate) fn poll_transmit(&mut self) -> Option<Vec<u8>> {
-        let (pipe, window) = (self.pipe(), u64::from(self.window));
+        let (pipe, window) = (self.pipe(), u64::from(self.window.now));
         let least = u64::from(self.burst).min(window / 3).max(1);
         self.leaving = pipe < window && (self.leaving || pipe == 0 || window - pipe >= least);
         if !self.leaving {
@@ -195,7 +212,7 @@ impl Sender {
                 self.next - 1
             }
         };
-        self.deadline = self.deadline.or(Some(self.now + self.wait()));
+        self.deadline = self.deadline.or(Some(self.now + self.timeout.wait()));
         let mut packet = vec![0; self.length];
         packet[..8].copy_from_slice(&number.to_be_bytes());
         Some(packet)
@@ -209,18 +226,16 @@ impl Sender {
         self.now = now;
         self.timeouts += 1;
         let flight = (self.next - 1 - self.acknowledged) as u32;
-        if self.backoff == 0 {
-            self.shrink(flight.min(self.window) / 2, Some(1));
-        } else {
-            self.shrink(self.ssthresh, Some(1));
-        }
-        self.backoff += 1;
+        let half = flight.min(self.window.now) / 2;
+        let ssthresh = if self.timeout.backoff == 0 { half } else { self.window.ssthresh };
+        self.window.shrink(ssthresh, Some(1));
+        self.timeout.backoff += 1;
         self.lost =
             (self.acknowledged + 1..self.next).filter(|n| !self.sacked.contains(n)).collect();
         self.again.clear();
         self.sent.clear();
         self.recovery = None;
-        self.deadline = Some(now + self.wait());
+        self.deadline = Some(now + self.timeout.wait());
     }
 }
 
