@@ -35,12 +35,12 @@ const WORTH: f64 = 0.05;
 /// Encoder of one peer, and the control of its rate.
 pub(super) struct Auto {
     encoder: window::Encoder,
-    controller: Controller,
-    pace: Pace,
+    pub(super) controller: Controller,
+    pub(super) pace: Pace,
     rtt: Option<Duration>,
     reordering_window: ReorderingWindow,
-    classifier: Classifier,
-    copies: Copies,
+    pub(super) classifier: Classifier,
+    pub(super) copies: Copies,
     /// Packets since the last repair, and whether traffic has paused since then.
     bare: u16,
     has_paused: bool,
@@ -110,11 +110,6 @@ impl Auto {
         self.classifier.judge(now, packet, fields, self.rtt.unwrap_or(USUAL_RTT))
     }
 
-    /// Returns whether acknowledgements without data are named.
-    pub(super) fn acks(&self) -> bool {
-        self.classifier.acks()
-    }
-
     pub(super) fn state(&self, now: Instant) -> State {
         State {
             regime: self.controller.regime(),
@@ -129,11 +124,6 @@ impl Auto {
     /// Returns whether packets are being lost.
     pub(super) fn is_lossy(&self) -> bool {
         self.controller.overhead() > 0.0
-    }
-
-    /// Packets a second.
-    pub(super) fn pace(&self) -> f64 {
-        self.pace.value()
     }
 
     /// Time for which flows can wait for a lost packet.
@@ -195,16 +185,6 @@ impl Auto {
         });
     }
 
-    /// Time of the next copy.
-    pub(super) fn copies_due(&self) -> Option<Instant> {
-        self.copies.due()
-    }
-
-    /// Returns whether losses come in bursts.
-    pub(super) fn is_bursty(&self) -> bool {
-        self.controller.is_bursty()
-    }
-
     /// Calls `send` with the copies that are due, in groups that fit `room` bytes.
     pub(super) fn copy(&mut self, now: Instant, room: usize, mut send: impl FnMut(&[Waiting])) {
         let Auto { copies, allowance, controller, .. } = self;
@@ -222,7 +202,7 @@ impl Auto {
 
     /// Number of useful calls of [`Auto::flush`]: one, or more where losses come in bursts.
     pub(super) fn stages(&self) -> usize {
-        if self.is_bursty() { FLUSHES } else { 1 }
+        if self.controller.is_bursty() { FLUSHES } else { 1 }
     }
 
     /// Fires a repair of the last packets, after a time without repairs.
@@ -256,11 +236,6 @@ impl Auto {
         }
         self.controller.handle_report(now, report, traffic);
         self.set(now);
-    }
-
-    /// Handles drops of this host's own queue in front of the link.
-    pub(super) fn handle_own_drops(&mut self, now: Instant) {
-        self.controller.handle_drops(now);
     }
 
     /// Sets the number of packets that the encoder keeps, and its rate.

@@ -93,7 +93,7 @@ pub(super) enum Treatment {
 pub(super) struct Classifier {
     classes: Vec<Class>,
     /// Acknowledgements without data are treated as other packets.
-    acks: bool,
+    pub(super) acks: bool,
     flows: Flows,
     /// Least deadline of the classes of recent packets, and send time of the last such packet.
     deadline: Option<(Duration, Instant)>,
@@ -107,11 +107,6 @@ const BINDS: Duration = Duration::from_secs(2);
 impl Classifier {
     pub(super) fn new(classes: Vec<Class>, acks: bool) -> Self {
         Classifier { classes, acks, ..Classifier::default() }
-    }
-
-    /// Returns whether acknowledgements without data are treated as other packets.
-    pub(super) fn acks(&self) -> bool {
-        self.acks
     }
 
     /// Classifies a normalised packet that leaves over a path of the given round-trip time;

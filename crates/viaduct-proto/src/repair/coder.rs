@@ -64,7 +64,7 @@ impl Coder {
     pub(super) fn manner(&self) -> Manner {
         match self {
             Coder::Fixed(_) => Manner { acks: true, is_observed: false },
-            Coder::Auto(auto) => Manner { acks: auto.acks(), is_observed: false },
+            Coder::Auto(auto) => Manner { acks: auto.classifier.acks, is_observed: false },
             Coder::Observe(_) => Manner { acks: false, is_observed: true },
         }
     }
@@ -143,7 +143,7 @@ impl Coder {
     /// Packets a second, if they are counted.
     pub(super) fn pace(&self) -> Option<f64> {
         match self {
-            Coder::Auto(auto) => Some(auto.pace()),
+            Coder::Auto(auto) => Some(auto.pace.value()),
             Coder::Fixed(_) | Coder::Observe(_) => None,
         }
     }
@@ -151,7 +151,7 @@ impl Coder {
     /// Time of the next copy.
     pub(super) fn copies_due(&self) -> Option<Instant> {
         match self {
-            Coder::Auto(auto) => auto.copies_due(),
+            Coder::Auto(auto) => auto.copies.due(),
             Coder::Fixed(_) | Coder::Observe(_) => None,
         }
     }

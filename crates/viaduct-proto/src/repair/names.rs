@@ -54,8 +54,8 @@ pub(super) struct Names {
     apart: NonZeroU16,
     /// Number after the last repeated name.
     repeated: Seq,
-    /// Time at which the pending names are sent.
-    due: Option<Instant>,
+    /// Latest time at which the pending names are sent.
+    pub(super) due: Option<Instant>,
 }
 
 impl Names {
@@ -102,11 +102,6 @@ impl Names {
             self.due = Some(due.min(now + Duration::from_micros(jitter.into())));
         }
         self.fresh.push(name);
-    }
-
-    /// Latest time at which the pending names are sent.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.due
     }
 
     /// Adds requested names to the bundle, as far as they were sent and are kept; returns the

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::shadow::{Fate, Outcome, Shadows, TRIED};
+use super::shadow::{Fate, Shadows};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ const MAX_STEPS: usize = 1 << 13;
 pub(super) struct Observed {
     /// Fates, oldest first: number, time of naming, send time and fate.
     fates: VecDeque<(Seq, Instant, Instant, Fate)>,
-    shadows: Shadows,
+    pub(super) shadows: Shadows,
     /// Send time of the newest packet, on the peer's clock and on one that does not wrap.
     clock: Option<(u32, Instant)>,
 }
@@ -59,11 +59,6 @@ impl Observed {
         }
     }
 
-    /// Outcome of each code.
-    pub(super) fn outcomes(&self) -> [Outcome; TRIED.len()] {
-        self.shadows.outcomes()
-    }
-
     /// Bytes of memory held.
     pub(super) fn memory(&self) -> usize {
         self.fates.capacity() * size_of::<(Seq, Instant, Instant, Fate)>()
@@ -90,8 +85,11 @@ mod tests {
         observed.arrived(20);
         observed.arrived(1_000);
         observed.settle(at(400));
-        assert_eq!(observed.outcomes()[0].packets, 0);
+        assert_eq!(observed.shadows.outcomes()[0].packets, 0);
         observed.settle(at(700));
-        assert_eq!((observed.outcomes()[1].packets, observed.outcomes()[1].lost), (100, 9));
+        assert_eq!(
+            (observed.shadows.outcomes()[1].packets, observed.shadows.outcomes()[1].lost),
+            (100, 9)
+        );
     }
 }

@@ -106,8 +106,9 @@ impl Plane {
             Some(peer)
         };
         self.peers = next.into_iter().filter_map(peer).collect();
-        self.slots = self.peers.iter().enumerate().map(|(at, peer)| (peer.slot(), at)).collect();
-        self.hints = self.peers.iter().enumerate().map(|(at, peer)| (peer.hint(), at)).collect();
+        self.slots = self.peers.iter().enumerate().map(|(at, peer)| (peer.slot, at)).collect();
+        self.hints =
+            self.peers.iter().enumerate().map(|(at, peer)| (peer.session.hint(), at)).collect();
         self.recall();
         Ok(())
     }
@@ -131,8 +132,8 @@ impl Plane {
 
     fn recall(&mut self) {
         for peer in &mut self.peers {
-            if let Some(clocks) = self.remembered.get(&peer.config().key) {
-                peer.remember(*clocks);
+            if let Some(clocks) = self.remembered.get(&peer.config.key) {
+                peer.session.remember(*clocks);
             }
         }
     }
@@ -140,7 +141,7 @@ impl Plane {
     /// Handles a copy of a packet that left on the WAN at `left`, just before `now`. Its bytes
     /// are overwritten.
     pub fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
-        match route(&mut self.peers, packet, |peer, header| peer.config().sites.leaves(header)) {
+        match route(&mut self.peers, packet, |peer, header| peer.config.sites.leaves(header)) {
             Some((peer, packet)) => peer.handle_outgoing(now, left, packet),
             None => self.stats.ignored += 1,
         }
@@ -149,7 +150,7 @@ impl Plane {
     /// Handles a copy of a packet that came from the WAN at `came`, just before `now`. Its
     /// bytes are overwritten.
     pub fn handle_incoming(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
-        match route(&mut self.peers, packet, |peer, header| peer.config().sites.arrives(header)) {
+        match route(&mut self.peers, packet, |peer, header| peer.config.sites.arrives(header)) {
             Some((peer, packet)) => peer.handle_incoming(now, came, packet),
             None => self.stats.ignored += 1,
         }
@@ -172,7 +173,7 @@ impl Plane {
     /// Notes that the tap missed incoming packets, of whichever peer: for a while, lost packets
     /// cannot be told from missed ones.
     pub fn miss_incoming(&mut self, now: Instant) {
-        self.peers.iter_mut().for_each(|peer| peer.miss_incoming(now));
+        self.peers.iter_mut().for_each(|peer| peer.receiver.miss(now));
     }
 
     /// Handles the payload of a datagram between gateways. Its bytes are overwritten.
@@ -204,7 +205,7 @@ impl Plane {
     pub fn transmits(&self) -> impl Iterator<Item = (SocketAddr, &[u8])> {
         let answers = self.peers.iter().flat_map(|peer| &peer.answers);
         let answers = answers.map(|(to, answer)| (*to, &answer[..]));
-        let others = self.peers.iter().filter_map(|peer| Some((peer.endpoint()?, &peer.transmits)));
+        let others = self.peers.iter().filter_map(|peer| Some((peer.endpoint?, &peer.transmits)));
         answers.chain(others.flat_map(|(endpoint, transmits)| {
             transmits.iter().map(move |datagram| (endpoint, datagram))
         }))
@@ -238,12 +239,12 @@ impl Plane {
     /// Packets from the peers' sites in the local cache (paper, 4.5), newest first for each
     /// peer, in normalised form.
     pub fn cached(&self) -> impl Iterator<Item = &[u8]> {
-        self.peers.iter().flat_map(Peer::cached)
+        self.peers.iter().flat_map(|peer| peer.receiver.cached())
     }
 
     /// Counters of each peer, in the order of the config.
     pub fn stats(&self) -> Vec<(String, PeerStats)> {
-        self.peers.iter().map(|peer| (peer.config().name.clone(), peer.stats())).collect()
+        self.peers.iter().map(|peer| (peer.config.name.clone(), peer.stats())).collect()
     }
 
     /// Total of repairs sent and received.
@@ -263,7 +264,7 @@ impl Plane {
             let facts = peer.facts(now);
             PeerFacts { other_version: version(facts.endpoint), ..facts }
         };
-        self.peers.iter().map(|peer| (peer.config().name.clone(), facts(peer))).collect()
+        self.peers.iter().map(|peer| (peer.config.name.clone(), facts(peer))).collect()
     }
 
     /// Counters of packets and datagrams that belong to no peer.

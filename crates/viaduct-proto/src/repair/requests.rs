@@ -31,7 +31,7 @@ pub(super) struct Requests {
     missing: BTreeMap<Seq, MissingPacket>,
     /// Count of those never requested.
     fresh: usize,
-    asked: u64,
+    pub(super) asked: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -71,11 +71,6 @@ impl Requests {
         let missing = self.missing.remove(&seq)?;
         self.fresh -= usize::from(missing.asked.is_none());
         Some(now.since(missing.since))
-    }
-
-    /// Packets requested.
-    pub(super) fn asked(&self) -> u64 {
-        self.asked
     }
 
     /// Forgets packets that are too old, or forgotten by the decoder; returns their count.

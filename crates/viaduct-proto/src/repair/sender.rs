@@ -14,12 +14,12 @@ use super::section::{
     self, COPIES_OVERHEAD, COPY_OVERHEAD, Name, Need, Part, REPAIR_HEAD, SECTION_HEAD,
 };
 use super::stats::SenderStats;
-use crate::fec::{Repair, Seq};
+use crate::fec::Repair;
 use crate::time::{Duration, Instant};
 use crate::wire::ip;
 
 pub(super) struct Sender {
-    coder: Coder,
+    pub(super) coder: Coder,
     flush_after: Duration,
     longest: usize,
     names: Names,
@@ -27,7 +27,7 @@ pub(super) struct Sender {
     symbol: Vec<u8>,
     /// Time of the last packet, and the next flush stage.
     idle: Option<(Instant, usize)>,
-    stats: SenderStats,
+    pub(super) stats: SenderStats,
 }
 
 /// Parameters of a sender.
@@ -54,30 +54,12 @@ impl Sender {
         }
     }
 
-    pub(super) fn stats(&self) -> SenderStats {
-        self.stats
-    }
-
-    pub(super) fn next_seq(&self) -> Seq {
-        self.coder.next_seq()
-    }
-
-    /// Time for which flows can wait for a lost packet, if known.
-    pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
-        self.coder.wait(now)
-    }
-
     /// Handles a packet from the peer's site: it may acknowledge data and report duplicates
     /// (DSACK).
     pub(super) fn overhear(&mut self, now: Instant, packet: &[u8]) {
         if let Coder::Auto(auto) = &mut self.coder {
             auto.overhear(now, packet);
         }
-    }
-
-    /// State of the path to the peer and of the controller.
-    pub(super) fn control(&self, now: Instant) -> Option<control::State> {
-        self.coder.control(now)
     }
 
     /// Handles the peer's report on the path to it.
@@ -96,7 +78,7 @@ impl Sender {
     /// Handles drops of this host's own queue in front of the link.
     pub(super) fn handle_own_drops(&mut self, now: Instant) {
         if let Coder::Auto(auto) = &mut self.coder {
-            auto.handle_own_drops(now);
+            auto.controller.handle_drops(now);
         }
     }
 
@@ -162,7 +144,7 @@ impl Sender {
         if self.names.is_full_before(&name) {
             self.name(channel);
         }
-        let wait = self.wait(now).filter(|_| self.names.is_empty());
+        let wait = self.coder.wait(now).filter(|_| self.names.is_empty());
         self.names.record(now, name, self.coder.is_lossy(), wait.unwrap_or_default());
         self.symbol.clear();
         if is_bare {
@@ -181,7 +163,7 @@ impl Sender {
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let flush = self.idle.map(|(since, stage)| since + self.flush_after * (stage as u32 + 1));
-        [flush, self.names.due(), self.coder.copies_due()].into_iter().flatten().min()
+        [flush, self.names.due, self.coder.copies_due()].into_iter().flatten().min()
     }
 
     /// Fires bins that idle traffic has left unfilled, one stage at a time, and sends copies
@@ -197,7 +179,7 @@ impl Sender {
         if self.coder.copies_due().is_some_and(|due| due <= now) {
             self.copy(now, channel);
         }
-        if self.names.due().is_some_and(|due| due <= now) {
+        if self.names.due.is_some_and(|due| due <= now) {
             self.name(channel);
         }
     }
@@ -205,7 +187,7 @@ impl Sender {
     /// Sends the copies that are due, preceded by the names that have not been sent.
     fn copy(&mut self, now: Instant, channel: &mut Channel<'_>) {
         let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };
-        let mut bytes = names.leave(bundle, channel, auto.is_bursty());
+        let mut bytes = names.leave(bundle, channel, auto.controller.is_bursty());
         let (room, mut long) = (bundle.room(channel), Vec::new());
         auto.copy(now, room, |group| {
             let each = group.iter().map(|of| COPY_OVERHEAD + of.packet.len()).sum::<usize>();

@@ -98,9 +98,9 @@ pub(super) struct Session {
     last_handshake: Option<Instant>,
     /// The peer has been silent for so long that it counts as gone.
     silent: bool,
-    clocks: Clocks,
+    pub(super) clocks: Clocks,
     allowance: (u32, Instant),
-    stats: SessionStats,
+    pub(super) stats: SessionStats,
 }
 
 struct Live {
@@ -140,17 +140,9 @@ impl Session {
         }
     }
 
-    pub(super) fn stats(&self) -> SessionStats {
-        self.stats
-    }
-
     /// Hint at the start of the peer's initiations.
     pub(super) fn hint(&self) -> Hint {
         self.identities.hint()
-    }
-
-    pub(super) fn clocks(&self) -> Clocks {
-        self.clocks
     }
 
     /// Takes over the clocks of an earlier run.

@@ -9,10 +9,11 @@ use crate::repair::terms::{Listed, Terms};
 /// Terms of both sides.
 pub(super) struct Agreement {
     /// Terms sent to the peer: facts of this config that it compares with its own.
-    own: Terms,
+    pub(super) own: Terms,
     /// Terms last received.
-    peer: Option<Arc<Terms>>,
-    disagreement: Option<String>,
+    pub(super) peer: Option<Arc<Terms>>,
+    /// Mismatch between the terms.
+    pub(super) disagreement: Option<String>,
 }
 
 impl Agreement {
@@ -36,21 +37,6 @@ impl Agreement {
     fn compare(&mut self) {
         let own = &self.own;
         self.disagreement = self.peer.as_deref().and_then(|terms| own.disagreement(terms));
-    }
-
-    /// Terms for the peer.
-    pub(super) fn own(&self) -> &Terms {
-        &self.own
-    }
-
-    /// Terms last received.
-    pub(super) fn peer(&self) -> Option<&Arc<Terms>> {
-        self.peer.as_ref()
-    }
-
-    /// Mismatch between the terms.
-    pub(super) fn disagreement(&self) -> Option<&str> {
-        self.disagreement.as_deref()
     }
 }
 

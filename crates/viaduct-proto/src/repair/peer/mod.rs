@@ -35,7 +35,6 @@ use super::session::{Clocks, Received, Session, SessionConfig, WeakKey};
 use super::shadow::{Outcome, TRIED};
 use super::stats::{LossReport, PeerStats};
 use super::terms::{TERMS, Terms};
-use super::wire::Hint;
 use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::Instant;
 
@@ -43,13 +42,14 @@ pub use config::{MIN_MEMORY, PeerConfig, PeerError, least_memory, overhead};
 pub use facts::PeerFacts;
 
 pub(super) struct Peer {
-    config: PeerConfig,
-    slot: u16,
+    pub(super) config: PeerConfig,
+    /// Low bits of the indices of its sessions.
+    pub(super) slot: u16,
     identity: IdentityKey,
-    session: Session,
+    pub(super) session: Session,
     sender: Option<Sender>,
-    receiver: Receiver,
-    endpoint: Option<SocketAddr>,
+    pub(super) receiver: Receiver,
+    pub(super) endpoint: Option<SocketAddr>,
     /// Losses that the peer has reported.
     reported: LossReport,
     reporting: Reporting,
@@ -105,25 +105,12 @@ impl Peer {
         })
     }
 
-    pub(super) fn config(&self) -> &PeerConfig {
-        &self.config
-    }
-
-    /// Low bits of the indices of its sessions.
-    pub(super) fn slot(&self) -> u16 {
-        self.slot
-    }
-
-    pub(super) fn endpoint(&self) -> Option<SocketAddr> {
-        self.endpoint
-    }
-
     pub(super) fn stats(&self) -> PeerStats {
         PeerStats {
             up: self.session.alive(),
-            sender: self.sender.as_ref().map(Sender::stats).unwrap_or_default(),
+            sender: self.sender.as_ref().map(|sender| sender.stats).unwrap_or_default(),
             receiver: self.receiver.stats(),
-            session: self.session.stats(),
+            session: self.session.stats,
             reported: self.reported,
         }
     }
@@ -134,21 +121,17 @@ impl Peer {
             unresolved: None,
             silence: self.session.silence(now),
             handshake: self.session.handshake(now),
-            disagreement: self.agreement.disagreement().map(str::to_owned),
-            terms: self.agreement.peer().cloned(),
+            disagreement: self.agreement.disagreement.clone(),
+            terms: self.agreement.peer.clone(),
             other_version: None,
             lowered_mss: self.receiver.lowered_mss(),
-            control: self.sender.as_ref().and_then(|sender| sender.control(now)),
+            control: self.sender.as_ref().and_then(|sender| sender.coder.control(now)),
             trials: self.trials.filter(|_| self.config.coding == Some(Coding::Observe)),
         }
     }
 
     pub(super) fn memory(&self) -> usize {
         self.receiver.memory() + self.sender.as_ref().map_or(0, Sender::memory)
-    }
-
-    pub(super) fn cached(&self) -> impl Iterator<Item = &[u8]> {
-        self.receiver.cached()
     }
 
     /// Returns whether `config` can be taken over without a new session.
@@ -180,7 +163,7 @@ impl Peer {
     }
 
     fn change_code(&mut self, now: Instant, config: &PeerConfig) -> Result<(), PeerError> {
-        let next = self.sender.as_ref().map(Sender::next_seq);
+        let next = self.sender.as_ref().map(|sender| sender.coder.next_seq());
         let plan = plan(now, config, next.unwrap_or(self.reported.highest + 1))?;
         match (plan, self.sending()) {
             (Some(plan), Some((sender, mut channel, _))) => sender.change(now, plan, &mut channel),
@@ -223,21 +206,8 @@ impl Peer {
         }
     }
 
-    pub(super) fn miss_incoming(&mut self, now: Instant) {
-        self.receiver.miss(now);
-    }
-
-    /// Hint at the start of the peer's initiations.
-    pub(super) fn hint(&self) -> Hint {
-        self.session.hint()
-    }
-
     pub(super) fn clocks(&self) -> (PublicKey, Clocks) {
-        (self.config.key, self.session.clocks())
-    }
-
-    pub(super) fn remember(&mut self, clocks: Clocks) {
-        self.session.remember(clocks);
+        (self.config.key, self.session.clocks)
     }
 
     /// Handles a datagram. Only a message under a session's keys updates the peer's endpoint:
@@ -297,7 +267,7 @@ impl Peer {
         self.receiver.told(report.next);
         self.reported = report.loss;
         self.reporting.handle_report(now, &report);
-        let rtt = self.reporting.rtt();
+        let rtt = self.reporting.rtt;
         self.receiver.set_times(Times { wait: report.wait(), rtt: rtt.unwrap_or(USUAL_RTT) });
         if let Some(sender) = &mut self.sender {
             sender.handle_report(now, report.path, rtt);
@@ -327,7 +297,7 @@ impl Peer {
             })
         });
         if session.up() && self.reporting.counts_terms() {
-            let terms = self.agreement.own();
+            let terms = &self.agreement.own;
             self.transmits.push_with(|out| {
                 session.seal(out, |m| section::emit(TERMS, m, |body| terms.emit(body)))
             });

@@ -26,7 +26,8 @@ const RTT_WEIGHT: u32 = 8;
 
 /// Last reports in both directions.
 pub(super) struct Reporting {
-    rtt: Option<Duration>,
+    /// Round-trip time, if it is measured.
+    pub(super) rtt: Option<Duration>,
     /// Stamp of the peer's newest report, and its time of arrival.
     stamp: Option<(u32, Instant)>,
     /// Time and content of the last report sent.
@@ -47,11 +48,6 @@ impl Reporting {
             reports: 0,
             next: now + REPORT_EVERY,
         }
-    }
-
-    /// Round-trip time, if it is measured.
-    pub(super) fn rtt(&self) -> Option<Duration> {
-        self.rtt
     }
 
     /// Starts to count reports anew, so that the next ones carry terms.
@@ -90,12 +86,12 @@ impl Reporting {
         sender: Option<&Sender>,
         receiver: &Receiver,
     ) -> Report {
-        let wait = sender.and_then(|sender| sender.wait(now)).unwrap_or(USUAL_RTT / 4);
+        let wait = sender.and_then(|sender| sender.coder.wait(now)).unwrap_or(USUAL_RTT / 4);
         let held = |at| u32::try_from(now.since(at).as_micros()).unwrap_or(u32::MAX);
         let path = receiver.path();
         (self.told, self.next) = ((now, path), now + REPORT_EVERY);
         Report {
-            next: sender.map_or(0, Sender::next_seq),
+            next: sender.map_or(0, |sender| sender.coder.next_seq()),
             stamp: micros(now),
             echo: self.stamp.map(|(stamp, at)| (stamp, held(at))),
             wait: u32::try_from(wait.as_micros()).unwrap_or(u32::MAX),

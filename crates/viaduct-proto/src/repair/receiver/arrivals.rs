@@ -29,8 +29,8 @@ pub(super) struct Arrivals {
     aligner: Aligner,
     /// Routers crossed; used for IPv4 and IPv6 alike.
     crossed: u8,
-    /// Fields of the last packet matched, as it was sent.
-    fields: MutableFields,
+    /// Fields used where a packet's own are unknown: those of the last packet matched, as sent.
+    pub(super) usual_fields: MutableFields,
 }
 
 impl Arrivals {
@@ -71,13 +71,8 @@ impl Arrivals {
 
     /// Returns the fields with which a packet was sent that was received with `fields`.
     pub(super) fn as_sent(&mut self, fields: MutableFields) -> MutableFields {
-        self.fields = MutableFields { ttl: fields.ttl.wrapping_add(self.crossed), ..fields };
-        self.fields
-    }
-
-    /// Fields used where a packet's own are unknown.
-    pub(super) fn usual_fields(&self) -> MutableFields {
-        self.fields
+        self.usual_fields = MutableFields { ttl: fields.ttl.wrapping_add(self.crossed), ..fields };
+        self.usual_fields
     }
 
     /// Forgets missing packets with numbers below `seq`.
@@ -126,6 +121,6 @@ mod tests {
         arrivals.learn(0, MutableFields { ttl: 64, tos: 7 });
         let sent = arrivals.as_sent(MutableFields { ttl: 124, tos: 1 });
         assert_eq!(sent, MutableFields { ttl: 128, tos: 1 });
-        assert_eq!(arrivals.usual_fields(), sent);
+        assert_eq!(arrivals.usual_fields, sent);
     }
 }

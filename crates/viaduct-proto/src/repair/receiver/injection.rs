@@ -26,7 +26,7 @@ pub(super) struct Injection {
     pub(super) hold: ReorderHold,
     pub(super) syns: Syns,
     congestion: Congestion,
-    recent: Recent,
+    pub(super) recent: Recent,
 }
 
 /// Target of an injection.
@@ -38,11 +38,6 @@ pub(super) struct Target<'a> {
 }
 
 impl Injection {
-    /// Handles a packet that leaves a host of this site.
-    pub(super) fn handle_outgoing(&mut self, now: Instant, packet: &[u8]) {
-        self.recent.leaves(now, packet);
-    }
-
     /// Injects recovered packets whose hold has ended.
     pub(super) fn release(
         &mut self,

@@ -7,7 +7,6 @@ use super::known::Known;
 use super::needs::Needs;
 use crate::fec::Seq;
 use crate::repair::align::Named;
-use crate::repair::control;
 use crate::repair::control::path::Path;
 use crate::repair::observed::Observed;
 use crate::repair::section::Names;
@@ -21,7 +20,7 @@ const NEAR: u64 = 1_024;
 /// Path from the peer, and the trial of codes on it.
 #[derive(Default)]
 pub(super) struct Measurement {
-    path: Path,
+    pub(super) path: Path,
     /// Outcomes of packets for which no repairs are made, in observe mode.
     observed: Option<Box<Observed>>,
     /// Send times of the packets named just now.
@@ -52,12 +51,7 @@ impl Measurement {
 
     /// Outcomes of the trial codes for a peer that observes.
     pub(super) fn trials(&self) -> Option<[Outcome; TRIED.len()]> {
-        self.observed.as_ref().map(|observed| observed.outcomes())
-    }
-
-    /// Report on the path.
-    pub(super) fn report(&self) -> control::Report {
-        self.path.report()
+        self.observed.as_ref().map(|observed| observed.shadows.outcomes())
     }
 
     /// Notes that missing packet `seq` has arrived by itself.
@@ -66,21 +60,6 @@ impl Measurement {
         if let Some(observed) = &mut self.observed {
             observed.arrived(seq);
         }
-    }
-
-    /// Counts a visible loss event; see [`Path::visible`].
-    pub(super) fn visible(&mut self, now: Instant, wait: Duration) {
-        self.path.visible(now, wait);
-    }
-
-    /// Time of the next packet to count.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.path.due()
-    }
-
-    /// Counts packets that were missing for long enough.
-    pub(super) fn settle(&mut self, now: Instant) {
-        self.path.settle(now);
     }
 
     /// Housekeeping of the trial.
@@ -180,6 +159,6 @@ fn miss(
     let Some(row) = known.ledger.row_mut(seq) else { return };
     row.congested = congested;
     if !congested && !row.is_bare && !is_observed {
-        needs.missing(now, seq);
+        needs.requests.missing(now, seq);
     }
 }

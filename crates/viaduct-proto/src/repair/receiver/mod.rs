@@ -110,12 +110,12 @@ impl Receiver {
 
     pub(super) fn stats(&self) -> ReceiverStats {
         let settled = self.known.ledger.settled();
-        let path = self.measurement.report();
+        let path = self.measurement.path.report();
         ReceiverStats {
             link: settled.link,
             unrecoverable: settled.unrecoverable,
             uncovered: settled.uncovered,
-            asked: self.needs.asked(),
+            asked: self.needs.requests.asked,
             random: path.random.bursts.iter().sum(),
             congested: path.congested,
             ..self.stats
@@ -142,7 +142,7 @@ impl Receiver {
 
     /// Report on the path from the peer.
     pub(super) fn path(&self) -> control::Report {
-        self.measurement.report()
+        self.measurement.path.report()
     }
 
     /// Outcomes of the trial codes for a peer that observes.
@@ -152,7 +152,7 @@ impl Receiver {
 
     /// Sets the round-trip time and the time for which flows can wait.
     pub(super) fn set_times(&mut self, times: Times) {
-        self.needs.set_times(times);
+        self.needs.times = times;
     }
 
     /// Notes that the tap has missed packets: nothing counts as lost until the next repairs
@@ -176,7 +176,7 @@ impl Receiver {
     /// Handles a copy of a packet that leaves for the peer's site; its TCP timestamp echo tells
     /// what its host has seen last.
     pub(super) fn handle_outgoing(&mut self, now: Instant, packet: &[u8]) {
-        self.injection.handle_outgoing(now, packet);
+        self.injection.recent.leaves(now, packet);
     }
 
     /// Handles a copy of a packet that has just come from the peer's site. Its bytes are
@@ -237,7 +237,7 @@ impl Receiver {
     /// visible loss.
     fn here(&mut self, now: Instant, seq: Seq) {
         if self.needs.here(now, seq) {
-            self.measurement.visible(now, self.needs.times().wait);
+            self.measurement.path.visible(now, self.needs.times.wait);
         }
     }
 
@@ -284,7 +284,7 @@ impl Receiver {
                 continue;
             }
             if seq > next {
-                self.needs.passed(now, next, seq - 1);
+                self.needs.unnamed.passed(now, next, seq - 1);
             }
             self.accept(now, seq, self.key.name(packet), Some(copies.fields), packet);
             self.repairs.known(seq, &self.known);
@@ -311,7 +311,7 @@ impl Receiver {
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let timers = [
             self.injection.hold.poll_timeout(),
-            self.measurement.due(),
+            self.measurement.path.due(),
             self.needs.due(&self.repairs),
         ];
         timers.into_iter().flatten().min()
@@ -319,7 +319,7 @@ impl Receiver {
 
     /// Counts packets that were missing for long enough; returns the next request to the peer.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Need> {
-        self.measurement.settle(now);
+        self.measurement.path.settle(now);
         self.needs.next(now, &self.known, &self.repairs)
     }
 
@@ -330,7 +330,7 @@ impl Receiver {
         self.measurement.tick(now);
         let floor = self.known.ledger.floor();
         if self.needs.expire(now, floor) {
-            self.measurement.visible(now, self.needs.times().wait);
+            self.measurement.path.visible(now, self.needs.times.wait);
         }
         self.repairs.tick(&self.stats, floor);
         self.arrivals.forget_below(floor);
@@ -382,7 +382,7 @@ impl Receiver {
             self.here(now, seq);
             return;
         }
-        row.fields = fields.unwrap_or(self.arrivals.usual_fields());
+        row.fields = fields.unwrap_or(self.arrivals.usual_fields);
         row.state = State::Recovered;
         let sent = prefix::emit(identity, row.fields);
         self.known.store.insert(now, identity, sent, packet);
@@ -393,7 +393,7 @@ impl Receiver {
     /// Injects recovered packets whose hold has ended.
     pub(super) fn release(&mut self, now: Instant, sites: &Sites, inject: &mut Outbox) {
         let Receiver { key, known, needs, injection, stats, .. } = self;
-        let target = Target { key, sites, rtt: needs.times().rtt };
+        let target = Target { key, sites, rtt: needs.times.rtt };
         injection.release(now, known, &target, stats, inject);
     }
 }

@@ -53,7 +53,7 @@ impl Receiver {
     /// Handles names of the peer's packets.
     pub(in crate::repair) fn handle_names(&mut self, now: Instant, names: &Names<'_>) {
         self.acks = names.manner.acks;
-        self.measurement.observe(names.manner.is_observed, self.needs.times().rtt);
+        self.measurement.observe(names.manner.is_observed, self.needs.times.rtt);
         let first = self.number(names.first);
         let Some(last) = first.checked_add(names.tags().len() as u64 - 1) else { return };
         let next = self.known.ledger.next();
@@ -63,7 +63,7 @@ impl Receiver {
         }
         if next > 0 && (1..self.known.ledger.capacity()).contains(&first.saturating_sub(next)) {
             // Packets missed by the tap have lost their names as well; these are of no use.
-            self.needs.passed(now, self.blindness.first_seen(next), first - 1);
+            self.needs.unnamed.passed(now, self.blindness.first_seen(next), first - 1);
         }
         let runs = self.enter(match NonZeroU16::new(names.apart) {
             None => unnamed(&self.known, first, names),

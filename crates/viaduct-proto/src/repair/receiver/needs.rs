@@ -15,9 +15,10 @@ const USUAL_RTT: Duration = Duration::from_millis(100);
 
 /// Missing packets and names, and the times at which they are requested.
 pub(super) struct Needs {
-    requests: Requests,
-    unnamed: Unnamed,
-    times: Times,
+    pub(super) requests: Requests,
+    pub(super) unnamed: Unnamed,
+    /// Times last set.
+    pub(super) times: Times,
 }
 
 impl Needs {
@@ -28,31 +29,6 @@ impl Needs {
             unnamed: Unnamed::default(),
             times: Times { wait: USUAL_WAIT, rtt: USUAL_RTT },
         }
-    }
-
-    /// Sets the round-trip time and the time for which flows can wait.
-    pub(super) fn set_times(&mut self, times: Times) {
-        self.times = times;
-    }
-
-    /// Times last set.
-    pub(super) fn times(&self) -> Times {
-        self.times
-    }
-
-    /// Packets requested.
-    pub(super) fn asked(&self) -> u64 {
-        self.requests.asked()
-    }
-
-    /// Notes that packet `seq` is missing, and not by congestion.
-    pub(super) fn missing(&mut self, now: Instant, seq: Seq) {
-        self.requests.missing(now, seq);
-    }
-
-    /// Notes that the numbers from `first` to `last` were not named.
-    pub(super) fn passed(&mut self, now: Instant, first: Seq, last: Seq) {
-        self.unnamed.passed(now, first, last);
     }
 
     /// Notes that packet `seq` is here; returns whether it was missing for longer than flows
@@ -88,6 +64,6 @@ impl Needs {
     /// flows can wait.
     fn expected(&self, repairs: &Repairs) -> usize {
         let held = self.requests.fresh().map_or(0, |(first, last)| repairs.held(first, last));
-        held + repairs.expected_within(self.times.wait)
+        held + repairs.in_flight.within(self.times.wait)
     }
 }

@@ -8,7 +8,6 @@ use crate::fec::{self, AnyDecoder, Cover, Decoder, Recovered, Repair, Seq, Verdi
 use crate::repair::in_flight::InFlight;
 use crate::repair::section::Part;
 use crate::repair::stats::ReceiverStats;
-use crate::time::Duration;
 
 /// Limit of repairs that wait for names, or for their other part.
 const MAX_PENDING: usize = 32;
@@ -34,7 +33,7 @@ impl Pending {
 pub(super) struct Repairs {
     decoder: AnyDecoder,
     pending: VecDeque<Pending>,
-    in_flight: InFlight,
+    pub(super) in_flight: InFlight,
     /// Recovered packets; kept empty between calls of the receiver.
     recovered: Recovered,
 }
@@ -151,11 +150,6 @@ impl Repairs {
     /// Number of equations at hand for packets from `first` to `last` alone.
     pub(super) fn held(&self, first: Seq, last: Seq) -> usize {
         self.decoder.equations_within(first, last)
-    }
-
-    /// Number of repairs expected within `time` that cover the present packets.
-    pub(super) fn expected_within(&self, time: Duration) -> usize {
-        self.in_flight.within(time)
     }
 
     /// Housekeeping; called every [`TICK`](super::TICK). Repairs below `floor` are forgotten.
