@@ -8,7 +8,7 @@ use super::tokens::Tokens;
 use super::window::ReceiveWindow;
 use super::wire::MAX_DATA;
 use crate::flow::{Address, Failure};
-use crate::time::Duration;
+use crate::time::{Duration, Instant};
 
 /// Settings of a tunnel.
 #[derive(Clone, Debug)]
@@ -117,6 +117,8 @@ pub enum LinkError {
 /// State that the links of a tunnel share.
 #[derive(Debug)]
 pub(super) struct Common {
+    /// Time of the present call.
+    pub(super) now: Instant,
     pub(super) settings: Settings,
     /// Random number that distinguishes this tunnel from those of earlier runs of the process.
     pub(super) instance: u64,
@@ -151,6 +153,7 @@ impl Common {
     pub(super) fn new(mut settings: Settings, instance: u64) -> Common {
         settings.mss = settings.mss.clamp(1, MAX_DATA);
         Common {
+            now: Instant::ZERO,
             tokens: Tokens::default(),
             window: ReceiveWindow::new(settings.initial, settings.limit, settings.least_window),
             settings,

@@ -42,9 +42,10 @@ impl Tunnel {
 
     /// Adds a link that this end has dialled, and returns its number.
     pub fn dial(&mut self, now: Instant, carrier: Carrier) -> u32 {
+        self.common.now = now;
         let number = self.next;
         self.next = self.next.wrapping_add(1).max(1);
-        self.add(Mux::new(number, carrier, true, now, &self.common));
+        self.add(Mux::new(number, carrier, true, &self.common));
         number
     }
 
@@ -52,9 +53,10 @@ impl Tunnel {
     /// ([`peek_hello`](super::wire::peek_hello)). Returns false if there is already a link with
     /// this number.
     pub fn accept_link(&mut self, now: Instant, number: u32, carrier: Carrier) -> bool {
+        self.common.now = now;
         let new = !self.links.contains_key(&number);
         if new {
-            self.add(Mux::new(number, carrier, false, now, &self.common));
+            self.add(Mux::new(number, carrier, false, &self.common));
         }
         new
     }
@@ -91,8 +93,9 @@ impl Tunnel {
 
     /// Processes bytes that came by a link. `lane` is 0 unless the link has several.
     pub fn handle_bytes(&mut self, now: Instant, link: u32, lane: Lane, bytes: &[u8]) {
+        self.common.now = now;
         let Some(mux) = self.links.get_mut(&link) else { return };
-        let result = mux.handle_bytes(now, &mut self.common, lane, bytes);
+        let result = mux.handle_bytes(&mut self.common, lane, bytes);
         if std::mem::take(&mut self.common.restarted) {
             self.fail_former();
         }
@@ -141,12 +144,13 @@ impl Tunnel {
     /// Appends a turn's frames to `out` and returns the link and lane that they leave by. The
     /// links that take bytes have turns one after the other. `None` if there is nothing to send.
     pub fn poll_transmit(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<(u32, Lane)> {
+        self.common.now = now;
         let after = self.links.range(self.turn.saturating_add(1)..);
         let order: Vec<u32> =
             after.chain(self.links.range(..=self.turn)).map(|(&link, _)| link).collect();
         for link in order {
             let mux = self.links.get_mut(&link).filter(|mux| mux.is_writable);
-            let lane = mux.and_then(|mux| mux.turn(now, &mut self.common, out));
+            let lane = mux.and_then(|mux| mux.turn(&mut self.common, out));
             if let Some(lane) = lane {
                 self.turn = link;
                 return Some((link, lane));
@@ -167,9 +171,10 @@ impl Tunnel {
 
     /// Runs the timers that are due at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.common.now = now;
         let mut broken = Vec::new();
         for (&link, mux) in &mut self.links {
-            if let Err(error) = mux.handle_timeout(now, &mut self.common) {
+            if let Err(error) = mux.handle_timeout(&mut self.common) {
                 broken.push((link, error));
             }
         }
@@ -200,7 +205,8 @@ impl Tunnel {
     /// Queues all of `bytes`, however many wait already. A stream that was not accepted yet is
     /// accepted. Returns false if nothing may follow: the stream is over or was shut down.
     pub fn write(&mut self, now: Instant, id: StreamId, bytes: Bytes) -> bool {
-        self.on(id, |mux, cx| mux.write(now, cx, id.number, bytes)).unwrap_or(false)
+        self.common.now = now;
+        self.on(id, |mux, cx| mux.write(cx, id.number, bytes)).unwrap_or(false)
     }
 
     /// Reads the next bytes. They count as held by the tunnel until they are reported as
@@ -212,7 +218,8 @@ impl Tunnel {
     /// Reports that `count` of the bytes that were read are no longer held, so that the peer may
     /// send others.
     pub fn consumed(&mut self, now: Instant, id: StreamId, count: usize) {
-        self.on(id, |mux, cx| mux.consumed(now, cx, id.number, count));
+        self.common.now = now;
+        self.on(id, |mux, cx| mux.consumed(cx, id.number, count));
     }
 
     /// Ends this end's direction. Bytes that wait are still sent.
@@ -234,17 +241,17 @@ impl Tunnel {
         TunnelStats {
             links: self.links.values().filter(|mux| mux.hello.is_some()).count() as u64,
             open: streams().count() as u64,
-            active: tokens.active(),
+            active: tokens.active,
             opened: totals.opened,
             accepted: totals.accepted,
             reset: totals.reset,
             sent: totals.sent,
             received: totals.received,
-            tokens: tokens.total(),
+            tokens: tokens.total,
             tokens_left: tokens.remaining(),
             tokens_stranded: tokens.stranded(),
-            window: window.total(),
-            held: window.held(),
+            window: window.total,
+            held: window.held,
             delay,
         }
     }

@@ -11,7 +11,7 @@ pub(super) struct Rtt {
     is_ping_due: bool,
     /// Payload of the last ping until it is answered: its time.
     pinged: Option<u64>,
-    smoothed: Option<Duration>,
+    pub(super) smoothed: Option<Duration>,
     /// Minimum of the previous window and of the current one, which began at `began`.
     shortest: [Option<Duration>; 2],
     began: Instant,
@@ -51,10 +51,6 @@ impl Rtt {
         *current = Some(current.map_or(sample, |least| least.min(sample)));
     }
 
-    pub(super) fn smoothed(&self) -> Option<Duration> {
-        self.smoothed
-    }
-
     /// Shortest round-trip time of the last ten to twenty seconds.
     pub(super) fn shortest(&self) -> Option<Duration> {
         self.shortest.into_iter().flatten().min()
@@ -76,6 +72,6 @@ mod tests {
             rtt.note(now, ms(100));
         }
         assert_eq!(rtt.shortest(), Some(ms(100)));
-        assert!(rtt.smoothed().is_some_and(|rtt| rtt > ms(95)));
+        assert!(rtt.smoothed.is_some_and(|rtt| rtt > ms(95)));
     }
 }

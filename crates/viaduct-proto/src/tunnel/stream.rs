@@ -20,9 +20,10 @@ use super::tokens::AccountId;
 use crate::time::Instant;
 
 /// State of the direction from this end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Sending {
     /// The other end opened the stream, and this end has not accepted it.
+    #[default]
     Idle,
     Open,
     /// FIN is sent when the queue is empty.
@@ -34,9 +35,10 @@ pub(super) enum Sending {
 }
 
 /// State of the direction towards this end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd)]
 pub(super) enum Receiving {
     /// This end opened the stream, and the other end has not accepted it.
+    #[default]
     Idle,
     Open,
     /// FIN was received.
@@ -46,7 +48,7 @@ pub(super) enum Receiving {
 }
 
 /// State of a stream at one end.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Stream {
     pub(super) account: AccountId,
     pub(super) sending: Sending,
@@ -93,23 +95,7 @@ impl Stream {
     }
 
     fn new(account: AccountId, sending: Sending, receiving: Receiving) -> Stream {
-        Stream {
-            account,
-            sending,
-            receiving,
-            resetting: false,
-            out: Queue::default(),
-            inbox: Queue::default(),
-            reading: 0,
-            freed: 0,
-            stopped: false,
-            reported_readable: false,
-            reported_finished: false,
-            listed: false,
-            delay: Delay::default(),
-            sent: 0,
-            received: 0,
-        }
+        Stream { account, sending, receiving, ..Stream::default() }
     }
 
     /// Bytes received and not yet acknowledged.
@@ -206,11 +192,5 @@ impl Stream {
         self.inbox.clear();
         (self.reading, self.freed) = (0, 0);
         (self.sending, self.receiving) = (Sending::Closed, Receiving::Closed);
-    }
-}
-
-impl PartialOrd for Receiving {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        (*self as u8).partial_cmp(&(*other as u8))
     }
 }

@@ -14,12 +14,13 @@ const PRODUCTS: f64 = 4.0;
 #[derive(Debug)]
 pub(super) struct ReceiveWindow {
     limit: u64,
-    total: u64,
+    /// Total of tokens granted.
+    pub(super) total: u64,
     least_window: u64,
     /// Bytes received and not yet acknowledged, without those within the least windows.
     taken: u64,
     /// All bytes received and not yet acknowledged.
-    held: u64,
+    pub(super) held: u64,
     /// Start of the interval over which the rate is measured.
     since: Option<Instant>,
     arrived: u64,
@@ -44,16 +45,6 @@ impl ReceiveWindow {
             arrived: 0,
             standing: 0,
         }
-    }
-
-    /// Total of tokens granted.
-    pub(super) fn total(&self) -> u64 {
-        self.total
-    }
-
-    /// Bytes received and not yet acknowledged.
-    pub(super) fn held(&self) -> u64 {
-        self.held
     }
 
     /// Counts `count` bytes that came for a stream that has `before` unacknowledged.
@@ -133,7 +124,7 @@ mod tests {
             window.measure(now, RTT);
         }
         let product = 12_500_000.0 / 10.0;
-        let ratio = window.total() as f64 / product;
+        let ratio = window.total as f64 / product;
         assert!((3.9..4.2).contains(&ratio), "{ratio}");
     }
 
@@ -144,11 +135,11 @@ mod tests {
         window.measure(Instant::ZERO, RTT);
         assert!(!window.measure(Instant::ZERO + RTT / 2, RTT), "too early");
         assert!(window.measure(Instant::ZERO + RTT, RTT));
-        assert_eq!(window.total(), 180_000, "twice what stands");
+        assert_eq!(window.total, 180_000, "twice what stands");
         window.receive(90_000, 90_000).unwrap();
         window.measure(Instant::ZERO + RTT * 2, RTT);
         window.measure(Instant::ZERO + RTT * 3, RTT);
-        assert_eq!(window.total(), 250_000, "the limit");
+        assert_eq!(window.total, 250_000, "the limit");
         assert_eq!(window.receive(180_000, 70_001), Err(Overrun));
         assert_eq!(window.receive(180_000, 70_000), Ok(()));
     }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::Mux;
 use super::timers::Timer;
 use crate::flow::{Address, Failure};
-use crate::time::{Duration, Instant};
+use crate::time::Duration;
 use crate::tunnel::common::{Common, Event};
 use crate::tunnel::stream::{Sending, Stream};
 use crate::tunnel::wire::{Frame, Opening};
@@ -19,12 +19,7 @@ const ACK_AT_ONCE: u64 = 32 << 10;
 
 impl Mux {
     /// Opens a stream. There must be a [vacant](Mux::vacant) one.
-    pub(in crate::tunnel) fn open(
-        &mut self,
-        cx: &mut Common,
-        to: Address,
-        source: Option<SocketAddr>,
-    ) -> u32 {
+    pub(crate) fn open(&mut self, cx: &mut Common, to: Address, source: Option<SocketAddr>) -> u32 {
         let number = self.numbers.take();
         self.insert(number, Stream::opened(cx.tokens.open()));
         cx.totals.opened += 1;
@@ -34,7 +29,7 @@ impl Mux {
     }
 
     /// Accepts a stream that the peer has opened.
-    pub(in crate::tunnel) fn accept(&mut self, number: u32) {
+    pub(crate) fn accept(&mut self, number: u32) {
         if let Some(stream) = self.streams.get_mut(&number)
             && stream.sending == Sending::Idle
         {
@@ -43,22 +38,16 @@ impl Mux {
         }
     }
 
-    pub(in crate::tunnel) fn may_write(&mut self, cx: &Common, number: u32) -> bool {
+    pub(crate) fn may_write(&mut self, cx: &Common, number: u32) -> bool {
         let stream = self.streams.get_mut(&number);
         stream.is_some_and(|stream| stream.may_write(cx.settings.queue))
     }
 
-    pub(in crate::tunnel) fn write(
-        &mut self,
-        now: Instant,
-        cx: &mut Common,
-        number: u32,
-        bytes: Bytes,
-    ) -> bool {
+    pub(crate) fn write(&mut self, cx: &mut Common, number: u32, bytes: Bytes) -> bool {
         self.accept(number);
         let Some(stream) = self.streams.get_mut(&number) else { return false };
         let waited = !stream.out.is_empty();
-        if !stream.write(now, bytes) {
+        if !stream.write(cx.now, bytes) {
             return false;
         }
         if !waited {
@@ -69,7 +58,7 @@ impl Mux {
         true
     }
 
-    pub(in crate::tunnel) fn read(&mut self, cx: &mut Common, number: u32) -> Option<Bytes> {
+    pub(crate) fn read(&mut self, cx: &mut Common, number: u32) -> Option<Bytes> {
         let id = self.id(number);
         let stream = self.streams.get_mut(&number)?;
         let bytes = stream.read();
@@ -79,28 +68,22 @@ impl Mux {
         bytes
     }
 
-    pub(in crate::tunnel) fn consumed(
-        &mut self,
-        now: Instant,
-        cx: &mut Common,
-        number: u32,
-        count: usize,
-    ) {
+    pub(crate) fn consumed(&mut self, cx: &mut Common, number: u32, count: usize) {
         // Each stream gets less of the buffer if there are many, or if it is small.
-        let each = cx.window.total() / (8 * self.streams.len().max(1) as u64);
+        let each = cx.window.total / (8 * self.streams.len().max(1) as u64);
         let Some(stream) = self.streams.get_mut(&number) else { return };
         let freed = stream.consumed(count);
         if freed >= each.clamp(1, ACK_AT_ONCE) {
             self.acknowledge(cx, number);
         } else if freed > 0 && !std::mem::replace(&mut stream.listed, true) {
             self.acks.push(number);
-            let at = self.timers.deadline(Timer::Ack).unwrap_or(now + ACK_DELAY);
+            let at = self.timers.deadline(Timer::Ack).unwrap_or(cx.now + ACK_DELAY);
             self.timers.set(Timer::Ack, at);
         }
         self.settle(cx, number);
     }
 
-    pub(in crate::tunnel) fn shutdown(&mut self, number: u32) {
+    pub(crate) fn shutdown(&mut self, number: u32) {
         self.accept(number);
         if let Some(stream) = self.streams.get_mut(&number)
             && stream.sending == Sending::Open
@@ -119,7 +102,7 @@ impl Mux {
         }
     }
 
-    pub(in crate::tunnel) fn reset(&mut self, cx: &mut Common, number: u32, why: Failure) {
+    pub(crate) fn reset(&mut self, cx: &mut Common, number: u32, why: Failure) {
         let Some(stream) = self.streams.get_mut(&number) else { return };
         if std::mem::replace(&mut stream.resetting, true) {
             return;

@@ -2,7 +2,6 @@
 
 use super::{Carrier, Mux};
 use crate::flow::Failure;
-use crate::time::Instant;
 use crate::tunnel::common::{Common, Event, LinkError};
 use crate::tunnel::stream::{Receiving, Sending, Stream};
 use crate::tunnel::wire::{Frame, Opening};
@@ -10,7 +9,6 @@ use crate::tunnel::wire::{Frame, Opening};
 impl Mux {
     pub(super) fn handle_link_frame(
         &mut self,
-        now: Instant,
         cx: &mut Common,
         frame: Frame<'_>,
     ) -> Result<(), LinkError> {
@@ -31,10 +29,10 @@ impl Mux {
             }
             (Frame::Hello(_), _) => return Err(LinkError::Protocol("a HELLO out of place")),
             (_, None) => return Err(LinkError::Protocol("a link that begins without a HELLO")),
-            (Frame::Grant(tokens), _) => cx.tokens.granted(tokens),
+            (Frame::Grant(tokens), _) => cx.tokens.set_total(tokens),
             (Frame::Ping(any), _) => self.control.push_back((0, Frame::Pong(any))),
             (Frame::Pong(at), _) => {
-                if !self.rtt.handle_pong(now, at) {
+                if !self.rtt.handle_pong(cx.now, at) {
                     return Err(LinkError::Protocol("a PONG without its PING"));
                 }
             }
@@ -53,7 +51,6 @@ impl Mux {
 
     pub(super) fn handle_stream_frame(
         &mut self,
-        now: Instant,
         cx: &mut Common,
         number: u32,
         frame: Frame<'_>,
@@ -69,7 +66,7 @@ impl Mux {
         }
         match frame {
             Frame::Syn(_) => self.accepted(cx, number)?,
-            Frame::Data(bytes) => self.handle_data(now, cx, number, bytes)?,
+            Frame::Data(bytes) => self.handle_data(cx, number, bytes)?,
             Frame::Fin => self.handle_fin(cx, number)?,
             Frame::FinAck => self.handle_finack(cx, number)?,
             Frame::Rst(why) => self.handle_rst(cx, number, why),
@@ -134,13 +131,7 @@ impl Mux {
         Ok(())
     }
 
-    fn handle_data(
-        &mut self,
-        now: Instant,
-        cx: &mut Common,
-        number: u32,
-        bytes: &[u8],
-    ) -> Result<(), LinkError> {
+    fn handle_data(&mut self, cx: &mut Common, number: u32, bytes: &[u8]) -> Result<(), LinkError> {
         let id = self.id(number);
         let rtt = self.rtt.shortest();
         self.traffic.received += bytes.len() as u64;
@@ -157,8 +148,8 @@ impl Mux {
         if stream.receive(bytes).is_some() {
             cx.events.push_back(Event::Readable(id));
         }
-        if rtt.is_some_and(|rtt| cx.window.measure(now, rtt)) {
-            self.control.push_back((0, Frame::Grant(cx.window.total())));
+        if rtt.is_some_and(|rtt| cx.window.measure(cx.now, rtt)) {
+            self.control.push_back((0, Frame::Grant(cx.window.total)));
         }
         Ok(())
     }

@@ -75,14 +75,8 @@ pub(super) struct Mux {
 }
 
 impl Mux {
-    pub(super) fn new(
-        number: u32,
-        carrier: Carrier,
-        dialled: bool,
-        now: Instant,
-        cx: &Common,
-    ) -> Mux {
-        let tokens = cx.window.total();
+    pub(super) fn new(number: u32, carrier: Carrier, dialled: bool, cx: &Common) -> Mux {
+        let tokens = cx.window.total;
         let hello = Hello {
             instance: cx.instance,
             link: number,
@@ -91,8 +85,8 @@ impl Mux {
             streams: cx.settings.streams,
         };
         let mut timers = Timers::default();
-        timers.set(Timer::Silence, now + cx.settings.silence);
-        timers.set(Timer::Ping, now + cx.settings.ping);
+        timers.set(Timer::Silence, cx.now + cx.settings.silence);
+        timers.set(Timer::Ping, cx.now + cx.settings.ping);
         let mut rtt = Rtt::default();
         rtt.schedule_ping();
         Mux {
@@ -122,20 +116,19 @@ impl Mux {
     /// Processes bytes that came by `lane`.
     pub(super) fn handle_bytes(
         &mut self,
-        now: Instant,
         cx: &mut Common,
         lane: Lane,
         mut bytes: &[u8],
     ) -> Result<(), LinkError> {
-        self.timers.set(Timer::Silence, now + cx.settings.silence);
+        self.timers.set(Timer::Silence, cx.now + cx.settings.silence);
         let mut parser = self.lanes.remove(&lane).unwrap_or_default();
         while let Some((stream, frame)) = parser.next(&mut bytes)? {
             if self.lane_of(stream, &frame) != lane {
                 return Err(LinkError::Protocol("a frame in the lane of another stream"));
             }
             match stream {
-                0 => self.handle_link_frame(now, cx, frame)?,
-                _ => self.handle_stream_frame(now, cx, stream, frame)?,
+                0 => self.handle_link_frame(cx, frame)?,
+                _ => self.handle_stream_frame(cx, stream, frame)?,
             }
         }
         if lane == 0 || !parser.is_between() || self.streams.contains_key(&lane) {
@@ -198,7 +191,7 @@ impl Mux {
         LinkStats {
             open: self.streams.len() as u64,
             up: self.hello.is_some(),
-            rtt: self.rtt.smoothed(),
+            rtt: self.rtt.smoothed,
             shortest_rtt: self.rtt.shortest(),
             sent: self.traffic.sent,
             received: self.traffic.received,
@@ -272,17 +265,13 @@ impl Mux {
         self.timers.next_deadline()
     }
 
-    pub(super) fn handle_timeout(
-        &mut self,
-        now: Instant,
-        cx: &mut Common,
-    ) -> Result<(), LinkError> {
+    pub(super) fn handle_timeout(&mut self, cx: &mut Common) -> Result<(), LinkError> {
         let Settings { ping, silence, .. } = cx.settings;
-        while let Some(timer) = self.timers.poll_expired(now) {
+        while let Some(timer) = self.timers.poll_expired(cx.now) {
             match timer {
                 Timer::Silence => return Err(LinkError::Silent(silence)),
                 Timer::Ping => {
-                    self.timers.set(Timer::Ping, now + ping);
+                    self.timers.set(Timer::Ping, cx.now + ping);
                     self.traffic.mark_ping();
                     self.rtt.schedule_ping();
                 }

@@ -8,16 +8,11 @@ use crate::tunnel::wire::{Frame, emit_data_head};
 
 impl Mux {
     /// Appends the next turn to `out`, and returns the lane that it leaves by.
-    pub(in crate::tunnel) fn turn(
-        &mut self,
-        now: Instant,
-        cx: &mut Common,
-        out: &mut Vec<u8>,
-    ) -> Option<Lane> {
-        let lane = self.send_control(now, out);
+    pub(crate) fn turn(&mut self, cx: &mut Common, out: &mut Vec<u8>) -> Option<Lane> {
+        let lane = self.send_control(cx.now, out);
         match (lane, self.carrier) {
             (Some(lane), Carrier::Streams) => Some(lane),
-            _ => self.send(now, cx, out).or(lane),
+            _ => self.send(cx, out).or(lane),
         }
     }
 
@@ -40,8 +35,8 @@ impl Mux {
     }
 
     /// Appends a DATA frame of the next stream that has bytes to send and tokens for them.
-    fn send(&mut self, now: Instant, cx: &mut Common, out: &mut Vec<u8>) -> Option<Lane> {
-        if self.hello.is_none() || self.stalled_at == Some(cx.tokens.changes()) {
+    fn send(&mut self, cx: &mut Common, out: &mut Vec<u8>) -> Option<Lane> {
+        if self.hello.is_none() || self.stalled_at == Some(cx.tokens.changes) {
             return None;
         }
         for _ in 0..self.ready.len() {
@@ -54,28 +49,21 @@ impl Mux {
             match cx.tokens.allowance(account, queued, cx.settings.mss) {
                 0 => self.ready.push_back(number),
                 count => {
-                    self.emit(now, cx, number, count, out);
+                    self.emit(cx, number, count, out);
                     return Some(if self.carrier == Carrier::Stream { 0 } else { number });
                 }
             }
         }
-        self.stalled_at = Some(cx.tokens.changes());
+        self.stalled_at = Some(cx.tokens.changes);
         None
     }
 
-    fn emit(
-        &mut self,
-        now: Instant,
-        cx: &mut Common,
-        number: u32,
-        count: usize,
-        out: &mut Vec<u8>,
-    ) {
+    fn emit(&mut self, cx: &mut Common, number: u32, count: usize, out: &mut Vec<u8>) {
         let (id, most) = (self.id(number), cx.settings.queue);
         let stream = self.stream(number);
         let account = stream.account;
         emit_data_head(number, count, out);
-        if stream.send(now, count, most, out) {
+        if stream.send(cx.now, count, most, out) {
             cx.events.push_back(Event::Writable(id));
         }
         let empty = stream.out.is_empty();

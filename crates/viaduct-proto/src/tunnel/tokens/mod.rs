@@ -10,7 +10,7 @@ use slab::Slab;
 /// peer's buffer.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
-    total: u64,
+    pub(super) total: u64,
     /// Least window: bytes that each stream may have outstanding in addition, so that none is ever
     /// without tokens.
     least_window: u64,
@@ -20,12 +20,12 @@ pub(super) struct Tokens {
     /// Tokens spent on links that broke, by link, until the peer reports that it holds no bytes
     /// of them.
     stranded: Vec<(u32, u64)>,
-    active: u64,
+    pub(super) active: u64,
     /// Number of active accounts with less outstanding than [`Tokens::share`]; `None` if they
     /// must be counted again.
     due: Option<u64>,
     /// Counter that rises when a stream that was refused may now get tokens.
-    changes: u64,
+    pub(super) changes: u64,
 }
 
 /// Account of a stream.
@@ -59,11 +59,6 @@ impl Tokens {
         let spent =
             |(_, account): (usize, &Account)| account.outstanding.saturating_sub(self.least_window);
         self.spent = self.accounts.iter().map(spent).sum();
-        self.set_total(total);
-    }
-
-    /// Sets a new total of the peer.
-    pub(super) fn granted(&mut self, total: u64) {
         self.set_total(total);
     }
 
@@ -156,20 +151,8 @@ impl Tokens {
         self.total.saturating_sub(self.spent + self.stranded())
     }
 
-    pub(super) fn total(&self) -> u64 {
-        self.total
-    }
-
-    pub(super) fn active(&self) -> u64 {
-        self.active
-    }
-
     pub(super) fn stranded(&self) -> u64 {
         self.stranded.iter().map(|(_, tokens)| tokens).sum()
-    }
-
-    pub(super) fn changes(&self) -> u64 {
-        self.changes
     }
 
     /// Compares the counts with a recount.
@@ -188,7 +171,7 @@ impl Tokens {
 
     /// Raises the total. Granted tokens are not taken back, so of totals that overtake each
     /// other on several links the greatest is the newest.
-    fn set_total(&mut self, total: u64) {
+    pub(super) fn set_total(&mut self, total: u64) {
         self.total = self.total.max(total);
         self.due = None;
         self.changes += 1;
