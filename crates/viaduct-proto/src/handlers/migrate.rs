@@ -5,13 +5,11 @@
 use std::sync::Arc;
 
 use super::Shell;
-use super::multipath::{self, Multipath, Plan};
-use crate::flow::{About, Arguments, Factory, Handler};
+use super::multipath::{self, Plan};
+use crate::flow::{About, Arguments, Factory};
 use crate::time::Duration;
 
 const DEFAULT_WITHIN: Duration = Duration::from_secs(300);
-
-struct MigrateFactory(Arc<Plan>);
 
 pub(super) fn about() -> About {
     About::new("migrate", "keeps flows alive while the network changes or is away")
@@ -24,7 +22,7 @@ pub(super) fn about() -> About {
 pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn Factory>, String> {
     let within = arguments.take("within", "a time such as 30s, 5m or 2h", multipath::time)?;
     let freeze = arguments.take("freeze", "true or false", |text| text.parse().ok())?;
-    Ok(Arc::new(MigrateFactory(Arc::new(Plan {
+    Ok(Plan::factory(Plan {
         name: "migrate",
         paths: 1,
         from: Vec::new(),
@@ -32,19 +30,5 @@ pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn 
         buffer: multipath::buffer(arguments)?,
         freeze: freeze.unwrap_or(false),
         entropy: shell.entropy.clone(),
-    }))))
-}
-
-impl Factory for MigrateFactory {
-    fn name(&self) -> &'static str {
-        "migrate"
-    }
-
-    fn make(&self) -> Box<dyn Handler + Send> {
-        Box::new(Multipath::new(self.0.clone()))
-    }
-
-    fn gathers(&self) -> bool {
-        true
-    }
+    }))
 }

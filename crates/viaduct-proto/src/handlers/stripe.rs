@@ -5,15 +5,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::Shell;
-use super::multipath::{self, Multipath, Plan};
-use crate::flow::{About, Address, Arguments, Factory, Handler};
+use super::multipath::{self, Plan};
+use crate::flow::{About, Address, Arguments, Factory};
 use crate::time::Duration;
 
 const MAX_PATHS: usize = 32;
 const DEFAULT_PATHS: usize = 2;
 const DEFAULT_WITHIN: Duration = Duration::from_secs(10);
-
-struct StripeFactory(Arc<Plan>);
 
 pub(super) fn about() -> About {
     About::new("stripe", "sends one flow over several connections")
@@ -32,7 +30,7 @@ pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn 
     let from = arguments.take("from", "local addresses such as 192.0.2.1+192.0.2.2", from)?;
     let from = from.unwrap_or_default();
     let within = arguments.take("within", "a time such as 30s, 5m or 2h", multipath::time)?;
-    Ok(Arc::new(StripeFactory(Arc::new(Plan {
+    Ok(Plan::factory(Plan {
         name: "stripe",
         paths: paths.unwrap_or(if from.len() > 1 { from.len() } else { DEFAULT_PATHS }),
         from,
@@ -40,19 +38,5 @@ pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn 
         buffer: multipath::buffer(arguments)?,
         freeze: false,
         entropy: shell.entropy.clone(),
-    }))))
-}
-
-impl Factory for StripeFactory {
-    fn name(&self) -> &'static str {
-        "stripe"
-    }
-
-    fn make(&self) -> Box<dyn Handler + Send> {
-        Box::new(Multipath::new(self.0.clone()))
-    }
-
-    fn gathers(&self) -> bool {
-        true
-    }
+    }))
 }

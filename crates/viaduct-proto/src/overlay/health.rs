@@ -19,7 +19,7 @@ pub(super) fn judge(
     called: Option<Instant>,
     by: Option<&str>,
 ) -> State {
-    if prober.state() == Path::Up {
+    if prober.state == Path::Up {
         let (lost, of) = (prober.loss(), prober.counted());
         return match of >= MIN_SAMPLE && lost >= MAX_LOSS {
             true => {
@@ -28,7 +28,7 @@ pub(super) fn judge(
             false => State::Up,
         };
     }
-    let last = match prober.last_answer() {
+    let last = match prober.last_answer {
         Some(at) => format!("last answer {} s ago", now.since(at).as_secs()),
         None => "no answer yet".to_owned(),
     };
@@ -37,10 +37,10 @@ pub(super) fn judge(
     }
     // A peer that is gone sent its last probe when it sent its last answer, within two
     // intervals.
-    let since = prober.last_answer().map_or(Instant::ZERO, |at| at + 2 * prober.interval());
-    let calls =
-        called.is_some_and(|at| at > since && now.since(at) < CALLS_WITHIN * prober.interval());
-    let reason = match (calls, prober.last_answer()) {
+    let since = prober.last_answer.map_or(Instant::ZERO, |at| at + 2 * prober.timing.interval);
+    let calls = called
+        .is_some_and(|at| at > since && now.since(at) < CALLS_WITHIN * prober.timing.interval);
+    let reason = match (calls, prober.last_answer) {
         (true, _) => {
             "its probes arrive, and it does not answer ours: is its endpoint here right, and its \
                 firewall open?"

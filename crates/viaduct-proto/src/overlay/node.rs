@@ -240,7 +240,7 @@ impl Node {
     }
 
     fn send(&mut self, to: usize, kind: Kind, nonce: u64) {
-        let paths = self.peers.iter().filter(|peer| peer.prober.state() != PathState::New);
+        let paths = self.peers.iter().filter(|peer| peer.prober.state != PathState::New);
         let paths = paths.map(Known::path).collect();
         let peer = &mut self.peers[to];
         let number = peer.number;
@@ -313,7 +313,7 @@ impl Node {
             name: peer.peer.name.clone(),
             socks: peer.peer.socks,
             serves: peer.peer.serves.clone(),
-            path: seen(&peer.path(), peer.prober.state()),
+            path: seen(&peer.path(), peer.prober.state),
             others: others(peer),
             routes: peer.routes.clone(),
         };
@@ -355,8 +355,8 @@ impl Known {
 
     /// Path to the peer.
     fn path(&self) -> Path {
-        let is_up = self.prober.state() == PathState::Up;
-        let rtt = self.prober.rtt().filter(|_| is_up);
+        let is_up = self.prober.state == PathState::Up;
+        let rtt = self.prober.rtt.filter(|_| is_up);
         Path { to: self.id, rtt, loss: self.prober.loss() }
     }
 }

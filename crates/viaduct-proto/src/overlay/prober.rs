@@ -49,17 +49,19 @@ const MAX_BACK: u32 = 32;
 const WEIGHT: f64 = 0.125;
 
 /// State of a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
     /// Neither has an answer come, nor has the path failed yet.
+    #[default]
     New,
     Up,
     Down,
 }
 
+#[derive(Default)]
 pub(super) struct Prober {
-    timing: Timing,
-    state: State,
+    pub(super) timing: Timing,
+    pub(super) state: State,
     /// Nonces of pending probes, and the times at which they were sent.
     waiting: VecDeque<(u64, Instant)>,
     /// Time by which the answer to the last probe is due, while it is pending.
@@ -71,37 +73,15 @@ pub(super) struct Prober {
     hits: u32,
     back: u32,
     up_since: Instant,
-    rtt: Option<Duration>,
-    last_answer: Option<Instant>,
+    /// Average round-trip time, once an answer has come.
+    pub(super) rtt: Option<Duration>,
+    pub(super) last_answer: Option<Instant>,
     results: VecDeque<bool>,
 }
 
 impl Prober {
     pub(super) fn new(timing: Timing, now: Instant) -> Prober {
-        Prober {
-            timing,
-            state: State::New,
-            waiting: VecDeque::new(),
-            due: None,
-            next: now,
-            urgent: false,
-            misses: 0,
-            hits: 0,
-            back: timing.back,
-            up_since: now,
-            rtt: None,
-            last_answer: None,
-            results: VecDeque::new(),
-        }
-    }
-
-    pub(super) fn state(&self) -> State {
-        self.state
-    }
-
-    /// Average round-trip time, once an answer has come.
-    pub(super) fn rtt(&self) -> Option<Duration> {
-        self.rtt
+        Prober { timing, next: now, back: timing.back, up_since: now, ..Prober::default() }
     }
 
     /// Share of the last probes that was lost.
@@ -113,16 +93,6 @@ impl Prober {
     /// Number of those probes.
     pub(super) fn counted(&self) -> usize {
         self.results.len()
-    }
-
-    /// Interval between probes while none is lost.
-    pub(super) fn interval(&self) -> Duration {
-        self.timing.interval
-    }
-
-    /// Time of the last answer.
-    pub(super) fn last_answer(&self) -> Option<Instant> {
-        self.last_answer
     }
 
     /// Time of the next timer.

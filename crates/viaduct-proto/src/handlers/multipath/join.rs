@@ -162,12 +162,7 @@ impl Multipath {
     }
 
     /// Puts a connection into use in place of the slot's former ones.
-    pub(super) fn activate(
-        &mut self,
-        cx: &mut Context<'_>,
-        on: Output,
-        received: u64,
-    ) -> Result<(), String> {
+    fn activate(&mut self, cx: &mut Context<'_>, on: Output, received: u64) -> Result<(), String> {
         let slot = self.path(on).map_or(0, |path| path.slot);
         self.enter(cx, on, Stage::Live);
         let same =

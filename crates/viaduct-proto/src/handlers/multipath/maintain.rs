@@ -73,7 +73,7 @@ impl Multipath {
         self.options.iter().for_each(|option| cx.output(output).setsockopt(option));
     }
 
-    pub(super) fn has_usable(&self, slot: usize) -> bool {
+    fn has_usable(&self, slot: usize) -> bool {
         self.paths.iter().any(|path| usize::from(path.slot) == slot && path.is_usable())
     }
 

@@ -52,7 +52,7 @@ pub(super) struct Path {
     /// The connection has not answered in time.
     pub(super) is_suspect: bool,
     began: Instant,
-    last_received: Instant,
+    pub(super) last_received: Instant,
     pinged: Option<Instant>,
     ping_interval: Duration,
     ping_timeout: Duration,
@@ -106,11 +106,6 @@ impl Path {
     /// Returns whether the connection is being added by this end.
     pub(super) fn is_attempt(&self) -> bool {
         matches!(self.stage, Stage::Dialling | Stage::Joining(_))
-    }
-
-    /// Time at which data was last received.
-    pub(super) fn last_received(&self) -> Instant {
-        self.last_received
     }
 
     /// Records received data; returns whether the connection was suspect.

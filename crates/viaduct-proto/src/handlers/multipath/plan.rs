@@ -1,6 +1,9 @@
 //! Settings of multipath flows.
 
-use crate::flow::{Address, Arguments};
+use std::sync::Arc;
+
+use super::Multipath;
+use crate::flow::{Address, Arguments, Factory, Handler};
 use crate::handlers::size;
 use crate::keys::Entropy;
 use crate::time::Duration;
@@ -20,6 +23,30 @@ pub(in crate::handlers) struct Plan {
     /// Asks for the application to be stopped while there is no connection.
     pub(in crate::handlers) freeze: bool,
     pub(in crate::handlers) entropy: Entropy,
+}
+
+/// Factory of the handlers `migrate` and `stripe`.
+struct MultipathFactory(Arc<Plan>);
+
+impl Plan {
+    /// Creates the factory of a handler with these settings.
+    pub(in crate::handlers) fn factory(self) -> Arc<dyn Factory> {
+        Arc::new(MultipathFactory(Arc::new(self)))
+    }
+}
+
+impl Factory for MultipathFactory {
+    fn name(&self) -> &'static str {
+        self.0.name
+    }
+
+    fn make(&self) -> Box<dyn Handler + Send> {
+        Box::new(Multipath::new(self.0.clone()))
+    }
+
+    fn gathers(&self) -> bool {
+        true
+    }
 }
 
 /// Minimum and maximum of `buffer=`, and its default.

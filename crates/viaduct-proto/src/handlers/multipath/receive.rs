@@ -41,7 +41,7 @@ impl Multipath {
     }
 
     /// Handles one message. An error means that the connection must be dropped.
-    pub(super) fn handle_frame(
+    fn handle_frame(
         &mut self,
         cx: &mut Context<'_>,
         from: Output,
@@ -70,7 +70,7 @@ impl Multipath {
         }
     }
 
-    pub(super) fn handle_live_frame(
+    fn handle_live_frame(
         &mut self,
         cx: &mut Context<'_>,
         on: Output,
@@ -148,7 +148,7 @@ impl Multipath {
         }
     }
 
-    pub(super) fn drop_attempts(&mut self, cx: &mut Context<'_>, slot: u8) {
+    fn drop_attempts(&mut self, cx: &mut Context<'_>, slot: u8) {
         let attempt = |path: &&Path| path.slot == slot && path.is_attempt();
         let attempts: Vec<_> = self.paths.iter().filter(attempt).map(|path| path.output).collect();
         attempts.into_iter().for_each(|output| self.drop_path(cx, output));

@@ -106,11 +106,11 @@ impl Multipath {
     }
 
     /// Acknowledges delivered data, now or soon.
-    pub(super) fn send_ack(&mut self, cx: &mut Context<'_>) {
+    fn send_ack(&mut self, cx: &mut Context<'_>) {
         let (now, received) = (cx.now(), self.received.next_offset());
         let live = self.paths.iter().filter(|path| path.stage == Stage::Live);
         // The connection that received data last is the most likely to work.
-        let Some(path) = live.max_by_key(|path| (path.is_usable(), path.last_received())) else {
+        let Some(path) = live.max_by_key(|path| (path.is_usable(), path.last_received)) else {
             self.deadlines.stop(Deadline::Ack);
             return;
         };
@@ -127,7 +127,7 @@ impl Multipath {
     }
 
     /// Stops or resumes the application.
-    pub(super) fn apply_backpressure(&mut self, cx: &mut Context<'_>) {
+    fn apply_backpressure(&mut self, cx: &mut Context<'_>) {
         let (kept, unsent) = self.out.costs();
         // Headroom below the limit, smaller for a small buffer.
         let below = |brim: usize| brim - MAX_UNSENT.min(brim / 2);

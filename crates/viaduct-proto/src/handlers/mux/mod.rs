@@ -253,7 +253,7 @@ impl Handler for Mux {
     fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         match &self.role {
             Role::Stream(stream) if to == "mux" => {
-                Some(lock(&self.shared).about(stream.connection())?.into_bytes())
+                Some(lock(&self.shared).about(stream.connection)?.into_bytes())
             }
             Role::Stream(_) => None,
             Role::Connection(_) | Role::Fresh => cx.output(FIRST).control(to, request),
@@ -265,7 +265,7 @@ impl Mux {
     /// Local and remote address of the flow: those of the shared connection.
     fn names(&self, cx: &mut Context<'_>) -> (Option<Address>, Option<Address>) {
         match &self.role {
-            Role::Stream(stream) => lock(&self.shared).names(stream.connection()),
+            Role::Stream(stream) => lock(&self.shared).names(stream.connection),
             Role::Connection(_) | Role::Fresh => {
                 (cx.output(FIRST).getsockname(), cx.output(FIRST).getpeername())
             }

@@ -16,7 +16,7 @@ const TURN: usize = 64 << 10;
 /// Handler of a flow on a shared connection.
 pub(super) struct Stream {
     number: u64,
-    connection: u64,
+    pub(super) connection: u64,
     /// Data written before the stream was opened.
     early: Early,
     /// The application was told that the flow is established.
@@ -74,10 +74,6 @@ impl Stream {
         stream.wake_self(cx, shared);
         stream.wake_connection(cx, shared);
         stream
-    }
-
-    pub(super) fn connection(&self) -> u64 {
-        self.connection
     }
 
     pub(super) fn write(
