@@ -89,11 +89,6 @@ impl AnyDecoder {
         self.linear.equations_within(first, last)
     }
 
-    /// Number of repairs dropped for lack of memory.
-    pub fn evicted(&self) -> u64 {
-        self.peeling.evicted() + self.linear.evicted()
-    }
-
     /// Reports all recoveries after the first `told`, and those that follow, to both decoders.
     fn spread(&mut self, told: usize, sources: &dyn Sources, recovered: &mut Recovered) {
         let mut next = told;

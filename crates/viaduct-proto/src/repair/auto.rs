@@ -112,8 +112,8 @@ impl Auto {
 
     pub(super) fn state(&self, now: Instant) -> State {
         State {
-            regime: self.controller.regime(),
-            overhead: self.controller.overhead(),
+            regime: self.controller.regime,
+            overhead: self.controller.overhead,
             pace: self.pace.value(),
             wait: self.wait(now),
             rtt: self.rtt,
@@ -123,7 +123,7 @@ impl Auto {
 
     /// Returns whether packets are being lost.
     pub(super) fn is_lossy(&self) -> bool {
-        self.controller.overhead() > 0.0
+        self.controller.overhead > 0.0
     }
 
     /// Time for which flows can wait for a lost packet.
@@ -208,7 +208,7 @@ impl Auto {
     /// Fires a repair of the last packets, after a time without repairs.
     pub(super) fn flush(&mut self, now: Instant, fire: &mut Fire<'_>) {
         self.has_paused = true;
-        if self.bare == 0 || self.controller.overhead() <= 0.0 || self.budget < 1.0 {
+        if self.bare == 0 || self.controller.overhead <= 0.0 || self.budget < 1.0 {
             return;
         }
         self.budget -= 1.0;

@@ -32,8 +32,8 @@ pub(super) struct Identities {
     mac_in: hmac::Key,
     /// Identifies this site to the peer.
     hint_out: Hint,
-    /// Identifies the peer to this site.
-    hint_in: Hint,
+    /// Identifies the peer to this site, at the start of its initiations.
+    pub(super) hint_in: Hint,
     entropy: Entropy,
 }
 
@@ -69,11 +69,6 @@ impl Identities {
             peer,
             entropy,
         }
-    }
-
-    /// Hint at the start of the peer's initiations.
-    pub(super) fn hint(&self) -> Hint {
-        self.hint_in
     }
 
     /// Random bits for a session index.

@@ -107,8 +107,12 @@ impl Plane {
         };
         self.peers = next.into_iter().filter_map(peer).collect();
         self.slots = self.peers.iter().enumerate().map(|(at, peer)| (peer.slot, at)).collect();
-        self.hints =
-            self.peers.iter().enumerate().map(|(at, peer)| (peer.session.hint(), at)).collect();
+        self.hints = self
+            .peers
+            .iter()
+            .enumerate()
+            .map(|(at, peer)| (peer.session.identities.hint_in, at))
+            .collect();
         self.recall();
         Ok(())
     }

@@ -44,7 +44,7 @@ const BACKOFF: Duration = Duration::from_secs(60);
 const MAX_BACKOFF: Duration = Duration::from_secs(3_600);
 
 /// State of one TCP sender.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Reaction {
     /// Sequence numbers after the last byte sent, and after the last byte that has arrived,
     /// even behind missing ones. Cumulative acknowledgements would overstate the bytes in
@@ -89,19 +89,9 @@ impl Reaction {
             sent: first.sequence,
             acknowledged: first.sequence,
             since: now,
-            sum: 0.0,
-            looks: 0.0,
-            last: 0.0,
-            before: 0.0,
-            steady: 0.0,
-            lost: None,
-            again: None,
-            drained: None,
-            calm: 0,
-            is_insensitive: false,
-            trial: None,
             next_trial: now,
             backoff: BACKOFF,
+            ..Reaction::default()
         }
     }
 

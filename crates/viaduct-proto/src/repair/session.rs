@@ -17,7 +17,7 @@
 use super::handshake::{Identities, Initiation, Keys};
 use super::seal::{Opener, Refusal, Sealer};
 use super::stats::SessionStats;
-use super::wire::{Datagram, Hint};
+use super::wire::Datagram;
 use crate::keys::{Entropy, PublicKey, SecretKey, SharedSecret};
 use crate::time::{Duration, Instant};
 
@@ -82,7 +82,7 @@ pub(super) enum Received<'a> {
 }
 
 pub(super) struct Session {
-    identities: Identities,
+    pub(super) identities: Identities,
     rekey_after: Duration,
     unix_nanos_at_zero: u64,
     slot: u16,
@@ -138,11 +138,6 @@ impl Session {
             allowance: (LIMIT, now),
             stats: SessionStats::default(),
         }
-    }
-
-    /// Hint at the start of the peer's initiations.
-    pub(super) fn hint(&self) -> Hint {
-        self.identities.hint()
     }
 
     /// Takes over the clocks of an earlier run.

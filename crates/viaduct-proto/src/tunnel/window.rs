@@ -11,7 +11,7 @@ const SHORTEST: Duration = Duration::from_millis(10);
 const PRODUCTS: f64 = 4.0;
 
 /// Receive window of the peer, on all links together.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ReceiveWindow {
     limit: u64,
     /// Total of tokens granted.
@@ -39,11 +39,7 @@ impl ReceiveWindow {
             limit,
             total: initial.min(limit),
             least_window: u64::from(least_window),
-            taken: 0,
-            held: 0,
-            since: None,
-            arrived: 0,
-            standing: 0,
+            ..ReceiveWindow::default()
         }
     }
 

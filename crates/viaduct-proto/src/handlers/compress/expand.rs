@@ -163,7 +163,7 @@ mod tests {
     fn a_byte_takes_no_more_room_than_it_needs() {
         let (mut squeeze, mut expand) = (Squeeze::new(3), Expand::default());
         for _ in 0..100 {
-            squeeze.push(Bytes::from_static(b"x"));
+            squeeze.waits.push(Bytes::from_static(b"x"));
             squeeze.block().unwrap().into_iter().for_each(|piece| expand.push(piece));
             let byte = expand.next().unwrap().unwrap();
             assert_eq!(&byte[..], b"x");

@@ -80,7 +80,7 @@ impl Factory for CompressFactory {
 impl Compress {
     /// Sends waiting data, down to `keep` bytes.
     fn flush(&mut self, cx: &mut Context<'_>, keep: usize) {
-        while self.squeeze.waiting() > keep {
+        while self.squeeze.waits.len() > keep {
             match self.squeeze.block() {
                 // A flow that takes no more reports that upstream itself.
                 Ok(pieces) => {
@@ -143,9 +143,9 @@ impl Compress {
 
 impl Handler for Compress {
     fn write(&mut self, cx: &mut Context<'_>, data: Bytes) -> bool {
-        self.squeeze.push(data);
+        self.squeeze.waits.push(data);
         self.flush(cx, MAX_PLAIN - 1);
-        let waits = self.squeeze.waiting() > 0;
+        let waits = !self.squeeze.waits.is_empty();
         cx.set_timer(FLUSH, waits.then_some(cx.now()));
         true
     }

@@ -16,7 +16,7 @@ const TELLING: usize = 1 << 10;
 /// Data that waits to be sent, and its encoder.
 pub(super) struct Squeeze {
     level: i32,
-    waits: Buffer,
+    pub(super) waits: Buffer,
     /// Created on first use, because it takes about a megabyte.
     encoder: Option<Encoder<'static>>,
     /// Plain blocks left until the next trial, and the number after that trial if it fails.
@@ -27,15 +27,6 @@ pub(super) struct Squeeze {
 impl Squeeze {
     pub(super) fn new(level: i32) -> Squeeze {
         Squeeze { level, waits: Buffer::default(), encoder: None, plain: 0, next_plain: 1 }
-    }
-
-    pub(super) fn push(&mut self, data: Bytes) {
-        self.waits.push(data);
-    }
-
-    /// Number of bytes that wait.
-    pub(super) fn waiting(&self) -> usize {
-        self.waits.len()
     }
 
     /// Takes a block of waiting data, in the pieces to write.
@@ -102,7 +93,7 @@ mod tests {
     fn a_block_of_a_byte_takes_no_more_room_than_it_needs() {
         let mut squeeze = Squeeze::new(3);
         for _ in 0..100 {
-            squeeze.push(Bytes::from_static(b"x"));
+            squeeze.waits.push(Bytes::from_static(b"x"));
             for piece in squeeze.block().unwrap() {
                 let (length, room) = (piece.len(), piece.try_into_mut().unwrap().capacity());
                 assert!(room <= 2 * length + 32, "{room} bytes for {length}");

@@ -130,7 +130,7 @@ impl Ensemble {
             return least.max(0.0) as usize;
         }
         let own = self.level - member.sent() as f64;
-        let all = self.window.bytes() - self.on_the_way();
+        let all = self.window.bytes - self.on_the_way();
         let may = own.min(all).max(least).max(0.0);
         let segment = self.path.segment;
         if may >= member.waiting as f64 {
@@ -163,9 +163,9 @@ impl Ensemble {
         format!(
             "{} flows share {:.0} kB, {:.0} kB of it on the way; {} losses, round trip {:.1} ms",
             self.members.len(),
-            self.window.bytes() / 1e3,
+            self.window.bytes / 1e3,
             self.on_the_way() / 1e3,
-            self.window.losses(),
+            self.window.losses,
             self.path.rtt.as_secs_f64() * 1e3,
         )
     }
@@ -185,7 +185,7 @@ impl Ensemble {
         let segment = self.path.segment;
         let mut wants: Vec<u64> = self.members.values().map(|of| of.wants(segment)).collect();
         wants.sort_unstable();
-        self.level = level(&wants, self.window.bytes());
+        self.level = level(&wants, self.window.bytes);
     }
 }
 

@@ -28,9 +28,10 @@ pub(super) struct Path {
 }
 
 /// Congestion window in bytes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Window {
-    bytes: f64,
+    /// Bytes that may be in flight.
+    pub(super) bytes: f64,
     /// Slow-start threshold.
     threshold: f64,
     /// Window at the last loss (CUBIC's W_max).
@@ -41,31 +42,14 @@ pub(super) struct Window {
     last: Option<Instant>,
     /// Losses until then belong to the same congestion event.
     until: Option<Instant>,
-    losses: u64,
+    /// Number of reductions.
+    pub(super) losses: u64,
 }
 
 impl Window {
     /// Initial window of an unknown path with segments of this size.
     pub(super) fn new(segment: f64) -> Window {
-        Window {
-            bytes: INITIAL * segment,
-            threshold: f64::INFINITY,
-            most: 0.0,
-            epoch: None,
-            last: None,
-            until: None,
-            losses: 0,
-        }
-    }
-
-    /// Bytes that may be in flight.
-    pub(super) fn bytes(&self) -> f64 {
-        self.bytes
-    }
-
-    /// Number of reductions.
-    pub(super) fn losses(&self) -> u64 {
-        self.losses
+        Window { bytes: INITIAL * segment, threshold: f64::INFINITY, ..Window::default() }
     }
 
     /// Handles `bytes` acknowledged bytes, with `on_the_way` bytes in flight. A window that is
@@ -142,12 +126,12 @@ mod tests {
     fn it_doubles_each_round_trip_until_a_queue_or_a_loss_shows() {
         let mut window = Window::new(SEGMENT);
         window.acked(at(0), 10.0 * SEGMENT, 10.0 * SEGMENT, path(40));
-        assert_eq!(window.bytes(), 20.0 * SEGMENT);
+        assert_eq!(window.bytes, 20.0 * SEGMENT);
         window.acked(at(40), 20.0 * SEGMENT, 20.0 * SEGMENT, path(50));
-        assert_eq!(window.bytes(), 20.0 * SEGMENT, "a queue has built up");
+        assert_eq!(window.bytes, 20.0 * SEGMENT, "a queue has built up");
         let mut window = Window::new(SEGMENT);
         window.lost(at(0), path(40));
-        assert_eq!(window.bytes(), 7.0 * SEGMENT);
+        assert_eq!(window.bytes, 7.0 * SEGMENT);
     }
 
     #[test]
@@ -156,9 +140,9 @@ mod tests {
         for n in 0..4 {
             window.lost(at(10 * n), path(40));
         }
-        assert_eq!(window.losses(), 1);
+        assert_eq!(window.losses, 1);
         window.lost(at(80), path(40));
-        assert_eq!(window.losses(), 2);
+        assert_eq!(window.losses, 2);
     }
 
     #[test]
@@ -168,9 +152,9 @@ mod tests {
         window.lost(at(0), path(40));
         let mut trace = Vec::new();
         for n in 1..200 {
-            let bytes = window.bytes();
+            let bytes = window.bytes;
             window.acked(at(40 * n), bytes, bytes, path(40));
-            trace.push(window.bytes() / SEGMENT);
+            trace.push(window.bytes / SEGMENT);
         }
         // (100 - 70) / 0.4 is 75, and its cube root is 4.2 s: about 105 round trips. Reno needs
         // 57.
@@ -186,10 +170,10 @@ mod tests {
         window.lost(at(0), path(40));
         let grow = |window: &mut Window, rounds: std::ops::Range<u64>| {
             for n in rounds {
-                let bytes = window.bytes();
+                let bytes = window.bytes;
                 window.acked(at(40 * n), bytes, bytes, path(40));
             }
-            window.bytes()
+            window.bytes
         };
         let mut steady = window.clone();
         grow(&mut steady, 1..60);
@@ -206,11 +190,11 @@ mod tests {
     fn what_is_not_used_does_not_grow() {
         let mut window = Window::new(SEGMENT);
         window.acked(at(0), SEGMENT, SEGMENT, path(40));
-        assert_eq!(window.bytes(), 10.0 * SEGMENT);
+        assert_eq!(window.bytes, 10.0 * SEGMENT);
         window.lost(at(0), path(40));
         for n in 1..100 {
             window.acked(at(40 * n), SEGMENT, SEGMENT, path(40));
         }
-        assert_eq!(window.bytes(), 7.0 * SEGMENT);
+        assert_eq!(window.bytes, 7.0 * SEGMENT);
     }
 }

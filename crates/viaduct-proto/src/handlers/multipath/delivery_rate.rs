@@ -22,8 +22,8 @@ pub(super) struct DeliveryRate {
     /// Time at which the first byte after the last ping was sent.
     began: Option<Instant>,
     answered: Option<Instant>,
-    /// Delivery rate in bytes a second.
-    rate: Option<u64>,
+    /// Delivery rate in bytes a second, if known.
+    pub(super) rate: Option<u64>,
 }
 
 /// Ping in flight.
@@ -58,11 +58,6 @@ impl DeliveryRate {
         let rate = u128::from(bytes) * 1_000_000 / took.as_micros().max(1);
         let rate = u64::try_from(rate).unwrap_or(u64::MAX).max(1);
         self.rate = Some(self.rate.map_or(rate, |known| known - known / 4 + rate / 4));
-    }
-
-    /// Delivery rate in bytes a second, if known.
-    pub(super) fn rate(&self) -> Option<u64> {
-        self.rate
     }
 
     /// Bytes that a connection with the rate `quickest` carries before one more block arrives
@@ -101,13 +96,13 @@ mod tests {
     fn the_rate_is_that_of_what_arrives() {
         let (mut delivery, mut now) = (DeliveryRate::default(), Instant::ZERO);
         carries(&mut delivery, &mut now, 1_000, Duration::from_millis(10));
-        assert_eq!(delivery.rate(), None, "too little to say");
+        assert_eq!(delivery.rate, None, "too little to say");
         // Time with nothing in flight does not count.
         now += Duration::from_secs(10);
         for _ in 0..30 {
             carries(&mut delivery, &mut now, 100_000, Duration::from_millis(100));
         }
-        assert_eq!(delivery.rate().map(|rate| rate / 10_000), Some(100));
+        assert_eq!(delivery.rate.map(|rate| rate / 10_000), Some(100));
     }
 
     #[test]

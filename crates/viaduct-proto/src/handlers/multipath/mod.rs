@@ -180,7 +180,7 @@ impl Multipath {
     /// Returns whether all data has been transferred and only the other end's last
     /// acknowledgement may be missing. If the other end is gone, it has everything.
     fn has_ended(&self) -> bool {
-        self.out.has_ended() && self.received.has_ended()
+        self.out.ended && self.received.said_end
     }
 
     fn end(&mut self, cx: &mut Context<'_>, end: End) {
@@ -237,7 +237,7 @@ impl Handler for Multipath {
     }
 
     fn write(&mut self, cx: &mut Context<'_>, data: Bytes) -> bool {
-        if self.over || self.out.has_ended() {
+        if self.over || self.out.ended {
             return false;
         }
         self.out.push(data);

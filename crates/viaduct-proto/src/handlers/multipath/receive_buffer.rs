@@ -14,7 +14,8 @@ pub(super) struct ReceiveBuffer {
     /// Receive window that the other end was told, in bytes.
     window: usize,
     end: Option<u64>,
-    said_end: bool,
+    /// Everything has been delivered, and the end was reported.
+    pub(super) said_end: bool,
 }
 
 impl ReceiveBuffer {
@@ -62,10 +63,6 @@ impl ReceiveBuffer {
         let due = self.end == Some(self.next) && !self.said_end;
         self.said_end |= due;
         due
-    }
-
-    pub(super) fn has_ended(&self) -> bool {
-        self.said_end
     }
 
     /// Offset to acknowledge to the other end.

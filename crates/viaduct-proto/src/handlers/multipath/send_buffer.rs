@@ -25,7 +25,7 @@ pub(super) struct SendBuffer {
     blocks: VecDeque<Block>,
     /// Offset of the next byte.
     next: u64,
-    ended: bool,
+    pub(super) ended: bool,
     /// Index before which all blocks have been sent.
     first_unsent: usize,
     unsent: usize,
@@ -68,10 +68,6 @@ impl SendBuffer {
     /// Returns whether the other end has acknowledged everything, including the end.
     pub(super) fn is_done(&self) -> bool {
         self.ended && self.blocks.is_empty()
-    }
-
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended
     }
 
     /// Cost of all blocks, and of those that have not been sent.

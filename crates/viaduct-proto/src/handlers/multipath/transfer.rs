@@ -27,7 +27,7 @@ impl Multipath {
         let more = self.deliver(cx) | self.send(cx);
         self.send_ack(cx);
         self.apply_backpressure(cx);
-        if self.out.is_done() && self.received.has_ended() {
+        if self.out.is_done() && self.received.said_end {
             return self.close_paths(cx, false);
         }
         if self.aborted && !self.out.has_unsent() {
@@ -96,8 +96,7 @@ impl Multipath {
     fn soonest(&self) -> Option<(usize, bool)> {
         let usable = || self.paths.iter().enumerate().filter(|(_, path)| path.is_usable());
         let is_alone = usable().count() == 1;
-        let quickest =
-            usable().filter_map(|(_, path)| path.delivery_rate.rate()).max().unwrap_or(1);
+        let quickest = usable().filter_map(|(_, path)| path.delivery_rate.rate).max().unwrap_or(1);
         let may =
             |path: &Path| is_alone || path.delivery_rate.may_send(quickest, self.session.window);
         let ready = usable().filter(|(_, path)| path.is_writable && may(path));

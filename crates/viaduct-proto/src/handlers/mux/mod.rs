@@ -101,7 +101,7 @@ impl Factory for MuxFactory {
     fn state(&self) -> Option<String> {
         let shared = lock(&self.0);
         let mut text = String::new();
-        for connection in shared.connections().take(MAX_REPORTED) {
+        for connection in shared.conns.values().take(MAX_REPORTED) {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "{connection}");
         }

@@ -14,7 +14,7 @@ pub(super) struct MuxState {
     /// Random prefix of all keys, so that other chains cannot guess them.
     secret: [u8; 16],
     next: u64,
-    conns: BTreeMap<u64, ConnState>,
+    pub(super) conns: BTreeMap<u64, ConnState>,
     streams: BTreeMap<u64, StreamState>,
 }
 
@@ -218,11 +218,6 @@ impl MuxState {
 
     pub(super) fn names(&self, connection: u64) -> (Option<Address>, Option<Address>) {
         self.conns.get(&connection).map(|conn| conn.names.clone()).unwrap_or_default()
-    }
-
-    /// All connections, for display.
-    pub(super) fn connections(&self) -> impl Iterator<Item = &ConnState> {
-        self.conns.values()
     }
 
     /// Description of a connection, for people.

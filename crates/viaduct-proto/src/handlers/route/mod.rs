@@ -181,7 +181,7 @@ impl Route {
 
     /// Schedules the next check of the path, if the flow can move.
     fn watch(&self, cx: &mut Context<'_>) {
-        if self.movable && self.carrier.is_some() && self.plan.is_watched() {
+        if self.movable && self.carrier.is_some() && self.plan.is_watched {
             cx.set_timer(WATCH, Some(cx.now() + WATCHED));
         }
     }

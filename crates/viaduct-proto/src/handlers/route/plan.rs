@@ -20,7 +20,7 @@ const MAX_ROUTES: usize = 4;
 pub(super) struct Plan {
     tables: Tables,
     /// The table may change.
-    watched: bool,
+    pub(super) is_watched: bool,
     /// Head start of an attempt before the next path is tried too.
     pub(super) wait: Duration,
 }
@@ -55,7 +55,7 @@ pub(in crate::handlers) fn build(
     let expected = "addresses and ports such as 192.0.2.1:1080+[2001:db8::1]:1080";
     let nodes: Option<Vec<SocketAddr>> = arguments.take("node", expected, nodes)?;
     let wait = arguments.take("wait", "a time such as 300ms or 2s", time)?;
-    let (tables, watched) = match (arguments.text("overlay"), nodes) {
+    let (tables, is_watched) = match (arguments.text("overlay"), nodes) {
         (Some(socket), None) => ((shell.overlays)(&socket), true),
         (None, Some(nodes)) => (fixed(&nodes), false),
         _ => {
@@ -65,7 +65,7 @@ pub(in crate::handlers) fn build(
         }
     };
     let wait = wait.unwrap_or(DEFAULT_WAIT);
-    Ok(Arc::new(RouteFactory(Arc::new(Plan { tables, watched, wait }))))
+    Ok(Arc::new(RouteFactory(Arc::new(Plan { tables, is_watched, wait }))))
 }
 
 impl Factory for RouteFactory {
@@ -79,10 +79,6 @@ impl Factory for RouteFactory {
 }
 
 impl Plan {
-    pub(super) fn is_watched(&self) -> bool {
-        self.watched
-    }
-
     /// Current table; `None` while the overlay's node does not answer.
     pub(super) fn table(&self) -> Option<Arc<Table>> {
         (self.tables)()

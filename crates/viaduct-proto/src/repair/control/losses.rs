@@ -34,8 +34,10 @@ pub struct Losses {
     condemned: Vec<Seq>,
     /// Burst counted last: its newest number and its length.
     run: Option<(Seq, u64)>,
-    counts: Counts,
-    congested: u64,
+    /// Losses by chance, including the last burst, which may go on.
+    pub(in crate::repair) counts: Counts,
+    /// Packets lost by congestion.
+    pub(in crate::repair) congested: u64,
 }
 
 impl Losses {
@@ -102,16 +104,6 @@ impl Losses {
         doubtful.take(RECURS).count() == RECURS
     }
 
-    /// Losses by chance, including the last burst, which may go on.
-    pub fn random(&self) -> Counts {
-        self.counts
-    }
-
-    /// Packets lost by congestion.
-    pub fn congested(&self) -> u64 {
-        self.congested
-    }
-
     /// Counts the first waiting packet. One still in doubt counts as lost by chance.
     fn count_first(&mut self) {
         match self.waiting.pop_front() {
@@ -151,13 +143,13 @@ mod tests {
             losses.missing(at(0), seq, Verdict::Chance);
         }
         losses.settle(at(7));
-        assert_eq!(losses.random().bursts, [0; 16], "they may be late");
+        assert_eq!(losses.counts.bursts, [0; 16], "they may be late");
         losses.settle(at(8));
-        let bursts = losses.random().bursts;
+        let bursts = losses.counts.bursts;
         assert_eq!((bursts[0], bursts[1], bursts[2]), (2, 0, 1));
         losses.missing(at(5), 31, Verdict::Chance);
         losses.settle(at(13));
-        assert_eq!(losses.random().bursts[..2], [1, 1], "the last has grown");
+        assert_eq!(losses.counts.bursts[..2], [1, 1], "the last has grown");
     }
 
     #[test]
@@ -168,7 +160,7 @@ mod tests {
         losses.arrived(2);
         assert_eq!(losses.due(), Some(at(8)));
         losses.settle(at(100));
-        assert_eq!((losses.random().bursts[0], losses.congested(), losses.due()), (2, 1, None));
+        assert_eq!((losses.counts.bursts[0], losses.congested, losses.due()), (2, 1, None));
     }
 
     #[test]
@@ -176,16 +168,16 @@ mod tests {
         let mut losses = Losses::default();
         losses.missing(at(0), 1, Verdict::Doubtful);
         losses.settle(at(100));
-        assert_eq!((losses.random().bursts[0], losses.due()), (0, Some(at(1_000))));
+        assert_eq!((losses.counts.bursts[0], losses.due()), (0, Some(at(1_000))));
         losses.missing(at(200), 9, Verdict::Congestion);
         assert_eq!(losses.condemned().collect::<Vec<_>>(), [1]);
         losses.settle(at(2_000));
-        assert_eq!((losses.random().bursts[0], losses.congested()), (0, 2));
+        assert_eq!((losses.counts.bursts[0], losses.congested), (0, 2));
         assert_eq!(losses.condemned().next(), None);
         losses.missing(at(3_000), 20, Verdict::Doubtful);
         losses.settle(at(3_500));
         losses.settle(at(4_000));
-        assert_eq!((losses.random().bursts[0], losses.congested(), losses.due()), (1, 2, None));
+        assert_eq!((losses.counts.bursts[0], losses.congested, losses.due()), (1, 2, None));
     }
     #[test]
     fn what_is_known_after_a_loss_in_doubt_counts_with_it() {
@@ -199,9 +191,9 @@ mod tests {
             }
         }
         losses.settle(at(1_000));
-        assert_eq!((losses.random().packets, losses.random().bursts[0]), (100, 0));
+        assert_eq!((losses.counts.packets, losses.counts.bursts[0]), (100, 0));
         losses.settle(at(1_001));
-        assert_eq!((losses.random().packets, losses.random().bursts[0]), (999, 10));
+        assert_eq!((losses.counts.packets, losses.counts.bursts[0]), (999, 10));
         assert_eq!(losses.due(), None);
     }
 }

@@ -108,13 +108,13 @@ pub struct Controller {
     trim: Trim,
     /// Overhead that losses call for, and the one in force.
     asked: f64,
-    overhead: f64,
+    pub(in crate::repair) overhead: f64,
     /// Overhead when the queue became long.
     frozen: Option<f64>,
     room: Room,
     /// Start of the repairs.
     begun: Option<Instant>,
-    regime: Regime,
+    pub(in crate::repair) regime: Regime,
 }
 
 /// Traffic to a peer.
@@ -147,25 +147,9 @@ impl Controller {
         }
     }
 
-    /// Changes the bounds.
-    pub fn change(&mut self, limits: Limits) {
-        self.limits = limits;
-        self.overhead = self.overhead.min(limits.max_overhead);
-    }
-
     /// Last report of the peer.
     pub fn report(&self) -> Report {
         self.last.map(|(_, report)| report).unwrap_or_default()
-    }
-
-    /// State of the link.
-    pub fn regime(&self) -> Regime {
-        self.regime
-    }
-
-    /// Repairs for each packet.
-    pub fn overhead(&self) -> f64 {
-        self.overhead
     }
 
     /// Share of the repairs that remains while a queue drops packets; 1 otherwise.

@@ -21,7 +21,7 @@ use crate::time::{Duration, Instant};
 pub struct Path {
     queue: Queue,
     offered: Offered,
-    losses: Losses,
+    pub(in crate::repair) losses: Losses,
     /// Count of visible loss events, and the time of the last one.
     visible: u64,
     seen: Option<Instant>,
@@ -99,21 +99,10 @@ impl Path {
         }
     }
 
-    /// Takes the numbers of missing packets whose cause was in doubt and which now count as
-    /// dropped by a full queue.
-    pub fn condemned(&mut self) -> impl Iterator<Item = Seq> {
-        self.losses.condemned()
-    }
-
     /// Cause of the loss of packets in a row, beside others with the queueing delay `waits`.
     fn judge(&mut self, now: Instant, waits: Micros) -> Verdict {
         let verdict = self.queue.lose(now, waits);
         if self.offered.lose() { Verdict::Congestion } else { verdict }
-    }
-
-    /// Notes that a missing packet has arrived by itself.
-    pub fn arrived(&mut self, seq: Seq) {
-        self.losses.arrived(seq);
     }
 
     /// Counts a visible loss event: a packet lost by chance came back too late for its flow, or
@@ -125,21 +114,11 @@ impl Path {
         }
     }
 
-    /// Counts packets that were missing for long enough.
-    pub fn settle(&mut self, now: Instant) {
-        self.losses.settle(now);
-    }
-
-    /// Time of the next packet to count.
-    pub fn due(&self) -> Option<Instant> {
-        self.losses.due()
-    }
-
     /// Report to the peer.
     pub fn report(&self) -> Report {
         Report {
-            random: self.losses.random(),
-            congested: self.losses.congested(),
+            random: self.losses.counts,
+            congested: self.losses.congested,
             visible: self.visible,
             queue_full: self.queue.is_standing(),
             in_doubt: self.losses.in_doubt(),

@@ -26,20 +26,20 @@ impl World {
             self.report.random.bursts[bursts::bucket(length)] += bursts;
             self.controller.handle_report(self.now, self.report, TRAFFIC);
         }
-        self.controller.overhead()
+        self.controller.overhead
     }
 }
 
 #[test]
 fn a_clean_link_pays_nothing_and_an_onset_is_answered_at_once() {
     let mut world = World::new();
-    assert_eq!(world.controller.regime(), Regime::Unknown);
+    assert_eq!(world.controller.regime, Regime::Unknown);
     assert_eq!(world.run(100, 0, 1), 0.0);
     assert_eq!(world.controller.parameters(TRAFFIC), None);
-    assert_eq!(world.controller.regime(), Regime::Clean);
+    assert_eq!(world.controller.regime, Regime::Clean);
     let overhead = world.run(5, 5, 1);
     assert!((0.025..0.05).contains(&overhead), "1 % single: {overhead}");
-    assert_eq!(world.controller.regime(), Regime::Repairing);
+    assert_eq!(world.controller.regime, Regime::Repairing);
     let parameters = world.controller.parameters(TRAFFIC).unwrap();
     assert!(
         (parameters.overhead() - overhead).abs() < 0.001 && parameters.window == 600,
@@ -65,7 +65,7 @@ fn bursts_ask_for_more_and_no_more_is_given_than_allowed() {
     let bursts = world.run(20, 2, 8);
     assert!(bursts > 1.5 * single, "{bursts} against {single}");
     assert_eq!(world.run(20, 3, 64), 0.125, "the rest is for what is asked for");
-    assert_eq!(world.controller.regime(), Regime::Bounded);
+    assert_eq!(world.controller.regime, Regime::Bounded);
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn a_full_queue_gets_hardly_more_repairs_than_before() {
     let before = world.run(20, 10, 1);
     world.report.queue_full = true;
     assert!(world.run(5, 40, 1) <= before);
-    assert_eq!(world.controller.regime(), Regime::Congested);
+    assert_eq!(world.controller.regime, Regime::Congested);
     world.report.queue_full = false;
     assert!(world.run(1, 40, 1) > before);
     let mut world = World::new();
@@ -93,7 +93,7 @@ fn few_losses_of_an_onset_are_enough() {
         world.report.random.packets += 500;
         world.report.random.bursts[0] += bursts;
         world.controller.handle_report(world.now, world.report, TRAFFIC);
-        world.controller.overhead()
+        world.controller.overhead
     };
     assert_eq!(losses(2), 0.0, "they may be all");
     assert_eq!(losses(2), PRIOR);
@@ -123,7 +123,7 @@ fn while_a_queue_drops_packets_repairs_yield_and_then_come_back() {
             world.now += TICK;
             world.controller.handle_report(world.now, world.report, TRAFFIC);
         }
-        world.controller.overhead()
+        world.controller.overhead
     };
     let times = |millis| (millis / TICK.as_millis()) as usize;
     let soon = drop(&mut world, times(1_000));
@@ -141,7 +141,7 @@ fn losses_that_flows_see_raise_it_within_bounds_and_calm_lowers_it() {
         world.report.visible += 1;
         world.run(1, 5, 1);
     }
-    let raised = world.controller.overhead();
+    let raised = world.controller.overhead;
     assert!((1.2..1.6).contains(&(raised / plain)), "{raised} of {plain}");
     let calm = world.run(700, 5, 1);
     assert!((0.7..1.01).contains(&(calm / plain)), "{calm} of {plain}");

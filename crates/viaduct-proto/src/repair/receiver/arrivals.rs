@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::fec::Seq;
-use crate::repair::align::{Aligner, Arrival, Named, Tag};
+use crate::repair::align::{Aligner, Arrival};
 use crate::repair::identity::Identity;
 use crate::time::Instant;
 use crate::wire::ip::MutableFields;
@@ -26,7 +26,7 @@ pub(super) struct Arrivals {
     last: VecDeque<ArrivedPacket>,
     /// Number of the oldest one kept.
     first: Arrival,
-    aligner: Aligner,
+    pub(super) aligner: Aligner,
     /// Routers crossed; used for IPv4 and IPv6 alike.
     crossed: u8,
     /// Fields used where a packet's own are unknown: those of the last packet matched, as sent.
@@ -50,11 +50,6 @@ impl Arrivals {
         get(&self.last, self.first, arrival)
     }
 
-    /// Names the numbers from `first` on; see [`Aligner::name`].
-    pub(super) fn name(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
-        self.aligner.name(first, tags, named);
-    }
-
     /// Searches for the arrival of packet `seq`, which was not matched by its name.
     pub(super) fn find(&mut self, seq: Seq, identity: Identity) -> bool {
         let Arrivals { last, first, aligner, .. } = self;
@@ -73,16 +68,6 @@ impl Arrivals {
     pub(super) fn as_sent(&mut self, fields: MutableFields) -> MutableFields {
         self.usual_fields = MutableFields { ttl: fields.ttl.wrapping_add(self.crossed), ..fields };
         self.usual_fields
-    }
-
-    /// Forgets missing packets with numbers below `seq`.
-    pub(super) fn forget_below(&mut self, seq: Seq) {
-        self.aligner.forget_below(seq);
-    }
-
-    /// Forgets all names and arrivals that are not matched yet.
-    pub(super) fn clear(&mut self) {
-        self.aligner.clear();
     }
 
     /// Bytes of memory held by the arrivals.

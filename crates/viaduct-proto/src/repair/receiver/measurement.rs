@@ -56,7 +56,7 @@ impl Measurement {
 
     /// Notes that missing packet `seq` has arrived by itself.
     pub(super) fn arrived(&mut self, seq: Seq) {
-        self.path.arrived(seq);
+        self.path.losses.arrived(seq);
         if let Some(observed) = &mut self.observed {
             observed.arrived(seq);
         }
@@ -98,7 +98,7 @@ impl Measurement {
         } else {
             self.named_in_time(now, of, known, arrivals, needs);
         }
-        for seq in self.path.condemned() {
+        for seq in self.path.losses.condemned() {
             if let Some(row) = known.ledger.row_mut(seq) {
                 row.congested = true;
             }

@@ -51,7 +51,7 @@ use super::section::{Copies, Need, Part, expand};
 use super::shadow::{Outcome, TRIED};
 use super::sites::Sites;
 use super::stats::ReceiverStats;
-use crate::fec::{Cover, Repair, Seq};
+use crate::fec::{Cover, Decoder as _, Repair, Seq};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, MutableFields};
 use crate::wire::tcp_sack;
@@ -104,7 +104,7 @@ impl Receiver {
     pub(super) fn resize(&mut self, now: Instant, memory: usize) {
         self.known.resize(memory);
         self.repairs.resize(memory);
-        self.arrivals.clear();
+        self.arrivals.aligner.clear();
         self.miss(now);
     }
 
@@ -129,7 +129,7 @@ impl Receiver {
 
     pub(super) fn memory(&self) -> usize {
         self.known.memory()
-            + self.repairs.memory()
+            + self.repairs.decoder.memory()
             + self.arrivals.memory()
             + self.measurement.memory()
     }
@@ -311,7 +311,7 @@ impl Receiver {
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let timers = [
             self.injection.hold.poll_timeout(),
-            self.measurement.path.due(),
+            self.measurement.path.losses.due(),
             self.needs.due(&self.repairs),
         ];
         timers.into_iter().flatten().min()
@@ -319,7 +319,7 @@ impl Receiver {
 
     /// Counts packets that were missing for long enough; returns the next request to the peer.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Need> {
-        self.measurement.path.settle(now);
+        self.measurement.path.losses.settle(now);
         self.needs.next(now, &self.known, &self.repairs)
     }
 
@@ -333,7 +333,7 @@ impl Receiver {
             self.measurement.path.visible(now, self.needs.times.wait);
         }
         self.repairs.tick(&self.stats, floor);
-        self.arrivals.forget_below(floor);
+        self.arrivals.aligner.forget_below(floor);
     }
 
     /// Returns whether packets from `first` to `last` may have been missed by the tap.

@@ -71,7 +71,7 @@ impl Receiver {
         });
         let Some(new) = runs.range() else { return };
         let mut named = std::mem::take(&mut self.named);
-        runs.iter().for_each(|(begin, tags)| self.arrivals.name(begin, tags, &mut named));
+        runs.iter().for_each(|(begin, tags)| self.arrivals.aligner.name(begin, tags, &mut named));
         let Receiver { measurement, known, arrivals, needs, .. } = self;
         let matched = Matched { first, names, new, named: &named };
         measurement.named(now, &matched, known, arrivals, needs);

@@ -53,7 +53,7 @@ impl Needs {
         let expected = self.expected(repairs);
         let Needs { requests, unnamed, times } = self;
         let is_named = |seq| known.ledger.row(seq).is_none_or(|row| row.state != State::Unnamed);
-        let held = |first, last| repairs.held(first, last);
+        let held = |first, last| repairs.decoder.equations_within(first, last);
         let names = unnamed.ask(now, times.rtt, is_named);
         names
             .or_else(|| requests.ask_early(now, expected))
@@ -63,7 +63,10 @@ impl Needs {
     /// Number of equations at hand for packets not requested yet, and of those expected while
     /// flows can wait.
     fn expected(&self, repairs: &Repairs) -> usize {
-        let held = self.requests.fresh().map_or(0, |(first, last)| repairs.held(first, last));
+        let held = self
+            .requests
+            .fresh()
+            .map_or(0, |(first, last)| repairs.decoder.equations_within(first, last));
         held + repairs.in_flight.within(self.times.wait)
     }
 }

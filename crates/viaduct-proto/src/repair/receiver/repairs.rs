@@ -31,7 +31,7 @@ impl Pending {
 
 /// Repairs from the peer, and the packets recovered by them.
 pub(super) struct Repairs {
-    decoder: AnyDecoder,
+    pub(super) decoder: AnyDecoder,
     pending: VecDeque<Pending>,
     pub(super) in_flight: InFlight,
     /// Recovered packets; kept empty between calls of the receiver.
@@ -147,20 +147,10 @@ impl Repairs {
         self.recovered = recovered;
     }
 
-    /// Number of equations at hand for packets from `first` to `last` alone.
-    pub(super) fn held(&self, first: Seq, last: Seq) -> usize {
-        self.decoder.equations_within(first, last)
-    }
-
     /// Housekeeping; called every [`TICK`](super::TICK). Repairs below `floor` are forgotten.
     pub(super) fn tick(&mut self, stats: &ReceiverStats, floor: Seq) {
         self.in_flight.tick(stats.repairs, stats.packets);
         self.decoder.forget_below(floor);
-    }
-
-    /// Bytes of memory held by the decoder.
-    pub(super) fn memory(&self) -> usize {
-        self.decoder.memory()
     }
 }
 

@@ -63,7 +63,7 @@ impl Feedback {
         self.losses.settle(now);
         if now >= self.next_report {
             self.next_report = now + REPORT;
-            let (random, congested) = (self.losses.random(), self.losses.congested());
+            let (random, congested) = (self.losses.counts, self.losses.congested);
             let report = Report { random, congested, ..self.report };
             self.reports.push_back((now + self.rtt / 2, report));
             self.requests.expire(now, 0);

@@ -51,7 +51,7 @@ proptest! {
             }
             kernel.again += u64::from(what == 4);
             all.report(id, *kernel, amount, now);
-            widest = widest.max(all.window.bytes());
+            widest = widest.max(all.window.bytes);
             let may = all.may_send(id).min(amount);
             prop_assert!(kernel.held > 0 || amount == 0 || may > 0, "it starves");
             all.sent(id, may);
@@ -179,7 +179,7 @@ fn the_estimate_of_a_path_outlives_its_flows() {
     all.report(1, of, 0, Instant::ZERO);
     of.acked = 9_000;
     all.report(1, of, 0, Instant::ZERO + rtt);
-    let learnt = all.window.bytes();
+    let learnt = all.window.bytes;
     assert!(learnt > 20_000.0);
     all.leave(1, Instant::ZERO + rtt);
     assert_eq!((all.held, all.idle(Instant::ZERO + 2 * rtt)), (0, Some(rtt)));
