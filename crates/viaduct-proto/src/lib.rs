@@ -36,6 +36,7 @@ pub mod keys;
 pub mod link;
 pub mod negotiate;
 pub mod overlay;
+mod reader;
 pub mod repair;
 pub mod rng;
 pub mod sim;

@@ -12,10 +12,10 @@
 //! `from` and `to` are the first four bytes of a node's public key. `boot` is a random number
 //! chosen at each start of a node. `number` counts the sender's messages to this peer.
 
+use crate::reader::Reader;
 use crate::time::Duration;
 
 const MAGIC: u8 = 0x4f;
-pub(super) const HEAD: usize = 32;
 const PATH: usize = 10;
 pub(super) const TAG: usize = 16;
 const DOWN: u32 = u32::MAX;
@@ -71,37 +71,26 @@ impl Message {
     /// Parses a message and its tag, which the caller must check.
     pub(super) fn parse(datagram: &[u8]) -> Option<(Message, [u8; TAG])> {
         let (body, tag) = datagram.split_last_chunk::<TAG>()?;
-        let (head, rest) = body.split_first_chunk::<HEAD>()?;
-        let kind = match head[..2] {
+        let mut rest = Reader(body);
+        let kind = match rest.array::<2>()? {
             [MAGIC, 1] => Kind::Probe,
             [MAGIC, 2] => Kind::Answer,
             _ => return None,
         };
-        let count = usize::from(u16::from_be_bytes([head[2], head[3]]));
-        if rest.len() != count * PATH || count > super::MAX_PEERS {
+        let count = usize::from(rest.u16()?);
+        let (from, boot, number, nonce) = (rest.u32()?, rest.u64()?, rest.u64()?, rest.u64()?);
+        if rest.0.len() != count * PATH || count > super::MAX_PEERS {
             return None;
         }
-        let long = |at: usize| u64::from_be_bytes(head[at..at + 8].try_into().expect("8 bytes"));
-        let message = Message {
-            kind,
-            from: u32::from_be_bytes([head[4], head[5], head[6], head[7]]),
-            boot: long(8),
-            number: long(16),
-            nonce: long(24),
-            paths: rest.as_chunks::<PATH>().0.iter().map(path).collect(),
-        };
-        Some((message, *tag))
+        let paths = std::iter::from_fn(|| path(&mut rest)).collect();
+        Some((Message { kind, from, boot, number, nonce, paths }, *tag))
     }
 }
 
-fn path(bytes: &[u8; PATH]) -> Path {
-    let [a, b, c, d, e, f, g, h, i, j] = *bytes;
-    let rtt = u32::from_be_bytes([e, f, g, h]);
-    Path {
-        to: u32::from_be_bytes([a, b, c, d]),
-        rtt: (rtt != DOWN).then(|| Duration::from_micros(rtt.into())),
-        loss: f64::from(u16::from_be_bytes([i, j])) / 65_535.0,
-    }
+fn path(rest: &mut Reader<'_>) -> Option<Path> {
+    let (to, rtt, loss) = (rest.u32()?, rest.u32()?, rest.u16()?);
+    let rtt = (rtt != DOWN).then(|| Duration::from_micros(rtt.into()));
+    Some(Path { to, rtt, loss: f64::from(loss) / 65_535.0 })
 }
 
 #[cfg(test)]

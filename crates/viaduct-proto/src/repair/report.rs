@@ -20,6 +20,7 @@ use super::control::queue::micros;
 use super::shadow::{Outcome, TRIED};
 use super::stats::{LOSS_BUCKETS, LossReport};
 use crate::fec::Seq;
+use crate::reader::Reader;
 use crate::time::{Duration, Instant};
 
 /// Kind of the section with a report.
@@ -52,29 +53,26 @@ pub struct Report {
 impl Report {
     /// Parses a section's body; `None` if it is malformed.
     pub fn parse(body: &[u8]) -> Option<Report> {
-        let mut rest = body;
-        let next = u64::from_be_bytes(take(&mut rest)?);
-        let [flags] = take(&mut rest)?;
+        let mut rest = Reader(body);
+        let (next, flags) = (rest.u64()?, rest.u8()?);
         if body.len() != LEN || flags > WITH_ECHO | QUEUE_FULL | IN_DOUBT {
             return None;
         }
-        let mut short = || take(&mut rest).map(u32::from_be_bytes);
-        let (stamp, echo, held, wait) = (short()?, short()?, short()?, short()?);
-        let mut long = || take(&mut rest).map(u64::from_be_bytes);
+        let (stamp, echo, held, wait) = (rest.u32()?, rest.u32()?, rest.u32()?, rest.u32()?);
         let mut loss = LossReport {
-            highest: long()?,
-            covered: long()?,
-            lost: long()?,
-            recovered: long()?,
+            highest: rest.u64()?,
+            covered: rest.u64()?,
+            lost: rest.u64()?,
+            recovered: rest.u64()?,
             bursts: [0; LOSS_BUCKETS],
         };
         for bucket in &mut loss.bursts {
-            *bucket = long()?;
+            *bucket = rest.u64()?;
         }
-        let (packets, congested, visible) = (long()?, long()?, long()?);
+        let (packets, congested, visible) = (rest.u64()?, rest.u64()?, rest.u64()?);
         let mut random = Counts { packets, bursts: [0; BUCKETS] };
         for bucket in &mut random.bursts {
-            *bucket = long()?;
+            *bucket = rest.u64()?;
         }
         let (queue_full, in_doubt) = (flags & QUEUE_FULL != 0, flags & IN_DOUBT != 0);
         let echo = (flags & WITH_ECHO != 0).then_some((echo, held));
@@ -114,11 +112,11 @@ impl Report {
 
 /// Parses the outcomes of trial codes; `None` if they are malformed.
 pub fn parse_trials(body: &[u8]) -> Option<[Outcome; TRIED.len()]> {
-    let mut rest = body;
+    let mut rest = Reader(body);
     let mut outcomes = [Outcome::default(); TRIED.len()];
     for Outcome { packets, lost, recovered, in_time, repairs } in &mut outcomes {
         for number in [packets, lost, recovered, in_time, repairs] {
-            *number = u64::from_be_bytes(take(&mut rest)?);
+            *number = rest.u64()?;
         }
     }
     rest.is_empty().then_some(outcomes)
@@ -130,12 +128,6 @@ pub fn emit_trials(outcomes: &[Outcome; TRIED.len()], out: &mut Vec<u8>) {
         let numbers = [packets, lost, recovered, in_time, repairs];
         numbers.iter().for_each(|number| out.extend(number.to_be_bytes()));
     }
-}
-
-fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
-    let (first, after) = rest.split_first_chunk::<N>()?;
-    *rest = after;
-    Some(*first)
 }
 
 #[cfg(test)]

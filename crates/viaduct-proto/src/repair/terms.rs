@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use highway::{HighwayHasher, Key};
 use ipnet::IpNet;
 
-use super::wire::u64_at;
+use crate::reader::Reader;
 
 /// Kind of the section.
 pub(super) const TERMS: u8 = 5;
@@ -69,8 +69,8 @@ pub struct Terms {
 impl Terms {
     /// Parses a section's body; `None` if it is malformed.
     pub fn parse(bytes: &[u8]) -> Option<Terms> {
-        let (own, peer) = (u64_at(bytes, 0)?, u64_at(bytes, 8)?);
-        let mut rest = bytes.get(16..)?;
+        let mut rest = Reader(bytes);
+        let (own, peer) = (rest.u64()?, rest.u64()?);
         let (version, code) = (take_text(&mut rest)?, take_text(&mut rest)?);
         let own = Listed { digest: own, first: take_list(&mut rest)? };
         let peer = Listed { digest: peer, first: take_list(&mut rest)? };
@@ -128,18 +128,15 @@ fn entry(net: &IpNet) -> [u8; ENTRY] {
     entry
 }
 
-fn take_text(rest: &mut &[u8]) -> Option<String> {
-    let (&len, after) = rest.split_first()?;
-    let (text, after) = after.split_at_checked(usize::from(len))?;
-    *rest = after;
+fn take_text(rest: &mut Reader<'_>) -> Option<String> {
+    let text = rest.counted_u8()?;
     let fine = text.len() <= MAX_TEXT && text.iter().all(|b| (b' '..=b'~').contains(b));
     fine.then(|| String::from_utf8_lossy(text).into_owned())
 }
 
-fn take_list(rest: &mut &[u8]) -> Option<Vec<IpNet>> {
-    let (&count, after) = rest.split_first()?;
-    let (list, after) = after.split_at_checked(usize::from(count) * ENTRY)?;
-    *rest = after;
+fn take_list(rest: &mut Reader<'_>) -> Option<Vec<IpNet>> {
+    let count = usize::from(rest.u8()?);
+    let list = rest.take(count * ENTRY)?;
     let nets = list.as_chunks::<ENTRY>().0.iter().map(|&[kind, len, ref address @ ..]| {
         let ip = match kind {
             4 => IpAddr::V4(Ipv4Addr::from(*address.first_chunk::<4>()?)),
@@ -148,7 +145,7 @@ fn take_list(rest: &mut &[u8]) -> Option<Vec<IpNet>> {
         };
         IpNet::new(ip, len).ok()
     });
-    (usize::from(count) <= MAX_LISTED).then(|| nets.collect())?
+    (count <= MAX_LISTED).then(|| nets.collect())?
 }
 
 #[cfg(test)]

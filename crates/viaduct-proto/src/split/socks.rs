@@ -14,6 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::Parsed;
 use crate::flow::{Address, Failure};
+use crate::reader::Reader;
 
 pub(super) const VERSION: u8 = 5;
 pub(super) const PASSWORD_VERSION: u8 = 1;
@@ -62,12 +63,12 @@ pub fn choice(method: Option<Method>) -> [u8; 2] {
 pub fn credentials(bytes: &[u8]) -> Parsed<Credentials> {
     let mut rest = match *bytes {
         [] => return Parsed::Short,
-        [PASSWORD_VERSION, ref rest @ ..] => rest,
+        [PASSWORD_VERSION, ref rest @ ..] => Reader(rest),
         _ => return Parsed::Wrong("another version of SOCKS passwords"),
     };
-    let Some(name) = counted(&mut rest) else { return Parsed::Short };
-    let Some(password) = counted(&mut rest) else { return Parsed::Short };
-    let len = bytes.len() - rest.len();
+    let Some(name) = rest.counted_u8() else { return Parsed::Short };
+    let Some(password) = rest.counted_u8() else { return Parsed::Short };
+    let len = bytes.len() - rest.0.len();
     Parsed::Whole(Credentials { name: name.to_vec(), password: password.to_vec() }, len)
 }
 
@@ -92,24 +93,23 @@ pub fn request(bytes: &[u8]) -> Parsed<Address> {
 
 /// Parses an address, as in requests, replies and datagrams: type, address of that type, port.
 pub(super) fn address(bytes: &[u8]) -> Parsed<Address> {
-    let Some((&kind, rest)) = bytes.split_first() else { return Parsed::Short };
-    let mut after = rest;
+    let mut after = Reader(bytes);
+    let Some(kind) = after.u8() else { return Parsed::Short };
     let host = match kind {
-        IPV4 => taken::<4>(&mut after).map(|octets| Host::Ip(Ipv4Addr::from(octets).into())),
-        IPV6 => taken::<16>(&mut after).map(|octets| Host::Ip(Ipv6Addr::from(octets).into())),
-        NAME => match counted(&mut after).map(host_of) {
+        IPV4 => after.array::<4>().map(|octets| Host::Ip(Ipv4Addr::from(octets).into())),
+        IPV6 => after.array::<16>().map(|octets| Host::Ip(Ipv6Addr::from(octets).into())),
+        NAME => match after.counted_u8().map(host_of) {
             Some(None) => return Parsed::Wrong("a host name that cannot be one"),
             host => host.flatten(),
         },
         _ => return Parsed::Wrong("an address of a kind that SOCKS5 does not know"),
     };
-    let (Some(host), Some(port)) = (host, taken::<2>(&mut after)) else { return Parsed::Short };
-    let port = u16::from_be_bytes(port);
+    let (Some(host), Some(port)) = (host, after.u16()) else { return Parsed::Short };
     let address = match host {
         Host::Ip(ip) => Address::Ip(SocketAddr::new(ip, port)),
         Host::Name(name) => Address::Name(name, port),
     };
-    Parsed::Whole(address, bytes.len() - after.len())
+    Parsed::Whole(address, bytes.len() - after.0.len())
 }
 
 /// Appends an address to `out`; `None` for a name that is empty or has more than 255 bytes.
@@ -176,18 +176,4 @@ pub(crate) fn name_of(bytes: &[u8]) -> Option<String> {
     let fine = |&b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
     let good = !bytes.is_empty() && bytes.len() <= 253 && bytes.iter().all(fine);
     good.then(|| String::from_utf8_lossy(bytes).into_owned())
-}
-
-/// Takes a length byte and as many bytes after it.
-fn counted<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let (&count, after) = rest.split_first()?;
-    let (bytes, after) = after.split_at_checked(usize::from(count))?;
-    *rest = after;
-    Some(bytes)
-}
-
-fn taken<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
-    let (bytes, after) = rest.split_first_chunk::<N>()?;
-    *rest = after;
-    Some(*bytes)
 }

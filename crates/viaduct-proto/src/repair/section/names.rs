@@ -6,6 +6,7 @@ use super::super::align::Tag;
 use super::gaps::{self, Gaps};
 use super::{NAMES, SECTION_HEAD, emit};
 use crate::fec::Seq;
+use crate::reader::Reader;
 use crate::time::Duration;
 
 /// Limit of packets that a section names.
@@ -90,9 +91,8 @@ impl Times<'_> {
 }
 
 pub(super) fn parse(body: &[u8]) -> Option<Names<'_>> {
-    let (head, mut rest) = body.split_first_chunk::<NAMES_HEAD>()?;
-    let &[flags, ref first @ .., count] = head;
-    let (first, count) = (Seq::from(u32::from_be_bytes(*first)), usize::from(count));
+    let mut rest = Reader(body);
+    let (flags, first, count) = (rest.u8()?, Seq::from(rest.u32()?), usize::from(rest.u8()?));
     const KNOWN: u8 = WITH_TIMES | WITH_ACKS | WITH_BARE | OBSERVED | COMBINED;
     if flags > KNOWN || count == 0 || count > MAX_NAMES {
         return None;
@@ -101,28 +101,19 @@ pub(super) fn parse(body: &[u8]) -> Option<Names<'_>> {
     if has(WITH_TIMES) && has(COMBINED) {
         return None;
     }
-    let timed = if has(WITH_TIMES) { Some(take_times_head(&mut rest)?) } else { None };
-    let apart = if has(COMBINED) { take_apart(&mut rest)?.get() } else { 0 };
-    let (tags, rest) = rest.split_at_checked(2 * count)?;
+    let timed = match has(WITH_TIMES) {
+        true => Some((rest.u32()?, rest.u8()?, rest.u8()?)),
+        false => None,
+    };
+    let apart = if has(COMBINED) { NonZeroU16::new(rest.u16()?)?.get() } else { 0 };
+    let tags = rest.take(2 * count)?.as_chunks().0;
     let gap_count = if timed.is_some() { count - 1 } else { 0 };
-    let (tags, mut rest) = (tags.as_chunks().0, rest);
-    let gaps = gaps::take(&mut rest, gap_count)?;
+    let gaps = gaps::take(&mut rest.0, gap_count)?;
     let bits = if has(WITH_BARE) { count.div_ceil(8) } else { 0 };
     let times = timed.map(|(sent, ttl, tos)| Times { sent, ttl, tos, gaps, count: gap_count });
     let manner = Manner { acks: has(WITH_ACKS), is_observed: has(OBSERVED) };
-    (rest.len() == bits).then_some(Names { first, manner, apart, tags, times, bare: rest })
-}
-
-fn take_times_head(rest: &mut &[u8]) -> Option<(u32, u8, u8)> {
-    let (&[s0, s1, s2, s3, ttl, tos], behind) = rest.split_first_chunk::<TIMES_HEAD>()?;
-    *rest = behind;
-    Some((u32::from_be_bytes([s0, s1, s2, s3]), ttl, tos))
-}
-
-fn take_apart(rest: &mut &[u8]) -> Option<NonZeroU16> {
-    let (&apart, behind) = rest.split_first_chunk()?;
-    *rest = behind;
-    NonZeroU16::new(u16::from_be_bytes(apart))
+    let bare = rest.0;
+    (bare.len() == bits).then_some(Names { first, manner, apart, tags, times, bare })
 }
 
 /// Name of a packet, with its send time and mutable fields.

@@ -8,6 +8,7 @@ use super::{
     MAX_BODY, MAX_DATA, Malformed, NAME, NONE, Opening, PING, PONG, RST, SYN, VERSION,
 };
 use crate::flow::{Address, Failure};
+use crate::reader::Reader;
 use crate::split::socks::name_of;
 
 /// Parser of frames, from bytes that come in pieces of any size.
@@ -107,43 +108,43 @@ fn head(bytes: &[u8]) -> Result<(u8, u32, usize), Malformed> {
 }
 
 fn body<'a>(kind: u8, bytes: &[u8]) -> Result<Frame<'a>, Malformed> {
-    let mut rest = bytes;
+    let mut rest = Reader(bytes);
     let length = Malformed::Length { kind, length: bytes.len() };
     let frame = match kind {
         HELLO => hello(&mut rest)?,
-        GRANT => taken(&mut rest).map(|tokens| Frame::Grant(u64::from_be_bytes(tokens))),
-        GONE => taken(&mut rest).map(|link| Frame::Gone(u32::from_be_bytes(link))),
-        PING => taken(&mut rest).map(|any| Frame::Ping(u64::from_be_bytes(any))),
-        PONG => taken(&mut rest).map(|any| Frame::Pong(u64::from_be_bytes(any))),
+        GRANT => rest.u64().map(Frame::Grant),
+        GONE => rest.u32().map(Frame::Gone),
+        PING => rest.u64().map(Frame::Ping),
+        PONG => rest.u64().map(Frame::Pong),
         LEAVE => Some(Frame::Leave),
         SYN if bytes.is_empty() => Some(Frame::Syn(None)),
         SYN => Some(Frame::Syn(Some(opening(&mut rest).ok_or(Malformed::Address)?))),
         FIN => Some(Frame::Fin),
         FINACK => Some(Frame::FinAck),
         RST => Some(Frame::Rst(failure(&mut rest)?)),
-        ACK => taken(&mut rest).map(|freed| Frame::Ack(u32::from_be_bytes(freed))),
+        ACK => rest.u32().map(Frame::Ack),
         _ => return Err(Malformed::Kind(kind)),
     };
     frame.filter(|_| rest.is_empty()).ok_or(length)
 }
 
-fn hello<'a>(rest: &mut &[u8]) -> Result<Option<Frame<'a>>, Malformed> {
-    let [version] = taken(rest).unwrap_or_default();
+fn hello<'a>(rest: &mut Reader<'_>) -> Result<Option<Frame<'a>>, Malformed> {
+    let version = rest.u8().unwrap_or_default();
     if version != VERSION {
         return Err(Malformed::Version(version));
     }
     Ok((|| {
         Some(Frame::Hello(Hello {
-            instance: u64::from_be_bytes(taken(rest)?),
-            link: u32::from_be_bytes(taken(rest)?),
-            tokens: u64::from_be_bytes(taken(rest)?),
-            least_window: u32::from_be_bytes(taken(rest)?),
-            streams: u32::from_be_bytes(taken(rest)?),
+            instance: rest.u64()?,
+            link: rest.u32()?,
+            tokens: rest.u64()?,
+            least_window: rest.u32()?,
+            streams: rest.u32()?,
         }))
     })())
 }
 
-fn opening(rest: &mut &[u8]) -> Option<Box<Opening>> {
+fn opening(rest: &mut Reader<'_>) -> Option<Box<Opening>> {
     let to = address(rest)??;
     let source = match address(rest)? {
         None => None,
@@ -154,25 +155,22 @@ fn opening(rest: &mut &[u8]) -> Option<Box<Opening>> {
 }
 
 /// Reads an address. `Some(None)` is the absent address; `None` means that it is malformed.
-fn address(rest: &mut &[u8]) -> Option<Option<Address>> {
-    let [kind] = taken(rest)?;
-    let ip: IpAddr = match kind {
+fn address(rest: &mut Reader<'_>) -> Option<Option<Address>> {
+    let ip: IpAddr = match rest.u8()? {
         NONE => return Some(None),
-        IPV4 => Ipv4Addr::from(taken::<4>(rest)?).into(),
-        IPV6 => Ipv6Addr::from(taken::<16>(rest)?).into(),
+        IPV4 => Ipv4Addr::from(rest.array::<4>()?).into(),
+        IPV6 => Ipv6Addr::from(rest.array::<16>()?).into(),
         NAME => {
-            let [length] = taken(rest)?;
-            let (name, after) = rest.split_at_checked(usize::from(length))?;
-            *rest = after;
-            return Some(Some(Address::Name(name_of(name)?, u16::from_be_bytes(taken(rest)?))));
+            let name = rest.counted_u8()?;
+            return Some(Some(Address::Name(name_of(name)?, rest.u16()?)));
         }
         _ => return None,
     };
-    Some(Some(Address::Ip(SocketAddr::new(ip, u16::from_be_bytes(taken(rest)?)))))
+    Some(Some(Address::Ip(SocketAddr::new(ip, rest.u16()?))))
 }
 
-fn failure(rest: &mut &[u8]) -> Result<Failure, Malformed> {
-    let [reason] = taken(rest).unwrap_or([u8::MAX]);
+fn failure(rest: &mut Reader<'_>) -> Result<Failure, Malformed> {
+    let reason = rest.u8().unwrap_or(u8::MAX);
     let known = [
         Failure::Reset,
         Failure::Refused,
@@ -181,10 +179,4 @@ fn failure(rest: &mut &[u8]) -> Result<Failure, Malformed> {
         Failure::Denied,
     ];
     known.into_iter().find(|&why| reason_of(why) == reason).ok_or(Malformed::Reason(reason))
-}
-
-fn taken<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
-    let (bytes, after) = rest.split_first_chunk::<N>()?;
-    *rest = after;
-    Some(*bytes)
 }
