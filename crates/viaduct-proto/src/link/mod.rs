@@ -38,8 +38,7 @@ pub use config::{LinkConfig, LinkError, QueueLimit, Reorder};
 pub use loss::{Loss, Trace};
 pub use record::{DropRecord, Dropped, LinkStats, Reason};
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
@@ -61,7 +60,8 @@ pub struct Link<T> {
     waiting: VecDeque<Packet<T>>,
     waiting_bytes: u64,
     flying: VecDeque<Delivery<T>>,
-    late: BinaryHeap<Reverse<Late<T>>>,
+    /// Packets that others overtake, by due time and number.
+    late: BTreeMap<(Instant, u64), Delivery<T>>,
     last_due: Instant,
     stats: LinkStats,
     record: DropRecord,
@@ -107,7 +107,7 @@ impl<T> Link<T> {
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             flying: VecDeque::new(),
-            late: BinaryHeap::new(),
+            late: BTreeMap::new(),
             last_due: now,
             stats: LinkStats::default(),
             record: DropRecord::default(),
@@ -139,16 +139,12 @@ impl<T> Link<T> {
     pub fn poll(&mut self, now: Instant) -> Option<Delivery<T>> {
         self.advance(now);
         let late = self.next_is_late();
-        let due = if late {
-            self.late.peek().map(|Reverse(f)| f.0.due)
-        } else {
-            self.flying.front().map(|f| f.due)
-        };
+        let due = if late { self.late_due() } else { self.flying.front().map(|f| f.due) };
         if due? > now {
             return None;
         }
-        let flight =
-            if late { self.late.pop().map(|Reverse(f)| f.0) } else { self.flying.pop_front() }?;
+        let late = if late { self.late.pop_first().map(|(_, flight)| flight) } else { None };
+        let flight = late.or_else(|| self.flying.pop_front())?;
         self.stats.note_delivery(&flight);
         Some(flight)
     }
@@ -157,9 +153,8 @@ impl<T> Link<T> {
     /// reordering, that poll may find nothing yet.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let flying = self.flying.front().map(|f| f.due);
-        let late = self.late.peek().map(|Reverse(f)| f.0.due);
         let waiting = self.waiting.front().map(|p| self.earliest_due(p.len));
-        [flying, late, waiting].into_iter().flatten().min()
+        [flying, self.late_due(), waiting].into_iter().flatten().min()
     }
 
     /// Changes the settings from `now` on. Packets in flight keep their due times, queued ones
@@ -246,7 +241,8 @@ impl<T> Link<T> {
         if reorder.probability > 0.0 && self.rng.chance(reorder.probability) {
             self.stats.reordered += 1;
             let due = due + reorder.extra;
-            self.late.push(Reverse(Late(Delivery { item, len, ordinal, due, copies, flipped })));
+            let flight = Delivery { item, len, ordinal, due, copies, flipped };
+            self.late.insert((due, ordinal), flight);
         } else {
             self.last_due = self.last_due.max(due);
             let due = self.last_due;
@@ -270,11 +266,13 @@ impl<T> Link<T> {
     }
 
     fn next_is_late(&self) -> bool {
-        match (self.flying.front(), self.late.peek()) {
-            (Some(flying), Some(Reverse(late))) => late.0.due < flying.due,
-            (None, Some(_)) => true,
-            _ => false,
-        }
+        let is_next = |late| self.flying.front().is_none_or(|flying| late < flying.due);
+        self.late_due().is_some_and(is_next)
+    }
+
+    /// Due time of the first late packet.
+    fn late_due(&self) -> Option<Instant> {
+        self.late.keys().next().map(|&(due, _)| due)
     }
 }
 
@@ -303,27 +301,3 @@ struct Packet<T> {
     ordinal: u64,
     entered: Instant,
 }
-
-/// Late packet, ordered by its due time.
-#[derive(Debug)]
-struct Late<T>(Delivery<T>);
-
-impl<T> Ord for Late<T> {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (self.0.due, self.0.ordinal).cmp(&(other.0.due, other.0.ordinal))
-    }
-}
-
-impl<T> PartialOrd for Late<T> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<T> PartialEq for Late<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl<T> Eq for Late<T> {}

@@ -2,12 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::ip::internet_checksum;
-use super::refusal::{packet, ports, pseudo};
+use super::refusal::{icmp, packet, ports, pseudo};
 
 const UDP: u8 = 17;
-const ICMP: u8 = 1;
-const ICMPV6: u8 = 58;
 const UDP_LEN: usize = 8;
 const V4_MIN: usize = 20;
 const V6_LEN: usize = 40;
@@ -87,15 +84,7 @@ pub fn undelivered(
     udp.extend([0, 0]);
     udp.extend(carried);
     let (from, to) = (destination.ip(), source.ip());
-    let sent = packet(to, from, UDP, &udp);
-    let mut message = vec![why[0], why[1], 0, 0, 0, 0, 0, 0];
-    message.extend(sent);
-    let (protocol, sum) = match to.is_ipv4() {
-        true => (ICMP, internet_checksum(&message)),
-        false => (ICMPV6, pseudo(from, to, ICMPV6, &message)),
-    };
-    message[2..4].copy_from_slice(&sum.to_be_bytes());
-    packet(from, to, protocol, &message)
+    icmp(from, to, why, &packet(to, from, UDP, &udp))
 }
 
 fn v4(packet: &[u8]) -> Option<(IpAddr, IpAddr, &[u8])> {
@@ -130,6 +119,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::wire::ip::internet_checksum;
+    use crate::wire::refusal::{ICMP, ICMPV6};
 
     #[test]
     fn what_is_written_is_read() {

@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use super::ip::internet_checksum;
 
 const TCP: u8 = 6;
+pub(super) const ICMP: u8 = 1;
+pub(super) const ICMPV6: u8 = 58;
 const HOPS: u8 = 64;
 const RST_ACK: u8 = 0x14;
 /// ICMP: destination unreachable, host.
@@ -66,17 +68,20 @@ impl RejectedSyn {
         let mut syn = ports(self.from, self.to);
         syn.extend(self.number.to_be_bytes());
         syn.extend([0, 0, 0, 0, 5 << 4, 2, 0, 0, 0, 0, 0, 0]);
-        let syn = packet(to, from, TCP, &syn);
-        let ([kind, code], protocol) = if to.is_ipv4() { (v4, 1) } else { (v6, 58) };
-        let mut message = vec![kind, code, 0, 0, 0, 0, 0, 0];
-        message.extend(syn);
-        let sum = match to.is_ipv4() {
-            true => internet_checksum(&message),
-            false => pseudo(from, to, protocol, &message),
-        };
-        message[2..4].copy_from_slice(&sum.to_be_bytes());
-        packet(from, to, protocol, &message)
+        icmp(from, to, if to.is_ipv4() { v4 } else { v6 }, &packet(to, from, TCP, &syn))
     }
+}
+
+/// ICMP or ICMPv6 message with the given type and code, about a packet.
+pub(super) fn icmp(from: IpAddr, to: IpAddr, why: [u8; 2], about: &[u8]) -> Vec<u8> {
+    let mut message = vec![why[0], why[1], 0, 0, 0, 0, 0, 0];
+    message.extend(about);
+    let (protocol, sum) = match to.is_ipv4() {
+        true => (ICMP, internet_checksum(&message)),
+        false => (ICMPV6, pseudo(from, to, ICMPV6, &message)),
+    };
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    packet(from, to, protocol, &message)
 }
 
 pub(super) fn ports(from: SocketAddr, to: SocketAddr) -> Vec<u8> {

@@ -2,9 +2,8 @@
 //! and a duplicate one (D-SACK, RFC 2883), which reveals a spurious retransmission.
 
 use super::tcp_option;
-use super::transport::{self, Segment};
+use super::transport::{self, Segment, TCP_MIN, number};
 
-const TCP_MIN: usize = 20;
 const ACK: u8 = 0x10;
 /// Option kind: selective acknowledgement.
 const SACK: u8 = 5;
@@ -23,7 +22,7 @@ pub struct Acknowledged {
 /// Parses a whole IP packet; `None` if it acknowledges nothing, is a fragment, or has extension
 /// headers.
 pub fn acknowledged(packet: &[u8]) -> Option<Acknowledged> {
-    let header = header(packet)?;
+    let (_, header) = transport::tcp_header(packet).filter(|(_, header)| header[13] & ACK != 0)?;
     let acknowledged = number(&header[8..])?;
     let options = &header[TCP_MIN..];
     let blocks = tcp_option::find(options, SACK).map_or(&[][..], |at| &options[at]);
@@ -40,18 +39,6 @@ pub fn acknowledged(packet: &[u8]) -> Option<Acknowledged> {
 pub fn is_plain_ack(packet: &[u8]) -> bool {
     Segment::parse(packet).is_some_and(|segment| segment.is_bare_ack())
         && acknowledged(packet).is_none_or(|of| of.twice.is_none())
-}
-
-/// Header of a segment with ACK set.
-fn header(packet: &[u8]) -> Option<&[u8]> {
-    let (protocol, segment) = transport::payload(packet)?;
-    let header = segment.get(..usize::from(*segment.get(12)? >> 4) * 4)?;
-    let is = protocol == transport::TCP && header.len() >= TCP_MIN && header[13] & ACK != 0;
-    is.then_some(header)
-}
-
-fn number(bytes: &[u8]) -> Option<u32> {
-    Some(u32::from_be_bytes(*bytes.first_chunk()?))
 }
 
 fn edges(block: &[u8]) -> Option<(u32, u32)> {

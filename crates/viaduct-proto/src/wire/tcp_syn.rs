@@ -2,9 +2,8 @@
 //! the MSS (MSS clamping), and so change the packet.
 
 use super::tcp_option;
+use super::transport::{self, TCP_MIN};
 
-const TCP: u8 = 6;
-const TCP_MIN: usize = 20;
 const SYN: u8 = 0x02;
 /// Option kind: maximum segment size; and the length of its value in bytes.
 const MSS: u8 = 2;
@@ -26,23 +25,11 @@ pub type Coarse = [u8; 32 + 4 + 4 + 1];
 impl TcpSyn {
     /// Parses a whole IP packet; `None` if it is not a SYN, or is a fragment.
     pub fn parse(packet: &[u8]) -> Option<TcpSyn> {
-        let (ipv6, tcp, protocol) = match packet.first()? >> 4 {
-            4 => {
-                let fragment = u16::from_be_bytes([*packet.get(6)?, *packet.get(7)?]) & 0x3fff;
-                let header = usize::from(packet[0] & 15) * 4;
-                (false, header, (fragment == 0).then_some(*packet.get(9)?)?)
-            }
-            6 => (true, 40, *packet.get(6)?),
-            _ => return None,
-        };
-        let header = packet.get(tcp..)?;
-        if protocol != TCP || header.len() < TCP_MIN || header[13] & SYN == 0 {
-            return None;
-        }
-        let options = header.get(TCP_MIN..usize::from(header[12] >> 4) * 4)?;
-        let mss = tcp_option::find(options, MSS).filter(|value| value.len() == MSS_BYTES);
+        let (tcp, header) = transport::tcp_header(packet).filter(|(_, of)| of[13] & SYN != 0)?;
+        let mss =
+            tcp_option::find(&header[TCP_MIN..], MSS).filter(|value| value.len() == MSS_BYTES);
         let mss = mss.map(|value| tcp + TCP_MIN + value.start);
-        Some(TcpSyn { ipv6, tcp, mss })
+        Some(TcpSyn { ipv6: packet[0] >> 4 == 6, tcp, mss })
     }
 
     /// Returns whether the packet is IPv6.
@@ -84,6 +71,7 @@ impl TcpSyn {
 mod tests {
     use super::*;
     use crate::wire::ip::internet_checksum;
+    use crate::wire::transport::TCP;
     use proptest::prelude::*;
 
     fn syn(options: &[u8]) -> Vec<u8> {

@@ -6,9 +6,8 @@
 //! that comes a few milliseconds late, after the retransmission of another one, looks the same.
 
 use super::tcp_option;
-use super::transport;
+use super::transport::{self, TCP_MIN, number};
 
-const TCP_MIN: usize = 20;
 const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 0x10;
@@ -44,11 +43,7 @@ pub fn renew(packet: &mut [u8], last: u32) -> bool {
 /// Offsets of the TCP header and of the timestamps, for an unsigned segment of an open
 /// connection.
 fn stamps(packet: &[u8]) -> Option<(usize, usize)> {
-    let (protocol, segment) = transport::payload(packet)?;
-    let header = segment.get(..usize::from(*segment.get(12)? >> 4) * 4)?;
-    if protocol != transport::TCP || header.len() <= TCP_MIN {
-        return None;
-    }
+    let (tcp, header) = transport::tcp_header(packet)?;
     if header[13] & (SYN | RST | ACK) != ACK {
         return None;
     }
@@ -57,12 +52,7 @@ fn stamps(packet: &[u8]) -> Option<(usize, usize)> {
         return None;
     }
     let value = tcp_option::find(options, TIMESTAMPS).filter(|value| value.len() == VALUE)?;
-    let tcp = packet.len() - segment.len();
     Some((tcp, tcp + TCP_MIN + value.start))
-}
-
-fn number(bytes: &[u8]) -> Option<u32> {
-    bytes.first_chunk().map(|of| u32::from_be_bytes(*of))
 }
 
 #[cfg(test)]

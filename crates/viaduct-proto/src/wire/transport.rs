@@ -5,7 +5,8 @@ pub const TCP: u8 = 6;
 /// Protocol number of UDP.
 pub const UDP: u8 = 17;
 
-const TCP_MIN: usize = 20;
+/// Bytes of a TCP header without options.
+pub(super) const TCP_MIN: usize = 20;
 const FIN: u8 = 1;
 const SYN: u8 = 2;
 const RST: u8 = 4;
@@ -22,6 +23,20 @@ pub fn payload(packet: &[u8]) -> Option<(u8, &[u8])> {
         _ => return None,
     };
     Some((protocol, packet.get(start..)?))
+}
+
+/// TCP header of a whole IP packet, with its options, and its offset; `None` if it is no TCP
+/// segment.
+pub(super) fn tcp_header(packet: &[u8]) -> Option<(usize, &[u8])> {
+    let (protocol, segment) = payload(packet)?;
+    let header = segment.get(..usize::from(*segment.get(12)? >> 4) * 4)?;
+    let at = packet.len() - segment.len();
+    (protocol == TCP && header.len() >= TCP_MIN).then_some((at, header))
+}
+
+/// Number of four bytes at the start of `bytes`.
+pub(super) fn number(bytes: &[u8]) -> Option<u32> {
+    bytes.first_chunk().map(|of| u32::from_be_bytes(*of))
 }
 
 /// Source and destination port of a whole IP packet of TCP or UDP.
@@ -52,10 +67,9 @@ impl Segment {
             return None;
         }
         let head = segment.first_chunk::<TCP_MIN>()?;
-        let number = |at: usize| head[at..].first_chunk().map(|of| u32::from_be_bytes(*of));
         let header = usize::from(head[12] >> 4) * 4;
         let data = segment.len().checked_sub(header.max(TCP_MIN))? as u32;
-        let (sequence, acknowledgement) = (number(4)?, number(8)?);
+        let (sequence, acknowledgement) = (number(&head[4..])?, number(&head[8..])?);
         Some(Segment { sequence, acknowledgement, data, flags: head[13] })
     }
 
