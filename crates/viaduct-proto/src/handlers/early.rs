@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 
+use crate::flow::{Context, Half, Output};
+
 /// Buffered data, and the end that follows it.
 #[derive(Debug, Default)]
 pub(super) struct Early {
@@ -33,5 +35,27 @@ impl Early {
     /// Takes all data and the end, leaving none.
     pub(super) fn take(&mut self) -> (Vec<Bytes>, Option<End>) {
         (std::mem::take(&mut self.pieces), self.ends.take())
+    }
+
+    /// Writes all data to `output`, and then ends it if the application has ended the flow.
+    pub(super) fn send(&mut self, cx: &mut Context<'_>, output: Output) {
+        let (pieces, end) = self.take();
+        for data in pieces {
+            // A flow that takes no more reports that upstream itself.
+            let _ = cx.output(output).write(data);
+        }
+        if let Some(end) = end {
+            end.apply(cx, output);
+        }
+    }
+}
+
+impl End {
+    /// Ends the direction at `output`.
+    pub(super) fn apply(self, cx: &mut Context<'_>, output: Output) {
+        match self {
+            End::Shutdown => cx.output(output).shutdown(Half::Write),
+            End::Close => cx.output(output).close(),
+        }
     }
 }

@@ -60,10 +60,8 @@ impl<P: Pace> Paced<P> {
             // A flow that takes no more reports that upstream itself.
             let _ = cx.output(FIRST).write(data);
         }
-        match self.out.pop_end(now) {
-            Some(End::Close) => cx.output(FIRST).close(),
-            Some(End::Shutdown) => cx.output(FIRST).shutdown(Half::Write),
-            None => {}
+        if let Some(end) = self.out.pop_end(now) {
+            end.apply(cx, FIRST);
         }
         while let Some(data) = self.back.pop(now, self.back_pace.left(now)) {
             self.back_pace.take(data.len());

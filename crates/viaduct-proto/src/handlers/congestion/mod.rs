@@ -147,10 +147,8 @@ impl Congestion {
             // A flow that takes no more reports that upstream itself.
             let _ = cx.output(FIRST).write(data);
         }
-        match self.lane.pop_end(self.now) {
-            Some(End::Close) => cx.output(FIRST).close(),
-            Some(End::Shutdown) => cx.output(FIRST).shutdown(Half::Write),
-            None => {}
+        if let Some(end) = self.lane.pop_end(self.now) {
+            end.apply(cx, FIRST);
         }
         if let Some(may) = self.lane.steer(MAX_QUEUED) {
             cx.upstream().may_write(may);

@@ -160,15 +160,7 @@ impl Route {
         [NEXT, CONNECT_TIMEOUT].into_iter().for_each(|timer| cx.set_timer(timer, None));
         self.watch(cx);
         cx.upstream().connected(Ok(()));
-        let (pieces, end) = self.early.take();
-        for data in pieces {
-            let _ = cx.output(output).write(data);
-        }
-        match end {
-            Some(End::Close) => cx.output(output).close(),
-            Some(End::Shutdown) => cx.output(output).shutdown(Half::Write),
-            None => {}
-        }
+        self.early.send(cx, output);
         if !self.open {
             cx.output(output).may_avail(false);
         }

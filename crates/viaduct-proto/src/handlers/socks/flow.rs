@@ -65,15 +65,7 @@ impl Socks {
         self.stage = Stage::Through;
         cx.set_timer(ANSWER, None);
         cx.upstream().connected(Ok(()));
-        let (pieces, end) = self.early.take();
-        for data in pieces {
-            let _ = cx.output(FIRST).write(data);
-        }
-        match end {
-            Some(End::Close) => cx.output(FIRST).close(),
-            Some(End::Shutdown) => cx.output(FIRST).shutdown(Half::Write),
-            None => {}
-        }
+        self.early.send(cx, FIRST);
         cx.upstream().may_write(self.room);
         let rest = self.inbox.split().freeze();
         if !rest.is_empty() {
