@@ -5,6 +5,6 @@ mod noise;
 mod site;
 
 pub use noise::Entropy;
-pub(crate) use noise::Resolver;
+pub(crate) use noise::{Resolver, random};
 pub(crate) use site::SharedSecret;
 pub use site::{KeyError, PublicKey, SecretKey};

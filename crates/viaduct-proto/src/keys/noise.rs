@@ -9,6 +9,13 @@ use snow::types::{Cipher, Dh, Hash, Random};
 /// Source of random bytes fit for keys: fills a buffer. A shell passes the system's source.
 pub type Entropy = Arc<dyn Fn(&mut [u8]) + Send + Sync>;
 
+/// Random bytes.
+pub(crate) fn random<const N: usize>(entropy: &Entropy) -> [u8; N] {
+    let mut bytes = [0; N];
+    entropy(&mut bytes);
+    bytes
+}
+
 /// Primitives of Noise from the library, with the caller's randomness.
 pub(crate) struct Resolver(pub(crate) Entropy);
 

@@ -71,21 +71,6 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Creates the trace in which packet i is lost if the i-th flag is true.
-    pub fn from_lost(lost: impl IntoIterator<Item = bool>, repeats: bool) -> Self {
-        let (mut runs, mut current) = (vec![0u32], false);
-        for flag in lost {
-            if flag != current {
-                runs.push(0);
-                current = flag;
-            }
-            if let Some(run) = runs.last_mut() {
-                *run = run.saturating_add(1);
-            }
-        }
-        Trace { runs, repeats }
-    }
-
     /// Number of packets in the trace.
     pub fn packets(&self) -> u64 {
         self.runs.iter().map(|&run| u64::from(run)).sum()

@@ -164,7 +164,8 @@ impl<T> Link<T> {
         if config.loss != self.config.loss {
             self.loss = LossProcess::new(&config.loss);
         }
-        self.transmitter.set_rate(config.rate);
+        // The packet on the wire keeps its rate.
+        self.transmitter = Transmitter::new(config.rate, self.transmitter.free_at);
         self.config = config;
         self.advance(now);
     }
@@ -212,7 +213,7 @@ impl<T> Link<T> {
     /// room for one that need not wait.
     fn has_room(&self, now: Instant, len: usize) -> bool {
         let wait =
-            self.transmitter.free_at().since(now) + self.transmitter.duration(self.waiting_bytes);
+            self.transmitter.free_at.since(now) + self.transmitter.duration(self.waiting_bytes);
         let QueueLimit { bytes, time } = self.config.queue;
         wait.is_zero()
             || (bytes.is_none_or(|limit| self.waiting_bytes + len as u64 <= limit)
@@ -221,7 +222,7 @@ impl<T> Link<T> {
 
     /// Transmits every waiting packet whose turn has come by `now`.
     fn advance(&mut self, now: Instant) {
-        while self.transmitter.free_at() <= now {
+        while self.transmitter.free_at <= now {
             let Some(packet) = self.waiting.pop_front() else { return };
             self.waiting_bytes -= packet.len as u64;
             let sent = self.transmitter.send(packet.entered, packet.len as u64);
@@ -260,7 +261,7 @@ impl<T> Link<T> {
 
     /// Earliest due time of a packet of `len` bytes that is first in the queue.
     fn earliest_due(&self, len: usize) -> Instant {
-        let leaves = self.transmitter.free_at() + self.transmitter.duration(len as u64);
+        let leaves = self.transmitter.free_at + self.transmitter.duration(len as u64);
         let due = leaves + self.config.delay.saturating_sub(self.config.jitter);
         if self.config.reorder.probability > 0.0 { due } else { due.max(self.last_due) }
     }

@@ -100,9 +100,8 @@ fn gilbert_elliott_has_its_mean_loss_and_burst_length() {
 
 #[test]
 fn a_trace_is_replayed_to_the_letter() {
-    let flags: Vec<bool> = [0, 1, 1, 0, 0, 1, 0].iter().map(|&b| b == 1).collect();
     for (repeats, times) in [(true, 3), (false, 1)] {
-        let loss = Loss::Trace(Trace::from_lost(flags.iter().copied(), repeats));
+        let loss = Loss::Trace(Trace { runs: vec![1, 2, 2, 1, 1], repeats });
         let mut link = Link::new(LinkConfig { loss, ..Default::default() }, 1, Instant::ZERO);
         carry(&mut link, 21, 100, 1_000);
         let lost: Vec<_> = link.take_record().drops.iter().map(|d| d.ordinal).collect();

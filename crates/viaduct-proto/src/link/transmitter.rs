@@ -8,7 +8,8 @@ use crate::time::{Duration, Instant};
 pub struct Transmitter {
     /// Bits per second; None for unlimited.
     rate: Option<u64>,
-    free_at: Instant,
+    /// Time at which the packet on the wire has left.
+    pub(super) free_at: Instant,
     /// Remainder of the time after `free_at`, in 1/rate of a nanosecond.
     carry: u64,
 }
@@ -18,11 +19,6 @@ impl Transmitter {
     /// unlimited; 0 acts as 1.
     pub fn new(rate: Option<u64>, now: Instant) -> Self {
         Transmitter { rate: rate.map(|r| r.max(1)), free_at: now, carry: 0 }
-    }
-
-    /// Time at which the packet on the wire has left.
-    pub fn free_at(&self) -> Instant {
-        self.free_at
     }
 
     /// Transmission time of `bytes`, rounded down to the nanosecond.
@@ -42,11 +38,6 @@ impl Transmitter {
             self.carry = carry;
         }
         self.free_at
-    }
-
-    /// Sets the rate of later packets; the one on the wire keeps its rate.
-    pub fn set_rate(&mut self, rate: Option<u64>) {
-        *self = Transmitter::new(rate, self.free_at);
     }
 }
 

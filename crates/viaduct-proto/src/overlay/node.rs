@@ -15,7 +15,7 @@ use super::stats::Stats;
 use super::table::{NodeEntry, OverlayRoute, PathQuality, Table};
 use super::wire::{Id, Kind, Message, Path};
 use crate::health::State;
-use crate::keys::{Entropy, PublicKey, SecretKey};
+use crate::keys::{self, Entropy, PublicKey, SecretKey};
 use crate::time::Instant;
 
 /// Configuration of a node and its peers.
@@ -378,9 +378,7 @@ fn id(key: &PublicKey) -> Id {
 }
 
 fn random(entropy: &Entropy) -> u64 {
-    let mut bytes = [0; 8];
-    entropy(&mut bytes);
-    u64::from_be_bytes(bytes)
+    u64::from_be_bytes(keys::random(entropy))
 }
 
 impl std::fmt::Debug for Node {

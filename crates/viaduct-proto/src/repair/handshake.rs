@@ -34,7 +34,7 @@ pub(super) struct Identities {
     hint_out: Hint,
     /// Identifies the peer to this site, at the start of its initiations.
     pub(super) hint_in: Hint,
-    entropy: Entropy,
+    pub(super) entropy: Entropy,
 }
 
 /// Initiation that waits for its response.
@@ -69,13 +69,6 @@ impl Identities {
             peer,
             entropy,
         }
-    }
-
-    /// Random bits for a session index.
-    pub(super) fn random_u32(&self) -> u32 {
-        let mut bytes = [0; 4];
-        (self.entropy)(&mut bytes);
-        u32::from_be_bytes(bytes)
     }
 
     /// Appends an initiation to `out`.

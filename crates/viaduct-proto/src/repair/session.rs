@@ -18,7 +18,7 @@ use super::handshake::{Identities, Initiation, Keys};
 use super::seal::{Opener, Refusal, Sealer};
 use super::stats::SessionStats;
 use super::wire::Datagram;
-use crate::keys::{Entropy, PublicKey, SecretKey, SharedSecret};
+use crate::keys::{self, Entropy, PublicKey, SecretKey, SharedSecret};
 use crate::time::{Duration, Instant};
 
 /// Retransmission interval of an unanswered initiation.
@@ -349,7 +349,8 @@ impl Session {
     }
 
     fn new_index(&self) -> u32 {
-        self.identities.random_u32() & 0xffff_0000 | u32::from(self.slot)
+        let random = u32::from_be_bytes(keys::random(&self.identities.entropy));
+        random & 0xffff_0000 | u32::from(self.slot)
     }
 
     fn allowed(&mut self, now: Instant) -> bool {

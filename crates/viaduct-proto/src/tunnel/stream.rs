@@ -62,7 +62,7 @@ pub(super) struct Stream {
     /// Bytes that were read and are not yet consumed.
     reading: u64,
     /// Bytes that were consumed and not yet acknowledged.
-    freed: u64,
+    pub(super) freed: u64,
     /// True if the writer waits to be told that it may continue.
     stopped: bool,
     /// True if the reader was told that there are bytes.
@@ -173,17 +173,6 @@ impl Stream {
         self.reading -= count;
         self.freed += count;
         self.freed
-    }
-
-    /// Takes the number of bytes that can be acknowledged.
-    pub(super) fn take_freed(&mut self) -> u64 {
-        std::mem::take(&mut self.freed)
-    }
-
-    /// Returns whether FINACK is due: FIN came, and all bytes before it are consumed and
-    /// acknowledged.
-    pub(super) fn is_consumed(&self) -> bool {
-        self.receiving == Receiving::Ended && self.unacknowledged() == 0
     }
 
     /// Drops all queued bytes and closes both directions.

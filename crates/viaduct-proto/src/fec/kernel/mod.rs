@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!                         one source          several sources
-//!   one destination       xor, mul_add        xor_all       (a decoder subtracts what it knows)
+//!   one destination       xor, mul_add                      (a decoder subtracts what it knows)
 //!   several destinations  xor_each            mul_add_many  (an encoder adds to its bins)
 //! ```
 //!
@@ -44,13 +44,6 @@ pub fn xor_each(dsts: &mut [&mut [u8]], src: &[u8]) {
     for group in dsts.chunks_mut(GROUP) {
         let ones = [1; GROUP];
         add_group(group, &[src], &ones[..group.len()]);
-    }
-}
-
-/// Adds all `srcs` to `dst`, reading and writing it once for every four of them.
-pub fn xor_all(dst: &mut [u8], srcs: &[&[u8]]) {
-    for group in srcs.chunks(GROUP) {
-        add_group(&mut [dst], group, &[1; GROUP][..group.len()]);
     }
 }
 

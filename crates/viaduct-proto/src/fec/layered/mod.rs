@@ -43,15 +43,6 @@ impl Encoder {
         Self::with_start(parameters, first_seq, first_size)
     }
 
-    /// Creates an encoder of the naive form of Maelstrom 4.3, for comparison: all bins of a
-    /// layer fill in quick succession.
-    ///
-    /// # Errors
-    /// As [`Parameters::check`].
-    pub fn unstaggered(parameters: Parameters, first_seq: Seq) -> Result<Self, Error> {
-        Self::with_start(parameters, first_seq, |_, _, r| r)
-    }
-
     /// Parameters of the encoder.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters

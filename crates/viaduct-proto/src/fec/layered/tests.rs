@@ -28,7 +28,7 @@ fn the_first_layer_covers_neighbours() {
 #[test]
 fn without_a_staggered_start_bins_fill_in_quick_succession() {
     let parameters = Parameters::new(5, &[1, 4, 8]);
-    let mut naive = Encoder::unstaggered(parameters, 1).unwrap();
+    let mut naive = Encoder::with_start(parameters, 1, |_, _, r| r).unwrap();
     let at: Vec<_> = fired(&mut naive, 1, 40).iter().map(|(seq, _)| seq - 1).collect();
     assert_eq!(at, [16, 17, 18, 19, 36, 37, 38, 39]);
 }

@@ -8,7 +8,7 @@ use super::secret::{Claim, Prover, Secret};
 use super::wire::{self, Frame, Nonce, Public};
 use super::{Multipath, TICK};
 use crate::flow::{Context, Failure, Output};
-use crate::keys::PublicKey;
+use crate::keys::{self, PublicKey};
 
 /// Maximum number of connections that are not authenticated yet.
 const MAX_UNAUTHENTICATED: usize = 4;
@@ -22,7 +22,7 @@ impl Multipath {
         result: Result<(), Failure>,
     ) {
         let now = cx.now();
-        let nonce = self.session.nonce();
+        let nonce = keys::random(&self.session.entropy);
         let Some(path) = self.path(from) else { return };
         match (result, path.stage) {
             (Err(why), Stage::Connecting) => {
@@ -105,7 +105,7 @@ impl Multipath {
         if secret.id != *session {
             return Err("a connection of another session".to_owned());
         }
-        let claim = Claim { slot, nonces: [nonce, self.session.nonce()] };
+        let claim = Claim { slot, nonces: [nonce, keys::random(&self.session.entropy)] };
         let received = self.received.next_offset();
         let proof = secret.prove(Prover::Joined, &claim, received);
         Multipath::say(cx, from, &Frame::Challenge { nonce: claim.nonces[1], received, proof });

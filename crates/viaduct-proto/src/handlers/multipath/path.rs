@@ -103,11 +103,6 @@ impl Path {
         matches!(self.stage, Stage::Accepted | Stage::Proving(_))
     }
 
-    /// Returns whether the connection is being added by this end.
-    pub(super) fn is_attempt(&self) -> bool {
-        matches!(self.stage, Stage::Dialling | Stage::Joining(_))
-    }
-
     /// Records received data; returns whether the connection was suspect.
     pub(super) fn note_received(&mut self, now: Instant) -> bool {
         if self.is_suspect {
@@ -128,11 +123,6 @@ impl Path {
         self.note_received(now);
     }
 
-    fn ping_at(&self) -> Instant {
-        self.last_received
-            + if self.in_flight > 0 { BUSY_PING_INTERVAL } else { self.ping_interval }
-    }
-
     /// Time of the next check.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.stage {
@@ -144,7 +134,8 @@ impl Path {
             Stage::Live if self.is_suspect => None,
             Stage::Live => match self.pinged {
                 Some(pinged) => Some(pinged + self.ping_timeout),
-                None => Some(self.ping_at()),
+                None if self.in_flight > 0 => Some(self.last_received + BUSY_PING_INTERVAL),
+                None => Some(self.last_received + self.ping_interval),
             },
         }
     }

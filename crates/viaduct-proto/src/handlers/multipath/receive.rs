@@ -149,7 +149,9 @@ impl Multipath {
     }
 
     fn drop_attempts(&mut self, cx: &mut Context<'_>, slot: u8) {
-        let attempt = |path: &&Path| path.slot == slot && path.is_attempt();
+        let attempt = |path: &&Path| {
+            path.slot == slot && matches!(path.stage, Stage::Dialling | Stage::Joining(_))
+        };
         let attempts: Vec<_> = self.paths.iter().filter(attempt).map(|path| path.output).collect();
         attempts.into_iter().for_each(|output| self.drop_path(cx, output));
     }

@@ -2,9 +2,9 @@
 
 use super::plan::{MIN_BUFFER, Plan};
 use super::secret::Secret;
-use super::wire::{Nonce, Public};
+use super::wire::Public;
 use crate::flow::{Address, Context};
-use crate::keys::{Entropy, SecretKey};
+use crate::keys::{self, Entropy, SecretKey};
 use crate::time::{Duration, Instant};
 
 /// Initial interval between attempts to connect.
@@ -67,18 +67,10 @@ impl Session {
     }
 
     pub(super) fn new_key(&mut self) -> (SecretKey, Public) {
-        let mut bytes = [0; 32];
-        (self.entropy)(&mut bytes);
-        let key = SecretKey::from_bytes(bytes);
+        let key = SecretKey::from_bytes(keys::random(&self.entropy));
         let public = *key.public().as_bytes();
         self.own_key = Some(key.clone());
         (key, public)
-    }
-
-    pub(super) fn nonce(&self) -> Nonce {
-        let mut nonce = Nonce::default();
-        (self.entropy)(&mut nonce);
-        nonce
     }
 
     pub(super) fn release(&mut self, cx: &mut Context<'_>) {

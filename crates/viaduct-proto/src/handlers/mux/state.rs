@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use crate::flow::{Address, Failure};
-use crate::keys::Entropy;
+use crate::keys::{self, Entropy};
 use crate::tunnel::{Event, Settings, StreamId, Tunnel};
 
 /// State of a factory.
@@ -73,10 +73,8 @@ impl ChainId {
 
 impl MuxState {
     pub(super) fn new(settings: Settings, entropy: &Entropy) -> MuxState {
-        let mut secret = [0; 16];
-        entropy(&mut secret);
         let (conns, streams) = (BTreeMap::new(), BTreeMap::new());
-        MuxState { settings, secret, next: 1, conns, streams }
+        MuxState { settings, secret: keys::random(entropy), next: 1, conns, streams }
     }
 
     /// Key by which a chain is woken.

@@ -95,17 +95,8 @@ pub struct Outcome {
 impl Outcome {
     /// The share of the lost packets that was recovered; 1 if none was lost.
     pub fn recovered_share(&self) -> f64 {
-        share(self.lost.iter())
-    }
-
-    /// The share recovered of the packets lost in bursts of each length, by ascending length:
-    /// (length, packets, share).
-    pub fn by_burst(&self) -> Vec<(u32, usize, f64)> {
-        let mut lengths: Vec<u32> = self.lost.iter().map(|l| l.burst).collect();
-        lengths.sort_unstable();
-        lengths.dedup();
-        let of = |length| self.lost.iter().filter(move |l| l.burst == length);
-        lengths.into_iter().map(|n| (n, of(n).count(), share(of(n)))).collect()
+        let recovered = self.lost.iter().filter(|lost| lost.recovery.is_some()).count();
+        if self.lost.is_empty() { 1.0 } else { recovered as f64 / self.lost.len() as f64 }
     }
 
     /// Repair bytes for each byte of data.
@@ -137,10 +128,4 @@ impl Stream {
         run.deliver_until(Instant::from_nanos(u64::MAX));
         run.finish()
     }
-}
-
-fn share<'a>(lost: impl Iterator<Item = &'a Lost>) -> f64 {
-    let (all, recovered) =
-        lost.fold((0, 0), |(n, r), l| (n + 1, r + u32::from(l.recovery.is_some())));
-    if all == 0 { 1.0 } else { f64::from(recovered) / f64::from(all) }
 }

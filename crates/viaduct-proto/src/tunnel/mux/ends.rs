@@ -119,7 +119,7 @@ impl Mux {
     pub(super) fn acknowledge(&mut self, cx: &mut Common, number: u32) {
         let Some(stream) = self.streams.get_mut(&number) else { return };
         let before = stream.unacknowledged();
-        let freed = stream.take_freed();
+        let freed = std::mem::take(&mut stream.freed);
         if freed > 0 {
             cx.window.free(before, freed);
             let freed = u32::try_from(freed).expect("less than what is received in between");

@@ -210,7 +210,8 @@ impl Mux {
             self.acknowledge(cx, number);
         }
         let stream = self.stream(number);
-        if stream.is_consumed() {
+        // All bytes before FIN are consumed and acknowledged.
+        if stream.receiving == Receiving::Ended && stream.unacknowledged() == 0 {
             stream.receiving = Receiving::Closed;
             self.control.push_back((number, Frame::FinAck));
         }
