@@ -11,24 +11,20 @@ const MAX_LOSS: f64 = 0.1;
 /// Number of probe intervals within which a live peer has probed this node.
 const CALLS_WITHIN: u32 = 4;
 
-/// State of the peer that `prober` probes. `called` is the time of its own last probe. `by` is
+/// State of the peer that `of` probes. `called` is the time of its own last probe. `by` is
 /// the node through which flows go to it, if they do not go directly.
-pub(super) fn judge(
-    now: Instant,
-    prober: &Prober,
-    called: Option<Instant>,
-    by: Option<&str>,
-) -> State {
-    if prober.state == Path::Up {
-        let (lost, of) = (prober.loss(), prober.counted());
-        return match of >= MIN_SAMPLE && lost >= MAX_LOSS {
-            true => {
-                State::Degraded(format!("{:.0} % of the last {of} probes were lost", lost * 100.0))
-            }
+pub(super) fn judge(now: Instant, of: &Prober, called: Option<Instant>, by: Option<&str>) -> State {
+    if of.state == Path::Up {
+        let (lost, count) = (of.loss(), of.counted());
+        return match count >= MIN_SAMPLE && lost >= MAX_LOSS {
+            true => State::Degraded(format!(
+                "{:.0} % of the last {count} probes were lost",
+                lost * 100.0
+            )),
             false => State::Up,
         };
     }
-    let last = match prober.last_answer {
+    let last = match of.last_answer {
         Some(at) => format!("last answer {} s ago", now.since(at).as_secs()),
         None => "no answer yet".to_owned(),
     };
@@ -37,10 +33,10 @@ pub(super) fn judge(
     }
     // A peer that is gone sent its last probe when it sent its last answer, within two
     // intervals.
-    let since = prober.last_answer.map_or(Instant::ZERO, |at| at + 2 * prober.timing.interval);
-    let calls = called
-        .is_some_and(|at| at > since && now.since(at) < CALLS_WITHIN * prober.timing.interval);
-    let reason = match (calls, prober.last_answer) {
+    let since = of.last_answer.map_or(Instant::ZERO, |at| at + 2 * of.timing.interval);
+    let calls =
+        called.is_some_and(|at| at > since && now.since(at) < CALLS_WITHIN * of.timing.interval);
+    let reason = match (calls, of.last_answer) {
         (true, _) => {
             "its probes arrive, and it does not answer ours: is its endpoint here right, and its \
                 firewall open?"

@@ -101,13 +101,8 @@ impl Auto {
     }
 
     /// Classifies a normalised packet that leaves; `fields` are its mutable fields.
-    pub(super) fn judge(
-        &mut self,
-        now: Instant,
-        packet: &[u8],
-        fields: MutableFields,
-    ) -> Treatment {
-        self.classifier.judge(now, packet, fields, self.rtt.unwrap_or(USUAL_RTT))
+    pub(super) fn judge(&mut self, now: Instant, bytes: &[u8], fields: MutableFields) -> Treatment {
+        self.classifier.judge(now, bytes, fields, self.rtt.unwrap_or(USUAL_RTT))
     }
 
     pub(super) fn state(&self, now: Instant) -> State {

@@ -2,7 +2,7 @@
 
 use super::auto::{Auto, Leaving, Pace};
 use super::classes::{Repairs, Treatment};
-use super::control::{self, Regime};
+use super::control::{self, Regime, Report};
 use super::section::Manner;
 use crate::fec::{Encoder, Fire, Seq};
 use crate::time::{Duration, Instant};
@@ -24,13 +24,13 @@ pub(super) struct Observer {
     next: Seq,
     pace: Pace,
     rtt: Option<Duration>,
-    report: control::Report,
+    report: Report,
 }
 
 impl Observer {
     /// Creates the state, for packets from number `first` on.
     pub(super) fn new(first: Seq) -> Self {
-        let (pace, report) = (Pace::default(), control::Report::default());
+        let (pace, report) = (Pace::default(), Report::default());
         Observer { next: first, pace, rtt: None, report }
     }
 
@@ -47,15 +47,10 @@ impl Observer {
 
 impl Coder {
     /// Classifies a normalised packet that leaves; `fields` are its mutable fields.
-    pub(super) fn judge(
-        &mut self,
-        now: Instant,
-        packet: &[u8],
-        fields: MutableFields,
-    ) -> Treatment {
+    pub(super) fn judge(&mut self, now: Instant, bytes: &[u8], fields: MutableFields) -> Treatment {
         match self {
-            Coder::Auto(auto) => auto.judge(now, packet, fields),
-            Coder::Observe(_) if tcp_sack::is_plain_ack(packet) => Treatment::Unnamed,
+            Coder::Auto(auto) => auto.judge(now, bytes, fields),
+            Coder::Observe(_) if tcp_sack::is_plain_ack(bytes) => Treatment::Unnamed,
             Coder::Fixed(_) | Coder::Observe(_) => Treatment::Named(Repairs::Window, f64::INFINITY),
         }
     }
@@ -122,12 +117,7 @@ impl Coder {
     }
 
     /// Handles the peer's report on the path to it.
-    pub(super) fn handle_report(
-        &mut self,
-        now: Instant,
-        report: control::Report,
-        rtt: Option<Duration>,
-    ) {
+    pub(super) fn handle_report(&mut self, now: Instant, report: Report, rtt: Option<Duration>) {
         match self {
             Coder::Auto(auto) => auto.handle_report(now, report, rtt),
             Coder::Observe(observer) => (observer.report, observer.rtt) = (report, rtt),

@@ -116,16 +116,10 @@ impl Flows {
     }
 
     /// Handles an acknowledgement to the sender of `flow`.
-    pub(super) fn hear(
-        &mut self,
-        now: Instant,
-        flow: &Flow,
-        acknowledged: Acknowledged,
-        rtt: Duration,
-    ) {
+    pub(super) fn hear(&mut self, now: Instant, flow: &Flow, ack: Acknowledged, rtt: Duration) {
         let reaction = self.rates.get_mut(flow).and_then(|rate| rate.reaction.as_mut());
         if let Some(reaction) = reaction {
-            reaction.hears(now, acknowledged, rtt);
+            reaction.hears(now, ack, rtt);
         }
     }
 

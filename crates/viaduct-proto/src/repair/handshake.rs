@@ -93,13 +93,8 @@ impl Identities {
     }
 
     /// Answers an authentic initiation: appends the response to `out`.
-    pub(super) fn respond(
-        &self,
-        initiation: &[u8],
-        head: Datagram,
-        out: &mut Vec<u8>,
-    ) -> Option<Keys> {
-        let (prologue, message) = initiation.split_at_checked(INITIATION_HEAD)?;
+    pub(super) fn respond(&self, bytes: &[u8], head: Datagram, out: &mut Vec<u8>) -> Option<Keys> {
+        let (prologue, message) = bytes.split_at_checked(INITIATION_HEAD)?;
         let mut noise = self.noise(prologue).build_responder().ok()?;
         noise.read_message(message.get(..NOISE)?, &mut []).ok()?;
         let start = out.len();

@@ -56,14 +56,8 @@ pub(super) struct ReorderHold {
 }
 
 impl ReorderHold {
-    pub(super) fn push(
-        &mut self,
-        now: Instant,
-        seq: Seq,
-        identity: Identity,
-        due: Option<Instant>,
-    ) {
-        self.queue.push_back(HeldRecovery { seq, identity, due, recovered: now });
+    pub(super) fn push(&mut self, now: Instant, seq: Seq, id: Identity, due: Option<Instant>) {
+        self.queue.push_back(HeldRecovery { seq, identity: id, due, recovered: now });
     }
 
     /// Searches for the recovery of a packet that has just arrived.

@@ -5,7 +5,7 @@ use super::auto::Leaving;
 use super::bundle::{Bundle, Channel};
 use super::classes::{Repairs, Treatment};
 use super::coder::Coder;
-use super::control;
+use super::control::Report;
 use super::control::queue::micros;
 use super::identity::IdentityKey;
 use super::names::Names;
@@ -63,12 +63,7 @@ impl Sender {
     }
 
     /// Handles the peer's report on the path to it.
-    pub(super) fn handle_report(
-        &mut self,
-        now: Instant,
-        report: control::Report,
-        rtt: Option<Duration>,
-    ) {
+    pub(super) fn handle_report(&mut self, now: Instant, report: Report, rtt: Option<Duration>) {
         self.coder.handle_report(now, report, rtt);
         if let Some(pace) = self.coder.pace() {
             self.names.spread(pace);

@@ -242,18 +242,13 @@ impl Preface {
 
     /// Drops the rest of a PROXY header. PROXY has no passwords: its use is authorized by
     /// source address.
-    fn proxy_rest(
-        &mut self,
-        bytes: &mut Vec<u8>,
-        rest: usize,
-        addresses: Option<Addresses>,
-    ) -> Step {
+    fn proxy_rest(&mut self, bytes: &mut Vec<u8>, rest: usize, told: Option<Addresses>) -> Step {
         let dropped = bytes.drain(..rest.min(bytes.len())).len();
         if dropped < rest {
-            self.state = State::ProxyRest(rest - dropped, addresses);
+            self.state = State::ProxyRest(rest - dropped, told);
             return Step::Wait;
         }
-        match addresses {
+        match told {
             Some(Addresses { source, destination }) => {
                 self.go(Protocol::Proxy, destination.into(), Some(source))
             }

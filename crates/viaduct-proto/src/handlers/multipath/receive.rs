@@ -1,7 +1,5 @@
 //! Incoming messages, and the handling of bad connections.
 
-use bytes::Bytes;
-
 use super::Multipath;
 use super::deadlines::Deadline;
 use super::path::{Path, Stage};
@@ -10,12 +8,7 @@ use crate::flow::{Context, Failure, Output};
 
 impl Multipath {
     /// Handles bytes of a connection; false if the connection is gone.
-    pub(super) fn handle_bytes(
-        &mut self,
-        cx: &mut Context<'_>,
-        from: Output,
-        data: &Bytes,
-    ) -> bool {
+    pub(super) fn handle_bytes(&mut self, cx: &mut Context<'_>, from: Output, data: &[u8]) -> bool {
         let now = cx.now();
         let Some(path) = self.path(from) else { return false };
         path.inbox.extend_from_slice(data);

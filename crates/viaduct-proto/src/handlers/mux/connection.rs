@@ -41,12 +41,12 @@ impl SharedConnection {
     /// needed.
     pub(super) fn connecting(
         cx: &mut Context<'_>,
-        shared: &mut MuxState,
+        mux: &mut MuxState,
         number: u64,
     ) -> Option<SharedConnection> {
-        let conn = shared.conn(number)?;
+        let conn = mux.conn(number)?;
         let (to, from) = (conn.to.clone()?, conn.from);
-        cx.claim(&shared.key(&ChainId::Connection(number)));
+        cx.claim(&mux.key(&ChainId::Connection(number)));
         if let Some(from) = from {
             // A port of its own, because the first flow's port may be reused before the connection
             // is closed.
@@ -59,19 +59,19 @@ impl SharedConnection {
     /// Shared connection that was accepted.
     pub(super) fn accepted(
         cx: &mut Context<'_>,
-        shared: &mut MuxState,
+        mux: &mut MuxState,
         output: Output,
     ) -> SharedConnection {
-        let number = shared.add_conn(None, None);
-        cx.claim(&shared.key(&ChainId::Connection(number)));
+        let number = mux.add_conn(None, None);
+        cx.claim(&mux.key(&ChainId::Connection(number)));
         let mut connection = SharedConnection::new(number, output);
-        connection.learn_names(cx, shared);
+        connection.learn_names(cx, mux);
         connection
     }
 
-    fn learn_names(&mut self, cx: &mut Context<'_>, shared: &mut MuxState) {
+    fn learn_names(&mut self, cx: &mut Context<'_>, mux: &mut MuxState) {
         let names = (cx.output(self.output).getsockname(), cx.output(self.output).getpeername());
-        if let Some(conn) = shared.conn(self.number) {
+        if let Some(conn) = mux.conn(self.number) {
             conn.names = names;
         }
     }
@@ -79,27 +79,27 @@ impl SharedConnection {
     pub(super) fn connected(
         &mut self,
         cx: &mut Context<'_>,
-        shared: &mut MuxState,
+        mux: &mut MuxState,
         result: Result<(), Failure>,
     ) {
         if let Err(why) = result {
-            return self.shut_down(cx, shared, why);
+            return self.shut_down(cx, mux, why);
         }
-        self.learn_names(cx, shared);
-        if let Some(conn) = shared.conn(self.number) {
+        self.learn_names(cx, mux);
+        if let Some(conn) = mux.conn(self.number) {
             conn.link = Some(conn.tunnel.dial(cx.now(), Carrier::Stream));
         }
-        self.settle(cx, shared);
+        self.settle(cx, mux);
     }
 
     /// Handles bytes of the connection; false if the connection has ended.
     pub(super) fn handle_bytes(
         &mut self,
         cx: &mut Context<'_>,
-        shared: &mut MuxState,
+        mux: &mut MuxState,
         data: &[u8],
     ) -> bool {
-        let Some(conn) = shared.conn(self.number) else { return false };
+        let Some(conn) = mux.conn(self.number) else { return false };
         match conn.link {
             Some(link) => conn.tunnel.handle_bytes(cx.now(), link, 0, data),
             None => {
@@ -109,7 +109,7 @@ impl SharedConnection {
                     Ok(Some(hello)) => hello,
                     Err(error) => {
                         cx.say(format_args!("the other end does not speak this: {error}"));
-                        self.shut_down(cx, shared, Failure::Reset);
+                        self.shut_down(cx, mux, Failure::Reset);
                         return false;
                     }
                 };
@@ -119,58 +119,52 @@ impl SharedConnection {
                 conn.tunnel.handle_bytes(cx.now(), hello.link, 0, &early);
             }
         }
-        self.settle(cx, shared);
+        self.settle(cx, mux);
         !self.over
     }
 
-    pub(super) fn set_writable(
-        &mut self,
-        cx: &mut Context<'_>,
-        shared: &mut MuxState,
-        is_writable: bool,
-    ) {
-        if let Some((conn, link)) = shared.conn(self.number).and_then(|l| l.link.map(|at| (l, at)))
-        {
-            conn.tunnel.set_writable(link, is_writable);
+    pub(super) fn set_writable(&mut self, cx: &mut Context<'_>, mux: &mut MuxState, may: bool) {
+        if let Some((conn, link)) = mux.conn(self.number).and_then(|l| l.link.map(|at| (l, at))) {
+            conn.tunnel.set_writable(link, may);
         }
-        if is_writable {
-            self.settle(cx, shared);
+        if may {
+            self.settle(cx, mux);
         }
     }
 
-    pub(super) fn timeout(&mut self, cx: &mut Context<'_>, shared: &mut MuxState) {
-        if let Some(conn) = shared.conn(self.number) {
+    pub(super) fn timeout(&mut self, cx: &mut Context<'_>, mux: &mut MuxState) {
+        if let Some(conn) = mux.conn(self.number) {
             conn.tunnel.handle_timeout(cx.now());
         }
-        self.settle(cx, shared);
+        self.settle(cx, mux);
     }
 
     /// Refuses a stream whose chain cannot be made.
-    pub(super) fn refuse(&mut self, cx: &mut Context<'_>, shared: &mut MuxState, stream: u64) {
-        if let Some((state, Some(conn))) = shared.stream(stream)
+    pub(super) fn refuse(&mut self, cx: &mut Context<'_>, mux: &mut MuxState, stream: u64) {
+        if let Some((state, Some(conn))) = mux.stream(stream)
             && let Some(id) = state.id
         {
             conn.tunnel.reset(id, Failure::Unreachable);
         }
-        shared.remove_stream(stream);
-        self.settle(cx, shared);
+        mux.remove_stream(stream);
+        self.settle(cx, mux);
     }
 
     /// Handles events of the streams, sends frames, and sets the timer.
-    pub(super) fn settle(&mut self, cx: &mut Context<'_>, shared: &mut MuxState) {
+    pub(super) fn settle(&mut self, cx: &mut Context<'_>, mux: &mut MuxState) {
         if self.over {
             return;
         }
-        for stream in shared.open_waiting(self.number) {
-            cx.wake(&shared.key(&ChainId::Stream(stream)));
+        for stream in mux.open_waiting(self.number) {
+            cx.wake(&mux.key(&ChainId::Stream(stream)));
         }
-        self.wake_streams(cx, shared);
-        let is_left = shared.is_idle(self.number);
-        let Some(conn) = shared.conn(self.number) else { return };
+        self.wake_streams(cx, mux);
+        let is_left = mux.is_idle(self.number);
+        let Some(conn) = mux.conn(self.number) else { return };
         let Some(link) = conn.link else { return };
         if !conn.tunnel.links().any(|there| there == link) {
             cx.say("the other end has broken the connection's protocol");
-            return self.shut_down(cx, shared, Failure::Reset);
+            return self.shut_down(cx, mux, Failure::Reset);
         }
         let more = self.send(cx, conn);
         // The connecting end closes an unused connection, once all data of its flows has been
@@ -179,22 +173,22 @@ impl SharedConnection {
         let next = if more { Some(cx.now()) } else { conn.tunnel.poll_timeout() };
         self.idle = idle.then(|| self.idle.unwrap_or(cx.now()));
         // Sending has made room for the streams.
-        self.wake_streams(cx, shared);
+        self.wake_streams(cx, mux);
         match self.idle.map(|since| since + IDLE_TIMEOUT) {
-            Some(end) if cx.now() >= end => self.shut_down(cx, shared, Failure::Reset),
+            Some(end) if cx.now() >= end => self.shut_down(cx, mux, Failure::Reset),
             end => cx.set_timer(TICK, end.into_iter().chain(next).min()),
         }
     }
 
     /// Wakes the streams that have events, and spawns chains for new streams.
-    fn wake_streams(&mut self, cx: &mut Context<'_>, shared: &mut MuxState) {
-        let (woken, new) = shared.poll_events(self.number);
+    fn wake_streams(&mut self, cx: &mut Context<'_>, mux: &mut MuxState) {
+        let (woken, new) = mux.poll_events(self.number);
         for stream in new {
             self.served = true;
             cx.spawn(SpawnKind::Accepted, &ChainId::Stream(stream).emit());
         }
         for stream in woken {
-            cx.wake(&shared.key(&ChainId::Stream(stream)));
+            cx.wake(&mux.key(&ChainId::Stream(stream)));
         }
     }
 
@@ -216,18 +210,18 @@ impl SharedConnection {
     }
 
     /// Ends the connection and its flows, because the connection is broken or no longer needed.
-    pub(super) fn shut_down(&mut self, cx: &mut Context<'_>, shared: &mut MuxState, why: Failure) {
+    pub(super) fn shut_down(&mut self, cx: &mut Context<'_>, mux: &mut MuxState, why: Failure) {
         if std::mem::replace(&mut self.over, true) {
             return;
         }
         // The application of an accepted connection without flows may still wait for a result.
-        if !self.served && shared.conn(self.number).is_some_and(|conn| conn.to.is_none()) {
+        if !self.served && mux.conn(self.number).is_some_and(|conn| conn.to.is_none()) {
             cx.upstream().failed(why);
         }
-        for stream in shared.remove_conn(self.number, why) {
-            cx.wake(&shared.key(&ChainId::Stream(stream)));
+        for stream in mux.remove_conn(self.number, why) {
+            cx.wake(&mux.key(&ChainId::Stream(stream)));
         }
-        cx.release(&shared.key(&ChainId::Connection(self.number)));
+        cx.release(&mux.key(&ChainId::Connection(self.number)));
         cx.set_timer(TICK, None);
         cx.output(self.output).close();
     }

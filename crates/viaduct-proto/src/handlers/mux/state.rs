@@ -129,11 +129,8 @@ impl MuxState {
     }
 
     /// Stream, and the state of its connection if that still exists.
-    pub(super) fn stream(
-        &mut self,
-        stream: u64,
-    ) -> Option<(&mut StreamState, Option<&mut ConnState>)> {
-        let state = self.streams.get_mut(&stream)?;
+    pub(super) fn stream(&mut self, id: u64) -> Option<(&mut StreamState, Option<&mut ConnState>)> {
+        let state = self.streams.get_mut(&id)?;
         let conn = self.conns.get_mut(&state.connection);
         Some((state, conn))
     }

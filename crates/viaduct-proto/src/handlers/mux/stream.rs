@@ -42,50 +42,45 @@ impl Stream {
     /// with different `from` never share a connection.
     pub(super) fn connecting(
         cx: &mut Context<'_>,
-        shared: &mut MuxState,
+        mux: &mut MuxState,
         to: Address,
         from: Option<IpAddr>,
     ) -> Stream {
-        let known = shared.conn_to(&to, from);
-        let connection = known.unwrap_or_else(|| shared.add_conn(Some(to), from));
-        let number = shared.add_stream(connection, None);
-        cx.claim(&shared.key(&ChainId::Stream(number)));
-        if let Some(conn) = shared.conn(connection) {
+        let known = mux.conn_to(&to, from);
+        let connection = known.unwrap_or_else(|| mux.add_conn(Some(to), from));
+        let number = mux.add_stream(connection, None);
+        cx.claim(&mux.key(&ChainId::Stream(number)));
+        if let Some(conn) = mux.conn(connection) {
             conn.waiting.push(number);
         }
         match known {
-            Some(_) => cx.wake(&shared.key(&ChainId::Connection(connection))),
+            Some(_) => cx.wake(&mux.key(&ChainId::Connection(connection))),
             None => cx.spawn(SpawnKind::Alone, &ChainId::Connection(connection).emit()),
         }
         Stream::new(number, connection, false)
     }
 
     /// Stream that the other end has opened.
-    pub(super) fn accepted(cx: &mut Context<'_>, shared: &mut MuxState, number: u64) -> Stream {
-        cx.claim(&shared.key(&ChainId::Stream(number)));
+    pub(super) fn accepted(cx: &mut Context<'_>, mux: &mut MuxState, number: u64) -> Stream {
+        cx.claim(&mux.key(&ChainId::Stream(number)));
         let mut connection = 0;
-        if let Some((state, conn)) = shared.stream(number) {
+        if let Some((state, conn)) = mux.stream(number) {
             connection = state.connection;
             state.readable = true;
             conn.zip(state.id).into_iter().for_each(|(conn, id)| conn.tunnel.accept(id));
         }
         cx.upstream().accepted();
         let stream = Stream::new(number, connection, true);
-        stream.wake_self(cx, shared);
-        stream.wake_connection(cx, shared);
+        stream.wake_self(cx, mux);
+        stream.wake_connection(cx, mux);
         stream
     }
 
-    pub(super) fn write(
-        &mut self,
-        cx: &mut Context<'_>,
-        shared: &mut MuxState,
-        data: Bytes,
-    ) -> bool {
+    pub(super) fn write(&mut self, cx: &mut Context<'_>, mux: &mut MuxState, data: Bytes) -> bool {
         if self.over || self.ended {
             return false;
         }
-        let Some((state, Some(conn))) = shared.stream(self.number) else { return false };
+        let Some((state, Some(conn))) = mux.stream(self.number) else { return false };
         let Some(id) = state.id else {
             self.early.push(data);
             return true;
@@ -94,47 +89,47 @@ impl Stream {
         if takes && !conn.tunnel.may_write(id) {
             cx.upstream().may_write(false);
         }
-        self.wake_connection(cx, shared);
+        self.wake_connection(cx, mux);
         takes
     }
 
     /// Handles the end of the application's data.
-    pub(super) fn end(&mut self, cx: &mut Context<'_>, shared: &mut MuxState, end: End) {
+    pub(super) fn end(&mut self, cx: &mut Context<'_>, mux: &mut MuxState, end: End) {
         self.ended = true;
         self.closed |= end == End::Close;
-        let Some((state, conn)) = shared.stream(self.number) else { return };
+        let Some((state, conn)) = mux.stream(self.number) else { return };
         match (state.id, conn) {
             (Some(id), Some(conn)) => conn.tunnel.shutdown(id),
             _ => self.early.end(end),
         }
-        self.wake_connection(cx, shared);
-        self.settle(cx, shared);
+        self.wake_connection(cx, mux);
+        self.settle(cx, mux);
     }
 
-    pub(super) fn may_avail(&mut self, cx: &mut Context<'_>, shared: &mut MuxState, may: bool) {
+    pub(super) fn may_avail(&mut self, cx: &mut Context<'_>, mux: &mut MuxState, may: bool) {
         self.stopped = !may;
         if may {
-            self.settle(cx, shared);
+            self.settle(cx, mux);
         }
     }
 
     /// Bytes that the other end's program has not taken, which a reset of the stream would
     /// drop.
-    pub(super) fn held(&self, shared: &mut MuxState) -> u64 {
-        let Some((state, Some(conn))) = shared.stream(self.number) else { return 0 };
+    pub(super) fn held(&self, mux: &mut MuxState) -> u64 {
+        let Some((state, Some(conn))) = mux.stream(self.number) else { return 0 };
         let stats = state.id.and_then(|id| conn.tunnel.stream_stats(id));
         self.early.len() + stats.map_or(0, |stats| stats.queued + stats.outstanding)
     }
 
     /// Handles the events of the stream.
-    pub(super) fn settle(&mut self, cx: &mut Context<'_>, shared: &mut MuxState) {
+    pub(super) fn settle(&mut self, cx: &mut Context<'_>, mux: &mut MuxState) {
         if self.over {
             return;
         }
-        self.send_early(cx, shared);
-        let Some((state, conn)) = shared.stream(self.number) else { return };
+        self.send_early(cx, mux);
+        let Some((state, conn)) = mux.stream(self.number) else { return };
         if let Some(why) = state.failed {
-            shared.remove_stream(self.number);
+            mux.remove_stream(self.number);
             return self.fail(cx, why);
         }
         let news = (state.accepted, std::mem::take(&mut state.writable), state.finished);
@@ -150,18 +145,18 @@ impl Stream {
             match self.deliver(cx, conn, id, readable) {
                 Delivered::None => {}
                 Delivered::All => state.readable = false,
-                Delivered::Some => self.wake_self(cx, shared),
-                Delivered::Unwanted => return self.reset(cx, shared),
+                Delivered::Some => self.wake_self(cx, mux),
+                Delivered::Unwanted => return self.reset(cx, mux),
             }
         }
         if finished && !std::mem::replace(&mut self.finished, true) {
             cx.upstream().finished();
         }
         if self.finished && self.ended {
-            shared.remove_stream(self.number);
+            mux.remove_stream(self.number);
             self.finish(cx);
         }
-        self.wake_connection(cx, shared);
+        self.wake_connection(cx, mux);
     }
 
     /// Delivers data that can be read.
@@ -195,8 +190,8 @@ impl Stream {
     }
 
     /// Sends data that was written before the stream was opened.
-    fn send_early(&mut self, cx: &mut Context<'_>, shared: &mut MuxState) {
-        let Some((state, Some(conn))) = shared.stream(self.number) else { return };
+    fn send_early(&mut self, cx: &mut Context<'_>, mux: &mut MuxState) {
+        let Some((state, Some(conn))) = mux.stream(self.number) else { return };
         let Some(id) = state.id else { return };
         let (pieces, end) = self.early.take();
         for piece in pieces {
@@ -217,17 +212,17 @@ impl Stream {
     }
 
     /// Drops the flow, with any buffered data.
-    pub(super) fn reset(&mut self, cx: &mut Context<'_>, shared: &mut MuxState) {
+    pub(super) fn reset(&mut self, cx: &mut Context<'_>, mux: &mut MuxState) {
         if self.over {
             return;
         }
-        if let Some((state, Some(conn))) = shared.stream(self.number)
+        if let Some((state, Some(conn))) = mux.stream(self.number)
             && let Some(id) = state.id
         {
             conn.tunnel.reset(id, Failure::Reset);
         }
-        shared.remove_stream(self.number);
-        self.wake_connection(cx, shared);
+        mux.remove_stream(self.number);
+        self.wake_connection(cx, mux);
         self.finish(cx);
     }
 
@@ -238,13 +233,13 @@ impl Stream {
     }
 
     /// Wakes the connection, which has data to send.
-    fn wake_connection(&self, cx: &mut Context<'_>, shared: &MuxState) {
-        cx.wake(&shared.key(&ChainId::Connection(self.connection)));
+    fn wake_connection(&self, cx: &mut Context<'_>, mux: &MuxState) {
+        cx.wake(&mux.key(&ChainId::Connection(self.connection)));
     }
 
     /// Wakes this stream again, because more can be delivered.
-    fn wake_self(&self, cx: &mut Context<'_>, shared: &MuxState) {
-        cx.wake(&shared.key(&ChainId::Stream(self.number)));
+    fn wake_self(&self, cx: &mut Context<'_>, mux: &MuxState) {
+        cx.wake(&mux.key(&ChainId::Stream(self.number)));
     }
 }
 

@@ -22,20 +22,17 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// Next frame and its stream (0 is the link), removed from the front of `bytes`; `None`
+    /// Next frame and its stream (0 is the link), removed from the front of `from`; `None`
     /// when all bytes have been taken.
-    pub fn next<'a>(
-        &mut self,
-        bytes: &mut &'a [u8],
-    ) -> Result<Option<(u32, Frame<'a>)>, Malformed> {
+    pub fn next<'a>(&mut self, from: &mut &'a [u8]) -> Result<Option<(u32, Frame<'a>)>, Malformed> {
         loop {
             if self.data > 0 {
-                let (piece, rest) = bytes.split_at(self.data.min(bytes.len()));
-                *bytes = rest;
+                let (piece, rest) = from.split_at(self.data.min(from.len()));
+                *from = rest;
                 self.data -= piece.len();
                 return Ok((!piece.is_empty()).then_some((self.stream, Frame::Data(piece))));
             }
-            if !self.fill(bytes, HEAD) {
+            if !self.fill(from, HEAD) {
                 return Ok(None);
             }
             let (kind, stream, length) = head(&self.partial)?;
@@ -44,7 +41,7 @@ impl Parser {
                 self.partial.clear();
                 continue;
             }
-            if !self.fill(bytes, HEAD + length) {
+            if !self.fill(from, HEAD + length) {
                 return Ok(None);
             }
             let frame = body(kind, &self.partial[HEAD..])?;
