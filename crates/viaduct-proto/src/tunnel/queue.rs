@@ -1,8 +1,8 @@
 //! Queue of the bytes that wait at a stream's end.
 
-use std::collections::VecDeque;
-
 use bytes::{Bytes, BytesMut};
+
+use crate::flow::Buffer;
 
 /// Pieces shorter than this are merged, so that many short pieces take no more memory than a few
 /// long ones.
@@ -11,19 +11,18 @@ const SHORT: usize = 2048;
 /// Queue of bytes. Its memory is proportional to the bytes, whatever the size of the pieces.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    pieces: VecDeque<Bytes>,
+    pieces: Buffer,
     /// Bytes that follow the pieces.
     tail: BytesMut,
-    len: usize,
 }
 
 impl Queue {
     pub(super) fn len(&self) -> usize {
-        self.len
+        self.pieces.len() + self.tail.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Appends a piece, without copying it if it is at least [`SHORT`].
@@ -32,41 +31,32 @@ impl Queue {
             return self.push_copy(&piece);
         }
         self.end_piece();
-        self.len += piece.len();
-        self.pieces.push_back(piece);
+        self.pieces.push(piece);
     }
 
     /// Appends a copy of `bytes`.
     pub(super) fn push_copy(&mut self, bytes: &[u8]) {
         self.tail.extend_from_slice(bytes);
-        self.len += bytes.len();
         if self.tail.len() >= 8 * SHORT {
             self.end_piece();
         }
     }
 
-    /// Removes and returns the first piece.
-    pub(super) fn pop(&mut self) -> Option<Bytes> {
+    /// Removes and returns the first piece, or `most` bytes of it.
+    pub(super) fn pop(&mut self, most: usize) -> Option<Bytes> {
         if self.pieces.is_empty() {
             self.end_piece();
         }
-        let piece = self.pieces.pop_front()?;
-        self.len -= piece.len();
-        Some(piece)
+        self.pieces.pop(most)
     }
 
     /// Moves the first `count` bytes to the end of `out`. The queue must have as many.
     pub(super) fn move_to(&mut self, mut count: usize, out: &mut Vec<u8>) {
         while count > 0
-            && let Some(mut piece) = self.pop()
+            && let Some(piece) = self.pop(count)
         {
-            let taken = piece.split_to(count.min(piece.len()));
-            out.extend_from_slice(&taken);
-            count -= taken.len();
-            if !piece.is_empty() {
-                self.len += piece.len();
-                self.pieces.push_front(piece);
-            }
+            out.extend_from_slice(&piece);
+            count -= piece.len();
         }
     }
 
@@ -75,9 +65,7 @@ impl Queue {
     }
 
     fn end_piece(&mut self) {
-        if !self.tail.is_empty() {
-            self.pieces.push_back(self.tail.split().freeze());
-        }
+        self.pieces.push(self.tail.split().freeze());
     }
 }
 
@@ -98,15 +86,16 @@ mod tests {
         assert_eq!(queue.len(), data.len());
         let mut out = Vec::new();
         queue.move_to(6_000, &mut out);
-        out.extend(queue.pop().unwrap());
+        out.extend(queue.pop(usize::MAX).unwrap());
         queue.move_to(queue.len(), &mut out);
-        assert!(out == data && queue.is_empty() && queue.pop().is_none());
+        assert!(out == data && queue.is_empty() && queue.pop(1).is_none());
     }
 
     #[test]
     fn single_bytes_do_not_cost_a_piece_each() {
         let mut queue = Queue::default();
         (0..100_000).for_each(|_| queue.push(Bytes::from_static(b"x")));
-        assert!(queue.pieces.len() < 10, "{}", queue.pieces.len());
+        let pieces = queue.pieces.pieces().count();
+        assert!(pieces < 10, "{pieces}");
     }
 }

@@ -151,7 +151,7 @@ impl Stream {
 
     /// Next bytes that came.
     pub(super) fn read(&mut self) -> Option<Bytes> {
-        let Some(bytes) = self.inbox.pop() else {
+        let Some(bytes) = self.inbox.pop(usize::MAX) else {
             self.reported_readable = false;
             return None;
         };
