@@ -38,6 +38,7 @@ pub mod negotiate;
 pub mod overlay;
 mod reader;
 pub mod repair;
+mod replay_window;
 pub mod rng;
 pub mod sim;
 pub mod split;

@@ -1,10 +1,11 @@
 //! Authentication of messages between two nodes: a tag by a key that both derive from their
-//! static keys, one for each direction, and a window that accepts each number once.
+//! static keys, one for each direction.
 
 use ring::hmac;
 
 use super::wire::TAG;
 use crate::keys::{PublicKey, SecretKey};
+use crate::replay_window::ReplayWindow;
 
 /// Keys of a pair of nodes.
 pub(super) struct Keys {
@@ -40,43 +41,12 @@ impl Keys {
     }
 }
 
-/// Replay window: the numbers received from one incarnation of a peer.
-#[derive(Debug, Default)]
-pub(super) struct Window {
-    /// Highest number received, plus one.
-    next: u64,
-    /// Bits of the numbers below `next`, the highest first.
-    seen: u64,
-}
-
-impl Window {
-    /// Creates a window that rejects `number` and all before it.
-    pub(super) fn after(number: u64) -> Window {
-        Window { next: number.saturating_add(1), seen: u64::MAX }
-    }
-
-    /// Accepts `number` once, and only if it is not far behind.
-    pub(super) fn admit(&mut self, number: u64) -> bool {
-        if number >= self.next {
-            let by = number - self.next + 1;
-            self.seen = if by < 64 { self.seen << by | 1 } else { 1 };
-            self.next = number.saturating_add(1);
-            return number < u64::MAX;
-        }
-        let back = self.next - 1 - number;
-        let fresh = back < 64 && self.seen >> back & 1 == 0;
-        if fresh {
-            self.seen |= 1 << back;
-        }
-        fresh
-    }
-}
+/// Numbers received from one incarnation of a peer.
+pub(super) type Window = ReplayWindow<2>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::Rng;
-    use std::collections::HashSet;
 
     #[test]
     fn each_direction_of_each_pair_has_its_own_key() {
@@ -93,20 +63,5 @@ mod tests {
             assert!(!keys(&b, &a).is_theirs(&other));
         }
         assert!(!keys(&b, &a).is_theirs(b"short"));
-    }
-
-    #[test]
-    fn the_window_agrees_with_a_set_of_all_numbers() {
-        assert!(!Window::after(7).admit(7) && !Window::after(7).admit(0));
-        assert!(Window::after(7).admit(8));
-        let (mut window, mut rng) = (Window::default(), Rng::from_seed(4));
-        let (mut seen, mut highest) = (HashSet::new(), 0u64);
-        for _ in 0..20_000 {
-            let number = (highest + rng.below(10)).saturating_sub(rng.below(90));
-            let expected = number + 64 > highest && !seen.contains(&number);
-            assert_eq!(window.admit(number), expected, "{number} after {highest}");
-            seen.insert(number);
-            highest = highest.max(number);
-        }
     }
 }
