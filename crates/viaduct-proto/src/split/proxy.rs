@@ -13,9 +13,10 @@
 //! are therefore dropped as they arrive ([`start`]); in a SYN's data the header is parsed as a
 //! whole ([`parse`]).
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::Parsed;
+use crate::reader::Reader;
 
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 const HEAD: usize = 16;
@@ -86,20 +87,8 @@ pub fn start(bytes: &[u8]) -> Parsed<Start> {
     };
     let Some(body) = bytes.get(HEAD..HEAD + needed) else { return Parsed::Short };
     let addresses = match needed {
-        0 => None,
-        12 => {
-            let ip =
-                |at: usize| Ipv4Addr::from([body[at], body[at + 1], body[at + 2], body[at + 3]]);
-            Some(addresses(ip(0).into(), ip(4).into(), &body[8..12]))
-        }
-        _ => {
-            let ip = |at: usize| {
-                let mut octets = [0; 16];
-                octets.copy_from_slice(&body[at..at + 16]);
-                IpAddr::from(Ipv6Addr::from(octets)).to_canonical()
-            };
-            Some(addresses(ip(0), ip(16), &body[32..36]))
-        }
+        12 => addresses(Reader(body), |body| body.array::<4>().map(IpAddr::from)),
+        _ => addresses(Reader(body), |body| Some(IpAddr::from(body.array::<16>()?).to_canonical())),
     };
     Parsed::Whole(Start { addresses, rest }, HEAD + needed)
 }
@@ -116,9 +105,14 @@ pub fn parse(bytes: &[u8]) -> Parsed<Option<Addresses>> {
     }
 }
 
-fn addresses(from: IpAddr, to: IpAddr, ports: &[u8]) -> Addresses {
-    let port = |at: usize| u16::from_be_bytes([ports[at], ports[at + 1]]);
-    Addresses { source: SocketAddr::new(from, port(0)), destination: SocketAddr::new(to, port(2)) }
+/// Takes the addresses of a flow; `None` if there are none.
+fn addresses(
+    mut body: Reader<'_>,
+    ip: impl Fn(&mut Reader<'_>) -> Option<IpAddr>,
+) -> Option<Addresses> {
+    let (from, to) = (ip(&mut body)?, ip(&mut body)?);
+    let source = SocketAddr::new(from, body.u16()?);
+    Some(Addresses { source, destination: SocketAddr::new(to, body.u16()?) })
 }
 
 fn mapped(ip: IpAddr) -> Ipv6Addr {

@@ -13,7 +13,6 @@
 //! and, for smaller n, as exp(-n I(o)) / (t sqrt(2 pi n v)) with v = sum over b of `r[b]` b^2
 //! exp(t b) (Bahadur and Rao). A burst also takes the repairs that are sent while it lasts, so
 //! that a burst of b packets needs b o more.
-//! lasts: of b packets, b o more.
 
 use super::bursts::{BUCKETS, length};
 

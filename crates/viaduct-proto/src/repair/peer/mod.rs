@@ -124,7 +124,7 @@ impl Peer {
             disagreement: self.agreement.disagreement.clone(),
             terms: self.agreement.peer.clone(),
             other_version: None,
-            lowered_mss: self.receiver.lowered_mss(),
+            lowered_mss: self.receiver.injection.syns.lowered(),
             control: self.sender.as_ref().and_then(|sender| sender.coder.control(now)),
             trials: self.trials.filter(|_| self.config.coding == Some(Coding::Observe)),
         }
@@ -268,7 +268,7 @@ impl Peer {
         self.reported = report.loss;
         self.reporting.handle_report(now, &report);
         let rtt = self.reporting.rtt;
-        self.receiver.set_times(Times { wait: report.wait(), rtt: rtt.unwrap_or(USUAL_RTT) });
+        self.receiver.needs.times = Times { wait: report.wait(), rtt: rtt.unwrap_or(USUAL_RTT) };
         if let Some(sender) = &mut self.sender {
             sender.handle_report(now, report.path, rtt);
         }
@@ -287,7 +287,7 @@ impl Peer {
 
     fn report(&mut self, now: Instant) {
         let report = self.reporting.next(now, self.sender.as_ref(), &self.receiver);
-        let (session, trials) = (&mut self.session, self.receiver.trials());
+        let (session, trials) = (&mut self.session, self.receiver.measurement.trials());
         self.transmits.push_with(|out| {
             session.seal(out, |message| {
                 section::emit(REPORT, message, |body| report.emit(body));
@@ -306,7 +306,7 @@ impl Peer {
 
     /// Time of the next report.
     fn report_due(&self) -> Instant {
-        self.reporting.due(&self.receiver.path())
+        self.reporting.due(&self.receiver.measurement.path.report())
     }
 
     pub(super) fn poll_timeout(&self) -> Instant {

@@ -88,7 +88,7 @@ impl Reporting {
     ) -> Report {
         let wait = sender.and_then(|sender| sender.coder.wait(now)).unwrap_or(USUAL_RTT / 4);
         let held = |at| u32::try_from(now.since(at).as_micros()).unwrap_or(u32::MAX);
-        let path = receiver.path();
+        let path = receiver.measurement.path.report();
         (self.told, self.next) = ((now, path), now + REPORT_EVERY);
         Report {
             next: sender.map_or(0, |sender| sender.coder.next_seq()),

@@ -22,9 +22,9 @@ use crate::wire::ip::{self, Header};
 
 /// Recoveries in hold, and the flows and hosts that they are for.
 #[derive(Default)]
-pub(super) struct Injection {
+pub(in crate::repair) struct Injection {
     pub(super) hold: ReorderHold,
-    pub(super) syns: Syns,
+    pub(in crate::repair) syns: Syns,
     congestion: Congestion,
     pub(super) recent: Recent,
 }

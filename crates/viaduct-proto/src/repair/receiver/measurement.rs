@@ -19,8 +19,8 @@ const NEAR: u64 = 1_024;
 
 /// Path from the peer, and the trial of codes on it.
 #[derive(Default)]
-pub(super) struct Measurement {
-    pub(super) path: Path,
+pub(in crate::repair) struct Measurement {
+    pub(in crate::repair) path: Path,
     /// Outcomes of packets for which no repairs are made, in observe mode.
     observed: Option<Box<Observed>>,
     /// Send times of the packets named just now.
@@ -50,7 +50,7 @@ impl Measurement {
     }
 
     /// Outcomes of the trial codes for a peer that observes.
-    pub(super) fn trials(&self) -> Option<[Outcome; TRIED.len()]> {
+    pub(in crate::repair) fn trials(&self) -> Option<[Outcome; TRIED.len()]> {
         self.observed.as_ref().map(|observed| observed.shadows.outcomes())
     }
 

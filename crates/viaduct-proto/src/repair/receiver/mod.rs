@@ -40,15 +40,12 @@ use needs::Needs;
 use repairs::Repairs;
 
 use super::align::{Arrival, Named};
-use super::control;
 use super::identity::{Identity, IdentityKey};
 use super::ledger::State;
 use super::outbox::Outbox;
 use super::prefix;
 use super::reorder_hold::Overtaken;
-use super::requests::Times;
 use super::section::{Copies, Need, Part, expand};
-use super::shadow::{Outcome, TRIED};
 use super::sites::Sites;
 use super::stats::ReceiverStats;
 use crate::fec::{Cover, Decoder as _, Repair, Seq};
@@ -68,9 +65,9 @@ pub(super) struct Receiver {
     known: Known,
     arrivals: Arrivals,
     repairs: Repairs,
-    needs: Needs,
-    injection: Injection,
-    measurement: Measurement,
+    pub(super) needs: Needs,
+    pub(super) injection: Injection,
+    pub(super) measurement: Measurement,
     blindness: Blindness,
     /// Number of the peer's next packet, as last reported.
     told: Seq,
@@ -122,11 +119,6 @@ impl Receiver {
         }
     }
 
-    /// MSS to which the path lowers SYNs, for IPv4 and IPv6.
-    pub(super) fn lowered_mss(&self) -> [Option<u16>; 2] {
-        self.injection.syns.lowered()
-    }
-
     pub(super) fn memory(&self) -> usize {
         self.known.memory()
             + self.repairs.decoder.memory()
@@ -138,21 +130,6 @@ impl Receiver {
     /// [`ip::normalise`] removed.
     pub(super) fn cached(&self) -> impl Iterator<Item = &[u8]> {
         self.known.store.newest_first().map(|(_, packet)| packet)
-    }
-
-    /// Report on the path from the peer.
-    pub(super) fn path(&self) -> control::Report {
-        self.measurement.path.report()
-    }
-
-    /// Outcomes of the trial codes for a peer that observes.
-    pub(super) fn trials(&self) -> Option<[Outcome; TRIED.len()]> {
-        self.measurement.trials()
-    }
-
-    /// Sets the round-trip time and the time for which flows can wait.
-    pub(super) fn set_times(&mut self, times: Times) {
-        self.needs.times = times;
     }
 
     /// Notes that the tap has missed packets: nothing counts as lost until the next repairs

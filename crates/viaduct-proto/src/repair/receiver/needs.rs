@@ -14,11 +14,11 @@ const USUAL_WAIT: Duration = Duration::from_millis(25);
 const USUAL_RTT: Duration = Duration::from_millis(100);
 
 /// Missing packets and names, and the times at which they are requested.
-pub(super) struct Needs {
+pub(in crate::repair) struct Needs {
     pub(super) requests: Requests,
     pub(super) unnamed: Unnamed,
     /// Times last set.
-    pub(super) times: Times,
+    pub(in crate::repair) times: Times,
 }
 
 impl Needs {
