@@ -108,20 +108,13 @@ impl AnyDecoder {
 }
 
 impl Decoder for AnyDecoder {
-    fn repair(
-        &mut self,
-        repair: Repair<'_>,
-        sources: &dyn Sources,
-        recovered: &mut Recovered,
-    ) -> Verdict {
-        let told = recovered.len();
+    fn repair(&mut self, repair: Repair<'_>, from: &dyn Sources, out: &mut Recovered) -> Verdict {
+        let told = out.len();
         let verdict = match repair.row {
-            Row::Xor { .. } => self.peeling.repair(repair, sources, recovered),
-            Row::ReedSolomon { .. } | Row::Window { .. } => {
-                self.linear.repair(repair, sources, recovered)
-            }
+            Row::Xor { .. } => self.peeling.repair(repair, from, out),
+            Row::ReedSolomon { .. } | Row::Window { .. } => self.linear.repair(repair, from, out),
         };
-        self.spread(told, sources, recovered);
+        self.spread(told, from, out);
         verdict
     }
 

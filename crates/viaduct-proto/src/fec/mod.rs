@@ -165,16 +165,11 @@ pub enum Verdict {
 
 /// Decoder of a code, at the receiving side.
 ///
-/// The caller stores recovered packets, so that `sources` has them at the next call; recoveries
+/// The caller stores recovered packets, so that `from` has them at the next call; recoveries
 /// that unlock others are followed before the decoder returns.
 pub trait Decoder: Send {
-    /// Handles a repair. Each packet that it makes recoverable is appended to `recovered`.
-    fn repair(
-        &mut self,
-        repair: Repair<'_>,
-        sources: &dyn Sources,
-        recovered: &mut Recovered,
-    ) -> Verdict;
+    /// Handles a repair. Each packet that it makes recoverable is appended to `out`.
+    fn repair(&mut self, repair: Repair<'_>, from: &dyn Sources, out: &mut Recovered) -> Verdict;
 
     /// Handles the late arrival of packet `seq`, which an earlier repair found missing.
     fn known(&mut self, seq: Seq, sources: &dyn Sources, recovered: &mut Recovered);

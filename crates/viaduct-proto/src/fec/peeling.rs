@@ -22,7 +22,7 @@ use super::{Decoder, Recovered, Repair, Row, Seq, Sources, Verdict};
 type Id = u64;
 
 /// Decoder for repairs of [`Row::Xor`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Peeling {
     stored: BTreeMap<Id, Stored>,
     /// Stored repairs that wait for each missing packet.
@@ -54,14 +54,7 @@ impl Peeling {
     /// Creates a decoder that holds at most `bound` bytes of waiting repairs. Beyond that, the
     /// oldest are dropped.
     pub fn new(bound: usize) -> Self {
-        Peeling {
-            stored: BTreeMap::new(),
-            waiting: BTreeMap::new(),
-            next_id: 0,
-            memory: 0,
-            bound,
-            evicted: 0,
-        }
+        Peeling { bound, ..Peeling::default() }
     }
 
     /// Number of repairs dropped for lack of memory.
@@ -142,22 +135,17 @@ impl Peeling {
 }
 
 impl Decoder for Peeling {
-    fn repair(
-        &mut self,
-        repair: Repair<'_>,
-        sources: &dyn Sources,
-        recovered: &mut Recovered,
-    ) -> Verdict {
+    fn repair(&mut self, repair: Repair<'_>, from: &dyn Sources, out: &mut Recovered) -> Verdict {
         if !plausible(&repair) || !matches!(repair.row, Row::Xor { .. }) {
             return Verdict::Refused;
         }
-        let Some((missing, sum)) = subtract_known(&repair, sources) else {
+        let Some((missing, sum)) = subtract_known(&repair, from) else {
             return Verdict::Refused;
         };
         match missing[..] {
             [] => Verdict::Useless,
             [_] if sum.packet().is_none() => Verdict::Refused,
-            [seq] => match self.follow(vec![(seq, sum)], recovered) {
+            [seq] => match self.follow(vec![(seq, sum)], out) {
                 true => Verdict::Used,
                 false => Verdict::Useless,
             },

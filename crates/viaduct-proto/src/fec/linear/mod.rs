@@ -40,11 +40,6 @@ impl Linear {
         Linear { equations: BTreeMap::new(), memory: 0, bound, evicted: 0, oldest: Seq::MAX }
     }
 
-    /// Number of equations held.
-    pub fn equations(&self) -> usize {
-        self.equations.len()
-    }
-
     /// Number of equations held whose packets are all from `first` to `last`.
     pub fn equations_within(&self, first: Seq, last: Seq) -> usize {
         // A pivot is the lowest packet of its equation.
@@ -129,19 +124,14 @@ impl Linear {
 }
 
 impl Decoder for Linear {
-    fn repair(
-        &mut self,
-        repair: Repair<'_>,
-        sources: &dyn Sources,
-        recovered: &mut Recovered,
-    ) -> Verdict {
+    fn repair(&mut self, repair: Repair<'_>, from: &dyn Sources, out: &mut Recovered) -> Verdict {
         if !plausible(&repair) || !row_covers(repair.row, repair.cover.count) {
             return Verdict::Refused;
         }
-        match Equation::of(&repair, sources) {
+        match Equation::of(&repair, from) {
             None => Verdict::Refused,
             Some(equation) if equation.terms().is_empty() => Verdict::Useless,
-            Some(equation) => self.insert(equation, recovered),
+            Some(equation) => self.insert(equation, out),
         }
     }
 
