@@ -30,7 +30,6 @@ pub struct Peeling {
     next_id: Id,
     memory: usize,
     bound: usize,
-    evicted: u64,
 }
 
 /// Repair with two or more packets missing.
@@ -57,11 +56,6 @@ impl Peeling {
         Peeling { bound, ..Peeling::default() }
     }
 
-    /// Number of repairs dropped for lack of memory.
-    pub fn evicted(&self) -> u64 {
-        self.evicted
-    }
-
     fn store(&mut self, stored: Stored) -> Verdict {
         let cost = stored.cost();
         if cost > self.bound {
@@ -70,7 +64,6 @@ impl Peeling {
         while self.memory + cost > self.bound {
             let Some(&oldest) = self.stored.keys().next() else { break };
             self.remove(oldest);
-            self.evicted += 1;
         }
         let id = self.next_id;
         self.next_id += 1;

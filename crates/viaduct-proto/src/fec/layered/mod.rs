@@ -43,11 +43,6 @@ impl Encoder {
         Self::with_start(parameters, first_seq, first_size)
     }
 
-    /// Parameters of the encoder.
-    pub fn parameters(&self) -> &Parameters {
-        &self.parameters
-    }
-
     fn with_start(parameters: Parameters, next: Seq, start: FirstSize) -> Result<Self, Error> {
         parameters.check()?;
         let layers = (0..=u8::MAX).zip(&parameters.interleaves);

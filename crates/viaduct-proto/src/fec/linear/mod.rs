@@ -28,7 +28,6 @@ pub struct Linear {
     equations: BTreeMap<Seq, Equation>,
     memory: usize,
     bound: usize,
-    evicted: u64,
     /// Lower bound of the highest numbers of all equations.
     oldest: Seq,
 }
@@ -37,7 +36,7 @@ impl Linear {
     /// Creates a decoder that holds at most `bound` bytes of equations. Beyond that, the oldest
     /// are dropped.
     pub fn new(bound: usize) -> Self {
-        Linear { equations: BTreeMap::new(), memory: 0, bound, evicted: 0, oldest: Seq::MAX }
+        Linear { equations: BTreeMap::new(), memory: 0, bound, oldest: Seq::MAX }
     }
 
     /// Number of equations held whose packets are all from `first` to `last`.
@@ -45,11 +44,6 @@ impl Linear {
         // A pivot is the lowest packet of its equation.
         let begin = self.equations.range(first..).take_while(|(pivot, _)| **pivot <= last);
         begin.filter(|(_, equation)| equation.last() <= last).count()
-    }
-
-    /// Number of equations dropped for lack of memory.
-    pub fn evicted(&self) -> u64 {
-        self.evicted
     }
 
     /// Adds an equation in unknown packets only, and moves solved packets to `recovered`.
@@ -118,7 +112,6 @@ impl Linear {
             let oldest = self.equations.iter().min_by_key(|(_, equation)| equation.last());
             let Some((&pivot, _)) = oldest else { break };
             self.remove(pivot);
-            self.evicted += 1;
         }
     }
 }
