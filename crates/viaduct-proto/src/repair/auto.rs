@@ -270,7 +270,7 @@ impl Auto {
 
     /// Answers a request, within the budget and the room on the link.
     pub(super) fn answer(&mut self, now: Instant, need: Need, fire: &mut Fire<'_>) {
-        let wanted = f64::from(need.repairs) * self.controller.room();
+        let wanted = f64::from(need.repairs) * self.controller.room.share();
         let most = MAX_WORK / usize::from(need.packets).max(1);
         let count = (wanted as usize).min(self.budget as usize).min(most);
         self.budget -= count as f64;

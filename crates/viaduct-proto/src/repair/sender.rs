@@ -73,7 +73,7 @@ impl Sender {
     /// Handles drops of this host's own queue in front of the link.
     pub(super) fn handle_own_drops(&mut self, now: Instant) {
         if let Coder::Auto(auto) = &mut self.coder {
-            auto.controller.handle_drops(now);
+            auto.controller.room.handle_drops(now);
         }
     }
 

@@ -111,7 +111,8 @@ pub struct Controller {
     pub(in crate::repair) overhead: f64,
     /// Overhead when the queue became long.
     frozen: Option<f64>,
-    room: Room,
+    /// Room for repairs while a queue drops packets, in this host or on the path.
+    pub(in crate::repair) room: Room,
     /// Start of the repairs.
     begun: Option<Instant>,
     pub(in crate::repair) regime: Regime,
@@ -152,11 +153,6 @@ impl Controller {
         self.last.map(|(_, report)| report).unwrap_or_default()
     }
 
-    /// Share of the repairs that remains while a queue drops packets; 1 otherwise.
-    pub fn room(&self) -> f64 {
-        self.room.share()
-    }
-
     /// Returns whether at least one in ten bursts of the last seconds had three packets or
     /// more, which is rare for independent losses.
     pub fn is_bursty(&self) -> bool {
@@ -182,7 +178,7 @@ impl Controller {
         let fall = if is_known { FALL.powf(now.since(at).as_secs_f64()) } else { 0.0 };
         let fallen = self.asked * fall;
         if report.congested > old.congested {
-            self.handle_drops(now);
+            self.room.handle_drops(now);
         }
         self.room.settle(now);
         // Repairs may be the cause of present drops: the rate must not rise, or hardly.
@@ -199,7 +195,7 @@ impl Controller {
         // If these losses are by chance, flows would slow down before that is known. If they
         // are not, that is known soon.
         let doubted = if report.in_doubt { PRIOR.min(most) } else { 0.0 };
-        self.overhead = self.asked.max(doubted) * self.room();
+        self.overhead = self.asked.max(doubted) * self.room.share();
     }
 
     /// Overhead that the losses call for, and its bound; judges the state of the link.
@@ -245,18 +241,12 @@ impl Controller {
         (wanted, most)
     }
 
-    /// Handles drops of a full queue, in this host or on the path. Repairs may cause them, so
-    /// that the rate is reduced while they last.
-    pub fn handle_drops(&mut self, now: Instant) {
-        self.room.handle_drops(now);
-    }
-
     /// Parameters of the encoder; `None` if no repairs are to be sent.
     pub fn parameters(&self, traffic: Traffic) -> Option<window::Parameters> {
         if self.overhead <= 0.0 {
             return None;
         }
-        let overhead = self.overhead.max(self.room() * self.first(traffic));
+        let overhead = self.overhead.max(self.room.share() * self.first(traffic));
         let repairs = (overhead * f64::from(PACKETS)).ceil();
         let window = f64::from(self.window(traffic, overhead)).max(3.0 / overhead);
         Some(window::Parameters {

@@ -22,18 +22,19 @@ struct Drops {
 
 /// Share of the repair rate that remains while a queue drops packets.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(in crate::repair) struct Room {
     drops: Option<Drops>,
 }
 
 impl Room {
     /// Share that remains; 1 without drops.
-    pub(super) fn share(&self) -> f64 {
+    pub(in crate::repair) fn share(&self) -> f64 {
         self.drops.map_or(1.0, |drops| drops.share)
     }
 
-    /// Notes that a queue has dropped packets.
-    pub(super) fn handle_drops(&mut self, now: Instant) {
+    /// Notes that a queue has dropped packets. Repairs may be the cause, so that the rate is
+    /// reduced while that lasts.
+    pub(in crate::repair) fn handle_drops(&mut self, now: Instant) {
         self.settle(now);
         let begun = Drops { share: 1.0, due: now + PERSISTS, last: now };
         let mut drops = Drops { last: now, ..self.drops.unwrap_or(begun) };
