@@ -6,7 +6,7 @@ use super::deadlines::Deadline;
 use super::path::{Path, Stage};
 use super::secret::{Claim, Prover, Secret};
 use super::wire::{self, Frame, Nonce, Public};
-use super::{Multipath, TICK};
+use super::{Handled, Multipath, TICK};
 use crate::flow::{Context, Failure, Output};
 use crate::keys::{self, PublicKey};
 
@@ -56,7 +56,7 @@ impl Multipath {
         from: Output,
         theirs: &Public,
         window: u32,
-    ) -> Result<(), String> {
+    ) -> Handled {
         let (key, public) = self.session.new_key();
         let secret = Secret::new(&key, theirs, [theirs, &public]).ok_or("a key that is none")?;
         cx.claim(&secret.id);
@@ -75,7 +75,7 @@ impl Multipath {
         from: Output,
         theirs: &Public,
         window: u32,
-    ) -> Result<(), String> {
+    ) -> Handled {
         let mine = self.session.own_key.take().ok_or("a welcome that was not asked for")?;
         let public = *PublicKey::as_bytes(&mine.public());
         let secret = Secret::new(&mine, theirs, [&public, theirs]).ok_or("a key that is none")?;
@@ -93,7 +93,7 @@ impl Multipath {
         session: &wire::Id,
         slot: u8,
         nonce: Nonce,
-    ) -> Result<(), String> {
+    ) -> Handled {
         let Some(secret) = &self.session.secret else {
             self.over = true;
             cx.set_timer(TICK, None);
@@ -123,7 +123,7 @@ impl Multipath {
         nonces: [Nonce; 2],
         received: u64,
         proof: &wire::Proof,
-    ) -> Result<(), String> {
+    ) -> Handled {
         let (secret, claim) = self.verify_proof(Prover::Joined, from, nonces, received, proof)?;
         let mine = self.received.next_offset();
         let proof = secret.prove(Prover::Joining, &claim, mine);
@@ -131,20 +131,8 @@ impl Multipath {
         self.activate(cx, from, received)
     }
 
-    pub(super) fn handle_proof(
-        &mut self,
-        cx: &mut Context<'_>,
-        from: Output,
-        nonces: [Nonce; 2],
-        received: u64,
-        proof: &wire::Proof,
-    ) -> Result<(), String> {
-        self.verify_proof(Prover::Joining, from, nonces, received, proof)?;
-        self.activate(cx, from, received)
-    }
-
     /// Verifies a proof, which shows that the other end has part in the session.
-    fn verify_proof(
+    pub(super) fn verify_proof(
         &self,
         who: Prover,
         from: Output,
@@ -162,7 +150,7 @@ impl Multipath {
     }
 
     /// Puts a connection into use in place of the slot's former ones.
-    fn activate(&mut self, cx: &mut Context<'_>, on: Output, received: u64) -> Result<(), String> {
+    pub(super) fn activate(&mut self, cx: &mut Context<'_>, on: Output, received: u64) -> Handled {
         let slot = self.path(on).map_or(0, |path| path.slot);
         self.enter(cx, on, Stage::Live);
         let same =
@@ -176,11 +164,7 @@ impl Multipath {
     }
 
     /// Handles the answer that the other end no longer knows the session.
-    pub(super) fn handle_unknown(
-        &mut self,
-        cx: &mut Context<'_>,
-        from: Output,
-    ) -> Result<(), String> {
+    pub(super) fn handle_unknown(&mut self, cx: &mut Context<'_>, from: Output) -> Handled {
         self.drop_path(cx, from);
         if self.has_ended() {
             self.close_paths(cx, true);

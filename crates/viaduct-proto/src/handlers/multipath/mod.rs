@@ -194,6 +194,9 @@ impl Multipath {
 /// Timer of the handler.
 const TICK: Timer = Timer(0);
 
+/// Result of handling a message. An error means that the connection must be dropped.
+type Handled = Result<(), String>;
+
 impl Handler for Multipath {
     fn start(&mut self, cx: &mut Context<'_>) {
         let first = cx.plumb();
@@ -205,7 +208,7 @@ impl Handler for Multipath {
     }
 
     fn connect(&mut self, cx: &mut Context<'_>, to: Address) {
-        self.session.set_destination(to.clone());
+        self.session.to = Some(to.clone());
         self.begin(cx, FIRST, Stage::Connecting);
         if let Some(from) = self.plan.from.first() {
             cx.output(FIRST).bind(from.clone());

@@ -1,9 +1,10 @@
 //! Incoming messages, and the handling of bad connections.
 
-use super::Multipath;
 use super::deadlines::Deadline;
 use super::path::{Path, Stage};
+use super::secret::Prover;
 use super::wire::Frame;
+use super::{Handled, Multipath};
 use crate::flow::{Context, Failure, Output};
 
 impl Multipath {
@@ -33,13 +34,8 @@ impl Multipath {
         self.path(from).is_some()
     }
 
-    /// Handles one message. An error means that the connection must be dropped.
-    fn handle_frame(
-        &mut self,
-        cx: &mut Context<'_>,
-        from: Output,
-        frame: Frame,
-    ) -> Result<(), String> {
+    /// Handles one message.
+    fn handle_frame(&mut self, cx: &mut Context<'_>, from: Output, frame: Frame) -> Handled {
         let Some(path) = self.path(from) else { return Ok(()) };
         match (path.stage, frame) {
             (Stage::Accepted, Frame::Hello { public, window }) if !self.session.claimed => {
@@ -55,7 +51,8 @@ impl Multipath {
                 self.handle_challenge(cx, from, [nonce, theirs], received, &proof)
             }
             (Stage::Proving(nonces), Frame::Proof { received, proof }) => {
-                self.handle_proof(cx, from, nonces, received, &proof)
+                self.verify_proof(Prover::Joining, from, nonces, received, &proof)?;
+                self.activate(cx, from, received)
             }
             (Stage::Joining(_), Frame::Unknown) => self.handle_unknown(cx, from),
             (Stage::Live, frame) => self.handle_live_frame(cx, from, frame),
@@ -63,12 +60,7 @@ impl Multipath {
         }
     }
 
-    fn handle_live_frame(
-        &mut self,
-        cx: &mut Context<'_>,
-        on: Output,
-        frame: Frame,
-    ) -> Result<(), String> {
+    fn handle_live_frame(&mut self, cx: &mut Context<'_>, on: Output, frame: Frame) -> Handled {
         let now = cx.now();
         match frame {
             Frame::Data { at, data } => {
@@ -102,7 +94,7 @@ impl Multipath {
         Ok(())
     }
 
-    pub(super) fn acked(&mut self, received: u64) -> Result<(), String> {
+    pub(super) fn acked(&mut self, received: u64) -> Handled {
         let paths = &mut self.paths;
         let fits = self.out.acked(received, |on, bytes| {
             if let Some(path) = paths.iter_mut().find(|path| path.output == on) {

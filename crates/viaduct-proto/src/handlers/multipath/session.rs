@@ -51,11 +51,6 @@ impl Session {
         }
     }
 
-    /// Marks this end as connecting, to `to`.
-    pub(super) fn set_destination(&mut self, to: Address) {
-        self.to = Some(to);
-    }
-
     pub(super) fn is_begun(&self) -> bool {
         self.to.is_some() || self.answered
     }

@@ -1,17 +1,13 @@
 //! Processing of received frames.
 
-use super::{Carrier, Mux};
+use super::{Carrier, Handled, Mux};
 use crate::flow::Failure;
 use crate::tunnel::common::{Common, Event, LinkError};
 use crate::tunnel::stream::{Receiving, Sending, Stream};
 use crate::tunnel::wire::{Frame, Opening};
 
 impl Mux {
-    pub(super) fn handle_link_frame(
-        &mut self,
-        cx: &mut Common,
-        frame: Frame<'_>,
-    ) -> Result<(), LinkError> {
+    pub(super) fn handle_link_frame(&mut self, cx: &mut Common, frame: Frame<'_>) -> Handled {
         match (frame, self.hello) {
             (Frame::Hello(hello), None) if hello.link == self.number => {
                 // The HELLO was in flight when the peer restarted.
@@ -54,7 +50,7 @@ impl Mux {
         cx: &mut Common,
         number: u32,
         frame: Frame<'_>,
-    ) -> Result<(), LinkError> {
+    ) -> Handled {
         if self.hello.is_none() && self.carrier == Carrier::Stream {
             return Err(LinkError::Protocol("a link that begins without a HELLO"));
         }
@@ -82,7 +78,7 @@ impl Mux {
 
     /// Handles a frame for a stream that does not exist. The peer may not know yet that it is
     /// over.
-    fn handle_forgotten(&mut self, number: u32, frame: &Frame<'_>) -> Result<(), LinkError> {
+    fn handle_forgotten(&mut self, number: u32, frame: &Frame<'_>) -> Handled {
         match frame {
             _ if !self.numbers.was_used(number) => {
                 Err(LinkError::Protocol("a stream that was not opened"))
@@ -96,7 +92,7 @@ impl Mux {
         }
     }
 
-    fn offered(&mut self, cx: &mut Common, number: u32, open: Opening) -> Result<(), LinkError> {
+    fn offered(&mut self, cx: &mut Common, number: u32, open: Opening) -> Handled {
         // QUIC streams may overtake each other.
         let new = match self.carrier {
             Carrier::Stream => self.numbers.is_beyond(number),
@@ -117,7 +113,7 @@ impl Mux {
         Ok(())
     }
 
-    fn accepted(&mut self, cx: &mut Common, number: u32) -> Result<(), LinkError> {
+    fn accepted(&mut self, cx: &mut Common, number: u32) -> Handled {
         let id = self.id(number);
         let stream = self.stream(number);
         match stream.receiving {
@@ -131,7 +127,7 @@ impl Mux {
         Ok(())
     }
 
-    fn handle_data(&mut self, cx: &mut Common, number: u32, bytes: &[u8]) -> Result<(), LinkError> {
+    fn handle_data(&mut self, cx: &mut Common, number: u32, bytes: &[u8]) -> Handled {
         let id = self.id(number);
         let rtt = self.rtt.shortest();
         self.traffic.received += bytes.len() as u64;
@@ -154,7 +150,7 @@ impl Mux {
         Ok(())
     }
 
-    fn handle_fin(&mut self, cx: &mut Common, number: u32) -> Result<(), LinkError> {
+    fn handle_fin(&mut self, cx: &mut Common, number: u32) -> Handled {
         let stream = self.stream(number);
         if stream.resetting {
             // Answer to our RST: the peer has dropped all bytes.
@@ -169,7 +165,7 @@ impl Mux {
         Ok(())
     }
 
-    fn handle_finack(&mut self, cx: &mut Common, number: u32) -> Result<(), LinkError> {
+    fn handle_finack(&mut self, cx: &mut Common, number: u32) -> Handled {
         let stream = self.stream(number);
         if stream.resetting {
             return Ok(());

@@ -46,6 +46,9 @@ pub enum Carrier {
 /// the stream that sends. Acknowledgements leave by 0.
 pub type Lane = u32;
 
+/// Result of an input to a link. An error means that the link must be broken off.
+type Handled = Result<(), LinkError>;
+
 /// State of a link.
 #[derive(Debug)]
 pub(super) struct Mux {
@@ -119,7 +122,7 @@ impl Mux {
         cx: &mut Common,
         lane: Lane,
         mut bytes: &[u8],
-    ) -> Result<(), LinkError> {
+    ) -> Handled {
         self.timers.set(Timer::Silence, cx.now + cx.settings.silence);
         let mut parser = self.lanes.remove(&lane).unwrap_or_default();
         while let Some((stream, frame)) = parser.next(&mut bytes)? {
@@ -266,7 +269,7 @@ impl Mux {
         self.timers.next_deadline()
     }
 
-    pub(super) fn handle_timeout(&mut self, cx: &mut Common) -> Result<(), LinkError> {
+    pub(super) fn handle_timeout(&mut self, cx: &mut Common) -> Handled {
         let Settings { ping, silence, .. } = cx.settings;
         while let Some(timer) = self.timers.poll_expired(cx.now) {
             match timer {
