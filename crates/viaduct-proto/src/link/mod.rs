@@ -170,11 +170,6 @@ impl<T> Link<T> {
         self.advance(now);
     }
 
-    /// Settings in force.
-    pub fn config(&self) -> &LinkConfig {
-        &self.config
-    }
-
     /// Counters so far.
     pub fn stats(&self) -> LinkStats {
         self.stats

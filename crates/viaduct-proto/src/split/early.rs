@@ -95,11 +95,6 @@ impl<T> Early<T> {
         self.pending.len()
     }
 
-    /// Number of entries allowed at present.
-    pub fn room(&self) -> usize {
-        self.room
-    }
-
     /// Pending connection of the SYN `tuple`.
     pub fn get(&self, tuple: &Tuple) -> Option<&T> {
         self.pending.get(tuple).map(|(_, started)| started)
@@ -243,12 +238,12 @@ mod tests {
             early.handle_syn(at(0), tuple(n), || Some(()));
         }
         while early.poll_expired(at(1_000)).is_some() {}
-        assert_eq!(early.room(), MIN_TABLE);
+        assert_eq!(early.room, MIN_TABLE);
         for n in 0..200 {
             early.handle_syn(at(2_000), tuple(n), || Some(()));
             assert!(early.handle_accept(&tuple(n)).is_some(), "each finds room");
         }
-        assert_eq!(early.room(), 100);
+        assert_eq!(early.room, 100);
     }
 
     #[test]
@@ -271,6 +266,6 @@ mod tests {
         assert_eq!(early.handle_refusal(&tuple(1)), Some(7));
         assert_eq!(early.get(&tuple(1)), None);
         assert_eq!(early.poll_expired(at(9_000)), None);
-        assert_eq!((early.stats().refused, early.room()), (1, 100));
+        assert_eq!((early.stats().refused, early.room), (1, 100));
     }
 }

@@ -9,19 +9,6 @@ pub(super) const ICMP: u8 = 1;
 pub(super) const ICMPV6: u8 = 58;
 const HOPS: u8 = 64;
 const RST_ACK: u8 = 0x14;
-/// ICMP: destination unreachable, host.
-const V4_UNREACHABLE: [u8; 2] = [3, 1];
-/// ICMPv6: destination unreachable, address.
-const V6_UNREACHABLE: [u8; 2] = [1, 3];
-/// ICMP: destination unreachable, network.
-const V4_NO_ROUTE: [u8; 2] = [3, 0];
-/// ICMPv6: destination unreachable, no route.
-const V6_NO_ROUTE: [u8; 2] = [1, 0];
-/// ICMP: destination unreachable, administratively prohibited, which Linux reports as an
-/// unreachable host.
-const V4_PROHIBITED: [u8; 2] = [3, 13];
-/// ICMPv6: destination unreachable, administratively prohibited.
-const V6_PROHIBITED: [u8; 2] = [1, 1];
 
 /// SYN to be answered: source, destination and sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,19 +36,21 @@ impl RejectedSyn {
 
     /// ICMP host unreachable (RFC 792), or ICMPv6 address unreachable (RFC 4443).
     pub fn unreachable(&self) -> Vec<u8> {
-        self.message(V4_UNREACHABLE, V6_UNREACHABLE)
+        self.message([3, 1], [1, 3])
     }
 
     /// ICMP message of a router without a route to the network.
     pub fn without_route(&self) -> Vec<u8> {
-        self.message(V4_NO_ROUTE, V6_NO_ROUTE)
+        self.message([3, 0], [1, 0])
     }
 
-    /// ICMP message of a router that is not allowed to forward the packet.
+    /// ICMP message of a router that is not allowed to forward the packet; Linux reports that
+    /// of IPv4 as an unreachable host.
     pub fn prohibited(&self) -> Vec<u8> {
-        self.message(V4_PROHIBITED, V6_PROHIBITED)
+        self.message([3, 13], [1, 1])
     }
 
+    /// ICMP or ICMPv6 message with one of these types and codes.
     fn message(&self, v4: [u8; 2], v6: [u8; 2]) -> Vec<u8> {
         let (from, to) = (self.to.ip(), self.from.ip());
         // The quote is as much of the SYN as identifies its connection.
