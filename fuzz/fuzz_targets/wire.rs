@@ -24,7 +24,7 @@ fuzz_target!(|bytes: &[u8]| {
             Section::Need(need) => section::emit_need(*need, &mut again),
             Section::Names(names) => {
                 assert!((1..=MAX_NAMES).contains(&names.tags().len()));
-                let times = names.times().map(|times| times.sent().count());
+                let times = names.times.map(|times| times.sent().count());
                 assert!(times.is_none_or(|count| count == names.tags().len()));
             }
             Section::Copies(copies) => {

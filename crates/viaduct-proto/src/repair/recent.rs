@@ -30,7 +30,8 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    /// Handles a packet that leaves a host.
+    /// Handles a packet that leaves a host; its TCP timestamp echo tells what the host has seen
+    /// last.
     pub(super) fn leaves(&mut self, now: Instant, packet: &[u8]) {
         if self.until.is_none_or(|until| now > until) {
             self.flows.clear();

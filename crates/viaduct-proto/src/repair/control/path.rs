@@ -55,7 +55,7 @@ impl Path {
             self.waits.push(waits);
         }
         self.losses.known(now, named.len() as u64);
-        let mut before = self.queue.waits();
+        let mut before = self.queue.waits;
         for (at, &(seq, of)) in named.iter().enumerate() {
             let sent = seq.checked_sub(first).and_then(|at| sent.get(at as usize));
             if let Some(&sent) = sent {

@@ -77,7 +77,8 @@ pub struct Queue {
     /// Number, send time and delay of the last packet.
     last: Option<(Seq, u32, Micros)>,
     step: Option<Step>,
-    waits: Micros,
+    /// Queueing delay of the newest arrival.
+    pub(super) waits: Micros,
     delays: Histogram,
     /// Time of the last loss by a full queue.
     full: Option<Instant>,
@@ -139,11 +140,6 @@ impl Queue {
         let since = if self.was_full(now) { Duration::ZERO } else { now.since(at) };
         self.drift = (now, total + since);
         (DRIFT * self.drift.1.as_secs_f64()) as Micros
-    }
-
-    /// Queueing delay of the newest arrival.
-    pub fn waits(&self) -> Micros {
-        self.waits
     }
 
     /// Returns whether a loss was a full queue's within the last 30 s.

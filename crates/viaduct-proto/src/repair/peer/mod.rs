@@ -181,7 +181,7 @@ impl Peer {
     }
 
     pub(super) fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
-        self.receiver.handle_outgoing(now, packet);
+        self.receiver.injection.recent.leaves(now, packet);
         if let Some((sender, mut channel, key)) = self.sending() {
             sender.handle((now, left), key, packet, &mut channel);
         }

@@ -26,7 +26,7 @@ pub(in crate::repair) struct Injection {
     pub(super) hold: ReorderHold,
     pub(in crate::repair) syns: Syns,
     congestion: Congestion,
-    pub(super) recent: Recent,
+    pub(in crate::repair) recent: Recent,
 }
 
 /// Target of an injection.

@@ -85,7 +85,7 @@ impl Measurement {
         needs: &mut Needs,
     ) {
         self.sent.clear();
-        if let Some(times) = of.names.times() {
+        if let Some(times) = of.names.times {
             self.sent.extend(times.sent());
         }
         for (seq, sent) in (of.first..).zip(&self.sent) {

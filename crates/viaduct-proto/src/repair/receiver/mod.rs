@@ -150,12 +150,6 @@ impl Receiver {
         self.stats.malformed += 1;
     }
 
-    /// Handles a copy of a packet that leaves for the peer's site; its TCP timestamp echo tells
-    /// what its host has seen last.
-    pub(super) fn handle_outgoing(&mut self, now: Instant, packet: &[u8]) {
-        self.injection.recent.leaves(now, packet);
-    }
-
     /// Handles a copy of a packet that has just come from the peer's site. Its bytes are
     /// overwritten.
     pub(super) fn handle_packet(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {

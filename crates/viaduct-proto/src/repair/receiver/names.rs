@@ -109,7 +109,7 @@ impl Receiver {
         let Named::Arrived(arrival) = of else {
             return self.known.settle(seq, State::Missing);
         };
-        if let Some(times) = names.times().filter(|_| seq == first) {
+        if let Some(times) = names.times.filter(|_| seq == first) {
             self.arrivals.learn(arrival, MutableFields { ttl: times.ttl, tos: times.tos });
         }
         let row = self.known.ledger.row(seq);

@@ -33,7 +33,8 @@ pub struct Names<'a> {
     /// for none.
     pub apart: u16,
     tags: &'a [[u8; 2]],
-    times: Option<Times<'a>>,
+    /// Send times; `None` if these names are repeated.
+    pub times: Option<Times<'a>>,
     bare: &'a [u8],
 }
 
@@ -70,11 +71,6 @@ impl<'a> Names<'a> {
     pub fn bare(&self) -> impl Iterator<Item = bool> + Clone + use<'a> {
         let bits = self.bare;
         (0..self.tags.len()).map(|n| bits.get(n / 8).is_some_and(|byte| byte >> (n % 8) & 1 == 1))
-    }
-
-    /// Send times; `None` if these names are repeated.
-    pub fn times(&self) -> Option<Times<'a>> {
-        self.times
     }
 }
 
@@ -237,7 +233,7 @@ mod tests {
         let mut out = Vec::new();
         emit_names(7, &names, Form::Timed, Manner::default(), &mut out);
         let read = read(&out).expect("one section");
-        for (name, sent) in names.iter().zip(read.times().unwrap().sent()) {
+        for (name, sent) in names.iter().zip(read.times.unwrap().sent()) {
             assert!(name.sent.wrapping_sub(sent) < 8, "{} and {sent}", name.sent);
         }
     }
@@ -265,9 +261,9 @@ mod tests {
             prop_assert_eq!(&read, &tags);
             let apart = if let Form::Combined(apart) = form { apart.get() } else { 0 };
             prop_assert_eq!(names.apart, apart);
-            let head = names.times().map(|of| (of.sent, of.ttl, of.tos));
+            let head = names.times.map(|of| (of.sent, of.ttl, of.tos));
             prop_assert_eq!(head, (form == Form::Timed).then_some((3, 64, 8)));
-            prop_assert_eq!(names.times().map_or(tags.len(), |of| of.sent().count()), tags.len());
+            prop_assert_eq!(names.times.map_or(tags.len(), |of| of.sent().count()), tags.len());
         }
     }
 }

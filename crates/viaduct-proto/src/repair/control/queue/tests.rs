@@ -73,7 +73,7 @@ fn the_peers_clock_may_wrap_and_drift() {
         // A drift of 60 ms in ten minutes.
         let full = world.run(600_000, |at| 1e9 + drift * at);
         assert!(!full.contains(&true), "{drift}");
-        assert!(world.queue.waits() < 2_000, "{drift}");
+        assert!(world.queue.waits < 2_000, "{drift}");
     }
 }
 
@@ -85,7 +85,7 @@ fn a_queue_that_never_empties_is_one_for_minutes() {
     let share = full.iter().filter(|full| **full).count() as f64 / full.len() as f64;
     assert!((0.25..0.45).contains(&share), "{share}");
     // The queue is never full, so that 24 of its 49 ms may be clock drift.
-    assert!((22_000..27_000).contains(&world.queue.waits()), "{}", world.queue.waits());
+    assert!((22_000..27_000).contains(&world.queue.waits), "{}", world.queue.waits);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn judge(
         if now {
             all += 1;
             if !before {
-                verdict = world.queue.lose(world.now, world.queue.waits());
+                verdict = world.queue.lose(world.now, world.queue.waits);
             }
             told += usize::from(verdict == Verdict::Congestion);
         } else {
