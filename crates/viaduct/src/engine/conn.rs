@@ -13,7 +13,7 @@ use viaduct_sys::socket::tcp;
 use super::destination::error_of;
 use super::flow_socket::FlowSocket;
 use super::trickles::TricklesConn;
-use crate::tunnel::Session;
+use crate::tunnel::TunnelStream;
 
 /// Bytes, and urgent ones.
 const TO_READ: Interest = Interest::READABLE.add(Interest::PRIORITY);
@@ -26,7 +26,7 @@ pub enum Conn {
     /// A loopback connection to a parent master, which carries the flow on.
     Loopback(FlowSocket<TcpStream>, Arc<ParentConn>),
     /// A session of a tunnel.
-    Session(Session),
+    Session(TunnelStream),
     /// A connection of Trickles.
     Trickles(TricklesConn),
     /// No connection of its own, or none yet: the flow uses another flow's, or its handlers have

@@ -8,7 +8,7 @@ use viaduct_proto::time::Instant;
 use super::conn::Conn;
 use super::flow::{End, Flow};
 use super::worker::{Worker, time};
-use crate::tunnel::{InboundSession, Readiness};
+use crate::tunnel::{InboundStream, Readiness};
 
 /// Rounds of driving the tunnels before the other flows have their turn.
 const ROUNDS: usize = 8;
@@ -50,10 +50,10 @@ impl Worker {
     }
 
     /// Accepts a session that a peer has opened.
-    fn accept_session(&mut self, arrival: InboundSession, now: Instant) {
-        let InboundSession { session, to, source, peer } = arrival;
+    fn accept_session(&mut self, arrival: InboundStream, now: Instant) {
+        let InboundStream { stream, to, source, peer } = arrival;
         let client = source.unwrap_or_else(|| ([0, 0, 0, 0], 0).into());
-        let mut flow = Flow::with_client(Conn::Session(session), client, now);
+        let mut flow = Flow::with_client(Conn::Session(stream), client, now);
         if self.access_log.is_on() {
             flow.account.set_request("tunnel", &to, Some(peer.to_string()));
         }

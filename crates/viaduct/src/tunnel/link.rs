@@ -12,12 +12,12 @@ use viaduct_proto::tunnel::{Carrier, Lane};
 use super::peer::SharedPeer;
 use super::quic::{Endpoint, QuicLink};
 use super::settings::TunnelSettings;
-use super::stream::Stream;
+use super::tcp::TcpLink;
 
 /// Transport of a link.
 #[derive(Debug)]
 pub(super) enum Transport {
-    Stream(Box<Stream>),
+    Tcp(Box<TcpLink>),
     Quic(Box<QuicLink>),
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Tools<'a> {
 impl Link {
     pub(super) fn carrier(&self) -> Carrier {
         match self.transport {
-            Transport::Stream(_) => Carrier::Stream,
+            Transport::Tcp(_) => Carrier::Stream,
             Transport::Quic(_) => Carrier::Streams,
         }
     }
@@ -57,7 +57,7 @@ impl Link {
     /// Returns whether both ends have authenticated.
     pub(super) fn is_up(&self) -> bool {
         match &self.transport {
-            Transport::Stream(stream) => stream.is_up(),
+            Transport::Tcp(tcp) => tcp.is_up(),
             Transport::Quic(quic) => quic.is_up(),
         }
     }
@@ -70,29 +70,29 @@ impl Link {
     /// Public key of the peer, once known.
     pub(super) fn peer(&self) -> Option<PublicKey> {
         match &self.transport {
-            Transport::Stream(stream) => stream.peer(),
+            Transport::Tcp(tcp) => tcp.peer(),
             Transport::Quic(quic) => quic.peer(),
         }
     }
 
     /// Lifts the limits of an unauthenticated link.
-    pub(super) fn trust(&mut self, sessions: u32) {
+    pub(super) fn trust(&mut self, streams: u32) {
         if let Transport::Quic(quic) = &mut self.transport {
-            quic.trust(sessions);
+            quic.trust(streams);
         }
     }
 
     /// Bytes received before the link was assigned to a tunnel.
     pub(super) fn early(&mut self) -> &mut Vec<u8> {
         match &mut self.transport {
-            Transport::Stream(stream) => &mut stream.plain_in,
+            Transport::Tcp(tcp) => &mut tcp.plain_in,
             Transport::Quic(quic) => &mut quic.plain_in,
         }
     }
 
     /// Returns whether more can be read, after other links had their turn.
     pub(super) fn is_readable(&self) -> bool {
-        matches!(&self.transport, Transport::Stream(stream) if stream.is_readable())
+        matches!(&self.transport, Transport::Tcp(tcp) if tcp.is_readable())
     }
 
     /// Reads the available bytes, and passes them to the tunnel.
@@ -107,9 +107,9 @@ impl Link {
         };
         let placed = self.place.is_some();
         match (&mut self.transport, &mut tools.endpoint) {
-            (Transport::Stream(stream), _) => {
+            (Transport::Tcp(tcp), _) => {
                 let mut deliver = |bytes: &[u8]| deliver(0, Some(bytes));
-                stream.receive(tools.scratch, placed.then_some(&mut deliver))
+                tcp.receive(tools.scratch, placed.then_some(&mut deliver))
             }
             (Transport::Quic(quic), Some(endpoint)) => {
                 quic.settle(endpoint, tools.settings, tools.entropy, now)?;
@@ -122,7 +122,7 @@ impl Link {
     /// Queues frames to be sent.
     pub(super) fn push(&mut self, lane: Lane, frames: &[u8]) {
         match &mut self.transport {
-            Transport::Stream(stream) => stream.push(frames),
+            Transport::Tcp(tcp) => tcp.push(frames),
             Transport::Quic(quic) => quic.push(lane, frames),
         }
     }
@@ -137,7 +137,7 @@ impl Link {
     /// Returns whether enough is queued to write it now.
     pub(super) fn is_full(&self) -> bool {
         match &self.transport {
-            Transport::Stream(stream) => stream.is_full(),
+            Transport::Tcp(tcp) => tcp.is_full(),
             Transport::Quic(quic) => quic.is_full(),
         }
     }
@@ -149,9 +149,9 @@ impl Link {
         now: Instant,
     ) -> io::Result<()> {
         let room = match (&mut self.transport, endpoint) {
-            (Transport::Stream(stream), _) => {
-                stream.flush(now)?;
-                stream.has_room()
+            (Transport::Tcp(tcp), _) => {
+                tcp.flush(now)?;
+                tcp.has_room()
             }
             (Transport::Quic(quic), Some(endpoint)) => {
                 quic.flush(endpoint, now)?;
@@ -184,10 +184,10 @@ impl Link {
         now: Instant,
     ) {
         match (&mut self.transport, endpoint) {
-            (Transport::Stream(stream), _) => {
+            (Transport::Tcp(tcp), _) => {
                 // The handshake's last message may carry the refusal of the dialler.
-                let _ = stream.flush(now);
-                let _ = registry.deregister(stream.source());
+                let _ = tcp.flush(now);
+                let _ = registry.deregister(tcp.source());
             }
             (Transport::Quic(quic), Some(endpoint)) => {
                 quic.close(refusal_code(why), endpoint, now);

@@ -2,24 +2,24 @@
 //! leave it at its far end, as if it were their client.
 //!
 //! ```text
-//!   engine::dial ─▶ Outlet                       InboundSession ─▶ engine::tunnels
-//!                      │                               ▲
-//!                      ▼                               │
-//!     flow ─ Conn ─ Session ─┐                        ┌─ Session ─ Conn ─ flow
-//!     flow ─ Conn ─ Session ─┤      ┌── link ──┐      ├─ Session ─ Conn ─ flow
-//!                           Peer ───┤          ├─── Peer
-//!                    (proto::tunnel)└── link ──┘(proto::tunnel)
+//!   engine::dial ─▶ Outlet                            InboundStream ─▶ engine::tunnels
+//!                      │                                    ▲
+//!                      ▼                                    │
+//!     flow ─ Conn ─ TunnelStream ─┐                     ┌─ TunnelStream ─ Conn ─ flow
+//!     flow ─ Conn ─ TunnelStream ─┤   ┌── link ──┐      ├─ TunnelStream ─ Conn ─ flow
+//!                                Peer ┤          ├─── Peer
+//!                      (proto::tunnel)└── link ──┘(proto::tunnel)
 //! ```
 //!
 //! | file | noun |
 //! |---|---|
 //! | here | [`Tunnels`]: all of a loop's tunnels, and their links |
 //! | [`near`] | the near end of a tunnel, and its outlet |
-//! | [`peer`] | a tunnel to one peer, which its sessions share |
-//! | [`session`] | a flow's end |
+//! | [`peer`] | a tunnel to one peer, which its streams share |
+//! | [`stream`] | a stream of a tunnel, as an end of a flow |
 //! | [`link`] | a link, over either transport |
-//! | [`stream`] | over TCP: records under the sites' keys |
-//! | [`quic`] | over QUIC: a stream for each session |
+//! | [`tcp`] | over TCP: records under the sites' keys |
+//! | [`quic`] | over QUIC: a QUIC stream for each stream of the tunnel |
 //! | `setup` | setup and end of links |
 //! | `strangers` | limits of unauthenticated links |
 //! | `transfer` | reading and writing of links |
@@ -31,12 +31,12 @@ mod link;
 mod near;
 mod peer;
 mod quic;
-mod session;
 pub mod settings;
 mod setup;
 pub mod stats;
 mod strangers;
 mod stream;
+mod tcp;
 mod transfer;
 
 use std::collections::HashMap;
@@ -62,9 +62,8 @@ use quic::Endpoint;
 use settings::{CarrierKind, Dial, TunnelName, TunnelSettings};
 
 pub use near::Outlet;
-pub use peer::InboundSession;
-pub use session::Session;
-pub use stream::Readiness;
+pub use peer::InboundStream;
+pub use stream::{Readiness, TunnelStream};
 
 /// First token of tunnels.
 pub const FIRST_TOKEN: usize = usize::MAX / 2;
@@ -100,7 +99,7 @@ impl Tunnels {
     /// Opens the listeners, and begins to dial.
     pub fn new(settings: TunnelSettings, registry: Registry, now: Instant) -> Result<Tunnels> {
         let listener = settings.listen.map(|at| {
-            let listener = stream::listen(at, BACKLOG, &settings);
+            let listener = tcp::listen(at, BACKLOG, &settings);
             listener.with_context(|| format!("tunnel-listen: cannot use {at}"))
         });
         let mut listener = listener.transpose()?;
@@ -149,12 +148,12 @@ impl Tunnels {
         self.strangers_dropped
     }
 
-    /// Returns whether all data of sessions is delivered and no session is left.
+    /// Returns whether all data is delivered and no stream is left.
     pub fn are_done(&self) -> bool {
         self.peers().all(|peer| peer.lock().tunnel.stats().open == 0)
     }
 
-    /// Permitted destinations of sessions.
+    /// Permitted destinations of streams.
     pub fn allowed(&self) -> &[ipnet::IpNet] {
         &self.settings.allow_to
     }
@@ -175,10 +174,8 @@ impl Tunnels {
                 let key = token - LINKS;
                 let readable = event.is_readable() || event.is_read_closed() || event.is_error();
                 let writable = event.is_writable() || event.is_write_closed() || event.is_error();
-                if let Some(Link { transport: Transport::Stream(stream), .. }) =
-                    self.links.get_mut(key)
-                {
-                    stream.ready(readable, writable);
+                if let Some(Link { transport: Transport::Tcp(tcp), .. }) = self.links.get_mut(key) {
+                    tcp.ready(readable, writable);
                     self.drive(key, now);
                 }
             }
@@ -204,17 +201,17 @@ impl Tunnels {
             || peers.any(|peer| !peer.lock().ready.is_empty())
     }
 
-    /// Takes the next ready end of a session: its token, and its readiness.
+    /// Takes the next ready end of a stream: its token, and its readiness.
     pub fn poll_ready(&mut self) -> Option<(Token, Readiness)> {
         self.peers().find_map(|peer| peer.lock().ready.pop_front())
     }
 
-    /// Takes the next session that a peer has opened.
-    pub fn poll_arrival(&mut self) -> Option<InboundSession> {
+    /// Takes the next stream that a peer has opened.
+    pub fn poll_arrival(&mut self) -> Option<InboundStream> {
         self.far.iter().find_map(|peer| {
             let (slot, to, source) = peer.lock().arrivals.pop_front()?;
             let key = peer.lock().key;
-            Some(InboundSession { session: Session::arrived(peer, slot), to, source, peer: key })
+            Some(InboundStream { stream: TunnelStream::arrived(peer, slot), to, source, peer: key })
         })
     }
 

@@ -13,9 +13,9 @@ use super::dial::Slot;
 use super::link::Link;
 use super::new_peer;
 use super::peer::SharedPeer;
-use super::session::Session;
 use super::settings::{Dial, TunnelSettings};
 use super::stats::TunnelCounters;
+use super::stream::TunnelStream;
 
 /// Near end of a tunnel.
 pub(super) struct Near {
@@ -40,14 +40,14 @@ const LOG_INTERVAL: Duration = Duration::from_secs(300);
 #[derive(Clone, Debug)]
 pub struct Outlet {
     peer: SharedPeer,
-    /// Sessions count as connected only when the peer has accepted them.
+    /// Streams count as connected only when the peer has accepted them.
     waits: bool,
 }
 
 impl Outlet {
-    /// Opens a session to `to`, for `source`, as soon as there is a link.
-    pub fn open(&self, to: Address, source: SocketAddr) -> Session {
-        Session::open(&self.peer, to, source, self.waits)
+    /// Opens a stream to `to`, for `source`, as soon as there is a link.
+    pub fn open(&self, to: Address, source: SocketAddr) -> TunnelStream {
+        TunnelStream::open(&self.peer, to, source, self.waits)
     }
 }
 

@@ -1,4 +1,4 @@
-//! A tunnel to one peer, shared by the ends of its sessions.
+//! A tunnel to one peer, shared by the ends of its streams.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -12,22 +12,21 @@ use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::keys::PublicKey;
 use viaduct_proto::tunnel::{Event, LinkError, StreamId, Tunnel};
 
-use super::session::Session;
-use super::stream::Readiness;
+use super::stream::{Readiness, TunnelStream};
 use crate::rate_limited::RateLimitedLog;
-use crate::tunnel::stats::{MAX_SESSIONS, TunnelCounters};
+use crate::tunnel::stats::{MAX_STREAMS, TunnelCounters};
 
-/// Rate-limited warnings about sessions that far ends deny, by the peer's key.
+/// Rate-limited warnings about streams that far ends deny, by the peer's key.
 static DENIALS: RateLimitedLog<PublicKey> = RateLimitedLog::new(3);
 
-/// A session that a peer has opened.
+/// A stream that a peer has opened.
 #[derive(Debug)]
-pub struct InboundSession {
-    /// Local end of the session.
-    pub session: Session,
+pub struct InboundStream {
+    /// Local end of the stream.
+    pub stream: TunnelStream,
     /// Destination.
     pub to: Address,
-    /// Source address that the session is carried for.
+    /// Source address that the stream is carried for.
     pub source: Option<SocketAddr>,
     /// Public key of the peer.
     pub peer: PublicKey,
@@ -64,32 +63,32 @@ pub(super) struct Peer {
     pub(super) tunnel: Tunnel,
     /// Loop key of each link, by the link's number.
     pub(super) keys: BTreeMap<u32, usize>,
-    pub(super) slots: Slab<SessionSlot>,
+    pub(super) slots: Slab<StreamSlot>,
     by_id: HashMap<StreamId, usize>,
-    /// Sessions that wait for a link.
+    /// Streams that wait for a link.
     waiting: VecDeque<usize>,
     /// Ends that are ready, and their readiness.
     pub(super) ready: VecDeque<(Token, Readiness)>,
-    /// Sessions that the peer has opened.
+    /// Streams that the peer has opened.
     pub(super) arrivals: VecDeque<(usize, Address, Option<SocketAddr>)>,
     /// True if a link has come up since this flag was last taken.
     pub(super) has_come_up: bool,
-    /// Number of sessions that the peer has denied, and destination of the last one.
+    /// Number of streams that the peer has denied, and destination of the last one.
     denied: u64,
     denied_last: Option<Address>,
 }
 
-/// State of a session, as its end sees it.
+/// State of a stream, as its end sees it.
 #[derive(Debug, Default)]
-pub(super) struct SessionSlot {
+pub(super) struct StreamSlot {
     pub(super) id: Option<StreamId>,
-    /// Destination and source, while the session waits for a link.
+    /// Destination and source, while the stream waits for a link.
     goes: Option<(Address, SocketAddr)>,
-    /// Destination, if the session was opened here.
+    /// Destination, if the stream was opened here.
     to: Option<Address>,
     /// Token by which the loop knows the end.
     pub(super) token: Option<Token>,
-    /// The peer has accepted the session.
+    /// The peer has accepted the stream.
     pub(super) accepted: bool,
     /// End of stream behind the readable data.
     pub(super) finished: bool,
@@ -122,10 +121,10 @@ impl Peer {
 
     /// Counters of the tunnel.
     pub(super) fn counters(&self) -> TunnelCounters {
-        let sessions = self.by_id.keys().filter_map(|id| self.tunnel.stream_stats(*id));
-        let mut sessions: Vec<_> = sessions.collect();
-        sessions.sort_by_key(|session| Reverse(session.queued + session.outstanding));
-        sessions.truncate(MAX_SESSIONS);
+        let streams = self.by_id.keys().filter_map(|id| self.tunnel.stream_stats(*id));
+        let mut streams: Vec<_> = streams.collect();
+        streams.sort_by_key(|stream| Reverse(stream.queued + stream.outstanding));
+        streams.truncate(MAX_STREAMS);
         TunnelCounters {
             peer: self.key.to_string(),
             name: self.name.clone(),
@@ -134,26 +133,26 @@ impl Peer {
             denied_last: self.denied_last.as_ref().map(ToString::to_string),
             all: self.tunnel.stats(),
             links: self.tunnel.links().filter_map(|link| self.tunnel.link_stats(link)).collect(),
-            sessions,
+            streams,
         }
     }
 
-    /// Returns whether no link and no session is left.
+    /// Returns whether no link and no stream is left.
     pub(super) fn is_idle(&self) -> bool {
         self.keys.is_empty() && self.slots.is_empty()
     }
 
-    /// Opens a session, now or once there is a link.
+    /// Opens a stream, now or once there is a link.
     pub(super) fn open(&mut self, to: Address, source: SocketAddr) -> usize {
         let goes = Some((to, source));
-        let slot = SessionSlot { goes, ..SessionSlot::default() };
+        let slot = StreamSlot { goes, ..StreamSlot::default() };
         let number = self.slots.insert(slot);
         self.waiting.push_back(number);
         self.open_waiting();
         number
     }
 
-    /// Removes the end of a session.
+    /// Removes the end of a stream.
     pub(super) fn leave(&mut self, number: usize) {
         if let Some(id) = self.slots.remove(number).id {
             self.by_id.remove(&id);
@@ -179,7 +178,7 @@ impl Peer {
         while let Some(event) = self.tunnel.poll_event() {
             match event {
                 Event::Opened { id, to, source } => {
-                    let slot = SessionSlot { id: Some(id), ..SessionSlot::default() };
+                    let slot = StreamSlot { id: Some(id), ..StreamSlot::default() };
                     let number = self.slots.insert(slot);
                     self.by_id.insert(id, number);
                     self.arrivals.push_back((number, to, source));
@@ -209,7 +208,7 @@ impl Peer {
         (down, over.map(|(_, key)| *key).collect())
     }
 
-    /// Records that the far end denied a session.
+    /// Records that the far end denied a stream.
     fn denied(&mut self, id: StreamId) {
         let slot = self.by_id.get(&id).and_then(|&number| self.slots.get(number));
         let Some(to) = slot.and_then(|slot| slot.to.clone()) else { return };
@@ -232,7 +231,7 @@ impl Peer {
         id: StreamId,
         readable: bool,
         writable: bool,
-        change: impl FnOnce(&mut SessionSlot),
+        change: impl FnOnce(&mut StreamSlot),
     ) {
         let Some(&number) = self.by_id.get(&id) else { return };
         change(&mut self.slots[number]);

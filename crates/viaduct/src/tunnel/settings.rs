@@ -39,7 +39,7 @@ pub struct TunnelSettings {
     pub congestion: Option<String>,
     /// True if a client is accepted only after the far end has reached the server.
     pub waits: bool,
-    /// Permitted destinations of sessions that leave here.
+    /// Permitted destinations of streams that leave here.
     pub allow_to: Vec<IpNet>,
     /// Memory limit of links whose other ends have not shown a key.
     pub stranger_memory: StrangerMemory,
@@ -86,10 +86,10 @@ pub struct TunnelTable {
 /// Transport of a tunnel's links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum CarrierKind {
-    /// TCP, all sessions of a link in one stream
+    /// TCP, all streams of a link in one connection
     #[default]
     Tcp,
-    /// QUIC, each session in a stream of its own
+    /// QUIC, each stream in a QUIC stream of its own
     Quic,
 }
 
@@ -111,7 +111,7 @@ pub struct TunnelArgs {
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = destination)]
     #[serde(deserialize_with = "optional::<Destination, _>")]
     pub tunnel: Option<SocketAddr>,
-    /// Listen address of tunnels; their sessions leave here, to --allow-to
+    /// Listen address of tunnels; their streams leave here, to --allow-to
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_addr)]
     #[serde(deserialize_with = "optional::<Address, _>")]
     pub tunnel_listen: Option<SocketAddr>,
@@ -136,7 +136,7 @@ pub struct TunnelArgs {
     #[arg(long, value_name = "NAME")]
     pub link_congestion: Option<String>,
     /// Bytes that a tunnel's other end may have sent and we not yet passed on, at most; four times
-    /// the path's bandwidth-delay product lets one session fill it
+    /// the path's bandwidth-delay product lets one stream fill it
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = tunnel_buffer)]
     #[serde(deserialize_with = "one::<TunnelBuffer, _>")]
     pub tunnel_buffer: u64,

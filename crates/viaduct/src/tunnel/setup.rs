@@ -20,7 +20,7 @@ use super::peer::SharedPeer;
 use super::quic::Arrived;
 use super::settings::{CarrierKind, Dial};
 use super::strangers;
-use super::stream::Stream;
+use super::tcp::TcpLink;
 use super::{LINKS, Tunnels, new_peer};
 use crate::rate_limited::RateLimitedLog;
 use crate::source::Source;
@@ -42,8 +42,8 @@ impl Tunnels {
             (CarrierKind::Quic, Some(endpoint)) => {
                 endpoint.dial(to, now).map(|quic| Transport::Quic(quic.into()))
             }
-            _ => Stream::dial(to, settings, self.entropy.clone())
-                .map(|stream| Transport::Stream(stream.into())),
+            _ => TcpLink::dial(to, settings, self.entropy.clone())
+                .map(|tcp| Transport::Tcp(tcp.into())),
         };
         match transport {
             Ok(transport) => {
@@ -83,8 +83,8 @@ impl Tunnels {
                     return;
                 }
             };
-            let stream = Stream::accepted(stream, &self.settings, self.entropy.clone());
-            self.add_accepted(Transport::Stream(stream.into()), from, now);
+            let tcp = TcpLink::accepted(stream, &self.settings, self.entropy.clone());
+            self.add_accepted(Transport::Tcp(tcp.into()), from, now);
         }
     }
 
@@ -156,9 +156,9 @@ impl Tunnels {
         let entry = self.links.vacant_entry();
         let key = entry.key();
         match (&mut transport, &mut self.endpoint) {
-            (Transport::Stream(stream), _) => {
+            (Transport::Tcp(tcp), _) => {
                 let both = Interest::READABLE | Interest::WRITABLE;
-                let watched = self.registry.register(stream.source(), Token(LINKS + key), both);
+                let watched = self.registry.register(tcp.source(), Token(LINKS + key), both);
                 watched.inspect_err(|error| warn!("register a link: {error}")).ok()?;
             }
             (Transport::Quic(quic), Some(endpoint)) => endpoint.insert(quic, key),

@@ -15,7 +15,7 @@ pub struct TunnelCounters {
     /// ends.
     #[serde(default)]
     pub down: Option<String>,
-    /// Sessions that the far end denied, and destination of the last one.
+    /// Streams that the far end denied, and destination of the last one.
     #[serde(default)]
     pub denied: u64,
     #[serde(default)]
@@ -24,12 +24,12 @@ pub struct TunnelCounters {
     pub all: TunnelStats,
     /// Counters of each link.
     pub links: Vec<LinkStats>,
-    /// Sessions with the most bytes waiting, at most [`MAX_SESSIONS`].
-    pub sessions: Vec<StreamStats>,
+    /// Streams with the most bytes waiting, at most [`MAX_STREAMS`].
+    pub streams: Vec<StreamStats>,
 }
 
-/// Sessions that are shown individually.
-pub const MAX_SESSIONS: usize = 32;
+/// Streams that are shown individually.
+pub const MAX_STREAMS: usize = 32;
 
 impl TunnelCounters {
     /// Short report of the tunnel's outage, if it is down.

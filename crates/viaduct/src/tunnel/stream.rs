@@ -1,42 +1,18 @@
-//! A link over TCP: frames in records under the sites' keys.
+//! A stream of a tunnel, as an end of a flow.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
-use std::time::Duration;
 
-use mio::net::{TcpListener, TcpStream};
-use viaduct_proto::keys::{Entropy, PublicKey};
+use bytes::{Buf as _, Bytes, BytesMut};
+use mio::Token;
+use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::time::Instant;
-use viaduct_proto::tunnel::record::Secure;
-use viaduct_sys::socket::tcp::{self, LongHaul, TcpOptions};
+use viaduct_proto::tunnel::StreamId;
+use viaduct_sys::clock;
 
-use super::settings::TunnelSettings;
+use super::peer::SharedPeer;
 
-/// Bytes that each socket may hold. The kernel sends and acknowledges what the path needs; the
-/// tunnel's flow control bounds the bytes in flight.
-const SOCKET: usize = 64 << 20;
-/// Reads of one link before other sources have their turn.
-const READS: usize = 4;
-/// Bytes read at once from a dialler that has not shown its key.
-const UNTRUSTED_READ: usize = 4 << 10;
-/// Unsent data in the socket lasts for the time that this process recently took to write more;
-/// between these bounds.
-const MIN_AHEAD_TIME: Duration = Duration::from_millis(2);
-const INITIAL_AHEAD_TIME: Duration = Duration::from_millis(10);
-const MAX_AHEAD_TIME: Duration = Duration::from_millis(50);
-/// Bounds of the same in bytes.
-const MIN_AHEAD: usize = 16 << 10;
-const MAX_AHEAD: usize = 4 << 20;
-/// Growth each time that the socket has run empty and waited for us, and decay in each
-/// [`MEASURE_INTERVAL`]: growth is forgotten in about a second. An empty socket costs more than the
-/// moment. For a round trip BBR takes the measured rate to be application-limited and not the
-/// path's: it does not lower its estimate, and at startup it does not stop overshooting.
-const GROW: (u32, u32) = (3, 2);
-const SHRINK: (u32, u32) = (159, 160);
-/// Interval between readings of the pacing rate.
-const MEASURE_INTERVAL: Duration = Duration::from_millis(20);
-
-/// Readiness of a socket, or of an end.
+/// Readiness of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Readiness {
     /// Readable.
@@ -45,242 +21,160 @@ pub struct Readiness {
     pub writable: bool,
 }
 
-/// A link over TCP.
+/// An end of a stream. Dropped before both directions have ended, it resets the stream.
 #[derive(Debug)]
-pub(super) struct Stream {
-    stream: TcpStream,
-    secure: Secure,
-    connected: bool,
-    writable: bool,
-    /// Possibly readable: true until a read would block.
-    readable: bool,
-    /// Bytes received before the link was assigned to a tunnel.
-    pub(super) plain_in: Vec<u8>,
-    /// Frames to be sealed.
-    plain_out: Vec<u8>,
-    /// Sealed records, and the number of their bytes that are written.
-    sealed: Vec<u8>,
-    written: usize,
-    ahead: usize,
-    /// Time that the unsent data is to last.
-    lasts: Duration,
-    /// Time of the last reading of the pacing rate.
-    measured: Instant,
+pub struct TunnelStream {
+    peer: SharedPeer,
+    slot: usize,
+    /// Connected only once the peer has accepted the stream; otherwise as soon as bytes can be
+    /// sent.
+    waits: bool,
+    /// Bytes read from the tunnel and not yet by the flow.
+    rest: Bytes,
+    /// The direction towards the peer has ended.
+    shut: bool,
+    /// The direction from the peer has ended.
+    ended: bool,
 }
 
-/// Callback for the bytes of a read.
-pub(super) type Deliver<'a> = &'a mut dyn FnMut(&[u8]);
-
-/// Listens for links.
-pub(super) fn listen(
-    at: SocketAddr,
-    backlog: u32,
-    settings: &TunnelSettings,
-) -> io::Result<TcpListener> {
-    let listener = tcp::listen(at, backlog, options())?;
-    if let Some(name) = &settings.congestion {
-        congestion(name).apply(&listener)?;
-    }
-    Ok(TcpListener::from_std(listener))
-}
-
-fn congestion(name: &str) -> LongHaul {
-    LongHaul { congestion_control: Some(name.to_owned()), buffer: None }
-}
-
-fn options() -> TcpOptions {
-    TcpOptions { send_buffer: Some(SOCKET), receive_buffer: Some(SOCKET), ..TcpOptions::default() }
-}
-
-impl Stream {
-    /// Wraps an accepted link.
-    pub(super) fn accepted(
-        stream: TcpStream,
-        settings: &TunnelSettings,
-        entropy: Entropy,
-    ) -> Stream {
-        let _ = stream.set_nodelay(true);
-        let secure = Secure::listen(&settings.secret, settings.peers.clone(), entropy);
-        Stream::new(stream, secure, Vec::new(), true)
-    }
-
-    /// Dials a link.
-    pub(super) fn dial(
-        to: SocketAddr,
-        settings: &TunnelSettings,
-        entropy: Entropy,
-    ) -> io::Result<Stream> {
-        let mut first = Vec::new();
-        let secure = Secure::dial(&settings.secret, &settings.peers[0], entropy, &mut first);
-        let secure = secure.map_err(io::Error::other)?;
-        let stream = tcp::connect(to, None, options())?;
-        if let Some(name) = &settings.congestion {
-            congestion(name).apply(&stream)?;
-        }
-        Ok(Stream::new(TcpStream::from_std(stream), secure, first, false))
-    }
-
-    fn new(stream: TcpStream, secure: Secure, sealed: Vec<u8>, connected: bool) -> Stream {
-        let mut stream = Stream {
-            stream,
-            secure,
-            connected,
-            writable: connected,
-            readable: false,
-            plain_in: Vec::new(),
-            plain_out: Vec::new(),
-            sealed,
-            written: 0,
-            ahead: 0,
-            lasts: INITIAL_AHEAD_TIME,
-            measured: Instant::ZERO,
-        };
-        stream.set_ahead(MIN_AHEAD);
+impl TunnelStream {
+    pub(super) fn open(
+        peer: &SharedPeer,
+        to: Address,
+        source: SocketAddr,
+        waits: bool,
+    ) -> TunnelStream {
+        let slot = peer.lock().open(to, source);
+        let mut stream = TunnelStream::arrived(peer, slot);
+        stream.waits = waits;
         stream
     }
 
-    pub(super) fn source(&mut self) -> &mut TcpStream {
-        &mut self.stream
+    pub(super) fn arrived(peer: &SharedPeer, slot: usize) -> TunnelStream {
+        let peer = peer.clone();
+        TunnelStream { peer, slot, waits: false, rest: Bytes::new(), shut: false, ended: false }
     }
 
-    /// Records the loop's report that the socket is readable or writable.
-    pub(super) fn ready(&mut self, readable: bool, writable: bool) {
-        self.readable |= readable;
-        if writable && !self.writable {
-            self.writable = true;
-            // The socket had been full: if it is empty now, it has waited for us.
-            if tcp::unsent(&self.stream).is_ok_and(|unsent| unsent == 0) {
-                self.lasts = (self.lasts * GROW.0 / GROW.1).min(MAX_AHEAD_TIME);
-                self.set_ahead(self.ahead * GROW.0 as usize / GROW.1 as usize);
-            }
+    /// Sets the token by which the loop knows the stream.
+    pub fn register(&self, token: Token) {
+        let mut peer = self.peer.lock();
+        peer.slots[self.slot].token = Some(token);
+        peer.queue_ready(self.slot, Readiness { readable: true, writable: true });
+    }
+
+    /// Returns whether the stream counts as connected: bytes can be written before the peer
+    /// has answered. `Err`: it failed.
+    pub fn check_connected(&self) -> io::Result<bool> {
+        let peer = self.peer.lock();
+        let slot = &peer.slots[self.slot];
+        match slot.broken {
+            Some(why) => Err(error(why)),
+            None => Ok(slot.accepted || (slot.id.is_some() && !self.waits)),
         }
     }
 
-    /// Returns whether more can be read, after other links had their turn.
-    pub(super) fn is_readable(&self) -> bool {
-        self.readable
-    }
-
-    /// Returns whether both ends have authenticated.
-    pub(super) fn is_up(&self) -> bool {
-        self.secure.is_up()
-    }
-
-    /// Public key of the peer, once known.
-    pub(super) fn peer(&self) -> Option<PublicKey> {
-        self.secure.peer()
-    }
-
-    /// Reads the available bytes and passes them to `deliver`, or keeps them without one.
-    pub(super) fn receive(
-        &mut self,
-        scratch: &mut [u8],
-        mut deliver: Option<Deliver<'_>>,
-    ) -> io::Result<()> {
-        if !self.check_connected()? {
-            return Ok(());
+    /// Reports to the peer that the stream has reached its destination.
+    pub fn accept(&self) {
+        let mut peer = self.peer.lock();
+        if let Some(id) = peer.slots[self.slot].id {
+            peer.tunnel.accept(id);
         }
-        for _ in 0..READS {
-            if !self.readable {
-                break;
-            }
-            let most = if self.is_up() { scratch.len() } else { UNTRUSTED_READ.min(scratch.len()) };
-            let read = match self.stream.read(&mut scratch[..most]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(read) => read,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.readable = false;
-                    break;
+    }
+
+    /// Reads available bytes; `Some(0)` at the end, `None` if there are none now.
+    pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        let id = self.id()?;
+        let mut peer = self.peer.lock();
+        let mut filled = 0;
+        while filled < into.len() {
+            if self.rest.is_empty() {
+                match peer.tunnel.read(id) {
+                    Some(bytes) => self.rest = bytes,
+                    None => break,
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error),
-            };
-            self.secure.inbox().extend_from_slice(&scratch[..read]);
-            let plain_in = &mut self.plain_in;
-            let opened = self.secure.open(&mut self.sealed, |bytes| match &mut deliver {
-                Some(deliver) => deliver(bytes),
-                None => plain_in.extend_from_slice(bytes),
-            });
-            opened.map_err(io::Error::other)?;
+            }
+            let count = self.rest.len().min(into.len() - filled);
+            self.rest.copy_to_slice(&mut into[filled..filled + count]);
+            filled += count;
         }
+        if filled > 0 {
+            peer.tunnel.consumed(now(), id, filled);
+            return Ok(Some(filled));
+        }
+        self.ended = peer.slots[self.slot].finished;
+        Ok(self.ended.then_some(0))
+    }
+
+    /// Writes all of `pieces`; `None` if enough waits already.
+    pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        let id = self.id()?;
+        let tunnel = &mut self.peer.lock().tunnel;
+        if !tunnel.may_write(id) {
+            return Ok(None);
+        }
+        let length = pieces.iter().map(|piece| piece.len()).sum();
+        let mut bytes = BytesMut::with_capacity(length);
+        pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
+        match tunnel.write(now(), id, bytes.freeze()) {
+            true => Ok(Some(length)),
+            false => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    /// Number of written bytes that the reader at the far end has not consumed.
+    pub fn unacknowledged(&self) -> u64 {
+        let peer = self.peer.lock();
+        let stats = peer.slots[self.slot].id.and_then(|id| peer.tunnel.stream_stats(id));
+        stats.map_or(0, |of| of.queued + of.outstanding)
+    }
+
+    /// Ends the write direction.
+    pub fn shutdown(&mut self) -> io::Result<()> {
+        self.shut = true;
+        let id = self.id()?;
+        self.peer.lock().tunnel.shutdown(id);
         Ok(())
     }
 
-    /// Queues frames to be sent.
-    pub(super) fn push(&mut self, frames: &[u8]) {
-        self.plain_out.extend_from_slice(frames);
-    }
-
-    /// Returns whether enough is queued to write it now.
-    pub(super) fn is_full(&self) -> bool {
-        self.plain_out.len() >= self.ahead / 2
-    }
-
-    /// Returns whether the socket has taken all sealed records.
-    pub(super) fn has_room(&self) -> bool {
-        self.sealed.is_empty()
-    }
-
-    /// Writes as much as the socket takes.
-    pub(super) fn flush(&mut self, now: Instant) -> io::Result<()> {
-        if !self.check_connected()? {
-            return Ok(());
-        }
-        if self.is_up() && !self.plain_out.is_empty() {
-            self.secure.seal(&self.plain_out, &mut self.sealed);
-            self.plain_out.clear();
-        }
-        while self.writable && self.written < self.sealed.len() {
-            match self.stream.write(&self.sealed[self.written..]) {
-                Ok(written) => {
-                    self.written += written;
-                    self.measure(now);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        if self.written == self.sealed.len() {
-            self.sealed.clear();
-            self.written = 0;
-        }
-        Ok(())
-    }
-
-    /// Returns whether TCP's handshake is done.
-    fn check_connected(&mut self) -> io::Result<bool> {
-        if !self.connected {
-            if let Some(error) = self.stream.take_error()? {
-                return Err(error);
-            }
-            self.connected = match self.stream.peer_addr() {
-                Ok(_) => true,
-                Err(error) if error.kind() == io::ErrorKind::NotConnected => false,
-                Err(error) => return Err(error),
-            };
-            self.writable |= self.connected;
-        }
-        Ok(self.connected)
-    }
-
-    /// Follows the pacing rate, so that little data waits in the kernel, and always enough.
-    fn measure(&mut self, now: Instant) {
-        if now.since(self.measured) < MEASURE_INTERVAL {
-            return;
-        }
-        self.measured = now;
-        self.lasts = (self.lasts * SHRINK.0 / SHRINK.1).max(MIN_AHEAD_TIME);
-        if let Ok(Some(rate)) = tcp::pacing_rate(&self.stream) {
-            self.set_ahead((rate as f64 * self.lasts.as_secs_f64()) as usize);
+    /// Resets the stream, with the reason.
+    pub fn reset(&mut self, why: Failure) {
+        if let Ok(id) = self.id() {
+            self.peer.lock().tunnel.reset(id, why);
         }
     }
 
-    fn set_ahead(&mut self, ahead: usize) {
-        let ahead = ahead.clamp(MIN_AHEAD, MAX_AHEAD);
-        if ahead.abs_diff(self.ahead) > self.ahead / 8 {
-            self.ahead = ahead;
-            let _ = tcp::set_notsent_lowat(&self.stream, ahead as i32);
+    /// ID of the stream; an error if it is over, or not yet open.
+    fn id(&self) -> io::Result<StreamId> {
+        let peer = self.peer.lock();
+        let slot = &peer.slots[self.slot];
+        match (slot.broken, slot.id) {
+            (Some(why), _) => Err(error(why)),
+            (None, id) => id.ok_or_else(|| io::ErrorKind::NotConnected.into()),
         }
     }
+}
+
+impl Drop for TunnelStream {
+    fn drop(&mut self) {
+        if !(self.shut && self.ended) {
+            self.reset(Failure::Reset);
+        }
+        self.peer.lock().leave(self.slot);
+    }
+}
+
+fn now() -> Instant {
+    Instant::from_nanos(clock::now())
+}
+
+/// Maps a failure at the far end to an error.
+fn error(why: Failure) -> io::Error {
+    let kind = match why {
+        Failure::Refused => io::ErrorKind::ConnectionRefused,
+        Failure::TimedOut => io::ErrorKind::TimedOut,
+        Failure::Reset => io::ErrorKind::ConnectionReset,
+        Failure::Unreachable | Failure::Full => io::ErrorKind::HostUnreachable,
+        Failure::Denied => io::ErrorKind::PermissionDenied,
+    };
+    kind.into()
 }

@@ -55,7 +55,7 @@ impl Tunnels {
         }
     }
 
-    /// Ends the lanes of sessions that are over.
+    /// Ends the lanes of streams that are over.
     fn end_lanes(&mut self, peer: &SharedPeer) {
         loop {
             let over = peer.lock().tunnel.poll_forgotten();

@@ -1,6 +1,6 @@
-//! A link's lanes as streams of a connection. The mapping follows from the stream numbers: the
-//! dialler's first stream is lane 0, and each end's next streams are its sessions, in the order
-//! in which it opens them.
+//! A link's lanes as streams of a QUIC connection. The mapping follows from the stream numbers: the
+//! dialler's first stream is lane 0, and each end's next ones are the tunnel's streams, in the
+//! order in which it opens them.
 
 use std::collections::HashMap;
 use std::io;
@@ -118,7 +118,7 @@ impl Lanes {
                 pieces.drain(..written.chunks);
             }
             Err(WriteError::Blocked) => {}
-            // The peer has finished with the session.
+            // The peer has finished with the stream.
             Err(WriteError::Stopped(_) | WriteError::ClosedStream) if lane > 0 => pieces.clear(),
             Err(error) => return Err(io::Error::other(error)),
         }

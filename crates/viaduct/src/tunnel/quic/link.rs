@@ -21,7 +21,7 @@ use crate::tunnel::settings::TunnelSettings;
 /// Exporter label: binds the sites' handshake to the connection.
 const LABEL: &[u8] = b"EXPORTER viaduct tunnel";
 /// Bytes given to the QUIC library at once when it has none left, and bytes that wait meanwhile:
-/// minimum and maximum. Between these, the size of the pacer's burst. Scheduling between sessions
+/// minimum and maximum. Between these, the size of the pacer's burst. Scheduling between streams
 /// happens before this point, so little may wait behind it: at 130 Mb/s 16 KB delay all later data
 /// by a millisecond.
 const AHEAD: (usize, usize) = (8 << 10, 32 << 10);
@@ -82,10 +82,10 @@ impl QuicLink {
     }
 
     /// Lifts the limits of a connection whose other end was not authenticated: as many streams
-    /// as there may be sessions, besides the first, and as many bytes as the tunnel's flow
+    /// as the tunnel may have, besides the first, and as many bytes as the tunnel's flow
     /// control allows.
-    pub(in crate::tunnel) fn trust(&mut self, sessions: u32) {
-        let streams = VarInt::from_u32(sessions.saturating_add(1));
+    pub(in crate::tunnel) fn trust(&mut self, streams: u32) {
+        let streams = VarInt::from_u32(streams.saturating_add(1));
         self.connection.set_max_concurrent_streams(Dir::Bi, streams);
         self.connection.set_receive_window(VarInt::MAX);
     }

@@ -1,5 +1,5 @@
-//! Links over QUIC: a connection for each link, and a stream for each session, so that a lost
-//! packet delays only the sessions whose bytes it carried.
+//! Links over QUIC: a connection for each link, and a QUIC stream for each stream of the tunnel, so
+//! that a lost packet delays only the streams whose bytes it carried.
 //!
 //! ```text
 //!   UDP socket ── Endpoint ──┬── Connection ── lanes ── Tunnel     one socket for all of a loop's

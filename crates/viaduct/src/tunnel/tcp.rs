@@ -1,0 +1,277 @@
+//! A link over TCP: frames in records under the sites' keys.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use mio::net::{TcpListener, TcpStream};
+use viaduct_proto::keys::{Entropy, PublicKey};
+use viaduct_proto::time::Instant;
+use viaduct_proto::tunnel::record::Secure;
+use viaduct_sys::socket::tcp::{self, LongHaul, TcpOptions};
+
+use super::settings::TunnelSettings;
+
+/// Bytes that each socket may hold. The kernel sends and acknowledges what the path needs; the
+/// tunnel's flow control bounds the bytes in flight.
+const SOCKET: usize = 64 << 20;
+/// Reads of one link before other sources have their turn.
+const READS: usize = 4;
+/// Bytes read at once from a dialler that has not shown its key.
+const UNTRUSTED_READ: usize = 4 << 10;
+/// Unsent data in the socket lasts for the time that this process recently took to write more;
+/// between these bounds.
+const MIN_AHEAD_TIME: Duration = Duration::from_millis(2);
+const INITIAL_AHEAD_TIME: Duration = Duration::from_millis(10);
+const MAX_AHEAD_TIME: Duration = Duration::from_millis(50);
+/// Bounds of the same in bytes.
+const MIN_AHEAD: usize = 16 << 10;
+const MAX_AHEAD: usize = 4 << 20;
+/// Growth each time that the socket has run empty and waited for us, and decay in each
+/// [`MEASURE_INTERVAL`]: growth is forgotten in about a second. An empty socket costs more than the
+/// moment. For a round trip BBR takes the measured rate to be application-limited and not the
+/// path's: it does not lower its estimate, and at startup it does not stop overshooting.
+const GROW: (u32, u32) = (3, 2);
+const SHRINK: (u32, u32) = (159, 160);
+/// Interval between readings of the pacing rate.
+const MEASURE_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A link over TCP.
+#[derive(Debug)]
+pub(super) struct TcpLink {
+    stream: TcpStream,
+    secure: Secure,
+    connected: bool,
+    writable: bool,
+    /// Possibly readable: true until a read would block.
+    readable: bool,
+    /// Bytes received before the link was assigned to a tunnel.
+    pub(super) plain_in: Vec<u8>,
+    /// Frames to be sealed.
+    plain_out: Vec<u8>,
+    /// Sealed records, and the number of their bytes that are written.
+    sealed: Vec<u8>,
+    written: usize,
+    ahead: usize,
+    /// Time that the unsent data is to last.
+    lasts: Duration,
+    /// Time of the last reading of the pacing rate.
+    measured: Instant,
+}
+
+/// Callback for the bytes of a read.
+pub(super) type Deliver<'a> = &'a mut dyn FnMut(&[u8]);
+
+/// Listens for links.
+pub(super) fn listen(
+    at: SocketAddr,
+    backlog: u32,
+    settings: &TunnelSettings,
+) -> io::Result<TcpListener> {
+    let listener = tcp::listen(at, backlog, options())?;
+    if let Some(name) = &settings.congestion {
+        congestion(name).apply(&listener)?;
+    }
+    Ok(TcpListener::from_std(listener))
+}
+
+fn congestion(name: &str) -> LongHaul {
+    LongHaul { congestion_control: Some(name.to_owned()), buffer: None }
+}
+
+fn options() -> TcpOptions {
+    TcpOptions { send_buffer: Some(SOCKET), receive_buffer: Some(SOCKET), ..TcpOptions::default() }
+}
+
+impl TcpLink {
+    /// Wraps an accepted link.
+    pub(super) fn accepted(
+        stream: TcpStream,
+        settings: &TunnelSettings,
+        entropy: Entropy,
+    ) -> TcpLink {
+        let _ = stream.set_nodelay(true);
+        let secure = Secure::listen(&settings.secret, settings.peers.clone(), entropy);
+        TcpLink::new(stream, secure, Vec::new(), true)
+    }
+
+    /// Dials a link.
+    pub(super) fn dial(
+        to: SocketAddr,
+        settings: &TunnelSettings,
+        entropy: Entropy,
+    ) -> io::Result<TcpLink> {
+        let mut first = Vec::new();
+        let secure = Secure::dial(&settings.secret, &settings.peers[0], entropy, &mut first);
+        let secure = secure.map_err(io::Error::other)?;
+        let stream = tcp::connect(to, None, options())?;
+        if let Some(name) = &settings.congestion {
+            congestion(name).apply(&stream)?;
+        }
+        Ok(TcpLink::new(TcpStream::from_std(stream), secure, first, false))
+    }
+
+    fn new(stream: TcpStream, secure: Secure, sealed: Vec<u8>, connected: bool) -> TcpLink {
+        let mut link = TcpLink {
+            stream,
+            secure,
+            connected,
+            writable: connected,
+            readable: false,
+            plain_in: Vec::new(),
+            plain_out: Vec::new(),
+            sealed,
+            written: 0,
+            ahead: 0,
+            lasts: INITIAL_AHEAD_TIME,
+            measured: Instant::ZERO,
+        };
+        link.set_ahead(MIN_AHEAD);
+        link
+    }
+
+    pub(super) fn source(&mut self) -> &mut TcpStream {
+        &mut self.stream
+    }
+
+    /// Records the loop's report that the socket is readable or writable.
+    pub(super) fn ready(&mut self, readable: bool, writable: bool) {
+        self.readable |= readable;
+        if writable && !self.writable {
+            self.writable = true;
+            // The socket had been full: if it is empty now, it has waited for us.
+            if tcp::unsent(&self.stream).is_ok_and(|unsent| unsent == 0) {
+                self.lasts = (self.lasts * GROW.0 / GROW.1).min(MAX_AHEAD_TIME);
+                self.set_ahead(self.ahead * GROW.0 as usize / GROW.1 as usize);
+            }
+        }
+    }
+
+    /// Returns whether more can be read, after other links had their turn.
+    pub(super) fn is_readable(&self) -> bool {
+        self.readable
+    }
+
+    /// Returns whether both ends have authenticated.
+    pub(super) fn is_up(&self) -> bool {
+        self.secure.is_up()
+    }
+
+    /// Public key of the peer, once known.
+    pub(super) fn peer(&self) -> Option<PublicKey> {
+        self.secure.peer()
+    }
+
+    /// Reads the available bytes and passes them to `deliver`, or keeps them without one.
+    pub(super) fn receive(
+        &mut self,
+        scratch: &mut [u8],
+        mut deliver: Option<Deliver<'_>>,
+    ) -> io::Result<()> {
+        if !self.check_connected()? {
+            return Ok(());
+        }
+        for _ in 0..READS {
+            if !self.readable {
+                break;
+            }
+            let most = if self.is_up() { scratch.len() } else { UNTRUSTED_READ.min(scratch.len()) };
+            let read = match self.stream.read(&mut scratch[..most]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => read,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.readable = false;
+                    break;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            self.secure.inbox().extend_from_slice(&scratch[..read]);
+            let plain_in = &mut self.plain_in;
+            let opened = self.secure.open(&mut self.sealed, |bytes| match &mut deliver {
+                Some(deliver) => deliver(bytes),
+                None => plain_in.extend_from_slice(bytes),
+            });
+            opened.map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    /// Queues frames to be sent.
+    pub(super) fn push(&mut self, frames: &[u8]) {
+        self.plain_out.extend_from_slice(frames);
+    }
+
+    /// Returns whether enough is queued to write it now.
+    pub(super) fn is_full(&self) -> bool {
+        self.plain_out.len() >= self.ahead / 2
+    }
+
+    /// Returns whether the socket has taken all sealed records.
+    pub(super) fn has_room(&self) -> bool {
+        self.sealed.is_empty()
+    }
+
+    /// Writes as much as the socket takes.
+    pub(super) fn flush(&mut self, now: Instant) -> io::Result<()> {
+        if !self.check_connected()? {
+            return Ok(());
+        }
+        if self.is_up() && !self.plain_out.is_empty() {
+            self.secure.seal(&self.plain_out, &mut self.sealed);
+            self.plain_out.clear();
+        }
+        while self.writable && self.written < self.sealed.len() {
+            match self.stream.write(&self.sealed[self.written..]) {
+                Ok(written) => {
+                    self.written += written;
+                    self.measure(now);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if self.written == self.sealed.len() {
+            self.sealed.clear();
+            self.written = 0;
+        }
+        Ok(())
+    }
+
+    /// Returns whether TCP's handshake is done.
+    fn check_connected(&mut self) -> io::Result<bool> {
+        if !self.connected {
+            if let Some(error) = self.stream.take_error()? {
+                return Err(error);
+            }
+            self.connected = match self.stream.peer_addr() {
+                Ok(_) => true,
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => false,
+                Err(error) => return Err(error),
+            };
+            self.writable |= self.connected;
+        }
+        Ok(self.connected)
+    }
+
+    /// Follows the pacing rate, so that little data waits in the kernel, and always enough.
+    fn measure(&mut self, now: Instant) {
+        if now.since(self.measured) < MEASURE_INTERVAL {
+            return;
+        }
+        self.measured = now;
+        self.lasts = (self.lasts * SHRINK.0 / SHRINK.1).max(MIN_AHEAD_TIME);
+        if let Ok(Some(rate)) = tcp::pacing_rate(&self.stream) {
+            self.set_ahead((rate as f64 * self.lasts.as_secs_f64()) as usize);
+        }
+    }
+
+    fn set_ahead(&mut self, ahead: usize) {
+        let ahead = ahead.clamp(MIN_AHEAD, MAX_AHEAD);
+        if ahead.abs_diff(self.ahead) > self.ahead / 8 {
+            self.ahead = ahead;
+            let _ = tcp::set_notsent_lowat(&self.stream, ahead as i32);
+        }
+    }
+}
