@@ -178,10 +178,10 @@ impl ProxyPage<'_> {
             thousands(all.accepted),
             thousands(all.reset),
         );
-        row(f, "sessions", what)?;
+        row(f, "streams", what)?;
         if let Some(last) = &tunnel.denied_last {
             let what = format!(
-                "{} sessions by the far end, whose allow-to does not have where they go; the last \
+                "{} streams by the far end, whose allow-to does not have where they go; the last \
                     to {last}",
                 thousands(tunnel.denied),
             );
@@ -200,7 +200,7 @@ impl ProxyPage<'_> {
         for link in &tunnel.links {
             let rtt = link.rtt.map_or("-".to_owned(), |rtt| micros(rtt.as_micros() as f64));
             let what = format!(
-                "{} sessions; round trip {rtt}; {} sent, {} received",
+                "{} streams; round trip {rtt}; {} sent, {} received",
                 thousands(link.open),
                 bytes(link.sent),
                 bytes(link.received),

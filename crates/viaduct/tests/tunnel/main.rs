@@ -198,7 +198,7 @@ fn rate(chain: &Chain, to: &str) -> f64 {
 }
 
 #[test]
-fn one_session_fills_a_long_path() {
+fn one_stream_fills_a_long_path() {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
     let link = "rate=200M,delay=50ms,queue=100ms".parse().unwrap();
     let chain = Chain::build(&[link], 1, &Journal::new()).unwrap();
@@ -259,7 +259,7 @@ fn a_reader_that_has_stopped_does_not_slow_the_others() {
 }
 
 #[test]
-fn a_link_that_breaks_resets_its_sessions_and_comes_back() {
+fn a_broken_link_resets_its_streams_and_is_dialled_again() {
     let world = World::new("delay=5ms", "--carrier tcp");
     let listener = world.listen(world.addresses()[0]);
     let (mut client, server) = world.pair(&listener);
@@ -397,7 +397,7 @@ fn a_restarted_far_end_serves_at_once() {
 }
 
 #[test]
-fn a_session_over_quic_survives_a_change_of_address() {
+fn a_stream_over_quic_survives_a_change_of_address() {
     let world = World::new("delay=5ms", "--carrier quic");
     let listener = world.listen(world.addresses()[0]);
     let (mut client, mut server) = world.pair(&listener);
@@ -430,7 +430,7 @@ fn a_session_over_quic_survives_a_change_of_address() {
 }
 
 #[test]
-fn a_tunnel_shows_its_links_sessions_and_buffers() {
+fn the_status_shows_links_streams_and_buffers() {
     let world = World::new("delay=10ms", "--links 2");
     let ip = world.addresses()[0];
     let listener = world.listen(ip);
