@@ -203,7 +203,7 @@ impl Worker {
             return self.refuse(key, Failure::Denied);
         }
         let source = self.flows.at(key).source();
-        // A session has not come by a SYN.
+        // A tunnel's stream has not come by a SYN.
         if let Some(tuple) = self.flows.at(key).request().map(|request| request.tuple) {
             let signalled = Addresses { source, destination: to };
             if let Some(early) = self.started(&tuple, Some(signalled)) {
@@ -219,7 +219,7 @@ impl Worker {
 
     /// Begins the second half of a flow whose client is present.
     fn connect_route(&mut self, key: usize, mut route: Route, now: Instant) {
-        route.copied = matches!(self.flows.at(key).conns(), [Some(Conn::Session(_)), _]);
+        route.copied = matches!(self.flows.at(key).conns(), [Some(Conn::Tunnel(_)), _]);
         let mut begun = match self.upstream.outbounds.begin(route, self.config.options, now) {
             Ok(begun) => begun,
             Err(_) if self.try_next_address(key, now) => return,
@@ -249,7 +249,7 @@ impl Worker {
     fn allowed(&mut self, key: usize) -> &[IpNet] {
         let [client, _] = self.flows.at(key).conns();
         match (client, &self.upstream.tunnels, &self.config.target) {
-            (Some(Conn::Session(_)), Some(tunnels), _) => tunnels.allowed(),
+            (Some(Conn::Tunnel(_)), Some(tunnels), _) => tunnels.allowed(),
             (_, _, Target::Requested(terms)) => &terms.to,
             _ => &[],
         }

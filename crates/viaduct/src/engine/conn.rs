@@ -25,8 +25,8 @@ pub enum Conn {
     Tcp(FlowSocket<TcpStream>),
     /// A loopback connection to a parent master, which carries the flow on.
     Loopback(FlowSocket<TcpStream>, Arc<ParentConn>),
-    /// A session of a tunnel.
-    Session(TunnelStream),
+    /// A stream of a tunnel.
+    Tunnel(TunnelStream),
     /// A connection of Trickles.
     Trickles(TricklesConn),
     /// No connection of its own, or none yet: the flow uses another flow's, or its handlers have
@@ -84,7 +84,7 @@ impl Conn {
     pub fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Conn::Tcp(stream) | Conn::Loopback(stream, _) => Some(stream),
-            Conn::Session(_) | Conn::Trickles(_) | Conn::Pending => None,
+            Conn::Tunnel(_) | Conn::Trickles(_) | Conn::Pending => None,
         }
     }
 
@@ -94,7 +94,7 @@ impl Conn {
             Conn::Tcp(stream) => stream.local_addr().ok().zip(stream.peer_addr().ok()),
             Conn::Loopback(_, ends) => ends.own.get().map(|own| (*own, ends.peer)),
             Conn::Trickles(conn) => conn.names(),
-            Conn::Session(_) | Conn::Pending => None,
+            Conn::Tunnel(_) | Conn::Pending => None,
         }
     }
 
@@ -102,7 +102,7 @@ impl Conn {
     fn socket(&mut self, token: Token) -> Option<&mut FlowSocket<TcpStream>> {
         match self {
             Conn::Tcp(stream) | Conn::Loopback(stream, _) => return Some(stream),
-            Conn::Session(session) => session.register(token),
+            Conn::Tunnel(stream) => stream.register(token),
             Conn::Trickles(conn) => conn.register(token),
             Conn::Pending => {}
         }
@@ -131,7 +131,7 @@ impl Conn {
     pub fn deregister(&mut self, registry: &Arc<Registry>) -> io::Result<()> {
         match self {
             Conn::Tcp(stream) | Conn::Loopback(stream, _) => stream.deregister(registry),
-            Conn::Session(_) | Conn::Trickles(_) | Conn::Pending => Ok(()),
+            Conn::Tunnel(_) | Conn::Trickles(_) | Conn::Pending => Ok(()),
         }
     }
 
@@ -143,7 +143,7 @@ impl Conn {
                 Some(&why) => return Err(error_of(why)),
                 None => stream,
             },
-            Conn::Session(session) => return session.check_connected(),
+            Conn::Tunnel(stream) => return stream.check_connected(),
             Conn::Trickles(conn) => return conn.check_connected(),
             Conn::Pending => return Ok(false),
         };
@@ -163,7 +163,7 @@ impl Conn {
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         match self {
             Conn::Tcp(stream) | Conn::Loopback(stream, _) => unless_blocked(|| stream.read(into)),
-            Conn::Session(session) => session.read(into),
+            Conn::Tunnel(stream) => stream.read(into),
             Conn::Trickles(conn) => conn.read(into),
             Conn::Pending => Ok(None),
         }
@@ -175,7 +175,7 @@ impl Conn {
             Conn::Tcp(stream) | Conn::Loopback(stream, _) => {
                 unless_blocked(|| stream.write(pieces))
             }
-            Conn::Session(session) => session.write(pieces),
+            Conn::Tunnel(stream) => stream.write(pieces),
             Conn::Trickles(conn) => conn.write(pieces),
             Conn::Pending => Ok(None),
         }
@@ -187,7 +187,7 @@ impl Conn {
             Conn::Tcp(stream) | Conn::Loopback(stream, _) => {
                 tcp::sending(stream).map_or(0, |sending| sending.held)
             }
-            Conn::Session(session) => session.unacknowledged(),
+            Conn::Tunnel(stream) => stream.unacknowledged(),
             Conn::Trickles(conn) => conn.unacknowledged(),
             Conn::Pending => 0,
         }
@@ -197,7 +197,7 @@ impl Conn {
     pub fn shutdown(&mut self) -> io::Result<()> {
         let stream = match self {
             Conn::Tcp(stream) | Conn::Loopback(stream, _) => stream,
-            Conn::Session(session) => return session.shutdown(),
+            Conn::Tunnel(stream) => return stream.shutdown(),
             Conn::Trickles(conn) => return conn.shutdown(),
             Conn::Pending => return Ok(()),
         };
@@ -211,16 +211,16 @@ impl Conn {
     pub fn reset(&mut self, why: Failure) {
         match self {
             Conn::Tcp(stream) | Conn::Loopback(stream, _) => drop(tcp::reset_on_close(&*stream)),
-            Conn::Session(session) => session.reset(why),
+            Conn::Tunnel(stream) => stream.reset(why),
             Conn::Trickles(conn) => conn.reset(),
             Conn::Pending => {}
         }
     }
 
-    /// Accepts the peer's session, if this end is one: the other end of the flow is connected.
+    /// Accepts the peer's stream, if this end is one: the other end of the flow is connected.
     pub fn accept(&self) {
-        if let Conn::Session(session) = self {
-            session.accept();
+        if let Conn::Tunnel(stream) = self {
+            stream.accept();
         }
     }
 }

@@ -73,11 +73,11 @@ type TunnelCounter = (&'static str, Kind, &'static str, fn(&TunnelStats) -> u64)
 
 const TUNNELS: &[TunnelCounter] = &[
     ("viaduct_tunnel_links", Kind::Gauge, "Links that are up.", |t| t.links),
-    ("viaduct_tunnel_sessions", Kind::Gauge, "Sessions that are open.", |t| t.open),
-    ("viaduct_tunnel_active_sessions", Kind::Gauge, "Sessions with bytes under way.", |t| t.active),
-    ("viaduct_tunnel_opened_total", Kind::Counter, "Sessions opened here.", |t| t.opened),
-    ("viaduct_tunnel_accepted_total", Kind::Counter, "Sessions opened there.", |t| t.accepted),
-    ("viaduct_tunnel_reset_total", Kind::Counter, "Sessions that were reset.", |t| t.reset),
+    ("viaduct_tunnel_streams", Kind::Gauge, "Streams that are open.", |t| t.open),
+    ("viaduct_tunnel_active_streams", Kind::Gauge, "Streams with bytes under way.", |t| t.active),
+    ("viaduct_tunnel_opened_total", Kind::Counter, "Streams opened here.", |t| t.opened),
+    ("viaduct_tunnel_accepted_total", Kind::Counter, "Streams opened there.", |t| t.accepted),
+    ("viaduct_tunnel_reset_total", Kind::Counter, "Streams that were reset.", |t| t.reset),
     ("viaduct_tunnel_sent_bytes_total", Kind::Counter, "Bytes sent.", |t| t.sent),
     ("viaduct_tunnel_received_bytes_total", Kind::Counter, "Bytes that came.", |t| t.received),
     ("viaduct_tunnel_tokens", Kind::Gauge, "Tokens that the peer has given.", |t| t.tokens),
@@ -107,7 +107,7 @@ fn tunnels(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
             page.sample(&[own, &of(tunnel)].concat(), value(&tunnel.all));
         }
     }
-    page.family("viaduct_tunnel_denied_total", Kind::Counter, "Sessions that the far end denied.");
+    page.family("viaduct_tunnel_denied_total", Kind::Counter, "Streams that the far end denied.");
     for tunnel in &counters.tunnels {
         page.sample(&[own, &of(tunnel)].concat(), tunnel.denied);
     }

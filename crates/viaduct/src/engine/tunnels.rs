@@ -1,4 +1,4 @@
-//! Integration of tunnels ([`crate::tunnel`]) with the loop: sending, ready ends, and sessions that
+//! Integration of tunnels ([`crate::tunnel`]) with the loop: sending, ready ends, and streams that
 //! arrive.
 
 use mio::Token;
@@ -29,13 +29,13 @@ impl Worker {
             while let Some(arrival) =
                 self.upstream.tunnels.as_mut().and_then(|of| of.poll_arrival())
             {
-                self.accept_session(arrival, now);
+                self.accept_stream(arrival, now);
                 moved = true;
             }
             for _ in 0..MAX_READY {
                 let ready = self.upstream.tunnels.as_mut().and_then(|of| of.poll_ready());
                 let Some((token, what)) = ready else { break };
-                self.drive_session(token, what, now);
+                self.drive_stream(token, what, now);
                 moved = true;
             }
             if !moved {
@@ -44,16 +44,16 @@ impl Worker {
         }
     }
 
-    fn drive_session(&mut self, Token(token): Token, what: Readiness, now: Instant) {
+    fn drive_stream(&mut self, Token(token): Token, what: Readiness, now: Instant) {
         let end = if token % 2 == 0 { End::Client } else { End::Server };
         self.drive(token / 2, end, what.readable, what.writable, now);
     }
 
-    /// Accepts a session that a peer has opened.
-    fn accept_session(&mut self, arrival: InboundStream, now: Instant) {
+    /// Accepts a stream that a peer has opened.
+    fn accept_stream(&mut self, arrival: InboundStream, now: Instant) {
         let InboundStream { stream, to, source, peer } = arrival;
         let client = source.unwrap_or_else(|| ([0, 0, 0, 0], 0).into());
-        let mut flow = Flow::with_client(Conn::Session(stream), client, now);
+        let mut flow = Flow::with_client(Conn::Tunnel(stream), client, now);
         if self.access_log.is_on() {
             flow.account.set_request("tunnel", &to, Some(peer.to_string()));
         }

@@ -40,7 +40,7 @@ impl Upstream {
         waker: &Arc<Waker>,
         token: Token,
     ) -> Result<Upstream> {
-        // Sessions of tunnels may name their servers by host name, whatever the target is.
+        // Streams of tunnels may name their servers by host name, whatever the target is.
         let arrive = config.tunnels.as_ref().is_some_and(|of| of.listen.is_some());
         let resolver = match config.target {
             Target::Fixed(_) | Target::Original { .. } | Target::Program if !arrive => None,

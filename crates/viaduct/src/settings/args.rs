@@ -46,7 +46,7 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
     #[serde(deserialize_with = "list::<Prefix, _>")]
     pub allow_from: Vec<IpNet>,
-    /// Destinations permitted to them, and to sessions that come by tunnels
+    /// Destinations permitted to them, and to streams that come by tunnels
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
     #[serde(deserialize_with = "list::<Prefix, _>")]
     pub allow_to: Vec<IpNet>,

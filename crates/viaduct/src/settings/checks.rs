@@ -139,7 +139,7 @@ pub(super) fn target(args: &ProxyArgs) -> Result<Target> {
     match args.to {
         Some(to) => Ok(Target::Fixed(to)),
         None if !args.expect.is_empty() => Ok(Target::Requested(terms(args)?)),
-        // Only sessions of tunnels name their destination.
+        // Only streams of tunnels name their destination.
         None if args.intercept.is_empty() => Ok(Target::Requested(terms(args)?)),
         None => Ok(Target::Original { keep_client: args.keep_client }),
     }

@@ -193,10 +193,10 @@ impl Flow {
         Some((self.route.as_ref()?.to.clone(), self.spare.take()?))
     }
 
-    /// Returns whether the second half can be polled for its state at any time (tunnel
-    /// sessions, Trickles).
+    /// Returns whether the second half can be polled for its state at any time (tunnels,
+    /// Trickles).
     pub fn may_be_asked(&self) -> bool {
-        matches!(self.ends[1].conn, Some(Conn::Session(_) | Conn::Trickles(_)))
+        matches!(self.ends[1].conn, Some(Conn::Tunnel(_) | Conn::Trickles(_)))
     }
 
     /// Destination of the second half, as text for people.

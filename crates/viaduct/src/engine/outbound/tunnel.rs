@@ -10,7 +10,7 @@ use crate::tunnel::Outlet;
 
 impl Outbound for Outlet {
     fn open(&self, request: &OpenRequest, _: Instant) -> io::Result<Opened> {
-        Ok(Conn::Session(self.open(request.to.clone(), request.source)).into())
+        Ok(Conn::Tunnel(self.open(request.to.clone(), request.source)).into())
     }
 
     fn can_splice(&self) -> bool {
