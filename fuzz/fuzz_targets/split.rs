@@ -37,7 +37,7 @@ fuzz_target!(|input: &[u8]| {
         is_a_syn(input, syn);
     }
     let _ = Syn::parse_headers(input);
-    is_told(input);
+    hop_is_parsed(input);
 });
 
 /// Checks that all fields of `syn` are in `input`, and that the headers alone give the same
@@ -57,7 +57,7 @@ fn is_a_syn(input: &[u8], syn: Syn) {
 }
 
 /// The same bytes as the options and the data of a SYN.
-fn is_told(input: &[u8]) {
+fn hop_is_parsed(input: &[u8]) {
     let Some((&cut, rest)) = input.split_first() else { return };
     let (options, data) = rest.split_at(rest.len().min(usize::from(cut % 11) * 4) / 4 * 4);
     let data = &data[..data.len().min(1460)];

@@ -25,7 +25,7 @@ fuzz_target!(|input: &[u8]| {
         is_answered(&segment);
     }
     is_cut(input);
-    is_told_anything(input);
+    parses_any_exchange(input);
 });
 
 /// Checks a packet that can be cut out of a run: the run's headers are as long as its own, and a
@@ -69,7 +69,7 @@ fn is_answered(request: &Segment) {
 
 /// Sends a request before each answer. Ten bytes describe an answer: its kind, its number, the
 /// number that it acknowledges, and its length.
-fn is_told_anything(input: &[u8]) {
+fn parses_any_exchange(input: &[u8]) {
     let ends = ["10.0.0.1:40000", "10.0.0.2:80"].map(|at| at.parse().expect("an address"));
     let mut client = Numbers::new(ends[0], ends[1], 1);
     let mut packet = Vec::new();

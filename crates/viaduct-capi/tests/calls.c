@@ -9,7 +9,7 @@
  *   b   msk_sendbulk, with all of those that wait
  *   u   an upload, of which the server keeps count and sum in the input continuation
  *
- * Nobody calls msk_flush: what waits is sent because msk_timeout says so.
+ * msk_flush is never called: what waits is sent because msk_timeout says so.
  */
 #include <errno.h>
 #include <poll.h>

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_read_ends_and_lies_within_the_bytes() {
+    fn parsed_fields_lie_within_the_bytes() {
         for seed in 0..20_000 {
             let kind = [24, 3 << 8, 2, 0][seed as usize % 4];
             let mut bytes = message(kind, (seed % 80) as u16, seed);

@@ -52,7 +52,7 @@ fn a_groups_datagrams_wait_for_their_verdict_and_those_of_others_do_not() {
             Err(error) => return eprintln!("skipped: {error}"),
         };
         sh("bash -c 'echo none > /dev/udp/127.0.0.1/9000'");
-        assert_eq!(came().unwrap(), b"none\n", "who is not of the group");
+        assert_eq!(came().unwrap(), b"none\n", "a program outside of the group");
         for line in ["one", "two"] {
             send(&group, line);
         }

@@ -108,7 +108,7 @@ impl World {
         }
         self.queue = None;
         for ip in ips.map(|ip| ip.parse().unwrap()) {
-            self.connect(ip).join().unwrap().expect("nobody reads the queue: all passes");
+            self.connect(ip).join().unwrap().expect("a queue without a reader passes all packets");
         }
     }
 }

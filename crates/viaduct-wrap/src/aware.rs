@@ -83,7 +83,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_parsed_is_emitted_alike(bytes: Vec<u8>) {
+        fn parsed_requests_are_emitted_alike(bytes: Vec<u8>) {
             if let Some(ask) = Ask::parse(&bytes) {
                 prop_assert_eq!(ask.emit(), Some(bytes.clone()));
             }

@@ -184,7 +184,7 @@ fn fetch(dir: &Path, length: usize, mut half: impl FnMut()) -> Vec<u8> {
 }
 
 #[test]
-fn a_picture_is_whole_though_its_server_was_killed_and_says_whom_it_was_made_for() {
+fn a_picture_survives_a_kill_of_its_server_and_is_watermarked() {
     let Some(file) = picture(900, 700, &["-quality", "93"]) else { return };
     let Some(world) = World::new(&file) else { return };
     world.netns.join().unwrap();

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_won_it_says_so() {
+    fn a_run_without_gain_is_reported_as_such() {
         let said = table(&args("--loss 0").unwrap(), &findings(180e6, 140e6), false);
         assert!(said.contains("little for\nViaduct to win"), "{said}");
     }

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_and_sizes_tell_light_flows() {
+    fn light_flows_are_known_by_rate_and_size() {
         let mut flows = Flows::default();
         assert!(stream(&mut flows, 0, 50, 400), "160 kb/s");
         assert!(!stream(&mut flows, 10_000_000, 100, 400), "320 kb/s");

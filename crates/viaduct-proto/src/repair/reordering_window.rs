@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn few_bursts_tell_in_ten_seconds_and_none_tell_nothing() {
+    fn few_bursts_count_after_ten_seconds_and_silence_changes_nothing() {
         let mut reordering_window = ReorderingWindow::new(Instant::ZERO);
         assert_eq!(run(&mut reordering_window, 0, 9, 1, 0, true), FIRST);
         assert!(run(&mut reordering_window, 9, 2, 1, 0, true) > FIRST);

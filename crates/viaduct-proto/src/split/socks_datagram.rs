@@ -85,7 +85,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_comes_is_read_or_refused(mut bytes: Vec<u8>, whole: bool) {
+        fn any_input_is_parsed_or_refused(mut bytes: Vec<u8>, whole: bool) {
             if whole && bytes.len() >= 3 {
                 bytes[..3].fill(0);
             }

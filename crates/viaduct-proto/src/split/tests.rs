@@ -61,7 +61,7 @@ fn syn(options: &[u8], data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_syn_tells_by_its_option_or_by_its_data() {
+fn a_syn_signals_by_its_option_or_by_its_data() {
     let addresses =
         Addresses { source: socket("10.0.0.8:5"), destination: socket("192.0.2.7:443") };
     let hop = Hop::of(&addresses).unwrap();

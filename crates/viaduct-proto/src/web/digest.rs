@@ -196,7 +196,7 @@ mod tests {
     fn a_head_in_pieces_is_the_head() {
         let text = HEAD_TEXT.replace("LONG", &"c=1; ".repeat(900));
         let (whole, length) = Request::parse(text.as_bytes()).unwrap().unwrap();
-        assert!(!whole.keep_alive, "who closes has said so, whatever follows");
+        assert!(!whole.keep_alive, "Connection: close holds, whatever follows");
         let bytes = [text.as_bytes(), b"GET /next"].concat();
         let mut rng = Rng::from_seed(1);
         for _ in 0..300 {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_as_ever() {
+    fn invalid_requests_give_the_same_error_in_pieces() {
         let read = |text: &str| Digest::default().read(text.as_bytes());
         assert_eq!(read("DELETE / HTTP/1.1\r\n"), Err(RequestError::Method));
         assert_eq!(read("BREW / HTTP/1.1\r\n"), Err(RequestError::Unknown));

@@ -115,7 +115,7 @@ mod tests {
         for v4 in [true, false] {
             let Some(at) = rendezvous.at(v4) else { continue };
             let mut program = tcp::connect(at, None, TcpOptions::default()).unwrap();
-            assert!(program.peer_addr().is_err(), "nobody has answered");
+            assert!(program.peer_addr().is_err(), "there is no answer yet");
             let mut met = rendezvous.connect_to(program.local_addr().unwrap()).unwrap();
             program.set_nonblocking(false).unwrap();
             program.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -134,7 +134,7 @@ mod tests {
         let rendezvous = Rendezvous { v4: SinkListener { listener, _filler: filler }, v6: None };
         for _ in 0..100 {
             let program = tcp::connect(at, None, TcpOptions::default()).unwrap();
-            assert!(program.peer_addr().is_err(), "nobody has answered");
+            assert!(program.peer_addr().is_err(), "there is no answer yet");
             let _met = rendezvous.connect_to(program.local_addr().unwrap()).unwrap();
             assert_eq!(program.peer_addr().unwrap(), at);
         }

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stamp_tells_the_arrival_and_not_the_reading() {
+    fn a_timestamp_is_of_the_arrival_and_not_of_the_read() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         enable(&socket).unwrap();
         std::thread::sleep(Duration::from_millis(200));

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_client_is_told_how_many_were_sent_again() {
+    async fn the_reply_counts_the_packets_sent_again() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let to = socket.local_addr().unwrap();
         let (send, commands) = mpsc::channel();

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_comes_twice_was_lost_behind_the_capture() {
+    fn repeated_data_was_lost_behind_the_capture() {
         let of = |millis, n: u32| segment(millis, false, 7 + 1_000 * n, 1_000, 64);
         let mut packets: Vec<_> = (0..20).map(|n| of(n.into(), n)).collect();
         packets.push(of(110, 3));

@@ -173,7 +173,7 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
         assert!(is_alive(text));
-        assert!(listener.accept().is_err(), "nobody has come");
+        assert!(listener.accept().is_err(), "no connection was made");
         drop(listener);
         assert!(!is_alive(text));
         fs::remove_file(path).unwrap();

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_put_in_lives_until_the_other_end_is_gone() {
+    fn stored_descriptors_live_until_the_other_end_is_closed() {
         let (theirs, ours) = DescriptorStore::pair().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
@@ -61,6 +61,6 @@ mod tests {
         drop((listener, ours));
         TcpStream::connect(at).expect("it listens");
         drop(theirs);
-        TcpStream::connect(at).expect_err("nobody listens");
+        TcpStream::connect(at).expect_err("no listener is left");
     }
 }

@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_says_what_became_of_each() {
+    fn a_report_lists_the_outcome_of_each_flow() {
         let report = Report::default();
         let at = |text: &str| text.parse().unwrap();
         report.count(FlowOutcome::Handled, "tcp", at("192.0.2.1:80"));

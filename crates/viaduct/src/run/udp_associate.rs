@@ -365,7 +365,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_relay_is_where_the_proxy_says_or_where_the_proxy_is() {
+    fn a_relay_is_at_the_announced_address_or_at_the_proxys() {
         let proxy = "192.0.2.1:1080".parse().unwrap();
         let at = |text: &str, proxy| relay_at(&Address::Ip(text.parse().unwrap()), proxy).ok();
         let is = |text: &str| text.parse().ok();

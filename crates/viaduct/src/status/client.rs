@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_only_gateway_that_lives_is_found_and_otherwise_one_line_says_what_to_do() {
+    fn the_only_live_gateway_is_found_and_errors_give_a_remedy() {
         let dir =
             std::env::temp_dir().join(format!("viaduct-status-client-{}", std::process::id()));
         assert!(error(&selector(&dir, None)).starts_with("no service answers in"));

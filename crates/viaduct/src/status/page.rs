@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_says_what_happened_and_without_colours_it_is_plain() {
+    fn the_page_shows_the_counters_and_is_plain_without_colours() {
         let page = Page::new(&status(), None, Colours(false)).to_string();
         for part in [
             "site a",

@@ -164,28 +164,28 @@ pub(crate) fn holders_of_other_end(stream: &TcpStream) -> Vec<String> {
 
 /// An unprivileged user if this test is root, else the test's own user. Their files are in a
 /// directory of their own, because the build directory may be closed to them.
-pub(crate) struct Nobody {
+pub(crate) struct UnprivilegedUser {
     directory: PathBuf,
 }
 
-const NOBODY: u32 = 65_534;
+const USER_ID: u32 = 65_534;
 
-impl Nobody {
+impl UnprivilegedUser {
     /// Copies viaduct and its preload library there.
-    pub(crate) fn new(name: &str) -> Nobody {
+    pub(crate) fn new(name: &str) -> UnprivilegedUser {
         let directory = std::env::temp_dir().join(format!("viaduct-{name}-{}", std::process::id()));
         // Files that an earlier run has left.
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).unwrap();
-        let nobody = Nobody { directory };
+        let user = UnprivilegedUser { directory };
         let program = Path::new(env!("CARGO_BIN_EXE_viaduct"));
         let library = program.with_file_name("libviaduct_preload.so");
         assert!(library.exists(), "first: cargo build -p viaduct-preload, in this profile");
         for file in [program, &library] {
-            nobody.has(file);
+            user.has(file);
         }
-        nobody.give(&nobody.directory);
-        nobody
+        user.give(&user.directory);
+        user
     }
 
     /// Returns a path in the user's directory.
@@ -219,7 +219,7 @@ impl Nobody {
     /// Changes the owner of a file to the user.
     pub(crate) fn give(&self, file: &Path) {
         if is_root() {
-            chown(file, Some(NOBODY), Some(NOBODY)).unwrap();
+            chown(file, Some(USER_ID), Some(USER_ID)).unwrap();
         }
     }
 
@@ -229,13 +229,13 @@ impl Nobody {
             return Command::new(program);
         }
         let mut command = Command::new("setpriv");
-        command.args([&format!("--reuid={NOBODY}"), &format!("--regid={NOBODY}")]);
+        command.args([&format!("--reuid={USER_ID}"), &format!("--regid={USER_ID}")]);
         command.arg("--clear-groups").arg(program).current_dir(&self.directory);
         command
     }
 }
 
-impl Drop for Nobody {
+impl Drop for UnprivilegedUser {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.directory);
     }

@@ -95,11 +95,11 @@ fn without_root_the_demo_runs_or_names_the_obstacle() {
     let binary = dir.join("viaduct");
     fs::copy(env!("CARGO_BIN_EXE_viaduct"), &binary).unwrap();
     let allowed = {
-        let mut unshare = nobody(Path::new("unshare"));
+        let mut unshare = unprivileged(Path::new("unshare"));
         unshare.args(["--user", "--map-root-user", "--net", "test", "-w", "/dev/net/tun"]);
         unshare.stderr(Stdio::null()).status().unwrap().success()
     };
-    let mut command = nobody(&binary);
+    let mut command = unprivileged(&binary);
     command.args(["demo", "--quick"]).current_dir(&dir).stdin(Stdio::null());
     let demo = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     if allowed {
@@ -113,7 +113,7 @@ fn without_root_the_demo_runs_or_names_the_obstacle() {
 }
 
 /// Builds the command `program` as an unprivileged user.
-fn nobody(program: &Path) -> Command {
+fn unprivileged(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program);
     command

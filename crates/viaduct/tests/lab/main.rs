@@ -190,9 +190,9 @@ fn without_root_the_lab_uses_a_user_namespace_or_names_the_obstacle() {
     // By another process: a file that is open for writing cannot be run, and children could
     // inherit the descriptor.
     assert!(Command::new("cp").arg(VIADUCT).arg(&binary).status().unwrap().success());
-    let mut nobody = Command::new("setpriv");
-    nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&binary);
-    nobody.args([
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&binary);
+    command.args([
         "lab",
         "shell",
         "dumbbell",
@@ -203,7 +203,7 @@ fn without_root_the_lab_uses_a_user_namespace_or_names_the_obstacle() {
         "-c",
         "b1 ip addr && gwa true",
     ]);
-    let output = nobody.current_dir("/").output().unwrap();
+    let output = command.current_dir("/").output().unwrap();
     fs::remove_dir_all(&dir).unwrap();
     let said = said(&output);
     if output.status.success() {

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Nobody, free_port, within};
+use common::{UnprivilegedUser, free_port, within};
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 const CHAIN: &str = "+latency:delay=1ms";
@@ -274,13 +274,13 @@ fn masters_nest_by_every_interposer() {
 
 #[test]
 fn an_unprivileged_user_nests_above_the_systems_master() {
-    let ((run_dir, nobody), (to, _)) = ((RunDir::new(), Nobody::new("above")), far_end());
+    let ((run_dir, user), (to, _)) = ((RunDir::new(), UnprivilegedUser::new("above")), far_end());
     let _system = run_dir.master("system", &["+count", CHAIN, "--all-users"]);
     let _closed = run_dir.master("closed", &["+count", CHAIN]);
     let to = to.to_string();
     let run = |master: &str, words: &[&str]| {
-        let mut command = nobody.command("timeout");
-        command.args(["--signal=KILL", "30"]).arg(nobody.viaduct());
+        let mut command = user.command("timeout");
+        command.args(["--signal=KILL", "30"]).arg(user.viaduct());
         command.args(["run", "--master", master, "--run-dir"]).arg(&run_dir.0).args(words);
         command.args(["--", "python3", "-c", TELL, &to]).output().unwrap()
     };

@@ -6,21 +6,21 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Stdio;
 use std::thread;
 
-use crate::common::{Nobody, free_port, there_and_back};
+use crate::common::{UnprivilegedUser, free_port, there_and_back};
 
 #[test]
 fn without_privilege_flows_are_forwarded_late_with_a_warning() {
-    let nobody = Nobody::new("late");
-    std::fs::create_dir(nobody.at("user")).unwrap();
-    nobody.give(&nobody.at("user"));
+    let user = UnprivilegedUser::new("late");
+    std::fs::create_dir(user.at("user")).unwrap();
+    user.give(&user.at("user"));
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = free_port();
     let (listen, to) = (format!("127.0.0.1:{port}"), server.local_addr().unwrap().to_string());
     let proxy = |more: &[&str]| {
-        let mut command = nobody.command("timeout");
-        command.args(["--signal=KILL", "60"]).arg(nobody.viaduct());
+        let mut command = user.command("timeout");
+        command.args(["--signal=KILL", "60"]).arg(user.viaduct());
         command.args(["proxy", "--listen", &listen, "--to", &to]).args(more);
-        command.env_remove("VIADUCT_RUN_DIR").env("XDG_RUNTIME_DIR", nobody.at("user"));
+        command.env_remove("VIADUCT_RUN_DIR").env("XDG_RUNTIME_DIR", user.at("user"));
         command.stderr(Stdio::piped()).spawn().unwrap()
     };
     let is_root = rustix::process::geteuid().is_root();
@@ -35,7 +35,7 @@ fn without_privilege_flows_are_forwarded_late_with_a_warning() {
     let client = thread::spawn(move || TcpStream::connect(("127.0.0.1", port)).unwrap());
     let (far, _) = server.accept().unwrap();
     there_and_back(client.join().unwrap(), far, b"through it");
-    let socket = nobody.at("user/viaduct").join(format!("proxy-{port}.sock"));
+    let socket = user.at("user/viaduct").join(format!("proxy-{port}.sock"));
     assert!(socket.exists(), "{socket:?}");
     let kill = std::process::Command::new("kill").arg(running.id().to_string()).status();
     assert!(kill.unwrap().success());

@@ -60,7 +60,7 @@ fn is_kept(said: &str, port: u16) -> bool {
 
 #[test]
 fn the_far_end_sees_the_port_that_a_program_has_bound() {
-    let nobody = super::common::Nobody::new("ports");
+    let user = super::common::UnprivilegedUser::new("ports");
     for (to, at) in [("127.0.0.1", "127.0.0.1:0"), ("::1", "[::1]:0")] {
         let far_end = far_end(at).port();
         for via in VIAS {
@@ -70,11 +70,14 @@ fn the_far_end_sees_the_port_that_a_program_has_bound() {
         }
         for via in &VIAS[1..] {
             let port = free_port();
-            let mut command = nobody.command(nobody.viaduct());
+            let mut command = user.command(user.viaduct());
             command.args(["run", CHAIN, via, "--", "python3", "-c", CONNECT]);
             command.args([&port.to_string(), to, &far_end.to_string()]);
             let said = command.output().unwrap();
-            assert!(is_kept(&text(&said.stdout), port), "nobody {via} {to} {port}: {said:?}");
+            assert!(
+                is_kept(&text(&said.stdout), port),
+                "unprivileged, {via} {to} {port}: {said:?}"
+            );
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use super::{CHAIN, VIADUCT, far_end, text};
-use crate::common::Nobody;
+use crate::common::UnprivilegedUser;
 
 /// Opens 45 connections to the address of its first argument, and keeps them. Prints their
 /// number, its own limit of descriptors, and the errors of the others.
@@ -37,11 +37,11 @@ fn a_programs_limit_of_descriptors_does_not_limit_its_flows() {
 
 #[test]
 fn a_run_without_descriptors_reports_that_to_program_and_user() {
-    let (nobody, far) = (Nobody::new("few"), far_end("127.0.0.1:0").to_string());
+    let (user, far) = (UnprivilegedUser::new("few"), far_end("127.0.0.1:0").to_string());
     for via in ["seccomp", "preload"] {
-        let mut command = nobody.command("timeout");
+        let mut command = user.command("timeout");
         command.args(["--signal=KILL", "60", "sh", "-c", "ulimit -n 64; exec \"$@\"", "sh"]);
-        command.arg(nobody.viaduct()).args(["run", "--via", via, CHAIN, "--"]);
+        command.arg(user.viaduct()).args(["run", "--via", via, CHAIN, "--"]);
         let said = command.args(["python3", "-c", OPENS, &far]).output().unwrap();
         let words = text(&said.stdout);
         assert!(words.ends_with(" (64, 64) EMFILE\n"), "{via}: {said:?}");

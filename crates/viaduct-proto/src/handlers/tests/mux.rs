@@ -59,7 +59,7 @@ fn flows_that_are_seen_as_others_share_a_connection_with_their_own_alone() {
         assert_eq!(net.connections.len(), connections);
     }
     net.connect();
-    assert_eq!(net.connections.len(), 3, "nor does whoever may be seen as anybody");
+    assert_eq!(net.connections.len(), 3, "nor does a flow whose source address is free");
 }
 
 #[test]

@@ -123,7 +123,7 @@ fn without_a_relay_datagrams_are_dropped_for_a_moment() {
     assert_eq!(relays.stats().without, 2);
     assert_eq!(send(&mut relays, at(1_099), 1, "192.0.2.7:53", b"x"), []);
     assert_eq!(send(&mut relays, at(1_100), 1, "192.0.2.7:53", b"x").len(), 1);
-    assert!(!relays.handle_open(1), "nobody waits for that one any more");
+    assert!(!relays.handle_open(1), "it is no longer awaited");
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn a_full_queue_drops_every_other_packet_and_names_too() {
 }
 
 #[test]
-fn names_that_come_after_their_packets_are_forgotten_tell_of_no_loss() {
+fn names_of_forgotten_packets_count_no_loss() {
     let (mut aligner, mut rng, mut named) = (Aligner::default(), Rng::from_seed(4), Vec::new());
     let tags: Vec<_> = (0..40_000).map(|_| rng.next_u64() as Tag).collect();
     let mut arrived = tags.iter().enumerate().filter(|(n, _)| n % 100 != 7).peekable();
@@ -149,7 +149,7 @@ proptest! {
 
     /// The twin knows which packet each arrival is.
     #[test]
-    fn nearly_all_is_told_apart(
+    fn nearly_all_packets_are_identified(
         seed: u64, loss in 0.0..0.2f64, late in 0.0..0.05f64,
         foreign in 0.0..0.02f64, unnamed in 0.0..0.05f64,
     ) {

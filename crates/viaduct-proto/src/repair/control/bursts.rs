@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn one_long_burst_tells_no_rate() {
+    fn one_long_burst_gives_no_rate() {
         let (mut bursts, mut counts) = (Bursts::default(), Counts::default());
         bursts.add(Instant::ZERO, counts);
         counts.packets = 10_000;

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_losses_tell_why_one_was() {
+    fn later_losses_decide_the_cause_of_a_doubtful_one() {
         let mut losses = Losses::default();
         losses.missing(at(0), 1, Verdict::Doubtful);
         losses.settle(at(100));

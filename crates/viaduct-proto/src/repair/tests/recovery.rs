@@ -110,7 +110,7 @@ fn what_was_missed_by_ourselves_is_not_taken_for_lost() {
 }
 
 #[test]
-fn memory_is_bounded_whatever_comes() {
+fn memory_is_bounded_for_any_input() {
     let mut world = World::new(&layered());
     for _ in 0..30_000 {
         let packet = world.packet();

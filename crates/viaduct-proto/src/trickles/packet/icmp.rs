@@ -115,7 +115,7 @@ mod tests {
         assert_eq!((said.source.to_string(), said.number), ("10.0.0.2:80".to_owned(), 1));
         assert_eq!((said.destination.to_string(), said.why), at_client(Why::TooBig(1400)));
         let least = parse(&v4(4, 68)).unwrap().why;
-        assert_eq!(least, Why::TooBig(LEAST_V4), "nobody is made to send crumbs");
+        assert_eq!(least, Why::TooBig(LEAST_V4), "the MTU has a lower bound");
         let mut wrong = v4(4, 1400);
         wrong[27] ^= 1;
         assert_eq!(parse(&wrong), None, "its checksum");

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_a_packet_whose_messages_its_mark_tells_apart() {
+    fn the_mark_of_a_run_delimits_its_messages() {
         for v6 in [false, true] {
             let packets: Vec<_> =
                 (0..5).map(|n| packet(v6, Kind::Data, n * 100, &[n as u8; 100])).collect();

@@ -46,7 +46,7 @@ fn a_stream_comes_whole_over_a_clean_link() {
 }
 
 #[test]
-fn a_stream_comes_whole_whatever_is_lost() {
+fn a_stream_arrives_whole_under_any_loss() {
     for (seed, loss) in ["1%", "5%", "20%", "1%x8", "1%x16"].into_iter().enumerate() {
         let text = format!("rate=20M,delay=10ms,queue=200kB,loss={loss}");
         let (fetch, stats) = fetch(1_000_000, &text, &text, seed as u64, at(300.0));

@@ -227,7 +227,7 @@ mod tests {
         let sender = UdpSocket::bind(peer(0)).unwrap();
         sender.connect(to).unwrap();
         for _ in 0..3 {
-            assert_eq!(sender.send(b"x").unwrap(), 1, "and nobody is refused");
+            assert_eq!(sender.send(b"x").unwrap(), 1, "and no ICMP error comes back");
         }
         assert!(holder.recv(&mut [0; 9]).unwrap().is_none());
     }

@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::thread;
 
-use crate::common::{Nobody, build_go, holders_of_other_end};
+use crate::common::{UnprivilegedUser, build_go, holders_of_other_end};
 
 /// All calls but the static ones, which are programs of their own.
 const SHAPES: [&str; 15] = [
@@ -46,13 +46,13 @@ fn outcomes(options: &[&str]) -> Vec<(String, String)> {
     outcomes_of(options, None)
 }
 
-/// Results of calls, made by an unprivileged user if `nobody` is given.
-fn outcomes_of(options: &[&str], nobody: Option<&Nobody>) -> Vec<(String, String)> {
+/// Results of calls, made by an unprivileged user if `user` is given.
+fn outcomes_of(options: &[&str], user: Option<&UnprivilegedUser>) -> Vec<(String, String)> {
     let port = far_end();
     let programs = Programs::get();
-    let viaduct = nobody.map_or(env!("CARGO_BIN_EXE_viaduct").into(), Nobody::viaduct);
-    let theirs = |program: &Path| match nobody {
-        Some(nobody) => nobody.has(program),
+    let viaduct = user.map_or(env!("CARGO_BIN_EXE_viaduct").into(), UnprivilegedUser::viaduct);
+    let theirs = |program: &Path| match user {
+        Some(user) => user.has(program),
         None => program.to_owned(),
     };
     let programs = Programs {
@@ -64,7 +64,7 @@ fn outcomes_of(options: &[&str], nobody: Option<&Nobody>) -> Vec<(String, String
     };
     let once = |program: &Path, shape: &str| {
         let mut command =
-            nobody.map_or_else(|| Command::new("timeout"), |nobody| nobody.command("timeout"));
+            user.map_or_else(|| Command::new("timeout"), |user| user.command("timeout"));
         command.arg("10");
         if !options.is_empty() {
             command.arg(&viaduct).args(["run", "+latency:delay=1ms"]);
@@ -112,8 +112,8 @@ fn have_passed(report: &str, port: u16) -> bool {
 }
 
 /// Asserts that all are captured, except for these, which are refused with these errors.
-fn none_leaks(options: &[&str], refused: &[(&str, i32)], nobody: Option<&Nobody>) {
-    let outcomes = outcomes_of(options, nobody);
+fn none_leaks(options: &[&str], refused: &[(&str, i32)], user: Option<&UnprivilegedUser>) {
+    let outcomes = outcomes_of(options, user);
     for (shape, outcome) in &outcomes {
         let number = refused.iter().find(|(of, _)| of == shape).map(|(_, number)| number);
         let expected = number.map_or(CAPTURED.to_owned(), |number| format!("refused {number}"));
@@ -167,10 +167,10 @@ fn glibc_and_musl_load_the_same_library() {
 
 #[test]
 fn unprivileged_runs_capture_all_and_refuse_io_uring() {
-    let nobody = Nobody::new("shapes");
+    let user = UnprivilegedUser::new("shapes");
     // The user's datagrams too, although `/dev/net/tun` may be open to root only.
     for via in ["auto", "preload"] {
-        none_leaks(&["--via", via, "--strict"], &[("io_uring", ENOSYS)], Some(&nobody));
+        none_leaks(&["--via", via, "--strict"], &[("io_uring", ENOSYS)], Some(&user));
     }
 }
 

@@ -33,7 +33,7 @@ static int tcp(void)
 	return socket(AF_INET, SOCK_STREAM, 0);
 }
 
-/* All descriptors but the first three are closed, whoever has opened them. */
+/* All descriptors but the first three are closed, also those that the program inherited. */
 static void closed(char answer[256])
 {
 	syscall(SYS_close_range, 3, ~0U, 0);

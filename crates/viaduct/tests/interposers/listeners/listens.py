@@ -64,7 +64,7 @@ def addresses_are_the_kernels_to_give():
     nowhere = socket.socket()
     nowhere.listen()
     say('without an address:', nowhere.getsockname()[0], nowhere.getsockname()[1] > 0)
-    say('at somebody else\'s:', fails(lambda: socket.socket().bind(('192.0.2.77', 1))))
+    say('at the address of another host:', fails(lambda: socket.socket().bind(('192.0.2.77', 1))))
 
 
 def watched_from_before_it_listens():
@@ -179,7 +179,7 @@ def sharing_is_as_it_was_set():
         thread.join()
 
 
-def nobody_is_accepted_whose_connect_goes_on():
+def no_listener_accepts_a_connect_in_progress():
     s = bound()
     s.listen()
     early = 0
@@ -242,7 +242,7 @@ of_ipv6(alone=False)
 of_ipv6(alone=True)
 options_are_inherited()
 sharing_is_as_it_was_set()
-nobody_is_accepted_whose_connect_goes_on()
+no_listener_accepts_a_connect_in_progress()
 a_listener_that_is_closed_refuses()
 no_more_are_let_in_than_may_wait()
 say('done')

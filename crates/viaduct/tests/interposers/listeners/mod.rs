@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use crate::common::{Nobody, build_go, free_port, within};
+use crate::common::{UnprivilegedUser, build_go, free_port, within};
 
 const CHAIN: &str = "+latency:delay=1ms";
 const LISTENS: &str = include_str!("listens.py");
@@ -54,20 +54,20 @@ fn ports() -> [String; 3] {
 }
 
 /// Builds the command `viaduct run` with these words for the unprivileged user, ended after 40 s.
-fn run(nobody: &Nobody, words: &[&str]) -> Command {
-    let mut command = nobody.command("timeout");
-    command.args(["--signal=KILL", "40"]).arg(nobody.viaduct()).arg("run").args(words);
+fn run(user: &UnprivilegedUser, words: &[&str]) -> Command {
+    let mut command = user.command("timeout");
+    command.args(["--signal=KILL", "40"]).arg(user.viaduct()).arg("run").args(words);
     command
 }
 
 #[test]
 fn a_listening_program_behaves_as_unwrapped() {
-    let nobody = Nobody::new("listens");
+    let user = UnprivilegedUser::new("listens");
     let plain = Command::new("python3").args(["-c", LISTENS]).args(ports()).output().unwrap();
     assert!(text(&plain.stdout).ends_with("done\n"), "{plain:?}");
     for via in ["seccomp", "preload", "auto"] {
         let words = [CHAIN, "--via", via, "--", "python3", "-c", LISTENS];
-        let wrapped = run(&nobody, &words).args(ports()).output().unwrap();
+        let wrapped = run(&user, &words).args(ports()).output().unwrap();
         assert_eq!(text(&wrapped.stdout), text(&plain.stdout), "{via}: {wrapped:?}");
     }
 }
@@ -156,13 +156,13 @@ fn link_local_clients_keep_their_interface() {
 fn the_cost_of_bind_and_listen_does_not_grow_with_their_number() {
     const COUNT: u64 = 1000;
     const MAX_EACH: u64 = 2000;
-    let nobody = Nobody::new("many");
+    let user = UnprivilegedUser::new("many");
     for via in ["seccomp", "preload"] {
         let count = COUNT.to_string();
         let words = [CHAIN, "--via", via, "--", "python3", "-c", MANY, &count];
         let mut slowest = Vec::new();
         let is_quick = (0..5).any(|_| {
-            let said = run(&nobody, &words).output().unwrap();
+            let said = run(&user, &words).output().unwrap();
             let words = text(&said.stdout);
             let halves: Vec<u64> = words.split_whitespace().map(|of| of.parse().unwrap()).collect();
             let [first, second] = halves[..] else { panic!("{via}: {said:?}") };
@@ -177,9 +177,9 @@ fn the_cost_of_bind_and_listen_does_not_grow_with_their_number() {
 struct Server(Child);
 
 impl Server {
-    fn start(nobody: &Nobody, words: &[&str]) -> Server {
-        let mut command = nobody.command(nobody.viaduct());
-        let log = fs::File::create(nobody.at("server.log")).unwrap();
+    fn start(user: &UnprivilegedUser, words: &[&str]) -> Server {
+        let mut command = user.command(user.viaduct());
+        let log = fs::File::create(user.at("server.log")).unwrap();
         command.arg("run").args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         Server(command.spawn().unwrap())
     }
@@ -204,33 +204,33 @@ fn within_mut(child: &mut Child) -> bool {
 }
 
 /// Output of curl under this chain: the page, and curl's own port.
-fn curl(nobody: &Nobody, chain: &[&str], port: u16) -> Output {
+fn curl(user: &UnprivilegedUser, chain: &[&str], port: u16) -> Output {
     let url = format!("http://127.0.0.1:{port}/");
     let program = ["--", "curl", "-sS", "-m", "9", "-w", " %{local_port}", &url];
-    run(nobody, &[chain, &program].concat()).output().unwrap()
+    run(user, &[chain, &program].concat()).output().unwrap()
 }
 
 /// Server programs for this port, with their arguments.
-fn servers(nobody: &Nobody, port: u16) -> Vec<Vec<String>> {
+fn servers(user: &UnprivilegedUser, port: u16) -> Vec<Vec<String>> {
     let own = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let port_word = port.to_string();
-    fs::write(nobody.at("index.html"), "a page").unwrap();
-    let web = nobody.at("").display().to_string();
+    fs::write(user.at("index.html"), "a page").unwrap();
+    let web = user.at("").display().to_string();
     let config = format!(
         "daemon off; worker_processes 2; pid {web}nginx.pid; error_log {web}error.log;
         events {{}} http {{ access_log off; client_body_temp_path {web}b; proxy_temp_path {web}p;
         fastcgi_temp_path {web}f; uwsgi_temp_path {web}u; scgi_temp_path {web}s;
         server {{ listen 127.0.0.1:{port}; location / {{ return 200 $remote_port; }} }} }}"
     );
-    fs::write(nobody.at("nginx.conf"), config).unwrap();
-    let conf = nobody.at("nginx.conf").display().to_string();
+    fs::write(user.at("nginx.conf"), config).unwrap();
+    let conf = user.at("nginx.conf").display().to_string();
     let mut servers = vec![
         own(&["nginx", "-p", &web, "-c", &conf]),
         own(&["python3", "-c", ASYNCIO, &port_word]),
         own(&["python3", "-m", "http.server", "-b", "127.0.0.1", "-d", &web, &port_word]),
     ];
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interposers/listeners/serve.go");
-    let go = nobody.at("serve");
+    let go = user.at("serve");
     match build_go(&go, &source) {
         true => servers.push(own(&[&go.display().to_string(), &port_word])),
         false => eprintln!("no Go compiler: without the static Go server"),
@@ -240,26 +240,26 @@ fn servers(nobody: &Nobody, port: u16) -> Vec<Vec<String>> {
 
 #[test]
 fn real_servers_accept_only_clients_under_the_same_chain() {
-    let nobody = Nobody::new("servers");
-    let key = nobody.key();
+    let user = UnprivilegedUser::new("servers");
+    let key = user.key();
     let crypt = format!("+crypt:key={}", key.display());
     let port = free_port();
-    for server in servers(&nobody, port) {
+    for server in servers(&user, port) {
         for via in ["seccomp", "preload"] {
             let words: Vec<&str> = server.iter().map(String::as_str).collect();
             let options = ["+compress", &crypt, "--via", via, "--"];
-            let _server = Server::start(&nobody, &[&options[..], &words].concat());
+            let _server = Server::start(&user, &[&options[..], &words].concat());
             let is_up = || TcpStream::connect(("127.0.0.1", port)).is_ok();
-            let log = || fs::read_to_string(nobody.at("server.log")).unwrap();
+            let log = || fs::read_to_string(user.at("server.log")).unwrap();
             assert!(within(Duration::from_secs(20), is_up), "{server:?} by {via}: {}", log());
             for _ in 0..3 {
-                let said = curl(&nobody, &["+compress", &crypt, "--via", via], port);
+                let said = curl(&user, &["+compress", &crypt, "--via", via], port);
                 let words = text(&said.stdout);
                 let (page, own) = words.split_once(' ').unwrap_or_else(|| panic!("{said:?}"));
                 let page_is = page == own || words.starts_with("a page");
                 assert!(page_is, "{server:?} by {via}: {said:?} {}", log());
             }
-            let plain = curl(&nobody, &["+count", "--via", via], port);
+            let plain = curl(&user, &["+count", "--via", via], port);
             assert!(!plain.status.success(), "{server:?} by {via}: {plain:?}");
         }
     }
@@ -267,7 +267,7 @@ fn real_servers_accept_only_clients_under_the_same_chain() {
 
 #[test]
 fn a_server_is_unreachable_once_its_master_is_killed() {
-    let nobody = Nobody::new("killed");
+    let user = UnprivilegedUser::new("killed");
     let port = free_port();
     let server = "
 import os, signal, socket, sys
@@ -283,7 +283,7 @@ try: print('accepted', s.accept())
 except OSError: print('no client')
 ";
     let words = [CHAIN, "--via", "seccomp", "--", "python3", "-c", server, &port.to_string()];
-    let mut server = run(&nobody, &words);
+    let mut server = run(&user, &words);
     let server = server.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut client = None;
     assert!((0..1000).any(|_| {
@@ -305,12 +305,12 @@ except OSError: print('no client')
 
 #[test]
 fn a_set_user_id_program_runs_as_its_caller_without_privilege() {
-    let nobody = Nobody::new("set-user-id");
-    let id = nobody.has(Path::new("/usr/bin/id"));
+    let user = UnprivilegedUser::new("set-user-id");
+    let id = user.has(Path::new("/usr/bin/id"));
     fs::set_permissions(&id, fs::Permissions::from_mode(0o4755)).unwrap();
     let said = |mut command: Command| text(&command.arg("-u").output().unwrap().stdout);
-    let plain = said(nobody.command(&id));
-    let caller = said(nobody.command("id"));
+    let plain = said(user.command(&id));
+    let caller = said(user.command("id"));
     if plain == caller {
         return eprintln!(
             "not root, or no set-user-ID programs in {}: nothing to see",
@@ -318,13 +318,13 @@ fn a_set_user_id_program_runs_as_its_caller_without_privilege() {
         );
     }
     for via in ["seccomp", "preload", "auto"] {
-        let mut command = run(&nobody, &[CHAIN, "--via", via, "--"]);
+        let mut command = run(&user, &[CHAIN, "--via", via, "--"]);
         command.arg(&id);
         assert_eq!(said(command), caller, "{via}");
     }
     // An interposer that runs with privilege leaves set-user-ID programs their user.
     for via in ["cgroup", "seccomp"] {
-        let mut command = Command::new(nobody.viaduct());
+        let mut command = Command::new(user.viaduct());
         command.args(["run", CHAIN, "--via", via, "--", "setpriv", "--reuid=65534"]);
         command.args(["--regid=65534", "--clear-groups"]).arg(&id);
         assert_eq!(said(command), plain, "{via}");

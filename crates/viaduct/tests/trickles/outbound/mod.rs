@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt as _;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{Nobody, random, within};
+use crate::common::{UnprivilegedUser, random, within};
 use crate::world::World;
 use viaduct_sys::process::Process;
 
@@ -124,15 +124,15 @@ fn curl_uses_trickles_under_every_interposer() {
 
 #[test]
 fn without_privilege_a_run_uses_udp() {
-    let Some(world) = World::new("nobody", LOSSY) else { return };
+    let Some(world) = World::new("user", LOSSY) else { return };
     let big = random(500_000);
     world.file("big.bin", &big);
     let _server = world.serve("auto");
-    let nobody = Nobody::new("outbound");
-    let inside = nobody.command("timeout");
+    let user = UnprivilegedUser::new("outbound");
+    let inside = user.command("timeout");
     let mut command = world.net.a1().command(inside.get_program().to_str().unwrap());
-    command.args(inside.get_args()).args(["--signal=KILL", LIMIT]).arg(nobody.viaduct());
-    command.args(["run", "+trickles", "--run-dir"]).arg(nobody.at(""));
+    command.args(inside.get_args()).args(["--signal=KILL", LIMIT]).arg(user.viaduct());
+    command.args(["run", "+trickles", "--run-dir"]).arg(user.at(""));
     command.args(["--", "curl", "--noproxy", "*", "-sS", &url(world.v4(), "big.bin")]);
     command.stderr(Stdio::piped());
     assert!(done(command).stdout == big);

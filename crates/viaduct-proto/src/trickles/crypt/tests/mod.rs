@@ -190,7 +190,7 @@ fn an_answer_is_no_longer_than_its_opening() {
 }
 
 #[test]
-fn whatever_is_altered_is_refused_by_either_end() {
+fn any_altered_byte_is_refused_by_either_end() {
     let (mut replica, mut client) = (replica(false), Client::new(&identity()));
     for _ in 0..6 {
         let requests = client.requests();
@@ -242,8 +242,8 @@ fn neither_end_goes_on_in_clear_where_that_was_not_meant() {
     }
     assert!(!client.stream.is_open() && client.crypt.refused() == 1);
     // Another host in the server's place.
-    let somebody = ServerCrypt::new(SecretKey::from_bytes([9; 32]), false, entropy(5));
-    let mut false_one = self::replica(false).with_crypt(somebody);
+    let other = ServerCrypt::new(SecretKey::from_bytes([9; 32]), false, entropy(5));
+    let mut false_one = self::replica(false).with_crypt(other);
     assert!(false_one.accept(START, way_back(), &opening).is_err());
     assert!(both.accept(START, way_back(), &opening).is_ok());
 }

@@ -233,7 +233,7 @@ fn a_sender_of_little_keeps_its_estimate_of_the_path() {
 }
 
 #[test]
-fn what_is_lost_for_long_closes_the_window_and_what_comes_opens_it() {
+fn persistent_loss_closes_the_window_and_deliveries_open_it() {
     let mut world = World::new(100.0, 0.1, 1.0);
     world.run(6.0);
     world.bbr.on_congestion_event(world.now, world.now, true, MTU);
