@@ -33,7 +33,7 @@ struct Input {
 #[derive(Arbitrary, Debug)]
 enum Step {
     Raw { bytes: Bytes },
-    Frame { session: u8, frame: FrameKind },
+    Frame { stream: u8, frame: FrameKind },
     Write { chain: u8, count: u16 },
     Takes { chain: u8, takes: bool },
     Shutdown { chain: u8 },
@@ -149,8 +149,8 @@ fuzz_target!(|input: Input| {
         let now = world.now;
         match step {
             Step::Raw { bytes } => world.hear(bytes.0),
-            Step::Frame { session, frame } => {
-                world.hear(emitted(frame.session(session), &frame.framed(0)));
+            Step::Frame { stream, frame } => {
+                world.hear(emitted(frame.stream(stream), &frame.framed(0)));
             }
             Step::Write { chain, count } => {
                 let chain = &mut world.end(chain).chain;

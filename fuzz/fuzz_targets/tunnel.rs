@@ -34,10 +34,10 @@ enum Step {
     /// A frame that can be read.
     Frame {
         link: bool,
-        session: u8,
+        stream: u8,
         frame: FrameKind,
     },
-    /// This end opens a session and writes.
+    /// This end opens a stream and writes.
     Open {
         count: u16,
     },
@@ -45,7 +45,7 @@ enum Step {
     Read {
         done: bool,
     },
-    /// This end resets, or shuts down, all of its sessions.
+    /// This end resets, or shuts down, all of its streams.
     Reset,
     Shutdown,
     /// Time passes, in milliseconds.
@@ -67,7 +67,7 @@ fuzz_target!(|input: Input| {
     if input.greeted {
         feed(&mut tunnel, now, links[0], 0, &greeting(10_000));
     }
-    let (mut sessions, mut pinged) = (Vec::new(), 0);
+    let (mut streams, mut pinged) = (Vec::new(), 0);
     for step in &input.steps.0 {
         match step {
             Step::Raw { lane, bytes } => {
@@ -75,27 +75,27 @@ fuzz_target!(|input: Input| {
                 sealed(&bytes.0);
                 feed(&mut tunnel, now, links[0], u32::from(*lane), &bytes.0);
             }
-            Step::Frame { link, session, frame } => {
-                let session = frame.session(*session);
-                let bytes = emitted(session, &frame.framed(pinged));
-                let lane = if input.streams { session } else { 0 };
+            Step::Frame { link, stream, frame } => {
+                let stream = frame.stream(*stream);
+                let bytes = emitted(stream, &frame.framed(pinged));
+                let lane = if input.streams { stream } else { 0 };
                 feed(&mut tunnel, now, links[usize::from(*link)], lane, &bytes);
             }
             Step::Open { count } => {
                 if let Some(id) = tunnel.open(Address::Name("a".into(), 1), None) {
                     tunnel.write(now, id, vec![7; usize::from(*count)].into());
-                    sessions.push(id);
+                    streams.push(id);
                 }
             }
             Step::Read { done } => {
-                for &id in &sessions {
+                for &id in &streams {
                     while let Some(bytes) = tunnel.read(id) {
                         tunnel.consumed(now, id, if *done { bytes.len() } else { 0 });
                     }
                 }
             }
-            Step::Reset => sessions.drain(..).for_each(|id| tunnel.reset(id, Failure::Reset)),
-            Step::Shutdown => sessions.iter().for_each(|&id| tunnel.shutdown(id)),
+            Step::Reset => streams.drain(..).for_each(|id| tunnel.reset(id, Failure::Reset)),
+            Step::Shutdown => streams.iter().for_each(|&id| tunnel.shutdown(id)),
             Step::Wait { millis } => {
                 now += Duration::from_millis(u64::from(*millis));
                 tunnel.handle_timeout(now);
@@ -104,7 +104,7 @@ fuzz_target!(|input: Input| {
         while let Some(event) = tunnel.poll_event() {
             if let Event::Opened { id, .. } = event {
                 tunnel.accept(id);
-                sessions.push(id);
+                streams.push(id);
             }
         }
         let mut out = Vec::new();
@@ -140,7 +140,7 @@ fn meaning<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<String>, Vec<u8>)
         loop {
             match parser.next(&mut piece) {
                 Ok(Some((_, Frame::Data(bytes)))) => data.extend_from_slice(bytes),
-                Ok(Some((session, frame))) => said.push(format!("{session} {frame:?}")),
+                Ok(Some((stream, frame))) => said.push(format!("{stream} {frame:?}")),
                 Ok(None) => break,
                 Err(error) => {
                     said.push(error.to_string());

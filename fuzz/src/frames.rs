@@ -42,12 +42,12 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
-    /// The session that it is of: this one, or 0 where it is the link's.
-    pub fn session(&self, session: u8) -> u32 {
+    /// The stream that it is of: this one, or 0 where it is the link's.
+    pub fn stream(&self, stream: u8) -> u32 {
         match self {
             FrameKind::Hello { .. } | FrameKind::Grant { .. } | FrameKind::Gone { .. } => 0,
             FrameKind::Ping { .. } | FrameKind::Pong { .. } | FrameKind::Leave => 0,
-            _ => u32::from(session % 16) + 1,
+            _ => u32::from(stream % 16) + 1,
         }
     }
 
@@ -86,8 +86,8 @@ pub fn greeting(tokens: u64) -> Vec<u8> {
 }
 
 /// The bytes of a frame.
-pub fn emitted(session: u32, frame: &Frame<'_>) -> Vec<u8> {
+pub fn emitted(stream: u32, frame: &Frame<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    frame.emit(session, &mut bytes);
+    frame.emit(stream, &mut bytes);
     bytes
 }

@@ -64,7 +64,7 @@ fn main() -> io::Result<()> {
         "plane",
         "query",
         "tunnel",
-        "sessions",
+        "tunnel_streams",
         "handlers",
         "mux",
         "trickles",

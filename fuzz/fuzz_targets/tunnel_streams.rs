@@ -1,5 +1,5 @@
 //! Two ends of a tunnel under any sequence of operations: tokens are conserved, a receiver never
-//! holds more than it has promised, and each session's bytes come whole, once and in order.
+//! holds more than it has promised, and each stream's bytes come whole, once and in order.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -66,7 +66,7 @@ enum Step {
     },
 }
 
-/// A session's bytes: written at each end, read at each, and of these not yet consumed.
+/// A stream's bytes: written at each end, read at each, and of these not yet consumed.
 #[derive(Default)]
 struct Twin {
     written: [Vec<u8>; 2],
@@ -86,7 +86,7 @@ struct World {
     /// Links that were cut.
     cut: Vec<u32>,
     carrier: Carrier,
-    sessions: BTreeMap<StreamId, Twin>,
+    streams: BTreeMap<StreamId, Twin>,
 }
 
 fuzz_target!(|input: Input| {
@@ -105,7 +105,7 @@ fuzz_target!(|input: Input| {
         wires: BTreeMap::new(),
         cut: Vec::new(),
         carrier: if input.streams { Carrier::Streams } else { Carrier::Stream },
-        sessions: BTreeMap::new(),
+        streams: BTreeMap::new(),
     };
     world.dial();
     for step in &input.steps.0 {
@@ -134,7 +134,7 @@ impl World {
                     let mut twin = Twin::default();
                     twin.known[end] = true;
                     twin.broken = !self.wires.contains_key(&id.link);
-                    assert!(self.sessions.insert(id, twin).is_none(), "a number once");
+                    assert!(self.streams.insert(id, twin).is_none(), "a number once");
                 }
             }
             Step::Write { end, which, count } => self.at(end, which, |tunnel, twin, end, id| {
@@ -186,7 +186,7 @@ impl World {
         }
     }
 
-    /// Does something to a session that `end` knows.
+    /// Does something to a stream that `end` knows.
     fn at(
         &mut self,
         end: bool,
@@ -194,8 +194,8 @@ impl World {
         act: impl FnOnce(&mut Tunnel, &mut Twin, usize, StreamId),
     ) {
         let end = usize::from(end);
-        let count = self.sessions.values().filter(|twin| twin.known[end]).count().max(1);
-        let mut known = self.sessions.iter_mut().filter(|(_, twin)| twin.known[end]);
+        let count = self.streams.values().filter(|twin| twin.known[end]).count().max(1);
+        let mut known = self.streams.iter_mut().filter(|(_, twin)| twin.known[end]);
         if let Some((&id, twin)) = known.nth(usize::from(which) % count) {
             act(&mut self.ends[end], twin, end, id);
         }
@@ -229,7 +229,7 @@ impl World {
             self.wires.remove(&link);
             self.cut.push(link);
             self.ends[first].remove_link(link);
-            let on = self.sessions.iter_mut().filter(|(id, _)| id.link == link);
+            let on = self.streams.iter_mut().filter(|(id, _)| id.link == link);
             on.for_each(|(_, twin)| twin.broken = true);
         }
     }
@@ -239,15 +239,15 @@ impl World {
             while let Some(event) = tunnel.poll_event() {
                 match event {
                     Event::Opened { id, .. } => {
-                        self.sessions.get_mut(&id).expect("opened by the other").known[end] = true;
+                        self.streams.get_mut(&id).expect("opened by the other").known[end] = true;
                         tunnel.accept(id);
                     }
                     Event::Finished(id) => {
-                        let twin = self.sessions.get_mut(&id).expect("a session");
+                        let twin = self.streams.get_mut(&id).expect("a stream");
                         assert!(!std::mem::replace(&mut twin.finished[end], true), "once");
                         assert!(twin.shut[1 - end] && twin.read[end] == twin.written[1 - end]);
                     }
-                    Event::Reset(id, _) => assert!(self.sessions[&id].broken, "{id:?}"),
+                    Event::Reset(id, _) => assert!(self.streams[&id].broken, "{id:?}"),
                     Event::LinkDown(link, why) => {
                         assert!(!self.wires.contains_key(&link), "{link}: {why}");
                     }
@@ -272,7 +272,7 @@ impl World {
                 (0..2).for_each(|from| self.carry(from, link, usize::MAX));
             }
             self.settle_events();
-            for (&id, twin) in &mut self.sessions {
+            for (&id, twin) in &mut self.streams {
                 for end in 0..2 {
                     while let Some(bytes) = self.ends[end].read(id) {
                         twin.kept[end] += bytes.len();
@@ -287,7 +287,7 @@ impl World {
             self.settle_events();
             self.ends.iter_mut().for_each(Tunnel::check);
         }
-        for (id, twin) in &self.sessions {
+        for (id, twin) in &self.streams {
             for (from, to) in [(0, 1), (1, 0)] {
                 assert!(twin.written[from].starts_with(&twin.read[to]), "{id:?}");
                 assert!(twin.broken || twin.read[to].len() == twin.written[from].len(), "{id:?}");
@@ -296,11 +296,11 @@ impl World {
         }
     }
 
-    /// Returns whether every session that is not broken has arrived in full, its end included.
+    /// Returns whether every stream that is not broken has arrived in full, its end included.
     fn has_arrived(&self) -> bool {
         let whole = |twin: &Twin, from: usize, to: usize| {
             twin.read[to].len() == twin.written[from].len() && twin.finished[to] == twin.shut[from]
         };
-        self.sessions.values().all(|t| t.broken || whole(t, 0, 1) && whole(t, 1, 0))
+        self.streams.values().all(|t| t.broken || whole(t, 0, 1) && whole(t, 1, 0))
     }
 }
