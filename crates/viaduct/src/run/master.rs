@@ -253,7 +253,7 @@ fn by_trickles(counters: &ProxyStats) -> String {
         let hops = counters.hops.iter().filter(|hop| hop.by.trickles().is_some() == trickles);
         hops.flat_map(|hop| hop.connected).sum()
     };
-    format!("{} went on by Trickles, {} by TCP", connected(true), connected(false))
+    format!("{} flows by Trickles, {} by TCP", connected(true), connected(false))
 }
 
 fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -> Result<u32> {

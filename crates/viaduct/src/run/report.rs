@@ -145,8 +145,7 @@ impl Report {
                             .flows
                             .keys()
                             .any(|(outcome, ..)| *outcome == FlowOutcome::Inbound);
-                        let both =
-                            if title == HANDLED && came { ", those that came too" } else { "" };
+                        let both = if title == HANDLED && came { ", inbound included" } else { "" };
                         write!(line, " by {via}: {out} bytes out, {back} in{both}")
                     }
                     None => write!(line, " by {via}"),
@@ -171,9 +170,9 @@ impl Report {
                 text.push(format!("  {count:>6}  {transport} {}{why}", self.name(*to)));
             }
         }
-        let whys = ["found no room", "were no relay's, or none it could take,"];
+        let whys = ["found no room", "were not carried by the relay"];
         for (dropped, why) in dropped.iter().zip(whys).filter(|(dropped, _)| **dropped > 0) {
-            text.push(format!("{dropped} datagrams {why} and were dropped"));
+            text.push(format!("{dropped} datagrams {why}, and were dropped"));
         }
         if text.is_empty() {
             text.push(format!("no flows; {via} watched"));
@@ -192,20 +191,18 @@ impl Report {
 }
 
 const HANDLED: &str = "passed the handlers";
-const INBOUND: &str = "came to the program and passed the handlers";
-const OFFLOADED: &str = "the kernel served for the handlers";
+const INBOUND: &str = "inbound passed the handlers";
+const OFFLOADED: &str = "were offloaded to the kernel";
 
 type Is = fn(&FlowOutcome) -> bool;
 const TITLES: [(&str, Is); 8] = [
     (HANDLED, |outcome| *outcome == FlowOutcome::Handled),
     (INBOUND, |outcome| *outcome == FlowOutcome::Inbound),
     (OFFLOADED, |outcome| *outcome == FlowOutcome::Offloaded),
-    ("came to the program and were turned away by the handlers", |outcome| {
-        *outcome == FlowOutcome::Rejected
-    }),
-    ("did not come about", |outcome| matches!(outcome, FlowOutcome::Failed(_))),
-    ("had no answer yet when the program gave up", |outcome| *outcome == FlowOutcome::Unanswered),
-    ("went direct, as the rules say or as no flow", |outcome| *outcome == FlowOutcome::Direct),
+    ("inbound were rejected by the handlers", |outcome| *outcome == FlowOutcome::Rejected),
+    ("failed", |outcome| matches!(outcome, FlowOutcome::Failed(_))),
+    ("were unanswered when the program gave up", |outcome| *outcome == FlowOutcome::Unanswered),
+    ("went direct, by the rules or as no flow", |outcome| *outcome == FlowOutcome::Direct),
     ("were refused", |outcome| *outcome == FlowOutcome::Refused),
 ];
 
@@ -334,18 +331,18 @@ mod tests {
         assert_eq!(
             report.lines("cgroup", Some([5, 7]), [3, 2]),
             [
-                "2 passed the handlers by cgroup: 5 bytes out, 7 in, those that came too",
+                "2 passed the handlers by cgroup: 5 bytes out, 7 in, inbound included",
                 "       2  tcp 192.0.2.1:80",
-                "1 came to the program and passed the handlers by cgroup",
+                "1 inbound passed the handlers by cgroup",
                 "       1  tcp at 192.0.2.1:22",
-                "1 did not come about",
+                "1 failed",
                 "       1  tcp [2001:db8::1]:81 (refused)",
-                "1 had no answer yet when the program gave up",
+                "1 were unanswered when the program gave up",
                 "       1  tcp 192.0.2.7:80",
-                "1 went direct, as the rules say or as no flow",
+                "1 went direct, by the rules or as no flow",
                 "       1  udp 192.0.2.9:53",
-                "3 datagrams found no room and were dropped",
-                "2 datagrams were no relay's, or none it could take, and were dropped",
+                "3 datagrams found no room, and were dropped",
+                "2 datagrams were not carried by the relay, and were dropped",
             ]
         );
         let report = Report::default();
@@ -356,12 +353,12 @@ mod tests {
         report.offload_begun(at("192.0.2.1:80"));
         assert!(report.awaits_offloaded());
         let line = &report.lines("cgroup", None, [0; 2])[0];
-        assert!(line.starts_with("2 the kernel served") && line.contains("1 not closed"), "{line}");
+        assert!(line.starts_with("2 were offloaded") && line.contains("1 not closed"), "{line}");
         report.offloaded(at("192.0.2.1:80"), 4, 5);
         assert!(!report.awaits_offloaded());
         let line = &report.lines("cgroup", None, [0; 2])[0];
         assert!(
-            line.starts_with("2 the kernel served") && line.ends_with("5 bytes out, 7 in"),
+            line.starts_with("2 were offloaded") && line.ends_with("5 bytes out, 7 in"),
             "{line}"
         );
     }

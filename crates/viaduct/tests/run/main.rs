@@ -217,7 +217,7 @@ fn an_offloaded_chain_leaves_the_program_its_socket() {
     let said = output(&["+count", "--report", "--", "python3", "-c", TELL, &to]);
     assert!(said.status.success());
     let report = text(&said.stderr);
-    assert!(report.contains("1 the kernel served for the handlers: 6 bytes out"), "{report}");
+    assert!(report.contains("1 were offloaded to the kernel: 6 bytes out"), "{report}");
 }
 
 #[test]
@@ -238,7 +238,7 @@ except BlockingIOError: pass
     let said = output(&["+count", "--report", "--", "python3", "-c", program, &to]);
     assert!(said.status.success());
     let report = text(&said.stderr);
-    assert!(report.contains("1 the kernel served for the handlers"), "{report}");
+    assert!(report.contains("1 were offloaded to the kernel"), "{report}");
     assert!(report.contains("1 not closed yet") && report.contains(&to), "{report}");
 }
 

@@ -58,7 +58,7 @@ fn inbound_connections_of_nested_runs_pass_both_chains() {
         client.read_to_string(&mut said).unwrap();
         assert_eq!(said.trim(), client.local_addr().unwrap().port().to_string(), "{via}");
         let report = text(&server.wait_with_output().unwrap().stderr);
-        assert_eq!(report.matches("1 came to the program").count(), passes, "{via}: {report}");
+        assert_eq!(report.matches("1 inbound").count(), passes, "{via}: {report}");
     }
 }
 
@@ -88,7 +88,7 @@ fn silent_inbound_connections_are_reset_after_the_arrival_wait() {
         let took = begun.elapsed();
         assert!((900..2_500).contains(&took.as_millis()), "{via}: {took:?}");
         let report = text(&server.wait_with_output().unwrap().stderr);
-        assert!(report.contains("1 came to the program and were turned away"), "{via}: {report}");
+        assert!(report.contains("1 inbound were rejected"), "{via}: {report}");
         assert!(lines.next().is_none(), "a connection has reached the program");
     }
 }

@@ -156,7 +156,7 @@ fn invalid_relayed_datagrams_are_dropped_and_earlier_handlers_apply() {
             assert!(all.iter().all(|(_, seen, _, own)| seen != own), "{all:?}");
             // For each answer: two fragments, an invalid relay header, an empty datagram, and
             // one of a multicast group.
-            let dropped = format!("{} datagrams were no relay's", 12 * 5);
+            let dropped = format!("{} datagrams were not carried by the relay", 12 * 5);
             assert!(report.contains(&dropped), "{ip} by {via}: {report}");
             let said = proxy.said();
             assert_eq!(said.iter().filter(|line| *line == "associated").count(), 1, "{said:?}");

@@ -97,7 +97,7 @@ impl Row {
             format!("ends with {}, not {}", now.status, before.status)
         } else if before.stdout != now.stdout {
             "says something else".to_owned()
-        } else if !said.contains(" passed the handlers ") && !said.contains(" for the handlers") {
+        } else if !said.contains(" passed the handlers ") && !said.contains(" were offloaded ") {
             "no flow passed the handlers".to_owned()
         } else if went_direct(&said) {
             "a flow went direct".to_owned()
