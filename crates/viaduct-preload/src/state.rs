@@ -53,10 +53,10 @@ static STAGE: AtomicU8 = AtomicU8::new(UNINITIALIZED);
 static STATE: Cell = Cell(UnsafeCell::new(State {
     welcome: Welcome {
         rules: Rules::EVERYTHING,
-        meeting: [None; 2],
+        rendezvous: [None; 2],
         offload: None,
-        tells: false,
-        heard: false,
+        reports: false,
+        has_seccomp: false,
     },
     word: 0,
     secret: Secret::new([0; SECRET]),

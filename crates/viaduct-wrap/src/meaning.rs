@@ -59,7 +59,7 @@ impl Rules {
             Sockaddr::None | Sockaddr::Other => return Verdict::Pass,
         };
         match socket.carries() {
-            Carries::Tcp if !socket.is_told(sockaddr) => Verdict::Pass,
+            Carries::Tcp if !socket.is_of_family(sockaddr) => Verdict::Pass,
             Carries::Tcp => match self.fate(Transport::Tcp, to) {
                 Fate::Divert => Verdict::Divert(to),
                 Fate::Leave => Verdict::Pass,

@@ -157,7 +157,7 @@ impl Socket {
     }
 
     /// Returns whether `sockaddr` is of the socket's family; the kernel refuses others.
-    pub(crate) fn is_told(self, sockaddr: &[u8]) -> bool {
+    pub(crate) fn is_of_family(self, sockaddr: &[u8]) -> bool {
         let family = sockaddr.first_chunk().copied().map(u16::from_ne_bytes);
         family.map(i32::from) == Some(self.domain)
     }

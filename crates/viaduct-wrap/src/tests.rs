@@ -183,14 +183,19 @@ fn rules_round_trip() {
         rules.add(Fate::Leave, &format!("udp:10.0.0.0/8:{port}-9999")).unwrap();
     }
     assert_eq!(rules.add(Fate::Leave, "tcp"), Err(RuleError::TooMany));
-    let meeting = [Some(at("127.0.0.1:7")), None];
+    let rendezvous = [Some(at("127.0.0.1:7")), None];
     let mut bytes = [0; WELCOME];
-    let length =
-        Answer::Welcome(Welcome { rules, meeting, offload: Some(7), tells: true, heard: true })
-            .emit(&mut bytes);
+    let length = Answer::Welcome(Welcome {
+        rules,
+        rendezvous,
+        offload: Some(7),
+        reports: true,
+        has_seccomp: true,
+    })
+    .emit(&mut bytes);
     assert_eq!(length, WELCOME);
     let Some(Answer::Welcome(welcome)) = Answer::parse(&bytes) else { panic!() };
-    assert_eq!((welcome.rules.lines(), welcome.meeting), (rules.lines(), meeting));
+    assert_eq!((welcome.rules.lines(), welcome.rendezvous), (rules.lines(), rendezvous));
     assert_eq!(welcome.offload, Some(7));
     assert!(welcome.rules.strict && Answer::parse(&bytes[..length - 1]).is_none());
 }
@@ -233,10 +238,10 @@ proptest! {
         let mut bytes = [0; WELCOME];
         let welcome = Welcome {
             rules: above,
-            meeting: [None; 2],
+            rendezvous: [None; 2],
             offload: None,
-            tells: false,
-            heard: false,
+            reports: false,
+            has_seccomp: false,
         };
         let length = Answer::Welcome(welcome).emit(&mut bytes);
         let Some(Answer::Welcome(heard)) = Answer::parse(&bytes[..length]) else {

@@ -14,7 +14,7 @@
 //!             magic 4 │ version 2 │ kind 1 │ call 1 │ errno 4 │ is 4 │ cookie 8 │ address 24
 //!             is: of Connect, the program waits; of Refused, the socket carries datagrams
 //!   answer    magic 4 │ version 2 │ kind 1 │ flags 1 │ errno 4 │ lines 4 │ address 24 │ address 24
-//!             │ rate 8 …   flags: 1 strict, 2 offload, 4 names, 8 carries, 16 tells, 32 heard
+//!             │ rate 8 …   flags: 1 strict, 2 offload, 4 names, 8 carries, 16 reports, 32 seccomp
 //!             … and of a Welcome all its lines, 24 each
 //!   address   IPv6 or mapped 16 │ port 2, network order │ is one 1 │ 0 │ scope 4
 //!   line      IPv6 or mapped 16 │ length 1 │ transport 1 │ fate 1 │ 0 │ first port 2 │ last port 2
@@ -40,8 +40,8 @@ const STRICT: u8 = 1;
 const OFFLOAD: u8 = 2;
 const NAMES: u8 = 4;
 const CARRIES: u8 = 8;
-const TELLS: u8 = 16;
-const HEARD: u8 = 32;
+const REPORTS: u8 = 16;
+const SECCOMP: u8 = 32;
 
 /// Request from a stub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,14 +114,14 @@ pub struct Welcome {
     pub rules: Rules,
     /// Rendezvous: addresses that sockets of flows are connected to in the kernel, for IPv4 and
     /// IPv6.
-    pub meeting: [Option<SocketAddr>; 2],
+    pub rendezvous: [Option<SocketAddr>; 2],
     /// Set if the kernel can do everything that flows need. Such flows go direct, limited to
     /// this many bytes a second; 0 is no limit.
     pub offload: Option<u64>,
     /// Flows that go direct are to be reported.
-    pub tells: bool,
+    pub reports: bool,
     /// A seccomp filter captures calls that lack the stub's secret word (an unused argument).
-    pub heard: bool,
+    pub has_seccomp: bool,
 }
 
 impl Request {
@@ -201,20 +201,20 @@ impl Answer {
         bytes[..ANSWER].fill(0);
         let mut out = Writer { bytes };
         match self {
-            Answer::Welcome(Welcome { rules, meeting, offload, tells, heard }) => {
+            Answer::Welcome(Welcome { rules, rendezvous, offload, reports, has_seccomp }) => {
                 out.head(1);
                 let flags = [
                     (rules.strict, STRICT),
                     (offload.is_some(), OFFLOAD),
                     (rules.names, NAMES),
                     (rules.carries, CARRIES),
-                    (*tells, TELLS),
-                    (*heard, HEARD),
+                    (*reports, REPORTS),
+                    (*has_seccomp, SECCOMP),
                 ];
                 out.put(&[flags.iter().map(|&(is, flag)| if is { flag } else { 0 }).sum()]);
                 out.put(&[0; 4]);
                 out.put(&(rules.lines().len() as u32).to_ne_bytes());
-                meeting.iter().for_each(|&at| out.address(at));
+                rendezvous.iter().for_each(|&at| out.address(at));
                 out.put(&offload.unwrap_or(0).to_ne_bytes());
                 rules.lines().iter().for_each(|line| out.line(line));
                 return ANSWER + rules.lines().len() * LINE;
@@ -257,9 +257,9 @@ impl Answer {
                     rules.append(rest.line()?).ok()?;
                 }
                 let offload = (flags & OFFLOAD != 0).then_some(rate);
-                let (meeting, tells) = ([first, second], flags & TELLS != 0);
-                let heard = flags & HEARD != 0;
-                Answer::Welcome(Welcome { rules, meeting, offload, tells, heard })
+                let (rendezvous, reports) = ([first, second], flags & REPORTS != 0);
+                let has_seccomp = flags & SECCOMP != 0;
+                Answer::Welcome(Welcome { rules, rendezvous, offload, reports, has_seccomp })
             }
             2 => Answer::Done(errno),
             3 => Answer::Named { peer: first, own: second },

@@ -224,8 +224,8 @@ fn wrapped() -> Vec<Vec<u8>> {
     let mut rules = Rules::EVERYTHING;
     rules.read(text).expect("rules");
     let mut bytes = [0; WELCOME];
-    let welcome =
-        Welcome { rules, meeting: [Some(to), None], offload: Some(7), tells: true, heard: true };
+    let rendezvous = [Some(to), None];
+    let welcome = Welcome { rules, rendezvous, offload: Some(7), reports: true, has_seccomp: true };
     let welcome = Answer::Welcome(welcome).emit(&mut bytes);
     let mut seeds = vec![sockaddr[..length].to_vec(), text.into(), bytes[..welcome].to_vec()];
     let asked = [Request::Hello, Request::Connect { to, wait: true }, Request::Names { cookie: 7 }];

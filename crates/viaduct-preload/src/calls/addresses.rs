@@ -169,7 +169,7 @@ fn flow_of(fd: c_int) -> Option<(&'static State, Socket, u64)> {
         return None;
     }
     let Sockaddr::Ip(peer) = parse_sockaddr(bytes.get(..length as usize)?) else { return None };
-    if !state.welcome.meeting.contains(&Some(peer)) {
+    if !state.welcome.rendezvous.contains(&Some(peer)) {
         return None;
     }
     Some((state, socket_of(fd)?, raw::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?))

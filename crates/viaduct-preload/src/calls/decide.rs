@@ -64,7 +64,7 @@ pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (D
     let decided = match verdict {
         // Seccomp reports calls without the word to the master. The master checks that carried
         // datagrams have a route, and if nothing may go around it, it connects for the program.
-        Verdict::Pass if state.welcome.tells || rules.strict || rules.carries_of(socket) => {
+        Verdict::Pass if state.welcome.reports || rules.strict || rules.carries_of(socket) => {
             return (Decision::Pass, 0);
         }
         Verdict::Pass => Decision::Pass,
@@ -116,11 +116,11 @@ fn divert(state: &State, fd: c_int, to: SocketAddr) -> Option<c_int> {
     let wait = flags & libc::O_NONBLOCK as isize == 0;
     match crate::ask::ask(state, &Request::Connect { to, wait }, Some(fd)) {
         // The connect in progress is not, or no longer, a flow of the master.
-        Ok(Answer::Done(Errno::ALREADY)) if wait && state.welcome.heard => None,
+        Ok(Answer::Done(Errno::ALREADY)) if wait && state.welcome.has_seccomp => None,
         Ok(Answer::Done(errno)) => Some(errno.0),
         Ok(_) => Some(libc::ENETUNREACH),
         // A request requires a descriptor; the program's own call does not.
-        Err(errno) if crate::ask::is_full(errno) && state.welcome.heard => None,
+        Err(errno) if crate::ask::is_full(errno) && state.welcome.has_seccomp => None,
         Err(errno) => Some(errno),
     }
 }

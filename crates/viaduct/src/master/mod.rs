@@ -114,7 +114,8 @@ pub fn run(args: &MasterArgs, registry: &Registry, log: impl FnOnce()) -> Result
         .transpose()?;
     let offload = if args.no_offload || parent.is_some() { None } else { offload(&chain) };
     let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
-    let mut welcome = Welcome { rules, meeting: [None; 2], offload, tells: false, heard: false };
+    let mut welcome =
+        Welcome { rules, rendezvous: [None; 2], offload, reports: false, has_seccomp: false };
     let nested = match parent {
         None => None,
         Some((client, announced)) => {

@@ -28,7 +28,7 @@ pub struct Findings {
     rtt_ms: f64,
     /// True if losses in full queues are distinguished from others, which takes captures of both
     /// ends.
-    congestion_is_told: bool,
+    congestion_is_known: bool,
     paths: Vec<Finding>,
 }
 
@@ -46,10 +46,10 @@ struct Finding {
 
 impl Findings {
     /// Computes the results for `paths`, over a link of round-trip time `rtt`.
-    pub fn new(paths: &[Path], rtt: Duration, congestion_is_told: bool) -> Findings {
+    pub fn new(paths: &[Path], rtt: Duration, congestion_is_known: bool) -> Findings {
         let rtt_ms = rtt.as_secs_f64() * 1e3;
         let paths = paths.iter().map(|path| Finding::new(path, rtt)).collect();
-        Findings { rtt_ms, congestion_is_told, paths }
+        Findings { rtt_ms, congestion_is_known, paths }
     }
 }
 
@@ -106,7 +106,7 @@ impl fmt::Display for Findings {
             } else {
                 writeln!(f, ", in bursts: {}", bursts.join(", "))?;
             }
-            if self.congestion_is_told {
+            if self.congestion_is_known {
                 let lost = path.lost_in_full_queues;
                 let share = percent(lost, path.packets);
                 writeln!(f, "  in full queues   {} ({share})", thousands(lost))?;
@@ -115,7 +115,7 @@ impl fmt::Display for Findings {
                 writeln!(f, "  would have       {}", numbers::trial(trial))?;
             }
         }
-        let hint = if self.congestion_is_told {
+        let hint = if self.congestion_is_known {
             ""
         } else {
             " One capture cannot show which losses are in full queues; one of each end can."

@@ -122,12 +122,12 @@ fn answer(socket: OwnedFd, secret: &Secret, interposition: &Arc<Interposition>) 
     };
     match Request::parse(secret.open(&bytes[..length])?)? {
         Request::Hello => {
-            let meeting = [true, false].map(|v4| interposition.rendezvous.at(v4));
+            let rendezvous = [true, false].map(|v4| interposition.rendezvous.at(v4));
             let Interposition { rules, offload, .. } = **interposition;
-            let (tells, heard) = (interposition.has_report(), interposition.has_seccomp());
+            let (reports, has_seccomp) = (interposition.has_report(), interposition.has_seccomp());
             send_answer(
                 &socket,
-                &Answer::Welcome(Welcome { rules, meeting, offload, tells, heard }),
+                &Answer::Welcome(Welcome { rules, rendezvous, offload, reports, has_seccomp }),
             );
         }
         Request::Names { cookie } => {
