@@ -14,11 +14,12 @@ use rustix::process::{
     Pid, WaitOptions, WaitStatus, getpgid, getpgrp, getpid, getsid, set_child_subreaper, setsid,
     waitpid,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::os;
 
 /// State change of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StateChange {
     /// Stopped by this signal.
     Stopped(i32),

@@ -65,8 +65,9 @@ impl ToWrapper {
 
     /// Sends a message. It is lost if the wrapper has ended.
     fn send(&self, message: &Message) {
+        let Ok(line) = serde_json::to_string(message) else { return };
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = stream.write_all(message.line().as_bytes());
+        let _ = stream.write_all((line + "\n").as_bytes());
     }
 }
 

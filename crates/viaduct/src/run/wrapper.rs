@@ -9,6 +9,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
+use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTSTP};
 use viaduct_sys::bpf::Group;
 use viaduct_sys::process::signals::{self, BlockedSignals, ReceivedSignal};
@@ -17,8 +18,8 @@ use viaduct_sys::process::{inherited_fds, inherited_state};
 
 use super::descriptor_store::DescriptorStore;
 
-/// Messages of the master to the wrapper, one a line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Messages of the master to the wrapper: JSON, one a line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
     /// The program runs, with this process ID.
     Started(u32),
@@ -28,39 +29,6 @@ pub enum Message {
     Failed(u8, String),
     /// A line for the user.
     Print(String),
-}
-
-impl Message {
-    fn parse(line: &str) -> Option<Message> {
-        let (kind, rest) = line.split_once(' ')?;
-        let number = || rest.parse().ok();
-        Some(match kind {
-            "runs" => Message::Started(rest.parse().ok()?),
-            "stopped" => Message::Changed(StateChange::Stopped(number()?)),
-            "continued" => Message::Changed(StateChange::Continued),
-            "exited" => Message::Changed(StateChange::Exited(number()?)),
-            "killed" => Message::Changed(StateChange::Killed(number()?)),
-            "failed" => {
-                let (code, why) = rest.split_once(' ')?;
-                Message::Failed(code.parse().ok()?, why.to_owned())
-            }
-            "say" => Message::Print(rest.to_owned()),
-            _ => return None,
-        })
-    }
-
-    /// Formats the line, with its newline.
-    pub fn line(&self) -> String {
-        match self {
-            Message::Started(pid) => format!("runs {pid}\n"),
-            Message::Changed(StateChange::Stopped(signal)) => format!("stopped {signal}\n"),
-            Message::Changed(StateChange::Continued) => "continued 0\n".to_owned(),
-            Message::Changed(StateChange::Exited(status)) => format!("exited {status}\n"),
-            Message::Changed(StateChange::Killed(signal)) => format!("killed {signal}\n"),
-            Message::Failed(code, why) => format!("failed {code} {}\n", why.replace('\n', " ")),
-            Message::Print(text) => format!("say {}\n", text.replace('\n', " ")),
-        }
-    }
 }
 
 /// Starts the master, which starts the program, and waits; `arguments` is the command line.
@@ -109,7 +77,7 @@ impl Wrapper {
             if lines.read_line(&mut line)? == 0 {
                 return self.wait_alone();
             }
-            if let Some(code) = self.handle(line.trim_end_matches('\n'))? {
+            if let Some(code) = self.handle(&line)? {
                 return Ok(code);
             }
         }
@@ -160,18 +128,19 @@ impl Wrapper {
     }
 
     fn handle(&mut self, line: &str) -> Result<Option<ExitCode>> {
-        match Message::parse(line) {
-            Some(Message::Started(pid)) => {
+        let message: Message = serde_json::from_str(line)
+            .with_context(|| format!("the master has sent an invalid message: {line:?}"))?;
+        match message {
+            Message::Started(pid) => {
                 self.program = Some(pid);
                 std::mem::take(&mut self.early).into_iter().for_each(|came| self.forward(came));
             }
-            Some(Message::Changed(change)) => return Ok(end(change)),
-            Some(Message::Failed(code, why)) => {
-                eprintln!("viaduct: {why}");
+            Message::Changed(change) => return Ok(end(change)),
+            Message::Failed(code, why) => {
+                print(&why);
                 return Ok(Some(ExitCode::from(code)));
             }
-            Some(Message::Print(text)) => eprintln!("viaduct: {text}"),
-            None => bail!("the master has sent an invalid message: {line:?}"),
+            Message::Print(text) => print(&text),
         }
         Ok(None)
     }
@@ -218,24 +187,7 @@ fn end(change: StateChange) -> Option<ExitCode> {
     None
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn messages_parse_as_formatted() {
-        let messages = [
-            Message::Started(7),
-            Message::Changed(StateChange::Stopped(20)),
-            Message::Changed(StateChange::Continued),
-            Message::Changed(StateChange::Exited(255)),
-            Message::Changed(StateChange::Killed(9)),
-            Message::Failed(127, "no such program: x y".to_owned()),
-            Message::Print("a b".to_owned()),
-        ];
-        for message in messages {
-            assert_eq!(Message::parse(message.line().trim_end()), Some(message));
-        }
-        assert_eq!(Message::parse("gone"), None);
-    }
+/// Prints a line for the user.
+fn print(text: &str) {
+    eprintln!("viaduct: {}", text.replace('\n', " "));
 }
