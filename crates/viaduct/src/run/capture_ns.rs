@@ -3,8 +3,8 @@
 //! sockets for the master, which stays in its own.
 //!
 //! ```text
-//!   master ── "listener [::]:80", "place 192.0.2.9:4711" ──▶ viaduct run, as the holder
-//!          ◀───────────── an error's number, a socket ─────┘
+//!   master ── Request: a listener at [::]:80, a socket at 192.0.2.9:4711 ──▶ viaduct run,
+//!          ◀───────────── a socket, an error's number ─────────────────────  as the holder
 //! ```
 
 use std::collections::{BTreeSet, HashMap};
@@ -16,6 +16,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 use viaduct_sys::netns::capture_ns::{
     self, CloseWatch, Listeners, LoopbackSocket, Purpose, SocketLookup, SourceRoutes, Uplink,
     Uplinks,
@@ -27,6 +28,8 @@ use viaduct_sys::socket::seqpacket;
 const MAX_ANSWER: usize = 512;
 /// Length of a request, at most: the one with the routes is long.
 const MAX_REQUEST: usize = 32 << 10;
+/// Message with a socket, before the answer.
+const SOCKET: &[u8] = b"socket";
 
 /// First byte of the holder's first answer, followed by a byte for each descriptor that comes
 /// with it. Any other answer is an error text.
@@ -40,6 +43,19 @@ const LOOKUP: u8 = b'l';
 /// Notices of closed listeners, and the lookup of listeners.
 const CLOSED: u8 = b'c';
 const FIND: u8 = b'f';
+
+/// Request to the holder.
+#[derive(Debug, Serialize, Deserialize)]
+enum Request {
+    /// Socket for a program that listens, or for a connection to it.
+    Socket(Purpose, SocketAddr),
+    /// UDP socket, of IPv6 or of IPv4.
+    Datagrams { v6: bool },
+    /// Routes of the host, as text.
+    Routes(String),
+    /// Interface of this index.
+    Link(u32),
+}
 
 /// A capture namespace, by the connection to its holder.
 #[derive(Debug)]
@@ -59,17 +75,10 @@ impl CaptureNs {
     /// # Errors
     /// The kernel gives this user no network namespace; the error says why.
     pub fn open() -> Result<(CaptureNs, Listeners)> {
-        let (netns, given) = CaptureNs::start(false)?;
-        let (mut closed, mut find) = (None, None);
-        for (which, fd) in given {
-            match which {
-                CLOSED => closed = Some(fd),
-                FIND => find = Some(fd),
-                _ => {}
-            }
-        }
-        let (closed, find) = closed
-            .zip(find)
+        let (netns, mut given) = CaptureNs::start(false)?;
+        let (closed, find) = given
+            .remove(&CLOSED)
+            .zip(given.remove(&FIND))
             .context("the holder of the capture namespace has sent no event sockets")?;
         Ok((netns, Listeners::of([closed, find])))
     }
@@ -80,23 +89,19 @@ impl CaptureNs {
     /// # Errors
     /// Those of [`CaptureNs::open`]; or it can have no output.
     pub fn open_for_datagrams() -> Result<(CaptureNs, Uplinks)> {
-        let (netns, given) = CaptureNs::start(true)?;
-        let (mut out, mut v6, mut gone, mut lookup) = (None, None, None, None);
-        for (which, fd) in given {
-            match which {
-                OUT => out = Some(Uplink::of(fd)),
-                V6 => v6 = Some(LoopbackSocket::of(fd)),
-                GONE => gone = Some(CloseWatch::of(fd)),
-                LOOKUP => lookup = Some(SocketLookup::of(fd)),
-                _ => {}
-            }
-        }
-        let out = out.context("the holder of the capture namespace has sent no output")?;
-        Ok((netns, Uplinks { out, v6, gone, lookup }))
+        let (netns, mut given) = CaptureNs::start(true)?;
+        let out = given.remove(&OUT).map(Uplink::of);
+        let uplinks = Uplinks {
+            out: out.context("the holder of the capture namespace has sent no output")?,
+            v6: given.remove(&V6).map(LoopbackSocket::of),
+            gone: given.remove(&GONE).map(CloseWatch::of),
+            lookup: given.remove(&LOOKUP).map(SocketLookup::of),
+        };
+        Ok((netns, uplinks))
     }
 
-    /// Starts the holder. Returns the descriptors that it sends, with their kinds.
-    fn start(datagrams: bool) -> Result<(CaptureNs, Vec<(u8, OwnedFd)>)> {
+    /// Starts the holder. Returns the descriptors that it sends, by their kinds.
+    fn start(datagrams: bool) -> Result<(CaptureNs, HashMap<u8, OwnedFd>)> {
         let (ours, theirs) = seqpacket::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.args(["run", &format!("--netns-fd={}", theirs.as_raw_fd())]);
@@ -128,7 +133,7 @@ impl CaptureNs {
     /// # Errors
     /// The kernel's error.
     pub fn socket(&self, purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
-        self.request_socket(&format!("{} {}", verb(purpose), self.with_ns_scope(at)))
+        self.request_socket(&Request::Socket(purpose, self.with_ns_scope(at)))
     }
 
     /// Returns `at` with an interface of the namespace: that of the same index, or the loopback
@@ -140,7 +145,7 @@ impl CaptureNs {
         }
         let scope = v6.scope_id();
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        let link = || self.request(format!("{ADD_LINK}{scope}").as_bytes()).is_ok();
+        let link = || self.request(&Request::Link(scope)).is_ok();
         let is_there = *links.entry(scope).or_insert_with(link);
         SocketAddrV6::new(*v6.ip(), v6.port(), 0, if is_there { scope } else { 1 }).into()
     }
@@ -150,7 +155,7 @@ impl CaptureNs {
     /// # Errors
     /// The kernel's error.
     pub fn datagram_socket(&self, v6: bool) -> io::Result<OwnedFd> {
-        self.request_socket(DATAGRAMS[usize::from(v6)])
+        self.request_socket(&Request::Datagrams { v6 })
     }
 
     /// Sets the routes of the namespace to those of this host.
@@ -158,18 +163,17 @@ impl CaptureNs {
     /// # Errors
     /// The kernel's error.
     pub fn set_routes(&self, own: &SourceRoutes) -> io::Result<()> {
-        let request = [SET_ROUTES, own.text().as_bytes()].concat();
-        self.request(&request).map(drop)
+        self.request(&Request::Routes(own.text())).map(drop)
     }
 
-    fn request_socket(&self, request: &str) -> io::Result<OwnedFd> {
+    fn request_socket(&self, request: &Request) -> io::Result<OwnedFd> {
         // Without a descriptor it was sent, but this process had no room for it.
-        self.request(request.as_bytes())?.ok_or(rustix::io::Errno::MFILE.into())
+        self.request(request)?.ok_or(rustix::io::Errno::MFILE.into())
     }
 
-    fn request(&self, request: &[u8]) -> io::Result<Option<OwnedFd>> {
+    fn request(&self, request: &Request) -> io::Result<Option<OwnedFd>> {
         let _one_at_a_time = self.request_lock.lock().unwrap_or_else(PoisonError::into_inner);
-        seqpacket::send(&self.socket, request, None)?;
+        seqpacket::send(&self.socket, &serde_json::to_vec(request)?, None)?;
         let mut answer = [0; MAX_ANSWER];
         let (mut length, beside) = seqpacket::receive(&self.socket, &mut answer)?;
         if answer[..length] == *SOCKET {
@@ -197,30 +201,16 @@ pub fn hold(fd: RawFd, datagrams: bool) -> Result<()> {
     let socket = inherited_fds::take(fd).context("take the master's socket")?;
     drop(inherited_fds::take_rest().context("look at what is open")?);
     let entered = match datagrams {
-        true => capture_ns::enter_for_datagrams().map(|ways| (Some(ways), None)),
+        true => capture_ns::enter_for_datagrams().map(|uplinks| (Some(uplinks), None)),
         false => capture_ns::enter().map(|listeners| (None, Some(listeners))),
     };
     match &entered {
-        Ok((ways, listeners)) => {
-            let mut given = Vec::new();
-            if let Some(listeners) = listeners {
-                given.extend([CLOSED, FIND].into_iter().zip(listeners.parts()));
-            }
-            if let Some(Uplinks { out, v6, gone, lookup }) = ways {
-                given.push((OUT, out.as_fd()));
-                given.extend(v6.as_ref().map(|v6| (V6, v6.as_fd())));
-                given.extend(gone.as_ref().map(|gone| (GONE, gone.as_fd())));
-                given.extend(lookup.as_ref().map(|lookup| (LOOKUP, lookup.as_fd())));
-            }
-            let (kinds, fds): (Vec<u8>, Vec<_>) = given.into_iter().unzip();
-            seqpacket::send_with_fds(&socket, &[&[READY], &kinds[..]].concat(), &fds)?;
-        }
+        Ok((uplinks, listeners)) => send_fds(&socket, uplinks.as_ref(), listeners.as_ref())?,
         Err(error) => return Ok(seqpacket::send(&socket, error.to_string().as_bytes(), None)?),
     }
     // On failure, more memory stays in use.
     let _ = memory::drop_clean_pages();
-    let mut request = [0; MAX_REQUEST];
-    let mut current = SourceRoutes::default();
+    let (mut request, mut routes) = ([0; MAX_REQUEST], SourceRoutes::default());
     loop {
         let length = match seqpacket::receive(&socket, &mut request) {
             Ok((0, _)) => return Ok(()),
@@ -228,36 +218,49 @@ pub fn hold(fd: RawFd, datagrams: bool) -> Result<()> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error.into()),
         };
-        if let Some(own) = request[..length].strip_prefix(SET_ROUTES) {
-            let own = str::from_utf8(own).ok().and_then(SourceRoutes::parse);
-            let done = own.ok_or(io::ErrorKind::InvalidInput.into()).and_then(|own| {
-                let before = std::mem::replace(&mut current, own);
-                current.apply(&before)
-            });
-            seqpacket::send(&socket, &errno_of(&done).to_ne_bytes(), None)?;
-            continue;
-        }
-        if let Some(number) = request[..length].strip_prefix(ADD_LINK.as_bytes()) {
-            let number = str::from_utf8(number).ok().and_then(|number| number.parse().ok());
-            let done =
-                number.ok_or(io::ErrorKind::InvalidInput.into()).and_then(capture_ns::add_link);
-            seqpacket::send(&socket, &errno_of(&done).to_ne_bytes(), None)?;
-            continue;
-        }
-        let made = match parse(&request[..length]) {
-            Some((purpose, at)) => capture_ns::socket(purpose, at),
-            None => match DATAGRAMS.iter().position(|of| request[..length] == *of.as_bytes()) {
-                Some(v6) => capture_ns::datagram_socket(v6 == 1),
-                None => Err(io::ErrorKind::InvalidInput.into()),
-            },
-        };
+        let done = execute(&request[..length], &mut routes);
+        let errno = errno_of(&done);
         // The answer comes once the socket is closed here: as long as it is open, the program's
         // own close does not free its port.
-        let errno = errno_of(&made);
-        if let Ok(made) = made {
+        if let Ok(Some(made)) = done {
             seqpacket::send(&socket, SOCKET, Some(made.as_fd()))?;
         }
         seqpacket::send(&socket, &errno.to_ne_bytes(), None)?;
+    }
+}
+
+/// Sends the descriptors of the namespace to the master, with their kinds.
+fn send_fds(
+    socket: &OwnedFd,
+    uplinks: Option<&Uplinks>,
+    listeners: Option<&Listeners>,
+) -> io::Result<()> {
+    let mut given = Vec::new();
+    if let Some(listeners) = listeners {
+        given.extend([CLOSED, FIND].into_iter().zip(listeners.parts()));
+    }
+    if let Some(Uplinks { out, v6, gone, lookup }) = uplinks {
+        given.push((OUT, out.as_fd()));
+        given.extend(v6.as_ref().map(|v6| (V6, v6.as_fd())));
+        given.extend(gone.as_ref().map(|gone| (GONE, gone.as_fd())));
+        given.extend(lookup.as_ref().map(|lookup| (LOOKUP, lookup.as_fd())));
+    }
+    let (kinds, fds): (Vec<u8>, Vec<_>) = given.into_iter().unzip();
+    seqpacket::send_with_fds(socket, &[&[READY], &kinds[..]].concat(), &fds)
+}
+
+/// Executes a request in the namespace, whose routes are `routes`. Returns the socket that was
+/// asked for, if any.
+fn execute(request: &[u8], routes: &mut SourceRoutes) -> io::Result<Option<OwnedFd>> {
+    match serde_json::from_slice::<Request>(request)? {
+        Request::Socket(purpose, at) => capture_ns::socket(purpose, at).map(Some),
+        Request::Datagrams { v6 } => capture_ns::datagram_socket(v6).map(Some),
+        Request::Routes(text) => {
+            let own = SourceRoutes::parse(&text).ok_or(io::ErrorKind::InvalidInput)?;
+            let before = std::mem::replace(routes, own);
+            routes.apply(&before).map(|()| None)
+        }
+        Request::Link(index) => capture_ns::add_link(index).map(|()| None),
     }
 }
 
@@ -266,50 +269,17 @@ fn errno_of<T>(done: &io::Result<T>) -> i32 {
     done.as_ref().err().map_or(0, |error| error.raw_os_error().unwrap_or(invalid))
 }
 
-/// Message with a socket, before the answer.
-const SOCKET: &[u8] = b"socket";
-/// Prefix of the request that sets routes.
-const SET_ROUTES: &[u8] = b"reach ";
-/// Prefix of the request for an interface of a given index.
-const ADD_LINK: &str = "link ";
-/// Requests for a UDP socket, of IPv4 and of IPv6.
-const DATAGRAMS: [&str; 2] = ["datagrams4", "datagrams6"];
-
-fn verb(purpose: Purpose) -> &'static str {
-    match purpose {
-        Purpose::Listener { v6: false, .. } => "listener4",
-        Purpose::Listener { v6: true, alone: false } => "listener",
-        Purpose::Listener { v6: true, alone: true } => "listener6",
-        Purpose::BoundSocket => "place",
-    }
-}
-
-fn parse(request: &[u8]) -> Option<(Purpose, SocketAddr)> {
-    let (what, at) = str::from_utf8(request).ok()?.split_once(' ')?;
-    let purposes = [(false, false), (true, false), (true, true)];
-    let purposes = purposes.map(|(v6, alone)| Purpose::Listener { v6, alone });
-    let purpose =
-        purposes.into_iter().chain([Purpose::BoundSocket]).find(|of| verb(*of) == what)?;
-    Some((purpose, at.parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn requests_parse_as_formatted() {
-        for (purpose, at) in [
-            (Purpose::Listener { v6: false, alone: false }, "192.0.2.1:80"),
-            (Purpose::Listener { v6: true, alone: false }, "[::]:80"),
-            (Purpose::Listener { v6: true, alone: true }, "[2001:db8::1]:80"),
-            (Purpose::BoundSocket, "[fe80::1%7]:80"),
-        ] {
-            let at: SocketAddr = at.parse().unwrap();
-            let text = format!("{} {at}", verb(purpose));
-            assert_eq!(parse(text.as_bytes()), Some((purpose, at)));
-        }
-        assert_eq!(parse(b"place nowhere"), None);
-        assert_eq!(parse(b"place"), None);
+    fn requests_keep_the_interface_of_an_address() {
+        let request = Request::Socket(Purpose::BoundSocket, "[fe80::1%7]:80".parse().unwrap());
+        let bytes = serde_json::to_vec(&request).unwrap();
+        let Request::Socket(purpose, at) = serde_json::from_slice(&bytes).unwrap() else {
+            panic!("another request")
+        };
+        assert_eq!((purpose, at.to_string()), (Purpose::BoundSocket, "[fe80::1%7]:80".to_owned()));
     }
 }

@@ -28,6 +28,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+use serde::{Deserialize, Serialize};
 
 pub use close_watch::CloseWatch;
 pub use datagrams::{LoopbackSocket, Uplinks, datagram_socket, enter_for_datagrams, udp_ports};
@@ -47,7 +48,7 @@ const LOOPBACK: &str = "lo";
 const NO_TIME_WAIT: (&str, &str) = ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0");
 
 /// Purpose of a socket in the namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
     /// Listener of a program; an IPv6 one may take IPv4 too.
     Listener {
