@@ -2,16 +2,16 @@
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
-
-use super::calendar::Moment;
 
 /// Maximum bytes of the request in a line; the rest is cut off.
 const MAX_REQUEST: usize = 2048;
 /// Maximum bytes of a user name and of a reason.
 const MAX_WORD: usize = 256;
+const MONTHS: [&str; 12] =
+    ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 /// Format of an access log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
@@ -87,13 +87,13 @@ impl Entry {
         let user = self.user.as_deref().filter(|user| !user.is_empty());
         let user = user.map_or("-".into(), |user| escape_word(user, MAX_WORD));
         let request = escape(&self.request, MAX_REQUEST);
-        let time = Moment::of(self.start).common();
+        let time = common_time(self.start);
         format!("{client} - {user} [{time}] \"{request}\" {} {}\n", self.status, self.sent)
     }
 
     fn json(&self) -> String {
         let json = Json {
-            time: Moment::of(self.start).rfc3339(),
+            time: rfc3339(self.start),
             client: self.client.ip().to_canonical().to_string(),
             port: self.client.port(),
             user: self.user.as_deref(),
@@ -108,6 +108,19 @@ impl Entry {
         // Strings and numbers always serialize.
         serde_json::to_string(&json).map_or_else(|_| String::new(), |line| line + "\n")
     }
+}
+
+/// Formats a time in UTC as `2026-11-26T03:07:03.125Z` (RFC 3339). One before 1970 becomes 1970.
+fn rfc3339(time: SystemTime) -> String {
+    humantime::format_rfc3339_millis(time.max(UNIX_EPOCH)).to_string()
+}
+
+/// Formats a time in UTC as `26/Nov/2026:03:07:03 +0000`.
+fn common_time(time: SystemTime) -> String {
+    let text = rfc3339(time);
+    let (year, day, clock) = (&text[..4], &text[8..10], &text[11..19]);
+    let month = text[5..7].parse().map_or("", |month: usize| MONTHS[month - 1]);
+    format!("{day}/{month}/{year}:{clock} +0000")
 }
 
 /// Escapes text that is one field of a line, including spaces, which would shift the fields
@@ -138,9 +151,20 @@ fn cut(text: &mut String, most: usize) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::UNIX_EPOCH;
-
     use super::*;
+
+    #[test]
+    fn seconds_since_1970_are_dates() {
+        for (seconds, common, rfc) in [
+            (0, "01/Jan/1970:00:00:00 +0000", "1970-01-01T00:00:00.007Z"),
+            (951_827_696, "29/Feb/2000:12:34:56 +0000", "2000-02-29T12:34:56.007Z"),
+            (951_868_800, "01/Mar/2000:00:00:00 +0000", "2000-03-01T00:00:00.007Z"),
+            (1_798_761_599, "31/Dec/2026:23:59:59 +0000", "2026-12-31T23:59:59.007Z"),
+        ] {
+            let time = UNIX_EPOCH + Duration::from_millis(seconds * 1000 + 7);
+            assert_eq!((&*common_time(time), &*rfc3339(time)), (common, rfc));
+        }
+    }
 
     fn entry(request: &str) -> Entry {
         Entry {

@@ -9,7 +9,6 @@
 //! their own, so that a slow disk delays no packet. If the thread falls behind, entries are
 //! dropped and counted.
 
-mod calendar;
 mod entry;
 mod writer;
 
