@@ -135,13 +135,13 @@ pub struct RunArgs {
 }
 
 /// Treatment of the program's flows, from the arguments.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Plan {
     chain: Factories,
     /// Transport by which flows continue from the end of the chain.
     by: OutboundSpec,
     /// Negotiation with far ends, if any.
-    negotiation: Option<negotiate::RunNegotiation>,
+    negotiation: Option<Arc<negotiate::RunNegotiation>>,
     rules: Rules,
     /// Resolver of names at the far end, if names are looked up there.
     names: Option<Arc<names::RemoteNames>>,
@@ -158,7 +158,7 @@ impl Plan {
     fn new(args: &RunArgs, registry: &Registry) -> Result<Plan> {
         let (handlers, by) = transport::split(&args.handlers)?;
         let chain = registry.chain(handlers).map_err(|what| anyhow!(what))?;
-        let negotiation = args.negotiate.load(handlers, &chain, registry)?;
+        let negotiation = args.negotiate.load(handlers, &chain, registry)?.map(Arc::new);
         let is_direct = by == OutboundSpec::Direct;
         if negotiation.is_some() && !is_direct {
             bail!(
@@ -172,8 +172,6 @@ impl Plan {
         let names = args.names.load(&chain, &mut rules)?;
         let report = args.report.then(|| Report::new(names.clone()));
         let offload = if args.no_offload || !is_direct { None } else { offload(&chain) };
-        let datagram_idle = args.datagram_idle;
-        let streams_alone = false;
         Ok(Plan {
             offload,
             chain,
@@ -181,26 +179,10 @@ impl Plan {
             negotiation,
             rules,
             names,
-            datagram_idle,
-            streams_alone,
+            datagram_idle: args.datagram_idle,
+            streams_alone: false,
             report,
         })
-    }
-
-    /// Returns the part of the plan that the carrier of datagrams needs, which starts with the
-    /// first of them.
-    fn for_datagrams(&self) -> Plan {
-        Plan {
-            chain: self.chain.clone(),
-            by: self.by.clone(),
-            negotiation: None,
-            rules: self.rules,
-            names: self.names.clone(),
-            offload: self.offload,
-            datagram_idle: self.datagram_idle,
-            streams_alone: self.streams_alone,
-            report: self.report.clone(),
-        }
     }
 
     /// Adopts the rules and the offload that a shared master announces.

@@ -94,14 +94,14 @@ impl Interposition {
         if are_handled && unsupported.is_none() && plan.names.is_some() {
             // The carrier of datagrams answers DNS queries too. If it cannot start, another
             // resolver answers them.
-            match UserUdp::start(&plan.for_datagrams()) {
+            match UserUdp::start(plan) {
                 Ok(user_udp) => drop(running.set(Some(user_udp))),
                 Err(why) => unsupported = Some(cannot_carry(&why)),
             }
         }
         rules.carries = are_handled && unsupported.is_none();
         let notice = Mutex::new(unsupported.map(|why| datagrams::notice(plan, &why)));
-        let user_udp = LazyUserUdp { plan: rules.carries.then(|| plan.for_datagrams()), running };
+        let user_udp = LazyUserUdp { plan: rules.carries.then(|| plan.clone()), running };
         let serves = plan.offload.is_none();
         let public_listeners =
             serves.then(|| PublicListeners::new(carrier.clone(), report.clone())).transpose()?;
