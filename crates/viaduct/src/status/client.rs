@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use viaduct_proto::overlay::Table;
 
 use super::ServiceSelector;
+use super::colours::Colours;
+use super::gateway_page::GatewayPage;
 use super::overlay_page::OverlayPage;
-use super::page::{Colours, Page};
 use super::proxy_page::ProxyPage;
 use super::serve_page::ServePage;
 use crate::engine::snapshot::ProxyStatus;
@@ -43,29 +44,35 @@ impl ServiceStatus {
     /// Formats the status as text; with rates, if an earlier status of the same service is
     /// given.
     pub fn page(&self, before: Option<&ServiceStatus>, colours: Colours) -> String {
-        match (self, before) {
-            (ServiceStatus::Proxy(now), Some(ServiceStatus::Proxy(then))) => {
-                ProxyPage::new(now, Some(then), colours).to_string()
+        match self {
+            ServiceStatus::Proxy(now) => {
+                let before = before.and_then(|before| match before {
+                    ServiceStatus::Proxy(then) => Some(&**then),
+                    _ => None,
+                });
+                ProxyPage::new(now, before, colours).to_string()
             }
-            (ServiceStatus::Proxy(now), _) => ProxyPage::new(now, None, colours).to_string(),
-            (ServiceStatus::Serve(now), _) => ServePage::new(now, colours).to_string(),
-            (ServiceStatus::Overlay(now), _) => OverlayPage::new(now, colours).to_string(),
-            (ServiceStatus::Gateway(now), Some(ServiceStatus::Gateway(then))) => {
-                Page::new(now, Some(then), colours).to_string()
+            ServiceStatus::Serve(status) => ServePage { status, colours }.to_string(),
+            ServiceStatus::Overlay(table) => OverlayPage { table, colours }.to_string(),
+            ServiceStatus::Gateway(now) => {
+                let before = before.and_then(ServiceStatus::gateway);
+                GatewayPage::new(now, before, colours).to_string()
             }
-            (ServiceStatus::Gateway(now), _) => Page::new(now, None, colours).to_string(),
+        }
+    }
+
+    fn gateway(&self) -> Option<&Status> {
+        match self {
+            ServiceStatus::Gateway(status) => Some(status),
+            _ => None,
         }
     }
 
     /// Formats one line per peer for a gateway, and everything for other services. Returns the
     /// text and the number of lines of its header.
     pub fn brief(&self, before: Option<&ServiceStatus>, colours: Colours) -> (String, usize) {
-        let ServiceStatus::Gateway(now) = self else { return (self.page(before, colours), 1) };
-        let before = match before {
-            Some(ServiceStatus::Gateway(then)) => Some(&**then),
-            _ => None,
-        };
-        Page::new(now, before, colours).brief()
+        let Some(now) = self.gateway() else { return (self.page(before, colours), 1) };
+        GatewayPage::new(now, before.and_then(ServiceStatus::gateway), colours).brief()
     }
 }
 

@@ -2,16 +2,17 @@
 //! node.
 //!
 //! ```text
-//!   service ──status socket, one JSON object──▶ StatusClient ──ServiceStatus──┬─▶ page: once
+//!   service ──status socket, one JSON object──▶ StatusClient ──ServiceStatus──┬─▶ a page: once
 //!                                                                             ├─▶ --json
 //!                                                                             └─▶ top: with rates
 //! ```
 
 mod client;
+mod colours;
+mod gateway_page;
 mod keys;
 pub mod numbers;
 mod overlay_page;
-mod page;
 mod proxy_page;
 mod serve_page;
 mod terminal;
@@ -25,7 +26,7 @@ use anyhow::Result;
 
 use crate::run_dir::RunDir;
 use client::StatusClient;
-use page::Colours;
+use colours::Colours;
 
 /// Options that select the gateway, proxy, server or overlay node.
 #[derive(Debug, clap::Args)]

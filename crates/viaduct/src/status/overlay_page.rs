@@ -4,22 +4,17 @@ use std::fmt::{self, Display, Formatter};
 
 use viaduct_proto::overlay::{NodeEntry, OverlayRoute, PathQuality, Table};
 
+use super::colours::{Colours, row};
 use super::numbers::thousands;
-use super::page::{Colours, row};
 
 /// State of an overlay node as text.
 #[derive(Debug)]
 pub struct OverlayPage<'a> {
-    table: &'a Table,
-    colours: Colours,
+    pub(super) table: &'a Table,
+    pub(super) colours: Colours,
 }
 
-impl<'a> OverlayPage<'a> {
-    /// Creates a page from `table`.
-    pub fn new(table: &'a Table, colours: Colours) -> Self {
-        OverlayPage { table, colours }
-    }
-
+impl OverlayPage<'_> {
     fn quality(&self, seen: &PathQuality) -> String {
         match seen.up {
             None => "not known yet".to_owned(),

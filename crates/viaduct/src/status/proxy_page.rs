@@ -3,8 +3,8 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
+use super::colours::{Colours, row};
 use super::numbers::{bytes, micros, percent, quantile, thousands};
-use super::page::{Colours, row};
 use crate::engine::snapshot::ProxyStatus;
 use crate::engine::stats::CONNECT_BOUNDS;
 use crate::tunnel::stats::TunnelCounters;

@@ -3,24 +3,19 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
+use super::colours::{Colours, row};
 use super::numbers::{bytes, thousands};
-use super::page::{Colours, row};
 use crate::access_log::AccessLogStats;
 use crate::serve::status::{ServeStatus, TcpStatus, TricklesStatus};
 
 /// State of a file server as text.
 #[derive(Debug)]
 pub struct ServePage<'a> {
-    status: &'a ServeStatus,
-    colours: Colours,
+    pub(super) status: &'a ServeStatus,
+    pub(super) colours: Colours,
 }
 
-impl<'a> ServePage<'a> {
-    /// Creates a page from `status`.
-    pub fn new(status: &'a ServeStatus, colours: Colours) -> Self {
-        ServePage { status, colours }
-    }
-
+impl ServePage<'_> {
     fn trickles(&self, f: &mut Formatter<'_>, seen: &TricklesStatus) -> fmt::Result {
         let TricklesStatus { opened, answered, packets, .. } = *seen;
         let answered = format!(

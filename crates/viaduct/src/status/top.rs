@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::client::{ServiceStatus, StatusClient};
-use super::page::Colours;
+use super::colours::Colours;
 use super::terminal::{Terminal, rows};
 use super::view::View;
 

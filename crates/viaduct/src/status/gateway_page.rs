@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LossReport, PeerStats};
 
+use super::colours::{Colours, row};
 use super::numbers::{self, bytes, lengths, micros, percent, quantile, thousands};
 use super::proxy_page::ProxyPage;
 use crate::gateway::snapshot::{PeerStatus, Status};
@@ -12,48 +13,24 @@ use crate::gateway::snapshot::{PeerStatus, Status};
 /// Maximum length of a bar of the burst histogram, in characters.
 const BAR: u64 = 30;
 
-/// True to use colours.
-#[derive(Clone, Copy, Debug)]
-pub struct Colours(pub bool);
-
-impl Colours {
-    pub(super) fn paint(self, code: u8, text: impl Display) -> String {
-        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
-    }
-
-    pub(super) fn bold(self, text: impl Display) -> String {
-        self.paint(1, text)
-    }
-
-    pub(super) fn green(self, text: impl Display) -> String {
-        self.paint(32, text)
-    }
-
-    /// Formats a count that should be zero: red if it is not.
-    pub(super) fn alarm(self, count: u64) -> String {
-        let text = thousands(count);
-        if count > 0 { self.paint(31, text) } else { text }
-    }
-}
-
 /// State of a gateway as text.
 #[derive(Debug)]
-pub struct Page<'a> {
+pub struct GatewayPage<'a> {
     status: &'a Status,
     before: Option<&'a Status>,
     colours: Colours,
 }
 
-impl<'a> Page<'a> {
+impl<'a> GatewayPage<'a> {
     /// Creates a page from `status`; with rates, if an earlier status is given.
     pub fn new(status: &'a Status, before: Option<&'a Status>, colours: Colours) -> Self {
         // A restarted gateway counts from zero again.
         let before = before.filter(|before| before.uptime < status.uptime);
-        Page { status, before, colours }
+        GatewayPage { status, before, colours }
     }
 }
 
-impl Display for Page<'_> {
+impl Display for GatewayPage<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let status = self.status;
         let up = humantime::format_duration(Duration::from_secs(status.uptime as u64));
@@ -84,7 +61,7 @@ impl Display for Page<'_> {
     }
 }
 
-impl Page<'_> {
+impl GatewayPage<'_> {
     fn machine(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let (status, shell) = (self.status, &self.status.counters.shell);
         let held = status.counters.memory + 2 * status.tap_memory;
@@ -343,10 +320,6 @@ impl Page<'_> {
     }
 }
 
-pub(super) fn row(f: &mut Formatter<'_>, name: &str, what: impl Display) -> fmt::Result {
-    writeln!(f, "  {name:<9} {what}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -377,7 +350,7 @@ mod tests {
 
     #[test]
     fn the_page_shows_the_counters_and_is_plain_without_colours() {
-        let page = Page::new(&status(), None, Colours(false)).to_string();
+        let page = GatewayPage::new(&status(), None, Colours(false)).to_string();
         for part in [
             "site a",
             "up 1m 1s",
@@ -395,7 +368,9 @@ mod tests {
         }
         assert!(!page.contains('\x1b'));
         assert!(
-            Page::new(&status(), None, Colours(true)).to_string().contains("\x1b[32mup\x1b[0m")
+            GatewayPage::new(&status(), None, Colours(true))
+                .to_string()
+                .contains("\x1b[32mup\x1b[0m")
         );
     }
 
@@ -405,15 +380,15 @@ mod tests {
         now.uptime += 2.0;
         now.counters.peers[0].1.sender.packets += 2_000;
         now.counters.peers[0].1.sender.bytes += 2_500_000;
-        let page = Page::new(&now, Some(&before), Colours(false)).to_string();
+        let page = GatewayPage::new(&now, Some(&before), Colours(false)).to_string();
         assert!(page.contains("out 1,000 packets/s 10.0 Mb/s"), "{page}");
-        let restarted = Page::new(&before, Some(&now), Colours(false)).to_string();
+        let restarted = GatewayPage::new(&before, Some(&now), Colours(false)).to_string();
         assert!(!restarted.contains("packets/s"));
     }
 
     #[test]
     fn a_peer_without_a_code_yet_is_shown() {
         let status = Status { codes: vec![], kept_below: vec![], ..status() };
-        assert!(Page::new(&status, None, Colours(false)).to_string().contains("peer b"));
+        assert!(GatewayPage::new(&status, None, Colours(false)).to_string().contains("peer b"));
     }
 }
