@@ -14,41 +14,31 @@
 //! reports when the last one closes. It accepts only while the listener behind it has room in
 //! its backlog, so that clients wait as they would before the program's own listener.
 
-use std::collections::{HashMap, HashSet};
+mod accept;
+mod list;
+
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use rustix::buffer::spare_capacity;
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{OFlags, fcntl_getfl};
-use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
-use tracing::{debug, warn};
+use tracing::debug;
 use viaduct_proto::wrap::Socket;
 use viaduct_sys::netns::capture_ns::{self, Listeners, Purpose};
 use viaduct_sys::seccomp::find_socket;
-use viaduct_sys::socket::tcp;
 
+pub(super) use self::accept::canonical;
+use self::list::{InnerListener, List, PublicListener};
 use super::capture_ns::CaptureNs;
-use super::report::{Report, ReportedProgram};
-use crate::engine::flow_socket::FlowSocket;
-use crate::engine::wrapped::{Arrival, Program};
+use super::report::Report;
 use crate::master::carrier::Carrier;
 
-/// Interval between checks that programs still listen: a socket that was shut down is not closed.
-const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// Pause after an error of accept.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// Connections accepted from one public listener before the others have their turn.
-const MAX_ACCEPTS: usize = 64;
-/// First and last interval between checks for room behind a full listener; it doubles in between.
-const ROOM_CHECK_INTERVALS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
 /// Event data that belongs to no public listener.
 const WOKEN: u64 = 0;
 const CLOSED: u64 = u64::MAX;
@@ -74,125 +64,6 @@ struct OpenNs {
     listeners: Arc<Listeners>,
 }
 
-/// All public listeners. Removing one closes it, and its port is free then.
-#[derive(Debug, Default)]
-struct List {
-    /// By socket cookie.
-    public_listeners: HashMap<u64, PublicListener>,
-    /// The public listener of each listener in the namespace; both by cookie.
-    inner: HashMap<u64, u64>,
-    /// The public listeners at each port.
-    ports: HashMap<u16, Vec<u64>>,
-    /// Listeners that accept nothing for want of room behind them.
-    full: Vec<u64>,
-}
-
-/// Public listener: a port that programs listen at.
-#[derive(Debug)]
-struct PublicListener {
-    listener: TcpListener,
-    /// Cookie of the program's original socket.
-    cookie: u64,
-    port: u16,
-    is: Socket,
-    backlog: i32,
-    /// File status flags of the program's socket: whether its calls block.
-    flags: OFlags,
-    inner: Vec<InnerListener>,
-    /// True while it is in [`List::full`].
-    is_full: bool,
-    /// Connections that may be accepted before the backlog behind it is read again.
-    room: usize,
-    /// Held by each accepted connection until it is in the program's backlog, or until its
-    /// handlers wait for the client's preface.
-    backlog_slot: Arc<()>,
-}
-
-/// A program's listener in the capture namespace.
-#[derive(Debug)]
-struct InnerListener {
-    cookie: u64,
-    inode: u64,
-}
-
-/// Connection to a program: the namespace, the client's address, and the socket bound there.
-#[derive(Debug)]
-struct CapturedProgram {
-    netns: Arc<CaptureNs>,
-    client: SocketAddr,
-    bound_socket: Option<TcpStream>,
-    own: SocketAddr,
-    /// Counts this connection against the room of the backlog.
-    backlog_slot: Option<Arc<()>>,
-}
-
-impl List {
-    fn add(&mut self, public: PublicListener) {
-        self.inner.extend(public.inner.iter().map(|inner| (inner.cookie, public.cookie)));
-        self.ports.entry(public.port).or_default().push(public.cookie);
-        self.public_listeners.insert(public.cookie, public);
-    }
-
-    /// Adds a listener behind a public listener.
-    fn add_inner(&mut self, public: u64, inner: InnerListener) {
-        self.inner.insert(inner.cookie, public);
-        if let Some(public) = self.public_listeners.get_mut(&public) {
-            public.inner.push(inner);
-        }
-    }
-
-    /// Removes a closed listener, and with the last one behind it the public listener.
-    fn remove_inner(&mut self, cookie: u64) {
-        let Some(of) = self.inner.remove(&cookie) else { return };
-        let Some(public) = self.public_listeners.get_mut(&of) else { return };
-        public.inner.retain(|inner| inner.cookie != cookie);
-        if !public.inner.is_empty() {
-            return;
-        }
-        let port = public.port;
-        self.public_listeners.remove(&of);
-        if let Some(others) = self.ports.get_mut(&port) {
-            others.retain(|cookie| *cookie != of);
-            if others.is_empty() {
-                self.ports.remove(&port);
-            }
-        }
-    }
-
-    /// Removes those at `port`, or at any port if it is 0, that no longer listen.
-    fn sweep(&mut self, listeners: &Listeners, port: u16) -> io::Result<()> {
-        let mut listening = HashSet::new();
-        for v6 in [false, true] {
-            listening.extend(listeners.at(port, v6)?.iter().map(|of| of.cookie));
-        }
-        let ours = |public: &u64| {
-            port == 0 || self.public_listeners.get(public).is_some_and(|of| of.port == port)
-        };
-        let inner =
-            self.inner.iter().filter(|(cookie, of)| !listening.contains(cookie) && ours(of));
-        for cookie in inner.map(|(cookie, _)| *cookie).collect::<Vec<_>>() {
-            self.remove_inner(cookie);
-        }
-        Ok(())
-    }
-}
-
-impl PublicListener {
-    /// Reads how many more connections fit behind the listener.
-    fn update_room(&mut self, listeners: &Listeners) {
-        // If the listeners cannot be read, none has room.
-        let there = listeners.at(self.port, self.is.is_v6()).unwrap_or_default();
-        let ours = there.iter().filter(|of| self.inner.iter().any(|it| it.cookie == of.cookie));
-        let room =
-            ours.map(|of| (of.backlog + 1).saturating_sub(of.waiting) as usize).sum::<usize>();
-        // One reference is the listener's own.
-        self.room = room.saturating_sub(Arc::strong_count(&self.backlog_slot) - 1);
-    }
-}
-
-/// An accepted connection, its client's address, and its share of the backlog.
-type Accepted = (TcpStream, SocketAddr, Arc<()>);
-
 /// Outcome of a program's `listen`.
 #[derive(Debug)]
 pub enum ListenOutcome {
@@ -211,10 +82,15 @@ impl PublicListeners {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WOKEN), epoll::EventFlags::IN)?;
-        let (netns, list, has_drained) =
-            (Mutex::default(), Mutex::default(), AtomicBool::new(false));
-        let public_listeners =
-            Arc::new(PublicListeners { netns, list, epoll, wake, has_drained, carrier, report });
+        let public_listeners = Arc::new(PublicListeners {
+            netns: Mutex::default(),
+            list: Mutex::default(),
+            epoll,
+            wake,
+            has_drained: AtomicBool::new(false),
+            carrier,
+            report,
+        });
         let all = public_listeners.clone();
         thread::Builder::new().name("accept".to_owned()).spawn(move || all.accept_loop())?;
         Ok(public_listeners)
@@ -296,23 +172,20 @@ impl PublicListeners {
         let port = listener.local_addr()?.port();
         let data = epoll::EventData::new_u64(cookie);
         epoll::add(&self.epoll, &listener, data, epoll::EventFlags::IN)?;
-        // The room is not known yet: it is read before the first accept.
-        let (inner, room, backlog_slot) = (vec![InnerListener::of(inner)?], 0, Arc::default());
-        let is_full = false;
-        let public = PublicListener {
+        let mut list = self.list();
+        list.add(PublicListener {
             listener,
             cookie,
             port,
             is,
             backlog,
             flags,
-            inner,
-            is_full,
-            room,
-            backlog_slot,
-        };
-        let mut list = self.list();
-        list.add(public);
+            inner: vec![InnerListener::of(inner)?],
+            is_full: false,
+            // Not known yet: it is read before the first accept.
+            room: 0,
+            backlog_slot: Arc::default(),
+        });
         // If there were listeners before, the thread already wakes up at intervals.
         if list.public_listeners.len() == 1 {
             self.wake();
@@ -359,25 +232,16 @@ impl PublicListeners {
         Ok(Some(ListenOutcome::Unchanged))
     }
 
-    /// Frees `port`, to which a program wants to bind a socket, if no program listens there any
-    /// more.
-    pub fn release(&self, port: u16) {
+    /// Removes public listeners, at `port` or at all ports, that no program listens behind any
+    /// more. A port to which a program wants to bind a socket is free then.
+    pub fn sweep(&self, port: Option<u16>) {
         let Some(OpenNs { listeners, .. }) = self.ns() else { return };
         let mut list = self.list();
-        if list.ports.contains_key(&port)
-            && let Err(error) = list.sweep(&listeners, port)
-        {
-            debug!("listeners in the capture namespace: {error}");
-        }
-    }
-
-    /// Removes public listeners that no program listens behind any more.
-    pub fn sweep(&self) {
-        let Some(OpenNs { listeners, .. }) = self.ns() else { return };
-        let mut list = self.list();
-        if !list.public_listeners.is_empty()
-            && let Err(error) = list.sweep(&listeners, 0)
-        {
+        let is_used = match port {
+            Some(port) => list.ports.contains_key(&port),
+            None => !list.public_listeners.is_empty(),
+        };
+        if is_used && let Err(error) = list.sweep(&listeners, port) {
             debug!("listeners in the capture namespace: {error}");
         }
     }
@@ -390,7 +254,7 @@ impl PublicListeners {
                 let mut list = self.list();
                 cookies.into_iter().for_each(|cookie| list.remove_inner(cookie));
             }
-            None => self.sweep(),
+            None => self.sweep(None),
         }
     }
 
@@ -416,146 +280,8 @@ impl PublicListeners {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Accepts connections to programs for as long as the process runs.
-    fn accept_loop(&self) {
-        let (mut last_check, mut events) = (Instant::now(), Vec::with_capacity(64));
-        let [soonest, latest] = ROOM_CHECK_INTERVALS;
-        let mut pause = soonest;
-        loop {
-            events.clear();
-            let (is_empty, is_full) = {
-                let list = self.list();
-                (list.public_listeners.is_empty(), !list.full.is_empty())
-            };
-            let limit = if is_full { pause } else { CHECK_INTERVAL };
-            let limit = Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
-            let limit = (!is_empty).then_some(&limit);
-            if let Err(error) = epoll::wait(&self.epoll, spare_capacity(&mut events), limit)
-                && error != Errno::INTR
-            {
-                return warn!("connections to programs are no longer accepted: {error}");
-            }
-            // Closed listeners are removed before any connection is accepted for them.
-            if events.iter().any(|event| event.data.u64() == CLOSED) {
-                self.handle_closed();
-            }
-            for event in &events {
-                match event.data.u64() {
-                    CLOSED => {}
-                    WOKEN => drop(rustix::io::read(&self.wake, &mut [0; 8])),
-                    cookie => self.accept_pending(cookie),
-                }
-            }
-            if is_full {
-                let has_drained = self.has_drained.swap(false, Ordering::AcqRel);
-                pause = if has_drained { soonest } else { (2 * pause).min(latest) };
-                let full = std::mem::take(&mut self.list().full);
-                full.into_iter().for_each(|cookie| self.accept_pending(cookie));
-            } else {
-                pause = soonest;
-            }
-            if last_check.elapsed() >= CHECK_INTERVAL {
-                self.sweep();
-                last_check = Instant::now();
-            }
-        }
-    }
-
-    fn accept_pending(&self, cookie: u64) {
-        let (accepted, error) = self.accept_from(cookie);
-        for (stream, client, backlog_slot) in accepted {
-            if let Err(error) = self.hand_over(stream, client, backlog_slot) {
-                debug!("a connection to a program: {error}");
-            }
-        }
-        if let Some(error) = error {
-            debug!("accept: {error}");
-            // For example, no descriptor is left.
-            thread::sleep(ACCEPT_RETRY_DELAY);
-        }
-    }
-
-    /// Accepts connections of a public listener; returns them, and the error that ended the
-    /// loop if any. A listener without room behind it is not polled for a while.
-    fn accept_from(&self, cookie: u64) -> (Vec<Accepted>, Option<io::Error>) {
-        let mut accepted = Vec::new();
-        let Some(OpenNs { listeners, .. }) = self.ns() else { return (accepted, None) };
-        let mut list = self.list();
-        let Some(public) = list.public_listeners.get_mut(&cookie) else { return (accepted, None) };
-        let is_full = loop {
-            if accepted.len() == MAX_ACCEPTS {
-                break false;
-            }
-            if public.room == 0 {
-                public.update_room(&listeners);
-            }
-            if public.room == 0 {
-                break true;
-            }
-            match public.listener.accept() {
-                Ok((stream, client)) => {
-                    public.room -= 1;
-                    accepted.push((stream, client, public.backlog_slot.clone()));
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break false,
-                Err(error) => return (accepted, Some(error)),
-            }
-        };
-        let wanted = if is_full { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
-        let data = epoll::EventData::new_u64(cookie);
-        if public.is_full != is_full {
-            public.is_full = is_full;
-            if let Err(error) = epoll::modify(&self.epoll, &public.listener, data, wanted) {
-                return (accepted, Some(error.into()));
-            }
-        }
-        if is_full {
-            list.full.push(cookie);
-        }
-        (accepted, None)
-    }
-
-    fn hand_over(
-        &self,
-        stream: TcpStream,
-        client: SocketAddr,
-        backlog_slot: Arc<()>,
-    ) -> io::Result<()> {
-        // Reset the client if the connection is not handed over in whole.
-        tcp::reset_on_close(&stream)?;
-        let own = canonical(stream.local_addr()?);
-        let client = canonical(client);
-        let netns = self.ns().ok_or(io::ErrorKind::NotConnected)?.netns;
-        let bound_socket = Some(netns.socket(Purpose::BoundSocket, client)?.into());
-        stream.set_nonblocking(true)?;
-        sockopt::set_socket_oobinline(&stream, true)?;
-        sockopt::set_tcp_nodelay(&stream, true)?;
-        tcp::fin_on_close(&stream)?;
-        let here = capture_ns::to_family(netns.with_ns_scope(own), own.is_ipv6());
-        let program = Box::new(CapturedProgram {
-            netns,
-            client,
-            bound_socket,
-            own: here,
-            backlog_slot: Some(backlog_slot),
-        });
-        let program = ReportedProgram::of(program, own, self.report.as_ref());
-        let stream = stream.into();
-        self.carrier.arrive(Arrival { stream, client, own, handlers: None, program });
-        Ok(())
-    }
-
     fn list(&self) -> MutexGuard<'_, List> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl InnerListener {
-    fn of(socket: &OwnedFd) -> io::Result<InnerListener> {
-        Ok(InnerListener {
-            cookie: sockopt::socket_cookie(socket)?,
-            inode: capture_ns::inode(socket)?,
-        })
     }
 }
 
@@ -589,38 +315,4 @@ fn open_public(inner: &OwnedFd, is: Socket, backlog: i32) -> io::Result<OwnedFd>
     rustix::net::bind(&public, &at)?;
     capture_ns::listen(&public, backlog)?;
     Ok(public)
-}
-
-/// Maps IPv4-mapped addresses to IPv4; other addresses keep their scope.
-pub(super) fn canonical(at: SocketAddr) -> SocketAddr {
-    match at.ip().to_canonical() {
-        ip @ std::net::IpAddr::V4(_) => SocketAddr::new(ip, at.port()),
-        std::net::IpAddr::V6(_) => at,
-    }
-}
-
-impl Program for CapturedProgram {
-    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
-        match self.bound_socket.take() {
-            Some(bound_socket) => Ok(bound_socket.into()),
-            None => {
-                Ok(TcpStream::from(self.netns.socket(Purpose::BoundSocket, self.client)?).into())
-            }
-        }
-    }
-
-    /// Only one flow can use the client's port; further ones get ports of their own.
-    fn for_another_flow(&self) -> Option<Box<dyn Program>> {
-        let client = SocketAddr::new(self.client.ip(), 0);
-        let (netns, bound_socket, backlog_slot) = (self.netns.clone(), None, None);
-        Some(Box::new(CapturedProgram { netns, client, bound_socket, own: self.own, backlog_slot }))
-    }
-
-    fn handlers_wait(&mut self) {
-        self.backlog_slot = None;
-    }
-
-    fn connect(&mut self, bound_socket: &TcpStream) -> io::Result<()> {
-        tcp::connect_bound(bound_socket, self.own)
-    }
 }

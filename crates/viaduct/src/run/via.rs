@@ -192,7 +192,7 @@ impl Interposer {
         if let Some(public_listeners) =
             self.interposition().and_then(|interposition| interposition.public_listeners.as_ref())
         {
-            public_listeners.sweep();
+            public_listeners.sweep(None);
         }
     }
 

@@ -24,7 +24,7 @@ impl Supervisor {
             && let Ok((address, length)) = self.sockaddr(call, at, size)
             && let Sockaddr::Ip(at) = parse_bound(&address[..length])
         {
-            public_listeners.release(at.port());
+            public_listeners.sweep(Some(at.port()));
         }
         self.bind_carried(call)
     }
