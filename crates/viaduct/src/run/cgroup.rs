@@ -26,7 +26,7 @@ use viaduct_sys::socket::tcp::{self, Mirrored, TcpOptions};
 use super::Plan;
 use super::datagrams;
 use super::descriptor_store::DescriptorStore;
-use super::held_udp::{self, HeldUdp, HoldOutcome};
+use super::held_udp::{self, HeldUdp};
 use super::names::{RemoteNames, target};
 use super::negotiate::ClientFilter;
 use super::public_listeners::canonical;
@@ -152,8 +152,8 @@ fn carry(group: &Group, plan: &Plan) -> (DatagramMode, Option<HeldUdp>, Option<S
         return (otherwise, None, None);
     }
     match held_udp::start(group, plan) {
-        HoldOutcome::Held(held_udp) => (DatagramMode::Held, Some(held_udp), None),
-        HoldOutcome::Unsupported(why) => (otherwise, None, Some(datagrams::notice(plan, &why))),
+        Ok(held_udp) => (DatagramMode::Held, Some(held_udp), None),
+        Err(why) => (otherwise, None, Some(datagrams::notice(plan, &why))),
     }
 }
 

@@ -1,12 +1,21 @@
 //! Datagrams of programs, by whichever way they pass the handlers: in user space
 //! ([`super::user_udp`]) or held by the kernel ([`super::held_udp`]).
 
+use std::{io, thread};
+
+use rustix::event::Timespec;
+use tracing::{debug, warn};
 use viaduct_proto::flow::datagrams::{Bounds, Passage, streams_alone};
+use viaduct_proto::time::{Duration, Instant};
+use viaduct_sys::clock;
+use viaduct_sys::process::thread::set_timer_slack;
 
 use super::Plan;
 
 /// Pairs of ends whose handlers keep state, at most.
 const MAX_PAIRS: usize = 16_384;
+/// Timer slack: a datagram is not delayed so that the machine wakes up less often.
+const SLACK: Duration = Duration::from_nanos(1);
 
 /// Counts of datagrams that handlers have released, for a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,4 +66,30 @@ pub fn unsupported(plan: &Plan) -> Option<String> {
         [one] => Some(format!("{one} works on streams alone")),
         several => Some(format!("{} work on streams alone", several.join(", "))),
     }
+}
+
+/// Starts the thread of a carrier of datagrams; `run` is its event loop.
+///
+/// # Errors
+/// The thread cannot be started.
+pub fn spawn(run: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
+    let carry = move || {
+        if let Err(error) = set_timer_slack(SLACK) {
+            debug!("timers may be late: {error}");
+        }
+        if let Err(error) = run() {
+            warn!("datagrams are no longer carried: {error}");
+        }
+    };
+    thread::Builder::new().name("datagrams".to_owned()).spawn(carry).map(drop)
+}
+
+/// Current time of the handlers of datagrams.
+pub fn now() -> Instant {
+    Instant::from_nanos(clock::now())
+}
+
+/// Converts a wait to the kernel's form.
+pub fn timespec(wait: Duration) -> Timespec {
+    Timespec { tv_sec: wait.as_secs().cast_signed(), tv_nsec: wait.subsec_nanos().into() }
 }

@@ -14,77 +14,48 @@ mod relayed;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tracing::{debug, warn};
+use tracing::debug;
 use viaduct_proto::flow::datagrams::{Direction, Ends, Passage, Taken};
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::datagram::Datagram;
 use viaduct_proto::wrap::{Fate, Rules, Transport};
 use viaduct_sys::bpf::Group;
-use viaduct_sys::clock;
 use viaduct_sys::nft::datagram_queue::DatagramQueue;
 use viaduct_sys::nft::nfqueue::{QueuedPacket, SNAP, Verdict, WHOLE};
-use viaduct_sys::process::thread::set_timer_slack;
 
 use self::relayed::RelayedDatagrams;
 use super::Plan;
-use super::datagrams::{DatagramCounts, passage};
+use super::datagrams::{self, DatagramCounts, now, passage, timespec};
 use super::report::{self, Report};
 
-/// Timer slack: a datagram is not delayed so that the machine wakes up less often.
-const SLACK: Duration = Duration::from_nanos(1);
 /// Limit of the wait for a moment in which no other process holds a datagram.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Datagrams read before those that are due have their turn.
 const MAX_READS: usize = 256;
 
-/// Outcome of [`start`].
-#[derive(Debug)]
-pub enum HoldOutcome {
-    /// Datagrams pass the handlers.
-    Held(HeldUdp),
-    /// Datagrams cannot pass them, for this reason.
-    Unsupported(String),
-}
-
 /// Holds the datagrams of a group until its handlers release them.
 #[derive(Clone, Debug)]
 pub struct HeldUdp(Arc<Inner>);
 
-/// Makes the datagrams of `group` pass the handlers of `plan` from now on, if they can.
-pub fn start(group: &Group, plan: &Plan) -> HoldOutcome {
-    let passage = match passage(plan) {
-        Ok(passage) => passage,
-        Err(why) => return HoldOutcome::Unsupported(why),
-    };
-    let relayed = match RelayedDatagrams::new(plan) {
-        Ok(relayed) => relayed,
-        Err(error) => {
-            return HoldOutcome::Unsupported(format!("datagrams cannot be relayed ({error})"));
-        }
-    };
-    let datagrams = match DatagramQueue::open(group, relayed.is_some()) {
-        Ok(datagrams) => datagrams,
-        Err(error) => return HoldOutcome::Unsupported(format!("{error} ({})", source(&error))),
-    };
+/// Makes the datagrams of `group` pass the handlers of `plan` from now on.
+///
+/// # Errors
+/// The reason why they cannot.
+pub fn start(group: &Group, plan: &Plan) -> Result<HeldUdp, String> {
+    let passage = passage(plan)?;
+    let relayed = RelayedDatagrams::new(plan)
+        .map_err(|error| format!("datagrams cannot be relayed ({error})"))?;
+    let datagrams = DatagramQueue::open(group, relayed.is_some())
+        .map_err(|error| format!("{error} ({})", source(&error)))?;
     let (rules, report) = (plan.rules, plan.report.clone());
     let state = State { passage, relayed, verdicts: Vec::new(), rules, report };
     let held_udp = HeldUdp(Arc::new(Inner { datagrams, state: Mutex::new(state) }));
     let event_loop = held_udp.clone();
-    let carry = move || {
-        if let Err(error) = set_timer_slack(SLACK) {
-            debug!("timers may be late: {error}");
-        }
-        if let Err(error) = event_loop.run() {
-            warn!("datagrams are no longer held: {error}");
-        }
-    };
-    match thread::Builder::new().name("datagrams".to_owned()).spawn(carry) {
-        Ok(_) => HoldOutcome::Held(held_udp),
-        Err(error) => HoldOutcome::Unsupported(format!("no thread can be started ({error})")),
-    }
+    datagrams::spawn(move || event_loop.run())
+        .map_err(|error| format!("no thread can be started ({error})"))?;
+    Ok(held_udp)
 }
 
 fn source(error: &dyn std::error::Error) -> String {
@@ -128,7 +99,7 @@ impl HeldUdp {
     pub fn is_empty(&self) -> bool {
         let state = self.state();
         let mut fds = [PollFd::new(&self.0.datagrams, PollFlags::IN)];
-        let some_wait = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0);
+        let some_wait = poll(&mut fds, Some(&Timespec::default())) != Ok(0);
         !some_wait && state.passage.waiting() == 0
     }
 
@@ -143,10 +114,7 @@ impl HeldUdp {
         let mut buffer = vec![0; if relayed.is_some() { WHOLE } else { SNAP }];
         loop {
             let wait = self.process(&mut buffer)?;
-            let wait = wait.map(|wait| Timespec {
-                tv_sec: wait.as_secs().cast_signed(),
-                tv_nsec: wait.subsec_nanos().into(),
-            });
+            let wait = wait.map(timespec);
             let fds = [Some(self.0.datagrams.as_fd()), relayed.as_ref().map(AsFd::as_fd)];
             let fds = fds.iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN));
             match poll(&mut fds.collect::<Vec<_>>(), wait.as_ref()) {
@@ -245,8 +213,4 @@ impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("State").field("pairs", &self.passage.pairs()).finish_non_exhaustive()
     }
-}
-
-fn now() -> Instant {
-    Instant::from_nanos(clock::now())
 }

@@ -13,52 +13,43 @@
 //! IPv6 datagrams that arrive, and those to `::1`, pass the loopback interface of the capture
 //! namespace, as the kernel requires.
 
+mod carry;
 mod host_sockets;
+mod routes;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 use anyhow::Result;
 use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use tracing::{debug, warn};
-use viaduct_proto::flow::datagrams::{Direction, Ends, Passage, Taken};
+use tracing::debug;
+use viaduct_proto::flow::datagrams::{Direction, Passage};
 use viaduct_proto::time::{Duration, Instant};
-use viaduct_proto::wire::datagram::{Datagram, MAX_QUOTED, emit, undelivered};
-use viaduct_proto::wire::ip::{self, MutableFields};
 use viaduct_proto::wrap::{Fate, Rules, Transport};
-use viaduct_sys::clock;
 use viaduct_sys::netns::capture_ns::{
-    self, CloseWatch, LoopbackSocket, SocketLookup, SourceRoutes, SourceRoutesWatch, Uplinks,
+    CloseWatch, LoopbackSocket, SocketLookup, SourceRoutes, SourceRoutesWatch, Uplink, Uplinks,
 };
-use viaduct_sys::process::thread::set_timer_slack;
-use viaduct_sys::socket::error_queue::take_error_of;
-use viaduct_sys::socket::hop_fields::{self, HopFields};
+use viaduct_sys::socket::hop_fields::HopFields;
 
+use self::carry::HeldDatagram;
 use self::host_sockets::{HostSocket, HostSockets};
 use super::Plan;
 use super::capture_ns::CaptureNs;
-use super::datagrams::{self, DatagramCounts};
+use super::datagrams::{self, DatagramCounts, now, timespec};
 use super::names::RemoteNames;
-use super::report::{self, Report};
+use super::report::Report;
 use super::udp_associate::UdpRelays;
 
 /// The longest packet, in bytes.
 const MAX_PACKET: usize = 65_535;
-/// Datagrams held at once, at most.
-const MAX_WAITING: usize = 16_384;
-/// Datagrams read from one source before the others have their turn.
-const MAX_READS: usize = 64;
 /// Interval between checks for sockets that programs have closed.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(1000);
-/// Timer slack: a datagram is not delayed so that the machine wakes up less often.
-const SLACK: Duration = Duration::from_nanos(1);
 /// Port of DNS queries.
 const DNS: u16 = 53;
 /// Event data of the namespace's output, its loopback interface, the relays, closed sockets and
@@ -68,18 +59,12 @@ const LOOP: u64 = u64::MAX - 1;
 const RELAYS: u64 = u64::MAX - 2;
 const GONE: u64 = u64::MAX - 3;
 const ROUTES: u64 = u64::MAX - 4;
-/// Least interval between reads of the routing table while routes change.
-const MIN_ROUTES_INTERVAL: Duration = Duration::from_millis(100);
-/// The same as a multiple of the time that a read takes: a host may have very many routes.
-const ROUTES_BACKOFF: u32 = 10;
-/// Default hop limit in the capture namespace.
-const DEFAULT_HOP_LIMIT: u8 = 64;
 
 /// Event loop that carries the datagrams of a run's programs in user space.
 #[derive(Debug)]
 pub struct UserUdp {
     netns: CaptureNs,
-    out: capture_ns::Uplink,
+    out: Uplink,
     v6: Option<LoopbackSocket>,
     gone: Option<CloseWatch>,
     lookup: Option<SocketLookup>,
@@ -109,15 +94,6 @@ struct State {
     routes_changed: bool,
 }
 
-/// A datagram that waits for its release time.
-struct HeldDatagram {
-    direction: Direction,
-    ends: Ends,
-    bytes: Vec<u8>,
-    /// Hop limit and traffic class, where they differ from the defaults.
-    fields: HopFields,
-}
-
 impl UserUdp {
     /// Makes datagrams pass the handlers of `plan`.
     ///
@@ -127,21 +103,19 @@ impl UserUdp {
         let passage = datagrams::passage(plan).map_err(anyhow::Error::msg)?;
         let (netns, Uplinks { out, v6, gone, lookup }) = CaptureNs::open_for_datagrams()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &out, epoll::EventData::new_u64(OUT), epoll::EventFlags::IN)?;
-        if let Some(v6) = &v6 {
-            epoll::add(&epoll, v6, epoll::EventData::new_u64(LOOP), epoll::EventFlags::IN)?;
-        }
-        if let Some(gone) = &gone {
-            epoll::add(&epoll, gone, epoll::EventData::new_u64(GONE), epoll::EventFlags::IN)?;
-        }
         let relays = UdpRelays::new(plan)?;
-        if let Some(relays) = &relays {
-            epoll::add(&epoll, relays, epoll::EventData::new_u64(RELAYS), epoll::EventFlags::IN)?;
-        }
         // Fails where there is no netlink; routes that are added later are missing then.
         let watch = SourceRoutesWatch::new().ok();
-        if let Some(watch) = &watch {
-            epoll::add(&epoll, watch, epoll::EventData::new_u64(ROUTES), epoll::EventFlags::IN)?;
+        let sources = [
+            (Some(out.as_fd()), OUT),
+            (v6.as_ref().map(AsFd::as_fd), LOOP),
+            (gone.as_ref().map(AsFd::as_fd), GONE),
+            (relays.as_ref().map(AsFd::as_fd), RELAYS),
+            (watch.as_ref().map(AsFd::as_fd), ROUTES),
+        ];
+        for (source, key) in sources {
+            let Some(source) = source else { continue };
+            epoll::add(&epoll, source, epoll::EventData::new_u64(key), epoll::EventFlags::IN)?;
         }
         let own = SourceRoutes::read(relays.is_some() || plan.names.is_some());
         if let Err(error) = netns.set_routes(&own) {
@@ -164,15 +138,7 @@ impl UserUdp {
         });
         let user_udp = Arc::new(UserUdp { netns, out, v6, gone, lookup, epoll, watch, state });
         let event_loop = user_udp.clone();
-        let carry = move || {
-            if let Err(error) = set_timer_slack(SLACK) {
-                debug!("timers may be late: {error}");
-            }
-            if let Err(error) = event_loop.run() {
-                warn!("datagrams are no longer carried: {error}");
-            }
-        };
-        thread::Builder::new().name("datagrams".to_owned()).spawn(carry)?;
+        datagrams::spawn(move || event_loop.run())?;
         Ok(user_udp)
     }
 
@@ -246,11 +212,7 @@ impl UserUdp {
         let (mut events, mut packet) = (Vec::with_capacity(64), vec![0; MAX_PACKET]);
         loop {
             self.refresh_routes();
-            let wait = self.release_due();
-            let wait = Timespec {
-                tv_sec: wait.as_secs().cast_signed(),
-                tv_nsec: wait.subsec_nanos().into(),
-            };
+            let wait = timespec(self.release_due());
             events.clear();
             match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&wait)) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -293,11 +255,8 @@ impl UserUdp {
         if let Some(relays) = &mut state.relays {
             relays.handle_timeout(now);
             for (ends, bytes) in relays.take_direct() {
-                let fields = HopFields::default();
-                self.release(
-                    &mut state,
-                    &HeldDatagram { direction: Direction::Out, ends, bytes, fields },
-                );
+                let (direction, fields) = (Direction::Out, HopFields::default());
+                self.release(&mut state, &HeldDatagram { direction, ends, bytes, fields });
             }
         }
         if now.since(state.last_sweep) >= SWEEP_INTERVAL {
@@ -312,185 +271,6 @@ impl UserUdp {
         state.passage.poll_timeout().map_or(look, |at| at.since(now).min(look))
     }
 
-    /// Reads datagrams that programs have sent.
-    fn read_namespace(&self, read: impl Fn(&mut [u8]) -> io::Result<usize>, packet: &mut [u8]) {
-        for _ in 0..MAX_READS {
-            let Ok(length) = read(packet) else { return };
-            let Some((datagram, payload)) = Datagram::split(&packet[..length]) else { continue };
-            let Datagram { source: own, destination: peer, bytes } = datagram;
-            // Fragments of a datagram longer than a packet are dropped.
-            if payload.len() < bytes {
-                continue;
-            }
-            let ends = Ends { own, peer };
-            let fields = fields_of(&packet[..length]);
-            self.handle_datagram(HeldDatagram {
-                direction: Direction::Out,
-                ends,
-                bytes: payload.to_vec(),
-                fields,
-            });
-        }
-    }
-
-    /// Reads datagrams that relays have delivered.
-    fn read_relays(&self) {
-        let (mut received, mut state) = (Vec::new(), self.state());
-        if let Some(relays) = &mut state.relays {
-            relays.receive(now(), |ends, bytes| received.push((ends, bytes.to_vec())));
-        }
-        let fields = HopFields::default();
-        for (ends, bytes) in received {
-            // Only from peers that the program reaches by the relay.
-            match state.rules.fate(Transport::Udp, ends.peer) {
-                Fate::Divert => {
-                    self.hold(
-                        &mut state,
-                        HeldDatagram { direction: Direction::Back, ends, bytes, fields },
-                    );
-                }
-                Fate::Leave | Fate::Refuse => state.lost[1] += 1,
-            }
-        }
-    }
-
-    /// Reads datagrams and errors of a host socket.
-    fn read_host_socket(&self, number: u64, packet: &mut [u8]) {
-        let (host_socket, from) = {
-            let state = self.state();
-            (state.host_sockets.get(number), state.own.clone())
-        };
-        let Some(HostSocket { socket, at, port, .. }) = host_socket else { return };
-        let own = |peer: IpAddr| SocketAddr::new(from.towards(at.of(peer), peer), port);
-        let mut quoted = [0; MAX_QUOTED];
-        while let Some((error, length)) = take_error_of(socket.as_fd(), &mut quoted) {
-            let quoted = &quoted[..length];
-            self.write(&undelivered(own(error.to.ip()), error.to, error.why, quoted));
-        }
-        for _ in 0..MAX_READS {
-            let (length, peer, fields) = match hop_fields::receive_from(socket.as_fd(), packet) {
-                Ok(received) => received,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // An error of an earlier datagram that did not arrive.
-                Err(_) => continue,
-            };
-            let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-            let ends = Ends { own: own(peer.ip()), peer };
-            self.handle_datagram(HeldDatagram {
-                direction: Direction::Back,
-                ends,
-                bytes: packet[..length].to_vec(),
-                fields,
-            });
-        }
-    }
-
-    fn handle_datagram(&self, held: HeldDatagram) {
-        let mut state = self.state();
-        if let (Some(names), Direction::Out, DNS) =
-            (&state.names, held.direction, held.ends.peer.port())
-        {
-            let Ends { own, peer } = held.ends;
-            let packet = names.answer_to(&held.bytes).and_then(|answer| emit(peer, own, &answer));
-            if let Some(packet) = packet {
-                self.write(&packet);
-            }
-            return;
-        }
-        let by_relay_alone = state.relays.as_ref().is_some_and(|relays| !relays.may_go_direct());
-        match state.rules.fate(Transport::Udp, held.ends.peer) {
-            // The program reaches this peer by the relay alone: datagrams that came past it are
-            // dropped.
-            Fate::Divert if held.direction == Direction::Back && by_relay_alone => {
-                state.lost[1] += 1;
-            }
-            Fate::Divert => self.hold(&mut state, held),
-            Fate::Leave => {
-                if let (Some(report), Direction::Out) = (&state.report, held.direction) {
-                    report.count(report::FlowOutcome::Direct, "udp", held.ends.peer);
-                }
-                self.release(&mut state, &held);
-            }
-            // The program gets the error when it sends.
-            Fate::Refuse => {}
-        }
-    }
-
-    /// Holds a datagram until the handlers release it.
-    fn hold(&self, state: &mut State, held: HeldDatagram) {
-        if state.waiting.len() >= MAX_WAITING {
-            state.lost[0] += 1;
-            return;
-        }
-        let id = state.next;
-        state.next = id.wrapping_add(1);
-        let HeldDatagram { direction, ends, ref bytes, .. } = held;
-        match state.passage.handle_datagram(now(), ends, direction, bytes.len(), id) {
-            Taken::Waits { begins } => {
-                if let (Some(report), true) = (&state.report, begins) {
-                    report.count(report::FlowOutcome::Handled, "udp", ends.peer);
-                }
-                state.waiting.insert(id, held);
-            }
-            Taken::Dropped => {}
-        }
-    }
-
-    fn release(&self, state: &mut State, held: &HeldDatagram) {
-        let Ends { own, peer } = held.ends;
-        match held.direction {
-            Direction::Back => {
-                if let Some(mut packet) = emit(peer, own, &held.bytes) {
-                    let HopFields { limit, class } = held.fields;
-                    ip::restore(
-                        &mut packet,
-                        MutableFields {
-                            ttl: limit.unwrap_or(DEFAULT_HOP_LIMIT),
-                            tos: class.unwrap_or(0),
-                        },
-                    );
-                    self.write(&packet);
-                }
-            }
-            Direction::Out => {
-                if let Err(error) = self.send(state, own, peer, held) {
-                    debug!("a datagram to {peer}: {error}");
-                }
-            }
-        }
-    }
-
-    fn send(
-        &self,
-        state: &mut State,
-        own: SocketAddr,
-        peer: SocketAddr,
-        HeldDatagram { bytes, fields, .. }: &HeldDatagram,
-    ) -> io::Result<()> {
-        if state.host_sockets.find(own).is_none() {
-            // The program has not bound its socket, so that any port will do.
-            let any: IpAddr = match own.ip() {
-                IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-                IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-            };
-            let at = |port| HostSocket::at(SocketAddr::new(any, port));
-            let host_socket = at(own.port()).or_else(|_| at(0))?;
-            self.register(state, host_socket, own.port())?;
-        }
-        // To a host socket whose program has just closed its own: close it first, so that
-        // the kernel reports the error.
-        let ours = peer.ip().is_loopback() || state.own.has(peer.ip());
-        if let (true, true, Some(lookup)) =
-            (ours, state.host_sockets.has(peer.port()), &self.lookup)
-            && !lookup.finds(own, peer)?
-        {
-            self.sweep(state);
-        }
-        let Some(host_socket) = state.host_sockets.find(own) else { return Ok(()) };
-        // The first call may return the error of an earlier datagram.
-        host_socket.send(bytes, peer, *fields).or_else(|_| host_socket.send(bytes, peer, *fields))
-    }
-
     /// Registers a host socket for a program's socket at `port`.
     fn register(&self, state: &mut State, host_socket: HostSocket, port: u16) -> io::Result<()> {
         let number = state.host_sockets.next();
@@ -498,37 +278,6 @@ impl UserUdp {
         epoll::add(&self.epoll, &host_socket.socket, data, epoll::EventFlags::IN)?;
         state.host_sockets.add(number, HostSocket { port, ..host_socket });
         Ok(())
-    }
-
-    /// Notes that routes or addresses have changed.
-    fn note_route_change(&self) {
-        if self.watch.as_ref().is_some_and(SourceRoutesWatch::changed) {
-            self.state().routes_changed = true;
-        }
-    }
-
-    /// Updates the routes of the capture namespace to those of this host, if they may have
-    /// changed. The lock is released while all routes are read, so that datagrams of programs
-    /// do not wait.
-    fn refresh_routes(&self) {
-        let mut state = self.state();
-        let started = now();
-        if !state.routes_changed || started < state.next_routes_read {
-            return;
-        }
-        state.routes_changed = false;
-        let (known, all) = (state.own.clone(), state.relays.is_some() || state.names.is_some());
-        drop(state);
-        let own = SourceRoutes::read(all);
-        let is_new = own != *known;
-        if is_new && let Err(error) = self.netns.set_routes(&own) {
-            debug!("routes of the capture namespace: {error}");
-        }
-        let (now, mut state) = (now(), self.state());
-        state.next_routes_read = now + MIN_ROUTES_INTERVAL.max(ROUTES_BACKOFF * now.since(started));
-        if is_new {
-            state.own = Arc::new(own);
-        }
     }
 
     /// Handles sockets that programs have closed: closes those outside too, so that the kernel
@@ -556,17 +305,6 @@ impl UserUdp {
         }
     }
 
-    /// Writes a packet to the capture namespace, which drops it if no socket receives it.
-    fn write(&self, packet: &[u8]) {
-        let written = match &self.v6 {
-            Some(v6) if packet.first().is_some_and(|first| first >> 4 == 6) => v6.write(packet),
-            _ => self.out.write(packet),
-        };
-        if let Err(error) = written {
-            debug!("a datagram to a program: {error}");
-        }
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -576,18 +314,4 @@ impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("State").field("pairs", &self.passage.pairs()).finish_non_exhaustive()
     }
-}
-
-/// Hop limit and traffic class that the program has set, by a socket option or a control message.
-fn fields_of(packet: &[u8]) -> HopFields {
-    let Some(fields) = ip::mutable_fields(packet) else { return HopFields::default() };
-    let other = |value: u8, usual: u8| (value != usual).then_some(value);
-    HopFields {
-        limit: other(fields.ttl, DEFAULT_HOP_LIMIT).filter(|&limit| limit > 0),
-        class: other(fields.tos, 0),
-    }
-}
-
-fn now() -> Instant {
-    Instant::from_nanos(clock::now())
 }
