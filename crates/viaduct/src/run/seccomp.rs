@@ -7,30 +7,32 @@
 //!
 //! | part | calls |
 //! |---|---|
-//! | here | `socket`, `connect`, and sends with an address |
+//! | here | `socket`; dispatch and replies |
 //! | `addresses` | those that read a socket's addresses and its error |
 //! | `arguments` | arguments of calls: memory and descriptors of the program |
 //! | `blocking` | direct connects and sends that block |
+//! | `connects` | `connect` |
 //! | `datagrams` | those of UDP sockets whose datagrams are carried in user space |
 //! | `direct_sends` | direct sends of datagrams |
 //! | `listeners` | those of programs that listen |
 //! | `options` | those that set and read mirrored socket options |
+//! | `sends` | sends with an address |
 //! | `signals` | signals that arrive while a connect is pending |
 
 mod addresses;
 mod arguments;
 mod blocking;
+mod connects;
 mod datagrams;
 mod direct_sends;
 mod listeners;
 mod options;
+mod sends;
 mod signals;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::thread;
@@ -38,30 +40,16 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::Timeout;
-use rustix::net::{AddressFamily, SendFlags, sockopt};
+use rustix::net::{SendFlags, sockopt};
 use tracing::{debug, warn};
-use viaduct_proto::wrap::{
-    Datagrams, Errno, MSG_FASTOPEN, Sockaddr, Socket, Verdict, parse_sockaddr, wire,
-};
-use viaduct_sys::netns::capture_ns::is_in_this_netns;
+use viaduct_proto::wrap::{Datagrams, Errno, Sockaddr, Socket, Verdict, parse_sockaddr, wire};
 use viaduct_sys::seccomp::epoll_watches::EpollCount;
 use viaduct_sys::seccomp::{Listener, Notification, Reply, SeccompError, Task, Traps, calls};
-use viaduct_sys::socket::pending::{connect_for, is_blocking};
-use viaduct_sys::socket::sendmsg::Message;
-use viaduct_sys::socket::tcp;
 
-use self::arguments::{Header, MSGHDR, Span};
-use self::direct_sends::Sending;
 use self::options::is_mirrored;
-use super::daemons::{self, Kind};
+use self::sends::Payload;
 use super::pending::{Answer, Interposition};
 
-/// Bytes that a send with TCP Fast Open takes at once: the buffer of a fresh socket.
-const MAX_FAST_OPEN: usize = 16 << 10;
-/// Approximate bytes of the datagrams of one call; the program sends the rest by another call.
-const MAX_BYTES: usize = 1 << 20;
-/// Bytes of a DNS query, at most.
-const MAX_QUERY: usize = 4096;
 /// The socket option `SO_ERROR`.
 const SO_ERROR: i32 = 4;
 /// Interval between checks for signals to threads that wait for a connect.
@@ -106,31 +94,23 @@ struct Supervisor {
     made: EpollCount,
 }
 
-/// Payload of a send: plain bytes, or the header of a message.
-#[derive(Clone, Copy, Debug)]
-enum Payload {
-    Plain(Span),
-    Header(Header),
-}
-
-impl Payload {
-    fn first(self) -> Span {
-        match self {
-            Payload::Plain(data) => data,
-            Payload::Header(header) => header.first,
-        }
-    }
-}
-
 /// Outcome of a call: a reply now, or `None` if it is answered later.
 type Outcome = Result<Option<Reply>, Errno>;
+/// The kernel makes the call.
+const CONTINUE: Outcome = Ok(Some(Reply::Continue));
+/// The call has succeeded, and returns 0.
+const DONE: Outcome = Ok(Some(Reply::Returned(0)));
 
 impl Supervisor {
     fn new(listener: Listener, interposition: Arc<Interposition>) -> Supervisor {
-        let (tasks, pending_connects) = (HashMap::new(), VecDeque::new());
-        let (listener, last_check, made) =
-            (Arc::new(listener), Instant::now(), EpollCount::default());
-        Supervisor { listener, interposition, tasks, pending_connects, last_check, made }
+        Supervisor {
+            listener: Arc::new(listener),
+            interposition,
+            tasks: HashMap::new(),
+            pending_connects: VecDeque::new(),
+            last_check: Instant::now(),
+            made: EpollCount::default(),
+        }
     }
 
     fn run(mut self) {
@@ -193,10 +173,10 @@ impl Supervisor {
             calls::GETSOCKOPT => self.reuse_option(call),
             calls::EPOLL_CREATE1 | calls::EPOLL_CREATE => {
                 self.made.increment();
-                Ok(Some(Reply::Continue))
+                CONTINUE
             }
             calls::SETSOCKOPT => self.mirror(call),
-            _ => Ok(Some(Reply::Continue)),
+            _ => CONTINUE,
         }
     }
 
@@ -219,239 +199,8 @@ impl Supervisor {
                 Err(Errno::PERM)
             }
             _ if carries => self.open_udp(call, socket.is_v6(), kind),
-            _ => Ok(Some(Reply::Continue)),
+            _ => CONTINUE,
         }
-    }
-
-    fn connect(&mut self, call: &Notification) -> Outcome {
-        let [fd, at, size, ..] = call.arguments;
-        let (socket, is) = self.duplicate(call, fd)?;
-        let (sockaddr, length) = self.sockaddr(call, at, size)?;
-        if !is.is_of_ip() {
-            self.refuse_daemons(call, is, (at, size))?;
-            // A path is resolved in the program's mount namespace; such a socket does not leave
-            // this host.
-            return Ok(Some(Reply::Continue));
-        }
-        match self.interposition.rules.connect(is, &sockaddr[..length]) {
-            Verdict::Pass => {
-                self.probe(&socket, is, &sockaddr[..length])?;
-                if parse_sockaddr(&sockaddr[..length]) == Sockaddr::None {
-                    self.interposition.disconnected(cookie(&socket)?);
-                }
-                let outcome = self.connect_direct(call, &socket, &sockaddr[..length]);
-                if let (Ok(_) | Err(Errno::INPROGRESS), Sockaddr::Ip(to)) =
-                    (&outcome, parse_sockaddr(&sockaddr[..length]))
-                    && !is.is_of_datagrams()
-                {
-                    self.interposition.count_direct(to);
-                }
-                outcome
-            }
-            Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Connect, is, &sockaddr, errno)),
-            Verdict::Resolve(server) => {
-                let at = self.resolver(is, server)?;
-                self.interposition.set_peer(cookie(&socket)?, server);
-                self.connect_direct(call, &socket, &at)
-            }
-            Verdict::Divert(_) if self.interposition.offload.is_some() => {
-                pace(&socket, self.interposition.offload)?;
-                self.connect_direct(call, &socket, &sockaddr[..length])
-            }
-            Verdict::Divert(_) if !is_in_this_netns(&socket) => {
-                // Sockets in the capture namespace are programs' listeners, and what they
-                // accept. In any other namespace the rendezvous does not exist.
-                if tcp::is_in_use(&socket) {
-                    return Err(Errno::ISCONN);
-                }
-                Err(self.refuse(wire::Call::Connect, is, &sockaddr, Errno::PERM))
-            }
-            Verdict::Divert(to) => self.divert(call, socket, is, to),
-        }
-    }
-
-    /// Turns a connect into a flow to `to`.
-    fn divert(
-        &mut self,
-        call: &Notification,
-        socket: OwnedFd,
-        is: Socket,
-        to: SocketAddr,
-    ) -> Outcome {
-        if !is_blocking(&socket).map_err(errno_of)? {
-            return Ok(reply_now(self.interposition.begin(socket, to, None)));
-        }
-        let answer = self.deferred_answer(call, &socket, None);
-        let ours = socket.try_clone().map_err(errno_of)?;
-        match self.interposition.begin(socket, to, Some(answer.clone())) {
-            None => {
-                self.pending_connects.push_back((*call, answer));
-                Ok(None)
-            }
-            // The connect in progress is not, or no longer, a flow of this run.
-            Some(Errno::ALREADY) => {
-                let at = self.interposition.rendezvous.at(to.is_ipv4()).ok_or(Errno::NETUNREACH)?;
-                let (sockaddr, length) = is.sockaddr(at);
-                self.complete(call, &ours, &sockaddr[..length])
-            }
-            now => Ok(reply_now(now)),
-        }
-    }
-
-    /// Refuses connects to daemons that would act for the program around its chain.
-    fn refuse_daemons(
-        &mut self,
-        call: &Notification,
-        is: Socket,
-        (at, size): Span,
-    ) -> Result<(), Errno> {
-        let (names, strict) =
-            (self.interposition.remote_names.is_some(), self.interposition.rules.strict);
-        if is.domain != i32::from(AddressFamily::UNIX.as_raw()) || !names && !strict {
-            return Ok(());
-        }
-        let path = self.path(call, at, size)?;
-        let base = PathBuf::from(format!("/proc/{}", call.thread));
-        // The program falls back to DNS by datagrams.
-        if names && daemons::is_daemon_socket(Kind::Resolver, &path, &base) {
-            return Err(Errno::CONNREFUSED);
-        }
-        if strict && daemons::is_daemon_socket(Kind::Launcher, &path, &base) {
-            self.interposition.report_refused_daemon(&path);
-            return Err(Errno::CONNREFUSED);
-        }
-        Ok(())
-    }
-
-    /// Returns the address at which this process answers queries to `server`, in the form of the
-    /// socket's family.
-    fn resolver(&self, is: Socket, server: SocketAddr) -> Result<Vec<u8>, Errno> {
-        let [v4, v6] =
-            self.interposition.remote_names.as_ref().map(|of| of.at()).unwrap_or_default();
-        let at = if server.is_ipv4() { v4 } else { v6 };
-        let (bytes, length) = is.sockaddr(at.ok_or(Errno::NETUNREACH)?);
-        Ok(bytes[..length].to_vec())
-    }
-
-    /// Connects as the program would have.
-    fn connect_direct(&self, call: &Notification, socket: &OwnedFd, sockaddr: &[u8]) -> Outcome {
-        match connect_for(socket, sockaddr).map_err(errno_of) {
-            Ok(()) => Ok(Some(Reply::Returned(0))),
-            // `EALREADY` means that the program repeats an interrupted connect.
-            Err(Errno::INPROGRESS | Errno::ALREADY) if is_blocking(socket).map_err(errno_of)? => {
-                self.complete(call, socket, sockaddr)
-            }
-            Err(errno) => Err(errno),
-        }
-    }
-
-    /// Handles a send with an address: datagrams, or one that opens a stream.
-    fn send(
-        &mut self,
-        call: &Notification,
-        fd: u64,
-        flags: u64,
-        (at, size): Span,
-        payload: Payload,
-    ) -> Outcome {
-        if at == 0 {
-            return Ok(Some(Reply::Continue));
-        }
-        let (sockaddr, size) = self.sockaddr(call, at, size)?;
-        let (socket, is) = self.duplicate(call, fd)?;
-        let (sockaddr, size) = is.as_sent(&sockaddr[..size]);
-        let (data, length) = payload.first();
-        match self.interposition.rules.send(is, flags as i32, &sockaddr[..size]) {
-            Verdict::Pass if !self.is_sent_here(&socket, is) => Ok(Some(Reply::Continue)),
-            Verdict::Pass if flags as i32 & MSG_FASTOPEN != 0 && !is.is_of_datagrams() => {
-                // The kernel would read the address again. Under `--strict` the program has to
-                // do without.
-                let strict = self.interposition.rules.strict;
-                if strict { Err(Errno::OPNOTSUPP) } else { Ok(Some(Reply::Continue)) }
-            }
-            Verdict::Pass => {
-                let message = match payload {
-                    Payload::Plain(data) => self.copy_plain(call, data)?,
-                    Payload::Header(header) => self.copy(call, &header)?,
-                };
-                let messages = vec![Message { sockaddr: sockaddr[..size].to_vec(), ..message }];
-                let sending = Sending { socket, flags: flags as i32, messages, lengths: None };
-                self.send_all(call, sending)
-            }
-            Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Send, is, &sockaddr, errno)),
-            Verdict::Resolve(server) => {
-                let at = self.resolver(is, server)?;
-                let mut bytes = vec![0; MAX_QUERY.min(length as usize)];
-                let task = self.task(call)?;
-                let read = self.listener.read(call, &task, data, &mut bytes).map_err(errno_of)?;
-                send_query(&socket, &bytes[..read], &at).map(|sent| Some(Reply::Returned(sent)))
-            }
-            Verdict::Divert(_) if self.interposition.offload.is_some() => {
-                pace(&socket, self.interposition.offload)?;
-                Ok(Some(Reply::Continue))
-            }
-            Verdict::Divert(_) if !is_in_this_netns(&socket) => {
-                Err(self.refuse(wire::Call::Send, is, &sockaddr, Errno::PERM))
-            }
-            Verdict::Divert(to) => {
-                let mut bytes = vec![0; MAX_FAST_OPEN.min(length as usize)];
-                let task = self.task(call)?;
-                let read = self.listener.read(call, &task, data, &mut bytes).map_err(errno_of)?;
-                bytes.truncate(read);
-                // Without a cookie, a non-blocking connect with Fast Open takes no data either.
-                let waits = is_blocking(&socket).map_err(errno_of)?;
-                let answer = waits.then(|| self.deferred_answer(call, &socket, Some(bytes)));
-                Ok(reply_now(self.interposition.begin(socket, to, answer)))
-            }
-        }
-    }
-
-    /// Handles `sendmmsg`. Each datagram is judged; for Fast Open it is refused, as kernels may
-    /// refuse it.
-    fn send_many(&mut self, call: &Notification) -> Outcome {
-        let [fd, headers, count, flags, ..] = call.arguments;
-        let (socket, is) = self.duplicate(call, fd)?;
-        let here = self.is_sent_here(&socket, is);
-        let (mut messages, mut lengths, mut bytes) = (Vec::new(), Vec::new(), 0);
-        for n in 0..count.min(1024) {
-            // A `struct mmsghdr` is a header and a length.
-            let at = headers + n * (MSGHDR as u64 + 8);
-            let header = self.message(call, at)?;
-            let (name, mut to) = (header.name, Vec::new());
-            if name.0 != 0 {
-                let (sockaddr, size) = self.sockaddr(call, name.0, name.1)?;
-                let (sockaddr, size) = is.as_sent(&sockaddr[..size]);
-                to.extend(&sockaddr[..size]);
-            }
-            if here && bytes < MAX_BYTES {
-                let message = self.copy(call, &header)?;
-                bytes += message.data.len();
-                messages.push(Message { sockaddr: to.clone(), ..message });
-                lengths.push(at + MSGHDR as u64);
-            }
-            if name.0 == 0 {
-                continue;
-            }
-            let sockaddr = &to;
-            match self.interposition.rules.send(is, flags as i32, sockaddr) {
-                Verdict::Pass => {}
-                Verdict::Divert(_) | Verdict::Resolve(_) => return Err(Errno::OPNOTSUPP),
-                Verdict::Refuse(errno) => {
-                    return Err(self.refuse(wire::Call::Send, is, sockaddr, errno));
-                }
-            }
-        }
-        if messages.is_empty() {
-            return Ok(Some(Reply::Continue));
-        }
-        let lengths = Some(lengths);
-        self.send_all(call, Sending { socket, flags: flags as i32, messages, lengths })
-    }
-
-    /// Returns whether direct sends of this socket are made here. Sockets in the capture
-    /// namespace reach nothing else, and those that are not of IP do not leave this host.
-    fn is_sent_here(&self, socket: &OwnedFd, is: Socket) -> bool {
-        is.is_of_ip() && is_in_this_netns(socket)
     }
 
     /// Returns an answer for a call on `socket` that is given when its flow is decided; `data`
@@ -489,14 +238,6 @@ impl Supervisor {
     }
 }
 
-/// Limits the socket to `rate` bytes a second; 0 sets no limit.
-fn pace(socket: &OwnedFd, rate: Option<u64>) -> Result<(), Errno> {
-    match rate {
-        None | Some(0) => Ok(()),
-        Some(rate) => tcp::pace(socket, rate).map_err(errno_of),
-    }
-}
-
 /// Time limit that a program has set for its calls on a socket (`SO_SNDTIMEO`).
 pub(super) fn send_timeout(socket: &OwnedFd) -> Option<Duration> {
     sockopt::socket_timeout(socket, Timeout::Send).ok().flatten()
@@ -504,22 +245,6 @@ pub(super) fn send_timeout(socket: &OwnedFd) -> Option<Duration> {
 
 fn cookie(socket: &OwnedFd) -> Result<u64, Errno> {
     sockopt::socket_cookie(socket).map_err(|errno| Errno(errno.raw_os_error()))
-}
-
-/// Sends a query for the program. Returns the number of bytes to report as sent.
-fn send_query(socket: &OwnedFd, query: &[u8], at: &[u8]) -> Result<i64, Errno> {
-    let Sockaddr::Ip(to) = parse_sockaddr(at) else { return Err(Errno::NETUNREACH) };
-    let to = match to {
-        SocketAddr::V4(v4) if sockopt::socket_domain(socket) == Ok(AddressFamily::INET6) => {
-            SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
-        }
-        to => to,
-    };
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    match rustix::net::sendto(socket, query, flags, &to) {
-        Ok(sent) => Ok(sent as i64),
-        Err(errno) => Err(Errno(errno.raw_os_error())),
-    }
 }
 
 fn reply_now(now: Option<Errno>) -> Option<Reply> {

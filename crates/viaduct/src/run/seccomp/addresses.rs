@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 
 use rustix::net::sockopt;
 use viaduct_sys::netns::capture_ns::is_in_this_netns;
-use viaduct_sys::seccomp::{Notification, Reply};
+use viaduct_sys::seccomp::Notification;
 
 use super::options::write_option;
-use super::{Outcome, Supervisor, cookie, errno_of};
+use super::{CONTINUE, DONE, Outcome, Supervisor, cookie, errno_of};
 
 /// An option of `SOL_SOCKET`.
 const SO_REUSEPORT: u64 = 15;
@@ -18,57 +18,48 @@ impl Supervisor {
         let [fd, at, size, ..] = call.arguments;
         let (socket, is) = self.duplicate(call, fd)?;
         let Some(name) = self.interposition.addresses_of(cookie(&socket)?)[which] else {
-            return Ok(Some(Reply::Continue));
+            return CONTINUE;
         };
         if which == 0 && rustix::net::getpeername(&socket).is_err() {
             // The connect is in progress, or has failed.
-            return Ok(Some(Reply::Continue));
+            return CONTINUE;
         }
         let (bytes, length) = is.sockaddr(name);
-        let task = self.task(call)?;
-        let mut room = [0; 4];
-        self.listener.read(call, &task, size, &mut room).map_err(errno_of)?;
-        let room = u32::from_ne_bytes(room) as usize;
-        self.listener.write(call, &task, at, &bytes[..length.min(room)]).map_err(errno_of)?;
-        let length = (length as u32).to_ne_bytes();
-        self.listener.write(call, &task, size, &length).map_err(errno_of)?;
-        Ok(Some(Reply::Returned(0)))
+        let room = self.read_length(call, size)?;
+        self.write(call, at, &bytes[..length.min(room)])?;
+        self.write(call, size, &(length as u32).to_ne_bytes())?;
+        DONE
     }
 
     /// Handles `getsockopt` of `SO_ERROR`.
     pub(super) fn socket_error(&mut self, call: &Notification) -> Outcome {
         let (socket, _) = self.duplicate(call, call.arguments[0])?;
         let Some(errno) = self.interposition.take_refusal(cookie(&socket)?) else {
-            return Ok(Some(Reply::Continue));
+            return CONTINUE;
         };
         // This clears the kernel's own error, if the program has not read it by another call.
         let own = sockopt::socket_error(&socket).map_err(|errno| errno_of(errno.into()))?;
         let task = self.task(call)?;
         write_option(&self.listener, &task, call, own.map_or(errno.0, |()| 0))?;
-        Ok(Some(Reply::Returned(0)))
+        DONE
     }
 
     /// Handles `getsockopt` of `SO_REUSEADDR` and `SO_REUSEPORT`: returns the values that the
     /// program has set, not those that the capture namespace needs.
     pub(super) fn reuse_option(&mut self, call: &Notification) -> Outcome {
-        let public_listeners = self
-            .interposition
-            .public_listeners
-            .clone()
-            .filter(|public_listeners| !public_listeners.is_empty());
-        let Some(public_listeners) = public_listeners else { return Ok(Some(Reply::Continue)) };
+        let Some(public_listeners) = self.listeners_in_use() else { return CONTINUE };
         let [fd, _, name, ..] = call.arguments;
         let (socket, is) = self.duplicate(call, fd)?;
         if !is.is_of_ip() || is.is_of_datagrams() || is_in_this_netns(&socket) {
-            return Ok(Some(Reply::Continue));
+            return CONTINUE;
         }
         let own = rustix::net::getsockname(&socket).ok().and_then(|at| at.try_into().ok());
         let shares = own.and_then(|at: SocketAddr| {
             public_listeners.reuse_option(at.port(), name == SO_REUSEPORT)
         });
-        let Some(shares) = shares else { return Ok(Some(Reply::Continue)) };
+        let Some(shares) = shares else { return CONTINUE };
         let task = self.task(call)?;
         write_option(&self.listener, &task, call, i32::from(shares))?;
-        Ok(Some(Reply::Returned(0)))
+        DONE
     }
 }

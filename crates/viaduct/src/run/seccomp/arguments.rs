@@ -34,13 +34,12 @@ impl Supervisor {
     /// Reads the header of a message.
     pub(super) fn message(&mut self, call: &Notification, header: u64) -> Result<Header, Errno> {
         let mut bytes = [0; MSGHDR];
-        let task = self.task(call)?;
-        self.listener.read(call, &task, header, &mut bytes).map_err(errno_of)?;
+        self.read(call, header, &mut bytes)?;
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| bytes[at + n]));
         let name = (word(0), word(8) & 0xffff_ffff);
         let (pieces, control) = ((word(16), word(24)), (word(32), word(40)));
         let mut piece = [0; 16];
-        if pieces.1 == 0 || self.listener.read(call, &task, pieces.0, &mut piece).is_err() {
+        if pieces.1 == 0 || self.read(call, pieces.0, &mut piece).is_err() {
             return Ok(Header { name, pieces, control, first: (0, 0) });
         }
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| piece[at + n]));
@@ -57,24 +56,50 @@ impl Supervisor {
         let mut bytes = [0; SOCKADDR];
         let size =
             Some(size as u32 as usize).filter(|&size| size <= LONGEST).ok_or(Errno::INVAL)?;
-        let length = SOCKADDR.min(size);
-        let task = self.task(call)?;
-        let read = self.listener.read(call, &task, at, &mut bytes[..length]).map_err(errno_of)?;
+        let read = self.read(call, at, &mut bytes[..SOCKADDR.min(size)])?;
         Ok((bytes, read))
     }
 
-    /// Reads the path of the `sockaddr_un` of a call.
-    pub(super) fn path(
+    /// Reads a span, up to `most` bytes of it.
+    pub(super) fn read_up_to(
+        &mut self,
+        call: &Notification,
+        (at, length): Span,
+        most: usize,
+    ) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; most.min(length as usize)];
+        let read = self.read(call, at, &mut bytes)?;
+        bytes.truncate(read);
+        Ok(bytes)
+    }
+
+    /// Reads the program's memory; returns how many bytes there were.
+    pub(super) fn read(
         &mut self,
         call: &Notification,
         at: u64,
-        size: u64,
-    ) -> Result<Vec<u8>, Errno> {
-        let mut bytes = vec![0; (size as usize).min(LONGEST)];
+        bytes: &mut [u8],
+    ) -> Result<usize, Errno> {
         let task = self.task(call)?;
-        let read = self.listener.read(call, &task, at, &mut bytes).map_err(errno_of)?;
-        bytes.truncate(read);
-        Ok(bytes.split_off(bytes.len().min(2)))
+        self.listener.read(call, &task, at, bytes).map_err(errno_of)
+    }
+
+    /// Writes to the program's memory.
+    pub(super) fn write(
+        &mut self,
+        call: &Notification,
+        at: u64,
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        let task = self.task(call)?;
+        self.listener.write(call, &task, at, bytes).map_err(errno_of)
+    }
+
+    /// Reads a length, such as a `socklen_t`.
+    pub(super) fn read_length(&mut self, call: &Notification, at: u64) -> Result<usize, Errno> {
+        let mut length = [0; 4];
+        self.read(call, at, &mut length)?;
+        Ok(u32::from_ne_bytes(length) as usize)
     }
 
     pub(super) fn duplicate(

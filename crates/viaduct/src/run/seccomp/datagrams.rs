@@ -9,7 +9,7 @@ use viaduct_proto::wrap::{Errno, Sockaddr, Socket, parse_bound, parse_sockaddr, 
 use viaduct_sys::netns::capture_ns;
 use viaduct_sys::seccomp::{Listener, Notification, Reply};
 
-use super::{Outcome, Supervisor, errno_of, send_reply};
+use super::{CONTINUE, DONE, Outcome, Supervisor, errno_of, send_reply};
 use crate::run::user_udp::UserUdp;
 
 /// Flags of a socket's kind.
@@ -43,27 +43,27 @@ impl Supervisor {
     /// Handles `bind`: the port of a carried socket is bound outside too.
     pub(super) fn bind_carried(&mut self, call: &Notification) -> Outcome {
         let Some(user_udp) = self.interposition.user_udp().cloned() else {
-            return Ok(Some(Reply::Continue));
+            return CONTINUE;
         };
         let [fd, at, size, ..] = call.arguments;
-        let Ok((socket, is)) = self.duplicate(call, fd) else { return Ok(Some(Reply::Continue)) };
+        let Ok((socket, is)) = self.duplicate(call, fd) else { return CONTINUE };
         if !self.interposition.rules.carries_of(is) || capture_ns::is_in_this_netns(&socket) {
-            return Ok(Some(Reply::Continue));
+            return CONTINUE;
         }
         let (address, length) = self.sockaddr(call, at, size)?;
         let (address, length) = is.as_sent(&address[..length]);
         let address = &address[..length];
         let family = address.first_chunk().copied().map(u16::from_ne_bytes);
         if family.map(i32::from) != Some(is.domain) {
-            return Ok(Some(Reply::Continue));
+            return CONTINUE;
         }
         // The kernel reports the error of another address.
-        let Sockaddr::Ip(at) = parse_bound(address) else { return Ok(Some(Reply::Continue)) };
+        let Sockaddr::Ip(at) = parse_bound(address) else { return CONTINUE };
         if at.is_ipv6() && !is.is_v6() {
-            return Ok(Some(Reply::Continue));
+            return CONTINUE;
         }
         user_udp.bind(&socket, is.is_v6(), at).map_err(errno_of)?;
-        Ok(Some(Reply::Returned(0)))
+        DONE
     }
 
     /// Handles `connect` of a socket in the capture namespace. Every address is reachable in

@@ -12,15 +12,20 @@ use viaduct_proto::wrap::{Errno, Sockaddr, Socket, Verdict, parse_bound, wire};
 use viaduct_sys::seccomp::epoll_watches::{self, EpollCount};
 use viaduct_sys::seccomp::{Listener, Notification, Reply, Task};
 
-use super::{Outcome, Supervisor, errno_of, send_reply};
+use super::{CONTINUE, Outcome, Supervisor, errno_of, send_reply};
 use crate::run::public_listeners::{ListenOutcome, PublicListeners};
 
 impl Supervisor {
+    /// Returns the public listeners if there are any.
+    pub(super) fn listeners_in_use(&self) -> Option<Arc<PublicListeners>> {
+        let public_listeners = self.interposition.public_listeners.clone();
+        public_listeners.filter(|public_listeners| !public_listeners.is_empty())
+    }
+
     /// Handles `bind`: frees the port if no program listens there any more.
     pub(super) fn bind(&mut self, call: &Notification) -> Outcome {
         let [_, at, size, ..] = call.arguments;
-        if let Some(public_listeners) = self.interposition.public_listeners.clone()
-            && !public_listeners.is_empty()
+        if let Some(public_listeners) = self.listeners_in_use()
             && let Ok((address, length)) = self.sockaddr(call, at, size)
             && let Sockaddr::Ip(at) = parse_bound(&address[..length])
         {
@@ -34,16 +39,16 @@ impl Supervisor {
     pub(super) fn listen(&mut self, call: &Notification) -> Outcome {
         let backlog = call.arguments[1] as i32;
         let Some(public_listeners) = self.interposition.public_listeners.clone() else {
-            return Ok(Some(Reply::Continue));
+            return CONTINUE;
         };
         let (socket, is) = self.duplicate(call, call.arguments[0])?;
         if !is.is_of_ip() {
-            return Ok(Some(Reply::Continue));
+            return CONTINUE;
         }
         let at = rustix::net::getsockname(&socket).map_err(io::Error::from);
         let at = at.and_then(|at| Ok(at.try_into()?)).map_err(errno_of)?;
         match self.interposition.rules.listen(is, at) {
-            Verdict::Pass | Verdict::Resolve(_) => return Ok(Some(Reply::Continue)),
+            Verdict::Pass | Verdict::Resolve(_) => return CONTINUE,
             Verdict::Refuse(errno) => return Err(errno),
             Verdict::Divert(_) => {}
         }
@@ -87,18 +92,13 @@ impl Supervisor {
 
     /// Handles `accept`: a socket that was duplicated before it listened would get no connection.
     pub(super) fn accept(&mut self, call: &Notification) -> Outcome {
-        let public_listeners = self
-            .interposition
-            .public_listeners
-            .clone()
-            .filter(|public_listeners| !public_listeners.is_empty());
-        let Some(public_listeners) = public_listeners else { return Ok(Some(Reply::Continue)) };
+        let Some(public_listeners) = self.listeners_in_use() else { return CONTINUE };
         let (socket, is) = self.duplicate(call, call.arguments[0])?;
         if let Err(error) = self.replace_listener(call, &public_listeners, &socket, is) {
             debug!("a socket that listens: {error}");
             return Err(errno_of(error));
         }
-        Ok(Some(Reply::Continue))
+        CONTINUE
     }
 
     fn replace_listener(

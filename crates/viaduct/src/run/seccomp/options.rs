@@ -14,7 +14,7 @@ use viaduct_sys::seccomp::{Listener, Notification, Reply, Task};
 use viaduct_sys::socket::pending::set_option_for;
 use viaduct_sys::socket::tcp::Mirrored;
 
-use super::{Outcome, Supervisor, cookie, errno_of, send_reply};
+use super::{CONTINUE, DONE, Outcome, Supervisor, cookie, errno_of, send_reply};
 use crate::engine::aware::SocketId;
 use crate::run::aware::ends_of;
 
@@ -31,22 +31,20 @@ impl Supervisor {
         let (socket, is) = self.duplicate(call, fd)?;
         let size = usize::try_from(size as i32).ok().filter(|size| (1..=MAX_VALUE).contains(size));
         let (Some(size), true) = (size, self.interposition.mirrors_of(is)) else {
-            return Ok(Some(Reply::Continue));
+            return CONTINUE;
         };
         if Mirrored::is_privileged(level, name) && !may_configure_network(call.thread) {
-            return Ok(Some(Reply::Continue));
+            return CONTINUE;
         }
         let mut value = [0; MAX_VALUE];
-        let task = self.task(call)?;
-        let read = self.listener.read(call, &task, at, &mut value[..size]).map_err(errno_of)?;
-        if read < size {
+        if self.read(call, at, &mut value[..size])? < size {
             return Err(Errno::FAULT);
         }
         set_option_for(&socket, level, name, &value[..size]).map_err(errno_of)?;
         let (cookie, socket_id) = (cookie(&socket)?, id_of(&socket)?);
         self.interposition
             .mirror(cookie, socket_id, |mirrored| mirrored.read(&socket, level, name));
-        Ok(Some(Reply::Returned(0)))
+        DONE
     }
 
     /// Handles `getsockopt` of an option that is mirrored: the handlers of the flow may answer.
@@ -54,7 +52,7 @@ impl Supervisor {
         let [fd, level, name, ..] = call.arguments;
         let (socket, is) = self.duplicate(call, fd)?;
         let socket_id = id_of(&socket)?.filter(|_| self.interposition.mirrors_of(is));
-        let Some(socket_id) = socket_id else { return Ok(Some(Reply::Continue)) };
+        let Some(socket_id) = socket_id else { return CONTINUE };
         let (listener, task) = (self.listener.clone(), self.task(call)?);
         let query = OptionQuery { listener, task, call: *call, reply: Reply::Continue };
         let option = (level as i32, name as i32);
