@@ -1,71 +1,45 @@
 //! `--via cgroup`, the interposer that sees all calls: BPF on the cgroup of the program.
+//!
+//! | part | |
+//! |---|---|
+//! | here | start; events of the BPF programs |
+//! | `connects` | connects whose SYN was dropped at the rendezvous |
+//! | `inbound` | connections to programs that listen |
+
+mod connects;
+mod inbound;
 
 use std::collections::HashMap;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
-use tracing::{debug, warn};
+use tracing::warn;
 use viaduct_proto::flow::Failure;
-use viaduct_proto::wire::refusal::RejectedSyn;
-use viaduct_proto::wrap::{self, Errno, Line, Transport};
+use viaduct_proto::wrap::{self, Line, Transport};
 use viaduct_sys::bpf::{
-    DatagramMode, Group, InboundConns, Offload, OptionChange, Ports, Redirect, RedirectConfig,
-    RedirectEvent, Resolver, Rule, RuleAction, Rules, SocketNames, Traffic, WaitingConnect,
+    DatagramMode, Group, Offload, OptionChange, Ports, Redirect, RedirectConfig, RedirectEvent,
+    Resolver, Rule, RuleAction, Rules, Traffic, WaitingConnect,
 };
 use viaduct_sys::capture::raw::RawSockets;
-use viaduct_sys::route::interface;
 use viaduct_sys::socket::rendezvous::Rendezvous;
-use viaduct_sys::socket::tcp::{self, Mirrored, TcpOptions};
+use viaduct_sys::socket::tcp::Mirrored;
 
+use self::connects::{ConnectContext, RedirectedConnect, with_link_scope};
+use self::inbound::{Inbound, listener, local_end};
 use super::Plan;
 use super::datagrams;
 use super::descriptor_store::DescriptorStore;
 use super::held_udp::{self, HeldUdp};
 use super::names::{RemoteNames, target};
 use super::negotiate::ClientFilter;
-use super::public_listeners::canonical;
-use super::report::{self, Report, ReportedConnect, ReportedProgram};
+use super::report::{self, Report, ReportedConnect};
 use crate::engine::aware::SocketId;
-use crate::engine::flow_socket::FlowSocket;
-use crate::engine::wrapped::{Arrival, Call, PendingConnect, Program};
+use crate::engine::wrapped::Call;
 use crate::master::carrier::Carrier;
-
-/// State shared by all redirected connects.
-#[derive(Debug)]
-struct ConnectContext {
-    rendezvous: Rendezvous,
-    names: SocketNames,
-    raw: RawSockets,
-}
-
-/// A connect whose SYN was dropped at the rendezvous.
-#[derive(Debug)]
-struct RedirectedConnect {
-    waiting: WaitingConnect,
-    context: Arc<ConnectContext>,
-    /// Alive while it waits. Each retransmission of its SYN is reported.
-    _waits: Arc<()>,
-}
-
-/// A program that listens, for one client.
-#[derive(Clone, Debug)]
-struct RedirectedProgram {
-    client: SocketAddr,
-    own: SocketAddr,
-    inside: InboundConns,
-    inbound: Arc<Mutex<FlowTable>>,
-}
-
-/// Backlog of connections to programs.
-const BACKLOG: u32 = 4096;
-/// Pause after an error of accept.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Attaches the BPF programs to `group`, and reports every connect that `plan` wants to
 /// `carrier`. Returns the holder of datagrams, if they pass the handlers too. Descriptors in
@@ -83,22 +57,21 @@ pub fn start(
     let v4 = v4.context("listen for connections to the program")?;
     // Absent if the machine has no IPv6.
     let v6 = listener(Ipv6Addr::LOCALHOST.into(), save_syn).ok();
-    let ports = negotiation.map_or_else(Ports::new, |(_, ports)| Ok(ports.clone()))?;
-    let (carry, held_udp, notice) = carry(group, plan);
-    let diversion = RedirectConfig {
+    let (datagram_mode, held_udp, notice) = carry(group, plan);
+    let config = RedirectConfig {
         streams: rules(&plan.rules, Transport::Tcp),
         datagrams: rules(&plan.rules, Transport::Udp),
-        datagram_mode: carry,
+        datagram_mode,
         v4: rendezvous.at(true).context("the rendezvous has no address")?,
         v6: rendezvous.at(false),
         listeners: [Some(v4.as_fd()), v6.as_ref().map(AsFd::as_fd)],
-        ports,
+        ports: negotiation.map_or_else(Ports::new, |(_, ports)| Ok(ports.clone()))?,
         offload: plan.offload.map(|offload| Offload { rate: offload.rate.map(bytes) }),
         resolver: plan.names.as_ref().and_then(|names| resolver(names)),
         reports: plan.report.is_some(),
         strict: plan.rules.strict,
     };
-    let divert = Redirect::attach(&diversion, group.as_fd())?;
+    let divert = Redirect::attach(&config, group.as_fd())?;
     if let Some(store) = store {
         let bound_sockets = [true, false].map(|v4| rendezvous.bound_socket(v4).ok());
         let bound_sockets = bound_sockets.iter().flatten().map(AsFd::as_fd);
@@ -109,38 +82,26 @@ pub fn start(
     let inbound = Arc::<Mutex<FlowTable>>::default();
     for listener in [Some(v4), v6].into_iter().flatten() {
         let Some(inside) = divert.inbound_conns() else { continue };
-        let carrier = carrier.clone();
-        let filter = negotiation
-            .map(|(negotiation, _)| ClientFilter::new(negotiation.clone(), plan.report.clone()));
-        let report = plan.report.clone();
-        let inbound = inbound.clone();
-        let accept = move || {
-            accept_loop(&listener, (&inside, &inbound), (&carrier, report.as_ref()), filter);
-        };
+        let (flows, carrier, report) = (inbound.clone(), carrier.clone(), plan.report.clone());
+        let filter = negotiation.map(|(terms, _)| ClientFilter::new(terms.clone(), report.clone()));
+        let inbound = Inbound { inside, flows, carrier, report, filter };
+        let accept = move || inbound.accept(&listener);
         thread::Builder::new().name("accept".to_owned()).spawn(accept)?;
     }
     let raw = RawSockets::open().context("open raw sockets")?;
-    let context = Arc::new(ConnectContext { rendezvous, names: divert.names(), raw });
-    let (rules, report, names) = (plan.rules, plan.report.clone(), plan.names.clone());
-    let (pending, outbound) = (HashMap::new(), FlowTable::default());
-    let mut event_loop = EventLoop {
+    let event_loop = EventLoop {
+        context: Arc::new(ConnectContext { rendezvous, names: divert.names(), raw }),
         divert,
-        context,
         carrier,
-        rules,
-        report,
-        names,
+        rules: plan.rules,
+        report: plan.report.clone(),
+        names: plan.names.clone(),
         notice,
-        pending,
-        outbound,
+        pending: HashMap::new(),
+        outbound: FlowTable::default(),
         inbound,
     };
-    let run = move || {
-        if let Err(error) = event_loop.run() {
-            warn!("connects are no longer handled: {error}");
-        }
-    };
-    thread::Builder::new().name("connects".to_owned()).spawn(run)?;
+    thread::Builder::new().name("connects".to_owned()).spawn(move || event_loop.run())?;
     Ok(held_udp)
 }
 
@@ -189,56 +150,6 @@ fn bytes(bits: u64) -> u32 {
     u32::try_from(bits / 8).unwrap_or(u32::MAX).max(1)
 }
 
-/// Opens a listener to which connections to programs are redirected, whatever their
-/// destination. Only this machine can reach its own address.
-fn listener(at: IpAddr, save_syn: bool) -> io::Result<TcpListener> {
-    let options = TcpOptions { inside: true, save_syn, ..TcpOptions::default() };
-    let listener = tcp::listen((at, 0).into(), BACKLOG, options)?;
-    listener.set_nonblocking(false)?;
-    Ok(listener)
-}
-
-/// Accepts connections to programs for as long as the process runs.
-fn accept_loop(
-    listener: &TcpListener,
-    (inside, inbound): (&InboundConns, &Arc<Mutex<FlowTable>>),
-    (carrier, report): (&Carrier, Option<&Report>),
-    mut filter: Option<ClientFilter>,
-) {
-    let here = listener.local_addr().ok();
-    loop {
-        let (stream, client) = match listener.accept() {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                debug!("accept: {error}");
-                // For example, no descriptor is left.
-                thread::sleep(ACCEPT_RETRY_DELAY);
-                continue;
-            }
-        };
-        let Ok(own) = stream.local_addr() else { continue };
-        if Some(own) == here || stream.set_nonblocking(true).is_err() {
-            continue;
-        }
-        let (client, own) = (canonical(client), canonical(own));
-        let handlers = match &mut filter {
-            None => None,
-            Some(filter) => match filter.accept(&stream, client) {
-                Some(handlers) => Some(handlers),
-                None => continue,
-            },
-        };
-        let program = Box::new(RedirectedProgram {
-            client,
-            own,
-            inside: inside.clone(),
-            inbound: inbound.clone(),
-        });
-        let program = ReportedProgram::of(program, own, report);
-        carrier.arrive(Arrival { stream: stream.into(), client, own, handlers, program });
-    }
-}
-
 /// Handles BPF events of the programs.
 struct EventLoop {
     divert: Redirect,
@@ -278,22 +189,12 @@ impl FlowTable {
     }
 }
 
-/// Returns the local end of a connection to a program at this address.
-fn local_end(program: SocketAddr, port: u16) -> SocketAddr {
-    let ip: IpAddr = match program {
-        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-        SocketAddr::V6(at) if at.ip().is_unicast_link_local() => (*at.ip()).into(),
-        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-    };
-    (ip, port).into()
-}
-
 /// Number of connects from which on those that are no longer pending are removed.
 const MIN_CONNECTS_CLEANUP: usize = 1024;
 
 impl EventLoop {
     /// Runs the event loop for as long as the process runs.
-    fn run(&mut self) -> io::Result<()> {
+    fn run(mut self) {
         let mut cleanup_at = MIN_CONNECTS_CLEANUP;
         loop {
             while let Some(event) = self.divert.poll() {
@@ -305,7 +206,7 @@ impl EventLoop {
             }
             match poll(&mut [PollFd::new(&self.divert, PollFlags::IN)], None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => return warn!("connects are no longer handled: {error}"),
             }
         }
     }
@@ -374,89 +275,6 @@ impl EventLoop {
         match target(self.names.as_deref(), to) {
             Some(to) => self.carrier.call(Call { to, source: program, is_bound, mirrored, held }),
             None => held.refuse(Failure::Unreachable),
-        }
-    }
-}
-
-/// Adds the interface to a link-local address: the one that the program has bound its socket
-/// to, or else the only one with such addresses. The scope in the program's address is not
-/// visible here.
-fn with_link_scope(to: SocketAddr) -> SocketAddr {
-    match to {
-        SocketAddr::V6(mut at) if at.ip().is_unicast_link_local() && at.scope_id() == 0 => {
-            at.set_scope_id(interface::only_link().unwrap_or(0));
-            at.into()
-        }
-        to => to,
-    }
-}
-
-impl Program for RedirectedProgram {
-    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
-        let from = match self.own {
-            SocketAddr::V4(_) => (Ipv4Addr::LOCALHOST, 0).into(),
-            // With its interface, which the program sees.
-            SocketAddr::V6(own) if own.ip().is_unicast_link_local() => {
-                SocketAddrV6::new(*own.ip(), 0, 0, own.scope_id()).into()
-            }
-            SocketAddr::V6(_) => (Ipv6Addr::LOCALHOST, 0).into(),
-        };
-        let options = TcpOptions { inside: true, ..TcpOptions::default() };
-        tcp::bound(from, options).map(FlowSocket::from)
-    }
-
-    fn connect(&mut self, bound_socket: &TcpStream) -> io::Result<()> {
-        let ours = bound_socket.local_addr()?;
-        self.inside.note(ours.port(), self.client, self.own)?;
-        let socket_id = SocketId::Ends(self.client, self.own);
-        let mut inbound = self.inbound.lock().unwrap_or_else(PoisonError::into_inner);
-        inbound.set(local_end(self.own, ours.port()), socket_id, Mirrored::default());
-        drop(inbound);
-        tcp::connect_bound(bound_socket, self.own)
-    }
-
-    fn for_another_flow(&self) -> Option<Box<dyn Program>> {
-        Some(Box::new(self.clone()))
-    }
-}
-
-impl PendingConnect for RedirectedConnect {
-    fn socket_id(&self) -> Option<SocketId> {
-        Some(SocketId::Cookie(self.waiting.cookie))
-    }
-
-    fn set_local_addr(&mut self, own: SocketAddr) {
-        self.context.names.set_own(self.waiting.cookie, own);
-    }
-
-    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
-        self.context.rendezvous.bound_socket(self.waiting.program.is_ipv4()).map(FlowSocket::from)
-    }
-
-    fn complete(&mut self, bound_socket: &TcpStream) -> io::Result<()> {
-        tcp::connect_bound(bound_socket, self.waiting.program)
-    }
-
-    fn refuse(&mut self, why: Failure) {
-        self.refuse_as(why, 0);
-    }
-
-    fn refuse_as(&mut self, why: Failure, errno: i32) {
-        let WaitingConnect { program, syn, .. } = self.waiting;
-        let Some(to) = self.context.rendezvous.at(program.is_ipv4()) else { return };
-        let asked = RejectedSyn { from: program, to, number: syn };
-        let packet = match why {
-            _ if errno == Errno::NETUNREACH.0 => asked.without_route(),
-            // No ICMP message of IPv4 makes the kernel return this error.
-            _ if errno == Errno::ACCES.0 && program.is_ipv6() => asked.prohibited(),
-            // Its SYNs are dropped: it gives up at its own timeout.
-            Failure::TimedOut => return,
-            // No ICMP message says that there is no room.
-            Failure::Unreachable | Failure::Full => asked.unreachable(),
-            Failure::Refused | Failure::Reset | Failure::Denied => asked.refused(),
-        };
-        if let Err(error) = self.context.raw.send(&packet, program.ip()) {
-            debug!("refuse a connect: {error}");
         }
     }
 }

@@ -1,0 +1,91 @@
+//! Connects of programs: the SYN was dropped at the rendezvous, and the far end's answer
+//! decides.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+
+use tracing::debug;
+use viaduct_proto::flow::Failure;
+use viaduct_proto::wire::refusal::RejectedSyn;
+use viaduct_proto::wrap::Errno;
+use viaduct_sys::bpf::{SocketNames, WaitingConnect};
+use viaduct_sys::capture::raw::RawSockets;
+use viaduct_sys::route::interface;
+use viaduct_sys::socket::rendezvous::Rendezvous;
+use viaduct_sys::socket::tcp;
+
+use crate::engine::aware::SocketId;
+use crate::engine::flow_socket::FlowSocket;
+use crate::engine::wrapped::PendingConnect;
+
+/// State shared by all redirected connects.
+#[derive(Debug)]
+pub(super) struct ConnectContext {
+    pub(super) rendezvous: Rendezvous,
+    pub(super) names: SocketNames,
+    pub(super) raw: RawSockets,
+}
+
+/// A connect whose SYN was dropped at the rendezvous.
+#[derive(Debug)]
+pub(super) struct RedirectedConnect {
+    pub(super) waiting: WaitingConnect,
+    pub(super) context: Arc<ConnectContext>,
+    /// Alive while it waits. Each retransmission of its SYN is reported.
+    pub(super) _waits: Arc<()>,
+}
+
+/// Adds the interface to a link-local address: the one that the program has bound its socket
+/// to, or else the only one with such addresses. The scope in the program's address is not
+/// visible here.
+pub(super) fn with_link_scope(to: SocketAddr) -> SocketAddr {
+    match to {
+        SocketAddr::V6(mut at) if at.ip().is_unicast_link_local() && at.scope_id() == 0 => {
+            at.set_scope_id(interface::only_link().unwrap_or(0));
+            at.into()
+        }
+        to => to,
+    }
+}
+
+impl PendingConnect for RedirectedConnect {
+    fn socket_id(&self) -> Option<SocketId> {
+        Some(SocketId::Cookie(self.waiting.cookie))
+    }
+
+    fn set_local_addr(&mut self, own: SocketAddr) {
+        self.context.names.set_own(self.waiting.cookie, own);
+    }
+
+    fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
+        self.context.rendezvous.bound_socket(self.waiting.program.is_ipv4()).map(FlowSocket::from)
+    }
+
+    fn complete(&mut self, bound_socket: &TcpStream) -> io::Result<()> {
+        tcp::connect_bound(bound_socket, self.waiting.program)
+    }
+
+    fn refuse(&mut self, why: Failure) {
+        self.refuse_as(why, 0);
+    }
+
+    fn refuse_as(&mut self, why: Failure, errno: i32) {
+        let WaitingConnect { program, syn, .. } = self.waiting;
+        let Some(to) = self.context.rendezvous.at(program.is_ipv4()) else { return };
+        let asked = RejectedSyn { from: program, to, number: syn };
+        let packet = match why {
+            _ if errno == Errno::NETUNREACH.0 => asked.without_route(),
+            // No ICMP message of IPv4 makes the kernel return this error.
+            _ if errno == Errno::ACCES.0 && program.is_ipv6() => asked.prohibited(),
+            // Its SYNs are dropped: it gives up at its own timeout.
+            Failure::TimedOut => return,
+            // No ICMP message says that there is no room.
+            Failure::Unreachable | Failure::Full => asked.unreachable(),
+            Failure::Refused | Failure::Reset | Failure::Denied => asked.refused(),
+        };
+        if let Err(error) = self.context.raw.send(&packet, program.ip()) {
+            debug!("refuse a connect: {error}");
+        }
+    }
+}
