@@ -37,8 +37,6 @@ impl Errno {
     pub const NONE: Errno = Errno(0);
     /// `EPERM`: operation not permitted.
     pub const PERM: Errno = Errno(1);
-    /// `ENOENT`: no such file or object.
-    pub const NOENT: Errno = Errno(2);
     /// `EACCES`: permission denied.
     pub const ACCES: Errno = Errno(13);
     /// `EFAULT`: bad address in the program's memory.
@@ -51,8 +49,6 @@ impl Errno {
     pub const MFILE: Errno = Errno(24);
     /// `EINTR`: interrupted by a signal.
     pub const INTR: Errno = Errno(4);
-    /// `EBADF`: bad file descriptor.
-    pub const BADF: Errno = Errno(9);
     /// `EAGAIN`: would block.
     pub const AGAIN: Errno = Errno(11);
     /// `EINVAL`: invalid argument.

@@ -127,30 +127,23 @@ pub struct Welcome {
 impl Request {
     /// Serializes the request.
     pub fn emit(&self) -> [u8; REQUEST] {
+        let (kind, call, errno, is, cookie, address) = match *self {
+            Request::Hello => (1, 0, 0, false, 0, None),
+            Request::Connect { to, wait } => (2, 0, 0, wait, 0, Some(to)),
+            Request::Names { cookie } => (3, 0, 0, false, cookie, None),
+            Request::Refused { call, datagrams, to, errno } => {
+                (4, call as u8, errno.0, datagrams, 0, to)
+            }
+            Request::Error { cookie } => (5, 0, 0, false, cookie, None),
+        };
         let mut bytes = [0; REQUEST];
         let mut out = Writer { bytes: &mut bytes };
-        out.head(self.kind());
-        match *self {
-            Request::Hello => {}
-            Request::Connect { to, wait } => {
-                out.put(&[0]);
-                out.put(&0u32.to_ne_bytes());
-                out.put(&u32::from(wait).to_ne_bytes());
-                out.put(&[0; 8]);
-                out.address(Some(to));
-            }
-            Request::Names { cookie } | Request::Error { cookie } => {
-                out.put(&[0; 9]);
-                out.put(&cookie.to_ne_bytes());
-            }
-            Request::Refused { call, datagrams, to, errno } => {
-                out.put(&[call as u8]);
-                out.put(&errno.0.to_ne_bytes());
-                out.put(&u32::from(datagrams).to_ne_bytes());
-                out.put(&[0; 8]);
-                out.address(to);
-            }
-        }
+        out.head(kind);
+        out.put(&[call]);
+        out.put(&i32::to_ne_bytes(errno));
+        out.put(&u32::from(is).to_ne_bytes());
+        out.put(&u64::to_ne_bytes(cookie));
+        out.address(address);
         bytes
     }
 
@@ -170,20 +163,10 @@ impl Request {
             1 => Request::Hello,
             2 => Request::Connect { to: address?, wait: is },
             3 => Request::Names { cookie },
-            5 => Request::Error { cookie },
             4 => Request::Refused { call: Call::of(call)?, datagrams: is, to: address, errno },
+            5 => Request::Error { cookie },
             _ => return None,
         })
-    }
-
-    fn kind(&self) -> u8 {
-        match self {
-            Request::Hello => 1,
-            Request::Connect { .. } => 2,
-            Request::Names { .. } => 3,
-            Request::Refused { .. } => 4,
-            Request::Error { .. } => 5,
-        }
     }
 }
 
