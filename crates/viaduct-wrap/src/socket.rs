@@ -47,8 +47,6 @@ impl Errno {
     pub const NFILE: Errno = Errno(23);
     /// `EMFILE`: the process's limit of open files is reached.
     pub const MFILE: Errno = Errno(24);
-    /// `EINTR`: interrupted by a signal.
-    pub const INTR: Errno = Errno(4);
     /// `EAGAIN`: would block.
     pub const AGAIN: Errno = Errno(11);
     /// `EINVAL`: invalid argument.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use mio::Registry;
 use viaduct_proto::keys::{Entropy, PublicKey};
 use viaduct_proto::time::Instant;
-use viaduct_proto::tunnel::record::{RecordError, Refusal};
+use viaduct_proto::tunnel::record::{RecordError, Refusal, Secure};
 use viaduct_proto::tunnel::{Carrier, Lane};
 
 use super::peer::SharedPeer;
@@ -54,12 +54,17 @@ impl Link {
         }
     }
 
+    /// Record layer under the sites' keys; `None` before a QUIC connection has keys.
+    fn secure(&self) -> Option<&Secure> {
+        match &self.transport {
+            Transport::Tcp(tcp) => Some(&tcp.secure),
+            Transport::Quic(quic) => quic.secure.as_ref(),
+        }
+    }
+
     /// Returns whether both ends have authenticated.
     pub(super) fn is_up(&self) -> bool {
-        match &self.transport {
-            Transport::Tcp(tcp) => tcp.is_up(),
-            Transport::Quic(quic) => quic.is_up(),
-        }
+        self.secure().is_some_and(Secure::is_up)
     }
 
     /// Returns whether this is an accepted link whose peer is not known yet.
@@ -69,10 +74,7 @@ impl Link {
 
     /// Public key of the peer, once known.
     pub(super) fn peer(&self) -> Option<PublicKey> {
-        match &self.transport {
-            Transport::Tcp(tcp) => tcp.peer(),
-            Transport::Quic(quic) => quic.peer(),
-        }
+        self.secure().and_then(Secure::peer)
     }
 
     /// Lifts the limits of an unauthenticated link.
@@ -92,7 +94,7 @@ impl Link {
 
     /// Returns whether more can be read, after other links had their turn.
     pub(super) fn is_readable(&self) -> bool {
-        matches!(&self.transport, Transport::Tcp(tcp) if tcp.is_readable())
+        matches!(&self.transport, Transport::Tcp(tcp) if tcp.readable)
     }
 
     /// Reads the available bytes, and passes them to the tunnel.

@@ -7,7 +7,6 @@ use slab::Slab;
 use tracing::{debug, info, warn};
 use viaduct_proto::flow::Address;
 use viaduct_proto::time::Instant;
-use viaduct_sys::clock;
 
 use super::dial::Slot;
 use super::link::Link;
@@ -16,6 +15,7 @@ use super::peer::SharedPeer;
 use super::settings::{Dial, TunnelSettings};
 use super::stats::TunnelCounters;
 use super::stream::TunnelStream;
+use super::time;
 
 /// Near end of a tunnel.
 pub(super) struct Near {
@@ -85,7 +85,7 @@ impl Near {
         counters.down = self.reason.as_ref().filter(|_| !up).map(|reason| match self.last_up {
             None => format!("{reason}; it has not been up yet"),
             Some(at) => {
-                let age = Instant::from_nanos(clock::now()).since(at).as_secs();
+                let age = time().since(at).as_secs();
                 format!("{reason}; last up {age} s ago")
             }
         });

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -166,21 +166,8 @@ impl TunnelArgs {
         if !one && (!self.peer.is_empty() || (self.key.is_some() && tables.is_empty())) {
             bail!("key, peer: they are for a tunnel; give tunnel or tunnel-listen");
         }
-        if self.links.is_some() && !one && tables.is_empty() {
-            bail!("links: the end that dials has them; give tunnel");
-        }
         if !one && tables.is_empty() {
-            let usual: TunnelArgs = defaults();
-            let idle = [
-                ("link-congestion", self.link_congestion.is_some()),
-                ("carrier", self.carrier != usual.carrier),
-                ("tunnel-buffer", self.tunnel_buffer != usual.tunnel_buffer),
-                ("stranger-memory", self.stranger_memory.is_some()),
-            ];
-            return match idle.iter().find(|(_, is)| *is) {
-                Some((what, _)) => bail!("{what}: it is a tunnel's; give tunnel or tunnel-listen"),
-                None => Ok(None),
-            };
+            return self.check_unused().map(|()| None);
         }
         let memory = self.stranger_memory.or(self.stranger_memory_per_source);
         if self.tunnel_listen.is_none() && memory.is_some() {
@@ -196,23 +183,7 @@ impl TunnelArgs {
         self.check_congestion()?;
         key::warn_if_readable("key", file);
         let secret = key::read(file)?;
-        let mut peers = self.peer.iter().chain(dials.iter().map(|dial| &dial.peer));
-        if let Some(weak) = peers.find(|peer| secret.is_weak(peer)) {
-            bail!("peer: {weak} is no honest site's key");
-        }
-        if self
-            .peer
-            .iter()
-            .chain(dials.iter().map(|dial| &dial.peer))
-            .any(|&it| it == secret.public())
-        {
-            bail!(
-                "peer: {} is this site's own key, of {}; give the public key of the tunnel's \
-                    other end",
-                secret.public(),
-                file.display()
-            );
-        }
+        self.check_peers(&secret, &dials, file)?;
         let core = Settings { limit: self.tunnel_buffer, ..Settings::default() };
         Ok(Some(TunnelSettings {
             secret,
@@ -229,6 +200,41 @@ impl TunnelArgs {
             },
             core,
         }))
+    }
+
+    /// Checks that no option of tunnels is given where there is none.
+    fn check_unused(&self) -> Result<()> {
+        if self.links.is_some() {
+            bail!("links: the end that dials has them; give tunnel");
+        }
+        let usual: TunnelArgs = defaults();
+        let idle = [
+            ("link-congestion", self.link_congestion.is_some()),
+            ("carrier", self.carrier != usual.carrier),
+            ("tunnel-buffer", self.tunnel_buffer != usual.tunnel_buffer),
+            ("stranger-memory", self.stranger_memory.is_some()),
+        ];
+        match idle.iter().find(|(_, is)| *is) {
+            Some((what, _)) => bail!("{what}: it is a tunnel's; give tunnel or tunnel-listen"),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that the keys of the other ends are those of other sites; `file` has this site's.
+    fn check_peers(&self, secret: &SecretKey, dials: &[Dial], file: &Path) -> Result<()> {
+        for peer in self.peer.iter().chain(dials.iter().map(|dial| &dial.peer)) {
+            if secret.is_weak(peer) {
+                bail!("peer: {peer} is no honest site's key");
+            }
+            if *peer == secret.public() {
+                let file = file.display();
+                bail!(
+                    "peer: {peer} is this site's own key, of {file}; give the public key of the \
+                     tunnel's other end"
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Checks that the transports in use support the congestion control. A listening end

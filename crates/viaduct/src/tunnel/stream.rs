@@ -6,11 +6,10 @@ use std::net::SocketAddr;
 use bytes::{Buf as _, Bytes, BytesMut};
 use mio::Token;
 use viaduct_proto::flow::{Address, Failure};
-use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::StreamId;
-use viaduct_sys::clock;
 
 use super::peer::SharedPeer;
+use super::time;
 
 /// Readiness of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +97,7 @@ impl TunnelStream {
             filled += count;
         }
         if filled > 0 {
-            peer.tunnel.consumed(now(), id, filled);
+            peer.tunnel.consumed(time(), id, filled);
             return Ok(Some(filled));
         }
         self.ended = peer.slots[self.slot].finished;
@@ -115,7 +114,7 @@ impl TunnelStream {
         let length = pieces.iter().map(|piece| piece.len()).sum();
         let mut bytes = BytesMut::with_capacity(length);
         pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
-        match tunnel.write(now(), id, bytes.freeze()) {
+        match tunnel.write(time(), id, bytes.freeze()) {
             true => Ok(Some(length)),
             false => Err(io::ErrorKind::BrokenPipe.into()),
         }
@@ -161,10 +160,6 @@ impl Drop for TunnelStream {
         }
         self.peer.lock().leave(self.slot);
     }
-}
-
-fn now() -> Instant {
-    Instant::from_nanos(clock::now())
 }
 
 /// Maps a failure at the far end to an error.

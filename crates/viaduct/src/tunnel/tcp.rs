@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use mio::net::{TcpListener, TcpStream};
-use viaduct_proto::keys::{Entropy, PublicKey};
+use viaduct_proto::keys::Entropy;
 use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::record::Secure;
 use viaduct_sys::socket::tcp::{self, LongHaul, TcpOptions};
@@ -40,11 +40,12 @@ const MEASURE_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(super) struct TcpLink {
     stream: TcpStream,
-    secure: Secure,
+    /// Record layer under the sites' keys.
+    pub(super) secure: Secure,
     connected: bool,
     writable: bool,
     /// Possibly readable: true until a read would block.
-    readable: bool,
+    pub(super) readable: bool,
     /// Bytes received before the link was assigned to a tunnel.
     pub(super) plain_in: Vec<u8>,
     /// Frames to be sealed.
@@ -147,21 +148,6 @@ impl TcpLink {
         }
     }
 
-    /// Returns whether more can be read, after other links had their turn.
-    pub(super) fn is_readable(&self) -> bool {
-        self.readable
-    }
-
-    /// Returns whether both ends have authenticated.
-    pub(super) fn is_up(&self) -> bool {
-        self.secure.is_up()
-    }
-
-    /// Public key of the peer, once known.
-    pub(super) fn peer(&self) -> Option<PublicKey> {
-        self.secure.peer()
-    }
-
     /// Reads the available bytes and passes them to `deliver`, or keeps them without one.
     pub(super) fn receive(
         &mut self,
@@ -175,7 +161,8 @@ impl TcpLink {
             if !self.readable {
                 break;
             }
-            let most = if self.is_up() { scratch.len() } else { UNTRUSTED_READ.min(scratch.len()) };
+            let most =
+                if self.secure.is_up() { scratch.len() } else { UNTRUSTED_READ.min(scratch.len()) };
             let read = match self.stream.read(&mut scratch[..most]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(read) => read,
@@ -217,7 +204,7 @@ impl TcpLink {
         if !self.check_connected()? {
             return Ok(());
         }
-        if self.is_up() && !self.plain_out.is_empty() {
+        if self.secure.is_up() && !self.plain_out.is_empty() {
             self.secure.seal(&self.plain_out, &mut self.sealed);
             self.plain_out.clear();
         }

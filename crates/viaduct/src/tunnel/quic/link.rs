@@ -8,7 +8,7 @@ use quinn_proto::{
     Connection, ConnectionError, ConnectionEvent, ConnectionHandle, Dir, Event, ReadError,
     ReadableError, StreamEvent, StreamId, VarInt,
 };
-use viaduct_proto::keys::{Entropy, PublicKey};
+use viaduct_proto::keys::Entropy;
 use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::Lane;
 use viaduct_proto::tunnel::record::{RecordError, Refusal, Secure};
@@ -32,7 +32,8 @@ pub(in crate::tunnel) struct QuicLink {
     handle: ConnectionHandle,
     pub(super) connection: Connection,
     dialled: bool,
-    secure: Option<Secure>,
+    /// Record layer under the sites' keys, from the connection's begin on.
+    pub(in crate::tunnel) secure: Option<Secure>,
     lanes: Lanes,
     /// Streams that may be readable.
     readable: BTreeSet<StreamId>,
@@ -69,16 +70,6 @@ impl QuicLink {
 
     pub(super) fn handle(&self) -> ConnectionHandle {
         self.handle
-    }
-
-    /// Returns whether both ends have authenticated.
-    pub(in crate::tunnel) fn is_up(&self) -> bool {
-        self.secure.as_ref().is_some_and(Secure::is_up)
-    }
-
-    /// Public key of the peer, once known.
-    pub(in crate::tunnel) fn peer(&self) -> Option<PublicKey> {
-        self.secure.as_ref().and_then(Secure::peer)
     }
 
     /// Lifts the limits of a connection whose other end was not authenticated: as many streams
