@@ -11,7 +11,7 @@ mod inbound;
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 
@@ -32,7 +32,7 @@ use self::connects::{ConnectContext, RedirectedConnect, with_link_scope};
 use self::inbound::{Inbound, listener, local_end};
 use super::Plan;
 use super::datagrams;
-use super::descriptor_store::DescriptorStore;
+use super::descriptor_store;
 use super::held_udp::{self, HeldUdp};
 use super::names::{RemoteNames, target};
 use super::negotiate::ClientFilter;
@@ -48,7 +48,7 @@ pub fn start(
     group: &Group,
     plan: &Plan,
     carrier: Carrier,
-    store: Option<&DescriptorStore>,
+    store: Option<&OwnedFd>,
 ) -> Result<Option<HeldUdp>> {
     let rendezvous = Rendezvous::open().context("open the rendezvous")?;
     let negotiation = plan.negotiation.as_ref().and_then(|negotiation| negotiation.syn_options());
@@ -77,7 +77,8 @@ pub fn start(
         let bound_sockets = bound_sockets.iter().flatten().map(AsFd::as_fd);
         let held = held_udp.as_ref().and_then(HeldUdp::rules);
         let held = held.iter().map(AsFd::as_fd);
-        store.add(&bound_sockets.chain(divert.look_up()).chain(held).collect::<Vec<_>>())?;
+        let all: Vec<_> = bound_sockets.chain(divert.look_up()).chain(held).collect();
+        descriptor_store::add(store, &all)?;
     }
     let inbound = Arc::<Mutex<FlowTable>>::default();
     for listener in [Some(v4), v6].into_iter().flatten() {

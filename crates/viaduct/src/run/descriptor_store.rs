@@ -5,59 +5,35 @@
 //! too, unread: descriptors in a socket's queue live as long as its reading end.
 //!
 //! ```text
-//!   wrapper ── DescriptorStore, unread ◀══ descriptors ══ master
+//!   wrapper ── the store's reading end, unread ◀══ descriptors ══ master
 //! ```
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use viaduct_sys::socket::seqpacket;
 
-/// Either end of the store.
-#[derive(Debug)]
-pub struct DescriptorStore(OwnedFd);
-
-impl DescriptorStore {
-    /// Returns the wrapper's end, and the master's.
-    ///
-    /// # Errors
-    /// No descriptor is left.
-    pub fn pair() -> io::Result<(DescriptorStore, DescriptorStore)> {
-        seqpacket::pair().map(|(one, other)| (DescriptorStore(one), DescriptorStore(other)))
-    }
-
-    /// Returns the master's end, from an inherited descriptor.
-    pub fn of(fd: OwnedFd) -> DescriptorStore {
-        DescriptorStore(fd)
-    }
-
-    /// Adds these, for as long as the other end is open.
-    ///
-    /// # Errors
-    /// The other end is closed.
-    pub fn add(&self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        seqpacket::send_with_fds(&self.0, b"kept", descriptors)
-    }
-}
-
-impl AsFd for DescriptorStore {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
+/// Adds these to `store`, for as long as its reading end is open.
+///
+/// # Errors
+/// The reading end is closed.
+pub fn add(store: &OwnedFd, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    seqpacket::send_with_fds(store, b"kept", descriptors)
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd as _;
 
     use super::*;
 
     #[test]
     fn stored_descriptors_live_until_the_other_end_is_closed() {
-        let (theirs, ours) = DescriptorStore::pair().unwrap();
+        let (theirs, ours) = seqpacket::pair().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
-        ours.add(&[listener.as_fd()]).unwrap();
+        add(&ours, &[listener.as_fd()]).unwrap();
         drop((listener, ours));
         TcpStream::connect(at).expect("it listens");
         drop(theirs);

@@ -17,7 +17,6 @@ use viaduct_sys::process::supervise::{self, StateChange};
 use viaduct_sys::process::{self, inherited_fds, inherited_state, memory};
 use viaduct_trickles::revert_stale_changes;
 
-use super::descriptor_store::DescriptorStore;
 use super::freezer::FlowFreezer;
 use super::negotiate::NegotiationMode;
 use super::report::Report;
@@ -112,21 +111,12 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     if let Some(names) = &plan.names {
         names.begin()?;
     }
-    let interposer =
-        Interposer::new(args.via, &plan, &carrier, store.map(DescriptorStore::of).as_ref())?;
+    let interposer = Interposer::new(args.via, &plan, &carrier, store.as_ref())?;
+    drop(store);
     if let (Some(names), Interposer::Cgroup(..)) = (&plan.names, &interposer) {
         names.check_daemons()?;
     }
-    let control = match &carrier {
-        Carrier::Own(worker) | Carrier::Nested(worker, ..) => {
-            worker.send(WorkerCommand::SetEventSink(Box::new(FlowFreezer::new(
-                interposer.freezer()?,
-            ))));
-            Some(aware::start(worker.clone())?)
-        }
-        // A shared master runs handlers of other runs too.
-        Carrier::Shared(_) => None,
-    };
+    let control = start_control(&carrier, &interposer)?;
     let program = start(&args.command, control.as_deref(), &interposer)?;
     drop(left);
     wrapper.send(&Message::Started(program));
@@ -187,6 +177,15 @@ fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<EngineThr
     let nested = Arc::new(NestedMaster::new(client, &welcome)?);
     let flows = worker(args, plan, Some(nested.clone()))?;
     Ok((Carrier::Nested(worker_of(&flows)?, nested, rules), Some(flows)))
+}
+
+/// Starts the control socket for programs, unless a shared master carries the flows: it runs
+/// handlers of other runs too.
+fn start_control(carrier: &Carrier, interposer: &Interposer) -> Result<Option<String>> {
+    let (Carrier::Own(worker) | Carrier::Nested(worker, ..)) = carrier else { return Ok(None) };
+    let freezer = FlowFreezer::new(interposer.freezer()?);
+    worker.send(WorkerCommand::SetEventSink(Box::new(freezer)));
+    aware::start(worker.clone()).map(Some)
 }
 
 fn worker_of(flows: &EngineThread) -> Result<CommandSender> {

@@ -8,6 +8,7 @@
 
 use std::env;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -18,7 +19,6 @@ use viaduct_sys::process::supervise;
 use viaduct_sys::seccomp::{self as kernel, SeccompError};
 
 use super::datagrams::DatagramCounts;
-use super::descriptor_store::DescriptorStore;
 use super::held_udp::HeldUdp;
 use super::pending::Interposition;
 use super::{Plan, cgroup, negotiate, preload, seccomp};
@@ -62,7 +62,7 @@ impl Interposer {
         via: Via,
         plan: &Plan,
         carrier: &Carrier,
-        store: Option<&DescriptorStore>,
+        store: Option<&OwnedFd>,
     ) -> Result<Interposer> {
         let via = negotiate::choose_via(via, plan);
         match via {
@@ -79,11 +79,7 @@ impl Interposer {
         }
     }
 
-    fn cgroup(
-        plan: &Plan,
-        carrier: &Carrier,
-        store: Option<&DescriptorStore>,
-    ) -> Result<Interposer> {
+    fn cgroup(plan: &Plan, carrier: &Carrier, store: Option<&OwnedFd>) -> Result<Interposer> {
         // The other run would get the connects before BPF sees them.
         if env::var_os(REPORTED_VAR).is_some() && kernel::is_traced() {
             bail!(

@@ -15,8 +15,7 @@ use viaduct_sys::bpf::Group;
 use viaduct_sys::process::signals::{self, BlockedSignals, ReceivedSignal};
 use viaduct_sys::process::supervise::{self, StateChange};
 use viaduct_sys::process::{inherited_fds, inherited_state};
-
-use super::descriptor_store::DescriptorStore;
+use viaduct_sys::socket::seqpacket;
 
 /// Messages of the master to the wrapper: JSON, one a line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,12 +39,12 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     // program closes them.
     let left = inherited_fds::take_rest().context("look at what is open")?;
     let (ours, theirs) = UnixStream::pair()?;
-    let (_reader, store) = DescriptorStore::pair()?;
+    let (_reader, store) = seqpacket::pair()?;
     let mut arguments = arguments.into_iter();
     let mut command = Command::new("/proc/self/exe");
     command.args(arguments.by_ref().nth(1));
     command.arg(format!("--master-fd={}", theirs.as_raw_fd()));
-    command.arg(format!("--store-fd={}", store.as_fd().as_raw_fd())).args(arguments);
+    command.arg(format!("--store-fd={}", store.as_raw_fd())).args(arguments);
     inherited_fds::leave_open(&mut command, &[theirs.as_fd(), store.as_fd()]);
     signals.release(&mut command);
     inherited_state::restore_in(&mut command);
