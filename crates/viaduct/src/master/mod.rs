@@ -22,6 +22,7 @@ mod remote;
 mod session;
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -30,8 +31,9 @@ use std::sync::atomic::AtomicU64;
 use std::{fs, io};
 
 use anyhow::{Result, anyhow, bail};
+use tracing::debug;
 use viaduct_proto::flow::{HandlerSpec, Registry, offload};
-use viaduct_proto::wrap::wire::Welcome;
+use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
 use viaduct_sys::process::raise_fd_limit;
 use viaduct_sys::socket::seqpacket;
 
@@ -169,6 +171,15 @@ pub fn find_socket(run_dir: &Path, name: &str) -> PathBuf {
 /// Inode number of this process's network namespace.
 pub fn netns_inode() -> io::Result<u64> {
     fs::metadata("/proc/self/ns/net").map(|of| of.ino())
+}
+
+/// Sends an answer to a run or to a program, which may be gone.
+pub fn send_answer(socket: &OwnedFd, answer: &Answer) {
+    let mut bytes = [0; WELCOME];
+    let length = answer.emit(&mut bytes);
+    if let Err(error) = seqpacket::send(socket, &bytes[..length], None) {
+        debug!("send an answer: {error}");
+    }
 }
 
 /// Parses a limit per user.

@@ -22,7 +22,7 @@ use rustix::net::{SocketType, ipproto, sockopt};
 use tracing::{debug, info};
 use viaduct_proto::flow::Failure;
 use viaduct_proto::wrap::shared::{Down, RECORD, Up};
-use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
+use viaduct_proto::wrap::wire::{Answer, Welcome};
 use viaduct_proto::wrap::{Errno, Fate, Transport};
 use viaduct_sys::process::dir_lock::DirLock;
 use viaduct_sys::socket::seqpacket::{self, Received};
@@ -32,7 +32,7 @@ use super::carrier::Carrier;
 use super::outbox::{Outbox, RunLender};
 use super::quota::{Kind, Permit, Quota};
 use super::remote::{FlowChannels, RemoteProgram};
-use super::{creation_error, netns_inode, remove_stale_socket};
+use super::{creation_error, netns_inode, remove_stale_socket, send_answer};
 use crate::engine::flow_socket::{FlowSocket, Lender};
 use crate::engine::wrapped::{Arrival, Call};
 use crate::rate_limited::RateLimitedLog;
@@ -106,7 +106,7 @@ impl RunListener {
             if guest && !self.all_users {
                 let what = "may not share this master: only its own and root may (--all-users)";
                 REFUSED.warn(user, format_args!("user {user} {what}"));
-                answer(&socket, &Answer::Done(Errno::PERM));
+                send_answer(&socket, &Answer::Done(Errno::PERM));
                 continue;
             }
             let permit = if guest { shared.quota.take(user, Kind::Run) } else { None };
@@ -114,7 +114,7 @@ impl RunListener {
                 let what =
                     "has as many runs as it may have (--user-runs), or all users together have";
                 REFUSED.warn(user, format_args!("user {user} {what}"));
-                answer(&socket, &Answer::Done(Errno::AGAIN));
+                send_answer(&socket, &Answer::Done(Errno::AGAIN));
                 continue;
             }
             if let Err(error) = start_session(socket, (user, permit), shared) {
@@ -248,7 +248,18 @@ impl Session<'_> {
             self.refuse(up, channels);
             return Some(());
         };
-        let mut sockets = received.fds.into_iter().map(|fd| stream(fd, grants.lender.clone()));
+        self.execute(up, received.fds, grants, channels)
+    }
+
+    /// Executes a request for which there are `grants`; `None` if it is invalid.
+    fn execute(
+        &self,
+        up: Up,
+        fds: Vec<OwnedFd>,
+        grants: Grants,
+        channels: &mut FlowChannels,
+    ) -> Option<()> {
+        let mut sockets = fds.into_iter().map(|fd| stream(fd, grants.lender.clone()));
         let carrier = &self.shared.carrier;
         match up {
             Up::Hello { .. } => {}
@@ -267,11 +278,8 @@ impl Session<'_> {
             }
             Up::Arrival { id, client, own, .. } => {
                 let (stream, bound_socket) = (sockets.next()??, sockets.next()??);
-                let program = Box::new(RemoteProgram::listening(
-                    id,
-                    bound_socket,
-                    channels.add(id, &self.out),
-                ));
+                let channel = channels.add(id, &self.out);
+                let program = Box::new(RemoteProgram::listening(id, bound_socket, channel));
                 carrier.arrive(Arrival { stream, client, own, handlers: None, program });
             }
             Up::Another { id, of } => {
@@ -327,7 +335,7 @@ fn accepts_hello(socket: &OwnedFd, shared: &Service) -> bool {
         Some(Up::Hello { .. }) => Some(Errno::XDEV),
         _ => Some(Errno::PROTO),
     };
-    answer(socket, &refusal.map_or(Answer::Welcome(shared.welcome), Answer::Done));
+    send_answer(socket, &refusal.map_or(Answer::Welcome(shared.welcome), Answer::Done));
     refusal.is_none()
 }
 
@@ -343,13 +351,4 @@ fn stream(fd: OwnedFd, lender: Option<Arc<dyn Lender>>) -> Option<FlowSocket<Tcp
     rustix::io::ioctl_fionbio(&socket, true).ok().filter(|()| is)?;
     tcp::fin_on_close(&socket).ok()?;
     Some(socket.map(TcpStream::from))
-}
-
-/// Sends an answer. An error means that the run has gone, and is only logged.
-fn answer(socket: &OwnedFd, answer: &Answer) {
-    let mut bytes = [0; WELCOME];
-    let length = answer.emit(&mut bytes);
-    if let Err(error) = seqpacket::send(socket, &bytes[..length], None) {
-        debug!("answer a run: {error}");
-    }
 }

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Context, Result, bail};
-use tracing::{debug, warn};
-use viaduct_proto::wrap::wire::{Answer, REQUEST, Request, WELCOME, Welcome};
+use tracing::warn;
+use viaduct_proto::wrap::wire::{Answer, REQUEST, Request, Welcome};
 use viaduct_proto::wrap::{Errno, SECRET, Secret};
 use viaduct_sys::random::random;
 use viaduct_sys::seccomp::SeccompError;
@@ -31,6 +31,7 @@ use viaduct_sys::socket::seqpacket;
 use super::pending::Interposition;
 use super::seccomp::{self, send_timeout};
 use super::{admission, control_socket};
+use crate::master::send_answer;
 
 /// File name of the library; one file serves the loaders of both glibc and musl.
 const LIBRARY: &str = "libviaduct_preload.so";
@@ -168,13 +169,4 @@ fn answer(socket: OwnedFd, secret: &Secret, interposition: &Arc<Interposition>) 
         }
     }
     None
-}
-
-/// Sends an answer. The library may be gone.
-fn send_answer(socket: &OwnedFd, answer: &Answer) {
-    let mut bytes = [0; WELCOME];
-    let length = answer.emit(&mut bytes);
-    if let Err(error) = seqpacket::send(socket, &bytes[..length], None) {
-        debug!("answer a program: {error}");
-    }
 }
