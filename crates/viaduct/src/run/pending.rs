@@ -4,6 +4,7 @@ mod answer;
 mod connect;
 mod deadlines;
 mod options;
+mod recent;
 mod sockets;
 
 use std::io;
@@ -238,9 +239,9 @@ impl Interposition {
         if let Some(answer) = &answer {
             self.add_deadline(answer, Errno::INPROGRESS)?;
         }
-        sockets.set_addresses(cookie, Addresses { peer: to, own: None, refused: None });
+        sockets.addresses.set(cookie, Addresses { peer: to, own: None, refused: None });
         let attempt = sockets.begin_attempt(cookie, answer);
-        let mirrored = sockets.mirrored.get(cookie);
+        let mirrored = sockets.mirrored.get(cookie).copied().unwrap_or_default();
         drop(sockets);
         let pending = Some(pending);
         let held = Box::new(InterposedConnect {
@@ -266,7 +267,7 @@ impl Interposition {
     pub fn disconnected(&self, cookie: u64) {
         let mut sockets = self.sockets();
         let attempt = sockets.end_attempt(cookie);
-        sockets.forget_addresses(cookie);
+        sockets.addresses.remove(cookie);
         drop(sockets);
         let answers = attempt.into_iter().flat_map(|attempt| attempt.answers);
         for callback in answers.filter_map(|answer| answer.take()) {
@@ -277,15 +278,14 @@ impl Interposition {
     /// Returns the peer and local address to report for a socket, where they differ from those
     /// of the kernel.
     pub fn addresses_of(&self, cookie: u64) -> [Option<SocketAddr>; 2] {
-        self.sockets()
-            .addresses
-            .get(&cookie)
-            .map_or([None; 2], |known| [Some(known.peer), known.own])
+        let mut sockets = self.sockets();
+        let known = sockets.addresses.get(cookie);
+        known.map_or([None; 2], |known| [Some(known.peer), known.own])
     }
 
     /// Sets the peer address to report for a socket.
     pub fn set_peer(&self, cookie: u64, peer: SocketAddr) {
-        self.sockets().set_addresses(cookie, Addresses { peer, own: None, refused: None });
+        self.sockets().addresses.set(cookie, Addresses { peer, own: None, refused: None });
     }
 
     /// Returns why the connect of a socket has failed, if its program has not yet asked. The

@@ -34,9 +34,8 @@ impl PendingConnect for InterposedConnect {
     }
 
     fn set_local_addr(&mut self, own: SocketAddr) {
-        self.interposition
-            .sockets()
-            .set_addresses(self.cookie, Addresses { peer: self.to, own: Some(own), refused: None });
+        let addresses = Addresses { peer: self.to, own: Some(own), refused: None };
+        self.interposition.sockets().addresses.set(self.cookie, addresses);
     }
 
     fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
@@ -95,14 +94,14 @@ impl InterposedConnect {
         let reported = if callbacks.is_empty() {
             // The kernel reports this one by itself.
             let refused = Some(errno).filter(|errno| *errno != Errno::CONNREFUSED);
-            sockets.set_addresses(self.cookie, Addresses { peer: self.to, own: None, refused });
+            sockets.addresses.set(self.cookie, Addresses { peer: self.to, own: None, refused });
             match why {
                 // Its SYNs are dropped: it gives up at its own timeout.
                 Failure::TimedOut => Ok(()),
                 _ => pending.refuse(&self.interposition.closed),
             }
         } else {
-            sockets.forget_addresses(self.cookie);
+            sockets.addresses.remove(self.cookie);
             pending.forget()
         };
         drop(sockets);

@@ -1,6 +1,5 @@
 //! Options that programs have set on their sockets.
 
-use std::collections::{HashMap, VecDeque};
 use std::io;
 
 use tracing::debug;
@@ -9,39 +8,6 @@ use viaduct_sys::socket::tcp::Mirrored;
 
 use super::Interposition;
 use crate::engine::aware::{ProgramRequest, RequestKind, SocketId};
-
-/// Sockets whose options are remembered; the oldest are dropped first.
-const MAX_SOCKETS: usize = 65_536;
-
-/// Options of sockets, by socket cookie.
-#[derive(Debug, Default)]
-pub struct Options {
-    known: HashMap<u64, Mirrored>,
-    /// Cookies in order of insertion.
-    order: VecDeque<u64>,
-}
-
-impl Options {
-    /// Returns the options of a socket, to be changed.
-    pub fn of(&mut self, socket: u64) -> &mut Mirrored {
-        if !self.known.contains_key(&socket) {
-            self.order.push_back(socket);
-            if self.order.len() > MAX_SOCKETS {
-                let oldest = self.order.pop_front();
-                oldest.map(|oldest| self.known.remove(&oldest));
-            }
-        }
-        self.known.entry(socket).or_default()
-    }
-
-    /// Returns the options of a socket.
-    pub fn get(&self, socket: u64) -> Mirrored {
-        if self.known.is_empty() {
-            return Mirrored::default();
-        }
-        self.known.get(&socket).copied().unwrap_or_default()
-    }
-}
 
 impl Interposition {
     /// Returns whether options that a program sets on such a socket are mirrored. They are not
@@ -59,11 +25,11 @@ impl Interposition {
         read: impl FnOnce(&mut Mirrored) -> io::Result<()>,
     ) {
         let mut sockets = self.sockets();
-        let mirrored = sockets.mirrored.of(cookie);
-        if let Err(error) = read(mirrored) {
+        let mut mirrored = sockets.mirrored.get(cookie).copied().unwrap_or_default();
+        if let Err(error) = read(&mut mirrored) {
             return debug!("an option of a socket: {error}");
         }
-        let mirrored = *mirrored;
+        sockets.mirrored.set(cookie, mirrored);
         drop(sockets);
         if let Some(socket_id) = socket_id {
             self.carrier.mirror(socket_id, mirrored);

@@ -1,15 +1,13 @@
 //! State of sockets with intercepted connects.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use viaduct_proto::wrap::Errno;
+use viaduct_sys::socket::tcp::Mirrored;
 
 use super::Answer;
-use super::options::Options;
-
-/// Sockets whose addresses are remembered; the oldest are dropped first.
-const MAX_SOCKETS: usize = 65_536;
+use super::recent::Recent;
 
 /// Addresses to report for a socket.
 #[derive(Debug)]
@@ -34,37 +32,19 @@ pub(super) struct Attempt {
 /// State of sockets, by cookie.
 #[derive(Debug, Default)]
 pub(super) struct SocketTable {
-    pub(super) addresses: HashMap<u64, Addresses>,
-    /// Cookies in order of insertion.
-    order: VecDeque<u64>,
+    pub(super) addresses: Recent<Addresses>,
     attempts: HashMap<u64, Attempt>,
     /// Options that programs have set on their sockets.
-    pub(super) mirrored: Options,
+    pub(super) mirrored: Recent<Mirrored>,
     /// Number of the next attempt.
     next: u64,
 }
 
 impl SocketTable {
-    pub(super) fn set_addresses(&mut self, cookie: u64, addresses: Addresses) {
-        if self.addresses.insert(cookie, addresses).is_some() {
-            return;
-        }
-        self.order.push_back(cookie);
-        while self.order.len() > MAX_SOCKETS {
-            let oldest = self.order.pop_front();
-            oldest.map(|oldest| self.addresses.remove(&oldest));
-        }
-    }
-
-    /// Removes the addresses of a socket. Its place in the order stays until it expires.
-    pub(super) fn forget_addresses(&mut self, cookie: u64) {
-        self.addresses.remove(&cookie);
-    }
-
     /// Takes the reason why a socket's connect has failed.
     pub(super) fn take_refusal(&mut self, cookie: u64) -> Option<Errno> {
-        let errno = self.addresses.get_mut(&cookie)?.refused.take()?;
-        self.forget_addresses(cookie);
+        let errno = self.addresses.get(cookie)?.refused.take()?;
+        self.addresses.remove(cookie);
         Some(errno)
     }
 
