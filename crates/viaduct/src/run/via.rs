@@ -21,6 +21,7 @@ use viaduct_sys::seccomp::{self as kernel, SeccompError};
 use super::datagrams::DatagramCounts;
 use super::held_udp::HeldUdp;
 use super::pending::Interposition;
+use super::user_udp::UserUdp;
 use super::{Plan, cgroup, negotiate, preload, seccomp};
 use crate::master::carrier::Carrier;
 
@@ -98,35 +99,32 @@ impl Interposer {
 
     /// Returns the counts of the programs' datagrams that handlers have released.
     pub fn datagram_counts(&self) -> DatagramCounts {
-        match self {
-            Interposer::Cgroup(_, held_udp, _) => held_udp.as_ref().map(HeldUdp::counts),
-            Interposer::Seccomp(_) | Interposer::Preload(_) => self
-                .interposition()
-                .and_then(|interposition| interposition.user_udp())
-                .map(|user_udp| user_udp.counts()),
-        }
-        .unwrap_or_default()
+        let held = self.held_udp().map(HeldUdp::counts);
+        held.or_else(|| Some(self.user_udp()?.counts())).unwrap_or_default()
     }
 
     /// Returns whether a datagram is held.
     pub fn holds_datagrams(&self) -> bool {
-        match self {
-            Interposer::Cgroup(_, held_udp, _) => {
-                held_udp.as_ref().is_some_and(|of| !of.is_empty())
-            }
-            Interposer::Seccomp(_) | Interposer::Preload(_) => {
-                let user_udp =
-                    self.interposition().and_then(|interposition| interposition.user_udp());
-                user_udp.is_some_and(|user_udp| !user_udp.is_empty())
-            }
-        }
+        self.held_udp().is_some_and(|held_udp| !held_udp.is_empty())
+            || self.user_udp().is_some_and(|user_udp| !user_udp.is_empty())
     }
 
     /// Stops holding datagrams.
     pub fn stop_holding(&self) {
-        if let Interposer::Cgroup(_, Some(held_udp), _) = self {
+        if let Some(held_udp) = self.held_udp() {
             held_udp.end();
         }
+    }
+
+    fn held_udp(&self) -> Option<&HeldUdp> {
+        match self {
+            Interposer::Cgroup(_, held_udp, _) => held_udp.as_ref(),
+            Interposer::Seccomp(_) | Interposer::Preload(_) => None,
+        }
+    }
+
+    fn user_udp(&self) -> Option<&Arc<UserUdp>> {
+        self.interposition()?.user_udp()
     }
 
     fn interposition(&self) -> Option<&Interposition> {
@@ -185,27 +183,19 @@ impl Interposer {
 
     /// Frees ports of listeners whose programs have ended.
     pub fn release_ports(&self) {
-        if let Some(public_listeners) =
-            self.interposition().and_then(|interposition| interposition.public_listeners.as_ref())
-        {
-            public_listeners.sweep(None);
+        let interposition = self.interposition();
+        if let Some(listeners) = interposition.and_then(|of| of.public_listeners.as_ref()) {
+            listeners.sweep(None);
         }
     }
 
     /// Returns whether no program of the run is left; reaps children that have ended.
     pub fn has_ended(&self) -> io::Result<bool> {
-        match self {
-            Interposer::Cgroup(group, ..) => {
-                supervise::reap();
-                group.is_empty().map_err(io::Error::other)
-            }
-            // A child may be the holder of a capture namespace.
-            Interposer::Seccomp(interposition) => {
-                Ok(supervise::reap_all() || interposition.has_ended())
-            }
-            Interposer::Preload(server) => {
-                Ok(supervise::reap_all() || server.interposition().has_ended())
-            }
+        if let Interposer::Cgroup(group, ..) = self {
+            supervise::reap();
+            return group.is_empty().map_err(io::Error::other);
         }
+        // A child may be the holder of a capture namespace.
+        Ok(supervise::reap_all() || self.interposition().is_some_and(Interposition::has_ended))
     }
 }
