@@ -1,7 +1,6 @@
 //! Report of a program's flows, for `--report`.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,25 +13,40 @@ use crate::engine::aware::SocketId;
 use crate::engine::flow_socket::FlowSocket;
 use crate::engine::wrapped::{PendingConnect, Program};
 
-/// Outcome of a flow.
+/// Outcome of a flow, in the order of a report.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FlowOutcome {
     /// The far end answered, and the bytes pass the handlers.
     Handled,
     /// Inbound to a program that listens, and accepted by the handlers.
     Inbound,
+    /// On the program's own connection; the kernel does the handlers' work.
+    Offloaded,
     /// Inbound to a program that listens, and rejected.
     Rejected,
     /// To be handled, but the far end could not be reached.
     Failed(String),
     /// To be handled, but still without an answer when the program gave up, or ended.
     Unanswered,
-    /// On the program's own connection; the kernel does the handlers' work.
-    Offloaded,
     /// Direct, as the rules say.
     Direct,
     /// Refused, as the rules say.
     Refused,
+}
+
+impl FlowOutcome {
+    fn title(&self) -> &'static str {
+        match self {
+            FlowOutcome::Handled => "passed the handlers",
+            FlowOutcome::Inbound => "inbound passed the handlers",
+            FlowOutcome::Offloaded => "were offloaded to the kernel",
+            FlowOutcome::Rejected => "inbound were rejected by the handlers",
+            FlowOutcome::Failed(_) => "failed",
+            FlowOutcome::Unanswered => "were unanswered when the program gave up",
+            FlowOutcome::Direct => "went direct, by the rules or as no flow",
+            FlowOutcome::Refused => "were refused",
+        }
+    }
 }
 
 /// Counts of flows by outcome, transport and destination.
@@ -128,44 +142,38 @@ impl Report {
         dropped: [u64; 2],
     ) -> Vec<String> {
         let report = self.lock();
-        let mut text = Vec::new();
-        for (title, is) in TITLES {
-            let of = || report.flows.iter().filter(|((outcome, ..), _)| is(outcome));
-            let flows: u64 = of().map(|(_, count)| count).sum();
-            if flows == 0 {
-                continue;
-            }
-            let mut line = format!("{flows} {title}");
-            // Writing to a string cannot fail.
-            let _ = match title {
-                // The bytes are those of both.
-                HANDLED | INBOUND => match handled.take() {
-                    Some([out, back]) => {
-                        let came = report
-                            .flows
-                            .keys()
-                            .any(|(outcome, ..)| *outcome == FlowOutcome::Inbound);
-                        let both = if title == HANDLED && came { ", inbound included" } else { "" };
-                        write!(line, " by {via}: {out} bytes out, {back} in{both}")
+        let (mut text, flows) = (Vec::new(), Vec::from_iter(&report.flows));
+        let has_inbound = flows.iter().any(|((of, ..), _)| *of == FlowOutcome::Inbound);
+        for group in flows.chunk_by(|((one, ..), _), ((other, ..), _)| one.title() == other.title())
+        {
+            let (outcome, ..) = group[0].0;
+            let count: u64 = group.iter().map(|(_, count)| **count).sum();
+            let mut line = format!("{count} {}", outcome.title());
+            match outcome {
+                FlowOutcome::Handled | FlowOutcome::Inbound => {
+                    line += &format!(" by {via}");
+                    // The bytes are those of both.
+                    if let Some([out, back]) = handled.take() {
+                        let both = *outcome == FlowOutcome::Handled && has_inbound;
+                        let both = if both { ", inbound included" } else { "" };
+                        line += &format!(": {out} bytes out, {back} in{both}");
                     }
-                    None => write!(line, " by {via}"),
-                },
-                OFFLOADED => {
-                    let [out, back] = report.offloaded;
-                    let open = match report.open {
-                        0 => String::new(),
-                        open => format!("; {open} not closed yet, their bytes are not known"),
-                    };
-                    write!(line, ": {out} bytes out, {back} in{open}")
                 }
-                _ => Ok(()),
-            };
+                FlowOutcome::Offloaded => {
+                    let [out, back] = report.offloaded;
+                    line += &format!(": {out} bytes out, {back} in");
+                    if report.open > 0 {
+                        line +=
+                            &format!("; {} not closed yet, their bytes are not known", report.open);
+                    }
+                }
+                _ => {}
+            }
             text.push(line);
-            for ((outcome, transport, to), count) in of() {
-                let why = if let FlowOutcome::Failed(why) = outcome {
-                    format!(" ({why})")
-                } else {
-                    String::new()
+            for ((outcome, transport, to), count) in group {
+                let why = match outcome {
+                    FlowOutcome::Failed(why) => format!(" ({why})"),
+                    _ => String::new(),
                 };
                 text.push(format!("  {count:>6}  {transport} {}{why}", self.name(*to)));
             }
@@ -189,22 +197,6 @@ impl Report {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-const HANDLED: &str = "passed the handlers";
-const INBOUND: &str = "inbound passed the handlers";
-const OFFLOADED: &str = "were offloaded to the kernel";
-
-type Is = fn(&FlowOutcome) -> bool;
-const TITLES: [(&str, Is); 8] = [
-    (HANDLED, |outcome| *outcome == FlowOutcome::Handled),
-    (INBOUND, |outcome| *outcome == FlowOutcome::Inbound),
-    (OFFLOADED, |outcome| *outcome == FlowOutcome::Offloaded),
-    ("inbound were rejected by the handlers", |outcome| *outcome == FlowOutcome::Rejected),
-    ("failed", |outcome| matches!(outcome, FlowOutcome::Failed(_))),
-    ("were unanswered when the program gave up", |outcome| *outcome == FlowOutcome::Unanswered),
-    ("went direct, by the rules or as no flow", |outcome| *outcome == FlowOutcome::Direct),
-    ("were refused", |outcome| *outcome == FlowOutcome::Refused),
-];
 
 /// Connect whose outcome the report counts.
 #[derive(Debug)]
