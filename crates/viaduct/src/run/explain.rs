@@ -8,16 +8,8 @@ use super::transport;
 /// Prints a line for each handler.
 pub fn list(registry: &Registry) {
     for About { name, line, guards, both_ends, datagrams, .. } in registry.about() {
-        let mut notes = Vec::new();
-        if *both_ends {
-            notes.push("at both ends");
-        }
-        if *guards {
-            notes.push("strict");
-        }
-        if *datagrams {
-            notes.push("datagrams");
-        }
+        let notes = [(both_ends, "at both ends"), (guards, "strict"), (datagrams, "datagrams")];
+        let notes: Vec<_> = notes.iter().filter(|(is, _)| **is).map(|(_, note)| *note).collect();
         let notes =
             if notes.is_empty() { String::new() } else { format!(" [{}]", notes.join(", ")) };
         println!("+{name:<10} {line}{notes}");
@@ -39,27 +31,25 @@ pub fn one(registry: &Registry, name: &str) -> Result<()> {
         bail!("no handler is named {bare:?}; there are {known}");
     };
     println!("+{}: {}", about.name, about.line);
-    if about.name == transport.name {
-        println!(
-            "\nIt is no handler, but what carries bytes from the end of a chain: it stands last."
-        );
-    }
-    if about.both_ends {
-        println!("\nBoth ends of a flow need it.");
-    }
-    if about.datagrams {
-        println!("\nIt works on datagrams too.");
-    }
-    if about.guards {
-        println!(
-            "\nIt guards what passes: what cannot pass it is refused, unless --no-strict is given."
-        );
+    for (is, text) in [
+        (
+            about.name == transport.name,
+            "It is no handler, but what carries bytes from the end of a chain: it stands last.",
+        ),
+        (about.both_ends, "Both ends of a flow need it."),
+        (about.datagrams, "It works on datagrams too."),
+        (
+            about.guards,
+            "It guards what passes: what cannot pass it is refused, unless --no-strict is given.",
+        ),
+    ] {
+        if is {
+            println!("\n{text}");
+        }
     }
     if !about.settings.is_empty() {
-        println!(
-            "\nSettings, as in +{}:KEY=VALUE,... or +{} -KEY=VALUE ...",
-            about.name, about.name
-        );
+        let name = &about.name;
+        println!("\nSettings, as in +{name}:KEY=VALUE,... or +{name} -KEY=VALUE ...");
     }
     for setting in &about.settings {
         let left = format!("{}={}", setting.key, setting.value);
