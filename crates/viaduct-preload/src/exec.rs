@@ -6,10 +6,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use crate::raw::{self, failed, returned};
 use crate::real::real;
-use crate::state::{State, Wrapped, entries, find, own_environment, state};
-
-const PRELOAD: &[u8] = b"LD_PRELOAD=";
-const WRAP: &[u8] = b"VIADUCT_WRAP=";
+use crate::state::{PRELOAD, State, WRAP, Wrapped, entries, find, own_environment, state};
 
 type Strings = *const *const c_char;
 
@@ -124,29 +121,22 @@ impl Copy {
         // SAFETY: the pages have room for so many pointers, and for the texts behind them.
         unsafe {
             let mut text = list.add(pointers).cast::<u8>();
-            let mut put = |bytes: &[u8]| {
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), text, bytes.len());
-                text = text.add(bytes.len());
+            let mut put = |parts: &[&[u8]]| {
+                let entry = text;
+                for part in parts {
+                    std::ptr::copy_nonoverlapping(part.as_ptr(), text, part.len());
+                    text = text.add(part.len());
+                }
+                entry.cast::<c_char>().cast_const()
             };
-            let first = list.add(pointers).cast::<c_char>();
-            put(preload);
-            if !others.is_empty() {
-                put(b":");
-                put(others);
-            }
-            put(b"\0");
-            let second = text.cast::<c_char>();
-            let mut put = |bytes: &[u8]| {
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), text, bytes.len());
-                text = text.add(bytes.len());
-            };
-            put(wrap);
-            put(b"\0");
+            let separator: &[u8] = if others.is_empty() { b"" } else { b":" };
+            let first = put(&[preload, separator, others, b"\0"]);
+            let second = put(&[wrap, b"\0"]);
             let mut at = list;
             let kept = entries(environment)
                 .filter(|entry| !entry.starts_with(PRELOAD) && !entry.starts_with(WRAP))
                 .map(|entry| entry.as_ptr().cast());
-            for pointer in kept.chain([first.cast_const(), second.cast_const(), std::ptr::null()]) {
+            for pointer in kept.chain([first, second, std::ptr::null()]) {
                 *at = pointer;
                 at = at.add(1);
             }

@@ -11,8 +11,9 @@ use crate::ask;
 
 /// Maximum length of the socket name, and of an environment entry, that is kept.
 const MAX_TEXT: usize = 1024;
-const PRELOAD: &[u8] = b"LD_PRELOAD=";
-const WRAP: &[u8] = b"VIADUCT_WRAP=";
+/// Beginnings of the environment entries that load the library, and name its master.
+pub(crate) const PRELOAD: &[u8] = b"LD_PRELOAD=";
+pub(crate) const WRAP: &[u8] = b"VIADUCT_WRAP=";
 
 /// State of the library in a program.
 pub(crate) struct State {

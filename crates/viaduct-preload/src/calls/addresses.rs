@@ -59,14 +59,15 @@ pub(crate) unsafe extern "C" fn getsockopt(
     };
     let is_error = (level, option) == (libc::SOL_SOCKET, libc::SO_ERROR);
     // The master answers by the time that the kernel has an error too.
-    let refusal = if is_error { refusal(fd) } else { Refusal::None };
-    let word = if matches!(refusal, Refusal::NotAsked) { 0 } else { word };
+    let refusal = if is_error { refusal(fd) } else { Ok(None) };
+    // A call without the word is left to seccomp.
+    let word = if refusal.is_err() { 0 } else { word };
     let at = [value as usize, length as usize];
     let arguments = [fd as usize, level as usize, option as usize, at[0], at[1], word as usize];
     // SAFETY: as the caller promises.
     let result = unsafe { raw::call(libc::SYS_getsockopt, arguments) };
     if result == 0
-        && let Refusal::Because(errno) = refusal
+        && let Ok(Some(errno)) = refusal
     {
         // SAFETY: the kernel has just written there, as far as there was room.
         unsafe {
@@ -82,36 +83,31 @@ pub(crate) unsafe extern "C" fn getsockopt(
     returned(result) as c_int
 }
 
-/// Answer of the master about a failed connect.
-enum Refusal {
-    /// No answer: the kernel's result is right.
-    None,
-    /// The reason of the failure.
-    Because(c_int),
-    /// No answer, for want of a descriptor: a call without the library's mark is left to seccomp.
-    NotAsked,
-}
-
-/// Reason why the flow of this socket has failed, if it has.
-fn refusal(fd: c_int) -> Refusal {
-    let Wrapped::By(state) = state() else { return Refusal::None };
-    let mut bytes = [0u8; SOCKADDR];
-    let mut length = SOCKADDR as socklen_t;
-    let [at, size] = [bytes.as_mut_ptr() as usize, (&raw mut length) as usize];
-    let arguments = [fd as usize, at, size, state.word as usize, 0, 0];
-    // SAFETY: the kernel writes at most `length` bytes, which live through the call.
-    let connected = unsafe { raw::call(libc::SYS_getpeername, arguments) } == 0;
-    if connected || !socket_of(fd).is_some_and(Socket::is_of_ip) {
-        return Refusal::None;
+/// Reason why the flow of this socket has failed, if it has. The error says that this process
+/// has no descriptor left for the request.
+fn refusal(fd: c_int) -> Result<Option<c_int>, c_int> {
+    let Wrapped::By(state) = state() else { return Ok(None) };
+    if peer_of(fd, state.word).is_some() || !socket_of(fd).is_some_and(Socket::is_of_ip) {
+        return Ok(None);
     }
     let Some(cookie) = raw::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE) else {
-        return Refusal::None;
+        return Ok(None);
     };
     match crate::ask::ask(state, &Request::Error { cookie }, None) {
-        Ok(Answer::Done(errno)) if errno != Errno::NONE => Refusal::Because(errno.0),
-        Err(errno) if crate::ask::is_full(errno) => Refusal::NotAsked,
-        _ => Refusal::None,
+        Ok(Answer::Done(errno)) if errno != Errno::NONE => Ok(Some(errno.0)),
+        Err(errno) if crate::ask::is_full(errno) => Err(errno),
+        _ => Ok(None),
     }
+}
+
+/// Kernel's address of a socket's peer, and its length; `None` if the socket is not connected.
+fn peer_of(fd: c_int, word: u64) -> Option<([u8; SOCKADDR], usize)> {
+    let (mut bytes, mut length) = ([0u8; SOCKADDR], SOCKADDR as socklen_t);
+    let [at, size] = [bytes.as_mut_ptr() as usize, (&raw mut length) as usize];
+    let arguments = [fd as usize, at, size, word as usize, 0, 0];
+    // SAFETY: the kernel writes at most `length` bytes, which live through the call.
+    let connected = unsafe { raw::call(libc::SYS_getpeername, arguments) } == 0;
+    connected.then_some((bytes, length as usize))
 }
 
 /// Returns an address of the socket: the master's answer if the flow is the master's, else the
@@ -160,15 +156,8 @@ fn flow_name(call: c_long, fd: c_int) -> Result<Option<([u8; SOCKADDR], usize)>,
 /// The master of a socket's flow, the socket and its cookie.
 fn flow_of(fd: c_int) -> Option<(&'static State, Socket, u64)> {
     let Wrapped::By(state) = state() else { return None };
-    let mut bytes = [0u8; SOCKADDR];
-    let mut length = SOCKADDR as socklen_t;
-    let [at, size] = [bytes.as_mut_ptr() as usize, (&raw mut length) as usize];
-    let arguments = [fd as usize, at, size, state.word as usize, 0, 0];
-    // SAFETY: the kernel writes at most `length` bytes, which live through the call.
-    if unsafe { raw::call(libc::SYS_getpeername, arguments) } != 0 {
-        return None;
-    }
-    let Sockaddr::Ip(peer) = parse_sockaddr(bytes.get(..length as usize)?) else { return None };
+    let (bytes, length) = peer_of(fd, state.word)?;
+    let Sockaddr::Ip(peer) = parse_sockaddr(bytes.get(..length)?) else { return None };
     if !state.welcome.rendezvous.contains(&Some(peer)) {
         return None;
     }
