@@ -205,7 +205,8 @@ impl Rules {
 
     /// Fate of destinations that no line matches.
     pub fn otherwise(&self) -> Fate {
-        if let Some(all) = self.lines().iter().find(|line| line.fits_all()) {
+        let fits_all = |line: &&Line| line.transport.is_none() && line.is_everything();
+        if let Some(all) = self.lines().iter().find(fits_all) {
             return all.fate;
         }
         let chosen = self.lines().iter().any(|line| line.fate == Fate::Divert);
@@ -235,10 +236,6 @@ impl Line {
     /// Returns whether the line matches every destination of its transport.
     pub fn is_everything(&self) -> bool {
         self.prefix.1 == 0 && self.ports == ANYWHERE.ports
-    }
-
-    fn fits_all(&self) -> bool {
-        self.transport.is_none() && self.is_everything()
     }
 
     /// Intersection of two lines, with the fate of `self`; `None` if it is empty.

@@ -93,18 +93,13 @@ impl Quota {
         let own = used.users.get(&user).map_or(0, |own| own[n]);
         if own >= each[n] || used.all[n] >= all[n] {
             drop(used);
-            self.count_refusal();
+            self.refused.fetch_add(1, Ordering::Relaxed);
             return None;
         }
         used.all[n] += 1;
         used.users.entry(user).or_default()[n] += 1;
         drop(used);
         Some(Permit { quota: self.clone(), user, kind })
-    }
-
-    /// Counts a request that is refused.
-    pub(super) fn count_refusal(&self) {
-        self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
     fn used(&self) -> MutexGuard<'_, Used> {

@@ -54,7 +54,7 @@ pub fn run(args: &ObserveArgs) -> Result<()> {
         [near, far] => {
             let pair = pair::Pair::new(&near.packets, &far.packets, &args.near);
             ensure!(
-                pair.matched() > 0,
+                pair.matched > 0,
                 "no packet of {} is in {}: captures of the same traffic at both ends of a link are \
                  expected",
                 args.files[0].display(),

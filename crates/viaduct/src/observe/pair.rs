@@ -31,7 +31,8 @@ pub struct Pair {
     pieces: Vec<Piece>,
     from_near: HashSet<IpAddr>,
     ends_known: bool,
-    matched: usize,
+    /// Number of packets that are in both captures.
+    pub matched: usize,
 }
 
 /// Packet as it crosses the link.
@@ -90,11 +91,6 @@ impl Pair {
         });
         let from_near = from_near.collect();
         Pair { pieces, from_near, ends_known, matched }
-    }
-
-    /// Number of packets that are in both captures.
-    pub fn matched(&self) -> usize {
-        self.matched
     }
 
     /// Both paths, and the round-trip time of the link.

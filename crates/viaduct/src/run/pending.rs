@@ -47,7 +47,8 @@ pub struct Interposition {
     sockets: Mutex<SocketTable>,
     deadlines: Deadlines,
     carrier: Carrier,
-    report: Option<Report>,
+    /// Counts of flows, direct ones too.
+    pub report: Option<Report>,
     /// Resolves fake IPs for names that are looked up at the far end.
     pub remote_names: Option<Arc<RemoteNames>>,
     /// Set where the kernel can do all of the chain's work: the rate limit in bytes a second,
@@ -292,11 +293,6 @@ impl Interposition {
     /// kernel cannot report all of these errors, and reports another for a moment.
     pub fn take_refusal(&self, cookie: u64) -> Option<Errno> {
         self.sockets().take_refusal(cookie)
-    }
-
-    /// Returns whether there is a report, which counts direct flows too.
-    pub fn has_report(&self) -> bool {
-        self.report.is_some()
     }
 
     /// Counts a stream that goes direct, as the rules say.

@@ -125,7 +125,8 @@ fn answer(socket: OwnedFd, secret: &Secret, interposition: &Arc<Interposition>) 
         Request::Hello => {
             let rendezvous = [true, false].map(|v4| interposition.rendezvous.at(v4));
             let Interposition { rules, offload, .. } = **interposition;
-            let (reports, has_seccomp) = (interposition.has_report(), interposition.has_seccomp());
+            let (reports, has_seccomp) =
+                (interposition.report.is_some(), interposition.has_seccomp());
             send_answer(
                 &socket,
                 &Answer::Welcome(Welcome { rules, rendezvous, offload, reports, has_seccomp }),
@@ -155,13 +156,14 @@ fn answer(socket: OwnedFd, secret: &Secret, interposition: &Arc<Interposition>) 
             }
             let later = caller.clone();
             let later = wait.then(|| {
-                let waits = later.clone();
-                let answer = super::pending::Answer::new(send_timeout(&program), move |decided| {
+                let waits = Some(later.clone());
+                let mut answer = super::pending::Answer::new(send_timeout(&program), move |done| {
                     // The program must be the only holder of its socket when it gets the answer.
-                    let errno = decided.map(drop).err().unwrap_or(Errno::NONE);
+                    let errno = done.map(drop).err().unwrap_or(Errno::NONE);
                     send_answer(&later, &Answer::Done(errno));
                 });
-                answer.while_open(waits)
+                answer.caller = waits;
+                answer
             });
             if let Some(errno) = interposition.begin(program, to, later) {
                 send_answer(&caller, &Answer::Done(errno));

@@ -32,7 +32,7 @@ pub fn run(client: &StatusClient, colours: Colours) -> Result<()> {
         let until = Instant::now() + REFRESH_INTERVAL;
         while let Some(left) = until.checked_duration_since(Instant::now()) {
             let (page, header) = match &now {
-                Some(now) if view.details() => (now.page(before.as_ref(), colours), 1),
+                Some(now) if view.details => (now.page(before.as_ref(), colours), 1),
                 Some(now) => now.brief(before.as_ref(), colours),
                 None => (trouble.clone().unwrap_or_default(), 0),
             };

@@ -17,15 +17,11 @@ q, Esc, Ctrl-C     quit
 pub(super) struct View {
     offset: usize,
     help: bool,
-    details: bool,
+    /// True to show all details of each peer.
+    pub(super) details: bool,
 }
 
 impl View {
-    /// Returns whether all details of each peer are shown.
-    pub(super) fn details(&self) -> bool {
-        self.details
-    }
-
     /// Handles a key, with `rows` on the screen. Returns true if it quits.
     pub(super) fn press(&mut self, key: Key, rows: usize) -> bool {
         let page = rows.saturating_sub(3).max(1);

@@ -34,16 +34,11 @@ pub struct InboundStream {
 
 /// A tunnel, shared by its ends and links. All are in one thread, so the lock never blocks.
 #[derive(Clone, Debug)]
-pub(super) struct SharedPeer(Arc<Mutex<Peer>>);
+pub(super) struct SharedPeer(pub(super) Arc<Mutex<Peer>>);
 
 impl SharedPeer {
     pub(super) fn new(peer: Peer) -> SharedPeer {
         SharedPeer(Arc::new(Mutex::new(peer)))
-    }
-
-    /// Returns whether both refer to the same tunnel.
-    pub(super) fn is_same_tunnel(&self, other: &SharedPeer) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Peer> {

@@ -1,6 +1,7 @@
 //! Driving of links: reading and writing.
 
 use std::io;
+use std::sync::Arc;
 
 use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::StreamId;
@@ -72,7 +73,7 @@ impl Tunnels {
             let (down, over) = peer.lock().settle();
             if std::mem::take(&mut peer.lock().has_come_up)
                 && let Some(near) =
-                    self.nears.iter_mut().find(|near| near.peer.is_same_tunnel(peer))
+                    self.nears.iter_mut().find(|near| Arc::ptr_eq(&near.peer.0, &peer.0))
             {
                 near.mark_up(now);
             }

@@ -18,7 +18,7 @@ pub struct Answer {
     /// Time that the program allows for its connect (`SO_SNDTIMEO`).
     pub limit: Option<Duration>,
     /// Closed by the other end when the call no longer waits.
-    caller: Option<Arc<OwnedFd>>,
+    pub caller: Option<Arc<OwnedFd>>,
 }
 
 pub(super) type Callback = Box<dyn FnOnce(ConnectResult) + Send>;
@@ -30,11 +30,6 @@ impl Answer {
         callback: impl FnOnce(ConnectResult) + Send + 'static,
     ) -> Answer {
         Answer { callback: Arc::new(Mutex::new(Some(Box::new(callback)))), limit, caller: None }
-    }
-
-    /// Returns an answer that is valid only while the other end of `caller` is open.
-    pub fn while_open(self, caller: Arc<OwnedFd>) -> Answer {
-        Answer { caller: Some(caller), ..self }
     }
 
     /// Returns whether it has not been given yet.

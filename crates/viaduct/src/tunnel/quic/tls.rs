@@ -28,7 +28,7 @@ const PROTOCOL: &[u8] = b"viaduct-tunnel-2";
 /// TLS config of the listening end, with a key of its own.
 pub(super) fn server() -> Result<QuicServerConfig, Error> {
     let provider = Arc::new(default_provider());
-    let key = CertifiedKeyOf::new(&provider)?.0;
+    let key = fresh_key(&provider)?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])?
         .with_no_client_auth()
@@ -51,20 +51,16 @@ pub(super) fn client() -> Result<QuicClientConfig, Error> {
     QuicClientConfig::try_from(config).map_err(|error| Error::General(error.to_string()))
 }
 
-/// A fresh key, as a raw public key (RFC 7250).
-struct CertifiedKeyOf(CertifiedKey);
-
-impl CertifiedKeyOf {
-    fn new(provider: &CryptoProvider) -> Result<CertifiedKeyOf, Error> {
-        let pkcs8 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new());
-        let pkcs8 = pkcs8.map_err(|_| Error::FailedToGetRandomBytes)?;
-        let pair = Ed25519KeyPair::from_pkcs8(pkcs8.as_ref());
-        let pair = pair.map_err(|error| Error::General(error.to_string()))?;
-        let spki = public_key_to_spki(&ED25519, pair.public_key().as_ref());
-        let private = PrivateKeyDer::Pkcs8(pkcs8.as_ref().to_vec().into());
-        let key = provider.key_provider.load_private_key(private)?;
-        Ok(CertifiedKeyOf(CertifiedKey::new(vec![CertificateDer::from(spki.to_vec())], key)))
-    }
+/// Makes a fresh key, as a raw public key (RFC 7250).
+fn fresh_key(provider: &CryptoProvider) -> Result<CertifiedKey, Error> {
+    let pkcs8 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new());
+    let pkcs8 = pkcs8.map_err(|_| Error::FailedToGetRandomBytes)?;
+    let pair = Ed25519KeyPair::from_pkcs8(pkcs8.as_ref());
+    let pair = pair.map_err(|error| Error::General(error.to_string()))?;
+    let spki = public_key_to_spki(&ED25519, pair.public_key().as_ref());
+    let private = PrivateKeyDer::Pkcs8(pkcs8.as_ref().to_vec().into());
+    let key = provider.key_provider.load_private_key(private)?;
+    Ok(CertifiedKey::new(vec![CertificateDer::from(spki.to_vec())], key))
 }
 
 /// Verifier that accepts any key whose secret half the other end has.
