@@ -50,7 +50,7 @@ pub(crate) fn option<T: Copy + Default>(fd: c_int, level: c_int, name: c_int) ->
     (result == 0).then_some(value)
 }
 
-/// Returns whether the first and the last of these bytes are readable. The kernel tells:
+/// Returns whether the first and the last of these bytes are readable. The kernel checks:
 /// `rt_sigprocmask` reads a signal set there before it rejects the invalid operation.
 pub(crate) fn is_readable(at: *const u8, length: usize) -> bool {
     const SET: usize = 8;

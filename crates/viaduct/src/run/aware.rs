@@ -41,20 +41,20 @@ fn handle(socket: OwnedFd, secret: &Secret, worker: &CommandSender) -> Option<Ow
         Err(_) => return None,
     };
     let ask = Ask::parse(secret.open(&bytes[..length])?)?;
-    let whose = whose(&beside.filter(admission::is_tcp)?);
-    let what = match ask {
+    let candidates = socket_ids(&beside.filter(admission::is_tcp)?);
+    let kind = match ask {
         Ask::Watch => RequestKind::Watch(socket),
         Ask::Control { to, request } => {
             let answer = move |answer: Option<Vec<u8>>| send_answer(&socket, answer);
             RequestKind::Control(to.to_owned(), request.to_owned(), Box::new(answer))
         }
     };
-    worker.send(WorkerCommand::Request(Box::new(ProgramRequest { candidates: whose, kind: what })));
+    worker.send(WorkerCommand::Request(Box::new(ProgramRequest { candidates, kind })));
     None
 }
 
 /// Keys that may identify the flow of a program's socket.
-fn whose(socket: &OwnedFd) -> Vec<SocketId> {
+fn socket_ids(socket: &OwnedFd) -> Vec<SocketId> {
     let cookie = sockopt::socket_cookie(socket).ok().map(SocketId::Cookie);
     [cookie, ends_of(socket)].into_iter().flatten().collect()
 }

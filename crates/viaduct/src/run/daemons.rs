@@ -120,7 +120,7 @@ fn is_of_user(path: &Path) -> bool {
 }
 
 /// Returns whether a socket is bound at `path`, without sending to it: a connect of another
-/// socket type fails, and the error tells the two cases apart.
+/// socket type fails, and the error distinguishes the two cases.
 fn is_alive(path: &str) -> bool {
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
     let Ok(socket) = rustix::net::socket_with(family, SocketType::DGRAM, flags, None) else {

@@ -322,20 +322,20 @@ fn negotiate(connection: &mut TcpStream, relay: &mut dyn Relay) -> Result<Addres
     let until = Clock::now() + PROXY_TIMEOUT;
     connection.set_nodelay(true)?;
     connection.set_write_timeout(Some(PROXY_TIMEOUT))?;
-    let (mut words, mut heard) = (relay.begin(), [0; 512]);
+    let (mut message, mut answer) = (relay.begin(), [0; 512]);
     loop {
-        connection.write_all(&words)?;
+        connection.write_all(&message)?;
         let wait = until.saturating_duration_since(Clock::now());
         if wait.is_zero() {
             bail!("it does not answer");
         }
         connection.set_read_timeout(Some(wait))?;
-        let length = connection.read(&mut heard).context("it does not answer")?;
+        let length = connection.read(&mut answer).context("it does not answer")?;
         if length == 0 {
             bail!("it has ended the connection");
         }
-        match relay.handle_bytes(&heard[..length]).map_err(anyhow::Error::msg)? {
-            RelayProgress::Send(more) => words = more,
+        match relay.handle_bytes(&answer[..length]).map_err(anyhow::Error::msg)? {
+            RelayProgress::Send(more) => message = more,
             RelayProgress::Done(at) => return Ok(at),
         }
     }

@@ -39,11 +39,11 @@ pub enum Via {
     Preload,
 }
 
-/// Environment variable that tells programs that seccomp or a library reports their calls.
-const REPORTED_VAR: &str = "VIADUCT_HEARD";
+/// Environment variable of programs whose calls are reported by seccomp or a library.
+const REPORTED_VAR: &str = "VIADUCT_REPORTED";
 
-/// Environment variable that tells programs that a run by cgroup lets nothing go around it.
-const STRICT_VAR: &str = "VIADUCT_WHOLE";
+/// Environment variable of programs in a run by cgroup that lets nothing go around it.
+const STRICT_VAR: &str = "VIADUCT_STRICT";
 
 /// The interposer of a run.
 #[derive(Debug)]

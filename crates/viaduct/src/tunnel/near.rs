@@ -24,8 +24,7 @@ pub(super) struct Near {
     pub(super) settings: TunnelSettings,
     pub(super) peer: SharedPeer,
     pub(super) slots: Vec<Slot>,
-    /// Time at which the log is told again that no link comes up; `None`: at once, as a
-    /// warning.
+    /// Time of the next log line that no link comes up; `None`: at once, as a warning.
     next_log: Option<Instant>,
     /// Reason why the last link did not come up, or broke.
     reason: Option<String>,

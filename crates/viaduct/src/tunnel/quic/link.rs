@@ -40,7 +40,7 @@ pub(in crate::tunnel) struct QuicLink {
     pacer: Pacer,
     /// Time at which the pacer lets more go.
     held: Option<Instant>,
-    /// The connection has told the endpoint that it is drained.
+    /// The connection has reported to the endpoint that it is drained.
     drained: bool,
     /// The last bytes given have not been sent: the path takes no more now.
     stuck: bool,
@@ -114,10 +114,10 @@ impl QuicLink {
         if self.connection.poll_timeout().is_some_and(|at| at <= theirs) {
             self.connection.handle_timeout(theirs);
         }
-        self.tell(endpoint);
+        self.exchange_events(endpoint);
         while let Some(event) = self.connection.poll() {
             match event {
-                Event::Connected => self.greet(settings, entropy)?,
+                Event::Connected => self.begin_handshake(settings, entropy)?,
                 Event::ConnectionLost { reason } => return Err(lost(reason)),
                 Event::Stream(StreamEvent::Readable { id }) => drop(self.readable.insert(id)),
                 Event::Stream(StreamEvent::Opened { dir: Dir::Bi }) => {
@@ -132,7 +132,7 @@ impl QuicLink {
     }
 
     /// Exchanges events between the connection and the endpoint.
-    pub(super) fn tell(&mut self, endpoint: &mut Endpoint) {
+    pub(super) fn exchange_events(&mut self, endpoint: &mut Endpoint) {
         while let Some(event) = self.connection.poll_endpoint_events() {
             self.drained |= event.is_drained();
             if let Some(event) = endpoint.inner.handle_event(self.handle, event) {
@@ -142,7 +142,7 @@ impl QuicLink {
     }
 
     /// Begins this end's authentication, bound to this connection.
-    fn greet(&mut self, settings: &TunnelSettings, entropy: &Entropy) -> io::Result<()> {
+    fn begin_handshake(&mut self, settings: &TunnelSettings, entropy: &Entropy) -> io::Result<()> {
         let mut binding = [0; 32];
         let exported =
             self.connection.crypto_session().export_keying_material(&mut binding, LABEL, &[]);
@@ -237,7 +237,7 @@ impl QuicLink {
         now: Instant,
     ) -> io::Result<()> {
         self.held = None;
-        while self.transmit(endpoint, now) || self.give()? {}
+        while self.transmit(endpoint, now) || self.feed()? {}
         Ok(())
     }
 
@@ -269,7 +269,7 @@ impl QuicLink {
     }
 
     /// Gives the library more to send, if it may have none left; returns whether it took some.
-    fn give(&mut self) -> io::Result<bool> {
+    fn feed(&mut self) -> io::Result<bool> {
         if self.held.is_some() || self.stuck {
             return Ok(false);
         }
@@ -306,7 +306,7 @@ impl QuicLink {
         let _ = self.flush(endpoint, now);
         // The connection does not wait for the peer's close: later packets of the peer are
         // answered by a stateless reset.
-        self.tell(endpoint);
+        self.exchange_events(endpoint);
         if !self.drained {
             let drained = quinn_proto::EndpointEvent::drained();
             let _ = endpoint.inner.handle_event(self.handle, drained);

@@ -92,7 +92,7 @@ pub(super) struct Endpoint {
     /// True if more may be readable.
     pub(super) readable: bool,
     /// Arrival time of the last datagram.
-    heard: Instant,
+    last_received: Instant,
     receive: Box<[u8]>,
     send: Vec<u8>,
 }
@@ -134,7 +134,7 @@ impl Endpoint {
             clock: Clock::new(now),
             keys: HashMap::new(),
             readable: false,
-            heard: now,
+            last_received: now,
             receive: vec![0; 65_536].into(),
             send: Vec::new(),
         })
@@ -197,8 +197,8 @@ impl Endpoint {
                 Ok(waited) => now - waited.min(MAX_QUEUE_TIME),
                 Err(since) => now + since.duration().min(MAX_QUEUE_TIME),
             };
-            self.heard = self.heard.max(arrived_at);
-            let theirs = self.clock.theirs(self.heard);
+            self.last_received = self.last_received.max(arrived_at);
+            let theirs = self.clock.theirs(self.last_received);
             let event = self.inner.handle(theirs, from, None, None, datagram, &mut self.send);
             match event {
                 Some(DatagramEvent::ConnectionEvent(handle, event)) => {

@@ -122,7 +122,7 @@ impl QuicLink {
             self.connection.handle_timeout(theirs);
         }
         while self.connection.poll().is_some() {}
-        self.tell(endpoint);
+        self.exchange_events(endpoint);
     }
 }
 
