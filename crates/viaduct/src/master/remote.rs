@@ -29,11 +29,11 @@ pub(super) struct RemoteProgram {
     bound_socket: Option<FlowSocket<TcpStream>>,
     out: Outbox,
     /// Channel for further flows to the program, if it listens.
-    channel: Option<Arc<FlowChannel>>,
+    pub(super) channel: Option<Arc<FlowChannel>>,
     /// True if the end of the flow has been sent to the run.
     has_ended: bool,
     /// Permit of a waiting connect, until it is answered.
-    call: Option<Permit>,
+    pub(super) call: Option<Permit>,
 }
 
 impl RemoteProgram {
@@ -41,23 +41,6 @@ impl RemoteProgram {
     pub(super) fn new(id: u64, bound_socket: FlowSocket<TcpStream>, out: &Outbox) -> RemoteProgram {
         let (bound_socket, out) = (Some(bound_socket), out.clone());
         RemoteProgram { id, bound_socket, out, channel: None, has_ended: false, call: None }
-    }
-
-    /// Adds the permit of a waiting connect.
-    pub(super) fn with_call_permit(mut self, call: Option<Permit>) -> RemoteProgram {
-        self.call = call;
-        self
-    }
-
-    /// Creates flow `id` to a program that listens.
-    pub(super) fn listening(
-        id: u64,
-        bound_socket: FlowSocket<TcpStream>,
-        channel: Arc<FlowChannel>,
-    ) -> RemoteProgram {
-        let mut remote = RemoteProgram::new(id, bound_socket, &channel.out);
-        remote.channel = Some(channel);
-        remote
     }
 
     fn send(&mut self, down: Down) -> io::Result<()> {

@@ -264,8 +264,8 @@ impl Session<'_> {
         match up {
             Up::Hello { .. } => {}
             Up::Call { id, to, source, lent, is_bound, options } => {
-                let remote = RemoteProgram::new(id, sockets.next()??, &self.out)
-                    .with_call_permit(grants.call);
+                let mut remote = RemoteProgram::new(id, sockets.next()??, &self.out);
+                remote.call = grants.call;
                 let requested = Mirrored(options);
                 // Options of a guest are not trusted: those that need privileges are dropped.
                 let mirrored =
@@ -278,8 +278,8 @@ impl Session<'_> {
             }
             Up::Arrival { id, client, own, .. } => {
                 let (stream, bound_socket) = (sockets.next()??, sockets.next()??);
-                let channel = channels.add(id, &self.out);
-                let program = Box::new(RemoteProgram::listening(id, bound_socket, channel));
+                let mut program = Box::new(RemoteProgram::new(id, bound_socket, &self.out));
+                program.channel = Some(channels.add(id, &self.out));
                 carrier.arrive(Arrival { stream, client, own, handlers: None, program });
             }
             Up::Another { id, of } => {

@@ -42,7 +42,8 @@ const WRAP: &str = "VIADUCT_WRAP";
 /// Control socket for the libraries of programs.
 #[derive(Debug)]
 pub struct PreloadServer {
-    interposition: Arc<Interposition>,
+    /// State that requests are answered from.
+    pub interposition: Arc<Interposition>,
     library: PathBuf,
     name: String,
     word: u64,
@@ -82,11 +83,6 @@ impl PreloadServer {
                 Ok(command.spawn()?.id())
             }
         }
-    }
-
-    /// Returns the state that requests are answered from.
-    pub fn interposition(&self) -> &Interposition {
-        &self.interposition
     }
 
     fn set_environment(&self, command: &mut Command) {

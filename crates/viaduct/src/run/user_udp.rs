@@ -164,7 +164,7 @@ impl UserUdp {
             }
             made => made?,
         };
-        let mut inside = SocketAddr::new(at.ip(), host_socket.port()?);
+        let mut inside = SocketAddr::new(at.ip(), host_socket.port);
         if let (IpAddr::V4(ip), true) = (at.ip(), v6) {
             inside.set_ip(ip.to_ipv6_mapped().into());
         }
@@ -292,7 +292,7 @@ impl UserUdp {
     fn sweep(&self, state: &mut State) {
         let now = now();
         state.last_sweep = now;
-        if state.host_sockets.is_empty() && state.relays.is_none() {
+        if state.host_sockets.list.is_empty() && state.relays.is_none() {
             return;
         }
         let Ok(ports) = self.netns.udp_ports() else { return };

@@ -131,7 +131,7 @@ impl Interposer {
         match self {
             Interposer::Cgroup(..) => None,
             Interposer::Seccomp(interposition) => Some(interposition),
-            Interposer::Preload(server) => Some(server.interposition()),
+            Interposer::Preload(server) => Some(&server.interposition),
         }
     }
 

@@ -189,7 +189,7 @@ impl Link {
             (Transport::Tcp(tcp), _) => {
                 // The handshake's last message may carry the refusal of the dialler.
                 let _ = tcp.flush(now);
-                let _ = registry.deregister(tcp.source());
+                let _ = registry.deregister(&mut tcp.stream);
             }
             (Transport::Quic(quic), Some(endpoint)) => {
                 quic.close(refusal_code(why), endpoint, now);

@@ -41,7 +41,7 @@ mod transfer;
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result};
 use mio::event::Event;
@@ -279,7 +279,7 @@ fn new_peer(
     let mut random = [0; 8];
     entropy()(&mut random);
     let tunnel = Tunnel::new(settings.core.clone(), u64::from_be_bytes(random));
-    SharedPeer::new(Peer::new(tunnel, key, name, instance))
+    SharedPeer(Arc::new(Mutex::new(Peer::new(tunnel, key, name, instance))))
 }
 
 /// Current time of the monotonic clock.

@@ -37,10 +37,6 @@ pub struct InboundStream {
 pub(super) struct SharedPeer(pub(super) Arc<Mutex<Peer>>);
 
 impl SharedPeer {
-    pub(super) fn new(peer: Peer) -> SharedPeer {
-        SharedPeer(Arc::new(Mutex::new(peer)))
-    }
-
     pub(super) fn lock(&self) -> MutexGuard<'_, Peer> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

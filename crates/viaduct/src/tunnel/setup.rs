@@ -158,7 +158,7 @@ impl Tunnels {
         match (&mut transport, &mut self.endpoint) {
             (Transport::Tcp(tcp), _) => {
                 let both = Interest::READABLE | Interest::WRITABLE;
-                let watched = self.registry.register(tcp.source(), Token(LINKS + key), both);
+                let watched = self.registry.register(&mut tcp.stream, Token(LINKS + key), both);
                 watched.inspect_err(|error| warn!("register a link: {error}")).ok()?;
             }
             (Transport::Quic(quic), Some(endpoint)) => endpoint.insert(quic, key),

@@ -39,7 +39,7 @@ const MEASURE_INTERVAL: Duration = Duration::from_millis(20);
 /// A link over TCP.
 #[derive(Debug)]
 pub(super) struct TcpLink {
-    stream: TcpStream,
+    pub(super) stream: TcpStream,
     /// Record layer under the sites' keys.
     pub(super) secure: Secure,
     connected: bool,
@@ -129,10 +129,6 @@ impl TcpLink {
         };
         link.set_ahead(MIN_AHEAD);
         link
-    }
-
-    pub(super) fn source(&mut self) -> &mut TcpStream {
-        &mut self.stream
     }
 
     /// Records the loop's report that the socket is readable or writable.

@@ -73,7 +73,7 @@ impl UserUdp {
     pub(super) fn read_host_socket(&self, number: u64, packet: &mut [u8]) {
         let (host_socket, from) = {
             let state = self.state();
-            (state.host_sockets.get(number), state.own.clone())
+            (state.host_sockets.list.get(&number).cloned(), state.own.clone())
         };
         let Some(HostSocket { socket, at, port, .. }) = host_socket else { return };
         let own = |peer: IpAddr| SocketAddr::new(from.towards(at.of(peer), peer), port);
@@ -167,7 +167,7 @@ impl UserUdp {
         // the kernel reports the error.
         let ours = peer.ip().is_loopback() || state.own.has(peer.ip());
         if let (true, true, Some(lookup)) =
-            (ours, state.host_sockets.has(peer.port()), &self.lookup)
+            (ours, state.host_sockets.ports.contains_key(&peer.port()), &self.lookup)
             && !lookup.finds(own, peer)?
         {
             self.sweep(state);

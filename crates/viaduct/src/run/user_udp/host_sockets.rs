@@ -91,14 +91,6 @@ impl HostSocket {
         Some(self.at.ip).filter(|ip| !ip.is_unspecified())
     }
 
-    /// Returns its port on this host.
-    ///
-    /// # Errors
-    /// None are known.
-    pub fn port(&self) -> io::Result<u16> {
-        Ok(self.socket.local_addr()?.port())
-    }
-
     /// Sends a datagram.
     ///
     /// # Errors
@@ -139,9 +131,9 @@ fn open(v6: bool) -> io::Result<OwnedFd> {
 /// All host sockets, by number.
 #[derive(Debug, Default)]
 pub struct HostSockets {
-    list: HashMap<u64, HostSocket>,
+    pub list: HashMap<u64, HostSocket>,
     /// Numbers of the sockets, by their programs' ports.
-    ports: HashMap<u16, Vec<u64>>,
+    pub ports: HashMap<u16, Vec<u64>>,
     next: u64,
 }
 
@@ -158,11 +150,6 @@ impl HostSockets {
         self.list.insert(number, host_socket);
     }
 
-    /// Returns the socket of this number.
-    pub fn get(&self, number: u64) -> Option<HostSocket> {
-        self.list.get(&number).cloned()
-    }
-
     /// Finds the socket for datagrams from `own`. A socket bound to that address is preferred
     /// to one that has all addresses.
     pub fn find(&self, own: SocketAddr) -> Option<&HostSocket> {
@@ -173,20 +160,10 @@ impl HostSockets {
         all.filter(|of| of.at.covers(own.ip())).max_by_key(|of| closeness(of))
     }
 
-    /// Returns whether a program's socket has this port.
-    pub fn has(&self, port: u16) -> bool {
-        self.ports.contains_key(&port)
-    }
-
     /// Removes all but those whose ports `stay`.
     pub fn retain(&mut self, stay: impl Fn(u16) -> bool) {
         self.ports.retain(|port, _| stay(*port));
         let ports = &self.ports;
         self.list.retain(|_, host_socket| ports.contains_key(&host_socket.port));
-    }
-
-    /// Returns whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
     }
 }

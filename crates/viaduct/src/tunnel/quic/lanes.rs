@@ -14,7 +14,7 @@ use viaduct_proto::tunnel::Lane;
 pub(super) struct Lanes {
     waiting: HashMap<Lane, Waiting>,
     /// Number of bytes added since the last flush.
-    fresh: usize,
+    pub(super) fresh: usize,
     /// Lanes whose last byte is queued.
     ended: Vec<Lane>,
     /// Number of streams that this end has opened.
@@ -57,11 +57,6 @@ impl Lanes {
         waiting.fresh.extend_from_slice(bytes);
         waiting.length += bytes.len();
         self.fresh += bytes.len();
-    }
-
-    /// Number of bytes added since the last flush.
-    pub(super) fn fresh(&self) -> usize {
-        self.fresh
     }
 
     /// Number of bytes that wait.

@@ -29,7 +29,7 @@ const AHEAD: (usize, usize) = (8 << 10, 32 << 10);
 /// A link over QUIC.
 #[derive(Debug)]
 pub(in crate::tunnel) struct QuicLink {
-    handle: ConnectionHandle,
+    pub(super) handle: ConnectionHandle,
     pub(super) connection: Connection,
     dialled: bool,
     /// Record layer under the sites' keys, from the connection's begin on.
@@ -66,10 +66,6 @@ impl QuicLink {
             stuck: false,
             plain_in: Vec::new(),
         }
-    }
-
-    pub(super) fn handle(&self) -> ConnectionHandle {
-        self.handle
     }
 
     /// Lifts the limits of a connection whose other end was not authenticated: as many streams
@@ -289,7 +285,7 @@ impl QuicLink {
 
     /// Returns whether enough is queued to flush now.
     pub(in crate::tunnel) fn is_full(&self) -> bool {
-        self.lanes.fresh() >= self.ahead()
+        self.lanes.fresh >= self.ahead()
     }
 
     /// Returns whether the connection takes more.

@@ -162,11 +162,11 @@ impl Endpoint {
 
     /// Registers the loop key of a connection's link.
     pub(super) fn insert(&mut self, link: &QuicLink, key: usize) {
-        self.keys.insert(link.handle(), key);
+        self.keys.insert(link.handle, key);
     }
 
     pub(super) fn remove(&mut self, link: &QuicLink) {
-        self.keys.remove(&link.handle());
+        self.keys.remove(&link.handle);
     }
 
     /// Reads received datagrams, at most a few hundred. If `crowded`, diallers first have to

@@ -298,7 +298,7 @@ impl Controller for Bbr {
 
     fn on_congestion_event(&mut self, _: Instant, _: Instant, persistent: bool, lost: u64) {
         if self.lost == 0 {
-            self.in_flight_at_loss = self.samples.in_flight();
+            self.in_flight_at_loss = self.samples.in_flight;
         }
         self.lost += lost;
         if persistent {

@@ -40,7 +40,8 @@ pub(super) struct Sample {
 #[derive(Clone, Debug)]
 pub(super) struct Samples {
     sent: VecDeque<Sent>,
-    in_flight: u64,
+    /// Bytes in flight; an upper estimate.
+    pub(super) in_flight: u64,
     delivered: u64,
     delivered_at: Instant,
     first_at: Instant,
@@ -66,11 +67,6 @@ impl Samples {
             newest: None,
             rtt: None,
         }
-    }
-
-    /// Bytes in flight; an upper estimate.
-    pub(super) fn in_flight(&self) -> u64 {
-        self.in_flight
     }
 
     pub(super) fn sent(&mut self, now: Instant, bytes: u64) {
