@@ -7,7 +7,7 @@
 //!          ◀───────────── a socket, an error's number ─────────────────────  as the holder
 //! ```
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -62,7 +62,8 @@ enum Request {
 pub struct CaptureNs {
     socket: OwnedFd,
     request_lock: Mutex<()>,
-    holder: u32,
+    /// Process ID of the holder.
+    pub holder: u32,
     /// Interfaces of the host that were asked for, and whether the namespace has one of the
     /// same index.
     links: Mutex<HashMap<u32, bool>>,
@@ -185,14 +186,6 @@ impl CaptureNs {
             (Some(errno), _) => Err(io::Error::from_raw_os_error(errno)),
             (None, _) => Err(io::ErrorKind::BrokenPipe.into()),
         }
-    }
-
-    /// Returns the ports of UDP sockets in the namespace.
-    ///
-    /// # Errors
-    /// The holder has ended.
-    pub fn udp_ports(&self) -> io::Result<BTreeSet<u16>> {
-        capture_ns::udp_ports(self.holder)
     }
 }
 

@@ -34,6 +34,7 @@ use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wrap::{Fate, Rules, Transport};
 use viaduct_sys::netns::capture_ns::{
     CloseWatch, LoopbackSocket, SocketLookup, SourceRoutes, SourceRoutesWatch, Uplink, Uplinks,
+    udp_ports,
 };
 use viaduct_sys::socket::hop_fields::HopFields;
 
@@ -63,7 +64,8 @@ const ROUTES: u64 = u64::MAX - 4;
 /// Event loop that carries the datagrams of a run's programs in user space.
 #[derive(Debug)]
 pub struct UserUdp {
-    netns: CaptureNs,
+    /// The namespace of programs' sockets.
+    pub netns: CaptureNs,
     out: Uplink,
     v6: Option<LoopbackSocket>,
     gone: Option<CloseWatch>,
@@ -140,14 +142,6 @@ impl UserUdp {
         let event_loop = user_udp.clone();
         datagrams::spawn(move || event_loop.run())?;
         Ok(user_udp)
-    }
-
-    /// Opens a UDP socket for a program, of IPv6 or of IPv4.
-    ///
-    /// # Errors
-    /// No descriptor is left.
-    pub fn socket(&self, v6: bool) -> io::Result<OwnedFd> {
-        self.netns.datagram_socket(v6)
     }
 
     /// Binds `socket`, a duplicate of a program's, to `at`. `v6`: it is an IPv6 socket.
@@ -295,7 +289,7 @@ impl UserUdp {
         if state.host_sockets.list.is_empty() && state.relays.is_none() {
             return;
         }
-        let Ok(ports) = self.netns.udp_ports() else { return };
+        let Ok(ports) = udp_ports(self.netns.holder) else { return };
         let out = state.waiting.values().filter(|held| held.direction == Direction::Out);
         let waits: HashSet<u16> = out.map(|held| held.ends.own.port()).collect();
         let stays = |port| ports.contains(&port) || waits.contains(&port);

@@ -89,7 +89,7 @@ fn open(
     v6: bool,
     kind: i32,
 ) -> Reply {
-    let given = user_udp.socket(v6).and_then(|socket| {
+    let given = user_udp.netns.datagram_socket(v6).and_then(|socket| {
         if kind & NONBLOCK != 0 {
             fcntl_setfl(&socket, OFlags::NONBLOCK)?;
         }
