@@ -42,8 +42,7 @@ use crate::engine::wrapped::Call;
 use crate::master::carrier::Carrier;
 
 /// Attaches the BPF programs to `group`, and reports every connect that `plan` wants to
-/// `carrier`. Returns the holder of datagrams, if they pass the handlers too. Descriptors in
-/// `store` outlive this process: connects fail then, and do not go around the chain.
+/// `carrier`. Returns the holder of datagrams, if they pass the handlers too.
 pub fn start(
     group: &Group,
     plan: &Plan,
@@ -73,12 +72,7 @@ pub fn start(
     };
     let divert = Redirect::attach(&config, group.as_fd())?;
     if let Some(store) = store {
-        let bound_sockets = [true, false].map(|v4| rendezvous.bound_socket(v4).ok());
-        let bound_sockets = bound_sockets.iter().flatten().map(AsFd::as_fd);
-        let held = held_udp.as_ref().and_then(HeldUdp::rules);
-        let held = held.iter().map(AsFd::as_fd);
-        let all: Vec<_> = bound_sockets.chain(divert.look_up()).chain(held).collect();
-        descriptor_store::add(store, &all)?;
+        keep(store, &rendezvous, &divert, held_udp.as_ref())?;
     }
     let inbound = Arc::<Mutex<FlowTable>>::default();
     for listener in [Some(v4), v6].into_iter().flatten() {
@@ -104,6 +98,23 @@ pub fn start(
     };
     thread::Builder::new().name("connects".to_owned()).spawn(move || event_loop.run())?;
     Ok(held_udp)
+}
+
+/// Adds descriptors to `store` that outlive this process: connects fail then, and do not go around
+/// the chain.
+fn keep(
+    store: &OwnedFd,
+    rendezvous: &Rendezvous,
+    divert: &Redirect,
+    held_udp: Option<&HeldUdp>,
+) -> Result<()> {
+    let bound_sockets = [true, false].map(|v4| rendezvous.bound_socket(v4).ok());
+    let bound_sockets = bound_sockets.iter().flatten().map(AsFd::as_fd);
+    let held = held_udp.and_then(HeldUdp::rules);
+    let held = held.iter().map(AsFd::as_fd);
+    let all: Vec<_> = bound_sockets.chain(divert.look_up()).chain(held).collect();
+    descriptor_store::add(store, &all)?;
+    Ok(())
 }
 
 /// Decides on datagrams that the chain is to see. Returns the decision, their holder if any,
