@@ -11,7 +11,7 @@ use crate::flow::{Address, Failure};
 use crate::time::{Duration, Instant};
 
 /// Settings of a tunnel.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Bytes of buffer that the peer gets at first, for all its streams.
     pub initial: u64,

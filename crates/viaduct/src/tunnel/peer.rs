@@ -208,8 +208,7 @@ impl Peer {
             self.key,
             format_args!(
                 "the far end of the tunnel{name}{} does not let flows leave to {to}: its allow-to \
-                    does not \
-                 have that address",
+                 does not have that address",
                 self.name
             ),
         );

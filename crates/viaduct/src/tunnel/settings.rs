@@ -23,7 +23,7 @@ use crate::value_parser::table::{
 use crate::value_parser::{destination, links, memory, socket_addr, tunnel_buffer};
 
 /// The tunnels of a proxy.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TunnelSettings {
     /// Secret key of this site.
     pub secret: SecretKey,
@@ -269,13 +269,6 @@ impl TunnelArgs {
     }
 }
 
-impl Dial {
-    /// All fields but the number of links.
-    fn end(&self) -> (&str, SocketAddr, PublicKey) {
-        (&self.name, self.to, self.peer)
-    }
-}
-
 impl fmt::Display for TunnelSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(at) = self.listen {
@@ -309,17 +302,11 @@ impl TunnelSettings {
     /// Returns whether a running proxy can switch to `new` without a restart: only the number
     /// of links may differ.
     pub fn is_alike(old: &Option<TunnelSettings>, new: &Option<TunnelSettings>) -> bool {
-        match (old, new) {
-            (None, None) => true,
-            (Some(old), Some(new)) => {
-                (old.listen, old.carrier, &old.congestion, &old.peers)
-                    == (new.listen, new.carrier, &new.congestion, &new.peers)
-                    && old.dials.iter().map(Dial::end).eq(new.dials.iter().map(Dial::end))
-                    && (&old.secret, old.waits) == (&new.secret, new.waits)
-                    && (&old.allow_to, old.stranger_memory) == (&new.allow_to, new.stranger_memory)
-                    && (old.core.limit, old.core.silence) == (new.core.limit, new.core.silence)
-            }
-            _ => false,
-        }
+        let without_links = |settings: &Option<TunnelSettings>| {
+            let mut settings = settings.clone()?;
+            settings.dials.iter_mut().for_each(|dial| dial.links = 0);
+            Some(settings)
+        };
+        without_links(old) == without_links(new)
     }
 }
