@@ -16,7 +16,6 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
@@ -25,7 +24,7 @@ use tracing::warn;
 
 use crate::metrics::{Exposition, Kind};
 pub use entry::{Entry, Format};
-use writer::Writer;
+pub use writer::AccessLog;
 
 /// Options of the access log, the same for all services.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -83,10 +82,6 @@ pub struct AccessLogStats {
     pub lost: u64,
 }
 
-/// Handle of an access log; copies share it. A handle without a log ignores entries.
-#[derive(Clone, Debug, Default)]
-pub struct AccessLog(Option<Arc<Writer>>);
-
 impl AccessLogStats {
     /// Adds the metrics.
     pub fn expose(&self, out: &mut Exposition) {
@@ -108,40 +103,7 @@ impl AccessLogArgs {
     pub fn open(&self) -> Result<AccessLog> {
         let Some(target) = &self.access_log else { return Ok(AccessLog::default()) };
         let format = self.access_log_format.unwrap_or_default();
-        Ok(AccessLog(Some(Arc::new(Writer::start(target.clone(), format)?))))
-    }
-}
-
-impl AccessLog {
-    /// Returns whether entries are written. If not, callers may skip creating them.
-    pub fn is_on(&self) -> bool {
-        self.0.is_some()
-    }
-
-    /// Queues an entry; never blocks.
-    pub fn write(&self, entry: Entry) {
-        if let Some(writer) = &self.0 {
-            writer.queue(entry);
-        }
-    }
-
-    /// Reopens the file by its name. If that fails, the log continues in the old one.
-    pub fn reopen(&self) {
-        if let Some(writer) = &self.0 {
-            writer.reopen();
-        }
-    }
-
-    /// Waits at the end of the process until the queue is written, for 2 s at most.
-    pub fn flush(&self) {
-        if let Some(writer) = &self.0 {
-            writer.flush();
-        }
-    }
-
-    /// Counters; `None` without a log.
-    pub fn stats(&self) -> Option<AccessLogStats> {
-        self.0.as_ref().map(|writer| writer.stats())
+        AccessLog::start(target.clone(), format)
     }
 }
 

@@ -27,9 +27,13 @@ const FLUSH_RETRY: Duration = Duration::from_millis(5);
 /// Minimum interval between warnings about lost lines.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Queue and thread of an access log.
-#[derive(Debug)]
-pub(super) struct Writer {
+/// Handle of an access log; copies share it. A handle without a log ignores entries.
+#[derive(Clone, Debug, Default)]
+pub struct AccessLog(Option<Writer>);
+
+/// Queue of an access log, and the state that its thread shares.
+#[derive(Clone, Debug)]
+struct Writer {
     queue: SyncSender<Message>,
     state: Arc<State>,
 }
@@ -50,38 +54,47 @@ struct State {
     lost: AtomicU64,
 }
 
-impl Writer {
+impl AccessLog {
     /// Opens the destination and starts the thread.
-    pub(super) fn start(target: Target, format: Format) -> Result<Writer> {
+    pub(super) fn start(target: Target, format: Format) -> Result<AccessLog> {
         let sink = Sink::open(&target)?;
         let state = Arc::<State>::default();
         let (queue, entries) = sync_channel(MAX_QUEUED);
         let thread = Thread { target, format, sink, state: state.clone(), warned: None };
         let run = move || thread.run(&entries);
         std::thread::Builder::new().name("access-log".to_owned()).spawn(run)?;
-        Ok(Writer { queue, state })
+        Ok(AccessLog(Some(Writer { queue, state })))
     }
 
-    pub(super) fn queue(&self, entry: Entry) {
-        let entry = Message::Entry(Box::new(entry.truncate()));
-        if self.queue.try_send(entry).is_err() {
-            self.state.lost.fetch_add(1, Ordering::Relaxed);
+    /// Returns whether entries are written. If not, callers may skip creating them.
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Queues an entry; never blocks.
+    pub fn write(&self, entry: Entry) {
+        let Some(Writer { queue, state }) = &self.0 else { return };
+        if queue.try_send(Message::Entry(Box::new(entry.truncate()))).is_err() {
+            state.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    pub(super) fn reopen(&self) {
-        self.state.reopen.store(true, Ordering::Release);
+    /// Reopens the file by its name. If that fails, the log continues in the old one.
+    pub fn reopen(&self) {
+        let Some(Writer { queue, state }) = &self.0 else { return };
+        state.reopen.store(true, Ordering::Release);
         // If the queue is full, the thread is awake and sees the flag.
-        let _ = self.queue.try_send(Message::Wake);
+        let _ = queue.try_send(Message::Wake);
     }
 
-    /// Waits until the queue is written, for [`FLUSH_TIMEOUT`] at most.
-    pub(super) fn flush(&self) {
+    /// Waits at the end of the process until the queue is written, for 2 s at most.
+    pub fn flush(&self) {
+        let Some(Writer { queue, .. }) = &self.0 else { return };
         let deadline = Instant::now() + FLUSH_TIMEOUT;
         let (flushed, written) = sync_channel(0);
         let mut request = Message::Flush(flushed);
         let is_sent = loop {
-            match self.queue.try_send(request) {
+            match queue.try_send(request) {
                 Err(TrySendError::Full(again)) if Instant::now() < deadline => request = again,
                 sent => break !matches!(sent, Err(TrySendError::Full(_))),
             }
@@ -93,12 +106,11 @@ impl Writer {
         }
     }
 
-    pub(super) fn stats(&self) -> AccessLogStats {
-        let State { written, lost, .. } = &*self.state;
-        AccessLogStats {
-            written: written.load(Ordering::Relaxed),
-            lost: lost.load(Ordering::Relaxed),
-        }
+    /// Counters; `None` without a log.
+    pub fn stats(&self) -> Option<AccessLogStats> {
+        let State { written, lost, .. } = &*self.0.as_ref()?.state;
+        let [written, lost] = [written, lost].map(|count| count.load(Ordering::Relaxed));
+        Some(AccessLogStats { written, lost })
     }
 }
 
@@ -233,24 +245,24 @@ mod tests {
         let at = std::env::temp_dir().join(format!("viaduct-access-{}", std::process::id()));
         fs::create_dir_all(&at).unwrap();
         let (log, old) = (at.join("log"), at.join("log.1"));
-        let writer = Writer::start(Target::File(log.clone()), Format::Common).unwrap();
-        writer.queue(entry(1));
+        let writer = AccessLog::start(Target::File(log.clone()), Format::Common).unwrap();
+        writer.write(entry(1));
         let written = |lines| {
             let deadline = Instant::now() + Duration::from_secs(20);
-            while writer.stats().written < lines && Instant::now() < deadline {
+            while writer.stats().unwrap().written < lines && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(2));
             }
         };
         written(1);
         fs::rename(&log, &old).unwrap();
-        writer.queue(entry(2));
+        writer.write(entry(2));
         written(2);
         writer.reopen();
         let deadline = Instant::now() + Duration::from_secs(20);
         while !log.exists() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
-        writer.queue(entry(3));
+        writer.write(entry(3));
         writer.flush();
         let text = |path: &Path| fs::read_to_string(path).unwrap();
         assert!(text(&old).contains("/1 ") && text(&old).contains("/2 "), "{}", text(&old));
@@ -260,13 +272,13 @@ mod tests {
 
     #[test]
     fn lines_that_cannot_be_written_are_counted_and_cause_no_delay() {
-        let writer = Writer::start(Target::File("/dev/full".into()), Format::Json).unwrap();
+        let writer = AccessLog::start(Target::File("/dev/full".into()), Format::Json).unwrap();
         let entries = MAX_QUEUED as u64 * 3;
-        (0..entries).for_each(|n| writer.queue(entry(n)));
+        (0..entries).for_each(|n| writer.write(entry(n)));
         let deadline = Instant::now() + Duration::from_secs(20);
-        while writer.stats().lost < entries && Instant::now() < deadline {
+        while writer.stats().unwrap().lost < entries && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
-        assert_eq!(writer.stats(), AccessLogStats { written: 0, lost: entries });
+        assert_eq!(writer.stats(), Some(AccessLogStats { written: 0, lost: entries }));
     }
 }
