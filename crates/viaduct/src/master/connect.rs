@@ -56,8 +56,7 @@ impl Connector {
             if !std::mem::replace(&mut is_another, true) {
                 warn!(
                     "the master {name} runs again and carries other flows than before: programs \
-                        that \
-                     began before are refused theirs; start them anew"
+                     that began before are refused theirs; start them anew"
                 );
             }
         }

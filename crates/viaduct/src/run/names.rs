@@ -165,8 +165,7 @@ impl RemoteNames {
         let Some(path) = daemons::resolver_in_use() else { return Ok(()) };
         let what = format!(
             "names are asked of the daemon at {path}, around this run: stop it, or take --via \
-                seccomp, \
-             or say --names local"
+             seccomp, or say --names local"
         );
         if self.strict {
             bail!("{what}");

@@ -104,14 +104,12 @@ impl RunNegotiation {
             _ if self.by_first_bytes || is_nested && self.is_required => Ok(greeting()),
             _ if is_nested => Err(anyhow!(
                 "--prefer offers in SYNs, which above a master (--master) are that one's; \
-                    --require can do \
-                 without"
+                 --require can do without"
             )),
             Via::Seccomp | Via::Preload if self.is_required => Ok(greeting()),
             Via::Seccomp | Via::Preload => Err(anyhow!(
-                "--prefer offers in SYNs, so that plain peers are not harmed, which takes root \
-                    and --via \
-                 cgroup; --require with the whole chain can do without"
+                "--prefer offers in SYNs, so that plain peers are not harmed, which takes root and \
+                 --via cgroup; --require with the whole chain can do without"
             )),
             Via::Auto if self.is_required => self.use_syn_options(chain).or_else(|why| {
                 info!("not by options of SYNs ({why:#}), but by first bytes");

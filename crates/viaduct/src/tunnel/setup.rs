@@ -256,9 +256,8 @@ fn reason(remote: SocketAddr, why: &io::Error) -> String {
         Some(RecordError::Refused(refusal)) => format!("{remote}: {refusal}"),
         Some(_) => format!("{remote} is not the far end of this key: {why}"),
         None if is_the_peers(why) => format!(
-            "{remote} has closed it ({why}): its key is not the one that is given as peer here, \
-                or it \
-             speaks another version of the tunnel"
+            "{remote} has closed it ({why}): its key is not the one that is given as peer here, or \
+             it speaks another version of the tunnel"
         ),
         None => format!("{remote}: {why}"),
     }
