@@ -77,9 +77,17 @@ pub struct RemoteNames {
     at: OnceLock<[Option<SocketAddr>; 2]>,
 }
 
-/// Returns the target of a flow to `to`: an address, or the name that it is a fake IP for.
+/// Returns the target of a flow to `to`: an address, or the name that it is a fake IP for;
+/// `None` if that name was forgotten.
 pub fn target(names: Option<&RemoteNames>, to: SocketAddr) -> Option<Address> {
-    names.map_or(Some(Address::Ip(to)), |names| names.target(to))
+    let Some(names) = names else { return Some(Address::Ip(to)) };
+    names.fake_ips.lock().unwrap_or_else(PoisonError::into_inner).destination(to)
+}
+
+/// Describes the target of a flow to `to`, by the name that a fake IP stands for.
+pub fn text(names: Option<&RemoteNames>, to: SocketAddr) -> String {
+    let forgotten = || format!("a name that was forgotten ({to})");
+    target(names, to).map_or_else(forgotten, |target| target.to_string())
 }
 
 /// Buffer for a query; actual ones are far shorter.
@@ -119,21 +127,6 @@ impl RemoteNames {
     /// Addresses at which queries are answered: of IPv4, of IPv6.
     pub fn at(&self) -> [Option<SocketAddr>; 2] {
         self.at.get().copied().unwrap_or_default()
-    }
-
-    /// Returns the target of a flow to `to`; `None` if `to` is a fake IP whose name was
-    /// forgotten.
-    pub fn target(&self, to: SocketAddr) -> Option<Address> {
-        self.fake_ips.lock().unwrap_or_else(PoisonError::into_inner).destination(to)
-    }
-
-    /// Describes the target of a flow to `to`, by the name that a fake IP stands for.
-    pub fn text(&self, to: SocketAddr) -> String {
-        match self.target(to) {
-            Some(Address::Name(name, port)) => format!("{name}:{port}"),
-            _ if self.is_fake_ip(to) => format!("a name that was forgotten ({to})"),
-            _ => to.to_string(),
-        }
     }
 
     /// Returns whether the address is a fake IP.

@@ -28,7 +28,7 @@ use self::deadlines::Deadlines;
 use self::sockets::{Addresses, SocketTable};
 use super::Plan;
 use super::datagrams;
-use super::names::{RemoteNames, target};
+use super::names::{self, RemoteNames, target};
 use super::public_listeners::PublicListeners;
 use super::report::{FlowOutcome, Report, ReportedConnect};
 use super::user_udp::UserUdp;
@@ -325,9 +325,7 @@ impl Interposition {
         }
         let call = format!("{call:?}").to_lowercase();
         let why = io::Error::from_raw_os_error(errno.0);
-        let name = |to: SocketAddr| {
-            self.remote_names.as_ref().map_or_else(|| to.to_string(), |names| names.text(to))
-        };
+        let name = |to| names::text(self.remote_names.as_deref(), to);
         let destination = to.map(|to| format!(" to {}", name(to))).unwrap_or_default();
         let line = format!("refused: {call}{destination}: {why}");
         self.refused.warn(line.clone(), line);

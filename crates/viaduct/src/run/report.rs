@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use viaduct_proto::flow::Failure;
 
-use super::names::RemoteNames;
+use super::names::{self, RemoteNames};
 use crate::engine::aware::SocketId;
 use crate::engine::flow_socket::FlowSocket;
 use crate::engine::wrapped::{PendingConnect, Program};
@@ -175,7 +175,8 @@ impl Report {
                     FlowOutcome::Failed(why) => format!(" ({why})"),
                     _ => String::new(),
                 };
-                text.push(format!("  {count:>6}  {transport} {}{why}", self.name(*to)));
+                let to = names::text(self.names.as_deref(), *to);
+                text.push(format!("  {count:>6}  {transport} {to}{why}"));
             }
         }
         let whys = ["found no room", "were not carried by the relay"];
@@ -186,11 +187,6 @@ impl Report {
             text.push(format!("no flows; {via} watched"));
         }
         text
-    }
-
-    /// Destination as the user knows it.
-    fn name(&self, to: SocketAddr) -> String {
-        self.names.as_ref().map_or_else(|| to.to_string(), |names| names.text(to))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Lines> {
