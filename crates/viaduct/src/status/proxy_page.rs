@@ -7,6 +7,7 @@ use super::colours::{Colours, row};
 use super::numbers::{bytes, micros, percent, quantile, thousands};
 use crate::engine::snapshot::ProxyStatus;
 use crate::engine::stats::CONNECT_BOUNDS;
+use crate::tunnel::settings::title;
 use crate::tunnel::stats::TunnelCounters;
 
 /// State of a proxy as text.
@@ -165,10 +166,7 @@ impl ProxyPage<'_> {
             (None, 0) => self.colours.paint(31, "down"),
             _ => self.colours.green("up"),
         };
-        let title = match tunnel.name.is_empty() {
-            true => format!("tunnel to {}", tunnel.peer),
-            false => format!("tunnel {} to {}", tunnel.name, tunnel.peer),
-        };
+        let title = format!("{} to {}", title(&tunnel.name), tunnel.peer);
         writeln!(f, "\n{}  {up}", self.colours.bold(title))?;
         let what = format!(
             "{} open, {} with bytes under way; {} opened here, {} there, {} reset",

@@ -12,7 +12,7 @@ use super::dial::Slot;
 use super::link::Link;
 use super::new_peer;
 use super::peer::SharedPeer;
-use super::settings::{Dial, TunnelSettings};
+use super::settings::{Dial, TunnelSettings, title};
 use super::stats::TunnelCounters;
 use super::stream::TunnelStream;
 use super::time;
@@ -91,18 +91,10 @@ impl Near {
         counters
     }
 
-    /// Name of the tunnel in log lines: `tunnel`, or `tunnel paris`.
-    pub(super) fn name(&self) -> String {
-        match &self.dial.name[..] {
-            "" => "tunnel".to_owned(),
-            name => format!("tunnel {name}"),
-        }
-    }
-
     /// Logs that a link did not come up: at first as a warning, then rarely.
     pub(super) fn log_failure(&mut self, why: &str, now: Instant) {
         self.reason = Some(why.to_owned());
-        let what = format!("a link of the {} did not come up: {why}", self.name());
+        let what = format!("a link of the {} did not come up: {why}", title(&self.dial.name));
         match self.next_log {
             Some(at) if now < at => return debug!("{what}"),
             Some(_) => info!("{what}; it is dialled still"),

@@ -12,6 +12,7 @@ use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::keys::PublicKey;
 use viaduct_proto::tunnel::{Event, LinkError, StreamId, Tunnel};
 
+use super::settings::title;
 use super::stream::{Readiness, TunnelStream};
 use crate::rate_limited::RateLimitedLog;
 use crate::tunnel::stats::{MAX_STREAMS, TunnelCounters};
@@ -203,13 +204,12 @@ impl Peer {
     fn denied(&mut self, id: StreamId) {
         let slot = self.by_id.get(&id).and_then(|&number| self.slots.get(number));
         let Some(to) = slot.and_then(|slot| slot.to.clone()) else { return };
-        let name = if self.name.is_empty() { "" } else { " " };
+        let tunnel = title(&self.name);
         DENIALS.warn(
             self.key,
             format_args!(
-                "the far end of the tunnel{name}{} does not let flows leave to {to}: its allow-to \
-                 does not have that address",
-                self.name
+                "the far end of the {tunnel} does not let flows leave to {to}: its allow-to does \
+                 not have that address"
             ),
         );
         self.denied += 1;

@@ -57,6 +57,11 @@ const QUIC_CONGESTION: [&str; 3] = ["cubic", "bbr", "reno"];
 /// Name of a tunnel; empty for the one that the option `tunnel` makes.
 pub type TunnelName = Arc<str>;
 
+/// Title of a tunnel in texts: `tunnel`, or `tunnel paris`.
+pub fn title(name: &str) -> String {
+    if name.is_empty() { "tunnel".to_owned() } else { format!("tunnel {name}") }
+}
+
 /// A far end to dial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dial {
@@ -279,9 +284,8 @@ impl fmt::Display for TunnelSettings {
             })?;
         }
         self.dials.iter().try_for_each(|dial| {
-            let name = if dial.name.is_empty() { "" } else { " " };
-            let Dial { name: own, to, links, .. } = dial;
-            writeln!(f, "  tunnel{name}{own}: to {to}, links: {links}")
+            let Dial { name, to, links, .. } = dial;
+            writeln!(f, "  {}: to {to}, links: {links}", title(name))
         })
     }
 }

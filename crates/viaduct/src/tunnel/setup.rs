@@ -18,7 +18,7 @@ use super::link::{Link, SlotIndex, Transport, record_error};
 use super::near::Near;
 use super::peer::SharedPeer;
 use super::quic::Arrived;
-use super::settings::{CarrierKind, Dial};
+use super::settings::{CarrierKind, Dial, title};
 use super::strangers;
 use super::tcp::TcpLink;
 use super::{LINKS, Tunnels, new_peer};
@@ -227,7 +227,7 @@ impl Tunnels {
             // Any host can cause as many of these as it likes.
             (true, _) => debug!("{remote} dialled and did not show a known key: {why}"),
             (_, true) => {
-                let name = link.slot.map(|(near, _)| self.nears[near].name());
+                let name = link.slot.map(|(near, _)| title(&self.nears[near].dial.name));
                 let name = name.unwrap_or_else(|| "tunnel".to_owned());
                 info!("a link of the {name} with {remote} is gone: {why}");
                 if let Some((near, _)) = link.slot {

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use viaduct_proto::tunnel::stats::{LinkStats, StreamStats, TunnelStats};
 
+use super::settings::title;
+
 /// A tunnel to one peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TunnelCounters {
@@ -34,8 +36,6 @@ pub const MAX_STREAMS: usize = 32;
 impl TunnelCounters {
     /// Short report of the tunnel's outage, if it is down.
     pub fn trouble(&self) -> Option<String> {
-        let name = if self.name.is_empty() { "" } else { " " };
-        let down = self.down.as_ref()?;
-        Some(format!("tunnel{name}{} is down: {down}", self.name))
+        Some(format!("{} is down: {}", title(&self.name), self.down.as_ref()?))
     }
 }
