@@ -81,7 +81,7 @@ fn count_counts_and_answers_through_other_handlers() {
     world.run_until(at(10));
     let said = world.control("count").unwrap();
     assert_eq!(said, "flows 1\nwritten 300\nread 500\n");
-    assert_eq!(world.control("nobody"), None);
+    assert_eq!(world.control("absent"), None);
 }
 
 #[test]
