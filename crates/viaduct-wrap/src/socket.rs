@@ -32,52 +32,31 @@ pub const LONGEST: usize = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
+#[allow(missing_docs, reason = "they are named as the kernel names them, without their E")]
 impl Errno {
     /// Success.
     pub const NONE: Errno = Errno(0);
-    /// `EPERM`: operation not permitted.
     pub const PERM: Errno = Errno(1);
-    /// `EACCES`: permission denied.
     pub const ACCES: Errno = Errno(13);
-    /// `EFAULT`: bad address in the program's memory.
     pub const FAULT: Errno = Errno(14);
-    /// `EXDEV`: object on another device.
     pub const XDEV: Errno = Errno(18);
-    /// `ENFILE`: the system's limit of open files is reached.
     pub const NFILE: Errno = Errno(23);
-    /// `EMFILE`: the process's limit of open files is reached.
     pub const MFILE: Errno = Errno(24);
-    /// `EAGAIN`: would block.
     pub const AGAIN: Errno = Errno(11);
-    /// `EINVAL`: invalid argument.
     pub const INVAL: Errno = Errno(22);
-    /// `EPROTO`: protocol error.
     pub const PROTO: Errno = Errno(71);
-    /// `EMSGSIZE`: message longer than a datagram can be.
     pub const MSGSIZE: Errno = Errno(90);
-    /// `EPROTONOSUPPORT`: protocol not supported by the kernel.
     pub const PROTONOSUPPORT: Errno = Errno(93);
-    /// `EOPNOTSUPP`: operation not supported by the socket.
     pub const OPNOTSUPP: Errno = Errno(95);
-    /// `EAFNOSUPPORT`: address family not supported by the kernel.
     pub const AFNOSUPPORT: Errno = Errno(97);
-    /// `ENETUNREACH`: network unreachable.
     pub const NETUNREACH: Errno = Errno(101);
-    /// `ECONNABORTED`: connection aborted locally.
     pub const CONNABORTED: Errno = Errno(103);
-    /// `ECONNRESET`: connection reset by the peer.
     pub const CONNRESET: Errno = Errno(104);
-    /// `ETIMEDOUT`: connection timed out.
     pub const TIMEDOUT: Errno = Errno(110);
-    /// `ECONNREFUSED`: no listener at the destination.
     pub const CONNREFUSED: Errno = Errno(111);
-    /// `EISCONN`: socket is already connected.
     pub const ISCONN: Errno = Errno(106);
-    /// `EHOSTUNREACH`: host unreachable.
     pub const HOSTUNREACH: Errno = Errno(113);
-    /// `EALREADY`: an earlier connect is still in progress.
     pub const ALREADY: Errno = Errno(114);
-    /// `EINPROGRESS`: the connect has started.
     pub const INPROGRESS: Errno = Errno(115);
 }
 
