@@ -1,5 +1,5 @@
-//! Handler offers from another end. For any bytes, a parsed offer is one that an end can make. The
-//! agreed handlers are among those that this end has, and include all that it requires.
+//! Handler offers from another end. Any parsed offer is one that an end can make. The agreed
+//! handlers are among the offered ones, and include all that this end requires.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -12,7 +12,7 @@ fuzz_target!(|input: &[u8]| {
     assert_eq!(Offer::parse(&offer.emit()), Some(offer.clone()));
     let chain: Vec<_> = NUMBERS.iter().map(|(name, ..)| (*name, true)).collect();
     for required in [Required::None, Required::These(vec!["crypt".to_owned()]), Required::All] {
-        let terms = Terms::new(&chain, &required).expect("all can be agreed on");
+        let terms = Terms::new(&chain, &required).expect("all can be negotiated");
         for connects in [true, false] {
             match terms.negotiate(connects, Some(&offer)) {
                 Ok(agreed) => {

@@ -1,5 +1,5 @@
-//! Every code under any loss, order and repetition of packets and repairs: what it recovers is
-//! what was sent.
+//! Every code under any loss, order and repetition of packets and repairs: recovered packets equal
+//! those that were sent.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -26,21 +26,21 @@ enum Parameters {
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// A packet of so many bytes and one more is sent.
+    /// A packet of `len` + 1 bytes is sent.
     Send { len: u8, lost: bool },
     /// Traffic pauses.
     Flush { stage: u8 },
-    /// The code changes, as a running sender does it.
+    /// The code changes, as it does in a running sender.
     Change(Parameters),
-    /// A packet comes late, or after its recovery.
+    /// A lost packet arrives late.
     Late { back: u8 },
-    /// A repair comes: of those sent and not yet come, this one.
+    /// A repair in flight arrives; if it `stays`, it can arrive again.
     Repair { index: u8, stays: bool },
-    /// Numbers far back have settled.
+    /// Numbers below that of the packet `back` before the newest are settled.
     Settled { back: u8 },
 }
 
-/// Most repairs on their way; more are lost.
+/// Maximum number of repairs in flight; more are lost.
 const MAX_REPAIRS: usize = 256;
 
 impl Parameters {
@@ -61,7 +61,7 @@ impl Parameters {
     }
 }
 
-/// A repair on its way.
+/// Repair in flight.
 #[derive(Clone)]
 struct Owned {
     cover: Cover,
@@ -104,7 +104,7 @@ impl Link {
         recovered.clear();
     }
 
-    /// The place of the packet `back` from the newest, if any.
+    /// Index of the packet `back` before the newest, if any.
     fn back(&self, back: u8) -> Option<usize> {
         self.sent.len().checked_sub(usize::from(back) + 1)
     }
@@ -148,7 +148,7 @@ fuzz_target!(|input: Input| {
     }
 });
 
-/// A packet whose bytes follow from its number and length.
+/// Sends a packet whose bytes follow from its number and length.
 fn send(link: &mut Link, encoder: &mut dyn Encoder, len: u8, lost: bool) {
     let number = link.sent.len();
     let byte = |i| (number * 31 + i * 7) as u8 ^ len;

@@ -1,4 +1,5 @@
-//! Packets with a UDP datagram: parts lie within the packet, and what is emitted is read again.
+//! Packets with a UDP datagram: parsed parts lie within the packet, and emitted packets parse
+//! again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -12,13 +13,13 @@ fuzz_target!(|input: &[u8]| {
     assert!(payload.len() <= input.len());
     let (source, destination) = (datagram.source, datagram.destination);
     if let Some(packet) = emit(source, destination, payload) {
-        let (again, same) = Datagram::split(&packet).expect("it was written");
+        let (again, same) = Datagram::split(&packet).expect("an emitted packet parses");
         assert_eq!((again.source, again.destination, same), (source, destination, payload));
     }
     if source.is_ipv4() == destination.is_ipv4() {
         let packet = undelivered(source, destination, [3, 3], payload);
         assert!(packet.len() <= MAX_QUOTED + 200, "{}", packet.len());
         let quoted = &payload[..payload.len().min(MAX_QUOTED)];
-        assert!(packet.ends_with(quoted), "what it carried is told");
+        assert!(packet.ends_with(quoted), "the payload is quoted");
     }
 });

@@ -1,5 +1,5 @@
-//! The decoders under repairs that no encoder made: they neither panic nor outgrow their bound,
-//! and make no packet that is known already.
+//! Decoders on repairs that no encoder made: they do not panic, do not exceed their bound, and
+//! recover no packet that is already known.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use viaduct_proto::fec::{
 #[derive(Arbitrary, Debug)]
 struct Input {
     which: Which,
-    /// In units of 64 bytes.
+    /// Memory bound, in units of 64 bytes.
     bound: u8,
     steps: Steps<Step>,
 }
@@ -30,17 +30,17 @@ enum Which {
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// Numbers close together, so that repairs meet.
+    /// Repair with numbers close together, so that repairs have packets in common.
     Near { first: u8, stride: u8, count: u16, kind: Kind, len_code: [u8; 2], body: Bytes },
-    /// Any numbers.
+    /// Repair with any numbers.
     Far { first: u64, stride: u16, count: u16, kind: Kind, len_code: [u8; 2], body: Bytes },
-    /// A repair of one byte again and again, as long as a packet can be and longer.
+    /// Repair whose body repeats one byte, and may be longer than any packet.
     Long { first: u8, count: u16, kind: Kind, byte: u8, len: u32 },
     /// A packet arrives.
     Arrives { seq: u8, packet: Bytes },
-    /// The caller has no room for a packet any more.
+    /// The caller drops a packet that it stored.
     Forgotten { seq: u8 },
-    /// Numbers below have settled.
+    /// Numbers below this one are settled.
     Settled { below: u8 },
 }
 
@@ -91,7 +91,7 @@ fuzz_target!(|input: Input| {
 
 fn take(step: &Step, decoder: &mut dyn Decoder, store: &mut Store, recovered: &mut Recovered) {
     let mut repair = |first, stride, count, kind: Kind, len_code, body: &[u8]| {
-        // As many as the parser lets through.
+        // Only counts that the parser accepts.
         let cover = Cover { first, stride, count: count % (MAX_COVER + 1) };
         let repair = Repair { cover, row: kind.row(), len_code, body };
         decoder.repair(repair, store, recovered);

@@ -15,7 +15,7 @@ use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 
 const LIMIT: usize = 4_096;
-/// Bytes that may wait beyond the limit: what one call brings, expanded.
+/// Bytes that may wait beyond the limit: the data of one call, expanded.
 const SLACK: usize = 192 << 10;
 
 const CHAINS: [&str; 8] = [
@@ -32,19 +32,19 @@ const CHAINS: [&str; 8] = [
 #[derive(Arbitrary, Debug)]
 struct Input {
     chain: u8,
-    /// Set if the ends agree before the fuzzer begins.
+    /// Set if the handshakes are done before the fuzzer begins.
     greeted: bool,
     steps: Steps<Step>,
 }
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// Some of what one end sent arrives.
+    /// Up to `count` bytes that one end sent arrive.
     Carry {
         from: bool,
         count: u16,
     },
-    /// The same, with a bit changed.
+    /// Like `Carry`, with a bit flipped.
     Flip {
         from: bool,
         count: u16,
@@ -86,7 +86,7 @@ enum Step {
     },
 }
 
-/// Making keys is slow, so chains are made once.
+/// Factories of the chains, made once because making keys is slow.
 static FACTORIES: LazyLock<Vec<Arc<[Arc<dyn Factory>]>>> = LazyLock::new(|| {
     let rng = Mutex::new(Rng::from_seed(1));
     let shell = Shell {
@@ -126,7 +126,7 @@ impl End {
         self.bottoms[usize::from(number) % self.bottoms.len()]
     }
 
-    /// Does what the chain wants done, and reads.
+    /// Performs the chain's actions, and reads.
     fn act(&mut self, now: Instant) {
         loop {
             while let Some(action) = self.chain.poll_action() {

@@ -1,5 +1,5 @@
-//! IP headers: parsing never reads beyond the bytes, and what normalisation removes is all that
-//! restoring needs.
+//! IP headers: parsing never reads beyond the bytes, and the fields that normalisation removes
+//! suffice to restore the packet.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -21,7 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut expected = original.to_vec();
     if original[0] >> 4 == 4 {
         assert_eq!(internet_checksum(&packet[..header.header_len]), 0);
-        // The one thing that is made right rather than as it was.
+        // The checksum is computed, not restored.
         expected[10..12].copy_from_slice(&packet[10..12]);
     }
     assert_eq!(packet, expected);

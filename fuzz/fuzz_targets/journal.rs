@@ -1,4 +1,4 @@
-//! The journal of changes to a machine: whatever the bytes, it is read or refused.
+//! The journal of changes to a machine: any bytes are read or refused.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! The text of a link's settings: what reads is printed so that it reads back as the same.
+//! The text of a link's settings: settings that parse are printed as text that parses to the same.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,7 +7,7 @@ use viaduct_proto::link::LinkConfig;
 fuzz_target!(|text: &str| {
     match text.parse::<LinkConfig>() {
         Ok(config) => {
-            config.check().expect("what was read has been checked");
+            config.check().expect("parsed settings are valid");
             let printed = config.to_string();
             assert_eq!(printed.parse().as_ref(), Ok(&config), "{printed}");
         }

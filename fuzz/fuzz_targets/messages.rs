@@ -1,6 +1,6 @@
 //! A gateway whose peer has the right keys and bad intentions: repairs of any content, in any
-//! order. Even then only packets between the two sites are injected, whole and with right headers,
-//! and memory stays bounded.
+//! order. Even then only packets between the two sites are injected, whole and with correct
+//! headers, and memory stays bounded.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -16,13 +16,13 @@ use viaduct_proto::wire::ip::{self, Header, MutableFields};
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// Bytes as they are.
+    /// Raw bytes.
     Raw(Bytes),
     /// A repair, well-formed; its numbers are near those of others, or `far`.
     Repair { first: u32, far: bool, stride: u16, count: u16, kind: Kind, part: u8, body: Body },
     /// Names of packets, near those of others.
     Names { first: u16, names: Vec<Named>, times: Option<(u32, Vec<u8>)> },
-    /// A repair of one packet behind its name, as an honest peer sends it.
+    /// A repair of one packet after its name, as an honest peer sends it.
     Single { first: u16, packet: Packet, fields: (u8, u8) },
     /// A request.
     Need { first: u64, packets: u16, repairs: u8 },
@@ -53,7 +53,7 @@ enum Named {
 
 #[derive(Arbitrary, Debug)]
 enum Body {
-    /// A packet behind its identity, and mutable fields.
+    /// A packet after its identity and mutable fields.
     Packet(Packet, u8, u8),
     Bytes {
         len_code: [u8; 2],
@@ -61,7 +61,7 @@ enum Body {
     },
 }
 
-/// Few different ones, so that names meet bodies.
+/// Packet, one of few different ones, so that names match bodies.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 struct Packet {
     inwards: bool,
@@ -168,7 +168,7 @@ fn tag(gateway: &Plane, normal: &[u8]) -> u16 {
     gateway.name(normal).unwrap_or_default().tag()
 }
 
-/// A packet behind its prefix, whose check may be wrong.
+/// Body of a repair: identity, mutable fields with their check, and packet.
 fn symbol(gateway: &Plane, normal: &[u8], ttl: u8, tos: u8) -> Vec<u8> {
     let identity = gateway.name(normal).unwrap_or_default().0.to_be_bytes();
     [&identity[..], &[ttl, tos, ttl ^ tos], normal].concat()

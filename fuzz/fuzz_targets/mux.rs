@@ -1,6 +1,6 @@
 //! The accepting end of a connection that `mux` shares, whose other end sends frames and bytes of
 //! any kind. The data that waits for applications is bounded, every flow ends once, and the chains
-//! never wake each other for ever.
+//! do not wake each other endlessly.
 #![no_main]
 
 use std::collections::{HashMap, VecDeque};
@@ -16,11 +16,11 @@ use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 
 const LIMIT: usize = 4_096;
-/// Bytes that may wait beyond the limit: what one call brings.
+/// Bytes that may wait beyond the limit: the data of one call.
 const SLACK: usize = 192 << 10;
-/// Chains at once; the shell says of further ones that they cannot be made.
+/// Maximum number of chains; requests for more are refused.
 const MAX_CHAINS: usize = 12;
-/// Actions that one step may lead to.
+/// Maximum number of actions that one step may cause.
 const MAX_ACTIONS: usize = 100_000;
 
 #[derive(Arbitrary, Debug)]
@@ -43,7 +43,7 @@ enum Step {
     Wait { millis: u16 },
 }
 
-/// A chain, and what was said of it.
+/// Chain, and how often it finished and failed.
 struct End {
     chain: Chain,
     takes: bool,
@@ -69,7 +69,7 @@ impl World {
     fn new() -> World {
         let rng = Mutex::new(Rng::from_seed(1));
         let shell = Shell {
-            files: Arc::new(|_| Err("there is none".to_owned())),
+            files: Arc::new(|_| Err("there is no such file".to_owned())),
             entropy: Arc::new(move |out: &mut [u8]| rng.lock().expect("one thread").fill(out)),
             overlays: Arc::new(|_| Arc::new(|| None)),
         };
@@ -90,7 +90,7 @@ impl World {
         self.ends[0].chain.avail(self.now, self.bottom, bytes.into());
     }
 
-    /// Does what the chains want done, until none wants anything.
+    /// Performs the chains' actions until none is left.
     fn act(&mut self) {
         let now = self.now;
         let mut left = MAX_ACTIONS;

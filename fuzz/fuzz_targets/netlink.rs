@@ -1,5 +1,5 @@
-//! Messages of netlink: whatever the kernel's socket gives, messages and attributes end, and lie
-//! within the bytes.
+//! Netlink messages: for any bytes, parsing terminates, and messages and attributes lie within the
+//! bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

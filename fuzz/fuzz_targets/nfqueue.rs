@@ -1,5 +1,5 @@
-//! Packets that the kernel holds in a queue: what is no packet is passed over, and a packet's bytes
-//! are those of the message.
+//! Messages of NFQUEUE: messages without a packet are skipped, and a packet is no longer than its
+//! message.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

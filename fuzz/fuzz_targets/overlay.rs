@@ -14,15 +14,15 @@ use viaduct_proto::time::{Duration, Instant};
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// Bytes as they are.
+    /// Raw bytes.
     Raw(Bytes),
-    /// A message that was heard before, by number, one of its bytes changed or not.
+    /// An earlier message to node 0, by number, arrives again, unchanged or with one byte changed.
     Again { number: u16, change: Option<(u8, u8)> },
-    /// Time passes, in milliseconds; what is on its way arrives or is lost.
+    /// Time passes, in milliseconds; messages in flight arrive or are lost.
     Wait { millis: u16, lost: u8 },
 }
 
-/// Making keys is slow.
+/// Keys of the nodes, made once because making keys is slow.
 static KEYS: LazyLock<[SecretKey; 3]> =
     LazyLock::new(|| [1, 2, 3].map(|n| SecretKey::from_bytes([n; 32])));
 

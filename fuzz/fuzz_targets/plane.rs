@@ -1,6 +1,6 @@
 //! Two gateways under any sequence of operations, with a link between them that loses, delays,
-//! repeats and alters: nothing is injected that the other side's hosts did not send, byte for
-//! byte but for what routers change, and memory stays bounded.
+//! repeats and alters: every injected packet was sent by the other side's hosts, byte for byte
+//! except for the fields that routers change, and memory stays bounded.
 #![no_main]
 
 use std::collections::HashSet;
@@ -25,25 +25,25 @@ struct Input {
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// A host sends a packet; equal fields make byte-identical ones.
+    /// A host sends a packet; equal fields make byte-identical packets.
     Send { from: bool, v6: bool, len: u16, filler: u8, ttl: u8, tos: u8, fate: Fate },
     /// A host of `from` sends many packets, and some of them are lost.
     Stream { from: bool, count: u8, lost: u64 },
     /// A packet that was held back arrives.
     Late { index: u8 },
-    /// A gateway sees bytes that may be no packet.
+    /// A gateway sees bytes that may not be a packet.
     Seen { by: bool, leaves: bool, bytes: Bytes },
     /// A datagram between the gateways arrives.
     Datagram { index: u8, stays: bool, change: Change },
-    /// All of them arrive.
+    /// All datagrams between the gateways arrive.
     Datagrams,
-    /// Anybody's bytes arrive at a gateway.
+    /// Arbitrary bytes arrive at a gateway.
     Hostile { to: bool, bytes: Bytes },
     /// Time passes, in units of a tenth of a millisecond; at most 0.4 s at once.
     Wait { units: u16 },
     /// A gateway changes its code.
     Recode { at: bool, coding: Option<Parameters> },
-    /// A gateway starts anew, though seldom: handshakes are most of a run's work.
+    /// A gateway restarts, but rarely, because handshakes take most of a run's time.
     Restart { at: bool, sure: u8 },
     /// A gateway's tap missed packets.
     Missed { at: bool, count: u8 },
@@ -74,7 +74,7 @@ enum Parameters {
 }
 
 impl Parameters {
-    /// Some of them are refused; then nothing must change.
+    /// Returns the coding. Some are refused, and must then change nothing.
     fn coding(&self) -> Coding {
         Coding::Fixed(match *self {
             Parameters::Auto => {
@@ -111,7 +111,7 @@ struct World {
     next: u32,
 }
 
-/// Most datagrams on their way; the oldest are lost.
+/// Maximum number of datagrams in flight; beyond it, the oldest are lost.
 const MAX_DATAGRAMS: usize = 256;
 
 fuzz_target!(|input: Input| {
@@ -186,7 +186,7 @@ impl World {
         self.sent[from].insert(normal(&packet));
     }
 
-    /// Packets like no others, a tenth of a millisecond apart.
+    /// Sends unique packets, a tenth of a millisecond apart.
     fn stream(&mut self, from: usize, count: u8, lost: u64) {
         for i in 0..count % 32 {
             self.next += 1;
@@ -262,14 +262,13 @@ impl World {
                 assert!(self.sent[1 - side].contains(&normal(packet)), "never sent: {packet:02x?}");
             }
             plane.injections().clear();
-            // Beside the receiver's memory: the bins and names of the largest code here.
+            // In addition to the receiver's memory: the bins and names of the largest code here.
             assert!(plane.memory() < MEMORY + (1 << 20), "{} bytes", plane.memory());
         }
     }
 }
 
-/// A packet without the fields that routers change: its TTL may be reckoned back, and congestion is
-/// marked in its TOS.
+/// Packet without the fields that routers change: TTL, TOS and checksum.
 fn normal(packet: &[u8]) -> Vec<u8> {
     let mut packet = packet.to_vec();
     ip::normalise(&mut packet);

@@ -1,4 +1,4 @@
-//! Notices of routes: any message either concerns one of the prefixes or does not.
+//! Notifications about routes: no message makes the parser panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Messages between runs and the master that they share. A message that parses is written again as
-//! it was read.
+//! Messages between runs and the master that they share. A message that parses is emitted
+//! unchanged.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,6 +1,6 @@
-//! Messages that tell a hop where a flow goes. For any bytes, a message is no longer than its
-//! input, means the same without the bytes that follow it, and each proper prefix of it is too
-//! short.
+//! Messages that give a hop the destination of a flow. A message that parses is no longer than its
+//! input and parses to the same without the bytes that follow it; each proper prefix of it is
+//! incomplete.
 #![no_main]
 
 use std::fmt::Debug;
@@ -21,7 +21,7 @@ fuzz_target!(|input: &[u8]| {
     is_cut_anywhere(input, socks_client::reply);
     if let Ok((from, data)) = socks_datagram::parse(input) {
         assert!(input.ends_with(data));
-        let again = socks_datagram::emit(&from, data).expect("it was said");
+        let again = socks_datagram::emit(&from, data).expect("a parsed address can be emitted");
         assert_eq!(socks_datagram::parse(&again), Ok((from, data)));
     }
     is_cut_anywhere(input, connect::parse);
@@ -56,7 +56,7 @@ fn is_a_syn(input: &[u8], syn: Syn) {
     assert_eq!(Syn::parse_headers(headers), Some(Syn { header: None, ..syn }));
 }
 
-/// The same bytes as the options and the data of a SYN.
+/// Checks the SYN whose options and data are these bytes.
 fn hop_is_parsed(input: &[u8]) {
     let Some((&cut, rest)) = input.split_first() else { return };
     let (options, data) = rest.split_at(rest.len().min(usize::from(cut % 11) * 4) / 4 * 4);
@@ -68,7 +68,7 @@ fn hop_is_parsed(input: &[u8]) {
     (packet[32], packet[33]) = ((5 + options.len() as u8 / 4) << 4, 2);
     packet.extend(options);
     packet.extend(data);
-    let syn = Syn::parse(&packet).expect("a whole one");
+    let syn = Syn::parse(&packet).expect("a complete SYN");
     assert_eq!(syn.hop, Hop::find(options));
     is_a_syn(&packet, syn);
 }

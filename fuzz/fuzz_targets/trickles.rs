@@ -23,7 +23,7 @@ const LENGTH: u64 = 200_000;
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// Bytes as they are, to all that reads.
+    /// Raw bytes, passed to all parsers.
     Raw(Bytes),
     /// Messages in flight are delivered, to the server or to the client.
     Up(u8),
@@ -47,7 +47,7 @@ enum Step {
         byte: u16,
         to: u8,
     },
-    /// The client comes from another port.
+    /// The client's port changes.
     Move {
         port: u8,
     },
@@ -76,9 +76,9 @@ struct World {
     stream: Reassembly,
     up: Vec<Vec<u8>>,
     down: Vec<Vec<u8>>,
-    /// Set once a response was altered: then the data may be, too.
+    /// A response was altered, so the data may be altered too.
     altered: bool,
-    /// Addresses that something was sent to.
+    /// Addresses to which something was sent.
     answered: BTreeSet<SocketAddr>,
 }
 
@@ -195,8 +195,8 @@ impl World {
         if open {
             ring.seal_user(b"stream", &mut user);
         }
-        // An address that was sent nothing before may be a victim's. An address token goes to an
-        // unproven address too, even if one was sent there before.
+        // An address to which nothing was sent before may be a victim's. So may one that is sent an
+        // address token, even if something was sent there before.
         let (mut unproven, mut sent) = (self.answered.insert(self.from), 0);
         for (index, permit) in grant.permits().enumerate() {
             let mut payload = Payload::default();

@@ -1,5 +1,5 @@
-//! Encrypted messages. For any bytes, and for any change or cut of openings, answers, requests and
-//! responses, neither end panics, and neither accepts anything that the other did not send.
+//! Encrypted messages. Neither arbitrary bytes nor altered or truncated messages, in the handshake
+//! or after it, make an end panic, and none of them is accepted.
 #![no_main]
 
 use std::sync::Arc;
@@ -37,7 +37,7 @@ fuzz_target!(|input: &[u8]| {
         if let Some(altered) = altered(&sealed, input) {
             assert!(server.accept(NOW, way(), &altered).is_err());
         }
-        let event = server.accept(NOW, way(), &sealed).expect("as it was sealed");
+        let event = server.accept(NOW, way(), &sealed).expect("an unaltered message is accepted");
         let mut answers = Vec::new();
         let keep = |_: &mut Return, answer: &[u8]| answers.push(answer.to_vec());
         server.send(event, &Reply::default(), &mut (), keep);
@@ -45,7 +45,7 @@ fuzz_target!(|input: &[u8]| {
             if let Some(altered) = altered(&answer, input) {
                 assert_eq!(client.open(&altered), None);
             }
-            let opened = client.open(&answer).expect("as it was sealed");
+            let opened = client.open(&answer).expect("an unaltered message is accepted");
             stream.handle(NOW, &opened);
         }
         stream.write(MAIN, b"and more");
@@ -57,8 +57,9 @@ fn way() -> Return {
     Return::of_datagram(at("192.0.2.1:4000"), at("192.0.2.2:80"))
 }
 
-/// The message, altered by the input: each three bytes are a place and the change there; the first
-/// of one or two bytes at the end is the length to cut off. `None` if the message is unchanged.
+/// Returns `message` as altered by `input`. Every three bytes of `input` are an offset (two) and a
+/// value to XOR there; if bytes remain, the first is the number of bytes to cut off at the end.
+/// `None` if the message is unchanged.
 fn altered(message: &[u8], input: &[u8]) -> Option<Vec<u8>> {
     let mut altered = message.to_vec();
     let (changes, rest) = input.as_chunks::<3>();

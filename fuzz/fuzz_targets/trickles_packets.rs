@@ -1,5 +1,5 @@
-//! Trickles' packets. For any bytes, a packet that is read means the same when written again, a
-//! server's answer to it can be read, and a client stays within its windows on any answer.
+//! Trickles' packets. A packet that parses is emitted and parsed to the same fields, a server's
+//! answer to it parses, and a client stays within its windows on any answer.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,7 +7,7 @@ use viaduct_proto::trickles::packet::tcp::{self, Checksum, Kind, Packet, Segment
 use viaduct_proto::trickles::packet::{Mark, Numbers, Return, Role, icmp, run, udp};
 
 const MTU: usize = 1500;
-/// Distance that a client may run ahead.
+/// Maximum distance that a client may run ahead.
 const WIDE: u32 = 1 << 29;
 
 fuzz_target!(|input: &[u8]| {
@@ -42,7 +42,8 @@ fn is_cut(input: &[u8]) {
     }
 }
 
-/// All that was read is written again, but for what a SYN may lack, or has from its own way.
+/// Checks that a segment parses to itself after it is emitted, except for the fields that a SYN may
+/// lack, or that depend on its path.
 fn is_read_again(segment: &Segment, message: &[u8]) {
     let (mut packet, mtu) = (Vec::new(), usize::from(u16::MAX));
     if tcp::emit(segment, message, mtu, &mut packet).is_err() {
@@ -67,8 +68,8 @@ fn is_answered(request: &Segment) {
     }
 }
 
-/// Sends a request before each answer. Ten bytes describe an answer: its kind, its number, the
-/// number that it acknowledges, and its length.
+/// Sends a request before each answer. Ten bytes describe an answer: its kind, its sequence number,
+/// its acknowledgement number, and its length.
 fn parses_any_exchange(input: &[u8]) {
     let ends = ["10.0.0.1:40000", "10.0.0.2:80"].map(|at| at.parse().expect("an address"));
     let mut client = Numbers::new(ends[0], ends[1], 1);
@@ -87,7 +88,7 @@ fn parses_any_exchange(input: &[u8]) {
         answer.mark.role = if told[0] & 1 == 0 { Role::Answer } else { Role::Request };
         answer.kind = if told[0] & 2 == 0 { Kind::SynAck } else { Kind::Data };
         answer.scaled = told[0] & 4 == 0;
-        // Near what is right, or anywhere.
+        // Near the correct numbers, or anywhere.
         let base = if told[0] & 8 == 0 { [sent.ack, sent.seq] } else { [0, 0] };
         (answer.seq, answer.ack) =
             (base[0].wrapping_add(number(1)), base[1].wrapping_add(number(5)));

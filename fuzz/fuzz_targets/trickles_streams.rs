@@ -23,11 +23,11 @@ const SIZE: u64 = 30_000;
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// Bytes as they are, to all that reads.
+    /// Raw bytes, passed to all parsers.
     Raw(Bytes),
-    /// Bytes for the main stream, whatever they are.
+    /// Arbitrary bytes for the main stream.
     Write(Bytes),
-    /// A good request on a stream of its own.
+    /// A valid request on a stream of its own.
     Ask {
         name: u8,
         reserve: u16,
@@ -54,7 +54,7 @@ enum Step {
         byte: u16,
         to: u8,
     },
-    /// Events wait at a server, and are moved to the other.
+    /// Messages arrive at a server, and its events are moved to the other server.
     Move {
         server: bool,
         count: u8,
@@ -95,7 +95,7 @@ struct World {
     asked: Vec<u32>,
     up: Vec<Vec<u8>>,
     down: Vec<Vec<u8>>,
-    /// Set once a response was altered: then the data may be, too.
+    /// A response was altered, so the data may be altered too.
     altered: bool,
     read: std::collections::BTreeMap<u32, Vec<u8>>,
 }

@@ -1,6 +1,6 @@
-//! A tunnel on any input from a peer. Frames mean the same wherever the stream is cut, a tunnel
-//! that receives them stays consistent and holds no more than it has promised, and records that
-//! were not sealed are not opened.
+//! A tunnel on any input from a peer. Frames parse to the same wherever the stream is split, a
+//! tunnel that receives them stays consistent and holds no more than it has granted, and records
+//! that were not sealed are not opened.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};
@@ -26,12 +26,12 @@ struct Input {
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// Bytes as they are.
+    /// Raw bytes.
     Raw {
         lane: u8,
         bytes: Bytes,
     },
-    /// A frame that can be read.
+    /// A valid frame.
     Frame {
         link: bool,
         stream: u8,
@@ -109,7 +109,7 @@ fuzz_target!(|input: Input| {
         }
         let mut out = Vec::new();
         while let Some((link, _)) = tunnel.poll_transmit(now, &mut out) {
-            // All that it sends can be read.
+            // Everything that the tunnel sends can be parsed.
             let mut parser = Parser::default();
             let mut rest = &out[..];
             while let Some((_, frame)) = parser.next(&mut rest).expect("frames") {
@@ -133,7 +133,7 @@ fn feed(tunnel: &mut Tunnel, now: Instant, link: u32, lane: u32, bytes: &[u8]) {
     tunnel.handle_bytes(now, link, lane, second);
 }
 
-/// Frames of a stream up to its first error, and its data put together.
+/// Frames of a stream up to its first error, and its concatenated data.
 fn meaning<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<String>, Vec<u8>) {
     let (mut parser, mut said, mut data) = (Parser::default(), Vec::new(), Vec::new());
     for mut piece in pieces {

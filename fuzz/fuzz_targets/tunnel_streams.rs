@@ -45,7 +45,7 @@ enum Step {
         end: bool,
         which: u8,
     },
-    /// Some of what one end has sent arrives, by every lane of a link.
+    /// Up to `bytes` bytes that one end has sent arrive, on each lane of a link.
     Carry {
         from: bool,
         link: u8,
@@ -55,7 +55,7 @@ enum Step {
         millis: u16,
     },
     Dial,
-    /// A link breaks; one end knows at once, the other when it is told.
+    /// A link breaks; one end is notified at once, the other at the end of the run.
     Cut {
         link: u8,
         first: bool,
@@ -173,7 +173,7 @@ impl World {
                 }
             }
             Step::Wait { millis } => {
-                // Not so long that a link is given up.
+                // Not long enough for a link to time out.
                 self.now += Duration::from_millis(u64::from(millis % 50));
                 self.ends.iter_mut().for_each(|end| end.handle_timeout(self.now));
             }
@@ -257,12 +257,12 @@ impl World {
         }
     }
 
-    /// Both ends know of all that broke; everything arrives and is read.
+    /// Notifies both ends of all broken links; everything else arrives and is read.
     fn finish(&mut self) {
         for end in &mut self.ends {
             self.cut.iter().for_each(|&link| end.remove_link(link));
         }
-        // Where all tokens are stranded, a stream goes on by its least window alone: slowly.
+        // If all tokens are stranded, a stream proceeds slowly, with only its least window.
         for _ in 0..2_000 {
             if self.has_arrived() {
                 break;

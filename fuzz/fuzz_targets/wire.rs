@@ -1,4 +1,4 @@
-//! The repair channel's datagrams and messages: what parses is written again as it was read.
+//! The repair channel's datagrams and messages: whatever parses is emitted again unchanged.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -16,12 +16,12 @@ fuzz_target!(|input: &[u8]| {
     if let Some(answer) = Answer::parse(input) {
         let [mut once, mut again] = [[0; WELCOME]; 2];
         let length = answer.emit(&mut once);
-        let same = Answer::parse(&once[..length]).expect("it was written");
+        let same = Answer::parse(&once[..length]).expect("an emitted answer parses");
         assert_eq!((same.emit(&mut again), once), (length, again));
     }
     let mut rules = Rules::EVERYTHING;
     if let Ok(text) = std::str::from_utf8(input) {
-        // Rules up to the first that is wrong stand.
+        // Rules before the first invalid one apply.
         let _ = rules.read(text);
         let _ = rules.add(Fate::Refuse, text);
     }
@@ -32,7 +32,8 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// An address means the same when it is written again; and nothing goes around where nothing may.
+/// Checks that an address parses to itself after it is emitted, and that strict rules divert a TCP
+/// Fast Open send as they divert a connect to its address.
 fn has_meaning(rules: &mut Rules, socket: Socket, sockaddr: &[u8]) {
     if let Sockaddr::Ip(to) = parse_sockaddr(sockaddr)
         && socket.is_of_ip()

@@ -1,10 +1,10 @@
-//! Frames of a tunnel, which `mux` speaks too, as a fuzzer's other end says them.
+//! Frames of a tunnel, which `mux` uses too, as the fuzzed end's peer sends them.
 
 use arbitrary::Arbitrary;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::tunnel::wire::{Frame, Hello, Opening};
 
-/// A frame that can be read.
+/// Valid frame.
 #[derive(Arbitrary, Debug)]
 pub enum FrameKind {
     Hello {
@@ -22,7 +22,7 @@ pub enum FrameKind {
     Ping {
         any: u64,
     },
-    /// The right answer, or another.
+    /// Answer to the last ping, or a wrong one.
     Pong {
         right: bool,
     },
@@ -51,7 +51,7 @@ impl FrameKind {
         }
     }
 
-    /// The frame; a right Pong answers `pinged`.
+    /// Frame to send; a right `Pong` answers `pinged`.
     pub fn framed(&self, pinged: u64) -> Frame<'static> {
         const BYTES: [u8; 16_384] = [9; 16_384];
         match *self {

@@ -14,16 +14,17 @@ use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, MutableFields};
 
-/// Longest packet that is encoded.
+/// Maximum length of an encoded packet.
 pub const MTU: usize = 1_200;
 /// Bytes that each side has for received packets and waiting repairs.
 pub const MEMORY: usize = 1 << 16;
 
-/// Operations up to the end of the input. (A `Vec` would toss a coin before each.)
+/// Operations up to the end of the input. (A `Vec` would read from the input, before each, whether
+/// it continues.)
 #[derive(Debug)]
 pub struct Steps<T>(pub Vec<T>);
 
-/// Most operations of one run, so that it takes milliseconds.
+/// Maximum number of operations of one run, so that it takes milliseconds.
 const MAX_STEPS: usize = 128;
 
 impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Steps<T> {
@@ -36,7 +37,7 @@ impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Steps<T> {
     }
 }
 
-/// A few bytes, their number before them.
+/// A few bytes, preceded in the input by their number.
 #[derive(Clone, Debug)]
 pub struct Bytes(pub Vec<u8>);
 
@@ -47,7 +48,7 @@ impl<'a> Arbitrary<'a> for Bytes {
     }
 }
 
-/// Making keys is slow, so they are made once.
+/// Secret keys of the two sides, made once because making keys is slow.
 static SECRETS: LazyLock<[SecretKey; 2]> =
     LazyLock::new(|| [SecretKey::from_bytes([1; 32]), SecretKey::from_bytes([2; 32])]);
 
@@ -88,7 +89,7 @@ pub fn plane(side: usize, code: Code) -> Plane {
     plane_of(side, Coding::Fixed(code))
 }
 
-/// The gateway of `side`, with a way to encode.
+/// The gateway of `side`, with this coding.
 pub fn plane_of(side: usize, coding: Coding) -> Plane {
     let rng = Mutex::new(Rng::from_seed(side as u64));
     let entropy: Entropy =
@@ -121,15 +122,15 @@ pub fn packet(from: usize, v6: bool, len: usize, filler: u8, fields: MutableFiel
     packet
 }
 
-/// The datagrams that `plane` wants sent.
+/// Takes the datagrams that `plane` wants to send.
 pub fn drain(plane: &mut Plane) -> Vec<Vec<u8>> {
     let datagrams = plane.transmits().map(|(_, datagram)| datagram.to_vec()).collect();
     plane.clear_transmits();
     datagrams
 }
 
-/// Carries all datagrams between the two, none lost, until there are none; returns them, each with
-/// its sender.
+/// Carries all datagrams between the two gateways, without loss, until there are none; returns
+/// them, each with its sender.
 pub fn settle(planes: &mut [Plane; 2], now: Instant) -> Vec<(usize, Vec<u8>)> {
     let mut carried = Vec::new();
     loop {
@@ -146,7 +147,7 @@ pub fn settle(planes: &mut [Plane; 2], now: Instant) -> Vec<(usize, Vec<u8>)> {
     }
 }
 
-/// Two gateways that have shaken hands.
+/// Two gateways after their handshake.
 pub fn pair(code: &Code) -> [Plane; 2] {
     let mut planes = [plane(0, code.clone()), plane(1, code.clone())];
     for _ in 0..4 {
@@ -157,7 +158,7 @@ pub fn pair(code: &Code) -> [Plane; 2] {
     planes
 }
 
-/// Has `act` happen at each time that is `due`, until `end`.
+/// Calls `act` at each time that is `due`, until `end`.
 pub fn pass<W>(
     world: &mut W,
     end: Instant,

@@ -1,5 +1,5 @@
-//! State of a peer of a gateway or overlay, judged by the results that it achieves, in one form:
-//! `up`, `degraded: REASON`, `down: REASON, last answer AGE`.
+//! State of a peer of a gateway or of an overlay node, judged by what its session achieves. Text
+//! form: `up`, `degraded: REASON`, `down: REASON, last answer AGE`.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub enum State {
     /// Works, as far as is known.
     Up,
-    /// Works, but its session protects nothing.
+    /// Works, but its session recovers nothing.
     Useless(String),
     /// Works in part.
     Degraded(String),

@@ -1,8 +1,8 @@
 //! Viaduct's protocol cores, sans-IO.
 //!
 //! Bytes, events and *the time* go in; packets, actions and the next deadline come out. No core
-//! sees a socket, a clock or a thread, so each can be tested in virtual time, swept a thousand
-//! times a second and replayed from a seed.
+//! sees a socket, a clock or a thread, so each can be tested in virtual time and replayed from a
+//! seed.
 //!
 //! # The driving contract
 //!
@@ -18,12 +18,11 @@
 //! A shell loops: hand in what arrived, drain every `poll_*`, sleep until `poll_timeout` or the
 //! next arrival. `now` never goes backwards.
 //!
-//! A machine reports no deadline on which it does not act. A *round* is `handle_timeout(now)`
-//! followed by every `poll_*` until `None`. After a round `poll_timeout()` is `None` or later
-//! than `now`, unless the round made progress: it sent, reported or changed something. A chain
-//! of such rounds at one `now` is short (8 at most, which the tests check), so that a shell that
-//! sleeps until `poll_timeout` never spins. The test module `driving` checks this for every
-//! machine.
+//! A machine acts on every deadline that it reports. A *round* is `handle_timeout(now)` followed by
+//! every `poll_*` until `None`. After a round `poll_timeout()` is `None` or later than `now`,
+//! unless the round made progress: it sent, reported or changed something. At one `now` a machine
+//! makes at most 8 rounds of progress, so a shell that sleeps until `poll_timeout` never spins. The
+//! test module `driving` checks this for every machine.
 
 #[cfg(test)]
 mod driving;

@@ -15,7 +15,8 @@ use crate::time::Instant;
 
 /// Timers of a machine: an enum without fields.
 pub trait Timer: Copy + 'static {
-    /// All timers, in the order of their indices: that in which expired timers fire.
+    /// All timers, in the order of their indices, which is also the order in which expired timers
+    /// fire.
     const ALL: &'static [Self];
 
     /// Index of the timer in [`Timer::ALL`].

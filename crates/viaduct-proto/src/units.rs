@@ -4,14 +4,14 @@
 //! ```text
 //! size = number [unit]         bytes: K or KiB, M or MiB, G or GiB, T or TiB, powers of 1024;
 //!                              B, kB, MB, GB, TB, powers of 1000
-//! rate = number [unit]         bits a second: k, M, G or T, powers of 1000; with bit or bit/s
-//!                              behind it, or not
+//! rate = number [unit]         bits a second: k, M, G or T, powers of 1000; optionally/s
+//!                              followed by bit or bit/s
 //! ```
 
-/// A unit's name, and what one of it is.
+/// Name of a unit, and its value in bytes or bits a second.
 pub(crate) type Unit = (&'static str, u64);
 
-/// Units of sizes; the first five are printed.
+/// Units of sizes; formatting uses the first five.
 const SIZES: [Unit; 16] = [
     ("", 1),
     ("K", 1 << 10),
@@ -30,7 +30,7 @@ const SIZES: [Unit; 16] = [
     ("GB", 1_000_000_000),
     ("TB", 1_000_000_000_000),
 ];
-/// Units of rates; of two alike the later one is printed.
+/// Units of rates. Of two units with the same value, formatting uses the later one.
 const RATES: [Unit; 6] = [
     ("", 1),
     ("K", 1_000),
@@ -61,8 +61,8 @@ pub fn rate_text(bits: u64) -> String {
     unscaled(bits, &RATES)
 }
 
-/// Parses a number with one of `units` behind it; whole numbers exactly, fractions to the
-/// nearest whole.
+/// Parses a number followed by one of `units`. Whole numbers are exact; fractions are rounded to
+/// the nearest whole value.
 pub(crate) fn scaled(text: &str, units: &[Unit]) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let (_, unit) = units.iter().find(|(name, _)| *name == &text[digits.len()..])?;
@@ -83,7 +83,7 @@ pub(crate) fn unscaled(value: u64, units: &[Unit]) -> String {
     format!("{}{name}", value / unit)
 }
 
-/// Parses a plain decimal number, not negative.
+/// Parses a decimal number without a sign or an exponent.
 pub(crate) fn number(text: &str) -> Option<f64> {
     let plain = text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     text.parse().ok().filter(|_| plain)

@@ -56,7 +56,7 @@ fn main() -> io::Result<()> {
     write(&corpus, "agree", &offers())?;
     write(&corpus, "names", &questions())?;
     write(&corpus, "trickles_packets", &trickles_packets())?;
-    // These read sequences of operations: any bytes are some.
+    // These targets interpret their input as a sequence of operations, so any bytes are valid.
     for target in [
         "decoders",
         "codes",
@@ -76,9 +76,12 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// Records of runs and of the master that they share, and one behind a secret.
+/// Records of runs and of the master that they share; a secret, as bytes and as digits.
 fn shared() -> Vec<Vec<u8>> {
-    let (to, source) = ("10.0.0.1:80".parse().expect("one"), "[fd00::1]:9".parse().expect("one"));
+    let (to, source) = (
+        "10.0.0.1:80".parse().expect("an address"),
+        "[fd00::1]:9".parse().expect("an address"),
+    );
     let ups = [
         Up::Hello { network: 1 },
         Up::Call { id: 1, to, source, lent: false, is_bound: true, options: [Some(1); 11] },
@@ -97,7 +100,7 @@ fn shared() -> Vec<Vec<u8>> {
 fn udp_packets() -> Vec<Vec<u8>> {
     let ends = [("10.0.0.1:53", "10.0.0.2:4000"), ("[fd00::1]:53", "[fd00::2]:4000")];
     let packet = |(a, b): (&str, &str)| {
-        datagram::emit(a.parse().expect("one"), b.parse().expect("one"), b"question")
+        datagram::emit(a.parse().expect("an address"), b.parse().expect("an address"), b"question")
     };
     ends.into_iter().filter_map(packet).collect()
 }
@@ -106,7 +109,9 @@ fn udp_packets() -> Vec<Vec<u8>> {
 fn trickles_packets() -> Vec<Vec<u8>> {
     let ends = [("10.0.0.1:40000", "10.0.0.2:80"), ("[fd00::1]:40000", "[fd00::2]:80")];
     let mut packets = Vec::new();
-    for (client, server) in ends.map(|(a, b)| (a.parse().expect("one"), b.parse().expect("one"))) {
+    for (client, server) in
+        ends.map(|(a, b)| (a.parse().expect("an address"), b.parse().expect("an address")))
+    {
         let (mut numbers, mut packet) = (Numbers::new(client, server, 1), Vec::new());
         for _ in 0..2 {
             numbers.request(b"request", 100, 1500, &mut packet).expect("it fits");
@@ -138,7 +143,7 @@ fn write(corpus: &Path, target: &str, inputs: &[Vec<u8>]) -> io::Result<()> {
     Ok(())
 }
 
-/// Opened messages: a report, and repairs of every code.
+/// Decrypted messages: a report, a request, copies, and repairs of every code.
 fn messages(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let codes = [
         first_code(),
@@ -193,7 +198,7 @@ fn datagrams(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     said
 }
 
-/// Messages that tell a hop where a flow goes, in each of their forms.
+/// Messages that give a hop the destination of a flow, in each of their forms.
 fn hops() -> Vec<Vec<u8>> {
     let at = |text: &str| text.parse().expect("an address");
     let v4 = Addresses { source: at("10.0.0.1:1"), destination: at("10.0.0.2:80") };
@@ -237,7 +242,7 @@ fn wrapped() -> Vec<Vec<u8>> {
 fn offers() -> Vec<Vec<u8>> {
     let chains: [&[(&str, bool)]; 2] = [&[("crypt", true)], &[("compress", true), ("crypt", true)]];
     let offer = |chain: &[(&str, bool)]| {
-        let terms = Terms::new(chain, &Required::All).expect("they can be agreed on");
+        let terms = Terms::new(chain, &Required::All).expect("they can be negotiated");
         [&[2, 4, 5, 0xb4][..], &terms.offer().emit(), &[1, 1, 0, 0]].concat()
     };
     chains.map(offer).to_vec()

@@ -1,6 +1,6 @@
-//! Test of the driving contract for every machine of this crate: after `handle_timeout(now)`,
-//! and every `poll_*` until `None`, no deadline lies at or before `now`, except for a few rounds
-//! that make progress. A machine that violates it keeps a CPU core busy.
+//! Test of the driving contract for every machine of this crate: after a round
+//! (`handle_timeout(now)`, then every `poll_*` until `None`) the next deadline is later than `now`,
+//! except for a few rounds that make progress. A machine that violates this keeps a CPU core busy.
 //!
 //! | file | machines |
 //! |---|---|
@@ -46,7 +46,7 @@ trait Driven {
     fn handle_timeout(&mut self, now: Instant);
 }
 
-/// Drives `machine` for a while, sometimes late.
+/// Drives `machine` for [`STEPS`] steps, sometimes after its deadline.
 fn assert_no_spin(machine: &mut dyn Driven, seed: u64) -> Result<(), TestCaseError> {
     let (mut now, mut rng) = (Instant::ZERO, Rng::from_seed(seed));
     for _ in 0..STEPS {
@@ -61,7 +61,7 @@ fn assert_no_spin(machine: &mut dyn Driven, seed: u64) -> Result<(), TestCaseErr
         };
         let mut rounds = 0;
         while machine.poll_timeout().is_some_and(|due| due <= now) {
-            prop_assert!(rounds < MAX_ROUNDS, "its deadline stays in the past at {now:?}");
+            prop_assert!(rounds < MAX_ROUNDS, "the deadline stays in the past at {now:?}");
             machine.handle_timeout(now);
             machine.drain(now);
             rounds += 1;
@@ -80,7 +80,7 @@ fn some_bytes(rng: &mut Rng, most: u64) -> Vec<u8> {
     bytes
 }
 
-/// All handlers of the registry, with the minimum of parameters.
+/// All handlers of the registry, with as few settings as possible.
 const HANDLERS: [&str; 11] = [
     "compress",
     "congestion",

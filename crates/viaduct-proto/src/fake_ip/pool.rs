@@ -76,8 +76,7 @@ impl FakeIpPrefix {
         u32::MAX << (32 - u32::from(self.length))
     }
 
-    /// Number of a fake IP, assigned or not, IPv4 or IPv6; `None` for other
-    /// addresses.
+    /// Number of a fake IP, assigned or not, IPv4 or IPv6; `None` for other addresses.
     fn number(self, ip: IpAddr) -> Option<u32> {
         match ip.to_canonical() {
             IpAddr::V4(ip) => {

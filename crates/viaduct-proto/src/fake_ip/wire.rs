@@ -3,7 +3,7 @@
 //! ```text
 //!   0   id 2 │ flags 2: QR, opcode 4, AA, TC, RD │ RA, Z 3, rcode 4
 //!   4   questions 2, 1 │ answers 2 │ authorities 2 │ others 2
-//!   12  question: labels of 1 to 63 bytes, each behind its length, then 0 │ type 2 │ class 2
+//!   12  question: labels of 1 to 63 bytes, each after its length, then 0 │ type 2 │ class 2
 //!       answer: c0 0c, the question's name │ type 2 │ class 2 │ TTL 4 │ length 2 │ data
 //! ```
 //!
@@ -21,10 +21,10 @@ pub const AAAA: u16 = 28;
 pub const IN: u16 = 1;
 
 const HEADER: usize = 12;
-/// Longest name in bytes, including its length bytes and its end.
+/// Maximum length of a name in bytes, including its length bytes and its end.
 const LONGEST: usize = 255;
 const QUESTION_NAME: [u8; 2] = [0xc0, 0x0c];
-/// TTL of answers, in seconds: longer than a connect takes, and little longer.
+/// TTL of answers, in seconds: slightly longer than a connect takes.
 const SECONDS: u32 = 10;
 
 /// DNS query.
@@ -108,9 +108,9 @@ impl<'a> Query<'a> {
     }
 }
 
-/// Reads the name at the start of a question; returns it, if it is a host name, with its length
-/// in bytes. `None` if it has no end or contains a pointer, which the first name of a packet
-/// cannot.
+/// Reads the name at the start of a question; returns it, if it is a host name, with its length in
+/// bytes. `None` if the name has no end, or contains a pointer, which the first name of a packet
+/// cannot contain.
 fn name(bytes: &[u8]) -> Option<(Option<String>, usize)> {
     let (mut name, mut at, mut of_host) = (String::new(), 0, true);
     loop {

@@ -22,13 +22,14 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Chain of the handlers that `factories` make, the application's first. Each end stops its
-    /// source when it holds `limit` bytes, and may exceed that by the data of one call.
+    /// Creates a chain of the handlers that `factories` make, in order from the application. Each
+    /// end stops its source when it holds `limit` bytes, and may exceed the limit by the data of
+    /// one call.
     pub fn new(factories: Arc<[Arc<dyn Factory>]>, limit: usize, now: Instant) -> Chain {
         Chain { core: Core::new(factories, limit, now) }
     }
 
-    /// Chain of the same handlers that `parent` has asked for by [`Action::Spawn`].
+    /// Creates the chain that `parent` has asked for by [`Action::Spawn`], with the same handlers.
     pub fn spawned(parent: &Chain, spawn: &Spawn, now: Instant) -> Chain {
         let mut chain = Chain::new(parent.core.factories.clone(), parent.core.limit, now);
         chain.core.at(spawn.position, now, |handler, cx| handler.spawned(cx, &spawn.message));
@@ -36,21 +37,21 @@ impl Chain {
         chain
     }
 
-    /// Refuses a chain that this one has asked for by [`Action::Spawn`].
+    /// Reports that the chain for which this one has asked by [`Action::Spawn`] is refused.
     pub fn unspawned(&mut self, spawn: &Spawn, now: Instant) {
         self.core.at(spawn.position, now, |handler, cx| handler.unspawned(cx, &spawn.message));
         self.core.run(now);
     }
 
-    /// Handles an [`Action::Wake`], of this or another chain, with a key that this chain has
-    /// claimed.
+    /// Handles an [`Action::Wake`] that this or another chain has issued for a key that this chain
+    /// has claimed.
     pub fn wake(&mut self, key: &[u8], now: Instant) {
         self.core.woken(key, now);
         self.core.run(now);
     }
 
-    /// Ends the flow before the chain is dropped. Of the actions that follow, only
-    /// [`Action::Wake`] must be done.
+    /// Ends the flow; must be called before the chain is dropped. Of the actions that follow, only
+    /// [`Action::Wake`] must be carried out.
     pub fn abandon(&mut self, now: Instant) {
         self.core.abandoned(now);
         self.core.run(now);
@@ -71,7 +72,7 @@ impl Chain {
         self.core.poll_timeout()
     }
 
-    /// Runs the handlers' timers that are due, in order.
+    /// Fires the handlers' timers that are due, in the order of their deadlines.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.core.handle_timeout(now);
     }
@@ -93,13 +94,13 @@ impl Chain {
         self.ask(now, Down::SetOption(option));
     }
 
-    /// Value of a socket option; `None` if that of the application's own socket stands.
+    /// Value of a socket option; `None` if the value on the application's own socket applies.
     pub fn getsockopt(&mut self, now: Instant, level: i32, name: i32) -> Option<i32> {
         let first = self.core.first()?;
         self.core.getsockopt(first, now, level, name)
     }
 
-    /// Options that the handlers have set on a connection, which may still have to be opened.
+    /// Socket options that the handlers have set on a connection, also before it is opened.
     pub fn options(&self, bottom: BottomId) -> impl Iterator<Item = SocketOption> {
         self.core.bottoms.get(bottom.0).into_iter().flat_map(|at| at.options.iter())
     }
@@ -114,7 +115,7 @@ impl Chain {
         !self.core.top.stopped && !self.core.top.closed.write
     }
 
-    /// Writes all of `data`. `false`: the flow will never take more.
+    /// Writes all of `data`. Returns false if the flow will never take more.
     pub fn write(&mut self, now: Instant, data: Bytes) -> bool {
         !self.core.top.closed.write && self.ask(now, Down::Write(data))
     }
@@ -134,14 +135,14 @@ impl Chain {
         self.ask(now, Down::Close);
     }
 
-    /// Number of written bytes that a reset would overtake, except those in
-    /// [`Chain::outgoing`].
+    /// Number of written bytes that handlers hold, which a reset would overtake. Bytes in
+    /// [`Chain::outgoing`] do not count.
     pub fn held(&self) -> u64 {
         self.core.held()
     }
 
-    /// Handles a reset of the application's end: written data is sent, then the handlers'
-    /// signal to the other end. The driver resets the connections once that has been sent.
+    /// Handles a reset of the application's end: written data is sent, then the handlers' signal to
+    /// the other end. The driver resets the connections once both have been sent.
     pub fn abort(&mut self, now: Instant) {
         self.core.top.closed = Closed { write: true, avail: true };
         self.ask(now, Down::Abort);
@@ -192,10 +193,10 @@ impl Chain {
         self.tell(now, bottom, Up::Connected(result));
     }
 
-    /// Starts the accepting side: its connection is established, and its names [are
-    /// set](Chain::set_names). The handlers listen; the client is announced to them, and they
-    /// accept it. The answer is [`Action::Accepted`], [`Action::Failed`] or [`Action::Give`];
-    /// before [`Action::Accepted`] there is no application.
+    /// Starts an accepted flow, whose connection is established and whose names [are
+    /// set](Chain::set_names). The handlers listen, the client is announced to them, and they
+    /// accept it. The outcome is [`Action::Accepted`], [`Action::Failed`] or [`Action::Give`];
+    /// until [`Action::Accepted`] there is no application.
     pub fn accepted(&mut self, now: Instant) {
         self.ask(now, Down::Listen);
     }
@@ -207,7 +208,7 @@ impl Chain {
         }
     }
 
-    /// Returns whether its handlers use measurements.
+    /// Returns whether the chain's handlers use measurements.
     pub fn measures(&self) -> bool {
         self.core.factories.iter().any(|factory| factory.measures())
     }
@@ -219,7 +220,7 @@ impl Chain {
         }
     }
 
-    /// Delivers bytes from the network. `false`: no more will be read.
+    /// Delivers bytes from the network. Returns false if no more will be read.
     pub fn avail(&mut self, now: Instant, bottom: BottomId, data: Bytes) -> bool {
         self.tell(now, bottom, Up::Avail(data))
     }
@@ -242,17 +243,18 @@ impl Chain {
     }
 
     /// Takes over the connections of `giver`, a chain of the same handlers that asked for
-    /// [`Action::Give`] with a key that this chain has [claimed](Action::Claim). Returns the
-    /// old and the new ID of each connection. The driver must take this chain's next actions
-    /// before those of other chains, because it also claims the giver's keys. `None`: the chain
-    /// does not accept it; the driver drops the giver and closes its connections.
+    /// [`Action::Give`] with a key that this chain has [claimed](Action::Claim). Returns the old
+    /// and the new ID of each connection. The driver must take this chain's next actions before
+    /// those of other chains, because this chain also claims the giver's keys. Returns `None` if
+    /// the chain does not accept the giver; the driver then drops the giver and closes its
+    /// connections.
     pub fn take(&mut self, now: Instant, giver: Chain) -> Option<Vec<(BottomId, BottomId)>> {
         let moved = self.core.take(giver.core, now);
         self.core.run(now);
         moved
     }
 
-    /// Reports that the key of [`Action::Give`] is not claimed; the chain closes its
+    /// Reports that the key of [`Action::Give`] is not claimed; the chain then closes its
     /// connections itself.
     pub fn unclaimed(&mut self, now: Instant) {
         self.core.unclaimed(now);

@@ -31,7 +31,7 @@ impl Context<'_> {
     }
 
     /// Like [`plumb`](Context::plumb), with all connections below over `transport`, unless a
-    /// handler below names another. They fail to connect where the driver does not have it.
+    /// handler below names another. Connecting fails if the driver does not support the transport.
     pub fn plumb_over(&mut self, transport: OutputTransport) -> Output {
         self.core.plumb(self.node, Some(transport), self.now)
     }
@@ -43,7 +43,7 @@ impl Context<'_> {
     }
 
     /// Claims `key`: from now on, handlers at the same position in other chains can
-    /// [give](Context::give) connections that name it to this handler, which calls
+    /// [give](Context::give) connections that name this key to this handler, which calls
     /// [`Handler::taken`](super::Handler::taken). Any chain that knows the key can try;
     /// authentication is up to the handlers.
     pub fn claim(&mut self, key: &[u8]) {
@@ -55,16 +55,18 @@ impl Context<'_> {
         self.core.release(self.node, key);
     }
 
-    /// Gives an output flow, with all handlers below it, to the chain that has claimed `to`,
-    /// with the bytes it has `said` so far; later data goes there too. Only for a chain whose
-    /// application has not been notified of anything; nothing of the chain remains. If the key
-    /// is not claimed, [`Handler::unclaimed`](super::Handler::unclaimed) is called.
+    /// Gives an output flow, with all handlers below it, to the chain that has claimed `to`. `said`
+    /// is the data received on the flow and not handled yet; later data goes to the new owner too.
+    /// Allowed only if the chain's application has not been notified of anything; the rest of the
+    /// chain is dropped. If the key is not claimed,
+    /// [`Handler::unclaimed`](super::Handler::unclaimed) is called.
     pub fn give(&mut self, output: Output, to: &[u8], said: Bytes) {
         self.core.give(self.node, output, to, said);
     }
 
-    /// Calls [`Handler::woken`](super::Handler::woken) of the handler, in this or another
-    /// chain, that has [claimed](Context::claim) `key`, if any. The call is made later.
+    /// Calls [`Handler::woken`](super::Handler::woken) of the handler, in this or another chain,
+    /// that has [claimed](Context::claim) `key`, if any. The driver makes the call after this
+    /// method has returned.
     pub fn wake(&mut self, key: &[u8]) {
         self.core.wake(key);
     }
@@ -86,8 +88,8 @@ impl Context<'_> {
         Upstream { core: self.core, from: Place::Node(self.node) }
     }
 
-    /// Sets a timer: [`Handler::timeout`](super::Handler::timeout) is called with `timer` at
-    /// `at`. Replaces its earlier setting; `None` cancels it.
+    /// Sets a timer: [`Handler::timeout`](super::Handler::timeout) is called with `timer` at `at`.
+    /// An earlier deadline of the timer is replaced; `None` cancels the timer.
     pub fn set_timer(&mut self, timer: Timer, at: Option<Instant>) {
         self.core.set_timer(self.node, timer, at);
     }
@@ -97,7 +99,7 @@ impl Context<'_> {
         self.core.notify(event);
     }
 
-    /// Writes a line to the driver's log: why a flow is refused, or aborted.
+    /// Writes a line to the driver's log, such as the reason why a flow is refused or aborted.
     pub fn say(&mut self, line: impl std::fmt::Display) {
         self.core.say(self.node, &line);
     }
@@ -136,8 +138,8 @@ impl Downstream<'_> {
         self.ask(Down::Accept);
     }
 
-    /// Writes all of `data`. `false`: the flow takes no more, and `data` was dropped.
-    #[must_use = "a flow that takes no more should be told of upstream"]
+    /// Writes all of `data`. Returns false if the flow takes no more; `data` is then dropped.
+    #[must_use = "if the flow takes no more, report that upstream"]
     pub fn write(self, data: Bytes) -> bool {
         self.ask(Down::Write(data))
     }
@@ -216,8 +218,8 @@ impl Upstream<'_> {
         self.core.tell(self.from, Up::Accepted);
     }
 
-    /// Passes all of `data` on. `false`: no more is read, and `data` was dropped.
-    #[must_use = "a flow that is not read should be told of downstream"]
+    /// Passes all of `data` upstream. Returns false if no more is read; `data` is then dropped.
+    #[must_use = "if no more is read, report that downstream"]
     pub fn avail(self, data: Bytes) -> bool {
         self.core.tell(self.from, Up::Avail(data))
     }

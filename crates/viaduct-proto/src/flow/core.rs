@@ -74,7 +74,7 @@ impl Core {
         self.timers.iter().map(|&(at, ..)| at).min()
     }
 
-    /// Runs the handlers' timers that are due, in order.
+    /// Fires the handlers' timers that are due, in the order of their deadlines.
     pub(super) fn handle_timeout(&mut self, now: Instant) {
         while let Some(&(at, node, timer)) = self.timers.iter().min_by_key(|&&(at, ..)| at)
             && at <= now

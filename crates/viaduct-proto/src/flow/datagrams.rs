@@ -1,18 +1,18 @@
-//! Datagrams through a chain. Handlers of streams hold bytes and pass them on; for datagrams a
-//! handler only decides when each goes on, and the driver keeps it, unaltered, until then.
+//! Passage of datagrams through a chain. Handlers of streams buffer bytes; for a datagram a handler
+//! only decides the time at which it is due, and the driver keeps it, unaltered, until then.
 //!
 //! ```text
 //!   handle_datagram(now, ends, direction, bytes, tag)
 //!       │ out:  handler ─ time ─▶ handler ─ time ─▶ …      back: in reverse order
 //!       │       └ none: no room, the datagram is dropped
 //!       ▼
-//!   waiting, by the time at which each goes on ──▶ poll_ready(now) -> tag
+//!   waiting, by due time ──▶ poll_ready(now) -> tag
 //! ```
 //!
 //! Each pair of ends has handlers of its own, as a flow has (TESLA, 3.2). Datagrams of one pair
-//! keep their order. Pairs that have been idle too long are forgotten. If there are too many,
-//! the one idle longest is forgotten too; its datagrams may then be reordered, which UDP
-//! permits.
+//! keep their order. Pairs that have been idle too long are forgotten. If there are too
+//! many pairs, the one idle longest is forgotten too; its datagrams may then be reordered, which
+//! UDP permits.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -33,9 +33,9 @@ pub enum Direction {
 
 /// Handler for the datagrams between two ends.
 pub trait Datagrams {
-    /// Handles a datagram of `bytes` bytes that arrives at `now`. Returns the time at which it
-    /// goes on, which is not before that of earlier ones in the same direction; `None` if there
-    /// is no room. For one direction, `now` never decreases.
+    /// Handles a datagram of `bytes` bytes that arrives at `now`. Returns its due time, which is
+    /// never earlier than that of the previous one in the same direction; `None` if there is no
+    /// room. For one direction, `now` never decreases.
     fn pass(&mut self, now: Instant, direction: Direction, bytes: usize) -> Option<Instant>;
 }
 
@@ -95,12 +95,12 @@ pub struct Passage {
 struct Pair {
     handlers: Vec<Box<dyn Datagrams + Send>>,
     used: u64,
-    /// Time at which the last datagram goes on.
+    /// Due time of the last datagram.
     until: Instant,
 }
 
 impl Passage {
-    /// Passage through the handlers that `factories` make, the program's first; `None` if one
+    /// Passage through the handlers that `factories` make, in order from the program; `None` if one
     /// of them works only on streams.
     pub fn new(factories: Arc<[Arc<dyn Factory>]>, bounds: Bounds) -> Option<Passage> {
         let able = streams_alone(&factories).next().is_none();
@@ -157,7 +157,7 @@ impl Passage {
         })
     }
 
-    /// Time at which the next datagram goes on, or a pair is forgotten.
+    /// Time at which the next datagram is due, or a pair is forgotten.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let next = self.waiting.peek().map(|Reverse((at, ..))| *at);
         let oldest = self.used.first_key_value().and_then(|(_, ends)| self.pairs.get(ends));
@@ -210,7 +210,7 @@ impl Pair {
             Direction::Out => self.handlers.iter_mut().try_fold(now, step),
             Direction::Back => self.handlers.iter_mut().rev().try_fold(now, step),
         };
-        // The idle time of the pair begins then.
+        // The pair is idle after the due time of its last datagram.
         self.until = self.until.max(at.unwrap_or(now));
         at
     }

@@ -18,7 +18,7 @@ pub struct BottomId(pub(crate) usize);
 pub enum SpawnKind {
     /// The chain serves other chains, and never has an application.
     Alone,
-    /// Another flow for the application that the accepted, spawning flow came for. The
+    /// Further accepted flow for the application for which the spawning flow was accepted. The
     /// spawning flow has no application from then on.
     Accepted,
 }
@@ -94,7 +94,7 @@ pub(super) struct Closed {
     pub(super) avail: bool,
 }
 
-/// End of a direction, due once its buffer is empty.
+/// Pending end of the connection, carried out once the buffer is empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Ending {
     #[default]
@@ -149,7 +149,7 @@ impl Bottom {
         match what {
             Down::Connect(to) => (Some(Action::Connect(id, to)), None),
             Down::Bind(at) => (Some(Action::Bind(id, at)), None),
-            // The connection is there, and the kernel has accepted it.
+            // The kernel has already accepted the connection.
             Down::Listen => (None, Some(Up::AcceptReady)),
             Down::Accept => (None, Some(Up::Accepted)),
             Down::SetOption(option) => {

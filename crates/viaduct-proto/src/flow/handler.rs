@@ -40,9 +40,8 @@ pub trait Handler {
         cx.output(FIRST).bind(at);
     }
 
-    /// Listens for the one client of this chain: the handlers of a listener depend on its
-    /// clients, so that each client has a chain. A handler that does not pass this on takes no
-    /// client.
+    /// Listens for the one client of this chain: every client of a listener has a chain of its own.
+    /// If a handler does not pass this on, the client is never accepted.
     fn listen(&mut self, cx: &mut Context<'_>) {
         cx.output(FIRST).listen();
     }
@@ -53,7 +52,7 @@ pub trait Handler {
         cx.output(FIRST).accept();
     }
 
-    /// Takes all of `data` towards the network. `false`: the flow will never take more.
+    /// Writes all of `data` towards the network. Returns false if the flow will never take more.
     fn write(&mut self, cx: &mut Context<'_>, data: Bytes) -> bool {
         cx.output(FIRST).write(data)
     }
@@ -68,15 +67,15 @@ pub trait Handler {
         cx.output(FIRST).close();
     }
 
-    /// Handles a reset of the application's end. Data written before is still sent; the other
-    /// end then receives a reset, which the subsequent close of the connection causes. Not
-    /// called while data is [held](Handler::held), unless that makes no progress.
+    /// Handles a reset of the application's end. Data written before is still sent; the driver then
+    /// resets the connection. Not called while data is [held](Handler::held), unless the held data
+    /// makes no progress.
     fn abort(&mut self, cx: &mut Context<'_>) {
         cx.output(FIRST).abort();
     }
 
-    /// Returns the number of written bytes that wait in the handler, for their time or for the
-    /// other end's acknowledgement: a reset would overtake them.
+    /// Number of written bytes that wait in the handler, for their due time or for the other end's
+    /// acknowledgement. A reset would overtake them.
     fn held(&self) -> u64 {
         0
     }
@@ -92,8 +91,8 @@ pub trait Handler {
         cx.output(FIRST).setsockopt(option);
     }
 
-    /// Value of a socket option, as the application is to see it. The default is the value that
-    /// was passed on; with `None` the application sees that of its own socket.
+    /// Value of a socket option, as the application is to see it: by default the value that was
+    /// passed on. `None` shows the application the value of its own socket.
     fn getsockopt(&mut self, cx: &mut Context<'_>, level: i32, name: i32) -> Option<i32> {
         cx.output(FIRST).getsockopt(level, name)
     }
@@ -135,14 +134,14 @@ pub trait Handler {
         cx.upstream().accept_ready();
     }
 
-    /// Handles an accepted client that is ready below. A handler with a handshake performs it
-    /// first, and passes the call on when it is done.
+    /// Handles an accepted client for which the handlers below are ready. A handler with a
+    /// handshake performs it first, and then passes the call on.
     fn accepted(&mut self, cx: &mut Context<'_>, from: Output) {
         let _ = from;
         cx.upstream().accepted();
     }
 
-    /// Takes all of `data` from the network. `false`: no more will ever be read.
+    /// Passes all of `data` from the network upstream. Returns false if no more will ever be read.
     fn avail(&mut self, cx: &mut Context<'_>, from: Output, data: Bytes) -> bool {
         let _ = from;
         cx.upstream().avail(data)
@@ -166,9 +165,9 @@ pub trait Handler {
         cx.upstream().may_write(may);
     }
 
-    /// Takes an output flow that another chain gave to this handler, which had claimed it
-    /// ([`Context::claim`]); `said` is its data that has not been handled yet. The default
-    /// unplumbs it.
+    /// Takes an output flow that another chain gave to this handler by a key that it has
+    /// [claimed](Context::claim). `said` is the data received on the flow and not handled yet. The
+    /// default unplumbs the flow.
     fn taken(&mut self, cx: &mut Context<'_>, output: Output, said: Bytes) {
         let _ = said;
         cx.unplumb(output);
@@ -180,8 +179,7 @@ pub trait Handler {
         cx.unplumb(output);
     }
 
-    /// Handles a [wake-up](Context::wake) by another chain's handler of the owner of `key`,
-    /// this handler.
+    /// Handles a [wake-up](Context::wake) for `key`, which this handler has claimed.
     fn woken(&mut self, cx: &mut Context<'_>, key: &[u8]) {
         let _ = (cx, key);
     }
@@ -197,9 +195,9 @@ pub trait Handler {
         let _ = (cx, message);
     }
 
-    /// Called before the handler is dropped, because the flow is over or its output flow above
-    /// was [unplumbed](Context::unplumb). State shared with other chains must be cleaned up;
-    /// other requests have no effect.
+    /// Called before the handler is dropped, because the flow is over or a handler above has
+    /// [unplumbed](Context::unplumb) it. State shared with other chains must be cleaned up; other
+    /// requests have no effect.
     fn abandoned(&mut self, cx: &mut Context<'_>) {
         let _ = cx;
     }

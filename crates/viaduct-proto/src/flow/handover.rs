@@ -23,8 +23,9 @@ struct Handover {
     node: usize,
     output: Output,
     to: Vec<u8>,
-    /// Data received on it and not handled, and its calls since.
+    /// Data received on it and not handled yet.
     said: Bytes,
+    /// Calls that it has made since.
     later: Vec<Up>,
 }
 
@@ -115,7 +116,7 @@ impl Core {
         let Handover { node: from, output, to, said, later } = giver.handovers.pending.take()?;
         let &(_, node) = self.handovers.claims.iter().find(|(key, _)| *key == to)?;
         let place = giver.output(from, output)?;
-        // The factories may differ, for instance after a reload of the config: names are
+        // The factories may differ, for instance after a reload of the config, so names are
         // compared.
         let names = |core: &Core| core.factories.iter().map(|of| of.name()).collect::<Vec<_>>();
         if names(self) != names(&giver) {

@@ -20,18 +20,19 @@
 //! ([`Handler::getsockname`], [`Handler::getsockopt`], [`Handler::measure`],
 //! [`Handler::control`]) are answered at once; they go downstream.
 //!
-//! **Guaranteed completion** (3.4). A `write` or an `avail` takes all its bytes, so that
-//! callers never retry; it returns `false` only when the flow will never take any more.
-//! `may_write(false)` and `may_avail(false)` stop the source (3.5): a handler without a buffer
-//! of its own passes them on, as the defaults do. Only the two ends buffer. Each end stops its
-//! source when it holds the chain's limit, and resumes it at half of that.
+//! **Guaranteed completion** (3.4). A `write` or an `avail` takes all its bytes, so callers never
+//! retry; it returns `false` only when the flow will never take any more. `may_write(false)` and
+//! `may_avail(false)` stop the source (3.5): a handler without a buffer of its own passes them on,
+//! as the defaults do. Only the two ends buffer. Each end stops its source when it holds as many
+//! bytes as the chain's limit, and resumes it at half the limit.
 //!
 //! # Duties of a driver
 //!
 //! 1. **A flow that connects:** [`Chain::new`], [`Chain::connect`]. **An accepted flow:**
-//!    [`Chain::new`], [`Chain::set_names`] for [`Chain::bottom`], and [`Chain::accepted`]. It has
-//!    no application, and no application data is read or written, until [`Action::Accepted`]. If
-//!    [`Action::Failed`] comes instead, drop the chain. Among the handlers:
+//!    [`Chain::new`], [`Chain::set_names`] for [`Chain::bottom`], and [`Chain::accepted`]. The
+//!    flow has no application, and no application data is read or written, until
+//!    [`Action::Accepted`]. If [`Action::Failed`] follows instead, drop the chain. Among the
+//!    handlers:
 //!
 //! ```text
 //!      listen ↓ … accept_ready ↑   a handler delays the client, or refuses it
@@ -40,14 +41,14 @@
 //!
 //! 2. **Connections.** A chain may ask for connections at any time ([`Action::Bind`], then
 //!    [`Action::Connect`]), also for several at once and again hours later: keep them in a map by
-//!    [`BottomId`]. Call `set_names` before `connected(Ok)`. Bytes of a bottom go out once it is
-//!    connected; [`Action::Receive`] turns reading on and off (initially on). A number is not used
-//!    twice. After [`Action::Close`] the connection is closed and forgotten, and later calls about
-//!    it are ignored. [`Action::SetOption`] may come before [`Action::Connect`]: a new connection
-//!    gets all [`Chain::options`], and the [`Chain::transport`] that its handlers name.
+//!    [`BottomId`]. Call `set_names` before `connected(Ok)`. Send the bytes of a bottom once it is
+//!    connected; [`Action::Receive`] turns reading on and off (initially on). A `BottomId` is not
+//!    used twice. After [`Action::Close`] the connection is closed and forgotten, and later calls
+//!    about it are ignored. [`Action::SetOption`] may come before [`Action::Connect`]: a new
+//!    connection gets all [`Chain::options`], and the [`Chain::transport`] that its handlers name.
 //! 3. **After each call** drain [`Chain::poll_action`], in order. Before sleeping check
-//!    [`Chain::poll_timeout`]: it may be now, because handlers use an immediate timer to wait for a
-//!    source that has more data at once, or for their neighbours' answer.
+//!    [`Chain::poll_timeout`]: the deadline may be now, because handlers set an immediate timer to
+//!    run after more data of the source, or after a neighbour's answer.
 //! 4. **Sessions over several connections.** Keep one map for all chains of the same handlers,
 //!    including chains whose handlers were made anew from the same config:
 //!
@@ -61,12 +62,12 @@
 //!                            no such key:         giver.unclaimed(now); drive it until it closes
 //! ```
 //!
-//!    The giver no longer exists after that; it never had an application. One event loop must have
-//!    all chains: a driver with several loops refuses chains that [gather](Factory::gathers)
-//!    connections where these are accepted, or that [share](Factory::shares) them.
+//!    `take` consumes the giver, which never had an application. All chains must run in one event
+//!    loop: a driver with several loops refuses accepted flows whose handlers
+//!    [gather](Factory::gathers) connections, and all whose handlers [share](Factory::shares) them.
 //!    [`Action::Wake`] is routed the same way, to [`Chain::wake`] of the chain that has claimed its
 //!    key. [`Action::Spawn`] asks for one more chain, [`Chain::spawned`], either without an
-//!    application ([`SpawnKind::Alone`]) or for that of the accepted flow
+//!    application ([`SpawnKind::Alone`]) or for the application of the accepted flow
 //!    ([`SpawnKind::Accepted`]).
 //! 5. **The end.** When the application has gone, for any reason, call [`Chain::close`] and
 //!    drive the chain until all its bottoms are closed: written data may still be in flight, or
@@ -76,9 +77,9 @@
 //!    [`Chain::set_measure`] for each connection before the chain is driven.
 //! 7. **Messages.** [`Action::Say`] is a line for the log. [`Action::Event`] is for the
 //!    application, as `NAME: what`; `migrate: freeze` and `migrate: thaw` are for a process that
-//!    can stop it. When addresses or routes change, send `control("migrate", b"retry")` and
-//!    `control("stripe", b"retry")` to every chain: this saves the seconds until a silent
-//!    connection is suspected.
+//!    can stop the application. When addresses or routes change, send `control("migrate",
+//!    b"retry")` and `control("stripe", b"retry")` to every chain: otherwise a dead connection is
+//!    noticed only after seconds of silence.
 //!
 //! Datagrams pass a chain one by one, without a stream: see [`datagrams`], and [`relays`] for
 //! chains that end at a relay.

@@ -17,8 +17,7 @@ pub trait Factory: Send + Sync {
     /// Makes a handler for a new flow.
     fn make(&self) -> Box<dyn Handler + Send>;
 
-    /// Settings of a plain socket with which the kernel can do all of this handler's work, if
-    /// it can.
+    /// Socket settings with which the kernel does all of this handler's work; `None` if it cannot.
     fn offload(&self) -> Option<Offload> {
         None
     }
@@ -28,10 +27,9 @@ pub trait Factory: Send + Sync {
         [None; 2]
     }
 
-    /// Accounts for a flow whose bytes the kernel moves from one socket to another while it
-    /// does this handler's work, so that no handler is made. `begins` says that the flow is
-    /// new; the bytes have passed since the last call, those written by the application and
-    /// those to be read by it.
+    /// Accounts for a flow that the kernel relays between two sockets, without a handler. `begins`
+    /// is true in the first call for a flow. `bytes` have passed since the last call: those written
+    /// by the application, and those for it to read.
     fn relayed(&self, _begins: bool, _bytes: [u64; 2]) {}
 
     /// Returns whether its handlers use path measurements ([`Handler::measure`]).
@@ -39,13 +37,14 @@ pub trait Factory: Send + Sync {
         false
     }
 
-    /// Returns whether its flows share connections; one event loop must then have all of them.
+    /// Returns whether the flows of this factory share connections; one event loop must then drive
+    /// all of these flows.
     fn shares(&self) -> bool {
         false
     }
 
-    /// Returns whether accepted connections may belong to an existing flow; one event loop must
-    /// then have all of them.
+    /// Returns whether accepted connections may belong to existing flows of this factory; one event
+    /// loop must then drive all of these flows.
     fn gathers(&self) -> bool {
         false
     }
@@ -55,14 +54,14 @@ pub trait Factory: Send + Sync {
         false
     }
 
-    /// Summary of the state of all its flows, for people: some lines, if there is something to
-    /// report.
+    /// Human-readable summary of the state of all its flows, in a few lines; `None` if there is
+    /// nothing to report.
     fn state(&self) -> Option<String> {
         None
     }
 
-    /// Returns the factory with its handshake bound to `words`: it fails unless the other end's
-    /// is bound to the same. `None` if there is no handshake.
+    /// Returns a copy of the factory whose handshake is bound to `words`: it fails unless the other
+    /// end's handshake is bound to the same words. `None` if the handler has no handshake.
     fn bound(&self, words: &[u8]) -> Option<Arc<dyn Factory>> {
         let _ = words;
         None
@@ -73,7 +72,8 @@ pub trait Factory: Send + Sync {
         false
     }
 
-    /// Makes a handler for the datagrams between two ends; `None` if it works only on streams.
+    /// Makes a handler for the datagrams between two ends; `None` if the handler works only on
+    /// streams.
     fn datagrams(&self) -> Option<Box<dyn Datagrams + Send>> {
         None
     }
@@ -91,7 +91,8 @@ pub struct Offload {
     pub rate: Option<u64>,
 }
 
-/// Socket settings of a chain whose work the kernel can do entirely; the lowest rate applies.
+/// Socket settings with which the kernel does all of a chain's work, with the lowest rate of the
+/// handlers; `None` if it cannot.
 pub fn offload(factories: &[Arc<dyn Factory>]) -> Option<Offload> {
     factories.iter().try_fold(Offload::default(), |all, factory| {
         let rate = factory.offload()?.rate;
@@ -99,7 +100,7 @@ pub fn offload(factories: &[Arc<dyn Factory>]) -> Option<Offload> {
     })
 }
 
-/// Settings of a factory: the text behind its name.
+/// Settings of a handler: the text after its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arguments {
     given: BTreeMap<String, String>,
@@ -202,7 +203,8 @@ impl Registry {
         self.known.values().map(|(about, _)| about)
     }
 
-    /// Returns whether a chain of these hides or protects data, so that no flow may bypass it.
+    /// Returns whether one of these handlers hides or protects data, so that no flow may bypass the
+    /// chain.
     pub fn guards(&self, specs: &[HandlerSpec]) -> bool {
         let about = |spec: &HandlerSpec| self.known.get(&spec.name[..]).map(|(about, _)| about);
         specs.iter().filter_map(about).any(|about| about.guards)
@@ -244,7 +246,7 @@ impl HandlerSpec {
         &self.name
     }
 
-    /// First setting given that the handler does not have.
+    /// First given setting that the handler does not have.
     fn unknown(&self, about: &About) -> Option<String> {
         let is_known = |key: &str| about.settings.iter().any(|setting| setting.key == key);
         self.arguments.given.keys().find(|key| !is_known(key)).cloned()

@@ -7,7 +7,7 @@ use super::Address;
 /// Protocol of a relay. A relay lasts as long as the connection to [`Relay::via`] over which it
 /// was negotiated.
 pub trait Relay {
-    /// Destination of that connection.
+    /// Destination of the connection over which the relay is negotiated.
     fn via(&self) -> &Address;
 
     /// First message of the negotiation. Called once.

@@ -8,10 +8,10 @@
 //!   Action::Send ─▶ relay ─▶ far end ─▶ relay ─▶ handle_in -> ends, payload
 //! ```
 //!
-//! A relay is negotiated over a connection and lasts as long as that
-//! ([`Relays::handle_ended`]). The driver closes both on [`Action::Close`], which comes when
-//! the socket is closed, when it has been idle, or when too many others were used since. The
-//! next datagram opens another relay.
+//! A relay is negotiated over a connection and lasts as long as that connection
+//! ([`Relays::handle_ended`]). The driver closes both on [`Action::Close`], which follows when the
+//! socket is closed, when the relay has been idle, or when too many other relays have been used
+//! since. The next datagram opens another relay.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -26,13 +26,14 @@ use crate::time::{Duration, Instant};
 pub struct Bounds {
     /// Maximum number of relays at once.
     pub relays: usize,
-    /// Bytes of one socket that may wait for its relay, headers included; excess is dropped.
+    /// Maximum bytes of datagrams that may wait for one relay, headers included; excess is dropped.
     pub early: usize,
     /// Idle timeout of a relay.
     pub idle: Duration,
-    /// Time before a relay is tried again after a failure. Datagrams do without one meanwhile.
+    /// Time from a failed negotiation to the next attempt.
     pub pause: Duration,
-    /// Sends datagrams to addresses directly meanwhile; otherwise, and to names, they are dropped.
+    /// Sends datagrams to IP addresses directly during the pause, instead of dropping them.
+    /// Datagrams to names are dropped in either case.
     pub leave: bool,
 }
 
@@ -52,7 +53,7 @@ pub struct RelayStats {
     pub fragments: u64,
     /// Invalid datagrams from relays, dropped.
     pub garbage: u64,
-    /// Datagrams from sources that the socket cannot receive from by that relay, dropped.
+    /// Dropped because the socket cannot receive from the datagram's source through this relay.
     pub strangers: u64,
 }
 
@@ -75,7 +76,7 @@ pub struct Relays {
     codec: Box<dyn Relay + Send>,
     bounds: Bounds,
     entries: HashMap<RelayKey, Entry>,
-    /// Owners of relays that are open or being opened.
+    /// Keys of the relays that are open or being opened, by number.
     numbers: HashMap<u64, RelayKey>,
     /// Relays by last use; each use has a number of its own.
     used: BTreeMap<u64, RelayKey>,
@@ -105,7 +106,7 @@ enum Stage {
         bytes: usize,
     },
     Open(u64),
-    /// No relay could be had; the next attempt is at this time.
+    /// There is no relay; the next attempt is not before this time.
     Shut(Instant),
 }
 
@@ -188,8 +189,8 @@ impl Relays {
         true
     }
 
-    /// Handles a failed negotiation: datagrams that wait go without a relay, and later ones do
-    /// for a while.
+    /// Handles a failed negotiation. During [`Bounds::pause`], waiting and later datagrams are sent
+    /// directly or dropped ([`Bounds::leave`]).
     pub fn handle_failed(&mut self, now: Instant, number: u64) {
         let Some(key) = self.numbers.remove(&number) else { return };
         let Some(entry) = self.entries.get_mut(&key) else { return };
@@ -213,8 +214,8 @@ impl Relays {
         }
     }
 
-    /// Handles a datagram from a relay: returns its ends as the program sees them, and its
-    /// payload. `None` if it is unusable, which is counted.
+    /// Handles a datagram from a relay: returns its ends as the program sees them, and its payload.
+    /// `None` if the datagram is unusable; a counter says why.
     pub fn handle_in<'a>(
         &mut self,
         now: Instant,
@@ -247,7 +248,7 @@ impl Relays {
         self.actions.pop_front()
     }
 
-    /// Idle timeout of the relay that has been idle longest.
+    /// Time at which the next relay reaches its idle timeout.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let (_, oldest) = self.used.first_key_value()?;
         self.entries.get(oldest).map(|entry| entry.last + self.bounds.idle)
@@ -275,7 +276,7 @@ impl Relays {
         self.entries.len()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no relays.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

@@ -47,7 +47,7 @@ impl Stream {
 
     pub(crate) fn get(&mut self, bytes: &[u8]) {
         for &byte in bytes {
-            assert_eq!(byte, Stream::byte(self.got), "byte {} is the right one", self.got);
+            assert_eq!(byte, Stream::byte(self.got), "wrong byte at {}", self.got);
             self.got += 1;
         }
     }
@@ -111,7 +111,7 @@ impl World {
         answer.map(|bytes| String::from_utf8(bytes).unwrap())
     }
 
-    /// Lets time pass, and both ends take their data.
+    /// Lets time pass until `end`, while both ends take their data.
     pub(crate) fn run_until(&mut self, end: Instant) {
         self.settle();
         while let Some(at) = self.chain.poll_timeout().filter(|&at| at <= end) {

@@ -7,7 +7,7 @@ use super::*;
 use crate::time::{Duration, Instant};
 
 const LIMIT: usize = 4_096;
-/// Bytes of one write, at most.
+/// Maximum bytes of one write.
 const PIECE: usize = 2_000;
 
 /// Event in the life of a flow.
@@ -229,7 +229,7 @@ impl Handler for Delays {
     }
 }
 
-/// Handler that takes no clients.
+/// Handler that refuses all clients.
 struct Refuses;
 
 impl Handler for Refuses {
@@ -238,7 +238,7 @@ impl Handler for Refuses {
     }
 }
 
-/// Handler below that would shake hands.
+/// Lower handler with a handshake.
 struct Shakes;
 
 impl Handler for Shakes {
@@ -283,7 +283,7 @@ impl Handler for Forks {
     }
 }
 
-/// Handler whose output is over TCP, whatever those above name.
+/// Handler whose output is over TCP, whatever transport the handlers above name.
 struct OverTcp;
 
 impl Handler for OverTcp {
@@ -297,10 +297,10 @@ fn an_output_is_over_the_transport_that_the_lowest_handler_names() {
     let (tcp, trickles) = (Some(OutputTransport::Tcp), Some(OutputTransport::Trickles));
     let mut chain = chain_of(|| Box::new(Forks), || Box::new(Passes));
     let first = chain.bottom().unwrap();
-    let Some(Action::Connect(other, _)) = chain.poll_action() else { panic!("it connects") };
+    let Some(Action::Connect(other, _)) = chain.poll_action() else { panic!("no connect") };
     assert_eq!((chain.transport(first), chain.transport(other)), (None, trickles));
     let mut chain = chain_of(|| Box::new(Forks), || Box::new(OverTcp));
-    let Some(Action::Connect(other, _)) = chain.poll_action() else { panic!("it connects") };
+    let Some(Action::Connect(other, _)) = chain.poll_action() else { panic!("no connect") };
     assert_eq!(chain.transport(other), tcp);
 }
 

@@ -28,7 +28,8 @@ struct CountDatagrams {
 }
 
 pub(super) fn about() -> About {
-    About::new("count", "counts flows and their bytes; ask it by a control call").datagrams()
+    About::new("count", "counts flows and their bytes; a control call returns the counters")
+        .datagrams()
 }
 
 /// Makes the factory; there are no settings.
@@ -91,7 +92,7 @@ impl Handler for Count {
         cx.upstream().avail(data)
     }
 
-    /// Any request is answered with the counters.
+    /// Answers any request with the counters.
     fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         if to != "count" {
             return cx.output(FIRST).control(to, request);

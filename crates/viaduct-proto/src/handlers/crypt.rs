@@ -8,9 +8,9 @@
 //!     records …                 ◀─▶       records …        of up to 65519 bytes; an empty one ends
 //! ```
 //!
-//! The handshake and the records are those of [`record`](crate::tunnel::record). Only
-//! authenticated data is delivered upstream, and a direction ends only by a record that says
-//! so. A replayed handshake fails at its third message, before the application is notified.
+//! The handshake and the records are those of [`record`](crate::tunnel::record). Only authenticated
+//! data is delivered upstream, and only an empty record ends a direction. A replayed handshake
+//! fails at its third message, before the application is notified.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ struct Keys {
     secret: SecretKey,
     peers: Vec<PublicKey>,
     entropy: Entropy,
-    /// Prior agreement of both ends: the handshake fails if they differ.
+    /// Result of a prior negotiation. The handshake fails if the two ends' results differ.
     binding: Vec<u8>,
 }
 
@@ -66,7 +66,7 @@ enum Stage {
 }
 
 pub(super) fn about() -> About {
-    About::new("crypt", "encrypts and authenticates what passes, with forward secrecy")
+    About::new("crypt", "encrypts and authenticates the flow's bytes, with forward secrecy")
         .setting("key", "FILE", "a secret key, as `viaduct key new` writes it")
         .setting("peer", "KEY[+KEY...]", "public keys of the other end; the key's own by default")
         .guards()
@@ -123,7 +123,7 @@ impl Crypt {
         cx.set_timer(HANDSHAKE, Some(cx.now() + HANDSHAKE_TIMEOUT));
     }
 
-    /// Completes the handshake: tells the application, and sends the data that it has written.
+    /// Completes the handshake: reports it to the application, and sends the data written so far.
     fn establish(&mut self, cx: &mut Context<'_>) {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Shaking(secure) => self.stage = Stage::Up(secure),
@@ -158,7 +158,7 @@ impl Crypt {
         }
         let peer = cx.output(FIRST).getpeername();
         match (peer, &was) {
-            // Names the peer in the log.
+            // The log names the peer of an accepted connection.
             (Some(peer), Stage::Shaking(_)) if !self.dials => {
                 cx.say(format_args!("{peer} is refused: {why}"));
             }
@@ -185,7 +185,7 @@ impl Crypt {
             match record {
                 Ok(None) => return,
                 Ok(Some(_)) if self.ended[1] => {
-                    return self.refuse(cx, Failure::Reset, &"bytes came after the end");
+                    return self.refuse(cx, Failure::Reset, &"data after the end of the stream");
                 }
                 Ok(Some(plain)) if plain.is_empty() => {
                     self.ended[1] = true;
@@ -197,11 +197,11 @@ impl Crypt {
                     let shaking = matches!(self.stage, Stage::Shaking(_));
                     let failure = if shaking { Failure::Denied } else { Failure::Reset };
                     if shaking && matches!(error, RecordError::Length(_)) {
-                        let why = format!("it does not speak crypt: {error}");
+                        let why = format!("the other end does not speak crypt: {error}");
                         return self.refuse(cx, failure, &why);
                     }
                     if shaking && !self.keys.binding.is_empty() {
-                        let why = format!("{error}; or what both agreed on was altered on its way");
+                        let why = format!("{error}; or the negotiation was altered on its way");
                         return self.refuse(cx, failure, &why);
                     }
                     return self.refuse(cx, failure, &error);
@@ -214,13 +214,13 @@ impl Crypt {
     fn broken_off(&self) -> String {
         let key = self.keys.secret.public();
         format!(
-            "the other end broke off the handshake; it has no crypt, or its peers are without our \
+            "the other end aborted the handshake: it has no crypt, or its peers do not include our \
              key {key}"
         )
     }
 }
 
-/// Writes to the network. A flow that takes no more reports that upstream itself.
+/// Writes to the network. If the flow takes no more, it reports that upstream itself.
 fn send(cx: &mut Context<'_>, bytes: Vec<u8>) {
     if !bytes.is_empty() {
         let _ = cx.output(FIRST).write(bytes.into());
@@ -313,7 +313,7 @@ impl Handler for Crypt {
             _ => self.refuse(
                 cx,
                 Failure::Reset,
-                &"the flow was cut: it ended, and the other end has not said so",
+                &"the flow was cut: the connection ended without an end record",
             ),
         }
     }
@@ -336,6 +336,6 @@ impl Handler for Crypt {
     }
 
     fn timeout(&mut self, cx: &mut Context<'_>, _timer: Timer) {
-        self.refuse(cx, Failure::TimedOut, &"the other end does not answer the handshake");
+        self.refuse(cx, Failure::TimedOut, &"the other end did not complete the handshake in time");
     }
 }

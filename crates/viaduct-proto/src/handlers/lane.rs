@@ -79,8 +79,8 @@ impl<E> Lane<E> {
         }
     }
 
-    /// Returns a change for the source, with a limit of `held` bytes: stop (`false`) or resume
-    /// at half (`true`).
+    /// Returns a change for the source, with a limit of `held` bytes: stop (`false`), or resume at
+    /// half the limit (`true`).
     pub(super) fn steer(&mut self, held: usize) -> Option<bool> {
         let full = self.len >= held.max(1);
         let stop = if self.stopped { self.len > held / 2 } else { full };

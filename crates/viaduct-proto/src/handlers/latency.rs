@@ -21,7 +21,7 @@ struct LatencyFactory {
 /// Releases bytes at this age.
 struct Age(Duration);
 
-/// Delays datagrams likewise; those beyond the limit are dropped.
+/// Delays datagrams by `delay`; those beyond the limit are dropped.
 struct AgeOfDatagrams {
     delay: Duration,
     /// Delayed datagrams, out and back.
@@ -29,13 +29,13 @@ struct AgeOfDatagrams {
 }
 
 pub(super) fn about() -> About {
-    About::new("latency", "delivers every byte that much later, in both directions")
+    About::new("latency", "delays every byte, in both directions")
         .datagrams()
-        .setting("delay", "TIME", "how much later, such as 50ms; up to 60s")
+        .setting("delay", "TIME", "delay, such as 50ms; up to 60s")
         .setting(
             "held",
             "BYTES",
-            "bytes on their way each way at most; 1M by default; datagrams beyond are dropped",
+            "maximum bytes delayed each way; 1M by default; excess datagrams are dropped",
         )
 }
 

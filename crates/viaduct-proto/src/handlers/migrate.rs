@@ -12,10 +12,10 @@ use crate::time::Duration;
 const DEFAULT_WITHIN: Duration = Duration::from_secs(300);
 
 pub(super) fn about() -> About {
-    About::new("migrate", "keeps flows alive while the network changes or is away")
-        .setting("within", "TIME", "how long a flow may be without a connection; 5m by default")
-        .setting("buffer", "BYTES", "bytes kept each way for sending again; 8M by default")
-        .setting("freeze", "true|false", "stop the program meanwhile; false by default")
+    About::new("migrate", "keeps flows alive through changes and outages of the network")
+        .setting("within", "TIME", "maximum time without a connection; 5m by default")
+        .setting("buffer", "BYTES", "bytes kept each way for retransmission; 8M by default")
+        .setting("freeze", "true|false", "freeze the program during an outage; false by default")
         .both_ends()
 }
 

@@ -1,4 +1,4 @@
-//! Handler that delays data, until a time or to keep a rate.
+//! Handler that delays data until a given time, or to keep a rate.
 
 use bytes::Bytes;
 
@@ -57,7 +57,7 @@ impl<P: Pace> Paced<P> {
         let now = cx.now();
         while let Some(data) = self.out.pop(now, self.out_pace.left(now)) {
             self.out_pace.take(data.len());
-            // A flow that takes no more reports that upstream itself.
+            // If the flow below takes no more, it reports that upstream itself.
             let _ = cx.output(FIRST).write(data);
         }
         if let Some(end) = self.out.pop_end(now) {

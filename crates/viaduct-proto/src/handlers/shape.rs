@@ -1,7 +1,7 @@
-//! `shape:rate=2M`: limits the rate in bits a second (TESLA, 4.1). Time is divided into slices
-//! of 100 ms, and data beyond a slice's share waits for the next. Datagrams are paced
-//! individually: each leaves when the one before it has had its time. Datagrams beyond the
-//! queue's limit are dropped.
+//! `shape:rate=2M`: limits the rate in bits a second (TESLA, 4.1). Time is divided into slices of
+//! 100 ms, and data beyond a slice's share waits for the next. Datagrams are paced individually:
+//! each leaves when the transmission of the previous one would end at that rate. Datagrams beyond
+//! the queue's limit are dropped.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::units::rate;
 
 const SLICE: Duration = Duration::from_millis(100);
 const SLICES_A_SECOND: u64 = 10;
-/// Maximum number of missed slices that are made up for when a timer is late.
+/// Maximum number of slices whose shares are granted at once when a timer is late.
 const MAX_LATE: u64 = 3;
 
 /// Default queue of datagrams: the amount that passes in this time, and at least this many
@@ -54,15 +54,15 @@ struct Share {
 }
 
 pub(super) fn about() -> About {
-    About::new("shape", "lets so many bits a second pass and no more")
+    About::new("shape", "limits the rate")
         .datagrams()
         .setting("rate", "BITS", "bits a second in each direction, such as 500k, 2M, 1G")
-        .setting("out", "BITS", "towards the network, where that is another rate, or the only one")
-        .setting("in", "BITS", "from the network, where that is another rate, or the only one")
+        .setting("out", "BITS", "rate towards the network; overrides rate=")
+        .setting("in", "BITS", "rate from the network; overrides rate=")
         .setting(
             "held",
             "BYTES",
-            "of datagrams, how much waits each way before they are dropped; 200ms' worth by \
+            "queue of datagrams each way, beyond which they are dropped; 200ms' worth by \
                 default",
         )
 }
@@ -153,7 +153,7 @@ impl Pace for Share {
         };
         let passed = (now.since(began).as_nanos() / SLICE.as_nanos()) as u64;
         if passed > 0 {
-            // If data waited for this slice, missed slices are made up for; unused budget is
+            // If data waited for this slice, missed slices are granted too; an unused share is
             // dropped.
             let waited = self.left == 0;
             self.left = 0;

@@ -16,9 +16,9 @@ const DEFAULT_WITHIN: Duration = Duration::from_secs(10);
 pub(super) fn about() -> About {
     About::new("stripe", "sends one flow over several connections")
         .setting("paths", "1-32", "connections; 2 by default, or as many as there are addresses")
-        .setting("from", "ADDR[+ADDR...]", "local addresses that they begin at, by turns")
-        .setting("within", "TIME", "how long a flow may be without a connection; 10s by default")
-        .setting("buffer", "BYTES", "bytes kept each way until they are in order; 8M by default")
+        .setting("from", "ADDR[+ADDR...]", "local addresses of the connections, used in turn")
+        .setting("within", "TIME", "maximum time without a connection; 10s by default")
+        .setting("buffer", "BYTES", "bytes buffered each way; 8M by default")
         .both_ends()
 }
 

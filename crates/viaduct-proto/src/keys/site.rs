@@ -18,7 +18,7 @@ pub struct PublicKey([u8; 32]);
 /// Reason why a text is not a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a key is 64 hexadecimal digits; this has {digits} \
-    characters{}", if *.bad { ", some of them no digits" } else { "" })]
+    characters{}", if *.bad { ", some of them not hexadecimal" } else { "" })]
 pub struct KeyError {
     digits: usize,
     bad: bool,
@@ -96,7 +96,7 @@ fn expand(secret: &[u8; 32], label: &[u8]) -> [u8; 32] {
 }
 
 impl PublicKey {
-    /// Creates a public key from bytes whose secret key the peer has proved to own.
+    /// Creates a public key from its bytes, without validating it.
     pub(crate) fn from_bytes(bytes: [u8; 32]) -> Self {
         PublicKey(bytes)
     }

@@ -5,8 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::loss::Loss;
 use crate::time::Duration;
 
-/// Settings of one direction of a link. The default leaves packets alone: no limit, no delay,
-/// no loss.
+/// Settings of one direction of a link. The default has no limit, no delay and no loss.
 ///
 /// Serde uses the text form (see [`text`](super::text)), checked as it is read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -16,9 +15,8 @@ pub struct LinkConfig {
     pub rate: Option<u64>,
     /// Propagation delay, one way: from the last bit sent to the packet's arrival.
     pub delay: Duration,
-    /// Uniform in -jitter to +jitter around the delay; at most the delay. A packet still waits
-    /// for the one before it, so that the mean delay grows if the jitter exceeds the distance
-    /// of packets.
+    /// Maximum deviation from the delay, uniform in both directions; at most the delay. Jitter does
+    /// not reorder packets, so the mean delay grows if the jitter exceeds the time between packets.
     pub jitter: Duration,
     /// Limit of the queue in front of the transmitter; packets beyond it are dropped at the
     /// tail.
@@ -27,8 +25,8 @@ pub struct LinkConfig {
     pub loss: Loss,
     /// Reordering: packets that are overtaken.
     pub reorder: Reorder,
-    /// Probability that a packet arrives twice, the copy right behind it. A copy takes none of the
-    /// rate.
+    /// Probability that a packet arrives twice, the copy directly after it. A copy takes no
+    /// transmission time.
     pub duplicate: f64,
     /// Probability that one random bit of the payload is flipped (see
     /// [`flip_bit`](super::flip_bit)).
@@ -39,9 +37,9 @@ pub struct LinkConfig {
 /// limits are given, both hold; with neither the queue is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueLimit {
-    /// Most bytes that may wait, including the new packet.
+    /// Maximum bytes that may wait, including the new packet.
     pub bytes: Option<u64>,
-    /// Longest time that a new packet may have to wait.
+    /// Maximum time that a new packet may have to wait.
     pub time: Option<Duration>,
 }
 
@@ -96,9 +94,7 @@ pub enum LinkError {
     #[error("a burst has at least 1 packet, not 0")]
     EmptyBurst,
     /// Trace of no packets.
-    #[error(
-        "the trace tells of no packet: give run lengths, delivered first, such as 1000:3:500:1"
-    )]
+    #[error("the trace has no packet: give run lengths, delivered first, such as 1000:3:500:1")]
     EmptyTrace,
     /// Text that is not key=value.
     #[error("'{0}' is no setting: give key=value, such as delay=50ms")]

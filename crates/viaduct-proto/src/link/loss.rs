@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::rng::Rng;
 
-/// A loss process: asked once for each packet, in order. Rates and probabilities are 0 to 1.
+/// Loss process, which decides once for each packet, in order. Rates and probabilities are 0 to 1.
 ///
 /// The text form, also under serde, is that of the key `loss` in [`text`](super::text).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -18,8 +18,9 @@ pub enum Loss {
         /// Share of the packets lost.
         rate: f64,
     },
-    /// Bursts of exactly `length` packets, with at least one delivered between two of them; the
-    /// distance between bursts is geometric, so that in the long run `rate` of all packets is lost.
+    /// Bursts of exactly `length` packets, with at least one delivered between two of them. The
+    /// distance between bursts is geometric, with a mean that loses `rate` of all packets in the
+    /// long run.
     Bursts {
         /// Share of the packets lost; at most length / (length + 1).
         rate: f64,
@@ -31,7 +32,7 @@ pub enum Loss {
     GilbertElliott {
         /// Probability of leaving the good state.
         p_good_to_bad: f64,
-        /// Probability of leaving the bad state; its mean stay is 1 / this, in packets.
+        /// Probability of leaving the bad state; the mean stay is its reciprocal, in packets.
         p_bad_to_good: f64,
         /// Loss in the good state.
         loss_good: f64,
@@ -45,7 +46,7 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// The share of packets lost in the long run, 0 to 1. Of a trace, the share over its length.
+    /// Share of packets lost in the long run, 0 to 1. For a trace, the share over its length.
     pub fn mean(&self) -> f64 {
         match self {
             Loss::None => 0.0,
@@ -135,14 +136,15 @@ impl LossProcess {
     }
 }
 
-/// Probability that a burst begins at a packet where it may. Between two bursts there is one
-/// packet that is always delivered and then a geometric number, together 1/q on average, hence
-/// rate = length / (length + 1/q).
+/// Probability q that a burst begins at a packet where one may begin. Between two bursts, one
+/// packet is always delivered and then a geometric number of packets, together 1/q on average.
+/// Hence rate = length / (length + 1/q).
 fn burst_begin(rate: f64, length: u32) -> f64 {
     if rate <= 0.0 || length == 0 { 0.0 } else { rate / (f64::from(length) * (1.0 - rate)) }
 }
 
-/// `left` counts the rest of a burst, plus one for the delivered packet behind it.
+/// Decides about the next packet; `left` is the rest of a burst plus one for the delivered packet
+/// after it.
 fn next_of_bursts(begin: f64, length: u32, left: &mut u32, rng: &mut Rng) -> bool {
     if *left == 0 {
         if !rng.chance(begin) {

@@ -1,6 +1,6 @@
-//! Model of one direction of a link: packets enter at one end and come out at the other, later
-//! or not at all. It holds no clock and no socket, so that the simulator runs it in virtual
-//! time and the lab's emulator in real time, with the same losses for the same seed.
+//! Model of one direction of a link: packets enter at one end and come out at the other, later or
+//! not at all. It holds no clock and no socket, so the simulator runs it in virtual time and the
+//! lab's emulator in real time, with the same losses for the same seed.
 //!
 //! ```text
 //!  push(now, T, len)                                                       poll(now)
@@ -11,15 +11,15 @@
 //!          Reason::Loss  Reason::Queue   ─▶ DropRecord (ordinal numbers), LinkStats
 //! ```
 //!
-//! A packet is numbered (from 0) as it enters, and the loss process is asked once for each, in
-//! that order: the numbers that are lost depend on the seed alone, never on timing. Packets
-//! that are not lost wait for the transmitter (tail drop), are sent bit by bit at `rate`, and
-//! then travel for `delay`. The payload type is the caller's: whole packets in the simulator,
-//! buffer numbers in the emulator; the model moves it and never copies it.
+//! A packet is numbered (from 0) as it enters, and the loss process decides once for each, in that
+//! order: which numbers are lost depends only on the seed, not on timing. Packets that are not lost
+//! wait for the transmitter (tail drop), are sent bit by bit at `rate`, and then travel for
+//! `delay`. The payload type is the caller's: whole packets in the simulator, buffer numbers in the
+//! emulator; the model moves it and never copies it.
 //!
 //! | file | noun |
 //! |---|---|
-//! | [`config`] | what a link does: [`LinkConfig`], and which values make sense |
+//! | [`config`] | settings of a link, [`LinkConfig`], and their validation |
 //! | [`text`] | the same as one line of text: `rate=200M,delay=50ms,loss=1%x8,queue=100ms` |
 //! | [`loss`] | which packets are lost: [`Loss`] |
 //! | [`transmitter`] | the exact time that bits take on the wire |
@@ -67,7 +67,7 @@ pub struct Link<T> {
     record: DropRecord,
 }
 
-/// Packet that came out at the far end.
+/// Packet that has arrived at the far end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery<T> {
     /// Item that was pushed.
@@ -78,7 +78,7 @@ pub struct Delivery<T> {
     pub ordinal: u64,
     /// Due time; at or before the `now` of the poll.
     pub due: Instant,
-    /// Number of arrivals: 1, or 2 if the link duplicated it (the copy right behind it).
+    /// Number of arrivals: 1, or 2 if the link duplicated it (the copy directly after it).
     pub copies: u8,
     /// Bit that the link flipped, counted from the packet's first; see [`flip_bit`].
     pub flipped: Option<u32>,
@@ -96,7 +96,7 @@ pub struct Refused<T> {
 impl<T> Link<T> {
     /// Creates a link that is idle at `now`; `seed` decides all its randomness.
     ///
-    /// Values out of range act as the nearest valid ones; [`LinkConfig::check`] names them.
+    /// Values out of range act as the nearest valid ones; [`LinkConfig::check`] reports them.
     pub fn new(config: LinkConfig, seed: u64, now: Instant) -> Self {
         Link {
             loss: LossProcess::new(&config.loss),
@@ -129,8 +129,8 @@ impl<T> Link<T> {
         }
     }
 
-    /// Counts a packet for which the caller had no memory: as dropped by the queue, or as lost
-    /// if the loss process takes it anyway.
+    /// Counts a packet for which the caller had no memory: as lost if the loss process loses it,
+    /// otherwise as dropped by the queue.
     pub fn push_unheld(&mut self) {
         let _counted = self.admit(false);
     }

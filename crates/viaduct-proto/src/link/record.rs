@@ -12,15 +12,15 @@ pub const RECORD_LIMIT: usize = 1 << 20;
 pub struct LinkStats {
     /// Packets that were pushed.
     pub sent: u64,
-    /// Packets that came out, copies not counted.
+    /// Packets delivered, copies not counted.
     pub delivered: u64,
     /// Packets lost by the loss process.
     pub lost: u64,
     /// Packets that found the queue full.
     pub queue_dropped: u64,
-    /// Packets that came out twice.
+    /// Packets delivered twice.
     pub duplicated: u64,
-    /// Packets that came out with a flipped bit.
+    /// Packets delivered with a flipped bit.
     pub corrupted: u64,
     /// Packets that were held back so that others could overtake them.
     pub reordered: u64,
@@ -60,12 +60,12 @@ pub struct Dropped {
 pub struct DropRecord {
     /// The drops.
     pub drops: Vec<Dropped>,
-    /// Drops that came after the record was full.
+    /// Number of drops after the record was full.
     pub unrecorded: u64,
 }
 
 impl DropRecord {
-    /// Lengths of the runs of consecutive packets that the loss process took, in order.
+    /// Lengths of the runs of consecutive packets that the loss process dropped, in order.
     pub fn burst_lengths(&self) -> Vec<u32> {
         let mut bursts: Vec<u32> = Vec::new();
         let mut last = None;

@@ -1,14 +1,14 @@
-//! Negotiation in the first bytes of a connection, for ends that may not write options into
-//! SYNs. Each end announces its handlers. No round trip is spent on it, so both must have the
-//! same.
+//! Negotiation in the first bytes of a connection, for ends that cannot write options into SYNs.
+//! Each end announces its handlers. This costs no round trip, so both ends must have the same
+//! handlers.
 //!
 //! ```text
 //!   connecting end     offer 16 │ its handlers' data …     ──▶
-//!                      ◀──  offer 16 │ its handlers' data …        … or an end, if chains differ
+//!                      ◀──  offer 16 │ its handlers' data …        … or closes, if chains differ
 //! ```
 //!
-//! The offer is the option of [`wire`](super::wire), byte by byte. The handler stands below all
-//! others, one instance for each connection.
+//! The offer is the option of [`wire`](super::wire), byte for byte. The handler that exchanges it
+//! is below all others, one instance for each connection.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,7 +20,7 @@ use crate::time::{Duration, Instant};
 
 /// Time within which the other end must send its offer.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval in which refused connections are logged at most once.
+/// Minimum interval between log lines about refused connections.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 const OFFER_TIMER: Timer = Timer(0);
 
@@ -54,8 +54,8 @@ enum Stage {
     Over,
 }
 
-/// Chain of an end that has `terms`, preceded by its offer: all its handlers apply, or the flow
-/// is refused.
+/// Chain of an end with `terms`, and below it the handler that exchanges the offers: all handlers
+/// apply, or the flow is refused.
 pub fn offer_in_band(
     terms: &Terms,
     chain: &[Arc<dyn Factory>],
@@ -63,7 +63,7 @@ pub fn offer_in_band(
 ) -> Arc<[Arc<dyn Factory>]> {
     let offer = terms.offer();
     let all: Vec<u8> = offer.items.iter().map(|item| item.number).collect();
-    // Both offers are the same, or no data passes.
+    // No data passes unless both offers are the same.
     let chain = select_handlers(chain, both_ends, &all, &binding(offer, offer));
     let shared = Shared { terms: terms.clone(), last_logged: Mutex::default() };
     let in_band: Arc<dyn Factory> = Arc::new(InBandFactory(Arc::new(shared)));
@@ -123,7 +123,7 @@ impl InBand {
         }
     }
 
-    /// Reads the other end's offer, as soon as it is complete or it is clear that it is none.
+    /// Reads the other end's offer, as soon as it is complete or cannot be an offer.
     fn read_offer(&mut self, cx: &mut Context<'_>) {
         let ours = self.shared.terms.offer().emit();
         let known = self.inbox.len().min(4);

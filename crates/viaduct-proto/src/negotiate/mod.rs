@@ -1,24 +1,24 @@
-//! Negotiation: the two ends of a flow agree on its handlers while its connection is set up. It
-//! costs no round trip, and peers that do not support it are not harmed.
+//! Negotiation: the two ends of a flow agree on its handlers while its connection is set up. This
+//! costs no round trip, and works with peers that do not support it.
 //!
 //! ```text
 //!   client                                                  server
-//!     SYN,  option: compress crypt migrate    ──▶             a plain one ignores it
-//!             ◀──    SYN-ACK, option: crypt compress          … and says nothing of its own
+//!     SYN,  option: compress crypt migrate    ──▶             a plain server ignores it
+//!             ◀──    SYN-ACK, option: crypt compress          … and sends no option
 //!     ─────────────────────────────────────────────────
 //!     both: Terms::negotiate ─▶ compress, crypt: the handlers of both, in the client's order
 //!                            └▶ or a Refusal, as text for the log
 //! ```
 //!
-//! Only handlers that need both ends are negotiated. The others of a chain keep their places.
-//! Nothing protects the options themselves. An end that requires handlers ([`Required`])
-//! therefore refuses a flow without them, whatever was removed from a packet. If `crypt` is
-//! agreed on, its handshake is bound to both options ([`binding`]), and fails if one of them
-//! was altered. Without `crypt`, a host on the path may choose among the handlers that neither
-//! end requires, as it may alter the flow itself.
+//! Only handlers that need both ends are negotiated. The other handlers of a chain keep their
+//! places. The options themselves are not protected. An end that requires handlers ([`Required`])
+//! therefore refuses a flow without them, even if a middlebox has removed an option. If `crypt` is
+//! agreed on, its handshake is bound to both options ([`binding`]), and fails if one of them was
+//! altered. Without `crypt`, a host on the path can change which of the handlers that neither end
+//! requires are used, just as it can alter the flow itself.
 //!
-//! An end that may not write into SYNs, and requires all handlers, sends its offer in the first
-//! bytes ([`offer_in_band`]).
+//! An end that cannot write options into SYNs, and requires all handlers, sends its offer in the
+//! first bytes ([`offer_in_band`]).
 
 mod in_band;
 mod wire;
@@ -54,23 +54,23 @@ pub struct Terms {
 /// Reason why a chain cannot be negotiated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TermsError {
-    /// All handlers work at one end.
+    /// No handler of the chain needs the other end.
     #[error(
-        "none of the handlers needs the other end: there is nothing to agree on; agreed on are \
+        "no handler of the chain needs the other end: nothing can be negotiated; negotiable are \
          compress, crypt, migrate, mux and stripe"
     )]
     Nothing,
     /// The handler has no number.
-    #[error("{0} cannot be agreed on: it needs both ends, and has no number that both know")]
+    #[error("{0} cannot be negotiated: it needs both ends, and has no handler number")]
     Unknown(String),
     /// The handler is in the chain twice.
-    #[error("{0} cannot be agreed on twice in a chain")]
+    #[error("{0} cannot be negotiated twice in a chain")]
     Twice(String),
-    /// The connection on which the ends negotiate is not that to the far end.
-    #[error("{0} goes elsewhere first: who is there would be asked, and not the far end")]
+    /// The handler connects to another host than the far end, so the ends cannot negotiate.
+    #[error("{0} connects to another host, which would get the offer instead of the far end")]
     Elsewhere(String),
     /// A required handler is not in the chain.
-    #[error("{0} is required and is no handler of the chain that needs both ends")]
+    #[error("{0} is required, but is no handler of the chain that needs both ends")]
     Absent(String),
     /// More handlers than an option holds.
     #[error("more than {MAX_HANDLERS} handlers that need both ends")]
@@ -82,7 +82,7 @@ pub enum TermsError {
 pub enum Refusal {
     /// The other end has sent no offer.
     #[error(
-        "the other end does not negotiate, or something between has taken its option out; \
+        "the other end does not negotiate, or a middlebox has removed its option; \
             required: \
          {0}"
     )]
@@ -95,15 +95,15 @@ pub enum Refusal {
     Format(String, u8, u8),
     /// The other end has other handlers, where both must have the same.
     #[error(
-        "by first bytes both ends agree on the same handlers in the same order alone; here {0}, \
+        "first bytes can only agree on the same handlers in the same order; here {0}, \
             there {1}"
     )]
     Differs(String, String),
 }
 
 impl Terms {
-    /// Terms for a chain, given as the name of each handler and whether it needs both ends, the
-    /// application's first.
+    /// Terms for a chain, given as the name of each handler and whether it needs both ends, in
+    /// order from the application.
     ///
     /// # Errors
     /// The chain cannot be negotiated.
@@ -141,8 +141,8 @@ impl Terms {
         &self.offer
     }
 
-    /// Numbers of the handlers that apply to the flow, the application's first: those that both
-    /// ends have, in the order of the end that connects. `theirs` is the other end's offer, if
+    /// Numbers of the handlers that apply to the flow, in order from the application: those that
+    /// both ends have, in the order of the end that connects. `theirs` is the other end's offer, if
     /// it sent one.
     ///
     /// # Errors
@@ -175,8 +175,8 @@ impl Terms {
     }
 }
 
-/// Handlers of `chain` that apply to a flow when `agreed` was agreed on. Each that supports it
-/// is bound to `binding`. Handlers that work at one end keep their places.
+/// Handlers of `chain` that apply to a flow when `agreed` was agreed on. Handlers with a handshake
+/// are bound to `binding`. Handlers that work at one end keep their places.
 pub fn select_handlers(
     chain: &[Arc<dyn Factory>],
     both_ends: &[bool],
@@ -197,8 +197,7 @@ pub fn select_handlers(
     chain.iter().zip(both_ends).filter_map(stays).collect()
 }
 
-/// Bytes that a handshake is bound to: the offer of the end that connects, and that of the
-/// other.
+/// Bytes to which a handshake is bound: the offers of the end that connects and of the other end.
 pub fn binding(client: &Offer, server: &Offer) -> Vec<u8> {
     [&b"viaduct agree 1"[..], &client.emit(), &server.emit()].concat()
 }

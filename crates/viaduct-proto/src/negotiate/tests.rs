@@ -46,7 +46,7 @@ proptest! {
         let theirs = terms(&server, &Required::None);
         let settled = ours.negotiate(true, Some(theirs.offer()));
         prop_assert_eq!(settled.is_ok(), server.contains(&wanted.as_str()));
-        prop_assert!(ours.negotiate(true, None).is_err(), "and nothing plainly");
+        prop_assert!(ours.negotiate(true, None).is_err(), "no plain flow is accepted");
         let all = terms(&client, &Required::All).negotiate(true, Some(theirs.offer()));
         prop_assert_eq!(all.is_ok(), client.iter().all(|name| server.contains(name)));
     }

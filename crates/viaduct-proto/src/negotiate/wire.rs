@@ -4,10 +4,10 @@
 //!   byte  0     253   experimental (RFC 4727)
 //!         1      16   length of the option
 //!         2, 3 5661   ExID "Va", Viaduct agreement (RFC 6994), in hexadecimal
-//!         4           version, 1, in the high half; in the low half bit 0: not plainly
-//!         5           how many handlers follow, 0 to 10
-//!         6..16       a handler each, the application's first: its number in the high half,
-//!                     its format in the low one; zeros where there are no more
+//!         4           version, 1, in the high half; bit 0: handlers are required
+//!         5           number of handlers, 0 to 10
+//!         6..16       a byte a handler, in order from the application: its number in
+//!                     the high half, its format in the low half; 0 if unused
 //! ```
 //!
 //! Linux uses 20 of the 40 bytes that a SYN has for options. This option takes 16 of the other
@@ -26,7 +26,7 @@ const VERSION: u8 = 1;
 const NOT_PLAINLY: u8 = 1;
 const HEAD: usize = 6;
 
-/// Handlers that can be negotiated: name, number, and the format of what each sends. A format is
+/// Handlers that can be negotiated: name, number, and the format of the handler's data. A format is
 /// incremented when an older end could not read it.
 pub const NUMBERS: [(&str, u8, u8); 5] =
     [("compress", 1, 1), ("crypt", 2, 1), ("migrate", 3, 1), ("stripe", 4, 1), ("mux", 5, 1)];
@@ -37,17 +37,17 @@ pub struct Item {
     /// Number of the handler, 1 to 15. Later versions may send numbers that are not in
     /// [`NUMBERS`].
     pub number: u8,
-    /// Format of what it sends, 0 to 15.
+    /// Format of the handler's data, 0 to 15.
     pub format: u8,
 }
 
-/// Offer of an end: its handlers, the application's first, none twice.
+/// Offer of an end: its handlers, in order from the application, each at most once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Offer {
     /// Handlers of the end.
     pub items: Vec<Item>,
-    /// True if the end requires handlers. It is for the other end's log only: the end that
-    /// requires them refuses the flow itself.
+    /// True if the end requires handlers. Used only in the other end's log: the end that requires
+    /// handlers refuses the flow itself.
     pub insists: bool,
 }
 
@@ -83,13 +83,13 @@ impl Offer {
         sound.then(|| Offer { insists: bytes[4] & NOT_PLAINLY != 0, items })
     }
 
-    /// First such option among the options of a TCP header.
+    /// First offer among the options of a TCP header.
     pub fn find(options: &[u8]) -> Option<Offer> {
         each(options).find_map(Offer::parse)
     }
 
-    /// First such option in the headers of a packet, from its IP header on, as the kernel saves
-    /// them of a SYN.
+    /// First offer in the headers of a packet, from its IP header on, as the kernel saves them for
+    /// a SYN.
     pub fn in_headers(headers: &[u8]) -> Option<Offer> {
         Offer::find(crate::split::syn::options(headers)?)
     }

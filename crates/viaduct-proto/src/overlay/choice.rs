@@ -1,6 +1,6 @@
-//! Choice of the route to a node: directly, or by one other node (RON's two policies). A choice is
-//! kept for a minimum time unless it fails. After that, it is replaced by a route that is clearly
-//! better, or by the direct route if that is as good.
+//! Choice of the route to a node: directly, or through one other node (RON's two policies). A
+//! choice is kept for a minimum time unless it fails. After that, it is replaced by a route that is
+//! clearly better, or by the direct route if that is as good.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ pub(super) struct Score {
 /// A route is better if its round-trip time is shorter by this factor, and by at least this time.
 const SHORTER: f64 = 0.9;
 const SHORTER_BY: Duration = Duration::from_millis(2);
-/// Difference in loss from which on a route is better.
+/// Minimum difference in loss that makes a route better.
 const LESS: f64 = 0.03;
 /// Minimum time for which a route is kept, in probe intervals, unless it fails.
 const DWELL: u32 = 20;
@@ -79,8 +79,8 @@ impl Default for Choice {
 }
 
 impl Choice {
-    /// Chooses among the routes that are up. Returns whether the choice has changed. `routes` is
-    /// left sorted by preference.
+    /// Chooses among the routes that are up, and sorts `routes` by preference. Returns whether the
+    /// choice has changed.
     pub(super) fn pick(
         &mut self,
         now: Instant,

@@ -6,7 +6,7 @@ use crate::time::Instant;
 
 /// Probes needed before the loss is judged.
 const MIN_SAMPLE: usize = 20;
-/// Share of lost probes from which on a path is degraded.
+/// Minimum share of lost probes at which a path is degraded.
 const MAX_LOSS: f64 = 0.1;
 /// Number of probe intervals within which a live peer has probed this node.
 const CALLS_WITHIN: u32 = 4;
@@ -31,8 +31,7 @@ pub(super) fn judge(now: Instant, of: &Prober, called: Option<Instant>, by: Opti
     if let Some(node) = by {
         return State::Degraded(format!("the direct path is down, {last}; flows go by {node}"));
     }
-    // A peer that is gone sent its last probe when it sent its last answer, within two
-    // intervals.
+    // The last probe of a peer that has stopped arrived within two intervals of its last answer.
     let since = of.last_answer.map_or(Instant::ZERO, |at| at + 2 * of.timing.interval);
     let calls =
         called.is_some_and(|at| at > since && now.since(at) < CALLS_WITHIN * of.timing.interval);

@@ -2,10 +2,10 @@
 //! one of them (Resilient Overlay Networks, which TESLA, 4.2, puts under unmodified programs).
 //!
 //! ```text
-//!             probe, answer: is it there, how far is it, how much is lost
-//!        a ◀─────────────────────────────▶ b        each node tells the others what it found, so
-//!        ▲ ▲                             ▲ ▲        each knows all pairs, and by how it is best to
-//!        │ └────────▶ c ◀────────────────┘ │        go to each: directly, or by one other
+//!             probe, answer: reachability, delay, loss
+//!        a ◀─────────────────────────────▶ b        each node reports its paths to the others,
+//!        ▲ ▲                             ▲ ▲        so each knows all paths and the best route
+//!        │ └────────▶ c ◀────────────────┘ │        to each node: direct, or through one other
 //!        └──────────────▶ d ◀──────────────┘
 //! ```
 //!
@@ -15,17 +15,17 @@
 //! hysteresis before the path is up again. Delay is an exponential average; loss is that of the
 //! last 100 probes.
 //!
-//! **Telling.** Probes and answers carry the sender's paths to all other nodes. When a path goes
-//! down or comes up, the other nodes are told at once ([`wire`]).
+//! **Reports.** Probes and answers carry the sender's paths to all other nodes. When a path goes
+//! down or comes up, the node reports this to the other nodes at once ([`wire`]).
 //!
 //! **Choosing.** [`choice`] picks the route to each node, by delay or by loss, and keeps it until
 //! another is clearly better, or it fails.
 //!
-//! **Trust.** Two nodes know each other's public keys, and every message is authenticated by a
-//! key that both derive from their key pairs. An answer counts once, and only if it repeats the
+//! **Trust.** Two nodes know each other's public keys, and every message is authenticated by a key
+//! that both derive from their key pairs. An answer is accepted once, and only if it repeats the
 //! random number of a pending probe; it proves which incarnation of the peer is alive. Other
-//! messages of that incarnation count once, by their numbers. Replayed messages therefore change
-//! nothing.
+//! messages of that incarnation are accepted once, by their numbers. Replayed messages therefore
+//! change nothing.
 
 mod choice;
 mod health;
@@ -51,10 +51,10 @@ pub fn reads(datagram: &[u8]) -> bool {
     wire::Message::parse(datagram).is_some_and(|(message, _)| {
         let mut again = Vec::new();
         message.emit(&mut again);
-        assert!(datagram.starts_with(&again), "what was read is what was there");
+        assert!(datagram.starts_with(&again), "a parsed message is emitted unchanged");
         true
     })
 }
 
-/// Maximum number of peers of a node: their paths all fit into a datagram.
+/// Maximum number of peers of a node, so that their paths all fit into a datagram.
 pub const MAX_PEERS: usize = 64;

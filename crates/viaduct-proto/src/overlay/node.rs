@@ -52,13 +52,13 @@ pub struct Peer {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// More peers than fit into a message.
-    #[error("{0} peers: {MAX_PEERS} are possible")]
+    #[error("{0} peers are too many: the maximum is {MAX_PEERS}")]
     TooMany(usize),
     /// Two peers with the same name or key, or one with the node's own.
-    #[error("peer {0}: it has the name or the key of another; each has its own")]
+    #[error("peer {0}: the name or the key is used twice; each node needs its own")]
     Twice(String),
     /// An invalid public key.
-    #[error("peer {0}: its key is no node's; `viaduct key show` prints the right one")]
+    #[error("peer {0}: its key is invalid; `viaduct key show` prints the right one")]
     Key(String),
 }
 
@@ -70,7 +70,7 @@ struct Known {
     prober: Prober,
     /// Number of the next message to the peer.
     number: u64,
-    /// Time at which the peer's last probe came.
+    /// Arrival time of the peer's last probe.
     called: Option<Instant>,
     /// Incarnation of the peer that has answered a probe. `window` has the numbers of its
     /// messages.
@@ -99,7 +99,7 @@ impl Node {
     /// keys.
     ///
     /// # Errors
-    /// Two peers cannot be told apart, there are too many, or one has a bad key.
+    /// Two peers have the same name or key, there are too many peers, or a key is invalid.
     pub fn new(config: Config, entropy: Entropy, now: Instant) -> Result<Node, ConfigError> {
         if config.peers.len() > MAX_PEERS {
             return Err(ConfigError::TooMany(config.peers.len()));
@@ -121,7 +121,7 @@ impl Node {
         Ok(Node { config, id, boot, peers, entropy, out, version: 1, stats })
     }
 
-    /// Adopts `config`. The state of peers that stay is kept.
+    /// Adopts `config`. Peers that are in both configurations keep their state.
     ///
     /// # Errors
     /// As for [`Node::new`]; the node is unchanged then.
@@ -138,7 +138,7 @@ impl Node {
         }
         (new.boot, new.stats, new.version) = (self.boot, self.stats, self.version + 1);
         if !alike {
-            // Message numbers begin again, so the node counts as a new incarnation.
+            // Message numbers start again, so the node counts as a new incarnation.
             new.boot = random(&new.entropy);
         }
         *self = new;
@@ -175,7 +175,8 @@ impl Node {
         }
         self.stats.answers += 1;
         peer.called = Some(now);
-        // A peer that has not answered since it started may be an old message, replayed.
+        // If this incarnation of the peer has not answered a probe, the message may be a replay,
+        // and its paths are ignored.
         if known {
             peer.tell(message.number, message.paths);
             self.choose(now);
@@ -233,7 +234,7 @@ impl Node {
         }
     }
 
-    /// Tells all peers at once that the state of a path has changed.
+    /// Reports to all peers at once that the state of a path has changed.
     fn news(&mut self) {
         self.version += 1;
         self.peers.iter_mut().for_each(|peer| peer.prober.hurry());
@@ -302,7 +303,7 @@ impl Node {
         self.peers.iter().map(|peer| judge(now, &peer.prober, peer.called, by(peer))).collect()
     }
 
-    /// All that the node knows, except for the states of its peers.
+    /// Table of what the node knows, without the states of its peers.
     pub fn table(&self) -> Table {
         let number = |id: Id| self.peers.iter().position(|peer| peer.id == id);
         let others = |peer: &Known| {

@@ -21,7 +21,7 @@ pub struct Timing {
     pub timeout: Duration,
     /// Number of consecutive unanswered probes after which the path is down.
     pub lost: u32,
-    /// Number of consecutive answers after which it is up again.
+    /// Number of consecutive answers after which the path is up again.
     pub back: u32,
 }
 
@@ -39,19 +39,18 @@ impl Default for Timing {
 
 /// Number of probes over which loss is averaged.
 const MEMORY: usize = 100;
-/// Maximum number of probes whose answer still counts.
+/// Maximum number of pending probes. Answers to older ones are ignored.
 const WAITING: usize = 16;
 /// A path that fails again within this time needs more answers to be up again.
 const SOON: Duration = Duration::from_secs(60);
 const MAX_BACK: u32 = 32;
-/// Weight of a new round-trip time in the average: more than RON's 0.1, as probes are seconds
-/// apart.
+/// Weight of a new round-trip time in the average (RON: 0.1).
 const WEIGHT: f64 = 0.125;
 
 /// State of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
-    /// Neither has an answer come, nor has the path failed yet.
+    /// No answer has arrived, and the path has not failed yet.
     #[default]
     New,
     Up,
@@ -67,13 +66,13 @@ pub(super) struct Prober {
     /// Time by which the answer to the last probe is due, while it is pending.
     due: Option<Instant>,
     next: Instant,
-    /// True if a probe must be sent at once, in spite of pending ones.
+    /// A probe must be sent at once, even if others are pending.
     urgent: bool,
     misses: u32,
     hits: u32,
     back: u32,
     up_since: Instant,
-    /// Average round-trip time, once an answer has come.
+    /// Average round-trip time; `None` before the first answer.
     pub(super) rtt: Option<Duration>,
     pub(super) last_answer: Option<Instant>,
     results: VecDeque<bool>,
@@ -90,7 +89,7 @@ impl Prober {
         lost as f64 / self.results.len().max(1) as f64
     }
 
-    /// Number of those probes.
+    /// Number of probes over which the loss is computed.
     pub(super) fn counted(&self) -> usize {
         self.results.len()
     }
@@ -127,8 +126,8 @@ impl Prober {
         fails
     }
 
-    /// Returns whether a probe is to be sent now. If so, remembers its `nonce`. `early`, 0 to 1,
-    /// puts the next probe at 1.1 to 0.9 intervals from now, so that nodes do not probe in step.
+    /// Returns whether a probe is to be sent now, and remembers its `nonce` if so. `early`, 0 to 1,
+    /// puts the next probe 1.1 to 0.9 intervals from now, so that nodes do not probe in step.
     pub(super) fn probes(&mut self, now: Instant, nonce: u64, early: f64) -> bool {
         let due = self.due.is_none() && now >= self.next;
         if !due && !std::mem::take(&mut self.urgent) {

@@ -55,7 +55,7 @@ mod tests {
         let mut said = b"probe".to_vec();
         keys(&a, &b).seal(&mut said);
         assert!(keys(&b, &a).is_theirs(&said));
-        assert!(!keys(&a, &b).is_theirs(&said), "what one said is not taken for the other's");
+        assert!(!keys(&a, &b).is_theirs(&said), "a message is not accepted by its sender");
         assert!(!keys(&c, &a).is_theirs(&said) && !keys(&b, &c).is_theirs(&said));
         for at in 0..said.len() {
             let mut other = said.clone();

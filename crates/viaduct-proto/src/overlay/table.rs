@@ -70,14 +70,14 @@ pub struct Table {
 }
 
 impl Table {
-    /// Nodes that are not up, one line each.
+    /// Peers that are not up, one line each.
     pub fn troubles(&self) -> Vec<String> {
         let all = self.nodes.iter().zip(&self.states).filter(|(_, state)| !state.is_up());
         all.map(|(node, state)| format!("peer {}: {state}", node.name)).collect()
     }
 
-    /// Routes to `to`, the best first. A name is looked up at the far node, so it is reached
-    /// through nodes alone.
+    /// Routes to `to`, the best first. A name is looked up at the far node, so it is reached only
+    /// through nodes.
     pub fn routes(&self, to: &Address) -> Vec<OverlayRoute> {
         let Address::Ip(at) = to else { return self.through_nodes().collect() };
         if covers(&self.serves, at.ip()).is_some() {

@@ -11,7 +11,7 @@ use crate::keys::SecretKey;
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
 
-/// Time by which a failure is detected: until the next probe, and four that are lost.
+/// Maximum time to detect a failure: until the next probe, and four lost probes.
 const KNOWN_BY: Duration = Duration::from_millis(1_600);
 
 struct World {

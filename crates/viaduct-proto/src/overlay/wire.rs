@@ -1,4 +1,4 @@
-//! Messages between nodes, and all their numbers. Big-endian:
+//! Messages between nodes. All numbers are big-endian:
 //!
 //! ```text
 //!   0      1      2       4        8          16         24         32

@@ -1,4 +1,4 @@
-//! A simulator in virtual time: machines that follow the driving contract, joined by links.
+//! Simulator in virtual time: machines that follow the driving contract, joined by links.
 //!
 //! ```text
 //!   ┌─ node 0 ─┐ port 0        Link         port 0 ┌─ node 1 ─┐
@@ -58,8 +58,8 @@ pub struct Node(usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LinkId(usize);
 
-/// Simulation of machines of type `M`, their links, and the time. Machines of several kinds are
-/// an enum or boxes.
+/// Simulation of machines of type `M`, their links, and the time. For machines of several kinds,
+/// `M` is an enum or a box.
 #[derive(Debug)]
 pub struct Sim<M> {
     now: Instant,
@@ -84,7 +84,7 @@ enum Event {
     Arrival(usize),
 }
 
-/// Number of events at one instant that indicates a machine whose timer does not move on.
+/// Number of events at one instant that indicates a machine whose deadline does not advance.
 const STALL: u32 = 10_000_000;
 
 impl<M: Machine> Default for Sim<M> {
@@ -172,10 +172,10 @@ impl<M: Machine> Sim<M> {
         self.next().is_none()
     }
 
-    /// Handles the next event if it is not after `end`; false otherwise.
+    /// Handles the next event if it is not after `end`; otherwise returns false.
     ///
     /// # Panics
-    /// If ten million events pass without the clock moving: a machine's timer does not move on.
+    /// If ten million events pass without the clock moving: a machine's deadline does not advance.
     pub fn step(&mut self, end: Instant) -> bool {
         (0..self.nodes.len()).for_each(|node| self.transmit(node));
         let Some((at, event)) = self.next().filter(|(at, _)| *at <= end) else { return false };

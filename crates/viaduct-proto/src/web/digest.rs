@@ -1,18 +1,18 @@
 //! Digest of a partially read head, in few bytes: the state that a stateless server gives its
-//! client until the rest of the head comes (Trickles, section 4.2).
+//! client until the rest of the head arrives (Trickles, section 4.2).
 //!
-//! Whole lines are consumed, and their meaning is kept. A header that is ignored here is
-//! consumed in parts as well, however long it is. An incomplete line of another kind is not
-//! consumed: it comes again with what follows.
+//! Complete lines are consumed, and their meaning is kept. Headers that are ignored here are also
+//! consumed in parts, whatever their length. Any other incomplete line is not consumed: the client
+//! sends it again, with the bytes that follow.
 //!
 //! ```text
 //!   bytes of the head so far 2 (highest bit: Connection: close was sent) | flags 1:
 //!                                         1 a line is being ignored, 2 first line was read,
 //!                                         4 HEAD, 8 directory, 16 keep alive,
-//!                                         32 a host is wanted, 64 it was given, 128 a query
-//!   path: parts, a number | each with a number before it
-//!   headers that are kept, 6: a number before each: its bytes and one, or 0
-//!   query, if there is one, a number before it
+//!                                         32 Host is required, 64 it was sent, 128 a query
+//!   path: number of parts | each with its length before it
+//!   6 kept headers: each with its length plus 1 before it, or 0 if absent
+//!   query, if there is one, with its length before it
 //! ```
 
 use super::request::{Host, MAX_HEAD, Method, Request, RequestError, is_ignored};
@@ -29,7 +29,7 @@ const HOST_WANTED: u8 = 32;
 const HOST_GIVEN: u8 = 64;
 const QUERY: u8 = 128;
 
-/// Maximum length of a line in bytes, as it must come in one packet. Ignored lines may be
+/// Maximum length of a line in bytes, because it must arrive in one packet. Ignored lines may be
 /// longer.
 const MAX_LINE: usize = 600;
 /// Maximum length of a digest in bytes.
@@ -44,7 +44,8 @@ pub struct Digest {
 }
 
 impl Digest {
-    /// Reads on. Returns the number of bytes consumed, and the request if the head ends there.
+    /// Reads the next bytes of the head. Returns the number of bytes consumed, and the request if
+    /// the head ends there.
     ///
     /// # Errors
     /// The error selects the response. A line of more than 600 bytes is too long, and so is a
@@ -68,7 +69,8 @@ impl Digest {
             }
             let line = std::str::from_utf8(&rest[..length]).map_err(|_| RequestError::Malformed)?;
             match &mut self.request {
-                // Empty lines before the first line are ignored (RFC 9112, 2.2), but count.
+                // Empty lines before the first line are ignored (RFC 9112, 2.2), but count towards
+                // the limit.
                 None if line.is_empty() => {}
                 None => self.request = Some(Request::begin(line)?),
                 Some(_) if line.is_empty() => {

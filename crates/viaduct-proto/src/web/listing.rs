@@ -7,8 +7,8 @@ use ring::digest;
 
 use super::path;
 
-/// Page of a directory. Copies share the page and its hash, so a caller that keeps one creates
-/// it once, however often the response is made again.
+/// Page of a directory. Clones share the page and contain its hash, so a caller that keeps one need
+/// not create it again for each packet of a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     page: Bytes,
@@ -46,7 +46,7 @@ fn page(path: &[Vec<u8>], names: &[Vec<u8>], more: bool) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(
             page,
-            "<p>This directory has more names than are listed: {} are shown, in no certain choice. \
+            "<p>This directory has more names than are listed: {} are shown, chosen arbitrarily. \
              All of them can be fetched.</p>",
             names.len()
         );

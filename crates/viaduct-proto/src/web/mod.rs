@@ -11,8 +11,8 @@
 //! no clock and no state. A stateless server can therefore make the same plan again for every
 //! packet of a response, on any replica that has the file, and send the bytes that are
 //! requested. (For this reason there is no `Date`: RFC 9110, 6.6.1, permits that for servers
-//! without a clock.) What was found has a validator, so that a file that changes during the
-//! response is noticed: see [`Found::tag`].
+//! without a clock.) A file has a validator, by which a change during the response is detected: see
+//! [`Found::tag`].
 
 mod date;
 mod digest;
@@ -45,20 +45,20 @@ pub enum Found {
         /// Nanoseconds of that time.
         nanos: u32,
     },
-    /// Directory without an index file, with its page. If the request has no slash at the end,
-    /// any page will do.
+    /// Directory without an index file, with its page. The page is not used if the request does not
+    /// end with a slash, because such a request is redirected.
     Directory(Listing),
     /// Nothing exists at the path.
     Nothing,
-    /// Object that may not be read.
+    /// Object that the server is not permitted to read.
     Forbidden,
     /// Object that cannot be read at present.
     Unavailable,
 }
 
 impl Found {
-    /// Entity tag of a file, which differs when the file has changed. It is sent as `ETag`. A
-    /// stateless server keeps it beside the request, to refuse to continue with another file.
+    /// Entity tag of a file, which differs when the file has changed. It is sent as `ETag`, and is
+    /// part of the print by which a stateless server detects the change.
     pub fn tag(&self) -> Option<String> {
         match self {
             Found::File { size, modified, nanos } => {

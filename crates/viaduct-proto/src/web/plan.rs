@@ -58,7 +58,7 @@ impl Plan {
         self.len() == 0
     }
 
-    /// Pieces of the response in `range`, as far as it exists: of the head, and of the body.
+    /// Pieces of the head and of the body that lie in `range`.
     pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> {
         let head = self.head.len() as u64;
         let of_head = cut(&range, 0..head);
@@ -142,7 +142,7 @@ fn file(request: &Request, found: &Found, size: u64, modified: u64) -> Plan {
         }
     };
     answer.header("Accept-Ranges", "bytes");
-    // A directory that is found as a file is served by its index.
+    // The file that is served for a directory is its index.
     let name = request.path.last().filter(|_| !request.directory);
     answer.header("Content-Type", mime::of(name.map_or(b"index.html", Vec::as_slice)));
     answer.file(request.method, part)
@@ -167,7 +167,7 @@ fn is_known(request: &Request, tag: &str, modified: u64) -> bool {
     }
 }
 
-/// Returns whether the client's copy, of which it wants a part, is of this file (step 5).
+/// Returns whether the client's partial copy is of this version of the file (step 5).
 fn same_file(request: &Request, tag: &str, changed: &str) -> bool {
     request.if_range.as_deref().is_none_or(|known| known == tag || known == changed)
 }

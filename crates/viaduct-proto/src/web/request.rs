@@ -26,7 +26,7 @@ pub(super) fn is_ignored(name: &str) -> bool {
 pub enum Method {
     /// Request for the whole response.
     Get,
-    /// Request for the head of the response alone.
+    /// Request for only the head of the response.
     Head,
 }
 
@@ -56,9 +56,9 @@ pub(super) enum Host {
     /// The header is optional.
     #[default]
     Free,
-    /// The header is required, and has not come yet.
+    /// The header is required, and has not arrived yet.
     Wanted,
-    /// The header has come, and may not come again.
+    /// The header has arrived, and must not be repeated.
     Given,
 }
 
@@ -67,8 +67,8 @@ pub(super) enum Host {
 pub struct Request {
     /// GET or HEAD.
     pub method: Method,
-    /// Path below the directory, part by part, in bytes as file systems have them. No part leads
-    /// out of the directory.
+    /// Parts of the path below the directory, as raw bytes like names in file systems. No part
+    /// leads out of the directory.
     pub path: Vec<Vec<u8>>,
     /// True if the path ends with a slash: it denotes a directory.
     pub directory: bool,
@@ -97,7 +97,8 @@ impl Request {
     pub fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, RequestError> {
         let end = b"\r\n\r\n";
         let front = &bytes[..bytes.len().min(MAX_HEAD)];
-        // Empty lines before the first line are ignored (RFC 9112, 2.2), but count.
+        // Empty lines before the first line are ignored (RFC 9112, 2.2), but count towards the
+        // limit.
         let empty = 2 * front.chunks_exact(2).take_while(|two| two == b"\r\n").count();
         let front = &front[empty..];
         let Some(length) = front.windows(end.len()).position(|window| window == end) else {
@@ -203,7 +204,7 @@ impl Request {
                 self.keep_alive = !self.closes && (self.keep_alive || said("keep-alive"));
                 Ok(())
             }
-            // Two headers may name two hosts (RFC 9112, 3.2).
+            // Two `Host` headers could name two hosts (RFC 9112, 3.2).
             "host" if self.host == Host::Given || !is_host(value) => Err(RequestError::Malformed),
             "host" => {
                 self.host = Host::Given;

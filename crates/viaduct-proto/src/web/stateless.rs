@@ -1,16 +1,16 @@
-//! Files by HTTP over Trickles: the answer to an event, from the event alone (sections 4 and
-//! 6.2).
+//! HTTP file server over Trickles: answers an event only from the event and the files (sections 4
+//! and 6.2).
 //!
 //! ```text
 //!   input   state: position of the next response 8 | digest of a head   (at the beginning: none)
 //!   output  state: print of the response 16 | 1, digest of the head  or  2, why it is refused 1
 //! ```
 //!
-//! Every stream is a connection as in HTTP/1.1: heads in, responses out, one after the other.
-//! Any byte of a response can be made again from the digest of its request and the file. The
-//! print covers the head, which has the file's size and time, and a body that is not a file. A
-//! response that has changed is therefore refused and not mixed, even by a replica that has
-//! another copy.
+//! Every stream is a connection as in HTTP/1.1: heads in, responses out, one after the other. Any
+//! byte of a response can be made again from the digest of its request and the file. The print is a
+//! hash of the head, which has the file's size and time, and of a body that is not a file. A
+//! response that has changed is therefore refused, not continued with other content, even by a
+//! replica that has another copy.
 
 use ring::digest;
 
@@ -23,9 +23,9 @@ use crate::trickles::standard::{Place, Reason, Valid};
 
 /// Length of a response's print in bytes.
 const PRINT: usize = 16;
-/// Maximum number of responses that the inputs of one event begin, over all streams. A client
-/// that opens a connection has proved nothing, and each response costs a file lookup. Clients
-/// send inputs of at most this many streams together.
+/// Maximum number of responses that the inputs of one event begin, over all streams. A new client
+/// has not proved its address, and each response costs a file lookup. Clients send inputs of at
+/// most this many streams together.
 const AT_ONCE: usize = 8;
 const REQUEST: u8 = 1;
 const REFUSED: u8 = 2;
@@ -41,9 +41,8 @@ pub trait Site: Files {
         false
     }
 
-    /// Logs a response that is begun: the request line, the status and the length in bytes.
-    /// Parts that are made again are not logged, but a request that is sent again after a loss
-    /// is.
+    /// Logs a new response: the request line, the status and the length in bytes. Retransmitted
+    /// parts are not logged again, but a request that the client repeats after a loss is.
     fn log(&mut self, line: String, status: u16, bytes: u64) {
         let _ = (line, status, bytes);
     }
@@ -64,10 +63,10 @@ fn read(ring: &KeyRing, event: &Minisocket, site: &mut impl Site, reply: &mut Re
     for input in inputs {
         behind -= 1;
         match input {
-            // An input without an answer comes again. If it were acknowledged up to its old
-            // position, the client would give it up.
+            // The client repeats an input without an answer. If this input were acknowledged up to
+            // its old position, the client would give it up.
             Ok(_) if left == 0 => {}
-            // At least one response is left for each of the inputs behind, as far as possible.
+            // Reserves a response for each of the remaining inputs, as far as possible.
             Ok(input) => left -= take(&input, left.saturating_sub(behind).max(1), site, reply),
             Err(strange) => {
                 reply.reset(strange.stream, Reason::Unknown);
@@ -82,7 +81,7 @@ fn answer(ring: &KeyRing, event: &Minisocket, site: &mut impl Site, reply: &mut 
     let mut known: Vec<(&[u8], Option<Response>)> = Vec::new();
     for asked in event.asks(ring) {
         match asked {
-            // No packet of the reply can carry it.
+            // No packet of the reply has room for this part.
             Ok(asked) if asked.index >= packets => {}
             Ok(asked) => {
                 let at = known.iter().position(|(state, _)| *state == asked.state);

@@ -1,4 +1,4 @@
-//! UDP datagram in an IP packet of which the first bytes are available.
+//! UDP datagram in an IP packet that may be truncated.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -12,7 +12,7 @@ const V6_LEN: usize = 40;
 /// hop-by-hop options, routing, destination options.
 const EXTENSIONS: [u8; 3] = [0, 43, 60];
 const FRAGMENT: u8 = 44;
-/// Limit of the payload bytes that an error message quotes, so that it fits into 576 bytes (RFC
+/// Maximum payload bytes that an ICMP error message quotes, so that it fits into 576 bytes (RFC
 /// 1812, 4.3.2.3).
 pub const MAX_QUOTED: usize = 512;
 
@@ -28,8 +28,8 @@ pub struct Datagram {
 }
 
 impl Datagram {
-    /// Parses the headers at the front of `packet`, which may be truncated behind them; `None`
-    /// if it is not a datagram, or not the first fragment of one.
+    /// Parses the headers at the front of `packet`, which may be truncated after them; `None` if it
+    /// is not a datagram, or not the first fragment of one.
     pub fn parse(packet: &[u8]) -> Option<Datagram> {
         Datagram::split(packet).map(|(datagram, _)| datagram)
     }

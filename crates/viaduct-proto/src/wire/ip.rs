@@ -16,7 +16,7 @@ pub struct Header {
     pub destination: IpAddr,
     /// Protocol number of the payload (IPv6: of the first next header).
     pub protocol: u8,
-    /// Bytes before the payload (IPv6: of the fixed header alone).
+    /// Bytes before the payload (IPv6: only of the fixed header).
     pub header_len: usize,
     /// Bytes of the whole packet, header included.
     pub total_len: usize,
@@ -31,7 +31,7 @@ pub struct MutableFields {
     pub tos: u8,
 }
 
-/// Reason for which bytes are not an IP packet.
+/// Reason why bytes are not an IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The first nibble is neither 4 nor 6.
@@ -54,8 +54,8 @@ const V4_MIN: usize = 20;
 const V6_LEN: usize = 40;
 
 impl Header {
-    /// Parses the header at the front of `bytes`, which may be longer than the packet
-    /// (link-layer padding): [`Header::total_len`] gives its length.
+    /// Parses the header at the front of `bytes`, which may be longer than the packet (link-layer
+    /// padding): [`Header::total_len`] gives the packet's length.
     pub fn parse(bytes: &[u8]) -> Result<Header, Error> {
         match bytes.first().map(|b| b >> 4) {
             Some(4) => parse_v4(bytes),

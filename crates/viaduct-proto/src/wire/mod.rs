@@ -1,4 +1,4 @@
-//! Views of other protocols' headers: checked once, here, and typed from then on.
+//! Typed views of other protocols' headers, validated when they are parsed.
 
 pub mod datagram;
 pub mod ip;

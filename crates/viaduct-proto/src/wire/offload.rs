@@ -20,10 +20,10 @@ use super::transport::{TCP, UDP};
 /// Offloaded work that a device has yet to do on a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
-    /// Bytes of data of each segment but the last, if the packet is to be segmented.
+    /// Data bytes of each segment except the last; `None` if the packet is not to be segmented.
     pub segment: Option<NonZeroU16>,
-    /// Start of the bytes whose checksum is missing, and offset of its field from there; the
-    /// field holds the sum of the pseudo header.
+    /// Start of the bytes whose checksum is missing, and offset of the checksum field from there.
+    /// The field holds the sum of the pseudo header.
     pub checksum: Option<(usize, usize)>,
 }
 
@@ -40,9 +40,9 @@ const UDP_CHECKSUM: usize = 6;
 const FIN_PSH: u8 = 0x09;
 const CWR: u8 = 0x80;
 
-/// Calls `each` with the packets that `packet` becomes, in order; `each` may change them.
-/// `buffer` is working space. Returns `false` without a call if `packet` cannot be segmented:
-/// neither TCP nor UDP behind the IP header, a fragment, or malformed.
+/// Calls `each` with the packets that `packet` becomes, in order; `each` may change them. `buffer`
+/// is working space. Returns false without a call if `packet` cannot be segmented, because it is
+/// neither TCP nor UDP, is a fragment, or is malformed.
 pub fn complete(
     packet: &mut [u8],
     offload: Offload,
@@ -106,7 +106,7 @@ fn cut(
     Some(())
 }
 
-/// Sets the IP header of the `n`th packet, with so many bytes behind it.
+/// Sets the IP header of the `n`th packet, which `behind` bytes follow.
 fn set_ip(ip: &mut [u8], behind: usize, n: usize) {
     let length = |length: usize| u16::try_from(length).unwrap_or(u16::MAX).to_be_bytes();
     if ip[0] >> 4 == 6 {
@@ -143,7 +143,8 @@ fn set_udp(datagram: &mut [u8]) -> usize {
     UDP_CHECKSUM
 }
 
-/// Checksum of the data behind an IP header, whose own field is zero, with the pseudo header.
+/// Checksum, with the pseudo header, of the data after an IP header. The data's own checksum field
+/// is zero.
 fn checksum(ip: &[u8], protocol: u8, behind: &[u8]) -> u16 {
     let addresses = if ip[0] >> 4 == 4 { &ip[12..20] } else { &ip[8..40] };
     let parts = [!internet_checksum(addresses), !internet_checksum(behind)];
@@ -161,7 +162,7 @@ mod tests {
     use crate::wire::transport::Segment;
     use proptest::prelude::*;
 
-    /// A packet of TCP or UDP with so much data; its checksums are not right.
+    /// TCP or UDP packet with `data` bytes of data, and wrong checksums.
     fn packet(ipv6: bool, protocol: u8, identification: u16, data: usize) -> Vec<u8> {
         let mut packet = vec![0; if ipv6 { 40 } else { 20 }];
         let length = if protocol == TCP { TCP_MIN + 12 } else { UDP_LEN };

@@ -53,7 +53,7 @@ impl RejectedSyn {
     /// ICMP or ICMPv6 message with one of these types and codes.
     fn message(&self, v4: [u8; 2], v6: [u8; 2]) -> Vec<u8> {
         let (from, to) = (self.to.ip(), self.from.ip());
-        // The quote is as much of the SYN as identifies its connection.
+        // Quotes only the part of the SYN that identifies its connection.
         let mut syn = ports(self.from, self.to);
         syn.extend(self.number.to_be_bytes());
         syn.extend([0, 0, 0, 0, 5 << 4, 2, 0, 0, 0, 0, 0, 0]);

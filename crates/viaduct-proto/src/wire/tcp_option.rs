@@ -43,7 +43,8 @@ pub(super) fn set(packet: &mut [u8], tcp: usize, at: usize, value: &[u8]) {
     let after = internet_checksum(&packet[words]);
     let place = tcp + CHECKSUM;
     let sum = u16::from_be_bytes([packet[place], packet[place + 1]]);
-    // The function returns complements: ~old + new, added to the complement of the sum.
+    // `internet_checksum` returns complements, so this adds ~old + new to the complement of the
+    // sum.
     let folded = u32::from(!sum) + u32::from(before) + u32::from(!after);
     let folded = (folded & 0xffff) + (folded >> 16);
     let folded = (folded & 0xffff) + (folded >> 16);

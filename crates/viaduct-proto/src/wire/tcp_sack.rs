@@ -34,8 +34,8 @@ pub fn acknowledged(packet: &[u8]) -> Option<Acknowledged> {
     Some(Acknowledged { highest, twice: first.filter(|_| is_old) })
 }
 
-/// Returns whether a whole IP packet is a mere acknowledgement, whose loss the next one makes
-/// up for. One with a D-SACK is not: it reports the duplicate only once.
+/// Returns whether a whole IP packet is a plain acknowledgement, for whose loss the next one makes
+/// up. An acknowledgement with a D-SACK is not plain: it reports the duplicate only once.
 pub fn is_plain_ack(packet: &[u8]) -> bool {
     Segment::parse(packet).is_some_and(|segment| segment.is_bare_ack())
         && acknowledged(packet).is_none_or(|of| of.twice.is_none())
@@ -62,7 +62,7 @@ mod tests {
     use crate::wire::transport::TCP;
     use proptest::prelude::*;
 
-    /// An acknowledgement of byte 1,000 with these blocks, behind a timestamp.
+    /// An acknowledgement of byte 1,000 with these blocks, after a timestamp.
     fn acknowledgement(blocks: &[(u32, u32)], ipv6: bool) -> Vec<u8> {
         let mut options = vec![1, 1, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0];
         if !blocks.is_empty() {

@@ -1,9 +1,9 @@
-//! TCP timestamps (RFC 7323): the latest one that a host has seen, as its segments echo it, and
-//! those that it would refuse.
+//! TCP timestamps (RFC 7323): reads the latest one that a host has seen from the echo in its
+//! segments, and renews timestamps that the host would refuse.
 //!
-//! A host refuses a segment whose timestamp is older than the latest one that it has seen
-//! (PAWS, section 5), to keep out old segments whose sequence numbers have wrapped. A segment
-//! that comes a few milliseconds late, after the retransmission of another one, looks the same.
+//! A host refuses a segment whose timestamp is older than the latest one that it has seen (PAWS,
+//! section 5), to keep out old segments whose sequence numbers have wrapped. A segment that arrives
+//! a few milliseconds late, after the retransmission of another one, looks the same.
 
 use super::tcp_option;
 use super::transport::{self, TCP_MIN, number};
@@ -11,11 +11,11 @@ use super::transport::{self, TCP_MIN, number};
 const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 0x10;
-/// Option kinds: timestamps, and signatures of what else the header holds (RFC 2385, RFC 5925).
+/// Option kinds: timestamps, and signatures of the segment (RFC 2385, RFC 5925).
 const TIMESTAMPS: u8 = 8;
 const SIGNATURES: [u8; 2] = [19, 29];
-/// Most ticks by which a timestamp is renewed: 4 s of the usual clock. A forged echo must not
-/// make a host refuse genuine segments for longer.
+/// Maximum age, in ticks, of a timestamp that is renewed: 4 s of the usual clock. A forged echo
+/// must not make a host refuse genuine segments for longer.
 const MAX_AGE: u32 = 4_096;
 /// Length of a timestamp in bytes, and of an option's value, two timestamps.
 const STAMP: usize = 4;
@@ -27,9 +27,9 @@ pub fn echo(packet: &[u8]) -> Option<u32> {
     number(packet.get(at + STAMP..)?)
 }
 
-/// Gives a whole IP packet the timestamp that its host has seen last, if its own is a little
-/// older, since the host would refuse that. Updates the checksum. Signed segments are left
-/// unchanged. Returns whether the packet was changed.
+/// Sets the timestamp of a whole IP packet to `last`, the latest one that the receiving host has
+/// seen, if its own is slightly older, because the host would refuse the packet. Updates the
+/// checksum. Signed segments are left unchanged. Returns whether the packet was changed.
 pub fn renew(packet: &mut [u8], last: u32) -> bool {
     let Some((tcp, at)) = stamps(packet) else { return false };
     let age = number(&packet[at..]).map(|of| last.wrapping_sub(of));
@@ -61,7 +61,7 @@ pub(crate) mod tests {
     use crate::wire::ip::internet_checksum;
     use proptest::prelude::*;
 
-    /// A segment of IPv4 with these flags, options, and a right checksum over its header.
+    /// IPv4 segment with these flags and options, and a correct checksum over its TCP header.
     fn segment(flags: u8, options: &[u8]) -> Vec<u8> {
         let mut packet = vec![0; 40 + options.len()];
         (packet[0], packet[9]) = (0x45, transport::TCP);

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A segment with these flags and so much data.
+    /// Segment with these flags and `data` bytes of data.
     fn segment(flags: u8, data: usize) -> Vec<u8> {
         let mut packet = vec![0; 40 + data];
         (packet[0], packet[9], packet[32], packet[33]) = (0x45, TCP, 0x50, flags);

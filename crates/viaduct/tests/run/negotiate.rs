@@ -158,9 +158,9 @@ fn a_server_with_required_handlers_resets_plain_clients_and_logs_it_once() {
 #[test]
 fn chains_that_cannot_be_negotiated_are_refused_at_the_start() {
     for (words, why) in [
-        ("--prefer +count", "nothing to agree on"),
+        ("--prefer +count", "nothing can be negotiated"),
         ("--require=crypt +compress", "crypt is required"),
-        ("--prefer +socks:via=127.0.0.1:1 +compress", "goes elsewhere"),
+        ("--prefer +socks:via=127.0.0.1:1 +compress", "connects to another host"),
         ("--prefer --via seccomp +compress", "takes root"),
     ] {
         let (said, error) = client(words, ([127, 0, 0, 1], 1).into());
@@ -328,8 +328,8 @@ fn a_stripped_option_is_refused_if_handlers_are_required() {
             python3 -c \"$SERVER\" 7 127.0.0.1 > up & server=$!
         until grep -q up up; do sleep 0.05; done
         run '--prefer +compress' \"$CLIENT\"
-        run '--require +compress' \"$CLIENT\" 2>&1 | grep -o 'does not negotiate, or something \
-        between'
+        run '--require +compress' \"$CLIENT\" 2>&1 | grep -o 'does not negotiate, or a \
+        middlebox'
         run '--require=compress +compress +stripe' \"$CLIENT\" 2>&1 | grep -o \
         'ConnectionRefusedError'
         kill $server"
@@ -347,6 +347,6 @@ fn a_stripped_option_is_refused_if_handlers_are_required() {
     let lines: Vec<&str> = said.lines().filter(|line| !line.is_empty()).collect();
     let [plain, why, error, ..] = lines[..] else { panic!("{output:?}") };
     assert_eq!(plain, "heard hello", "a preferred chain falls back to a plain flow");
-    assert_eq!(why, "does not negotiate, or something between");
+    assert_eq!(why, "does not negotiate, or a middlebox");
     assert_eq!(error, "ConnectionRefusedError");
 }

@@ -5,9 +5,9 @@ use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation as _, OutBuffer
 
 use super::{HEAD, MAX_BLOCK, MAX_PLAIN, PLAIN, SQUEEZED, WINDOW_LOG};
 
-/// Queued input at which the source is stopped, in bytes.
+/// Bytes of queued input at which the source is stopped.
 const MAX_WAITING: usize = 2 * MAX_BLOCK;
-/// Bytes that are expanded at once.
+/// Maximum bytes expanded in one step.
 const STEP: usize = 16 << 10;
 
 /// Input that has not been delivered, and its decoder.
@@ -31,14 +31,14 @@ struct Block {
     full: bool,
 }
 
-/// Error in the input; no correct peer causes one.
+/// Error in the input that a correct peer never causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ExpandError {
-    #[error("a block of {0} bytes, or of an unknown kind; is there compress at the other end?")]
+    #[error("a block of {0} bytes, or of an unknown kind; does the other end have compress?")]
     Head(usize),
-    #[error("a block that means more than {MAX_PLAIN} bytes")]
+    #[error("a block that expands to more than {MAX_PLAIN} bytes")]
     Bomb,
-    #[error("bytes that are not zstd's")]
+    #[error("invalid zstd data")]
     Zstd,
 }
 
@@ -72,7 +72,7 @@ impl Expand {
         })
     }
 
-    /// Returns the next bytes of the flow, at most one block's.
+    /// Returns the next bytes of the flow, at most those of one block.
     pub(super) fn next(&mut self) -> Result<Option<Bytes>, ExpandError> {
         loop {
             let Some(block) = &mut self.block else {
@@ -142,7 +142,7 @@ impl Block {
             return Err(ExpandError::Zstd);
         }
         room.truncate(written);
-        // Shrunk to its size, because many short pieces may wait for their reader.
+        // Shrunk to its size, because many short pieces may be queued.
         room.shrink_to_fit();
         Ok((room.into(), read))
     }

@@ -5,10 +5,10 @@
 //!                                  squeezed: the next bytes of the direction's zstd stream
 //! ```
 //!
-//! A block holds at most 64 KiB of the flow, ends with a flush, and is delivered incrementally.
-//! A block is sent when it is full, or when its source has no more data at once, that is, when
-//! the driver returns to the chain. After a block that did not shrink, an increasing number of
-//! blocks is sent plain, until a trial shrinks again.
+//! A block holds at most 64 KiB of the flow, ends with a flush, and is delivered incrementally. A
+//! block is sent when it is full, or when the driver returns to the chain because the source has no
+//! more data at once. After a block that did not shrink, an increasing number of blocks is sent
+//! plain, until a compressed trial shrinks again.
 
 mod expand;
 mod squeeze;
@@ -55,8 +55,8 @@ struct Compress {
 }
 
 pub(super) fn about() -> About {
-    About::new("compress", "compresses what passes")
-        .setting("level", "1-19", "how hard zstd tries; 3 by default")
+    About::new("compress", "compresses the flow's bytes")
+        .setting("level", "1-19", "compression level of zstd; 3 by default")
         .both_ends()
 }
 
@@ -78,11 +78,11 @@ impl Factory for CompressFactory {
 }
 
 impl Compress {
-    /// Sends waiting data, down to `keep` bytes.
+    /// Sends waiting data in blocks, until at most `keep` bytes are left.
     fn flush(&mut self, cx: &mut Context<'_>, keep: usize) {
         while self.squeeze.waits.len() > keep {
             match self.squeeze.block() {
-                // A flow that takes no more reports that upstream itself.
+                // If the flow below takes no more, it reports that upstream itself.
                 Ok(pieces) => {
                     for piece in pieces {
                         let _ = cx.output(FIRST).write(piece);

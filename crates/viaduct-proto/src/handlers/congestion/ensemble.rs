@@ -20,7 +20,7 @@ use crate::time::{Duration, Instant};
 const FLOOR: f64 = 2.0;
 /// Minimum interval between computations of the level.
 const LEVEL: Duration = Duration::from_millis(1);
-/// Number of flows up to which each is checked as often as possible.
+/// Number of flows beyond which each is checked less often.
 const CROWD: usize = 16;
 /// Segment size until a connection has reported one, in bytes.
 const SEGMENT: u32 = 1448;
@@ -33,8 +33,8 @@ struct Member {
     since: u64,
     /// Bytes that wait to be sent.
     waiting: u64,
-    /// Until this many bytes are acknowledged, retransmissions are of losses before the last
-    /// reduction.
+    /// Retransmissions that occur before this many bytes are acknowledged repair losses from before
+    /// the last reduction.
     recovers: u64,
 }
 
@@ -120,9 +120,9 @@ impl Ensemble {
         self.take_level(now);
     }
 
-    /// Bytes that a flow may send now: whole segments, or all that waits. A window that grows
-    /// by bytes would otherwise be sent in small packets (RFC 1122, 4.2.3.4), and a full queue
-    /// may drop each of those as it drops a whole one.
+    /// Bytes that a flow may send now: whole segments, or all that waits. A window that grows by
+    /// bytes would otherwise be sent in small packets (RFC 1122, 4.2.3.4), and a full queue drops a
+    /// small packet as readily as a whole segment.
     pub(super) fn may_send(&self, id: u64) -> usize {
         let Some(member) = self.members.get(&id) else { return usize::MAX };
         let least = FLOOR * self.path.segment - member.held() as f64;
@@ -158,7 +158,7 @@ impl Ensemble {
         tick.saturating_mul(crowd).min(Duration::from_millis(25))
     }
 
-    /// Summary for people.
+    /// Human-readable summary.
     pub(super) fn text(&self) -> String {
         format!(
             "{} flows share {:.0} kB, {:.0} kB of it on the way; {} losses, round trip {:.1} ms",

@@ -8,11 +8,11 @@
 //!                              ▲ acknowledged, sent again, round trip ┘
 //! ```
 //!
-//! Each flow has a TCP connection of its own with the kernel's own congestion control, which is
-//! the upper bound. Above it, the bytes in flight of all flows to an address are limited to one
-//! shared window, which grows and shrinks with the signals of all connections, as that of a
-//! single connection would. So n flows together take the share of one flow and divide it
-//! evenly, and a new flow has its share at once, without probing for it by losses.
+//! Each flow has a TCP connection of its own, and never exceeds what the kernel's congestion
+//! control allows. In addition, the bytes in flight of all flows to an address are limited by one
+//! shared window, which grows and shrinks with the signals of all connections, as the window of a
+//! single connection would. So n flows together take the share of one flow and divide it evenly,
+//! and a new flow has its share at once, without causing losses to find it.
 //!
 //! `window` computes the shared window, `ensemble` divides it; this module has the handler.
 
@@ -59,7 +59,7 @@ struct Congestion {
 }
 
 pub(super) fn about() -> About {
-    About::new("congestion", "has flows to one destination share a congestion estimate")
+    About::new("congestion", "shares a congestion estimate among flows to one destination")
 }
 
 /// Makes the factory; there are no settings.
@@ -144,7 +144,7 @@ impl Congestion {
                 path.sent(*id, data.len());
             }
             drop(shared);
-            // A flow that takes no more reports that upstream itself.
+            // If the flow below takes no more, it reports that upstream itself.
             let _ = cx.output(FIRST).write(data);
         }
         if let Some(end) = self.lane.pop_end(self.now) {

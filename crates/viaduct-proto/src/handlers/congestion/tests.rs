@@ -43,7 +43,7 @@ fn what_does_not_fit_the_window_waits_until_something_is_acknowledged() {
     chain.handle_timeout(at(11));
     assert_eq!(chain.outgoing(bottom).len(), 0);
     measure(&mut chain, bottom, 0, 14_480);
-    let due = chain.poll_timeout().expect("it looks again");
+    let due = chain.poll_timeout().expect("a timer is set");
     chain.handle_timeout(due.max(at(41)));
     assert_eq!(chain.outgoing(bottom).len(), 28_960, "twice as many");
 }

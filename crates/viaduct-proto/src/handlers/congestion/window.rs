@@ -12,9 +12,10 @@ const KEPT: f64 = 0.7;
 const SCALE: f64 = 0.4;
 /// Additive increase in segments a round trip that is no more aggressive than Reno.
 const FRIENDLY: f64 = 3.0 * (1.0 - KEPT) / (1.0 + KEPT);
-/// Increase of the round-trip time that ends slow start: an eighth, and at least this.
+/// Slow start ends when the round-trip time has grown by an eighth, and by at least this.
 const QUEUED: Duration = Duration::from_millis(4);
-/// Window in segments below which slow start goes on despite queueing delay by others.
+/// Window in segments below which queueing delay does not end slow start, because other flows may
+/// cause it.
 const LOW: f64 = 16.0;
 
 /// State of the path at an acknowledgement.
@@ -40,7 +41,7 @@ pub(super) struct Window {
     epoch: Option<(Instant, f64)>,
     /// Time of the last acknowledgement.
     last: Option<Instant>,
-    /// Losses until then belong to the same congestion event.
+    /// End of the current congestion event, to which all losses before it belong.
     until: Option<Instant>,
     /// Number of reductions.
     pub(super) losses: u64,
@@ -52,8 +53,8 @@ impl Window {
         Window { bytes: INITIAL * segment, threshold: f64::INFINITY, ..Window::default() }
     }
 
-    /// Handles `bytes` acknowledged bytes, with `on_the_way` bytes in flight. A window that is
-    /// not fully used does not grow, because it has not been tried.
+    /// Handles `bytes` acknowledged bytes, with `on_the_way` bytes in flight. A window that is not
+    /// fully used does not grow, because the path has not been probed at its size.
     pub(super) fn acked(&mut self, now: Instant, bytes: f64, on_the_way: f64, path: Path) {
         let since = self.last.map_or(Duration::ZERO, |last| now.since(last));
         self.last = Some(now);
@@ -79,7 +80,7 @@ impl Window {
         self.bytes += (grown * bytes / self.bytes).clamp(0.0, bytes / 2.0);
     }
 
-    /// Handles a loss. Losses of data sent before a reduction are known within two round trips,
+    /// Handles a loss. Losses of data sent before a reduction are detected within two round trips,
     /// by a tail loss probe at the latest, and count as the same event.
     pub(super) fn lost(&mut self, now: Instant, path: Path) {
         if self.until.is_some_and(|until| now < until) {

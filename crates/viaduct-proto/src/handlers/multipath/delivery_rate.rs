@@ -1,8 +1,8 @@
-//! Delivery rate of one connection, measured by pings between its data, which are answered in
-//! order.
+//! Delivery rate of one connection, measured by pings between its data, which the other end answers
+//! in order.
 //!
-//! Acknowledgements of the flow follow the flow's order, so a slow connection delays what they
-//! tell about the others. Pings do not have this problem.
+//! Acknowledgements of the flow follow the flow's order, so a slow connection delays those of data
+//! that the other connections have delivered. Pings do not have this problem.
 
 use std::collections::VecDeque;
 
@@ -60,8 +60,8 @@ impl DeliveryRate {
         self.rate = Some(self.rate.map_or(rate, |known| known - known / 4 + rate / 4));
     }
 
-    /// Bytes that a connection with the rate `quickest` carries before one more block arrives
-    /// on this one.
+    /// Bytes that a connection with the rate `quickest` delivers before one more block arrives on
+    /// this one.
     pub(super) fn lag(&self, quickest: u64) -> u64 {
         let bytes = self.sent - self.arrived + MAX_DATA as u64;
         let rate = self.rate.unwrap_or(quickest).max(1);
@@ -110,7 +110,7 @@ mod tests {
         let (mut delivery, mut now) = (DeliveryRate::default(), Instant::ZERO);
         assert!(delivery.may_send(1, 1 << 20));
         delivery.on_sent(MAX_UNMEASURED as usize, now);
-        assert!(!delivery.may_send(1, 1 << 20), "nothing is known of it");
+        assert!(!delivery.may_send(1, 1 << 20), "its rate is unknown");
         delivery.on_ping();
         now += Duration::from_secs(1);
         delivery.on_pong(now);

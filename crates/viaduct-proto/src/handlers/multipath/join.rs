@@ -58,7 +58,7 @@ impl Multipath {
         window: u32,
     ) -> Handled {
         let (key, public) = self.session.new_key();
-        let secret = Secret::new(&key, theirs, [theirs, &public]).ok_or("a key that is none")?;
+        let secret = Secret::new(&key, theirs, [theirs, &public]).ok_or("an invalid key")?;
         cx.claim(&secret.id);
         self.session.establish(secret, window);
         self.session.claimed = true;
@@ -76,16 +76,16 @@ impl Multipath {
         theirs: &Public,
         window: u32,
     ) -> Handled {
-        let mine = self.session.own_key.take().ok_or("a welcome that was not asked for")?;
+        let mine = self.session.own_key.take().ok_or("an unexpected welcome")?;
         let public = *PublicKey::as_bytes(&mine.public());
-        let secret = Secret::new(&mine, theirs, [&public, theirs]).ok_or("a key that is none")?;
+        let secret = Secret::new(&mine, theirs, [&public, theirs]).ok_or("an invalid key")?;
         self.session.establish(secret, window);
         self.enter(cx, from, Stage::Live);
         self.session.retry_now(cx.now());
         Ok(())
     }
 
-    /// Handles a request to join this session, or that of another chain.
+    /// Handles a request to join this session, or a session of another chain.
     pub(super) fn handle_join(
         &mut self,
         cx: &mut Context<'_>,
@@ -131,7 +131,7 @@ impl Multipath {
         self.activate(cx, from, received)
     }
 
-    /// Verifies a proof, which shows that the other end has part in the session.
+    /// Verifies a proof that the other end knows the session's secret.
     pub(super) fn verify_proof(
         &self,
         who: Prover,
@@ -163,7 +163,7 @@ impl Multipath {
         self.acked(received)
     }
 
-    /// Handles the answer that the other end no longer knows the session.
+    /// Handles the message that the other end no longer knows the session.
     pub(super) fn handle_unknown(&mut self, cx: &mut Context<'_>, from: Output) -> Handled {
         self.drop_path(cx, from);
         if self.has_ended() {

@@ -13,7 +13,7 @@ const LATE_RETRY: Duration = Duration::from_secs(5);
 const MINUTE: Duration = Duration::from_secs(60);
 
 impl Multipath {
-    /// Runs what is due.
+    /// Handles timers that have expired, and opens connections that are due.
     pub(super) fn tick(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
         let checks = self.paths.iter_mut().map(|path| (path.output, path.check(now)));

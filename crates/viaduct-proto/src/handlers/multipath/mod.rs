@@ -8,16 +8,16 @@
 //!                                                               slot 1: live ─────── bottom
 //! ```
 //!
-//! **Opening.** The connecting end sends a hello and may send data at once. The welcome in
-//! return gives both ends a secret ([`secret`]), whose ID the accepting end claims.
-//! **Joining.** Only the connecting end opens more connections: in parallel, one for each slot;
-//! one after another, when a slot's connection broke or is silent ([`path`]). The chain that
-//! accepts one gives it to the chain that has claimed the session. That chain sends a
-//! challenge, and the connection counts once the proof arrives. Only then does it replace the
-//! slot's former connection.
-//! **Data.** Numbered by offset in the flow, and acknowledged by the amount delivered. Data on
-//! a lost connection is retransmitted. Each end buffers at most `buffer` bytes.
-//! **Closing.** The flow is over when each end has all of the other's data, including the end.
+//! **Opening.** The connecting end sends a hello and may send data at once. The welcome in return
+//! gives both ends a secret ([`secret`]), whose ID the accepting end claims.
+//! **Joining.** Only the connecting end opens more connections: in parallel, one for each slot; one
+//! after another, when a slot's connection broke or is silent ([`path`]). The chain that accepts
+//! such a connection gives it to the chain that has claimed the session. That chain sends a
+//! challenge, and uses the connection once the proof arrives. Only then does the connection replace
+//! the slot's former one.
+//! **Data.** Numbered by offset in the flow, and acknowledged by the amount delivered. Data on a
+//! lost connection is retransmitted. Each end buffers at most `buffer` bytes.
+//! **Closing.** The flow is over when each end has all of the other's data and its end of stream.
 
 mod deadlines;
 mod delivery_rate;
@@ -55,12 +55,13 @@ pub(super) struct Multipath {
     plan: Arc<Plan>,
     session: Session,
     paths: Vec<Path>,
-    /// The first output flow takes bytes; used until it is a path.
+    /// The first output flow takes bytes; used only until that flow is a path.
     is_writable: bool,
     out: SendBuffer,
     received: ReceiveBuffer,
-    /// Upstream takes bytes, and was told to stop writing.
+    /// Upstream takes bytes.
     open: bool,
+    /// Upstream was told to stop writing.
     stopped: bool,
     /// Amount last acknowledged.
     last_ack: u64,
@@ -68,7 +69,7 @@ pub(super) struct Multipath {
     /// The application has closed the flow, or at least reads no more (`is_read_closed`).
     closed: bool,
     is_read_closed: bool,
-    /// The application's end was reset; the other end is told after the written data.
+    /// The application's end was reset; the other end receives a reset after the written data.
     aborted: bool,
     /// Local and remote address of the first connection.
     names: [Option<Address>; 2],
@@ -116,7 +117,7 @@ impl Multipath {
         self.paths.push(path);
     }
 
-    /// Sends a message on a connection. A broken connection reports that itself.
+    /// Sends a message on a connection. If the connection is broken, it reports that itself.
     fn say(cx: &mut Context<'_>, on: Output, frame: &Frame) {
         let _ = cx.output(on).write(frame.emit());
     }
@@ -177,8 +178,8 @@ impl Multipath {
         }
     }
 
-    /// Returns whether all data has been transferred and only the other end's last
-    /// acknowledgement may be missing. If the other end is gone, it has everything.
+    /// Returns whether all data has been transferred and only the other end's last acknowledgement
+    /// may be missing. If the other end is gone by then, it has all data.
     fn has_ended(&self) -> bool {
         self.out.ended && self.received.said_end
     }

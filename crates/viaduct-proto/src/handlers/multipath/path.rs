@@ -47,7 +47,7 @@ pub(super) struct Path {
     pub(super) is_writable: bool,
     /// Bytes sent and not acknowledged.
     pub(super) in_flight: usize,
-    /// Delivery rate by the pings of this connection, if there are several connections.
+    /// Delivery rate, measured by pings if there are several connections.
     pub(super) delivery_rate: DeliveryRate,
     /// The connection has not answered in time.
     pub(super) is_suspect: bool,
@@ -160,7 +160,7 @@ impl Path {
         Due::Ping
     }
 
-    /// Marks the connection as suspect; nothing counts as in flight.
+    /// Marks the connection as suspect; its data no longer counts as in flight.
     pub(super) fn mark_suspect(&mut self) {
         self.is_suspect = true;
         self.in_flight = 0;

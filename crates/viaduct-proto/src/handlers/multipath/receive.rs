@@ -8,7 +8,7 @@ use super::{Handled, Multipath};
 use crate::flow::{Context, Failure, Output};
 
 impl Multipath {
-    /// Handles bytes of a connection; false if the connection is gone.
+    /// Handles bytes of a connection. Returns false if the connection is gone.
     pub(super) fn handle_bytes(&mut self, cx: &mut Context<'_>, from: Output, data: &[u8]) -> bool {
         let now = cx.now();
         let Some(path) = self.path(from) else { return false };
@@ -56,7 +56,7 @@ impl Multipath {
             }
             (Stage::Joining(_), Frame::Unknown) => self.handle_unknown(cx, from),
             (Stage::Live, frame) => self.handle_live_frame(cx, from, frame),
-            _ => Err("a message out of its place".to_owned()),
+            _ => Err("an unexpected message".to_owned()),
         }
     }
 
@@ -89,7 +89,7 @@ impl Multipath {
                 while self.deliver(cx) {}
                 self.fail_silently(cx, Failure::Reset);
             }
-            _ => return Err("a message out of its place".to_owned()),
+            _ => return Err("an unexpected message".to_owned()),
         }
         Ok(())
     }
@@ -101,11 +101,12 @@ impl Multipath {
                 path.in_flight = path.in_flight.saturating_sub(bytes);
             }
         });
-        fits.then_some(()).ok_or_else(|| "more acknowledged than was sent".to_owned())
+        fits.then_some(())
+            .ok_or_else(|| "an acknowledgement of data that was never sent".to_owned())
     }
 
-    /// Resets the flow: the application has closed it while the other end still writes, or its
-    /// end was reset.
+    /// Resets the flow: the application has closed it while the other end still writes, or the
+    /// application's end was reset.
     pub(super) fn reset(&mut self, cx: &mut Context<'_>) {
         for path in self.paths.iter().filter(|path| path.carries()) {
             Multipath::say(cx, path.output, &Frame::Reset);
@@ -118,7 +119,7 @@ impl Multipath {
         cx.say(format_args!("a connection is refused: {why}"));
         self.drop_path(cx, from);
         if self.session.secret.is_none() {
-            self.fail(cx, Failure::Reset, &"there is no other");
+            self.fail(cx, Failure::Reset, &"no connection is left");
         }
     }
 

@@ -11,7 +11,7 @@ pub(super) struct ReceiveBuffer {
     next: u64,
     pieces: BTreeMap<u64, Bytes>,
     len: usize,
-    /// Receive window that the other end was told, in bytes.
+    /// Receive window advertised to the other end, in bytes.
     window: usize,
     end: Option<u64>,
     /// Everything has been delivered, and the end was reported.
@@ -24,7 +24,7 @@ impl ReceiveBuffer {
         ReceiveBuffer { next: 0, pieces, len: 0, window, end: None, said_end: false }
     }
 
-    /// Takes a piece; false if it exceeds the window, which the other end knows.
+    /// Takes a piece. Returns false if it exceeds the window that was advertised to the other end.
     pub(super) fn push(&mut self, at: u64, data: Bytes) -> bool {
         if at.saturating_add(data.len() as u64) <= self.next || self.pieces.contains_key(&at) {
             return true;

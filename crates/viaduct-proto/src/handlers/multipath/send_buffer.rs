@@ -16,7 +16,7 @@ pub(super) struct Block {
     pub(super) data: Bytes,
     /// The block is the end of the flow.
     pub(super) is_end: bool,
-    /// Connection that it was sent on.
+    /// Connection on which the block was sent.
     on: Option<Output>,
 }
 
@@ -102,8 +102,8 @@ impl SendBuffer {
         self.unsent > 0
     }
 
-    /// Handles an acknowledgement of all bytes before `received`; false if those were never
-    /// sent.
+    /// Handles an acknowledgement of all bytes before `received`. Returns false if some of them
+    /// were never sent.
     pub(super) fn acked(&mut self, received: u64, mut gone: impl FnMut(Output, usize)) -> bool {
         while let Some(block) = self.blocks.front().filter(|block| block.end() <= received) {
             self.cost -= block.cost();

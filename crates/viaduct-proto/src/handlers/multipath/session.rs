@@ -19,7 +19,7 @@ pub(super) struct Session {
     pub(super) secret: Option<Secret>,
     /// The session was accepted here, and its ID claimed.
     pub(super) claimed: bool,
-    /// The application was told of the flow.
+    /// The application was notified of the flow.
     pub(super) answered: bool,
     /// Receive window of the other end, in bytes.
     pub(super) window: usize,

@@ -7,7 +7,7 @@ use super::{Multipath, TICK};
 use crate::flow::Context;
 use crate::time::Duration;
 
-/// Bytes transferred in one turn, before the neighbours are called.
+/// Maximum bytes transferred in one turn, before the neighbouring handlers are called.
 const TURN: usize = 64 << 10;
 /// Unsent bytes at which the application is stopped.
 const MAX_UNSENT: usize = 64 << 10;
@@ -61,8 +61,8 @@ impl Multipath {
         (self.open || self.is_read_closed) && self.received.has_next()
     }
 
-    /// Sends on connections that take bytes, preferring those where a block arrives soonest;
-    /// returns whether there is more that they might take.
+    /// Sends on connections that take bytes, preferring those where a block arrives soonest.
+    /// Returns true if the turn is used up and unsent data is left.
     pub(super) fn send(&mut self, cx: &mut Context<'_>) -> bool {
         let mut sent = 0;
         while self.out.has_unsent() && sent < TURN && self.out.fits(self.session.window) {
@@ -91,8 +91,8 @@ impl Multipath {
         self.out.has_unsent() && sent >= TURN
     }
 
-    /// Connection on which a block arrives soonest, of those that take one, and whether it is
-    /// the only usable one.
+    /// Connection that takes a block and on which it arrives soonest, and whether it is the only
+    /// usable one.
     fn soonest(&self) -> Option<(usize, bool)> {
         let usable = || self.paths.iter().enumerate().filter(|(_, path)| path.is_usable());
         let is_alone = usable().count() == 1;

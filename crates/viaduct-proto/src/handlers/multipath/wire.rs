@@ -5,10 +5,10 @@
 //!   1 welcome    public 32, window 4                   the answer; both ends now have the secret
 //!   2 join       session 16, slot 1, nonce 16          another connection of a session
 //!   3 challenge  nonce 16, received 8, proof 32
-//!   4 proof      received 8, proof 32                  the connection counts from here on
+//!   4 proof      received 8, proof 32                  the connection is used from here on
 //!   5 unknown                                          no such session
 //!   6 data       at 8, length 2, bytes
-//!   7 ack        received 8                            all bytes before; the end counts as a byte
+//!   7 ack        received 8                            all bytes before it; the end counts as one
 //!   8 end        at 8
 //!   9 ping   10 pong   11 reset
 //! ```
@@ -17,7 +17,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 
 /// Maximum length of a message's data.
 pub(super) const MAX_DATA: usize = 32 << 10;
-/// Data shorter than this is copied behind its header, which is cheaper than a separate piece.
+/// Data shorter than this is copied after its header, which is cheaper than a separate piece.
 const SHORT: usize = 2 << 10;
 const MAGIC: &[u8; 8] = b"viaduct\x01";
 const DATA: u8 = 6;
@@ -47,7 +47,7 @@ pub(super) enum Frame {
 
 /// Error: bytes that are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("bytes that are no message; has the other end this handler in the same place?")]
+#[error("bytes that are no message; does the other end have this handler in the same place?")]
 pub(super) struct InvalidFrame;
 
 impl Frame {
@@ -102,8 +102,7 @@ impl Frame {
             7 | 8 => 1 + 8,
             _ => return Err(InvalidFrame),
         };
-        // Another protocol is recognized by its first bytes, before the full length has
-        // arrived.
+        // Another protocol is recognized by its first bytes, before a whole message has arrived.
         let magic = inbox.len().min(1 + MAGIC.len());
         if kind == 0 && inbox[1..magic] != MAGIC[..magic - 1] {
             return Err(InvalidFrame);

@@ -9,7 +9,7 @@ use crate::tunnel::wire::peek_hello;
 
 /// Time for which an unused connection is kept for further flows.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Bytes of frames that are produced at once.
+/// Maximum bytes of frames produced at once.
 const TURN: usize = 64 << 10;
 
 /// Handler of a shared connection.
@@ -37,8 +37,8 @@ impl SharedConnection {
         }
     }
 
-    /// Shared connection that was spawned for a stream, and connects. `None` if it is no longer
-    /// needed.
+    /// Starts to connect the shared connection that was spawned for a stream. `None` if it is no
+    /// longer needed.
     pub(super) fn connecting(
         cx: &mut Context<'_>,
         mux: &mut MuxState,
@@ -48,15 +48,15 @@ impl SharedConnection {
         let (to, from) = (conn.to.clone()?, conn.from);
         cx.claim(&mux.key(&ChainId::Connection(number)));
         if let Some(from) = from {
-            // A port of its own, because the first flow's port may be reused before the connection
-            // is closed.
+            // Any free port, because the first flow's port may be reused before the connection is
+            // closed.
             cx.output(FIRST).bind(Address::Ip((from, 0).into()));
         }
         cx.output(FIRST).connect(to);
         Some(SharedConnection::new(number, FIRST))
     }
 
-    /// Shared connection that was accepted.
+    /// Accepted shared connection.
     pub(super) fn accepted(
         cx: &mut Context<'_>,
         mux: &mut MuxState,
@@ -92,7 +92,7 @@ impl SharedConnection {
         self.settle(cx, mux);
     }
 
-    /// Handles bytes of the connection; false if the connection has ended.
+    /// Handles bytes of the connection. Returns false if the connection has ended.
     pub(super) fn handle_bytes(
         &mut self,
         cx: &mut Context<'_>,
@@ -108,7 +108,7 @@ impl SharedConnection {
                     Ok(None) => return true,
                     Ok(Some(hello)) => hello,
                     Err(error) => {
-                        cx.say(format_args!("the other end does not speak this: {error}"));
+                        cx.say(format_args!("the other end does not speak mux: {error}"));
                         self.shut_down(cx, mux, Failure::Reset);
                         return false;
                     }
@@ -163,7 +163,7 @@ impl SharedConnection {
         let Some(conn) = mux.conn(self.number) else { return };
         let Some(link) = conn.link else { return };
         if !conn.tunnel.links().any(|there| there == link) {
-            cx.say("the other end has broken the connection's protocol");
+            cx.say("the other end has violated the protocol");
             return self.shut_down(cx, mux, Failure::Reset);
         }
         let more = self.send(cx, conn);
@@ -192,8 +192,8 @@ impl SharedConnection {
         }
     }
 
-    /// Sends frames while the output takes them, which it limits by `may_write`. Returns true
-    /// if a turn was filled, so that there may be more once it has been taken.
+    /// Sends frames while the tunnel has some; the output's `may_write` stops the tunnel. Returns
+    /// true if a turn was filled and more frames may follow.
     fn send(&mut self, cx: &mut Context<'_>, conn: &mut ConnState) -> bool {
         let mut frames = Vec::new();
         while conn.tunnel.poll_transmit(cx.now(), &mut frames).is_some() {
@@ -203,7 +203,7 @@ impl SharedConnection {
             }
         }
         if !frames.is_empty() {
-            // A broken connection reports that itself.
+            // If the connection is broken, it reports that itself.
             let _ = cx.output(self.output).write(frames.into());
         }
         false

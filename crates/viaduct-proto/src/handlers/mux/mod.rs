@@ -54,7 +54,7 @@ struct Mux {
 
 /// Role of a handler.
 enum Role {
-    /// None yet.
+    /// No role yet.
     Fresh,
     /// A flow on a shared connection.
     Stream(Stream),
@@ -63,9 +63,9 @@ enum Role {
 }
 
 pub(super) fn about() -> About {
-    About::new("mux", "has the flows of a program to one place share a connection")
+    About::new("mux", "shares one connection among a program's flows to one destination")
         .setting("buffer", "BYTES", "bytes that the other end may send ahead; 8M by default")
-        .setting("silence", "TIME", "how long the connection may be silent; for ever by default")
+        .setting("silence", "TIME", "maximum silence of the connection; unlimited by default")
         .both_ends()
 }
 
@@ -249,7 +249,7 @@ impl Handler for Mux {
         }
     }
 
-    /// Answered with the state of the flow's shared connection.
+    /// Answers any request with the state of the flow's shared connection.
     fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         match &self.role {
             Role::Stream(stream) if to == "mux" => {

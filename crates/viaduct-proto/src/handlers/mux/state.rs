@@ -27,13 +27,13 @@ pub(super) struct ConnState {
     /// Local address that the connection must have, if any.
     pub(super) from: Option<IpAddr>,
     pub(super) names: (Option<Address>, Option<Address>),
-    /// Number of each stream of the tunnel here.
+    /// Local number of each of the tunnel's streams.
     streams: BTreeMap<StreamId, u64>,
     /// Streams that wait for the link.
     pub(super) waiting: Vec<u64>,
 }
 
-/// State of a stream as its connection sees it: events to be handled.
+/// State of a stream: its connection, and the events that its handler has to process.
 #[derive(Debug, Default)]
 pub(super) struct StreamState {
     pub(super) connection: u64,
@@ -45,7 +45,7 @@ pub(super) struct StreamState {
     pub(super) failed: Option<Failure>,
 }
 
-/// Role and number of a chain; the message to a chain that is spawned.
+/// Role and number of a chain; also the message to a spawned chain.
 pub(super) enum ChainId {
     Connection(u64),
     Stream(u64),
@@ -106,7 +106,7 @@ impl MuxState {
         self.conns.get_mut(&connection)
     }
 
-    /// Removes a connection, and fails its streams with `why`; returns those.
+    /// Removes a connection, and fails its streams with `why`; returns their numbers.
     pub(super) fn remove_conn(&mut self, connection: u64, why: Failure) -> Vec<u64> {
         self.conns.remove(&connection);
         let on_it = self.streams.iter_mut().filter(|(_, state)| state.connection == connection);
@@ -150,7 +150,7 @@ impl MuxState {
     }
 
     /// Opens streams of the tunnel for the streams that wait for the link of `connection`; returns
-    /// those that are open now.
+    /// those that this call has opened.
     pub(super) fn open_waiting(&mut self, connection: u64) -> Vec<u64> {
         let Some(conn) = self.conns.get_mut(&connection) else { return Vec::new() };
         let (Some(to), mut opened) = (conn.to.clone(), Vec::new()) else { return Vec::new() };
@@ -166,8 +166,8 @@ impl MuxState {
         opened
     }
 
-    /// Handles the events of a connection's tunnel; returns the streams to be woken, and those to
-    /// be spawned.
+    /// Handles the events of a connection's tunnel; returns the streams to be woken, and the new
+    /// ones, for which chains are to be spawned.
     pub(super) fn poll_events(&mut self, connection: u64) -> (Vec<u64>, Vec<u64>) {
         let (mut woken, mut new) = (Vec::new(), Vec::new());
         while let Some(event) = self.conns.get_mut(&connection).and_then(|l| l.tunnel.poll_event())
@@ -215,7 +215,7 @@ impl MuxState {
         self.conns.get(&connection).map(|conn| conn.names.clone()).unwrap_or_default()
     }
 
-    /// Description of a connection, for people.
+    /// Human-readable description of a connection.
     pub(super) fn about(&self, connection: u64) -> Option<String> {
         self.conns.get(&connection).map(ConnState::to_string)
     }

@@ -19,14 +19,15 @@ pub(super) struct Stream {
     pub(super) connection: u64,
     /// Data written before the stream was opened.
     early: Early,
-    /// The application was told that the flow is established.
+    /// The application was notified that the flow is established.
     established: bool,
-    /// The application takes no bytes now.
+    /// The application takes no bytes at present.
     stopped: bool,
-    /// The application writes no more; it has closed the flow, and also reads no more.
+    /// The application writes no more.
     ended: bool,
+    /// The application has closed the flow, so it also reads no more.
     closed: bool,
-    /// The application was told of the end of the stream.
+    /// The application was notified of the end of the stream.
     finished: bool,
     over: bool,
 }
@@ -38,7 +39,7 @@ impl Stream {
         Stream { number, connection, early, established, stopped, ended, closed, finished, over }
     }
 
-    /// Stream that connects, on the connection to `to` if there is one, or on a new one. Streams
+    /// Opens a stream on the shared connection to `to`, or on a new one if there is none. Streams
     /// with different `from` never share a connection.
     pub(super) fn connecting(
         cx: &mut Context<'_>,
@@ -182,7 +183,8 @@ impl Stream {
                 return Delivered::Unwanted;
             }
             if !self.closed {
-                // An application that no longer reads may still write.
+                // The result is ignored, because an application that no longer reads may still
+                // write.
                 let _ = cx.upstream().avail(data);
             }
         }

@@ -1,4 +1,4 @@
-//! Attempt by one path: a connection, and the SOCKS5 exchange with a node on it.
+//! Attempt over one path: a connection, and the SOCKS5 exchange with a node on it.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use crate::flow::{Address, Failure, Output};
 use crate::split::socks::Method;
 use crate::split::{Parsed, socks_client};
 
-/// Attempt to connect by one path.
+/// Attempt to connect over one path.
 pub(super) struct Attempt {
     pub(super) output: Output,
     /// Node whose SOCKS5 server is used; `None` for the direct path.
@@ -63,12 +63,10 @@ impl Attempt {
                 self.asked = true;
                 match socks_client::request(to) {
                     Some(request) => Progress::Send(request.into()),
-                    None => {
-                        self.failed(Failure::Unreachable, "the name is one that SOCKS5 cannot say")
-                    }
+                    None => self.failed(Failure::Unreachable, "SOCKS5 cannot express the name"),
                 }
             }
-            Parsed::Whole(..) => self.failed(Failure::Denied, "it wants to know who one is"),
+            Parsed::Whole(..) => self.failed(Failure::Denied, "it requires authentication"),
         }
     }
 
@@ -76,7 +74,7 @@ impl Attempt {
         match socks_client::reply(&self.inbox) {
             Parsed::Short => Progress::Send(Bytes::new()),
             Parsed::Wrong(why) => self.failed(Failure::Unreachable, why),
-            Parsed::Whole(Err(why), _) => self.failed(why, &format!("it says: {why}")),
+            Parsed::Whole(Err(why), _) => self.failed(why, &format!("it replied: {why}")),
             Parsed::Whole(Ok(_), length) => {
                 let _ = self.inbox.split_to(length);
                 Progress::Connected

@@ -1,5 +1,5 @@
-//! `route`: a flow goes directly, or by the SOCKS5 server of another overlay node if that is
-//! better or the direct path fails (TESLA, 4.2; Resilient Overlay Networks).
+//! `route`: connects a flow directly, or through the SOCKS5 server of another overlay node if that
+//! path is better or the direct one fails (TESLA, 4.2; Resilient Overlay Networks).
 //!
 //! ```text
 //!                paths, the best first                ┌─ attempt: direct ───────────── to
@@ -30,7 +30,7 @@ use crate::time::Duration;
 
 /// Starts the next attempt.
 const NEXT: Timer = Timer(0);
-/// Gives up when no attempt has succeeded in this time.
+/// Ends the connect if no attempt has succeeded within [`PATIENT`].
 const CONNECT_TIMEOUT: Timer = Timer(1);
 const PATIENT: Duration = Duration::from_secs(130);
 /// Checks periodically whether the flow's path has failed.
@@ -44,7 +44,7 @@ struct Route {
     /// Paths that have not been tried yet.
     left: VecDeque<Goal>,
     attempts: Vec<Attempt>,
-    /// Output that carries the flow, and the node that it goes by.
+    /// Output that carries the flow, and the node through which it goes (`None`: directly).
     carrier: Option<(Output, Option<SocketAddr>)>,
     /// The first output flow has been used.
     begun: bool,
@@ -114,7 +114,7 @@ impl Route {
         true
     }
 
-    /// Ends a failed attempt. With `is_final`, no other path can succeed.
+    /// Ends a failed attempt. If `is_final`, no other path can succeed, and the flow fails.
     fn lost(&mut self, cx: &mut Context<'_>, output: Output, why: Failure, is_final: bool) {
         let Some(at) = self.attempts.iter().position(|attempt| attempt.output == output) else {
             return;
@@ -188,7 +188,7 @@ impl Route {
             None => self.watch(cx),
             Some(other) => {
                 cx.say(format_args!(
-                    "the path {} has failed: {to} is tried {other}",
+                    "the path ({}) has failed; {to} is tried again {other}",
                     Goal { node }
                 ));
                 self.end(cx);
@@ -200,7 +200,7 @@ impl Route {
     /// Description of the flow's path, for control calls.
     fn report(&self) -> Vec<u8> {
         let goal = self.carrier.map(|(_, node)| Goal { node });
-        goal.map_or_else(|| "no way yet".to_owned(), |goal| goal.to_string()).into_bytes()
+        goal.map_or_else(|| "no path yet".to_owned(), |goal| goal.to_string()).into_bytes()
     }
 }
 

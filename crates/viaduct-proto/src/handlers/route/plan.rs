@@ -36,14 +36,14 @@ struct RouteFactory(Arc<Plan>);
 pub(in crate::handlers) fn about() -> About {
     About::new(
         NAME,
-        "goes directly, or by another node where that is better or the direct way fails",
+        "connects directly, or through another node if that is better or the direct path fails",
     )
-    .setting("overlay", "SOCKET", "the local node's, such as /run/viaduct/overlay-a.sock")
-    .setting("node", "ADDR:PORT[+...]", "instead: SOCKS5 of nodes, tried where directly fails")
+    .setting("overlay", "SOCKET", "socket of the local node, such as /run/viaduct/overlay-a.sock")
+    .setting("node", "ADDR:PORT[+...]", "instead: SOCKS5 servers, tried if the direct path fails")
     .setting(
         "wait",
         "TIME",
-        "how long a way has before the next is tried too; 300ms by default",
+        "head start of a path before the next is tried too; 300ms by default",
     )
 }
 
@@ -95,7 +95,7 @@ impl Plan {
     }
 }
 
-/// Path to `to` that is up, if the one by `node` has failed.
+/// Path to `to` that is up; `None` unless the path through `node` has failed.
 pub(super) fn better(table: &Table, to: &Address, node: Option<SocketAddr>) -> Option<Goal> {
     let routes = table.routes(to);
     let ours = |route: &OverlayRoute| goal(table, *route) == Some(Goal { node });
@@ -123,7 +123,7 @@ fn fixed(nodes: &[SocketAddr]) -> Tables {
         name: socks.to_string(),
         socks: Some(*socks),
         serves: Vec::new(),
-        // Keeps the order in which they were given.
+        // Keeps the order in which the nodes were given.
         path: PathQuality { up: Some(true), rtt_ms: n as f64, loss: 0.0 },
         others: Vec::new(),
         routes: Vec::new(),

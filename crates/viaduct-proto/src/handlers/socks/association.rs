@@ -1,4 +1,4 @@
-//! Datagrams by the proxy's relay (UDP ASSOCIATE; RFC 1928, sections 4 and 7).
+//! Datagrams through the proxy's relay (UDP ASSOCIATE; RFC 1928, sections 4 and 7).
 
 use std::sync::Arc;
 

@@ -80,13 +80,13 @@ impl Dialogue {
                 let user = socks_client::credentials(user);
                 user.map(Progress::Send).ok_or(denied("the password is too long"))
             }
-            _ => Err(denied("the proxy wants another way of saying who one is")),
+            _ => Err(denied("the proxy requires another authentication method")),
         }
     }
 
     fn ask(&mut self) -> Result<Progress, Refusal> {
         self.stage = Stage::Reply;
-        let unsaid = || Refusal(Failure::Unreachable, "a name that SOCKS5 cannot say".to_owned());
+        let unsaid = || Refusal(Failure::Unreachable, "SOCKS5 cannot express the name".to_owned());
         self.request.take().map(Progress::Send).ok_or_else(unsaid)
     }
 }

@@ -1,4 +1,4 @@
-//! Flow by a SOCKS5 proxy.
+//! Flow through a SOCKS5 proxy.
 
 use std::sync::Arc;
 
@@ -103,7 +103,7 @@ impl Handler for Socks {
                 let _ = cx.output(FIRST).write(greeting.into());
             }
             Err(why) => {
-                let line = format!("the proxy {}: {why}", self.proxy.via);
+                let line = format!("cannot connect to the proxy {}: {why}", self.proxy.via);
                 self.refuse(cx, Refusal(why, line));
             }
         }
@@ -163,7 +163,9 @@ impl Handler for Socks {
 
     fn failed(&mut self, cx: &mut Context<'_>, _from: Output, why: Failure) {
         match self.waits() {
-            true => self.refuse(cx, Refusal(why, format!("the connection to the proxy: {why}"))),
+            true => {
+                self.refuse(cx, Refusal(why, format!("the connection to the proxy failed: {why}")))
+            }
             false => cx.upstream().failed(why),
         }
     }

@@ -1,4 +1,5 @@
-//! `socks:via=HOST:PORT`: flows go by a SOCKS5 proxy (TESLA, 4.2), which also resolves names.
+//! `socks:via=HOST:PORT`: connects flows through a SOCKS5 proxy (TESLA, 4.2), which also resolves
+//! names.
 //!
 //! ```text
 //!   flow          a stream: the proxy connects, and data passes     ─┐
@@ -33,7 +34,7 @@ struct SocksFactory(Arc<Proxy>);
 struct Straight;
 
 pub(super) fn about() -> About {
-    About::new("socks", "goes by a SOCKS5 proxy, which also looks up names")
+    About::new("socks", "connects through a SOCKS5 proxy, which also resolves names")
         .setting("via", "HOST:PORT", "the proxy")
         .setting("user", "NAME", "user name for the proxy; none by default")
         .setting("password", "FILE", "a file that holds the user's password")
@@ -53,7 +54,7 @@ pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn 
             let fits = socks_client::credentials(&user).is_some();
             Some(fits.then_some(user).ok_or("user and password have 1 to 255 bytes each")?)
         }
-        _ => return Err("user= and password= are given together or not at all".to_owned()),
+        _ => return Err("user= and password= must be given together".to_owned()),
     };
     Ok(Arc::new(SocksFactory(Arc::new(Proxy { via, user }))))
 }

@@ -54,7 +54,7 @@ impl End {
         if !self.takes || bytes.is_empty() {
             return false;
         }
-        assert!(self.is_there, "nothing goes to an application that is not there");
+        assert!(self.is_there, "no data goes to an application without the flow");
         self.read.get(&bytes);
         self.chain.consumed(now, bytes.len());
         true
@@ -64,7 +64,7 @@ impl End {
         match action {
             Action::Accepted => self.is_there = true,
             Action::Connected(result) => {
-                assert!(self.answer.is_none(), "a flow is answered for once");
+                assert!(self.answer.is_none(), "a connect is answered once");
                 self.answer = Some(result);
             }
             Action::Finished => self.finished += 1,

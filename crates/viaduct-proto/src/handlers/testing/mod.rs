@@ -57,7 +57,7 @@ pub(crate) struct Net {
     pub(crate) delay: Duration,
     /// Connections are established; otherwise they get no answer.
     pub(crate) is_up: bool,
-    /// Spawned chains are made.
+    /// Requests for spawned chains are granted.
     pub(crate) spawns: bool,
     /// Maximum bytes of one piece.
     pub(crate) cut: usize,

@@ -6,7 +6,7 @@ use crate::flow::{BottomId, Chain, Failure};
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
 
-/// Chain of `compress` alone, and its bottom.
+/// Chain with only `compress`, and its bottom.
 fn alone() -> (Chain, BottomId) {
     let chain = Chain::new(factories(&["compress"], &shell()), 64 << 10, Instant::ZERO);
     let bottom = chain.bottom().unwrap();
@@ -102,10 +102,10 @@ fn a_block_that_means_too_much_is_refused() {
     let mut block = vec![1, 0, 0, bomb.len() as u8];
     block.extend(&bomb);
     for (bytes, said) in [
-        (block, "means more than"),
+        (block, "expands to more than"),
         (vec![9; 40], "of an unknown kind"),
         (vec![0, 255, 0, 0], "of an unknown kind"),
-        (vec![1, 0, 0, 4, 9, 9, 9, 9, 9], "not zstd's"),
+        (vec![1, 0, 0, 4, 9, 9, 9, 9, 9], "invalid zstd data"),
     ] {
         let (mut chain, bottom) = alone();
         chain.avail(Instant::ZERO, bottom, bytes.into());

@@ -28,7 +28,7 @@ fn ends(port: u16) -> Ends {
     Ends { own, peer: "192.0.2.1:53".parse().unwrap() }
 }
 
-/// Collects the tag and the time of each datagram that goes on until `now`.
+/// Collects the tag and the time of each datagram that is due by `now`.
 fn leave(passage: &mut Passage, now: Instant, left: &mut Vec<(u32, Instant)>) {
     while let Some(next) = passage.poll_timeout().filter(|at| *at <= now) {
         while let Some(tag) = passage.poll_ready(next) {
@@ -109,7 +109,7 @@ fn silent_pairs_are_forgotten_and_so_is_the_oldest_of_too_many() {
     }
     assert_eq!(passage.pairs(), 2);
     let again = passage.handle_datagram(at(40), ends(1), Direction::Out, 1, 0);
-    assert_eq!(again, Taken::Waits { begins: false }, "it was the second that went");
+    assert_eq!(again, Taken::Waits { begins: false }, "the second was forgotten");
     let mut left = Vec::new();
     leave(&mut passage, at(1_329), &mut left);
     assert_eq!((left.len(), passage.pairs()), (5, 2));

@@ -139,7 +139,7 @@ fn settings_are_checked() {
         ("migrate:within=1", Some("a time such as 30s")),
         ("stripe:from=10.0.0.1+x", Some("local addresses such as")),
         ("socks", Some("via is missing")),
-        ("socks:via=[::1]:1080,user=u", Some("given together or not at all")),
+        ("socks:via=[::1]:1080,user=u", Some("must be given together")),
         ("count:x=1", Some("count: it has no setting \"x\"; it has none")),
         ("shapes", Some("no handler is named \"shapes\"; there are c")),
         ("shape:rate", Some("\"shape:rate\" is no handler; write it like")),

@@ -84,7 +84,11 @@ fn each_name_has_a_relay_of_its_own() {
         panic!("another relay for addresses");
     };
     assert!(relays.handle_open(other));
-    assert_eq!(relays.handle_in(at(3), other, &wrapped(&mars, b"y")), None, "it asked no name");
+    assert_eq!(
+        relays.handle_in(at(3), other, &wrapped(&mars, b"y")),
+        None,
+        "this relay is not for names"
+    );
     assert_eq!(relays.stats().strangers, 2);
 }
 
@@ -246,7 +250,7 @@ proptest! {
                     Action::Open(number) => opening.push(number),
                     Action::Send(number, _) => prop_assert!(open.contains(&number)),
                     Action::Close(number) => open.retain(|of| *of != number),
-                    Action::Leave(..) => prop_assert!(false, "none may"),
+                    Action::Leave(..) => prop_assert!(false, "none is sent directly"),
                 }
             }
             prop_assert!(relays.len() <= BOUNDS.relays && open.len() <= relays.len());

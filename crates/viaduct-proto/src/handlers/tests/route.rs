@@ -151,7 +151,7 @@ fn a_flow_goes_directly_while_that_is_the_best_way() {
     assert_eq!(flow.answer(), Some(Ok(())));
     assert_eq!(flow.heard(0), b"early");
     flow.wait(5_000);
-    assert_eq!(flow.dialled().len(), 1, "no other way is tried");
+    assert_eq!(flow.dialled().len(), 1, "no other path is tried");
     assert_eq!(flow.chain.control(flow.now, "route", b"").unwrap(), b"directly");
     // Without a handler above that survives a loss, the flow keeps its path.
     *flow.knows.lock().unwrap() = Some(table(2, DOWN, &[OverlayRoute::By(1)]));
@@ -236,7 +236,7 @@ fn refused_is_final_and_unreachable_is_not() {
     flow.connected(1, Ok(()));
     flow.say(1, b"HTTP/1.1 400 Bad");
     flow.connected(2, Err(Failure::TimedOut));
-    assert_eq!(flow.answer(), Some(Err(Failure::Unreachable)), "what the direct way said");
+    assert_eq!(flow.answer(), Some(Err(Failure::Unreachable)), "the reason of the direct attempt");
 
     let mut flow = Driver::new(&[nodes], None, &server());
     flow.wait(200_000);
@@ -265,7 +265,7 @@ fn a_flow_that_survives_it_is_moved_when_its_path_fails_and_never_without_anothe
     let tell = |flow: &Driver, table| *flow.knows.lock().unwrap() = Some(table);
     tell(&flow, table(2, DOWN, &[]));
     flow.wait(1_000);
-    assert!(!flow.has(&failed), "there is no other way");
+    assert!(!flow.has(&failed), "there is no other path");
     tell(&flow, table(3, DOWN, &[OverlayRoute::By(1)]));
     flow.wait(101);
     assert!(flow.has(&failed) && flow.has(&Action::Close(BottomId(0))));
@@ -276,7 +276,7 @@ fn a_flow_that_survives_it_is_moved_when_its_path_fails_and_never_without_anothe
     flow.goes_by(0, &server());
     tell(&flow, table(2, UP, &[OverlayRoute::Direct, OverlayRoute::By(1)]));
     flow.wait(1_000);
-    assert!(!flow.has(&failed), "it is left where it is while that works");
+    assert!(!flow.has(&failed), "a path that works is kept");
     let mut gone = table(3, UP, &[OverlayRoute::Direct]);
     gone.nodes[1].path = DOWN;
     tell(&flow, gone);

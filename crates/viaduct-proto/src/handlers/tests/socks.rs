@@ -82,8 +82,8 @@ fn what_a_proxy_refuses_is_refused_for_its_reason() {
     let ip = Address::Ip("[2001:db8::1]:80".parse().unwrap());
     let reply = |why| [&[5, 0][..], &socks::reply(Err(why))].concat();
     for (settings, said, why, words) in [
-        (all, vec![5, 255], Failure::Denied, "another way"),
-        (all, vec![5, 2], Failure::Denied, "another way"),
+        (all, vec![5, 255], Failure::Denied, "another authentication"),
+        (all, vec![5, 2], Failure::Denied, "another authentication"),
         (user, vec![5, 2, 1, 1], Failure::Denied, "refuses the user"),
         (all, reply(Failure::Refused), Failure::Refused, "refused"),
         (all, reply(Failure::TimedOut), Failure::TimedOut, "timed out"),
@@ -124,7 +124,7 @@ fn a_proxy_without_a_relay_is_reported_with_its_reason() {
     for (said, words) in [
         (&[5, 0, 5, 7, 0, 1, 0, 0, 0, 0, 0, 0][..], "no UDP ASSOCIATE"),
         (&[5, 0, 5, 2, 0, 1, 0, 0, 0, 0, 0, 0], "denied"),
-        (&[5, 255], "another way"),
+        (&[5, 255], "another authentication"),
         (b"HTTP/1.1 400 Bad", "no SOCKS5"),
     ] {
         let mut relay = relay("socks:via=192.0.2.1:1080");

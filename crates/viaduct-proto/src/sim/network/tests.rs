@@ -3,7 +3,7 @@
 use super::*;
 use crate::time::Duration;
 
-/// Sends a numbered ping every `every`; answers each packet that it did not send itself.
+/// Sends a numbered ping every `every`; without `every`, answers each packet.
 #[derive(Debug, Default)]
 struct Player {
     every: Option<Duration>,

@@ -8,9 +8,9 @@
 //!                                   └──────┘
 //! ```
 //!
-//! Packets and repairs share the link, so that a burst takes both, as on a real one. The
-//! contents of packet n follow from n and the seed, so that no packet is stored before it
-//! arrives, and each recovered one is compared with the original.
+//! Packets and repairs share the link, so that a burst can take both, as on a real link. The
+//! contents of packet n follow from n and the seed, so no packet is stored before it arrives, and
+//! each recovered one is compared with the original.
 
 mod run;
 #[cfg(test)]
@@ -26,24 +26,24 @@ use run::Run;
 pub struct Stream {
     /// Number of source packets.
     pub packets: u64,
-    /// Packets per second, above 0; their distance is a whole number of nanoseconds.
+    /// Packets per second, above 0; the time between them is rounded to whole nanoseconds.
     pub rate: f64,
-    /// Shortest and longest packet, in bytes; uniform between.
+    /// Minimum and maximum length of a packet, in bytes; uniformly distributed.
     pub sizes: (usize, usize),
-    /// Bytes of a repair on the link beside its body (headers, recipe).
+    /// Bytes of a repair on the link in addition to its body (headers, recipe).
     pub repair_overhead: usize,
     /// Settings of the link, including its delay and loss.
     pub link: LinkConfig,
-    /// After the last packet, the time to the first flush of the encoder and between its stages.
+    /// Time from the last packet to the first flush of the encoder, and between its stages.
     pub flush: Duration,
-    /// Number of packets for which the receiver keeps a packet and the decoder a repair.
+    /// Number of packets for which the receiver stores a packet, and the decoder a repair.
     pub window: u64,
-    /// Decides losses and contents.
+    /// Seed of losses and contents.
     pub seed: u64,
 }
 
 impl Default for Stream {
-    /// 10,000 packets of 100 bytes, 1,000 a second, over 50 ms and no loss.
+    /// 10,000 packets of 100 bytes, 1,000 a second, over a link with 50 ms of delay and no loss.
     fn default() -> Self {
         Stream {
             packets: 10_000,
@@ -85,15 +85,14 @@ pub struct Outcome {
     pub repair_bytes: u64,
     /// Recovered packets whose bytes differ from those sent; 0 for a working code.
     pub garbled: u64,
-    /// Recoveries of packets that the link had not dropped (they were only late), or repeated
-    /// ones.
+    /// Recoveries of packets that were only late, and repeated recoveries.
     pub repeated: u64,
     /// Peak of the decoder's memory, in bytes.
     pub decoder_memory: usize,
 }
 
 impl Outcome {
-    /// The share of the lost packets that was recovered; 1 if none was lost.
+    /// Share of the lost packets that was recovered; 1 if none was lost.
     pub fn recovered_share(&self) -> f64 {
         let recovered = self.lost.iter().filter(|lost| lost.recovery.is_some()).count();
         if self.lost.is_empty() { 1.0 } else { recovered as f64 / self.lost.len() as f64 }

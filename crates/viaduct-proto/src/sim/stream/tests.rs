@@ -1,9 +1,9 @@
-//! The stream with a code simple enough to foresee.
+//! Streams with a code whose results are easy to predict.
 
 use super::*;
 use crate::fec::{Cover, Fire, Recovered, Repair, Row, Sources, Verdict};
 
-/// Sends every packet again, once, `after` packets later: a code simple enough to foresee.
+/// Encoder that sends every packet once more, `after` packets later.
 struct Again {
     next: Seq,
     after: u64,
@@ -97,7 +97,7 @@ fn a_recovery_comes_as_late_as_the_repair_was_sent() {
     // One in 101 of 20,000, half of them repairs.
     assert!((98..=100).contains(&outcome.lost.len()), "{}", outcome.lost.len());
     assert_eq!((outcome.garbled, outcome.repeated), (0, 0));
-    // Three packets at 1,000 a second; the last ones by the flush.
+    // Three packets at 1,000 a second; the last ones are sent by the flush.
     let late = Some(Duration::from_millis(3));
     let most = outcome.lost.iter().filter(|l| l.seq < 9_990);
     assert!(most.clone().all(|l| (l.burst, l.recovery) == (1, late)), "{:?}", outcome.lost);
@@ -107,8 +107,8 @@ fn a_recovery_comes_as_late_as_the_repair_was_sent() {
 fn bursts_count_neighbours_on_the_link_and_swallow_repairs_sent_soon() {
     let link = "delay=50ms,loss=1%x10";
     let soon = stream(link).run(&mut Again::new(3), &mut Once);
-    // Packets and repairs alternate: five packets to a burst, of whose copies two come in it
-    // too where it begins with a packet, one where it begins with a repair.
+    // Packets and repairs alternate, so a burst takes five packets. It also takes the copies of two
+    // of them if it begins with a packet, and of one if it begins with a repair.
     assert!(soon.lost.iter().all(|lost| lost.burst == 10), "{:?}", soon.lost);
     let share = soon.recovered_share();
     assert!((share - 0.7).abs() < 0.05, "{share}");

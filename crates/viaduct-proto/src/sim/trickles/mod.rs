@@ -1,4 +1,4 @@
-//! Trickles beside TCP Reno: a long download by each, over the same links with the same losses.
+//! Trickles beside TCP Reno: a long download with each, over the same links with the same losses.
 //!
 //! ```text
 //!   client ──── up: requests ────▶ server             receiver ── up: acknowledgements ──▶ sender
@@ -6,9 +6,9 @@
 //!             both windows, side by side, at every step: a Sample
 //! ```
 //!
-//! The reference is Reno with SACK and limited transmit as kernels have it, without pacing and
-//! RACK. Messages of Trickles and segments of Reno have the same length, so that the overhead
-//! in Trickles' messages shows in [`Outcome::bytes`].
+//! The reference is Reno with SACK and limited transmit, as in kernels, but without pacing and
+//! RACK. Messages of Trickles and segments of Reno have the same length, so the overhead of
+//! Trickles' messages shows in [`Outcome::bytes`].
 
 mod reno;
 pub(crate) mod world;
@@ -42,7 +42,7 @@ pub struct Contest {
     pub step: Duration,
 }
 
-/// State of both downloads at one time. Of each pair, the first is Trickles, the second Reno.
+/// State of both downloads at one time. In each pair, the first is Trickles, the second Reno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// Time since the beginning.
@@ -53,7 +53,7 @@ pub struct Sample {
     pub packets: [u64; 2],
 }
 
-/// Result of a comparison. Of each pair, the first is Trickles, the second Reno.
+/// Result of a comparison. In each pair, the first is Trickles, the second Reno.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Packets with data that have arrived.

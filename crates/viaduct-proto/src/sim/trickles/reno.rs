@@ -2,9 +2,9 @@
 //! 5681, 6675, 6298), and a receiver with delayed acknowledgements. Packets are numbered from 1
 //! and have one length.
 //!
-//! The window grows by the packets that an acknowledgement newly reports. The acknowledgement
-//! that ends a recovery covers a whole window, but packets acknowledged selectively before do
-//! not count again: the window is ssthresh then (RFC 5681, 3.2, step 6).
+//! The window grows by the packets that an acknowledgement newly reports. The acknowledgement that
+//! ends a recovery covers a whole window, but packets acknowledged selectively before do not count
+//! again, so the window is then ssthresh (RFC 5681, 3.2, step 6).
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -79,7 +79,7 @@ pub(crate) struct Sender {
     sent: VecDeque<(u64, Instant)>,
     timeout: Timeout,
     deadline: Option<Instant>,
-    /// Least number of packets sent together.
+    /// Minimum number of packets sent together.
     burst: u32,
     /// A burst is being sent.
     leaving: bool,
@@ -110,8 +110,8 @@ impl Sender {
         }
     }
 
-    /// Makes the sender wait until so many packets, or a third of the window, can be sent at
-    /// once, as kernels do with devices that segment.
+    /// Makes the sender wait until `burst` packets, or a third of the window, can be sent at once,
+    /// as kernels do for devices with segmentation offload.
     pub(crate) fn in_bursts(self, burst: u32) -> Self {
         Sender { burst, ..self }
     }
@@ -148,7 +148,8 @@ impl Sender {
             self.advance(now, upto);
         }
         self.mark_lost();
-        // A lost retransmission is not followed by such an acknowledgement: it takes a timeout.
+        // Acknowledgements do not advance past a lost retransmission, which therefore takes a
+        // timeout.
         if advances {
             self.deadline = (self.next - 1 > self.acknowledged).then(|| now + self.timeout.wait());
         }
@@ -313,14 +314,14 @@ mod tests {
     fn after_a_recovery_the_window_is_half_of_what_was_in_flight() {
         let mut sender = Sender::new(100, 20);
         while sender.poll_transmit().is_some() {}
-        // The first of twenty is lost; the next two acknowledgements have one new packet sent each.
+        // The first of twenty is lost; the next two acknowledgements release one new packet each.
         for last in 2..=20 {
             sender.handle(at(10), &ack(0, &[[2, last]]));
             while sender.poll_transmit().is_some() {}
         }
         assert_eq!((sender.window(), sender.recoveries, sender.pipe()), (10, 1, 10));
         sender.handle(at(20), &ack(22, &[]));
-        assert_eq!(sender.window(), 10, "the nineteen behind the loss count no second time");
+        assert_eq!(sender.window(), 10, "the nineteen after the loss are not counted again");
         sender.handle(at(21), &ack(28, &[]));
         assert_eq!(sender.window(), 10, "nine");
         sender.handle(at(21), &ack(29, &[]));

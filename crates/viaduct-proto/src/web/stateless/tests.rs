@@ -77,7 +77,7 @@ impl World {
         World { now, client, servers: [server(), server()], site }
     }
 
-    /// Makes a round trip, with the other server each time.
+    /// Makes a round trip. The servers answer alternately.
     fn turn(&mut self) {
         self.now += Duration::from_millis(20);
         let at = |text: &str| text.parse().unwrap();
