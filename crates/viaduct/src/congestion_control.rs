@@ -11,7 +11,8 @@ use viaduct_sys::socket::tcp::LongHaul;
 /// # Errors
 /// The name is unknown; lists the available names.
 pub fn check(option: &str, name: &str) -> Result<()> {
-    let probe = TcpListener::bind("127.0.0.1:0").with_context(|| format!("{option}: try it"))?;
+    let probe =
+        TcpListener::bind("127.0.0.1:0").with_context(|| format!("{option}: cannot be tried"))?;
     let haul = LongHaul { congestion_control: Some(name.to_owned()), buffer: None };
     haul.apply(&probe).map_err(|_| {
         let known = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");

@@ -21,18 +21,17 @@ pub enum KeyCommand {
         #[arg(long, value_name = "FILE", default_value = "site.key")]
         out: PathBuf,
     },
-    /// Make a secret for `viaduct serve --key`, in a file that only you can read, shared by
-    /// replicas
+    /// Make a secret for `viaduct serve --key`, in a file that only you can read; replicas share it
     Serve {
-        /// The file to write, an existing one is left alone; -: standard output, to add a secret
-        /// to a file
+        /// The file to write; an existing one is left alone. With -, write to standard output, to
+        /// add a secret to a file
         #[arg(long, value_name = "FILE", default_value = "serve.key")]
         out: PathBuf,
-        /// The secret's number, 0 to 255, another one than those in use
+        /// Number of the secret, 0 to 255, different from those in use
         #[arg(long, value_name = "N", default_value_t = 1)]
         number: u8,
     },
-    /// Print the public key of a secret key's file
+    /// Print the public key that belongs to the secret key in a file
     Show {
         /// The file
         #[arg(value_name = "FILE", default_value = "site.key")]
@@ -105,7 +104,7 @@ fn refused(out: &Path, error: io::Error) -> anyhow::Error {
             "{file} exists already, and is left alone: `viaduct key show {file}` prints its public \
              key, `viaduct key new --out FILE` makes another"
         ),
-        _ => anyhow::Error::new(error).context(format!("{file}: cannot be made")),
+        _ => anyhow::Error::new(error).context(format!("cannot create {file}")),
     }
 }
 

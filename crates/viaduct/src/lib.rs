@@ -1,5 +1,5 @@
-//! Viaduct as a program: command line in, one service out. To add a handler of your own, build a
-//! `viaduct` that knows it, without a change here (see `examples/handler`):
+//! The program `viaduct`: parses the command line and runs one service. To add a handler of your
+//! own, build a `viaduct` that registers it; this crate needs no change (see `examples/handler`):
 //!
 //! ```no_run
 //! fn main() -> std::process::ExitCode {
@@ -9,7 +9,7 @@
 //! }
 //! ```
 
-#![allow(unreachable_pub, reason = "modules are private, and their insides need not repeat it")]
+#![allow(unreachable_pub, reason = "the modules are private: `pub` in them is crate-wide")]
 
 mod access_log;
 mod congestion_control;
@@ -63,31 +63,33 @@ struct CommandLine {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a site's gateway: mask the loss of the WAN for all hosts of the site
+    /// Run a site's gateway: mask the packet loss of the WAN for all hosts of the site
     Gateway {
-        /// The site's config
+        /// Config file of the site
         #[arg(short, long, value_name = "FILE")]
         config: PathBuf,
         /// Check the config, print its meaning, and change nothing
         #[arg(long)]
         check: bool,
     },
-    /// Run one hop of a chain: split TCP connections, and connect onwards when the SYN is seen
+    /// Run a proxy, one hop of a chain: split TCP connections, and connect to the server as soon
+    /// as the client's SYN is seen
     Proxy {
         #[command(flatten)]
         options: Box<proxy::ProxyOptions>,
     },
-    /// Put handlers under a program: viaduct run +shape:rate=2M -- curl ...
+    /// Run a program whose connections pass handlers: viaduct run +shape:rate=2M -- curl ...
     Run {
         #[command(flatten)]
         args: run::RunArgs,
     },
-    /// Run handlers that programs share: viaduct run --master NAME has its flows carried by it
+    /// Run handlers that several programs share: viaduct run --master NAME adds a program
     Master {
         #[command(flatten)]
         args: master::MasterArgs,
     },
-    /// Send this host's own connections to a hop, told where to by a TCP option in their SYNs
+    /// Send this host's own connections through a hop, with their destination in a TCP option of
+    /// the SYN
     Steer {
         #[command(flatten)]
         args: steer::SteerArgs,
@@ -102,7 +104,7 @@ enum Command {
         #[command(flatten)]
         args: serve::ServeArgs,
     },
-    /// Show what a running gateway, proxy, server or overlay node sees
+    /// Show the status of a running gateway, proxy, server or overlay node
     Status {
         #[command(flatten)]
         selector: status::ServiceSelector,
@@ -110,12 +112,13 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show the same live, refreshed every second, with rates; `q` quits
+    /// Show the status live, refreshed every second, with rates; `q` quits
     Top {
         #[command(flatten)]
         selector: status::ServiceSelector,
     },
-    /// Say what a link has lost, from captures of its traffic, and what repairs would have done
+    /// Report from captures of a link's traffic what the link lost, and what repairs would have
+    /// recovered
     Observe {
         #[command(flatten)]
         args: observe::ObserveArgs,
@@ -123,14 +126,15 @@ enum Command {
     /// Make and show keys
     #[command(subcommand)]
     Key(key::KeyCommand),
-    /// Print the completions of a shell: viaduct completions bash
+    /// Print shell completions: viaduct completions bash
     Completions(manual::CompletionArgs),
     /// Write the man pages: viaduct man DIR
     Man(manual::ManArgs),
-    /// Two sites, a link that loses packets, four programs across it: without and with Viaduct
+    /// Run four programs between two sites over a link that loses packets, without and with
+    /// Viaduct
     #[cfg(feature = "lab")]
     Demo(viaduct_lab::demo::DemoArgs),
-    /// Worlds in network namespaces, and experiments in them
+    /// Build test networks of network namespaces, and run experiments in them
     #[cfg(feature = "lab")]
     #[command(subcommand)]
     Lab(viaduct_lab::cli::LabCommand),
@@ -144,13 +148,12 @@ pub fn handlers() -> Registry {
     viaduct_proto::handlers::registry(&shell::shell())
 }
 
-/// Runs the service that the command line selects, with these handlers.
+/// Runs the service that the command line selects, with the handlers of `registry`.
 pub fn main(registry: Registry) -> ExitCode {
-    // All services wait for child processes.
+    // All services wait for child processes, which fails if the parent ignored SIGCHLD.
     viaduct_sys::process::inherited_state::reset_sigchld();
     let words = run::expand(std::env::args_os());
-    // `viaduct run` exits with the status of its program; failures before that have a status of
-    // their own.
+    // `viaduct run` exits with the status of its program. Its own failures have another status.
     let failed = words.get(1).filter(|word| *word == "run").map(|_| run::OUR_FAULT);
     let read = CommandLine::command().try_get_matches_from(words);
     let read = read.and_then(|matches| Ok((CommandLine::from_arg_matches(&matches)?, matches)));
@@ -168,12 +171,12 @@ pub fn main(registry: Registry) -> ExitCode {
     }
 }
 
-/// Prints the error of the command line, or the help that it asks for, and exits.
+/// Prints the error of the command line, or the help that was requested, and exits.
 fn refuse(error: &clap::Error, failed: Option<u8>) -> ! {
     let Some(failed) = failed.filter(|_| error.use_stderr()) else { error.exit() };
     match run::suggestion(error) {
         Some(suggestion) => eprintln!("viaduct: {suggestion}"),
-        // The output may be closed.
+        // Fails if the output is closed.
         None => drop(error.print()),
     }
     std::process::exit(failed.into());

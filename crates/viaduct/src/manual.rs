@@ -9,7 +9,7 @@ use clap_complete::Shell;
 /// Arguments of `viaduct man`.
 #[derive(Debug, clap::Args)]
 pub struct ManArgs {
-    /// Directory to write the pages into; made if missing
+    /// Directory to write the pages into; created if missing
     #[arg(value_name = "DIR")]
     dir: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! Reports the state of the gateway to the service manager (systemd's `sd_notify` protocol: one
+//! Reports the state of a service to the service manager (systemd's `sd_notify` protocol: one
 //! datagram of `KEY=value` lines to the socket that `NOTIFY_SOCKET` names). Without a manager
 //! nothing is sent. The crate `sd-notify` (0.5) cannot send to abstract names, which managers in
 //! containers use.
@@ -12,23 +12,23 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use tracing::debug;
 use viaduct_sys::clock;
 
-/// State of a gateway.
+/// State of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Everything is up; also at the end of a reload.
+    /// The service is up, or a reload has ended.
     Ready,
     /// A reload has begun.
     Reloading,
-    /// The gateway is restoring the machine's settings.
+    /// The service is ending: it drains flows, or restores the machine's settings.
     Stopping,
 }
 
-/// Reports `phase`. The gateway continues if the manager cannot be reached.
+/// Reports `phase`. Failures are only logged: the service does not depend on its manager.
 pub fn notify(phase: Phase) {
     if let Some(socket) = env::var_os("NOTIFY_SOCKET")
         && let Err(error) = send(&socket, &message(phase))
     {
-        debug!("the service manager was not notified: {error}");
+        debug!("cannot notify the service manager: {error}");
     }
 }
 

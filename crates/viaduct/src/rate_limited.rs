@@ -1,5 +1,5 @@
-//! Rate limit for log lines that remote hosts can cause. Each is logged a few times, and then
-//! once in a while with the number of those suppressed.
+//! Rate limit for log lines that remote hosts can cause. The same line is logged only a few times
+//! per interval. Its first line in a later interval also has the number of suppressed lines.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-/// Interval in which the same line is logged at most `max_lines` times.
+/// Interval in which lines of the same key are logged at most `max_lines` times.
 const INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum number of keys; further ones share one allowance.
 const MAX_KEYS: usize = 256;
@@ -16,7 +16,7 @@ const MAX_KEYS: usize = 256;
 /// Log lines with a rate limit. Lines of the same key count as the same.
 #[derive(Debug)]
 pub struct RateLimitedLog<K> {
-    /// Number of lines of a key in one interval.
+    /// Maximum number of lines of a key in one interval.
     max_lines: u64,
     counts: Mutex<Counts<K>>,
 }
@@ -24,7 +24,7 @@ pub struct RateLimitedLog<K> {
 #[derive(Debug)]
 struct Counts<K> {
     keys: Option<HashMap<K, LineCount>>,
-    /// Count of all keys beyond [`MAX_KEYS`].
+    /// Common count of all keys beyond [`MAX_KEYS`].
     others: Option<LineCount>,
 }
 
@@ -32,7 +32,7 @@ struct Counts<K> {
 struct LineCount {
     since: Instant,
     lines: u64,
-    /// Number of lines that were suppressed.
+    /// Number of lines suppressed in this interval.
     suppressed: u64,
 }
 
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(log.count(1, now + INTERVAL), Some(0));
         let heard = (0..2 * MAX_KEYS).filter(|n| log.count(*n, now + INTERVAL).is_some()).count();
         assert!(log.counts.lock().unwrap().keys.as_ref().unwrap().len() <= MAX_KEYS);
-        assert_eq!(heard, MAX_KEYS + 1, "keys beyond those that are remembered share an allowance");
+        assert_eq!(heard, MAX_KEYS + 1, "keys beyond the limit share one allowance");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use viaduct_proto::wrap::{Fate, Rules};
 /// Options that select flows.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct RuleArgs {
-    /// Apply the handlers to these flows alone: tcp:443, 10.0.0.0/8, 192.0.2.1:8000-8999
+    /// Apply the handlers only to these flows: tcp:443, 10.0.0.0/8, 192.0.2.1:8000-8999
     /// [repeatable]
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
@@ -19,20 +19,22 @@ pub struct RuleArgs {
     /// Refuse these flows [repeatable]
     #[arg(long, value_name = "PATTERN")]
     refuse: Vec<String>,
-    /// Read such rules from a file: a line each, only PATTERN, except PATTERN or refuse PATTERN
+    /// Read rules from a file, one per line: only PATTERN, except PATTERN or refuse PATTERN
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
     /// Refuse traffic that the handlers cannot process, such as datagrams and raw sockets; the
-    /// default if a handler guards what passes
+    /// default if a handler hides or protects data
     #[arg(long, conflicts_with = "no_strict")]
     strict: bool,
-    /// Let such traffic go direct, even if a handler guards what passes
+    /// Let traffic that the handlers cannot process go direct, even if a handler hides or protects
+    /// data
     #[arg(long)]
     no_strict: bool,
 }
 
 impl RuleArgs {
-    /// Applies the options to a chain; `guards`: it has a handler that guards what passes.
+    /// Rules of the options, for a chain. `guards` is true if a handler of the chain hides or
+    /// protects data.
     ///
     /// # Errors
     /// The error in a rule, with its place and the expected form.

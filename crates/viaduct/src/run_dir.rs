@@ -1,4 +1,4 @@
-//! Directory of a service's sockets and journal, where none is named.
+//! Default directory of a service's sockets and journal.
 //!
 //! | user | directory |
 //! |---|---|
@@ -17,14 +17,14 @@ use crate::value_parser::table::defaults;
 #[derive(Clone, Debug, Default, clap::Args, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RunDir {
-    /// Directory of sockets and journals [default: /run/viaduct; without root's rights
-    /// $XDG_RUNTIME_DIR/viaduct, or /tmp/viaduct-UID]
+    /// Directory of sockets and journals [default: /run/viaduct for root, else
+    /// $XDG_RUNTIME_DIR/viaduct or /tmp/viaduct-UID]
     #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR")]
     run_dir: Option<PathBuf>,
 }
 
 impl RunDir {
-    /// Directory that was named, or the default one, which this call may create.
+    /// Directory of the option, or the default one, which this call may create.
     pub fn path(&self) -> PathBuf {
         self.run_dir.clone().unwrap_or_else(default_run_dir)
     }
@@ -44,9 +44,8 @@ const TMP: &str = "/tmp";
 
 /// Default directory of this user's services.
 ///
-/// A directory below `/tmp` is created here, because any user might create one of that name. A
-/// directory that another user has created is never used: the system's directory is returned
-/// instead, to which writing then fails.
+/// A directory below `/tmp` is created here, because any other user could create it first. If
+/// another user has, the system's directory is returned, in which creating a socket then fails.
 pub fn default_run_dir() -> PathBuf {
     let user = rustix::process::geteuid();
     if user.is_root() {
@@ -65,7 +64,7 @@ pub fn default_run_dir() -> PathBuf {
 /// Creates `directory` if it does not exist.
 ///
 /// # Errors
-/// It is not a directory of `user` that others cannot enter.
+/// `directory` belongs to another user than `user`, other users can enter it, or it is a file.
 fn own(directory: &Path, user: u32) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),

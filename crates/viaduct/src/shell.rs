@@ -7,7 +7,7 @@ use viaduct_proto::handlers::Shell;
 use crate::overlay::overlays;
 use crate::random::entropy;
 
-/// Returns access to this system's files and randomness, and to the overlay's nodes on it.
+/// Returns access to this system's files and randomness, and to overlay nodes on this system.
 pub fn shell() -> Shell {
     Shell {
         files: Arc::new(|path| std::fs::read_to_string(path).map_err(|error| error.to_string())),

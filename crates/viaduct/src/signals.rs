@@ -1,6 +1,6 @@
 //! Signals that end a service or make it reload its config. They are registered before anything
-//! is changed on the machine. A signal during the start is handled after it, and the changes are
-//! reverted.
+//! is changed on the machine: a signal to end that arrives during the start is handled after the
+//! start, and the changes are reverted.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub struct Signals {
     streams: SignalStreams,
 }
 
-/// Streams of the signals, in that runtime.
+/// Streams of the signals, in the runtime of [`Signals`].
 #[derive(Debug)]
 pub struct SignalStreams {
     /// SIGHUP: reload the config.
@@ -40,10 +40,10 @@ pub enum Pause {
 }
 
 impl Signals {
-    /// Registers the signals: from now on none of them ends the process by itself.
+    /// Registers the signals: from now on none of them terminates the process by default.
     ///
     /// # Errors
-    /// The kernel gives no descriptors.
+    /// No descriptors are available.
     pub fn register() -> Result<Signals> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let streams = {

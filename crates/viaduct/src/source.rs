@@ -1,9 +1,9 @@
-//! Source of clients, as limits and logs count them: a client with an IPv6 network has very many
-//! addresses.
+//! Source of a client, by which limits and rate-limited logs count: with IPv6 a host can use any
+//! address of its network, so single addresses would evade a limit.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// IPv4 address, or a /64 of IPv6, all of which one host may have.
+/// IPv4 address, or IPv6 network of length 64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Source(IpAddr);
 

@@ -22,7 +22,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 #[must_use]
 pub struct Name {
     path: PathBuf,
-    /// Device and inode, because another service may have taken the name since.
+    /// Device and inode, to detect that another service has taken the name since.
     file: Option<(u64, u64)>,
 }
 
@@ -52,11 +52,13 @@ fn file_of(path: &Path) -> Option<(u64, u64)> {
 /// A service of this name runs, or the socket cannot be created.
 pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
     // The lock serializes services that start at the same time.
-    let _lock = DirLock::around(path).with_context(|| format!("run-dir of {}", path.display()))?;
+    let _lock = DirLock::around(path)
+        .with_context(|| format!("run-dir: cannot lock the directory of {}", path.display()))?;
     check_free(path)?;
     let _ = fs::remove_file(path);
     let bound = UnixListener::bind(path);
-    let listener = bound.with_context(|| format!("status socket {}", path.display()))?;
+    let listener =
+        bound.with_context(|| format!("cannot open the status socket {}", path.display()))?;
     Ok((listener, Name::of(path)))
 }
 
@@ -81,8 +83,8 @@ pub fn show(mut client: tokio::net::UnixStream, status: &impl Serialize) -> Resu
     Ok(())
 }
 
-/// Checks that no service answers at `socket`, as it would lose its socket. The socket of a
-/// killed service remains, but does not answer.
+/// Checks that no service answers at `socket`, because [`open`] would replace its socket. The
+/// socket of a killed service remains, but does not answer.
 ///
 /// # Errors
 /// A service answers.

@@ -1,6 +1,6 @@
 //! `viaduct steer`: redirects connections of this host's programs to a hop, with the original
-//! destination in an option of their SYNs (Miniproxy, section 5). No bytes pass this process:
-//! the kernel does it all, and stops when the process ends, however it ends.
+//! destination in an option of their SYNs (Miniproxy, section 5). The kernel does this while the
+//! process runs; no data passes through the process.
 //!
 //! ```text
 //!   curl ── connect(2) to the server ──▶ BPF: to the hop, option in the SYN ══▶ hop ══▶ server
@@ -26,14 +26,14 @@ pub struct SteerArgs {
     /// The hop, a `viaduct proxy --expect option`
     #[arg(short, long, value_name = "ADDRESS:PORT")]
     next: SocketAddrV4,
-    /// Servers: IPv4 connections to them are steered
+    /// Servers whose IPv4 connections are steered
     #[arg(short, long, value_name = "PREFIX,...", value_delimiter = ',', required = true)]
     to: Vec<Ipv4Net>,
-    /// Of those connections, only those to these ports
+    /// Steer only connections to these ports
     #[arg(short, long, value_name = "PORT,...", value_delimiter = ',')]
     ports: Vec<u16>,
-    /// Only those of the programs in this cgroup (version 2); of all of this network namespace
-    /// if not given
+    /// Steer only connections of the programs in this cgroup (version 2); if not given, those of
+    /// all programs in this network namespace
     #[arg(long, value_name = "DIR")]
     cgroup: Option<PathBuf>,
 }
@@ -54,7 +54,8 @@ pub fn run(args: &SteerArgs) -> Result<()> {
         ports: args.ports.clone(),
         template: template(),
     };
-    let _steer = Steer::attach(&steering, args.cgroup.as_deref()).context("steer")?;
+    let _steer =
+        Steer::attach(&steering, args.cgroup.as_deref()).context("cannot steer connections")?;
     info!(to = ?args.to, next = %args.next, "up");
     signal.read_exact(&mut [0])?;
     info!("stopping");

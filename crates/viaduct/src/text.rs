@@ -19,15 +19,15 @@ pub fn read(path: &Path, most: u64) -> Result<String, String> {
     let read = File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes));
     read.map_err(|error| format!("cannot be read: {error}"))?;
     if bytes.len() as u64 > most {
-        return Err(format!("is longer than {most} bytes, the most that is read"));
+        return Err(format!("is longer than {most} bytes, the maximum"));
     }
     String::from_utf8(bytes).map_err(|error| {
         format!("is no text: its byte {} is not UTF-8", error.utf8_error().valid_up_to() + 1)
     })
 }
 
-/// Position for an error message: the line of `text` that byte `at` is in, and the key that is
-/// set there.
+/// Position for an error message: the line of `text` that contains byte `at`, and the key that is
+/// set on that line.
 pub fn position(text: &str, at: usize) -> String {
     let number = before(text, at).matches('\n').count() + 1;
     match key(text, at) {
@@ -36,8 +36,8 @@ pub fn position(text: &str, at: usize) -> String {
     }
 }
 
-/// Key whose value contains byte `at` of `text`; `None` if the key itself is wrong, which the
-/// message names.
+/// Key whose value contains byte `at` of `text`; `None` if the key itself is wrong: the parser's
+/// message then names it.
 fn key(text: &str, at: usize) -> Option<&str> {
     let line = before(text, at).rsplit('\n').next()?;
     line.split_once('=').map(|(key, _)| key.trim())
@@ -47,7 +47,7 @@ fn before(text: &str, at: usize) -> &str {
     text.get(..at).unwrap_or(text)
 }
 
-/// Message of the parser about byte `at` of `text`, in the terms of a config.
+/// Message of the TOML parser about byte `at` of `text`, in terms that users of a config know.
 pub fn explain(text: &str, at: usize, message: &str) -> String {
     let message = message.replace('\n', " ");
     if let Some(key) = message.strip_prefix("missing field ") {
@@ -86,7 +86,7 @@ pub fn table(text: &str, at: usize) -> Option<&str> {
     text[..end].lines().rev().map(str::trim).find(|line| line.starts_with('['))
 }
 
-/// Checks that `name` can be part of a file's name and of a policy.
+/// Checks that `name` can be part of a file name, and named in a policy.
 ///
 /// # Errors
 ///

@@ -11,7 +11,7 @@ use viaduct_proto::units;
 
 /// Slowest permitted rate limit, in bits a second.
 const MIN_RATE: u64 = 1_000;
-/// Smallest buffer, and the largest that the kernel can be asked for, in bytes.
+/// Smallest buffer, and the largest that can be requested of the kernel, in bytes.
 const MIN_BUFFER: u64 = 4 << 10;
 pub const MAX_BUFFER: usize = 1 << 30;
 /// Largest buffer of a tunnel, in bytes.
@@ -21,13 +21,13 @@ const MIN_PACKET_MEMORY: u64 = 4 << 20;
 const MAX_PACKET_MEMORY: u64 = 1 << 40;
 /// Smallest limit of memory, in bytes.
 const MIN_MEMORY: u64 = 64 << 10;
-/// Longest time, in days: a hundred years. Where a limit can be switched off, 0s does it.
+/// Longest time, in days: a hundred years.
 const MAX_DAYS: u64 = 36_500;
-/// Limits of the kernel's timer, which counts milliseconds, and of its keepalive probes, which
-/// count seconds.
+/// Limits of `dead-after`: the kernel's user timeout counts milliseconds, its keepalive probes
+/// seconds.
 const DEAD_AFTER: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(24 * 24 * 3600);
-/// Longest time that a loop may poll for events: a sleep costs a small part of that.
+/// Longest time that a loop may poll for events; falling asleep and waking up takes far less.
 const MAX_SPIN: Duration = Duration::from_millis(1);
 
 /// Parses an address and a port to listen at or connect to.
@@ -47,14 +47,15 @@ pub fn socket_addr(text: &str) -> Result<SocketAddr, String> {
 pub fn destination(text: &str) -> Result<SocketAddr, String> {
     let at = socket_addr(text)?;
     if at.ip().to_canonical().is_unspecified() {
-        return Err("an address that one can go to is expected; this machine's are 127.0.0.1 and \
-                    [::1], say"
-            .to_owned());
+        return Err(
+            "an address to connect to is expected; for this machine use 127.0.0.1 or [::1]"
+                .to_owned(),
+        );
     }
     Ok(at)
 }
 
-/// Parses a prefix; an address alone is one of its full length.
+/// Parses a prefix; a single address is a prefix of full length.
 pub fn prefix(text: &str) -> Result<IpNet, String> {
     let address = |text: &str| text.parse::<IpAddr>().ok().map(IpNet::from);
     let Some(net) = text.parse().ok().or_else(|| address(text)) else {
@@ -85,7 +86,8 @@ pub fn time(text: &str) -> Result<Duration, String> {
     Ok(time)
 }
 
-/// Parses the time without an answer after which an end is given up; zero is for ever.
+/// Parses the time without an acknowledgement after which a connection is reset; zero means the
+/// kernel's limits.
 pub fn dead_after(text: &str) -> Result<Duration, String> {
     let time = time(text).ok().filter(|time| time.is_zero() || DEAD_AFTER.contains(time));
     time.ok_or_else(|| "a time of 1s to 24d is expected, or 0s for the kernel's".to_owned())

@@ -29,7 +29,7 @@ pub enum Format {
 pub struct Entry {
     /// Start of the request or flow.
     pub start: SystemTime,
-    /// Time from its start to its end, if it has been measured.
+    /// Time from the start to the end, if it has been measured.
     pub duration: Option<Duration>,
     /// Address of the client.
     pub client: SocketAddr,
@@ -37,9 +37,10 @@ pub struct Entry {
     pub user: Option<String>,
     /// Protocol of the client's side, such as `http`, `trickles`, `socks5`, `tcp`.
     pub protocol: &'static str,
-    /// The request line, or a line in its place for other protocols: `CONNECT host:port SOCKS5`.
+    /// HTTP request line, or a similar line for other protocols: `CONNECT host:port SOCKS5`.
     pub request: String,
-    /// Status code of HTTP, or the one that stands for the outcome: 200, 403, 407, 502, 504.
+    /// HTTP status code; for other protocols the one that corresponds to the outcome: 200, 403,
+    /// 407, 502 or 504.
     pub status: u16,
     /// Bytes sent to the client.
     pub sent: u64,
@@ -123,14 +124,14 @@ fn common_time(time: SystemTime) -> String {
     format!("{day}/{month}/{year}:{clock} +0000")
 }
 
-/// Escapes text that is one field of a line, including spaces, which would shift the fields
-/// behind it.
+/// Escapes text that is one field of a line, including spaces, which would shift the fields after
+/// it.
 pub(super) fn escape_word(text: &str, most: usize) -> String {
     escape(text, most).replace(' ', "\\x20")
 }
 
-/// Escapes text as web servers do in their logs, up to `most` bytes of it: quotes and
-/// backslashes by a backslash, control characters and bytes beyond ASCII as `\xHH`.
+/// Escapes the first `most` bytes of a text as web servers do in their logs: quotes and backslashes
+/// with a backslash, control characters and bytes beyond ASCII as `\xHH`.
 fn escape(text: &str, most: usize) -> String {
     let mut out = String::with_capacity(text.len().min(most));
     for byte in text.bytes().take(most) {

@@ -5,9 +5,8 @@
 //!                            │ full: counted as lost          ▲ reopen (SIGHUP, SIGUSR1)
 //! ```
 //!
-//! Event loops queue an [`Entry`] and continue. Lines are formatted and written by a thread of
-//! their own, so that a slow disk delays no packet. If the thread falls behind, entries are
-//! dropped and counted.
+//! Event loops only queue an [`Entry`]. A separate thread formats and writes the lines, so that a
+//! slow disk delays no packet. If the thread falls behind, entries are dropped and counted.
 
 mod entry;
 mod writer;
@@ -30,9 +29,8 @@ pub use writer::AccessLog;
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AccessLogArgs {
-    /// Log each request or flow when it has ended: to a file, which is opened again on SIGHUP
-    /// and SIGUSR1 (after logrotate has moved it away), to standard output (-), or to standard
-    /// error (stderr)
+    /// Log each request or flow when it has ended: to a file, which is reopened on SIGHUP and
+    /// SIGUSR1 (for logrotate), to standard output (-), or to standard error (stderr)
     #[arg(long, value_name = "FILE|-|stderr")]
     pub access_log: Option<Target>,
     /// Format of the access log [default: common]
@@ -78,7 +76,7 @@ impl TryFrom<String> for Target {
 pub struct AccessLogStats {
     /// Lines written.
     pub written: u64,
-    /// Lines lost because the queue was full, or the destination rejected them.
+    /// Lines lost because the queue was full, or could not be written.
     pub lost: u64,
 }
 
@@ -107,9 +105,9 @@ impl AccessLogArgs {
     }
 }
 
-/// Logs a warning about a failed authentication, in the form for which docs/access-log.md gives
-/// a fail2ban filter. The user name is chosen by the client: it comes last, quoted and escaped,
-/// including spaces.
+/// Logs a warning about a failed authentication, in the form that the fail2ban filter in
+/// docs/access-log.md matches. The client chooses the user name, so it comes last, quoted and
+/// escaped, including spaces.
 pub fn authentication_failed(client: IpAddr, method: &str, user: Option<&str>) {
     warn!("{}", failure_line(client, method, user));
 }
@@ -179,7 +177,7 @@ mod tests {
                 format!("Nov 26 07:00:00 host viaduct[7]: 2026-11-26T07:00:00Z  WARN {line}");
             assert_eq!(banned(&line), "192.0.2.7", "{line}");
         }
-        // The filter does not match a line of another origin that quotes a client.
+        // The filter does not match other log lines in which a client quotes such a line.
         let other = format!("viaduct[7]:  WARN bad request \"{victim}\", user \"x\"");
         assert_eq!(banned(&other), "", "{other}");
         let unescaped = format!(

@@ -16,18 +16,18 @@ use tracing::{info, warn};
 use super::entry::{Entry, Format};
 use super::{AccessLogStats, Target};
 
-/// Maximum number of entries in the queue; with [`Entry::truncate`] about 10 MB.
+/// Maximum number of entries in the queue; about 10 MB, because [`Entry::truncate`] limits each.
 const MAX_QUEUED: usize = 4096;
 /// Maximum bytes of lines collected for one write, if more entries are waiting.
 const MAX_BATCH: usize = 64 << 10;
-/// Maximum time that the process waits at its end for the queue to be written.
+/// Maximum time for which the process waits at its end until the queue is written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval between attempts to queue the flush request while the queue is full.
 const FLUSH_RETRY: Duration = Duration::from_millis(5);
 /// Minimum interval between warnings about lost lines.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Handle of an access log; copies share it. A handle without a log ignores entries.
+/// Handle of an access log; clones share the log. A handle without a log ignores entries.
 #[derive(Clone, Debug, Default)]
 pub struct AccessLog(Option<Writer>);
 
@@ -79,7 +79,7 @@ impl AccessLog {
         }
     }
 
-    /// Reopens the file by its name. If that fails, the log continues in the old one.
+    /// Reopens the file by its name. If that fails, the log continues in the old file.
     pub fn reopen(&self) {
         let Some(Writer { queue, state }) = &self.0 else { return };
         state.reopen.store(true, Ordering::Release);
@@ -87,7 +87,7 @@ impl AccessLog {
         let _ = queue.try_send(Message::Wake);
     }
 
-    /// Waits at the end of the process until the queue is written, for 2 s at most.
+    /// Waits until the queue is written, for at most 2 s. Called at the end of the process.
     pub fn flush(&self) {
         let Some(Writer { queue, .. }) = &self.0 else { return };
         let deadline = Instant::now() + FLUSH_TIMEOUT;
@@ -166,7 +166,7 @@ impl Thread {
         let lines = lost - reported;
         match failed {
             Some(error) => warn!(%error, lines, "access log: lines were lost"),
-            None => warn!(lines, "access log: lines were lost, the queue was full"),
+            None => warn!(lines, "access log: lines were lost because the queue was full"),
         }
     }
 

@@ -27,7 +27,7 @@ use viaduct_proto::repair::cache::{Found, Query};
 const MAX_QUERIES: u32 = 2_000;
 /// Maximum number of cached packets that are examined per second: a fraction of a core's time.
 const MAX_EXAMINED: usize = 4_000_000;
-/// Buffer size, more than any query: 64 times 32 bytes and a head.
+/// Size of the receive buffer: longer than any query, which has a head and up to 64 times 32 bytes.
 const MAX_QUERY: usize = 4_096;
 
 /// Counters, shared with the status page.
@@ -51,7 +51,7 @@ impl CacheService {
         CacheService(tokio::spawn(async move {
             let mut budget = Budget::new(Instant::now());
             let mut datagram = [0; MAX_QUERY];
-            // An error here is an ICMP message about a client that has gone.
+            // Errors are ICMP messages about answers to clients that have gone.
             loop {
                 let Ok((len, client)) = socket.recv_from(&mut datagram).await else { continue };
                 let own = prefixes.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -76,7 +76,7 @@ fn lock(stats: &SharedStats) -> std::sync::MutexGuard<'_, CacheStats> {
     stats.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Parses a query, if its sender is of the site and the budget allows it.
+/// Parses a query, if its sender is a host of the site and the budget allows it.
 fn accept(
     prefixes: &[IpNet],
     client: SocketAddr,

@@ -1,7 +1,7 @@
-//! Clocks of handshakes, kept over a restart in `<site>.clocks` of the service's state
-//! directory, so that an initiation recorded before the restart is rejected after it. Each line
-//! has a peer's public key, and the times of the latest initiations received and sent, in
-//! nanoseconds since 1970.
+//! Clocks of handshakes, kept over a restart in `<site>.clocks` in the service's state directory:
+//! a replay of an initiation from before the restart is rejected after it. Each line has a peer's
+//! public key, and the times of the latest initiations received and sent, in nanoseconds since
+//! 1970.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -14,11 +14,11 @@ use viaduct_proto::keys::PublicKey;
 use viaduct_proto::repair::{Clocks, MAX_PEERS};
 use viaduct_sys::journal::replace_file;
 
-/// Minimum number of seconds between writes if only sent clocks have changed: those rise with
-/// each attempt.
+/// Minimum number of seconds between writes if only the clocks of sent initiations have changed:
+/// they rise with each attempt.
 const SENT_EVERY: u32 = 60;
-/// Margin added to a sent clock that is ahead of the machine's clock, which was then set back.
-/// The margin exceeds the rise that the sent clock can have had since it was written.
+/// Margin added to a sent clock that is ahead of the machine's clock, because the latter was set
+/// back. It exceeds the possible rise of the sent clock between its last write and the restart.
 const SENT_MARGIN: u64 = 2 * SENT_EVERY as u64 * 1_000_000_000;
 /// Maximum length of the file in bytes.
 const MAX_FILE: u64 = MAX_PEERS as u64 * 2 * 128;
@@ -34,7 +34,7 @@ pub struct ClockFile {
 }
 
 impl ClockFile {
-    /// Creates the state for `path`, which need not exist.
+    /// Creates the state for the file `path`, which need not exist yet.
     pub fn new(path: PathBuf) -> ClockFile {
         ClockFile { path, written: HashMap::new(), calls: 0, is_failing: false }
     }
@@ -60,7 +60,8 @@ impl ClockFile {
         }
     }
 
-    /// Writes `clocks`, if there are any. Called at the end too, even if few have risen.
+    /// Writes `clocks`, if there are any. Must be called at the end too: [`ClockFile::update`]
+    /// delays some writes.
     pub fn write(&mut self, clocks: &HashMap<PublicKey, Clocks>) {
         // The packet thread has not reported any clocks yet.
         if clocks.is_empty() && self.written.is_empty() {
@@ -74,7 +75,7 @@ impl ClockFile {
         if let Err(error) = &done
             && !self.is_failing
         {
-            warn!("{}: cannot be written: {error}", self.path.display());
+            warn!("cannot write {}: {error}", self.path.display());
         }
         self.is_failing = done.is_err();
         self.calls = 0;

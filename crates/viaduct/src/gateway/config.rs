@@ -1,5 +1,5 @@
-//! `site.toml`: first the text of the user, then its meaning. Everything is checked before
-//! anything is changed, and each error is one line that says what would be right.
+//! `site.toml`: the file as written, and its meaning. Everything is checked before anything is
+//! changed, and each error is one line that names the expected form.
 
 mod error;
 mod file;
@@ -39,7 +39,7 @@ pub struct Config {
     /// Length of the longest packet that the site's hosts send, if it is known to be below the
     /// WAN's MTU.
     pub host_mtu: Option<usize>,
-    /// Memory for packets in bytes, for all peers and rings together.
+    /// Memory for packets in bytes: of all peers and both taps together.
     pub memory: usize,
     /// Directory for the control socket and the journal of changes.
     pub run_dir: PathBuf,
@@ -49,7 +49,7 @@ pub struct Config {
     pub cache: Option<SocketAddr>,
     /// `[split]`: options of the proxy for split mode.
     pub split: OptionsTable,
-    /// `[[policy]]`: the flows of split mode that may pass, and their handling.
+    /// `[[policy]]`: handling of the flows of split mode.
     pub policies: Vec<PolicyTable>,
     /// Peer sites.
     pub peers: Vec<Peer>,
@@ -75,15 +75,15 @@ pub struct Peer {
     pub split: bool,
     /// Encoding of the packets to the peer.
     pub coding: Option<Coding>,
-    /// True if packets are kept so short that a repair of them fits one datagram.
+    /// True if packets are kept so short that each repair fits one datagram.
     pub lower_mtu: bool,
-    /// Idle time after which unfilled bins fire.
+    /// Idle time after which repairs of incomplete windows are sent.
     pub flush_after: Duration,
     /// Age at which session keys are replaced.
     pub rekey_after: Duration,
 }
 
-/// Error in a config: place, problem, and what would be right.
+/// Error in a config: file, place, and problem with the expected form.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {place}{what}", file.display())]
 pub struct ConfigError {
@@ -123,8 +123,8 @@ impl Config {
         self.run_dir.join(format!("{}.sock", self.name))
     }
 
-    /// Path of the clocks of handshakes, which are kept over a restart if the service manager
-    /// provides a directory for that (`StateDirectory=` of systemd).
+    /// Path of the file that keeps the clocks of handshakes over a restart; `None` if the service
+    /// manager provides no directory for it (`StateDirectory=` of systemd).
     pub fn clocks(&self) -> Option<PathBuf> {
         let directories = std::env::var_os("STATE_DIRECTORY")?;
         let first = std::env::split_paths(&directories).next()?;

@@ -14,7 +14,7 @@ use super::config::{Config, Peer, check_endpoint};
 
 /// Interval between two look-ups of a name.
 const RESOLVE_EVERY: Duration = Duration::from_secs(30);
-/// Interval while there is no answer.
+/// Interval while a name has no usable address.
 const RETRY_EVERY: Duration = Duration::from_secs(3);
 
 /// Host and port.
@@ -64,8 +64,7 @@ impl Endpoints {
         }
     }
 
-    /// Sets the addresses of the peers of `config` that are given by name, as far as they are
-    /// known.
+    /// Sets the endpoints of `config` that are names to their addresses, where these are known.
     pub fn fill(&self, config: &mut Config) {
         for peer in &mut config.peers {
             if let Some(at) = peer.endpoint_name.as_ref().and_then(|name| self.known.get(name)) {
@@ -80,14 +79,14 @@ impl Endpoints {
             if self.tasks.contains_key(&name)
                 && let Some(at) = self.take(&name, found)
             {
-                info!(host = name.0, %at, "the endpoint has this address");
+                info!(host = name.0, %at, "resolved the endpoint");
                 return;
             }
         }
     }
 
     /// New address of `name`, if it has changed. An address that is still among the results is
-    /// kept, in whatever order a name server lists them.
+    /// kept: name servers list them in varying order.
     fn take(&mut self, name: &Name, found: Result<Vec<SocketAddr>, String>) -> Option<SocketAddr> {
         match found {
             Ok(all) => {
@@ -102,14 +101,14 @@ impl Endpoints {
             }
             Err(reason) => {
                 if self.failures.insert(name.clone(), reason.clone()).is_none() {
-                    warn!(host = name.0, "the endpoint is not resolved: {reason}");
+                    warn!(host = name.0, "cannot resolve the endpoint: {reason}");
                 }
                 None
             }
         }
     }
 
-    /// Reason why the name of a peer has no address, if none is known.
+    /// Reason why the address of a peer, which is given by name, is unknown; `None` if it is known.
     pub fn unresolved(&self, peer: &Peer) -> Option<String> {
         let name = peer.endpoint_name.as_ref().filter(|name| !self.known.contains_key(name))?;
         let reason = self.failures.get(name).map_or("no answer yet", String::as_str);

@@ -27,7 +27,7 @@ fn status() -> Status {
 /// Sample: its name, its labels as written, its value.
 type Sample = (String, String, f64);
 
-/// Parses the text format as specified, and panics on everything else.
+/// Parses the text format, and panics on any deviation from its specification.
 fn parse(text: &str) -> BTreeMap<String, (String, Vec<Sample>)> {
     let mut families: BTreeMap<String, (String, Vec<Sample>)> = BTreeMap::new();
     let (mut helped, mut current) = (None, None);
@@ -40,11 +40,11 @@ fn parse(text: &str) -> BTreeMap<String, (String, Vec<Sample>)> {
             helped = Some(name.to_owned());
         } else if let Some(kind) = line.strip_prefix("# TYPE ") {
             let (name, kind) = kind.split_once(' ').unwrap();
-            assert_eq!(helped.as_deref(), Some(name), "HELP stands before TYPE");
+            assert_eq!(helped.as_deref(), Some(name), "HELP must come before TYPE");
             assert!(matches!(kind, "counter" | "gauge" | "histogram"), "{line}");
             assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
             let twice = families.insert(name.to_owned(), (kind.to_owned(), vec![]));
-            assert!(twice.is_none(), "{name} stands together");
+            assert!(twice.is_none(), "the samples of {name} must be together");
             current = Some(name.to_owned());
         } else {
             let (key, value) = line.rsplit_once(' ').unwrap();
@@ -133,7 +133,7 @@ async fn ask(request: &[u8], status: Status) -> String {
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (server, _) = listener.accept().await.unwrap();
     Metrics::default().answer(server, page(&status));
-    // A rejected request may be cut short.
+    // The server may close before it has read a rejected request.
     let _ = client.write_all(request).await;
     let mut response = Vec::new();
     let _ = client.read_to_end(&mut response).await;

@@ -63,7 +63,7 @@ use crate::settings::thread::ProxyThread;
 use crate::signals::{Pause, Signals};
 use crate::status_socket::check_free;
 
-/// Poll interval for missing prerequisites.
+/// Interval between checks for missing prerequisites.
 const WAIT_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs a gateway until a signal ends it.
@@ -84,9 +84,9 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
     }
     let published = Arc::new(Published::default());
     let (send, commands) = mpsc::channel();
-    let waker = Arc::new(Waker::new().context("eventfd")?);
+    let waker = Arc::new(Waker::new().context("cannot create an eventfd")?);
     let worker = build_worker(&site, injector, commands, waker.clone(), published.clone())?;
-    // Dropped when the thread ends, for whatever reason.
+    // Dropped when the thread ends, also by a panic.
     let (alive, gone) = oneshot::channel::<()>();
     let thread = std::thread::Builder::new()
         .name("packets".to_owned())
@@ -94,7 +94,7 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
             let _alive = alive;
             worker.run()
         })
-        .context("start the packet thread")?;
+        .context("cannot start the packet thread")?;
     info!(site = site.config.name, wan = site.config.wan, peers = site.config.peers.len(), "up");
     let to_worker = ToWorker::new(send, waker);
     let source = ConfigSource { path: path.to_owned(), registry };
@@ -103,13 +103,13 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
     to_worker.send(worker::Command::Stop);
     let ended = thread.join().unwrap_or_else(|_| Err(anyhow!("the packet thread panicked")));
     let restored = system.restore();
-    ended.context("traffic continues unprotected")?;
+    ended.context("the packet thread failed; traffic continues unprotected")?;
     restored?;
     done
 }
 
-/// Reads the config, and waits until the machine has what it names: at boot the interface or its
-/// address may come later. `None` if a signal ends the wait.
+/// Reads the config, and waits until the interface and the addresses that it names exist: at boot
+/// they may appear later than the gateway starts. `None` if a signal ends the wait.
 fn wait_for_prerequisites(
     path: &Path,
     registry: &Registry,
@@ -120,11 +120,11 @@ fn wait_for_prerequisites(
         let config = Config::load(path)?;
         let Some(missing) = preflight::missing_prerequisite(&config) else {
             if reported.is_some() {
-                info!("all prerequisites of the config are there");
+                info!("the interface and the addresses in the config exist now");
             }
             return resolve(config, path, registry).map(Some);
         };
-        // The service manager would abort a start that takes long.
+        // Reports readiness: the service manager would abort a start that takes too long.
         if reported.is_none() {
             notify(Phase::Ready);
         }
@@ -154,7 +154,7 @@ fn resolve(config: Config, path: &Path, registry: &Registry) -> Result<(Site, Op
     resolve_all(config).with_context(|| path.display().to_string())
 }
 
-/// Path of the config, and the handlers that it may name.
+/// Path of the config, and the handlers that the config may name.
 #[derive(Debug)]
 struct ConfigSource {
     path: PathBuf,
@@ -177,9 +177,10 @@ fn build_worker(
     let config = &site.config;
     let udp = UdpBatch::bind(config.listen)
         .with_context(|| format!("[site] listen: cannot use {}", config.listen))?;
-    udp.block_receive().context("filter the repair socket")?;
+    udp.block_receive().context("cannot filter the repair socket")?;
     let taps = Taps::open(site)?;
-    let own_queue = QdiscDrops::of(&config.wan).context("ask for the WAN's own queue")?;
+    let own_queue =
+        QdiscDrops::of(&config.wan).context("cannot read the WAN's queueing discipline")?;
     let now = Instant::from_nanos(clock::now());
     let mut plane = Plane::new(local(config), site.peers(), now)?;
     if let Some(path) = config.clocks() {
@@ -228,13 +229,13 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
     for peer in &config.peers {
         let code = peer.coding.as_ref().map_or("no repairs".to_owned(), ToString::to_string);
         let room = match site.clamp(peer) {
-            Some(longest) => format!("packets kept to {longest} bytes (route MTU, MSS)"),
-            None => "no packet is touched".to_owned(),
+            Some(longest) => format!("packets limited to {longest} bytes (route MTU, MSS)"),
+            None => "no packet is altered".to_owned(),
         };
         let endpoint = match (&peer.endpoint, &peer.endpoint_name) {
             (Some(at), _) => format!("at {at}"),
             (None, Some((host, port))) => format!("at {host}:{port}"),
-            (None, None) => "(no endpoint: it connects first)".to_owned(),
+            (None, None) => "(no endpoint: the peer connects first)".to_owned(),
         };
         println!("peer {} {endpoint}: public key {}", peer.name, peer.key);
         println!("  hosts {}; {code}; {room}", list(&peer.prefixes));

@@ -11,7 +11,7 @@ use viaduct_proto::time::Instant as Now;
 
 use super::snapshot::{Details, Snapshot};
 
-/// Grace period before a silent peer is logged.
+/// Time after the first check for which a silent peer is not logged.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 
 /// States of the peers.
@@ -52,7 +52,7 @@ impl PeerStates {
         self.log_changes();
     }
 
-    /// Logs a change of the regime by which repairs follow the losses, with its overhead.
+    /// Logs a change of the regime of repairs for `peer`, with its overhead.
     fn log_regime(&mut self, peer: &str, control: &control::State) {
         let before = self.regimes.insert(peer.to_owned(), control.regime);
         if before.unwrap_or_default() != control.regime {

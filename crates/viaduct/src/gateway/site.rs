@@ -1,5 +1,5 @@
-//! Meaning of a config on this machine: the WAN's MTU, and the maximum packet length that
-//! follows.
+//! Meaning of a config on this machine: the WAN's MTU, the maximum packet length that follows from
+//! it, and the division of memory among peers.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use super::preflight::{self, pair};
 /// Minimum MTU for hosts: IPv6 requires 1280.
 const MIN_MTU: usize = 1280;
 
-/// Maximum bytes of one tap.
+/// Maximum memory of one tap, in bytes.
 const MAX_RING: usize = 256 << 20;
 
 /// BPF instruction that loads the type of a packet (see `linux/filter.h`).
@@ -59,15 +59,15 @@ impl Site {
         config.chain(off).chain(elsewhere).chain(memory).chain(nat).collect()
     }
 
-    /// Message "no route to peer" for the peer with the address `ip`.
+    /// Message "no route to peer" with the name of the peer whose site has the address `ip`.
     pub fn no_route_to(&self, ip: IpAddr) -> String {
         let has = |peer: &&Peer| peer.prefixes.iter().any(|net| net.contains(&ip));
         let name = self.config.peers.iter().find(has).map_or("?", |peer| &peer.name);
         format!("no route to peer {name}")
     }
 
-    /// Maximum length of packets towards `peer`: that of the hosts, or the length at which a
-    /// repair still fits a datagram.
+    /// Maximum length of packets towards `peer`: that of the hosts, or that at which a repair still
+    /// fits a datagram, whichever is less.
     pub fn longest(&self, peer: &Peer) -> usize {
         let ipv6 = peer.endpoint.unwrap_or(self.config.listen).is_ipv6();
         let room = match &peer.coding {
@@ -79,14 +79,14 @@ impl Site {
         self.config.host_mtu.map_or(room, |mtu| mtu.min(room))
     }
 
-    /// Maximum length of packets towards `peer`, if the hosts would send longer ones.
+    /// Maximum length of packets towards `peer`; `None` if the hosts send no longer ones anyway.
     pub fn clamp(&self, peer: &Peer) -> Option<usize> {
         let longest = self.longest(peer);
         let sent = self.config.host_mtu.unwrap_or(self.wan_mtu);
         (longest < sent).then_some(longest)
     }
 
-    /// Returns whether all peers are only observed, so that nothing on the machine needs to be
+    /// Returns whether all peers are only observed. If so, nothing on the machine needs to be
     /// changed.
     pub fn only_observes(&self) -> bool {
         let is = |peer: &Peer| matches!(peer.coding, Some(Coding::Observe));
@@ -109,8 +109,8 @@ impl Site {
         self.config.memory.saturating_sub(2 * self.ring_bytes())
     }
 
-    /// Bytes that each peer's code needs to recover at all. The code of the opposite direction
-    /// is assumed to be the same.
+    /// Bytes without which the code of each peer recovers nothing. The code of the opposite
+    /// direction is assumed to be the same.
     fn needs(&self) -> Vec<usize> {
         let need = |peer: &Peer| {
             let coding = peer.coding.as_ref();
@@ -134,8 +134,8 @@ impl Site {
         let all = (needed * 3).div_ceil(2).min(needed + 2 * MAX_RING).div_ceil(1 << 20);
         (needed > there).then(|| {
             format!(
-                "[site] memory: {} MiB are too little for {} peers with these codes, which recover \
-                 nothing then; {all}MiB at least are expected",
+                "[site] memory: {} MiB are too little for {} peers with these codes, which will \
+                 recover nothing; {all}MiB at least are expected",
                 self.config.memory >> 20,
                 self.config.peers.len()
             )
@@ -164,8 +164,8 @@ impl Site {
             .collect()
     }
 
-    /// Filters of the two taps: packets that leave for the peers' sites; packets that come from
-    /// them, and the peers' datagrams.
+    /// Filters of the two taps: for packets that leave for the peers' sites; and for packets that
+    /// come from these sites and datagrams of the peers.
     pub fn filters(&self) -> Result<(Vec<BpfInsn>, Vec<BpfInsn>)> {
         let peers = self.config.peers.iter().flat_map(|peer| &peer.prefixes);
         let filter = TapFilter {

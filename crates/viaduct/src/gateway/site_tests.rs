@@ -63,5 +63,5 @@ fn too_many_peers_for_the_memory_are_warned_of() {
     let mut enough = many(43);
     let asked = said.split("; ").nth(1).unwrap().split("MiB").next().unwrap();
     enough.config.memory = asked.parse::<usize>().unwrap() << 20;
-    assert_eq!(enough.too_little_memory(), None, "what it asks for is enough");
+    assert_eq!(enough.too_little_memory(), None, "the memory that the warning names is enough");
 }

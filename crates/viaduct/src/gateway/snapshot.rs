@@ -34,7 +34,7 @@ pub struct Shell {
     pub datagrams: u64,
     /// Datagrams that the kernel rejected.
     pub send_failed: u64,
-    /// Datagrams among them that were longer than the path's MTU.
+    /// Rejected datagrams that were longer than the path's MTU.
     pub send_too_long: u64,
     /// Recovered packets passed to the kernel.
     pub injected: u64,
@@ -69,12 +69,12 @@ pub struct Snapshot {
     pub memory: usize,
 }
 
-/// Data of the peers beside their counters, published less often.
+/// Data of the peers beside their counters, published less often than these.
 #[derive(Clone, Debug, Default)]
 pub struct Details {
     /// Facts about each peer, by its name.
     pub facts: HashMap<String, PeerFacts>,
-    /// Clocks of initiations, which are kept over a restart.
+    /// Clocks of handshake initiations, which are kept over a restart.
     pub clocks: HashMap<PublicKey, Clocks>,
 }
 
@@ -146,11 +146,11 @@ pub struct PeerStatus {
     pub state: String,
     /// Reason why the state is not `up`.
     pub reason: Option<String>,
-    /// Address to which its datagrams are sent.
+    /// Address to which datagrams for the peer are sent.
     pub endpoint: Option<String>,
     /// Encoding of packets to the peer; `none` if they are not encoded.
     pub code: String,
-    /// Length below which packets to the peer are kept so that repairs fit.
+    /// Maximum length of packets to the peer, if it is lowered so that repairs fit.
     pub kept_below: Option<usize>,
     /// Version of the peer's program.
     pub version: Option<String>,
@@ -158,7 +158,7 @@ pub struct PeerStatus {
     pub peer_code: Option<String>,
     /// Time since the last completed handshake, in seconds.
     pub last_handshake: Option<f64>,
-    /// MSS to which the path lowers that of SYNs, for IPv4 and IPv6.
+    /// MSS to which a device on the path lowers the MSS of SYNs, for IPv4 and IPv6.
     pub lowered_mss: [Option<u16>; 2],
     /// State of the path to the peer, if the code adapts to its losses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -200,9 +200,9 @@ pub struct TrialStatus {
     pub code: String,
     /// Packets lost at random.
     pub lost: u64,
-    /// Share of them that would have been recovered.
+    /// Share of the lost packets that would have been recovered.
     pub recovered: f64,
-    /// Share of them that would have been recovered within a quarter of a round-trip time.
+    /// Share of the lost packets that would have been recovered within a quarter of a round trip.
     pub in_time: f64,
     /// Repairs per packet.
     pub overhead: f64,
@@ -263,8 +263,7 @@ pub struct Status {
     pub wan_mtu: usize,
     /// Code of each peer, in the order of the config; "none" if packets to it are not encoded.
     pub codes: Vec<String>,
-    /// Length below which packets to each peer are kept so that repairs fit; `None` if no packet
-    /// is touched.
+    /// Maximum length of packets to each peer, if it is lowered so that repairs fit.
     pub kept_below: Vec<Option<usize>>,
     /// Time since the gateway started, in seconds.
     pub uptime: f64,
@@ -272,7 +271,7 @@ pub struct Status {
     pub age: f64,
     /// Maximum memory of packets in bytes, taps included.
     pub memory_limit: usize,
-    /// Part of it that each of the two taps takes, in bytes.
+    /// Part of `memory_limit` that each of the two taps takes, in bytes.
     pub tap_memory: usize,
     /// Reason why repairs do not fit the WAN, if they do not.
     pub trouble: Option<String>,
@@ -284,8 +283,8 @@ pub struct Status {
     /// State of each peer, in the order of the config.
     #[serde(default)]
     pub peers: Vec<PeerStatus>,
-    /// All counters. `peers` in it are pairs of name and counters, as in earlier versions; the
-    /// objects of `peers` above have the same and more.
+    /// All counters. Its `peers` are pairs of name and counters, as in earlier versions; the
+    /// objects of [`Status::peers`] have the same counters and more.
     pub counters: Snapshot,
 }
 
@@ -310,7 +309,7 @@ impl Status {
         }
     }
 
-    /// Adds the details of the peers, whose states are `states`.
+    /// Adds the details and the states of the peers.
     #[must_use]
     pub fn with_peers(mut self, details: &Details, states: &[(String, State)]) -> Status {
         let peers = self.counters.peers.iter().enumerate();
@@ -324,7 +323,7 @@ impl Status {
                     state: state.map_or("down", State::name).to_owned(),
                     reason: match state {
                         Some(state) => state.reason().map(str::to_owned),
-                        None => Some("it has just been added".to_owned()),
+                        None => Some("the peer has just been added".to_owned()),
                     },
                     endpoint: facts.endpoint.map(|at| at.to_string()),
                     code: self.codes.get(at).cloned().unwrap_or_default(),

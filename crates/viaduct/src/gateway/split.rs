@@ -4,10 +4,10 @@
 //!
 //! ```text
 //!   host A ══ TCP ══▶ gateway A ══ TCP of the gateways, protected ══▶ gateway B ══ TCP ══▶ host B
-//!            "from A to B" each of them: a gateway that goes is passed by
+//!            each from A's address to B's: if a gateway ends, new connections bypass it
 //! ```
 //!
-//! Split mode uses the proxy on the path, one at each end, in a thread of the gateway's process.
+//! Each gateway runs an intercepting proxy for this, in a thread of its process.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -26,8 +26,8 @@ const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 74
 /// Maximum bytes of each flow that a host has sent and the other site has not received yet.
 const BUFFER: usize = 8 << 20;
 
-/// Options that follow from the rest of the config, and those that a proxy between sites does
-/// not have.
+/// Options that `[split]` cannot set: they follow from the rest of the config, or a proxy between
+/// sites does not have them.
 const FOLLOWS: [&str; 9] = [
     "intercept",
     "far",
@@ -50,12 +50,14 @@ pub fn settings(config: &Config, registry: &Registry) -> Result<Option<Settings>
         return Ok(None);
     }
     if let Some(key) = FOLLOWS.iter().find(|key| config.split.has(key)) {
-        bail!("[split] {key}: it follows from the sites; leave it out");
+        bail!("[split] {key}: it cannot be set for a proxy between sites; leave it out");
     }
     let args = options(config, &peers).map_err(|what| anyhow!("[split] {what}"))?;
     let mut settings = Settings::of(&args, &config.policies, &[], registry).context("[split]")?;
     if settings.holds || settings.on_demand || settings.engine.limits.idle_exit.is_some() {
-        bail!("[split] accept, on-demand, idle-exit: they are for `viaduct proxy` alone");
+        bail!(
+            "[split] accept, on-demand, idle-exit: only `viaduct proxy` has them; leave them out"
+        );
     }
     let (ours, theirs) = (pairs(own), pairs(&peers));
     let there = Selector { from: ours.clone(), to: theirs.clone() };

@@ -1,5 +1,5 @@
-//! Warning about datagrams that no peer's key opens, while a peer is down: one of two keys may
-//! be wrong.
+//! Warning about datagrams that no peer's key opens, while a peer is down: one of the two gateways
+//! may have a wrong key of the other.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,8 @@ pub struct StrayWarning {
 }
 
 impl StrayWarning {
-    /// Logs a warning if such datagrams came since the last check. Must be called once a second.
+    /// Logs a warning if datagrams that no peer's key opens have arrived since the last check.
+    /// Must be called once a second.
     pub fn check(&mut self, now: &Snapshot) {
         let strays = now.plane.stray.saturating_sub(self.stray);
         let all_up = now.peers.iter().all(|(_, stats)| stats.up);
@@ -27,8 +28,8 @@ impl StrayWarning {
             return;
         }
         warn!(
-            "{strays} datagram(s) came that no peer's key opens: is each [[peer]] key what \
-             `viaduct key show` prints there, and this site's key known there?"
+            "{strays} datagram(s) came that no peer's key opens: each [[peer]] key must be the one \
+             that `viaduct key show` prints at that site, and that site must have this site's key"
         );
         (self.stray, self.warned) = (now.plane.stray, Some(Instant::now()));
     }

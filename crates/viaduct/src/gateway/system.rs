@@ -23,13 +23,15 @@ pub struct System {
     /// True if offloads are off.
     offloads_off: bool,
     room: Room,
-    /// Index in the journal at which the changes for the room begin.
+    /// Index in the journal at which the changes for the room begin. They are the last ones, to be
+    /// replaced while the others stay.
     mark: usize,
     /// True if a part of the room is not in force.
     incomplete: bool,
-    /// Routes that cannot be lowered yet, each with the reason.
+    /// Routes whose MTU cannot be lowered yet, each with the reason.
     waiting: Vec<(Lowered, String)>,
-    /// Notifications of rules that another program removes; `None` on a kernel without nftables.
+    /// Notifications about rules that another program removes; `None` if the kernel has no
+    /// nftables.
     rules: Option<RuleWatch>,
 }
 
@@ -47,12 +49,13 @@ struct Room {
 }
 
 impl System {
-    /// Reverts the changes of an earlier run, then makes those of this run: all of them, or
-    /// none. If all peers are only observed, there are none.
+    /// Reverts the changes of an earlier run, then makes those of this run: all of them, or none
+    /// after an error. If all peers are only observed, nothing is changed.
     pub fn prepare(site: &Site) -> Result<(System, Injector)> {
         let config = &site.config;
-        fs::create_dir_all(&config.run_dir)
-            .with_context(|| format!("[site] run_dir: cannot make {}", config.run_dir.display()))?;
+        fs::create_dir_all(&config.run_dir).with_context(|| {
+            format!("[site] run_dir: cannot create {}", config.run_dir.display())
+        })?;
         let changes = Changes::open(&config.journal())?;
         for warning in changes.warnings() {
             warn!("left by an earlier run: {warning}");
@@ -60,7 +63,8 @@ impl System {
         if changes.took_over() {
             info!("the changes of an earlier run that was killed were reverted");
         }
-        // The TUN comes first: if another gateway has this name, nothing of it may be touched.
+        // The TUN comes first: this fails if another gateway runs under this name, whose settings
+        // must not be touched.
         let mut injector = Injector::new(site);
         if !site.only_observes() {
             injector.open()?;
@@ -79,19 +83,19 @@ impl System {
         Ok((system, injector))
     }
 
-    /// Replaces the room in force by that of `site`. Parts that another program has removed are
-    /// made again. If the route of a peer does not exist, its part waits ([`System::wait_reason`]).
+    /// Replaces the room in force with that of `site`. Parts that another program has removed are
+    /// made again. If a peer has no route, that route waits ([`System::wait_reason`]).
     ///
     /// # Errors
-    /// A rule cannot be made: the previous room stays, as far as it can still be made
+    /// A rule cannot be made. The previous room is made again, if possible
     /// ([`System::is_complete`]).
     pub fn apply(&mut self, site: &Site) -> Result<()> {
         let room = Room::new(site)?;
         self.changes.repeat(self.mark)?;
         self.changes.restore_since(self.mark)?;
         if !self.offloads_off && !site.only_observes() {
-            // Offloads are switched off below the room, and until the end: a gateway that
-            // observes again works with that as well.
+            // Offloads come before the room in the journal, so they stay off until the end: a
+            // gateway that a reload makes an observer again works without offloads as well.
             self.changes.offload_off(&site.config.wan)?;
             (self.offloads_off, self.mark) = (true, self.changes.mark());
         }
@@ -113,8 +117,8 @@ impl System {
         Ok(())
     }
 
-    /// Returns whether all lowered routes are still in force. Another program may have changed
-    /// one before it was watched.
+    /// Returns whether all lowered routes are still in force. Another program may have changed a
+    /// route before the watch on it began.
     pub fn is_in_force(&self, site: &Site) -> bool {
         let waits = |route: &Lowered| self.waiting.iter().any(|(waiting, _)| waiting == route);
         let lowered = |&((ip, length), longest): &Lowered| {
@@ -124,7 +128,7 @@ impl System {
         self.room.routes.iter().filter(|route| !waits(route)).all(lowered)
     }
 
-    /// Tries the waiting routes again. Returns whether the last of them was made.
+    /// Tries the waiting routes again. Returns true if this made the last of them.
     pub fn retry(&mut self, site: &Site) -> bool {
         let waited = !self.waiting.is_empty();
         self.try_routes(site, MAX_ATTEMPTS);
@@ -146,24 +150,25 @@ impl System {
 
     /// Reason why the room for repairs waits, if it does.
     pub fn wait_reason(&self) -> Option<String> {
-        // The smallest text is shown, so that the order of the attempts does not change it.
+        // The smallest text is shown, so that the message does not depend on the order of attempts.
         let first = self.waiting.iter().map(|(_, why)| why).filter(|why| !why.is_empty()).min()?;
         let more = self.waiting.len() - 1;
         let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
         Some(format!("repairs do not fit the WAN: {first}{more}"))
     }
 
-    /// Lets the kernel redirect the flows of split mode. The listener must be open already.
+    /// Makes the kernel redirect the flows of split mode. The listener must be open already.
     pub fn intercept(&mut self, site: &Site, intercept: Intercept) -> Result<()> {
-        // Interception is below the room in the journal, because the room is made again whenever
-        // the WAN changes.
+        // Interception comes before the room in the journal, so that the room can be made again
+        // without it.
         self.changes.restore_since(self.mark)?;
         self.changes.intercept(intercept)?;
         self.mark = self.changes.mark();
         self.apply(site)
     }
 
-    /// Lets new flows of split mode pass directly. Existing flows are still redirected.
+    /// Lets new flows of split mode bypass the proxy. Packets of existing flows are still
+    /// redirected.
     pub fn stop_intercepting(&mut self) -> Result<()> {
         Ok(self.changes.pass_by()?)
     }
@@ -225,8 +230,7 @@ impl Room {
 /// Problems that would prevent the room that `site` needs, one line each. Changes nothing.
 ///
 /// # Errors
-/// A route leads to a VLAN of the configured interface, which is therefore a trunk with tagged
-/// packets.
+/// The route to a peer uses a VLAN on the configured interface, which is therefore a trunk.
 pub fn plan(site: &Site) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     for ((ip, length), longest) in Room::new(site)?.routes {

@@ -10,7 +10,7 @@ use super::site::Site;
 pub struct Taps {
     /// Packets that leave for the peers' sites.
     pub outgoing: Ring,
-    /// Packets that come from them, and the peers' datagrams.
+    /// Packets that come from the peers' sites, and the peers' datagrams.
     pub incoming: Ring,
 }
 
@@ -29,7 +29,7 @@ impl Taps {
         };
         let (outgoing, incoming) = site.filters()?;
         let (outgoing, incoming) = (open(&outgoing)?, open(&incoming)?);
-        incoming.ignore_outgoing().context("point a tap at what arrives")?;
+        incoming.ignore_outgoing().context("cannot restrict a tap to incoming packets")?;
         Ok(Taps { outgoing, incoming })
     }
 }

@@ -1,7 +1,9 @@
-//! WAN that changes while the gateway runs: an interface that goes down, comes up or gets
-//! another MTU, and routes to the peers that another program changes. The kernel drops the
-//! routes through an interface that goes down. With another MTU, the packet length that leaves
-//! room for repairs changes. The routes of this program replace others, which may be gone.
+//! Changes of the WAN while the gateway runs. In each case the room for repairs (lowered route MTUs
+//! and MSS clamps, see [`super::system`]) must be made again:
+//!
+//! - The interface goes down: the kernel drops all routes through it.
+//! - The interface gets another MTU: the packet length that leaves room for repairs changes.
+//! - Another program changes the routes to the peers, of which the gateway's routes are copies.
 
 use anyhow::{Context, Result};
 use viaduct_sys::route::interface::Interface;
@@ -10,7 +12,7 @@ use viaduct_sys::route::watch::RouteWatch;
 use super::preflight::pair;
 use super::site::Site;
 
-/// State of the WAN at the time when the room for repairs was made.
+/// State of the WAN when the room for repairs was last made.
 #[derive(Debug)]
 pub struct WanWatch {
     interface: Interface,
@@ -18,7 +20,7 @@ pub struct WanWatch {
     falls: u64,
     routes: RouteWatch,
     stale: bool,
-    /// Reason why the room could not be made again, if it was tried.
+    /// Reason why the last attempt to make the room again has failed.
     trouble: Option<String>,
 }
 
@@ -30,8 +32,8 @@ impl WanWatch {
         Ok(WanWatch { interface, mtu, falls: 0, routes, stale: false, trouble: None })
     }
 
-    /// Returns whether the room must be made again, given the total number of times that the
-    /// interface went down. While the interface is down or absent, this waits.
+    /// Returns true if the room must be made again, and the interface is up. `falls` is the number
+    /// of times that the interface has gone down so far.
     pub fn is_stale(&mut self, falls: u64) -> bool {
         self.stale |= falls != self.falls;
         self.falls = falls;
@@ -41,7 +43,7 @@ impl WanWatch {
         self.stale && self.interface.is_up().unwrap_or(false)
     }
 
-    /// Problem of the interface itself, if it carries nothing.
+    /// Problem of the interface itself, if it is gone, down or without a carrier.
     pub fn down(&self) -> Option<String> {
         let name = self.interface.name();
         match (self.interface.mtu(), self.interface.is_up()) {
@@ -54,14 +56,14 @@ impl WanWatch {
         }
     }
 
-    /// Marks the room as no longer in force, so that it is made again.
+    /// Marks the room as no longer in force: it must be made again.
     pub fn set_stale(&mut self) {
         self.stale = true;
     }
 
     /// Notes that the room has been made for `site`.
     pub fn mark_applied(&mut self, site: &Site) -> Result<()> {
-        // A new watch is needed: replacing routes by ours has caused notifications.
+        // The old watch has notifications of the routes that the gateway itself has replaced.
         self.routes = watch_routes(site)?;
         (self.mtu, self.stale) = (site.wan_mtu, false);
         self.trouble = None;
@@ -84,5 +86,5 @@ impl WanWatch {
 /// Watches the routes to the peers of `site` from now on.
 fn watch_routes(site: &Site) -> Result<RouteWatch> {
     let peers = site.config.peers.iter().flat_map(|peer| &peer.prefixes);
-    RouteWatch::new(peers.map(pair).collect()).context("watch the routes to the peers")
+    RouteWatch::new(peers.map(pair).collect()).context("cannot watch the routes to the peers")
 }

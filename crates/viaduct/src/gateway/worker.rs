@@ -7,9 +7,9 @@
 //!     └ UDP ─▶ handle_datagram ─┘            └─▶ injections ─▶ TUN ─▶ kernel forwards
 //! ```
 //!
-//! Datagrams from peers are read from the tap too, so that they are in one order with the
-//! packets that they repair. Under load the thread polls at intervals, because a wake-up for each
-//! packet would slow the kernel's forwarding.
+//! Datagrams from peers are read from the tap too: it preserves their order relative to the packets
+//! that they repair. Under load the thread polls at intervals, because a wake-up for each packet
+//! would slow the kernel's forwarding.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -38,18 +38,18 @@ use super::taps::Taps;
 
 /// Maximum number of packets read from a tap before the other gets its turn.
 const BATCH: usize = 256;
-/// Number of packets within an interval from which on polling at intervals is worthwhile.
+/// Number of packets read in one turn from which on the thread polls at intervals.
 const BUSY: usize = 2;
-/// Age from which on a copy is dropped. Its repairs would come too late for the packets, and
-/// would take CPU time from the forwarding of the next ones.
+/// Age from which on a copy is dropped. Repairs for it would come too late, and would take CPU time
+/// from the forwarding of further packets.
 const STALE: Duration = Duration::from_millis(50);
-/// Maximum age of a copy that is trusted, as the wall clock may have been set.
+/// Maximum age of a copy; a larger one means that the wall clock has been set.
 const MAX_AGE: Duration = Duration::from_secs(1);
 /// Interval at which counters are published and drops are read.
 const PUBLISH: Duration = Duration::from_millis(100);
 /// Interval at which the details of the peers are published.
 const PUBLISH_DETAILS: Duration = Duration::from_millis(500);
-/// Maximum sleep without anything to do.
+/// Maximum time for which the thread sleeps.
 const IDLE: Duration = Duration::from_millis(100);
 
 const UDP: u8 = 17;
@@ -57,8 +57,8 @@ const UDP_HEADER: usize = 8;
 
 /// Command of the control side to the worker.
 pub enum Command {
-    /// Use these peers, and these filters of the two taps, from now on. The reply says whether
-    /// that was possible.
+    /// Replace the peers, and the filters of the two taps. The reply says whether that was
+    /// possible.
     Reload {
         /// All peers.
         peers: Vec<PeerConfig>,
@@ -66,7 +66,7 @@ pub enum Command {
         outgoing: Vec<BpfInsn>,
         /// Filter of incoming packets.
         incoming: Vec<BpfInsn>,
-        /// New taps, which have these filters.
+        /// New taps, which already have these filters, if the old ones must be replaced.
         taps: Option<Box<Taps>>,
         /// Channel for the reply.
         reply: Reply<Result<()>>,
@@ -108,9 +108,9 @@ impl Worker {
     /// Runs until the stop command.
     ///
     /// # Errors
-    /// If an interface on which it depends is gone.
+    /// An interface on which the thread depends was deleted.
     pub fn run(mut self) -> Result<()> {
-        // Otherwise a poll interval could take twice its time.
+        // The default timer slack would prolong short sleeps.
         let _ = thread::set_timer_slack(Duration::from_micros(1));
         // Forwarding has priority: a copy can wait in its ring.
         let _ = thread::set_batch();
@@ -144,11 +144,14 @@ impl Worker {
         }
     }
 
-    /// Handles a WAN interface that went down; it continues when it is up again.
+    /// Counts a WAN interface that went down: packets arrive again when it is up.
+    ///
+    /// # Errors
+    /// An interface was deleted.
     fn check_interfaces(&self, shell: &mut Shell) -> Result<()> {
         let down = [&self.taps.outgoing, &self.taps.incoming].map(|tap| tap.take_error().is_some());
-        // This is checked each time: an interface goes down a moment before it is deleted, and
-        // only the deletion is an error.
+        // Checked at each call: an interface goes down a moment before it is deleted, and only the
+        // deletion is an error.
         ensure!(self.taps.outgoing.is_attached(), "the WAN interface was deleted");
         if down.contains(&true) {
             shell.wan_falls += 1;
@@ -161,7 +164,7 @@ impl Worker {
     fn read_taps(&mut self, shell: &mut Shell) -> usize {
         let (now, wall) = (now(), wall_clock());
         let fresh = wall.saturating_sub(STALE);
-        // Delays must be those of the path alone: this thread may have been descheduled.
+        // Delays must not include the time for which this thread was descheduled.
         let crossed = |frame: &Frame<'_>| now - wall.saturating_sub(frame.stamp()).min(MAX_AGE);
         let Worker { taps: Taps { outgoing, incoming }, plane, listen, cut, .. } = self;
         let mut read = 0;
@@ -238,7 +241,7 @@ impl Worker {
                 let done = self.reload(peers, &outgoing, &incoming, now);
                 if let Some(taps) = taps.filter(|_| done.is_ok()) {
                     self.taps = *taps;
-                    // Packets that the old taps still held.
+                    // The packets that the old taps still held are not seen.
                     self.plane.miss_outgoing(1);
                     self.plane.miss_incoming(now);
                 }
@@ -263,8 +266,8 @@ impl Worker {
         now: Instant,
     ) -> Result<()> {
         self.plane.change(peers, now)?;
-        self.taps.outgoing.attach_filter(outgoing).context("filter of the tap")?;
-        self.taps.incoming.attach_filter(incoming).context("filter of the tap")
+        self.taps.outgoing.attach_filter(outgoing).context("cannot set the filter of a tap")?;
+        self.taps.incoming.attach_filter(incoming).context("cannot set the filter of a tap")
     }
 
     /// Sleeps: under load for a poll interval, otherwise until a packet, a deadline or a command
@@ -290,8 +293,8 @@ fn now() -> Instant {
     Instant::from_nanos(clock::now())
 }
 
-/// Calls `each` with the packets of the frame as they cross the wire: one, unless a device
-/// segments it. Returns false if the frame does not hold them.
+/// Calls `each` with the packets of the frame as they cross the wire: a single one, unless a device
+/// segments it. Returns false if the frame does not contain the complete packets.
 fn packets(
     frame: &mut Frame<'_>,
     cut: &mut Vec<u8>,
@@ -318,8 +321,8 @@ fn datagram(packet: &mut [u8], listen: SocketAddr) -> Option<(SocketAddr, &mut [
     (to.port() == listen.port() && same_host(listen, to)).then_some((from, payload))
 }
 
-/// Returns whether an outgoing packet is one of our own datagrams. Those must not be encoded if
-/// the gateway's address lies within the site.
+/// Returns whether an outgoing packet is one of our own datagrams. The tap has them if the
+/// gateway's address lies within the site; they must not be encoded.
 fn is_own_datagram(packet: &mut [u8], listen: SocketAddr) -> bool {
     udp(packet).is_some_and(|(from, ..)| from.port() == listen.port() && same_host(listen, from))
 }

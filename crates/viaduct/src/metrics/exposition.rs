@@ -40,8 +40,9 @@ impl Exposition {
         self.line("", labels, value);
     }
 
-    /// Adds a histogram: `counts[i]` is the number of values up to `bounds[i]` and above the
-    /// previous bound, the last count that of all values above. `sum` is the sum of the values.
+    /// Adds a histogram. `counts[i]` is the number of values above the previous bound and up to
+    /// `bounds[i]`; the last count is that of the values above all bounds. `sum` is the sum of the
+    /// values.
     pub fn histogram(&mut self, labels: Labels<'_>, bounds: &[f64], counts: &[u64], sum: f64) {
         let mut below = 0;
         let infinite = [f64::INFINITY];

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   GET /metrics   the counters, in Prometheus' text format (exposition.rs)
-//!   GET /healthz   200 if the service is at work, 503 if it hangs
+//!   GET /healthz   200 if the service is healthy, else 503 with its problems
 //! ```
 //!
 //! Each connection carries one request. The number of connections, and the time and memory of
-//! each, are bounded: clients that can reach the port cannot make the service busy.
+//! each, are bounded, so that clients cannot overload the service.
 
 mod exposition;
 
@@ -68,7 +68,7 @@ pub async fn accept(listener: Option<&TcpListener>) -> TcpStream {
 pub struct Page {
     /// Counters in Prometheus' text format.
     pub counters: String,
-    /// Reason why the service hangs, if it does.
+    /// Problems of the service, one per line; `None` if it is healthy.
     pub trouble: Option<String>,
 }
 

@@ -19,7 +19,7 @@ const MAX_PACKETS: usize = 20_000_000;
 pub struct Capture {
     /// IP packets in order of time.
     pub packets: Vec<Packet>,
-    /// Number of other packets, and of those with too few captured bytes.
+    /// Number of packets that are not IP, or have too few captured bytes.
     others: usize,
     /// True if the file has more packets than are read.
     is_cut: bool,
@@ -29,7 +29,7 @@ impl Capture {
     /// Summary in one line.
     pub fn summary(&self) -> String {
         let cut = if self.is_cut { "; the rest of the file was not read" } else { "" };
-        format!("{} packets of IP, {} others{cut}", self.packets.len(), self.others)
+        format!("{} IP packets, {} others{cut}", self.packets.len(), self.others)
     }
 }
 
@@ -48,7 +48,7 @@ struct Interface {
 /// If the file cannot be read, or is not a capture.
 pub fn read(path: &Path) -> Result<Capture> {
     let what = || format!("{}: a capture (pcap or pcapng) is expected", path.display());
-    let file = File::open(path).with_context(|| format!("{}: cannot be read", path.display()))?;
+    let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut reader = create_reader(BUFFER, file).ok().with_context(what)?;
     let (mut interfaces, mut capture) = (Vec::new(), Capture::default());
     loop {
@@ -124,7 +124,9 @@ fn known(link: Linktype) -> Result<Linktype> {
         | Linktype::LINUX_SLL
         | LINUX_SLL2
         | RAW_BSD => Ok(link),
-        other => bail!("its packets have link type {}; Ethernet, raw IP or Linux's are", other.0),
+        other => {
+            bail!("link type {} is unknown; Ethernet, raw IP or Linux cooked is expected", other.0)
+        }
     }
 }
 

@@ -26,8 +26,8 @@ pub struct Path {
 pub struct Findings {
     /// Assumed round-trip time of flows, in milliseconds.
     rtt_ms: f64,
-    /// True if losses in full queues are distinguished from others, which takes captures of both
-    /// ends.
+    /// True if losses in full queues are distinguished from random ones, which requires captures of
+    /// both ends.
     congestion_is_known: bool,
     paths: Vec<Finding>,
 }
@@ -39,7 +39,7 @@ struct Finding {
     seconds: f64,
     lost_by_chance: u64,
     lost_in_full_queues: u64,
-    /// Bursts of random losses: maximum length, and number.
+    /// Bursts of random losses by size: pairs of maximum length and number.
     bursts: Vec<(u64, u64)>,
     trials: Vec<TrialStatus>,
 }
@@ -118,9 +118,9 @@ impl fmt::Display for Findings {
         let hint = if self.congestion_is_known {
             ""
         } else {
-            " One capture cannot show which losses are in full queues; one of each end can."
+            " One capture cannot show which losses are in full queues; captures of both ends can."
         };
-        writeln!(f, "\nIn time is within a quarter of {:.0} ms, the round trip.{hint}", self.rtt_ms)
+        writeln!(f, "\nIn time: within a quarter of the round trip of {:.0} ms.{hint}", self.rtt_ms)
     }
 }
 

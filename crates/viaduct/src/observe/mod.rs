@@ -23,16 +23,16 @@ use finding::{Findings, Path};
 /// Options of `viaduct observe`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ObserveArgs {
-    /// A capture (pcap or pcapng), or one of each end of the link, this end's first
+    /// Capture (pcap or pcapng) of the link's traffic; or two, one of each end, this end's first
     #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Addresses at this end, if hop limits do not show which packets left from here
+    /// Addresses at this end, required if hop limits do not show which packets left here
     #[arg(long, value_name = "PREFIX", value_parser = crate::value_parser::prefix)]
     near: Vec<IpNet>,
-    /// Round-trip time of the link; without it, what the captures show
+    /// Round-trip time of the link; if not given, the one that the captures show
     #[arg(long, value_name = "TIME", value_parser = crate::value_parser::wait)]
     rtt: Option<Duration>,
-    /// Print all of it as one JSON object
+    /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
 }

@@ -21,13 +21,13 @@ const USUAL_MSS: u32 = 1_460;
 const TIMESTAMPS_LEN: u32 = 12;
 /// Number of packets that are judged together, as in a manifest.
 const CHUNK: usize = 64;
-/// Time before the first packet on the computed clock, so that the clocks may differ.
+/// Time of the first packet on the computed clock: above 0, because the clocks of the captures may
+/// differ.
 const CLOCK_MARGIN: Duration = Duration::from_secs(1);
 
 /// Comparison of two captures.
 pub struct Pair {
-    /// Pieces of packets, in order: the time at which each left one end, and that at which it
-    /// arrived at the other.
+    /// Packets as they cross the link, in order.
     pieces: Vec<Piece>,
     from_near: HashSet<IpAddr>,
     ends_known: bool,
@@ -35,7 +35,8 @@ pub struct Pair {
     pub matched: usize,
 }
 
-/// Packet as it crosses the link.
+/// Packet as it crosses the link, with its times at the near end and at the far end; `None` if it
+/// did not arrive there.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     source: IpAddr,
@@ -44,8 +45,8 @@ struct Piece {
 }
 
 impl Pair {
-    /// Compares two captures. `prefixes` are the addresses at the near end, needed if hop limits
-    /// do not identify them.
+    /// Compares two captures. `prefixes` are the addresses at the near end, needed if hop limits do
+    /// not show which they are.
     pub fn new(near: &[Packet], far: &[Packet], prefixes: &[IpNet]) -> Pair {
         let sizes = sizes(near.iter().chain(far));
         let mss = |packet: &Packet| sizes.get(&packet.ends).copied().unwrap_or(USUAL_MSS);
@@ -69,7 +70,7 @@ impl Pair {
                 pieces.push(Piece { source, near: Some(packet.at), far });
             }
         }
-        // The remaining packets came from the far end, and were lost on their way here.
+        // The remaining packets left the far end, and were lost on their way to the near end.
         for packet in far {
             for key in packet.keys(mss(packet)) {
                 let Some(left) = open.get_mut(&key) else { continue };
@@ -96,16 +97,16 @@ impl Pair {
     /// Both paths, and the round-trip time of the link.
     ///
     /// # Errors
-    /// If it is unknown which packets left at which end.
+    /// It is unknown which packets left at which end.
     pub fn paths(&self) -> Result<(Vec<Path>, Option<Duration>)> {
         ensure!(
             self.ends_known,
-            "hop limits do not show which packets left at this end: give its addresses, such as \
-             --near 10.1.0.0/16"
+            "hop limits do not show which packets left at this end: give this end's addresses, \
+             such as --near 10.1.0.0/16"
         );
         let (out, there) = self.path(true);
         let (back, here) = self.path(false);
-        // The offset of the clocks is in both, with opposite signs.
+        // Both delays include the offset of the clocks, with opposite signs.
         let rtt = there.zip(here).map(|(there, here)| there + here);
         let rtt = rtt.and_then(|nanos| u64::try_from(nanos).ok()).map(Duration::from_nanos);
         Ok((vec![out, back], rtt))
@@ -121,7 +122,8 @@ impl Pair {
         };
         let mut crossed: Vec<_> = self.pieces.iter().filter_map(of).collect();
         crossed.sort_by_key(|(sent, _)| *sent);
-        // The other capture did not run before the first and after the last packet that arrived.
+        // Before the first and after the last packet that arrived, the other capture may not have
+        // run.
         let first = crossed.iter().position(|(_, came)| came.is_some()).unwrap_or(crossed.len());
         let last = crossed.iter().rposition(|(_, came)| came.is_some()).map_or(0, |at| at + 1);
         let crossed = crossed.get(first..last).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Analysis of one capture: losses before and behind it, as TCP shows them.
+//! Analysis of one capture: losses before and after the point of capture, as TCP shows them.
 //!
-//! Data that skips sequence numbers which come later shows a loss on the way to the point of
-//! capture. Data that comes twice shows a loss on the way from there.
+//! A gap in the sequence numbers that is filled later shows a loss before the point of capture.
+//! Data that is seen twice shows a loss after it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -13,9 +13,9 @@ use viaduct_proto::time::Instant;
 use super::finding::Path;
 use super::packet::{Data, Ends, Packet};
 
-/// Skipped sequence numbers that come within this time were reordered, and not lost.
+/// Time within which the data that fills a gap counts as reordered, and not as lost.
 const REORDERED: Duration = Duration::from_millis(8);
-/// Maximum number of host pairs that are reported: those with most packets.
+/// Maximum number of reported paths; those with the most packets are reported.
 const MAX_PATHS: usize = 8;
 
 /// State of one direction of a connection.
@@ -26,9 +26,10 @@ struct Flow {
     first: u32,
     /// Length of the largest segment.
     size: u64,
-    /// Start of each piece of data, and the index of its event.
+    /// Index of the event of each piece of data, by the start of the data.
     seen: BTreeMap<u64, usize>,
-    /// Start of skipped data: its end, the time at which it was skipped, and its first event.
+    /// Gaps by their start: the end, the time of the packet that left the gap, and the index of the
+    /// first event.
     gaps: BTreeMap<u64, (u64, Duration, usize)>,
 }
 
@@ -101,7 +102,7 @@ impl Flow {
             }
             return;
         }
-        // The data was sent twice: the first packet was lost further on.
+        // The data was sent twice: the first packet was lost after the point of capture.
         for (_, event) in self.seen.range(begin..begin + length) {
             if let Some((_, fate)) = events.get_mut(*event) {
                 *fate = Fate::Lost;
@@ -110,8 +111,8 @@ impl Flow {
     }
 }
 
-/// Round-trip time between SYN and SYN-ACK, or between SYN-ACK and ACK, whichever is longer: one
-/// of the two hosts may be near.
+/// Time between SYN and SYN-ACK, or between SYN-ACK and ACK, whichever is longer: one of the two
+/// hosts may be near the point of capture, and the other one across the link.
 fn rtt(packets: &[Packet]) -> Option<Duration> {
     let mut opened: HashMap<Ends, Duration> = HashMap::new();
     let mut trips = Vec::new();

@@ -1,4 +1,4 @@
-//! Config of a node: what the user wrote, and its meaning.
+//! Config of a node: the file as written, and its meaning.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use crate::{key, text};
 
 /// Maximum length of a config in bytes.
 const MAX_CONFIG: u64 = 1 << 20;
-/// Options that follow from the rest of the config, and those that a node's proxy does not have.
+/// Options that `[socks]` cannot set: the node sets them, or its proxy does not have them.
 const DERIVED: [&str; 7] = ["expect", "name", "run-dir", "to", "intercept", "on-demand", "metrics"];
 /// Allowed range of the probe interval and timeout.
 const INTERVALS: std::ops::RangeInclusive<Duration> =
@@ -35,7 +35,7 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Addresses to which the probes of each peer are sent, in the order of the peers.
     pub endpoints: Vec<SocketAddr>,
-    /// Settings of the proxy for flows that may go through this node.
+    /// Settings of the SOCKS5 proxy through which flows pass this node; `None` without `[socks]`.
     pub socks: Option<Settings>,
     /// Address at which metrics and `/healthz` are served.
     pub metrics: Option<SocketAddr>,
@@ -47,7 +47,7 @@ pub struct Config {
 #[serde(deny_unknown_fields)]
 struct File {
     overlay: NodeTable,
-    /// Options of the proxy.
+    /// Options of the node's proxy.
     socks: Option<OptionsTable>,
     #[serde(default)]
     peer: Vec<PeerTable>,
@@ -128,7 +128,11 @@ fn validate(file: File, directory: &Path, registry: &Registry) -> Result<Config>
         peers.push(made.with_context(|| format!("peer {}", peer.name))?);
     }
     if let Some(far) = peer.iter().find(|peer| node.listen.is_ipv4() != peer.endpoint.is_ipv4()) {
-        bail!("peer {}: endpoint: it is of another family than listen, {}", far.name, node.listen);
+        bail!(
+            "peer {}: endpoint: its address is of another family than listen, {}",
+            far.name,
+            node.listen
+        );
     }
     let config = overlay::Config {
         key: key::read(&directory.join(&node.key)).context("key")?,
@@ -152,7 +156,7 @@ fn validate(file: File, directory: &Path, registry: &Registry) -> Result<Config>
 
 fn validate_peer(peer: &PeerTable) -> Result<Peer> {
     if peer.endpoint.ip().is_unspecified() || peer.endpoint.port() == 0 {
-        bail!("endpoint: {}: an address and a port of the peer's are expected", peer.endpoint);
+        bail!("endpoint: {}: the peer's address and port are expected", peer.endpoint);
     }
     Ok(Peer {
         name: peer.name.clone(),
@@ -177,19 +181,19 @@ fn timing(node: &NodeTable) -> Result<Timing> {
     };
     for (what, span) in [("interval", timing.interval), ("timeout", timing.timeout)] {
         if !INTERVALS.contains(&span) {
-            bail!("{what}: from 50ms to 10m are possible");
+            bail!("{what}: a time from 50ms to 10m is expected");
         }
     }
     for (what, count) in [("lost", timing.lost), ("back", timing.back)] {
         if !(1..=32).contains(&count) {
-            bail!("{what}: {count}: from 1 to 32 are possible");
+            bail!("{what}: {count}: a number from 1 to 32 is expected");
         }
     }
     Ok(timing)
 }
 
-/// Settings of the SOCKS5 proxy for the flows of others, limited to the clients and destinations
-/// that the config allows.
+/// Settings of the SOCKS5 proxy through which flows pass this node, limited to the clients and
+/// destinations that the config allows.
 fn proxy(
     table: &OptionsTable,
     name: &str,
@@ -197,7 +201,7 @@ fn proxy(
     registry: &Registry,
 ) -> Result<Settings> {
     if let Some(key) = DERIVED.iter().find(|key| table.has(key)) {
-        bail!("[socks] {key}: it follows from the node; leave it out");
+        bail!("[socks] {key}: it cannot be set for a node's proxy; leave it out");
     }
     if let Some(key) = ["listen", "allow-from", "allow-to"].iter().find(|key| !table.has(key)) {
         bail!("[socks] {key} is missing: no flow may pass this node unless the config says so");
@@ -221,8 +225,8 @@ impl fmt::Display for Config {
             let serves: Vec<_> = peer.serves.iter().map(ToString::to_string).collect();
             write!(f, "  peer {} at {endpoint}, for {}", peer.name, serves.join(", "))?;
             match peer.socks {
-                Some(at) => writeln!(f, ", flows go by {at}")?,
-                None => writeln!(f, ", no flows go by it")?,
+                Some(at) => writeln!(f, ", flows may go through its proxy at {at}")?,
+                None => writeln!(f, ", no flows go through it")?,
             }
         }
         self.socks.iter().try_for_each(|socks| write!(f, "{socks}"))

@@ -1,4 +1,4 @@
-//! Table of a node on this machine, for handlers: a thread follows the node's socket.
+//! Tables of nodes on this machine, for handlers: a thread follows the socket of each node.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -11,14 +11,14 @@ use viaduct_proto::overlay::Table;
 
 use super::table_socket::FOLLOW;
 
-/// Read timeout: a node publishes its table every second, and is considered gone otherwise.
+/// Read timeout. A node publishes its table every second; a silent one is considered gone.
 const READ_TIMEOUT: Duration = Duration::from_secs(3);
 /// Delay before the next attempt.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Time for which the first flow waits for the first table.
 const FIRST_TABLE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Follows nodes, each from the first flow on that needs its table.
+/// Returns the tables of nodes. A node is followed from the first flow on that needs its table.
 pub fn overlays() -> Overlays {
     Arc::new(|path| {
         let follower = Arc::new(Follower { path: path.into(), ..Follower::default() });
@@ -31,7 +31,7 @@ pub fn overlays() -> Overlays {
 struct Follower {
     path: PathBuf,
     started: OnceLock<()>,
-    /// Latest table, and whether a table has come or an attempt has failed.
+    /// Latest table; and true once a table has been read, or an attempt has failed.
     state: Mutex<(Option<Arc<Table>>, bool)>,
     changed: Condvar,
 }

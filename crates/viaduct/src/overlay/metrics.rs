@@ -10,11 +10,11 @@ type Counter = (&'static str, &'static str, fn(&Stats) -> u64);
 const COUNTERS: [Counter; 9] = [
     ("viaduct_overlay_probes_total", "Probes sent.", |s| s.probes),
     ("viaduct_overlay_answered_total", "Probes answered by the peers.", |s| s.answered),
-    ("viaduct_overlay_answers_total", "Probes of others that were answered.", |s| s.answers),
+    ("viaduct_overlay_answers_total", "Probes of peers that were answered.", |s| s.answers),
     ("viaduct_overlay_malformed_total", "Datagrams that are not valid messages.", |s| s.malformed),
     ("viaduct_overlay_strangers_total", "Messages of unknown nodes.", |s| s.strangers),
     ("viaduct_overlay_forged_total", "Messages whose tag is wrong.", |s| s.forged),
-    ("viaduct_overlay_replayed_total", "Messages that came before, or answer nothing.", |s| {
+    ("viaduct_overlay_replayed_total", "Messages that are repeated, or answer no probe.", |s| {
         s.replayed
     }),
     ("viaduct_overlay_failures_total", "Paths that went down.", |s| s.failures),
@@ -27,12 +27,12 @@ pub fn encode(table: &Table) -> String {
     let version = env!("CARGO_PKG_VERSION");
     page.family("viaduct_build_info", Kind::Gauge, "Always 1; the version is a label.");
     page.sample(&[("version", version), ("overlay", &table.overlay)], 1);
-    page.family("viaduct_trouble", Kind::Gauge, "1 while a peer is not `up`.");
+    page.family("viaduct_trouble", Kind::Gauge, "1 while any peer is not `up`.");
     page.sample(&[], u8::from(!table.troubles().is_empty()));
     page.family(
         "viaduct_peer_trouble",
         Kind::Gauge,
-        "1 while a peer is not `up`; status says why.",
+        "1 while this peer is not `up`; `viaduct status` has the reason.",
     );
     for (node, state) in table.nodes.iter().zip(&table.states) {
         page.sample(&[("peer", &node.name)], u8::from(!state.is_up()));

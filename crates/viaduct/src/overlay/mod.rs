@@ -3,7 +3,7 @@
 //! ```text
 //!   UDP ◀── probes, answers ──▶ proto::overlay::Node ── table ──▶ status socket ──▶ +route, status
 //!                                                  └── metrics, /healthz
-//!   SOCKS5 ── clients that the config allows ──▶ a proxy beside it ──▶ where they ask to go
+//!   SOCKS5 ── clients that the config allows ──▶ proxy in this process ──▶ their destinations
 //! ```
 
 mod config;
@@ -24,7 +24,7 @@ use self::config::Config;
 /// Options of `viaduct overlay`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct OverlayArgs {
-    /// The node's config; SIGHUP reads it again
+    /// Config file of the node; read again on SIGHUP
     #[arg(short, long, value_name = "FILE")]
     pub config: PathBuf,
     /// Check the config, print its meaning, and change nothing

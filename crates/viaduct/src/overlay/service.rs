@@ -19,11 +19,11 @@ use crate::random::entropy;
 use crate::settings::thread::ProxyThread;
 use crate::signals::{SignalStreams, Signals};
 
-/// Interval at which the table is published without a change.
+/// Interval at which the table is published even if it has not changed.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between checks for the end of the last flow.
 const DRAIN_POLL: Duration = Duration::from_millis(50);
-/// Buffer size: longer than any message.
+/// Size of the receive buffer, longer than any message.
 const MAX_MESSAGE: usize = 2_048;
 
 struct Service<'a> {
@@ -32,7 +32,7 @@ struct Service<'a> {
     config: Config,
     node: Node,
     socket: UdpSocket,
-    /// Proxy of the flows that go through this node.
+    /// Proxy for the flows that pass this node.
     flows: Option<ProxyThread>,
     /// Version of the last published table.
     published: u64,
@@ -46,7 +46,9 @@ pub fn run(path: &Path, config: Config, registry: &Registry) -> Result<()> {
     let done = runtime.block_on(async {
         let table_socket = TableSocket::open(&socket)?;
         let listen = config.listen;
-        let udp = UdpSocket::bind(listen).await.with_context(|| format!("listen: {listen}"))?;
+        let udp = UdpSocket::bind(listen)
+            .await
+            .with_context(|| format!("listen: cannot use {listen}"))?;
         let metrics_listener = config.metrics.map(metrics::listen).transpose()?;
         let flows = config.socks.clone().map(ProxyThread::start).transpose().context("[socks]")?;
         let service = Service { path, registry, config, node, socket: udp, flows, published: 0 };
@@ -76,7 +78,7 @@ impl Service<'_> {
                 () = tokio::time::sleep(wait) => self.node.handle_timeout(now()),
                 got = self.socket.recv_from(&mut buffer) => match got {
                     Ok((length, _)) => self.node.handle_datagram(now(), &buffer[..length]),
-                    Err(error) => debug!("receive a probe: {error}"),
+                    Err(error) => debug!("cannot receive a probe: {error}"),
                 },
                 _ = ticks.tick() => self.publish(table_socket)?,
                 () = table_socket.serve() => {}
@@ -104,8 +106,8 @@ impl Service<'_> {
         self.flows.take().map_or(Ok(()), |flows| flows.engine.end())
     }
 
-    /// Stops accepting flows through this node, and lets the existing ones finish. Returns true
-    /// from the second call on, after which the service ends at once.
+    /// Stops accepting flows through this node; existing ones may finish. Returns true from the
+    /// second call on: the service is then to end at once.
     fn begin_drain(&self, draining: &mut bool) -> bool {
         if let Some(flows) = &self.flows {
             flows.engine.handle.drain();
@@ -116,9 +118,9 @@ impl Service<'_> {
     fn transmit(&mut self) {
         while let Some((peer, datagram)) = self.node.poll_transmit() {
             let Some(to) = self.config.endpoints.get(peer) else { continue };
-            // A probe that cannot be sent counts as lost, like any other.
+            // A probe that cannot be sent gets no answer, and so counts as lost.
             if let Err(error) = self.socket.try_send_to(&datagram, *to) {
-                debug!("send a probe to {to}: {error}");
+                debug!("cannot send a probe to {to}: {error}");
             }
         }
     }
@@ -133,7 +135,7 @@ impl Service<'_> {
         Table { states: self.node.states(now()), ..self.node.table() }
     }
 
-    /// Reopens the access log of flows that go through this node.
+    /// Reopens the access log of the flows that pass this node.
     fn reopen_log(&self) {
         self.flows.iter().for_each(|flows| flows.engine.handle.reopen_log());
     }
@@ -142,12 +144,12 @@ impl Service<'_> {
         notify(Phase::Reloading);
         match self.reload() {
             Ok(()) => info!("the config was read again"),
-            Err(error) => error!("nothing has changed: {error:#}"),
+            Err(error) => error!("not reloaded, nothing has changed: {error:#}"),
         }
         notify(Phase::Ready);
     }
 
-    /// Reloads the config. All of it takes effect, or none.
+    /// Reloads the config. After an error nothing has changed.
     fn reload(&mut self) -> Result<()> {
         let new = Config::load(self.path, self.registry)?;
         let same = |what: &str, same: bool| match same {

@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::status_socket;
 
-/// Request of a client that follows: it gets every change.
+/// Request of a client to follow: it then gets the table at every change.
 pub const FOLLOW: &[u8] = b"follow\n";
 /// Time within which a client must send its request, and read a table.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -63,7 +63,7 @@ impl TableSocket {
     }
 }
 
-/// Serves one client, until it has gone or is too slow.
+/// Serves one client, until it closes the connection or is too slow.
 async fn serve_client(mut client: UnixStream, mut lines: watch::Receiver<Arc<Vec<u8>>>) {
     let mut request = [0; FOLLOW.len()];
     let line = lines.borrow_and_update().clone();
@@ -78,7 +78,7 @@ async fn serve_client(mut client: UnixStream, mut lines: watch::Receiver<Arc<Vec
         let mut end = [0];
         tokio::select! {
             changed = lines.changed() => if changed.is_err() { return },
-            // The client has gone, or sends more than a request.
+            // The client has gone, or has sent more than the request.
             _ = client.read(&mut end) => return,
         }
         let line = lines.borrow_and_update().clone();

@@ -214,7 +214,7 @@ mod tests {
             ("trickles = 'sctp'", "`auto`, `tcp`, `udp`"),
             ("trickles = 'udp'\ndirect = true", "exclude each other"),
             ("trickles = 'udp'\ntrickles-key = 'mine'", "trickles-key: a key is 64"),
-            ("trickles-key = 'mine'", "there is no trickles"),
+            ("trickles-key = 'mine'", "it needs trickles"),
             ("trickles = 'udp'\nhandlers = ['count']\nside = 'accept'", "next, tunnel or trickles"),
         ] {
             let error = load(&format!("{HEAD}[[policy]]\n{lines}\n")).unwrap_err();
@@ -232,7 +232,7 @@ mod tests {
             (&format!("{HEAD}run-dir = 7\n"), "[proxy] run-dir: "),
             (&format!("{HEAD}accept = 'never'\n"), "one of early, after-connect is expected"),
             (&format!("{HEAD}keep-client = 7\n"), "[proxy] keep-client: "),
-            (&format!("{HEAD}early_wait = '1s'\nearly-wait = '1s'\n"), "is there twice"),
+            (&format!("{HEAD}early_wait = '1s'\nearly-wait = '1s'\n"), "is set twice"),
             ("[proxy]\nlisten = 7\n[polici]\n", "line 3: unknown key `polici`"),
             ("", "the table [proxy] is missing"),
             (&format!("{HEAD}liste = 'x'\n"), "[proxy] unknown key `liste`"),

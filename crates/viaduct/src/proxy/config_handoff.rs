@@ -1,6 +1,6 @@
-//! Config hand-off to proxies on demand: the config as last checked by their parent. Later
-//! edits of the file cannot make a proxy start with settings other than those its parent
-//! listens for.
+//! Config hand-off to on-demand proxies: they get the config as last checked by their parent. Later
+//! edits of the file therefore cannot start a proxy with settings other than those that its parent
+//! listens with.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, RawFd};
@@ -27,10 +27,10 @@ pub struct ConfigHandoff {
 }
 
 impl ConfigHandoff {
-    /// Keeps the config: `options` have named `text`, which results in `settings`.
+    /// Keeps the config: `text` of the file that `options` name, and the resulting `settings`.
     ///
     /// # Errors
-    /// No memory for the text.
+    /// The memory file for the text cannot be created.
     pub fn new(
         options: ProxyOptions,
         registry: Registry,
@@ -42,7 +42,7 @@ impl ConfigHandoff {
             replace(&file, text)?;
             Ok(file)
         };
-        let text = text.map(keep).transpose().context("keep the config for proxies")?;
+        let text = text.map(keep).transpose().context("cannot keep the config for proxies")?;
         Ok(ConfigHandoff { options, registry, settings, text })
     }
 
@@ -57,7 +57,7 @@ impl ConfigHandoff {
             return Err(anyhow!("there is no config file to read again (--config)"));
         };
         self.settings.check_change(&new)?;
-        replace(file, &text).context("keep the config for proxies")?;
+        replace(file, &text).context("cannot keep the config for proxies")?;
         self.settings = new;
         Ok(())
     }
@@ -67,13 +67,13 @@ impl ConfigHandoff {
         self.text.as_ref().map(AsFd::as_fd)
     }
 
-    /// Number of that descriptor, for [`path_of`].
+    /// Number of the descriptor of [`ConfigHandoff::exported`], for [`path_of`].
     pub fn number(&self) -> Option<RawFd> {
         self.text.as_ref().map(|text| text.as_raw_fd())
     }
 }
 
-/// Path of an inherited config.
+/// Path by which a proxy opens the config with the inherited descriptor `number`.
 pub fn path_of(number: RawFd) -> PathBuf {
     format!("/proc/self/fd/{number}").into()
 }

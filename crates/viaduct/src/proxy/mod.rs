@@ -1,12 +1,14 @@
-//! `viaduct proxy`: one hop of a chain. TCP connections end here and go on from here, the second
-//! half begun when the client's SYN is seen (Miniproxy, section 3). This module has what the
-//! command needs beside the [engine](crate::engine) and its [settings](crate::settings): its config
-//! file, the rules that divert connections to it, and its start on demand.
+//! `viaduct proxy`: one hop of a chain. It terminates clients' TCP connections, and begins the
+//! connection to the server or to the next hop as soon as it sees a client's SYN (Miniproxy,
+//! section 3). Beside the [engine](crate::engine) and its [settings](crate::settings), the command
+//! needs what this module has: the config file, the rules that divert connections to the proxy, and
+//! the start on demand.
 //!
 //! ```text
 //!   options, config ──▶ settings ──▶ startup: listen sets, rules ──▶ engine::loops
 //!   reconciler: keeps the interception rules ──▶ engine::intercept
-//!   on_demand: listens, and starts the proxy on a SYN; config_handoff: the config that it checked
+//!   on_demand: parent that listens, and starts the proxy on a SYN
+//!   config_handoff: the config as checked by that parent, for the proxies that it starts
 //! ```
 
 mod config;
@@ -39,7 +41,7 @@ use crate::status_socket::check_free;
 
 /// Runs a proxy until a signal ends it.
 pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
-    // The parent of on-demand proxies signals changes of the config.
+    // Before the config is read: the parent of on-demand proxies may signal a change of it.
     let early = (!options.inherited.is_empty()).then(Signals::register).transpose()?;
     let (settings, text) = config::load_with_text(options, &registry)?;
     check_free(&settings.engine.socket())?;
@@ -71,8 +73,8 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     ended.context("the proxy stopped")
 }
 
-/// Returns the loader of changed settings from the config file of `options`; the first ones are
-/// `settings`.
+/// Returns a function that loads the settings from the config file of `options` again. It refuses
+/// changes that need a restart; the settings in force are `settings` at first.
 fn load(options: &ProxyOptions, settings: &Settings, registry: Registry) -> Load {
     let (options, mut current) = (options.clone(), settings.clone());
     Box::new(move || {
@@ -87,15 +89,15 @@ fn load(options: &ProxyOptions, settings: &Settings, registry: Registry) -> Load
 fn run_on_demand(settings: &Settings, handoff: ConfigHandoff) -> Result<()> {
     let calls = SignalPipes::register()?;
     let (listen_sets, changes) = startup::open(settings, &[])?;
-    let [listen_set] =
-        <[ListenSet; 1]>::try_from(listen_sets).map_err(|_| anyhow!("one loop runs on demand"))?;
+    let [listen_set] = <[ListenSet; 1]>::try_from(listen_sets)
+        .map_err(|_| anyhow!("on-demand: one loop is expected"))?;
     let intercept_state = Arc::<InterceptState>::default();
     let _reconciler =
         RuleReconciler::start(changes, settings.intercept.as_ref(), &intercept_state)?;
     let parent = OnDemandParent::new(listen_set, calls, handoff, intercept_state);
     parent.rehearse()?;
     info!(name = settings.engine.name, listen = ?settings.engine.listen, "up on demand");
-    parent.run().context("the parent of proxies stopped")
+    parent.run().context("the parent of on-demand proxies stopped")
 }
 
 /// Checks the options and prints their meaning; changes nothing.

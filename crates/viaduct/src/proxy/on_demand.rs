@@ -5,7 +5,7 @@
 //!   parent:  listen set, rules ─▶ wait for a SYN, unread ──▶ start a proxy, wait for its end ─┐
 //!                                     ▲                                                      │
 //!                                     └── idle: at once;  crashed: later and later ◀─────────┘
-//!   proxy:   the same sockets: it finds the SYN where the parent left it, and forwards it early
+//!   proxy:   inherits the sockets, reads the SYN that the parent left there, and connects early
 //! ```
 
 use std::env;
@@ -30,13 +30,13 @@ use crate::engine::intercept::InterceptState;
 use crate::engine::listen_set::{ListenSet, SynSource};
 use crate::notify::{Phase, notify};
 
-/// Pause after a crash, and its maximum; each further crash doubles it.
+/// Pause after a failure, which doubles with each further failure, and its maximum.
 const RESTART_DELAY: Duration = Duration::from_millis(100);
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(10);
-/// Run time after which an end does not count as a crash at start.
+/// Run time after which a failure resets the pause to [`RESTART_DELAY`].
 const MIN_UPTIME: Duration = Duration::from_secs(30);
 
-/// The parent.
+/// Parent of on-demand proxies.
 pub struct OnDemandParent {
     listen_set: ListenSet,
     signals: SignalPipes,
@@ -45,8 +45,8 @@ pub struct OnDemandParent {
     intercept_state: Arc<InterceptState>,
 }
 
-/// Signals, each kind as a byte in a pipe. From its creation on, none of them ends the process
-/// by itself.
+/// Signals as bytes in pipes. Once the handlers are registered, none of these signals terminates
+/// the process by default.
 #[derive(Debug)]
 pub struct SignalPipes {
     /// Readable after a request to end.
@@ -57,7 +57,7 @@ pub struct SignalPipes {
     reopen: UnixStream,
 }
 
-/// Cause of the end of a wait.
+/// Reason why a wait has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
     Work,
@@ -77,7 +77,7 @@ impl SignalPipes {
         let pipe_for = |signal| -> Result<UnixStream> {
             let (read, write) = UnixStream::pair()?;
             pipe::register(signal, write)?;
-            // Any number of them counts as one.
+            // `has_come` empties the pipe: several pending signals count as one.
             read.set_nonblocking(true)?;
             Ok(read)
         };
@@ -88,13 +88,13 @@ impl SignalPipes {
         wait(&[&self.end], Some(Duration::ZERO)) == Woken::Work
     }
 
-    /// Returns whether a signal for the proxy has come.
+    /// Returns whether a signal to reload or to reopen logs, which concerns the proxy, is pending.
     fn is_for_proxy(&self) -> bool {
         wait(&[&self.again, &self.reopen], Some(Duration::ZERO)) == Woken::Work
     }
 }
 
-/// Returns whether a signal has come by this pipe since the last call.
+/// Empties `pipe`, and returns whether a signal has arrived in it since the last call.
 fn has_come(mut pipe: &UnixStream) -> bool {
     let mut bytes = [0; 64];
     let came = pipe.read(&mut bytes).is_ok();
@@ -103,8 +103,8 @@ fn has_come(mut pipe: &UnixStream) -> bool {
 }
 
 impl OnDemandParent {
-    /// Returns a parent that waits at `listen_set`; proxies get this process's arguments, and the
-    /// config of `handoff`.
+    /// Creates a parent that waits for clients at `listen_set`. Proxies get this process's
+    /// arguments, and the config of `handoff`.
     pub fn new(
         listen_set: ListenSet,
         signals: SignalPipes,
@@ -114,8 +114,8 @@ impl OnDemandParent {
         OnDemandParent { listen_set, signals, handoff, intercept_state }
     }
 
-    /// Starts a proxy that ends before it serves, so that errors at its start are found now,
-    /// and not by the first client.
+    /// Starts a proxy that exits before it serves: errors at the start are found now, and not when
+    /// the first client comes.
     pub fn rehearse(&self) -> Result<()> {
         let status = self.start(&["--rehearse"])?.wait()?;
         if !status.success() {
@@ -124,7 +124,7 @@ impl OnDemandParent {
         Ok(())
     }
 
-    /// Runs until a signal, and then until the running proxy has ended.
+    /// Runs until a signal to end, and then until the running proxy has ended.
     pub fn run(mut self) -> Result<()> {
         let mut pause = Duration::ZERO;
         notify(Phase::Ready);
@@ -151,19 +151,17 @@ impl OnDemandParent {
                 pause = Duration::ZERO;
             }
             pause = (pause * 2).clamp(RESTART_DELAY, MAX_RESTART_DELAY);
-            warn!(
-                "the proxy ended: {status}; the next one starts in {pause:?}, when it is asked for"
-            );
-            // No process is left that would give a verdict on the SYNs it held.
+            warn!("the proxy failed: {status}; the next one starts on demand, after {pause:?}");
+            // No process is left to give a verdict on the SYNs that the proxy held.
             if let SynSource::Queue(queue) = &self.listen_set.syns {
-                queue.reset().context("begin the queue of SYNs anew")?;
+                queue.reset().context("cannot reset the queue of SYNs")?;
             }
         }
     }
 
-    /// Waits for a SYN, or for a connection where SYNs are not seen.
+    /// Waits for a SYN; for a connection if SYNs cannot be seen.
     fn wait_for_work(&mut self) -> Woken {
-        // Memory used so far is not needed for some time.
+        // The pages used so far are not needed while the parent waits.
         let _ = memory::drop_clean_pages();
         loop {
             let (open, _) = self.listen_set.exported();
@@ -175,8 +173,8 @@ impl OnDemandParent {
         }
     }
 
-    /// Waits for `work`; passes signals to reload and to reopen logs to the running proxy, if
-    /// there is one.
+    /// Waits for `work`. Meanwhile handles signals to reload and to reopen logs, and passes them to
+    /// `proxy`, if one is running.
     fn wait_or_signal(
         &mut self,
         work: &[&OwnedFd],
@@ -192,7 +190,7 @@ impl OnDemandParent {
         }
     }
 
-    /// Waits for something; `None` if it is a signal for the proxy.
+    /// Waits for `work`, a signal or the timeout. `None` if a signal for the proxy is pending.
     fn look(&self, work: &[&dyn AsFd], at_most: Option<Duration>) -> Option<Woken> {
         let SignalPipes { end, again, reopen } = &self.signals;
         let calls: [&dyn AsFd; 3] = [end, again, reopen];
@@ -203,8 +201,7 @@ impl OnDemandParent {
         }
     }
 
-    /// Handles signals for the proxy. Log files are the proxy's own: one that starts later
-    /// opens them anew.
+    /// Handles signals for the proxy. Only proxies have log files, which each opens at its start.
     fn heed(&mut self, proxy: Option<Pid>) {
         if has_come(&self.signals.reopen) {
             proxy.map(|pid| kill_process(pid, Signal::USR1));
@@ -214,18 +211,18 @@ impl OnDemandParent {
         }
     }
 
-    /// Reads the config again, and has the proxy reload it if it is valid.
+    /// Reads the config again. If it is valid, signals the proxy to reload.
     fn read_again(&mut self, proxy: Option<Pid>) {
         notify(Phase::Reloading);
         match self.handoff.read_again() {
             Ok(()) => {
                 info!("the config was read again");
-                // A proxy that has just ended reads it at its next start.
+                // If the proxy has just ended, the next one starts with the new config.
                 proxy.map(|pid| kill_process(pid, Signal::HUP));
             }
             Err(error) => {
-                error!("nothing has changed: {error:#}");
-                // SIGHUP also reopens logs.
+                error!("not reloaded, nothing has changed: {error:#}");
+                // SIGHUP also means to reopen logs.
                 proxy.map(|pid| kill_process(pid, Signal::USR1));
             }
         }
@@ -246,11 +243,11 @@ impl OnDemandParent {
         // The proxy reads the config and opens logs after it has begun to handle these signals.
         signals::ignore_at_start(&mut command, &[SIGHUP, SIGUSR1]);
         die_with_parent(&mut command);
-        let proxy = Process::spawn(command).context("start a proxy")?;
+        let proxy = Process::spawn(command).context("cannot start a proxy")?;
         Ok(proxy)
     }
 
-    /// Closes the listeners and has the proxy end its flows; a second signal ends it at once.
+    /// Closes the listeners, and makes the proxy drain its flows. A second signal kills it at once.
     fn drain(self, mut proxy: Process, pid: Pid, ended: &OwnedFd) -> Result<()> {
         notify(Phase::Stopping);
         let OnDemandParent {
@@ -259,10 +256,10 @@ impl OnDemandParent {
             intercept_state,
             ..
         } = self;
-        // Rules must go first: afterwards no listener answers these connections.
+        // Stops interception first: later, diverted connections would find no listener.
         intercept_state.pass_by();
         drop(listen_set);
-        // Each signal is a byte: the first is known.
+        // Each signal is one byte; this discards that of the first signal.
         let _ = end.read(&mut [0]);
         kill_process(pid, Signal::TERM)?;
         wait(&[ended, &end], None);
@@ -273,7 +270,7 @@ impl OnDemandParent {
     }
 }
 
-/// Waits until one of `readable` is readable, for ever without a time.
+/// Waits until one of `readable` is readable. `None` for `at_most` means no timeout.
 pub(super) fn wait(readable: &[&dyn AsFd], at_most: Option<Duration>) -> Woken {
     let mut fds: Vec<_> =
         readable.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();

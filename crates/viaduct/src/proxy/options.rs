@@ -10,29 +10,31 @@ use clap::{ArgMatches, Args as _, Command};
 use crate::engine::listen_set::InheritedFd;
 use crate::settings::ProxyArgs;
 
-/// Options in a file, or on the command line.
+/// Options of the command line.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProxyOptions {
-    /// A file with a table [proxy] of these options and tables [[policy]]; SIGHUP reads it again
+    /// Config file with a table [proxy] of these options and tables [[policy]]; read again on
+    /// SIGHUP
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Check the configuration, print what it means, and change nothing
     #[arg(long)]
     pub check: bool,
-    /// Descriptors that the parent of --on-demand leaves open
+    /// Listeners and taps that the parent of --on-demand leaves open
     #[arg(long = "doors", value_delimiter = ',', hide = true)]
     pub inherited: Vec<InheritedFd>,
     /// End once the start has succeeded: a trial run by the parent of --on-demand
     #[arg(long, hide = true)]
     pub rehearse: bool,
-    /// The descriptor of the config that the parent of --on-demand has checked
+    /// Descriptor of the config that the parent of --on-demand has checked
     #[arg(long = "told", hide = true)]
     pub config_fd: Option<RawFd>,
     #[command(flatten)]
     pub args: ProxyArgs,
 }
 
-/// Refuses options beside `--config`: the file has all of them, so they would have no effect.
+/// Refuses options beside `--config`: all options are taken from the file, so they would have no
+/// effect.
 ///
 /// # Errors
 /// A line that names the first such option.
@@ -45,7 +47,7 @@ pub fn check_beside_config(said: &ArgMatches) -> Result<()> {
     match all.get_arguments().find(|option| words(option.get_id().as_str())) {
         Some(option) => {
             let name = option.get_long().unwrap_or_default();
-            bail!("{name}: --config has all options in its table [proxy]; say it there")
+            bail!("{name}: with --config all options are in the file's table [proxy]; set it there")
         }
         None => Ok(()),
     }

@@ -20,11 +20,10 @@ use viaduct_sys::nft::rule_watch::RuleWatch;
 use super::on_demand::{Woken, wait};
 use crate::engine::intercept::InterceptState;
 
-/// Minimum time between two checks: two programs that fight over rules must not load the
-/// machine.
+/// Minimum time between two checks: limits the load if another program keeps removing the rules.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A thread that keeps the rules. Dropping it ends the thread and reverts the changes.
+/// Thread that keeps the rules in place. Dropping it ends the thread and reverts the changes.
 #[derive(Debug)]
 pub struct RuleReconciler {
     end: Option<UnixStream>,
@@ -32,15 +31,17 @@ pub struct RuleReconciler {
     state: Arc<InterceptState>,
 }
 
-/// Rules to keep: its own, or those of the parent, which it only checks.
+/// Owner of the rules.
 enum Rules {
+    /// This process: the reconciler restores missing rules.
     Ours,
+    /// The parent: the reconciler only checks whether rules are missing.
     Parents(Intercept),
 }
 
 impl RuleReconciler {
-    /// Starts a reconciler of `changes`; without them it only checks `intercept`, which a parent
-    /// keeps. `None` if there is neither.
+    /// Starts a reconciler that restores the rules of `changes`. Without `changes` it only checks
+    /// the rules of `intercept`, which a parent restores. `None` if neither is given.
     ///
     /// # Errors
     /// The kernel does not report changes of rules.
@@ -54,7 +55,7 @@ impl RuleReconciler {
             (None, Some(intercept)) => Rules::Parents(intercept.clone()),
             (None, None) => return Ok(None),
         };
-        let watch = RuleWatch::new().context("watch nftables and ip rules")?;
+        let watch = RuleWatch::new().context("cannot watch nftables and ip rules")?;
         let (end, ended) = UnixStream::pair()?;
         let (state, theirs) = (state.clone(), state.clone());
         let run = move || run(&rules, &watch, &ended, &theirs);

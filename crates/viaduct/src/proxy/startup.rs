@@ -8,8 +8,9 @@ use viaduct_sys::nft::syn_hold::{SynHold, SynPath};
 use crate::engine::listen_set::{InheritedFd, ListenSet};
 use crate::settings::Settings;
 
-/// Opens the listen sets of all loops, or takes over those that a parent `left`, and makes the
-/// changes to the machine that belong to them. Dropping the changes reverts them.
+/// Opens the listen sets of all loops, and makes the changes to the machine that they need.
+/// Dropping the changes reverts them. If a parent has `left` descriptors open, takes over its
+/// listen set, and changes nothing.
 pub fn open(
     settings: &Settings,
     left: &[InheritedFd],
@@ -18,7 +19,7 @@ pub fn open(
         let listen_set = ListenSet::inherited(left, settings.syn_queue(), settings.max_held())?;
         return Ok((vec![listen_set], None));
     }
-    // First: another proxy at this port may own the rules, and nothing of its must be touched.
+    // Comes first: another proxy may own the rules for this port, which must not be touched.
     let mut changes = claim(settings)?;
     let listen_sets = settings.listen_sets()?;
     // Rules are set only after a listener is in place.
@@ -28,8 +29,8 @@ pub fn open(
     Ok((listen_sets, changes))
 }
 
-/// Reverts the remains of an earlier run, and claims the tables that this run is to make, if
-/// any.
+/// Reverts the changes that an earlier run has left, and locks the nftables tables that this run
+/// will create. `None` if it creates none.
 fn claim(settings: &Settings) -> Result<Option<Changes>> {
     let intercept = settings.intercept.as_ref().map(|intercept| intercept.instance.clone());
     let instances = intercept.into_iter().chain(settings.holds.then(|| hold_instance(settings)));
@@ -50,7 +51,7 @@ fn claim(settings: &Settings) -> Result<Option<Changes>> {
     Ok((!instances.is_empty()).then_some(changes))
 }
 
-/// Name of the table that holds SYNs.
+/// Name of the instance of rules that hold SYNs.
 fn hold_instance(settings: &Settings) -> String {
     format!("hold_{}", settings.syn_queue())
 }

@@ -26,7 +26,8 @@ use crate::value_parser::{
     buffer, count, destination, ports, prefix, rate, socket_addr, spin, time, wait, workers,
 };
 
-/// Options of `viaduct proxy`, also those of a file. `checks` refuses combinations.
+/// Options of `viaduct proxy`, on the command line and in a file. `checks` refuses combinations
+/// that make no sense.
 #[derive(Clone, Debug, clap::Args, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ProxyArgs {
@@ -38,7 +39,7 @@ pub struct ProxyArgs {
     #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = destination)]
     #[serde(deserialize_with = "optional::<Destination, _>")]
     pub to: Option<SocketAddr>,
-    /// Clients name their destination in one of these protocols
+    /// Protocols in which clients name their destination
     #[arg(long, value_enum, value_name = "LANGUAGE,...", value_delimiter = ',')]
     #[serde(deserialize_with = "list::<ClientProtocol, _>")]
     pub expect: Vec<ClientProtocol>,
@@ -46,58 +47,59 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
     #[serde(deserialize_with = "list::<Prefix, _>")]
     pub allow_from: Vec<IpNet>,
-    /// Destinations permitted to them, and to streams that come by tunnels
+    /// Destinations that clients, and flows that arrive through tunnels, may name
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
     #[serde(deserialize_with = "list::<Prefix, _>")]
     pub allow_to: Vec<IpNet>,
-    /// A file of one line, NAME:PASSWORD, that SOCKS and CONNECT clients must know
+    /// File of one line, NAME:PASSWORD, with which SOCKS and CONNECT clients must authenticate
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
-    /// The next hop, another `viaduct proxy --expect proxy`; without it flows go straight on
+    /// Next hop, another `viaduct proxy --expect proxy`; if not given, flows go directly to servers
     #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = destination)]
     #[serde(deserialize_with = "optional::<Destination, _>")]
     pub next: Option<SocketAddr>,
-    /// Form in which hops are told a flow's addresses [default: the SYN option if it can be sent,
-    /// else proxy-tfo]
+    /// Form in which the next hop gets a flow's addresses [default: the SYN option if it can be
+    /// sent, else proxy-tfo]
     #[arg(long, value_enum)]
     #[serde(deserialize_with = "optional::<HopSignalling, _>")]
     pub tell: Option<HopSignalling>,
-    /// A handler that flows pass, such as count or shape:rate=2M; may be repeated, the client's
-    /// first
+    /// Handler that flows pass, such as count or shape:rate=2M; may be repeated, in order from the
+    /// client
     #[arg(long, value_name = "HANDLER")]
     #[serde(deserialize_with = "list::<Handler, _>")]
     pub handler: Vec<HandlerSpec>,
-    /// Rate limit of each flow in each direction, kept by the kernel; bits a second
+    /// Rate limit of each flow in each direction, by the kernel's pacing; bits a second
     #[arg(long, value_name = "RATE", value_parser = rate)]
     #[serde(deserialize_with = "optional::<Rate, _>")]
     pub rate: Option<u64>,
     #[command(flatten)]
     #[serde(skip)]
     pub tunnel: TunnelArgs,
-    /// Flows go on to their servers by Trickles, in these packets; by TCP where a server knows
-    /// nothing else
+    /// Use Trickles to the servers, in packets of this form; plain TCP if a server does not
+    /// support it
     #[arg(long, value_enum, value_name = "PACKETS")]
     #[serde(deserialize_with = "optional::<PacketFormats, _>")]
     pub trickles: Option<PacketFormats>,
-    /// Public key of those servers' --identity: flows by Trickles are encrypted, and refused
-    /// rather than sent in clear, or by TCP
+    /// Public key of the --identity of servers reached by Trickles: flows to them are encrypted; a
+    /// flow that cannot be encrypted is refused
     #[arg(long, value_name = "KEY")]
     #[serde(deserialize_with = "optional::<Key, _>")]
     pub trickles_key: Option<PublicKey>,
-    /// Split the connections that pass this machine towards these addresses (tproxy, by nftables);
-    /// put back at the end
+    /// Split the connections that this machine forwards to these addresses; uses tproxy rules of
+    /// nftables, removed at the end
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
     #[serde(deserialize_with = "list::<Prefix, _>")]
     pub intercept: Vec<IpNet>,
-    /// Of those connections, only those to these ports, or ranges such as 8000-8080
+    /// Intercept only connections to these ports, or ranges such as 8000-8080
     #[arg(long, value_name = "PORT,...", value_delimiter = ',', value_parser = ports)]
     #[serde(deserialize_with = "list::<Ports, _>")]
     pub ports: Vec<RangeInclusive<u16>>,
-    /// Keep the client's address towards the server; the way back must lead through this machine
+    /// Connect to the server from the client's address; the return path must lead through this
+    /// machine
     #[arg(long)]
     pub keep_client: bool,
-    /// Begin to connect to the server: early (on the SYN) or late (after the client's
-    /// handshake) [default: early; late without CAP_NET_RAW]
+    /// Time at which the connection to the server is begun [default: early; late without
+    /// CAP_NET_RAW]
     #[arg(long, value_enum)]
     #[serde(deserialize_with = "optional::<Forwarding, _>")]
     pub forward: Option<Forwarding>,
@@ -105,15 +107,15 @@ pub struct ProxyArgs {
     #[arg(long, value_enum, default_value_t = Accept::Early)]
     #[serde(deserialize_with = "one::<Accept, _>")]
     pub accept: Accept,
-    /// Early connections that wait for their client, at most, and at most half of --flows [default:
-    /// 1024, or half of --flows where that is less]
+    /// Maximum number of early connections that wait for their client, up to half of --flows
+    /// [default: 1024, or half of --flows if that is less]
     #[arg(long, value_name = "N")]
     pub max_early: Option<usize>,
     /// Time for which an early connection waits for its client
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = wait)]
     #[serde(deserialize_with = "one::<Wait, _>")]
     pub early_wait: Duration,
-    /// Limit of the time to connect to a server
+    /// Maximum time to connect to a server
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = wait)]
     #[serde(deserialize_with = "one::<Wait, _>")]
     pub connect_timeout: Duration,
@@ -128,60 +130,59 @@ pub struct ProxyArgs {
     #[command(flatten)]
     #[serde(skip)]
     pub dead_after: DeadAfter,
-    /// Only listen; start the proxy itself when a SYN comes, and again after it has ended
+    /// Only listen, and start the proxy process when a SYN arrives and none is running
     #[arg(long)]
     pub on_demand: bool,
-    /// End after so long without a flow, to be started again by systemd or --on-demand (where
-    /// it is 60s if not given); 0s: never
+    /// Exit after this time without a flow, to be started again by systemd or --on-demand; 0s:
+    /// never [default: never; 60s with --on-demand]
     #[arg(long, value_name = "TIME", value_parser = time)]
     #[serde(deserialize_with = "optional::<Time, _>")]
     pub idle_exit: Option<Duration>,
-    /// Limit of the time that open flows get after SIGTERM
+    /// Maximum time that open flows have to finish after SIGTERM
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     #[serde(deserialize_with = "one::<Time, _>")]
     pub drain: Duration,
-    /// Loops that share the flows, each in a thread; 0: one for each core
+    /// Number of event loops that share the flows, each in a thread; 0: one for each core
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = workers)]
     #[serde(deserialize_with = "one::<Workers, _>")]
     pub workers: u16,
-    /// Flows at once, at most
+    /// Maximum number of concurrent flows
     #[arg(long, value_name = "N", default_value_t = 9_000, value_parser = count)]
     #[serde(deserialize_with = "one::<Count, _>")]
     pub flows: usize,
-    /// Addresses across a long link: connections to and from them are set up for it; all are,
-    /// if none is named
+    /// Addresses across a long link: --congestion-control and --far-buffer apply to connections to
+    /// and from them [default: all addresses]
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
     #[serde(deserialize_with = "list::<Prefix, _>")]
     pub far: Vec<IpNet>,
-    /// Of those connections, the congestion control, by the kernel's name
+    /// Congestion control of connections across the long link (--far), by the kernel's name
     #[arg(long, value_name = "NAME")]
     pub congestion_control: Option<String>,
-    /// Of those connections, the bytes that may wait to be sent or acknowledged: data that the
-    /// sending program has written, and the other end does not have yet
+    /// Bytes of each connection across the long link (--far) that may be unsent or unacknowledged
     #[arg(long, value_name = "BYTES", value_parser = buffer)]
     #[serde(deserialize_with = "optional::<Buffer, _>")]
     pub far_buffer: Option<usize>,
-    /// Bytes of each socket's send buffer; twice the receive buffer's, or the kernel's choice,
-    /// if not given
+    /// Size of each socket's send buffer [default: twice --receive-buffer if that is given, else
+    /// the kernel's choice]
     #[arg(long, value_name = "BYTES", value_parser = buffer)]
     #[serde(deserialize_with = "optional::<Buffer, _>")]
     pub send_buffer: Option<usize>,
-    /// Bytes of each socket's receive buffer; the kernel's choice if not given
+    /// Size of each socket's receive buffer [default: the kernel's choice]
     #[arg(long, value_name = "BYTES", value_parser = buffer)]
     #[serde(deserialize_with = "optional::<Buffer, _>")]
     pub receive_buffer: Option<usize>,
-    /// Time for which a loop polls for events before it sleeps, where that has paid of late;
-    /// 0s: not at all
+    /// Time for which a loop polls for events before it sleeps, if polling has paid off recently;
+    /// 0s: never
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = spin)]
     #[serde(deserialize_with = "one::<Spin, _>")]
     pub spin: Duration,
-    /// Bytes that each end of a chain of handlers holds before it stops its source
+    /// Bytes that each end of a chain of handlers buffers before it stops reading
     #[arg(long, value_name = "BYTES", default_value = "256K", value_parser = buffer)]
     #[serde(deserialize_with = "one::<Buffer, _>")]
     pub chain_buffer: usize,
-    /// Bytes that flows by Trickles have asked their servers for and not passed on yet, at
-    /// most, all together, but for each of the ways that policies name by itself; each flow may
-    /// have 64 KiB all the same
+    /// Maximum number of bytes that all flows by Trickles together have requested from servers and
+    /// not passed on yet; each flow may have 64 KiB regardless, and each form of packets that
+    /// policies name has a limit of its own
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = buffer)]
     #[serde(deserialize_with = "one::<Buffer, _>")]
     pub trickles_buffer: usize,
@@ -203,9 +204,9 @@ pub struct ProxyArgs {
 /// Protocol by which a client names its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ClientProtocol {
-    /// A TCP option in the SYN: another hop, or `viaduct steer`
+    /// A TCP option in the SYN, as from another hop or `viaduct steer`
     Option,
-    /// The same, or PROXY protocol version 2: another hop, or HAProxy's send-proxy-v2
+    /// The TCP option, or PROXY protocol version 2, as from another hop or HAProxy's send-proxy-v2
     Proxy,
     /// SOCKS5
     Socks,
@@ -213,7 +214,7 @@ pub enum ClientProtocol {
     Connect,
 }
 
-/// Moment at which the second half of a flow begins.
+/// Time at which the connection to the server is begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Forwarding {
     /// On the client's SYN; needs CAP_NET_RAW
@@ -222,7 +223,7 @@ pub enum Forwarding {
     Late,
 }
 
-/// Moment at which a client's connection is accepted.
+/// Time at which a client's connection is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Accept {
     /// At once; if the server then refuses, the client gets a reset

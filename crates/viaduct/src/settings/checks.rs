@@ -24,10 +24,10 @@ use crate::tunnel::settings::TunnelArgs;
 
 /// Default of `idle-exit` with `on-demand`.
 const IDLE_EXIT: Duration = Duration::from_secs(60);
-/// Default of `max-early`, if there are flows enough.
+/// Default of `max-early`, unless half of `flows` is less.
 const MAX_EARLY: usize = 1024;
 
-/// Maximum number of ports for interception by port.
+/// Maximum number of intercepted ports, if `ports` is given.
 const MAX_PORTS: usize = 128;
 
 /// Refuses options that exclude each other, and those that need another one.
@@ -74,19 +74,22 @@ pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<(
     let (on_path, asked) = (!args.intercept.is_empty(), !args.expect.is_empty());
     let target = args.to.is_some() || on_path || asked;
     let idle = [
-        (!args.ports.is_empty() && !on_path, "ports: they are intercept's, which is not given"),
-        (args.keep_client && !on_path, "keep-client: it is intercept's, which is not given"),
-        (!args.allow_from.is_empty() && !asked, "allow-from: it is expect's, which is not given"),
-        (args.tell.is_some() && !hops, "tell: no hop is to be told; give next"),
+        (!args.ports.is_empty() && !on_path, "ports: they need intercept, which is not given"),
+        (args.keep_client && !on_path, "keep-client: it needs intercept, which is not given"),
+        (!args.allow_from.is_empty() && !asked, "allow-from: it needs expect, which is not given"),
+        (args.tell.is_some() && !hops, "tell: no hop gets the flows; give next"),
         (
             args.password_file.is_some() && !passwords,
-            "password-file: only SOCKS and CONNECT have passwords; expect socks or connect",
+            "password-file: only SOCKS and CONNECT have passwords; give expect socks or connect",
         ),
-        (args.listen.is_empty() && target, "listen: it is not said where connections arrive"),
+        (
+            args.listen.is_empty() && target,
+            "listen: no address is given at which connections arrive",
+        ),
         (
             !target && (!args.listen.is_empty() || args.tunnel.tunnel_listen.is_none()),
-            "it is not said where connections arrive and go: give listen, and to, intercept or \
-             expect; or tunnel-listen",
+            "neither listen addresses nor destinations are given: give listen, and to, intercept \
+             or expect; or tunnel-listen",
         ),
     ];
     match idle.iter().find(|(is, _)| *is) {
@@ -116,7 +119,7 @@ pub(super) fn leads_on(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()>
     Ok(())
 }
 
-/// Refuses a metrics address where connections arrive: only one of the two could be bound.
+/// Refuses a metrics address that overlaps a listen address: only one of the two could be bound.
 pub(super) fn metrics_apart(args: &ProxyArgs) -> Result<()> {
     let Some(metrics) = args.metrics else { return Ok(()) };
     let takes =
@@ -129,7 +132,7 @@ pub(super) fn metrics_apart(args: &ProxyArgs) -> Result<()> {
     let mut places = listen.chain(args.tunnel.tunnel_listen.map(|at| ("tunnel-listen", at)));
     match places.find(|&(_, at)| meets(at)) {
         Some((what, at)) => {
-            bail!("metrics: {metrics} is {what}'s, {at}; another address or port is expected")
+            bail!("metrics: {metrics} overlaps {what}, {at}; another address or port is expected")
         }
         None => Ok(()),
     }
@@ -145,7 +148,8 @@ pub(super) fn target(args: &ProxyArgs) -> Result<Target> {
     }
 }
 
-/// Clients that may name a destination, the protocols, and the permitted destinations.
+/// Clients that may name a destination, the protocols in which they do, and the permitted
+/// destinations.
 pub(super) fn terms(args: &ProxyArgs) -> Result<Terms> {
     let speaks = |protocol| args.expect.contains(&protocol);
     Ok(Terms {
@@ -191,11 +195,11 @@ pub(super) fn far(args: &ProxyArgs) -> Result<Far> {
 pub(super) fn holds(args: &ProxyArgs, target: &Target) -> Result<bool> {
     match (args.accept, args.forward) {
         (Accept::Early, _) => Ok(false),
-        // Clients that name a destination after the handshake get the answer in their own
-        // protocol.
+        // Clients that name a destination after the handshake get the server's answer in the
+        // protocol of their request.
         _ if !target.may_be_in_syn() => Ok(false),
         (Accept::AfterConnect, Some(Forwarding::Late)) => {
-            bail!("accept: after-connect needs forward early: the SYN begins the connection")
+            bail!("accept: after-connect needs forward early, which connects on the client's SYN")
         }
         _ => Ok(true),
     }
@@ -210,7 +214,7 @@ pub(super) fn workers(
 ) -> Result<u32> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let wanted = if args.workers == 0 { cores } else { usize::from(args.workers) };
-    // Features that exist once, or that one loop alone can provide.
+    // Features that work only with a single loop.
     let single = [
         ("tunnel", tunnels),
         ("accept after-connect", holds),
@@ -219,7 +223,7 @@ pub(super) fn workers(
         ("handlers whose flows share or gather connections", policies.share()),
     ];
     match single.iter().find(|(_, is)| *is && wanted > 1) {
-        Some((what, _)) => bail!("workers: {wanted} cannot be had with {what}, but 1 can"),
+        Some((what, _)) => bail!("workers: {wanted} are not possible with {what}; 1 is"),
         None => Ok(u32::try_from(wanted)?),
     }
 }
@@ -250,8 +254,8 @@ fn idle_exit(args: &ProxyArgs) -> Option<Duration> {
     said.filter(|time| !time.is_zero())
 }
 
-/// Limit of early connections. SYNs alone can be sent by any host, so they never take all
-/// flows.
+/// Maximum number of early connections. A SYN may have a spoofed source address, so SYNs alone must
+/// not use up all flows.
 pub(super) fn max_early(args: &ProxyArgs) -> Result<usize> {
     let most = args.flows / 2;
     match args.max_early {
@@ -263,8 +267,8 @@ pub(super) fn max_early(args: &ProxyArgs) -> Result<usize> {
 }
 
 pub(super) fn intercept(args: &ProxyArgs, port: u16) -> Result<Option<Intercept>> {
-    // Diverted connections keep the servers' addresses: a listener at a single address gets
-    // none of them.
+    // Diverted connections keep the server's address as their destination: a listener that is
+    // bound to a single address gets none of them.
     let takes = |at: &SocketAddr, net: &IpNet| {
         at.port() == port && at.ip().is_unspecified() && (at.is_ipv6() || net.addr().is_ipv4())
     };
@@ -272,16 +276,15 @@ pub(super) fn intercept(args: &ProxyArgs, port: u16) -> Result<Option<Intercept>
         if !args.listen.iter().any(|at| takes(at, net)) {
             let listen: Vec<_> = args.listen.iter().map(ToString::to_string).collect();
             bail!(
-                "intercept: no listener takes what is handed over of {net}: listen is {}; \
-                    [::]:{port} \
-                 takes both families, 0.0.0.0:{port} IPv4",
+                "intercept: no listener can accept connections to {net}: listen is {}; \
+                 [::]:{port} accepts both families, 0.0.0.0:{port} IPv4",
                 listen.join(", ")
             );
         }
     }
     let pair = |net: &IpNet| (net.addr(), net.prefix_len());
     if args.ports.iter().map(ExactSizeIterator::len).sum::<usize>() > MAX_PORTS {
-        bail!("ports: {MAX_PORTS} are possible; policies can tell more apart");
+        bail!("ports: at most {MAX_PORTS} are possible; policies can match more");
     }
     Ok((!args.intercept.is_empty()).then(|| Intercept {
         instance: format!("proxy_{port}"),

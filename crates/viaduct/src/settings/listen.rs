@@ -1,4 +1,4 @@
-//! Listeners that settings ask for, and the SYNs that concern them.
+//! Listeners that settings require, and the SYNs that concern them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,7 +16,7 @@ impl Settings {
     /// Opens the listen sets of all loops.
     ///
     /// # Errors
-    /// An address is taken, or SYNs cannot be seen.
+    /// An address is in use, or SYNs cannot be seen.
     pub fn listen_sets(&self) -> Result<Vec<ListenSet>> {
         let (ways, ports) = self.scope();
         let (sources, destinations) = ends(&ways);
@@ -53,7 +53,7 @@ impl Settings {
     }
 }
 
-/// All sources (none if one entry matches any), and all destinations.
+/// All sources (an empty list if an entry matches any source), and all destinations.
 fn ends(ways: &[Selector]) -> (Vec<Prefix>, Vec<Prefix>) {
     let all = |end: fn(&Selector) -> &Vec<Prefix>| ways.iter().flat_map(end).copied().collect();
     let anywhere = ways.iter().any(|way| way.from.is_empty());

@@ -1,6 +1,6 @@
-//! Settings of a proxy, made from options and tables: the config of its engine, and what its
-//! service has beside it. All of them are checked before anything on the machine is changed. Three
-//! services have them: `viaduct proxy`, a gateway (`[split]`), and an overlay node (`[socks]`).
+//! Settings of a proxy, made from options and tables: the config of its engine, interception, the
+//! access log and metrics. All of them are checked before anything on the machine is changed. Three
+//! services run a proxy: `viaduct proxy`, a gateway (`[split]`), and an overlay node (`[socks]`).
 //!
 //! ```text
 //!   command line ──▶ args ──┐
@@ -48,9 +48,10 @@ pub struct Settings {
     pub engine: EngineConfig,
     /// Traffic that the kernel is to divert to the proxy.
     pub intercept: Option<Intercept>,
-    /// True if the kernel holds SYNs until their server has answered.
+    /// True if the kernel holds a client's SYN until the server has answered.
     pub holds: bool,
-    /// True if flows may be forwarded late where this process lacks the right to see SYNs.
+    /// True if flows are to be forwarded late if this process lacks the privilege to see SYNs;
+    /// otherwise that is an error.
     pub may_be_late: bool,
     /// True if the proxy process is started on demand.
     pub on_demand: bool,
@@ -61,7 +62,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Lowers the flow limit to the available descriptors.
+    /// Lowers the flow limit to what the limit of descriptors allows.
     pub fn fitted(self) -> Settings {
         Settings { engine: self.engine.fitted(), ..self }
     }
@@ -88,7 +89,7 @@ impl Settings {
             bail!("allow-to: clients name no destination; give expect or tunnel-listen");
         }
         if args.on_demand && args.tunnel.tunnel_listen.is_some() {
-            bail!("on-demand: it waits for connections, and tunnel-listen is served all the time");
+            bail!("on-demand: the proxy ends when idle, but tunnel-listen is served all the time");
         }
         let name = args.name.clone().unwrap_or_else(|| format!("proxy-{port}"));
         text::check_name(&name).map_err(|what| anyhow!("name: {what}"))?;
@@ -99,7 +100,7 @@ impl Settings {
         let policies = all_policies(args, policies, &names, registry)?;
         let holds = holds(args, &target)?;
         if args.keep_client && policies.trickles().next().is_some() {
-            bail!("keep-client: a connection of Trickles has this machine's address");
+            bail!("keep-client: connections by Trickles always have this machine's address");
         }
         let workers = workers(args, holds, tunnelled, &policies)?;
         let waits = args.accept == Accept::AfterConnect;
@@ -183,7 +184,7 @@ fn all_policies(
 
 /// Options of the sockets of flows to `target`.
 fn socket_options(args: &ProxyArgs, target: &Target) -> TcpOptions {
-    // One window of unacknowledged bytes, and as many bytes still to be sent.
+    // Room for one window of unacknowledged bytes, and for as many bytes still to be sent.
     let send_buffer = args.receive_buffer.map(|bytes| (2 * bytes).min(MAX_BUFFER));
     TcpOptions {
         transparent: target.is_transparent(),

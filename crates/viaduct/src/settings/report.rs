@@ -9,7 +9,7 @@ use viaduct_sys::nft::intercept::Intercept;
 
 use super::Settings;
 
-/// Kernel settings that let other hosts' packets pass, by family.
+/// Kernel settings that enable forwarding: true for IPv4 or false for IPv6, name, and file.
 const FORWARDING: [(bool, &str, &str); 2] = [
     (true, "net.ipv4.ip_forward", "/proc/sys/net/ipv4/ip_forward"),
     (false, "net.ipv6.conf.all.forwarding", "/proc/sys/net/ipv6/conf/all/forwarding"),
@@ -24,15 +24,15 @@ impl Settings {
             let is_off = || fs::read_to_string(file).is_ok_and(|value| value.trim() == "0");
             (concerned && is_off()).then(|| {
                 format!(
-                    "{name} is 0: what is not intercepted, such as UDP and ICMP, and all \
-                        connections while the proxy \
-                     does not run, cannot pass this machine; set it to 1"
+                    "{name} is 0: this machine forwards no traffic that is not intercepted, such \
+                     as UDP and ICMP, and no connections while the proxy is down; set it to 1"
                 )
             })
         });
         let shadowed = self.engine.policies.shadowed().map(|(later, earlier)| {
             format!(
-                "policy {later} never decides: policy {earlier} fits all its flows and comes first"
+                "policy {later} never applies: policy {earlier} comes first and matches all its \
+                 flows"
             )
         });
         forwarding.chain(shadowed).collect()
@@ -47,7 +47,7 @@ impl Settings {
             [] => {}
             ports => write!(f, ", port {}", in_ranges(ports))?,
         }
-        writeln!(f, "; those to its own addresses are left alone")?;
+        writeln!(f, "; connections to its own addresses are not intercepted")?;
         match self.engine.target.keeps_clients() {
             true => writeln!(f, "  keeps the clients' addresses towards servers"),
             false => writeln!(f, "  servers see this machine's address"),

@@ -1,4 +1,4 @@
-//! Tables of options and of policies, as files have them.
+//! Tables of options and of policies in config files.
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -45,14 +45,14 @@ pub struct PolicyTable {
     rate: Option<u64>,
 }
 
-/// End of the handlers that a policy's flows meet here.
+/// End of the handler chain that runs in this proxy, for the flows of a policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Side {
-    /// Client's end: flows that go on from here pass the handlers.
+    /// Client's end: flows pass the handlers on their way out of this proxy.
     #[default]
     Connect,
-    /// Server's end: flows that arrive here have passed the same handlers elsewhere.
+    /// Server's end: flows have passed the client's end of the same handlers at another proxy.
     Accept,
 }
 
@@ -78,7 +78,7 @@ impl TryFrom<Table> for OptionsTable {
         let options: Table =
             table.into_iter().map(|(key, value)| (key.replace('_', "-"), value)).collect();
         if options.len() < keys {
-            return Err("a key is there twice, once with - and once with _");
+            return Err("a key is set twice, once with - and once with _");
         }
         Ok(OptionsTable(options))
     }
@@ -90,7 +90,7 @@ impl OptionsTable {
         self.0.contains_key(key)
     }
 
-    /// Options of the table; those that it leaves out are as on a command line without them.
+    /// Options of the table. Missing keys have the defaults of the command line.
     ///
     /// # Errors
     /// A line with the key, the mistake and a correct form.
@@ -114,12 +114,12 @@ fn group<T: Args + DeserializeOwned>(table: &mut Table) -> Result<T, String> {
     read(keys.filter_map(|key| table.remove_entry(key)).collect())
 }
 
-/// Reads the options of a table that has no others.
+/// Reads the options of a table in which all keys are options of `T`.
 fn read<T: DeserializeOwned>(table: Table) -> Result<T, String> {
     table.try_into().map_err(|error| one_line(&error))
 }
 
-/// Message of an error, behind its key.
+/// Message of an error, after the key that it concerns.
 fn one_line(error: &toml::de::Error) -> String {
     if let Some(unknown) = error.message().strip_prefix("unknown field ") {
         return format!("unknown key {}", unknown.split(',').next().unwrap_or_default());
@@ -133,7 +133,7 @@ fn one_line(error: &toml::de::Error) -> String {
 }
 
 impl PolicyTable {
-    /// Policy that the table describes, with these tunnels; what is left out is as in
+    /// Policy that the table describes; it may name one of `tunnels`. Missing keys are taken from
     /// `otherwise`.
     ///
     /// # Errors
@@ -158,7 +158,7 @@ impl PolicyTable {
             _ => return Err("direct, next, tunnel and trickles exclude each other".to_owned()),
         };
         if self.trickles_key.is_some() && self.trickles.is_none() {
-            return Err("trickles-key: there is no trickles".to_owned());
+            return Err("trickles-key: it needs trickles, which is not given".to_owned());
         }
         let handlers = match &self.handlers {
             None => otherwise.handlers.clone(),
@@ -166,15 +166,15 @@ impl PolicyTable {
         };
         let accepts = self.side == Side::Accept;
         match (accepts, &handlers, &by) {
-            (true, None, _) => return Err("side: \"accept\" is for handlers".to_owned()),
+            (true, None, _) => return Err("side: \"accept\" needs handlers".to_owned()),
             (
                 true,
                 _,
                 OutboundSpec::Hop(_) | OutboundSpec::Tunnel(_) | OutboundSpec::Trickles(_),
             ) => {
                 return Err(
-                    "side: who accepts goes straight to the server, not by next, tunnel or \
-                    trickles; add direct = true"
+                    "side: \"accept\" connects directly to the server, not by next, tunnel or \
+                     trickles; add direct = true"
                         .to_owned(),
                 );
             }

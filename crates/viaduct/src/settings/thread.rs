@@ -6,7 +6,7 @@ use anyhow::Result;
 use super::Settings;
 use crate::engine::handle::EngineThread;
 
-/// Proxy in a thread, without its rules and its control side.
+/// Proxy in a thread. Its rules and its control side are left to the process.
 #[derive(Debug)]
 pub struct ProxyThread {
     /// Engine of the proxy.

@@ -1,5 +1,5 @@
-//! Values of tables in files, read by the parsers of the command line. A field of a table names its
-//! syntax: `#[serde(deserialize_with = "optional::<Rate, _>")]`.
+//! Values in the tables of config files, read by the parsers of the command line. A field names
+//! its syntax: `#[serde(deserialize_with = "optional::<Rate, _>")]`.
 
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ pub trait Syntax {
     fn parse(text: &str) -> Result<Self::Value, String>;
 }
 
-/// Declares syntaxes by their parsers.
+/// Declares syntaxes, each with its parser.
 macro_rules! syntaxes {
     ($($(#[$doc:meta])* $name:ident: $parse:path => $value:ty;)*) => {
         $(
@@ -58,7 +58,7 @@ syntaxes! {
     Wait: super::wait => Duration;
     /// Time for which a loop polls.
     Spin: super::spin => Duration;
-    /// Time without an answer after which an end is given up.
+    /// Time without an acknowledgement after which a connection is reset.
     DeadAfter: super::dead_after => Duration;
     /// Number, at least one.
     Count: super::count => usize;
@@ -134,7 +134,7 @@ where
     one::<S, D>(from).map(Some)
 }
 
-/// Reads a list; one value is a list too.
+/// Reads a list; a single value counts as a list.
 pub fn list<'de, S: Syntax, D: Deserializer<'de>>(from: D) -> Result<Vec<S::Value>, D::Error> {
     let written = match OneOrMany::deserialize(from)? {
         OneOrMany::One(one) => vec![one],
@@ -149,7 +149,7 @@ pub fn array<'de, S: Syntax, D: Deserializer<'de>>(from: D) -> Result<Vec<S::Val
     written.iter().map(|value| value.parse::<S, _>()).collect()
 }
 
-/// Options that a command line without any has.
+/// Defaults of the options: as on a command line without any.
 pub fn defaults<T: Args>() -> T {
     let command = T::augment_args(Command::new("defaults"));
     let matches = command.get_matches_from(["defaults"]);

@@ -1,5 +1,5 @@
-//! The packet cache with a real NAK-based receiver: packets that it dropped itself come back in
-//! a LAN round trip instead of a WAN one.
+//! The packet cache with a real NAK-based receiver: packets that the receiver itself dropped come
+//! back within a LAN round trip instead of a WAN round trip.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

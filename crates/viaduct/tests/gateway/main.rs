@@ -1,4 +1,4 @@
-//! Real gateways in a lab world: the view of hosts, and the state that a gateway leaves.
+//! Real gateways in a lab world: what hosts see, and the state that a gateway leaves behind.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod cache;
@@ -27,7 +27,7 @@ fn world(mtu: (u32, u32), link: &str) -> World {
     World::new(mtu, &link.parse().unwrap(), 1, &Journal::new()).unwrap()
 }
 
-/// Waits until the condition holds, 15 s at most.
+/// Waits for at most 15 s until the condition holds.
 fn eventually(gateway: &Gateway, what: &str, done: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(15);
     while !done() {
@@ -42,7 +42,7 @@ fn lost_pings(world: &World, v6: bool, size: u32) -> usize {
     let b1 = world.b1();
     let to = if v6 { b1.v6().unwrap().into() } else { b1.v4().into() };
     let report = ping.run(world.a1(), to).unwrap();
-    // A reply may arrive twice: a packet that was only late was recovered too.
+    // A reply may arrive twice, if its packet was late and was recovered as well.
     let answered: BTreeSet<_> = report.round_trips_ms.iter().map(|(number, _)| *number).collect();
     300 - answered.len()
 }
@@ -51,10 +51,9 @@ fn lost_pings(world: &World, v6: bool, size: u32) -> usize {
 fn pings_of_every_kind_get_through_a_lossy_link() {
     let mut world = world((1500, 1500), "rate=100M,delay=5ms,loss=3%");
     let plain = lost_pings(&world, false, 100);
-    assert!(plain >= 5, "the link loses six in a hundred round trips, not {plain} in 300");
+    assert!(plain >= 5, "the link loses 6 % of round trips, but only {plain} of 300 were lost");
     world.protect(&GatewaySpec::default()).unwrap();
-    // Packets of few fragments are released at once; fragments are recovered by the window or
-    // on request.
+    // Fragments are recovered from the repairs of the window, or on request.
     for (kind, v6, size) in [("IPv4", false, 100), ("IPv6", true, 100), ("in parts", false, 4000)] {
         let lost = lost_pings(&world, v6, size);
         assert!(lost <= 6, "{kind}: {lost}");
@@ -86,7 +85,7 @@ fn with_equal_mtus_nothing_is_altered_and_repairs_are_fragmented() {
     let node = world.dumbbell.gateway_a().clone();
     let altered = || {
         let routes = ["-4", "-6"].map(|family| node.run("ip", &[family, "route"]).unwrap());
-        // Excludes the gateway's own interface, by which recovered packets enter.
+        // Excludes the gateway's own interface, through which recovered packets enter the kernel.
         let routes = routes.concat();
         let routes: Vec<_> = routes.lines().filter(|of| !of.contains(" vd-")).collect();
         format!("{routes:?} {}", node.run("nft", &["list", "ruleset"]).unwrap())
@@ -106,8 +105,8 @@ const CONNECTION: u16 = 7_003;
 /// Payload of the longest datagram that a WAN of 1500 bytes takes.
 const LONGEST: usize = 1_472;
 
-/// Returns what arrives at A1 and at B1 of a connection's SYN and SYN-ACK and of a datagram of each
-/// length from A1 to B1.
+/// Opens a connection from A1 to B1, and sends a datagram of each length. Returns the packets of
+/// these that arrive at A1 and at B1: SYN, SYN-ACK and datagrams.
 fn arriving(world: &World) -> [BTreeSet<Vec<u8>>; 2] {
     let hosts = [world.a1(), world.b1()];
     let config = RingConfig { max_packet: 1500, bytes: 8 << 20 };
@@ -136,8 +135,8 @@ fn arriving(world: &World) -> [BTreeSet<Vec<u8>>; 2] {
     })
 }
 
-/// Returns the packet if it is one of [`arriving`]. Fields that differ from one connection to the
-/// next are zero: identification, client port, numbers, timestamps, and the checksums over them.
+/// Returns the packet if [`arriving`] compares it. Fields that differ between connections are set
+/// to zero: identification, client port, sequence numbers, timestamps, and checksums.
 fn comparable(packet: &[u8]) -> Option<Vec<u8>> {
     let ports = |at: usize| u16::from_be_bytes([packet[at], packet[at + 1]]);
     if packet.len() < 28 || packet[0] != 0x45 {
@@ -156,7 +155,7 @@ fn comparable(packet: &[u8]) -> Option<Vec<u8>> {
                 (CONNECTION, _) => 22,
                 _ => return None,
             };
-            // Behind the MSS and SACK-permitted stands the option of timestamps.
+            // The timestamps option follows MSS and SACK-permitted.
             assert_eq!(packet[46..48], [8, 10], "{packet:x?}");
             let numbers = 24..32 - if packet[33] & 16 == 0 { 4 } else { 0 };
             for zeroed in [4..6, 10..12, client..client + 2, numbers, 36..38, 48..56] {
@@ -184,7 +183,7 @@ fn what_hosts_send_arrives_bit_for_bit_as_without_gateways() {
     let protected = arriving(&world);
     same(&protected);
     assert_eq!(protected.each_ref().map(BTreeSet::len), [1, 1 + LONGEST]);
-    // Recovered packets are those that were lost.
+    // Recovered packets are equal to those that were lost.
     let lossy = "rate=200M,delay=5ms,queue=50ms,loss=3%".parse().unwrap();
     world.emulator().unwrap().set(Direction::AtoB, lossy).unwrap();
     let lost = arriving(&world);
@@ -198,7 +197,8 @@ fn with_equal_mtus_and_lower_mtu_hosts_send_shorter_packets() {
     let mut world = world((1500, 1500), "rate=200M,delay=20ms,queue=50ms,loss=1%");
     let flow = Iperf::tcp("cubic", 4, 2);
     let plain = flow.run(world.a1(), world.b1()).unwrap().received;
-    // Its last segments, which may be retransmitted, are as long as the WAN's MTU.
+    // The plain flow must have ended: its segments, which may be retransmitted, are as long as the
+    // WAN's MTU.
     let connected = ["-Htn", "state", "connected", "exclude", "time-wait"];
     let ended = |host: &Node| host.run("ss", &connected).unwrap().trim().is_empty();
     let ended = || ended(world.a1()) && ended(world.b1());
@@ -206,14 +206,14 @@ fn with_equal_mtus_and_lower_mtu_hosts_send_shorter_packets() {
     world.protect(&short()).unwrap();
     let protected = flow.run(world.a1(), world.b1()).unwrap().received;
     let status = world.gateways().unwrap().a.status().unwrap();
-    let kept = status.kept_below[0].expect("there is no room beside repairs");
+    let kept = status.kept_below[0].expect("packets are not kept short");
     let ruleset = world.dumbbell.gateway_a().run("nft", &["list", "ruleset"]).unwrap();
     assert!((1400..1430).contains(&kept) && ruleset.contains("maxseg"), "{kept} {ruleset}");
     assert_eq!(status.shell().send_failed, 0, "no repair is too long for the WAN");
-    // Except for packets that a busy machine has missed.
+    // On a busy machine the gateway misses some packets.
     let unprotected = status.peer().sender.unprotected;
     let missed = status.shell().tap_drops_out + status.shell().tap_late_out;
-    assert_eq!(unprotected, missed, "segments of TCP come at the right size");
+    assert_eq!(unprotected, missed, "TCP segments were too long to be protected");
     assert!(protected > 5.0 * plain, "{protected} against {plain}");
 }
 
@@ -230,7 +230,7 @@ fn the_gateways_own_queue_makes_repairs_yield() {
         let stream = Iperf::udp(1_000_000 * megabits, 1_172, 9);
         let (a1, b1) = (a1.clone(), b1.clone());
         let flow = thread::spawn(move || stream.run(&a1, &b1));
-        // Long enough to know more than that packets are lost.
+        // Long enough for the gateway to learn why packets are lost.
         thread::sleep(Duration::from_secs(5));
         let before = sent(&mut world);
         flow.join().unwrap().unwrap();
@@ -262,7 +262,7 @@ fn a_gateway_may_be_killed_at_any_time() {
             gateways.b.status().unwrap().peer().receiver.recovered > before
         });
     }
-    let report = transfer.join().unwrap().expect("the one connection lives through it all");
+    let report = transfer.join().unwrap().expect("the connection does not survive the kills");
     assert!(report.received > 1e6, "{report:?}");
 }
 
@@ -292,7 +292,7 @@ fn changes_to_the_system_are_reverted() {
     assert_eq!(system(&node), during, "a start after a kill changes the same again, once");
     gateways.a.stop().unwrap();
     assert_eq!(system(&node), before);
-    // Also if it is stopped before it is up.
+    // Changes are also reverted if the gateway is stopped before it is up.
     for millis in [10, 30, 60, 100, 200] {
         gateways.a.start().unwrap();
         thread::sleep(Duration::from_millis(millis));
@@ -306,7 +306,7 @@ fn observing_gateways_change_nothing_and_count_offloaded_segments() {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
     let mut world = World::build(&DumbbellSpec::default(), &Journal::new()).unwrap();
     let nodes = [world.dumbbell.gateway_a().clone(), world.dumbbell.gateway_b().clone()];
-    // So that host packets reach the tap as sent: long, to be segmented by the last device.
+    // Long packets of hosts then reach the tap whole, to be segmented by the last device.
     nodes[0].run("ethtool", &["-K", "wan0", "tso", "on", "gso", "on"]).unwrap();
     world.a1().run("ethtool", &["-K", "eth0", "tso", "on"]).unwrap();
     let before = nodes.each_ref().map(system);
@@ -323,7 +323,7 @@ fn observing_gateways_change_nothing_and_count_offloaded_segments() {
     let (sender, receiver) = (a.peer().sender, b.peer().receiver);
     let least = received * 3.0 / 8.0 / 1448.0;
     assert!(sender.packets as f64 > 0.95 * least, "{least}: {sender:?}");
-    // Each packet has the same name at both ends: it was segmented alike.
+    // Each packet has the same name at both ends: both gateways segment alike.
     assert_eq!((receiver.link.lost, receiver.late), (0, 0), "{receiver:?}");
     assert!(receiver.link.covered as f64 > 0.95 * least, "{least}: {receiver:?}");
     // Repairs require changes to the system: a reload makes them, and the end reverts them.
@@ -357,14 +357,14 @@ fn a_reload_takes_effect_whole_or_not_at_all() {
     // Counters are published a few times a second.
     thread::sleep(Duration::from_millis(300));
     let before = gateways.a.status().unwrap().peer().sender.protected;
-    assert!(before >= 300, "a reload forgets nothing: {before}");
+    assert!(before >= 300, "a reload must keep the counters: {before}");
     assert!(lost_pings(&world, false, 100) <= 6);
     let after = world.gateways().unwrap().a.status().unwrap().peer();
     assert!(after.up && after.sender.protected >= before + 250, "{after:?}");
 }
 
-/// Sends packets that an attacker on the WAN can send, for as long as `going`: real repairs
-/// again, truncated, with a flipped bit, and noise. Returns their number.
+/// Sends packets that an attacker on the WAN can send, while `going` is true: repeated, truncated
+/// and bit-flipped repairs, and noise. Returns their number.
 fn attack(node: &Node, going: &AtomicBool) -> u64 {
     node.netns()
         .enter(|| {
@@ -416,9 +416,9 @@ fn a_forger_of_repairs_is_refused_and_disturbs_nothing() {
     let status = world.gateways().unwrap().b.status().unwrap();
     let (receiver, session) = (status.peer().receiver, status.peer().session);
     assert!(sent > 5_000, "{sent}");
-    assert!(lost <= 2, "recovery goes on: {lost} pings lost");
+    assert!(lost <= 2, "recovery must continue: {lost} pings lost");
     assert!(session.forged > 0 && session.replayed > 0, "{session:?}");
-    assert_eq!(status.shell().injected, receiver.recovered, "only what was lost is injected");
+    assert_eq!(status.shell().injected, receiver.recovered, "only lost packets may be injected");
     assert_eq!((receiver.garbled, receiver.foreign, receiver.malformed), (0, 0, 0));
     // Every packet that B's hosts got was sent by A's: 300 requests and a few more.
     assert!(receiver.packets + receiver.recovered <= 310, "{receiver:?}");
@@ -449,7 +449,7 @@ fn a_wan_that_goes_down_comes_back_and_one_that_is_deleted_ends_the_gateway() {
     thread::sleep(Duration::from_millis(300));
     let before = cpu(pid);
     thread::sleep(Duration::from_secs(1));
-    assert!(cpu(pid) - before < Duration::from_millis(300), "it does not spin");
+    assert!(cpu(pid) - before < Duration::from_millis(300), "the gateway spins");
     assert_eq!(lost_pings(&world, false, 100), 0);
     node.run("ip", &["link", "del", "wan0"]).unwrap();
     let gateway = &world.gateways().unwrap().b;
@@ -473,10 +473,10 @@ fn the_route_mtu_follows_the_wan_mtu() {
         node.run("ip", &["link", "set", "wan0", to]).unwrap();
     }
     thread::sleep(Duration::from_millis(1_500));
-    // Later than the interface, as by a network manager.
+    // The route comes back later than the interface, as with a network manager.
     node.run("sh", &["-c", &format!("ip route replace {}", before.trim())]).unwrap();
     eventually(gateway, "a flap", || routes().contains("mtu lock"));
-    // A route that an operator replaces is adopted.
+    // If an operator replaces the route, the MTU of the new one is lowered.
     node.run("ip", &["route", "replace", route, "via", "192.0.2.2", "dev", "wan0"]).unwrap();
     assert!(!routes().contains("mtu lock"));
     eventually(gateway, "another route", || routes().contains("mtu lock"));
@@ -547,7 +547,7 @@ fn a_route_missing_at_the_start_is_waited_for() {
     let room = |family: &str, route: &str| {
         node.run("ip", &[family, "route", "show", route]).unwrap().contains("mtu lock")
     };
-    assert!(room("-4", "10.2.0.0/16"), "the other route has its room");
+    assert!(room("-4", "10.2.0.0/16"), "the other route is not lowered");
     let trouble = || gateway.status().unwrap().trouble.unwrap_or_default();
     assert!(trouble().contains("no route to peer"), "{}", trouble());
     node.run("ip", &["-6", "route", "add", six, "via", "2001:db8::2"]).unwrap();

@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use common::free_port;
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
-/// Address of the far end: behind node b.
+/// Address of the far end, which node b serves.
 const BEHIND_B: &str = "127.0.7.2";
 
-/// Nodes a, b and c; a and b are configured with wrong addresses of each other.
+/// Nodes a, b and c. At first, a and b are configured with wrong addresses of each other.
 struct Overlay {
     dir: PathBuf,
     /// Port for probes at each node.
@@ -56,7 +56,7 @@ impl Overlay {
         overlay
     }
 
-    /// Writes the config of node `n`. `right`: a and b get each other's right address.
+    /// Writes the config of node `n`. If `right`, a and b get each other's right address.
     fn configure(&self, n: usize, right: bool) {
         let Overlay { ports, keys, socks, .. } = self;
         let (name, run_dir) = (NAMES[n], self.dir.display());
@@ -151,7 +151,7 @@ impl Drop for Overlay {
     }
 }
 
-/// Answers each line with the address of its sender.
+/// Starts a server that answers a line with itself and the port of its sender.
 fn far_end() -> SocketAddr {
     let listener = TcpListener::bind((BEHIND_B, 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -167,8 +167,8 @@ fn far_end() -> SocketAddr {
     address
 }
 
-/// Prints the program's own port, and the port that the far end sees: the same if the flow goes
-/// directly.
+/// Program that prints its own port, and the port that the far end sees: they are equal if the flow
+/// goes directly.
 const TELL: &str = "
 import socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
@@ -202,14 +202,14 @@ fn flows_take_another_node_only_while_the_direct_path_is_down() {
     let route = format!("+route:overlay={}", overlay.socket().display());
     overlay.wait_for(0, "by c; down");
     assert!(!goes_directly(&tell(&route, to)), "{}", overlay.status(0));
-    // Change of the config: the right address of b.
+    // The configs of a and b get the right addresses of each other.
     for n in [0, 1] {
         overlay.configure(n, true);
         overlay.signal(n, "HUP");
     }
     overlay.wait_for(0, "  b         directly; ");
     assert!(goes_directly(&tell(&route, to)), "{}", overlay.status(0));
-    // Without c there is one path less, and without b no known path: only the direct one is tried.
+    // Without c there is one path less. Without b no path is up: only the direct one is tried.
     overlay.signal(2, "KILL");
     overlay.nodes[2].take().unwrap().wait().unwrap();
     let took = overlay.wait_for(0, "no path is up");
@@ -218,14 +218,14 @@ fn flows_take_another_node_only_while_the_direct_path_is_down() {
     assert!(overlay.nodes[1].take().unwrap().wait().unwrap().success());
     assert!(!overlay.dir.join("overlay-b.sock").exists());
     assert!(goes_directly(&tell(&route, to)));
-    // A node that does not exist is not needed either.
+    // A flow goes directly if the node of its handler does not exist.
     assert!(goes_directly(&tell("+route:overlay=/nowhere.sock", to)));
 }
 
 #[test]
 fn states_follow_the_probes() {
     let mut overlay = Overlay::start("states");
-    // Each has the wrong address of the other, so neither's probes arrive.
+    // Nodes a and b have wrong addresses of each other, so their probes do not arrive.
     overlay.wait_for(0, "degraded: the direct path is down, no answer yet; flows go by c");
     let health = overlay.http("/healthz");
     assert!(health.starts_with("HTTP/1.1 503") && health.contains("peer b: degraded"), "{health}");
@@ -253,7 +253,7 @@ fn without_an_overlay_configured_nodes_are_tried_after_the_direct_path() {
     overlay.wait_for(2, "  b         directly; ");
     let node = format!("+route:node=127.0.0.1:1+127.0.0.1:{},wait=100ms", overlay.socks);
     assert!(goes_directly(&tell(&node, far_end())));
-    // Closed port: a refusal is final, and quick.
+    // A refusal by the destination is final: no node is tried.
     let closed = SocketAddr::new(BEHIND_B.parse().unwrap(), free_port());
     let refused = tell(&node, closed);
     assert!(text(&refused.stderr).contains("ConnectionRefusedError"), "{refused:?}");

@@ -1,5 +1,5 @@
-//! Times at which a proxy accepts its clients, and at which it runs at all: after the server
-//! has answered, on demand, by a service manager's sockets.
+//! Accepting clients only after the server has answered (`--accept after-connect`), and running
+//! only when there are clients (`--on-demand`, socket activation).
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -68,7 +68,7 @@ impl World {
     }
 
     fn error(&self, to: SocketAddr) -> ErrorKind {
-        self.connect(to).expect_err("it should not connect").kind()
+        self.connect(to).expect_err("a connection that must fail").kind()
     }
 
     fn rules(&self) -> String {
@@ -100,7 +100,7 @@ fn transparent_accept_after_connect_refuses_what_the_server_refuses() {
         let listener = world.listen(ip);
         let begun = Instant::now();
         let mut client = world.connect(to).unwrap();
-        assert!(begun.elapsed() > Duration::from_millis(20), "let in after the server's answer");
+        assert!(begun.elapsed() > Duration::from_millis(20), "accepted before the server's answer");
         let from = echo(&mut client, &listener);
         assert_ne!(Some(from), client.local_addr().ok().map(|at| at.ip()), "through the proxy");
     }
@@ -185,7 +185,7 @@ fn on_demand_the_first_syn_is_forwarded_early_and_the_proxy_exits_when_idle() {
         (onward.join().unwrap(), done.join().unwrap())
     });
     let ahead = acknowledged.saturating_duration_since(onward);
-    assert!(ahead > Duration::from_millis(50), "started and forwarded meanwhile: {ahead:?}");
+    assert!(ahead > Duration::from_millis(50), "the SYN left only {ahead:?} before the ACK");
     until("gone when idle", || children(&mut parent).is_empty());
     assert!(matches!(parent.process().try_wait(), Ok(None)), "the parent stays");
     echo(&mut world.connect(world.server()).unwrap(), &listener);
@@ -208,7 +208,7 @@ fn on_demand_a_crashed_proxy_is_started_again() {
         }
         let mut client = world.connect(world.server()).unwrap();
         assert_ne!(echo(&mut client, &listener), client.local_addr().unwrap().ip());
-        // The proxy ends with its parent: then connections bypass it.
+        // The proxy ends with its parent; connections then bypass both.
         signal(&mut parent, Signal::KILL);
         parent.process().wait().unwrap();
         until("bypassed", || {
@@ -284,7 +284,7 @@ fn a_socket_activated_proxy_serves_and_exits_when_idle() {
     let mut client = world.connect(at).unwrap();
     let scratch = std::env::temp_dir().join(format!("viaduct-activated-{}", std::process::id()));
     let mut command = world.hop().command("sh");
-    // Descriptor 3 is the first of the activation protocol.
+    // Descriptor 3 is the first inherited socket in systemd's protocol.
     let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\"";
     command.args(["-c", script, env!("CARGO_BIN_EXE_viaduct"), "proxy", "--listen", AT, "--to"]);
     command.arg(world.server().to_string()).args(["--idle-exit", "300ms", "--run-dir"]);
@@ -294,7 +294,7 @@ fn a_socket_activated_proxy_serves_and_exits_when_idle() {
     echo(&mut world.connect(at).unwrap(), &listener);
     drop(client);
     let ended = proxy.wait_for(Duration::from_secs(10), || false).unwrap();
-    assert!(ended.expect("it goes when it is idle").success());
+    assert!(ended.expect("the idle proxy has not ended").success());
     let _ = std::fs::remove_dir_all(scratch);
 }
 

@@ -1,4 +1,4 @@
-//! Access log of a proxy: its lines, and their time.
+//! Access log of a proxy: the contents of its lines, and when they are written.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn connect(chain: &Chain, port: u16) -> std::io::Result<TcpStream> {
     chain.client().netns().enter(|| TcpStream::connect(at)).unwrap()
 }
 
-/// Stops it as systemd does, and waits for its end.
+/// Stops a proxy as systemd does, and waits for its end.
 fn terminate(mut proxy: Proxy) {
     let pid = Pid::from_raw(proxy.process().id().cast_signed()).unwrap();
     kill_process(pid, Signal::TERM).unwrap();

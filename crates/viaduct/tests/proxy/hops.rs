@@ -1,5 +1,5 @@
-//! Hops at any place: they learn a flow's destination from an option in its SYN, from the SYN's
-//! data, or from a preface. Also the packets on the wire.
+//! Chains of hops, which learn a flow's destination from an option in its SYN, from the SYN's data,
+//! or from a preface; and the packets between them.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -68,7 +68,7 @@ fn say(from: &Host, to: SocketAddr, words: &[u8]) -> std::io::Result<Vec<u8>> {
     Ok(data)
 }
 
-/// Tap on a device for SYNs, and for the first ACK behind one.
+/// Tap on a device for SYNs, and for the first ACK after a SYN.
 struct Tap(Ring);
 
 impl Tap {
@@ -105,7 +105,7 @@ fn is_ack(packet: &[u8]) -> bool {
     packet.get(at + 13).is_some_and(|flags| flags & ACK != 0 && flags & SYN_RST == 0)
 }
 
-/// Returns the outbound SYN of each hop, and how long it left before the client's ACK.
+/// Returns the outbound SYN of each hop, and the time from that SYN to the ACK of the hop's client.
 fn ahead(hops: &[&Node], say: impl FnOnce()) -> Vec<(Syn, Duration)> {
     let tapped = hops.iter().map(|node| {
         let (mut west, mut east) = (Tap::open(node, "west"), Tap::open(node, "east"));
@@ -120,8 +120,8 @@ fn ahead(hops: &[&Node], say: impl FnOnce()) -> Vec<(Syn, Duration)> {
     tapped.into_iter().map(seen).collect()
 }
 
-/// Half a round trip of a link in these tests. An early SYN leaves a whole one before the ACK,
-/// a late SYN after it.
+/// Half a round trip of a link in these tests. An early SYN leaves a whole round trip before the
+/// client's ACK, a late SYN after it.
 const EARLY: Duration = Duration::from_millis(25);
 
 #[test]
@@ -150,14 +150,18 @@ fn two_hops_forward_the_syn_early_by_the_option() {
     steer.process().wait().unwrap();
     let peer = echo(chain.server(), server);
     assert_eq!(say(chain.client(), to, b"directly").unwrap(), b"directly");
-    assert_eq!(peer.join().unwrap(), IpAddr::from(chain.client().v4()), "nothing stays behind");
+    assert_eq!(
+        peer.join().unwrap(),
+        IpAddr::from(chain.client().v4()),
+        "connections must be direct after the kill"
+    );
 }
 
 #[test]
 fn over_ipv6_the_data_of_the_syn_names_the_destination_as_early() {
     let chain = chain("delay=25ms");
     let [first, second] = chain.hops() else { panic!("two hops") };
-    // The first is on the path; the second is explicit, and its client is the first.
+    // The first hop is on the path; the second is explicit, and the first is its client.
     let _second = hop(second, "[fd00:2::2]:7000", "--expect option,proxy");
     let _first = proxy(first, "--listen [::]:7000 --intercept fd00:3::/64 --next [fd00:2::2]:7000");
     let server: IpAddr = chain.server().v6().unwrap().into();
@@ -172,7 +176,7 @@ fn over_ipv6_the_data_of_the_syn_names_the_destination_as_early() {
     assert_eq!(by.hop, None);
     assert_eq!(by.header.expect("a PROXY header").destination, to);
     assert_eq!((syn.tuple.to, syn.addresses()), (to, None));
-    assert!(ahead > EARLY, "by a round trip to the hop: {ahead:?}");
+    assert!(ahead > EARLY, "the SYN left {ahead:?} before the ACK");
     peer.join().unwrap();
 }
 
@@ -187,7 +191,7 @@ fn flows_denied_or_without_the_option_are_reset() {
     );
     let reset = |to: &str| {
         let error = say(chain.client(), socket(to), b"bytes").unwrap_err();
-        // The kind depends on the client's state when the reset arrived.
+        // The error depends on the client's state when the reset arrives.
         let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::NotConnected];
         let reset = kinds.contains(&error.kind());
         assert!(reset, "{to}: {error}");
@@ -206,7 +210,7 @@ fn flows_denied_or_without_the_option_are_reset() {
         reset("10.1.0.2:7001");
         thread::sleep(Duration::from_millis(50));
         while let Some(frame) = tap.0.next() {
-            assert!(Syn::parse(&frame).is_none(), "{forward}: one went on");
+            assert!(Syn::parse(&frame).is_none(), "{forward}: a SYN was forwarded");
         }
     }
 }
@@ -231,7 +235,7 @@ fn a_transparent_hop_keeps_the_option_for_the_next_hop() {
     }
 }
 
-/// Starts a server that sends its port to each client, for as long as the test runs.
+/// Starts a server that sends its port to each client until the test ends.
 fn ports(host: &Host, ip: IpAddr, port: u16) {
     let bind = || TcpListener::bind(SocketAddr::new(ip, port)).unwrap();
     let listener = host.netns().enter(bind).unwrap();
@@ -245,7 +249,8 @@ fn ports(host: &Host, ip: IpAddr, port: u16) {
     });
 }
 
-/// Opens many flows at once, from the client by the hop of that family, to two servers in turn.
+/// Opens many concurrent flows from the client to two servers in turn, and checks that each reaches
+/// its own server.
 fn all_find_their_own(chain: &Chain, ip: IpAddr) {
     thread::scope(|scope| {
         for worker in 0..12 {
@@ -262,7 +267,7 @@ fn all_find_their_own(chain: &Chain, ip: IpAddr) {
 
 #[test]
 fn concurrent_flows_reach_their_own_servers() {
-    // Without delay: a SYN may be accepted before the tap was read.
+    // Without delay, a client may be accepted before its SYN is read from the tap.
     let chain = chain("delay=0us");
     let [first, second] = chain.hops() else { panic!("two hops") };
     for ip in chain.server().addresses() {
@@ -284,7 +289,7 @@ fn a_mixed_chain_carries_curl() {
     let chain = chain("delay=1ms");
     let [first, second] = chain.hops() else { panic!("two hops") };
     let web = WebServer::start(chain.server(), 50_000, 1).unwrap();
-    // On the path, then by the option, on a machine that accepts SOCKS as well.
+    // The first hop is on the path; the second accepts the option, and SOCKS as well.
     let _second = hop(second, "10.2.0.2:7000", "--expect option,proxy,socks");
     let _first = proxy(first, "--listen [::]:7000 --intercept 10.3.0.0/16 --next 10.2.0.2:7000");
     let direct = web.download(chain.client(), SECONDS).unwrap();

@@ -1,5 +1,5 @@
-//! Addresses of the router itself under a proxy that intercepts everything: they, their
-//! services and their firewall rules work as without it.
+//! Addresses of the router itself: although a proxy on it intercepts everything, they, their
+//! services and their firewall rules work as without the proxy.
 
 use std::io;
 
@@ -11,7 +11,7 @@ const SERVICE: u16 = 8080;
 const GUARDED: u16 = 8081;
 const CLOSED: u16 = 8082;
 
-/// Answers each client with its address, at all addresses of the router.
+/// Starts a server at all addresses of the router that sends each client the client's address.
 fn serve(router: &Node, port: u16) {
     let listen = || TcpListener::bind(("::", port)).unwrap();
     let listener = router.netns().enter(listen).unwrap();
@@ -30,7 +30,7 @@ fn own_addresses(router: &Node) -> Vec<IpAddr> {
     addresses.map(|net| net.split('/').next().unwrap().parse().unwrap()).collect()
 }
 
-/// Returns whether the router's service at `ip` has seen the client's own address; or the error.
+/// Returns whether the router's service at `ip` has seen the client's own address.
 fn is_seen(chain: &Chain, ip: IpAddr, port: u16) -> Result<bool, ErrorKind> {
     let millis = if port == GUARDED { 150 } else { 5_000 };
     let connect = || -> io::Result<bool> {

@@ -92,7 +92,7 @@ fn every_byte_arrives_and_each_direction_ends_by_itself() {
             let sent = random(bytes);
             let server = thread::spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();
-                // All bytes of one direction, and its end, before the first byte of the other.
+                // Reads one direction to its end before the first byte of the other direction.
                 let got = rest(&mut stream);
                 stream.write_all(&got).unwrap();
                 got.len()
@@ -139,8 +139,8 @@ fn refusals_and_resets_are_resets_to_the_client() {
         let error = client.read(&mut [0; 10]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
     };
-    // Accepted early, so that the refusal is a reset; or reset before the connection is
-    // established.
+    // The client is accepted early, so the server's refusal becomes a reset, which may arrive
+    // before the client's connect returns.
     match world.connect(ip) {
         Ok(client) => ends_by_reset(client),
         Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
@@ -157,7 +157,7 @@ fn refusals_and_resets_are_resets_to_the_client() {
     drop(client);
     stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let error = stream.read(&mut [0; 10]).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "and the other way: {error}");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "in the other direction: {error}");
 }
 
 #[test]
@@ -178,8 +178,8 @@ fn a_syn_is_forwarded_before_the_clients_handshake_is_complete() {
         (onward.join().unwrap(), done.join().unwrap())
     });
     let ahead = acknowledged.saturating_duration_since(onward);
-    // Nearly a round trip of 50 ms; a late one would come after it.
-    assert!(ahead > Duration::from_millis(25), "by a round trip to the client: {ahead:?}");
+    // An early SYN leaves nearly a round trip of 50 ms before the client's ACK, a late one after.
+    assert!(ahead > Duration::from_millis(25), "the SYN left {ahead:?} before the ACK");
 }
 
 /// Output of curl for a file of a web server, with `options` that name the proxy.
@@ -250,14 +250,21 @@ fn several_workers_accept_the_clients_of_their_own_syns_as_one_proxy() {
     for what in ["open", "accepted", "opened"] {
         assert_eq!(counters[what], 2 * EACH, "{what} in {counters}");
     }
-    assert_eq!(counters["early"]["matched"], 2 * EACH, "by the right loop: {counters}");
+    assert_eq!(
+        counters["early"]["matched"],
+        2 * EACH,
+        "the loop that saw the SYN must accept: {counters}"
+    );
     assert_eq!(counters["bytes"], serde_json::json!([2 * EACH * 5, 2 * EACH * 5]));
 
     let second = Proxy::start(
         world.hop(),
         &["--listen", "[::]:7000", "--to", "10.2.0.2:1", "--workers", "2"],
     );
-    assert!(second.unwrap_err().to_string().contains("alone"), "their turns would be mixed up");
+    assert!(
+        second.unwrap_err().to_string().contains("alone"),
+        "two proxies with several workers cannot share a port"
+    );
     let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
     thread::sleep(Duration::from_millis(300));

@@ -1,4 +1,4 @@
-//! Options that are refused at the start, with a line that names the right ones.
+//! Options that are refused at the start, with a line that names valid ones.
 
 use super::*;
 
@@ -33,14 +33,14 @@ fn options_of_a_single_worker_are_refused_to_several() {
         String::from_utf8(output.unwrap().stderr).unwrap()
     };
     assert_eq!(check(""), "");
-    assert_eq!(check("--idle-exit 0s"), "", "it never ends so");
+    assert_eq!(check("--idle-exit 0s"), "", "without idle-exit several workers are possible");
     for (more, what) in [
         ("--on-demand", "on-demand"),
         ("--idle-exit 9s", "idle-exit"),
         ("--accept after-connect", "accept after-connect"),
     ] {
         let said = check(more);
-        assert!(said.contains(&format!("workers: 2 cannot be had with {what}")), "{said}");
+        assert!(said.contains(&format!("workers: 2 are not possible with {what}")), "{said}");
     }
 }
 
@@ -76,7 +76,7 @@ fn wrong_options_and_those_without_effect_are_refused_in_one_line() {
     let wrong = [
         ("", "give listen, and to, intercept or expect; or tunnel-listen"),
         ("--listen [::]:7000", "give listen, and to, intercept or expect; or tunnel-listen"),
-        ("--to 127.0.0.1:1", "listen: it is not said"),
+        ("--to 127.0.0.1:1", "listen: no address is given"),
         ("--listen [::]:7000 --to host.example:80", "names of hosts are not looked up"),
         ("--listen [::]:7000 --to 127.0.0.1:0", "a port from 1 to 65535"),
         ("--listen [::]:0 --to 127.0.0.1:1", "a port from 1 to 65535"),
@@ -85,8 +85,11 @@ fn wrong_options_and_those_without_effect_are_refused_in_one_line() {
         (&format!("{TO} --flows 300 --max-early 151"), "more than half of flows, 150"),
         (&format!("{TO} --rate 5"), "1k at least"),
         (&format!("{TO} --connect-timeout 0s"), "a time above 0s"),
-        (&format!("{TO} --metrics 127.0.0.1:7000"), "metrics: 127.0.0.1:7000 is listen's"),
-        ("--listen [::]:7000 --to 127.0.0.1:1 --metrics 127.0.0.1:7000", "listen's, [::]:7000"),
+        (&format!("{TO} --metrics 127.0.0.1:7000"), "metrics: 127.0.0.1:7000 overlaps listen"),
+        (
+            "--listen [::]:7000 --to 127.0.0.1:1 --metrics 127.0.0.1:7000",
+            "overlaps listen, [::]:7000",
+        ),
         (&format!("{TO} --chain-buffer 0"), "4K at least"),
         (&format!("{TO} --receive-buffer 1"), "4K at least"),
         (&format!("{TO} --receive-buffer 4G"), "1G at most"),
@@ -96,17 +99,17 @@ fn wrong_options_and_those_without_effect_are_refused_in_one_line() {
         ("--listen 0.0.0.0:7000 --to 127.0.0.1:7000", "127.0.0.1:7000 is this proxy itself"),
         ("--listen [::]:7000 --to 127.0.0.1:7000", "to: 127.0.0.1:7000 is this proxy itself"),
         (&format!("{TO} --next 127.0.0.1:7000"), "next: 127.0.0.1:7000 is this proxy itself"),
-        ("--listen [::]:7000 --to 0.0.0.0:80", "an address that one can go to"),
-        (&format!("{TO} --next [::]:80"), "an address that one can go to"),
-        ("--config x --flows 3", "flows: --config has all options"),
-        ("--config x --listen 127.0.0.1:7000", "listen: --config has all options"),
-        ("--config x --keep-client", "keep-client: --config has all options"),
-        ("--config x --links 3", "links: --config has all options"),
+        ("--listen [::]:7000 --to 0.0.0.0:80", "an address to connect to"),
+        (&format!("{TO} --next [::]:80"), "an address to connect to"),
+        ("--config x --flows 3", "flows: with --config all options"),
+        ("--config x --listen 127.0.0.1:7000", "listen: with --config all options"),
+        ("--config x --keep-client", "keep-client: with --config all options"),
+        ("--config x --links 3", "links: with --config all options"),
         (&format!("{TO} --tunnel-buffer 0"), "64K at least"),
         (&format!("{TO} --stranger-memory 1M"), "stranger-memory: it is a tunnel's"),
         (&format!("{TO} --stranger-memory 2T"), "such as 2M"),
-        (&format!("{TO} --ports 80"), "ports: they are intercept's"),
-        (&format!("{TO} --keep-client"), "keep-client: it is intercept's"),
+        (&format!("{TO} --ports 80"), "ports: they need intercept"),
+        (&format!("{TO} --keep-client"), "keep-client: it needs intercept"),
         (&format!("{TO} --links 3"), "links: the end that dials"),
         (&format!("{TO} --carrier quic"), "carrier: it is a tunnel's"),
         (&format!("{TO} --link-congestion bbr"), "link-congestion: it is a tunnel's"),
@@ -199,7 +202,7 @@ fn a_check_lists_what_is_intercepted_and_warns_of_options_without_effect() {
         "keeps the clients' addresses",
         "+shape (out 2M, in any bit/s), at most 8M bit/s",
         "warning: net.ipv4.ip_forward is 0: ",
-        "warning: policy 2 never decides: policy 1 fits all its flows",
+        "warning: policy 2 never applies: policy 1 comes first and matches all its flows",
     ] {
         assert!(said.contains(part), "{part:?} is not in {said}");
     }

@@ -1,4 +1,4 @@
-//! Clients that authenticate by HTTP CONNECT, and those that do not.
+//! Clients that authenticate with a right or a wrong password, by HTTP CONNECT and SOCKS5.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn curl_learns_the_authentication_method_and_uses_it_on_the_same_connection() {
     let by = "--proxytunnel --proxy http://10.1.0.2:7001 --output /dev/null";
     let count = "--write-out %{size_download}-%{num_connects}";
     let got = curl(&chain, &format!("{by} {count} --proxy-anyauth --proxy-user me:pass:word"));
-    assert_eq!(got.unwrap(), "5000-1", "one connection bore both requests");
+    assert_eq!(got.unwrap(), "5000-1", "both requests must use one connection");
     let counters = rules::status(&proxy)["counters"].clone();
     assert_eq!((&counters["accepted"], &counters["refused"]["denied"]), (&1.into(), &0.into()));
     let got = curl(&chain, &format!("{by} {count} --proxy-basic --proxy-user me:pass:word"));

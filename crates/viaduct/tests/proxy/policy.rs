@@ -1,4 +1,4 @@
-//! A proxy with a config: the effect of its policies on flows, and reloads that cut no flow.
+//! A proxy with a config file: the effect of policies on flows, and reloads that cut no flow.
 
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -80,7 +80,7 @@ impl World {
     }
 }
 
-/// Sends `bytes` and the end in one direction, and the same bytes back. Returns the time.
+/// Sends `bytes` and an end of stream in one direction, and the same back. Returns the time taken.
 fn there_and_back(flow: Option<(TcpStream, TcpStream)>, bytes: &[u8]) -> Duration {
     let began = Instant::now();
     let (client, server) = flow.unwrap();
@@ -104,7 +104,7 @@ fn policies_deny_limit_and_process_flows() {
             assert!(took >= Duration::from_millis(100), "{bytes} bytes took {took:?}");
         }
         for port in [9003, 9004] {
-            // A second's worth in each direction, less the burst at the start.
+            // At this rate the bytes take a second in each direction, less a burst at the start.
             let took = there_and_back(world.flow(ip, port), &random(1_000_000));
             let expected = Duration::from_millis(1_400)..Duration::from_secs(4);
             assert!(expected.contains(&took), "{port}: {took:?}");
@@ -152,7 +152,7 @@ fn policies_choose_tunnels_by_name() {
         file.unwrap().display().to_string()
     };
     let public = |own: u8| SecretKey::from_bytes([own; 32]).public().to_string();
-    // One far end is a router, the other the server itself, so that the path of a flow can be told.
+    // One far end is a router, the other the server itself: their addresses identify a flow's path.
     let far = |node, own| {
         let near = public(1);
         let listen = ["--tunnel-listen", "[::]:7100", "--key", &key(own), "--peer", &near];
@@ -202,10 +202,10 @@ fn on_demand_proxies_use_the_config_that_their_parent_has_checked() {
         }
     };
     let gone = || world.wait_for_times("idle", world.proxy.log().matches("started").count());
-    // The file is wrong, and not even read: there was no signal.
+    // The file is invalid, but without a signal it is not read.
     gone();
     std::fs::write(world.proxy.directory().join("proxy.toml"), "[proxy]\nflows = 0\n").unwrap();
-    assert!(world.flow(ip, 9001).is_some(), "the next one does as the last one did");
+    assert!(world.flow(ip, 9001).is_some(), "the next proxy must use the config of the last one");
     for (lines, why) in [
         (format!("{head}flows = 0\n"), "a number from 1"),
         (head.replace("7000", "7001"), "listen: has changed"),

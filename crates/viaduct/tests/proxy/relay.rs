@@ -1,4 +1,4 @@
-//! Signals that a relay forwards beside plain bytes: TCP's urgent byte, and the loss of an end.
+//! Events that a relay forwards beside data: TCP's urgent byte, and the loss of an end.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -55,7 +55,7 @@ fn an_urgent_byte_arrives_as_urgent() {
         assert!(urgent::give(from, b'!').unwrap());
         from.write_all(b"behind").unwrap();
         reads(&mut to, b"before");
-        // Read with MSG_OOB, as by programs that know of it.
+        // The urgent byte is read with MSG_OOB.
         let deadline = Instant::now() + Duration::from_secs(5);
         let mut byte = [0];
         while recv(to, &mut byte[..], RecvFlags::OOB).is_err() {
@@ -106,7 +106,7 @@ fn an_urgent_byte_after_the_request_keeps_its_position() {
     }
     reads(&mut server, b"!behind");
     assert_eq!(server.read(&mut [0]).unwrap(), 0);
-    // In the request that names the destination, it is a byte like any other.
+    // In the request that names the destination, an urgent byte is read like any other byte.
     let mut client = dial();
     assert!(urgent::give(&client, b'C').unwrap());
     client.write_all(&[&request[..], b"behind"].concat()).unwrap();

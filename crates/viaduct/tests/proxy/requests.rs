@@ -1,5 +1,5 @@
-//! Clients that name their destination by SOCKS5 or HTTP CONNECT: hosts that they name, and the
-//! replies about their flows.
+//! Clients that name their destination by SOCKS5 or HTTP CONNECT: resolution of host names, and the
+//! proxy's replies.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -31,7 +31,7 @@ impl World {
         World { chain, keys: Scratch::new().unwrap() }
     }
 
-    /// Options of a tunnel's end, with its key and its peer's made of these bytes.
+    /// Adds the keys of a tunnel's end and of its peer, made of these bytes, to `options`.
     fn keyed(&self, options: &str, [own, peer]: [u8; 2]) -> String {
         let key = SecretKey::from_bytes([own; 32]).to_text();
         let file = self.keys.write(&format!("{own}.key"), key).unwrap();
@@ -47,7 +47,7 @@ impl World {
         &self.chain.hops()[1]
     }
 
-    /// Starts a server that echoes for as long as the test runs.
+    /// Starts a server that echoes until the test ends.
     fn echo(&self) {
         let listen = || TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).unwrap();
         let listener = self.chain.server().netns().enter(listen).unwrap();
@@ -70,8 +70,8 @@ impl World {
         stream
     }
 
-    /// Requests `host`, as a name, of the proxy at `at` by SOCKS5. Returns the reply code and
-    /// the flow.
+    /// Requests a flow to the host name `host` from the proxy at `at`, by SOCKS5. Returns the reply
+    /// code and the flow.
     fn socks(&self, at: &str, host: &str, port: u16) -> (u8, TcpStream) {
         let mut stream = self.connect(at);
         stream.write_all(&[5, 1, 0]).unwrap();
@@ -84,8 +84,8 @@ impl World {
         (reply[1], stream)
     }
 
-    /// Requests `host` by HTTP CONNECT. Returns the head of the answer; the flow, or the reason
-    /// for an error, follows it.
+    /// Requests a flow to `host` by HTTP CONNECT. Returns the head of the answer, and the stream
+    /// with what follows: the flow, or the reason for an error.
     fn http(&self, at: &str, host: &str, port: u16) -> (String, TcpStream) {
         let mut stream = self.connect(at);
         stream.write_all(format!("CONNECT {host}:{port} HTTP/1.1\r\n\r\n").as_bytes()).unwrap();
@@ -116,7 +116,7 @@ fn a_tunnel_carries_names_and_the_far_end_resolves_them() {
     let world = World::new();
     world.echo();
     let far = "--tunnel-listen 10.2.0.2:7100 --allow-to 10.3.0.2/32";
-    // The first address of a name may be one that is not allowed.
+    // The first address of the name is not allowed, and must be skipped.
     let hosts = "10.3.0.1 only.there\n10.3.0.2 only.there\n10.2.0.2 not.allowed\n";
     let files = [("/etc/hosts", hosts), ("/etc/resolv.conf", "nameserver 127.0.0.1\n")];
     let far = world.keyed(far, [2, 1]);
@@ -143,7 +143,7 @@ fn a_tunnel_carries_names_and_the_far_end_resolves_them() {
     let asked = dns.recv(&mut [0; 512]).map_err(|error| error.kind());
     assert_eq!(asked, Err(ErrorKind::WouldBlock), "the near end has sent no query");
 
-    // If the near end has to know addresses, it resolves names itself.
+    // A near end that allows only some addresses resolves names itself.
     let _particular = near(7001, "10.0.0.0/8");
     let mut stream = world.connect("10.1.0.2:7001");
     stream.write_all(b"CONNECT only.there:9000 HTTP/1.1\r\n\r\n").unwrap();
@@ -188,7 +188,7 @@ fn clients_get_the_same_replies_by_every_next_hop() {
         some.to_owned(),
         format!("{some} --next 10.2.0.2:7001 --tell option"),
         format!("{some} --next 10.2.0.2:7002 --tell proxy-tfo"),
-        // The far end does not allow it.
+        // Here the far end refuses the last destination, not the near end.
         world.keyed("--allow-to 0.0.0.0/0,::/0 --tunnel 10.2.0.2:7100", [1, 2]),
     ];
     for way in ways {
@@ -268,7 +268,7 @@ fn the_unspecified_address_does_not_bypass_rules_for_local_addresses() {
         let _ = stream.read(&mut [0]);
     }
     for listener in &listeners {
-        let error = listener.accept().expect_err("a connection to 127.0.0.1").kind();
+        let error = listener.accept().expect_err("the proxy has connected to 127.0.0.1").kind();
         assert_eq!(error, ErrorKind::WouldBlock);
     }
 }

@@ -1,4 +1,4 @@
-//! Resets: they are forwarded at once, after the data that was sent before them.
+//! Resets: a proxy forwards them at once, but after the data that was sent before them.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Time until the other end of a flow sees a reset by `dying`, whose receive path is full.
+/// Time until the other end of a flow sees a reset by `dying`, which has not read its data.
 fn takes(mut living: TcpStream, dying: TcpStream) -> Duration {
     fill(&mut living);
     living.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -36,7 +36,7 @@ fn a_reset_is_forwarded_without_waiting_for_unread_data() {
             let (server, _) = listener.accept().unwrap();
             quickest[1] = quickest[1].min(takes(server, client));
         }
-        // It took a second when the proxy waited for the data that the dead end had not read.
+        // This took a second when the proxy waited to deliver data to the end that was reset.
         let most = Duration::from_millis(700);
         assert!(quickest.iter().all(|took| *took < most), "{more:?}: {quickest:?}");
     }
@@ -48,7 +48,7 @@ fn before_reset(mut stream: TcpStream) -> usize {
     let (mut bytes, mut buffer) = (0, [0; 4096]);
     loop {
         match stream.read(&mut buffer) {
-            Ok(0) => panic!("an end after {bytes} bytes instead of a reset"),
+            Ok(0) => panic!("end of stream instead of a reset after {bytes} bytes"),
             Ok(read) => bytes += read,
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::ConnectionReset, "after {bytes} bytes");

@@ -1,4 +1,4 @@
-//! Changes of a proxy to its machine: their owner, their removal, and interference by other
+//! Changes that a proxy makes to its machine: ownership, removal, and interference by other
 //! programs.
 
 use viaduct_sys::process::Process;
@@ -51,7 +51,7 @@ fn a_port_and_its_rules_belong_to_one_proxy() {
     }
     let refused = another(&world).unwrap_err();
     assert!(refused.contains("viaduct_proxy_7000 is another process's"), "{refused}");
-    assert!(rules(&world).contains("tproxy") && is_split(&world), "the first goes on");
+    assert!(rules(&world).contains("tproxy") && is_split(&world), "the first proxy is disturbed");
 
     // A draining proxy has closed its listener, but still owns its rules.
     let mut flow = world.connect(ip).unwrap();
@@ -197,7 +197,7 @@ fn no_syn_is_forwarded_early_while_rules_are_missing() {
     let world = World::new("delay=1ms");
     let ip = world.addresses()[0];
     let listener = world.listen(ip);
-    // No other process may change the table while its owner exists.
+    // A table with an owner cannot be changed by another process, such as the proxy.
     let intruder = || {
         let mut command = Command::new("nft");
         command.arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
@@ -208,10 +208,14 @@ fn no_syn_is_forwarded_early_while_rules_are_missing() {
         .unwrap();
     eventually("missed", || status(&world.proxy)["missing"] == true);
     let client = world.connect(ip).unwrap();
-    assert_eq!(listener.accept().unwrap().1, client.local_addr().unwrap(), "it bypasses the proxy");
+    assert_eq!(
+        listener.accept().unwrap().1,
+        client.local_addr().unwrap(),
+        "the connection does not bypass the proxy"
+    );
     listener.set_nonblocking(true).unwrap();
     thread::sleep(Duration::from_millis(300));
-    assert!(listener.accept().is_err(), "and its SYN went out once");
+    assert!(listener.accept().is_err(), "its SYN was forwarded twice");
     drop(commands);
     intruder.wait().unwrap();
     eventually("put back", || status(&world.proxy)["restored"] == 1);
@@ -234,14 +238,13 @@ fn pid(process: &Process) -> Pid {
     Pid::from_child(process)
 }
 
-/// Tables, rules and files that are left.
+/// Tables, rules and files that a proxy has left behind.
 fn left(chain: &Chain, run_dir: &Scratch) -> String {
     let tables = chain.hops()[0].run("nft", &["list", "tables"]).unwrap();
     let rules = chain.hops()[0].run("ip", &["rule", "list", "priority", "118"]).unwrap();
     let files = std::fs::read_dir(run_dir.path()).unwrap();
     let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    // The lock of the directory stays: its removal could take it from another process that
-    // waits for it.
+    // The lock file of the directory is excluded: another process may be waiting for it.
     let files: Vec<_> = files.filter(|name| !name.starts_with(".lock-")).collect();
     if files.is_empty() { tables + &rules } else { format!("{tables}{rules}{files:?}") }
 }
@@ -274,7 +277,7 @@ fn a_start_repairs_what_a_kill_during_startup_left() {
         let options = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0", "--run-dir"];
         let mut next = Proxy::start(&chain.hops()[0], &[&options[..], &[&directory]].concat())
             .unwrap_or_else(|error| panic!("after {millis} ms: {error}"));
-        // The second signal ends it at once.
+        // The second signal ends the proxy at once.
         let process = Pid::from_child(next.process());
         kill_process(process, Signal::TERM).unwrap();
         kill_process(process, Signal::TERM).unwrap();
@@ -297,8 +300,7 @@ fn new_connections_bypass_a_stopping_proxy() {
         let (mut server, _) = listener.accept().unwrap();
         kill_process(Pid::from_child(world.proxy.process()), Signal::TERM).unwrap();
         let asked = Instant::now();
-        // New connections pass the proxy or bypass it, and none waits for a retransmission of
-        // its SYN.
+        // New connections go through the proxy or bypass it; none of their SYNs is lost.
         let client = flow.local_addr().unwrap().ip();
         let mut by = 0;
         while asked.elapsed() < Duration::from_millis(900) {
@@ -308,7 +310,7 @@ fn new_connections_bypass_a_stopping_proxy() {
             by += usize::from(listener.accept().unwrap().1.ip() == client);
             thread::sleep(Duration::from_millis(10));
         }
-        assert!(by > 10, "{more:?}: {by} have bypassed it");
+        assert!(by > 10, "{more:?}: only {by} have bypassed the proxy");
         echo(&mut flow, &mut server);
         drop((flow, server));
         world.proxy.process().wait().unwrap();

@@ -1,5 +1,5 @@
-//! Transparency: two programs over TCP see the same with and without Viaduct between them. Each
-//! scenario runs over a direct connection first, and then over each kind of proxy.
+//! Transparency: two programs that talk over TCP see the same with and without Viaduct between
+//! them. Each scenario runs over a direct connection first, and then over each kind of proxy.
 
 use std::hash::{DefaultHasher, Hasher as _};
 use std::io::{ErrorKind, Read, Write};
@@ -21,7 +21,7 @@ use crate::common;
 /// Port of the server, and a port without a listener.
 const OPEN: u16 = 9000;
 const CLOSED: u16 = 9001;
-/// Ports of the near proxy that lead to them, and to a host that does not exist.
+/// Ports of the near proxy that lead to `OPEN`, to `CLOSED`, and to a host that does not exist.
 const TO_OPEN: u16 = 7000;
 const TO_CLOSED: u16 = 7001;
 const TO_NOWHERE: u16 = 7002;
@@ -29,7 +29,7 @@ const TO_NOWHERE: u16 = 7002;
 /// Result of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Saw {
-    /// This many bytes with this hash, and then the end.
+    /// This many bytes with this hash, and then the end of the stream.
     End(usize, u64),
     /// This many bytes before a reset.
     Reset(usize),
@@ -175,7 +175,7 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
             Saw::Reset(0)
         },
     ),
-    // A server that does not want the rest of a request answers this way.
+    // As by a server that answers without reading the whole request.
     ("an answer, and a reset at once", half_heard, |s| answer_unheard(s, 200, |_| {})),
     ("a long one, and a reset", half_heard, |s| answer_unheard(s, 200_000, until_acknowledged)),
     (
@@ -269,12 +269,12 @@ impl World {
     /// Builds the world with proxies that `start` starts on the hops.
     fn new(start: impl FnOnce(&Chain) -> Vec<Proxy>) -> World {
         use_binary(env!("CARGO_BIN_EXE_viaduct"));
-        // The client is so far away that the server's answer may arrive before the end of its
-        // handshake.
+        // The client is so far away that the server's answer may arrive before the client's
+        // handshake ends.
         let links = ["delay=5ms", "delay=1ms", "delay=1ms"];
         let links = links.map(|link| link.parse::<LinkConfig>().unwrap());
         let chain = Chain::build(&links, 1, &Journal::new()).unwrap();
-        // Refused there, as by a router without a route.
+        // The hops refuse these destinations, like a router without a route.
         for hop in chain.hops() {
             let absent = ["10.99.0.0/16", "fd99::/64"];
             hop.ip(&absent.map(|net| format!("route add unreachable {net}"))).unwrap();
@@ -287,12 +287,12 @@ impl World {
     /// Runs a scenario in one address family.
     fn run(&self, v6: bool, (client, server): (Program, Program)) -> Outcome {
         let ip = self.chain.server().addresses().find(|ip| ip.is_ipv6() == v6).unwrap();
-        // A child that another test forks may hold the last listener open for a moment.
+        // A child process of another test may hold the previous listener open for a moment.
         let bind = || TcpListener::bind(SocketAddr::new(ip, OPEN)).ok();
         let listen = || common::within_some(Duration::from_secs(5), bind).unwrap();
         let listener = self.chain.server().netns().enter(listen).unwrap();
         let server = thread::spawn(move || server(patient(listener.accept().unwrap().0)));
-        let stream = self.connect(v6, ip, OPEN).expect("there is a flow");
+        let stream = self.connect(v6, ip, OPEN).expect("the flow is refused");
         let saw = client(stream);
         Some((saw, server.join().unwrap()))
     }
@@ -323,7 +323,8 @@ impl World {
         };
         match self.connect(v6, ip, port) {
             Err(_) => None,
-            // Accepted before the server was asked: the flow ends by a reset without data.
+            // The proxy accepts before it connects to the server; then it must reset the client,
+            // without data.
             Ok(mut stream) => match read_all(&mut stream) {
                 Saw::Reset(0) => None,
                 saw => panic!("a flow without a server: {saw:?}"),
@@ -364,7 +365,7 @@ fn near(chain: &Chain, arguments: &[&str]) -> Vec<Proxy> {
     targets(chain).into_iter().map(start).collect()
 }
 
-/// Starts the same proxies with a tunnel each to the second hop.
+/// Starts proxies as [`near`] does, each with a tunnel to the second hop.
 fn tunnels(chain: &Chain, carrier: &str, keys: &Scratch) -> Vec<Proxy> {
     let key = |name: &str, byte: u8| {
         let secret = SecretKey::from_bytes([byte; 32]);

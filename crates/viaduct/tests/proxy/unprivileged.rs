@@ -1,5 +1,5 @@
-//! A proxy of an unprivileged user: it forwards late, logs that, and keeps its socket in a
-//! directory that it may write.
+//! A proxy of an unprivileged user: it forwards late, logs that, and creates its socket in a
+//! directory to which the user may write.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::{TcpListener, TcpStream};
@@ -28,7 +28,7 @@ fn without_privilege_flows_are_forwarded_late_with_a_warning() {
     let mut log = BufReader::new(running.stderr.take().unwrap()).lines().map(Result::unwrap);
     let mut said = Vec::new();
     while !said.last().is_some_and(|line: &String| line.contains(" up ")) {
-        said.push(log.next().expect("it comes up"));
+        said.push(log.next().expect("the proxy has not come up"));
     }
     let warns = said.iter().any(|line| line.contains("forwarded late"));
     assert!(warns || !is_root, "{said:?}");
@@ -44,7 +44,7 @@ fn without_privilege_flows_are_forwarded_late_with_a_warning() {
     if !is_root {
         return;
     }
-    // With --forward early it reports the privilege that is missing.
+    // With --forward early the proxy fails, and its error says how to proceed.
     let mut asked = proxy(&["--forward", "early"]);
     let mut said = String::new();
     asked.stderr.take().unwrap().read_to_string(&mut said).unwrap();

@@ -1,4 +1,4 @@
-//! Errors of a config, before it is known which file they are in.
+//! Errors in a config, without the name of its file.
 
 use std::fmt;
 

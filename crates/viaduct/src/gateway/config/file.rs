@@ -24,7 +24,7 @@ pub(super) struct File {
     pub(super) metrics: MetricsTable,
     #[serde(default)]
     pub(super) cache: CacheTable,
-    /// Options of the proxy, which parses them.
+    /// Options of the proxy of split mode, parsed later by [`crate::settings`].
     pub(super) split: Option<OptionsTable>,
     #[serde(default)]
     pub(super) policy: Vec<PolicyTable>,
@@ -81,10 +81,10 @@ pub(super) struct PeerTable {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Mode {
-    /// Connections are left alone.
+    /// Connections are forwarded unaltered.
     #[default]
     EndToEnd,
-    /// The gateways terminate them, and continue over their own.
+    /// The gateways terminate connections, and continue over connections of their own.
     Split,
 }
 
@@ -146,10 +146,10 @@ pub(super) enum Interleave {
     Layers(Vec<u16>),
 }
 
-/// Default flush timeout: known from UDPspeeder, and below what people perceive.
+/// Default flush timeout: that of UDPspeeder, and too short to be noticed by people.
 pub(super) const DEFAULT_FLUSH: Duration = Duration::from_millis(8);
 
-/// Default maximum of repairs per packet: what a burst of 30 losses in 100 packets requires.
+/// Default maximum of repairs per packet: enough for a burst of 30 losses in 100 packets.
 const DEFAULT_MAX_OVERHEAD: f64 = 0.3;
 
 fn default_memory() -> usize {

@@ -56,7 +56,7 @@ fn peer(mut table: PeerTable, site: &Config, warnings: &mut Vec<String>) -> Resu
         return invalid(place("prefixes"), "is empty; list the addresses of that site's hosts");
     }
     if table.rekey_after.0 < MIN_REKEY {
-        return invalid(place("rekey_after"), "is below 10s, the least");
+        return invalid(place("rekey_after"), "is below 10s, the minimum");
     }
     let (endpoint, endpoint_name) = match table.endpoint.take() {
         None => (None, None),
@@ -69,7 +69,7 @@ fn peer(mut table: PeerTable, site: &Config, warnings: &mut Vec<String>) -> Resu
     match &mut coding {
         Some(Coding::Auto(settings)) => settings.classes = classes(&table)?,
         _ if table.class.is_empty() => {}
-        _ => return invalid(place("class"), "has a meaning for code \"auto\" alone"),
+        _ => return invalid(place("class"), "has a meaning only for code \"auto\""),
     }
     if let Some(Coding::Fixed(code)) = &coding {
         match code.check() {
@@ -96,10 +96,7 @@ fn classes(table: &PeerTable) -> Result<Vec<Class>, Invalid> {
     let mut classes: Vec<Class> = Vec::new();
     if table.class.len() > MAX_CLASSES {
         let what = format!("has {} tables; at most {MAX_CLASSES} are", table.class.len());
-        return invalid(
-            format!("peer {:?}: class", table.name),
-            what + " looked through for a packet",
-        );
+        return invalid(format!("peer {:?}: class", table.name), what + " possible");
     }
     for class in &table.class {
         check_name("[[peer.class]] name", &class.name)?;
@@ -112,13 +109,13 @@ fn classes(table: &PeerTable) -> Result<Vec<Class>, Invalid> {
             [("deadline", class.deadline.is_some()), ("max_overhead", class.max_overhead.is_some())]
         {
             if given && !is_window {
-                return invalid(place(key), "has a meaning for repairs = \"window\" alone");
+                return invalid(place(key), "has a meaning only for repairs = \"window\"");
             }
         }
         if class.deadline.is_some_and(|span| span.0 < MIN_DEADLINE) {
             return invalid(
                 place("deadline"),
-                "is below 5ms, the least; repairs = \"copies\" is sooner",
+                "is below 5ms, the minimum; repairs = \"copies\" is faster",
             );
         }
         classes.push(Class {
@@ -142,10 +139,10 @@ fn classes(table: &PeerTable) -> Result<Vec<Class>, Invalid> {
 }
 
 /// Checks that `endpoint` is the address of one machine, differs from `listen`, and can be
-/// reached from there.
+/// reached from a socket at `listen`.
 ///
 /// # Errors
-/// Description of the problem, to follow the name of the key.
+/// Description of the problem, as a continuation of the key's name.
 pub fn check_endpoint(endpoint: Option<SocketAddr>, listen: SocketAddr) -> Result<(), String> {
     let Some(at) = endpoint else { return Ok(()) };
     if at.port() == 0 || !is_one_host(at.ip()) {

@@ -55,7 +55,7 @@ fn good() -> String {
 fn error(from: &str, to: &str) -> String {
     let dir = Dir::new();
     let text = good();
-    assert!(text.contains(from), "{from:?} stands in the config");
+    assert!(text.contains(from), "{from:?} is not in the config");
     let error = dir.load(&text.replacen(from, to, 1)).unwrap_err().to_string();
     assert!(!error.contains('\n'), "one line: {error}");
     error.replace(&format!("{}/", dir.0.display()), "")
@@ -152,11 +152,11 @@ fn classes_say_which_packets_are_protected_how() {
         assert!(error.contains(part), "{part:?} is expected in: {error}");
     }
     let error = fails("repairs = 'copies'\nmax_overhead = 0.1");
-    assert!(error.contains("for repairs = \"window\" alone"), "{error}");
+    assert!(error.contains("only for repairs = \"window\""), "{error}");
     let twice = with(&"[[peer.class]]\nname = 'x'\nrepairs = 'none'\n".repeat(2)).unwrap_err();
     assert!(twice.to_string().contains("is another class's too"), "{twice}");
     let fixed = with("[peer.fec]\ncode = 'window'\n[[peer.class]]\nname = 'x'\nrepairs = 'none'\n");
-    assert!(fixed.unwrap_err().to_string().contains("for code \"auto\" alone"));
+    assert!(fixed.unwrap_err().to_string().contains("only for code \"auto\""));
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn the_examples_load() {
     assert_eq!(two.peers.len(), 2);
 }
 
-/// Each table, and a config in which it has the key `stranger`.
+/// Each table's name, and a config in which that table has the key `stranger`.
 fn tables() -> [(&'static str, String); 5] {
     [
         ("[site]", good().replace("[[peer]]", "stranger = 1\n[[peer]]")),
@@ -316,7 +316,7 @@ fn tables() -> [(&'static str, String); 5] {
 fn every_key_is_documented_and_shown_in_the_example() {
     let (doc, example) = (repository("docs/site.toml.md"), repository("examples/site.toml"));
     for (table, text) in tables() {
-        // The error lists the keys that would be accepted.
+        // The error about the unknown key lists the known ones.
         let error = Dir::new().load(&text).unwrap_err().to_string();
         let (_, expected) = error.split_once("expected").unwrap();
         let keys: Vec<_> = expected.split('`').skip(1).step_by(2).collect();

@@ -18,7 +18,7 @@ const MAX_KEY_FILE: u64 = 4 << 10;
 /// Maximum length of a socket's path (`sockaddr_un`), without the terminating NUL.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// Validates `file`, whose relative names are resolved in `dir`, and returns its meaning.
+/// Validates `file`, whose relative paths start in `dir`, and returns its meaning.
 pub(super) fn validate(file: File, dir: &Path) -> Result<Config, Invalid> {
     let site = file.site;
     check_site(&site)?;
@@ -49,8 +49,8 @@ pub(super) fn validate(file: File, dir: &Path) -> Result<Config, Invalid> {
     check_prefixes(&config.prefixes, &peers)?;
     config.warnings.append(&mut warnings);
     if (file.split.is_some() || !config.policies.is_empty()) && !peers.iter().any(|p| p.split) {
-        let why = "no peer has mode = \"split\"; one at least is expected, or neither [split] nor \
-                   [[policy]]; a change of that needs a restart";
+        let why = "no peer has mode = \"split\"; set it for a peer, or remove [split] and all \
+                   [[policy]]; either needs a restart";
         return invalid("[split]", why);
     }
     config.split = file.split.unwrap_or_default();

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::value_parser;
 
-/// Maximum of a time span: a day. Longer ones serve no purpose.
+/// Maximum of a time span: a day.
 const MAX_SPAN: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Time span up to a day: `"8ms"`, `"2s"`, `"1m 30s"`.
@@ -185,7 +185,7 @@ pub(super) fn prefixes(list: &[Prefix]) -> Vec<IpNet> {
     list.iter().map(|prefix| prefix.0).collect()
 }
 
-/// Deserializes a string by `parse`. The error for a rejected value says that it is no `wanted`.
+/// Deserializes a string with `parse`. The error for a rejected value says that it is no `wanted`.
 fn parsed<'de, D: Deserializer<'de>, T>(
     from: D,
     parse: impl FnOnce(&str) -> Option<T>,
@@ -209,7 +209,7 @@ fn whole<'de, D: Deserializer<'de>, T: TryFrom<i64>>(
     })
 }
 
-/// Returns whether packets can be sent to `ip` and reach one machine there.
+/// Returns whether `ip` can be the address of one machine.
 pub(super) fn is_one_host(ip: IpAddr) -> bool {
     let broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
     !(ip.is_unspecified() || ip.is_multicast() || broadcast)

@@ -60,7 +60,7 @@ fn data_before_a_reset_arrives_through_every_chain() {
         let mut client = world.a1().netns().enter(|| TcpStream::connect(to)).unwrap().unwrap();
         client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         client.write_all(&[0; 50_000]).unwrap();
-        // It closes with unread data: the kernel sends a reset.
+        // The server closes with unread data, so the kernel sends a reset.
         let (mut server, _) = listener.accept().unwrap();
         server.read_exact(&mut [0; 10]).unwrap();
         server.write_all(&[0; 20_000]).unwrap();
@@ -90,7 +90,7 @@ fn connections_opened_by_handlers_keep_the_hosts_address() {
         for ip in world.b1().addresses() {
             let to = SocketAddr::new(ip, port);
             let listener = world.b1().netns().enter(|| TcpListener::bind(to)).unwrap().unwrap();
-            // Two flows of each host: they may share a connection, but not with another host.
+            // Two flows of each host: these may share a connection, but not with another host's.
             let mut flows = Vec::new();
             for host in world.dumbbell.hosts_a().iter().chain(world.dumbbell.hosts_a()) {
                 let client = host.netns().enter(|| TcpStream::connect(to)).unwrap().unwrap();
@@ -101,8 +101,7 @@ fn connections_opened_by_handlers_keep_the_hosts_address() {
                 flows.push((client, server));
             }
             if chain.contains("migrate") {
-                // Cuts their connections between the gateways; the gateway's end has the host's
-                // address.
+                // Cuts the connections between the gateways. Their near end has the host's address.
                 let words = ["-K", "dst", &to.to_string()];
                 let killed = world.dumbbell.gateway_a().run("ss", &words).unwrap();
                 assert!(killed.contains("ESTAB"), "{chain}: {killed}");
@@ -129,7 +128,7 @@ const BY_NODES: [&str; 8] = [
     "'mux', 'socks:via={}'",
 ];
 
-/// Drops packets of the first host of the first site at the second gateway.
+/// Makes the second gateway drop the packets of the first host of the first site.
 fn cut(world: &World) {
     let cut = "add table inet cut; \
                add chain inet cut gap { type filter hook prerouting priority raw; }; \
@@ -201,7 +200,8 @@ fn a_refusing_node_does_not_fail_a_slow_direct_path() {
     let _node = Proxy::start(node, &[&expect[..], &other].concat()).unwrap();
     let to = SocketAddr::new(world.b1().addresses().next().unwrap(), PORT);
     let listener = world.b1().netns().enter(|| TcpListener::bind(to)).unwrap().unwrap();
-    let (client, server, peer) = opened(&world, &listener, to).expect("it goes directly");
+    let (client, server, peer) =
+        opened(&world, &listener, to).expect("the flow does not take the direct path");
     assert_eq!(peer, client.local_addr().unwrap().ip());
     common::there_and_back(client, server, b"there and back");
 }

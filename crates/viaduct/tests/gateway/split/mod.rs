@@ -1,5 +1,5 @@
-//! Gateways in split mode: they end the hosts' TCP connections, and continue on their own under
-//! FEC.
+//! Gateways in split mode: they terminate the hosts' TCP connections, and continue over connections
+//! of their own, which FEC protects.
 
 mod chains;
 
@@ -59,7 +59,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Sends `bytes` and the end, and the same bytes back.
+/// Sends `bytes` and an end of stream, and the same back.
 fn there_and_back(client: TcpStream, listener: &TcpListener, bytes: &[u8]) {
     common::there_and_back(client, listener.accept().unwrap().0, bytes);
 }
@@ -77,7 +77,7 @@ fn flows_between_the_sites_are_split_and_protected_and_keep_their_addresses() {
         let began = Instant::now();
         let client = connect(world.a1(), ip);
         let ours = client.local_addr().unwrap();
-        // Acknowledged by the near gateway: the round trip to the far one takes 40 ms.
+        // The near gateway accepts: the round trip to the far gateway takes 40 ms.
         assert!(began.elapsed() < Duration::from_millis(40), "{:?}", began.elapsed());
         there_and_back(client, &listener, &data);
         // The server sees the client's address.
@@ -110,7 +110,7 @@ fn handlers_needed_at_both_ends_run_in_both_gateways() {
         let client = connect(world.a1(), ip);
         let ours = client.local_addr().unwrap();
         let (server, peer) = listener.accept().unwrap();
-        assert_eq!(peer, ours, "the server sees the client, port and all");
+        assert_eq!(peer, ours, "the server sees the client's address and port");
         common::there_and_back(client, server, text.as_bytes());
     }
     // 10.4 MB in both directions, of which little crosses the link.
