@@ -1,4 +1,4 @@
-//! Arrival of clients: their SYNs, and their connections.
+//! Handling of clients' SYNs, and acceptance of their connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,13 +28,13 @@ use super::worker::{Budget, Worker};
 pub struct Started {
     /// Key of the flow.
     pub key: usize,
-    /// Destination in the SYN: the same client address and port may come again with another
-    /// one.
+    /// Destination in the SYN. The client may use the same address and port again, for another
+    /// destination.
     signalled: Option<Addresses>,
 }
 
 impl Worker {
-    /// Begins the connections that received SYNs ask for, within a turn's budget.
+    /// Begins early connections for received SYNs, within a turn's budget.
     pub(super) fn see_syns(&mut self, now: Instant) {
         let mut budget = Budget::begin();
         self.read_syns(&mut budget, now);
@@ -54,8 +54,8 @@ impl Worker {
         self.unread.syns = true;
     }
 
-    /// Begins the connection that a SYN asks for. `Ok(None)` if it was begun earlier, too many
-    /// wait, or the client has not named its destination yet.
+    /// Begins the early connection for a SYN. `Ok(None)` if it was begun before, if there are too
+    /// many flows or early connections, or if the client has not named its destination yet.
     pub(super) fn begin_early(
         &mut self,
         syn: &Syn,
@@ -64,7 +64,7 @@ impl Worker {
         let mut begun = Ok(None);
         let signalled = self.config.target.signalled(syn);
         let unclear = signalled.is_none() && matches!(self.config.target, Target::Requested(_));
-        // A proxy that is ending, or that connections bypass, still sees SYNs.
+        // A proxy still sees SYNs while it is stopping, or while connections bypass it.
         let is_unused = self.deadline.is_some() || self.acceptor.is_bypassed();
         if self.flows.is_full() || unclear || is_unused {
             return begun;
@@ -77,8 +77,8 @@ impl Worker {
                 flows.add(upstream.outbounds.begin(route, *options, now), source, now)
             };
             let route = target.route(&syn.tuple, signalled, policies).ok_or(Failure::Denied);
-            // The handlers decide whether the flow may go on, once they have heard from their
-            // peer.
+            // The handlers accept or refuse the flow once their peer has sent something: no early
+            // connection.
             if route.as_ref().is_ok_and(|route| route.plan.accepts) {
                 return None;
             }
@@ -91,10 +91,10 @@ impl Worker {
     /// Accepts some of the connections that wait at a listener.
     pub(super) fn accept(&mut self, listener: usize, now: Instant) {
         let Some((clients, are_all)) = self.acceptor.accept(listener) else { return };
-        // Their SYNs are in the tap by now: they preceded the handshakes. In a flood too large
-        // to read in one turn, a SYN may be found only later; then that client gets a new
-        // connection to its server. Held SYNs need no reading here: their clients come after
-        // the verdicts.
+        // The tap has the SYNs of these clients by now, as each precedes its handshake. In a flood
+        // too large for one turn, a SYN may be read only later; its client then gets a new
+        // connection to its server. Held SYNs are not read here: their clients are accepted only
+        // after a verdict.
         self.read_syns(&mut Budget::begin(), now);
         let at = self.acceptor.bound_addr(listener, self.config.options.transparent);
         for (client, peer) in clients {
@@ -120,8 +120,8 @@ impl Worker {
         }
     }
 
-    /// Joins a client, possibly with the addresses of a hop, with the connection that its SYN
-    /// has begun, or begins a connection now.
+    /// Joins a client with the early connection that its SYN has begun, or begins a connection now.
+    /// `signalled` has the addresses that a previous hop has sent, if any.
     pub(super) fn join(
         &mut self,
         client: TcpStream,
@@ -154,7 +154,7 @@ impl Worker {
             self.flows.at(key).account.set_request("tcp", &Address::Ip(to), None);
         }
         if let Err(error) = self.flows.watch(&mut client, key, End::Client) {
-            warn!("register a client: {error}");
+            warn!("cannot register a client: {error}");
             return self.end(key, true);
         }
         self.flows.at(key).set_client(client, now);
@@ -171,7 +171,8 @@ impl Worker {
         None
     }
 
-    /// Begins the second half of a flow late; its destination comes from `tuple` or `signalled`.
+    /// Connects the flow of an accepted client, which has no early connection, to its server. The
+    /// destination comes from `tuple` or `signalled`.
     fn begin(
         &mut self,
         client: &Conn,
@@ -194,7 +195,7 @@ impl Worker {
 }
 
 impl Flows {
-    /// Inserts a flow for `source` whose second half was begun.
+    /// Inserts a flow for `source` whose connection to the server was begun.
     pub(super) fn add(
         &mut self,
         begun: io::Result<Begun>,

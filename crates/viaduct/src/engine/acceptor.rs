@@ -23,14 +23,14 @@ use super::listen_set::{ListenSet, SynSource};
 
 /// Token of the source of SYNs.
 pub(super) const SYNS: Token = Token(usize::MAX - 1);
-/// Listeners' tokens end here and grow downwards; flows' grow upwards from 0, two each.
+/// Highest token of listeners, whose tokens grow downwards. Those of flows grow upwards from 0, two
+/// for each flow.
 pub(super) const LISTENERS: usize = usize::MAX - 5;
-/// Connections accepted from one listener in a turn. Between turns, the servers of the accepted
-/// ones are connected and their answers passed on: in a crowd each client waits for the earlier
-/// ones, not for all.
+/// Connections accepted from one listener in a turn. Between turns the accepted clients are served,
+/// so that each of many clients waits only for earlier ones.
 pub(super) const MAX_ACCEPTS: usize = 16;
 
-/// Listeners, and what is known of their clients before they are accepted.
+/// Listeners, and the state of clients that are not accepted yet.
 pub(super) struct Acceptor {
     listeners: Vec<TcpListener>,
     tap: Option<SynTap>,
@@ -38,7 +38,7 @@ pub(super) struct Acceptor {
     pub(super) early: Early<Started>,
     /// State of the rules that divert clients to the listeners, if there are any.
     intercept_state: Arc<InterceptState>,
-    /// The log has been told that clients cannot be accepted.
+    /// True once the warning that clients cannot be accepted has been logged.
     has_logged_error: bool,
 }
 
@@ -47,7 +47,7 @@ impl Acceptor {
     /// to it.
     ///
     /// # Errors
-    /// The kernel does not report when a listener or the source of SYNs is ready.
+    /// A listener or the source of SYNs cannot be registered.
     pub(super) fn new(
         registry: &Registry,
         listen_set: ListenSet,
@@ -59,7 +59,7 @@ impl Acceptor {
             SynSource::Unseen => (None, None),
             SynSource::Tap(tap) => (Some(tap), None),
             SynSource::Queue(queue) => {
-                // The client comes after its server has answered.
+                // A client whose SYN is held connects only after its server has answered.
                 wait += limits.connect;
                 (None, Some(DeferredAccept::new(queue)))
             }
@@ -85,7 +85,7 @@ impl Acceptor {
         self.listeners.len()
     }
 
-    /// Returns whether clients may pass by, since rules are missing.
+    /// Returns whether clients may bypass the proxy because rules are missing.
     pub(super) fn is_bypassed(&self) -> bool {
         self.intercept_state.is_missing()
     }
@@ -100,7 +100,7 @@ impl Acceptor {
     }
 
     /// Accepts connections that wait at a listener, at most [`MAX_ACCEPTS`] of them; returns them,
-    /// and whether they are all. `None` if the listener is closed.
+    /// and whether no more are waiting. `None` if the listener is closed.
     pub(super) fn accept(
         &mut self,
         listener: usize,
@@ -137,11 +137,12 @@ impl Acceptor {
         (!is_transparent && !at.ip().is_unspecified()).then_some(at)
     }
 
-    /// Has the kernel drop further SYNs; clients that have begun a handshake still come.
+    /// Makes the kernel drop further SYNs. Clients that have begun a TCP handshake can still
+    /// connect.
     pub(super) fn drop_syns(&self) {
         for listener in &self.listeners {
             if let Err(error) = tcp::drop_syns(listener) {
-                debug!("refuse SYNs: {error}");
+                debug!("cannot make the kernel drop SYNs: {error}");
             }
         }
     }

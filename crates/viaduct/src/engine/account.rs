@@ -14,7 +14,7 @@ use crate::access_log::Entry;
 /// Status of a flow whose client left before its server had answered, as some web servers log it.
 const CLIENT_LEFT: u16 = 499;
 
-/// Data of a flow for its entry.
+/// Data of a flow for its access log entry.
 #[derive(Clone, Debug)]
 pub struct Account {
     /// Arrival of the client.
@@ -22,12 +22,12 @@ pub struct Account {
     /// Bytes from the client, and to it.
     bytes: [u64; 2],
     protocol: &'static str,
-    /// Destination in the client's words, if it is logged.
+    /// Destination as the client has named it, if it is logged.
     to: Option<String>,
     /// Name that the client has authenticated as; at the far end of a tunnel, public key of the
     /// near end.
     user: Option<String>,
-    /// Status and cause of an end that is not the ends' own.
+    /// Status and reason, if this proxy refused or ended the flow.
     ended: Option<(u16, String)>,
 }
 
@@ -59,7 +59,7 @@ impl Account {
         self.ended = Some((status, why.to_string()));
     }
 
-    /// Records that the proxy ends before the flow does.
+    /// Records that the proxy stops before the flow has ended.
     fn cut(&mut self, is_connected: bool) {
         self.ended = Some((if is_connected { 200 } else { 503 }, "the proxy stopped".to_owned()));
     }
@@ -90,7 +90,7 @@ impl Worker {
         self.log(flow.source(), &flow.account, (status, reason), now);
     }
 
-    /// Logs flows that the end of the proxy cuts.
+    /// Logs flows that are cut because the proxy stops.
     pub(super) fn log_cut(&mut self, now: Instant) {
         if !self.access_log.is_on() {
             return;

@@ -24,7 +24,7 @@ use super::worker::Worker;
 pub enum SocketId {
     /// By the cookie of the program's socket.
     Cookie(u64),
-    /// By the addresses of an inbound connection: client's, own.
+    /// By the addresses of an inbound connection: the client's, and the program's.
     Ends(SocketAddr, SocketAddr),
 }
 
@@ -41,8 +41,8 @@ pub enum RequestKind {
     /// Control call: the handler's name, the request, and a callback for the answer. `None`: no
     /// answer.
     Control(String, Vec<u8>, Box<dyn FnOnce(Option<Vec<u8>>) + Send>),
-    /// Query of a socket option by level and name. `None`: the value of the program's own socket
-    /// stands.
+    /// Query of a socket option by level and name. `None` means the value of the program's own
+    /// socket.
     Option(i32, i32, Box<dyn FnOnce(Option<i32>) + Send>),
     /// Subscription to events, sent as records; the first record confirms it.
     Watch(OwnedFd),
@@ -75,7 +75,7 @@ impl Aware {
         }
     }
 
-    /// Removes a flow that is over, or has joined another.
+    /// Removes a flow that has ended, or has become part of another.
     pub fn forget(&mut self, key: usize, flow: Option<u64>) {
         if let Some(socket_id) = self.socket_id.remove(&key)
             && self.flows.get(&socket_id) == Some(&key)
@@ -147,7 +147,7 @@ impl Worker {
         let id = flow.id;
         let events = flow.chain_io().map(|chain_io| chain_io.events()).unwrap_or_default();
         for event in events {
-            debug!("a handler says: {}", String::from_utf8_lossy(&event));
+            debug!("event of a handler: {}", String::from_utf8_lossy(&event));
             self.programs.aware.notify(key, id, &event);
         }
     }

@@ -1,11 +1,11 @@
 //! Chain requests: a flow's handlers ask for further connections, and for those of other flows.
 //!
 //! ```text
-//!   Connect          one more connection of the flow
+//!   Connect          a further connection of the flow
 //!   Claim, Release   a key by which accepted flows find the flow that they belong to
-//!   Give             an accepted flow names such a key: its connection goes over to that flow
-//!   Wake             the flow that such a key belongs to is driven on
-//!   Spawn            one more flow: without an application, or for that of an accepted flow
+//!   Give             an accepted flow names such a key: its connection is moved to that flow
+//!   Wake             the flow that such a key belongs to is woken
+//!   Spawn            a further flow: without an application, or for an accepted flow's
 //! ```
 
 use std::io;
@@ -28,13 +28,13 @@ use super::worker::Worker;
 type DialTarget = (Address, Option<SocketAddr>);
 
 impl Worker {
-    /// Carries out the requests of flow `key`'s handlers. The flow may have become part of
-    /// another.
+    /// Carries out the requests of flow `key`'s handlers. Afterwards the flow may be part of
+    /// another flow.
     pub(super) fn apply_requests(&mut self, key: usize, now: Instant) {
         self.pass_events(key);
         let Some(chain_io) = self.flows.at(key).chain_io() else { return };
         let requests = chain_io.requests();
-        // If no request uses it, it is closed.
+        // Closed if no request uses it.
         let mut spare = self.flows.take_spare(key);
         for request in requests {
             match request {
@@ -50,7 +50,7 @@ impl Worker {
         }
     }
 
-    /// Wakes the flow that has claimed `name`; it has its turn soon.
+    /// Wakes the flow that has claimed `name`; it is driven soon.
     pub(super) fn wake(&mut self, name: &[u8], now: Instant) {
         let Some(owner) = self.claims.owner(name) else { return };
         if let Some(chain_io) = self.flows.get(owner).and_then(Flow::chain_io) {
@@ -69,8 +69,8 @@ impl Worker {
         }
     }
 
-    /// Makes a flow that the handlers of flow `key` ask for; over `spare`, if that goes to its
-    /// destination.
+    /// Makes a flow that the handlers of flow `key` request; over the connection `spare`, if it
+    /// goes to the new flow's destination.
     fn spawn(&mut self, key: usize, spawn: &Spawn, spare: Option<(Address, Conn)>, now: Instant) {
         let Some(chain_io) = self.flows.at(key).chain_io() else { return };
         let made = chain_io.spawned(spawn, now);
@@ -78,7 +78,7 @@ impl Worker {
             chain_io.be_alone();
         }
         let program = self.programs.listening(key).and_then(|program| program.for_another_flow());
-        // A flow for an application is for the same application.
+        // A flow for an application serves the same application as flow `key`.
         let made = made.filter(|_| spawn.kind == SpawnKind::Alone || program.is_some());
         let flow = made.and_then(|(chain_io, goal)| {
             let network = match goal {
@@ -87,8 +87,8 @@ impl Worker {
                     spare.map(|(_, conn)| conn)?
                 }
                 Some(target) => self
-                    .dial(key, target, now)
-                    .inspect_err(|error| debug!("a connection to be shared: {error}"))
+                    .dial(key, None, target, now)
+                    .inspect_err(|error| debug!("cannot open a shared connection: {error}"))
                     .ok()?,
             };
             Some(Flow::spawned(network, chain_io, self.flows.at(key), now))
@@ -103,13 +103,13 @@ impl Worker {
         if let (SpawnKind::Accepted, Some(program)) = (spawn.kind, program) {
             self.programs.set_listening(new, program);
         }
-        // Its claims must be known before any of its connections is used.
+        // The new flow's claims must be known before any of its connections is used.
         self.apply_requests(new, now);
         self.runnable.push(new);
     }
 
     fn connect_net_conn(&mut self, key: usize, id: BottomId, target: DialTarget, now: Instant) {
-        let begun = self.dial(key, id, target, now).and_then(|mut conn| {
+        let begun = self.dial(key, Some(id), target, now).and_then(|mut conn| {
             self.flows.watch_net_conn(&mut conn, key, id)?;
             Ok(conn)
         });
@@ -117,20 +117,20 @@ impl Worker {
         match begun {
             Ok(conn) => chain_io.attach(id, conn),
             Err(error) => {
-                debug!("one more connection: {error}");
+                debug!("cannot open a further connection: {error}");
                 chain_io.cannot_attach(id, failure(&error), now);
             }
         }
         self.runnable.push(key);
     }
 
-    /// Begins a further connection of flow `key`. A proxy that keeps clients' addresses uses them
-    /// towards the client's own destination, whatever the handlers say, and its own address towards
-    /// others.
+    /// Begins a further connection of flow `key`. A proxy that keeps clients' addresses binds only
+    /// connections to the client's own destination: to the address that the handlers name, else to
+    /// the client's. To other destinations it uses its own address.
     fn dial(
         &mut self,
         key: usize,
-        id: BottomId,
+        id: Option<BottomId>,
         (to, bound): DialTarget,
         now: Instant,
     ) -> io::Result<Conn> {
@@ -140,7 +140,7 @@ impl Worker {
             false => bound,
         };
         let (mut mirrored, mut transport) = (flow.mirrored, None);
-        if let Some(chain_io) = flow.chain_io() {
+        if let (Some(id), Some(chain_io)) = (id, flow.chain_io()) {
             chain_io.mirror(mirrored, now);
             (mirrored, transport) = (chain_io.options(id), chain_io.transport(id));
         }
@@ -173,17 +173,17 @@ impl Worker {
             return;
         };
         let Some(chain_io) = self.flows.at(owner).chain_io() else { return };
-        // Connections that are not accepted are closed by being dropped.
+        // Connections that the owner's chain does not take are closed when dropped.
         let taken = chain_io.take(giver, main, now).unwrap_or_default();
         for id in taken {
             if let Err(error) = self.flows.rewatch_net_conn(owner, id) {
-                debug!("take a connection over: {error}");
+                debug!("cannot take over a connection: {error}");
                 if let Some(chain_io) = self.flows.at(owner).chain_io() {
                     chain_io.cannot_attach(id, Failure::Unreachable, now);
                 }
             }
         }
-        // Before any other chain runs: claims and gifts must agree.
+        // Driven before any other chain, so that claims and gifts agree.
         self.drive(owner, End::Client, false, false, now);
     }
 }

@@ -1,4 +1,5 @@
-//! Keys that flows have claimed: a connection that names such a key goes over to their flow.
+//! Keys that flows have claimed: a connection that names a key is moved to the flow that has
+//! claimed it.
 
 use std::collections::HashMap;
 
@@ -7,7 +8,7 @@ use std::collections::HashMap;
 pub(super) struct Claims(HashMap<Vec<u8>, usize>);
 
 impl Claims {
-    /// Gives `name` to flow `key`, even if another flow has claimed it.
+    /// Records that flow `key` claims `name`, even if another flow has claimed it.
     pub(super) fn claim(&mut self, name: Vec<u8>, key: usize) {
         self.0.insert(name, key);
     }
@@ -19,7 +20,7 @@ impl Claims {
         }
     }
 
-    /// Releases all that flow `key` has claimed.
+    /// Releases all claims of flow `key`.
     pub(super) fn release_all(&mut self, key: usize) {
         self.0.retain(|_, owner| *owner != key);
     }
@@ -29,7 +30,7 @@ impl Claims {
         self.0.get(name).copied()
     }
 
-    /// Gives all claims of flow `from` to flow `to`.
+    /// Moves all claims of flow `from` to flow `to`.
     pub(super) fn hand_over(&mut self, from: usize, to: usize) {
         self.0.values_mut().filter(|owner| **owner == from).for_each(|owner| *owner = to);
     }

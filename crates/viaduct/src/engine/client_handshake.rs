@@ -1,5 +1,5 @@
-//! Client handshakes by PROXY, SOCKS5 or HTTP CONNECT: clients name their destination, until
-//! their flow begins.
+//! Client handshakes by PROXY, SOCKS5 or HTTP CONNECT: from the accepted client, which names its
+//! destination, to the start of its flow.
 
 use std::net::SocketAddr;
 
@@ -27,11 +27,11 @@ use crate::source::Source;
 /// Maximum number of addresses of a name that are tried, one after the other.
 const MAX_ADDRESSES: usize = 8;
 
-/// Failed authentication, by source: each attempt is logged until there are many.
+/// Rate-limited log of failed authentication, by source.
 static PASSWORDS: RateLimitedLog<Source> = RateLimitedLog::new(10);
 
 impl Worker {
-    /// Accepts a client that has named its destination in the SYN, or is about to.
+    /// Accepts a client that has named its destination in the SYN, or names it in a handshake.
     pub(super) fn start_handshake(
         &mut self,
         client: TcpStream,
@@ -40,7 +40,7 @@ impl Worker {
         now: Instant,
     ) {
         if !terms.allows_client(tuple.client.ip()) {
-            debug!("{} may not ask", tuple.client);
+            debug!("{}: refused, not in allow-from", tuple.client);
             self.stats.refused.denied += 1;
             self.log_refused(tuple.client, None, (403, "not in allow-from".to_owned()), now);
             let _ = tcp::reset_on_close(&client);
@@ -52,9 +52,9 @@ impl Worker {
             return self.join(client, tuple, Some(signalled), now);
         }
         if !terms.protocols.have_prefaces() {
-            debug!("the SYN of {} has no option", tuple.client);
+            debug!("the SYN of {} has no hop option", tuple.client);
             self.stats.refused.unclear += 1;
-            self.log_refused(tuple.client, None, (400, "its SYN has no option".to_owned()), now);
+            self.log_refused(tuple.client, None, (400, "no hop option in its SYN".to_owned()), now);
             let _ = tcp::reset_on_close(&client);
             return;
         }
@@ -68,19 +68,19 @@ impl Worker {
         }
     }
 
-    /// Reads and handles the request of such a client.
+    /// Reads and handles the handshake of a client whose flow waits for its destination.
     pub(super) fn read_request(&mut self, key: usize, now: Instant) {
         let mut past = false;
         loop {
             let flow = self.flows.at(key);
-            // A client that has closed its side may have sent all that is needed.
+            // A client that has closed its side may have sent a complete request before.
             let Ok(stop) = flow.read_preface(LONGEST, past) else { return self.end(key, false) };
             past = false;
             let Some(request) = flow.request().filter(|request| !request.begun) else { return };
             match request.preface.handle(&mut request.bytes) {
                 Step::Wait => match stop {
                     ReadStop::All => return,
-                    // In the handshake it is a byte like any other.
+                    // In the handshake the urgent byte is read like any other byte.
                     ReadStop::Mark => past = true,
                     ReadStop::End => return self.end(key, false),
                 },
@@ -143,8 +143,9 @@ impl Worker {
         }
     }
 
-    /// Begins the flow to a host name. The name goes through a tunnel as it is, to be resolved
-    /// and checked at the far end, unless a policy or limit here depends on its address.
+    /// Connects a flow to a host name. The far end of a tunnel, or a handler that takes names, gets
+    /// the name and resolves it. If a policy or `allow-to` here depends on the address, the name is
+    /// resolved here first.
     fn connect_by_name(&mut self, key: usize, name: String, port: u16, now: Instant) {
         let requester = (key, self.flows.at(key).id);
         let source = self.flows.at(key).source();
@@ -187,8 +188,8 @@ impl Worker {
         self.unread.names = true;
     }
 
-    /// Tries the next address of the name that the client of flow `key` requested, if there is
-    /// one (RFC 1123, 2.3): the previous address did not answer, or refused.
+    /// Tries the next address of the name that the client of flow `key` requested, if there is one
+    /// (RFC 1123, 2.3). Called when the previous address did not answer, or refused.
     pub(super) fn try_next_address(&mut self, key: usize, now: Instant) -> bool {
         let next = self.flows.get(key).and_then(Flow::next_address);
         if let Some(at) = next {
@@ -199,11 +200,11 @@ impl Worker {
 
     fn connect_to(&mut self, key: usize, to: SocketAddr, now: Instant) {
         if !holds(self.allowed(key), to.ip()) {
-            debug!("no flow may go to {to}");
+            debug!("{to}: refused, not in allow-to");
             return self.refuse(key, Failure::Denied);
         }
         let source = self.flows.at(key).source();
-        // A tunnel's stream has not come by a SYN.
+        // A tunnel's stream has no SYN, and so no early connection.
         if let Some(tuple) = self.flows.at(key).request().map(|request| request.tuple) {
             let signalled = Addresses { source, destination: to };
             if let Some(early) = self.started(&tuple, Some(signalled)) {
@@ -211,13 +212,13 @@ impl Worker {
             }
         }
         let Some(route) = Route::by(&self.config.policies, source, to, None) else {
-            debug!("a policy denies {source} to go to {to}");
+            debug!("{source} to {to}: denied by a policy");
             return self.refuse(key, Failure::Denied);
         };
         self.connect_route(key, route, now);
     }
 
-    /// Begins the second half of a flow whose client is present.
+    /// Connects a flow, whose client is already present, to its destination.
     fn connect_route(&mut self, key: usize, mut route: Route, now: Instant) {
         route.copied = matches!(self.flows.at(key).conns(), [Some(Conn::Tunnel(_)), _]);
         let mut begun = match self.upstream.outbounds.begin(route, self.config.options, now) {
@@ -232,13 +233,14 @@ impl Worker {
         self.flows.set_alarm(key);
     }
 
-    /// Goes on with the second half that the data of the client's SYN has started.
+    /// Moves the early connection that was begun for the destination in the SYN's data to flow
+    /// `key`.
     fn take_over(&mut self, early: usize, key: usize, now: Instant) {
         if let Some(why) = self.flows.at(early).broken() {
             self.end(early, true);
             return self.refuse(key, why);
         }
-        // The claims of its handlers go along.
+        // The claims of the early flow's handlers move to flow `key` too.
         self.claims.hand_over(early, key);
         if self.flows.hand_over(early, key, now).is_err() {
             self.refuse(key, Failure::Unreachable);

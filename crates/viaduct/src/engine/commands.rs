@@ -1,4 +1,4 @@
-//! Commands to a worker and their handling; the limits that it begins with.
+//! Commands to a worker, and their handling; limits of a worker.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -19,8 +19,8 @@ use super::worker::Worker;
 use super::wrapped::{Arrival, Call};
 use crate::tunnel::Tunnels;
 
-/// Time for which clients that have begun a handshake are still accepted by a proxy that ends:
-/// a round trip by satellite, and a lost packet.
+/// Time for which a stopping proxy still accepts clients that have begun a TCP handshake: enough
+/// for a round trip by satellite, and a lost packet.
 const HANDSHAKE_GRACE: Duration = Duration::from_millis(1_200);
 
 /// Commands handled in a row before flows have their turn.
@@ -29,9 +29,10 @@ const MAX_COMMANDS: usize = 64;
 /// Resource limits and timeouts of a proxy.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Flows at once.
+    /// Maximum number of flows.
     pub flows: usize,
-    /// Early connections at once, and how long each waits; `None` forwards no SYN early.
+    /// Maximum number of early connections, and time for which each waits for its client; `None`:
+    /// there are no early connections.
     pub early: Option<(usize, Duration)>,
     /// Timeout for a server's answer.
     pub connect: Duration,
@@ -45,18 +46,18 @@ pub struct Limits {
     pub idle_exit: Option<Duration>,
     /// Time that flows have to end after a request to stop.
     pub drain: Duration,
-    /// Time for which the loop polls for events before it sleeps, where that pays.
+    /// Time for which the loop polls busily for events before it sleeps, where that pays.
     pub spin: Duration,
     /// Bytes that each end of a handler chain buffers before it stops reading.
     pub chain_buffer: usize,
-    /// Bytes that flows by Trickles may have requested and not yet passed on, all together.
+    /// Bytes that flows over Trickles may have requested and not yet passed on, in total.
     pub trickles_buffer: usize,
 }
 
 /// Command to a worker.
 #[derive(Debug)]
 pub enum WorkerCommand {
-    /// Use this config from now on; what needs a restart stays.
+    /// Apply this config; settings that need a restart stay as they are.
     Reload(Box<EngineConfig>),
     /// Begin the flow that a wrapped program asks for.
     Connect(Box<Call>),
@@ -64,15 +65,15 @@ pub enum WorkerCommand {
     Accept(Box<Arrival>),
     /// Apply the options that a wrapped program has set on the socket of a flow.
     Mirror(SocketId, Box<Mirrored>),
-    /// Go on with this flow (key and generation): the socket towards its program is available.
+    /// Connect this flow (key and generation) to its program: the socket for that is now available.
     ConnectProgram(usize, u64),
-    /// Ask the handlers of a wrapped program's flow.
+    /// Pass a program's request to the handlers of its flow.
     Request(Box<ProgramRequest>),
     /// Report the events of all handlers to this listener.
     SetEventSink(Box<dyn EventSink>),
     /// Reply with the counters.
     Stats(oneshot::Sender<ProxyStats>),
-    /// Accept no more flows; end once the present ones have ended or their time is up.
+    /// Accept no more flows; end once the open ones have ended or their time is up.
     Drain,
     /// End at once.
     Stop,
@@ -86,7 +87,7 @@ pub struct CommandSender {
 }
 
 impl CommandSender {
-    /// Sends by `commands` and wakes the worker by `waker`.
+    /// Returns a sender that sends through `commands` and wakes the worker with `waker`.
     pub fn new(commands: mpsc::Sender<WorkerCommand>, waker: Arc<Waker>) -> CommandSender {
         CommandSender { commands, waker }
     }
@@ -141,7 +142,7 @@ impl Worker {
     pub(super) fn close_listeners(&mut self, now: Instant) {
         if self.listeners_close.is_some_and(|at| now >= at) {
             for n in 0..self.acceptor.len() {
-                // No listener holds more.
+                // A listener's backlog holds no more connections.
                 for _ in 0..BACKLOG as usize / MAX_ACCEPTS {
                     self.unread.listeners.remove(&n);
                     self.accept(n, now);

@@ -18,11 +18,10 @@ use super::outbound::{HopSignalling, Outbound};
 use super::policy::Policies;
 use crate::tunnel::settings::TunnelSettings;
 
-/// Default limit, in bytes, of data that flows by Trickles have requested and not yet passed
-/// on.
+/// Default limit, in bytes, of data that flows over Trickles have requested and not yet passed on.
 pub const TRICKLES_BUFFER: usize = 256 << 20;
-/// Descriptors for other uses than flows: pipes, taps, listeners, the status socket. Half of
-/// all descriptors where there are few.
+/// Descriptors reserved for uses other than flows: pipes, taps, listeners, the status socket. At
+/// most half of all descriptors are reserved.
 const SPARE_DESCRIPTORS: u64 = 256;
 /// Descriptors of a flow over TCP.
 const DESCRIPTORS_EACH: u64 = 2;
@@ -46,21 +45,21 @@ pub struct EngineConfig {
     pub limits: Limits,
     /// Options of the flows' sockets.
     pub options: TcpOptions,
-    /// Form in which hops are sent a flow's addresses.
+    /// Form in which a flow's addresses are sent to hops.
     pub hop_signalling: Option<HopSignalling>,
     /// Negotiation with far ends, if there is one.
     pub negotiation: Option<Arc<Negotiation>>,
-    /// Parent master that carries outbound flows, instead of the kernel.
+    /// Parent master that opens outbound connections, in place of the kernel.
     pub parent: Option<Arc<dyn Outbound>>,
     /// Tunnels, if there are any.
     pub tunnels: Option<TunnelSettings>,
-    /// Requests of users that a master refused because of their limits.
+    /// Number of requests that a master refused because a user had reached a limit.
     pub over_limit: Option<Arc<AtomicU64>>,
 }
 
 impl EngineConfig {
-    /// Returns the config of an engine of one event loop that listens nowhere and sends all flows
-    /// straight on.
+    /// Returns the config of an engine of one event loop that listens nowhere and connects all
+    /// flows directly to their servers.
     pub fn new(name: String, run_dir: PathBuf, target: Target, limits: Limits) -> EngineConfig {
         EngineConfig {
             name,
@@ -79,10 +78,10 @@ impl EngineConfig {
         }
     }
 
-    /// Lowers the flow limit to the available descriptors. Clients beyond that would hang.
+    /// Lowers the flow limit to what the available descriptors allow: further clients would hang.
     pub fn fitted(mut self) -> EngineConfig {
         let most = raise_fd_limit();
-        // By Trickles, sockets of both formats are held open.
+        // A flow over Trickles holds two sockets, one for each packet format.
         let each = DESCRIPTORS_EACH + u64::from(self.policies.trickles().next().is_some());
         let fit = (most - SPARE_DESCRIPTORS.min(most / 2)) / each;
         let (fit, wanted) = (usize::try_from(fit).unwrap_or(usize::MAX), self.limits.flows);
@@ -90,9 +89,8 @@ impl EngineConfig {
             self.limits.flows = fit;
         } else if fit < wanted {
             warn!(
-                "{most} descriptors are allowed, enough for {fit} flows and not for {wanted}: \
-                    raise \
-                 the limit (ulimit -n, LimitNOFILE=), or ask for fewer flows"
+                "the limit of {most} descriptors is enough for {fit} flows, not for {wanted}: \
+                 raise it (ulimit -n, LimitNOFILE=), or lower the flow limit"
             );
             self.limits.flows = fit;
             self.limits.early = self.limits.early.map(|(most, wait)| (most.min(fit / 2), wait));
@@ -100,13 +98,13 @@ impl EngineConfig {
         self
     }
 
-    /// Reserves `descriptors` for other uses than flows.
+    /// Reserves `descriptors` for uses other than flows.
     pub fn leave_descriptors(&mut self, descriptors: usize) {
         let flows = descriptors.div_ceil(DESCRIPTORS_EACH as usize);
         self.limits.flows = self.limits.flows.saturating_sub(flows).max(1);
     }
 
-    /// Returns the config of each event loop: its share of the limits.
+    /// Returns the config of one event loop, with its share of the limits.
     pub fn part(&self) -> EngineConfig {
         let most = |all: usize| all.div_ceil(self.workers as usize);
         let early = self.limits.early.map(|(all, wait)| (most(all), wait));

@@ -15,7 +15,7 @@ use super::flow_socket::FlowSocket;
 use super::trickles::TricklesConn;
 use crate::tunnel::TunnelStream;
 
-/// Bytes, and urgent ones.
+/// Interest in readable bytes, and in urgent ones.
 const TO_READ: Interest = Interest::READABLE.add(Interest::PRIORITY);
 
 /// An end of a flow.
@@ -23,19 +23,19 @@ const TO_READ: Interest = Interest::READABLE.add(Interest::PRIORITY);
 pub enum Conn {
     /// A TCP connection.
     Tcp(FlowSocket<TcpStream>),
-    /// A loopback connection to a parent master, which carries the flow on.
+    /// A loopback connection to a parent master, which forwards the flow.
     Loopback(FlowSocket<TcpStream>, Arc<ParentConn>),
     /// A stream of a tunnel.
     Tunnel(TunnelStream),
     /// A connection of Trickles.
     Trickles(TricklesConn),
-    /// No connection of its own, or none yet: the flow uses another flow's, or its handlers have
-    /// still to connect. It is never connected, and nothing is read from it.
+    /// No connection: the flow uses another flow's, or its handlers have not connected yet. This
+    /// end is never connected, and nothing can be read from it or written to it.
     Pending,
 }
 
-/// Addresses and result of a connection to a parent master, as far as it has reported them. The
-/// kernel's socket addresses are not the flow's.
+/// Addresses and result of a connection through a parent master, as far as the master has reported
+/// them. The loopback socket's own addresses are not those of the flow.
 #[derive(Debug)]
 pub struct ParentConn {
     /// Destination of the flow.
@@ -59,7 +59,8 @@ impl ParentConn {
 }
 
 impl Conn {
-    /// Returns a connection between these two ends, which may have come by a parent master.
+    /// Returns the connection between these two ends. If the socket's peer has another address than
+    /// `client`, it came through a parent master.
     pub fn of(
         stream: FlowSocket<std::net::TcpStream>,
         client: SocketAddr,
@@ -74,8 +75,8 @@ impl Conn {
         }
     }
 
-    /// Returns whether another user's process shares the socket. Its bytes are copied then,
-    /// never spliced.
+    /// Returns whether another user's process shares the socket. The bytes of such a socket are
+    /// copied, never spliced.
     pub fn is_lent(&self) -> bool {
         matches!(self, Conn::Tcp(stream) | Conn::Loopback(stream, _) if stream.is_lent())
     }
@@ -98,7 +99,8 @@ impl Conn {
         }
     }
 
-    /// Socket to register; another end is given its token, by which its transport reports it.
+    /// Socket to register. `None` for an end without a socket: its transport gets `token`, and
+    /// reports the end under it.
     fn socket(&mut self, token: Token) -> Option<&mut FlowSocket<TcpStream>> {
         match self {
             Conn::Tcp(stream) | Conn::Loopback(stream, _) => return Some(stream),
@@ -109,19 +111,19 @@ impl Conn {
         None
     }
 
-    /// Registers for readability and writability, by `token`.
+    /// Registers for readability and writability, under `token`.
     pub fn register(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
         let Some(socket) = self.socket(token) else { return Ok(()) };
         socket.register(registry, token, TO_READ | Interest::WRITABLE)
     }
 
-    /// Registers for readability alone: an end is assumed writable until a write blocks.
+    /// Registers for readability only: the end is assumed writable until a write blocks.
     pub fn register_to_read(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
         let Some(socket) = self.socket(token) else { return Ok(()) };
         socket.register(registry, token, TO_READ)
     }
 
-    /// Registers for writability as well, or by another token.
+    /// Changes the registration to readability and writability, under `token`.
     pub fn reregister(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
         let Some(socket) = self.socket(token) else { return Ok(()) };
         socket.reregister(registry, token, TO_READ | Interest::WRITABLE)
@@ -193,7 +195,7 @@ impl Conn {
         }
     }
 
-    /// Ends the write direction, also if the peer has gone already.
+    /// Shuts down the write direction. Succeeds too if the peer has already closed the connection.
     pub fn shutdown(&mut self) -> io::Result<()> {
         let stream = match self {
             Conn::Tcp(stream) | Conn::Loopback(stream, _) => stream,
@@ -225,7 +227,7 @@ impl Conn {
     }
 }
 
-/// Result of `what`, with interruptions retried; `None` if it would block.
+/// Calls `what`, again after each interruption; returns `None` if it would block.
 fn unless_blocked(mut what: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
     loop {
         match what() {

@@ -1,4 +1,4 @@
-//! The control side of a proxy: signals, the status socket, metrics. It carries no bytes of flows
+//! The control side of a proxy: signals, the status socket, metrics. It moves no bytes of flows,
 //! and may be slow.
 
 use std::net::SocketAddr;
@@ -26,10 +26,10 @@ pub struct Control {
 /// Reads the config again from its file, and refuses changes that need a restart.
 pub type Load = Box<dyn FnMut() -> Result<EngineConfig> + Send>;
 
-/// Runs the control side beside the workers of `proxy`, in a thread of its own, until the
-/// process ends. The caller owns the name of its status socket, since that thread does not
-/// notice the end. `load` reads the config again; `None` without a file. `metrics` is the address
-/// of the metrics.
+/// Runs the control side beside the workers of `proxy`, in a thread of its own, until the process
+/// ends. Returns the name of the status socket, which the caller removes by dropping it: the thread
+/// does not notice the end of the process. `load` reads the config again; `None` without a file.
+/// `metrics` is the address of the metrics.
 ///
 /// # Errors
 /// The status socket or the metrics' address cannot be opened.
@@ -79,7 +79,7 @@ impl Control {
         }
     }
 
-    /// Lets flows end; the second time, ends at once.
+    /// Lets flows end; the second call ends the workers at once.
     fn stop(&self, stopping: &mut bool) {
         notify(Phase::Stopping);
         let again = std::mem::replace(stopping, true);
@@ -105,7 +105,7 @@ impl Control {
 
     async fn page(&self) -> Page {
         let status = self.proxy.status().await;
-        let passed_by = "rules of nftables or ip rule are missing: connections pass by";
+        let passed_by = "rules of nftables or ip rule are missing: connections bypass the proxy";
         let trouble = match (status.hangs, status.missing) {
             (true, _) => Some("the proxy's loop does not answer".to_owned()),
             (_, true) => Some(passed_by.to_owned()),

@@ -2,7 +2,7 @@
 //! their SYNs meanwhile, and passes a refusal on as the server's own.
 //!
 //! ```text
-//!   SYN held ──▶ connection begun ──┬─ the server answers   ──▶ the SYN goes on to the listener
+//!   SYN held ──▶ connection begun ──┬─ the server answers   ──▶ the SYN is passed to the listener
 //!                                   ├─ it refuses           ──▶ reset
 //!                                   ├─ no route             ──▶ ICMP unreachable
 //!                                   └─ silence              ──▶ silence
@@ -24,7 +24,7 @@ use super::acceptor::Acceptor;
 use super::destination::failure;
 use super::worker::{Budget, Worker};
 
-/// Verdicts given in a turn: with each, the kernel's TCP answers a SYN in this thread.
+/// Verdicts given in a turn: for each, the kernel's TCP processes a SYN in this thread.
 const MAX_VERDICTS: usize = 32;
 
 /// Held SYNs.
@@ -51,13 +51,13 @@ impl DeferredAccept {
 
     fn give_verdict(&self, id: u32, verdict: Verdict) {
         if let Err(error) = self.queue.verdict(id, verdict) {
-            warn!("a SYN stays held: {error}");
+            warn!("cannot give the verdict on a held SYN: {error}");
         }
     }
 }
 
 impl AsFd for DeferredAccept {
-    /// Readable when a SYN has come.
+    /// Readable when a SYN has arrived.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.queue.as_fd()
     }
@@ -82,7 +82,7 @@ impl Acceptor {
 }
 
 impl Worker {
-    /// Begins the connections of held SYNs, within a turn's budget.
+    /// Begins early connections for held SYNs, within a turn's budget.
     pub(super) fn read_held(&mut self, budget: &mut Budget, now: Instant) {
         let mut verdicts = Vec::new();
         let is_all = self.read_some_held(budget, &mut verdicts, now);
@@ -90,13 +90,13 @@ impl Worker {
         if !verdicts.is_empty()
             && let Err(error) = deferred.queue.verdicts(&verdicts)
         {
-            warn!("SYNs stay held: {error}");
+            warn!("cannot give the verdicts on held SYNs: {error}");
         }
         self.unread.syns |= !is_all;
     }
 
-    /// Reads held SYNs and collects the immediate verdicts, of SYNs that begin no connection;
-    /// returns whether all SYNs are read.
+    /// Reads held SYNs, and collects the verdicts on those that begin no connection. Returns
+    /// whether all SYNs were read.
     fn read_some_held(
         &mut self,
         budget: &mut Budget,
@@ -110,7 +110,7 @@ impl Worker {
                 Ok(Some(held)) => (held.id, Syn::parse(held.packet)),
                 Ok(None) => return true,
                 Err(error) => {
-                    warn!("held SYNs cannot be read: {error}");
+                    warn!("cannot read held SYNs: {error}");
                     return true;
                 }
             };
@@ -123,7 +123,8 @@ impl Worker {
         self.acceptor.deferred.is_none()
     }
 
-    /// Begins the connection of a SYN; `None` if the verdict waits for its server.
+    /// Begins the early connection for a held SYN. Returns the verdict on the SYN; `None` if it
+    /// depends on the server's answer.
     fn hold(&mut self, id: u32, syn: Syn, now: Instant) -> Option<Verdict> {
         let tuple = syn.tuple;
         if let Some(verdict) = self.acceptor.repeated(&tuple) {
@@ -140,8 +141,8 @@ impl Worker {
         }
     }
 
-    /// Lets the held client of flow `key` in, as its server has answered, and waits for it for as
-    /// long as for any other.
+    /// Passes the held SYN of flow `key` after its server has answered, and waits for the client as
+    /// long as for that of any early connection.
     pub(super) fn release_held(&mut self, key: usize, now: Instant) {
         let Some(deferred) = &mut self.acceptor.deferred else { return };
         let tuple = deferred.decide(key, Verdict::Pass);
@@ -150,8 +151,8 @@ impl Worker {
         }
     }
 
-    /// Refuses the held client of flow `key`, if there is one, as its server did. Returns true
-    /// if the flow is over with it.
+    /// Refuses the client whose SYN is held for flow `key`, if there is one, as its server did.
+    /// Returns true if there was one; the flow has then ended.
     pub(super) fn reject_held(&mut self, key: usize, error: &io::Error) -> bool {
         let Some(deferred) = &mut self.acceptor.deferred else { return false };
         let Some(tuple) = deferred.decide(key, verdict_for(failure(error))) else { return false };
@@ -160,8 +161,8 @@ impl Worker {
         true
     }
 
-    /// Stops holding SYNs: those held pass as if they had never been held. The connections that
-    /// they began are closed first, since these may have the clients' addresses.
+    /// Stops holding SYNs: those held pass as if they had never been held. Their early connections
+    /// are closed first, since these may use the clients' addresses.
     pub(super) fn release_all_held(&mut self) {
         let Some(deferred) = self.acceptor.deferred.take() else { return };
         for (key, (id, tuple)) in &deferred.held {
@@ -172,7 +173,7 @@ impl Worker {
     }
 }
 
-/// Verdict that gives the client the answer of a direct connection.
+/// Verdict that makes the client see the same failure as on a direct connection.
 fn verdict_for(failure: Failure) -> Verdict {
     match failure {
         Failure::Refused | Failure::Reset | Failure::Denied => Verdict::Mark(REFUSED),

@@ -1,4 +1,4 @@
-//! Destinations of flows, and the hop that each flow takes.
+//! Destinations of flows, and the route that each flow takes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub struct Terms {
     pub to: Vec<IpNet>,
 }
 
-/// Route of a flow's second half.
+/// Route of a flow to its server.
 #[derive(Clone, Debug)]
 pub struct Route {
     /// Destination; a host name only where the tunnel or a handler accepts names.
@@ -57,19 +57,19 @@ pub struct Route {
     pub from: Option<SocketAddr>,
     /// `from` is the spoofed address of a client on another host; valid only towards `to`.
     pub keeps_client: bool,
-    /// Source address that the flow is carried for.
+    /// Client's address, or the source address that a previous hop has named.
     pub source: SocketAddr,
-    /// Addresses to send to the hop, if the flow goes by one; else those from the option of the
-    /// client's SYN, to be passed to a hop further on.
+    /// Addresses to send to the hop, if the flow goes through one; else those from the option of
+    /// the client's SYN, to be passed to a hop further on.
     pub signalled: Option<Addresses>,
     /// Decision of the policy.
     pub plan: Arc<Plan>,
-    /// The client's end is no connection and cannot be spliced.
+    /// The client's end cannot be spliced: it is a tunnel session, or a lent socket.
     pub copied: bool,
     /// Long-haul socket settings, if the connection crosses the long link.
     pub haul: Option<LongHaul>,
-    /// Outbound in place of the plan's: the handlers have named a transport, or the server is
-    /// known to know no Trickles.
+    /// Outbound in place of the plan's: the handlers have named a transport, or the server is known
+    /// not to support Trickles.
     pub instead: Option<OutboundSpec>,
 }
 
@@ -86,7 +86,8 @@ impl Target {
         }
     }
 
-    /// Final destination of the flow that `tuple` names, or the one that `signalled` carries.
+    /// Final destination of a flow: the one in `signalled`, if a hop has sent it, else that of the
+    /// client's connection `tuple`. A fixed target ignores both.
     pub fn destination(&self, tuple: &Tuple, signalled: Option<Addresses>) -> SocketAddr {
         match self {
             Target::Fixed(to) => *to,
@@ -130,8 +131,8 @@ impl Target {
         }
     }
 
-    /// Route of the flow that `tuple` names, or that `signalled` describes; `None` if it is not
-    /// permitted.
+    /// Route of the flow of the client's connection `tuple`, with the addresses that a hop has sent
+    /// in `signalled`. `None` if it is not permitted.
     pub fn route(
         &self,
         tuple: &Tuple,
@@ -141,12 +142,12 @@ impl Target {
         match self {
             Target::Program => None,
             Target::Fixed(to) => Route::by(policies, tuple.client, *to, None),
-            // No connection passes this machine from itself to itself: it would be the proxy's
-            // own, and so would be the one begun for it.
+            // A connection from an address to itself does not pass this machine. It is the proxy's
+            // own, and a connection begun for it would be another one.
             Target::Original { .. } if tuple.client.ip() == tuple.to.ip() => None,
-            // Connections to this machine do not pass it. Their SYNs are seen all the same, and
-            // clients may connect to the proxy's own listener: with the client's address, the
-            // second half would come back to it.
+            // Connections to this machine are not intercepted. But their SYNs are seen, and clients
+            // may connect to the proxy's own listener: a connection begun with the client's address
+            // would come back to that listener.
             Target::Original { .. } if is_here(tuple.to) => None,
             Target::Original { keep_client, .. } => {
                 let from = keep_client.then_some(tuple.client);
@@ -167,10 +168,10 @@ impl Target {
 }
 
 impl Route {
-    /// Route of `client` to `to`, from the local address `from` if given; by a hop, which is
-    /// sent both addresses, if a policy says so. `None` if not permitted. The unspecified
-    /// address is never permitted: the kernel takes it for this machine, past rules about this
-    /// machine's addresses.
+    /// Route of `client` to `to`, from the local address `from` if given; through a hop, which is
+    /// sent both addresses, if a policy says so. `None` if not permitted. The unspecified address
+    /// is never permitted: the kernel connects it to this machine, which would bypass rules about
+    /// this machine's addresses.
     pub fn by(
         policies: &Policies,
         client: SocketAddr,
@@ -253,17 +254,17 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Target::Fixed(to) => to.fmt(f),
-            Target::Original { .. } => f.write_str("where each client meant to"),
-            Target::Requested(_) => f.write_str("where each client says"),
-            Target::Program => f.write_str("where each program does"),
+            Target::Original { .. } => f.write_str("each client's original destination"),
+            Target::Requested(_) => f.write_str("the destination that each client names"),
+            Target::Program => f.write_str("each program's destination"),
         }
     }
 }
 
-/// Returns whether `to` is an address of this machine: connections to it come from it too.
+/// Returns whether `to` is an address of this machine.
 pub fn is_here(to: SocketAddr) -> bool {
     thread_local! {
-        /// Separate for each thread: answers must not reach another thread's query.
+        /// A netlink socket for each thread, so that no answer reaches another thread's query.
         static HERE: Option<LocalAddresses> = LocalAddresses::new().ok();
     }
     let ip = to.ip().to_canonical();
@@ -271,7 +272,7 @@ pub fn is_here(to: SocketAddr) -> bool {
     ip.is_loopback() || HERE.with(|here| here.as_ref().is_some_and(has))
 }
 
-/// Failure that a connection error is reported as.
+/// Maps a connection error to the failure that is reported.
 pub fn failure(error: &io::Error) -> Failure {
     if let Some(number) = error.raw_os_error()
         && [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error).contains(&number)
@@ -287,7 +288,7 @@ pub fn failure(error: &io::Error) -> Failure {
     }
 }
 
-/// Error of the kind that [`failure`] maps back to `failure`.
+/// Returns an error that [`failure`] maps back to `failure`.
 pub fn error_of(failure: Failure) -> io::Error {
     let kind = match failure {
         Failure::Refused => io::ErrorKind::ConnectionRefused,

@@ -1,4 +1,4 @@
-//! Second halves of flows: the outbound connection, and the relay or chain in front of it.
+//! Server side of flows: the outbound connection, and the relay or handler chain in front of it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use super::outbound::{OpenRequest, Opened, Outbound as _, OutboundSpec, Outbound
 use super::relay::Relay;
 
 impl Outbounds {
-    /// Begins the second half of a flow: its connection, and the relay or chain between the ends.
+    /// Begins the server side of a flow: its connection, and the relay or chain between the ends.
     pub(super) fn begin(
         &self,
         route: Route,
@@ -32,7 +32,7 @@ impl Outbounds {
             }
             _ => self.begin_by_plan(route, options, now),
         };
-        begun.inspect_err(|error| debug!("connect to {to} for {source}: {error}"))
+        begun.inspect_err(|error| debug!("cannot connect to {to} for {source}: {error}"))
     }
 
     fn begin_by_plan(
@@ -57,7 +57,7 @@ impl Outbounds {
             (None, handlers) => {
                 let (limit, mirrored) = (self.chain_buffer, options.mirrored);
                 let (chain_io, goal) = ChainIo::new(handlers, limit, meant, mirrored, now)
-                    .ok_or_else(|| io::Error::other("the handlers lead nowhere"))?;
+                    .ok_or_else(|| io::Error::other("the handler chain cannot be built"))?;
                 options.mirrored = chain_io.main_options();
                 if let Some(transport) = chain_io.main_transport() {
                     route.instead = Some(route.outbound().over(transport));
@@ -88,7 +88,7 @@ impl Outbounds {
             Address::Ip(to) => to.is_ipv4() == from.is_ipv4(),
             Address::Name(..) => false,
         };
-        // Where the handlers connect to another host, the client's address is not used.
+        // If the handlers connect to another host, the client's address is not used.
         let from = match route.keeps_client && to != route.to {
             true => None,
             false => bound.or(route.from.filter(fits)),

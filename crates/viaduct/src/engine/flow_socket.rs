@@ -1,11 +1,10 @@
-//! TCP sockets of the loop, and the lender of sockets that another user's process holds too.
+//! TCP sockets of the loop: its own, or lent ones, which another user's process holds too.
 //!
-//! A process that shares a socket's open file description may change its flags at any time.
-//! With them, a lingering close would block the loop, and so would a read once the socket
-//! blocks again. So a lent socket is closed by its lender, in another thread, and is read and
-//! written by calls that never block, whatever its flags. The kernel reports events of a
-//! descriptor until the last copy of its file is closed, so a lent socket is deregistered
-//! first.
+//! A process that shares a socket's open file description may change its options and flags at any
+//! time: with SO_LINGER a close would block the loop, and without O_NONBLOCK a read or write would.
+//! So a lent socket is closed by its lender, in another thread, and is read and written by calls
+//! that never block, whatever its flags. The kernel reports events of a descriptor until the last
+//! copy of its file is closed, so a lent socket is deregistered first.
 
 use std::fmt::Debug;
 use std::io::{self, IoSlice, Read as _, Write as _};
@@ -21,11 +20,11 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 /// Closes sockets that another process holds too.
 pub trait Lender: Debug + Send + Sync {
-    /// Closes `socket`, which may block, in a thread that carries no flows.
+    /// Closes `socket`, which may block, in a thread without flows.
     fn take_back(&self, socket: OwnedFd);
 }
 
-/// A socket, our own or lent.
+/// A TCP socket of the loop, its own or lent.
 #[derive(Debug)]
 pub struct FlowSocket<S: Into<OwnedFd>> {
     /// `None` only while it is dropped or converted.
@@ -72,13 +71,13 @@ impl<S: Into<OwnedFd>> Deref for FlowSocket<S> {
     type Target = S;
 
     fn deref(&self) -> &S {
-        self.socket.as_ref().expect("it is taken out by a drop or a conversion, which end it")
+        self.socket.as_ref().expect("only a drop or a conversion takes the socket out")
     }
 }
 
 impl<S: Into<OwnedFd>> DerefMut for FlowSocket<S> {
     fn deref_mut(&mut self) -> &mut S {
-        self.socket.as_mut().expect("it is taken out by a drop or a conversion, which end it")
+        self.socket.as_mut().expect("only a drop or a conversion takes the socket out")
     }
 }
 
@@ -93,7 +92,8 @@ impl<S: Into<OwnedFd>> Drop for FlowSocket<S> {
         if let (Some(socket), Some(lender)) = (self.socket.take(), self.lender.take()) {
             let socket = socket.into();
             if let Some(registry) = self.registry.take() {
-                // The registry drops it in any case when its last copy is closed.
+                // An error is ignored: the kernel drops the registration when the last copy is
+                // closed.
                 let _ = registry.deregister(&mut SourceFd(&socket.as_raw_fd()));
             }
             lender.take_back(socket);

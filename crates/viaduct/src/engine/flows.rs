@@ -85,12 +85,12 @@ impl Flows {
         };
         let watched = flow.conns().into_iter().zip([End::Client, End::Server]).try_for_each(watch);
         if let Err(error) = watched {
-            warn!("register a flow: {error}");
+            warn!("cannot register a flow: {error}");
             flow.reset();
             return None;
         }
         entry.insert(flow);
-        // Handlers may want a call before any end is ready.
+        // Handlers may have set a timer that runs out before any end is ready.
         self.set_alarm(key);
         Some(key)
     }
@@ -100,7 +100,7 @@ impl Flows {
         watch(&self.registry, conn, key, end)
     }
 
-    /// Moves the second half of flow `early`, which has no client, to flow `key`.
+    /// Moves the server side of flow `early`, which has no client, to flow `key`.
     pub fn hand_over(&mut self, early: usize, key: usize, now: Instant) -> io::Result<()> {
         let Some(mut early) = self.take_out(early) else { return Ok(()) };
         if let [_, Some(server)] = early.conns() {
@@ -214,7 +214,8 @@ impl Flows {
     }
 }
 
-/// A client is assumed to have room until a write blocks; a server reports when it is
+/// Registers an end of flow `key`. A client is registered for reading only, and assumed writable
+/// until a write blocks. A server is also registered for writing, which reports that it is
 /// connected.
 fn watch(registry: &Arc<Registry>, conn: &mut Conn, key: usize, end: End) -> io::Result<()> {
     let token = token(key, end);

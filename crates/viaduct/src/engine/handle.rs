@@ -1,4 +1,4 @@
-//! Control handle of a proxy's workers: queries, changes, and the end.
+//! Control handle of a proxy's workers: status, reload, drain and stop.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,7 +30,7 @@ pub struct Handle {
     started: Instant,
 }
 
-/// An engine in a thread beside other tasks of the process.
+/// An engine that runs in a thread of a process with other tasks.
 #[derive(Debug)]
 pub struct EngineThread {
     /// Control handle of the workers.
@@ -39,8 +39,8 @@ pub struct EngineThread {
 }
 
 impl Handle {
-    /// Returns the handle of `loops`, which have been made from `config`; `intercept_state` is the
-    /// state of the rules that divert clients to them.
+    /// Returns the handle of `loops`, which were made from `config`; `intercept_state` is the state
+    /// of the rules that divert clients to them.
     pub fn new(
         config: EngineConfig,
         loops: &Loops,
@@ -70,14 +70,13 @@ impl Handle {
         &self.config
     }
 
-    /// Applies a new config, which differs in nothing that needs a restart; no flow is cut.
+    /// Applies a new config, which must not change a setting that needs a restart. No flow is cut.
     pub fn reload(&mut self, new: EngineConfig) {
         self.send_all(|| WorkerCommand::Reload(Box::new(new.clone())));
         self.config = new;
     }
 
-    /// Stops accepting flows; the workers end when the present flows have ended or their time
-    /// is up.
+    /// Stops accepting flows; the workers end when all flows have ended or the drain time is over.
     pub fn drain(&self) {
         self.intercept_state.pass_by();
         self.send_all(|| WorkerCommand::Drain);
@@ -99,7 +98,7 @@ impl Handle {
             worker.send(WorkerCommand::Stats(reply));
             answer
         };
-        // All are asked before the first has answered.
+        // All workers are queried before the first reply is awaited.
         let answers: Vec<_> = self.workers.iter().map(ask).collect();
         let (mut counters, mut hangs) = (ProxyStats::default(), false);
         for answer in answers {
@@ -144,7 +143,7 @@ impl EngineThread {
         let loops = Loops::new(&config, listen_sets, &intercept_state, access_log)?;
         let handle = Handle::new(config, &loops, intercept_state);
         let thread = thread::Builder::new().name("flows".to_owned()).spawn(|| loops.run());
-        let thread = thread.context("start the thread of flows")?;
+        let thread = thread.context("cannot start the event loop thread")?;
         Ok(EngineThread { handle, thread })
     }
 
@@ -159,6 +158,6 @@ impl EngineThread {
     /// The error that the thread ended with.
     pub fn end(self) -> Result<()> {
         self.handle.stop();
-        self.thread.join().unwrap_or_else(|_| Err(anyhow!("the thread of flows panicked")))
+        self.thread.join().unwrap_or_else(|_| Err(anyhow!("the event loop thread panicked")))
     }
 }

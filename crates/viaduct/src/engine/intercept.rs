@@ -14,7 +14,7 @@ use viaduct_sys::nft::table::Table as _;
 pub struct InterceptState {
     restored: AtomicU64,
     missing: AtomicBool,
-    /// Journalled changes that made the rules, while this process keeps them.
+    /// Journalled changes that installed the rules, while this process maintains them.
     changes: Mutex<Option<Changes>>,
 }
 
@@ -23,7 +23,7 @@ impl InterceptState {
     pub fn pass_by(&self) {
         if let Some(Err(error)) = self.changes().as_mut().map(Changes::pass_by) {
             let error = anyhow::Error::from(error);
-            warn!("new connections are led here still: {error:#}");
+            warn!("cannot stop diverting new connections: {error:#}");
         }
     }
 
@@ -31,7 +31,7 @@ impl InterceptState {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether rules are missing, so that connections may pass by.
+    /// Returns whether rules are missing, in which case connections may bypass the proxy.
     pub fn is_missing(&self) -> bool {
         self.missing.load(Ordering::Relaxed)
     }
@@ -46,7 +46,7 @@ impl InterceptState {
         match changes.repair() {
             Ok(false) => self.missing.store(false, Ordering::Relaxed),
             Ok(true) => {
-                warn!("rules of ours were taken away (nftables or ip rule), and are back");
+                warn!("our rules (nftables or ip rule) were removed, and are back");
                 self.restored.fetch_add(1, Ordering::Relaxed);
                 self.missing.store(false, Ordering::Relaxed);
             }
@@ -54,15 +54,15 @@ impl InterceptState {
                 if !self.missing.swap(true, Ordering::Relaxed) {
                     let error = anyhow::Error::from(error);
                     warn!(
-                        "rules of ours were taken away, and what they led here passes by; tried \
-                         again each second: {error:#}"
+                        "our rules were removed, and connections bypass the proxy; cannot restore \
+                         them, retrying each second: {error:#}"
                     );
                 }
             }
         }
     }
 
-    /// Checks whether another process keeps `intercept` in place.
+    /// Checks whether `intercept`, which another process maintains, is installed.
     pub(crate) fn check(&self, intercept: &Intercept) {
         let there = intercept.is_installed().unwrap_or(false)
             || intercept.passed_by().is_installed().unwrap_or(false);

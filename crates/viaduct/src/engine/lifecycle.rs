@@ -1,5 +1,4 @@
-//! Life of a flow in the loop: its ends are driven while it lasts, it is ended when it is over,
-//! and deadlines are checked.
+//! Life of a flow in the loop: driving its ends, ending it, and checking deadlines.
 
 use std::io;
 use std::time::Duration;
@@ -14,11 +13,11 @@ use super::destination::{error_of, failure};
 use super::flow::{End, Flow, Moved};
 use super::worker::{SWEEP_INTERVAL, Worker, time};
 
-/// Time that a program's socket may take to be connected to its flow: longer than the kernel's
-/// own timeout.
+/// Timeout for connecting a program's socket to its flow: longer than the kernel's own connect
+/// timeout.
 const PROGRAM_CONNECT_TIMEOUT: Duration = Duration::from_secs(180);
-/// Maximum number of flows whose ends are checked in one sweep: the larger of this number and
-/// this share (1/n) of all flows.
+/// Maximum number of flows whose ends are checked in one sweep: the larger of `MIN_CHECKS` and
+/// 1/`CHECK_SHARE` of all flows.
 const MIN_CHECKS: usize = 1024;
 const CHECK_SHARE: usize = 4;
 
@@ -40,7 +39,8 @@ impl Worker {
         if flow.request().is_some_and(|request| !request.begun) {
             return self.read_request(key, now);
         }
-        // Only a server's connection reports by itself that it is established.
+        // An event of the server's end may mean that it is connected. Tunnel sessions and Trickles
+        // can be polled at any time.
         if !flow.is_connected()
             && (end == End::Server || flow.may_be_asked())
             && let Err(error) = flow.check_connected(now)
@@ -51,7 +51,7 @@ impl Worker {
             return self.broke(key, &error);
         }
         self.report_established(key, now);
-        // A program that did not wait has taken its flow with it.
+        // The flow has ended if its program could not be connected.
         let Some(flow) = self.flows.get(key) else { return };
         self.stats.opened += u64::from(flow.opens());
         match self.flows.drive(key, now) {
@@ -86,8 +86,8 @@ impl Worker {
         self.flows.set_alarm(key);
     }
 
-    /// Tells the waiting party, once, that the second half of a flow is established; returns
-    /// whether this was the time.
+    /// Tells the waiting client or program, once, that the server side of a flow is established.
+    /// Returns true if it was told now.
     fn report_established(&mut self, key: usize, now: Instant) -> bool {
         let flow = self.flows.at(key);
         let is_new = flow.becomes_established();
@@ -108,7 +108,7 @@ impl Worker {
     /// Handles a broken end of a flow.
     fn broke(&mut self, key: usize, error: &io::Error) {
         let flow = self.flows.at(key);
-        debug!("flow of {} to {}: {error}", flow.source(), flow.destination());
+        debug!("flow of {} to {} broke: {error}", flow.source(), flow.destination());
         self.stats.reset += 1;
         self.end_or_tell(key, failure(error));
     }
@@ -116,7 +116,7 @@ impl Worker {
     /// Handles a server that does not answer, or refuses.
     fn unanswered(&mut self, key: usize, error: &io::Error) {
         let flow = self.flows.at(key);
-        debug!("connect to {} for {}: {error}", flow.destination(), flow.source());
+        debug!("cannot connect to {} for {}: {error}", flow.destination(), flow.source());
         self.stats.hop(flow.outbound()).failed(&error.to_string());
         if self.try_next_address(key, time()) {
             return;
@@ -133,9 +133,9 @@ impl Worker {
         }
     }
 
-    /// Ends a broken flow and returns true. A flow whose client is still to come is kept, so that
-    /// the client gets the result: false. Flows of programs, inbound or outbound, have no client
-    /// to wait for.
+    /// Ends a broken flow and returns true. An early connection whose client has not been accepted
+    /// yet is kept, so that the client gets the result: returns false. Flows of programs, inbound
+    /// or outbound, do not wait for a client.
     fn end_or_tell(&mut self, key: usize, why: Failure) -> bool {
         let flow = self.flows.at(key);
         flow.set_broken(why);
@@ -146,8 +146,9 @@ impl Worker {
         ends
     }
 
-    /// Ends a flow, by resetting both connections if one broke. A flow without a client ends
-    /// only when its client comes or its time is up: `early` knows its key until then.
+    /// Ends a flow; `reset` resets both connections. An early connection is ended only when its
+    /// client has come or its time is up, because the table of early connections refers to its key
+    /// until then.
     pub(super) fn end(&mut self, key: usize, reset: bool) {
         self.acceptor.forget_held(key);
         self.programs.drop_program(key);
@@ -202,8 +203,8 @@ impl Worker {
         }
     }
 
-    /// Ends abandoned flows: connects of programs whose run has gone, and flows whose program's
-    /// socket was not connected in time.
+    /// Ends abandoned flows: connects of programs that can no longer get a result, and flows whose
+    /// program's socket was not connected in time.
     fn end_abandoned(&mut self, now: Instant) {
         let mut left = self.programs.abandoned();
         let coming =
@@ -214,8 +215,8 @@ impl Worker {
         }
     }
 
-    /// Checks whether the ends of flows are still alive, for flows that are older than a sweep;
-    /// most are not. With many flows, the rest is checked in the next sweep.
+    /// Checks whether the peers of flows are still alive. Flows younger than a sweep interval are
+    /// skipped: most end before that. If too many are due, the rest is checked in the next sweep.
     fn check_liveness(&mut self, now: Instant) {
         let silence = self.config.limits.silence;
         if silence.is_unlimited() {
@@ -266,13 +267,14 @@ mod tests {
         let mut checked = vec![None; FLOWS];
         for n in 1..=20 {
             let now = start + n * SWEEP_INTERVAL;
-            // All are due at each sweep, which is longer than an eighth of the limit.
+            // All are due at each sweep, because the sweep interval is longer than an eighth of the
+            // limit.
             let due = checked.iter().copied().zip(0..).collect();
             for key in first_to_check(due, MIN_CHECKS.max(FLOWS / CHECK_SHARE)) {
                 checked[key] = Some(now);
             }
             let late = checked.iter().filter(|at| now.since(at.unwrap_or(start)) >= limit).count();
-            assert_eq!(late, 0, "flows were not looked at for {limit:?} in sweep {n}");
+            assert_eq!(late, 0, "flows were not checked for {limit:?} in sweep {n}");
         }
     }
 }

@@ -20,7 +20,7 @@ pub(super) const BACKLOG: u32 = 4096;
 /// Source of SYNs.
 #[derive(Debug)]
 pub enum SynSource {
-    /// None: flows begin when they are accepted.
+    /// No source: a flow begins when its client is accepted.
     Unseen,
     /// Copies of SYNs.
     Tap(SynTap),
@@ -47,7 +47,7 @@ pub struct SynSourceConfig<'a> {
     /// Number of the queue that holds SYNs, and how many it may hold; `None` to see copies
     /// instead.
     pub held: Option<(u16, u32)>,
-    /// True if SYNs may go unseen where this process lacks the right to see them.
+    /// True if SYNs may go unseen when this process lacks `CAP_NET_RAW`, which the tap takes.
     pub may_be_late: bool,
 }
 
@@ -75,7 +75,7 @@ impl ListenSet {
         options: TcpOptions,
     ) -> Result<ListenSet> {
         let given =
-            inherited_fds::listen_fds().context("take the sockets that LISTEN_FDS names")?;
+            inherited_fds::listen_fds().context("cannot take the sockets that LISTEN_FDS names")?;
         let syns = SynSource::open(wanted)?;
         let mut given: Vec<TcpListener> = given.into_iter().map(TcpListener::from).collect();
         let mut listeners = Vec::new();
@@ -89,12 +89,12 @@ impl ListenSet {
         }
         if let Some(one) = given.first() {
             let at = one.local_addr().map_or("no address".to_owned(), |at| at.to_string());
-            bail!("the service manager listens at {at}, which no listen names");
+            bail!("the service manager listens at {at}, which is no listen address");
         }
         Ok(ListenSet { number: 0, listeners, syns })
     }
 
-    /// Like [`open`](Doors::open), for `loops` event loops with listeners of their own; no
+    /// Like [`open`](ListenSet::open), for `loops` event loops with listeners of their own; no
     /// other process may listen there.
     pub fn open_for(
         loops: u32,
@@ -108,7 +108,7 @@ impl ListenSet {
         for &at in listen {
             let free = tcp::check_free(at, options);
             free.with_context(|| {
-                format!("listen: cannot use {at} alone, as several workers must")
+                format!("listen: cannot use {at} exclusively, as several workers must")
             })?;
         }
         let options = TcpOptions { shared: true, ..options };
@@ -120,7 +120,7 @@ impl ListenSet {
             all.push(ListenSet { number, ..ListenSet::open(listen, own, options)? });
         }
         for listener in &all[0].listeners {
-            tcp::distribute(listener, loops).context("share connections among the workers")?;
+            tcp::distribute(listener, loops).context("cannot share connections among workers")?;
         }
         Ok(all)
     }
@@ -130,7 +130,7 @@ impl ListenSet {
         let (mut listeners, mut syns) = (Vec::new(), SynSource::Unseen);
         for inherited in fds {
             let fd = inherited_fds::take(inherited.fd)
-                .with_context(|| format!("take over {inherited}"))?;
+                .with_context(|| format!("cannot take over {inherited}"))?;
             match inherited.kind {
                 FdKind::Listen => listeners.push(TcpListener::from(fd)),
                 FdKind::Tap => syns = SynSource::Tap(SynTap::inherited(fd)),
@@ -138,7 +138,7 @@ impl ListenSet {
             }
         }
         if listeners.is_empty() {
-            bail!("--doors: no listener among them");
+            bail!("--doors: no descriptor is a listener");
         }
         Ok(ListenSet { number: 0, listeners, syns })
     }

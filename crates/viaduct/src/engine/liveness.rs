@@ -7,8 +7,8 @@ use std::time::Duration;
 use tracing::debug;
 use viaduct_sys::socket::tcp::{self, ShutWindow};
 
-/// Checks of a connection within the limit: enough that one whose peer has shut its receive
-/// window is never ended before the next check.
+/// Checks of a connection within the time of `dead_after`: enough that a connection whose peer has
+/// shut its receive window is never ended before the next check.
 const CHECKS: u32 = 8;
 
 /// Limits on an end's silence.
@@ -45,12 +45,12 @@ pub enum Liveness {
 }
 
 impl Liveness {
-    /// Sets the limits at the first check; later checks spare a peer that answers though its
-    /// window is shut.
+    /// Sets the limits at the first check; later checks keep a connection whose peer answers
+    /// although its window is shut.
     pub fn check(&mut self, stream: impl AsFd, silence: DeadPeerLimits) {
         if let Err(error) = self.try_check(stream, silence) {
-            // The connection has broken meanwhile; its flow finds the error.
-            debug!("look whether an end is there: {error}");
+            // The connection has broken meanwhile; its flow will read the error.
+            debug!("cannot check whether a peer is alive: {error}");
         }
     }
 

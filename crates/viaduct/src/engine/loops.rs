@@ -60,12 +60,12 @@ impl Loops {
             let end = end.clone();
             let run = move || {
                 let ran = panic::catch_unwind(AssertUnwindSafe(|| worker.run()));
-                let panicked = |_| Err(anyhow!("a loop of flows panicked"));
+                let panicked = |_| Err(anyhow!("an event loop panicked"));
                 // The receiver waits for all loops.
                 let _ = end.send(ran.unwrap_or_else(panicked));
             };
             let started = thread::Builder::new().name(format!("flows-{n}")).spawn(run);
-            started.context("start a thread of flows")?;
+            started.context("cannot start an event loop thread")?;
         }
         drop(end);
         let mut all = Ok(());

@@ -11,19 +11,15 @@ type Counter = (&'static str, &'static str, fn(&ProxyStats) -> u64);
 
 const COUNTERS: &[Counter] = &[
     ("viaduct_proxy_accepted_total", "Clients' connections that were accepted.", |c| c.accepted),
-    ("viaduct_proxy_opened_total", "Flows whose both ends were there.", |c| c.opened),
-    ("viaduct_proxy_finished_total", "Flows that ended as their ends wanted.", |c| c.finished),
+    ("viaduct_proxy_opened_total", "Flows that had both ends connected.", |c| c.opened),
+    ("viaduct_proxy_finished_total", "Flows that ended in order.", |c| c.finished),
     ("viaduct_proxy_reset_total", "Flows that ended by a reset.", |c| c.reset),
     ("viaduct_proxy_idle_total", "Flows that were ended as idle.", |c| c.idle),
-    ("viaduct_proxy_early_started_total", "SYNs that started a connection.", |c| c.early.started),
-    ("viaduct_proxy_early_matched_total", "Of them, taken over by a client.", |c| c.early.matched),
-    ("viaduct_proxy_early_expired_total", "Of them, given up: no client came.", |c| {
-        c.early.expired
-    }),
-    ("viaduct_proxy_early_refused_total", "Of them, whose server said no before.", |c| {
-        c.early.refused
-    }),
-    ("viaduct_proxy_early_bounded_total", "SYNs that found the table full.", |c| c.early.bounded),
+    ("viaduct_proxy_early_started_total", "Early connections begun.", |c| c.early.started),
+    ("viaduct_proxy_early_matched_total", "Early connections taken over.", |c| c.early.matched),
+    ("viaduct_proxy_early_expired_total", "Early connections that expired.", |c| c.early.expired),
+    ("viaduct_proxy_early_refused_total", "Early connections refused.", |c| c.early.refused),
+    ("viaduct_proxy_early_bounded_total", "SYNs beyond max-early.", |c| c.early.bounded),
 ];
 
 const GAUGES: &[Counter] = &[
@@ -41,10 +37,10 @@ pub fn encode(status: &ProxyStatus) -> String {
             page.sample(own, value(counters));
         }
     }
-    let help = "Times that rules which another program took away were put back.";
+    let help = "Times that interception rules were restored after their removal.";
     page.family("viaduct_proxy_interception_restored_total", Kind::Counter, help);
     page.sample(own, status.restored);
-    let help = "1 while rules are missing and connections pass by.";
+    let help = "1 while interception rules are missing: connections bypass the proxy.";
     page.family("viaduct_proxy_interception_missing", Kind::Gauge, help);
     page.sample(own, u8::from(status.missing));
     bytes_and_refusals(&mut page, own, counters);
@@ -79,11 +75,11 @@ const TUNNELS: &[TunnelCounter] = &[
     ("viaduct_tunnel_accepted_total", Kind::Counter, "Streams opened there.", |t| t.accepted),
     ("viaduct_tunnel_reset_total", Kind::Counter, "Streams that were reset.", |t| t.reset),
     ("viaduct_tunnel_sent_bytes_total", Kind::Counter, "Bytes sent.", |t| t.sent),
-    ("viaduct_tunnel_received_bytes_total", Kind::Counter, "Bytes that came.", |t| t.received),
-    ("viaduct_tunnel_tokens", Kind::Gauge, "Tokens that the peer has given.", |t| t.tokens),
-    ("viaduct_tunnel_tokens_left", Kind::Gauge, "Of them, unspent.", |t| t.tokens_left),
-    ("viaduct_tunnel_room_bytes", Kind::Gauge, "Buffer that the peer may fill.", |t| t.window),
-    ("viaduct_tunnel_held_bytes", Kind::Gauge, "Of it, filled.", |t| t.held),
+    ("viaduct_tunnel_received_bytes_total", Kind::Counter, "Bytes received.", |t| t.received),
+    ("viaduct_tunnel_tokens", Kind::Gauge, "Tokens that the peer has granted.", |t| t.tokens),
+    ("viaduct_tunnel_tokens_left", Kind::Gauge, "Tokens granted and unspent.", |t| t.tokens_left),
+    ("viaduct_tunnel_room_bytes", Kind::Gauge, "Receive window granted to the peer.", |t| t.window),
+    ("viaduct_tunnel_held_bytes", Kind::Gauge, "Receive window in use.", |t| t.held),
 ];
 
 /// Labels of a tunnel: its peer, and its name if it has one.
@@ -94,7 +90,7 @@ fn of(tunnel: &TunnelCounters) -> Vec<(&str, &str)> {
 
 fn tunnels(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
     if let Some(dropped) = counters.strangers_dropped {
-        let help = "Links let go for others before their ends had shown a key.";
+        let help = "Unauthenticated links dropped to make room for others.";
         page.family("viaduct_tunnel_strangers_dropped_total", Kind::Counter, help);
         page.sample(own, dropped);
     }
@@ -140,7 +136,7 @@ fn connects(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
         let labels = [own, &[("hop", &by)]].concat();
         page.histogram(&labels, &bounds, &hop.connected, hop.micros as f64 / 1e6);
     }
-    let help = "Connections onwards that did not come about.";
+    let help = "Outbound connections that failed.";
     page.family("viaduct_proxy_connect_failed_total", Kind::Counter, help);
     for hop in &counters.hops {
         page.sample(&[own, &[("hop", &hop.by.to_string())]].concat(), hop.failed);

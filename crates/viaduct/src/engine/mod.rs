@@ -1,11 +1,11 @@
 //! Engine: event loops that carry flows. A flow has two ends, and a relay or a chain of handlers
-//! between them. `viaduct proxy`, the masters of `viaduct run` and `viaduct master`, the split mode
-//! of a gateway, and the SOCKS proxy of an overlay node run it.
+//! between them. The engine runs in `viaduct proxy`, in the masters of `viaduct run` and `viaduct
+//! master`, in the split mode of a gateway, and in the SOCKS proxy of an overlay node.
 //!
 //! ```text
 //!              ┌──────────── SYN tap ──▶ early connections ─┐ matched by their 4-tuple
 //!   client ════╪═▶ listener ── accept ──▶ flow ◀────────────┘════▶ server, or the next hop
-//!              └──                         ├─ relay: bytes by splice, through a pipe, never here
+//!              └──                         ├─ relay: splice through a pipe, no copy to user space
 //!                                          └─ chain_io: handlers, or ends that cannot be spliced
 //!
 //!   proxy, run, master ──▶ config, listen_set ──▶ loops ──▶ worker
@@ -17,17 +17,17 @@
 //! |---|---|
 //! | `worker`, `lifecycle`, `spin` | event loop of a thread, life of a flow in it, busy polling |
 //! | `loops`, `commands`, `handle`, `control` | all loops, commands, control side |
-//! | `config` | what the commands above set |
+//! | `config` | config, made by the command that runs the engine |
 //! | `listen_set`, `intercept` | listeners and SYN sources, state of the interception rules |
 //! | `acceptor`, `accept`, `deferred_accept` | clients: SYNs, connections |
 //! | `client_handshake` | clients that name their destination |
-//! | `flow`, `flows`, `relay`, `pipes`, `chain_io` | flows, and what they do |
+//! | `flow`, `flows`, `relay`, `pipes`, `chain_io` | flows, and the transfer of their bytes |
 //! | `chain_requests`, `claims` | requests of handlers that concern other flows |
 //! | `conn`, `flow_socket`, `liveness` | ends of flows |
 //! | `destination`, `policy`, `resolve` | destination of a flow, and route to it |
-//! | `dial`, `outbound` | second halves of flows, and outbound connections |
+//! | `dial`, `outbound` | server side of flows: outbound connections |
 //! | `negotiation` | negotiation of a flow's handlers with its far end |
-//! | `trickles`, `tunnels` | outbound by Trickles; ends of flows in tunnels ([`crate::tunnel`]) |
+//! | `trickles`, `tunnels` | outbound over Trickles; ends of flows in tunnels ([`crate::tunnel`]) |
 //! | `upstream` | outbounds of a loop, and the state behind them |
 //! | `wrapped`, `programs`, `aware`, `origin` | wrapped programs, their control calls, egress |
 //! | `stats`, `snapshot`, `metrics`, `account` | counters, status, Prometheus, access log |
@@ -88,8 +88,8 @@ use self::loops::Loops;
 use crate::access_log::AccessLog;
 use crate::signals::Signals;
 
-/// Carries flows of programs, as `config` says, until a signal ends it; serves its metrics at
-/// `metrics`. `open` gets the sender of the worker's commands before the service is reported as up.
+/// Runs an engine for wrapped programs until a signal ends it, and serves metrics at `metrics`.
+/// Calls `open` with the sender of the worker's commands before the service is reported as up.
 pub fn carry(
     config: &EngineConfig,
     metrics: Option<SocketAddr>,

@@ -1,13 +1,13 @@
 //! Connections whose two ends negotiate their handlers ([`viaduct_proto::negotiate`]) at setup.
 //!
 //! ```text
-//!   a flow begins ── connect: offer ──▶ SYN            nothing stands between its ends yet
+//!   a flow begins ── connect: offer ──▶ SYN            no relay or chain yet
 //!   SYN-ACK ──▶ connected ── decide ──▶ Middle         handlers that both ends have, or a refusal
 //!   SYN ──▶ accepted ── accept ──▶ handlers            the same from the other side
 //! ```
 //!
-//! If the negotiated handlers let flows share a connection, it is the first flow's. Flows that
-//! begin while it exists use it, and negotiate nothing.
+//! If the negotiated handlers let flows share a connection, the first flow's connection is shared.
+//! Flows that begin while it exists use it without a negotiation.
 
 use std::collections::HashMap;
 use std::io;
@@ -64,7 +64,8 @@ impl Negotiation {
     /// listen at `ports`, and listeners that this process opens later.
     ///
     /// # Errors
-    /// A right is missing, or the kernel is too old.
+    /// `CAP_BPF` or `CAP_NET_ADMIN` is missing, the kernel is too old, or there is no cgroup
+    /// version 2.
     pub fn new(
         terms: Terms,
         chain: Factories,
@@ -72,13 +73,13 @@ impl Negotiation {
         ports: &Ports,
     ) -> Result<Negotiation> {
         let offers = Offers::attach(terms.offer().emit(), ports);
-        let offers = offers.context("negotiate by an option of SYNs (--prefer, --require)")?;
+        let offers = offers.context("cannot negotiate by a TCP option (--prefer, --require)")?;
         let (cache, sharing) = (Mutex::default(), Mutex::default());
         let failures = RateLimitedLog::new(4);
         Ok(Negotiation { terms, chain, both_ends, offers, cache, sharing, failures })
     }
 
-    /// Handlers of flows to `to` that use a shared connection, if that exists.
+    /// Handlers of flows to `to` that use a shared connection, if there is one.
     pub fn shared(&self, to: SocketAddr) -> Option<Factories> {
         let chain = self.sharing().get(&to).cloned()?;
         let there = chain.iter().any(|factory| factory.reaches(&to.into()));
@@ -140,7 +141,8 @@ impl Outbound for Negotiation {
 }
 
 impl PendingNegotiation {
-    /// A flow to `to`; each end of its chain buffers at most `limit` bytes.
+    /// Returns the pending negotiation of a flow to `to`; each end of its chain buffers at most
+    /// `limit` bytes.
     pub fn new(negotiation: Arc<Negotiation>, to: SocketAddr, limit: usize) -> PendingNegotiation {
         PendingNegotiation { negotiation, to, limit }
     }
@@ -158,8 +160,8 @@ impl PendingNegotiation {
         if let Some(relay) = Relay::of(&chain) {
             return Ok(Middle::Relay(relay));
         }
-        // The options of the program are applied already; the handlers are told of them with
-        // the next one.
+        // The program's options are already set on the connection. The handlers learn them when the
+        // program sets another one.
         let (to, mirrored) = (self.to.into(), Mirrored::default());
         let chain_io = ChainIo::new(chain.clone(), self.limit, (to, None), mirrored, now);
         let shares = chain.iter().any(|factory| factory.shares());
@@ -167,12 +169,12 @@ impl PendingNegotiation {
             Some((chain_io, Some((to, _)))) if to == Address::Ip(self.to) => {
                 Ok(Middle::Chain(Box::new(chain_io)))
             }
-            // The flow uses a shared connection: its own is to become one, or one exists.
+            // The flow uses a shared connection: either its own will become one, or one exists.
             Some((chain_io, None)) if shares => {
                 self.negotiation.share(self.to, chain);
                 Ok(Middle::Chain(Box::new(chain_io)))
             }
-            _ => Err(io::Error::other("the handlers lead elsewhere")),
+            _ => Err(io::Error::other("the handlers connect to another destination")),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Egress of flows that come from the same handlers at another host: their bytes are unwrapped,
-//! and go on to their server.
+//! Egress of flows that come from the same handlers at another host: the accepting handlers unwrap
+//! their bytes, which are then sent to the origin.
 //!
 //! ```text
-//!   client ── handlers, another proxy's ══════ accepting side ── Behind ──▶ server
+//!   client ── another proxy's handlers ══════ accepting side ── Origin ──▶ server
 //! ```
 
 use std::io;

@@ -1,4 +1,4 @@
-//! Pool of pipes between flows: an idle flow holds none.
+//! Pool of pipes that flows share: an idle flow holds none.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use viaduct_sys::socket::splice::Pipe;
 /// per byte with it.
 const LARGE_PIPE: usize = 1 << 20;
 /// Maximum number of large pipes of a proxy: half of what the kernel grants a user
-/// (`fs.pipe-user-pages-soft`). Beyond that limit it hands out the smallest pipes.
+/// (`fs.pipe-user-pages-soft`). Beyond the kernel's limit new pipes have the smallest size.
 const MAX_LARGE_PIPES: usize = 32;
 /// Capacity of the other pipes, in bytes.
 const SMALL_PIPE: usize = 256 << 10;

@@ -1,4 +1,4 @@
-//! Policies: which flows may pass, by which hop, through which handlers, how fast. The first
+//! Policies: which flows may pass, through which hop and which handlers, and how fast. The first
 //! policy that matches a flow decides.
 
 use std::fmt;
@@ -23,14 +23,14 @@ pub struct Plan {
     pub by: OutboundSpec,
     /// Handlers that the flow passes, if any.
     pub handlers: Option<Factories>,
-    /// The flow comes from the same handlers at another host; this is their accepting side.
+    /// True if this proxy is the accepting side: the flow comes from the same handlers at another
+    /// host.
     pub accepts: bool,
     /// Rate limit of the kernel each way, in bits a second, if any.
     pub rate: Option<u64>,
 }
 
-/// A policy: the flows that it matches, and the decision about them, which those flows share. An
-/// empty list matches all.
+/// A policy: which flows it matches, and the decision about them. An empty list matches everything.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
     /// Clients' addresses.
@@ -72,7 +72,7 @@ pub struct Policies {
 }
 
 impl Policies {
-    /// Policies of an engine whose flows all go by `by` and pass `handlers`.
+    /// Policies of an engine whose flows all use the outbound `by` and pass `handlers`.
     pub fn uniform(by: OutboundSpec, handlers: Factories) -> Policies {
         let handlers = Some(handlers).filter(|list| !list.is_empty());
         let otherwise = Plan { by, handlers, ..Plan::default() };
@@ -92,7 +92,7 @@ impl Policies {
         found.map_or(&self.otherwise, |policy| &policy.plan)
     }
 
-    /// Decision about a flow of `client` to a server whose port alone is known; `None` if it
+    /// Decision about a flow of `client` to a server of which only the port is known; `None` if it
     /// depends on the server's address.
     pub fn plan_unseen(&self, client: IpAddr, port: u16) -> Option<&Arc<Plan>> {
         let found = self.list.iter().find(|policy| policy.may_fit(client, port));
@@ -102,7 +102,7 @@ impl Policies {
         }
     }
 
-    /// Returns whether some flows go by hops.
+    /// Returns whether some flows go through hops.
     pub fn have_hops(&self) -> bool {
         self.outbounds().any(|by| by.hop().is_some())
     }
@@ -112,8 +112,8 @@ impl Policies {
         self.plans().any(|plan| plan.accepts)
     }
 
-    /// Returns whether connections of some flows may arrive at any event loop: shared
-    /// connections, or ones that join a flow later.
+    /// Returns whether some flows share connections, or are joined by further inbound connections.
+    /// With several event loops, such a flow and its connection could be in different loops.
     pub fn share(&self) -> bool {
         self.plans().any(|plan| {
             let mut handlers = plan.handlers.iter().flat_map(|all| all.iter());
@@ -121,7 +121,7 @@ impl Policies {
         })
     }
 
-    /// Packet formats of the flows that go on by Trickles.
+    /// Packet formats of the flows that leave over Trickles.
     pub fn trickles(&self) -> impl Iterator<Item = PacketFormats> {
         self.plans()
             .filter(|plan| !plan.deny)
@@ -129,8 +129,8 @@ impl Policies {
             .map(|by| by.formats)
     }
 
-    /// Policies that never decide, each with the earlier policy that matches all their flows;
-    /// by number from 1.
+    /// Policies that never decide, each with the earlier policy that matches all its flows; both as
+    /// numbers from 1.
     pub fn shadowed(&self) -> impl Iterator<Item = (usize, usize)> {
         self.list.iter().enumerate().filter_map(|(n, policy)| {
             let earlier = self.list[..n].iter().position(|earlier| earlier.covers(policy))?;
@@ -221,7 +221,7 @@ impl fmt::Display for Plan {
             }
         }
         if self.accepts {
-            f.write_str(" from who has them too")?;
+            f.write_str(" (accepting side)")?;
         }
         self.rate.map_or(Ok(()), |bits| write!(f, ", at most {} bit/s", rate_text(bits)))
     }
@@ -232,8 +232,7 @@ pub fn holds(prefixes: &[IpNet], ip: IpAddr) -> bool {
     prefixes.iter().any(|net| net.contains(&ip.to_canonical()))
 }
 
-/// Returns whether `prefixes` contain every address of both families, so that no address needs
-/// to be known.
+/// Returns whether `prefixes` contain every address of both families.
 pub fn holds_all(prefixes: &[IpNet]) -> bool {
     let whole = |v4: bool| prefixes.iter().any(|n| n.prefix_len() == 0 && n.addr().is_ipv4() == v4);
     whole(true) && whole(false)
@@ -270,7 +269,7 @@ mod tests {
         let unseen = |client: &str, port| {
             policies.plan_unseen(client.parse().unwrap(), port).map(|plan| plan.deny)
         };
-        assert_eq!(unseen("10.1.8.1", 25), Some(true), "the port says it");
+        assert_eq!(unseen("10.1.8.1", 25), Some(true), "the port decides");
         assert_eq!(unseen("10.1.8.1", 80), None, "it depends on the address");
     }
 

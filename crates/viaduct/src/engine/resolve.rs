@@ -2,12 +2,12 @@
 //! seconds and more if a name server does not answer.
 //!
 //! ```text
-//!   loop ── ask ──▶ Desk: questions that wait ──▶ threads, started as they are needed ──▶ answer
+//!   loop ── ask ──▶ LookupQueue: waiting questions ──▶ threads, started on demand ──▶ answer
 //!     └── forget: its client has gone
 //! ```
 //!
-//! Names of a source never delay those of others: a source may use some of the threads, not
-//! all, and the next question is that of the source with the fewest look-ups.
+//! Look-ups for one source never delay those for others: a source may use some of the threads, not
+//! all, and the next question is that of the source with the fewest running look-ups.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, ToSocketAddrs as _};
@@ -102,7 +102,7 @@ impl Resolver {
         queue.threads > 0
     }
 
-    /// Drops the question of a client that has gone, if it still waits.
+    /// Drops the question of a client that has gone, if it is still waiting.
     pub fn forget(&self, requester: Requester) {
         self.shared.queue().waiting.retain(|question| question.requester != requester);
     }

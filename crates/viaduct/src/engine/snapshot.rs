@@ -30,7 +30,7 @@ pub struct ProxyStatus {
     /// Number of times that removed interception rules were restored.
     #[serde(default)]
     pub restored: u64,
-    /// Interception rules are missing: clients pass by.
+    /// Interception rules are missing: connections bypass the proxy.
     #[serde(default)]
     pub missing: bool,
     /// State of the handlers: the name of each, and some lines of text.

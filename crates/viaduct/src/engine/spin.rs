@@ -3,7 +3,7 @@
 //! woken: an idle core is put into a low-power state, and another core has to wake it.
 //!
 //! ```text
-//!   events handled ─▶ polls and yields the core, for so long at most ─▶ sleeps until events
+//!   events handled ─▶ polls and yields the core, for a limited time ─▶ sleeps until events
 //!                     not at all for a while, if it has often polled in vain
 //! ```
 
@@ -15,7 +15,7 @@ use rustix::thread::sched_yield;
 
 use super::worker::time;
 
-/// A sleep as long as this says nothing about polling: the time lost is small against it.
+/// A sleep this long says nothing about polling: the time to wake up is small in comparison.
 const LONG: Duration = Duration::from_millis(10);
 /// A wait no longer than this many polling periods does not count against polling.
 const NEAR: u32 = 2;
@@ -27,7 +27,7 @@ const MAX_REST: u32 = 127;
 pub struct Spin {
     /// Remaining waits that sleep at once.
     rest: u32,
-    /// About half of the waits to skip after the next poll in vain.
+    /// About half of the number of waits that sleep at once after the next poll in vain.
     doubt: u32,
 }
 
@@ -77,9 +77,9 @@ impl Spin {
         self.doubt /= 2;
     }
 
-    /// Records that polling was in vain: the wait lasted for `took`, of which `most` was
-    /// polled. If it ended soon after, the answer may have been late by the other end's
-    /// wake-up, and the other end polls next time as well.
+    /// Records that polling was in vain: the wait lasted for `took`, of which `most` was polled. If
+    /// it ended soon after that, the answer may be late only because the other end had to wake up,
+    /// and that end will poll next time as well.
     fn missed(&mut self, took: Duration, most: Duration) {
         if (NEAR * most..LONG).contains(&took) {
             self.doubt = (2 * self.doubt + 1).min(MAX_REST);

@@ -13,7 +13,7 @@ use crate::tunnel::stats::TunnelCounters;
 pub const CONNECT_BOUNDS: [u64; 12] = [
     100, 300, 1_000, 3_000, 10_000, 30_000, 60_000, 100_000, 200_000, 400_000, 1_000_000, 3_000_000,
 ];
-/// Hops with counters of their own; all further ones share the last.
+/// Maximum number of hops with counters of their own; all further hops share the last.
 const MAX_HOPS: usize = 64;
 
 /// All counters of a proxy at one moment.
@@ -29,7 +29,7 @@ pub struct ProxyStats {
     pub opened: u64,
     /// Flows that ended in order.
     pub finished: u64,
-    /// Flows that ended by a reset, of an end or of ours.
+    /// Flows that ended by a reset, from an end or from this proxy.
     pub reset: u64,
     /// Flows that were ended because nothing moved for too long.
     pub idle: u64,
@@ -69,7 +69,7 @@ pub struct Refusals {
     pub over_limit: u64,
 }
 
-/// Connections by one hop or tunnel, or direct to all servers.
+/// Connections through one hop or tunnel, or directly to servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hop {
     /// Outbound route.
@@ -80,7 +80,7 @@ pub struct Hop {
     pub micros: u64,
     /// Connections that failed.
     pub failed: u64,
-    /// Failures since the last success, and reason of the last one.
+    /// Failures since the last success, and the reason of the latest failure.
     #[serde(default)]
     pub in_a_row: u64,
     #[serde(default)]
@@ -91,14 +91,13 @@ pub struct Hop {
 const HOP_DOWN: u64 = 3;
 
 impl ProxyStats {
-    /// Report of a tunnel that is down. Hops are not probed: without flows nothing new is
-    /// learned of a hop that failed, and a health check that reported it would keep flows away
-    /// for ever.
+    /// Report of a tunnel that is down. A hop that is down is not reported: only flows try it
+    /// again, and a health check that reported it would keep those flows away for ever.
     pub fn trouble(&self) -> Option<String> {
         self.tunnels.iter().find_map(TunnelCounters::trouble)
     }
 
-    /// Counters of connections by this route.
+    /// Counters of connections by this outbound.
     pub fn hop(&mut self, by: &OutboundSpec) -> &mut Hop {
         let known = self.hops.iter().position(|hop| hop.by == *by);
         let n = known.unwrap_or_else(|| {
@@ -253,7 +252,7 @@ mod tests {
         let down = stats.hop(&by).down().unwrap();
         assert_eq!(down, "the last 5 connections failed: refused");
         assert_eq!(stats.hop(&OutboundSpec::Direct).down(), None);
-        // Another loop's connection came about.
+        // Another loop's connection succeeded.
         let mut other = ProxyStats::default();
         other.hop(&by).took(Duration::from_micros(1));
         let mut sum = stats.clone();

@@ -23,13 +23,13 @@ pub(super) struct Upstream {
     /// `None` if no client can name a host.
     pub(super) resolver: Option<Resolver>,
     pub(super) tunnels: Option<Tunnels>,
-    /// Ports of flows that go on by Trickles.
+    /// Ports of flows over Trickles.
     pub(super) trickles: Trickles,
 }
 
 impl Upstream {
-    /// Returns the server side of the loop of this `number`. `waker` wakes the loop for resolved
-    /// names; packets of Trickles are reported as `token`.
+    /// Returns the server side of loop `number`. `waker` wakes the loop for resolved names; packets
+    /// of Trickles are reported under `token`.
     ///
     /// # Errors
     /// Hops cannot be signalled, or a port of a tunnel or of Trickles cannot be opened.
@@ -65,7 +65,7 @@ impl Upstream {
         Ok(upstream)
     }
 
-    /// Prepares the outbounds that policies name; one that fails refuses its flows.
+    /// Prepares the outbounds that policies name. The flows of an outbound that fails are refused.
     fn prepare(&mut self, config: &EngineConfig) -> Result<()> {
         let signalled = self.signaller.prepare(&config.policies);
         let opened = self.trickles.open(config.policies.trickles());
@@ -84,20 +84,19 @@ impl Upstream {
         }
     }
 
-    /// Drops the question of a client that has gone, if it still waits.
+    /// Drops the look-up for a client that has gone, if it has not started.
     pub(super) fn forget(&self, requester: Requester) {
         if let Some(resolver) = &self.resolver {
             resolver.forget(requester);
         }
     }
 
-    /// Returns whether a tunnel has more to move at once.
+    /// Returns whether a tunnel can move more bytes at once.
     pub(super) fn is_busy(&self) -> bool {
         self.tunnels.as_ref().is_some_and(Tunnels::is_busy)
     }
 
-    /// Returns whether no last bytes of ended flows are still on their way into a tunnel, or by
-    /// Trickles.
+    /// Returns whether tunnels and Trickles have delivered all bytes of ended flows.
     pub(super) fn is_done(&self) -> bool {
         self.tunnels.as_ref().is_none_or(Tunnels::are_done) && self.trickles.are_done()
     }

@@ -35,10 +35,10 @@ const MAX_EVENTS: usize = 1024;
 pub(super) const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// Size of the read buffer, in bytes, for data that cannot be spliced.
 const READ_BUFFER: usize = 64 << 10;
-/// Items taken from one source in a turn: SYNs, commands, resolved names. The rest waits until
-/// the flows have had their turn, so that a flood does not stop them.
+/// Items taken from one source in a turn: SYNs, commands, resolved names. The rest waits until the
+/// flows have been driven, so that a flood cannot starve them.
 pub(super) const MAX_READS: usize = 256;
-/// Time limit for SYNs in a turn: their verdicts may take the kernel long.
+/// Time limit for SYNs in a turn: the kernel may take long to carry out a verdict.
 const SYN_TIME_LIMIT: Duration = Duration::from_millis(1);
 /// Flows driven in a turn because of their alarms.
 const MAX_ALARMS: usize = 4096;
@@ -54,11 +54,11 @@ pub(super) struct Backlog {
     pub(super) names: bool,
     /// Listeners, by number.
     pub(super) listeners: BTreeSet<usize>,
-    /// Connections to programs. Such a connection may be the far side of another flow of this
-    /// loop, whose program must be told first that it is connected: that event came earlier and
-    /// is handled by now.
+    /// Inbound connections for programs. The connecting end may be another program with a flow in
+    /// this loop, whose connect must complete first. The event for that came earlier, and has been
+    /// handled when the backlog is read.
     pub(super) arrivals: Vec<Arrival>,
-    /// Flows with a due alarm are left.
+    /// True if flows with a due alarm are left.
     alarms: bool,
 }
 
@@ -97,7 +97,7 @@ pub struct Worker {
     pub(super) programs: Programs,
     pub(super) claims: Claims,
     pub(super) flows: Flows,
-    /// Flows with more to move, after the others had their turn.
+    /// Flows with more bytes to move, to be driven again after the other flows.
     pub(super) runnable: Vec<usize>,
     pub(super) upstream: Upstream,
     /// Config in force.
@@ -110,9 +110,9 @@ pub struct Worker {
     pub(super) unread: Backlog,
     /// Time at which a flow was last open.
     busy: Instant,
-    /// Time at which to end, once asked to.
+    /// Time at which the loop ends, once it was told to stop.
     pub(super) deadline: Option<Instant>,
-    /// Time at which to close the listeners, once asked to end.
+    /// Time at which the listeners are closed, once the loop was told to stop.
     pub(super) listeners_close: Option<Instant>,
 }
 
@@ -168,7 +168,7 @@ impl Worker {
         let (mut sweep_at, mut spin) = (time() + SWEEP_INTERVAL, Spin::default());
         loop {
             let wait = self.wait().min(sweep_at.since(time()));
-            // Without flows no peer can answer soon.
+            // Busy polling waits for answers of peers; without flows there are none.
             let look = if self.flows.is_empty() { Duration::ZERO } else { self.config.limits.spin };
             match spin.poll(&mut self.poll, &mut events, wait, look) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
@@ -176,8 +176,8 @@ impl Worker {
                 }
                 _ => {}
             }
-            // A turn may take milliseconds, and paths are measured more finely: each step has
-            // its own time.
+            // A turn may take milliseconds, too long for path measurements: each step reads the
+            // clock.
             let unread = std::mem::take(&mut self.unread);
             for event in &events {
                 self.handle(event, time());
@@ -206,7 +206,7 @@ impl Worker {
         }
     }
 
-    /// Takes further items from sources with some left.
+    /// Takes further items from the sources that had some left after the last turn.
     fn read_on(&mut self, unread: Backlog) {
         for arrival in unread.arrivals {
             self.handle_arrival(arrival, time());
@@ -302,7 +302,8 @@ impl Worker {
     }
 }
 
-/// Returns whether an end is readable, and writable; either finds an error.
+/// Returns whether an end is readable, and whether it is writable. An error counts as both: a read
+/// or write then returns it.
 fn readiness(event: &Event) -> (bool, bool) {
     (
         event.is_readable() || event.is_read_closed() || event.is_error(),

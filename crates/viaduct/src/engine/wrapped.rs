@@ -1,5 +1,6 @@
-//! Flows of wrapped programs. A connect waits for the answer of its far end, and then becomes the
-//! client of its flow; a connection to a program is brought to it when its handlers let it.
+//! Flows of wrapped programs. A program's connect waits until the far end answers, and then becomes
+//! the client of a flow. An inbound connection is passed to the program once the handlers accept
+//! it.
 //!
 //! ```text
 //!   interposer ── Call ──▶ connection begun ──┬─ the far end answers ──▶ PendingConnect::complete
@@ -7,8 +8,8 @@
 //!   interposer ── Arrival ──▶ handlers' handshake ──▶ Program::connect
 //! ```
 //!
-//! The client's end of the flow is a bound socket made for it. The process that connects this
-//! socket to the program may be another one, so that the connection may come a moment later.
+//! The client's end of the flow is a bound socket made for it. Another process may have to connect
+//! this socket to the program, so it may become connected slightly later.
 
 use std::fmt::Debug;
 use std::io;
@@ -33,20 +34,19 @@ use crate::rate_limited::RateLimitedLog;
 /// Rate-limited warning about flows refused for lack of room.
 static FULL: RateLimitedLog<()> = RateLimitedLog::new(1);
 
-/// Errors of connects that say more than a general failure: no route (ENETUNREACH), a
-/// prohibited one (EACCES), and a blackhole route or a source address that does not fit
-/// (EINVAL).
+/// Error numbers of connects that are passed to the program unchanged: no route (ENETUNREACH), a
+/// prohibited one (EACCES), and a blackhole route or an unsuitable source address (EINVAL).
 const EXACT: [i32; 3] = [101, 13, 22];
 
-/// A pending connect of a program, as its interposer holds it.
+/// A pending connect of a program, as its interposer represents it.
 pub trait PendingConnect: Debug + Send {
-    /// Identity of the program's socket, if the program may ask about its handlers.
+    /// Identity of the program's socket, if the program may send requests to its flow's handlers.
     fn socket_id(&self) -> Option<SocketId> {
         None
     }
 
-    /// Returns whether the socket is shared with another user's process. Nothing of such a flow
-    /// is spliced.
+    /// Returns whether the socket is shared with another user's process. Such a flow is never
+    /// spliced.
     fn is_lent(&self) -> bool {
         false
     }
@@ -59,14 +59,14 @@ pub trait PendingConnect: Debug + Send {
     /// Sets the local address that the program sees on its socket from now on.
     fn set_local_addr(&mut self, own: SocketAddr);
 
-    /// Takes the socket that the program's socket will be connected to; once only.
+    /// Takes the socket that the program's socket will be connected to. Called at most once.
     ///
     /// # Errors
     /// No such socket could be made.
     fn take_socket(&mut self) -> io::Result<FlowSocket<std::net::TcpStream>>;
 
-    /// Completes the connect: connects the program's socket to `socket`, now or soon. The far end
-    /// has answered.
+    /// Completes the connect, as the far end has answered: connects the program's socket to
+    /// `socket`, at once or soon.
     ///
     /// # Errors
     /// The program has gone.
@@ -87,7 +87,7 @@ pub trait PendingConnect: Debug + Send {
 pub struct Call {
     /// Destination.
     pub to: Address,
-    /// Source address that the flow is carried for.
+    /// Source address of the program's connect.
     pub source: SocketAddr,
     /// True if the program has chosen the port of `source`; the far end must see that port.
     pub is_bound: bool,
@@ -97,9 +97,10 @@ pub struct Call {
     pub held: Box<dyn PendingConnect>,
 }
 
-/// A wrapped program that listens, as its interposer reaches it.
+/// A wrapped program that listens, as its interposer represents it.
 pub trait Program: Debug + Send {
-    /// Takes the socket that will be connected to the program; once only.
+    /// Takes the socket that will be connected to the program. Called until it succeeds, then never
+    /// again.
     ///
     /// # Errors
     /// No such socket could be made; or it is not available yet ([`io::ErrorKind::WouldBlock`]).
@@ -113,14 +114,13 @@ pub trait Program: Debug + Send {
     /// program can be connected.
     fn handlers_wait(&mut self) {}
 
-    /// The same program, for one more flow of this client; `None` if it takes a single flow
-    /// only.
+    /// The same program, for a further flow of this client; `None` if it accepts only one flow.
     fn for_another_flow(&self) -> Option<Box<dyn Program>> {
         None
     }
 
-    /// Connects `socket` to the program, which takes it for the client's connection; now or
-    /// soon.
+    /// Connects `socket` to the program, at once or soon. The program sees it as the client's
+    /// connection.
     ///
     /// # Errors
     /// The connect failed at once.
@@ -136,7 +136,7 @@ pub struct Arrival {
     pub client: SocketAddr,
     /// Address that the client connected to.
     pub own: SocketAddr,
-    /// Handlers negotiated with the client; without them, the policy's.
+    /// Handlers negotiated with the client; `None` means the policy's.
     pub handlers: Option<Factories>,
     /// Program to connect.
     pub program: Box<dyn Program>,
@@ -149,8 +149,8 @@ impl Worker {
         self.accept_inbound(arrival, now);
     }
 
-    /// Accepts an inbound connection for a program, or for a server that takes a program's
-    /// place.
+    /// Accepts an inbound connection for a program, or for an origin in a program's place
+    /// ([`super::origin`]).
     pub(super) fn accept_inbound(&mut self, arrival: Arrival, now: Instant) {
         let Arrival { stream, client, own, handlers, program } = arrival;
         let mut server = Conn::of(stream, client, own);
@@ -180,7 +180,7 @@ impl Worker {
             return server.reset(Failure::Denied);
         };
         let Some(key) = self.flows.insert(Flow::accepted(server, middle, client, now)) else {
-            // Dropping the program tells it that its flow is not carried.
+            // Dropping `program` signals to its interposer that the flow was not accepted.
             return self.stats.refused.count(Failure::Unreachable);
         };
         self.programs.add_arrival(key, SocketId::Ends(client, own), program);
@@ -211,7 +211,7 @@ impl Worker {
         match begun {
             Ok(()) => self.flows.at(key).break_unless_ended(),
             Err(error) => {
-                debug!("a program cannot be reached: {error}");
+                debug!("cannot connect to a program: {error}");
                 self.end(key, true);
             }
         }
@@ -228,7 +228,7 @@ impl Worker {
         Failure::Full
     }
 
-    /// Begins the flow that a program's connect asks for.
+    /// Begins the flow of a program's connect.
     pub(super) fn handle_call(&mut self, call: Call, now: Instant) {
         self.stats.accepted += 1;
         let Call { to, source, is_bound, mirrored, mut held } = call;
@@ -281,8 +281,8 @@ impl Worker {
         }
     }
 
-    /// Attaches the pending connect of flow `key`, if there is one, as its client: the far end has
-    /// answered.
+    /// Completes the pending connect of flow `key`, if there is one, after the far end has
+    /// answered: the program's connection becomes the flow's client.
     pub(super) fn complete_pending(&mut self, key: usize, now: Instant) {
         let Some(mut held) = self.programs.take_call(key) else { return };
         if let Some(own) = self.flows.at(key).own_name(now) {
@@ -301,14 +301,14 @@ impl Worker {
         match met {
             Ok(()) => self.flows.at(key).break_unless_ended(),
             Err(error) => {
-                debug!("a program has gone: {error}");
+                debug!("cannot complete a program's connect: {error}");
                 self.end(key, true);
             }
         }
     }
 
-    /// Sets the socket `socket`, which is still to be connected to the program, as the coming
-    /// client of flow `key`.
+    /// Sets `socket`, which is not connected to the program yet, as the future client of flow
+    /// `key`.
     fn await_client(
         &mut self,
         socket: FlowSocket<std::net::TcpStream>,
@@ -321,13 +321,13 @@ impl Worker {
     }
 
     /// Refuses the pending connect of flow `key`, if there is one, because the far end does not
-    /// answer. Returns true if the flow is over with it.
+    /// answer. Returns true if there was one; the flow has then ended.
     pub(super) fn reject_pending(&mut self, key: usize, error: &io::Error) -> bool {
         let Some(mut held) = self.programs.take_call(key) else { return false };
         held.refuse(match failure(error) {
-            // A timeout of the kernel here is one for the program too. The timeouts of handlers
-            // and of the proxy are shorter, and no packet caused them: the program sees the far
-            // end as unreachable.
+            // A timeout of the kernel is passed on as one. Handlers and the proxy time out earlier
+            // than the kernel would; the program then sees the far end as unreachable, not as timed
+            // out.
             Failure::TimedOut if error.raw_os_error().is_none() => Failure::Unreachable,
             why => why,
         });
@@ -336,10 +336,10 @@ impl Worker {
     }
 }
 
-/// Address that a program connecting from `source` has bound its socket to, and that the far
-/// end must see; with its port if `is_bound`. A program that has chosen no address connects to
-/// the rendezvous from whatever address the kernel chooses. A link-local address has no meaning
-/// without its interface.
+/// Address that a program connecting from `source` has bound its socket to, and that the far end
+/// must see, with the port if `is_bound`. The rendezvous is on loopback, so a source of 127.0.0.1
+/// or ::1 means that the program has chosen no address. A link-local address is not used: it has no
+/// meaning without its interface.
 fn bound(source: SocketAddr, is_bound: bool) -> Option<SocketAddr> {
     let (ip, port) = (source.ip().to_canonical(), if is_bound { source.port() } else { 0 });
     let (chosen, any): (bool, IpAddr) = match ip {

@@ -1,5 +1,5 @@
 //! Trickles on real packets: through a strict router, at `viaduct serve`, and under programs and
-//! proxies that use it without knowing of it.
+//! proxies that know nothing of it.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]

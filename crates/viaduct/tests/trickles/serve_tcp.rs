@@ -18,7 +18,7 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use viaduct_sys::netns::Netns;
 use viaduct_sys::process::Process;
 
-/// A directory, served at a port in a network namespace of its own, which this thread has joined.
+/// A directory that is served in a network namespace of its own, which this thread has joined.
 struct Site {
     dir: PathBuf,
     /// Run directory, and logs.
@@ -62,7 +62,7 @@ impl Site {
         command.args(options.iter().map(|option| option.replace("DIR", beside_text)));
         let server = Process::spawn(command).unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
-        // The status socket comes last.
+        // The server opens its status socket last.
         while UnixStream::connect(beside.join("serve-80.sock")).is_err() {
             assert!(Instant::now() < deadline, "the server does not come up");
             std::thread::sleep(Duration::from_millis(20));
@@ -317,12 +317,12 @@ fn the_memory_of_all_directory_pages_is_bounded() {
     // More than the kernel queues for a client that reads nothing.
     let request = "GET /one/ HTTP/1.1\r\nHost: h\r\n\r\n".repeat(20);
     let stalled = site.say(&request);
-    until("it is being sent", || site.tcp("page_bytes") > 1 << 20);
+    until("the first page is being sent", || site.tcp("page_bytes") > 1 << 20);
     until("the second page is refused", || site.get("/two/", "").0.starts_with("HTTP/1.1 503"));
-    assert!(site.get("/one/", "").0.starts_with("HTTP/1.1 200"), "there is one of it");
+    assert!(site.get("/one/", "").0.starts_with("HTTP/1.1 200"), "the page of /one/ is in memory");
     assert!(site.tcp("pages_refused") >= 1);
     drop(stalled);
-    until("it is made when there is room", || site.get("/two/", "").0.starts_with("HTTP/1.1 200"));
+    until("there is room for it", || site.get("/two/", "").0.starts_with("HTTP/1.1 200"));
 }
 
 #[test]

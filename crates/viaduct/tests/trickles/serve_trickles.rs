@@ -78,12 +78,12 @@ fn several_threads_answer_each_request_once() {
     let count = |name: &str| status[name].as_u64().unwrap();
     let replayed = status["refused"].as_array().unwrap().iter().find(|of| of[0] == "replayed");
     let replayed = replayed.unwrap()[1].as_u64().unwrap();
-    // Openings are answered twice: the replay cache does not record them.
+    // Duplicates of openings are answered too: the replay cache does not record openings.
     assert!(count("opened") >= 2 * 8, "{status}");
     let steps = count("messages") - count("opened");
     assert!(replayed * 2 <= steps && replayed * 2 + 40 > steps, "{replayed} of {steps}: {status}");
     assert!(count("bytes") < 8 * (big.len() as u64 + 50_000), "{status}");
-    // Each thread has served some of the eight clients, by their ports; and the rules are removed.
+    // All threads share one rule, which is removed at the end.
     let rules = || world.net.b1().run("nft", &["list", "ruleset"]).unwrap();
     assert_eq!(rules().matches("chain arriving").count(), 1, "{}", rules());
     let told = std::process::Command::new("kill").args(["-INT", &server.id().to_string()]).status();
@@ -217,7 +217,7 @@ fn few_descriptors_serve_many_files_and_tcp_clients() {
     plain.write_all(get("/99", "Connection: close\r\n").as_bytes()).unwrap();
     assert!(common::rest(&mut plain).ends_with(b"file 99"));
     assert!(world.status()["tcp"]["requests"].as_u64() >= Some(1));
-    // Removed files are not kept on the disk.
+    // Removed files are closed, so that their disk space is freed.
     let removed = || {
         let open = std::fs::read_dir(format!("/proc/{}/fd", server.id())).unwrap();
         let links = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());

@@ -18,7 +18,7 @@ use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::process::Process;
 use viaduct_trickles::{ClientSettings, Connector, ConnectorEvent, Flow};
 
-/// An address of both servers.
+/// Address that both servers share.
 pub(crate) const SHARED: Ipv4Addr = Ipv4Addr::new(10, 2, 200, 1);
 
 pub(crate) struct World {
@@ -27,10 +27,10 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// `None`, with a message, if no namespaces can be created.
+    /// `None`, with a message, if this process is not root.
     pub(crate) fn new(test: &str, link: &str) -> Option<World> {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: packets of our own take root");
+            eprintln!("skipped: raw packets take root");
             return None;
         }
         let wan = Wan::Emulated(Box::new(EmulatorConfig::symmetric(link.parse().unwrap(), 5)));
@@ -74,7 +74,7 @@ impl World {
         self.start(host, command, words, is_up)
     }
 
-    /// Starts a server on b1 with this limit of descriptors.
+    /// Starts a server on b1 with this limit on descriptors.
     pub(crate) fn serve_with_few(&self, descriptors: u32) -> Process {
         let mut command = self.net.b1().command("sh");
         let limited = format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"");
@@ -155,7 +155,7 @@ impl World {
         self.net.b1().v6().unwrap().into()
     }
 
-    /// A client on a1.
+    /// Opens a client on host a1.
     pub(crate) fn client(&self, ways: FormatChoice) -> Client {
         let settings = ClientSettings {
             formats: ways,
@@ -269,7 +269,7 @@ impl Client {
     /// Head and body of the response on a stream.
     pub(crate) fn response(&self, stream: u32) -> (String, &[u8]) {
         let got = self.read.get(&stream).map_or(&[][..], |got| got);
-        let end = got.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
+        let end = got.windows(4).position(|window| window == b"\r\n\r\n").expect("a response head");
         (String::from_utf8(got[..end].to_vec()).unwrap(), &got[end + 4..])
     }
 
@@ -281,7 +281,7 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         let connector = self.connector.take();
-        // Its changes are in the namespace.
+        // The connector removes its rules, which are in the namespace.
         let _ = self.netns.enter(|| drop(connector));
     }
 }

@@ -66,7 +66,7 @@ fn both_ends_log_each_flow_and_open_the_file_again() {
             until("opened again", || proxy.log().contains("access log reopened"));
         }
         let (mut client, mut server) = world.pair(&listener);
-        // Established for sure: a server that resets at once looks as if it had refused.
+        // Makes sure that the flow is established: a reset at once would look like a refusal.
         client.write_all(b"x").unwrap();
         server.read_exact(&mut [0]).unwrap();
         rustix::net::sockopt::set_socket_linger(&server, Some(Duration::ZERO)).unwrap();
@@ -80,7 +80,8 @@ fn both_ends_log_each_flow_and_open_the_file_again() {
         }
         drop(client);
 
-        // Not in --allow-to: a client that was accepted at once, and a refusal.
+        // A destination outside --allow-to: the near end has accepted the client at once, the far
+        // end refuses the flow.
         drop(world.connect("10.3.0.1".parse().unwrap()));
         let [near, far] = [200, 403];
         for (line, status) in ends(&logged(&log, "10.3.0.1:9000", 2)).iter().zip([near, far]) {

@@ -25,7 +25,7 @@ fn echo((client, server): &(TcpStream, TcpStream)) {
     }
 }
 
-/// Waits for the reset of `stream` by a tunnel's end that has lost its peer, or its flow's end,
+/// Waits until `stream` is reset by the proxy that has lost its peer, or the other end of the flow,
 /// at `since`.
 fn ends(stream: &mut TcpStream, since: Instant, what: &str) {
     stream.set_read_timeout(Some(NOTICED_WITHIN)).unwrap();
@@ -117,7 +117,7 @@ fn a_stopped_reader_is_kept_until_it_vanishes() {
         echo(&idle);
         echo(&unacknowledged);
         let sent = fill(&mut shut.0);
-        // The kernel's own limit would make the far end give up.
+        // With TCP_USER_TIMEOUT alone, the far end would give up while the window is shut.
         thread::sleep(2 * DEAD_AFTER);
         shut.1.read_exact(&mut vec![0; sent]).unwrap();
         fill(&mut shut.0);

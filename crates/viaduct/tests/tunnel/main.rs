@@ -117,7 +117,8 @@ fn every_byte_arrives_and_each_direction_ends_by_itself() {
                 let sent = random(bytes);
                 let (mut client, mut server) = world.pair(&listener);
                 let server = thread::spawn(move || {
-                    // All bytes of one direction, and its end, before the first byte of the other.
+                    // All bytes of one direction, and its end, arrive before the first byte of the
+                    // other direction is sent.
                     let got = rest(&mut server);
                     server.write_all(&got).unwrap();
                     got.len()
@@ -232,7 +233,7 @@ fn a_reader_that_has_stopped_does_not_slow_the_others() {
         let until = Instant::now() + Duration::from_secs(2);
         while Instant::now() < until {
             for (client, _) in &stopped {
-                // As much as there is room for; the other end reads nothing.
+                // Fills the buffers: the other end reads nothing.
                 let _ = (&*client).write(&data);
             }
             thread::sleep(Duration::from_millis(5));
@@ -317,7 +318,7 @@ fn idle_unauthenticated_connections_keep_no_peer_out() {
             TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap()
         };
         let idle: Vec<_> = (0..100).map(|_| unknown.netns().enter(dial).unwrap()).collect();
-        // A near end that starts now finds them there.
+        // A near end that starts now must get in beside them.
         let listener = world.listen(world.addresses()[0]);
         let to = listener.local_addr().unwrap();
         let second = format!("--listen 127.0.0.1:7001 --to {to} --tunnel 10.3.0.1:7100 {carrier}");
@@ -336,7 +337,8 @@ fn idle_unauthenticated_connections_keep_no_peer_out() {
 fn unvalidated_quic_clients_get_a_retry_and_keep_no_peer_out() {
     let world = World::new("delay=5ms", "--carrier quic");
     let [unknown, far, peer] = [world.chain.client(), &world.chain.hops()[1], world.chain.server()];
-    // Its Initials arrive, but it gets no answer, as if they had spoofed source addresses.
+    // The far end gets the unknown host's Initials, but no answer arrives there, as if the source
+    // addresses were spoofed.
     let deaf = "add table inet deaf; \
                 add chain inet deaf input { type filter hook input priority 0; }; \
                 add rule inet deaf input udp sport 7100 drop";
@@ -436,7 +438,7 @@ fn the_status_shows_links_streams_and_buffers() {
     let listener = world.listen(ip);
     let (mut client, _server) = world.pair(&listener);
     client.write_all(&random(100_000)).unwrap();
-    // The time is attributed to its path: into the tunnel, and out of it.
+    // Connects are counted by outbound: the tunnel at the near end, direct at the far end.
     let [near, far] = ["onwards   tunnel: 1 connected", "onwards   direct: 1 connected"];
     for (proxy, onwards) in [(&world.near, near), (&world.far, far)] {
         let deadline = Instant::now() + Duration::from_secs(10);

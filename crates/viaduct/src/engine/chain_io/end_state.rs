@@ -7,7 +7,7 @@ use viaduct_proto::flow::Buffer;
 
 use crate::engine::conn::Conn;
 
-/// Pieces written at once.
+/// Maximum number of pieces in one write.
 const PIECES: usize = 16;
 
 /// State of an end.
@@ -34,7 +34,8 @@ impl EndState {
         self.writable |= writable;
     }
 
-    /// Reads from `conn`; empty at the end of the stream, `None` if nothing can be read now.
+    /// Reads from `conn`. Returns empty bytes at the end of the stream, `None` if nothing can be
+    /// read now.
     pub(super) fn read(
         &mut self,
         conn: &mut Conn,

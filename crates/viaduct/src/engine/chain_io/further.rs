@@ -8,7 +8,7 @@ use super::{ChainIo, ChainRequest, Goal};
 use crate::engine::conn::Conn;
 
 impl ChainIo {
-    /// Returns one more chain of the same handlers, as they requested.
+    /// Returns a further chain of the same handlers, which have requested it.
     pub fn spawned(&self, spawn: &Spawn, now: Instant) -> Option<(ChainIo, Goal)> {
         let mut chain_io = ChainIo::of(Chain::spawned(&self.chain, spawn, now))?;
         chain_io.alone = spawn.kind == SpawnKind::Alone;
@@ -17,12 +17,12 @@ impl ChainIo {
         Some((chain_io, goal))
     }
 
-    /// Tells the handlers that such a chain cannot be made.
+    /// Tells the handlers that the chain that they requested with `spawn` cannot be made.
     pub fn unspawned(&mut self, spawn: &Spawn, now: Instant) {
         self.chain.unspawned(spawn, now);
     }
 
-    /// Reports a wake-up for `key`, claimed here, by another flow's handlers.
+    /// Passes on a wake-up by another flow's handlers for `key`, which this chain has claimed.
     pub fn wake(&mut self, key: &[u8], now: Instant) {
         self.chain.wake(key, now);
         self.act();
@@ -35,8 +35,8 @@ impl ChainIo {
         self.requests()
     }
 
-    /// Records that a further connection has an end of stream or an urgent byte behind the
-    /// readable data.
+    /// Records that a further connection has an end of stream or an urgent byte after the readable
+    /// data.
     pub fn net_conn_may_hold_more(&mut self, id: BottomId) {
         self.net_conn(id, |net_conn| net_conn.state.may_hold_more = true);
     }
@@ -83,8 +83,8 @@ impl ChainIo {
         std::mem::take(&mut self.closed)
     }
 
-    /// Takes over the connections of `giver`, whose own one is `main`; returns their IDs here.
-    /// `None` if the chain does not accept them.
+    /// Takes over the connections of `giver`, including `main`, the own connection of its flow.
+    /// Returns their IDs in this chain. `None` if the chain does not accept them.
     pub fn take(
         &mut self,
         giver: ChainIo,
@@ -100,7 +100,7 @@ impl ChainIo {
         for mut net_conn in net_conns {
             if let Some(&(_, id)) = moved.iter().find(|(was, _)| *was == net_conn.id) {
                 net_conn.id = id;
-                // Events may have been reported to the giver alone.
+                // Events may have been reported to the giver only.
                 net_conn.state.ready(true, true);
                 net_conn.state.may_hold_more = true;
                 taken.push(id);
@@ -110,12 +110,12 @@ impl ChainIo {
         Some(taken)
     }
 
-    /// Tells the handlers that no flow has claimed what this chain gives.
+    /// Tells the handlers that no flow has claimed the key to which they give their connections.
     pub fn unclaimed(&mut self, now: Instant) {
         self.chain.unclaimed(now);
     }
 
-    /// Returns a further connection.
+    /// Returns the further connection with this ID.
     pub fn conn(&mut self, id: BottomId) -> Option<&mut Conn> {
         self.net_conns.iter_mut().find(|net_conn| net_conn.id == id)?.conn.as_mut()
     }

@@ -99,12 +99,12 @@ impl ChainIo {
         let _ = self.drive([None, main], [true, false], scratch, now);
         let outgoing =
             self.net_conns.iter().map(|net_conn| self.chain.outgoing(net_conn.id).len() as u64);
-        // Over only after the handlers have aborted towards the other end.
+        // At least 1 until the handlers have aborted towards the other end.
         outgoing.sum::<u64>() + self.chain.held() + u64::from(!self.aborted)
     }
 
-    /// Has the handlers abort towards the other end, whatever waits; returns whether that was still
-    /// to be done.
+    /// Makes the handlers abort towards the other end, even if data is still queued. Returns false
+    /// if they had already been told to.
     pub fn abort(&mut self, now: Instant) -> bool {
         let aborts = !std::mem::replace(&mut self.aborted, true);
         if aborts {
@@ -113,8 +113,8 @@ impl ChainIo {
         aborts
     }
 
-    /// Reads the remaining bytes of the application's broken end; returns whether those are
-    /// all.
+    /// Reads the remaining bytes of the application's broken end. Returns true if none are left to
+    /// read.
     fn read_rest(&mut self, app: Option<&mut Conn>, scratch: &mut [u8], now: Instant) -> bool {
         let Some(conn) = app else { return true };
         self.app.readable = true;
@@ -122,7 +122,7 @@ impl ChainIo {
             self.app.paused = false;
             match self.app.read(conn, scratch) {
                 Ok(Some(data)) if !data.is_empty() => _ = self.chain.write(now, data),
-                // End of stream after an error was not sent by the application.
+                // An end of stream that follows an error was not sent by the application.
                 _ => return true,
             }
         }
@@ -206,13 +206,14 @@ impl ChainIo {
         }
     }
 
-    /// Closes the directions that are to end, of the connections that are present.
+    /// Shuts down, on each connection that is present, the directions that have finished.
     pub(super) fn end_directions(
         &mut self,
         app: &mut Option<&mut Conn>,
         main: &mut Option<&mut Conn>,
     ) -> io::Result<()> {
-        // A broken flow is reset soon, and must not look as if it had ended in order.
+        // The main connection of a broken flow is reset soon, and must not look as if it had ended
+        // in order.
         let breaks = matches!(self.stage, Stage::Failed(_));
         self.net_conns.iter_mut().skip(usize::from(breaks)).for_each(|net_conn| net_conn.end(main));
         match app {

@@ -1,5 +1,5 @@
-//! Handler chain between the two ends of a flow, or an end that cannot be spliced: bytes are
-//! copied through user space.
+//! I/O of a flow with a handler chain, or with an end that cannot be spliced: bytes are copied
+//! through user space.
 //!
 //! ```text
 //!   application's conn ── EndState ── chain ──┬── NetConn 0 ── the flow's own conn to the network
@@ -48,14 +48,14 @@ pub struct ChainIo {
     stage: Stage,
     /// The application's end broke, and the chain has been told.
     aborted: bool,
-    /// End of stream from the network: the application has all of it.
+    /// The network's stream has ended, and the application has received all of its bytes.
     finished: bool,
     requests: Vec<ChainRequest>,
     /// Events of the handlers for the application (3.6).
     events: Vec<Vec<u8>>,
-    /// Serves other flows only; over when its connections are closed.
+    /// The flow only serves other flows, and ends when its connections are closed.
     alone: bool,
-    /// Uses another flow's connection.
+    /// The flow uses another flow's connection.
     guest: bool,
     /// Local addresses for connections that are still to be requested.
     binds: Vec<(BottomId, SocketAddr)>,
@@ -65,7 +65,7 @@ pub struct ChainIo {
     sets_options: bool,
 }
 
-/// Progress of a flow's second half.
+/// Progress of a flow's server side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// The handlers are still connecting.
@@ -83,7 +83,7 @@ pub enum ChainRequest {
     Connect(BottomId, Address, Option<SocketAddr>),
     /// Connections that name this key belong to this flow.
     Claim(Vec<u8>),
-    /// Ends such a claim.
+    /// Ends the claim to this key.
     Release(Vec<u8>),
     /// This flow's connections belong to the flow that has claimed the key.
     Give(Vec<u8>),
@@ -98,10 +98,9 @@ pub enum ChainRequest {
 pub type Goal = Option<(Address, Option<SocketAddr>)>;
 
 impl ChainIo {
-    /// Returns a chain that is asked to connect to `to`, each end buffering at most `limit`
-    /// bytes, and the destination that its handlers choose. `None` if no chain can be made.
-    /// Flows with a different `from` never share a connection. The program has set the options
-    /// `mirrored`.
+    /// Returns a chain that is told to connect to `to`, and the destination that its handlers
+    /// choose. Each end buffers at most `limit` bytes. `None` if no chain can be made. Flows with a
+    /// different `from` never share a connection. The program has set the options `mirrored`.
     pub fn new(
         factories: Factories,
         limit: usize,
@@ -149,7 +148,7 @@ impl ChainIo {
         self.alone = true;
     }
 
-    /// Returns whether the chain has no application ([`be_alone`](Through::be_alone)).
+    /// Returns whether the chain has no application ([`be_alone`](ChainIo::be_alone)).
     pub fn is_alone(&self) -> bool {
         self.alone
     }
@@ -192,7 +191,7 @@ impl ChainIo {
         })
     }
 
-    /// Progress of the second half.
+    /// Progress of the server side.
     pub fn stage(&self) -> Stage {
         self.stage
     }
@@ -222,7 +221,7 @@ impl ChainIo {
         }
     }
 
-    /// Records that `end` has an end of stream or an urgent byte behind the readable data.
+    /// Records that `end` has an end of stream or an urgent byte after the readable data.
     pub fn may_hold_more(&mut self, end: End) {
         match end {
             End::Client => self.app.may_hold_more = true,
@@ -272,7 +271,7 @@ impl ChainIo {
         self.net_conns[0].gone
     }
 
-    /// Returns whether the flow's own connection is to be closed though the flow goes on: its
+    /// Returns whether the flow's own connection is to be closed while the flow continues: its
     /// handlers have moved to other connections.
     pub fn leaves_main(&mut self) -> bool {
         let [main, others @ ..] = &mut self.net_conns[..] else { return false };

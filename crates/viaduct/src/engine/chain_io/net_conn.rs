@@ -11,8 +11,8 @@ use crate::engine::conn::Conn;
 use crate::engine::destination::failure;
 use crate::engine::liveness::Liveness;
 
-/// A connection of a chain to the network. The first one borrows the flow's own end
-/// for each turn; further ones own theirs.
+/// A connection of a chain to the network. The first one borrows the flow's own end for each turn;
+/// a further one owns its connection.
 #[derive(Debug)]
 pub(super) struct NetConn {
     pub(super) id: BottomId,
@@ -25,7 +25,7 @@ pub(super) struct NetConn {
     broke: Option<io::Error>,
     /// The connection broke or was closed, and the chain has been told.
     pub(super) gone: bool,
-    /// Liveness of the peer, if the connection owns its connection.
+    /// Liveness of the peer, used for further connections only.
     pub(super) liveness: Liveness,
 }
 
@@ -52,12 +52,12 @@ impl NetConn {
         }
     }
 
-    /// Returns whether nothing more happens on this connection.
+    /// Returns whether nothing more is written to this connection.
     pub(super) fn is_over(&self) -> bool {
         self.gone || self.state.shut
     }
 
-    /// Returns whether the connection broke, or its handlers have closed it.
+    /// Returns whether the connection broke, or the handlers have closed it.
     pub(super) fn is_left(&self) -> bool {
         self.gone || self.end == Some(Ending::Close)
     }
@@ -113,7 +113,7 @@ impl NetConn {
                 chain.finished(now, self.id);
                 return 0;
             }
-            // End of stream after an error was not sent by the far end.
+            // An end of stream that follows an error was not sent by the far end.
             (Err(error), _) | (Ok(_), Some(error)) => {
                 self.breaks(chain, &error, now);
                 return 0;
@@ -151,7 +151,7 @@ impl NetConn {
         }
     }
 
-    /// Ends the connection if the chain has asked for it.
+    /// Carries out the ending that the chain has requested, if any.
     pub(super) fn end(&mut self, main: &mut Option<&mut Conn>) {
         let conn = of(self.gone, &mut self.conn, main);
         let (Some(end), Some(conn)) = (self.end, conn) else { return };
@@ -183,7 +183,8 @@ pub(super) fn name(chain: &mut Chain, id: BottomId, conn: &Conn) {
     }
 }
 
-/// Returns the connection to use: an own one, or the flow's that is lent; `None` if it is gone.
+/// Returns the connection to use: a further connection's `own`, else the flow's own end `main`.
+/// `None` if it is gone.
 fn of<'a>(
     is_gone: bool,
     own: &'a mut Option<Conn>,

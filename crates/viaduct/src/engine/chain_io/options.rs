@@ -8,7 +8,7 @@ use super::ChainIo;
 use crate::engine::conn::Conn;
 
 impl ChainIo {
-    /// Tells the handlers the options of the program's own end, as far as they do not know them.
+    /// Tells the handlers which options of the program's own end have changed.
     pub fn mirror(&mut self, mirrored: Mirrored, now: Instant) {
         let before = std::mem::replace(&mut self.mirrored, mirrored);
         for (level, name, value) in mirrored.since(before) {
@@ -17,7 +17,7 @@ impl ChainIo {
         self.act();
     }
 
-    /// Value of an option that the program is to see; `None` if that of its own socket stands.
+    /// Value of an option that the program sees; `None` means the value of its own socket.
     pub fn getsockopt(&mut self, level: i32, name: i32, now: Instant) -> Option<i32> {
         self.chain.getsockopt(now, level, name)
     }
@@ -27,7 +27,7 @@ impl ChainIo {
         self.options(self.net_conns[0].id)
     }
 
-    /// Options that the handlers have set on a connection, which may still have to be opened.
+    /// Options that the handlers have set on a connection, which may not be open yet.
     pub fn options(&self, id: BottomId) -> Mirrored {
         let mut options = Mirrored::default();
         for SocketOption { level, name, value } in self.chain.options(id) {

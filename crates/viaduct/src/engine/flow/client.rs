@@ -63,7 +63,8 @@ impl Flow {
         }
     }
 
-    /// Reads the client's bytes, up to an urgent byte; over it if it is next and `past` is set.
+    /// Reads the client's bytes up to an urgent byte. If `past` is set and the next byte is urgent,
+    /// reads past that one.
     pub fn read_preface(&mut self, most: usize, mut past: bool) -> io::Result<ReadStop> {
         let (Some(client), Some(PendingClient::Requesting(request))) =
             (&mut self.ends[0].conn, &mut self.pending_client)
@@ -72,7 +73,8 @@ impl Flow {
         };
         let mut chunk = [0; 1024];
         while request.bytes.len() < most {
-            // Behind the request it is passed on as urgent: reading stops there.
+            // An urgent byte after the request must be passed on as urgent, so reading stops before
+            // it.
             if !std::mem::take(&mut past)
                 && let Some(stream) = client.tcp()
                 && urgent::is_next(stream)?
@@ -95,8 +97,8 @@ impl Flow {
         Ok(ReadStop::All)
     }
 
-    /// Sends the client a refusal. Its further bytes are read and dropped: a connection closed
-    /// with unread bytes is reset, and its client might not read the refusal then.
+    /// Sends the client a refusal. Its further bytes are read and dropped: a connection closed with
+    /// unread bytes is reset, and its client might never read the refusal.
     pub fn reject(&mut self, words: &[u8]) {
         self.queue_preface(End::Client, words);
         let client = self.ends[0].conn.as_mut().filter(|_| !words.is_empty());
@@ -129,7 +131,7 @@ impl Flow {
         self.ready(End::Client, true, true);
     }
 
-    /// Tells a client that waits for the second half that it is established.
+    /// Accepts the client's tunnel session, if it is one, as the server side is established.
     pub fn accept_client(&self) {
         if let Some(client) = &self.ends[0].conn {
             client.accept();
@@ -154,7 +156,7 @@ impl Flow {
         self.coming().is_some()
     }
 
-    /// Checks whether the program's connection is made; it then becomes the client's end.
+    /// Checks whether the program's connection is complete; it then becomes the client's end.
     /// `Err`: it failed.
     pub fn check_coming(&mut self, now: Instant) -> io::Result<()> {
         let is_made = self.coming().map_or(Ok(false), Conn::check_connected)?;

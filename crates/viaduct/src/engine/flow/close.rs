@@ -1,7 +1,7 @@
-//! Last phase of a flow with a broken end. Bytes received from that end are still delivered to
-//! the other end, which is then reset. A server that answers and closes while more of a request
-//! is on its way ends like this: its answer must not be lost. Bytes for the broken end are not
-//! waited for: if there are none for the other end, the reset follows at once.
+//! Last phase of a flow with a broken end. Bytes received from that end are still delivered to the
+//! other end, which is then reset. A server that answers and closes while more of the request is in
+//! flight resets its connection, and its answer must not be lost. Bytes for the broken end are
+//! discarded: if there are none for the other end, the reset follows at once.
 
 use std::io;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(super) struct Closing {
     error: io::Error,
     /// End that broke, if known.
     end: Option<End>,
-    /// Bytes that the other end has not taken.
+    /// Bytes that the other end has not received.
     left: u64,
     /// Time of the last progress.
     since: Instant,
@@ -34,7 +34,7 @@ pub(super) struct Closing {
 }
 
 impl Flow {
-    /// Puts the flow into this state, for this reason.
+    /// Puts the flow into the closing state, because of `error`.
     pub(super) fn start_closing(&mut self, error: io::Error, now: Instant) {
         let ends = [End::Client, End::Server];
         let noted = ends.into_iter().find(|end| self.ends[*end as usize].is_broken);
@@ -63,8 +63,8 @@ impl Flow {
         }
     }
 
-    /// Delivers the remaining bytes of the broken end. `Err`: the other end has them all, or
-    /// takes none.
+    /// Delivers the remaining bytes of the broken end. `Err`, with the flow's error, once the other
+    /// end has received all of them or has accepted none for [`RESET_TIMEOUT`].
     pub(super) fn deliver_rest(
         &mut self,
         shared: &mut Shared,
@@ -89,8 +89,8 @@ impl Flow {
         Ok(moved)
     }
 
-    /// Has the handlers abort towards the other end, although their bytes make no progress;
-    /// returns whether that was still to be done.
+    /// Makes the handlers abort towards the other end, even if their data is still queued. Returns
+    /// false without handlers, or if they had already been told to.
     fn aborts(&mut self, now: Instant) -> bool {
         match &mut self.middle {
             Middle::Chain(chain_io) => chain_io.abort(now),
@@ -98,7 +98,7 @@ impl Flow {
         }
     }
 
-    /// Bytes that remain undelivered, here and in flight.
+    /// Number of bytes that are not delivered yet, here and in flight.
     fn undelivered(&mut self, shared: &mut Shared, moved: &mut Moved, now: Instant) -> u64 {
         let State::Closing(Closing { end: broken, .. }) = self.state else { return 0 };
         // Preface bytes for the other end still come first.

@@ -1,4 +1,5 @@
-//! Setup of the server's end of a flow, and its take-over by the flow of the client.
+//! Setup of the server's end of a flow, and its transfer from an early connection to the client's
+//! flow.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,8 +20,8 @@ use crate::engine::liveness::Liveness;
 use crate::engine::outbound::{Opened, OutboundSpec};
 
 impl Flow {
-    /// Sets the begun second half. Bytes that the client sent behind its request go to the
-    /// server.
+    /// Sets the server side, which was begun. Bytes that the client sent after its request go to
+    /// the server.
     pub fn set_server(&mut self, begun: Begun, now: Instant) {
         let Begun { opened, middle, pending_negotiation, route } = begun;
         let urgent = self.client_is_urgent();
@@ -47,8 +48,8 @@ impl Flow {
         self.further_addresses = further_addresses;
     }
 
-    /// Next address to try. `None` unless the server has not answered and the client's bytes
-    /// have gone nowhere else.
+    /// Next address to try. `None` if there is none, if the server has answered, or if handlers or
+    /// another outbound may have consumed the client's bytes.
     pub fn next_address(&mut self) -> Option<SocketAddr> {
         let stays =
             matches!((&self.middle, self.outbound()), (Middle::Relay(_), OutboundSpec::Direct));
@@ -74,8 +75,8 @@ impl Flow {
         }
     }
 
-    /// Takes over the second half of a flow without a client. This flow's client awaits no
-    /// answer.
+    /// Takes over the server side of `early`, a flow without a client. This flow's client gets no
+    /// answer to its request.
     pub fn adopt(&mut self, early: Flow, now: Instant) {
         let Flow { ends: [_, server], middle, route, state, times: Times { begun, .. }, .. } =
             early;
@@ -85,7 +86,7 @@ impl Flow {
         self.times.begun = begun;
         self.state = match state {
             State::Connecting(pending_negotiation) => State::Connecting(pending_negotiation),
-            // This flow's client is still to be told.
+            // This flow's client has not been told yet.
             _ => State::Connected,
         };
         self.clear_request();
@@ -97,13 +98,13 @@ impl Flow {
         let conns = self.ends.iter().filter_map(|end| end.conn.as_ref());
         for stream in conns.filter_map(Conn::tcp) {
             if let Err(error) = tcp::pace(stream, bits / 8) {
-                warn!("limit the rate of a flow: {error}");
+                warn!("cannot limit the rate of a flow: {error}");
             }
         }
     }
 
-    /// Goes on to `server` over the kernel's TCP; bytes written to the server before that it
-    /// has not received are sent there first.
+    /// Continues over `server`, a connection of the kernel's TCP. Bytes that were written over
+    /// Trickles and not received by the server are sent first.
     pub fn fall_back_to_tcp(&mut self, server: Conn) {
         let end = &mut self.ends[1];
         end.liveness = Liveness::New;
@@ -118,7 +119,8 @@ impl Flow {
         self.pace();
     }
 
-    /// Records that the far end is connected, and settles the middle if it is negotiated with it.
+    /// Records that the far end is connected, and sets the relay or chain if it is negotiated with
+    /// the far end.
     fn settle(&mut self, now: Instant) -> io::Result<()> {
         let State::Connecting(pending_negotiation) = &mut self.state else { return Ok(()) };
         let pending_negotiation = pending_negotiation.take();

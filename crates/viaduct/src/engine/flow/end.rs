@@ -1,4 +1,4 @@
-//! End of a flow: its connection, and the bytes that it gets before the payload.
+//! End of a flow: its connection, and the bytes sent to it before the payload.
 
 use std::io::{self, IoSlice};
 
@@ -12,8 +12,8 @@ pub enum End {
     Server = 1,
 }
 
-/// An end. The client's has no connection on an early connection; the server's has none until the
-/// client has named its destination.
+/// An end of a flow. The client's end has no connection while the flow is an early connection; the
+/// server's has none until the client has named its destination.
 #[derive(Debug, Default)]
 pub(super) struct FlowEnd {
     pub(super) conn: Option<Conn>,
@@ -21,9 +21,9 @@ pub(super) struct FlowEnd {
     pub(super) preface_out: Vec<u8>,
     /// End of stream follows the preface: no payload comes after it.
     pub(super) ends_after_preface: bool,
-    /// The end broke while its preface was moved, which the middle does not know.
+    /// The end broke while its preface was read or sent; the relay or chain does not know of it.
     pub(super) is_broken: bool,
-    /// The loop reports room in the send buffer.
+    /// The end is registered for writability.
     pub(super) is_room_watched: bool,
     /// Liveness of the peer.
     pub(super) liveness: Liveness,
@@ -43,8 +43,8 @@ impl FlowEnd {
         Ok(self.preface_out.is_empty())
     }
 
-    /// Writes the preface likewise, and the end of stream behind it if it ends there; records a
-    /// failure.
+    /// Writes the preface like [`send_preface`](FlowEnd::send_preface), and the end of stream if it
+    /// follows the preface. Records a failure.
     pub(super) fn send_preface_or_break(&mut self) -> io::Result<bool> {
         let is_sent = self.send_preface().inspect_err(|_| self.is_broken = true)?;
         if self.ends_after_preface

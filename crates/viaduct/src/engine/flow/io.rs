@@ -25,7 +25,7 @@ impl Flow {
         }
     }
 
-    /// Records that `end` has closed its write side, behind bytes that may still be readable.
+    /// Records that `end` has closed its write side; earlier bytes may still be readable.
     pub fn ending(&mut self, end: End) {
         match &mut self.middle {
             Middle::Relay(relay) => relay.ending(end),
@@ -33,8 +33,8 @@ impl Flow {
         }
     }
 
-    /// Returns whether room at the client has to be watched; true only once. Few clients are
-    /// that slow.
+    /// Returns whether the client has to be registered for writability; true only once. Few clients
+    /// are so slow that it is needed.
     pub fn awaits_room(&mut self) -> bool {
         let full = match &self.middle {
             Middle::Relay(relay) => relay.client_is_full() || !self.ends[0].preface_out.is_empty(),
@@ -52,8 +52,8 @@ impl Flow {
         }
     }
 
-    /// Moves all bytes that can move. `Err`: an end broke, and the other has its remaining
-    /// bytes.
+    /// Moves all bytes that can move. `Err`: an end broke, and the other end has received its
+    /// remaining bytes.
     pub fn drive(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
         let mut moved = Moved::default();
         if !matches!(self.state, State::Closing(_)) {
@@ -90,7 +90,7 @@ impl Flow {
         match (&mut self.middle, client, server) {
             // Handlers talk to the far end before there is a client.
             (Middle::Chain(chain_io), client, server) => {
-                // A flow without a client may still become the second half of another flow.
+                // A flow without a client may still become the server side of another flow.
                 let is_whole = client.is_some() || chain_io.is_alone();
                 let client = client.as_mut().filter(|_| is_connected);
                 *moved =

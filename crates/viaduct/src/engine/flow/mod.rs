@@ -45,7 +45,7 @@ use super::relay::Relay;
 /// Relay or handler chain between the two ends.
 #[derive(Debug)]
 pub enum Middle {
-    /// Nothing: two connections are spliced.
+    /// A relay: the kernel splices the two connections.
     Relay(Relay),
     /// A chain of handlers, or ends that cannot be spliced.
     Chain(Box<ChainIo>),
@@ -65,7 +65,7 @@ pub struct Shared {
 pub struct Flow {
     /// Generation number: distinguishes this flow from a later one with the same key.
     pub id: u64,
-    /// Source address that the flow is carried for.
+    /// Client's address, or the source address that a previous hop has named.
     source: SocketAddr,
     state: State,
     /// Ends: the client's, the server's.
@@ -73,7 +73,7 @@ pub struct Flow {
     /// Client that is not ready for payload.
     pending_client: Option<PendingClient>,
     middle: Middle,
-    /// Route of the second half, once it has begun.
+    /// Route to the server, once the connection was begun.
     route: Option<Route>,
     /// Remaining addresses of the host name that the client requested.
     further_addresses: VecDeque<SocketAddr>,
@@ -81,7 +81,7 @@ pub struct Flow {
     spare: Option<Conn>,
     /// Further connections of the flow's handlers, by the loop's key.
     pub net_conns: Vec<(usize, BottomId)>,
-    /// Payload bytes that the client sent right behind its request, not counted yet.
+    /// Payload bytes that the client sent right after its request, not counted yet.
     pipelined: u64,
     /// Both ends have been present.
     has_opened: bool,
@@ -99,7 +99,7 @@ pub struct Flow {
 /// Times of a flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
-    /// Begin of the second half.
+    /// Start of the connection to the server.
     pub begun: Instant,
     /// Last transfer, or the start.
     pub moved: Instant,
@@ -109,16 +109,16 @@ pub struct Times {
     pub alarm: Option<Instant>,
 }
 
-/// A second half that was begun.
+/// Server side of a flow, whose connection was begun.
 #[derive(Debug)]
 pub struct Begun {
     /// The server's end, with its preface.
     pub opened: Opened,
     /// Relay or handler chain in front of it.
     pub middle: Middle,
-    /// Set if the middle is negotiated with the far end once that is connected.
+    /// Set if the relay or chain is negotiated with the far end, once that is connected.
     pub pending_negotiation: Option<PendingNegotiation>,
-    /// Route that it has taken.
+    /// Route of the connection.
     pub route: Route,
 }
 
@@ -129,12 +129,12 @@ pub struct Moved {
     pub bytes: [u64; 2],
     /// Both directions have ended.
     pub done: bool,
-    /// More can be moved, after the other flows had their turn.
+    /// More bytes can be moved, after the other flows had their turn.
     pub more: bool,
 }
 
 impl Flow {
-    /// Source address that the flow is carried for.
+    /// Client's address, or the source address that a previous hop has named.
     pub fn source(&self) -> SocketAddr {
         self.source
     }
@@ -158,10 +158,10 @@ impl Flow {
         }
     }
 
-    /// Checks whether the peers of the ends are still alive; for flows that last.
+    /// Checks whether the peers of the ends are still alive.
     pub fn check_liveness(&mut self, silence: DeadPeerLimits, now: Instant) {
         self.times.checked = Some(now);
-        // The program itself has set when its far end is given up.
+        // The program has set its own timeout for the far end.
         let decided = self.mirrored.decides_liveness();
         let [client, server] = &mut self.ends;
         client.check_liveness(silence);
@@ -193,21 +193,21 @@ impl Flow {
         Some((self.route.as_ref()?.to.clone(), self.spare.take()?))
     }
 
-    /// Returns whether the second half can be polled for its state at any time (tunnels,
+    /// Returns whether the server end can be polled for its state at any time (tunnels,
     /// Trickles).
     pub fn may_be_asked(&self) -> bool {
         matches!(self.ends[1].conn, Some(Conn::Tunnel(_) | Conn::Trickles(_)))
     }
 
-    /// Destination of the second half, as text for people.
+    /// Destination of the connection to the server, as text for logs.
     pub fn destination(&self) -> String {
         let to = self.route.as_ref().map(|route| route.to.to_string());
         to.unwrap_or_else(|| "nowhere yet".to_owned())
     }
 
-    /// Local address for one more connection to `to`, if not this host's own: the address of
-    /// the flow's first connection where that goes to `to` too. The port is 0: the first
-    /// connection uses its own.
+    /// Local address for a further connection to `to`, if not this host's own: that of the flow's
+    /// first connection, if this one goes to `to` too. The port is 0, because the first connection
+    /// occupies its own.
     pub fn from(&self, to: &Address) -> Option<SocketAddr> {
         let route = self.route.as_ref().filter(|route| route.to == *to)?;
         route.from.map(|from| SocketAddr::new(from.ip(), 0))

@@ -22,7 +22,7 @@ use crate::engine::destination::Route;
 use crate::engine::relay::Relay;
 
 impl Flow {
-    /// Returns a flow whose second half was begun, without a client yet.
+    /// Returns a flow whose connection to the server was begun, without a client yet.
     pub fn new(begun: Begun, source: SocketAddr, now: Instant) -> Flow {
         let mut flow = Flow::empty(source, now);
         flow.set_server(begun, now);
@@ -44,8 +44,8 @@ impl Flow {
         flow
     }
 
-    /// Returns a flow of an inbound connection for a program; the program gets it when its
-    /// chain allows it.
+    /// Returns a flow of an inbound connection for a program. The program is connected when the
+    /// handlers accept the flow.
     pub fn accepted(server: Conn, middle: Middle, source: SocketAddr, now: Instant) -> Flow {
         let mut flow = Flow::empty(source, now);
         (flow.ends[1].conn, flow.middle) = (Some(server), middle);
@@ -54,10 +54,10 @@ impl Flow {
         flow
     }
 
-    /// Returns a flow that the handlers of `other` ask for; it goes over `network`.
+    /// Returns a flow over `network`, which the handlers of `other` have requested.
     pub fn spawned(network: Conn, chain_io: ChainIo, other: &Flow, now: Instant) -> Flow {
         let mut flow = Flow::empty(other.source, now);
-        // The policy has decided about the other flow alone.
+        // The policy's decision applies to the other flow only.
         let route = |of: &Route| Route { plan: Arc::default(), ..of.clone() };
         flow.route = other.route.as_ref().map(route);
         (flow.ends[1].conn, flow.middle) = (Some(network), Middle::Chain(Box::new(chain_io)));

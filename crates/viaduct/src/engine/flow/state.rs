@@ -1,4 +1,4 @@
-//! State of a flow: how far it has come, and its end.
+//! State of a flow, from connecting to broken.
 
 use viaduct_proto::flow::Failure;
 
@@ -15,15 +15,17 @@ use crate::engine::negotiation::PendingNegotiation;
 /// ```
 #[derive(Debug)]
 pub(super) enum State {
-    /// The server has not answered. The middle may have to be negotiated with it first.
+    /// The server has not answered. Contains the negotiation that follows its answer, if there is
+    /// one.
     Connecting(Option<PendingNegotiation>),
     /// The server has answered.
     Connected,
-    /// The server has answered, and the waiting party (client or program) has been told so.
+    /// The server has answered, and the waiting client or program has been told so.
     Established,
     /// An end broke, and the other has not received all of its bytes yet.
     Closing(Closing),
-    /// Over, for this reason; true if the server had answered. The client may be still to come.
+    /// Ended for this reason; true if the server had answered. The client may not have been
+    /// accepted yet.
     Broken(Failure, bool),
 }
 
@@ -50,7 +52,7 @@ impl Flow {
         both && !std::mem::replace(&mut self.has_opened, true)
     }
 
-    /// Stage of the second half.
+    /// Stage of the server side.
     pub fn stage(&self) -> Stage {
         match (&self.state, &self.middle) {
             // A flow with a broken end stays open until all remaining bytes are delivered.
@@ -62,7 +64,7 @@ impl Flow {
         }
     }
 
-    /// Returns whether the second half is established; true only once.
+    /// Returns whether the server side is established; true only once.
     pub fn becomes_established(&mut self) -> bool {
         let is_new = self.stage() == Stage::Open
             && matches!(self.state, State::Connecting(_) | State::Connected);
@@ -72,12 +74,13 @@ impl Flow {
         is_new
     }
 
-    /// Returns whether the second half has been reported as established.
+    /// Returns whether the server side has been reported as established.
     pub fn is_established(&self) -> bool {
         matches!(self.state, State::Established)
     }
 
-    /// Reason why the server cannot be reached, or the flow is over, if so.
+    /// Reason why the server cannot be reached, or why the flow has ended; `None` if neither is the
+    /// case.
     pub fn broken(&self) -> Option<Failure> {
         match self.state {
             State::Broken(why, _) => Some(why),

@@ -1,4 +1,4 @@
-//! Straight to the server, by the kernel's TCP.
+//! Outbound directly to the server, over the kernel's TCP.
 
 use std::io;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::engine::conn::Conn;
 pub(super) struct Direct(pub(super) Arc<HopSignaller>);
 
 impl Outbound for Direct {
-    /// Begins a connection with the option of the client's SYN, which is for a hop further on.
-    /// That hop waits for an option, whatever form is configured here.
+    /// Begins a connection whose SYN carries the option of the client's SYN, for a hop further on.
+    /// That hop expects an option, even if another form is configured here.
     fn open(&self, request: &OpenRequest, _: Instant) -> io::Result<Opened> {
         match self.0.open_by_option(request) {
             Some(opened) => opened,
@@ -26,8 +26,8 @@ impl Outbound for Direct {
     }
 }
 
-/// Begins a connection whose SYN carries `content`. Returns also the number of its bytes that the
-/// SYN has taken.
+/// Begins a connection whose SYN carries `content`. Also returns the number of bytes of `content`
+/// that the SYN carries.
 pub(in crate::engine) fn connect(
     request: &OpenRequest,
     content: SynContent<'_>,
@@ -42,6 +42,6 @@ pub(in crate::engine) fn connect(
 /// Applies the long-haul settings to a connection that crosses the long link.
 pub(in crate::engine) fn set_up(stream: &TcpStream, haul: Option<&LongHaul>) {
     if let Some(Err(error)) = haul.map(|haul| haul.apply(stream)) {
-        warn!("set up a connection across the long link: {error}");
+        warn!("cannot set up a connection across the long link: {error}");
     }
 }

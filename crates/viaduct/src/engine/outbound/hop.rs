@@ -1,9 +1,9 @@
-//! To a hop. Hop signalling passes it a flow's source and destination.
+//! Outbound to a hop. Hop signalling sends the hop a flow's source and destination.
 //!
 //! ```text
-//!   option      a TCP option in the SYN: the hop can go on at once       IPv4, and a BPF program
-//!   proxy-tfo   a PROXY header as the SYN's data (Fast Open): likewise   any; else as below
-//!   proxy       a PROXY header, the flow's first bytes                   any; widely supported
+//!   option      a TCP option in the SYN: the hop can connect at once     IPv4 only; a BPF program
+//!   proxy-tfo   a PROXY header as the SYN's data (Fast Open): likewise   falls back to proxy
+//!   proxy       a PROXY header, the flow's first bytes                   widely supported
 //! ```
 
 use std::io;
@@ -25,11 +25,11 @@ use crate::engine::policy::Policies;
 /// Forms of hop signalling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum HopSignalling {
-    /// A TCP option in the SYN; IPv6 addresses do not fit into it and go as by proxy-tfo
+    /// A TCP option in the SYN; IPv6 addresses do not fit into it and are sent as by proxy-tfo
     Option,
     /// A PROXY header (version 2) as the flow's first bytes
     Proxy,
-    /// The same as the data of the SYN (TCP Fast Open)
+    /// A PROXY header (version 2) as the data of the SYN (TCP Fast Open)
     ProxyTfo,
 }
 
@@ -38,8 +38,7 @@ pub enum HopSignalling {
 pub struct HopSignaller {
     /// Configured form; without one, the option where it can be sent, otherwise the SYN's data.
     form: Option<HopSignalling>,
-    /// BPF program that writes options, loaded on first use; `None` inside if it cannot be
-    /// loaded.
+    /// BPF program that writes options, loaded on first use; holds `None` if it cannot be loaded.
     program: OnceLock<Option<SynOption>>,
 }
 
@@ -52,18 +51,18 @@ impl HopSignaller {
     /// Prepares signalling for the hops of `policies`.
     ///
     /// # Errors
-    /// Options are required and cannot be written; another form is used.
+    /// Options are configured and cannot be written. Flows then use the data of the SYN.
     pub fn prepare(&self, policies: &Policies) -> Result<()> {
         let wanted =
             matches!(self.form, None | Some(HopSignalling::Option)) && policies.have_hops();
         if wanted && self.program().is_none() && self.form.is_some() {
-            bail!("tell: cannot write TCP options (--tell proxy-tfo); the log says why");
+            bail!("tell: cannot write TCP options, see the log; --tell proxy-tfo needs none");
         }
         Ok(())
     }
 
-    /// Begins a connection with an option in its SYN; `None` if there are no addresses that fit
-    /// into it, or it cannot be written.
+    /// Begins a connection with an option in its SYN; `None` if there are no addresses, they do not
+    /// fit, or options cannot be written.
     pub(super) fn open_by_option(&self, request: &OpenRequest) -> Option<io::Result<Opened>> {
         let option = Hop::of(request.signalled.as_ref()?)?.emit();
         let content = SynContent::Option(self.program()?, &option);
@@ -74,7 +73,7 @@ impl HopSignaller {
     fn program(&self) -> Option<&SynOption> {
         let attach = || {
             let attached = SynOption::attach();
-            attached.map_err(|e| warn!("no TCP option: {:#}", anyhow::Error::new(e))).ok()
+            attached.map_err(|e| warn!("cannot set TCP options: {:#}", anyhow::Error::new(e))).ok()
         };
         self.program.get_or_init(attach).as_ref()
     }

@@ -1,4 +1,4 @@
-//! Outbounds: the ways by which flows leave, each with the connections that it opens.
+//! Outbounds: openers of flows' connections, directly to the server or through another program.
 //!
 //! ```text
 //!   policy: OutboundSpec ──▶ Outbounds ──▶ Outbound::open ──▶ Conn, and its preface
@@ -12,8 +12,9 @@
 //! | `hop` | to a hop, which is sent the flow's addresses |
 //! | `tunnel` | through a tunnel ([`crate::tunnel`]) |
 //!
-//! Others are where their state is: Trickles ([`super::trickles`]), connections that offer handlers
-//! ([`super::negotiation`]), and a parent master in the kernel's place ([`crate::master`]).
+//! Other outbounds are defined beside their state: Trickles ([`super::trickles`]), connections that
+//! offer handlers ([`super::negotiation`]), and a parent master in the kernel's place
+//! ([`crate::master`]).
 
 mod direct;
 mod hop;
@@ -50,7 +51,7 @@ pub trait Outbound: Debug + Send + Sync {
     /// The connect failed at once.
     fn open(&self, request: &OpenRequest, now: Instant) -> io::Result<Opened>;
 
-    /// Returns whether its connections are the kernel's, whose bytes can be spliced.
+    /// Returns whether its connections are TCP connections of the kernel, which can be spliced.
     fn can_splice(&self) -> bool {
         true
     }
@@ -64,11 +65,11 @@ pub trait Outbound: Debug + Send + Sync {
 /// Request for a connection.
 #[derive(Clone, Debug)]
 pub struct OpenRequest {
-    /// Destination; a host name for tunnels alone.
+    /// Destination; a host name only for tunnels.
     pub to: Address,
     /// Local address, if not this host's own.
     pub from: Option<SocketAddr>,
-    /// Source address that the flow is carried for.
+    /// Source address of the flow, sent to the far end of a tunnel.
     pub source: SocketAddr,
     /// Addresses to send to the hop, or to a hop further on.
     pub signalled: Option<Addresses>,
@@ -98,7 +99,8 @@ pub(super) struct Outbounds {
 }
 
 impl OpenRequest {
-    /// Returns a request for a connection to `to`, for `source`, and nothing else.
+    /// Returns a request for a connection to `to`, for `source`, without an address to bind or to
+    /// signal.
     pub fn new(to: Address, source: SocketAddr, options: TcpOptions) -> OpenRequest {
         OpenRequest { to, from: None, source, signalled: None, options, haul: None }
     }
@@ -111,7 +113,7 @@ impl OpenRequest {
         match &self.to {
             Address::Ip(to) => Ok(*to),
             Address::Name(name, _) => {
-                Err(io::Error::other(format!("{name}: host names pass through tunnels alone")))
+                Err(io::Error::other(format!("{name}: only tunnels take host names")))
             }
         }
     }
@@ -161,8 +163,8 @@ impl Outbounds {
         found.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
     }
 
-    /// Outbound of further connections of a flow. With negotiation they send the offer again;
-    /// whether the other end agrees shows in its bytes.
+    /// Outbound of further connections of a flow. With negotiation their SYNs carry the offer
+    /// again; the other end's bytes show whether it agrees.
     pub(super) fn further(&self) -> io::Result<&dyn Outbound> {
         match &self.negotiation {
             Some(negotiation) => Ok(&**negotiation),

@@ -8,29 +8,29 @@ use viaduct_proto::flow::OutputTransport;
 
 use crate::engine::trickles::{PacketFormats, TricklesTarget};
 
-/// Outbound of a flow, as policies name it: to its server, or by way of another program.
+/// Outbound of a flow, as policies name it: to its server, or through another program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OutboundSpec {
     /// Directly to the server.
     #[default]
     Direct,
-    /// By the hop at this address.
+    /// Through the hop at this address.
     Hop(SocketAddr),
     /// Through the tunnel of this name; empty for the unnamed one.
     Tunnel(String),
-    /// To the server by Trickles; by TCP where the server knows nothing else, unless all is to
-    /// be encrypted.
+    /// To the server over Trickles; over TCP if the server supports nothing else, unless encryption
+    /// is required.
     Trickles(TricklesTarget),
 }
 
 impl OutboundSpec {
-    /// Address of the hop, if the flow goes by one.
+    /// Address of the hop, if the flow goes through one.
     pub fn hop(&self) -> Option<SocketAddr> {
         if let OutboundSpec::Hop(at) = self { Some(*at) } else { None }
     }
 
-    /// Outbound over `transport`, which the handlers of a flow have named.
+    /// Returns this outbound over `transport`, which the handlers of a flow have named.
     pub fn over(&self, transport: OutputTransport) -> OutboundSpec {
         match (transport, self) {
             (OutputTransport::Trickles, OutboundSpec::Trickles(_)) => self.clone(),
@@ -40,7 +40,7 @@ impl OutboundSpec {
         }
     }
 
-    /// Parameters of Trickles, if the flow goes by it.
+    /// Parameters of Trickles, if the flow goes over it.
     pub fn trickles(&self) -> Option<TricklesTarget> {
         if let OutboundSpec::Trickles(target) = self { Some(*target) } else { None }
     }

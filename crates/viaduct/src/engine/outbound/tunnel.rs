@@ -1,4 +1,4 @@
-//! Through a tunnel, as a session.
+//! Outbound through a tunnel, as a session.
 
 use std::io;
 

@@ -21,7 +21,7 @@ pub(super) struct Direction {
     pub(super) readable: bool,
     /// Sink possibly writable: true until a write would block.
     pub(super) writable: bool,
-    /// The source has closed its write side, behind bytes that may still be readable.
+    /// The source has closed its write side; earlier bytes may still be readable.
     pub(super) ending: bool,
     /// End of stream from the source was read.
     ended: bool,
@@ -36,9 +36,9 @@ pub(super) struct Direction {
 }
 
 impl Direction {
-    /// Moves bytes until one side blocks; true if the other flows are to have their turn first.
-    /// `last` means that the other direction has ended, so that the end of this one closes both
-    /// connections.
+    /// Moves bytes until one side blocks. Returns true if more can be moved after the other flows
+    /// had their turn. `last`: the other direction has ended, and both connections are closed when
+    /// this one ends.
     pub(super) fn drive(
         &mut self,
         from: &TcpStream,
@@ -48,7 +48,8 @@ impl Direction {
         last: bool,
     ) -> io::Result<bool> {
         for _ in 0..FILLS {
-            // An end that is known before the last bytes are sent leaves in the same segment.
+            // If the end of stream is read before the last bytes are sent, the FIN leaves in the
+            // same segment.
             while self.comes_to_an_end() && self.fill_pipe(from, pipes)? {}
             if !self.empty_pipe(to, pipes, moved)? {
                 return Ok(false);
@@ -57,7 +58,7 @@ impl Direction {
                 return Ok(false);
             }
             if self.ended {
-                // Closing the connection sends the same.
+                // For the last direction, closing the connection sends the FIN.
                 if !self.shut && !last {
                     shutdown(to)?;
                 }
@@ -103,7 +104,7 @@ impl Direction {
         self.ending && self.readable && !self.ended && !self.urgent && self.mark.is_none()
     }
 
-    /// Moves the contents of the pipe; false if some of it must wait.
+    /// Moves the contents of the pipe to the sink; false if some of it must wait.
     fn empty_pipe(
         &mut self,
         to: &TcpStream,
@@ -121,18 +122,18 @@ impl Direction {
             }
         }
         if !self.readable {
-            pipes.give(self.pipe.take().expect("it was there"));
+            pipes.give(self.pipe.take().expect("the pipe was in use"));
         }
         Ok(true)
     }
 
-    /// Passes an urgent byte on as one, if it is next; false if it must wait. The pipe is
-    /// empty: all earlier bytes have passed.
+    /// Passes the next byte on as urgent, if it is; false if it must wait. Called when the pipe is
+    /// empty, so that all earlier bytes have passed.
     fn pass_mark(&mut self, from: &TcpStream, to: &TcpStream, moved: &mut u64) -> io::Result<bool> {
         if self.urgent && self.mark.is_none() && urgent::is_next(from)? {
             self.mark = urgent::take(from)?;
-            // A splice that stopped before the byte tells nothing of later bytes. Or only the
-            // announcement has come, and the byte is still on its way.
+            // A splice stops before an urgent byte, so later bytes may be readable too. Without the
+            // byte only its announcement has arrived.
             self.readable = self.mark.is_some();
         }
         let Some(byte) = self.mark else { return Ok(true) };
@@ -153,13 +154,13 @@ impl Direction {
         };
         match pipe.fill(from).inspect_err(|_| self.broke = true)? {
             Spliced::Moved(bytes) => {
-                // Fewer bytes than pieces did not fill the pipe: they were all. Later bytes
-                // cause an event of their own.
+                // Fewer bytes than pieces cannot have filled the pipe, so nothing more was
+                // readable. Later bytes cause an event of their own.
                 self.readable = bytes >= pipe.pieces() || self.ending || self.urgent;
                 return Ok(true);
             }
-            // A splice takes an urgent byte for the end if the end is behind it. If the end was
-            // announced, so was everything before it.
+            // A splice reports the end of stream at an urgent byte that the end follows. If the
+            // loop has reported the end, it has also reported an urgent byte before it.
             Spliced::End if (self.urgent || !self.ending) && urgent::is_next(from)? => {
                 self.urgent = true;
             }
@@ -170,13 +171,14 @@ impl Direction {
             Spliced::Blocked => return Ok(false),
         }
         if pipe.held() == 0 {
-            pipes.give(self.pipe.take().expect("it was there"));
+            pipes.give(self.pipe.take().expect("the pipe was in use"));
         }
         Ok(self.ended || self.readable)
     }
 }
 
-/// Closes the write direction of `to`, also if the peer has gone already.
+/// Shuts down the write direction of `to`. Succeeds too if the peer has already closed the
+/// connection.
 fn shutdown(to: &TcpStream) -> io::Result<()> {
     match to.shutdown(Shutdown::Write) {
         Err(error) if error.kind() != io::ErrorKind::NotConnected => Err(error),

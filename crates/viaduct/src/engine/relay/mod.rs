@@ -25,7 +25,7 @@ pub struct Relay {
     directions: [Direction; 2],
     /// End that broke.
     broken: Option<End>,
-    /// Factories of handlers that need no bytes, and get their numbers.
+    /// Factories of handlers that need no bytes, only byte counts.
     observers: Option<Factories>,
 }
 
@@ -40,8 +40,8 @@ impl Relay {
         Some(Relay { observers: Some(factories.clone()), ..Relay::default() })
     }
 
-    /// Handles a control call to the handler of this name. Its state without the bytes is that
-    /// of all its flows together.
+    /// Handles a control call to the handler of this name. The answer covers all its flows
+    /// together: a relayed flow has no handler state of its own.
     pub fn control(&self, to: &str) -> Option<Vec<u8>> {
         let mut factories = self.observers.as_ref()?.iter();
         factories.find(|factory| factory.name() == to)?.state().map(String::into_bytes)
@@ -73,7 +73,7 @@ impl Relay {
         !self.directions[End::Server as usize].writable
     }
 
-    /// Records that `end` has closed its write side, behind bytes that may still be readable.
+    /// Records that `end` has closed its write side; earlier bytes may still be readable.
     pub fn ending(&mut self, end: End) {
         self.directions[end as usize].ending = true;
     }

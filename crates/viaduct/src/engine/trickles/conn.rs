@@ -16,21 +16,22 @@ use super::port::SharedPort;
 use super::slot::SlotState;
 use crate::engine::destination::error_of;
 
-/// An end. Dropped without a shutdown, it ends the connection at once.
+/// A Trickles connection as an end of a flow. Dropping it without a shutdown ends the connection at
+/// once.
 #[derive(Debug)]
 pub struct TricklesConn {
     port: SharedPort,
     flow: Flow,
-    /// Bytes read from the stream and not yet by the flow.
+    /// Bytes read from the stream and not yet read by the flow.
     rest: Bytes,
     /// Nothing more is written; written bytes are still delivered.
     shut: bool,
-    /// Bytes written before the server answered, where that is permitted. If the server knows
-    /// only TCP, they are sent again there.
+    /// Bytes written before the server answered, if that is permitted. If the server supports only
+    /// TCP, they are sent again over TCP.
     said: Option<Vec<u8>>,
 }
 
-/// Maximum of bytes written before the server has answered: the first packets' capacity.
+/// Maximum number of bytes written before the server has answered: the first packets' capacity.
 const EARLY: usize = 16 << 10;
 
 impl TricklesConn {
@@ -50,8 +51,8 @@ impl TricklesConn {
         self.port.lock().register(self.flow, token);
     }
 
-    /// Returns whether bytes can be written: the server has answered, or is not waited for.
-    /// `Err`: it refused.
+    /// Returns whether bytes can be written: the server has answered, or early data is permitted.
+    /// `Err`: the server refused.
     pub fn check_connected(&self) -> io::Result<bool> {
         match self.port.lock().state(self.flow) {
             SlotState::Connecting | SlotState::PlainTcp => Ok(self.said.is_some()),
@@ -60,8 +61,8 @@ impl TricklesConn {
         }
     }
 
-    /// Takes the bytes that were written and not received by the server, and whether the stream
-    /// ends behind them; to be sent by TCP.
+    /// Takes what is to be sent over TCP: the bytes that were written and not received by the
+    /// server, and whether the stream ends after them.
     pub fn into_unsent(mut self) -> (Vec<u8>, bool) {
         (self.said.take().unwrap_or_default(), self.shut)
     }
@@ -118,8 +119,8 @@ impl TricklesConn {
         if let State::Failed(why) = stream.state(MAIN) {
             return Err(error(why));
         }
-        // No room, though nothing waits: the peer no longer reads. Further bytes are discarded;
-        // the peer has finished its answer.
+        // No room although nothing is queued: the peer no longer reads, as it has finished its
+        // answer. Further bytes are discarded.
         if stream.writable(MAIN) == 0 && stream.is_flushed(MAIN) {
             return Ok(Some(pieces.iter().map(|piece| piece.len()).sum()));
         }
@@ -137,8 +138,7 @@ impl TricklesConn {
         Ok((written > 0).then_some(written))
     }
 
-    /// Estimate of the bytes that were written and may still be consumed by the server: one if
-    /// there are any, or none.
+    /// Returns 1 if the server may still consume bytes that were written, otherwise 0.
     pub fn unacknowledged(&self) -> u64 {
         let mut port = self.port.lock();
         if port.state(self.flow) == SlotState::Refused {

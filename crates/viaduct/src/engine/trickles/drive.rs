@@ -1,4 +1,4 @@
-//! Integration of Trickles ports with the loop: ready ends, and servers to be reached by TCP.
+//! Integration of Trickles ports with the loop: ready ends, and servers that only TCP reaches.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ const ROUNDS: usize = 8;
 const MAX_EVENTS: usize = 4096;
 
 impl Worker {
-    /// Moves all bytes that can move by Trickles.
+    /// Moves all bytes that can move over Trickles.
     pub(in crate::engine) fn drive_trickles(&mut self, now: Instant) {
         for _ in 0..ROUNDS {
             self.upstream.trickles.turn(now);
@@ -45,8 +45,8 @@ impl Worker {
         }
     }
 
-    /// Handles an event of a further connection of a flow. A server that knows only TCP
-    /// refuses it, as the handlers have asked for Trickles.
+    /// Handles an event of a further connection of a flow. A server that supports only TCP counts
+    /// as a refusal, because the handlers have asked for Trickles.
     fn handle_net_conn(&mut self, token: usize, event: SlotEvent, now: Instant) {
         let Some((key, id)) = self.flows.net_conn(token) else { return };
         let Some(chain_io) = self.flows.at(key).chain_io() else { return };
@@ -57,7 +57,7 @@ impl Worker {
         self.drive(key, End::Client, false, false, now);
     }
 
-    /// Continues flow `key` over the kernel's TCP, to `to`.
+    /// Continues flow `key` over a connection of the kernel's TCP to `to`.
     fn fall_back_to_tcp(&mut self, key: usize, to: SocketAddr, now: Instant) {
         let Some(flow) = self.flows.get(key) else { return };
         // The flow was given up meanwhile.
@@ -79,11 +79,11 @@ impl Worker {
                 self.drive(key, End::Server, false, false, now);
             }
             Err(error) => {
-                debug!("connect to {to}: {error}");
+                debug!("cannot connect to {to}: {error}");
                 if let Some(chain_io) = self.flows.at(key).chain_io() {
                     chain_io.unconnected(failure(&error), now);
                 }
-                // The handlers may know another way.
+                // The handlers may try another connection.
                 self.drive(key, End::Client, false, false, now);
             }
         }

@@ -1,4 +1,4 @@
-//! Parameters of flows by Trickles: the packet formats, and the server's key.
+//! Parameters of flows over Trickles: the packet formats, and the server's key.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,23 +14,23 @@ use super::formats::PacketFormats;
 pub struct TricklesTarget {
     /// Permitted packet formats.
     pub formats: PacketFormats,
-    /// Public key that the server must have. With a key all is encrypted: the flow ends rather
-    /// than go on in clear, or by TCP.
+    /// Public key that the server must have. With a key, everything is encrypted: the flow fails
+    /// rather than continue unencrypted, or over TCP.
     pub key: Option<PublicKey>,
     /// Time at which a connect is reported as successful.
     pub early: Early,
 }
 
-/// Time at which a program's connect is reported as successful. Before the server has answered,
-/// the program's first bytes go in the first packet, and an answer that fits one packet comes a
-/// round trip after the connect. The cost: a closed port is then seen as a connection that
-/// breaks.
+/// Time at which a program's connect is reported as successful. Before the server has answered, the
+/// program's first bytes go in the first packet, and an answer that fits one packet comes a round
+/// trip after the connect. The cost: the program then sees a closed port as a reset connection, not
+/// as a refusal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Early {
     /// After the server has answered.
     #[default]
     Never,
-    /// At once where the server has answered by Trickles recently.
+    /// At once if the server has answered over Trickles recently.
     Known,
     /// At once.
     Always,

@@ -1,4 +1,4 @@
-//! Packet formats of flows by Trickles.
+//! Packet formats of flows over Trickles.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,7 +24,7 @@ use viaduct_proto::trickles::packet::{self, Format};
 )]
 #[serde(rename_all = "lowercase")]
 pub enum PacketFormats {
-    /// Packets that look like TCP, if privileges allow it; UDP where these are not answered
+    /// Packets that look like TCP, if privileges allow it; UDP if these are not answered
     #[default]
     Auto,
     /// Packets that look like TCP; takes root or `CAP_NET_RAW` and `CAP_NET_ADMIN`

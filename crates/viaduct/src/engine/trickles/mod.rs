@@ -1,20 +1,20 @@
-//! Flows that go on by Trickles: each is a connection of its own, over a port shared by the
-//! loop.
+//! Flows over Trickles: each has a connection of its own, through a port that the flows of a loop
+//! share.
 //!
 //! ```text
 //!   flow ─ Conn ─ TricklesConn ─┐
 //!   flow ─ Conn ─ TricklesConn ─┤ Port ─ Connector ══ packets ══▶ servers
-//!   flow ◀─ PlainTcp ───────────┘  a server that knows only TCP: the flow goes on by TCP
+//!   flow ◀─ PlainTcp ───────────┘  a server that supports only TCP: the flow continues over TCP
 //! ```
 //!
-//! | file | noun |
+//! | file | |
 //! |---|---|
 //! | here | [`Trickles`]: ports of a loop, one for each [`PacketFormats`] in use |
 //! | `formats` | permitted packet formats |
 //! | `flow_target` | packet formats and encryption of a flow |
 //! | `port` | a port |
 //! | `slot` | state of a connection at its port |
-//! | `server_cache` | cache of servers known to know only TCP, or Trickles |
+//! | `server_cache` | cache of servers known to support only TCP, or Trickles |
 //! | `conn` | a connection as an end of a flow |
 //! | `drive` | integration with the loop |
 
@@ -70,9 +70,9 @@ pub struct Outlet {
 }
 
 impl Trickles {
-    /// Returns a set without ports. The loop is woken by `token`. Rules and their journal in
-    /// `run_dir` are named after `name`, which must be unique in this network namespace. The
-    /// flows of a port may have at most `buffer` bytes requested and not yet taken.
+    /// Returns a set without ports. Packets are reported to the loop under `token`. Rules and their
+    /// journal in `run_dir` are named after `name`, which must be unique in this network namespace.
+    /// The flows of a port may have at most `buffer` bytes requested and not yet taken.
     pub fn new(
         registry: Registry,
         token: Token,
@@ -88,7 +88,7 @@ impl Trickles {
     /// Opens the ports for `wanted` that are not open yet.
     ///
     /// # Errors
-    /// Privilege is missing, or a rule cannot be set.
+    /// A port cannot be opened: a capability is missing, or a rule cannot be set.
     pub fn open(&mut self, wanted: impl IntoIterator<Item = PacketFormats>) -> Result<()> {
         for formats in wanted {
             if self.ports.contains_key(&formats) {
@@ -96,7 +96,7 @@ impl Trickles {
             }
             let instance = format!("{}_trickles_{formats}", self.instance);
             let port = SharedPort::open(formats, instance, self.run_dir.clone(), self.buffer);
-            let port = port.with_context(|| format!("trickles: {formats}"))?;
+            let port = port.with_context(|| format!("trickles: cannot open a port ({formats})"))?;
             let fd = port.lock().as_fd().as_raw_fd();
             self.registry.register(&mut SourceFd(&fd), self.token, Interest::READABLE)?;
             self.ports.insert(formats, port);
@@ -119,7 +119,7 @@ impl Trickles {
         self.ports.values().find_map(|port| port.lock().poll_event())
     }
 
-    /// Time until the next timer: the loop may sleep for so long.
+    /// Time until the next timer, for which the loop may sleep.
     pub fn poll_timeout(&self, now: Instant) -> Option<Duration> {
         self.ports.values().filter_map(|port| port.lock().poll_timeout(now)).min()
     }
@@ -141,7 +141,7 @@ impl Outbound for Outlet {
         false
     }
 
-    /// Returns whether the server is known to know only TCP, and TCP is permitted.
+    /// Returns whether the server is known to support only TCP, and TCP is permitted.
     fn is_known_to_fail(&self, to: &Address, now: Instant) -> bool {
         let port = self.port.as_ref().filter(|_| self.target.key.is_none());
         port.is_some_and(|port| matches!(to, Address::Ip(to) if port.lock().is_plain(*to, now)))

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Connecting ── answered ─────────▶ Established
-//!      ├── the server's TCP answers, or no answer for a while ──▶ PlainTcp: goes on by TCP
+//!      ├── the server's TCP answers, or no answer for a while ──▶ PlainTcp: continues over TCP
 //!      └── no listener there, as the server's TCP answers too ──▶ Refused
 //! ```
 
@@ -32,17 +32,17 @@ use crate::rate_limited::RateLimitedLog;
 /// Longest packet, in bytes: Ethernet's. A smaller MTU is reported by the route's interface or
 /// a router.
 const MTU: usize = 1500;
-/// Timeout of an established connection without an answer. A server may be away for this long
-/// and the flow survives; a TCP that retransmits in vain gives up after about the same time.
+/// Timeout of an established connection without an answer. A server may be down for this long and
+/// the flow survives; TCP gives up retransmissions after about the same time.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(900);
-/// Cache TTL of a server that knows only TCP, and of one that has answered by Trickles.
+/// Cache TTL of a server that supports only TCP, and of one that has answered over Trickles.
 const PLAIN_TCP_TTL: Duration = Duration::from_secs(60);
 const ANSWERED_TTL: Duration = Duration::from_secs(600);
 /// Time for which the first packet of a connection waits for the program's first bytes.
 const EARLY_DATA_WAIT: Duration = Duration::from_millis(5);
 /// Turns of the connector before other flows have theirs.
 const TURNS: usize = 64;
-/// Rate-limited warnings about servers that cannot be reached, or no longer.
+/// Rate-limited warnings about servers that cannot be reached, or no longer answer.
 static TROUBLE: RateLimitedLog<(SocketAddr, &str)> = RateLimitedLog::new(1);
 
 /// A port, shared by the ends of its flows and their loop.
@@ -60,7 +60,7 @@ pub(super) struct Port {
     waiting: BTreeSet<(Instant, Flow)>,
     /// Connections whose flow has ended, with written data still to be delivered.
     leaving: BTreeSet<Flow>,
-    /// Servers that know only TCP, and those that have answered.
+    /// Servers that support only TCP, and those that have answered.
     plain: ServerCache,
     answered: ServerCache,
     /// The last turn left received packets unread.
@@ -101,7 +101,7 @@ impl SharedPort {
 }
 
 impl Port {
-    /// Returns whether the server at `to` is known to know only TCP.
+    /// Returns whether the server at `to` is known to support only TCP.
     pub(super) fn is_plain(&self, to: SocketAddr, now: Instant) -> bool {
         self.plain.holds(to, now)
     }
@@ -158,7 +158,7 @@ impl Port {
         Some((self.connector.port().local(flow)?, slot.to))
     }
 
-    /// Removes the end of a flow; `well`: written data is still to be delivered.
+    /// Removes a connection whose flow has ended. If `well`, written data is still delivered.
     pub(super) fn leave(&mut self, flow: Flow, well: bool) {
         let Some(slot) = self.slots.remove(&flow) else { return };
         self.waiting.remove(&(slot.until, flow));
@@ -182,7 +182,7 @@ impl Port {
                 Ok(0) => self.busy = false,
                 Ok(_) => continue,
                 Err(error) => {
-                    debug!("a port of Trickles: {error}");
+                    debug!("trickles: cannot drive a port: {error}");
                     self.busy = false;
                 }
             }
@@ -194,7 +194,7 @@ impl Port {
         while let Some(&(at, flow)) = self.waiting.first().filter(|(at, _)| *at <= now) {
             self.waiting.remove(&(at, flow));
             match self.slots.get(&flow) {
-                // An encrypted connection may not go on by TCP: it waits until it is given up.
+                // An encrypted connection must not fall back to TCP: it waits until it is given up.
                 Some(Slot { encrypted: true, state: SlotState::Connecting, to, .. }) => {
                     let why =
                         "a server with another key than the given one, or with none, says nothing";
@@ -232,7 +232,7 @@ impl Port {
         None
     }
 
-    /// Time until the next timer: the loop may sleep for so long.
+    /// Time until the next timer, for which the loop may sleep.
     pub(super) fn poll_timeout(&self, now: Instant) -> Option<Duration> {
         if self.busy || !self.events.is_empty() {
             return Some(Duration::ZERO);
@@ -241,7 +241,7 @@ impl Port {
         self.connector.poll_timeout().into_iter().chain(waiting).min()
     }
 
-    /// Returns whether no ended connection has data left to deliver.
+    /// Returns whether the data of all ended connections has been delivered.
     pub(super) fn is_done(&self) -> bool {
         self.leaving.is_empty()
     }
@@ -261,8 +261,8 @@ impl Port {
             ConnectorEvent::MtuTooSmall => {
                 if let Some(&Slot { to, encrypted, .. }) = self.slots.get(&flow) {
                     let why = match encrypted {
-                        true => "Trickles takes packets of 1,280 bytes where it is encrypted",
-                        false => "its flows go by TCP",
+                        true => "encrypted Trickles needs packets of 1,280 bytes",
+                        false => "its flows use TCP",
                     };
                     let line = format_args!("trickles: the way to {to} is too narrow: {why}");
                     TROUBLE.warn((to, why), line);
@@ -286,8 +286,8 @@ impl Port {
         }
     }
 
-    /// Handles the refusal of one packet format. If the server's TCP reset it, the wait for UDP
-    /// is shorter than without such knowledge: a filter that drops datagrams sends no answer.
+    /// Handles the refusal of one packet format. If the server's TCP sent a reset, the server is
+    /// up, and the wait for an answer over UDP is shortened: a filter may drop datagrams silently.
     fn turned(&mut self, flow: Flow, reset: bool, now: Instant) {
         self.refused(flow);
         let Some(slot) = self.slots.get_mut(&flow).filter(|_| reset) else { return };
@@ -316,7 +316,7 @@ impl Port {
             SlotState::PlainTcp | SlotState::Refused => self.answered.forget(slot.to),
             SlotState::Connecting => {}
         }
-        // A server that has refused may accept the next time.
+        // A server that has refused may accept the next time, so it is not cached.
         if state == SlotState::PlainTcp && !slot.refused {
             self.plain.learn(slot.to, now);
         }

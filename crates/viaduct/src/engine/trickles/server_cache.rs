@@ -1,6 +1,6 @@
-//! Cache of servers with a known property. A server known to use only TCP saves each new
-//! connection the round trip of learning it again; one known to answer by Trickles may be sent
-//! a program's first bytes at once.
+//! Cache of servers with a known property. New connections to a server known to support only TCP
+//! use TCP at once, which saves a round trip; a server known to answer over Trickles may be sent a
+//! program's first bytes at once.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -6,18 +6,18 @@ use std::time::Duration;
 use mio::Token;
 use viaduct_proto::time::Instant;
 
-/// Time without an answer after which the kernel's TCP is tried: two retransmissions, by the
-/// other packet format too, and a round trip by satellite.
+/// Time without an answer after which the kernel's TCP is tried: enough for two retransmissions,
+/// also in the other packet format, and a round trip by satellite.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
-/// Shorter wait for UDP after the server's TCP refused: twice the time that the refusal took,
-/// plus this.
+/// Fixed part of the shorter wait for UDP after the server's TCP refused. The wait is twice the
+/// time that the refusal took, plus this.
 const AFTER_RESET: Duration = Duration::from_millis(200);
 
 /// State of a connection.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) to: SocketAddr,
-    /// Encrypted: never goes on by TCP.
+    /// Encrypted: never falls back to TCP.
     pub(super) encrypted: bool,
     began: Instant,
     /// Time at which TCP is tried.
@@ -37,7 +37,7 @@ pub(super) enum SlotState {
     Connecting,
     /// Established: the server has answered.
     Established,
-    /// To be continued by TCP.
+    /// To be continued over TCP.
     PlainTcp,
     /// Refused: no listener there.
     Refused,
@@ -48,7 +48,7 @@ pub(super) enum SlotState {
 pub(super) enum SlotEvent {
     /// Readable, writable, or ended.
     Ready,
-    /// To be continued by TCP to this server.
+    /// To be continued over TCP, to this server.
     PlainTcp(SocketAddr),
 }
 

@@ -12,7 +12,7 @@ use crate::world::World;
 const LINK: &str = "rate=8M,delay=10ms,queue=60kB";
 const BYTES: usize = 4_000_000;
 const PLAIN: Duration = Duration::from_secs(5);
-/// Cost of the change, at most: until the silence is detected, and the transport starts again
+/// Maximum cost of the change: time until the silence is detected, and the transport starts again
 /// at the new address.
 const CHANGE: Duration = Duration::from_secs(2);
 

@@ -1,5 +1,5 @@
 //! Programs whose first bytes go in the first packet: this saves a round trip if the server
-//! knows Trickles, and loses or repeats no byte if it does not.
+//! supports Trickles, and loses or repeats no byte if it does not.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ fn a_small_answer_of_a_known_server_takes_one_round_trip() {
     // several must be in time.
     let best = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min);
     let known = times(&world, "+trickles:way=tcp", &small, 5);
-    assert!(known[0] >= 2.0 * TRIP, "nothing is known yet: {known:?}");
+    assert!(known[0] >= 2.0 * TRIP, "the server is not known yet: {known:?}");
     assert!(best(&known[1..]) < 1.7 * TRIP, "{known:?}");
     let always = times(&world, "+trickles:way=udp,early=always", &small, 4);
     assert!(best(&always) < 1.7 * TRIP, "{always:?}");
@@ -46,7 +46,7 @@ fn a_small_answer_of_a_known_server_takes_one_round_trip() {
 #[test]
 fn early_data_arrives_once_and_whole_at_a_server_without_trickles() {
     let Some(world) = World::new("early-tcp", "rate=50M,delay=5ms,queue=300kB") else { return };
-    // Answers each connection after its end, with the bytes that it has received.
+    // Answers each connection, after its end of stream, with the bytes that were received.
     let echo = "
 import socket
 listener = socket.create_server(('', 80))

@@ -1,4 +1,4 @@
-//! Programs whose flows go by encrypted Trickles, and fail if that is not possible.
+//! Programs whose flows go over encrypted Trickles, and fail if that is not possible.
 
 use std::process::Output;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ struct Watch {
 
 impl Watch {
     fn start(world: &World) -> Watch {
-        // The tap sees segmentation offload: large enough for datagrams before they are cut.
+        // The tap sees packets before segmentation offload cuts them, of up to 64 KiB.
         let config = RingConfig { max_packet: 65535, bytes: 8 << 20 };
         let ring = world.net.b1().netns().enter(|| Ring::open("eth0", config));
         let (mut ring, enough) = (ring.unwrap().unwrap(), Arc::<AtomicBool>::default());
@@ -95,7 +95,7 @@ fn encrypted_flows_are_never_sent_in_clear() {
     fails(&world, "+trickles:way=tcp", &url);
     assert!(world.connect_plain().is_err(), "nothing over TCP");
     drop(server);
-    // A server with both answers as it is asked; on the wire the two differ.
+    // A server that serves both answers in kind: encrypted requests encrypted, others not.
     let _server = world.serve_with("auto", &only[..2], || world.connect_plain().is_ok());
     for (by, is_clear) in
         [("+trickles:way=tcp".to_owned(), true), (format!("+trickles:way=tcp,key={key}"), false)]
@@ -103,7 +103,7 @@ fn encrypted_flows_are_never_sent_in_clear() {
         let watch = Watch::start(&world);
         assert!(done(curl(&world, &[&by], &[&url])).stdout == big, "{by}");
         let (_, shown) = watch.finish(&WORDS[..16]);
-        // Segments that leave together are seen as one packet.
+        // Segments that are sent together are seen as one packet.
         assert_eq!(shown > 10, is_clear, "{by}: {shown} packets");
     }
 }

@@ -1,4 +1,5 @@
-//! Long flows: a transfer that outlives its server's secret, a server that is gone, unread data.
+//! Long flows: a transfer that outlives its server's secret, a server that has stopped, unread
+//! data.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -44,7 +45,7 @@ fn a_transfer_survives_the_rotation_of_its_secret() {
         });
         let took = begun.elapsed();
         println!("{way}: {took:?}, of which the old secret was known for {rotated:?}");
-        assert!(took > rotated + Duration::from_secs(1), "{way}: over before the secret was");
+        assert!(took > rotated + Duration::from_secs(1), "{way}: ended before the secret");
         assert!(took < Duration::from_secs(9), "{way}: {took:?}");
     }
     assert_eq!(counted(&world).1, 0, "nothing went by TCP");
@@ -64,11 +65,11 @@ fn a_silent_server_is_logged() {
     })
     .unwrap();
     let some = || fs::metadata(&got).is_ok_and(|got| got.len() > 1_000_000);
-    assert!(within(Duration::from_secs(10), some), "it does not come so far");
+    assert!(within(Duration::from_secs(10), some), "the download does not get so far");
     server.kill().unwrap();
     let said = format!("{}:80 does not answer any more", world.v4());
     let told = || fs::read_to_string(&log).is_ok_and(|log| log.contains(&said));
-    // Includes the attempt that follows ten seconds of silence.
+    // The limit includes the attempt after ten seconds of silence.
     assert!(within(Duration::from_secs(25), told), "{:?}", fs::read_to_string(&log));
 }
 
@@ -96,7 +97,7 @@ fn unread_data_is_bounded_over_all_flows() {
         flow.write_all(get.as_bytes()).unwrap();
         flow
     };
-    // Memory that is needed once is allocated after the first flow.
+    // After the first flow, memory that is needed only once is allocated.
     open().read_to_end(&mut Vec::new()).unwrap();
     let memory = || resident(proxy.id());
     let begun = memory();

@@ -31,7 +31,8 @@ fn url(ip: IpAddr, path: &str) -> String {
     }
 }
 
-/// Builds a curl command on the client's host, under a run with these words if there are any.
+/// Builds a curl command on the client's host, under `viaduct run` with the options `run`, if there
+/// are any.
 fn curl(world: &World, run: &[&str], words: &[&str]) -> Command {
     let mut command = world.net.a1().command("timeout");
     command.args(["--signal=KILL", LIMIT]);
@@ -100,7 +101,7 @@ fn curl_uses_trickles_under_every_interposer() {
     let big_url = url(world.v4(), "big.bin");
     let part = done(curl(&world, &run, &["-r", "1000000-1999999", &big_url]));
     assert!(part.stdout == big[1_000_000..2_000_000]);
-    // Beyond the range of 32 bits.
+    // A range beyond 32 bits.
     let huge = fs::File::create(world.dir.join("site/huge")).unwrap();
     huge.write_all_at(&big[..2_000], (1 << 32) - 1_000).unwrap();
     huge.set_len(5 << 30).unwrap();
@@ -116,7 +117,7 @@ fn curl_uses_trickles_under_every_interposer() {
     let ip = world.v4();
     assert_eq!(two, format!("small1,{ip},small0,{ip},"));
     assert_eq!(counted(&world).1, 0, "nothing went by TCP");
-    // The masters end a moment after their programs.
+    // Masters end shortly after their programs.
     let rules = || world.net.a1().run("nft", &["list", "ruleset"]).unwrap();
     let put_back = within(Duration::from_secs(5), || !rules().contains("trickles"));
     assert!(put_back, "{}", rules());
@@ -220,12 +221,12 @@ fn a_download_survives_a_restart_of_its_server() {
     let words = ["-o", got.to_str().unwrap(), &url(world.v4(), "big.bin")];
     let client = curl(&world, &["+trickles"], &words).spawn().unwrap();
     let half = || fs::metadata(&got).is_ok_and(|got| got.len() > 4_000_000);
-    assert!(within(Duration::from_secs(20), half), "it does not come so far");
+    assert!(within(Duration::from_secs(20), half), "the download does not get so far");
     server.kill().unwrap();
     let killed = Instant::now();
     std::thread::sleep(Duration::from_millis(300));
     let before = fs::metadata(&got).unwrap().len();
-    assert!(before < big.len() as u64, "it was too late");
+    assert!(before < big.len() as u64, "the download had finished before");
     let _server = world.serve("auto");
     println!("the server was gone for {:?}", killed.elapsed());
     let output = client.wait_with_output().unwrap();

@@ -22,8 +22,8 @@ const SILENT: &str = "
         }
     }";
 
-/// A path as on many subscriber lines: 1,480 bytes, not reported by ICMP, but with the MSS of
-/// SYNs clamped.
+/// A path as on many subscriber lines: an MTU of 1,480 bytes, not reported by ICMP, and a clamped
+/// MSS in SYNs.
 const CLAMPED: &str = "
     table inet fw {
         chain forward {
@@ -35,7 +35,7 @@ const CLAMPED: &str = "
         }
     }";
 
-/// Fetches a file from each of these addresses by each of these ways, and checks that none
+/// Fetches a file from each of these addresses with each of these options, and checks that no fetch
 /// takes longer than `most`.
 fn fetch_all(world: &World, ips: &[IpAddr], whats: &[&str], most: Duration) {
     let big = random(300_000);
@@ -83,7 +83,7 @@ fn the_mtu_of_the_own_interface_is_known_without_a_loss() {
 #[test]
 fn answers_fit_a_return_path_of_a_smaller_mtu() {
     let Some(world) = World::new("narrow-back", LINK) else { return };
-    // Narrower than a client's own lower limit, and not reported to it.
+    // An MTU below the client's own lower limit, which is not reported to the client.
     let narrow = "ip route replace $(ip route show default) mtu lock 900";
     world.net.b1().run("sh", &["-c", narrow]).unwrap();
     let whats = ["way=tcp", "way=udp", "way=tcp,key=KEY", "way=udp,key=KEY"];

@@ -1,5 +1,5 @@
-//! Closed ports, and servers without Trickles: the connect fails, or falls back, when an answer
-//! arrives and not at a timeout.
+//! Closed ports, and servers without Trickles: the connect fails or falls back as soon as an answer
+//! arrives, not at a timeout.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::common::within;
 use crate::world::World;
 
 const LINK: &str = "rate=50M,delay=5ms,queue=300kB";
-/// Firewall rules that reject packets, and one that drops datagrams silently.
+/// Firewall rules: two reject packets, one drops datagrams silently.
 const RULES: &str = "
     table inet fw {
         chain in {
@@ -74,7 +74,7 @@ fn closed_and_rejected_ports_are_refused_at_once() {
             assert_eq!(said[3], "open", "{to} {by}: {found:?}");
             assert!(found.iter().all(|(_, millis)| *millis < 1_500), "{to} {by}: {found:?}");
         }
-        // The datagram gets no answer: then twice the time of the reset is enough.
+        // The datagram gets no answer: after the reset the wait for one is short.
         let found = connects(&world, "+trickles", &to.to_string(), &[84]);
         assert_eq!(found[0].0, "ECONNREFUSED", "{to}: {found:?}");
         assert!((200..2_000).contains(&found[0].1), "{to}: {found:?}");
@@ -85,7 +85,7 @@ fn closed_and_rejected_ports_are_refused_at_once() {
 fn a_server_by_udp_alone_is_reached_although_its_tcp_refuses() {
     let Some(world) = World::new("udp-alone", LINK) else { return };
     world.file("small", b"small");
-    // Encrypted only: no listener at TCP. It knows no packets in TCP's format.
+    // Encrypted only: the server has no TCP listener, and accepts no packets in TCP's format.
     let key = super::encrypted::identity(&world, "identity");
     let file = world.dir.join("identity");
     let only = ["--identity", file.to_str().unwrap(), "--encrypted-only"];

@@ -1,5 +1,4 @@
-//! Controls of the tests: conntrack refuses here what it must refuse, and GRO joins what it can
-//! join.
+//! Controls of the tests: in this network conntrack drops stray packets, and GRO joins packets.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -63,13 +62,13 @@ fn packets_joined_by_gro_are_refused_and_counted() {
     let Some(world) = World::new("joined") else { return };
     let server = world.serve();
     world.coalesce();
-    // Equal in all that GRO compares: no PSH, one ACK number, consecutive.
+    // Equal in everything that GRO compares: no PSH, the same ACK number, consecutive.
     let packets = (0..640_u32).map(|n| {
         let mut packet = Vec::new();
         emit(&segment("10.2.0.1", 1 + n * 100, 0), &[1; 100], 1500, &mut packet).unwrap();
         packet[33] &= !8;
         let sum = u16::from_be_bytes([packet[36], packet[37]]);
-        // The flag is cleared, so its value is added to the one's complement.
+        // As the flag was cleared, its value is added to the checksum, a one's complement.
         let (sum, over) = sum.overflowing_add(8);
         packet[36..38].copy_from_slice(&(sum + u16::from(over)).to_be_bytes());
         packet
@@ -78,9 +77,9 @@ fn packets_joined_by_gro_are_refused_and_counted() {
     world.router.netns().enter(|| send(&packets)).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     let stats = server.end();
-    // Packets that are longer than any of ours are cut, besides.
+    // Joined packets that are longer than any Trickles packet are counted as cut.
     assert!(stats.refused.of(Refusal::Merged) + stats.refused.of(Refusal::Cut) > 0, "{stats:?}");
-    // A packet that finds no other to be joined with arrives as it was sent.
+    // A packet that is joined with no other arrives as it was sent.
     assert!(stats.received < 64, "{stats:?}");
     assert_eq!(stats.refused.of(Refusal::Checksum), 0, "{stats:?}");
 }

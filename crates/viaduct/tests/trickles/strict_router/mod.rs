@@ -22,16 +22,16 @@ fn strict_conntrack_and_masquerading_pass_every_packet_beyond_four_gigabytes() {
     world.coalesce();
     let server = world.serve();
     let mut client = world.client(TCP, "client");
-    // With TSO, segments that leave together pass the router whole; without, they are cut at
-    // the sender and joined at the receiver.
+    // With TSO, segments that are sent together pass the router as one packet. Without TSO, they
+    // are cut at the sender and joined at the receiver.
     for ((ip, router), whole) in SERVERS.into_iter().zip(ROUTER).zip(["on", "off"]) {
         sh(&world.server, &format!("ethtool -K eth0 tso {whole}"));
         let flow = client.connect(ip);
         let opened = client.ask_until_answered(flow);
         assert_eq!(seen_from(&opened).to_string(), router, "masqueraded");
-        // Requests as they come, each answered by two full packets.
+        // Consecutive requests, each answered by two full packets.
         client.converse(flow, 1_500, 300, (2, 1400), 2_800);
-        // Sparse ranges: six gigabytes of sequence numbers.
+        // Each request reserves 1 MB of sequence numbers for a short answer: six gigabytes in all.
         let heard = client.converse(flow, 6_000, 300, (1, 200), MB);
         let mut numbers: Vec<u32> = heard
             .iter()
@@ -50,7 +50,7 @@ fn strict_conntrack_and_masquerading_pass_every_packet_beyond_four_gigabytes() {
     assert_eq!(stats.refused.total(), 0, "{stats:?}");
     assert!(stats.together > 1_000, "{stats:?}");
     let stats = client.port().stats();
-    assert_eq!(stats.refused.total(), 0, "nothing was merged that was not one: {stats:?}");
+    assert_eq!(stats.refused.total(), 0, "packets of different messages were merged: {stats:?}");
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn packets_leave_one_by_one_under_ipsec_policies() {
         for ip in SERVERS {
             let flow = client.connect(ip);
             client.ask_until_answered(flow);
-            // Answers that are too long are lost, and the server learns that.
+            // Answers that exceed the path MTU are lost, and the server learns the MTU.
             for number in 0..10 {
                 client.ask(flow, number, 1, 1448, 1448);
                 if !client.listen(Duration::from_millis(300)).is_empty() {
@@ -75,7 +75,8 @@ fn packets_leave_one_by_one_under_ipsec_policies() {
     };
     assert!(converse(world.settings()).together > 0);
     assert_eq!(converse(ServerSettings { gso: false, ..world.settings() }).together, 0);
-    // An IPsec policy may apply: this one is of other addresses, so packets pass.
+    // An IPsec policy might apply to any packet. This one is for other addresses, so that packets
+    // still pass.
     let policy = "src 192.0.2.1 dst 192.0.2.2 dir out";
     sh(&world.server, &format!("ip xfrm policy add {policy} tmpl proto esp mode transport"));
     assert_eq!(converse(world.settings()).together, 0);
@@ -89,7 +90,7 @@ fn packets_leave_one_by_one_under_ipsec_policies() {
         sh(&world.server, &stale);
     }
     assert!(converse(world.settings()).together > 0, "and then is known");
-    // A route with a smaller MTU than its interface: the port must learn of packets that are
+    // A route with a smaller MTU than that of its interface: the port must learn that packets are
     // too long.
     sh(&world.server, "ip route replace 10.2.0.1/32 dev eth0 mtu 1400");
     sh(&world.server, "ip route replace fd02::1/128 dev eth0 mtu 1400");
@@ -153,7 +154,7 @@ fn a_client_uses_udp_where_marked_packets_are_dropped_or_refused() {
     let mut client = world.client(FormatChoice::Any, "client");
     let flow = client.connect(SERVERS[0]);
     client.ask_until_answered(flow);
-    assert_eq!(client.port().format(flow), Some(Format::Tcp), "where they pass, they are first");
+    assert_eq!(client.port().format(flow), Some(Format::Tcp), "TCP's format is preferred");
 }
 
 #[test]
@@ -210,7 +211,7 @@ fn a_plain_tcp_server_is_recognised_and_reached_by_the_kernel() {
         let (accepted, from) = listener.accept().unwrap();
         assert_eq!(accepted.local_addr().unwrap(), to);
         listener.set_nonblocking(true).unwrap();
-        assert!(listener.accept().is_err(), "the SYN of before was reset, {from} is the only one");
+        assert!(listener.accept().is_err(), "the earlier SYN was reset, only {from} is connected");
         let half_open = sh(&world.server, "ss -Htn state syn-recv");
         assert_eq!(half_open.trim(), "");
     }
@@ -227,7 +228,7 @@ fn packets_fit_the_path_mtu() {
         for (ip, header) in SERVERS.into_iter().zip([20, 40]) {
             let flow = client.connect(ip);
             client.ask_until_answered(flow);
-            // The first is lost on the way, and a router reports it.
+            // The first answer is lost on the path, and a router reports the MTU.
             let mut events = Vec::new();
             for number in 0..10 {
                 client.ask(flow, number, 1, 1448, 1448);
@@ -257,7 +258,7 @@ fn servers_at_different_addresses_share_a_port_with_plain_tcp() {
     let plain = world.server.netns().enter(|| TcpListener::bind(at(SERVERS[1])).unwrap()).unwrap();
     let flow = client.connect(SERVERS[1]);
     client.ask(flow, 0, 1, 100, 100);
-    assert_eq!(client.listen(Duration::from_secs(2)), [ClientEvent::Plain], "no rule of another's");
+    assert_eq!(client.listen(Duration::from_secs(2)), [ClientEvent::Plain], "no rule applies here");
     client.port().close(flow);
     drop(plain);
 
@@ -274,7 +275,7 @@ fn servers_at_different_addresses_share_a_port_with_plain_tcp() {
 }
 
 #[test]
-#[ignore = "not a test by itself: the process that the next one kills"]
+#[ignore = "no test by itself: the process that the next test kills"]
 fn the_killed_server() {
     let Some(run_dir) = std::env::var_os("VIADUCT_TEST_RUN_DIR") else { return };
     let settings = ServerSettings {
@@ -316,7 +317,7 @@ fn rules_of_a_killed_server_harm_no_plain_tcp_and_go_with_the_next() {
     client.ask_until_answered(flow);
     assert_eq!(rules().matches("chain arriving").count(), 1);
     server.end();
-    assert_eq!(rules().trim(), "", "an ended one leaves nothing");
+    assert_eq!(rules().trim(), "", "a server that ends in order leaves no rule");
     assert!(sh(&world.client, "nft list ruleset").contains("viaduct_client"));
     drop(client);
     assert_eq!(sh(&world.client, "nft list ruleset").trim(), "");

@@ -1,4 +1,4 @@
-//! Packets that one core receives and answers per second.
+//! Measures the packets that one core receives and answers per second.
 //!
 //! `cargo test -p viaduct --release --test trickles -- --ignored --nocapture packets_a_second`
 
@@ -42,7 +42,8 @@ fn packets_a_second_of_one_core() {
     println!("the core's own work, without a system call: {:.0} packets/s", pure());
 }
 
-/// Answers and requests per second of the cores' own time, so that other load matters little.
+/// Returns answers and requests per second of the two cores' processor time, which other load
+/// hardly changes.
 fn measure(world: &World, request: usize, answer: usize) -> (f64, f64) {
     let stop = Arc::new(AtomicBool::new(false));
     let (settings, netns, stopped) = (world.settings(), world.server.netns().clone(), stop.clone());
@@ -67,7 +68,7 @@ fn measure(world: &World, request: usize, answer: usize) -> (f64, f64) {
         answered as f64 / (core_time() - begin).as_secs_f64()
     });
     ready.recv().unwrap();
-    // From the router, so that the server is what is measured.
+    // Sent from the router, so that only the server is measured.
     let asked = world.router.netns().enter(|| flood(request)).unwrap();
     stop.store(true, Ordering::Relaxed);
     (server.join().unwrap(), asked)
@@ -112,7 +113,7 @@ fn segment(packet: &[u8]) -> tcp::Segment {
     }
 }
 
-/// Reads a request and writes its answer, in memory only.
+/// Returns the rate of reading requests and writing their answers, in memory only.
 fn pure() -> f64 {
     let (packets, bytes) = (requests(88), [3; 1448]);
     let (begin, mut done, mut answer) = (core_time(), 0_u64, Vec::new());

@@ -59,10 +59,10 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// `None`, with a message, if no namespaces can be created.
+    /// `None`, with a message, if this process is not root.
     pub(crate) fn new(test: &str) -> Option<World> {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: packets of our own take root");
+            eprintln!("skipped: raw packets take root");
             return None;
         }
         let node = |name: &str| Node::new(name, &Journal::new()).unwrap();
@@ -313,12 +313,12 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         let port = self.port.take();
-        // Its changes are in the namespace.
+        // The port removes its rules, which are in the namespace.
         let _ = self.netns.enter(|| drop(port));
     }
 }
 
-/// Converts events that are answers of some kind.
+/// Converts an event; `None` if it is neither an answer nor a refusal.
 fn event(heard: PortEvent<'_>) -> Option<ClientEvent> {
     Some(match heard {
         PortEvent::FellBack { .. } | PortEvent::MtuDecreased => return None,
