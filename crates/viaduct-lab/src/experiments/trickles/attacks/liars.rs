@@ -127,7 +127,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
         if manner == Manner::Honest {
             run.check("honest clients get something, Mb/s", honest / 1e6, Bound::AtLeast(1.0));
         } else {
-            let name = format!("who {name}: throughput of an honest client's");
+            let name = format!("client that {name}: throughput over an honest client's");
             run.check(&name, rate(flows) / honest, Bound::AtMost(manner.most()));
         }
     }
